@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from divisions import alphas, assert_divides, assert_even, labels_lists, quick, same
 from fedoptax.data.partition import (
     PARTITIONS,
     classes_per_client,
@@ -17,20 +18,6 @@ from fedoptax.data.partition import (
 )
 from fedoptax.errors import UsageError
 
-quick = settings(deadline=None, max_examples=60)
-labels_lists = st.lists(st.integers(0, 6), min_size=1, max_size=120).map(np.array)
-alphas = st.sampled_from([1e-6, 0.01, 0.1, 1.0, 100.0, 1e9])
-
-
-def assert_divides(parts, n, num_clients):
-    assert len(parts) == num_clients
-    assert all(len(part) > 0 and part.dtype == np.int64 and np.all(np.diff(part) > 0) for part in parts)
-    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(n))
-
-
-def same(a, b):
-    return len(a) == len(b) and all(np.array_equal(x, y) for x, y in zip(a, b))
-
 
 @quick
 @given(labels_lists, st.integers(1, 120), st.integers(0, 3))
@@ -39,8 +26,7 @@ def test_iid_divides_evenly(labels, clients, seed):
     parts = iid(labels, clients, seed)
     assert_divides(parts, len(labels), clients)
     assert same(parts, iid(len(labels), clients, seed))
-    sizes = [len(part) for part in parts]
-    assert max(sizes) - min(sizes) <= 1
+    assert_even(parts)
 
 
 @quick
@@ -50,8 +36,7 @@ def test_dirichlet_divides_evenly(labels, clients, alpha, seed):
     parts = dirichlet(labels, clients, alpha, seed)
     assert_divides(parts, len(labels), clients)
     assert same(parts, dirichlet(labels, clients, alpha, seed))
-    sizes = [len(part) for part in parts]
-    assert max(sizes) - min(sizes) <= 1
+    assert_even(parts)
 
 
 @quick
@@ -172,12 +157,30 @@ def test_wrong_arguments_are_named(call, argument):
     assert "\n" not in str(error.value)
 
 
+def test_one_class_a_client_is_covered_by_classes_per_client():
+    labels = np.random.default_rng(0).integers(0, 10, 1000)
+    parts = classes_per_client(labels, 40, 1, seed=0)
+    assert {len(set(labels[part])) for part in parts} == {1}
+    assert {labels[part[0]] for part in parts} == set(range(10))
+
+
 def test_names():
-    assert set(PARTITIONS) == {"iid", "dirichlet", "dirichlet_by_class", "classes_per_client", "natural"}
+    assert all(name == divide.__name__ for name, divide in PARTITIONS.items())
+    label_skews = {"dirichlet", "dirichlet_by_class", "pachinko", "classes_per_client", "shards", "similarity"}
+    assert set(PARTITIONS) == label_skews | {"iid", "by_size", "natural"}
 
 
 def test_many_clients():
     labels = np.random.default_rng(0).integers(0, 62, 60_000)
-    arguments = {"iid": (), "dirichlet": (0.1,), "dirichlet_by_class": (0.1,), "classes_per_client": (5,)}
+    arguments = {
+        "iid": (),
+        "by_size": (),
+        "dirichlet": (0.1,),
+        "dirichlet_by_class": (0.1,),
+        "classes_per_client": (5,),
+        "shards": (2,),
+        "similarity": (50,),
+    }
     for name, more in arguments.items():
         assert_divides(PARTITIONS[name](labels, 3400, *more, seed=0), 60_000, 3400)
+    assert_divides(PARTITIONS["pachinko"](labels // 10, labels, 3400, seed=0), 60_000, 3400)

@@ -1,7 +1,6 @@
 """Readers of upstream files: the real ones where they are, and broken ones made here."""
 
 import gzip
-import os
 import struct
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from fedoptax.data.location import find_data_dir, require
 from fedoptax.data.sources import digits, fashion_mnist, mnist
 from fedoptax.data.sources.idx import read_idx
 from fedoptax.errors import DataError, UsageError
+from files import assert_one_line, real_data
 
 CODES = {"uint8": 8, "int8": 9, "int16": 11, "int32": 12, "float32": 13, "float64": 14}
 
@@ -25,20 +25,6 @@ def write(path, data):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return path
-
-
-def real_data(dataset):
-    root = Path(os.environ.get("FEDOPTAX_DATA") or Path(__file__).parents[2] / "shared" / "data")
-    if not (root / dataset).is_dir():
-        pytest.skip(f"the data set '{dataset}' is not at hand: set FEDOPTAX_DATA to the folder that holds it")
-    return root
-
-
-def assert_one_line(error, path, *words):
-    message = str(error.value)
-    assert "\n" not in message
-    for word in (path.name, *words):
-        assert word in message
 
 
 # --- where files lie

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedoptax.data.store import StoreWriter, open_store, write_store
 from fedoptax.errors import DataError
+
+_FIELD, _OFFSETS = "field-", "offsets"  # names of the arrays in a store
+_CHECKED_ROWS = 4096  # looked at together, so that a check takes no memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,10 +57,66 @@ class FederatedData:
         return cls._checked({name: array[order] for name, array in examples.items()}, offsets)
 
     @classmethod
+    def from_groups(cls, examples: Mapping[str, np.ndarray], groups: np.ndarray) -> FederatedData:
+        """A central data set whose rows lie client after client: `groups` (n,) is the client of each, never decreasing.
+
+        Nothing is copied, so arrays that are mapped from files stay there.
+
+        Raises:
+          DataError: `groups` has another shape or decreases, or there is NaN or infinity in the data.
+        """
+        if groups.ndim != 1 or len(groups) == 0 or np.any(groups[1:] < groups[:-1]):
+            raise DataError("groups: one a row, never decreasing, at least one is needed")
+        starts = np.flatnonzero(groups[1:] != groups[:-1]) + 1
+        return cls._checked(dict(examples), np.concatenate([[0], starts, [len(groups)]]))
+
+    @staticmethod
+    def write(folder: str | Path, clients: Iterable[Mapping[str, Any]]) -> None:
+        """Writes clients one by one to a new folder of files, for a federation larger than memory; see `open`.
+
+        Args:
+          folder: is made whole or not at all; an earlier one there is replaced.
+          clients: one mapping a client, as in `from_clients`; a generator holds only one of them at a time.
+
+        Raises:
+          DataError: as in `from_clients`, or the folder cannot be written.
+        """
+
+        def fill(writer: StoreWriter) -> None:
+            offsets, first = [0], None
+            for i, client in enumerate(clients):
+                row = {name: np.asarray(value) for name, value in client.items()}
+                first = {name: value[:1] for name, value in row.items()} if first is None else first
+                offsets.append(offsets[-1] + _client_size(i, row, first))
+                for name, value in row.items():
+                    if _first_not_finite(value) is not None:
+                        raise DataError(f"client {i}: field '{name}' holds NaN or infinity")
+                    writer.append(_FIELD + name, value)
+            if first is None:
+                raise DataError("clients: none given, at least one is needed")
+            writer.append(_OFFSETS, np.asarray(offsets, np.int64))
+
+        write_store(Path(folder), fill)
+
+    @classmethod
+    def open(cls, folder: str | Path) -> FederatedData:
+        """The federation that `write` wrote, mapped from its files: what is not asked for is not read.
+
+        Raises:
+          DataError: it is missing, incomplete or damaged, or holds NaN or infinity.
+        """
+        arrays = open_store(Path(folder))
+        examples = {name.removeprefix(_FIELD): array for name, array in arrays.items() if name.startswith(_FIELD)}
+        offsets = np.array(arrays.get(_OFFSETS, ()), np.int64)
+        total = {len(array) for array in examples.values()}
+        if len(offsets) < 2 or offsets[0] != 0 or np.any(np.diff(offsets) < 1) or total != {int(offsets[-1])}:
+            raise DataError(f"'{folder}' is no federation: fields of {sorted(total)} rows, {len(offsets)} offsets")
+        return cls._checked(examples, offsets)
+
+    @classmethod
     def _checked(cls, examples: dict[str, np.ndarray], offsets: np.ndarray) -> FederatedData:
         for name, array in examples.items():
-            if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
-                row = int(np.argwhere(~np.isfinite(array))[0][0])
+            if (row := _first_not_finite(array)) is not None:
                 client = int(np.searchsorted(offsets, row, side="right")) - 1
                 raise DataError(f"client {client}: field '{name}' holds NaN or infinity")
         return cls(examples, offsets.astype(np.int64))
@@ -73,6 +134,17 @@ class FederatedData:
     def client(self, i: int) -> dict[str, np.ndarray]:
         """The examples of client i, `{field: array (n_i, …)}` (views, not copies)."""
         return {name: array[self.offsets[i] : self.offsets[i + 1]] for name, array in self.examples.items()}
+
+
+def _first_not_finite(array: np.ndarray) -> int | None:
+    """The first row of `array` with NaN or infinity; None if there is none."""
+    if not np.issubdtype(array.dtype, np.floating):
+        return None
+    for start in range(0, len(array), _CHECKED_ROWS):
+        rows = array[start : start + _CHECKED_ROWS]
+        if not np.isfinite(rows).all():
+            return start + int(np.argwhere(~np.isfinite(rows))[0][0])
+    return None
 
 
 def _client_size(i: int, row: Mapping[str, np.ndarray], first: Mapping[str, np.ndarray]) -> int:

@@ -1,4 +1,4 @@
-"""How a partition looks: the classes every client holds, and how far that is from the whole."""
+"""How a partition looks: the classes every client holds, how far that is from the whole, and how sizes vary."""
 
 from __future__ import annotations
 
@@ -41,8 +41,87 @@ def heterogeneity(counts: ArrayLike) -> float:
     Raises:
       UsageError: `counts` has another shape, or a client has no example.
     """
+    return float(_total_variation(*_distributions(counts)).mean())
+
+
+def label_skew(counts: ArrayLike) -> dict[str, float]:
+    """How the clients' label distributions qᵢ differ from that of all examples p, and from one class alone.
+
+    Args:
+      counts: (N, C) as from `label_counts`; every client has an example.
+
+    Returns:
+      `total_variation_mean`, `total_variation_max`: over the clients, of TV(qᵢ, p) = ½ Σ |qᵢ − p|, from 0 to 1.
+      `jensen_shannon_mean`: of the divergence H(½(qᵢ + p)) − ½(H(qᵢ) + H(p)) in bits, from 0 to 1, H the entropy.
+      `classes_mean`: of the number of different classes a client holds.
+      `effective_classes_mean`: of exp H(qᵢ), H in nats: from 1 (one class) to C (all equally often).
+
+    Raises:
+      UsageError: `counts` has another shape, or a client has no example.
+    """
+    q, p = _distributions(counts)
+    distance = _total_variation(q, p)
+    divergence = _entropy((q + p) / 2) - (_entropy(q) + _entropy(p)) / 2
+    return {
+        "total_variation_mean": float(distance.mean()),
+        "total_variation_max": float(distance.max()),
+        "jensen_shannon_mean": max(0.0, float(divergence.mean())) / float(np.log(2.0)),
+        "classes_mean": float((q > 0).sum(1).mean()),
+        "effective_classes_mean": float(np.exp(_entropy(q)).mean()),
+    }
+
+
+def quantity_skew(sizes: ArrayLike) -> dict[str, float]:
+    """How the numbers of examples of the clients differ.
+
+    Args:
+      sizes: (N,), ≥ 0, one of them > 0.
+
+    Returns:
+      `size_min`, `size_median`, `size_max`: in examples.
+      `size_gini`: the Gini coefficient Σᵢⱼ |nᵢ − nⱼ| / (2 N Σᵢ nᵢ): 0 when all are equal, 1 − 1/N when one client
+      has everything.
+
+    Raises:
+      UsageError: `sizes` has another shape, or holds no example.
+    """
+    n = np.sort(np.asarray(sizes, np.float64))
+    if n.ndim != 1 or len(n) == 0 or n[0] < 0 or n[-1] <= 0:
+        raise UsageError(f"sizes: shape {n.shape} given; one number a client, >= 0 and not all 0, is allowed")
+    ranks = np.arange(1, len(n) + 1)
+    return {
+        "size_min": float(n[0]),
+        "size_median": float(np.median(n)),
+        "size_max": float(n[-1]),
+        "size_gini": float(((2 * ranks - len(n) - 1) * n).sum() / (len(n) * n.sum())),
+    }
+
+
+def measures(counts: ArrayLike | None, sizes: ArrayLike) -> dict[str, float]:
+    """All measures of a partition in one row: `quantity_skew`, and `label_skew` where there are labels.
+
+    Args:
+      counts: (N, C) as from `label_counts`, or None for examples without a class.
+      sizes: examples a client, (N,).
+
+    Raises:
+      UsageError: as these raise.
+    """
+    return quantity_skew(sizes) | ({} if counts is None else label_skew(counts))
+
+
+def _distributions(counts: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """The label distribution of each client, (N, C), and of all examples, (C,)."""
     table = np.asarray(counts, np.float64)
     if table.ndim != 2 or not np.all(table.sum(1) > 0):
         raise UsageError(f"counts: shape {table.shape} given; (clients, classes) with no empty client is allowed")
-    overall = table.sum(0) / table.sum()
-    return float(np.mean(np.abs(table / table.sum(1, keepdims=True) - overall).sum(1)) / 2)
+    return table / table.sum(1, keepdims=True), table.sum(0) / table.sum()
+
+
+def _total_variation(q: np.ndarray, p: np.ndarray) -> np.ndarray:
+    return np.abs(q - p).sum(1) / 2
+
+
+def _entropy(p: np.ndarray) -> np.ndarray:
+    """In nats, over the last axis."""
+    return -(p * np.log(np.where(p > 0, p, 1.0))).sum(-1)

@@ -54,6 +54,6 @@ def require(data_dir: str | Path | None, dataset: str, filename: str) -> Path:
         if (folder / name).is_file():
             return folder / name
     raise DataError(
-        f"{plain}.gz: not found (nor {plain}) in {folder}; "
+        f"{plain}.gz: not found (nor {plain}) in {folder}; `fedoptax data fetch {dataset}` downloads it, or "
         f"name the folder that holds '{dataset}' with --data-dir (data_dir=) or {ENVIRONMENT}"
     )

@@ -1,0 +1,216 @@
+"""The data sets as they are published: files, addresses, sizes, hashes and counts, each with its source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+GIB = 2**30
+
+
+class File(NamedTuple):
+    """A file as the reader of its data set expects it.
+
+    Attributes:
+      path: below the data set's folder.
+      hash: `"md5:…"` or `"sha256:…"` as published; `None` where only the archive it comes in has a published hash.
+    """
+
+    path: str
+    hash: str | None = None
+
+
+class Download(NamedTuple):
+    """A file as it is offered for download.
+
+    Attributes:
+      name: the file's name.
+      urls: where it is offered, tried in this order.
+      hash: `"md5:…"` or `"sha256:…"`, published.
+      size: in bytes, published; `None` where it is not.
+      limit: the most bytes to accept where the size is not published.
+      files: what is kept of it if it is an archive; none if the readers take it as it is.
+      unpacked_limit: the most bytes that the archive may hold.
+    """
+
+    name: str
+    urls: tuple[str, ...]
+    hash: str
+    size: int | None = None
+    limit: int = GIB
+    files: tuple[File, ...] = ()
+    unpacked_limit: int = GIB
+
+    @property
+    def wanted(self) -> tuple[File, ...]:
+        """The files that are there when the download is done."""
+        return self.files or (File(self.name, self.hash),)
+
+
+class DataSet(NamedTuple):
+    """A data set as it is published.
+
+    Attributes:
+      downloads: what to get; none if it cannot be downloaded.
+      counts: what a whole copy has, such as `train_examples`; empty where copies differ.
+      by_hand: how to make it where it cannot be downloaded; `{folder}` stands for its folder.
+    """
+
+    downloads: tuple[Download, ...]
+    counts: Mapping[str, int]
+    by_hand: str = ""
+
+
+def _each(urls: tuple[str, ...], files: Mapping[str, tuple[int, str]]) -> tuple[Download, ...]:
+    """Files that are offered one by one: name -> (size, MD5); each address ends with the name."""
+    return tuple(
+        Download(name, tuple(url + name for url in urls), f"md5:{md5}", size) for name, (size, md5) in files.items()
+    )
+
+
+_TFF = "https://storage.googleapis.com/tff-datasets-public/"
+_GITHUB = "https://raw.githubusercontent.com/"
+
+# MD5: torchvision, `datasets/mnist.py`; the first two addresses are mirrors of the third, which often refuses.
+_MNIST = _each(
+    (
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        "https://storage.googleapis.com/cvdf-datasets/mnist/",
+        "http://yann.lecun.com/exdb/mnist/",
+    ),
+    {
+        "train-images-idx3-ubyte.gz": (9_912_422, "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
+        "train-labels-idx1-ubyte.gz": (28_881, "d53e105ee54ea40749a09fcbcd1e9432"),
+        "t10k-images-idx3-ubyte.gz": (1_648_877, "9fb629c4189551a2d022fa330f9573f3"),
+        "t10k-labels-idx1-ubyte.gz": (4_542, "ec29112dd5afa0611ce80d1b7f02629c"),
+    },
+)
+# MD5: torchvision, `datasets/mnist.py`. Only the labels: they name the writers of MNIST's digits.
+_QMNIST = _each(
+    (f"{_GITHUB}facebookresearch/qmnist/94061367ec2e099ea18c553c75727ecf849ddb9b/",),
+    {
+        "qmnist-train-labels-idx2-int.gz": (463_024, "0058f8dd561b90ffdd0f734c6a30e5e4"),
+        "qmnist-test-labels-idx2-int.gz": (526_800, "5b5b05890a5e13444e108efe57b788aa"),
+    },
+)
+# MD5: the table in the README of github.com/zalandoresearch/fashion-mnist.
+_FASHION_MNIST = _each(
+    (
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        f"{_GITHUB}zalandoresearch/fashion-mnist/b2617bb6d3ffa2e429640350f613e3291e10b141/data/fashion/",
+    ),
+    {
+        "train-images-idx3-ubyte.gz": (26_421_880, "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+        "train-labels-idx1-ubyte.gz": (29_515, "25c81989df183df01b3e8a0aad5dffbe"),
+        "t10k-images-idx3-ubyte.gz": (4_422_102, "bef4ecab320f06d8554ea6380940ec79"),
+        "t10k-labels-idx1-ubyte.gz": (5_148, "bb300cfdad3c16e7a12a480ee83cd310"),
+    },
+)
+# MD5 of the archive and of its files: torchvision, `datasets/cifar.py`; the archive's also on the publisher's page.
+_CIFAR10 = Download(
+    "cifar-10-python.tar.gz",
+    ("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",),
+    "md5:c58f30108f718f92721af3b95e74349a",
+    170_498_071,
+    files=(
+        File("cifar-10-batches-py/data_batch_1", "md5:c99cafc152244af753f735de768cd75f"),
+        File("cifar-10-batches-py/data_batch_2", "md5:d4bba439e000b95fd0a9bffe97cbabec"),
+        File("cifar-10-batches-py/data_batch_3", "md5:54ebc095f3ab1f0389bbae665268c751"),
+        File("cifar-10-batches-py/data_batch_4", "md5:634d18415352ddfa80567beed471001a"),
+        File("cifar-10-batches-py/data_batch_5", "md5:482c414d41f54cd18b22e5b47cb7c3cb"),
+        File("cifar-10-batches-py/test_batch", "md5:40351d587109b95175f43aff81a1287e"),
+        File("cifar-10-batches-py/batches.meta", "md5:5ff9c542aee3614f3951f8cda6e48888"),
+    ),
+)
+_CIFAR100 = Download(
+    "cifar-100-python.tar.gz",
+    ("https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",),
+    "md5:eb9058c3a382ffc7106e4002c42a8d85",
+    169_001_437,
+    files=(
+        File("cifar-100-python/train", "md5:16019d7e3df5f24257cddd939b257f8d"),
+        File("cifar-100-python/test", "md5:f0ef6b0ae62326f3e7ffdfab6717acfc"),
+        File("cifar-100-python/meta", "md5:7973b15100ade9c7d40fb424638fde48"),
+    ),
+)
+# SHA-256: TensorFlow Federated, `simulation/datasets/emnist/load_data.py` (2019; later releases read another format).
+_EMNIST = Download(
+    "fed_emnist.tar.bz2",
+    (f"{_TFF}fed_emnist.tar.bz2",),
+    "sha256:fe1ed5a502cea3a952eb105920bff8cffb32836b5173cb18a57a32c3606f3ea0",
+    files=(File("fed_emnist_train.h5"), File("fed_emnist_test.h5")),
+    unpacked_limit=8 * GIB,
+)
+# SHA-256: TensorFlow Federated, `simulation/datasets/shakespeare.py` (2020).
+_SHAKESPEARE = Download(
+    "shakespeare.tar.bz2",
+    (f"{_TFF}shakespeare.tar.bz2",),
+    "sha256:0285be9906cb5f268092eee4edeeacfc2af4574f2941f7cc2f08a321d7f5c707",
+    files=(File("shakespeare_train.h5"), File("shakespeare_test.h5")),
+)
+# SHA-256 of all three: TensorFlow Federated, `simulation/datasets/stackoverflow.py` (2020).
+_STACKOVERFLOW = (
+    Download(
+        "stackoverflow.tar.bz2",
+        (f"{_TFF}stackoverflow.tar.bz2",),
+        "sha256:99eca2f8b8327a09e5fc123979df2d237acbc5e52322f6d86bf523ee47b961a2",
+        limit=32 * GIB,
+        files=(
+            File("stackoverflow_train.h5"),
+            File("stackoverflow_test.h5"),
+            File("stackoverflow_held_out.h5"),
+        ),
+        unpacked_limit=256 * GIB,
+    ),
+    Download(
+        "stackoverflow.word_count.tar.bz2",
+        (f"{_TFF}stackoverflow.word_count.tar.bz2",),
+        "sha256:1dc00256d6e527c54b9756d968118378ae14e6692c0b3b6cad470cdd3f0c519c",
+        files=(File("stackoverflow.word_count"),),
+    ),
+    Download(
+        "stackoverflow.tag_count.tar.bz2",
+        (f"{_TFF}stackoverflow.tag_count.tar.bz2",),
+        "sha256:6fe281cec490d9384a290d560072438e7e2b377bbb823876ce7bd6f82696772d",
+        files=(File("stackoverflow.tag_count"),),
+    ),
+)
+# MD5: of the files as ../shared/data holds them, equal to PyTorch's copy at this commit; the publisher's own address
+# (s3.amazonaws.com/research.metamind.io) no longer answers.
+_WIKITEXT_2 = _each(
+    (f"{_GITHUB}pytorch/examples/77f55b912142e11fcfdf5b530231fb9c52f181e8/word_language_model/data/wikitext-2/",),
+    {
+        "train.txt": (10_797_148, "34a77ebe59551b3a3b3d8c0a2797c976"),
+        "valid.txt": (1_121_681, "d756d22ab2310e7e60c094bea5c5a8eb"),
+        "test.txt": (1_256_449, "781c9418ab9414bd09e4aad825aae752"),
+    },
+)
+
+DATA_SETS: Mapping[str, DataSet] = {
+    "mnist": DataSet(_MNIST, {"train_examples": 60_000, "test_examples": 10_000}),
+    "qmnist": DataSet(_QMNIST, {"train_clients": 539, "test_clients": 297}),
+    "fashion-mnist": DataSet(_FASHION_MNIST, {"train_examples": 60_000, "test_examples": 10_000}),
+    "cifar10": DataSet((_CIFAR10,), {"train_examples": 50_000, "test_examples": 10_000}),
+    "cifar100": DataSet((_CIFAR100,), {"train_examples": 50_000, "test_examples": 10_000}),
+    "emnist": DataSet(
+        (_EMNIST,),
+        {"train_examples": 671_585, "test_examples": 77_483, "train_clients": 3_400, "test_clients": 3_400},
+    ),
+    "femnist": DataSet(
+        (),
+        {},
+        by_hand="cannot be downloaded ready-made; make it with LEAF (github.com/TalwalkarLab/leaf, in data/femnist: "
+        "./preprocess.sh -s niid --sf 1.0 -k 0 -t sample) and put its data/train/*.json into {folder}/train and "
+        "data/test/*.json into {folder}/test",
+    ),
+    "shakespeare": DataSet(
+        (_SHAKESPEARE,),
+        {"train_snippets": 16_068, "test_snippets": 2_356, "train_clients": 715, "test_clients": 715},
+    ),
+    "stackoverflow": DataSet(_STACKOVERFLOW, {"train_clients": 342_477, "test_clients": 204_088}),
+    "wikitext-2": DataSet(
+        _WIKITEXT_2,
+        {"train_tokens": 2_088_628, "test_tokens": 245_569, "train_clients": 600, "test_clients": 60},
+    ),
+}
+"""Name, which is also the subfolder's -> what is published of it."""
