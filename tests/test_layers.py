@@ -115,6 +115,35 @@ def test_max_pool_is_a_window_maximum(shape, size):
         np.testing.assert_allclose(a, b)
 
 
+@pytest.mark.parametrize(
+    ("shape", "size", "stride", "padding"),
+    [
+        ((2, 6, 5, 3), 3, 2, "SAME"),  # of ResNet-18
+        ((2, 7, 8, 3), 3, 2, "VALID"),
+        ((1, 5, 4, 2), 2, 1, "SAME"),
+        ((1, 7, 7, 2), 2, 3, "VALID"),
+        ((2, 5, 7, 1), 2, 2, "SAME"),
+    ],
+)
+def test_overlapping_and_padded_windows(shape, size, stride, padding):
+    x = -5 + normal(0, shape)  # a zero of the padding would win
+
+    def window(x):
+        return lax.reduce_window(x, -jnp.inf, lax.max, (1, size, size, 1), (1, stride, stride, 1), padding)
+
+    @jax.jit
+    def outputs_and_gradients(x):
+        results = []
+        for function in (lambda x: max_pool(x, size, stride, padding), window):
+            y, pullback = jax.vjp(function, x)
+            results.append((y, *pullback(jnp.sin(y))))
+        return results
+
+    ours, theirs = outputs_and_gradients(x)
+    for a, b in zip(ours, theirs):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
+
+
 def test_max_pool_shares_the_gradient_of_ties():
     np.testing.assert_array_equal(jax.grad(lambda x: max_pool(x, 2).sum())(jnp.zeros((1, 2, 2, 1))), 0.25)
 
@@ -123,6 +152,17 @@ def test_max_pool_shares_the_gradient_of_ties():
 def test_max_pool_names_a_wrong_size(size):
     with pytest.raises(UsageError, match="size"):
         max_pool(jnp.ones((1, 2, 5, 1)), size)
+
+
+def test_max_pool_shares_the_gradient_of_ties_between_windows_that_overlap():
+    gradient = jax.grad(lambda x: max_pool(x, 2, 1).sum())(jnp.zeros((1, 2, 3, 1)))
+    np.testing.assert_array_equal(gradient[0, :, :, 0], [[0.25, 0.5, 0.25]] * 2)
+
+
+@pytest.mark.parametrize(("arguments", "named"), [((2, 0), "stride: 0"), ((2, 1, "FULL"), "padding: unknown")])
+def test_max_pool_names_wrong_arguments(arguments, named):
+    with pytest.raises(UsageError, match=f"^{named}"):
+        max_pool(jnp.ones((1, 2, 5, 1)), *arguments)
 
 
 def test_conv_layer_strides():

@@ -1,11 +1,20 @@
-"""The papers' models, each as a pair of pure functions: `MODELS[name](input_shape, num_classes) -> Model`."""
+"""The papers' models, each as a pair of pure functions.
+
+Image classifiers are found by name, `MODELS[name](input_shape, num_classes) -> Model`; the autoencoder and the models
+of text have sizes of their own and are called directly.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
+from fedoptax.models.autoencoder import autoencoder
 from fedoptax.models.classifiers import cnn, emnist_cnn, logistic, mlp, mlp_dropout
+from fedoptax.models.cnns import cifar_cnn, fafed_cifar_cnn, fafed_fmnist_cnn, lenet
 from fedoptax.models.functional import Model, count_params, functional
+from fedoptax.models.resnet import resnet9, resnet18
+from fedoptax.models.text import shakespeare_rnn, so_logistic, so_rnn, wikitext_lstm
 
 MODELS: dict[str, Callable[..., Model]] = {
     "logistic": logistic,
@@ -13,17 +22,35 @@ MODELS: dict[str, Callable[..., Model]] = {
     "mlp_dropout": mlp_dropout,
     "cnn": cnn,
     "emnist_cnn": emnist_cnn,
+    "resnet18": resnet18,
+    "resnet18_unstrided": partial(resnet18, strides=False),
+    "resnet9": resnet9,
+    "cifar_cnn": cifar_cnn,
+    "fafed_fmnist_cnn": fafed_fmnist_cnn,
+    "fafed_cifar_cnn": fafed_cifar_cnn,
+    "lenet": lenet,
 }
 """Builders by name; each takes `(input_shape, num_classes)`."""
 
 __all__ = [
     "MODELS",
     "Model",
+    "autoencoder",
+    "cifar_cnn",
     "cnn",
     "count_params",
     "emnist_cnn",
+    "fafed_cifar_cnn",
+    "fafed_fmnist_cnn",
     "functional",
+    "lenet",
     "logistic",
     "mlp",
     "mlp_dropout",
+    "resnet9",
+    "resnet18",
+    "shakespeare_rnn",
+    "so_logistic",
+    "so_rnn",
+    "wikitext_lstm",
 ]

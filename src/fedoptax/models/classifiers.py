@@ -1,4 +1,4 @@
-"""Image classifiers of the papers: x (batch, *input_shape) in [0, 1] to logits (batch, num_classes)."""
+"""Dense networks and small CNNs of Fed-LAMB and AFO: x (batch, *input_shape) to logits (batch, num_classes)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import jax
 from flax import nnx
 
-from fedoptax.errors import UsageError
+from fedoptax.models.checks import check_input, check_rate, check_units
 from fedoptax.models.functional import Model, functional
-from fedoptax.models.layers import Conv, Lowering, max_pool
+from fedoptax.models.layers import Conv, Lowering, flat, max_pool
 
 
 def logistic(input_shape: Sequence[int], num_classes: int) -> Model:
@@ -38,10 +38,9 @@ def mlp(input_shape: Sequence[int], num_classes: int, hidden: Sequence[int] = (2
     Raises:
       UsageError: an argument is out of range.
     """
-    _check(input_shape, num_classes, smallest=1)
-    _check_rate(dropout)
-    if any(units < 1 for units in hidden):
-        raise UsageError(f"hidden: {tuple(hidden)} given; layers of at least 1 unit are allowed")
+    check_input(input_shape, num_classes, smallest=1)
+    check_rate(dropout)
+    check_units("hidden", hidden)
     sizes = (math.prod(input_shape), *hidden, num_classes)
     return functional(lambda rngs: _MLP(sizes, dropout, rngs))
 
@@ -67,8 +66,8 @@ def cnn(input_shape: Sequence[int], num_classes: int, dropout: float = 0.5, lowe
     Raises:
       UsageError: an argument is out of range.
     """
-    height, width, channels = _check(input_shape, num_classes, smallest=4)
-    _check_rate(dropout)
+    height, width, channels = check_input(input_shape, num_classes, smallest=4)
+    check_rate(dropout)
     if (height, width) == (28, 28):
         return functional(lambda rngs: _MnistCNN(channels, num_classes, dropout, lowering, rngs))
     return functional(lambda rngs: _SmallCNN((height, width, channels), num_classes, lowering, rngs))
@@ -88,7 +87,7 @@ def emnist_cnn(input_shape: Sequence[int], num_classes: int, lowering: Lowering 
     Raises:
       UsageError: an argument is out of range.
     """
-    shape = _check(input_shape, num_classes, smallest=6)
+    shape = check_input(input_shape, num_classes, smallest=6)
     return functional(lambda rngs: _EmnistCNN(shape, num_classes, lowering, rngs))
 
 
@@ -100,7 +99,7 @@ class _MLP(nnx.Module):
         self.dropout = nnx.Dropout(rate, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        x = _flat(x)
+        x = flat(x)
         for name in self.names[:-1]:
             x = self.dropout(nnx.relu(getattr(self, name)(x)))
         return getattr(self, self.names[-1])(x)
@@ -118,7 +117,7 @@ class _MnistCNN(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         x = nnx.relu(max_pool(self.conv1(x), 2))
         x = nnx.relu(max_pool(self.dropout_channels(self.conv2(x)), 2))
-        x = self.dropout(nnx.relu(self.dense1(_flat(x))))
+        x = self.dropout(nnx.relu(self.dense1(flat(x))))
         return self.dense2(x)
 
 
@@ -133,7 +132,7 @@ class _SmallCNN(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         x = max_pool(nnx.relu(self.conv1(x)), 2)
         x = max_pool(nnx.relu(self.conv2(x)), 2)
-        return self.dense2(nnx.relu(self.dense1(_flat(x))))
+        return self.dense2(nnx.relu(self.dense1(flat(x))))
 
 
 class _EmnistCNN(nnx.Module):
@@ -151,31 +150,5 @@ class _EmnistCNN(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         x = nnx.relu(self.conv2(nnx.relu(self.conv1(x))))
         x = self.dropout1(max_pool(x, 2))
-        x = self.dropout2(nnx.relu(self.dense1(_flat(x))))
+        x = self.dropout2(nnx.relu(self.dense1(flat(x))))
         return self.dense2(x)
-
-
-def _flat(x: jax.Array) -> jax.Array:
-    return x.reshape(x.shape[0], -1)
-
-
-def _check(input_shape: Sequence[int], num_classes: int, smallest: int) -> tuple[int, int, int]:
-    """The input's shape, when it and the number of classes are allowed; `smallest` > 1 asks for an image."""
-    shape = tuple(input_shape)
-    if num_classes < 2:
-        raise UsageError(f"num_classes: {num_classes} given; at least 2 is allowed")
-    if not shape or min(shape) < 1:
-        raise UsageError(f"input_shape: {shape} given; at least one dimension, each at least 1, is allowed")
-    if smallest == 1:
-        return (math.prod(shape), 1, 1)
-    if len(shape) != 3 or min(shape[:2]) < smallest:
-        raise UsageError(
-            f"input_shape: {shape} given; (height, width, channels) with height and width at least "
-            f"{smallest} is allowed"
-        )
-    return shape[0], shape[1], shape[2]
-
-
-def _check_rate(dropout: float) -> None:
-    if not 0.0 <= dropout < 1.0:
-        raise UsageError(f"dropout: {dropout} given; from 0 to less than 1 is allowed")

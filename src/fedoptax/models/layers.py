@@ -71,43 +71,62 @@ def conv(
 
 def _conv_patches(x: jax.Array, kernel: jax.Array, strides: tuple[int, int]) -> jax.Array:
     """A `"VALID"` convolution: each output pixel's patch of x, side by side, times the kernel's matrix."""
-    n, height, width, channels = x.shape
     rows, columns, _, out = kernel.shape
-    out_h, out_w = (height - rows) // strides[0] + 1, (width - columns) // strides[1] + 1
-    end_h, end_w = (out_h - 1) * strides[0] + 1, (out_w - 1) * strides[1] + 1
-    shifted = [
-        x[:, i : i + end_h : strides[0], j : j + end_w : strides[1]] for i in range(rows) for j in range(columns)
-    ]
-    patches = jnp.concatenate(shifted, axis=-1).reshape(n * out_h * out_w, rows * columns * channels)
-    return (patches @ kernel.reshape(rows * columns * channels, out)).reshape(n, out_h, out_w, out)
+    patches = jnp.concatenate(_shifted(x, (rows, columns), strides), axis=-1)
+    n, out_h, out_w, size = patches.shape
+    return (patches.reshape(-1, size) @ kernel.reshape(size, out)).reshape(n, out_h, out_w, out)
 
 
-def max_pool(x: jax.Array, size: int) -> jax.Array:
-    """The maximum of each `size` × `size` window; windows do not overlap.
+def _shifted(x: jax.Array, size: tuple[int, int], strides: tuple[int, int]) -> list[jax.Array]:
+    """For each place in a window of `size`, the pixels of x that stand there: (n, output height, width, channels)."""
+    (rows, columns), (down, right) = size, strides
+    end_h, end_w = ((x.shape[i + 1] - size[i]) // strides[i] * strides[i] + 1 for i in (0, 1))
+    return [x[:, i : i + end_h : down, j : j + end_w : right] for i in range(rows) for j in range(columns)]
 
-    A reshape and a reduction: on CPU faster than a window reduction, and much faster backwards. Where several
-    values of a window are the maximum, they share its gradient.
+
+def max_pool(x: jax.Array, size: int, stride: int | None = None, padding: Padding = "VALID") -> jax.Array:
+    """The maximum of each `size` × `size` window.
+
+    Windows that do not overlap are a reshape and a reduction, others the maximum of shifted slices: on CPU faster
+    than a window reduction, and much faster backwards. Where several values of a window are the maximum, they
+    share its gradient.
 
     Args:
-      x: (n, height, width, channels).
-      size: from 1 to the smaller of height and width; rows and columns left over at the border are cropped.
+      x: (n, height, width, channels), floating point.
+      size: of the window, at least 1; for `"VALID"` at most the smaller of height and width.
+      stride: from window to window, at least 1; None means `size`.
+      padding: `"VALID"` crops rows and columns left over at the border; `"SAME"` fills up with −∞ (output of size
+        ceil(size / stride)).
 
     Returns:
-      (n, height // size, width // size, channels), of x's dtype.
+      (n, output height, output width, channels), of x's dtype.
 
     Raises:
-      UsageError: `size` is out of range.
+      UsageError: an unknown padding, or `size` or `stride` is out of range.
     """
     n, height, width, channels = x.shape
-    if not 1 <= size <= min(height, width):
+    if padding not in _PADDINGS:
+        unknown("padding", padding, _PADDINGS)
+    if size < 1 or (padding == "VALID" and size > min(height, width)):
         raise UsageError(f"size: {size} given for x of shape {x.shape}; 1 to {min(height, width)} is allowed")
-    h, w = height // size, width // size
-    windows = x[:, : h * size, : w * size].reshape(n, h, size, w, size, channels)
-    return windows.max(axis=(2, 4))
+    stride = size if stride is None else stride
+    if stride < 1:
+        raise UsageError(f"stride: {stride} given; at least 1 is allowed")
+    if padding == "VALID" and stride == size:
+        h, w = height // size, width // size
+        return x[:, : h * size, : w * size].reshape(n, h, size, w, size, channels).max(axis=(2, 4))
+    pads = lax.padtype_to_pads((height, width), (size, size), (stride, stride), padding)
+    padded = jnp.pad(x, ((0, 0), *pads, (0, 0)), constant_values=-jnp.inf)
+    return jnp.stack(_shifted(padded, (size, size), (stride, stride))).max(axis=0)
+
+
+def flat(x: jax.Array) -> jax.Array:
+    """(batch, ...) to (batch, features)."""
+    return x.reshape(x.shape[0], -1)
 
 
 class Conv(nnx.Module):
-    """A convolution with a bias.
+    """A convolution, with a bias unless `use_bias` is False.
 
     Args:
       in_features: channels of x.
@@ -117,6 +136,7 @@ class Conv(nnx.Module):
       padding: as in `conv`.
       lowering: as in `conv`.
       kernel_init: initializer of the kernel (size, size, in, out); by default variance 1 / fan-in.
+      use_bias: whether a bias (out,) is added, 0 at first.
       rngs: where the kernel's key comes from.
     """
 
@@ -130,13 +150,15 @@ class Conv(nnx.Module):
         padding: Padding = "VALID",
         lowering: Lowering = "auto",
         kernel_init: jax.nn.initializers.Initializer | None = None,
+        use_bias: bool = True,
         rngs: nnx.Rngs,
     ) -> None:
         init = jax.nn.initializers.lecun_normal() if kernel_init is None else kernel_init
         self.kernel = nnx.Param(init(rngs.params(), (size, size, in_features, out_features), jnp.float32))
-        self.bias = nnx.Param(jnp.zeros((out_features,), jnp.float32))
+        self.bias = nnx.Param(jnp.zeros((out_features,), jnp.float32)) if use_bias else None
         self.strides, self.padding, self.lowering = strides, padding, lowering
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """(n, height, width, in) to (n, output height, output width, out)."""
-        return conv(x, self.kernel[...], self.strides, self.padding, self.lowering) + self.bias[...]
+        y = conv(x, self.kernel[...], self.strides, self.padding, self.lowering)
+        return y if self.bias is None else y + self.bias[...]

@@ -1,0 +1,30 @@
+"""What the tests of models share."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+KEY = jax.random.key(0, impl="rbg")  # compiles several times faster than the default generator
+
+
+def normal(seed, shape, dtype=jnp.float32):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
+
+
+def init(model, seed=0):
+    return jax.jit(model.init)(jax.random.key(seed, impl="rbg"))
+
+
+def some_params(model):
+    """Parameters without compiling an initializer."""
+    return jax.tree.map(lambda leaf: 0.1 * normal(leaf.size, leaf.shape), jax.eval_shape(model.init, KEY))
+
+
+def paths(params):
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return ["/".join(str(entry.key) for entry in path) for path, _ in leaves]
+
+
+def size(model):
+    """The number of parameters, without making any."""
+    return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(model.init, KEY)))

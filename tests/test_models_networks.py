@@ -1,0 +1,108 @@
+"""The small networks layer by layer: the autoencoder, and the CNNs of one form, computed again from their parts."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from fedoptax.errors import UsageError
+from fedoptax.models import autoencoder, cifar_cnn, fafed_cifar_cnn, fafed_fmnist_cnn, functional, lenet
+from fedoptax.models.layers import Conv
+from small_models import KEY, init, normal, size, some_params
+
+
+def conv_pool(x, params, padding, activation, pool=True):
+    x = lax.conv_general_dilated(x, params["kernel"], (1, 1), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    x = activation(x + params["bias"])
+    return lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID") if pool else x
+
+
+def dense(x, layers, activation):
+    x = x.reshape(len(x), -1)
+    for i in range(len(layers)):
+        x = x @ layers[str(i)]["kernel"] + layers[str(i)]["bias"]
+        x = activation(x) if i < len(layers) - 1 else x
+    return x
+
+
+CNNS = [
+    # build, input shape, padding, activation, which convolutions are pooled
+    (cifar_cnn, (32, 32, 3), "VALID", jax.nn.relu, (True, True, False)),
+    (fafed_fmnist_cnn, (28, 28, 1), "VALID", jnp.tanh, (True, True)),
+    (fafed_cifar_cnn, (32, 32, 3), "SAME", jax.nn.relu, (True, True, True)),
+    (lenet, (28, 28, 1), "VALID", jax.nn.relu, (True, True)),
+]
+
+
+@pytest.mark.parametrize(("build", "shape", "padding", "activation", "pools"), CNNS)
+def test_logits_are_those_of_the_layers(build, shape, padding, activation, pools):
+    model = build(shape, 10)
+    params, x = some_params(model), normal(0, (2, *shape))
+
+    @jax.jit
+    def both(params, x):
+        y = x
+        for i, pool in enumerate(pools):
+            y = conv_pool(y, params["convs"][str(i)], padding, activation, pool)
+        return model.apply(params, x), dense(y, params["dense"], activation)
+
+    ours, theirs = both(params, x)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4 * np.abs(theirs).max())
+
+
+@pytest.mark.parametrize(
+    ("build", "smallest"), [(cifar_cnn, 18), (fafed_fmnist_cnn, 10), (fafed_cifar_cnn, 8), (lenet, 16)]
+)
+def test_the_smallest_image_is_the_smallest_that_works(build, smallest):
+    model = build((smallest, smallest + 1, 2), 3)
+    x = jnp.ones((1, smallest, smallest + 1, 2))
+    assert jax.eval_shape(model.apply, jax.eval_shape(model.init, KEY), x).shape == (1, 3)
+    with pytest.raises(UsageError, match=f"^input_shape: .* at least {smallest} is allowed"):
+        build((smallest + 1, smallest - 1, 2), 3)
+
+
+def test_the_lowering_of_convolutions_is_passed_on():
+    shapes = jax.ShapeDtypeStruct((1, 16, 16, 1), jnp.float32)
+    for lowering, expected in (("lax", True), ("patches", False)):
+        model = lenet((16, 16, 1), 10, lowering=lowering)
+        program = jax.jit(model.apply).lower(jax.eval_shape(model.init, KEY), shapes).as_text()
+        assert ("stablehlo.convolution" in program) == expected
+
+
+def test_the_autoencoder_has_the_papers_size():
+    assert size(autoencoder()) == 2_837_314
+
+
+def test_the_autoencoder_is_linear_at_the_code_only():
+    model = autoencoder((6, 5, 4, 2))
+    params, x = some_params(model), normal(0, (3, 6))
+    y = x
+    for i in range(6):
+        y = y @ params["layers"][str(i)]["kernel"] + params["layers"][str(i)]["bias"]
+        y = y if i == 2 else jax.nn.sigmoid(y)
+    ours = jax.jit(model.apply)(params, x)
+    assert [params["layers"][str(i)]["kernel"].shape[1] for i in range(6)] == [5, 4, 2, 4, 5, 6]
+    np.testing.assert_allclose(ours, y, rtol=1e-5)
+    np.testing.assert_array_equal(ours, jax.jit(model.apply)(params, x.reshape(3, 2, 3, 1)))
+
+
+def test_the_autoencoder_starts_glorot_uniform():
+    params = init(autoencoder((40, 30, 5)))
+    kernel = params["layers"]["0"]["kernel"]
+    assert np.var(kernel) == pytest.approx(2 / 70, rel=0.1)
+    assert np.abs(kernel).max() <= np.sqrt(6 / 70)
+    assert not np.any(params["layers"]["0"]["bias"])
+
+
+@pytest.mark.parametrize("sizes", [(), (784,), (784, 0)])
+def test_an_autoencoder_without_a_code_is_refused(sizes):
+    with pytest.raises(UsageError, match=r"^sizes: \(.* given; at least 2 layers of at least 1 unit are allowed"):
+        autoencoder(sizes)
+
+
+def test_a_convolution_without_a_bias():
+    model = functional(lambda rngs: Conv(2, 3, 1, use_bias=False, rngs=rngs))
+    params, x = some_params(model), normal(0, (1, 4, 4, 2))
+    assert set(params) == {"kernel"}
+    np.testing.assert_allclose(model.apply(params, x), x @ params["kernel"][0, 0], rtol=1e-5)

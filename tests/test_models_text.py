@@ -1,0 +1,195 @@
+"""The models of text: sizes, what they read, dropout, where they start."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedoptax.errors import UsageError
+from fedoptax.models import shakespeare_rnn, so_logistic, so_rnn, wikitext_lstm
+from small_models import KEY, normal, paths, size, some_params
+
+SMALL = {
+    "shakespeare_rnn": shakespeare_rnn(11, embedding=3, units=(5, 4)),
+    "so_rnn": so_rnn(11, embedding=3, units=5),
+    "wikitext_lstm": wikitext_lstm(11, units=5, layers=2),
+}
+
+
+def some_ids(seed=0, shape=(3, 6), vocabulary=11):
+    return jnp.asarray(np.random.default_rng(seed).integers(0, vocabulary, shape), jnp.int32)
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters"),
+    [
+        (shakespeare_rnn(), 820_522),  # AFO
+        (so_rnn(), 4_050_748),  # AFO
+        (so_logistic(), 5_000_500),  # AFO
+        (wikitext_lstm(), 33_278 * 650 + 2 * 4 * 650 * (650 + 650 + 1) + 650 * 33_278 + 33_278),  # FAFED
+    ],
+)
+def test_sizes_are_those_of_the_papers(model, parameters):
+    assert size(model) == parameters
+
+
+def test_the_wikitext_lstm_has_50_million_parameters():
+    assert size(wikitext_lstm()) == 50_059_878
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_logits_come_for_every_position(name):
+    model = SMALL[name]
+    params = jax.eval_shape(model.init, KEY)
+    assert jax.eval_shape(model.apply, params, some_ids()).shape == (3, 6, 11)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_logit_depends_on_what_came_before_only(name):
+    """So padding after a sequence changes nothing before it; and examples of a batch are apart."""
+    model, ids = SMALL[name], some_ids()
+    params, apply = some_params(model), jax.jit(model.apply)
+    before, after = apply(params, ids), apply(params, ids.at[1, 3].set((ids[1, 3] + 1) % 11))
+    changed = np.any(np.asarray(before != after), axis=2)
+    np.testing.assert_array_equal(changed, [[False] * 6, [False] * 3 + [True] * 3, [False] * 6])
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_lowering_does_not_change_the_model(name):
+    fused = SMALL[name]
+    plain = {
+        "shakespeare_rnn": shakespeare_rnn(11, embedding=3, units=(5, 4), lowering="plain"),
+        "so_rnn": so_rnn(11, embedding=3, units=5, lowering="plain"),
+        "wikitext_lstm": wikitext_lstm(11, units=5, layers=2, lowering="plain"),
+    }[name]
+    params, ids = some_params(fused), some_ids()
+
+    @jax.jit
+    def gradients(params):
+        return [
+            jax.grad(lambda params, model=model: jnp.sum(jnp.sin(model.apply(params, ids, KEY))))(params)
+            for model in (fused, plain)
+        ]
+
+    a, b = gradients(params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), a, b)
+
+
+def test_so_rnn_projects_back_without_an_activation():
+    model = SMALL["so_rnn"]
+    params, ids = some_params(model), some_ids()
+    names = ("layers/0/bias", "layers/0/kernel", "layers/0/recurrent", "projection/bias", "projection/kernel")
+    assert paths(params) == ["dense/bias", "dense/kernel", "embedding/embedding", *names]
+    far = jax.tree.map(lambda a: a, params)
+    far["projection"] = {"kernel": -1e3 * params["projection"]["kernel"], "bias": -1e3 * params["projection"]["bias"]}
+    bias = params["dense"]["bias"]
+    np.testing.assert_allclose(
+        jax.jit(model.apply)(far, ids) - bias, -1e3 * (jax.jit(model.apply)(params, ids) - bias), rtol=1e-3, atol=1e-3
+    )
+
+
+def test_dropout_is_on_with_a_key_only():
+    model, ids = SMALL["wikitext_lstm"], some_ids()
+    params, apply = some_params(model), jax.jit(model.apply)
+    evaluated = apply(params, ids)
+    one, same, two = (apply(params, ids, jax.random.key(seed, impl="rbg")) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(one, same)
+    assert not np.allclose(one, two)
+    assert not np.allclose(one, evaluated)
+    without = wikitext_lstm(11, units=5, layers=2, dropout=0.0)
+    np.testing.assert_array_equal(evaluated, jax.jit(without.apply)(params, ids, KEY))
+
+
+def test_dropout_stands_before_every_layer():
+    """On the embedding, between the LSTM layers and before the dense layer: three draws."""
+    model = wikitext_lstm(11, units=5, layers=2)
+    params = jax.eval_shape(model.init, KEY)
+    program = str(jax.make_jaxpr(model.apply)(params, some_ids(), jax.random.key(0)))
+    assert program.count("name=_bernoulli") == 3
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float64])
+@pytest.mark.parametrize("name", SMALL)
+def test_logits_and_gradients_have_the_dtype_of_the_parameters(name, dtype):
+    model = SMALL[name]
+    with jax.enable_x64(dtype == jnp.float64), jax.numpy_dtype_promotion("strict"):
+        shapes = jax.eval_shape(model.init, KEY)
+        assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {jnp.dtype(jnp.float32)}
+        params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), shapes)
+        for key in (None, KEY):
+            assert jax.eval_shape(model.apply, params, some_ids(), key).dtype == dtype
+            gradient = jax.grad(lambda params, key=key: jnp.sum(model.apply(params, some_ids(), key)))
+            leaves = jax.tree.leaves(jax.eval_shape(gradient, params))
+            assert {leaf.dtype for leaf in leaves} == {jnp.dtype(dtype)}
+
+
+def test_ids_of_one_byte_are_read():
+    model = SMALL["so_rnn"]
+    params, apply = some_params(model), jax.jit(model.apply)
+    np.testing.assert_array_equal(apply(params, some_ids()), apply(params, some_ids().astype(jnp.uint8)))
+
+
+def test_an_id_that_is_too_large_does_not_pass_unseen():
+    model = SMALL["so_rnn"]
+    logits = jax.jit(model.apply)(some_params(model), jnp.array([[1, 11], [1, 10]]))
+    np.testing.assert_array_equal(np.isnan(logits).any(axis=2), [[False, True], [False, False]])
+
+
+@pytest.mark.parametrize("x", [np.zeros((3, 6)), np.zeros(6, np.int32)])
+def test_what_are_not_sequences_of_ids_is_refused(x):
+    model = SMALL["so_rnn"]
+    with pytest.raises(UsageError, match=r"^x: .* given; integer ids \(batch, time\) are allowed"):
+        jax.eval_shape(model.apply, jax.eval_shape(model.init, KEY), x)
+
+
+def start(model, part):
+    """Some of the initial parameters; only what makes them is compiled."""
+    return jax.jit(lambda key: part(model.init(key)))(KEY)
+
+
+def test_where_the_models_start():
+    """He normal LSTM kernels for Shakespeare, Keras's Glorot uniform for Stack Overflow, PyTorch's for WikiText."""
+    kernel, embedding = start(
+        shakespeare_rnn(40, embedding=20, units=(30, 30)),
+        lambda params: (params["layers"]["1"]["kernel"], params["embedding"]["embedding"]),
+    )
+    assert np.var(kernel) == pytest.approx(2 / 30, rel=0.1)
+    assert 0.045 < np.abs(embedding).max() <= 0.05
+    kernel = start(so_rnn(40, embedding=20, units=30), lambda params: params["layers"]["0"]["kernel"])
+    assert np.var(kernel) == pytest.approx(2 / (20 + 120), rel=0.1)
+    dense, layer = start(wikitext_lstm(40, units=25), lambda params: (params["dense"], params["layers"]["1"]))
+    for leaf, bound in ((dense, 0.1), (layer, 0.2)):
+        assert 0.9 * bound < np.abs(leaf["kernel"]).max() <= bound
+        assert np.min(leaf["kernel"]) < -0.9 * bound
+        assert not np.any(leaf["bias"])
+
+
+def test_so_logistic_gives_logits():
+    model = so_logistic(vocabulary=6, tags=4)
+    params, x = some_params(model), normal(0, (3, 6))
+    np.testing.assert_allclose(model.apply(params, x), x @ params["kernel"] + params["bias"], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda: shakespeare_rnn(1), "vocabulary: 1"),
+        (lambda: shakespeare_rnn(90, embedding=0), "embedding: 0"),
+        (lambda: shakespeare_rnn(90, units=()), r"units: \(\)"),
+        (lambda: so_rnn(90, units=0), r"units: \(0,\)"),
+        (lambda: wikitext_lstm(90, units=0), "units: 0"),
+        (lambda: wikitext_lstm(90, layers=0), "layers: 0"),
+        (lambda: wikitext_lstm(90, dropout=1.0), "dropout: 1.0"),
+        (lambda: so_logistic(0), "vocabulary: 0"),
+        (lambda: so_logistic(10, tags=0), "tags: 0"),
+    ],
+)
+def test_wrong_arguments_are_named(call, named):
+    with pytest.raises(UsageError, match=f"^{named} given"):
+        call()
+
+
+def test_an_unknown_lowering_is_named():
+    model = so_rnn(11, lowering="fast")
+    with pytest.raises(UsageError, match="lowering: unknown name 'fast'"):
+        jax.eval_shape(model.apply, jax.eval_shape(model.init, KEY), some_ids())
