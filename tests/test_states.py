@@ -12,6 +12,7 @@ import pytest
 
 import fedoptax as fx
 from fedoptax.engine import states
+from fedoptax.engine.memory import host_bytes
 from fedoptax.engine.states import OnDevice, OnHost, choose_place
 from small import small_task
 
@@ -57,7 +58,7 @@ def test_saved_rows_come_back_and_damage_is_noticed(tmp_path: Path, on_disk: boo
 
 def test_the_place_is_the_fastest_with_room(monkeypatch: pytest.MonkeyPatch) -> None:
     one = {"a": jax.ShapeDtypeStruct((1000,), jnp.float32)}
-    memory = states.os.sysconf("SC_PAGE_SIZE") * states.os.sysconf("SC_PHYS_PAGES")
+    memory = host_bytes()
     monkeypatch.setattr(states.jax, "devices", lambda: [type("Device", (), {"memory_stats": lambda self: None})()])
     fits = int(states.DEVICE_SHARE * memory) // 4000
     assert choose_place("auto", one, fits) == "device"

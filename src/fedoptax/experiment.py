@@ -16,12 +16,13 @@ import numpy as np
 from fedoptax import storage
 from fedoptax.algorithm import FedAlgorithm, Tree
 from fedoptax.checkpoint import Checkpoints
-from fedoptax.engine.compiled import MAX_ROUNDS, Fixed, Program, device_data, program
+from fedoptax.engine.compiled import MAX_ROUNDS, Fixed, Program, program
 from fedoptax.engine.eager import eager_program
 from fedoptax.engine.local import LocalWork
 from fedoptax.engine.plan import Plan, checked_plan
 from fedoptax.engine.sampling import cohort_of_round
 from fedoptax.engine.states import ClientStates, OnHost, choose_place, make_states
+from fedoptax.engine.stream import Examples, choose_examples, open_examples
 from fedoptax.errors import RunError, UsageError
 from fedoptax.history import History, Row, finite_or_none
 from fedoptax.interrupt import deferred_interrupt
@@ -106,6 +107,7 @@ def run(
     eval_every: int = 1,
     client_loop: str = "auto",
     client_states: str = "auto",
+    examples: str = "auto",
     engine: str = "compiled",
     label: str = "algorithm",
     description: str | None = None,
@@ -133,6 +135,8 @@ def run(
       client_loop: `"loop"`, `"vmap"` or `"auto"` (see `engine.plan.Plan`).
       client_states: where clients' states live between rounds: `"device"`, `"host"` or `"disk"` (in `out`, or a
         temporary folder), with the same results; `"auto"` takes the first that has room.
+      examples: `"device"` puts all training examples on the device; `"stream"` reads each round's cohort's from where
+        they lie, with the same results; `"auto"` streams what does not fit on the device.
       engine: `"compiled"`, or `"eager"` for plain Python with the same result, to debug.
       label: the algorithm's name in files and messages.
       description: what the bar says; None is the label.
@@ -159,7 +163,8 @@ def run(
     plan = checked_plan(Plan(cohort_size, work, weighting or algorithm.weighting, client_loop), task)
     client = jax.eval_shape(lambda key: algorithm.init_client(task.init(key)), jax.random.key(0))
     place = choose_place(client_states, client, task.clients.num_clients)
-    plan = replace(plan, states="all" if place == "device" else "cohort")
+    resident = choose_examples(examples, task) == "device"
+    plan = replace(plan, states="all" if place == "device" else "cohort", examples="all" if resident else "cohort")
     source = None if resume_from is None else Path(resume_from)
     target = source if out is None else Path(out)
     if target is not None and target != source:
@@ -227,11 +232,16 @@ def execute(task: Task, built: Program, hypers: Mapping[str, Any], settings: Set
         update = stack.enter_context(
             bar(settings.description or settings.label, settings.rounds, done, settings.progress)
         )
+        examples = open_examples(task, settings.plan.examples, key, settings.plan.cohort_size, settings.rounds)
+        stack.callback(examples.close)
+        many_rounds = examples.many_rounds and not isinstance(clients, OnHost)
         status, message = "completed", None
         saved, length = time.monotonic(), 1
         while done < settings.rounds:
             end = min(done + length, settings.rounds)
-            rows, server, finite, seconds = _advance(task, built, hypers, settings, key, server, clients, done, end)
+            rows, server, finite, seconds = _advance(
+                task, built, hypers, settings, key, server, clients, examples, done, end
+            )
             history.rows += rows
             if settings.out is not None:
                 storage.append_rows(settings.out, rows)
@@ -247,9 +257,7 @@ def execute(task: Task, built: Program, hypers: Mapping[str, Any], settings: Set
             if stop() and done < settings.rounds:
                 status, message = "interrupted", f"stopped after round {done} of {settings.rounds}"
                 break
-            length = (
-                1 if isinstance(clients, OnHost) else max(1, min(MAX_ROUNDS, round(CALL_SECONDS / max(seconds, 1e-6))))
-            )
+            length = max(1, min(MAX_ROUNDS, round(CALL_SECONDS / max(seconds, 1e-6)))) if many_rounds else 1
             if checkpoints and time.monotonic() - saved > settings.checkpoint_every:
                 checkpoints.save(done, server, clients)
                 saved = time.monotonic()
@@ -270,6 +278,7 @@ def _advance(
     key: jax.Array,
     server: Tree,
     clients: ClientStates,
+    examples: Examples,
     done: int,
     end: int,
 ) -> tuple[list[Row], Tree, bool, float]:
@@ -279,7 +288,7 @@ def _advance(
     numbers = [jnp.int32(n) for n in (done, end, settings.eval_every, settings.rounds)]
     cohort_size, num_clients = settings.plan.cohort_size, task.clients.num_clients
     taken = clients.take(lambda: np.asarray(cohort_of_round(key, done, num_clients, cohort_size)))
-    result = built.advance(hypers, server, taken, device_data(task), key, *numbers)
+    result = built.advance(hypers, server, taken, examples.of(done), key, *numbers)
     clients.put(result.clients)
     columns = {name: jax.device_get(values) for name, values in result.rows.items()}
     finite, count = bool(result.finite), int(result.round) - done
@@ -330,7 +339,9 @@ def _note(task: Task, history: History) -> str:
 
 def _summarise(folder: Path, status: str, message: str | None, history: History, built: Program) -> None:
     metrics = [
-        name for name in (history[-1] if len(history) else {}) if name == "train_loss" or name.startswith("test_")
+        name
+        for name in (history[-1] if len(history) else {})
+        if name == "train_loss" or name.startswith(("test_", "client_"))
     ]
     storage.write_json(
         folder / "summary.json",

@@ -36,6 +36,11 @@ class Task:
       description: one line for people.
       spec: what it takes to build the task again, written to a run's config.
       label: the field that holds the class, for pictures of the partition; None if there is none.
+      derived: further metrics, `{name: function}` of the averaged ones: perplexity is `exp` of the mean loss.
+      test_owners: the client that each test example belongs to, whole numbers (n,), for metrics client by client;
+        not necessarily clients that train. None if nobody knows.
+      clip_norm: every minibatch gradient is clipped to this global 2-norm, where a paper's model needs it; None: not.
+      eval_batch: test examples that are evaluated together, by the memory that their activations take.
     """
 
     name: str
@@ -49,6 +54,10 @@ class Task:
     description: str = ""
     spec: dict[str, Any] = field(default_factory=dict)
     label: str | None = "y"
+    derived: Mapping[str, Callable[[Mapping[str, jax.Array]], jax.Array]] = field(default_factory=dict)
+    test_owners: np.ndarray | None = None
+    clip_norm: float | None = None
+    eval_batch: int = 500
 
 
 def masked_mean(values: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:

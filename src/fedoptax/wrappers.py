@@ -60,18 +60,19 @@ def with_clipping(algorithm: FedAlgorithm, max_norm: Any) -> FedAlgorithm:
     """
     check_positive(max_norm=max_norm)
 
-    def clipped(grad_fn: GradFn, message: Any) -> GradFn:
-        del message
+    return _with_gradient(algorithm, lambda grad_fn, message: clipped(grad_fn, max_norm))
 
-        def gradient(y: Tree, batch: Any) -> tuple[jax.Array, Tree]:
-            loss, grads = grad_fn(y, batch)
-            norm = _global_norm(grads)
-            limit = jnp.asarray(max_norm, norm.dtype)
-            return loss, tree.scale(limit / jnp.maximum(norm, limit), grads)
 
-        return gradient
+def clipped(grad_fn: GradFn, max_norm: Any) -> GradFn:
+    """`grad_fn` with its gradients clipped to a global 2-norm; see `with_clipping`."""
 
-    return _with_gradient(algorithm, clipped)
+    def gradient(y: Tree, batch: Any) -> tuple[jax.Array, Tree]:
+        loss, grads = grad_fn(y, batch)
+        norm = _global_norm(grads)
+        limit = jnp.asarray(max_norm, norm.dtype)
+        return loss, tree.scale(limit / jnp.maximum(norm, limit), grads)
+
+    return gradient
 
 
 def fedprox(client_lr: LearningRate, mu: Any, server_lr: LearningRate = 1.0) -> FedAlgorithm:

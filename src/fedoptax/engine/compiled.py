@@ -25,7 +25,7 @@ from fedoptax.algorithm import (
     accumulate_zero,
     nbytes,
 )
-from fedoptax.engine.evaluation import TestSet, evaluate, metric_names
+from fedoptax.engine.evaluation import EvaluationData, column_names, evaluate, evaluation_data
 from fedoptax.engine.local import client_batches, task_grad_fn
 from fedoptax.engine.plan import Plan
 from fedoptax.engine.sampling import cohort_of_round, round_key
@@ -37,12 +37,15 @@ MakeAlgorithm = Callable[..., FedAlgorithm]
 
 
 class DeviceData(NamedTuple):
-    """What the program reads: flat training arrays, offsets and sizes of the clients (N,), batched test arrays."""
+    """What the program reads: flat training arrays, offsets and sizes of the clients, batched test arrays.
+
+    The clients are all N, or with `plan.examples = "cohort"` those of the one round's cohort.
+    """
 
     examples: dict[str, jax.Array]
     offsets: jax.Array
     sizes: jax.Array
-    test: Tree | None
+    test: EvaluationData | None
 
 
 class Advance(NamedTuple):
@@ -65,7 +68,7 @@ def device_data(task: Task) -> DeviceData:
         {name: jnp.asarray(array) for name, array in task.clients.examples.items()},
         jnp.asarray(task.clients.offsets[:-1], jnp.int32),
         jnp.asarray(task.clients.sizes, jnp.int32),
-        None if task.test is None else TestSet(task.test).batches,
+        evaluation_data(task),
     )
 
 
@@ -112,9 +115,8 @@ def program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple[
     Raises:
       UsageError: the algorithm changes the structure, shape or dtype of a state between rounds.
     """
-    data = device_data(task)
     init_params = jax.eval_shape(task.init, jax.random.key(0))
-    columns = ["train_loss", *(f"test_{name}" for name in metric_names(task, init_params, data.test))]
+    columns = ["train_loss", *column_names(task, init_params, evaluation_data(task))]
 
     @jax.jit
     def start(hypers: Mapping[str, Any], key: jax.Array) -> tuple[Tree, Tree]:
@@ -140,11 +142,12 @@ def program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple[
             server, clients, loss, finite = a_round(state.server, state.clients, data, key, state.round)
             number = state.round + 1
             row = {name: jnp.float32(jnp.nan) for name in columns} | {"train_loss": loss.astype(jnp.float32)}
-            if data.test is not None:
+            test = data.test
+            if test is not None:
                 due = (number % eval_every == 0) | (number == last)
                 row |= jax.lax.cond(
                     due & finite,
-                    lambda: _test_row(task, algorithm.params(server), data.test),
+                    lambda: _floats(evaluate(task, algorithm.params(server), test)),
                     lambda: {name: jnp.float32(jnp.nan) for name in columns[1:]},
                 )
             rows = {name: state.rows[name].at[state.round - start].set(row[name]) for name in columns}
@@ -158,7 +161,7 @@ def program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple[
         return make_algorithm(**hypers).params(server)
 
     shapes = {name: jax.ShapeDtypeStruct((), jnp.result_type(float)) for name in names}
-    down, up = _message_bytes(task, make_algorithm, plan, shapes, data)
+    down, up = _message_bytes(task, make_algorithm, plan, shapes)
     size = sum(a.size for a in jax.tree.leaves(init_params))
     timings = {"compile": 0.0}
     advance = _Timed(jax.jit(run, donate_argnums=(1, 2)), timings)
@@ -181,15 +184,17 @@ def round_function(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Callable[
         server: Tree, clients: Tree, data: DeviceData, key: jax.Array, round: jax.Array
     ) -> tuple[Tree, Tree, jax.Array, jax.Array]:
         cohort = cohort_of_round(key, round, task.clients.num_clients, plan.cohort_size)
-        weights = _weights(plan.weighting, data.sizes[cohort])
+        places = cohort if plan.examples == "all" else jnp.arange(plan.cohort_size)
+        weights = _weights(plan.weighting, data.sizes[places])
         message = algorithm.broadcast(server)
         client_keys = round_key(key, round)
 
-        def one(i: jax.Array, state: Tree) -> tuple[Any, Tree]:
+        def one(client: tuple[jax.Array, jax.Array], state: Tree) -> tuple[Any, Tree]:
+            i, place = client
             batches = client_batches(
                 data.examples,
-                data.offsets[i],
-                data.sizes[i],
+                data.offsets[place],
+                data.sizes[place],
                 jax.random.fold_in(client_keys, i),
                 plan.work,
                 capacity,
@@ -201,7 +206,7 @@ def round_function(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Callable[
         run = _one_after_another if loop else _all_at_once
         rows = cohort if plan.states == "all" else jnp.arange(plan.cohort_size)
         before = _row(clients, rows)
-        (upload, loss), clients = run(one, cohort, rows, weights, clients)
+        (upload, loss), clients = run(one, (cohort, places), rows, weights, clients)
         new_server = algorithm.server_update(server, upload, cohort_info)
         finite = jnp.isfinite(loss) & all_finite(new_server)
         server = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new_server, server)
@@ -218,23 +223,21 @@ def all_finite(tree: Tree) -> jax.Array:
 
 
 def _one_after_another(
-    one: Callable, cohort: jax.Array, rows: jax.Array, weights: jax.Array, clients: Tree
+    one: Callable, cohort: Tree, rows: jax.Array, weights: jax.Array, clients: Tree
 ) -> tuple[Tree, Tree]:
-    like = jax.eval_shape(one, cohort[0], _row(clients, 0))[0]
+    like = jax.eval_shape(one, _row(cohort, 0), _row(clients, 0))[0]
 
     def body(j: jax.Array, carry: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
         total, clients = carry
-        upload, state = one(cohort[j], _row(clients, rows[j]))
+        upload, state = one(_row(cohort, j), _row(clients, rows[j]))
         clients = jax.tree.map(lambda all_, new: all_.at[rows[j]].set(new), clients, state)
         return accumulate(total, weights[j], upload), clients
 
-    total, clients = jax.lax.fori_loop(0, cohort.shape[0], body, (accumulate_zero(like), clients))
+    total, clients = jax.lax.fori_loop(0, rows.shape[0], body, (accumulate_zero(like), clients))
     return accumulate_result(total, like), clients
 
 
-def _all_at_once(
-    one: Callable, cohort: jax.Array, rows: jax.Array, weights: jax.Array, clients: Tree
-) -> tuple[Tree, Tree]:
+def _all_at_once(one: Callable, cohort: Tree, rows: jax.Array, weights: jax.Array, clients: Tree) -> tuple[Tree, Tree]:
     uploads, states = jax.vmap(one)(cohort, _row(clients, rows))
     clients = jax.tree.map(lambda all_, new: all_.at[rows].set(new), clients, states)
     like = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), uploads)
@@ -252,28 +255,28 @@ def _weights(weighting: str, sizes: jax.Array) -> jax.Array:
     return raw / jnp.sum(raw)
 
 
-def _test_row(task: Task, params: Tree, test: Tree) -> dict[str, jax.Array]:
-    return {f"test_{name}": value.astype(jnp.float32) for name, value in evaluate(task, params, test).items()}
+def _floats(columns: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    return {name: value.astype(jnp.float32) for name, value in columns.items()}
 
 
-def _message_bytes(
-    task: Task, make_algorithm: MakeAlgorithm, plan: Plan, shapes: Mapping[str, Any], data: DeviceData
-) -> tuple[int, int]:
+def _message_bytes(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, shapes: Mapping[str, Any]) -> tuple[int, int]:
     """Bytes of the real message and upload, by abstract evaluation; checks that states keep their form on the way."""
 
-    def messages(hypers: Mapping[str, Any], key: jax.Array) -> tuple[Tree, ...]:
+    def messages(hypers: Mapping[str, Any], key: jax.Array, examples: Tree, n: jax.Array) -> tuple[Tree, ...]:
         algorithm = make_algorithm(**hypers)
         server = algorithm.init(task.init(key))
         client = algorithm.init_client(algorithm.params(server))
         message = algorithm.broadcast(server)
-        batches = client_batches(
-            data.examples, data.offsets[0], data.sizes[0], key, plan.work, int(task.clients.sizes.max())
-        )
+        batches = client_batches(examples, n, n, key, plan.work, int(task.clients.sizes.max()))
         upload, new_client, _ = algorithm.client_update(task_grad_fn(task), message, client, batches)
         new_server = algorithm.server_update(server, upload, Cohort(plan.cohort_size, task.clients.num_clients))
         return message, upload, (server, client), (new_server, new_client)
 
-    message, upload, before, after = jax.eval_shape(messages, shapes, jax.random.key(0))
+    one = {  # the arrays of one example, in the types that they have on the device
+        name: jax.ShapeDtypeStruct((1, *array.shape[1:]), jax.dtypes.canonicalize_dtype(array.dtype))
+        for name, array in task.clients.examples.items()
+    }
+    message, upload, before, after = jax.eval_shape(messages, shapes, jax.random.key(0), one, jnp.int32(1))
     for what, old, new in zip(
         ("server_update: the server's state", "client_update: the client's state"), before, after
     ):

@@ -17,10 +17,9 @@ from fedoptax.engine.compiled import (
     Fixed,
     Program,
     all_finite,
-    device_data,
     program,
 )
-from fedoptax.engine.evaluation import evaluate, metric_names
+from fedoptax.engine.evaluation import column_names, evaluate, evaluation_data
 from fedoptax.engine.local import client_batches, task_grad_fn
 from fedoptax.engine.plan import Plan
 from fedoptax.engine.sampling import cohort_of_round, round_key
@@ -84,7 +83,7 @@ def eager_program(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Program:
     """`algorithm` on `task` in plain Python, with the interface, keys, cohorts and batches of the compiled program."""
     grad_fn = jax.jit(task_grad_fn(task))
     capacity = int(task.clients.sizes.max())
-    names = metric_names(task, jax.eval_shape(task.init, jax.random.key(0)), device_data(task).test)
+    columns = column_names(task, jax.eval_shape(task.init, jax.random.key(0)), evaluation_data(task))
 
     def advance(
         hypers: Any,
@@ -97,16 +96,15 @@ def eager_program(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Program:
         every: Any,
         last: Any,
     ) -> Advance:
-        rows = {
-            name: jnp.full((MAX_ROUNDS,), jnp.nan, jnp.float32)
-            for name in ["train_loss", *(f"test_{n}" for n in names)]
-        }
+        rows = {name: jnp.full((MAX_ROUNDS,), jnp.nan, jnp.float32) for name in ["train_loss", *columns]}
         for r in range(int(start), int(stop)):
             cohort = [int(i) for i in cohort_of_round(key, r, task.clients.num_clients, plan.cohort_size)]
+            places = cohort if plan.examples == "all" else range(plan.cohort_size)
             batches = [
-                _list_of_batches(data, i, jax.random.fold_in(round_key(key, r), i), plan, capacity) for i in cohort
+                _list_of_batches(data, place, jax.random.fold_in(round_key(key, r), i), plan, capacity)
+                for i, place in zip(cohort, places)
             ]
-            weights = data.sizes[jnp.asarray(cohort)] if plan.weighting == "examples" else None
+            weights = data.sizes[jnp.asarray(places)] if plan.weighting == "examples" else None
             rows_of = cohort if plan.states == "all" else range(plan.cohort_size)
             states = [jax.tree.map(lambda a, i=i: a[i], clients) for i in rows_of]
             new_server, states, info = run_round(
@@ -121,12 +119,12 @@ def eager_program(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Program:
             server = new_server
             if data.test is not None and ((r + 1) % int(every) == 0 or r + 1 == int(last)):
                 for name, value in evaluate(task, algorithm.params(server), data.test).items():
-                    rows[f"test_{name}"] = rows[f"test_{name}"].at[r - int(start)].set(value)
+                    rows[name] = rows[name].at[r - int(start)].set(value)
         return Advance(server, clients, jnp.int32(stop), jnp.bool_(True), rows)
 
     return dataclasses.replace(program(task, Fixed(algorithm), plan), advance=advance, timings={"compile": 0.0})
 
 
-def _list_of_batches(data: DeviceData, i: int, key: jax.Array, plan: Plan, capacity: int) -> list[Any]:
-    batches = client_batches(data.examples, data.offsets[i], data.sizes[i], key, plan.work, capacity)
+def _list_of_batches(data: DeviceData, place: int, key: jax.Array, plan: Plan, capacity: int) -> list[Any]:
+    batches = client_batches(data.examples, data.offsets[place], data.sizes[place], key, plan.work, capacity)
     return [batches.get(k) for k in range(int(batches.num_steps))]

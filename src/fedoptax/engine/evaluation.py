@@ -1,72 +1,160 @@
-"""Test metrics inside XLA, batch after batch, on padded examples."""
+"""Test metrics inside XLA, batch after batch, on padded examples: over all of them, and client by client."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedoptax.algorithm import Tree
-from fedoptax.errors import DataError
+from fedoptax.errors import DataError, UsageError
 from fedoptax.task import Task
 
-EVAL_BATCH = 500
+Sums = dict[str, tuple[jax.Array, jax.Array]]  # metric -> Σ weights·values and Σ weights, each (owners,)
 
 
-class TestSet:
-    """The test examples padded to whole batches, `{field: (batches, batch, …)}`, with a mask field."""
+class EvaluationData(NamedTuple):
+    """Test examples padded to whole batches, `{field: (batches, batch, …), "mask": …}`, and whose each is, or None."""
 
-    __test__ = False
-
-    def __init__(self, examples: Mapping[str, Any]) -> None:
-        arrays = {name: np.asarray(value) for name, value in examples.items()}
-        counts = {name: len(array) for name, array in arrays.items()}
-        if len(set(counts.values())) != 1 or 0 in counts.values():
-            raise DataError(f"test examples: fields of lengths {counts} given; one length above 0 is needed")
-        n = next(iter(counts.values()))
-        batch = min(n, EVAL_BATCH)
-        batches = -(-n // batch)
-        padding = batches * batch - n
-        padded = {
-            name: np.pad(array, [(0, padding), *[(0, 0)] * (array.ndim - 1)], mode="edge")
-            for name, array in arrays.items()
-        }
-        padded["mask"] = np.arange(batches * batch) < n
-        self.batches = {
-            name: jnp.asarray(array.reshape(batches, batch, *array.shape[1:])) for name, array in padded.items()
-        }
+    examples: dict[str, jax.Array]
+    owners: jax.Array | None
 
 
-def metric_names(task: Task, params: Tree, batches: Tree | None) -> list[str]:
-    """The names of the task's metrics, found without computing anything."""
-    if batches is None:
+@lru_cache(maxsize=4)
+def evaluation_data(task: Task) -> EvaluationData | None:
+    """The task's test examples on the device, put there once; None if it has none.
+
+    Raises:
+      DataError: fields of unequal length, no examples, or owners that do not fit.
+    """
+    if task.test is None:
+        return None
+    arrays = {name: np.asarray(value) for name, value in task.test.items()}
+    counts = {name: len(array) for name, array in arrays.items()}
+    if len(set(counts.values())) != 1 or 0 in counts.values():
+        raise DataError(f"test examples: fields of lengths {counts} given; one length above 0 is needed")
+    n = next(iter(counts.values()))
+    batch = min(n, task.eval_batch)
+    batches = -(-n // batch)
+
+    def batched(array: np.ndarray) -> jax.Array:
+        padding = [(0, batches * batch - n), *[(0, 0)] * (array.ndim - 1)]
+        return jnp.asarray(np.pad(array, padding, mode="edge").reshape(batches, batch, *array.shape[1:]))
+
+    examples = {name: batched(array) for name, array in arrays.items()}
+    examples["mask"] = jnp.asarray((np.arange(batches * batch) < n).reshape(batches, batch))
+    if task.test_owners is None:
+        return EvaluationData(examples, None)
+    owners = np.asarray(task.test_owners)
+    if owners.shape != (n,) or not np.issubdtype(owners.dtype, np.integer) or owners.min() < 0:
+        raise DataError(f"test_owners: {owners.dtype}{list(owners.shape)} given; {n} numbers of clients are needed")
+    return EvaluationData(examples, batched(owners.astype(np.int32)))
+
+
+def evaluate(task: Task, params: Tree, data: EvaluationData) -> dict[str, jax.Array]:
+    """The columns of an evaluated round.
+
+    Returns:
+      `test_NAME` for every metric: Σ weights·values / Σ weights over all test examples, and the task's derived metrics
+      of these. If the examples have owners, of the primary metric also `client_NAME_mean`, `client_NAME_spread` (the
+      standard deviation) and `client_NAME_worst_decile` (the mean over the worst tenth of the clients, at least one),
+      every client that has test examples counting once.
+    """
+    sums = _sums(task, params, data)
+    total = {name: (jnp.sum(value), jnp.sum(weight)) for name, (value, weight) in sums.items()}
+    columns = {f"test_{name}": value for name, value in _values(task, total).items()}
+    if data.owners is None:
+        return columns
+    values = _values(task, sums)
+    name = primary_metric(task, values)
+    present = jnp.all(jnp.stack([weight > 0 for _, weight in sums.values()]), axis=0)
+    summary = client_summary(values[name], present, task.higher_is_better)
+    return columns | {f"client_{name}_{what}": value for what, value in summary.items()}
+
+
+def evaluate_clients(task: Task, params: Tree) -> dict[str, np.ndarray]:
+    """Every metric client by client, float32 (clients,); NaN for one without test examples.
+
+    Raises:
+      UsageError: the task's test examples have no owners.
+    """
+    data = evaluation_data(task)
+    if data is None or data.owners is None:
+        raise UsageError(f"task '{task.name}': its test examples have no owners, so there is nothing to tell by client")
+
+    @jax.jit
+    def by_client(params: Tree, data: EvaluationData) -> dict[str, jax.Array]:
+        sums = _sums(task, params, data)
+        present = jnp.all(jnp.stack([weight > 0 for _, weight in sums.values()]), axis=0)
+        return {name: jnp.where(present, value, jnp.nan) for name, value in _values(task, sums).items()}
+
+    return {name: np.asarray(value) for name, value in by_client(params, data).items()}
+
+
+def column_names(task: Task, params: Tree, data: EvaluationData | None) -> list[str]:
+    """The names of an evaluation's columns, found without computing anything."""
+    if data is None:
         return []
-    one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), batches)
-    return sorted(jax.eval_shape(task.metrics, params, one))
+    return sorted(jax.eval_shape(lambda p, d: evaluate(task, p, d), params, data))
 
 
-def evaluate(task: Task, params: Tree, batches: Tree) -> dict[str, jax.Array]:
-    """The task's metrics over all test examples: Σ weights·values / Σ weights, padding counting for nothing."""
+def primary_metric(task: Task, names: Mapping[str, Any]) -> str:
+    """The metric that the task leads with: its own choice, else `accuracy`, else the first."""
+    if task.primary_metric is not None:
+        return task.primary_metric
+    return "accuracy" if "accuracy" in names else min(names)
 
-    def sums(batch: Tree) -> dict[str, tuple[jax.Array, jax.Array]]:
-        totals = {}
-        for name, given in task.metrics(params, batch).items():
+
+def client_summary(values: jax.Array, present: jax.Array, higher_is_better: bool) -> dict[str, jax.Array]:
+    """Mean, spread and worst decile of `values` (clients,) over the clients that are `present`, each counting once."""
+    count = jnp.maximum(jnp.sum(present), 1)
+    mean = jnp.sum(jnp.where(present, values, 0)) / count
+    spread = jnp.sqrt(jnp.sum(jnp.where(present, jnp.square(values - mean), 0)) / count)
+    worst_first = jnp.sort(jnp.where(present, values if higher_is_better else -values, jnp.inf))
+    tenth = (count + 9) // 10
+    worst = jnp.sum(jnp.where(jnp.arange(len(values)) < tenth, worst_first, 0)) / tenth
+    return {"mean": mean, "spread": spread, "worst_decile": worst if higher_is_better else -worst}
+
+
+def _sums(task: Task, params: Tree, data: EvaluationData) -> Sums:
+    """Σ weights·values and Σ weights of every metric for each owner; padding counts for nothing."""
+    owners = 1 if task.test_owners is None else _num_owners(task)
+
+    def of_batch(examples: Tree, owner: jax.Array | None) -> Sums:
+        sums = {}
+        for name, given in task.metrics(params, examples).items():
             values, weights = given if isinstance(given, tuple) else (given, jnp.ones_like(given, jnp.float32))
-            weights = jnp.where(batch["mask"].reshape(-1, *[1] * (weights.ndim - 1)), weights, 0)
+            weights = jnp.where(examples["mask"].reshape(-1, *[1] * (weights.ndim - 1)), weights, 0)
             weighted = jnp.where(weights > 0, weights * values, 0)
-            totals[name] = (jnp.sum(weighted, dtype=jnp.float32), jnp.sum(weights, dtype=jnp.float32))
-        return totals
+            sums[name] = (_by_owner(weighted, owner, owners), _by_owner(weights, owner, owners))
+        return sums
 
-    first = jax.tree.map(lambda a: a[0], batches)
-    zero = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(sums, first))
-    count = batches["mask"].shape[0]
-    totals = jax.lax.fori_loop(
-        0,
-        count,
-        lambda i, total: jax.tree.map(jnp.add, total, sums(jax.tree.map(lambda a: a[i], batches))),
-        zero,
-    )
-    return {name: value / jnp.maximum(weight, 1e-30) for name, (value, weight) in totals.items()}
+    first = jax.tree.map(lambda a: a[0], data)
+    zero = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(of_batch, *first))
+
+    def add(i: jax.Array, total: Sums) -> Sums:
+        return jax.tree.map(jnp.add, total, of_batch(*jax.tree.map(lambda a: a[i], data)))
+
+    return jax.lax.fori_loop(0, data.examples["mask"].shape[0], add, zero)
+
+
+def _by_owner(values: jax.Array, owner: jax.Array | None, owners: int) -> jax.Array:
+    """Sums of `values` (batch, …) over the examples of each owner, (owners,)."""
+    of_example = jnp.sum(values.reshape(len(values), -1), axis=1, dtype=jnp.float32)
+    if owner is None:
+        return jnp.sum(of_example, keepdims=True)
+    return jax.ops.segment_sum(of_example, owner, owners)
+
+
+def _values(task: Task, sums: Sums) -> dict[str, jax.Array]:
+    means = {name: value / jnp.maximum(weight, 1e-30) for name, (value, weight) in sums.items()}
+    return means | {name: derive(means) for name, derive in task.derived.items()}
+
+
+@lru_cache(maxsize=8)
+def _num_owners(task: Task) -> int:
+    return int(np.max(np.asarray(task.test_owners))) + 1

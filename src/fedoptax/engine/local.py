@@ -12,6 +12,7 @@ from fedoptax.algorithm import Batches, GradFn, Tree
 from fedoptax.engine.sampling import permutation
 from fedoptax.errors import UsageError
 from fedoptax.task import Task, padded_loss
+from fedoptax.wrappers import clipped
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,10 @@ class Minibatch(NamedTuple):
 
 
 def task_grad_fn(task: Task) -> GradFn:
-    """`(params, minibatch) -> (loss, grads)` for `task`; two gradients on one batch share its randomness."""
+    """`(params, minibatch) -> (loss, grads)` for `task`, clipped if it says so.
+
+    Two gradients on one batch share its randomness.
+    """
 
     def loss(params: Tree, batch: Minibatch) -> jax.Array:
         value = padded_loss(task.loss, params, batch.examples, batch.key)
@@ -39,7 +43,7 @@ def task_grad_fn(task: Task) -> GradFn:
             raise UsageError(f"loss of task '{task.name}': shape {value.shape} returned, allowed is a scalar")
         return value
 
-    return jax.value_and_grad(loss)
+    return clipped(jax.value_and_grad(loss), task.clip_norm) if task.clip_norm else jax.value_and_grad(loss)
 
 
 def client_batches(

@@ -25,6 +25,7 @@ class Plan:
       client_loop: `"loop"` runs the cohort one client after another (exact work, one client's memory), `"vmap"` all at
         once; `"auto"` is loop on CPU and vmap elsewhere.
       states: which client states the program holds, those of `"all"` clients or of the round's `"cohort"`.
+      examples: likewise, whose training examples.
     """
 
     cohort_size: int
@@ -32,6 +33,7 @@ class Plan:
     weighting: str = "examples"
     client_loop: str = "auto"
     states: str = "all"
+    examples: str = "all"
 
 
 def checked_plan(plan: Plan, task: Task) -> Plan:

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedoptax.algorithm import Tree, nbytes
+from fedoptax.engine.memory import device_bytes, host_bytes
 from fedoptax.errors import RunError, UsageError
 
 PLACES = ("auto", "device", "host", "disk")
@@ -137,11 +138,9 @@ def choose_place(place: str, initial: Tree, num_clients: int) -> str:
     if place != "auto":
         return place
     wanted = nbytes(initial) * num_clients
-    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    device = (jax.devices()[0].memory_stats() or {}).get("bytes_limit", host)
-    if wanted <= DEVICE_SHARE * device:
+    if wanted <= DEVICE_SHARE * device_bytes():
         return "device"
-    return "host" if wanted <= HOST_SHARE * host else "disk"
+    return "host" if wanted <= HOST_SHARE * host_bytes() else "disk"
 
 
 def make_states(place: str, initial: Tree, num_clients: int, folder: Path | None) -> ClientStates:

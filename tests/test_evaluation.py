@@ -1,0 +1,126 @@
+"""Evaluation: averages over the test examples, derived metrics, and what the clients see of them, against NumPy."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedoptax as fx
+from fedoptax.engine.evaluation import client_summary, evaluate, evaluation_data
+from small import ragged_clients, small_task
+
+OWNED_BY = np.array([0, 4, 0, 2, 2, 2, 4, 0, 0, 2, 4])  # of the 11 test examples; clients 1 and 3 have none
+
+
+def values_task(higher_is_better: bool = True, **changes: Any) -> fx.Task:
+    """A metric that is each example's first feature, and one weighted by the second."""
+
+    def metrics(params: Any, batch: Any) -> dict[str, Any]:
+        x = batch["x"]
+        return {"first": x[:, 0], "tokens": (x[:, :2], jnp.abs(x[:, 2:]))}
+
+    settings = {"metrics": metrics, "primary_metric": "first", "higher_is_better": higher_is_better}
+    return small_task(**(settings | changes))
+
+
+def rows(task: fx.Task) -> np.ndarray:
+    assert task.test is not None
+    return np.asarray(task.test["x"], np.float64)
+
+
+def columns(task: fx.Task) -> dict[str, float]:
+    data = evaluation_data(task)
+    assert data is not None
+    found = jax.jit(lambda d: evaluate(task, None, d))(data)
+    return {name: float(value) for name, value in found.items()}
+
+
+@pytest.mark.parametrize("batch", [500, 4, 1])
+def test_averages_are_weighted_and_padding_counts_for_nothing(batch: int) -> None:
+    task = values_task(eval_batch=batch)
+    x = rows(task)
+    weights = np.abs(x[:, 2:])
+    assert columns(task) == pytest.approx(
+        {"test_first": x[:, 0].mean(), "test_tokens": (weights * x[:, :2]).sum() / weights.sum()}, rel=1e-5
+    )
+
+
+@pytest.mark.parametrize("higher", [True, False])
+@pytest.mark.parametrize("batch", [500, 4])
+def test_every_client_counts_once(batch: int, higher: bool) -> None:
+    task = values_task(higher, test_owners=OWNED_BY, eval_batch=batch)
+    x = rows(task)[:, 0]
+    of = np.array([x[i == OWNED_BY].mean() for i in (0, 2, 4)])
+    found = columns(task)
+    assert found["test_first"] == pytest.approx(x.mean(), rel=1e-5)
+    assert found["client_first_mean"] == pytest.approx(of.mean(), rel=1e-5)
+    assert found["client_first_spread"] == pytest.approx(of.std(), rel=1e-5)
+    assert found["client_first_worst_decile"] == pytest.approx(of.min() if higher else of.max(), rel=1e-5)
+    by_client = fx.evaluate_clients(task, task.init(jax.random.key(0)))
+    np.testing.assert_allclose(by_client["first"], [of[0], np.nan, of[1], np.nan, of[2]], rtol=1e-5)
+
+
+@pytest.mark.parametrize("higher", [True, False])
+def test_the_worst_decile_is_the_worst_tenth_of_the_clients_that_are_there(higher: bool) -> None:
+    rng = np.random.default_rng(0)
+    values, present = rng.normal(size=40), rng.random(40) < 0.6
+    there = np.sort(values[present])
+    tenth = math.ceil(len(there) / 10)
+    assert tenth > 1
+    worst = (there[:tenth] if higher else there[-tenth:]).mean()
+    found = client_summary(jnp.asarray(values, jnp.float32), jnp.asarray(present), higher)
+    assert float(found["worst_decile"]) == pytest.approx(worst, rel=1e-5)
+    assert float(found["mean"]) == pytest.approx(there.mean(), rel=1e-5)
+
+
+def test_derived_metrics_are_made_of_the_averages_and_of_each_clients() -> None:
+    def doubled(m: Any) -> Any:
+        return jnp.exp(m["first"])
+
+    task = values_task(False, derived={"perplexity": doubled}, primary_metric="perplexity", test_owners=OWNED_BY)
+    x = rows(task)[:, 0]
+    found = columns(task)
+    assert found["test_perplexity"] == pytest.approx(math.exp(x.mean()), rel=1e-5)
+    of = [math.exp(x[i == OWNED_BY].mean()) for i in (0, 2, 4)]
+    assert found["client_perplexity_worst_decile"] == pytest.approx(max(of), rel=1e-5)
+    assert found["client_perplexity_mean"] == pytest.approx(np.mean(of), rel=1e-5)
+
+
+def test_the_columns_reach_the_history_of_both_engines() -> None:
+    task = small_task(test_owners=OWNED_BY)
+    options: dict[str, Any] = {"rounds": 2, "cohort_size": 3, "batch_size": 4}
+    compiled = fx.run(task, fx.fedavg(0.3), **options).history
+    eager = fx.run(task, fx.fedavg(0.3), engine="eager", **options).history
+    names = {"client_nll_mean", "client_nll_spread", "client_nll_worst_decile", "test_nll"}
+    assert names <= set(compiled[-1])
+    for name in names:
+        assert compiled[-1][name] == pytest.approx(eager[-1][name], rel=1e-4)
+    assert compiled[-1]["client_nll_worst_decile"] > compiled[-1]["client_nll_mean"]
+
+
+@pytest.mark.parametrize("owners", [np.zeros(10, int), np.zeros(11), np.full(11, -1)])
+def test_owners_that_do_not_fit_are_refused(owners: np.ndarray) -> None:
+    with pytest.raises(fx.DataError, match=r"test_owners: .* given; 11 numbers of clients are needed"):
+        evaluation_data(small_task(test_owners=owners))
+
+
+def test_without_owners_there_is_nothing_to_tell_by_client() -> None:
+    with pytest.raises(fx.UsageError, match="task 'small': its test examples have no owners"):
+        fx.evaluate_clients(small_task(), None)
+
+
+def test_a_task_can_ask_for_clipped_gradients() -> None:
+    task, plain = small_task(clip_norm=0.1), small_task()
+    batch = {**ragged_clients().client(2), "mask": np.ones(11, bool)}
+    params = task.init(jax.random.key(0))
+    minibatch = fx.engine.local.Minibatch(batch, jax.random.key(1))
+    _, grads = fx.engine.local.task_grad_fn(task)(params, minibatch)
+    _, whole = fx.engine.local.task_grad_fn(plain)(params, minibatch)
+    norm = math.sqrt(sum(float(jnp.sum(g**2)) for g in jax.tree.leaves(whole)))
+    assert norm > 0.1
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b * 0.1 / norm, rtol=1e-5), grads, whole)

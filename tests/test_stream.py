@@ -1,0 +1,175 @@
+"""Examples streamed cohort by cohort: the same bits as from the device, for a federation larger than memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import fedoptax as fx
+from fedoptax.engine import stream
+from fedoptax.engine.memory import device_bytes
+from fedoptax.engine.stream import Streamed, choose_examples
+from small import noisy_loss, ragged_clients, small_task
+
+OPTIONS: dict[str, Any] = {"cohort_size": 3, "batch_size": 4, "seed": 3}
+
+
+def same(one: fx.RunResult, other: fx.RunResult) -> None:
+    jax.tree.map(np.testing.assert_array_equal, one.params, other.params)
+    for a, b in zip(one.history, other.history, strict=True):
+        assert {k: v for k, v in a.items() if k != "seconds"} == {k: v for k, v in b.items() if k != "seconds"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("states", ["device", "host"])
+@pytest.mark.parametrize("loop", ["loop", "vmap"])
+def test_a_streamed_run_has_the_same_bits(loop: str, states: str) -> None:
+    task, algorithm = small_task(noisy_loss), fx.scaffold(0.3)
+    options = OPTIONS | {"rounds": 6, "client_loop": loop, "client_states": states, "weighting": "examples"}
+    same(
+        fx.run(task, algorithm, examples="device", **options),
+        fx.run(task, algorithm, examples="stream", **options),
+    )
+
+
+def test_the_eager_engine_streams_too_and_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    task, algorithm = small_task(), fx.fedadam(0.3, 0.1)
+    whole = fx.run(task, algorithm, rounds=4, examples="stream", engine="eager", **OPTIONS)
+    fx.run(task, algorithm, rounds=2, examples="stream", engine="eager", out=tmp_path / "r", **OPTIONS)
+    resumed = fx.run(
+        task, algorithm, rounds=4, examples="device", engine="eager", resume_from=tmp_path / "r", **OPTIONS
+    )
+    same(whole, resumed)
+
+
+def test_the_next_round_is_read_ahead_and_nothing_after_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[tuple[str, tuple[int, ...]]] = []
+    original = Streamed._read
+
+    def noted(self: Streamed, cohort: np.ndarray) -> Any:
+        read.append((threading.current_thread().name, tuple(cohort)))
+        return original(self, cohort)
+
+    monkeypatch.setattr(Streamed, "_read", noted)
+    task, key = small_task(), jax.random.key(0)
+    examples = Streamed(task, key, 3, rounds=3)
+    first = examples.of(0)
+    examples.of(1)
+    examples.of(2)
+    examples.close()
+    cohorts = [tuple(np.asarray(stream.cohort_of_round(key, r, 7, 3)).tolist()) for r in range(3)]
+    assert [cohort for _, cohort in read] == cohorts
+    assert all(name.startswith("fedoptax-examples") for name, _ in read)
+    i = cohorts[0][1]
+    start, size = int(first.offsets[1]), int(first.sizes[1])
+    np.testing.assert_array_equal(first.examples["x"][start : start + size], task.clients.client(i)["x"])
+    assert len(first.examples["x"]) == 11 + 9 + 7  # room for the largest cohort there can be
+
+
+def test_what_does_not_fit_on_the_device_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = small_task()
+    assert choose_examples("auto", task) == "device"
+    nbytes = sum(a.nbytes for a in task.clients.examples.values())
+    monkeypatch.setattr(stream, "device_bytes", lambda: int(nbytes / stream.DEVICE_SHARE) - 4)
+    assert choose_examples("auto", task) == "stream"
+    assert choose_examples("device", task) == "device"
+    with pytest.raises(fx.UsageError, match="examples: 'tape' given, allowed is one of auto, device, stream"):
+        choose_examples("tape", task)
+    assert device_bytes() > 2**28
+
+
+def test_a_federation_on_disk_is_mapped_not_read(tmp_path: Path) -> None:
+    data = ragged_clients()
+    fx.FederatedData.write(tmp_path / "f", (data.client(i) for i in range(data.num_clients)))
+    opened = fx.FederatedData.open(tmp_path / "f")
+    np.testing.assert_array_equal(opened.offsets, data.offsets)
+    assert set(opened.examples) == {"x", "y"}
+    for name, array in opened.examples.items():
+        assert isinstance(array, np.memmap)
+        np.testing.assert_array_equal(array, data.examples[name])
+    same(
+        fx.run(small_task(clients=opened), fx.fedavg(0.3), rounds=3, examples="stream", **OPTIONS),
+        fx.run(small_task(clients=ragged_clients()), fx.fedavg(0.3), rounds=3, **OPTIONS),
+    )
+
+
+@pytest.mark.parametrize(
+    ("clients", "message"),
+    [
+        ([], "clients: none given"),
+        ([{"x": np.zeros((2, 3))}, {"x": np.zeros((0, 3))}], "client 1: it holds no examples"),
+        ([{"x": np.zeros((2, 3))}, {"x": np.zeros((2, 4))}], r"client 1: field 'x' has examples of float64\[4\]"),
+        ([{"x": np.zeros((2, 3))}, {"x": np.full((2, 3), np.inf)}], "client 1: field 'x' holds NaN or infinity"),
+    ],
+)
+def test_a_federation_that_cannot_be_written_leaves_nothing(tmp_path: Path, clients: list, message: str) -> None:
+    with pytest.raises(fx.DataError, match=message):
+        fx.FederatedData.write(tmp_path / "f", iter(clients))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_damaged_federation_on_disk_is_refused(tmp_path: Path) -> None:
+    fx.FederatedData.write(tmp_path / "f", [{"x": np.zeros((2, 3))}, {"x": np.ones((1, 3))}])
+    for name, message in (("offsets", "offsets.npy"), ("field-x", "field-x.npy"), ("meta", "meta.json is missing")):
+        path = next((tmp_path / "f").glob(f"{name}.*"))
+        kept = path.read_bytes()
+        path.unlink()
+        with pytest.raises(fx.DataError, match=message):
+            fx.FederatedData.open(tmp_path / "f")
+        path.write_bytes(kept)
+    np.save(tmp_path / "f" / "offsets.npy", np.array([0, 2, 9]))
+    with pytest.raises(fx.DataError, match=r"is no federation: fields of \[3\] rows, 3 offsets"):
+        fx.FederatedData.open(tmp_path / "f")
+
+
+def test_rows_that_lie_client_after_client_are_not_copied() -> None:
+    x = np.arange(6.0)
+    data = fx.FederatedData.from_groups({"x": x}, np.array([3, 3, 5, 5, 5, 9]))
+    assert data.examples["x"] is x
+    np.testing.assert_array_equal(data.sizes, [2, 3, 1])
+    with pytest.raises(fx.DataError, match="never decreasing"):
+        fx.FederatedData.from_groups({"x": x}, np.array([3, 3, 5, 4, 5, 9]))
+
+
+BEYOND_MEMORY = """
+import resource, sys
+import jax, jax.numpy as jnp, numpy as np
+import fedoptax as fx
+
+clients = fx.FederatedData.open(sys.argv[1])
+
+def run(examples, rounds):
+    task = fx.Task("linear", lambda key: jnp.zeros(256), lambda w, b, key: jnp.mean((b["x"] @ w - b["y"]) ** 2),
+                   lambda w, b: {"loss": (b["x"] @ w - b["y"]) ** 2}, clients, clients.client(0))
+    return fx.run(task, fx.fedavg(1e-4), rounds=rounds, cohort_size=4, batch_size=100, examples=examples)
+
+run("stream", 1)
+status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+room = int(status["VmData"].split()[0]) * 1024 + 150 * 2**20
+resource.setrlimit(resource.RLIMIT_DATA, (room, room))
+print("streamed", run("stream", 12).history[-1]["train_loss"], flush=True)
+run("device", 1)
+print("resident", flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the memory limit is Linux's")
+def test_a_federation_larger_than_the_memory_allowed_runs_by_streaming_only(tmp_path: Path) -> None:
+    """400 MB of examples and 150 MB of room: streaming works, and without it the same run fails."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(1000, 256)), rng.normal(size=1000)
+    fx.FederatedData.write(tmp_path / "f", ({"x": x + i / 100, "y": y} for i in range(200)))
+    done = subprocess.run(
+        [sys.executable, "-c", BEYOND_MEMORY, str(tmp_path / "f")], capture_output=True, text=True, timeout=300
+    )
+    assert done.stdout.startswith("streamed "), done.stderr[-2000:]
+    assert "resident" not in done.stdout
+    assert done.returncode != 0
