@@ -19,7 +19,7 @@ DATA = Path(os.environ.get("FEDOPTAX_DATA") or Path(__file__).parents[2] / "shar
 @pytest.mark.parametrize("task", TASKS)
 def test_presets_build(task: str) -> None:
     named = [name for name in ALGORITHMS if preset(task, name)]
-    assert len(named) >= 6
+    assert len(named) >= 5  # AFO's five methods at least
     for name in named:
         build(name, preset(task, name))
     assert task not in ("digits", "mnist") or set(named) == set(ALGORITHMS)

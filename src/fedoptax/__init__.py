@@ -20,6 +20,7 @@ _HOMES = {
         "naive_adaptive", "scaffold", "stem",
     ),
     "fedoptax.data.federated": ("FederatedData",),
+    "fedoptax.engine.evaluation": ("evaluate_clients",),
     "fedoptax.engine.sweep": ("sweep",),
     "fedoptax.errors": ("DataError", "RunError", "UsageError"),
     "fedoptax.experiment": ("RunResult", "run"),
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from fedoptax.algorithms import *  # noqa: F403
     from fedoptax.data.federated import FederatedData as FederatedData
     from fedoptax.engine import eager as eager
+    from fedoptax.engine.evaluation import evaluate_clients as evaluate_clients
     from fedoptax.engine.sweep import sweep as sweep
     from fedoptax.errors import DataError as DataError
     from fedoptax.errors import RunError as RunError

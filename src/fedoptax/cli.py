@@ -13,6 +13,43 @@ from typing import Annotated, Any
 import typer
 
 from fedoptax import __version__
+from fedoptax.cli_options import (
+    Alpha,
+    AlphaFine,
+    Augment,
+    BatchSize,
+    Beta,
+    Classes,
+    ClientColumn,
+    ClientStates,
+    CohortSize,
+    DataDir,
+    Engine,
+    EvalEvery,
+    Examples,
+    Exponent,
+    ImageSize,
+    Json,
+    LabelColumn,
+    LocalEpochs,
+    LocalSteps,
+    Model,
+    NumClients,
+    Out,
+    Overwrite,
+    Partition,
+    PartitionSeed,
+    Preset,
+    Rounds,
+    Set,
+    Shards,
+    Sigma,
+    Similarity,
+    Task,
+    TestFraction,
+    Weighting,
+)
+from fedoptax.data_cli import app as data_app
 from fedoptax.errors import RunError, Stopped, UsageError
 
 app = typer.Typer(
@@ -22,6 +59,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+app.add_typer(data_app, name="data")
 
 
 class Listing(StrEnum):
@@ -29,40 +67,7 @@ class Listing(StrEnum):
 
     tasks = "tasks"
     algorithms = "algorithms"
-
-
-Task = Annotated[str, typer.Option(help="Task, see `fedoptax list tasks`.")]
-Model = Annotated[str | None, typer.Option(help="Model: logistic, mlp or cnn. Default: the task's.")]
-Partition = Annotated[str | None, typer.Option(help="How examples are divided among clients. Default: the task's.")]
-Alpha = Annotated[
-    float | None,
-    typer.Option(help="Dirichlet concentration, > 0 (smaller is less iid; default 0.3), or alpha of synthetic."),
-]
-Beta = Annotated[float | None, typer.Option(help="beta of the task synthetic.")]
-Classes = Annotated[int | None, typer.Option(help="Classes a client, for --partition classes; default 2.")]
-NumClients = Annotated[int | None, typer.Option(help="Clients in the federation. Default: the task's.")]
-PartitionSeed = Annotated[int, typer.Option(help="Seed of the partition.")]
-DataDir = Annotated[
-    Path | None,
-    typer.Option(help="Folder with a subfolder a data set. Default: $FEDOPTAX_DATA, else the cache."),
-]
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="A hyper-parameter; ALGORITHM.NAME=VALUE for one."),
-]
-Preset = Annotated[str, typer.Option(help="Where hyper-parameters start from: tuned or none.")]
-Rounds = Annotated[int | None, typer.Option(help="Communication rounds. Default: the task's.")]
-CohortSize = Annotated[int | None, typer.Option(help="Clients a round. Default: the task's.")]
-BatchSize = Annotated[int | None, typer.Option(help="Examples a local step. Default: the task's.")]
-LocalEpochs = Annotated[int | None, typer.Option(help="Passes over its examples a client makes in a round.")]
-LocalSteps = Annotated[int | None, typer.Option(help="Exactly so many local steps a round, instead of epochs.")]
-Weighting = Annotated[str | None, typer.Option(help="examples or uniform. Default: the algorithm's paper's.")]
-EvalEvery = Annotated[int | None, typer.Option(help="Rounds between evaluations. Default: the task's.")]
-ClientStates = Annotated[str, typer.Option(help="Where clients' states live: auto, device, host or disk.")]
-Engine = Annotated[str, typer.Option(help="compiled, or eager (plain Python, same result, to debug).")]
-Out = Annotated[Path | None, typer.Option(help="Folder for the results. Default: a new one under runs/.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace earlier results in --out.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]
+    presets = "presets"
 
 
 @app.callback(invoke_without_command=True)
@@ -94,13 +99,24 @@ def run(
     model: Model = None,
     partition: Partition = None,
     alpha: Alpha = None,
+    alpha_fine: AlphaFine = None,
     beta: Beta = None,
     classes: Classes = None,
+    shards: Shards = None,
+    similarity: Similarity = None,
+    sigma: Sigma = None,
+    exponent: Exponent = None,
+    augment: Augment = None,
+    client_column: ClientColumn = None,
+    label_column: LabelColumn = None,
+    test_fraction: TestFraction = None,
+    image_size: ImageSize = None,
     num_clients: NumClients = None,
     partition_seed: PartitionSeed = 0,
     data_dir: DataDir = None,
     seed: Annotated[int, typer.Option(help="Seed of initialisation, cohorts and data order.")] = 0,
     client_states: ClientStates = "auto",
+    examples: Examples = "auto",
     engine: Engine = "compiled",
     out: Out = None,
     overwrite: Overwrite = False,
@@ -131,12 +147,23 @@ def compare(
     model: Model = None,
     partition: Partition = None,
     alpha: Alpha = None,
+    alpha_fine: AlphaFine = None,
     beta: Beta = None,
     classes: Classes = None,
+    shards: Shards = None,
+    similarity: Similarity = None,
+    sigma: Sigma = None,
+    exponent: Exponent = None,
+    augment: Augment = None,
+    client_column: ClientColumn = None,
+    label_column: LabelColumn = None,
+    test_fraction: TestFraction = None,
+    image_size: ImageSize = None,
     num_clients: NumClients = None,
     partition_seed: PartitionSeed = 0,
     data_dir: DataDir = None,
     client_states: ClientStates = "auto",
+    examples: Examples = "auto",
     engine: Engine = "compiled",
     out: Out = None,
     overwrite: Overwrite = False,
@@ -180,10 +207,10 @@ def report(
 
 @app.command("list")
 def list_(
-    what: Annotated[Listing, typer.Argument(help="tasks or algorithms.")],
+    what: Annotated[Listing, typer.Argument(help="tasks, algorithms or presets.")],
     json: Json = False,
 ) -> None:
-    """List the tasks or the algorithms.
+    """List the tasks, the algorithms, or the papers' settings of the tasks.
 
     Example: fedoptax list algorithms --json
     """

@@ -19,17 +19,18 @@ from fedoptax.comparison import compare as run_comparison
 from fedoptax.engine.compiled import Fixed, program
 from fedoptax.engine.local import LocalWork
 from fedoptax.engine.plan import Plan, checked_plan
-from fedoptax.errors import RunError, Stopped, UsageError, unknown
+from fedoptax.errors import RunError, Stopped, UsageError
 from fedoptax.experiment import DivergedError, Interrupted, RunResult
 from fedoptax.experiment import run as run_experiment
-from fedoptax.naming import build, find_constructor, parse_settings, preset
+from fedoptax.naming import build, find_constructor, find_preset, parse_settings, preset
+from fedoptax.papers import PAPERS, PaperSetting
 from fedoptax.progress import status
 from fedoptax.record import summary
 from fedoptax.report import write_report
 from fedoptax.task import Task
-from fedoptax.tasks import TASKS, load_task
+from fedoptax.tasks import TASKS, load_task, recipe_of
+from fedoptax.tasks.recipe import OPTIONS as TASK_OPTIONS
 
-TASK_OPTIONS = ("partition", "alpha", "beta", "classes", "num_clients", "model")
 RUN_OPTIONS = (
     "rounds",
     "cohort_size",
@@ -39,6 +40,7 @@ RUN_OPTIONS = (
     "weighting",
     "eval_every",
     "client_states",
+    "examples",
     "engine",
 )
 
@@ -46,10 +48,12 @@ RUN_OPTIONS = (
 def run(**options: Any) -> None:
     """`fedoptax run`."""
     name = options["algorithm"]
+    options = _with_preset(options)
     hyperparameters = _hyperparameters([name], options)[name]
     algorithm = build(name, hyperparameters)
     out = storage.prepare(_folder(options["out"], options["task"], name), options["overwrite"])
     task = _task(options)
+    run_options = _run_options(options, task)
     result = _finish(
         lambda: run_experiment(
             task,
@@ -58,7 +62,7 @@ def run(**options: Any) -> None:
             label=name,
             hyperparameters=hyperparameters,
             out=out,
-            **_run_options(options),
+            **run_options,
         ),
         out,
     )
@@ -68,6 +72,7 @@ def run(**options: Any) -> None:
 def compare(**options: Any) -> None:
     """`fedoptax compare`."""
     names = algorithm_names(options["algorithms"])
+    options = _with_preset(options)
     if options["seeds"] < 1:
         raise UsageError(f"--seeds: {options['seeds']} given, allowed is a whole number >= 1")
     hyperparameters = _hyperparameters(names, options)
@@ -75,7 +80,7 @@ def compare(**options: Any) -> None:
         build(name, hyperparameters[name])
     out = storage.prepare(_folder(options["out"], options["task"], "compare"), options["overwrite"])
     task = _task(options)
-    run_options = _run_options(options)
+    run_options = _run_options(options, task)
     _check(task, run_options)
     comparison = Comparison(
         names,
@@ -138,11 +143,19 @@ def list_names(what: str, json: bool) -> None:
                 "name": name,
                 "summary": recipe.summary,
                 "model": recipe.model,
+                "models": list(recipe.models),
                 "num_clients": recipe.num_clients,
                 "partitions": list(recipe.partitions),
+                "presets": [f"paper:{setting}" for setting in PAPERS.get(name, {})],
                 **recipe.defaults,
             }
             for name, recipe in TASKS.items()
+        ]
+    elif what == "presets":
+        rows = [
+            {"name": f"{task} paper:{name}", "summary": f"{setting.source}; {setting.convention}", **_plain(setting)}
+            for task, settings in PAPERS.items()
+            for name, setting in settings.items()
         ]
     else:
         rows = [{"name": name, "summary": summary(constructor)} for name, constructor in ALGORITHMS.items()]
@@ -152,6 +165,11 @@ def list_names(what: str, json: bool) -> None:
     width = max(len(row["name"]) for row in rows)
     for row in rows:
         print(f"{row['name']:<{width}}  {row['summary']}")
+
+
+def _plain(setting: PaperSetting) -> dict[str, Any]:
+    hyperparameters = {name: dict(values) for name, values in setting.hyperparameters.items()}
+    return {"task": dict(setting.task), "run": dict(setting.run), "hyperparameters": hyperparameters}
 
 
 def show_bytes(
@@ -169,7 +187,7 @@ def show_bytes(
     names = algorithm_names(algorithms)
     chosen = parse_settings(settings, names)
     loaded = _task({"task": task, "model": model, "num_clients": num_clients, "data_dir": data_dir})
-    defaults = TASKS[task].defaults
+    defaults = recipe_of(task).defaults
     cohort, total = cohort_size or defaults["cohort_size"], rounds or defaults["rounds"]
     plan = checked_plan(Plan(cohort, LocalWork(defaults["batch_size"])), loaded)
     rows: list[dict[str, Any]] = []
@@ -209,11 +227,15 @@ def algorithm_names(text: str) -> list[str]:
     return names
 
 
-def print_table(rows: list[list[str]]) -> None:
-    """Prints rows in aligned columns, the first to the left, the others to the right; the first row is the head."""
+def print_table(rows: list[list[str]], left: bool = False) -> None:
+    """Prints rows in aligned columns; the first row is the head.
+
+    The first column is set to the left, the others to the right, or with `left` all to the left.
+    """
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
-        print("  ".join(f"{cell:{'<' if i == 0 else '>'}{width}}" for i, (cell, width) in enumerate(zip(row, widths))))
+        cells = (f"{cell:{'<' if left or i == 0 else '>'}{width}}" for i, (cell, width) in enumerate(zip(row, widths)))
+        print("  ".join(cells).rstrip())
 
 
 def _compare(task: Task, comparison: Comparison, out: Path, json: bool) -> None:
@@ -244,7 +266,8 @@ def _finish(work: Any, out: Path) -> RunResult:
 
 
 def _tell(task: Task, result: RunResult, out: Path, json: bool) -> None:
-    final = {name: result.history.last(name) for name in result.history[-1] if name not in ("round", "seconds")}
+    names = sorted(set(result.history[-1]) - {"round", "seconds"}, key=lambda name: (name.startswith("client_"), name))
+    final = {name: result.history.last(name) for name in names}
     if json:
         print(json_.dumps({"out": str(out), "rounds": len(result.history), "final": final}, indent=1))
         return
@@ -253,14 +276,27 @@ def _tell(task: Task, result: RunResult, out: Path, json: bool) -> None:
     print(f"results: {out}")
 
 
+def _with_preset(options: dict[str, Any]) -> dict[str, Any]:
+    """The options, and where none was given those of the paper setting that `--preset` names."""
+    recipe_of(options["task"])
+    setting = find_preset(options["task"], options["preset"])
+    if setting is None:
+        return options
+    print(f"preset: {setting.source}; {setting.convention}", file=sys.stderr)
+    task = dict(setting.task)
+    if options.get("partition") not in (None, task.get("partition")):  # another one: its settings are not the paper's
+        task = {name: value for name, value in task.items() if name in ("num_clients", "model")}
+    from_paper = {**task, **setting.run}
+    filled = {name: value for name, value in from_paper.items() if options.get(name) is None}
+    return options | filled
+
+
 def _hyperparameters(names: list[str], options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    if options["preset"] not in ("tuned", "none"):
-        unknown("--preset", options["preset"], ("tuned", "none"))
-    if options["task"] not in TASKS:
-        unknown("--task", options["task"], TASKS)
     chosen = parse_settings(options["settings"] or [], names)
-    start = {name: preset(options["task"], name) if options["preset"] == "tuned" else {} for name in names}
-    return {name: start[name] | chosen[name] for name in names}
+    setting = find_preset(options["task"], options["preset"])
+    paper = {} if setting is None else setting.hyperparameters
+    start = {name: {} if options["preset"] == "none" else preset(options["task"], name) for name in names}
+    return {name: dict(paper.get(name, start[name])) | chosen[name] for name in names}
 
 
 def _task(options: Mapping[str, Any]) -> Task:
@@ -270,17 +306,24 @@ def _task(options: Mapping[str, Any]) -> Task:
 
 
 def _task_of_spec(spec: Mapping[str, Any], data_dir: Path | None) -> Task:
-    if spec.get("name") not in TASKS:
+    try:
+        recipe_of(str(spec.get("name")))
+    except UsageError:
         raise UsageError(
             f"task: '{spec.get('name')}' is not a named one; continue it with fedoptax.run(resume_from=...)"
-        )
+        ) from None
     arguments = {key: value for key, value in spec.items() if key in TASK_OPTIONS}
-    return load_task(spec["name"], seed=spec["partition_seed"], data_dir=data_dir, **arguments)
+    return load_task(spec["name"], seed=spec.get("partition_seed", 0), data_dir=data_dir, **arguments)
 
 
-def _run_options(options: Mapping[str, Any]) -> dict[str, Any]:
+def _run_options(options: Mapping[str, Any], task: Task) -> dict[str, Any]:
+    """What was given, else the task's defaults; the default cohort is at most everyone."""
     given = {name: options[name] for name in RUN_OPTIONS if options.get(name) is not None}
-    return dict(TASKS[options["task"]].defaults) | given
+    defaults = dict(recipe_of(options["task"]).defaults)
+    if "local_epochs" in given:
+        defaults.pop("local_steps", None)  # of a task that counts in steps
+    defaults["cohort_size"] = min(defaults["cohort_size"], task.clients.num_clients)
+    return {"local_epochs": 1} | defaults | given
 
 
 def _check(task: Task, options: Mapping[str, Any]) -> None:
@@ -291,7 +334,7 @@ def _check(task: Task, options: Mapping[str, Any]) -> None:
 
 def _folder(out: Path | None, task: str, what: str) -> Path:
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    return out or Path("runs") / f"{task}-{what.replace(':', '.')}-{stamp}"
+    return out or Path("runs") / f"{Path(task).stem}-{what.replace(':', '.')}-{stamp}"
 
 
 def use_compilation_cache() -> None:

@@ -13,9 +13,12 @@ from typing import Any
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.algorithms import ALGORITHMS
 from fedoptax.errors import UsageError, unknown
+from fedoptax.papers import PAPERS, PaperSetting, paper_setting
 from fedoptax.presets import PRESETS
+from fedoptax.schedules import is_schedule, parse_schedule
 
 Constructor = Callable[..., FedAlgorithm]
+_BORROWED = {"cifar100-coarse": "cifar100"}  # tasks without presets of their own start from a near one's
 
 
 def find_constructor(name: str) -> Constructor:
@@ -77,8 +80,25 @@ def parameter_names(constructor: Constructor) -> list[str]:
 
 
 def preset(task: str, algorithm: str) -> dict[str, Any]:
-    """The hyper-parameters kept for an algorithm on a task; empty if there are none."""
-    return dict(PRESETS.get(task, {}).get(algorithm, {}))
+    """The hyper-parameters kept for an algorithm on a task: tuned here, else of its first paper, else none.
+
+    A file of one's own starts from those of the digits: a starting point, not more.
+    """
+    task = "digits" if task.startswith("file:") else _BORROWED.get(task, task)
+    tuned = PRESETS.get(task, {}).get(algorithm)
+    if tuned is None:
+        settings = list(PAPERS.get(task, {}).values())
+        tuned = settings[0].hyperparameters.get(algorithm, {}) if settings else {}
+    return dict(tuned)
+
+
+def find_preset(task: str, name: str) -> PaperSetting | None:
+    """The paper setting that `--preset` means; None for `tuned` and `none`.
+
+    Raises:
+      UsageError: an unknown preset.
+    """
+    return None if name in ("tuned", "none") else paper_setting(task, name)
 
 
 def build(name: str, hyperparameters: Mapping[str, Any]) -> FedAlgorithm:
@@ -91,7 +111,8 @@ def build(name: str, hyperparameters: Mapping[str, Any]) -> FedAlgorithm:
     for parameter, info in inspect.signature(constructor).parameters.items():
         if info.default is info.empty and parameter not in hyperparameters:
             raise UsageError(f"{name}: {parameter} is needed and no preset has it; give --set {parameter}=VALUE")
-    algorithm = constructor(**hyperparameters)
+    values = {name: parse_schedule(value) if is_schedule(value) else value for name, value in hyperparameters.items()}
+    algorithm = constructor(**values)
     if not isinstance(algorithm, FedAlgorithm):
         raise UsageError(f"algorithm: '{name}' returned {type(algorithm).__name__}, allowed is a FedAlgorithm")
     return algorithm

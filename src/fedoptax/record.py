@@ -13,7 +13,7 @@ import numpy as np
 import fedoptax
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.algorithms import ALGORITHMS
-from fedoptax.data.partition import heterogeneity
+from fedoptax.data.heterogeneity import heterogeneity, measures
 from fedoptax.engine.compiled import Program
 from fedoptax.storage import FORMAT
 from fedoptax.task import Task
@@ -52,15 +52,25 @@ def run_config(task: Task, settings: Settings, built: Program) -> dict[str, Any]
     }
 
 
-def partition_record(task: Task) -> dict[str, Any]:
-    """Sizes of the clients, and who holds how many of which class where the task has classes."""
-    sizes = task.clients.sizes.tolist()
+def partition_record(task: Task, most: int = 1000) -> dict[str, Any]:
+    """Sizes of the clients, measures of their differences, and which classes the first `most` of them hold."""
+    sizes, counts = task.clients.sizes, class_counts(task)
+    return {
+        "sizes": sizes.tolist(),
+        "label_counts": None if counts is None else counts[:most].tolist(),
+        "heterogeneity": None if counts is None else round(heterogeneity(counts), 4),
+        "measures": {name: round(value, 4) for name, value in measures(counts, sizes).items()},
+    }
+
+
+def class_counts(task: Task) -> np.ndarray | None:
+    """How many examples of each class every client holds, int64 (N, C); None for examples without a class."""
     labels = task.clients.examples.get(task.label) if task.label else None
     if labels is None or labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-        return {"sizes": sizes, "label_counts": None, "heterogeneity": None}
-    counts = np.zeros((len(sizes), int(labels.max()) + 1), np.int64)
-    np.add.at(counts, (np.repeat(np.arange(len(sizes)), sizes), labels), 1)
-    return {"sizes": sizes, "label_counts": counts.tolist(), "heterogeneity": round(heterogeneity(counts), 4)}
+        return None
+    clients, classes = task.clients.num_clients, int(labels.max()) + 1
+    owner = np.repeat(np.arange(clients), task.clients.sizes)
+    return np.bincount(owner * classes + labels, minlength=clients * classes).reshape(clients, classes)
 
 
 def environment() -> dict[str, str]:

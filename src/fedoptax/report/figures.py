@@ -69,6 +69,12 @@ def figures(runs: Sequence[Run]) -> dict[str, bytes]:
         return {name: _png(figure) for name, figure in drawn.items() if figure is not None}
 
 
+def partition_png(item: Partition) -> bytes:
+    """The picture of a partition as PNG."""
+    with _styled():
+        return _png(partition_figure(item))
+
+
 def curve_figure(groups: Sequence[Group], metric: str, x: str = "rounds") -> Figure | None:
     """A metric of all groups: the mean over seeds as a line, ± standard deviation as a band.
 

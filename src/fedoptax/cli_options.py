@@ -1,0 +1,56 @@
+"""The options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Task = Annotated[str, typer.Option(help="Task, see `fedoptax list tasks`; or file:PATH for your own data.")]
+Model = Annotated[str | None, typer.Option(help="Model, see `fedoptax list tasks --json`. Default: the task's.")]
+Partition = Annotated[str | None, typer.Option(help="How examples are divided among clients. Default: the task's.")]
+Alpha = Annotated[
+    float | None,
+    typer.Option(help="Dirichlet concentration, > 0 (smaller is less iid; default 0.3), or alpha of synthetic."),
+]
+AlphaFine = Annotated[float | None, typer.Option(help="The same over fine labels, for --partition pachinko.")]
+Beta = Annotated[float | None, typer.Option(help="beta of the task synthetic.")]
+Classes = Annotated[int | None, typer.Option(help="Classes a client, for --partition classes; default 2.")]
+Shards = Annotated[int | None, typer.Option(help="Shards a client, for --partition shards; default 2.")]
+Similarity = Annotated[
+    float | None, typer.Option(help="Percent of the examples divided iid, for --partition similarity; default 0.")
+]
+Sigma = Annotated[float | None, typer.Option(help="Spread of log sizes, for --partition lognormal; default 1.")]
+Exponent = Annotated[float | None, typer.Option(help="Tail of the sizes, for --partition powerlaw; default 1.5.")]
+Augment = Annotated[str | None, typer.Option(help="Of CIFAR: crop, standardize or none.")]
+ClientColumn = Annotated[str | None, typer.Option(help="Of --task file:PATH: the column or array of client ids.")]
+LabelColumn = Annotated[str | None, typer.Option(help="Of --task file:PATH: the column or array of labels.")]
+TestFraction = Annotated[
+    float | None, typer.Option(help="Of --task file:PATH without test examples: the part of each client's kept apart.")
+]
+ImageSize = Annotated[int | None, typer.Option(help="Of --task file:PATH: side to which images are resized.")]
+NumClients = Annotated[int | None, typer.Option(help="Clients in the federation. Default: the task's.")]
+PartitionSeed = Annotated[int, typer.Option(help="Seed of the partition.")]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(help="Folder with a subfolder a data set. Default: $FEDOPTAX_DATA, else the cache."),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="A hyper-parameter; ALGORITHM.NAME=VALUE for one."),
+]
+Preset = Annotated[str, typer.Option(help="Where settings start from: tuned, none, paper or paper:NAME.")]
+Rounds = Annotated[int | None, typer.Option(help="Communication rounds. Default: the task's.")]
+CohortSize = Annotated[int | None, typer.Option(help="Clients a round. Default: the task's.")]
+BatchSize = Annotated[int | None, typer.Option(help="Examples a local step. Default: the task's.")]
+LocalEpochs = Annotated[int | None, typer.Option(help="Passes over its examples a client makes in a round.")]
+LocalSteps = Annotated[int | None, typer.Option(help="Exactly so many local steps a round, instead of epochs.")]
+Weighting = Annotated[str | None, typer.Option(help="examples or uniform. Default: the algorithm's paper's.")]
+EvalEvery = Annotated[int | None, typer.Option(help="Rounds between evaluations. Default: the task's.")]
+ClientStates = Annotated[str, typer.Option(help="Where clients' states live: auto, device, host or disk.")]
+Examples = Annotated[str, typer.Option(help="Where training examples live: auto, device or stream (from disk).")]
+Engine = Annotated[str, typer.Option(help="compiled, or eager (plain Python, same result, to debug).")]
+Out = Annotated[Path | None, typer.Option(help="Folder for the results. Default: a new one under runs/.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace earlier results in --out.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]

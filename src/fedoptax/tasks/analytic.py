@@ -1,0 +1,27 @@
+"""The tasks whose data are drawn, not read, as named tasks; they are defined in `fedoptax.analytic`."""
+
+from __future__ import annotations
+
+from fedoptax import analytic
+from fedoptax.task import Task
+from fedoptax.tasks.recipe import Options, Recipe
+
+
+def counterexample(name: str, recipe: Recipe, given: Options) -> Task:
+    """Theorem 1 of FAFED."""
+    return analytic.counterexample()
+
+
+def quadratic(name: str, recipe: Recipe, given: Options) -> Task:
+    """Quadratics with a known optimum."""
+    return analytic.quadratic(_clients(recipe, given), seed=given.seed)
+
+
+def synthetic(name: str, recipe: Recipe, given: Options) -> Task:
+    """synthetic(α, β) of FedProx."""
+    alpha, beta = (1.0 if value is None else value for value in (given.alpha, given.beta))
+    return analytic.synthetic(alpha, beta, _clients(recipe, given), seed=given.seed)
+
+
+def _clients(recipe: Recipe, given: Options) -> int:
+    return recipe.num_clients if given.num_clients is None else given.num_clients

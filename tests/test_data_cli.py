@@ -1,0 +1,143 @@
+"""`fedoptax data` and `--task file:PATH` as a user types them."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedoptax.cli import main
+
+
+def fedoptax(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as stopped:
+        main(list(arguments))
+    return int(stopped.value.code or 0)
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDOPTAX_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("FEDOPTAX_CACHE", str(tmp_path / "cache"))
+
+
+def own_table(path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = ["site,height,width,kind"]
+    for site in range(6):
+        for _ in range(20):
+            height, width = rng.normal(100 + 5 * site, 10), rng.normal(3, 1)
+            kind = "large" if height / 20 + width > 8.6 else "small"
+            rows.append(f"hospital-{site},{height:.3f},{width:.3f},{kind}")
+    path.write_text("\n".join(rows) + "\n")
+
+
+def test_partition_shows_measures_a_table_and_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["data", "partition", "--task", "digits", "--alpha", "0.1", "--num-clients", "12", "--out", "p"]
+    assert fedoptax(*arguments) == 0
+    printed = capsys.readouterr().out
+    assert "12 clients hold 1,438 examples" in printed
+    assert "total_variation_mean" in printed
+    assert "... and 2 clients more" in printed
+    rows = list(csv.reader(Path("p/partition.csv").read_text().splitlines()))
+    assert rows[0][:5] == ["client", "examples", "test_examples", "classes", "largest_class"]
+    assert sum(int(row[1]) for row in rows[1:]) == 1438
+    assert sum(int(row[2]) for row in rows[1:]) == 359
+    for row in rows[1:]:
+        counts = [int(cell) for cell in row[5:]]
+        assert (sum(counts), np.count_nonzero(counts), int(np.argmax(counts))) == (
+            int(row[1]),
+            int(row[3]),
+            int(row[4]),
+        )
+    assert Path("p/partition.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_partition_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fedoptax("data", "partition", "--partition", "shards", "--shards", "1", "--json") == 0
+    record = json.loads(capsys.readouterr().out)
+    assert (record["partition"], record["shards"], record["num_clients"]) == ("shards", 1, 50)
+    assert record["classes_mean"] < 2
+    assert Path(record["out"]).is_dir()
+
+
+@pytest.mark.slow
+def test_an_own_table_trains_and_resumes(capsys: pytest.CaptureFixture[str]) -> None:
+    own_table(Path("own.csv"))
+    columns = ["--client-column", "site", "--label-column", "kind", "--model", "logistic"]
+    arguments = ["run", "--task", "file:own.csv", *columns, "--algorithm", "fedavg", "--set", "client_lr=0.3"]
+    assert fedoptax(*arguments, "--rounds", "15", "--out", "r") == 0, capsys.readouterr().err
+    config = json.loads(Path("r/config.json").read_text())
+    assert config["cohort_size"] == 6  # everyone: there are fewer than the usual ten
+    assert config["task"]["client_column"] == "site"
+    assert config["task"]["partition"] == "clients"
+    assert json.loads(Path("r/summary.json").read_text())["final"]["test_accuracy"] > 0.75
+    assert fedoptax("resume", "r", "--rounds", "17") == 0, capsys.readouterr().err
+    assert len(Path("r/history.jsonl").read_text().splitlines()) == 17
+    own_table(Path("own.csv"))
+    with Path("own.csv").open("a") as file:
+        file.write("hospital-0,1,1,small\n")
+    assert fedoptax("resume", "r", "--rounds", "19") == 1
+    assert "belongs to another experiment" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [
+        (["data", "check", "nope"], 2, "data set: unknown name 'nope'"),
+        (["data", "check", "mnist"], 1, "not whole: mnist"),
+        (["data", "fetch", "nope"], 2, "data set: unknown name 'nope'"),
+        (["data", "fetch", "femnist"], 1, "LEAF"),
+        (["data", "partition", "--task", "mnist"], 1, "`fedoptax data fetch mnist` downloads it"),
+        (["data", "partition", "--task", "digits", "--shards", "2"], 2, "shards: 2 given, the options of partition"),
+        (["run", "--task", "file:nothing.csv"], 1, "nothing.csv: not found"),
+        (["run", "--task", "file:own.txt"], 1, "own.txt: not found"),
+        (["run", "--task", "file:own.csv", "--label-column", "sort"], 1, "sort"),
+        (["run", "--task", "file:own.csv", "--image-size", "8"], 2, "image_size: 8 given"),
+        (["run", "--task", "digits", "--label-column", "y"], 2, "label_column: 'y' given, task 'digits' has no such"),
+        (["run", "--task", "mnist", "--preset", "paper:fafed"], 2, "did you mean 'paper:fafed-low'"),
+        (["run", "--set", "client_lr=cosine(1)"], 2, "allowed is cosine(lr, rounds, floor=0)"),
+        (["run", "--examples", "tape"], 2, "examples: 'tape' given, allowed is one of auto, device, stream"),
+    ],
+)  # fmt: skip
+def test_wrong_input_ends_in_one_line(
+    arguments: list[str], status: int, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own_table(Path("own.csv"))
+    assert fedoptax(*arguments) == status
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert text in err
+    assert not Path("runs").exists()
+
+
+def test_check_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fedoptax("data", "check") == 0
+    printed = capsys.readouterr().out
+    for name in ("mnist", "cifar10", "stackoverflow"):
+        assert f"`fedoptax data fetch {name}` downloads it" in printed
+    assert fedoptax("data", "check", "--json") == 0
+    assert {row["status"] for rows in json.loads(capsys.readouterr().out).values() for row in rows} == {"missing"}
+
+
+def test_the_group_alone_tells_what_it_can_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fedoptax("data") == 0
+    printed = capsys.readouterr().out
+    assert all(command in printed for command in ("fetch", "check", "partition"))
+
+
+@pytest.mark.parametrize("what", ["tasks", "presets"])
+def test_lists_are_json_where_asked(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fedoptax("list", what, "--json") == 0
+    rows = json.loads(capsys.readouterr().out)
+    if what == "tasks":
+        assert {"emnist-cr", "wikitext-2"} <= {row["name"] for row in rows}
+        assert next(row for row in rows if row["name"] == "mnist")["presets"][0] == "paper:fedlamb"
+    else:
+        shown = next(row for row in rows if row["name"] == "emnist-cr paper:afo")
+        assert shown["run"]["batch_size"] == 20
+        assert "debias=true" in shown["summary"]

@@ -1,0 +1,178 @@
+"""Every task trains: on the real files where they are at hand, on tiny files in the same format where they are not."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedoptax as fx
+from fedoptax.data.sources import cifar
+from fedoptax.engine.evaluation import evaluate_clients
+from fedoptax.tasks import TASKS
+from files import real_data, write_tff
+from python2_pickles import array, dictionary, integer, listing, text
+
+pytestmark = pytest.mark.slow
+
+# What the test asks of a task: its folder, options, what a round is, an algorithm, a bound below the first loss.
+REAL: dict[str, dict[str, Any]] = {
+    "digits": {"algorithm": fx.fedadam(0.1, 0.1)},
+    "mnist": {"folder": "mnist", "model": "fafed_fmnist_cnn", "algorithm": fx.fedavg(0.1)},
+    "fashion-mnist": {
+        "folder": "fashion-mnist", "model": "logistic", "partition": "similarity", "similarity": 95.0,
+        "algorithm": fx.fedavg(0.1),
+    },
+    "cifar10": {"folder": "cifar10", "model": "fafed_cifar_cnn", "partition": "iid", "algorithm": fx.fedavg(0.05)},
+    "emnist-cr": {"folder": "femnist", "model": "logistic", "algorithm": fx.fedavg(0.003)},
+    "emnist-ae": {"folder": "femnist", "algorithm": fx.fedavg(10.0), "rounds": 12},
+    "shakespeare": {"folder": "shakespeare", "model": "rnn_small", "batch_size": 4, "algorithm": fx.fedavg(1.0)},
+    "wikitext-2": {"folder": "wikitext-2", "model": "lstm_small", "cohort_size": 2, "algorithm": fx.fedavg(5.0)},
+}  # fmt: skip
+
+
+def few(task: fx.Task, n: int = 60) -> fx.Task:
+    """The task with the first `n` of its test examples."""
+    assert task.test is not None
+    owners = None if task.test_owners is None else task.test_owners[:n]
+    return dataclasses.replace(task, test={k: a[:n] for k, a in task.test.items()}, test_owners=owners)
+
+
+def train(task: fx.Task, algorithm: fx.FedAlgorithm, **options: Any) -> fx.RunResult:
+    settings = {"rounds": 8, "cohort_size": 4, "batch_size": 20, "local_steps": 3}
+    settings |= options
+    return fx.run(few(task), algorithm, eval_every=settings["rounds"], **settings)
+
+
+def learned(result: fx.RunResult) -> bool:
+    losses = [row["train_loss"] for row in result.history]
+    return float(np.mean(losses[-3:])) < float(np.mean(losses[:2]))
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDOPTAX_CACHE", str(tmp_path_factory.getbasetemp() / "task-caches"))
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_every_task_at_hand_trains(name: str) -> None:
+    asked = dict(REAL[name])
+    folder = asked.pop("folder", None)
+    data_dir = None if folder is None else real_data(folder)
+    algorithm = asked.pop("algorithm")
+    run = {key: asked.pop(key) for key in ("rounds", "cohort_size", "batch_size") if key in asked}
+    task = fx.load_task(name, data_dir=data_dir, **asked)
+    result = train(task, algorithm, **run)
+    assert learned(result), [row["train_loss"] for row in result.history]
+    last = result.history[-1]
+    assert np.isfinite(last[f"test_{task.primary_metric}"])
+    if task.test_owners is not None:
+        by_client = evaluate_clients(few(task), result.params)[str(task.primary_metric)]
+        values = by_client[np.isfinite(by_client)]
+        assert last[f"client_{task.primary_metric}_mean"] == pytest.approx(values.mean(), rel=1e-3)
+        assert last[f"client_{task.primary_metric}_spread"] == pytest.approx(values.std(), rel=1e-2, abs=1e-3)
+
+
+def tiny_cifar100(root: Path) -> None:
+    rng = np.random.default_rng(0)
+    folder = root / "cifar100" / "cifar-100-python"
+    folder.mkdir(parents=True)
+    fine = np.arange(400) % 100
+    coarse = fine // 5
+    x = np.clip(rng.normal(40 + 10 * coarse[:, None], 20, (400, 3072)), 0, 255).astype(np.uint8)
+    for part, n in (("train", 400), ("test", 100)):
+        rows = {"data": array((n, 3072), x[:n].tobytes()), "filenames": listing([text("image.png")] * n)}
+        rows |= {
+            name: listing(map(integer, labels[:n].tolist()))
+            for name, labels in (("fine_labels", fine), ("coarse_labels", coarse))
+        }
+        (folder / part).write_bytes(dictionary(rows))
+
+
+def test_cifar100_trains_with_pachinko_crop_and_flip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cifar, "_CIFAR100", cifar._CIFAR100._replace(rows=400, test_rows=100))
+    tiny_cifar100(tmp_path)
+    for name, classes in (("cifar100", 100), ("cifar100-coarse", 20)):
+        options = {"partition": "pachinko"} if name == "cifar100" else {"partition": "dirichlet", "alpha": 0.5}
+        task = fx.load_task(name, model="logistic", augment="crop", num_clients=10, data_dir=tmp_path, **options)
+        assert task.spec["augment"] == "crop"
+        assert task.clients.num_clients == 10
+        result = train(task, fx.fedavg(0.05), cohort_size=10)
+        assert result.params["dense1"]["kernel"].shape == (24 * 24 * 3, classes)
+        assert learned(result)
+
+
+def tiny_emnist(root: Path) -> None:
+    rng = np.random.default_rng(0)
+    for part, n in (("train", 12), ("test", 4)):
+        clients = {}
+        for i in range(5):
+            y = rng.integers(0, 62, n).astype(np.int32)
+            x = np.ones((n, 28, 28), np.float32)
+            x[np.arange(n), 5 + y // 4, :] = 0
+            clients[f"f{i:04d}_00"] = {"pixels": x, "label": y}
+        write_tff(root / "emnist" / f"fed_emnist_{part}.h5", clients)
+
+
+@pytest.mark.parametrize("name", ["emnist-cr", "emnist-ae"])
+def test_emnist_trains_on_tensorflow_federateds_files(name: str, tmp_path: Path) -> None:
+    tiny_emnist(tmp_path)
+    model = {"model": "logistic"} if name == "emnist-cr" else {}
+    task = fx.load_task(name, data_dir=tmp_path, **model)
+    assert (task.clients.num_clients, int(task.clients.offsets[-1])) == (5, 60)
+    result = train(task, fx.fedavg(0.003 if name == "emnist-cr" else 10.0), rounds=12)
+    assert learned(result)
+    assert ("client_accuracy_mean" if name == "emnist-cr" else "client_mse_x1000_mean") in result.history[-1]
+
+
+WORDS = ["the", "a", "how", "to", "python", "java", "list", "sort", "use", "error"]
+
+
+def tiny_stackoverflow(root: Path) -> None:
+    rng = np.random.default_rng(0)
+    folder = root / "stackoverflow"
+    for part in ("train", "held_out", "test"):
+        users = {}
+        for i in range(6):
+            rows = []
+            for _ in range(5):
+                start = int(rng.integers(0, 10))
+                rows.append(" ".join(WORDS[(start + k) % 10] for k in range(int(rng.integers(2, 25)))) + " xyzzy")
+            tags = ["python|sorting" if i % 2 else "java"] * 5
+            fields = {"tokens": rows, "title": ["sort list"] * 5, "tags": tags, "type": ["question"] * 5}
+            users[f"{i:08d}"] = {key: [value.encode() for value in values] for key, values in fields.items()}
+        write_tff(folder / f"stackoverflow_{part}.h5", users)
+    vocabulary = [*WORDS, *(f"rare{i}" for i in range(9_990))]
+    (folder / "stackoverflow.word_count").write_text("".join(f"{w} {20_000 - i}\n" for i, w in enumerate(vocabulary)))
+    tags = ["java", "python", "sorting", *(f"tag{i}" for i in range(497))]
+    (folder / "stackoverflow.tag_count").write_text(json.dumps({tag: 900 - i for i, tag in enumerate(tags)}))
+
+
+def test_stack_overflow_next_word_trains_and_scores_neither_padding_nor_oov_nor_eos(tmp_path: Path) -> None:
+    tiny_stackoverflow(tmp_path)
+    task = fx.load_task("stackoverflow-nwp", model="rnn_small", data_dir=tmp_path)
+    assert task.clients.num_clients == 6
+    assert task.test is not None
+    result = train(task, fx.fedavg(1.0), rounds=6)
+    assert learned(result)
+    scored = task.metrics(result.params, {k: a[:8] for k, a in task.test.items()})["accuracy"][1]
+    y = np.asarray(task.test["y"][:8])
+    np.testing.assert_array_equal(np.asarray(scored) > 0, (y >= 1) & (y <= 10_000))
+
+
+def test_stack_overflow_tags_train_and_recall_counts_tags(tmp_path: Path) -> None:
+    tiny_stackoverflow(tmp_path)
+    task = fx.load_task("stackoverflow-lr", data_dir=tmp_path)
+    result = train(task, fx.fedavg(100.0), batch_size=100)
+    assert learned(result)
+    assert result.history[-1]["test_recall_at_5"] > 0.9
+
+
+def test_every_named_task_is_tried() -> None:
+    elsewhere = {"synthetic", "quadratic", "counterexample"}  # tests/test_analytic_tasks.py
+    here = {*REAL, "cifar100", "cifar100-coarse", "stackoverflow-nwp", "stackoverflow-lr"}
+    assert here | elsewhere == set(TASKS)
