@@ -64,7 +64,7 @@ def test_every_setting_fits_its_task_and_builds_its_algorithms(task: str, name: 
     recipe = fx.tasks.recipe_of(task)
     check_options(task, recipe, Options(**setting.task))
     partition = setting.task.get("partition", recipe.partitions[0])
-    assert set(setting.task) - {"partition", "model"} <= set(PARTITION_OPTIONS[partition])
+    assert set(setting.task) - {"partition", "model", "devices"} <= set(PARTITION_OPTIONS[partition])
     for algorithm, hyperparameters in setting.hyperparameters.items():
         build(algorithm, hyperparameters)
     assert setting.source

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 import fedoptax as fx
 from fedoptax.data.sources import Source
+from fedoptax.engine.sampling import cohort_of_round
 from fedoptax.tasks import TASKS
 from fedoptax.tasks.division import CENTRAL, DEFAULTS, PARTITION_OPTIONS, divide
 from fedoptax.tasks.recipe import OPTIONS, Options
+from small import small_task
 
 RECIPE = TASKS["mnist"]
 
@@ -101,3 +104,23 @@ def test_what_a_task_does_not_have_is_refused(options: dict[str, Any], message: 
     with pytest.raises(fx.UsageError) as error:
         fx.load_task(**options)
     assert message in str(error.value)
+
+
+def test_shares_go_to_the_active_devices_of_each_round() -> None:
+    """Fed-LAMB's other reading: 20 devices without data, of which 7 share all the examples in each round."""
+    task, algorithm = small_task(devices=20), fx.scaffold(0.3)
+    options: dict[str, Any] = {"rounds": 3, "cohort_size": 7, "batch_size": 4}
+    runs = [
+        fx.run(task, algorithm, **options, **how)
+        for how in ({}, {"engine": "eager"}, {"examples": "stream"}, {"client_states": "host"})
+    ]
+    for other in runs[1:]:
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), runs[0].params, other.params)
+    controls = runs[0].clients.tree["hidden"]["bias"]
+    cohorts = {int(i) for r in range(3) for i in cohort_of_round(jax.random.key(0), r, 20, 7)}
+    assert {i for i in range(20) if np.any(controls[i])} == cohorts
+    with pytest.raises(fx.UsageError, match="cohort_size: 5 given, allowed is 7, the number of shares"):
+        fx.run(task, algorithm, rounds=1, cohort_size=5)
+    with pytest.raises(fx.UsageError, match="devices: 9 given, allowed is at least num_clients, 10"):
+        fx.load_task("digits", num_clients=10, devices=9)
+    assert fx.load_task("digits", num_clients=10, devices=30).num_clients == 30

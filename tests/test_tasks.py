@@ -68,7 +68,7 @@ def test_fashion_mnist_trains() -> None:
 
 @pytest.mark.parametrize(("options", "text"), [
     ({"partition": "writers"}, "partition of task 'digits': unknown name 'writers'"),
-    ({"model": "gpt"}, "model: unknown name 'gpt'"),
+    ({"model": "gpt"}, "model of task 'digits': unknown name 'gpt'"),
     ({"alpha": -1.0}, "alpha"),
     ({"num_clients": 5000}, "num_clients"),
     ({"partition": "classes", "classes": 11}, "classes"),

@@ -29,7 +29,10 @@ _HOMES = {
     "fedoptax.wrappers": ("with_clipping", "with_prox"),
 }  # fmt: skip
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
-_MODULES = ("algorithm", "algorithms", "analytic", "data", "engine", "errors", "models", "report", "transforms", "tree")
+_MODULES = (
+    "algorithm", "algorithms", "analytic", "data", "engine", "errors", "models", "papers", "report", "schedules",
+    "tasks", "transforms", "tree",
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from fedoptax.algorithm import *  # noqa: F403

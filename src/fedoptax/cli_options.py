@@ -31,6 +31,9 @@ TestFraction = Annotated[
 ]
 ImageSize = Annotated[int | None, typer.Option(help="Of --task file:PATH: side to which images are resized.")]
 NumClients = Annotated[int | None, typer.Option(help="Clients in the federation. Default: the task's.")]
+Devices = Annotated[
+    int | None, typer.Option(help="So many devices, of which the cohort shares out the clients' data anew each round.")
+]
 PartitionSeed = Annotated[int, typer.Option(help="Seed of the partition.")]
 DataDir = Annotated[
     Path | None,

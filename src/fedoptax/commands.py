@@ -29,6 +29,7 @@ from fedoptax.record import summary
 from fedoptax.report import write_report
 from fedoptax.task import Task
 from fedoptax.tasks import TASKS, load_task, recipe_of
+from fedoptax.tasks.division import PARTITION_OPTIONS
 from fedoptax.tasks.recipe import OPTIONS as TASK_OPTIONS
 
 RUN_OPTIONS = (
@@ -285,7 +286,8 @@ def _with_preset(options: dict[str, Any]) -> dict[str, Any]:
     print(f"preset: {setting.source}; {setting.convention}", file=sys.stderr)
     task = dict(setting.task)
     if options.get("partition") not in (None, task.get("partition")):  # another one: its settings are not the paper's
-        task = {name: value for name, value in task.items() if name in ("num_clients", "model")}
+        of_partition = {"partition", *PARTITION_OPTIONS.get(task.get("partition", ""), ())} - {"num_clients"}
+        task = {name: value for name, value in task.items() if name not in of_partition}
     from_paper = {**task, **setting.run}
     filled = {name: value for name, value in from_paper.items() if options.get(name) is None}
     return options | filled

@@ -162,7 +162,7 @@ def run(
     work = LocalWork(batch_size, local_epochs, local_steps)
     plan = checked_plan(Plan(cohort_size, work, weighting or algorithm.weighting, client_loop), task)
     client = jax.eval_shape(lambda key: algorithm.init_client(task.init(key)), jax.random.key(0))
-    place = choose_place(client_states, client, task.clients.num_clients)
+    place = choose_place(client_states, client, task.num_clients)
     resident = choose_examples(examples, task) == "device"
     plan = replace(plan, states="all" if place == "device" else "cohort", examples="all" if resident else "cohort")
     source = None if resume_from is None else Path(resume_from)
@@ -216,7 +216,7 @@ def execute(task: Task, built: Program, hypers: Mapping[str, Any], settings: Set
             stack.enter_context(storage.locked(settings.out))
         server, client = built.start(hypers, key)
         disk = None if settings.out is None else settings.out / "client-states"
-        clients = make_states(settings.place, client, task.clients.num_clients, disk)
+        clients = make_states(settings.place, client, task.num_clients, disk)
         history, done = History(), 0
         if settings.resume_from is not None:
             done, history, server = _resume(settings, config, server, clients)
@@ -286,7 +286,7 @@ def _advance(
     compiled_before = built.timings["compile"]
     begun = time.perf_counter()
     numbers = [jnp.int32(n) for n in (done, end, settings.eval_every, settings.rounds)]
-    cohort_size, num_clients = settings.plan.cohort_size, task.clients.num_clients
+    cohort_size, num_clients = settings.plan.cohort_size, task.num_clients
     taken = clients.take(lambda: np.asarray(cohort_of_round(key, done, num_clients, cohort_size)))
     result = built.advance(hypers, server, taken, examples.of(done), key, *numbers)
     clients.put(result.clients)

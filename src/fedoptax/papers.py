@@ -70,7 +70,7 @@ def _lamb(partition: str, rounds: int, epochs: int = 1, model: str = "mlp_dropou
         _LAMB,
         "learning rates are tuned, not published: those here were found by this project; b1 = 0.9, b2 = 0.999 are the "
         "paper's; its identity for phi is clipped to [0.001, 10] here, so that biases, which start at 0, can move",
-        {"partition": partition, "num_clients": 50, "model": model, **options},
+        {"partition": partition, "num_clients": 50, "model": model} | options,
         {
             "rounds": rounds,
             "cohort_size": 25,
@@ -197,6 +197,7 @@ PAPERS: dict[str, dict[str, PaperSetting]] = {
     "mnist": {
         "fedlamb": _lamb("classes", 50, classes=1),
         "fedlamb-shards": _lamb("shards", 50, shards=2),
+        "fedlamb-active": _lamb("classes", 50, classes=1, num_clients=25, devices=50),
         "fedlamb-iid": _lamb("iid", 50),
         "fedlamb-cnn": _lamb("classes", 50, 1, "cnn", classes=1),
         "fedlamb-5-epochs": _lamb("classes", 50, 5, classes=1),

@@ -41,6 +41,8 @@ class Task:
         not necessarily clients that train. None if nobody knows.
       clip_norm: every minibatch gradient is clipped to this global 2-norm, where a paper's model needs it; None: not.
       eval_batch: test examples that are evaluated together, by the memory that their activations take.
+      devices: if given, the number of clients, who hold no data of their own: each round the examples of `clients`, as
+        many shares as the cohort has clients, are allocated to the active ones (Fed-LAMB, Section 4).
     """
 
     name: str
@@ -58,6 +60,12 @@ class Task:
     test_owners: np.ndarray | None = None
     clip_norm: float | None = None
     eval_batch: int = 500
+    devices: int | None = None
+
+    @property
+    def num_clients(self) -> int:
+        """N, the number of clients that cohorts are drawn from."""
+        return self.clients.num_clients if self.devices is None else self.devices
 
 
 def masked_mean(values: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:

@@ -178,13 +178,13 @@ def round_function(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Callable[
     loop = plan.client_loop == "loop" or (plan.client_loop == "auto" and jax.default_backend() == "cpu")
     capacity = int(task.clients.sizes.max())
     grad_fn = task_grad_fn(task)
-    cohort_info = Cohort(plan.cohort_size, task.clients.num_clients)
+    cohort_info = Cohort(plan.cohort_size, task.num_clients)
 
     def a_round(
         server: Tree, clients: Tree, data: DeviceData, key: jax.Array, round: jax.Array
     ) -> tuple[Tree, Tree, jax.Array, jax.Array]:
-        cohort = cohort_of_round(key, round, task.clients.num_clients, plan.cohort_size)
-        places = cohort if plan.examples == "all" else jnp.arange(plan.cohort_size)
+        cohort = cohort_of_round(key, round, task.num_clients, plan.cohort_size)
+        places = cohort if holds_all(plan, task) else jnp.arange(plan.cohort_size)
         weights = _weights(plan.weighting, data.sizes[places])
         message = algorithm.broadcast(server)
         client_keys = round_key(key, round)
@@ -214,6 +214,11 @@ def round_function(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Callable[
         return server, clients, loss, finite
 
     return a_round
+
+
+def holds_all(plan: Plan, task: Task) -> bool:
+    """Whether a client's place in the program's data is its number; else it is its place in the cohort."""
+    return plan.examples == "all" and task.devices is None
 
 
 def all_finite(tree: Tree) -> jax.Array:
@@ -269,7 +274,7 @@ def _message_bytes(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, shapes
         message = algorithm.broadcast(server)
         batches = client_batches(examples, n, n, key, plan.work, int(task.clients.sizes.max()))
         upload, new_client, _ = algorithm.client_update(task_grad_fn(task), message, client, batches)
-        new_server = algorithm.server_update(server, upload, Cohort(plan.cohort_size, task.clients.num_clients))
+        new_server = algorithm.server_update(server, upload, Cohort(plan.cohort_size, task.num_clients))
         return message, upload, (server, client), (new_server, new_client)
 
     one = {  # the arrays of one example, in the types that they have on the device

@@ -17,6 +17,7 @@ from fedoptax.engine.compiled import (
     Fixed,
     Program,
     all_finite,
+    holds_all,
     program,
 )
 from fedoptax.engine.evaluation import column_names, evaluate, evaluation_data
@@ -98,8 +99,8 @@ def eager_program(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Program:
     ) -> Advance:
         rows = {name: jnp.full((MAX_ROUNDS,), jnp.nan, jnp.float32) for name in ["train_loss", *columns]}
         for r in range(int(start), int(stop)):
-            cohort = [int(i) for i in cohort_of_round(key, r, task.clients.num_clients, plan.cohort_size)]
-            places = cohort if plan.examples == "all" else range(plan.cohort_size)
+            cohort = [int(i) for i in cohort_of_round(key, r, task.num_clients, plan.cohort_size)]
+            places = cohort if holds_all(plan, task) else range(plan.cohort_size)
             batches = [
                 _list_of_batches(data, place, jax.random.fold_in(round_key(key, r), i), plan, capacity)
                 for i, place in zip(cohort, places)
@@ -107,9 +108,7 @@ def eager_program(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Program:
             weights = data.sizes[jnp.asarray(places)] if plan.weighting == "examples" else None
             rows_of = cohort if plan.states == "all" else range(plan.cohort_size)
             states = [jax.tree.map(lambda a, i=i: a[i], clients) for i in rows_of]
-            new_server, states, info = run_round(
-                algorithm, grad_fn, server, states, batches, weights, task.clients.num_clients
-            )
+            new_server, states, info = run_round(algorithm, grad_fn, server, states, batches, weights, task.num_clients)
             finite = bool(jnp.isfinite(info.train_loss) & all_finite(new_server))
             rows["train_loss"] = rows["train_loss"].at[r - int(start)].set(info.train_loss)
             if not finite:

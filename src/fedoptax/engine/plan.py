@@ -50,9 +50,14 @@ def checked_plan(plan: Plan, task: Task) -> Plan:
     ):
         if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
             raise UsageError(f"{name}: {value!r} given, allowed is a whole number >= 1")
-    clients = task.clients.num_clients
+    clients, shares = task.num_clients, task.clients.num_clients
     if plan.cohort_size > clients:
         raise UsageError(f"cohort_size: {plan.cohort_size} given, allowed is at most the number of clients, {clients}")
+    if task.devices is not None and plan.cohort_size != shares:
+        raise UsageError(
+            f"cohort_size: {plan.cohort_size} given, allowed is {shares}, the number of shares that the active of the "
+            f"{clients} devices take each round"
+        )
     for name, choice, allowed in (
         ("weighting", plan.weighting, WEIGHTINGS),
         ("client_loop", plan.client_loop, CLIENT_LOOPS),

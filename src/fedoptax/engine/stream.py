@@ -71,11 +71,13 @@ class Streamed:
         self._reader.shutdown(wait=True, cancel_futures=True)
 
     def _read_ahead(self, round: int) -> Future[DeviceData]:
-        cohort = cohort_of_round(self._key, round, self._task.clients.num_clients, self._cohort_size)
+        cohort = cohort_of_round(self._key, round, self._task.num_clients, self._cohort_size)
         return self._reader.submit(self._read, np.asarray(cohort))
 
     def _read(self, cohort: np.ndarray) -> DeviceData:
         clients = self._task.clients
+        if self._task.devices is not None:
+            cohort = np.arange(self._cohort_size)  # the shares of the active devices
         sizes = clients.sizes[cohort]
         offsets = np.cumsum(sizes) - sizes
         examples = {}

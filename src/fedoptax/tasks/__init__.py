@@ -23,6 +23,7 @@ TASKS: dict[str, Recipe] = {
         model="mlp",
         num_clients=50,
         models=_IMAGE_MODELS,
+        options=("devices",),
         partitions=CENTRAL,
         defaults={"rounds": 100, "cohort_size": 10, "batch_size": 10, "local_epochs": 1, "eval_every": 1},
     ),
@@ -32,6 +33,7 @@ TASKS: dict[str, Recipe] = {
         model="mlp",
         num_clients=100,
         models=_IMAGE_MODELS,
+        options=("devices",),
         partitions=(*CENTRAL, "writers"),
         defaults={"rounds": 100, "cohort_size": 10, "batch_size": 20, "local_epochs": 1, "eval_every": 2},
     ),
@@ -41,6 +43,7 @@ TASKS: dict[str, Recipe] = {
         model="cnn",
         num_clients=100,
         models=_IMAGE_MODELS,
+        options=("devices",),
         partitions=CENTRAL,
         defaults={"rounds": 100, "cohort_size": 10, "batch_size": 20, "local_epochs": 1, "eval_every": 2},
     ),
@@ -50,7 +53,7 @@ TASKS: dict[str, Recipe] = {
         model="resnet18",
         num_clients=500,
         models=_IMAGE_MODELS,
-        options=("augment",),
+        options=("augment", "devices"),
         partitions=CENTRAL,
         defaults={"rounds": 1000, "cohort_size": 10, "batch_size": 20, "local_epochs": 1, "eval_every": 50},
     ),
@@ -60,7 +63,7 @@ TASKS: dict[str, Recipe] = {
         model="resnet18",
         num_clients=500,
         models=_IMAGE_MODELS,
-        options=("augment",),
+        options=("augment", "devices"),
         partitions=("pachinko", *CENTRAL),
         defaults={"rounds": 1000, "cohort_size": 10, "batch_size": 20, "local_epochs": 1, "eval_every": 50},
     ),
@@ -70,7 +73,7 @@ TASKS: dict[str, Recipe] = {
         model="resnet18",
         num_clients=500,
         models=_IMAGE_MODELS,
-        options=("augment",),
+        options=("augment", "devices"),
         partitions=CENTRAL,
         defaults={"rounds": 1000, "cohort_size": 10, "batch_size": 20, "local_epochs": 1, "eval_every": 50},
     ),
@@ -80,6 +83,7 @@ TASKS: dict[str, Recipe] = {
         model="emnist_cnn",
         num_clients=100,
         models=_IMAGE_MODELS,
+        options=("devices",),
         partitions=("writers", *CENTRAL),
         defaults={"rounds": 500, "cohort_size": 10, "batch_size": 20, "local_epochs": 1, "eval_every": 25},
     ),
@@ -178,6 +182,7 @@ def load_task(
     sigma: float | None = None,
     exponent: float | None = None,
     num_clients: int | None = None,
+    devices: int | None = None,
     model: str | None = None,
     augment: str | None = None,
     client_column: str | None = None,
@@ -207,6 +212,8 @@ def load_task(
       sigma: deviation of the logarithm of the sizes, for `partition="lognormal"`; default 1.
       exponent: of the sizes' tail, for `partition="powerlaw"`; default 1.5.
       num_clients: N; of natural clients the first N are taken; None takes the default.
+      devices: of image tasks: so many devices without data of their own, >= N; each round N active ones, which must be
+        the cohort, are allocated the N shares (a reading of Fed-LAMB's experiments).
       model: `"logistic"`, `"mlp"`, `"cnn"`, …; None takes the task's default.
       augment: of CIFAR: `"crop"` (24×24, flip, standardise; default for ResNet-18), `"standardize"` or `"none"`.
       client_column, label_column, test_fraction, image_size: of `file:PATH`, see `fedoptax.data.own.load_file`.
@@ -229,6 +236,7 @@ def load_task(
         sigma,
         exponent,
         num_clients,
+        devices,
         model,
         augment,
         client_column,

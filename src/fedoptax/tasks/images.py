@@ -14,6 +14,7 @@ import optax
 from fedoptax.algorithm import Tree
 from fedoptax.data.federated import FederatedData
 from fedoptax.data.sources import Source
+from fedoptax.errors import UsageError
 from fedoptax.models import MODELS
 from fedoptax.models.functional import Model
 from fedoptax.task import Task, masked_mean
@@ -82,7 +83,15 @@ def classification(load: Load, scale: float) -> Callable[[str, Recipe, Options],
         augment = given.augment or ("crop" if model.startswith("resnet18") and "augment" in recipe.options else "none")
         source = load(given.data_dir, given.partition or recipe.partitions[0])
         division = divide(source, recipe, given)
-        spec = {"model": model, **({"augment": augment} if "augment" in recipe.options else {}), **division.spec}
+        spec = {
+            "model": model,
+            **({"augment": augment} if "augment" in recipe.options else {}),
+            **({"devices": given.devices} if given.devices is not None else {}),
+            **division.spec,
+        }
+        if given.devices is not None and given.devices < division.clients.num_clients:
+            least = division.clients.num_clients
+            raise UsageError(f"devices: {given.devices} given, allowed is at least num_clients, {least}")
         shape = cropped_shape(source.input_shape) if augment == "crop" else source.input_shape
         return image_classification(
             name,
@@ -94,6 +103,7 @@ def classification(load: Load, scale: float) -> Callable[[str, Recipe, Options],
             spec,
             augment=AUGMENTATIONS[augment],
             test_owners=division.test_owners,
+            devices=given.devices,
         )
 
     return make
@@ -109,13 +119,14 @@ def image_classification(
     spec: Mapping[str, Any] | None = None,
     augment: Augmentation | None = None,
     test_owners: np.ndarray | None = None,
+    devices: int | None = None,
 ) -> Task:
     """Cross-entropy on examples `x` (n, …), given to the model as x / scale, with labels `y` (n,).
 
     Metrics: `accuracy`, and `loss`, the cross-entropy in nats.
 
     Args:
-      name, clients, test, description, spec, test_owners: as in `Task`.
+      name, clients, test, description, spec, test_owners, devices: as in `Task`.
       model: x to logits.
       scale: the largest pixel.
       augment: `(x / scale, key) -> x`, applied to each batch; the key is None in evaluation.
@@ -151,4 +162,5 @@ def image_classification(
         description,
         dict(spec or {}),
         test_owners=test_owners,
+        devices=devices,
     )

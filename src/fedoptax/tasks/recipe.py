@@ -24,6 +24,7 @@ class Options(NamedTuple):
     sigma: float | None = None
     exponent: float | None = None
     num_clients: int | None = None
+    devices: int | None = None
     model: str | None = None
     augment: str | None = None
     client_column: str | None = None
