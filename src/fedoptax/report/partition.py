@@ -14,6 +14,8 @@ from fedoptax.report.words import count, setting
 #: Clients shown one by one; all of them are in the histogram.
 SHOWN = 100
 
+_OPTIONS = ("alpha", "alpha_fine", "classes", "shards", "similarity", "sigma", "exponent")  # of partitions
+
 
 @dataclass(frozen=True, eq=False)
 class Partition:
@@ -86,8 +88,8 @@ def title(config: Mapping[str, Any]) -> str:
     task = config["task"]
     if not task.get("partition"):
         return str(task["name"])
-    alpha = f", alpha {setting(task['alpha'])}" if task.get("alpha") is not None else ""
-    return f"{task['name']} ({task['partition']} partition{alpha})"
+    options = [f", {name.replace('_', ' ')} {setting(task[name])}" for name in _OPTIONS if task.get(name) is not None]
+    return f"{task['name']} ({task['partition']} partition{''.join(options)})"
 
 
 def _histogram(sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
