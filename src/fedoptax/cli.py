@@ -51,6 +51,7 @@ from fedoptax.cli_options import (
     Weighting,
 )
 from fedoptax.data_cli import app as data_app
+from fedoptax.deploy_cli import deploy_app
 from fedoptax.errors import RunError, Stopped, UsageError
 
 app = typer.Typer(
@@ -61,6 +62,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(data_app, name="data")
+app.add_typer(deploy_app, name="deploy")
 
 
 class Listing(StrEnum):

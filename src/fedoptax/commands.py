@@ -105,6 +105,10 @@ def resume(folder: Path, rounds: int | None, data_dir: Path | None) -> None:
     if not (folder / "config.json").is_file():
         raise UsageError(f"folder: '{folder}' given, allowed is the folder of a run or a comparison")
     config = storage.read_json(folder / "config.json")
+    if "deployment" in config:
+        raise UsageError(
+            f"folder: '{folder}' is of a network run; continue it with fedoptax deploy local --resume {folder}"
+        )
     try:
         name, hyperparameters = config["algorithm"]["name"], config["algorithm"]["hyperparameters"]
         options = {key: config[key] for key in RUN_OPTIONS if key in config} | {"seed": config["seed"]}

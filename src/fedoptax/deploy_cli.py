@@ -1,0 +1,133 @@
+"""The command line of deployments; the work is done by `fedoptax.deploy.commands`, imported when a command runs."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedoptax.errors import UsageError
+
+deploy_app = typer.Typer(help="Run an algorithm on a real network, through Flower.", rich_markup_mode=None)
+
+Task = Annotated[
+    str | None, typer.Option(help="Task, see `fedoptax list tasks`; or MODULE:FUNCTION of the app. Default: digits.")
+]
+TaskSet = Annotated[
+    list[str] | None, typer.Option("--task-set", metavar="NAME=VALUE", help="An option of the task: model, alpha ...")
+]
+Algorithm = Annotated[str | None, typer.Option(help="Algorithm, see `fedoptax list algorithms`. Default: fedadam.")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A hyper-parameter.")]
+Rounds = Annotated[int | None, typer.Option(help="Communication rounds. Default: the task's.")]
+CohortSize = Annotated[int | None, typer.Option(help="Clients a round. Default: the task's, at most all.")]
+BatchSize = Annotated[int | None, typer.Option(help="Examples a local step. Default: the task's.")]
+LocalEpochs = Annotated[int | None, typer.Option(help="Passes over its examples a client makes in a round.")]
+LocalSteps = Annotated[int | None, typer.Option(help="Exactly so many local steps a round, instead of epochs.")]
+Weighting = Annotated[str | None, typer.Option(help="examples or uniform. Default: the algorithm's paper's.")]
+EvalEvery = Annotated[int | None, typer.Option(help="Rounds between evaluations. Default: the task's.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of initialisation, cohorts and data order. Default: 0.")]
+Quorum = Annotated[float | None, typer.Option(help="Part of the cohort that is enough for a round. Default: 0.5.")]
+RoundTimeout = Annotated[float | None, typer.Option(help="Seconds a round waits for replies. Default: 600.")]
+WaitLimit = Annotated[float | None, typer.Option(help="Seconds a round waits for a quorum. Default: 600.")]
+MaxExamples = Annotated[int | None, typer.Option(help="Most examples believed of a client. Default: the task's.")]
+CheckpointEvery = Annotated[int | None, typer.Option(help="Rounds between checkpoints. Default: 1.")]
+DataDir = Annotated[Path | None, typer.Option(help="Folder with a subfolder a data set. Default: $FEDOPTAX_DATA.")]
+
+
+@deploy_app.callback(invoke_without_command=True)
+def root(context: typer.Context) -> None:
+    """Run an algorithm on a real network, through Flower."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@deploy_app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="A new folder for the app and the keys.")],
+    nodes: Annotated[int, typer.Option(help="SuperNodes, one a client: so many keys are made.")] = 4,
+    host: Annotated[
+        list[str] | None, typer.Option(help="Name or address of the server for its certificate. Default: this machine.")
+    ] = None,
+    task: Task = None,
+    task_set: TaskSet = None,
+    algorithm: Algorithm = None,
+    set_: Set = None,
+    rounds: Rounds = None,
+    cohort_size: CohortSize = None,
+    batch_size: BatchSize = None,
+    local_epochs: LocalEpochs = None,
+    local_steps: LocalSteps = None,
+    weighting: Weighting = None,
+    eval_every: EvalEvery = None,
+    seed: Seed = None,
+    quorum: Quorum = None,
+    round_timeout: RoundTimeout = None,
+    wait_limit: WaitLimit = None,
+    max_examples: MaxExamples = None,
+    checkpoint_every: CheckpointEvery = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Write a ready Flower app, with certificates and node keys for a local trial.
+
+    Example: fedoptax deploy init federation --nodes 4 --task digits --algorithm scaffold --set client_lr=0.1
+    """
+    options = _options(locals())
+    folder, nodes, hosts, data_dir = (options.pop(name) for name in ("folder", "nodes", "host", "data_dir"))
+    _commands().init(folder, nodes, hosts or [], data_dir, **options)
+
+
+@deploy_app.command()
+def local(
+    nodes: Annotated[int | None, typer.Option(help="SuperNodes, one a client. Default: 4, or as many as keys.")] = None,
+    app: Annotated[Path | None, typer.Option(help="A folder by `fedoptax deploy init`. Default: a new one.")] = None,
+    task: Task = None,
+    task_set: TaskSet = None,
+    algorithm: Algorithm = None,
+    set_: Set = None,
+    rounds: Rounds = None,
+    cohort_size: CohortSize = None,
+    batch_size: BatchSize = None,
+    local_epochs: LocalEpochs = None,
+    local_steps: LocalSteps = None,
+    weighting: Weighting = None,
+    eval_every: EvalEvery = None,
+    seed: Seed = None,
+    quorum: Quorum = None,
+    round_timeout: RoundTimeout = None,
+    wait_limit: WaitLimit = None,
+    max_examples: MaxExamples = None,
+    checkpoint_every: CheckpointEvery = None,
+    data_dir: DataDir = None,
+    port: Annotated[int | None, typer.Option(help="Port of the SuperLink. Default: a free one.")] = None,
+    node_port: Annotated[int | None, typer.Option(help="Port of the first SuperNode. Default: free ones.")] = None,
+    start_timeout: Annotated[float | None, typer.Option(help="Seconds a process may take to start.")] = None,
+    time_limit: Annotated[float | None, typer.Option(help="Seconds until all is stopped. Default: a day.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the results. Default: runs/deployment.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Continue the run in this folder.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
+) -> None:
+    """Run a real federation on this machine: a SuperLink and SuperNodes with TLS and node authentication.
+
+    Example: fedoptax deploy local --nodes 4 --task digits --algorithm fedadam --rounds 5 --out runs/network
+    """
+    options = _options(locals())
+    names = ("nodes", "port", "node_port", "start_timeout", "time_limit", "data_dir")
+    place = {name: options.pop(name) for name in names}
+    _commands().local(place=place, **options)
+
+
+def _options(names: dict[str, Any]) -> dict[str, Any]:
+    renamed = {"set_": "settings", "task_set": "task_settings"}
+    return {renamed.get(name, name): value for name, value in names.items()}
+
+
+def _commands() -> Any:
+    if find_spec("flwr") is None:
+        raise UsageError("deploy: Flower is not installed, allowed is an environment with fedoptax[flower]")
+    from fedoptax.progress import status
+
+    with status("starting"):
+        return import_module("fedoptax.deploy.commands")

@@ -1,0 +1,119 @@
+"""Small deployments for the tests, what they must give, and the processes they leave."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedoptax.algorithm import FedAlgorithm
+from fedoptax.deploy.config import Deployment, build_task
+from fedoptax.engine.eager import run_round
+from fedoptax.engine.local import LocalWork, client_batches, task_grad_fn
+from fedoptax.engine.sampling import round_key
+from fedoptax.task import Task
+
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "fedadam": {"client_lr": 0.05, "server_lr": 0.03},
+    "fedlamb": {"lr": 0.01},
+    "scaffold": {"client_lr": 0.05},
+    "fafed": {"lr": 0.02},
+}
+
+
+def need_flower() -> None:
+    """Skips where Flower is not installed."""
+    pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fedoptax[flower]')")
+
+
+task_of = cache(lambda: build_task(deployment()))  # the task of all of them, loaded once
+
+
+def deployment(algorithm: str = "scaffold", **changes: Any) -> Deployment:
+    """Logistic regression on digits, three clients of unequal data, two a round."""
+    given: dict[str, Any] = {
+        "task": {"name": "digits", "model": "logistic", "num_clients": 3, "partition": "dirichlet-by-class"},
+        "algorithm": algorithm,
+        "hyperparameters": ALGORITHMS[algorithm],
+        "rounds": 5,
+        "cohort_size": 2,
+        "batch_size": 50,
+        "quorum": 1.0,
+        "seed": 3,
+    }
+    return Deployment(**(given | changes))
+
+
+def batches_of(task: Task, partition: int, round: int, seed: int, work: LocalWork) -> list[Any]:
+    """The minibatches of one client in one round, as the simulation makes them."""
+    key = jax.random.fold_in(round_key(jax.random.key(seed), round), partition)
+    examples = {name: jnp.asarray(array) for name, array in task.clients.examples.items()}
+    offset, size = int(task.clients.offsets[partition]), int(task.clients.sizes[partition])
+    capacity = int(task.clients.sizes.max())
+    made = client_batches(examples, jnp.int32(offset), jnp.int32(size), key, work, capacity)
+    return [made.get(k) for k in range(int(made.num_steps))]
+
+
+def expected_params(given: Deployment, accepted: Sequence[Sequence[int]]) -> Any:
+    """The parameters after rounds in which just these clients took part, by eager rounds on one machine."""
+    task = task_of()
+    algorithm: FedAlgorithm = given.build_algorithm()
+    plan = given.plan(algorithm)
+    params = task.init(jax.random.fold_in(jax.random.key(given.seed), 0))
+    server, states = algorithm.init(params), [algorithm.init_client(params)] * task.clients.num_clients
+    grad_fn = jax.jit(task_grad_fn(task))
+    for number, cohort in enumerate(accepted):
+        batches = [batches_of(task, i, number, given.seed, plan.work) for i in cohort]
+        sizes = [int(task.clients.sizes[i]) for i in cohort]
+        weights = sizes if plan.weighting == "examples" else None
+        old = [states[i] for i in cohort]
+        server, new, _ = run_round(algorithm, grad_fn, server, old, batches, weights, task.clients.num_clients)
+        for i, state in zip(cohort, new):
+            states[i] = state
+    return algorithm.params(server)
+
+
+def network_lines(out: Path) -> list[dict[str, Any]]:
+    """What the server tells of each round's messages."""
+    path = out / "network.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+def assert_params(out: Path, params: Any, atol: float = 2e-5) -> None:
+    """The run's parameters are these, to float tolerance."""
+    from fedoptax.storage import named_leaves
+
+    with np.load(out / "params.npz") as stored:
+        for name, value in named_leaves(params).items():
+            np.testing.assert_allclose(stored[name], value, rtol=1e-4, atol=atol, err_msg=name)
+
+
+def processes_of(work: Path) -> dict[int, str]:
+    """The processes that have the work folder in their environment or command line, with their commands."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ")
+            text = (folder / "environ").read_bytes() + command
+        except OSError:
+            continue
+        if str(work).encode() in text and int(folder.name) != os.getpid():
+            found[int(folder.name)] = command.decode(errors="replace")
+    return found
+
+
+def wait_until(condition: Callable[[], Any], seconds: float, what: str) -> None:
+    """Waits for something, or fails."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"{what}: not within {seconds:.0f} s"
+        time.sleep(0.3)
