@@ -7,7 +7,7 @@ BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 DEMO_OUT ?= runs/demo
 
-.PHONY: help setup demo test test-long test-fast test-all lint format lock clean
+.PHONY: help setup demo test test-long test-network test-torch test-fast test-all lint format lock clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/  /'
@@ -29,7 +29,14 @@ test: lint       ## lint, types and tests (about 12 minutes on 2 cores; slow: XL
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m "not long"
 
 test-long: $(READY) ## every algorithm with its preset on digits and MNIST (about 4 minutes; MNIST is skipped without its files)
-	$(BIN)/python -m pytest -q -m long
+	$(BIN)/python -m pytest -q -m long --ignore-glob="tests/test_deploy_*" --ignore-glob="tests/test_torch_*"
+
+test-network: $(READY) ## real servers and nodes on loopback: rounds, faults, resuming (about 15 minutes; needs no other machine)
+	$(BIN)/python -m pytest -q -m long tests/test_deploy_network.py tests/test_deploy_faults.py tests/test_deploy_resume.py
+
+test-torch: $(READY) ## the PyTorch clients, alone and on a real network; installs PyTorch (about 5 minutes)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/python -m pytest -q tests/test_torch_*.py
 
 test-fast: $(READY) ## tests without the slow suites
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m "not slow and not long"

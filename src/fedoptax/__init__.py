@@ -31,7 +31,7 @@ _HOMES = {
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 _MODULES = (
     "algorithm", "algorithms", "analytic", "data", "engine", "errors", "models", "papers", "report", "schedules",
-    "tasks", "transforms", "tree",
+    "tasks", "torch", "transforms", "tree",
 )  # fmt: skip
 
 if TYPE_CHECKING:

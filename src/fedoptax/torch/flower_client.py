@@ -1,0 +1,34 @@
+"""The Flower ClientApp of clients that train a module by `with_module` or `native`, among any other clients.
+
+The task of `module_task` needs none of this: it runs in `fedoptax.deploy.flower_client`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flwr.clientapp import ClientApp
+
+from fedoptax.algorithm import FedAlgorithm
+from fedoptax.deploy import flower_client
+from fedoptax.engine.local import LocalWork
+from fedoptax.task import Task
+from fedoptax.torch.client import ModuleClient
+
+Change = Callable[[FedAlgorithm], FedAlgorithm]
+"""From the deployment's algorithm to the client's, with the same messages and uploads."""
+
+
+def client_app(change: Change) -> ClientApp:
+    """The ClientApp of a deployment whose clients train a module.
+
+    Settings and states are those of `fedoptax.deploy.flower_client.client_app`; the buffers are part of the state.
+
+    Args:
+      change: makes the client's algorithm, as `lambda algorithm: with_module(algorithm, module, loss)`.
+    """
+
+    def make(task: Task, algorithm: FedAlgorithm, work: LocalWork, partition: int, seed: int) -> ModuleClient:
+        return ModuleClient(task, change(algorithm), work, partition, seed)
+
+    return flower_client.client_app(make)
