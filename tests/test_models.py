@@ -23,6 +23,7 @@ SIZES = [
     ("emnist_cnn", (28, 28, 1), 62, 1_206_590),  # AFO
     ("resnet18", (24, 24, 3), 10, 11_181_642),  # AFO, CIFAR-10
     ("resnet18", (24, 24, 3), 100, 11_227_812),  # AFO, CIFAR-100
+    ("resnet18_unstrided", (24, 24, 3), 10, 11_181_642),  # strides have no parameters
     ("resnet9", (32, 32, 3), 10, 4_903_242),  # Fed-LAMB
     ("cifar_cnn", (32, 32, 3), 10, 122_570),
     ("fafed_fmnist_cnn", (28, 28, 1), 10, 26_620),  # FAFED

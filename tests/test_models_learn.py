@@ -19,13 +19,14 @@ SMALL = {
     "cnn": ((8, 8, 1), LAX),
     "emnist_cnn": ((8, 8, 1), LAX),
     "resnet18": ((8, 8, 3), LAX | {"width": 4}),
+    "resnet18_unstrided": ((8, 8, 3), LAX | {"width": 4}),
     "resnet9": ((8, 8, 3), LAX | {"width": 4}),
     "cifar_cnn": ((18, 18, 3), LAX),
     "fafed_fmnist_cnn": ((10, 10, 1), LAX),
     "fafed_cifar_cnn": ((8, 8, 3), LAX),
     "lenet": ((16, 16, 1), LAX),
 }
-SLOW = ("resnet18", "resnet9")
+SLOW = ("resnet18", "resnet18_unstrided", "resnet9")
 
 
 def numbers(shape, below, seed=1):
