@@ -25,10 +25,10 @@ setup: $(READY)  ## make the virtual environment
 demo: $(READY)   ## compare adaptive optimizers on non-iid digits; ends with the path of the report
 	$(BIN)/fedoptax compare --task digits --algorithms fedavg,fedavgm,fedadagrad,fedadam,fedyogi,fedams --seeds 3 --rounds 100 --out $(DEMO_OUT) --overwrite
 
-test: lint       ## lint, types and tests (about 12 minutes on 2 cores; slow: XLA compiles a program for most laws and engine tests)
+test: lint       ## lint, types and tests (about 14 minutes on 2 cores; slow: XLA compiles a program for most laws, engine and task tests)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m "not long"
 
-test-long: $(READY) ## every algorithm with its preset on digits and MNIST (about 4 minutes; MNIST is skipped without its files)
+test-long: $(READY) ## every algorithm with its preset on digits and MNIST, the largest tasks (about 5 minutes; what has no files is skipped)
 	$(BIN)/python -m pytest -q -m long --ignore-glob="tests/test_deploy_*" --ignore-glob="tests/test_torch_*"
 
 test-network: $(READY) ## real servers and nodes on loopback: rounds, faults, resuming (about 15 minutes; needs no other machine)

@@ -35,6 +35,9 @@ REAL: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+LONG = ("cifar10", "mnist", "wikitext-2")  # half a minute each; `make test-long`
+
+
 def few(task: fx.Task, n: int = 60) -> fx.Task:
     """The task with the first `n` of its test examples."""
     assert task.test is not None
@@ -58,7 +61,7 @@ def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("FEDOPTAX_CACHE", str(tmp_path_factory.getbasetemp() / "task-caches"))
 
 
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in LONG else n for n in REAL])
 def test_every_task_at_hand_trains(name: str) -> None:
     asked = dict(REAL[name])
     folder = asked.pop("folder", None)
