@@ -46,7 +46,7 @@ def cross_entropy(y):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in MODELS]
+    "name", [pytest.param(name, marks=pytest.mark.long) if name in SLOW else name for name in MODELS]
 )
 def test_a_classifier_learns(name):
     shape, options = SMALL[name]

@@ -35,7 +35,7 @@ REAL: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-LONG = ("cifar10", "mnist", "wikitext-2")  # half a minute each; `make test-long`
+LONG = ("cifar10", "emnist-ae", "mnist", "shakespeare", "wikitext-2")  # 15 to 40 s each; `make test-long`
 
 
 def few(task: fx.Task, n: int = 60) -> fx.Task:
@@ -121,7 +121,7 @@ def tiny_emnist(root: Path) -> None:
         write_tff(root / "emnist" / f"fed_emnist_{part}.h5", clients)
 
 
-@pytest.mark.parametrize("name", ["emnist-cr", "emnist-ae"])
+@pytest.mark.parametrize("name", ["emnist-cr", pytest.param("emnist-ae", marks=pytest.mark.long)])
 def test_emnist_trains_on_tensorflow_federateds_files(name: str, tmp_path: Path) -> None:
     tiny_emnist(tmp_path)
     model = {"model": "logistic"} if name == "emnist-cr" else {}
@@ -155,6 +155,7 @@ def tiny_stackoverflow(root: Path) -> None:
     (folder / "stackoverflow.tag_count").write_text(json.dumps({tag: 900 - i for i, tag in enumerate(tags)}))
 
 
+@pytest.mark.long
 def test_stack_overflow_next_word_trains_and_scores_neither_padding_nor_oov_nor_eos(tmp_path: Path) -> None:
     tiny_stackoverflow(tmp_path)
     task = fx.load_task("stackoverflow-nwp", model="rnn_small", data_dir=tmp_path)
