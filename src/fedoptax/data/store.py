@@ -6,13 +6,14 @@ A store is written beside its place and moved there when it is whole, so a reade
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import math
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -162,7 +163,16 @@ def _open(place: int, name: str, form: Mapping[str, Any]) -> np.ndarray:
 
 
 def _publish(temporary: Path, folder: Path, replace: bool) -> None:
-    for _ in range(8):  # other processes may put theirs there in between
+    aside = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.old")
+    try:
+        with _turn(folder.parent):
+            _move(temporary, folder, aside, replace)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _move(temporary: Path, folder: Path, aside: Path, replace: bool) -> None:
+    for _ in range(8):  # where locks are not kept, others may put theirs there in between
         try:
             os.rename(temporary, folder)
             return
@@ -171,11 +181,22 @@ def _publish(temporary: Path, folder: Path, replace: bool) -> None:
                 raise
         if not replace and _whole(folder):
             return
-        aside = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.old")
+        shutil.rmtree(aside, ignore_errors=True)
         with suppress(FileNotFoundError):
             os.rename(folder, aside)  # whole, at once: no reader finds half of it
-        shutil.rmtree(aside, ignore_errors=True)
     raise DataError(f"'{folder}' cannot be written: other processes replace it all the time")
+
+
+@contextmanager
+def _turn(parent: Path) -> Iterator[None]:
+    """One writer at a time moves a store into `parent`; without it, many who replace one store starve each other."""
+    place = os.open(parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):  # a file system without locks: `_move` tries again instead
+            fcntl.flock(place, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(place)
 
 
 def _whole(folder: Path) -> bool:
