@@ -42,6 +42,9 @@ class FedAlgorithm(NamedTuple):
       server_update: `(server, mean_upload, cohort) -> server`, where `cohort` is a `Cohort`.
       params: `server -> params`, the model to evaluate and save.
       weighting: how the paper averages uploads, `"examples"` or `"uniform"`; a run may choose otherwise.
+      decode: `sent -> upload`, what the receiver makes of an upload before the mean; None where uploads are sent
+        as they are averaged (see `with_compression`).
+      epsilon: `(rounds, cohort_size, num_clients) -> ε`, the privacy spent; None without privacy (see `with_privacy`).
     """
 
     init: Callable[[Tree], Tree]
@@ -51,6 +54,8 @@ class FedAlgorithm(NamedTuple):
     server_update: Callable[[Tree, Tree, Cohort], Tree]
     params: Callable[[Tree], Tree]
     weighting: str = "examples"
+    decode: Callable[[Tree], Tree] | None = None
+    epsilon: Callable[[int, int, int], float] | None = None
 
 
 class Batches(NamedTuple):
@@ -92,6 +97,11 @@ def local_steps(step: Step, carry: Tree, batches: Batches | Sequence[Any]) -> tu
             state = accumulate(state, batch)
     carry, total = state
     return carry, total / jnp.maximum(num_steps(batches), 1).astype(total.dtype)
+
+
+def decoded(algorithm: FedAlgorithm, sent: Tree) -> Tree:
+    """The upload that takes part in the mean, of what a client sent."""
+    return sent if algorithm.decode is None else algorithm.decode(sent)
 
 
 def weighted_mean(trees: Sequence[Tree], weights: Sequence[Any] | jax.Array | None = None) -> Tree:

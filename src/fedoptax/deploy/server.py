@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedoptax.algorithm import Cohort, FedAlgorithm, Tree, weighted_mean
+from fedoptax.algorithm import Cohort, FedAlgorithm, Tree, decoded, weighted_mean
 from fedoptax.deploy.wire import WireArray, WireError, shown, unpack
 from fedoptax.engine.compiled import all_finite
 from fedoptax.engine.local import LocalWork, client_batches, task_grad_fn
@@ -100,7 +100,9 @@ def next_state(
       The new state, the weighted mean training loss, and whether both are finite.
     """
     weights = [reply.examples for reply in replies] if weighting == "examples" else None
-    trees = [(jax.tree.map(jnp.asarray, reply.upload), jnp.float32(reply.loss)) for reply in replies]
+    trees = [
+        (decoded(algorithm, jax.tree.map(jnp.asarray, reply.upload)), jnp.float32(reply.loss)) for reply in replies
+    ]
     upload, loss = weighted_mean(trees, weights)
     server = algorithm.server_update(server, upload, Cohort(len(replies), num_clients))
     return server, float(loss), bool(all_finite(server)) and bool(np.isfinite(loss))

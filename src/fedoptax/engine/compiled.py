@@ -23,6 +23,7 @@ from fedoptax.algorithm import (
     accumulate,
     accumulate_result,
     accumulate_zero,
+    decoded,
     nbytes,
 )
 from fedoptax.engine.evaluation import EvaluationData, column_names, evaluate, evaluation_data
@@ -201,7 +202,7 @@ def round_function(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Callable[
                 exact=loop,
             )
             upload, state, loss = algorithm.client_update(grad_fn, message, state, batches)
-            return (upload, loss), state
+            return (decoded(algorithm, upload), loss), state
 
         run = _one_after_another if loop else _all_at_once
         rows = cohort if plan.states == "all" else jnp.arange(plan.cohort_size)
@@ -274,7 +275,8 @@ def _message_bytes(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, shapes
         message = algorithm.broadcast(server)
         batches = client_batches(examples, n, n, key, plan.work, int(task.clients.sizes.max()))
         upload, new_client, _ = algorithm.client_update(task_grad_fn(task), message, client, batches)
-        new_server = algorithm.server_update(server, upload, Cohort(plan.cohort_size, task.num_clients))
+        mean = decoded(algorithm, upload)
+        new_server = algorithm.server_update(server, mean, Cohort(plan.cohort_size, task.num_clients))
         return message, upload, (server, client), (new_server, new_client)
 
     one = {  # the arrays of one example, in the types that they have on the device

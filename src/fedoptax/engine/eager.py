@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedoptax.algorithm import Cohort, FedAlgorithm, GradFn, Tree, nbytes, weighted_mean
+from fedoptax.algorithm import Cohort, FedAlgorithm, GradFn, Tree, decoded, nbytes, weighted_mean
 from fedoptax.engine.compiled import (
     MAX_ROUNDS,
     Advance,
@@ -74,7 +74,7 @@ def run_round(
     message = algorithm.broadcast(server)
     results = [algorithm.client_update(grad_fn, message, client, own) for client, own in zip(clients, batches)]
     uploads, new_clients, losses = (list(part) for part in zip(*results))
-    mean = weighted_mean([(u, loss) for u, loss in zip(uploads, losses)], weights)
+    mean = weighted_mean([(decoded(algorithm, u), loss) for u, loss in zip(uploads, losses)], weights)
     server = algorithm.server_update(server, mean[0], Cohort(size, total))
     info = RoundInfo(mean[1], losses, size * nbytes(message), sum(nbytes(u) for u in uploads))
     return server, new_clients, info
