@@ -92,6 +92,22 @@ def setting(value: Any) -> str:
     return str(value).encode("utf-8", "replace").decode()  # a lone surrogate can be in JSON, but in no file
 
 
+def faults_in_words(faults: Any) -> str:
+    """A run's faults, without those that never happen.
+
+    Examples:
+      >>> faults_in_words({"dropout": 0.3, "nonfinite": 0.0, "scaled": 0.1, "scale": -10.0, "deadline": None})
+      'dropout 0.3, scaled 0.1 (by -10)'
+      >>> faults_in_words({"dropout": 0.0, "deadline": 20.0, "speed_spread": 0.5})
+      'deadline 20 s'
+    """
+    given = faults if isinstance(faults, dict) else {}
+    parts = [f"{name} {setting(given[name])}" for name in ("dropout", "nonfinite") if given.get(name)]
+    parts += [f"scaled {setting(given['scaled'])} (by {setting(given.get('scale'))})"] if given.get("scaled") else []
+    parts += [f"deadline {setting(given['deadline'])} s"] if given.get("deadline") else []
+    return ", ".join(parts) or "none"
+
+
 def count(amount: int, noun: str) -> str:
     """An amount with its noun.
 
