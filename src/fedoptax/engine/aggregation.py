@@ -180,7 +180,8 @@ class Krum:
             squares = [jnp.sum(jnp.square(a - a[i]).reshape(places.size, -1), axis=1) for a in leaves]
             distances = sum(squares, jnp.zeros(places.shape, jnp.float32))
             others = jnp.sort(jnp.where(present & (places != i), distances, jnp.inf))
-            return jnp.sum(jnp.where(places < near, others, 0))
+            score = jnp.sum(jnp.where(places < near, others, 0))
+            return jnp.minimum(score, jnp.finfo(score.dtype).max)  # a sum that overflows is still less than absence
 
         return jnp.where(present, jax.lax.map(score, places), jnp.inf)
 

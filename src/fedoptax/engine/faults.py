@@ -106,6 +106,7 @@ class Fate(NamedTuple):
         return ~(self.dropped | self.late)
 
 
+@jax.jit
 def fate_of_round(rates: Rates, key: jax.Array, round: jax.Array | int, cohort: jax.Array, steps: jax.Array) -> Fate:
     """What befalls a cohort.
 
