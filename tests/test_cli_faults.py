@@ -40,7 +40,7 @@ def test_a_run_with_faults_is_resumed_with_them_and_reported(
     assert all(0 <= row["virtual_seconds"] <= 3 for row in rows)
     assert fedoptax("report", out) == 0
     page = (out / "report.html").read_text()
-    assert "<dt>Faults</dt><dd>dropout 0.4, deadline 3 s</dd>" in page
+    assert "<dt>Faults</dt><dd>dropout 0.4, deadline 3 s (a step 1 s, spread 0.5, jitter 0.1)</dd>" in page
     assert "<dt>Aggregation</dt><dd>trimmed_mean:0.1</dd>" in page and ">Took part</th>" in page
 
 
@@ -81,6 +81,9 @@ def test_reports_tell_participation_and_epsilon_only_where_there_are_any(tmp_pat
     assert table["participants"].tolist()[0] == 7.75 and table["epsilon"].tolist()[0] == 2.0
     assert "Took part" in to_markdown(table) and "Epsilon" in to_markdown(table)
     told = dict(facts(group_runs(runs)))
+    assert [group.label for group in group_runs(runs)] == [
+        "fedadam (faults=dropout 0.3, scaled 0.1 (by -10), aggregate=median)", "fedadam"
+    ]  # fmt: skip
     assert told["Faults"] == "dropout 0.3, scaled 0.1 (by -10) or none" and told["Aggregation"] == "median or mean"
     assert runs[0].metrics == ["train_loss", "test_accuracy", "test_loss", "participants", "epsilon"]
     alone = final_table(load_runs(plain))

@@ -18,7 +18,7 @@ from fedoptax.comparison import Comparison
 from fedoptax.comparison import compare as run_comparison
 from fedoptax.engine.aggregation import as_aggregator
 from fedoptax.engine.compiled import Fixed, program
-from fedoptax.engine.faults import parse_faults
+from fedoptax.engine.faults import COUNTS, parse_faults
 from fedoptax.engine.local import LocalWork
 from fedoptax.engine.plan import Plan, checked_plan
 from fedoptax.errors import RunError, Stopped, UsageError
@@ -280,7 +280,8 @@ def _tell(task: Task, result: RunResult, out: Path, json: bool) -> None:
     if json:
         print(json_.dumps({"out": str(out), "rounds": len(result.history), "final": final}, indent=1))
         return
-    shown = {name: value for name, value in final.items() if not name.startswith("bytes")}
+    of_the_round = (*COUNTS, "virtual_seconds")
+    shown = {name: v for name, v in final.items() if not name.startswith("bytes") and name not in of_the_round}
     print(", ".join(f"{name} {value:.4g}" for name, value in shown.items() if value is not None))
     print(f"results: {out}")
 
