@@ -20,7 +20,9 @@ _HOMES = {
         "naive_adaptive", "scaffold", "stem",
     ),
     "fedoptax.data.federated": ("FederatedData",),
+    "fedoptax.engine.aggregation": ("Krum", "Median", "NormClipping", "TrimmedMean"),
     "fedoptax.engine.evaluation": ("evaluate_clients",),
+    "fedoptax.engine.faults": ("Faults",),
     "fedoptax.engine.sweep": ("sweep",),
     "fedoptax.errors": ("DataError", "RunError", "UsageError"),
     "fedoptax.experiment": ("RunResult", "run"),
@@ -39,7 +41,12 @@ if TYPE_CHECKING:
     from fedoptax.algorithms import *  # noqa: F403
     from fedoptax.data.federated import FederatedData as FederatedData
     from fedoptax.engine import eager as eager
+    from fedoptax.engine.aggregation import Krum as Krum
+    from fedoptax.engine.aggregation import Median as Median
+    from fedoptax.engine.aggregation import NormClipping as NormClipping
+    from fedoptax.engine.aggregation import TrimmedMean as TrimmedMean
     from fedoptax.engine.evaluation import evaluate_clients as evaluate_clients
+    from fedoptax.engine.faults import Faults as Faults
     from fedoptax.engine.sweep import sweep as sweep
     from fedoptax.errors import DataError as DataError
     from fedoptax.errors import RunError as RunError

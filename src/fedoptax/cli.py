@@ -14,6 +14,7 @@ import typer
 
 from fedoptax import __version__
 from fedoptax.cli_options import (
+    Aggregate,
     Alpha,
     AlphaFine,
     Augment,
@@ -29,6 +30,7 @@ from fedoptax.cli_options import (
     EvalEvery,
     Examples,
     Exponent,
+    Fault,
     ImageSize,
     Json,
     LabelColumn,
@@ -122,6 +124,8 @@ def run(
     client_states: ClientStates = "auto",
     examples: Examples = "auto",
     engine: Engine = "compiled",
+    fault: Fault = None,
+    aggregate: Aggregate = "mean",
     out: Out = None,
     overwrite: Overwrite = False,
     json: Json = False,
@@ -170,6 +174,8 @@ def compare(
     client_states: ClientStates = "auto",
     examples: Examples = "auto",
     engine: Engine = "compiled",
+    fault: Fault = None,
+    aggregate: Aggregate = "mean",
     out: Out = None,
     overwrite: Overwrite = False,
     json: Json = False,

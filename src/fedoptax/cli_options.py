@@ -54,6 +54,20 @@ EvalEvery = Annotated[int | None, typer.Option(help="Rounds between evaluations.
 ClientStates = Annotated[str, typer.Option(help="Where clients' states live: auto, device, host or disk.")]
 Examples = Annotated[str, typer.Option(help="Where training examples live: auto, device or stream (from disk).")]
 Engine = Annotated[str, typer.Option(help="compiled, or eager (plain Python, same result, to debug).")]
+Fault = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fault",
+        metavar="NAME=VALUE",
+        help="Clients that fail: dropout, nonfinite, scaled (rates), scale, deadline (virtual seconds) ...",
+    ),
+]
+Aggregate = Annotated[
+    str,
+    typer.Option(
+        help="How uploads become one: mean, median, trimmed_mean:0.2, norm_clipping:1.0, krum:2 or krum:2,keep=5."
+    ),
+]
 Out = Annotated[Path | None, typer.Option(help="Folder for the results. Default: a new one under runs/.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace earlier results in --out.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]

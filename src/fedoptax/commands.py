@@ -16,7 +16,9 @@ from fedoptax import storage
 from fedoptax.algorithms import ALGORITHMS
 from fedoptax.comparison import Comparison
 from fedoptax.comparison import compare as run_comparison
+from fedoptax.engine.aggregation import as_aggregator
 from fedoptax.engine.compiled import Fixed, program
+from fedoptax.engine.faults import COUNTS, parse_faults
 from fedoptax.engine.local import LocalWork
 from fedoptax.engine.plan import Plan, checked_plan
 from fedoptax.errors import RunError, Stopped, UsageError
@@ -43,13 +45,15 @@ RUN_OPTIONS = (
     "client_states",
     "examples",
     "engine",
+    "faults",
+    "aggregate",
 )
 
 
 def run(**options: Any) -> None:
     """`fedoptax run`."""
     name = options["algorithm"]
-    options = _with_preset(options)
+    options = _with_preset(options) | {"faults": parse_faults(options["fault"] or [])}
     hyperparameters = _hyperparameters([name], options)[name]
     algorithm = build(name, hyperparameters)
     out = storage.prepare(_folder(options["out"], options["task"], name), options["overwrite"])
@@ -73,7 +77,7 @@ def run(**options: Any) -> None:
 def compare(**options: Any) -> None:
     """`fedoptax compare`."""
     names = algorithm_names(options["algorithms"])
-    options = _with_preset(options)
+    options = _with_preset(options) | {"faults": parse_faults(options["fault"] or [])}
     if options["seeds"] < 1:
         raise UsageError(f"--seeds: {options['seeds']} given, allowed is a whole number >= 1")
     hyperparameters = _hyperparameters(names, options)
@@ -276,7 +280,8 @@ def _tell(task: Task, result: RunResult, out: Path, json: bool) -> None:
     if json:
         print(json_.dumps({"out": str(out), "rounds": len(result.history), "final": final}, indent=1))
         return
-    shown = {name: value for name, value in final.items() if not name.startswith("bytes")}
+    of_the_round = (*COUNTS, "virtual_seconds")
+    shown = {name: v for name, v in final.items() if not name.startswith("bytes") and name not in of_the_round}
     print(", ".join(f"{name} {value:.4g}" for name, value in shown.items() if value is not None))
     print(f"results: {out}")
 
@@ -335,7 +340,8 @@ def _run_options(options: Mapping[str, Any], task: Task) -> dict[str, Any]:
 def _check(task: Task, options: Mapping[str, Any]) -> None:
     """Refuses before the first folder is made what the first run would refuse."""
     work = LocalWork(options["batch_size"], options["local_epochs"], options.get("local_steps"))
-    checked_plan(Plan(options["cohort_size"], work, options.get("weighting") or "examples"), task)
+    aggregator = as_aggregator(options["aggregate"])
+    checked_plan(Plan(options["cohort_size"], work, options.get("weighting") or "examples", aggregate=aggregator), task)
 
 
 def _folder(out: Path | None, task: str, what: str) -> Path:

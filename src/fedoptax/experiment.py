@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,10 +16,12 @@ import numpy as np
 from fedoptax import storage
 from fedoptax.algorithm import FedAlgorithm, Tree
 from fedoptax.checkpoint import Checkpoints
+from fedoptax.engine.aggregation import Aggregator, as_aggregator
 from fedoptax.engine.compiled import MAX_ROUNDS, Fixed, Program, program
 from fedoptax.engine.eager import eager_program
+from fedoptax.engine.faults import COUNTS, Faults, as_faults
 from fedoptax.engine.local import LocalWork
-from fedoptax.engine.plan import Plan, checked_plan
+from fedoptax.engine.plan import Plan, check_privacy, checked_plan
 from fedoptax.engine.sampling import cohort_of_round
 from fedoptax.engine.states import ClientStates, OnHost, choose_place, make_states
 from fedoptax.engine.stream import Examples, choose_examples, open_examples
@@ -27,7 +29,7 @@ from fedoptax.errors import RunError, UsageError
 from fedoptax.history import History, Row, finite_or_none
 from fedoptax.interrupt import deferred_interrupt
 from fedoptax.progress import bar
-from fedoptax.record import run_config
+from fedoptax.record import refuse_another, run_config
 from fedoptax.task import Task
 
 CALL_SECONDS = 0.4  # aim of one call into the program: a lively bar, a quick stop, little overhead
@@ -91,6 +93,8 @@ class Settings:
     description: str | None = None
     place: str = "device"
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    faults: Faults | None = None
+    epsilon: Callable[[int, int, int], float] | None = None
 
 
 def run(
@@ -109,6 +113,8 @@ def run(
     client_states: str = "auto",
     examples: str = "auto",
     engine: str = "compiled",
+    faults: Faults | Mapping[str, Any] | None = None,
+    aggregate: str | Aggregator = "mean",
     label: str = "algorithm",
     description: str | None = None,
     hyperparameters: Mapping[str, Any] | None = None,
@@ -138,6 +144,9 @@ def run(
       examples: `"device"` puts all training examples on the device; `"stream"` reads each round's cohort's from where
         they lie, with the same results; `"auto"` streams what does not fit on the device.
       engine: `"compiled"`, or `"eager"` for plain Python with the same result, to debug.
+      faults: how often clients fail, a `Faults` or its values by name; None: never.
+      aggregate: how uploads become one: `"mean"`, `"median"`, `"trimmed_mean:FRACTION"`, `"norm_clipping:NORM"`,
+        `"krum:F"` or `"krum:F,keep=M"`, or what these make (`engine.aggregation`).
       label: the algorithm's name in files and messages.
       description: what the bar says; None is the label.
       hyperparameters: the algorithm's, to be written to the config.
@@ -160,7 +169,10 @@ def run(
     if engine not in ("compiled", "eager"):
         raise UsageError(f"engine: {engine!r} given, allowed is one of compiled, eager")
     work = LocalWork(batch_size, local_epochs, local_steps)
-    plan = checked_plan(Plan(cohort_size, work, weighting or algorithm.weighting, client_loop), task)
+    failing = as_faults(faults)
+    plan = Plan(cohort_size, work, weighting or algorithm.weighting, client_loop)
+    plan = checked_plan(replace(plan, faults=failing is not None, aggregate=as_aggregator(aggregate)), task)
+    check_privacy(algorithm, plan)
     client = jax.eval_shape(lambda key: algorithm.init_client(task.init(key)), jax.random.key(0))
     place = choose_place(client_states, client, task.num_clients)
     resident = choose_examples(examples, task) == "device"
@@ -182,6 +194,8 @@ def run(
         description,
         place,
         dict(hyperparameters or {}),
+        failing,
+        algorithm.epsilon,
     )
     built = eager_program(task, algorithm, plan) if engine == "eager" else program(task, Fixed(algorithm), plan)
     result = execute(task, built, {}, settings)
@@ -288,22 +302,32 @@ def _advance(
     numbers = [jnp.int32(n) for n in (done, end, settings.eval_every, settings.rounds)]
     cohort_size, num_clients = settings.plan.cohort_size, task.num_clients
     taken = clients.take(lambda: np.asarray(cohort_of_round(key, done, num_clients, cohort_size)))
-    result = built.advance(hypers, server, taken, examples.of(done), key, *numbers)
+    rates = (settings.faults or Faults()).rates() if settings.plan.guarded else None
+    result = built.advance(hypers, server, taken, examples.of(done), key, *numbers, rates)
     clients.put(result.clients)
     columns = {name: jax.device_get(values) for name, values in result.rows.items()}
     finite, count = bool(result.finite), int(result.round) - done
     seconds = time.perf_counter() - begun - (built.timings["compile"] - compiled_before)
     rows = [
-        {
-            "round": done + i + 1,
-            **{name: finite_or_none(float(values[i])) for name, values in columns.items()},
-            "bytes_down": cohort_size * built.bytes_down,
-            "bytes_up": cohort_size * built.bytes_up,
-            "seconds": seconds / count,
-        }
+        _row(built, settings, num_clients, done + i + 1, {name: float(v[i]) for name, v in columns.items()})
+        | {"seconds": seconds / count}
         for i in range(count if finite else count - 1)
     ]
     return rows, result.server, finite, seconds / count
+
+
+def _row(built: Program, settings: Settings, num_clients: int, round: int, columns: Mapping[str, float]) -> Row:
+    """A row of the history without its time."""
+    row: Row = {"round": round, **{name: finite_or_none(value) for name, value in columns.items()}}
+    cohort_size = answers = settings.plan.cohort_size
+    if settings.plan.guarded:
+        row |= {name: int(columns[name]) for name in COUNTS}
+        answers = row["participants"] + row["rejected"]
+        if settings.faults is None or settings.faults.deadline is None:
+            del row["virtual_seconds"]
+    if settings.epsilon is not None:
+        row["epsilon"] = finite_or_none(float(settings.epsilon(round, cohort_size, num_clients)))
+    return row | {"bytes_down": cohort_size * built.bytes_down, "bytes_up": answers * built.bytes_up}
 
 
 def _resume(
@@ -312,13 +336,7 @@ def _resume(
     folder = settings.resume_from
     assert folder is not None
     there = storage.read_json(folder / "config.json")
-    free = {"rounds", "environment", "fedoptax", "eval_every"}
-    wanted = storage.read_back(config)
-    for name in sorted(wanted.keys() - free):
-        if there.get(name) != wanted[name]:
-            raise RunError(
-                f"'{folder}' belongs to another experiment: its {name} is {there.get(name)!r}, {wanted[name]!r} given"
-            )
+    refuse_another(folder, there, config)
     checkpoints = Checkpoints(folder)
     try:
         if not checkpoints.rounds() and storage.read_json(folder / "summary.json").get("status") == "running":
@@ -330,18 +348,16 @@ def _resume(
 
 
 def _note(task: Task, history: History) -> str:
-    for column in (f"test_{task.primary_metric}", "train_loss"):
-        value = history.last(column)
-        if value is not None:
-            return f"{column} {value:.4g}"
-    return ""
+    shown = [name for name in (f"test_{task.primary_metric}", "train_loss") if history.last(name) is not None][:1]
+    shown += ["epsilon"] if history.last("epsilon") is not None else []
+    return ", ".join(f"{name} {history.last(name):.4g}" for name in shown)
 
 
 def _summarise(folder: Path, status: str, message: str | None, history: History, built: Program) -> None:
     metrics = [
         name
         for name in (history[-1] if len(history) else {})
-        if name == "train_loss" or name.startswith(("test_", "client_"))
+        if name in ("train_loss", "epsilon") or name.startswith(("test_", "client_"))
     ]
     storage.write_json(
         folder / "summary.json",

@@ -21,7 +21,10 @@ class History:
 
     A row holds `round` (1, 2, …), `train_loss` (the cohort's weighted mean loss over its local steps), `test_*` metrics
     (None in rounds that were not evaluated, and where not finite), `bytes_down` and `bytes_up` (all messages of the
-    round, payload only), and `seconds` (wall time of the round without compilation).
+    round, payload only), and `seconds` (wall time of the round without compilation). With faults or a robust
+    aggregator: `participants` (whose uploads count), `dropped`, `late` and `rejected`, which add up to the cohort, and
+    with a deadline `virtual_seconds`; then `train_loss` is None in a round that changed nothing, and `bytes_up` are of
+    the uploads that came in time. With an algorithm that accounts for privacy: `epsilon`, spent up to this round.
     """
 
     def __init__(self, rows: list[Row] | None = None) -> None:

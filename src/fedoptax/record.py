@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -14,8 +16,10 @@ import fedoptax
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.algorithms import ALGORITHMS
 from fedoptax.data.heterogeneity import heterogeneity, measures
+from fedoptax.engine.aggregation import MEAN
 from fedoptax.engine.compiled import Program
-from fedoptax.storage import FORMAT
+from fedoptax.errors import RunError
+from fedoptax.storage import FORMAT, read_back
 from fedoptax.task import Task
 
 if TYPE_CHECKING:
@@ -41,6 +45,7 @@ def run_config(task: Task, settings: Settings, built: Program) -> dict[str, Any]
         "local_epochs": plan.work.epochs,
         "local_steps": plan.work.steps,
         "weighting": plan.weighting,
+        **robustness(settings),
         "seed": settings.seed,
         "eval_every": settings.eval_every,
         "num_params": built.num_params,
@@ -50,6 +55,26 @@ def run_config(task: Task, settings: Settings, built: Program) -> dict[str, Any]
         "partition": partition_record(task),
         "environment": environment(),
     }
+
+
+def robustness(settings: Settings) -> dict[str, Any]:
+    """Faults and aggregator, as `fedoptax.run` takes them; what is not used is not named."""
+    aggregate = settings.plan.aggregate
+    record = {} if settings.faults is None else {"faults": asdict(settings.faults)}
+    return record | ({} if aggregate == MEAN else {"aggregate": str(aggregate)})
+
+
+def refuse_another(folder: Path, there: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Compares the config of a run to be continued with the one that is there.
+
+    Raises:
+      RunError: they differ in anything but the total of rounds, the rounds between evaluations and the environment.
+    """
+    wanted = read_back(config)
+    for name in sorted((wanted.keys() | {"faults", "aggregate"}) - {"rounds", "environment", "fedoptax", "eval_every"}):
+        its, given = there.get(name), wanted.get(name)
+        if its != given:
+            raise RunError(f"'{folder}' belongs to another experiment: its {name} is {its!r}, {given!r} given")
 
 
 def partition_record(task: Task, most: int = 1000) -> dict[str, Any]:

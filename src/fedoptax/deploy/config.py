@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from fedoptax.algorithm import FedAlgorithm
+from fedoptax.engine.aggregation import as_aggregator
 from fedoptax.engine.local import LocalWork
 from fedoptax.engine.plan import WEIGHTINGS, Plan
 from fedoptax.errors import UsageError
@@ -33,6 +34,7 @@ class Deployment:
       hyperparameters: of the algorithm.
       rounds, cohort_size, batch_size, local_epochs, local_steps, weighting, seed, eval_every: as in `fedoptax.run`;
         `local_steps = 0` means none, `weighting = ""` the algorithm's own.
+      aggregate: as in `fedoptax.run`, as a text.
       quorum: the part of the cohort, in (0, 1], whose replies are enough for a round; the round waits for all until
         `round_timeout` all the same.
       round_timeout: seconds that a round waits for the replies of the nodes that are there.
@@ -55,6 +57,7 @@ class Deployment:
     weighting: str = ""
     seed: int = 0
     eval_every: int = 1
+    aggregate: str = "mean"
     quorum: float = 0.5
     round_timeout: float = 600.0
     wait_limit: float = 600.0
@@ -74,13 +77,15 @@ class Deployment:
                 raise UsageError(f"{name}: {getattr(self, name)} given, allowed is a number of seconds above 0")
         if not 0 < self.quorum <= 1:
             raise UsageError(f"quorum: {self.quorum} given, allowed is a part of the cohort above 0 and at most 1")
+        as_aggregator(self.aggregate)
         if self.weighting not in ("", *WEIGHTINGS):
             raise UsageError(f"weighting: '{self.weighting}' given, allowed is one of {', '.join(WEIGHTINGS)}")
 
     def plan(self, algorithm: FedAlgorithm) -> Plan:
         """The rounds' plan, as in a simulation."""
         work = LocalWork(self.batch_size, self.local_epochs, self.local_steps or None)
-        return Plan(self.cohort_size, work, self.weighting or algorithm.weighting)
+        aggregator = as_aggregator(self.aggregate)
+        return Plan(self.cohort_size, work, self.weighting or algorithm.weighting, aggregate=aggregator)
 
     def build_algorithm(self) -> FedAlgorithm:
         """The algorithm.

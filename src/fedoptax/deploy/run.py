@@ -27,13 +27,13 @@ from fedoptax.deploy.server import RawReply, Reply, check_reply, next_state, upl
 from fedoptax.deploy.wire import pack
 from fedoptax.engine.compiled import Fixed, program
 from fedoptax.engine.evaluation import column_names, evaluate, evaluation_data
-from fedoptax.engine.plan import checked_plan
+from fedoptax.engine.plan import Plan, check_privacy, checked_plan
 from fedoptax.engine.sampling import cohort_of_round
 from fedoptax.engine.states import OnDevice
 from fedoptax.errors import RunError, UsageError
 from fedoptax.experiment import Settings, check_numbers
 from fedoptax.history import History, Row, finite_or_none
-from fedoptax.record import run_config
+from fedoptax.record import refuse_another, run_config
 from fedoptax.task import Task
 
 Log = Callable[[str], None]
@@ -59,7 +59,9 @@ class Run:
         self.algorithm = deployment.build_algorithm()
         self.plan = checked_plan(deployment.plan(self.algorithm), task)
         self.num_clients = task.clients.num_clients
+        check_privacy(self.algorithm, self.plan)
         self.limits = Limits(deployment.quorum, deployment.round_timeout, deployment.wait_limit)
+        _check_quorum(self.limits, self.plan)
         self.folder = Path(deployment.out).expanduser().absolute()
         self._built = program(task, Fixed(self.algorithm), self.plan)
         self._upload = upload_form(task, self.algorithm, self.plan.work)
@@ -116,7 +118,12 @@ class Run:
         network.begin(message, self._order)
         report = gather(network, cohort, self._check, self.limits, self._log)
         server, loss, finite = next_state(
-            self.algorithm, self.server, list(report.replies.values()), self.plan.weighting, self.num_clients
+            self.algorithm,
+            self.server,
+            list(report.replies.values()),
+            self.plan.weighting,
+            self.num_clients,
+            self.plan.aggregate,
         )
         if not finite:
             raise RunError(
@@ -202,13 +209,7 @@ class Run:
 
     def _resume(self, config: dict[str, Any]) -> dict[str, Any]:
         there = storage.read_json(self.folder / "config.json")
-        wanted = storage.read_back(config)
-        for name in sorted(wanted.keys() - {"rounds", "environment", "fedoptax", "eval_every"}):
-            if there.get(name) != wanted[name]:
-                raise RunError(
-                    f"'{self.folder}' belongs to another experiment: its {name} is {there.get(name)!r}, "
-                    f"{wanted[name]!r} given"
-                )
+        refuse_another(self.folder, there, config)
         if not isinstance(there.get("deployment"), dict):
             raise RunError(f"'{self.folder}' holds a simulation; continue it with fedoptax resume")
         if self._checkpoints.rounds():
@@ -246,6 +247,16 @@ class Run:
                 "seconds": sum(row["seconds"] for row in rows),
                 "compile_seconds": 0.0,
             },
+        )
+
+
+def _check_quorum(limits: Limits, plan: Plan) -> None:
+    """Refuses a quorum with which a round could have too few uploads for the aggregator."""
+    enough, least = limits.needed(plan.cohort_size), plan.aggregate.least
+    if enough < least:
+        raise UsageError(
+            f"quorum: {limits.quorum:g} given, {enough} of {plan.cohort_size} clients, allowed with {plan.aggregate} "
+            f"is at least {least / plan.cohort_size:.3g}, {least} clients"
         )
 
 

@@ -12,8 +12,9 @@ import numpy as np
 
 from fedoptax.algorithm import Cohort, FedAlgorithm, Tree, decoded, weighted_mean
 from fedoptax.deploy.wire import WireArray, WireError, shown, unpack
-from fedoptax.engine.compiled import all_finite
+from fedoptax.engine.aggregation import MEAN, Aggregator, stacked
 from fedoptax.engine.local import LocalWork, client_batches, task_grad_fn
+from fedoptax.engine.round import all_finite
 from fedoptax.task import Task
 
 
@@ -89,12 +90,17 @@ def check_reply(raw: RawReply, upload: Tree, max_examples: int) -> Reply:
 
 
 def next_state(
-    algorithm: FedAlgorithm, server: Tree, replies: Sequence[Reply], weighting: str, num_clients: int
+    algorithm: FedAlgorithm,
+    server: Tree,
+    replies: Sequence[Reply],
+    weighting: str,
+    num_clients: int,
+    aggregator: Aggregator = MEAN,
 ) -> tuple[Tree, float, bool]:
     """The server's state after a round in which `replies` came, in the cohort's order.
 
     Those that did not come count as if they had not been asked: |S| is the number of replies, and the weights are
-    renormalised over them.
+    renormalised over them. There are at least as many replies as the aggregator needs.
 
     Returns:
       The new state, the weighted mean training loss, and whether both are finite.
@@ -104,5 +110,8 @@ def next_state(
         (decoded(algorithm, jax.tree.map(jnp.asarray, reply.upload)), jnp.float32(reply.loss)) for reply in replies
     ]
     upload, loss = weighted_mean(trees, weights)
+    if aggregator != MEAN:
+        shares = jnp.ones(len(trees)) if weights is None else jnp.asarray(weights, jnp.result_type(float))
+        upload = aggregator.combine(stacked([tree for tree, _ in trees]), shares, jnp.ones(len(trees), bool))
     server = algorithm.server_update(server, upload, Cohort(len(replies), num_clients))
     return server, float(loss), bool(all_finite(server)) and bool(np.isfinite(loss))

@@ -16,20 +16,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedoptax.algorithm import (
-    Cohort,
-    FedAlgorithm,
-    Tree,
-    accumulate,
-    accumulate_result,
-    accumulate_zero,
-    decoded,
-    nbytes,
-)
+from fedoptax.algorithm import Cohort, FedAlgorithm, Tree, decoded, nbytes
 from fedoptax.engine.evaluation import EvaluationData, column_names, evaluate, evaluation_data
+from fedoptax.engine.faults import COUNTS, Rates
+from fedoptax.engine.guarded import guarded_round_function
 from fedoptax.engine.local import client_batches, task_grad_fn
 from fedoptax.engine.plan import Plan
-from fedoptax.engine.sampling import cohort_of_round, round_key
+from fedoptax.engine.round import round_function
 from fedoptax.errors import UsageError
 from fedoptax.task import Task
 
@@ -79,9 +72,9 @@ class Program:
 
     Attributes:
       start: `(hypers, key) -> (server, client)`, the server's state and every client's state before round 0.
-      advance: `(hypers, server, clients, data, key, start, stop, eval_every, last) -> Advance`, rounds start…stop−1;
-        `clients` are the states of all N clients, stacked, or with `plan.states = "cohort"` those of the cohort of the
-        one round that is run.
+      advance: `(hypers, server, clients, data, key, start, stop, eval_every, last, rates) -> Advance`, rounds
+        start…stop−1; `clients` are the states of all N clients, stacked, or with `plan.states = "cohort"` those of the
+        cohort of the one round that is run; `rates` are the `engine.faults.Rates` of a guarded plan, else None.
       params: `(hypers, server) -> params`.
       bytes_down, bytes_up: bytes of the message to, and the upload from, one client in one round.
       num_params: numbers in the model.
@@ -117,7 +110,8 @@ def program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple[
       UsageError: the algorithm changes the structure, shape or dtype of a state between rounds.
     """
     init_params = jax.eval_shape(task.init, jax.random.key(0))
-    columns = ["train_loss", *column_names(task, init_params, evaluation_data(task))]
+    tests = column_names(task, init_params, evaluation_data(task))
+    columns = ["train_loss", *tests, *guarded_columns(plan)]
 
     @jax.jit
     def start(hypers: Mapping[str, Any], key: jax.Array) -> tuple[Tree, Tree]:
@@ -135,21 +129,27 @@ def program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple[
         stop: jax.Array,
         eval_every: jax.Array,
         last: jax.Array,
+        rates: Rates | None = None,
     ) -> Advance:
         algorithm = make_algorithm(**hypers)
-        a_round = round_function(task, algorithm, plan)
+        if plan.guarded:
+            assert rates is not None
+            a_round = guarded_round_function(task, algorithm, plan, rates)
+        else:
+            a_round = round_function(task, algorithm, plan)
 
         def body(state: Advance) -> Advance:
-            server, clients, loss, finite = a_round(state.server, state.clients, data, key, state.round)
+            server, clients, loss, finite, *more = a_round(state.server, state.clients, data, key, state.round)
             number = state.round + 1
             row = {name: jnp.float32(jnp.nan) for name in columns} | {"train_loss": loss.astype(jnp.float32)}
+            row |= _floats(more[0]) if more else {}
             test = data.test
             if test is not None:
                 due = (number % eval_every == 0) | (number == last)
                 row |= jax.lax.cond(
                     due & finite,
                     lambda: _floats(evaluate(task, algorithm.params(server), test)),
-                    lambda: {name: jnp.float32(jnp.nan) for name in columns[1:]},
+                    lambda: {name: jnp.float32(jnp.nan) for name in tests},
                 )
             rows = {name: state.rows[name].at[state.round - start].set(row[name]) for name in columns}
             return Advance(server, clients, number, finite, rows)
@@ -169,96 +169,9 @@ def program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple[
     return Program(start, advance, params_of, down, up, size, timings)
 
 
-def round_function(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Callable[..., tuple[Tree, ...]]:
-    """`(server, clients, data, key, round) -> (server, clients, train_loss, finite)`: one round, to be traced.
-
-    `clients` are the states of all N clients, stacked, or (`plan.states = "cohort"`) of the cohort; those of the cohort
-    come back changed. `train_loss` is the mean of the cohort's losses, weighted like the uploads. If it or the server's
-    new state is not finite, `finite` is False and both states come back as they were.
-    """
-    loop = plan.client_loop == "loop" or (plan.client_loop == "auto" and jax.default_backend() == "cpu")
-    capacity = int(task.clients.sizes.max())
-    grad_fn = task_grad_fn(task)
-    cohort_info = Cohort(plan.cohort_size, task.num_clients)
-
-    def a_round(
-        server: Tree, clients: Tree, data: DeviceData, key: jax.Array, round: jax.Array
-    ) -> tuple[Tree, Tree, jax.Array, jax.Array]:
-        cohort = cohort_of_round(key, round, task.num_clients, plan.cohort_size)
-        places = cohort if holds_all(plan, task) else jnp.arange(plan.cohort_size)
-        weights = _weights(plan.weighting, data.sizes[places])
-        message = algorithm.broadcast(server)
-        client_keys = round_key(key, round)
-
-        def one(client: tuple[jax.Array, jax.Array], state: Tree) -> tuple[Any, Tree]:
-            i, place = client
-            batches = client_batches(
-                data.examples,
-                data.offsets[place],
-                data.sizes[place],
-                jax.random.fold_in(client_keys, i),
-                plan.work,
-                capacity,
-                exact=loop,
-            )
-            upload, state, loss = algorithm.client_update(grad_fn, message, state, batches)
-            return (decoded(algorithm, upload), loss), state
-
-        run = _one_after_another if loop else _all_at_once
-        rows = cohort if plan.states == "all" else jnp.arange(plan.cohort_size)
-        before = _row(clients, rows)
-        (upload, loss), clients = run(one, (cohort, places), rows, weights, clients)
-        new_server = algorithm.server_update(server, upload, cohort_info)
-        finite = jnp.isfinite(loss) & all_finite(new_server)
-        server = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new_server, server)
-        clients = jax.tree.map(lambda all_, old: all_.at[rows].set(jnp.where(finite, all_[rows], old)), clients, before)
-        return server, clients, loss, finite
-
-    return a_round
-
-
-def holds_all(plan: Plan, task: Task) -> bool:
-    """Whether a client's place in the program's data is its number; else it is its place in the cohort."""
-    return plan.examples == "all" and task.devices is None
-
-
-def all_finite(tree: Tree) -> jax.Array:
-    """Whether every floating-point number of `tree` is finite."""
-    floats = [a for a in jax.tree.leaves(tree) if jnp.issubdtype(a.dtype, jnp.floating)]
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in floats])) if floats else jnp.bool_(True)
-
-
-def _one_after_another(
-    one: Callable, cohort: Tree, rows: jax.Array, weights: jax.Array, clients: Tree
-) -> tuple[Tree, Tree]:
-    like = jax.eval_shape(one, _row(cohort, 0), _row(clients, 0))[0]
-
-    def body(j: jax.Array, carry: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
-        total, clients = carry
-        upload, state = one(_row(cohort, j), _row(clients, rows[j]))
-        clients = jax.tree.map(lambda all_, new: all_.at[rows[j]].set(new), clients, state)
-        return accumulate(total, weights[j], upload), clients
-
-    total, clients = jax.lax.fori_loop(0, rows.shape[0], body, (accumulate_zero(like), clients))
-    return accumulate_result(total, like), clients
-
-
-def _all_at_once(one: Callable, cohort: Tree, rows: jax.Array, weights: jax.Array, clients: Tree) -> tuple[Tree, Tree]:
-    uploads, states = jax.vmap(one)(cohort, _row(clients, rows))
-    clients = jax.tree.map(lambda all_, new: all_.at[rows].set(new), clients, states)
-    like = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), uploads)
-    zero = accumulate_zero(uploads)
-    weighted = jax.vmap(accumulate)(zero, weights, uploads)
-    return accumulate_result(jax.tree.map(lambda a: jnp.sum(a, axis=0), weighted), like), clients
-
-
-def _row(tree: Tree, i: Any) -> Tree:
-    return jax.tree.map(lambda a: a[i], tree)
-
-
-def _weights(weighting: str, sizes: jax.Array) -> jax.Array:
-    raw = sizes.astype(jnp.result_type(float)) if weighting == "examples" else jnp.ones(sizes.shape)
-    return raw / jnp.sum(raw)
+def guarded_columns(plan: Plan) -> list[str]:
+    """The columns of a round in which clients may fail."""
+    return [*COUNTS, "virtual_seconds"] if plan.guarded else []
 
 
 def _floats(columns: Mapping[str, jax.Array]) -> dict[str, jax.Array]:

@@ -10,19 +10,21 @@ import jax
 import jax.numpy as jnp
 
 from fedoptax.algorithm import Cohort, FedAlgorithm, GradFn, Tree, decoded, nbytes, weighted_mean
+from fedoptax.engine.aggregation import Aggregator, stacked
 from fedoptax.engine.compiled import (
     MAX_ROUNDS,
     Advance,
     DeviceData,
     Fixed,
     Program,
-    all_finite,
-    holds_all,
+    guarded_columns,
     program,
 )
 from fedoptax.engine.evaluation import column_names, evaluate, evaluation_data
-from fedoptax.engine.local import client_batches, task_grad_fn
+from fedoptax.engine.faults import Fate, Rates, fate_of_round, spoil, virtual_seconds
+from fedoptax.engine.local import client_batches, local_steps_of, task_grad_fn
 from fedoptax.engine.plan import Plan
+from fedoptax.engine.round import all_finite, holds_all, upload_weights
 from fedoptax.engine.sampling import cohort_of_round, round_key
 from fedoptax.errors import UsageError
 from fedoptax.task import Task
@@ -96,8 +98,10 @@ def eager_program(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Program:
         stop: Any,
         every: Any,
         last: Any,
+        rates: Rates | None = None,
     ) -> Advance:
-        rows = {name: jnp.full((MAX_ROUNDS,), jnp.nan, jnp.float32) for name in ["train_loss", *columns]}
+        names = ["train_loss", *columns, *guarded_columns(plan)]
+        rows = {name: jnp.full((MAX_ROUNDS,), jnp.nan, jnp.float32) for name in names}
         for r in range(int(start), int(stop)):
             cohort = [int(i) for i in cohort_of_round(key, r, task.num_clients, plan.cohort_size)]
             places = cohort if holds_all(plan, task) else range(plan.cohort_size)
@@ -105,12 +109,24 @@ def eager_program(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Program:
                 _list_of_batches(data, place, jax.random.fold_in(round_key(key, r), i), plan, capacity)
                 for i, place in zip(cohort, places)
             ]
-            weights = data.sizes[jnp.asarray(places)] if plan.weighting == "examples" else None
+            sizes = data.sizes[jnp.asarray(places)]
+            weights = sizes if plan.weighting == "examples" else None
             rows_of = cohort if plan.states == "all" else range(plan.cohort_size)
             states = [jax.tree.map(lambda a, i=i: a[i], clients) for i in rows_of]
-            new_server, states, info = run_round(algorithm, grad_fn, server, states, batches, weights, task.num_clients)
-            finite = bool(jnp.isfinite(info.train_loss) & all_finite(new_server))
-            rows["train_loss"] = rows["train_loss"].at[r - int(start)].set(info.train_loss)
+            if rates is None:
+                new_server, states, info = run_round(
+                    algorithm, grad_fn, server, states, batches, weights, task.num_clients
+                )
+                row = {"train_loss": info.train_loss}
+                finite = bool(jnp.isfinite(info.train_loss) & all_finite(new_server))
+            else:
+                fate = fate_of_round(rates, key, r, jnp.asarray(cohort), local_steps_of(sizes, plan.work))
+                raw = upload_weights(plan.weighting, sizes)
+                new_server, states, row, finite = _guarded_round(
+                    algorithm, grad_fn, server, states, batches, raw, task.num_clients, plan.aggregate, rates, fate
+                )
+            for name, value in row.items():
+                rows[name] = rows[name].at[r - int(start)].set(value)
             if not finite:
                 return Advance(server, clients, jnp.int32(r + 1), jnp.bool_(False), rows)
             for i, state in zip(rows_of, states):
@@ -122,6 +138,48 @@ def eager_program(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Program:
         return Advance(server, clients, jnp.int32(stop), jnp.bool_(True), rows)
 
     return dataclasses.replace(program(task, Fixed(algorithm), plan), advance=advance, timings={"compile": 0.0})
+
+
+def _guarded_round(
+    algorithm: FedAlgorithm,
+    grad_fn: GradFn,
+    server: Tree,
+    clients: Sequence[Tree],
+    batches: Sequence[Any],
+    weights: jax.Array,
+    num_clients: int,
+    aggregator: Aggregator,
+    rates: Rates,
+    fate: Fate,
+) -> tuple[Tree, list[Tree], dict[str, Any], bool]:
+    """A round in which clients may fail, as `engine.guarded` defines it; the last result is whether all is finite."""
+    message = algorithm.broadcast(server)
+    states, arrived = list(clients), dict[int, tuple[Tree, jax.Array, Tree]]()
+    for j, (client, own) in enumerate(zip(clients, batches)):
+        if not fate.answers[j]:
+            continue
+        upload, state, loss = algorithm.client_update(grad_fn, message, client, own)
+        upload, loss = spoil(decoded(algorithm, upload), loss, fate.nonfinite[j], fate.scaled[j], rates.scale)
+        if bool(jnp.isfinite(loss) & all_finite(upload)):
+            arrived[j] = upload, loss, state
+    row = {
+        "train_loss": jnp.float32(jnp.nan),
+        "participants": len(arrived),
+        "dropped": jnp.sum(fate.dropped),
+        "late": jnp.sum(fate.late),
+        "rejected": jnp.sum(fate.answers) - len(arrived),
+        "virtual_seconds": virtual_seconds(rates, fate),
+    }
+    if len(arrived) < aggregator.least:
+        return server, states, row, True
+    uploads, losses, news = (list(part) for part in zip(*arrived.values()))
+    own_weights, everyone = weights[jnp.asarray(list(arrived))], jnp.ones(len(arrived), bool)
+    upload = aggregator.combine(stacked(uploads), own_weights, everyone)
+    row["train_loss"] = weighted_mean(losses, own_weights)
+    new_server = algorithm.server_update(server, upload, Cohort(len(arrived), num_clients))
+    for j, state in zip(arrived, news):
+        states[j] = state
+    return new_server, states, row, bool(jnp.isfinite(row["train_loss"]) & all_finite(new_server))
 
 
 def _list_of_batches(data: DeviceData, place: int, key: jax.Array, plan: Plan, capacity: int) -> list[Any]:

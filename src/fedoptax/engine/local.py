@@ -71,7 +71,7 @@ def client_batches(
     lanes = jnp.arange(work.batch_size, dtype=jnp.int32)
     epochs = work.epochs if work.steps is None else 1
     orders = jnp.stack([permutation(jax.random.fold_in(order_key, e), size, capacity, exact) for e in range(epochs)])
-    a_pass = (size + work.batch_size - 1) // work.batch_size
+    a_pass = _steps_of_a_pass(size, work)
 
     def get(k: Any) -> Minibatch:
         if work.steps is None:
@@ -85,3 +85,14 @@ def client_batches(
         return Minibatch({**batch, "mask": mask}, jax.random.fold_in(dropout_key, k))
 
     return Batches(epochs * a_pass if work.steps is None else jnp.int32(work.steps), get)
+
+
+def local_steps_of(sizes: jax.Array, work: LocalWork) -> jax.Array:
+    """How many local steps clients with so many examples take in a round, int32 in the shape of `sizes`."""
+    if work.steps is not None:
+        return jnp.full(sizes.shape, work.steps, jnp.int32)
+    return (work.epochs * _steps_of_a_pass(sizes, work)).astype(jnp.int32)
+
+
+def _steps_of_a_pass(size: jax.Array, work: LocalWork) -> jax.Array:
+    return (size + work.batch_size - 1) // work.batch_size

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedoptax.algorithm import FedAlgorithm
+from fedoptax.engine.aggregation import MEAN, Aggregator, Mean
 from fedoptax.engine.local import LocalWork
 from fedoptax.errors import UsageError
 from fedoptax.task import Task
@@ -26,6 +28,8 @@ class Plan:
         once; `"auto"` is loop on CPU and vmap elsewhere.
       states: which client states the program holds, those of `"all"` clients or of the round's `"cohort"`.
       examples: likewise, whose training examples.
+      faults: whether clients may fail (how often is an argument of the program, see `engine.faults`).
+      aggregate: how the uploads become one.
     """
 
     cohort_size: int
@@ -34,13 +38,21 @@ class Plan:
     client_loop: str = "auto"
     states: str = "all"
     examples: str = "all"
+    faults: bool = False
+    aggregate: Aggregator = MEAN
+
+    @property
+    def guarded(self) -> bool:
+        """Whether uploads are looked at before they count, and may be missing."""
+        return self.faults or self.aggregate != MEAN
 
 
 def checked_plan(plan: Plan, task: Task) -> Plan:
     """`plan`, if it can be carried out on `task`.
 
     Raises:
-      UsageError: a number below 1, an unknown choice, or a cohort larger than the federation.
+      UsageError: a number below 1, an unknown choice, a cohort larger than the federation, or one too small for the
+        aggregator.
     """
     for name, value in (
         ("cohort_size", plan.cohort_size),
@@ -64,4 +76,24 @@ def checked_plan(plan: Plan, task: Task) -> Plan:
     ):
         if choice not in allowed:
             raise UsageError(f"{name}: {choice!r} given, allowed is one of {', '.join(allowed)}")
+    if plan.cohort_size < plan.aggregate.least:
+        raise UsageError(
+            f"aggregate: {plan.aggregate} given with {plan.cohort_size} clients a round, allowed with at least "
+            f"{plan.aggregate.least}"
+        )
     return plan
+
+
+def check_privacy(algorithm: FedAlgorithm, plan: Plan) -> None:
+    """Refuses an aggregator under which an algorithm's accounting of privacy would be wrong.
+
+    The noise is made for a mean of bounded uploads: one client may move a median, or which upload is chosen, further.
+
+    Raises:
+      UsageError: the algorithm accounts for privacy, and the aggregator is no mean.
+    """
+    if algorithm.epsilon is not None and not isinstance(plan.aggregate, Mean):
+        raise UsageError(
+            f"aggregate: {plan.aggregate} given with an algorithm that accounts for privacy, allowed is mean or "
+            "norm_clipping:NORM"
+        )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedoptax.report.groups import Group
-from fedoptax.report.load import Run
+from fedoptax.report.load import CIRCUMSTANCES, Run
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,14 +67,14 @@ def thin(full: Curve, points: int) -> Curve:
 
 
 def metric_names(groups: Sequence[Group]) -> list[str]:
-    """All metrics that any group has: the primary ones first, then as in the files, the training loss last."""
+    """All metrics that any group has: primary ones first, then as in the files, then loss and circumstances."""
     found = [name for group in groups for run in group.runs for name in run.metrics]
     found = [
         name for name in dict.fromkeys(found) if any(has_metric(run, name) for group in groups for run in group.runs)
     ]
     primary = list(dict.fromkeys(group.metric for group in groups if group.metric in found))
-    others = [name for name in found if name not in primary and name != "train_loss"]
-    rest = [name for name in found if name == "train_loss" and name not in primary]
+    others = [name for name in found if name not in primary and name not in ("train_loss", *CIRCUMSTANCES)]
+    rest = [name for name in ("train_loss", *CIRCUMSTANCES) if name in found and name not in primary]
     return primary + others + rest
 
 
@@ -83,7 +83,9 @@ def higher_is_better(groups: Sequence[Group], metric: str) -> bool:
     for group in groups:
         if group.metric == metric:
             return group.higher_is_better
-    return not any(word in metric.lower() for word in ("loss", "error", "perplexity", "nll", "distance"))
+    return not any(
+        word in metric.lower() for word in ("loss", "error", "perplexity", "nll", "distance", "seconds", "epsilon")
+    )
 
 
 def limits(curves: Sequence[tuple[Group, Curve]], log: bool = False) -> tuple[float, float] | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedoptax.report.load import Run
-from fedoptax.report.words import setting
+from fedoptax.report.words import faults_in_words, setting
 
 #: Fields of a config that follow from the others, name the place, or differ by seed: they make no new group.
 NOT_SETTINGS = frozenset(
@@ -102,6 +102,9 @@ def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for name, item in value.items():
         full = f"{prefix}{name}"
         if full in NOT_SETTINGS:
+            continue
+        if full == "faults":  # eight numbers, of which most say nothing
+            flat[full] = faults_in_words(item)
             continue
         flat |= flatten(item, f"{full}.") if isinstance(item, dict) else {full: item}
     return flat

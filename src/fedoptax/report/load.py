@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 #: What history columns that are not metrics mean to the tables and curves.
-COST_COLUMNS = ("round", "bytes_up", "bytes_down", "seconds")
+COST_COLUMNS = ("round", "bytes_up", "bytes_down", "seconds", "dropped", "late", "rejected")
+#: Columns of runs with faults or privacy: they are drawn like metrics, but after them.
+CIRCUMSTANCES = ("participants", "virtual_seconds", "epsilon")
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from fedoptax.report.partition import SHOWN, Partition, partitions, title
 from fedoptax.report.style import DASHES, MARKERS, look
 from fedoptax.report.tables import final_table, shown_columns, shown_rows
 from fedoptax.report.verdict import verdicts
-from fedoptax.report.words import count, data_size, listed, metric_name, one_of, setting
+from fedoptax.report.words import count, data_size, faults_in_words, listed, metric_name, one_of, setting
 
 #: Points a curve has at most on the page.
 POINTS = 2000
@@ -85,6 +85,8 @@ def facts(groups: Sequence[Group]) -> list[tuple[str, str]]:
         ("Local epochs", _field(configs, "local_epochs")),
         ("Local steps", _field(configs, "local_steps")),
         ("Weighting", _field(configs, "weighting")),
+        ("Faults", _used(configs, "faults", "none", faults_in_words)),
+        ("Aggregation", _used(configs, "aggregate", "mean", str)),
         ("Seeds", one_of([len(group.runs) for group in groups])),
         ("Parameters", _field(configs, "num_params")),
     ]
@@ -196,6 +198,12 @@ def _clients(configs: Sequence[Any]) -> str:
 
 def _field(configs: Sequence[Any], name: str) -> str:
     return one_of([config[name] for config in configs if config.get(name) is not None])
+
+
+def _used(configs: Sequence[Any], name: str, default: str, words: Callable[[Any], str]) -> str:
+    """What the configs say of a field that only some have; nothing if none does."""
+    values = [words(config[name]) if config.get(name) else default for config in configs]
+    return "" if set(values) == {default} else one_of(values)
 
 
 def _work(configs: Sequence[Any]) -> str:

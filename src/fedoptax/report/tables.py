@@ -29,7 +29,9 @@ def final_table(runs: Sequence[Run], target: float | None = None) -> pd.DataFram
     `final` and `final_std` (n − 1 below; NaN for one seed), `best` (over all evaluated rounds), `last_mean` (over the
     evaluated ones of the last `last_window` rounds, min(100, rounds // 10) but at least 1), `train_loss`, `target`,
     `rounds_to_target` (median over all seeds; inf if not reached), `bytes_up` and `bytes_down` (a client and round),
-    `total_bytes` (mean over seeds), `seconds_per_round` (median over rounds and seeds), `complete`, `status`.
+    `total_bytes` (mean over seeds), `seconds_per_round` (median over rounds and seeds), `participants` (a round, mean
+    over rounds and seeds) and `epsilon` (at the end, the largest of the seeds), both NaN where runs do not have them,
+    `complete`, `status`.
 
     Args:
       runs: from `load_runs`.
@@ -49,7 +51,7 @@ def final_table(runs: Sequence[Run], target: float | None = None) -> pd.DataFram
 _COLUMNS = (
     "algorithm", "problem", "metric", "higher_is_better", "seeds", "counted", "final", "final_std", "best",
     "last_mean", "last_window", "train_loss", "target", "rounds_to_target", "bytes_up", "bytes_down",
-    "total_bytes", "seconds_per_round", "complete", "status",
+    "total_bytes", "seconds_per_round", "participants", "epsilon", "complete", "status",
 )  # fmt: skip
 
 
@@ -90,6 +92,10 @@ def _row(group: Group) -> dict[str, Any]:
         "bytes_down": _number(size.get("down_per_client")),
         "total_bytes": _mean([_total_bytes(run) for run in group.runs]),
         "seconds_per_round": _seconds(group),
+        "participants": _mean(
+            [float(run.rows["participants"].mean()) for run in group.runs if "participants" in run.rows]
+        ),
+        "epsilon": _largest([_last(run, "epsilon") for run in group.runs]),
         "complete": group.complete,
         "status": group.status,
     }
@@ -164,6 +170,10 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(finite) / len(finite) if finite else NAN
 
 
+def _largest(values: Sequence[float]) -> float:
+    return max((value for value in values if math.isfinite(value)), default=NAN)
+
+
 def _std(values: Sequence[float]) -> float:
     if len(values) < 2:
         return NAN
@@ -219,8 +229,19 @@ def shown_columns(table: pd.DataFrame) -> list[Column]:
         Column("Down", "bytes a client receives in a round", *_size("bytes_down")),
         Column("Total sent", "all clients, all rounds, both ways", *_size("total_bytes")),
         Column("Time a round", "median, without compilation", _time_text, lambda r: r["seconds_per_round"]),
+        *_circumstances(table),
         Column("Status", "", lambda r: str(r["status"]), lambda r: str(r["status"])),
     ]
+
+
+def _circumstances(table: pd.DataFrame) -> list[Column]:
+    """Columns that are shown if any run has them."""
+    hint = "clients whose uploads counted, of a round's cohort; mean over rounds and seeds"
+    columns = {
+        "participants": Column("Took part", hint, *_measure("participants")),
+        "epsilon": Column("Epsilon", "privacy spent at the end, the largest of the seeds", *_measure("epsilon")),
+    }
+    return [column for name, column in columns.items() if table[name].notna().any()]
 
 
 def shown_rows(table: pd.DataFrame) -> list[dict[str, Any]]:

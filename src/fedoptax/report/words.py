@@ -92,6 +92,25 @@ def setting(value: Any) -> str:
     return str(value).encode("utf-8", "replace").decode()  # a lone surrogate can be in JSON, but in no file
 
 
+def faults_in_words(faults: Any) -> str:
+    """A run's faults: all that happens in it, and nothing that does not.
+
+    Examples:
+      >>> faults_in_words({"dropout": 0.3, "nonfinite": 0.0, "scaled": 0.1, "scale": -10.0, "deadline": None})
+      'dropout 0.3, scaled 0.1 (by -10)'
+      >>> faults_in_words({"deadline": 20.0, "step_seconds": 1.0, "speed_spread": 0.5, "jitter": 0.1, "scaled": 0.0})
+      'deadline 20 s (a step 1 s, spread 0.5, jitter 0.1)'
+    """
+    given = {name: setting(value) for name, value in faults.items() if value} if isinstance(faults, dict) else {}
+    parts = [f"{name} {given[name]}" for name in ("dropout", "nonfinite") if name in given]
+    if "scaled" in given:
+        parts.append(f"scaled {given['scaled']} (by {given.get('scale', 0)})")
+    if "deadline" in given:
+        step, spread, jitter = (given.get(name, 0) for name in ("step_seconds", "speed_spread", "jitter"))
+        parts.append(f"deadline {given['deadline']} s (a step {step} s, spread {spread}, jitter {jitter})")
+    return ", ".join(parts) or "none"
+
+
 def count(amount: int, noun: str) -> str:
     """An amount with its noun.
 

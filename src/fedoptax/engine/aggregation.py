@@ -1,0 +1,253 @@
+"""How a round's uploads become one: the weighted mean, or rules that bear some uploads that lie.
+
+An aggregator sees the whole uploads of a cohort, as decoded, stacked leaf by leaf (S, …), of which only those that are
+`present` count; what the others hold is never read into the result. Sums are in float32 or wider, and integer leaves
+(counters) are rounded at the end, as in the weighted mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from fedoptax.algorithm import Tree, accumulate, accumulate_result, accumulate_zero
+from fedoptax.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The weighted mean Σ wᵢ uᵢ / Σ wᵢ."""
+
+    least = 1
+
+    def __str__(self) -> str:
+        return "mean"
+
+    def each(self, upload: Tree) -> Tree:
+        """The upload itself."""
+        return upload
+
+    def combine(self, uploads: Tree, weights: jax.Array, present: jax.Array) -> Tree:
+        """The aggregate of stacked uploads (S, …); weights (S,) ≥ 0; present bool (S,), at least `least` of them."""
+        weights = jnp.where(present, weights, 0)
+        weights = weights / jnp.maximum(jnp.sum(weights), jnp.finfo(weights.dtype).tiny)
+        like = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), uploads)
+        parts = jax.vmap(lambda w, u: accumulate(accumulate_zero(like), w, self.each(u)))(weights, uploads)
+        return accumulate_result(jax.tree.map(lambda a: jnp.sum(a, axis=0), parts), like)
+
+
+MEAN = Mean()
+
+
+@dataclass(frozen=True)
+class NormClipping(Mean):
+    """The weighted mean of uploads clipped to a norm, Σ wᵢ uᵢ min(1, C/‖uᵢ‖) / Σ wᵢ (Sun et al. 2019).
+
+    ‖·‖ is the 2-norm over all floating-point leaves together; integer leaves are averaged as they are.
+
+    Args:
+      max_norm: C > 0.
+    """
+
+    max_norm: float
+
+    def __post_init__(self) -> None:
+        if not (_is_number(self.max_norm) and 0 < self.max_norm < math.inf):
+            raise UsageError(f"aggregate: norm_clipping:{self.max_norm} given, allowed is a norm > 0")
+
+    def __str__(self) -> str:
+        return f"norm_clipping:{self.max_norm!r}"
+
+    def each(self, upload: Tree) -> Tree:
+        """The upload, clipped."""
+        squares = [jnp.sum(jnp.square(_wide(a))) for a in jax.tree.leaves(upload) if _is_float(a)]
+        if not squares:
+            return upload
+        norm = jnp.sqrt(sum(squares[1:], squares[0]))
+        factor = jnp.minimum(1, self.max_norm / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))
+        return jax.tree.map(lambda a: a * factor.astype(a.dtype) if _is_float(a) else a, upload)
+
+
+@dataclass(frozen=True)
+class Median:
+    """The coordinate-wise median (Yin et al. 2018, Definition 1); the mean of the middle two of an even number.
+
+    Weights are not used.
+    """
+
+    least = 1
+
+    def __str__(self) -> str:
+        return "median"
+
+    def combine(self, uploads: Tree, weights: jax.Array, present: jax.Array) -> Tree:
+        """See `Mean.combine`."""
+        n = jnp.sum(present)
+
+        def middle(ordered: jax.Array) -> jax.Array:
+            low = ordered[jnp.maximum(n - 1, 0) // 2]
+            return low / 2 + ordered[n // 2] / 2
+
+        return _by_coordinate(middle, uploads, present)
+
+
+@dataclass(frozen=True)
+class TrimmedMean:
+    """The coordinate-wise trimmed mean (Yin et al. 2018, Definition 2).
+
+    Of the n values of a coordinate the ⌊βn⌋ smallest and the ⌊βn⌋ largest are left out; the rest is averaged. Weights
+    are not used.
+
+    Args:
+      fraction: β in [0, 0.5).
+    """
+
+    fraction: float
+
+    least = 1
+
+    def __post_init__(self) -> None:
+        if not (_is_number(self.fraction) and 0 <= self.fraction < 0.5):
+            raise UsageError(
+                f"aggregate: trimmed_mean:{self.fraction} given, allowed is a fraction >= 0 and < 0.5 (cut at each end)"
+            )
+
+    def __str__(self) -> str:
+        return f"trimmed_mean:{self.fraction!r}"
+
+    def combine(self, uploads: Tree, weights: jax.Array, present: jax.Array) -> Tree:
+        """See `Mean.combine`."""
+        n, places = jnp.sum(present), jnp.arange(present.shape[0])
+        # ⌊βn⌋ for every n, on the host: 0.29 · 100 is less than 29 in binary
+        cut = jnp.asarray([math.floor(self.fraction * k + 1e-9) for k in range(present.shape[0] + 1)])[n]
+        kept = (places >= cut) & (places < n - cut)
+
+        def inner(ordered: jax.Array) -> jax.Array:
+            mask = kept.reshape(-1, *[1] * (ordered.ndim - 1))
+            return jnp.sum(jnp.where(mask, ordered, 0), axis=0) / jnp.maximum(n - 2 * cut, 1).astype(ordered.dtype)
+
+        return _by_coordinate(inner, uploads, present)
+
+
+@dataclass(frozen=True)
+class Krum:
+    """Krum and multi-Krum (Blanchard et al. 2017, Section 4).
+
+    The score of an upload is the sum of its squared distances, over all floating-point leaves, to the n − f − 2 others
+    that are nearest to it. The result is the upload with the least score, or the plain mean of the `keep` uploads with
+    the least (of equal ones the earlier in the cohort). Weights are not used.
+
+    Args:
+      faulty: f ≥ 0, how many uploads of a cohort may lie. n ≥ 2f + 3 are needed, and n ≥ keep + f + 2.
+      keep: uploads that are averaged, ≥ 1.
+    """
+
+    faulty: int
+    keep: int = 1
+
+    def __post_init__(self) -> None:
+        for name, value, low in (("F", self.faulty, 0), ("keep", self.keep, 1)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < low:
+                raise UsageError(f"aggregate: krum with {name}={value} given, allowed is a whole number >= {low}")
+
+    def __str__(self) -> str:
+        return f"krum:{self.faulty}" + (f",keep={self.keep}" if self.keep > 1 else "")
+
+    @property
+    def least(self) -> int:
+        """The fewest uploads that it can work with."""
+        return max(2 * self.faulty + 3, self.keep + self.faulty + 2)
+
+    def combine(self, uploads: Tree, weights: jax.Array, present: jax.Array) -> Tree:
+        """See `Mean.combine`."""
+        scores = self.scores(uploads, present)
+        rank = jnp.argsort(jnp.argsort(scores, stable=True))
+        chosen = present & (rank < self.keep)
+        return MEAN.combine(uploads, jnp.ones(scores.shape, scores.dtype), chosen)
+
+    def scores(self, uploads: Tree, present: jax.Array) -> jax.Array:
+        """The score of every upload (S,); infinite for one that is not present."""
+        places = jnp.arange(present.shape[0])
+        leaves = [_present_or(0, _wide(a), present) for a in jax.tree.leaves(uploads) if _is_float(a)]
+        near = jnp.sum(present) - self.faulty - 2
+
+        def score(i: jax.Array) -> jax.Array:
+            # differences, not |a|² + |b|² − 2ab: uploads may be close to each other and far from 0
+            squares = [jnp.sum(jnp.square(a - a[i]).reshape(places.size, -1), axis=1) for a in leaves]
+            distances = sum(squares, jnp.zeros(places.shape, jnp.float32))
+            others = jnp.sort(jnp.where(present & (places != i), distances, jnp.inf))
+            score = jnp.sum(jnp.where(places < near, others, 0))
+            return jnp.minimum(score, jnp.finfo(score.dtype).max)  # a sum that overflows is still less than absence
+
+        return jnp.where(present, jax.lax.map(score, places), jnp.inf)
+
+
+Aggregator = Mean | Median | TrimmedMean | Krum
+"""`least` is the fewest uploads it works with. A `Mean` sums `each(upload)` one by one; the others need all at once."""
+
+FORMS = "mean, median, trimmed_mean:FRACTION, norm_clipping:NORM, krum:F or krum:F,keep=M"
+
+
+def as_aggregator(given: str | Aggregator) -> Aggregator:
+    """`given`, or the aggregator that a text means: one of `FORMS`.
+
+    Raises:
+      UsageError: another text, or a number outside its range.
+    """
+    if isinstance(given, Aggregator):
+        return given
+    if not isinstance(given, str):
+        raise UsageError(f"aggregate: {given!r} given, allowed is one of {FORMS}")
+    name, colon, text = given.partition(":")
+    try:
+        if not colon and name in ("mean", "median"):
+            return MEAN if name == "mean" else Median()
+        if colon and name == "trimmed_mean":
+            return TrimmedMean(float(text))
+        if colon and name == "norm_clipping":
+            return NormClipping(float(text))
+        if colon and name == "krum":
+            faulty, comma, rest = text.partition(",")
+            if rest.startswith("keep=") or not comma:
+                return Krum(int(faulty), int(rest.removeprefix("keep=")) if comma else 1)
+    except UsageError:
+        raise
+    except ValueError:
+        pass
+    raise UsageError(f"aggregate: '{given}' given, allowed is one of {FORMS}")
+
+
+def stacked(uploads: list[Tree]) -> Tree:
+    """Uploads of equal structure as one tree of leaves (S, …)."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *uploads)
+
+
+def _by_coordinate(rule: Callable[[jax.Array], jax.Array], uploads: Tree, present: jax.Array) -> Tree:
+    """`rule(values)` leaf by leaf, of the values (S, …) in increasing order, those not present behind all others."""
+
+    def leaf(a: jax.Array) -> jax.Array:
+        result = rule(jnp.sort(_present_or(jnp.inf, _wide(a), present), axis=0))
+        result = jnp.where(jnp.any(present), result, 0)
+        return (jnp.round(result) if jnp.issubdtype(a.dtype, jnp.integer) else result).astype(a.dtype)
+
+    return jax.tree.map(leaf, uploads)
+
+
+def _present_or(value: float, a: jax.Array, present: jax.Array) -> jax.Array:
+    return jnp.where(present.reshape(-1, *[1] * (a.ndim - 1)), a, jnp.asarray(value, a.dtype))
+
+
+def _wide(a: jax.Array) -> jax.Array:
+    return a.astype(jnp.float64 if a.dtype == jnp.float64 else jnp.float32)
+
+
+def _is_float(a: jax.Array) -> bool:
+    return bool(jnp.issubdtype(a.dtype, jnp.floating))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

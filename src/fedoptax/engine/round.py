@@ -1,0 +1,140 @@
+"""One compiled round, to be traced: the cohort, its local work, the mean of the uploads, the server's update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from fedoptax.algorithm import (
+    Cohort,
+    FedAlgorithm,
+    Tree,
+    accumulate,
+    accumulate_result,
+    accumulate_zero,
+    decoded,
+)
+from fedoptax.engine.local import client_batches, task_grad_fn
+from fedoptax.engine.plan import Plan
+from fedoptax.engine.sampling import cohort_of_round, round_key
+from fedoptax.task import Task
+
+if TYPE_CHECKING:
+    from fedoptax.engine.compiled import DeviceData
+
+
+def round_function(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Callable[..., tuple[Tree, ...]]:
+    """`(server, clients, data, key, round) -> (server, clients, train_loss, finite)`: one round, to be traced.
+
+    `clients` are the states of all N clients, stacked, or (`plan.states = "cohort"`) of the cohort; those of the cohort
+    come back changed. `train_loss` is the mean of the cohort's losses, weighted like the uploads. If it or the server's
+    new state is not finite, `finite` is False and both states come back as they were.
+    """
+    work = client_work(task, algorithm, plan)
+    cohort_info = Cohort(plan.cohort_size, task.num_clients)
+
+    def a_round(
+        server: Tree, clients: Tree, data: DeviceData, key: jax.Array, round: jax.Array
+    ) -> tuple[Tree, Tree, jax.Array, jax.Array]:
+        cohort = cohort_of_round(key, round, task.num_clients, plan.cohort_size)
+        places = cohort if holds_all(plan, task) else jnp.arange(plan.cohort_size)
+        weights = upload_weights(plan.weighting, data.sizes[places])
+        message = algorithm.broadcast(server)
+        client_keys = round_key(key, round)
+
+        def one(client: tuple[jax.Array, jax.Array], state: Tree) -> tuple[Any, Tree]:
+            upload, state, loss = work(message, data, client_keys, *client, state)
+            return (upload, loss), state
+
+        run = _one_after_another if runs_in_turn(plan) else _all_at_once
+        rows = cohort if plan.states == "all" else jnp.arange(plan.cohort_size)
+        before = row_of(clients, rows)
+        (upload, loss), clients = run(one, (cohort, places), rows, weights, clients)
+        new_server = algorithm.server_update(server, upload, cohort_info)
+        finite = jnp.isfinite(loss) & all_finite(new_server)
+        server = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new_server, server)
+        clients = jax.tree.map(lambda all_, old: all_.at[rows].set(jnp.where(finite, all_[rows], old)), clients, before)
+        return server, clients, loss, finite
+
+    return a_round
+
+
+def client_work(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Callable[..., tuple[Tree, Tree, jax.Array]]:
+    """`(message, data, keys, i, place, state) -> (upload, state, loss)`: one client's round, the upload decoded.
+
+    `keys` is the round's key, `i` the client's number and `place` where its examples are in `data`.
+    """
+    exact = runs_in_turn(plan)
+    capacity = int(task.clients.sizes.max())
+    grad_fn = task_grad_fn(task)
+
+    def work(
+        message: Tree, data: DeviceData, keys: jax.Array, i: jax.Array, place: jax.Array, state: Tree
+    ) -> tuple[Tree, Tree, jax.Array]:
+        batches = client_batches(
+            data.examples,
+            data.offsets[place],
+            data.sizes[place],
+            jax.random.fold_in(keys, i),
+            plan.work,
+            capacity,
+            exact=exact,
+        )
+        upload, state, loss = algorithm.client_update(grad_fn, message, state, batches)
+        return decoded(algorithm, upload), state, loss
+
+    return work
+
+
+def runs_in_turn(plan: Plan) -> bool:
+    """Whether the cohort's clients are run one after another."""
+    return plan.client_loop == "loop" or (plan.client_loop == "auto" and jax.default_backend() == "cpu")
+
+
+def holds_all(plan: Plan, task: Task) -> bool:
+    """Whether a client's place in the program's data is its number; else it is its place in the cohort."""
+    return plan.examples == "all" and task.devices is None
+
+
+def all_finite(tree: Tree) -> jax.Array:
+    """Whether every floating-point number of `tree` is finite."""
+    floats = [a for a in jax.tree.leaves(tree) if jnp.issubdtype(a.dtype, jnp.floating)]
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in floats])) if floats else jnp.bool_(True)
+
+
+def upload_weights(weighting: str, sizes: jax.Array) -> jax.Array:
+    """The weights of a cohort's uploads, of sum 1."""
+    raw = sizes.astype(jnp.result_type(float)) if weighting == "examples" else jnp.ones(sizes.shape)
+    return raw / jnp.sum(raw)
+
+
+def row_of(tree: Tree, i: Any) -> Tree:
+    """Row i, or the rows i, of stacked states."""
+    return jax.tree.map(lambda a: a[i], tree)
+
+
+def _one_after_another(
+    one: Callable, cohort: Tree, rows: jax.Array, weights: jax.Array, clients: Tree
+) -> tuple[Tree, Tree]:
+    like = jax.eval_shape(one, row_of(cohort, 0), row_of(clients, 0))[0]
+
+    def body(j: jax.Array, carry: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
+        total, clients = carry
+        upload, state = one(row_of(cohort, j), row_of(clients, rows[j]))
+        clients = jax.tree.map(lambda all_, new: all_.at[rows[j]].set(new), clients, state)
+        return accumulate(total, weights[j], upload), clients
+
+    total, clients = jax.lax.fori_loop(0, rows.shape[0], body, (accumulate_zero(like), clients))
+    return accumulate_result(total, like), clients
+
+
+def _all_at_once(one: Callable, cohort: Tree, rows: jax.Array, weights: jax.Array, clients: Tree) -> tuple[Tree, Tree]:
+    uploads, states = jax.vmap(one)(cohort, row_of(clients, rows))
+    clients = jax.tree.map(lambda all_, new: all_.at[rows].set(new), clients, states)
+    like = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), uploads)
+    zero = accumulate_zero(uploads)
+    weighted = jax.vmap(accumulate)(zero, weights, uploads)
+    return accumulate_result(jax.tree.map(lambda a: jnp.sum(a, axis=0), weighted), like), clients

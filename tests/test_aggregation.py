@@ -1,0 +1,201 @@
+"""Every aggregator equals a float64 transcription of its paper on the uploads that are present, whatever the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedoptax as fx
+from fedoptax.algorithms.fedopt import FedOptUpload
+from fedoptax.deploy.config import Deployment, from_table
+from fedoptax.deploy.rounds import Limits
+from fedoptax.deploy.run import _check_quorum
+from fedoptax.deploy.server import Reply, next_state
+from fedoptax.engine.aggregation import Mean, as_aggregator
+from fedoptax.engine.plan import check_privacy
+
+SIZE = 9
+GOOD = ("mean", "median", "trimmed_mean:0.2", "trimmed_mean:0.34", "norm_clipping:3.5", "krum:2", "krum:1,keep=3")
+
+
+def uploads_of(seed: int) -> dict[str, np.ndarray]:
+    """Nine uploads of a matrix, a vector and a counter, the last three far from the others."""
+    rng = np.random.default_rng(seed)
+    a, b = rng.normal(size=(SIZE, 2, 3)) + 1, rng.normal(size=(SIZE, 4))
+    a[-3:] *= -10
+    return {"a": a.astype(np.float32), "b": b.astype(np.float32), "steps": rng.integers(1, 40, SIZE).astype(np.int32)}
+
+
+def flat(upload: dict[str, np.ndarray], i: int) -> np.ndarray:
+    return np.concatenate([upload["a"][i].ravel(), upload["b"][i]]).astype(np.float64)
+
+
+def oracle(name: str, uploads: dict[str, np.ndarray], weights: np.ndarray, here: Sequence[int]) -> np.ndarray:
+    """The aggregate in float64, as one vector with the counter behind."""
+    x = np.stack([np.append(flat(uploads, i), uploads["steps"][i]) for i in here])
+    w = np.asarray([weights[i] for i in here], np.float64)
+    kind, _, argument = name.partition(":")
+    if kind == "mean":
+        out = w @ x / w.sum()
+    elif kind == "median":
+        out = np.median(x, axis=0)
+    elif kind == "trimmed_mean":
+        cut = int(float(argument) * len(here))
+        out = np.sort(x, axis=0)[cut : len(here) - cut].mean(axis=0)
+    elif kind == "norm_clipping":
+        factors = np.minimum(1, float(argument) / np.linalg.norm(x[:, :-1], axis=1))
+        x[:, :-1] *= factors[:, None]
+        out = w @ x / w.sum()
+    else:
+        faulty, _, keep = argument.partition(",keep=")
+        squares = ((x[:, None, :-1] - x[None, :, :-1]) ** 2).sum(axis=2)
+        near = len(here) - int(faulty) - 2
+        scores = [np.sort(np.delete(row, i))[:near].sum() for i, row in enumerate(squares)]
+        out = x[np.argsort(scores)[: int(keep or 1)]].mean(axis=0)
+    out[-1] = np.round(out[-1])
+    return out
+
+
+@cache
+def compiled(name: str) -> Callable[..., Any]:
+    return jax.jit(as_aggregator(name).combine)
+
+
+def combined(name: str, uploads: Any, weights: np.ndarray, here: Sequence[int]) -> np.ndarray:
+    present = np.isin(np.arange(SIZE), here)
+    out = compiled(name)(uploads, jnp.asarray(weights, jnp.float32), present)
+    assert out["a"].dtype == jnp.float32 and out["steps"].dtype == jnp.int32
+    return np.concatenate([np.ravel(out["a"]), np.ravel(out["b"]), [out["steps"]]]).astype(np.float64)
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_it_equals_the_papers_rule_over_those_who_are_present(name: str) -> None:
+    for seed, here in enumerate([range(SIZE), [0, 1, 2, 3, 4, 6, 8], [1, 2, 3, 4, 5, 6, 7, 8]]):
+        uploads, weights = uploads_of(seed), np.random.default_rng(seed).uniform(1, 9, SIZE)
+        absent = [i for i in range(SIZE) if i not in here]
+        want = oracle(name, uploads, weights, here)
+        for garbage in (np.nan, np.inf, -1e30):
+            for leaf in (uploads["a"], uploads["b"]):
+                leaf[absent] = garbage
+            np.testing.assert_allclose(combined(name, uploads, weights, here), want, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_few_or_none_give_numbers(name: str) -> None:
+    uploads, weights = uploads_of(0), np.ones(SIZE)
+    uploads["a"][5:] = np.nan
+    for here in ([], [3], [0, 4]):
+        assert np.isfinite(combined(name, uploads, weights, here)).all()
+    np.testing.assert_allclose(combined("median", uploads, weights, [3])[:-1], flat(uploads, 3), rtol=1e-6)
+
+
+def test_huge_uploads_give_numbers_and_do_not_win() -> None:
+    uploads, weights = uploads_of(1), np.ones(SIZE)
+    uploads["a"][7:], uploads["b"][7:] = 3e38, -3e38
+    for name in ("median", "trimmed_mean:0.34", "norm_clipping:3.5", "krum:2", "krum:1,keep=3"):
+        out = combined(name, uploads, weights, range(SIZE))
+        assert np.isfinite(out).all() and np.abs(out[:-1]).max() < 100, name
+
+
+def test_krum_prefers_an_upload_beyond_all_squares_to_an_absent_one() -> None:
+    uploads = jnp.asarray([[0.0], [1e30], [-1e30], [2e30], [-3e30]])
+    chosen = jax.jit(fx.Krum(0).combine)(uploads, jnp.ones(5), jnp.asarray([False, True, True, True, True]))
+    assert float(chosen[0]) == pytest.approx(1e30)
+
+
+def test_the_fraction_is_exact() -> None:
+    """0.29 · 100 is a little less than 29 in binary; 29 are cut at each end all the same."""
+    values = jnp.asarray(np.random.default_rng(0).permutation(100).astype(np.float32))
+    values = values.at[values >= 71].set(1e6)
+    everyone = jnp.ones(100, bool)
+    assert float(fx.TrimmedMean(0.29).combine(values, jnp.ones(100), everyone)) == pytest.approx(49.5)
+    assert float(fx.TrimmedMean(0.28).combine(values, jnp.ones(100), everyone)) > 1e4
+
+
+def test_equal_scores_of_krum_are_taken_from_the_front() -> None:
+    uploads = jnp.asarray([[5.0], [0.0], [0.0], [0.0], [9.0]])
+    everyone = jnp.ones(5, bool)
+    rank = fx.Krum(1).scores(uploads, everyone)
+    assert rank[1] == rank[2] == rank[3] == 0 and float(fx.Krum(1).combine(uploads, jnp.ones(5), everyone)[0]) == 0
+
+
+def test_texts_and_constructors_are_the_same_and_write_themselves() -> None:
+    made = (Mean(), fx.Median(), fx.TrimmedMean(0.2), fx.NormClipping(3.5), fx.Krum(2), fx.Krum(1, keep=3))
+    texts = ("mean", "median", "trimmed_mean:0.2", "norm_clipping:3.5", "krum:2", "krum:1,keep=3")
+    for aggregator, text in zip(made, texts, strict=True):
+        assert as_aggregator(text) == aggregator and str(aggregator) == text and as_aggregator(aggregator) is aggregator
+    assert as_aggregator(str(fx.NormClipping(1 / 3))) == fx.NormClipping(1 / 3)
+
+
+WRONG = [
+    ("avg", "'avg' given, allowed is one of mean, median"),
+    ("krum", "'krum' given"),
+    ("krum:x", "'krum:x' given"),
+    ("krum:1,take=2", "given, allowed is one of"),
+    ("median:2", "'median:2' given"),
+    ("krum:-1", "F=-1 given, allowed is a whole number >= 0"),
+    ("krum:1,keep=0", "keep=0 given, allowed is a whole number >= 1"),
+    ("trimmed_mean:0.5", "0.5 given, allowed is a fraction >= 0 and < 0.5"),
+    ("trimmed_mean:nan", "nan given, allowed is a fraction"),
+    ("norm_clipping:0", "0.0 given, allowed is a norm > 0"),
+    ("norm_clipping:inf", "inf given, allowed is a norm > 0"),
+    (3, "3 given, allowed is one of"),
+]
+
+
+@pytest.mark.parametrize(("given", "text"), WRONG, ids=str)
+def test_wrong_demands_are_refused(given: Any, text: str) -> None:
+    with pytest.raises(fx.UsageError, match="aggregate") as error:
+        as_aggregator(given)
+    assert text in str(error.value)
+
+
+# --- deployments ---
+
+
+def replies(values: Sequence[float]) -> list[Reply]:
+    return [Reply(FedOptUpload({"w": np.full(2, v, np.float32)}, ()), 1.0, 10 + i) for i, v in enumerate(values)]
+
+
+VALUES, COUNTS = [1.0, 2.0, 2.0, 3.0, 1000.0], [10, 11, 12, 13, 14]  # of `replies`
+MOVES = {"mean": np.average(VALUES, weights=COUNTS), "median": 2.0, "trimmed_mean:0.2": 7 / 3, "krum:1": 2.0}
+
+
+@pytest.mark.parametrize("aggregate", MOVES)
+def test_a_deployments_server_aggregates_as_it_is_told(aggregate: str) -> None:
+    algorithm = fx.fedavg(0.1)
+    server = algorithm.init({"w": jnp.zeros(2)})
+    state, loss, finite = next_state(algorithm, server, replies(VALUES), "examples", 5, as_aggregator(aggregate))
+    assert finite and loss == pytest.approx(1)
+    np.testing.assert_allclose(state.params["w"], MOVES[aggregate], rtol=1e-5)
+
+
+def test_a_deployments_table_holds_the_aggregator() -> None:
+    given = from_table({"task.name": "digits", "algorithm": "fedavg", "aggregate": "krum:1", "cohort-size": 6})
+    plan = given.plan(fx.fedavg(0.1))
+    assert (
+        plan.aggregate == fx.Krum(1)
+        and Deployment({"name": "digits"}, "fedavg").plan(fx.fedavg(0.1)).aggregate == Mean()
+    )
+    with pytest.raises(fx.UsageError, match="aggregate: 'krum' given"):
+        from_table({"task.name": "digits", "algorithm": "fedavg", "aggregate": "krum"})
+    with pytest.raises(
+        fx.UsageError, match=r"quorum: 0.5 given, 3 of 6 clients, allowed with krum:1 is at least 0.833"
+    ):
+        _check_quorum(Limits(quorum=0.5), plan)
+    _check_quorum(Limits(quorum=0.833), plan)
+
+
+def test_an_algorithm_that_accounts_for_privacy_asks_for_a_mean() -> None:
+    algorithm = fx.fedavg(0.1)._replace(epsilon=lambda rounds, size, clients: 1.0)
+    plan = Deployment({"name": "digits"}, "fedavg", aggregate="norm_clipping:1.0").plan(algorithm)
+    check_privacy(algorithm, plan)
+    plan = Deployment({"name": "digits"}, "fedavg", aggregate="median").plan(algorithm)
+    with pytest.raises(fx.UsageError, match="aggregate: median given with an algorithm that accounts for privacy"):
+        check_privacy(algorithm, plan)
