@@ -19,6 +19,7 @@ from fedoptax.cli_options import (
     Augment,
     BatchSize,
     Beta,
+    CheckpointEvery,
     Classes,
     ClientColumn,
     ClientStates,
@@ -122,6 +123,7 @@ def run(
     client_states: ClientStates = "auto",
     examples: Examples = "auto",
     engine: Engine = "compiled",
+    checkpoint_every: CheckpointEvery = None,
     out: Out = None,
     overwrite: Overwrite = False,
     json: Json = False,
@@ -170,6 +172,7 @@ def compare(
     client_states: ClientStates = "auto",
     examples: Examples = "auto",
     engine: Engine = "compiled",
+    checkpoint_every: CheckpointEvery = None,
     out: Out = None,
     overwrite: Overwrite = False,
     json: Json = False,
@@ -187,13 +190,14 @@ def resume(
     folder: Annotated[Path, typer.Argument(help="The folder of a run or a comparison.")],
     rounds: Annotated[int | None, typer.Option(help="A new total of rounds, for a run. Default: as begun.")] = None,
     data_dir: DataDir = None,
+    checkpoint_every: CheckpointEvery = None,
 ) -> None:
     """Continue a run or a comparison that was interrupted.
 
     Example: fedoptax resume runs/a
     """
     commands = load_commands()
-    commands.resume(folder, rounds, data_dir)
+    commands.resume(folder, rounds, data_dir, checkpoint_every)
 
 
 @app.command()

@@ -54,6 +54,7 @@ EvalEvery = Annotated[int | None, typer.Option(help="Rounds between evaluations.
 ClientStates = Annotated[str, typer.Option(help="Where clients' states live: auto, device, host or disk.")]
 Examples = Annotated[str, typer.Option(help="Where training examples live: auto, device or stream (from disk).")]
 Engine = Annotated[str, typer.Option(help="compiled, or eager (plain Python, same result, to debug).")]
+CheckpointEvery = Annotated[float | None, typer.Option(help="Seconds between checkpoints. Default: 60.")]
 Out = Annotated[Path | None, typer.Option(help="Folder for the results. Default: a new one under runs/.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace earlier results in --out.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]

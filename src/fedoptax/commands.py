@@ -43,6 +43,7 @@ RUN_OPTIONS = (
     "client_states",
     "examples",
     "engine",
+    "checkpoint_every",
 )
 
 
@@ -94,12 +95,14 @@ def compare(**options: Any) -> None:
     _compare(task, comparison, out, options["json"])
 
 
-def resume(folder: Path, rounds: int | None, data_dir: Path | None) -> None:
+def resume(folder: Path, rounds: int | None, data_dir: Path | None, checkpoint_every: float | None = None) -> None:
     """`fedoptax resume`."""
     if (folder / "compare.json").is_file():
         if rounds is not None:
             raise UsageError("--rounds: given for a comparison, allowed is for a run only")
         comparison = Comparison.read(folder)
+        if checkpoint_every is not None:
+            comparison.options["checkpoint_every"] = checkpoint_every
         _compare(_task_of_spec(comparison.task, data_dir), comparison, folder, False)
         return
     if not (folder / "config.json").is_file():
@@ -120,6 +123,8 @@ def resume(folder: Path, rounds: int | None, data_dir: Path | None) -> None:
         if rounds < done:
             raise UsageError(f"--rounds: {rounds} given, allowed is at least the {done} that are done")
         options["rounds"] = rounds
+    if checkpoint_every is not None:
+        options["checkpoint_every"] = checkpoint_every
     task = _task_of_spec(spec, data_dir)
     algorithm = build(name, hyperparameters)
     result = _finish(

@@ -157,6 +157,8 @@ def run(
       Interrupted: Ctrl-C; the state after the last whole round is in its `result` (and in `out`).
     """
     check_numbers(rounds, eval_every, seed)
+    if not isinstance(checkpoint_every, int | float) or not checkpoint_every >= 0:
+        raise UsageError(f"checkpoint_every: {checkpoint_every!r} given, allowed is a number of seconds >= 0")
     if engine not in ("compiled", "eager"):
         raise UsageError(f"engine: {engine!r} given, allowed is one of compiled, eager")
     work = LocalWork(batch_size, local_epochs, local_steps)
