@@ -54,6 +54,7 @@ from fedoptax.cli_options import (
 from fedoptax.data_cli import app as data_app
 from fedoptax.deploy_cli import deploy_app
 from fedoptax.errors import RunError, Stopped, UsageError
+from fedoptax.interrupt import Terminated, terminable
 
 app = typer.Typer(
     name="fedoptax",
@@ -263,8 +264,12 @@ def locals_without_commands(names: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The console command: status 0, 1 (it failed), 2 (wrong arguments) or 130 (Ctrl-C); errors in one line."""
-    sys.exit(_status(lambda: app(args=arguments, prog_name="fedoptax", standalone_mode=False)))
+    """The console command: status 0, 1 (it failed), 2 (wrong arguments), 130 (Ctrl-C), 143 (SIGTERM) or 129 (SIGHUP).
+
+    Errors are one line.
+    """
+    with terminable():
+        sys.exit(_status(lambda: app(args=arguments, prog_name="fedoptax", standalone_mode=False)))
 
 
 def _status(command: Callable[[], Any]) -> int:
@@ -275,11 +280,15 @@ def _status(command: Callable[[], Any]) -> int:
     except UsageError as error:
         return _fail(error, 2)
     except Stopped as error:
-        return _fail(error, 130)
+        return _fail(error, error.status)
     except RunError as error:
         return _fail(error, 1)
+    except Terminated as error:
+        return _fail(error, 128 + error.number)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
+    except MemoryError:
+        return _fail("not enough memory", 1)
     except SystemExit as stopped:  # what the argument parser makes of Ctrl-C (130) and of a pipe closed by its reader
         if stopped.code == 130:
             return _fail("interrupted", 130)

@@ -25,6 +25,7 @@ from fedoptax.engine.states import ClientStates, OnHost, choose_place, make_stat
 from fedoptax.engine.stream import Examples, choose_examples, open_examples
 from fedoptax.errors import RunError, UsageError
 from fedoptax.history import History, Row, finite_or_none
+from fedoptax.history_file import HistoryFile
 from fedoptax.interrupt import deferred_interrupt
 from fedoptax.progress import bar
 from fedoptax.record import run_config
@@ -47,6 +48,7 @@ class RunResult:
       message: one line about a status other than completed, else None.
       folder: where it was written, or None.
       hyperparameters: the algorithm's, as far as they were given.
+      signal: the number of the signal that came meanwhile and asked to stop (2: Ctrl-C), else 0.
     """
 
     history: History
@@ -57,6 +59,7 @@ class RunResult:
     message: str | None = None
     folder: Path | None = None
     hyperparameters: dict[str, Any] = field(default_factory=dict)
+    signal: int = 0
 
 
 class DivergedError(RunError):
@@ -68,10 +71,13 @@ class DivergedError(RunError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C stopped a run after a whole round. `result` is the run so far; with a folder it can be resumed."""
+    """Ctrl-C, SIGTERM or SIGHUP stopped a run after a whole round.
+
+    `result` is the run so far, and its `signal` says which; with a folder it can be resumed.
+    """
 
     def __init__(self, result: RunResult) -> None:
-        super().__init__(result.message)
+        super().__init__(result.message or "stopped")
         self.result = result
 
 
@@ -134,7 +140,8 @@ def run(
       eval_every: rounds between evaluations on the test examples; the last round is always evaluated.
       client_loop: `"loop"`, `"vmap"` or `"auto"` (see `engine.plan.Plan`).
       client_states: where clients' states live between rounds: `"device"`, `"host"` or `"disk"` (in `out`, or a
-        temporary folder), with the same results; `"auto"` takes the first that has room.
+        temporary folder), with the same results; `"auto"` takes the first that has room, or the one of the run that is
+        resumed.
       examples: `"device"` puts all training examples on the device; `"stream"` reads each round's cohort's from where
         they lie, with the same results; `"auto"` streams what does not fit on the device.
       engine: `"compiled"`, or `"eager"` for plain Python with the same result, to debug.
@@ -154,7 +161,7 @@ def run(
       UsageError: an argument is wrong.
       DivergedError: loss or state became NaN or infinite; its `result` holds the run up to there.
       RunError: files cannot be written, or `resume_from` does not fit.
-      Interrupted: Ctrl-C; the state after the last whole round is in its `result` (and in `out`).
+      Interrupted: Ctrl-C, SIGTERM or SIGHUP; the state after the last whole round is in its `result` (and in `out`).
     """
     check_numbers(rounds, eval_every, seed)
     if not isinstance(checkpoint_every, int | float) or not checkpoint_every >= 0:
@@ -164,10 +171,12 @@ def run(
     work = LocalWork(batch_size, local_epochs, local_steps)
     plan = checked_plan(Plan(cohort_size, work, weighting or algorithm.weighting, client_loop), task)
     client = jax.eval_shape(lambda key: algorithm.init_client(task.init(key)), jax.random.key(0))
+    source = None if resume_from is None else Path(resume_from)
+    if client_states == "auto" and source is not None:
+        client_states = storage.read_json(source / "config.json").get("client_states", "auto")
     place = choose_place(client_states, client, task.num_clients)
     resident = choose_examples(examples, task) == "device"
     plan = replace(plan, states="all" if place == "device" else "cohort", examples="all" if resident else "cohort")
-    source = None if resume_from is None else Path(resume_from)
     target = source if out is None else Path(out)
     if target is not None and target != source:
         storage.prepare(target, overwrite)
@@ -214,8 +223,9 @@ def execute(task: Task, built: Program, hypers: Mapping[str, Any], settings: Set
     with ExitStack() as stack:
         stop = stack.enter_context(deferred_interrupt())
         existed = settings.out is not None and settings.out.is_dir()
+        new = settings.out != settings.resume_from
         if settings.out is not None and existed:
-            stack.enter_context(storage.locked(settings.out))
+            stack.enter_context(storage.locked(settings.out, new))
         server, client = built.start(hypers, key)
         disk = None if settings.out is None else settings.out / "client-states"
         clients = make_states(settings.place, client, task.num_clients, disk)
@@ -225,19 +235,19 @@ def execute(task: Task, built: Program, hypers: Mapping[str, Any], settings: Set
         checkpoints = None
         if settings.out is not None:
             if not existed:  # a new folder is made only now, when nothing can be refused any more
-                stack.enter_context(storage.locked(settings.out))
-            checkpoints = Checkpoints(settings.out)
-            stack.callback(checkpoints.close)
+                stack.enter_context(storage.locked(settings.out, new))
             storage.write_json(settings.out / "config.json", config)
-            storage.rewrite_rows(settings.out, history.rows)
             _summarise(settings.out, "running", None, history, built)
+            rows_file = HistoryFile(settings.out, history.rows)
+            checkpoints = Checkpoints(settings.out, () if new else (done,))
+            stack.callback(checkpoints.close)
         update = stack.enter_context(
             bar(settings.description or settings.label, settings.rounds, done, settings.progress)
         )
         examples = open_examples(task, settings.plan.examples, key, settings.plan.cohort_size, settings.rounds)
         stack.callback(examples.close)
         many_rounds = examples.many_rounds and not isinstance(clients, OnHost)
-        status, message = "completed", None
+        status, message, number = "completed", None, 0
         saved, length = time.monotonic(), 1
         while done < settings.rounds:
             end = min(done + length, settings.rounds)
@@ -246,7 +256,7 @@ def execute(task: Task, built: Program, hypers: Mapping[str, Any], settings: Set
             )
             history.rows += rows
             if settings.out is not None:
-                storage.append_rows(settings.out, rows)
+                rows_file.append(rows)
             done += len(rows)
             update(done, _note(task, history))
             if not finite:
@@ -256,20 +266,21 @@ def execute(task: Task, built: Program, hypers: Mapping[str, Any], settings: Set
                     f"finite; the state after round {done} is kept"
                 )
                 break
-            if stop() and done < settings.rounds:
+            if (number := stop()) and done < settings.rounds:
                 status, message = "interrupted", f"stopped after round {done} of {settings.rounds}"
                 break
             length = max(1, min(MAX_ROUNDS, round(CALL_SECONDS / max(seconds, 1e-6)))) if many_rounds else 1
             if checkpoints and time.monotonic() - saved > settings.checkpoint_every:
-                checkpoints.save(done, server, clients)
+                checkpoints.save(done, server, clients, rows_file.mark())
                 saved = time.monotonic()
+        number = number or stop()
         params = built.params(hypers, server)
         if checkpoints and settings.out:
-            checkpoints.save(done, server, clients)
+            checkpoints.save(done, server, clients, rows_file.mark())
             storage.write_params(settings.out / "params.npz", params)
-            _summarise(settings.out, status, message, history, built)
+            _summarise(settings.out, status, message, history, built, rows_file.mark())
     given = dict(settings.hyperparameters)
-    return RunResult(history, params, server, clients, status, message, settings.out, given)
+    return RunResult(history, params, server, clients, status, message, settings.out, given, number)
 
 
 def _advance(
@@ -314,7 +325,7 @@ def _resume(
     folder = settings.resume_from
     assert folder is not None
     there = storage.read_json(folder / "config.json")
-    free = {"rounds", "environment", "fedoptax", "eval_every"}
+    free = {"rounds", "environment", "fedoptax", "eval_every", "client_states"}
     wanted = storage.read_back(config)
     for name in sorted(wanted.keys() - free):
         if there.get(name) != wanted[name]:
@@ -323,7 +334,7 @@ def _resume(
             )
     checkpoints = Checkpoints(folder)
     try:
-        if not checkpoints.rounds() and storage.read_json(folder / "summary.json").get("status") == "running":
+        if not checkpoints.rounds() and storage.read_status(folder) in (None, "running"):
             return 0, History(), server  # killed before its first checkpoint: begin again
         done, server = checkpoints.restore(server, clients, settings.rounds)
     finally:
@@ -339,7 +350,14 @@ def _note(task: Task, history: History) -> str:
     return ""
 
 
-def _summarise(folder: Path, status: str, message: str | None, history: History, built: Program) -> None:
+def _summarise(
+    folder: Path,
+    status: str,
+    message: str | None,
+    history: History,
+    built: Program,
+    mark: Mapping[str, Any] | None = None,
+) -> None:
     metrics = [
         name
         for name in (history[-1] if len(history) else {})
@@ -356,6 +374,7 @@ def _summarise(folder: Path, status: str, message: str | None, history: History,
             "bytes_up": sum(row["bytes_up"] for row in history),
             "seconds": sum(row["seconds"] for row in history),
             "compile_seconds": built.timings["compile"],
+            "history": mark,
         },
     )
 

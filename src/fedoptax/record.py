@@ -43,6 +43,7 @@ def run_config(task: Task, settings: Settings, built: Program) -> dict[str, Any]
         "weighting": plan.weighting,
         "seed": settings.seed,
         "eval_every": settings.eval_every,
+        "client_states": settings.place,
         "num_params": built.num_params,
         "bytes": {"down_per_client": built.bytes_down, "up_per_client": built.bytes_up},
         "primary_metric": None if task.primary_metric is None else f"test_{task.primary_metric}",
