@@ -20,11 +20,18 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
-from fault_cases import kills
+from fault_cases import clock, damage, disk, downloads, kills, memory, pairs, signals
 from fault_cases.program import Program, Row
 
 PARTS: dict[str, Callable[[Program, int, float], list[Row]]] = {
     "kill": kills.run,
+    "damage": damage.run,
+    "disk": disk.run,
+    "pairs": pairs.run,
+    "signals": signals.run,
+    "memory": memory.run,
+    "clock": clock.run,
+    "downloads": downloads.run,
 }
 
 
@@ -38,6 +45,8 @@ def main() -> int:
     names = given.only.split(",")
     if unknown := set(names) - set(PARTS):
         parser.error(f"--only: {', '.join(sorted(unknown))} given, allowed are {', '.join(PARTS)}")
+    if "disk" in names:
+        disk.enter_private_mounts()
     begun, table = time.time(), []
     for name in names:
         with tempfile.TemporaryDirectory(prefix="fedoptax-faults-") as folder:
