@@ -7,9 +7,12 @@ signal or a crash of a native library, makes the case lost and is replaced.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import io
 import os
 import shutil
+import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,12 +25,13 @@ import numpy as np
 
 from fault_cases.program import Done, Program, Row, checkpoints, difference, fingerprint, finish, rows, watch
 
+PR_SET_PDEATHSIG = 1  # of prctl
 TINY = [
     *("run", "--task", "digits", "--model", "logistic", "--num-clients", "8", "--cohort-size", "3"),
     *("--algorithm", "scaffold", "--rounds", "40"),
 ]
 STATES = {  # how the damaged run was kept, and how many cases
-    "killed, states on the device": (["--client-states", "device"], True, 80),
+    "killed, states on the device": (["--client-states", "device", "--examples", "stream"], True, 80),
     "killed, states on the host": (["--client-states", "host"], True, 60),
     "completed": (["--client-states", "device"], False, 60),
 }
@@ -94,18 +98,21 @@ def _worker(program: Program) -> ProcessPoolExecutor:
 
 
 def _begin(environment: dict[str, str]) -> None:
+    """Sets the worker up; where Linux can, it ends with its owner, however that ends."""
     os.environ.update(environment)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _killed(program: Program, arguments: list[str], out: Path) -> None:
-    """A run killed with two checkpoints, and rows after the last."""
+    """A run killed after ten rounds with two checkpoints, and rows after the last."""
     for _ in range(20):
         shutil.rmtree(out, ignore_errors=True)
         process = program.start(*arguments, "--checkpoint-every", "0", "--out", out)
-        watch(process, lambda: len(checkpoints(out)) >= 2 and rows(out) > checkpoints(out)[-1])
+        watch(process, lambda: max([0, *checkpoints(out)]) >= 10 and rows(out) > checkpoints(out)[-1])
         process.kill()
         finish(process)
-        if len(checkpoints(out)) >= 2 and checkpoints(out)[-1] < 40:
+        if len(checkpoints(out)) >= 2 and 10 <= checkpoints(out)[-1] < 40:
             return
         time.sleep(0.1)
     raise RuntimeError("the run is too fast to be killed between its checkpoints")

@@ -14,7 +14,10 @@ import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +45,7 @@ class Checkpoints:
     def __init__(self, folder: Path, sound: Iterable[int] = ()) -> None:
         import orbax.checkpoint as ocp
 
-        logging.getLogger("absl").setLevel(logging.ERROR)
+        logging.getLogger("absl").setLevel(logging.CRITICAL)
         self._run, self._folder = folder, (folder / "checkpoints").absolute()
         self._ocp = ocp
         self._orbax = ocp.Checkpointer(ocp.StandardCheckpointHandler())
@@ -66,9 +69,9 @@ class Checkpoints:
         try:
             self._clear(lambda old: old >= round)  # of a future that could not be used
             temporary.mkdir(parents=True)
-            self._orbax.save(
-                temporary / "states", args=self._ocp.args.StandardSave(_by_number(_device_states(server, clients)))
-            )
+            states = _by_number(_device_states(server, clients))
+            with _quiet_threads():
+                self._orbax.save(temporary / "states", args=self._ocp.args.StandardSave(states))
             if isinstance(clients, OnHost):
                 clients.save(temporary / "clients")
             files = {path.relative_to(temporary).as_posix(): _seal(path) for path in _files(temporary)}
@@ -82,6 +85,7 @@ class Checkpoints:
         except RunError:
             raise
         except (OSError, ValueError, RuntimeError) as error:  # Orbax has several for a disk that is full
+            logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # what failed beside it is told at the end
             raise RunError(
                 f"checkpoint of round {round} cannot be written to '{self._folder}': {_reason(error)}"
             ) from error
@@ -182,6 +186,24 @@ def _seal(path: Path) -> list[Any]:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return [file.tell(), digest]
+
+
+@contextmanager
+def _quiet_threads() -> Iterator[None]:
+    """What fails in threads of Orbax and TensorStore is not printed: it is raised where the work is waited for."""
+    of_threads, of_callbacks = threading.excepthook, sys.unraisablehook
+
+    def thread_hook(args: threading.ExceptHookArgs) -> None:
+        if not type(args.thread).__module__.startswith("orbax."):
+            of_threads(args)
+
+    def callback_hook(args: sys.UnraisableHookArgs) -> None:
+        if str(args.exc_value) != "Event loop is closed":
+            of_callbacks(args)
+
+    threading.excepthook, sys.unraisablehook = thread_hook, callback_hook
+    yield
+    threading.excepthook, sys.unraisablehook = of_threads, of_callbacks  # after a failure more comes later
 
 
 def _reason(error: Exception) -> str:
