@@ -4,12 +4,12 @@
 
 Runs `fedoptax run` on digits (scaffold, client states on the device, an evaluation a round, a checkpoint every
 five seconds) for at least `--minutes` and `--rounds`, and samples its process every ten seconds: resident and
-proportional memory, open files, threads, CPU seconds, rounds done, size of its folder. The run is then stopped as a
+proportional memory, its own memory, open files, threads, CPU seconds, rounds done, size of its folder. The run is then stopped as a
 batch system would, by SIGTERM. Written are a CSV, a PNG and a Markdown page with the verdict, from the samples after a
 warm-up:
 
-- memory: the slope over rounds of the proportional set size (Theil-Sen: half of all pairs of samples grow faster), less
-  what the rows of the history take by design, below 5 MB in 10,000 rounds, or its whole growth below 1 %;
+- memory: the slope over rounds of the process's own (anonymous) memory (Theil-Sen: half of all pairs of samples grow
+  faster), less what the rows of the history take by design, below 5 MB in 10,000 rounds, or its growth below 1 %;
 - work: CPU seconds a round in the last tenth within 5 % of the first tenth; wall time is reported, not judged.
 
 The exit status is 1 if a verdict fails.
@@ -31,7 +31,7 @@ from pathlib import Path
 
 import numpy as np
 
-COLUMNS = ("seconds", "rounds", "rss_mb", "pss_mb", "open_files", "threads", "cpu_seconds", "folder_mb")
+COLUMNS = ("seconds", "rounds", "rss_mb", "pss_mb", "own_mb", "open_files", "threads", "cpu_seconds", "folder_mb")
 ROW_BYTES = 545  # of a row of the history in memory, a dict of ten numbers, by tracemalloc
 WARM_UP = 0.2  # of the samples
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -109,13 +109,13 @@ class Rows:
 
 
 def usage(pid: int) -> list[float]:
-    """Resident and proportional memory in MB, open files, threads and CPU seconds of a process (Linux)."""
+    """Resident, proportional and anonymous memory in MB, open files, threads and CPU seconds of a process (Linux)."""
     place = Path("/proc") / str(pid)
     lines = dict(line.split(":", 1) for line in (place / "smaps_rollup").read_text().splitlines()[1:])
-    rss, pss = (float(lines[name].split()[0]) / 1024 for name in ("Rss", "Pss"))
+    memory = [float(lines[name].split()[0]) * 1024 / 1e6 for name in ("Rss", "Pss", "Anonymous")]
     fields = (place / "stat").read_text().rpartition(")")[2].split()
     cpu = (int(fields[11]) + int(fields[12])) / TICKS
-    return [rss, pss, len(list((place / "fd").iterdir())), int(fields[17]), cpu]
+    return [*memory, len(list((place / "fd").iterdir())), int(fields[17]), cpu]
 
 
 def size_mb(folder: Path) -> float:
@@ -132,10 +132,10 @@ def size_mb(folder: Path) -> float:
 def verdict(table: np.ndarray, status: int, given: argparse.Namespace) -> tuple[str, bool]:
     """The page, and whether memory and work stayed as they were."""
     steady = table[int(WARM_UP * len(table)) :]
-    seconds, rounds, rss, pss, files, threads, cpu, size = steady.T
+    seconds, rounds, rss, pss, own, files, threads, cpu, size = steady.T
     by_design = ROW_BYTES * 1e4 / 1e6
-    growth = theil_sen(rounds, pss) * 1e4
-    whole = theil_sen(rounds, pss) * (rounds[-1] - rounds[0]) / pss[0]
+    growth = theil_sen(rounds, own) * 1e4
+    whole = theil_sen(rounds, own) * (rounds[-1] - rounds[0]) / own[0]
     flat = growth - by_design < 5 or whole < 0.01
     first, last = (per_round(part, cpu, rounds) for part in ("first", "last"))
     walls = [per_round(part, seconds, rounds) for part in ("first", "last")]
@@ -153,9 +153,10 @@ def verdict(table: np.ndarray, status: int, given: argparse.Namespace) -> tuple[
         "",
         "| | after warm-up | at the end | verdict |",
         "|---|---|---|---|",
-        f"| proportional memory, MB | {pss[0]:.1f} | {pss[-1]:.1f} | {growth:.2f} MB in 10,000 rounds, of which the "
+        f"| its own memory, MB | {own[0]:.1f} | {own[-1]:.1f} | {growth:.2f} MB in 10,000 rounds, of which the "
         f"history's rows take {by_design:.0f} by design: {'flat' if flat else 'GROWS'} |",
-        f"| resident memory, MB | {rss[0]:.1f} | {rss[-1]:.1f} | |",
+        f"| resident memory, MB | {rss[0]:.1f} | {rss[-1]:.1f} | with the pages of files |",
+        f"| proportional memory, MB | {pss[0]:.1f} | {pss[-1]:.1f} | those shared out among the processes that use them |",
         f"| CPU seconds a round | {first:.5f} | {last:.5f} | {last / first - 1:+.1%}: {'even' if even else 'UNEVEN'} |",
         f"| wall seconds a round | {walls[0]:.5f} | {walls[1]:.5f} | {walls[1] / walls[0] - 1:+.1%} (not judged) |",
         f"| open files | {files[0]:.0f} | {files[-1]:.0f} | at most {files.max():.0f} |",
@@ -187,10 +188,11 @@ def draw(table: np.ndarray, path: Path) -> None:
     matplotlib.use("agg")
     from matplotlib import pyplot as plt
 
-    seconds, rounds, rss, pss, files, threads, cpu, _ = table.T
+    seconds, rounds, rss, pss, own, files, threads, cpu, _ = table.T
     figure, axes = plt.subplots(3, 1, figsize=(7, 8), sharex=True, layout="constrained")
     axes[0].plot(rounds, rss, label="resident")
     axes[0].plot(rounds, pss, label="proportional")
+    axes[0].plot(rounds, own, label="its own (anonymous)")
     axes[0].set_ylabel("memory [MB]")
     steps = np.maximum(np.diff(rounds), 1)
     axes[1].plot(rounds[1:], 1e3 * np.diff(cpu) / steps, label="CPU")

@@ -54,7 +54,7 @@ from fedoptax.cli_options import (
 from fedoptax.data_cli import app as data_app
 from fedoptax.deploy_cli import deploy_app
 from fedoptax.errors import RunError, Stopped, UsageError
-from fedoptax.interrupt import Terminated, terminable
+from fedoptax.interrupt import terminable
 
 app = typer.Typer(
     name="fedoptax",
@@ -268,13 +268,16 @@ def main(arguments: list[str] | None = None) -> None:
 
     Errors are one line.
     """
-    with terminable():
-        sys.exit(_status(lambda: app(args=arguments, prog_name="fedoptax", standalone_mode=False)))
+    with terminable() as signal:
+        status = _status(lambda: app(args=arguments, prog_name="fedoptax", standalone_mode=False))
+        sys.exit(128 + signal() if status == 130 and signal() else status)
 
 
 def _status(command: Callable[[], Any]) -> int:
     try:
         status = command()
+        if status == 130:  # what the argument parser makes of Ctrl-C
+            return _fail("interrupted", 130)
         sys.stdout.flush()
         return status if isinstance(status, int) else 0
     except UsageError as error:
@@ -283,13 +286,11 @@ def _status(command: Callable[[], Any]) -> int:
         return _fail(error, error.status)
     except RunError as error:
         return _fail(error, 1)
-    except Terminated as error:
-        return _fail(error, 128 + error.number)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
     except MemoryError:
         return _fail("not enough memory", 1)
-    except SystemExit as stopped:  # what the argument parser makes of Ctrl-C (130) and of a pipe closed by its reader
+    except SystemExit as stopped:  # other versions of the parser: Ctrl-C (130), and a pipe closed by its reader
         if stopped.code == 130:
             return _fail("interrupted", 130)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -13,14 +13,6 @@ POLITE = (signal.SIGTERM, signal.SIGHUP)
 """What asks a process to end: of `kill`, batch systems before their time is up, and a terminal that closes."""
 
 
-class Terminated(KeyboardInterrupt):
-    """A signal asked the process to end; `number` is the signal's."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(number).name}")
-        self.number = number
-
-
 @contextmanager
 def deferred_interrupt() -> Iterator[Callable[[], int]]:
     """Within it, Ctrl-C, SIGTERM and SIGHUP only make the yielded function give the signal's number, not 0.
@@ -52,18 +44,23 @@ def deferred_interrupt() -> Iterator[Callable[[], int]]:
 
 
 @contextmanager
-def terminable() -> Iterator[None]:
-    """Within it, SIGTERM and SIGHUP raise `Terminated`, so that a process ends in good order wherever it is."""
+def terminable() -> Iterator[Callable[[], int]]:
+    """Within it, SIGTERM and SIGHUP raise `KeyboardInterrupt`, so that a process ends in good order wherever it is.
+
+    The yielded function gives the number of the signal that came, or 0.
+    """
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield lambda: 0
         return
+    asked: list[int] = []
 
     def handler(number: int, frame: Any) -> None:
-        raise Terminated(number)
+        asked.append(number)
+        raise KeyboardInterrupt
 
     before = {number: signal.signal(number, handler) for number in _heard()}
     try:
-        yield
+        yield lambda: asked[0] if asked else 0
     finally:
         for number, old in before.items():
             signal.signal(number, old)
