@@ -4,7 +4,8 @@
 
 Runs `fedoptax run` on digits (scaffold, client states on the device, an evaluation a round, a checkpoint every
 five seconds) for at least `--minutes` and `--rounds`, and samples its process every ten seconds: resident and
-proportional memory, its own memory, open files, threads, CPU seconds, rounds done, size of its folder. The run is then stopped as a
+proportional memory, its own memory, open files, threads, CPU seconds, rounds done, size of its folder. The run is then
+stopped as a
 batch system would, by SIGTERM. Written are a CSV, a PNG and a Markdown page with the verdict, from the samples after a
 warm-up:
 
@@ -156,7 +157,7 @@ def verdict(table: np.ndarray, status: int, given: argparse.Namespace) -> tuple[
         f"| its own memory, MB | {own[0]:.1f} | {own[-1]:.1f} | {growth:.2f} MB in 10,000 rounds, of which the "
         f"history's rows take {by_design:.0f} by design: {'flat' if flat else 'GROWS'} |",
         f"| resident memory, MB | {rss[0]:.1f} | {rss[-1]:.1f} | with the pages of files |",
-        f"| proportional memory, MB | {pss[0]:.1f} | {pss[-1]:.1f} | those shared out among the processes that use them |",
+        f"| proportional memory, MB | {pss[0]:.1f} | {pss[-1]:.1f} | these shared out among their users |",
         f"| CPU seconds a round | {first:.5f} | {last:.5f} | {last / first - 1:+.1%}: {'even' if even else 'UNEVEN'} |",
         f"| wall seconds a round | {walls[0]:.5f} | {walls[1]:.5f} | {walls[1] / walls[0] - 1:+.1%} (not judged) |",
         f"| open files | {files[0]:.0f} | {files[-1]:.0f} | at most {files.max():.0f} |",

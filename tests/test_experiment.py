@@ -99,9 +99,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path) -> No
     part = tmp_path / "part"
     fx.run(TASK, ALGORITHM, rounds=2, out=part, **OPTIONS)
     fx.run(TASK, ALGORITHM, rounds=4, resume_from=part, **OPTIONS)
-    newest = part / "checkpoints" / "4" / "states"
-    for file in [path for path in newest.rglob("*") if path.is_file()]:
-        file.write_bytes(b"broken")
+    (part / "checkpoints" / "4" / "states.bin").write_bytes(b"broken")
     result = fx.run(TASK, ALGORITHM, rounds=6, resume_from=part, **OPTIONS)
     jax.tree.map(np.testing.assert_array_equal, result.params, whole.params)
     shutil.rmtree(part / "checkpoints")
@@ -125,7 +123,6 @@ def test_old_checkpoints_are_removed(tmp_path: Path) -> None:
     for number in (1, 2, 3, 4):
         checkpoints.save(number, server, clients)
     assert checkpoints.restore(server, clients, 3)[0] == 3
-    checkpoints.close()
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["3", "4"]
 
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import resource
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -16,19 +13,9 @@ import fedoptax as fx
 from fedoptax import storage
 from fedoptax.engine.states import OnHost
 from fedoptax.history_file import HistoryFile, check_mark
+from full_disks import largest_file
 
 VALUE = {"status": "completed", "final": {"test_accuracy": 0.125}, "rounds_done": 64}
-
-
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """Files cannot grow beyond `size`, as on a disk that is full."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_no_flipped_bit_changes_what_json_says(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
-"""Checkpoints of a run's states with Orbax: atomic, the last two kept, every byte checked before it is used.
+"""Checkpoints of a run's states: atomic, the last two kept, every byte checked before it is used.
 
-    checkpoints/40/states/          the server's state, and the clients' where they live on the device
+    checkpoints/40/states.bin       the server's state, and the clients' where they live on the device
     checkpoints/40/clients/         the clients' states where they live on the host or on disk
-    checkpoints/40/checkpoint.json  size and SHA-256 of every file, and of the history up to that round
+    checkpoints/40/checkpoint.json  shapes and dtypes; size and SHA-256 of every file, and of the history until then
 
 A checkpoint is made beside its place and moved there as a whole. One that is damaged, or whose part of the history is,
 counts for nothing, and the one before is taken.
@@ -11,17 +11,14 @@ counts for nothing, and the one before is taken.
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import shutil
-import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedoptax import storage
@@ -32,7 +29,7 @@ from fedoptax.history_file import check_mark
 
 KEEP = 2
 FORMAT = 1
-MANIFEST = "checkpoint.json"
+STATES, MANIFEST = "states.bin", "checkpoint.json"
 
 
 class Checkpoints:
@@ -43,12 +40,7 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, sound: Iterable[int] = ()) -> None:
-        import orbax.checkpoint as ocp
-
-        logging.getLogger("absl").setLevel(logging.CRITICAL)
         self._run, self._folder = folder, (folder / "checkpoints").absolute()
-        self._ocp = ocp
-        self._orbax = ocp.Checkpointer(ocp.StandardCheckpointHandler())
         self._sound = set(sound) & set(self.rounds())  # written or read by this process
 
     def save(self, round: int, server: Tree, clients: ClientStates, history: Mapping[str, Any] | None = None) -> None:
@@ -69,23 +61,19 @@ class Checkpoints:
         try:
             self._clear(lambda old: old >= round)  # of a future that could not be used
             temporary.mkdir(parents=True)
-            states = _by_number(_device_states(server, clients))
-            with _quiet_threads():
-                self._orbax.save(temporary / "states", args=self._ocp.args.StandardSave(states))
+            leaves = jax.tree.leaves(_device_states(server, clients))
+            files = {STATES: _write(temporary / STATES, leaves)}
             if isinstance(clients, OnHost):
                 clients.save(temporary / "clients")
-            files = {path.relative_to(temporary).as_posix(): _seal(path) for path in _files(temporary)}
-            manifest = {"format": FORMAT, "round": round, "history": history, "files": files}
+                files |= {f"clients/{path.name}": _seal(path) for path in sorted((temporary / "clients").iterdir())}
+            manifest = {"format": FORMAT, "round": round, "arrays": _form(leaves), "history": history, "files": files}
             storage.write_json(temporary / MANIFEST, manifest)
             os.replace(temporary, self._folder / str(round))
             storage.sync_folder(self._folder)
             self._sound.add(round)
             kept = self.rounds()[-KEEP:]
             self._clear(lambda old: old not in kept)
-        except RunError:
-            raise
-        except (OSError, ValueError, RuntimeError) as error:  # Orbax has several for a disk that is full
-            logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # what failed beside it is told at the end
+        except OSError as error:
             raise RunError(
                 f"checkpoint of round {round} cannot be written to '{self._folder}': {_reason(error)}"
             ) from error
@@ -104,11 +92,11 @@ class Checkpoints:
                 continue
             try:
                 folder = self._folder / str(round)
-                self._check(folder, round)
+                form = self._check(folder, round)
                 if isinstance(clients, OnHost) != (folder / "clients").is_dir():
                     place = "device" if isinstance(clients, OnHost) else "host or disk"
                     raise ValueError(f"its client states were kept on {place}: give client_states so")
-                states = self._read(folder / "states", _device_states(server, clients))
+                states = _read(folder / STATES, form, _device_states(server, clients))
                 if isinstance(clients, OnHost):
                     clients.load(folder / "clients")
                 else:
@@ -124,11 +112,8 @@ class Checkpoints:
         """The rounds of which there is a checkpoint, in order."""
         return rounds_of(self._run)
 
-    def close(self) -> None:
-        """Lets go of the folder."""
-        self._orbax.close()
-
-    def _check(self, folder: Path, round: int) -> None:
+    def _check(self, folder: Path, round: int) -> Any:
+        """Compares every byte with what was written; the form of the arrays."""
         if not (folder / MANIFEST).is_file():
             raise ValueError(f"it has no {MANIFEST} (damaged, or of a version of fedoptax that wrote no checksums)")
         manifest = storage.read_json(folder / MANIFEST)
@@ -139,16 +124,7 @@ class Checkpoints:
                 raise ValueError(f"{name} is damaged")
         if manifest["history"] is not None:
             check_mark(self._run, manifest["history"])
-
-    def _read(self, folder: Path, like: Tree) -> Tree:
-        wanted = _by_number(like)
-        found = self._orbax.metadata(folder).item_metadata
-        shapes = {name: (tuple(m.shape), np.dtype(m.dtype)) for name, m in dict(found or {}).items()}
-        if shapes != {name: (tuple(a.shape), np.dtype(a.dtype)) for name, a in wanted.items()}:
-            raise ValueError("its arrays are not those of this experiment")
-        target = {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in wanted.items()}
-        leaves = self._orbax.restore(folder, args=self._ocp.args.StandardRestore(target))
-        return jax.tree.unflatten(jax.tree.structure(like), [leaves[name] for name in wanted])
+        return manifest["arrays"]
 
     def _clear(self, unwanted: Callable[[int], bool]) -> None:
         """Removes checkpoints, and what killed processes left of others; none is ever half there under its name."""
@@ -172,13 +148,32 @@ def _device_states(server: Tree, clients: ClientStates) -> tuple[Tree, Tree]:
     return server, () if isinstance(clients, OnHost) else clients.tree
 
 
-def _by_number(tree: Tree) -> Mapping[str, Any]:
-    """The leaves by number: a stored form that does not depend on the classes of an algorithm's states."""
-    return {f"{i:05d}": leaf for i, leaf in enumerate(jax.tree.leaves(tree))}
+def _form(leaves: list[Any]) -> list[Any]:
+    """Shapes and dtypes, in an order that does not depend on the classes of an algorithm's states."""
+    return [[list(np.shape(leaf)), str(np.dtype(leaf.dtype))] for leaf in leaves]
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
+def _write(path: Path, leaves: list[Any]) -> list[Any]:
+    """Writes the arrays' bytes, one array in memory at a time; their number and SHA-256."""
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        for leaf in leaves:
+            data = np.ascontiguousarray(np.asarray(leaf)).reshape(-1).view(np.uint8).data
+            file.write(data)
+            digest.update(data)
+        file.flush()
+        os.fsync(file.fileno())
+        return [file.tell(), digest.hexdigest()]
+
+
+def _read(path: Path, form: Any, like: Tree) -> Tree:
+    leaves = jax.tree.leaves(like)
+    if form != _form(leaves):
+        raise ValueError("its arrays are not those of this experiment")
+    with path.open("rb") as file:
+        stored = [np.fromfile(file, np.dtype(leaf.dtype), leaf.size) for leaf in leaves]
+    arrays = [jnp.array(data.reshape(np.shape(leaf))) for data, leaf in zip(stored, leaves)]
+    return jax.tree.unflatten(jax.tree.structure(like), arrays)
 
 
 def _seal(path: Path) -> list[Any]:
@@ -188,26 +183,7 @@ def _seal(path: Path) -> list[Any]:
         return [file.tell(), digest]
 
 
-@contextmanager
-def _quiet_threads() -> Iterator[None]:
-    """What fails in threads of Orbax and TensorStore is not printed: it is raised where the work is waited for."""
-    of_threads, of_callbacks = threading.excepthook, sys.unraisablehook
-
-    def thread_hook(args: threading.ExceptHookArgs) -> None:
-        if not type(args.thread).__module__.startswith("orbax."):
-            of_threads(args)
-
-    def callback_hook(args: sys.UnraisableHookArgs) -> None:
-        if str(args.exc_value) != "Event loop is closed":
-            of_callbacks(args)
-
-    threading.excepthook, sys.unraisablehook = thread_hook, callback_hook
-    yield
-    threading.excepthook, sys.unraisablehook = of_threads, of_callbacks  # after a failure more comes later
-
-
 def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{Path(error.filename).name}: {error.strerror}" if error.filename else error.strerror
-    text = str(error)
-    return "No space left on device" if "No space left" in text else (text.splitlines() or [type(error).__name__])[0]
+    return (str(error).splitlines() or [type(error).__name__])[0]

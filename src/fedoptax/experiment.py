@@ -240,7 +240,6 @@ def execute(task: Task, built: Program, hypers: Mapping[str, Any], settings: Set
             _summarise(settings.out, "running", None, history, built)
             rows_file = HistoryFile(settings.out, history.rows)
             checkpoints = Checkpoints(settings.out, () if new else (done,))
-            stack.callback(checkpoints.close)
         update = stack.enter_context(
             bar(settings.description or settings.label, settings.rounds, done, settings.progress)
         )
@@ -333,12 +332,9 @@ def _resume(
                 f"'{folder}' belongs to another experiment: its {name} is {there.get(name)!r}, {wanted[name]!r} given"
             )
     checkpoints = Checkpoints(folder)
-    try:
-        if not checkpoints.rounds() and storage.read_status(folder) in (None, "running"):
-            return 0, History(), server  # killed before its first checkpoint: begin again
-        done, server = checkpoints.restore(server, clients, settings.rounds)
-    finally:
-        checkpoints.close()
+    if not checkpoints.rounds() and storage.read_status(folder) in (None, "running"):
+        return 0, History(), server  # killed before its first checkpoint: begin again
+    done, server = checkpoints.restore(server, clients, settings.rounds)
     return done, History(storage.read_rows(folder, done)), server
 
 

@@ -192,7 +192,6 @@ class Run:
             config["deployment"] = {"experiment": uuid.uuid4().hex, "quorum": self.deployment.quorum}
         self._stack.enter_context(storage.locked(self.folder, new=not self.deployment.resume))
         self._checkpoints = Checkpoints(self.folder)
-        self._stack.callback(self._checkpoints.close)
         if self.deployment.resume:
             config["deployment"] = self._resume(config)
         self.experiment = checked_experiment(config["deployment"]["experiment"])
