@@ -219,6 +219,48 @@ def test_help_has_an_example_for_every_command(capsys: pytest.CaptureFixture[str
         assert f"fedoptax {command}" in capsys.readouterr().out
 
 
+def test_a_run_with_states_on_the_host_is_resumed_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    host = ["--algorithm", "scaffold", "--client-states", "host"]
+    assert fedoptax("run", *SMALL, *host, "--checkpoint-every", "0", "--out", "a") == 0
+    assert sorted(path.name for path in (tmp_path / "a" / "checkpoints").iterdir()) == ["3", "4"]
+    (tmp_path / "a" / "summary.json").unlink()  # killed before it was written
+    capsys.readouterr()
+    assert fedoptax("resume", "a", "--rounds", "3") == 2
+    assert "at least the 4 that are done" in capsys.readouterr().err
+    assert fedoptax("resume", "a", "--rounds", "5") == 0
+    assert fedoptax("run", *SMALL, "--algorithm", "scaffold", "--rounds", "5", "--out", "b") == 0
+    with np.load("a/params.npz") as resumed, np.load("b/params.npz") as whole:
+        for name in whole:
+            np.testing.assert_array_equal(resumed[name], whole[name])
+    assert fedoptax("run", *SMALL, "--checkpoint-every", "-1", "--out", "c") == 2
+    assert "checkpoint_every: -1.0 given, allowed is a number of seconds >= 0" in capsys.readouterr().err
+
+
+def test_results_that_were_damaged_are_mended_or_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedoptax.commands.write_report", lambda out: out / "report.html")
+    one = ["--algorithms", "fedavg", "--seeds", "1"]
+    assert fedoptax("compare", *SMALL, *one, "--out", "b", "--json") == 0
+    run = tmp_path / "b" / "fedavg" / "seed-0"
+    params, summary, history = (run / name for name in ("params.npz", "summary.json", "history.jsonl"))
+    whole = params.read_bytes()
+    for path, text in ((params, whole[:300] + b"?" + whole[301:]), (summary, summary.read_bytes()[:-20])):
+        path.write_bytes(text)
+        capsys.readouterr()
+        (tmp_path / "b" / "table.md").touch()
+        assert fedoptax("resume", "b") == 0
+        assert params.read_bytes() == whole and json.loads(summary.read_text())["status"] == "completed"
+    history.write_text(history.read_text().replace("1", "2", 1))
+    for command in ("resume", "report"):
+        capsys.readouterr()
+        assert fedoptax(command, run) == 1
+        error = capsys.readouterr().err
+        assert "history.jsonl is not as it was written" in error and error.count("\n") == 1
+    (tmp_path / "b" / ".lock").unlink(missing_ok=True)
+    assert params.read_bytes() == whole
+
+
 def start(arguments: list[str], folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "fedoptax.cli", *arguments],
@@ -235,17 +277,17 @@ def wait_for_rows(path: Path, rows: int, process: subprocess.Popen[str]) -> None
     raise AssertionError(f"{path} has no {rows} rows after two minutes")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_run_resumes_to_the_same_end(tmp_path: Path, number: signal.Signals) -> None:
-    """Ctrl-C keeps the rounds done; `kill -9` loses at most those since the last checkpoint."""
+    """Ctrl-C and SIGTERM keep the rounds done; `kill -9` loses at most those since the last checkpoint."""
     long = ["run", *SMALL, "--rounds", "200000", "--set", "client_lr=0.01", "--out", "a"]
     process = start(long, tmp_path)
     wait_for_rows(tmp_path / "a" / "history.jsonl", 20, process)
     process.send_signal(number)
     _, error = process.communicate(timeout=120)
     end = 30
-    if number == signal.SIGINT:
-        assert process.returncode == 130
+    if number != signal.SIGKILL:
+        assert process.returncode == 128 + number
         assert "continue with: fedoptax resume a" in error and "Traceback" not in error
         done = (tmp_path / "a" / "history.jsonl").read_text().count("\n")
         assert json.loads((tmp_path / "a" / "summary.json").read_text())["rounds_done"] == done < 200_000

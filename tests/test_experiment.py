@@ -18,6 +18,7 @@ from fedoptax import storage
 from fedoptax.checkpoint import Checkpoints
 from fedoptax.engine.states import OnDevice
 from fedoptax.experiment import DivergedError
+from fedoptax.history_file import HistoryFile
 from small import small_task
 
 OPTIONS: dict[str, Any] = {"cohort_size": 3, "batch_size": 4, "eval_every": 2, "seed": 3}
@@ -98,9 +99,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path) -> No
     part = tmp_path / "part"
     fx.run(TASK, ALGORITHM, rounds=2, out=part, **OPTIONS)
     fx.run(TASK, ALGORITHM, rounds=4, resume_from=part, **OPTIONS)
-    newest = part / "checkpoints" / "4" / "default"
-    for file in [path for path in newest.rglob("*") if path.is_file()]:
-        file.write_bytes(b"broken")
+    (part / "checkpoints" / "4" / "states.bin").write_bytes(b"broken")
     result = fx.run(TASK, ALGORITHM, rounds=6, resume_from=part, **OPTIONS)
     jax.tree.map(np.testing.assert_array_equal, result.params, whole.params)
     shutil.rmtree(part / "checkpoints")
@@ -124,7 +123,6 @@ def test_old_checkpoints_are_removed(tmp_path: Path) -> None:
     for number in (1, 2, 3, 4):
         checkpoints.save(number, server, clients)
     assert checkpoints.restore(server, clients, 3)[0] == 3
-    checkpoints.close()
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["3", "4"]
 
 
@@ -201,7 +199,8 @@ def test_a_second_process_on_a_folder_is_kept_out(tmp_path: Path) -> None:
 
 
 def test_a_killed_writer_leaves_a_history_that_is_read(tmp_path: Path) -> None:
-    storage.append_rows(tmp_path, [{"round": 1, "train_loss": 0.5}, {"round": 2, "train_loss": float("nan")}])
+    file = HistoryFile(tmp_path, [{"round": 1, "train_loss": 0.5}])
+    file.append([{"round": 2, "train_loss": float("nan")}])
     with (tmp_path / "history.jsonl").open("a") as file:
         file.write('{"round": 3, "tra')
     assert storage.read_rows(tmp_path, 2) == [{"round": 1, "train_loss": 0.5}, {"round": 2, "train_loss": None}]

@@ -98,7 +98,7 @@ def test_states_of_16_gigabytes_take_only_the_disk_that_was_written(tmp_path: Pa
     file = tmp_path / "a" / "client-states" / "leaf-00000.bin"
     assert file.stat().st_size == 4 * size * clients
     assert file.stat().st_blocks * 512 < 8 * 4 * size
-    seen = np.load(tmp_path / "a" / "checkpoints-clients" / "2" / "ids.npy")
+    seen = np.load(tmp_path / "a" / "checkpoints" / "2" / "clients" / "ids.npy")
     assert 2 <= len(seen) <= 4
     control = result.clients.of(seen)
     assert all((leaf[:, :2] != 0).all() and (leaf[:, 2:] == 0).all() for leaf in jax.tree.leaves(control))

@@ -1,59 +1,84 @@
-"""Checkpoints of a run's states with Orbax: atomic, the last two kept, checked against the run that reads them."""
+"""Checkpoints of a run's states: atomic, the last two kept, every byte checked before it is used.
+
+    checkpoints/40/states.bin       the server's state, and the clients' where they live on the device
+    checkpoints/40/clients/         the clients' states where they live on the host or on disk
+    checkpoints/40/checkpoint.json  shapes and dtypes; size and SHA-256 of every file, and of the history until then
+
+A checkpoint is made beside its place and moved there as a whole. One that is damaged, or whose part of the history is,
+counts for nothing, and the one before is taken.
+"""
 
 from __future__ import annotations
 
-import logging
+import hashlib
+import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from fedoptax import storage
 from fedoptax.algorithm import Tree
 from fedoptax.engine.states import ClientStates, OnHost
 from fedoptax.errors import RunError
+from fedoptax.history_file import check_mark
 
 KEEP = 2
-CLIENTS = "checkpoints-clients"
+FORMAT = 1
+STATES, MANIFEST = "states.bin", "checkpoint.json"
 
 
 class Checkpoints:
     """The checkpoints of one run folder. Each holds the server's and all clients' states after some round.
 
     Everything else a run continues with follows from its config: keys and the order of data are functions of the seed
-    and the round.
+    and the round. Reading changes nothing in the folder. `sound` are rounds whose checkpoint was just read.
     """
 
-    def __init__(self, folder: Path) -> None:
-        import orbax.checkpoint as ocp
+    def __init__(self, folder: Path, sound: Iterable[int] = ()) -> None:
+        self._run, self._folder = folder, (folder / "checkpoints").absolute()
+        self._sound = set(sound) & set(self.rounds())  # written or read by this process
 
-        logging.getLogger("absl").setLevel(logging.ERROR)
-        self._folder = (folder / "checkpoints").absolute()
-        self._ocp = ocp
-        options = ocp.CheckpointManagerOptions(max_to_keep=KEEP, enable_async_checkpointing=False)
-        self._manager = ocp.CheckpointManager(
-            self._folder, options=options, item_handlers=ocp.StandardCheckpointHandler()
-        )
+    def save(self, round: int, server: Tree, clients: ClientStates, history: Mapping[str, Any] | None = None) -> None:
+        """Saves the states after `round`, unless that was done or read before; those of later rounds go.
 
-    def save(self, round: int, server: Tree, clients: ClientStates) -> None:
-        """Saves the states after `round`; a checkpoint of that round that is there already is left.
+        Args:
+          round: rounds done.
+          server: the server's state.
+          clients: all clients' states.
+          history: the mark of the run's history (`HistoryFile.mark`); None if there is none.
 
         Raises:
           RunError: the folder cannot be written.
         """
-        if round in self.rounds():
+        if round in self._sound:
             return
+        temporary = self._folder / f".{round}.{os.getpid()}.tmp"
         try:
-            if isinstance(clients, OnHost):  # first: a round counts as saved once the server's state is
-                clients.save(self._beside(round))
-            self._manager.save(round, args=self._ocp.args.StandardSave(_by_number(_device_states(server, clients))))
-            for old in self._folder.with_name(CLIENTS).glob("[0-9]*"):
-                if int(old.name) not in self.rounds():
-                    shutil.rmtree(old)
+            self._clear(lambda old: old >= round)  # of a future that could not be used
+            temporary.mkdir(parents=True)
+            leaves = jax.tree.leaves(_device_states(server, clients))
+            files = {STATES: _write(temporary / STATES, leaves)}
+            if isinstance(clients, OnHost):
+                clients.save(temporary / "clients")
+                files |= {f"clients/{path.name}": _seal(path) for path in sorted((temporary / "clients").iterdir())}
+            manifest = {"format": FORMAT, "round": round, "arrays": _form(leaves), "history": history, "files": files}
+            storage.write_json(temporary / MANIFEST, manifest)
+            os.replace(temporary, self._folder / str(round))
+            storage.sync_folder(self._folder)
+            self._sound.add(round)
+            kept = self.rounds()[-KEEP:]
+            self._clear(lambda old: old not in kept)
         except OSError as error:
-            raise RunError(f"checkpoint of round {round} cannot be written to '{self._folder}': {error}") from error
+            raise RunError(
+                f"checkpoint of round {round} cannot be written to '{self._folder}': {_reason(error)}"
+            ) from error
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
     def restore(self, server: Tree, clients: ClientStates, at_most: int) -> tuple[int, Tree]:
         """Restores the newest sound checkpoint of a round ≤ `at_most`: fills `clients`, gives the round and the server.
@@ -66,43 +91,99 @@ class Checkpoints:
             if round > at_most:
                 continue
             try:
-                states = self._read(round, _device_states(server, clients))
+                folder = self._folder / str(round)
+                form = self._check(folder, round)
+                if isinstance(clients, OnHost) != (folder / "clients").is_dir():
+                    place = "device" if isinstance(clients, OnHost) else "host or disk"
+                    raise ValueError(f"its client states were kept on {place}: give client_states so")
+                states = _read(folder / STATES, form, _device_states(server, clients))
                 if isinstance(clients, OnHost):
-                    clients.load(self._beside(round))
+                    clients.load(folder / "clients")
                 else:
                     clients.put(states[1])
+                self._sound.add(round)
                 return round, states[0]
-            except (ValueError, KeyError, OSError, TypeError) as error:
-                reasons.append(f"round {round}: {str(error).splitlines()[0]}")
+            except (ValueError, KeyError, OSError, TypeError, RunError) as error:
+                reasons.append(f"round {round}: {_reason(error)}")
         found = "; ".join(reasons) or "there is none"
         raise RunError(f"no checkpoint in '{self._folder}' can be used ({found})")
 
     def rounds(self) -> list[int]:
         """The rounds of which there is a checkpoint, in order."""
-        return sorted(self._manager.all_steps())
+        return rounds_of(self._run)
 
-    def close(self) -> None:
-        """Lets go of the folder."""
-        self._manager.close()
+    def _check(self, folder: Path, round: int) -> Any:
+        """Compares every byte with what was written; the form of the arrays."""
+        if not (folder / MANIFEST).is_file():
+            raise ValueError(f"it has no {MANIFEST} (damaged, or of a version of fedoptax that wrote no checksums)")
+        manifest = storage.read_json(folder / MANIFEST)
+        if (manifest.get("format"), manifest.get("round")) != (FORMAT, round):
+            raise ValueError(f"its {MANIFEST} is not of format {FORMAT} and round {round}")
+        for name, seal in manifest["files"].items():
+            if _seal(folder / name) != seal:
+                raise ValueError(f"{name} is damaged")
+        if manifest["history"] is not None:
+            check_mark(self._run, manifest["history"])
+        return manifest["arrays"]
 
-    def _beside(self, round: int) -> Path:
-        return self._folder.with_name(CLIENTS) / str(round)
+    def _clear(self, unwanted: Callable[[int], bool]) -> None:
+        """Removes checkpoints, and what killed processes left of others; none is ever half there under its name."""
+        if not self._folder.is_dir():
+            return
+        for path in sorted(self._folder.iterdir()):  # what was left comes first
+            if path.name.isdecimal() and unwanted(int(path.name)):
+                self._sound.discard(int(path.name))
+                path = path.rename(self._folder / f".{path.name}.old.tmp")
+            if path.name.endswith(".tmp"):
+                shutil.rmtree(path)
 
-    def _read(self, round: int, like: Tree) -> Tree:
-        wanted = _by_number(like)
-        found = self._manager.item_metadata(round)
-        shapes = {name: (tuple(m.shape), np.dtype(m.dtype)) for name, m in dict(found or {}).items()}
-        if shapes != {name: (tuple(a.shape), np.dtype(a.dtype)) for name, a in wanted.items()}:
-            raise ValueError("its arrays are not those of this experiment")
-        target = {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in wanted.items()}
-        leaves = self._manager.restore(round, args=self._ocp.args.StandardRestore(target))
-        return jax.tree.unflatten(jax.tree.structure(like), [leaves[name] for name in wanted])
+
+def rounds_of(folder: Path) -> list[int]:
+    """The rounds of which a run folder holds a checkpoint, in order."""
+    place = folder / "checkpoints"
+    return sorted(int(path.name) for path in place.iterdir() if path.name.isdecimal()) if place.is_dir() else []
 
 
 def _device_states(server: Tree, clients: ClientStates) -> tuple[Tree, Tree]:
     return server, () if isinstance(clients, OnHost) else clients.tree
 
 
-def _by_number(tree: Tree) -> Mapping[str, Any]:
-    """The leaves by number: a stored form that does not depend on the classes of an algorithm's states."""
-    return {f"{i:05d}": leaf for i, leaf in enumerate(jax.tree.leaves(tree))}
+def _form(leaves: list[Any]) -> list[Any]:
+    """Shapes and dtypes, in an order that does not depend on the classes of an algorithm's states."""
+    return [[list(np.shape(leaf)), str(np.dtype(leaf.dtype))] for leaf in leaves]
+
+
+def _write(path: Path, leaves: list[Any]) -> list[Any]:
+    """Writes the arrays' bytes, one array in memory at a time; their number and SHA-256."""
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        for leaf in leaves:
+            data = np.ascontiguousarray(np.asarray(leaf)).reshape(-1).view(np.uint8).data
+            file.write(data)
+            digest.update(data)
+        file.flush()
+        os.fsync(file.fileno())
+        return [file.tell(), digest.hexdigest()]
+
+
+def _read(path: Path, form: Any, like: Tree) -> Tree:
+    leaves = jax.tree.leaves(like)
+    if form != _form(leaves):
+        raise ValueError("its arrays are not those of this experiment")
+    with path.open("rb") as file:
+        stored = [np.fromfile(file, np.dtype(leaf.dtype), leaf.size) for leaf in leaves]
+    arrays = [jnp.array(data.reshape(np.shape(leaf))) for data, leaf in zip(stored, leaves)]
+    return jax.tree.unflatten(jax.tree.structure(like), arrays)
+
+
+def _seal(path: Path) -> list[Any]:
+    """Size and SHA-256 of a file."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return [file.tell(), digest]
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{Path(error.filename).name}: {error.strerror}" if error.filename else error.strerror
+    return (str(error).splitlines() or [type(error).__name__])[0]

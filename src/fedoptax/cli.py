@@ -20,6 +20,7 @@ from fedoptax.cli_options import (
     Augment,
     BatchSize,
     Beta,
+    CheckpointEvery,
     Classes,
     ClientColumn,
     ClientStates,
@@ -55,6 +56,7 @@ from fedoptax.cli_options import (
 from fedoptax.data_cli import app as data_app
 from fedoptax.deploy_cli import deploy_app
 from fedoptax.errors import RunError, Stopped, UsageError
+from fedoptax.interrupt import terminable
 
 app = typer.Typer(
     name="fedoptax",
@@ -126,6 +128,7 @@ def run(
     engine: Engine = "compiled",
     fault: Fault = None,
     aggregate: Aggregate = "mean",
+    checkpoint_every: CheckpointEvery = None,
     out: Out = None,
     overwrite: Overwrite = False,
     json: Json = False,
@@ -176,6 +179,7 @@ def compare(
     engine: Engine = "compiled",
     fault: Fault = None,
     aggregate: Aggregate = "mean",
+    checkpoint_every: CheckpointEvery = None,
     out: Out = None,
     overwrite: Overwrite = False,
     json: Json = False,
@@ -193,13 +197,14 @@ def resume(
     folder: Annotated[Path, typer.Argument(help="The folder of a run or a comparison.")],
     rounds: Annotated[int | None, typer.Option(help="A new total of rounds, for a run. Default: as begun.")] = None,
     data_dir: DataDir = None,
+    checkpoint_every: CheckpointEvery = None,
 ) -> None:
     """Continue a run or a comparison that was interrupted.
 
     Example: fedoptax resume runs/a
     """
     commands = load_commands()
-    commands.resume(folder, rounds, data_dir)
+    commands.resume(folder, rounds, data_dir, checkpoint_every)
 
 
 @app.command()
@@ -265,24 +270,33 @@ def locals_without_commands(names: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The console command: status 0, 1 (it failed), 2 (wrong arguments) or 130 (Ctrl-C); errors in one line."""
-    sys.exit(_status(lambda: app(args=arguments, prog_name="fedoptax", standalone_mode=False)))
+    """The console command: status 0, 1 (it failed), 2 (wrong arguments), 130 (Ctrl-C), 143 (SIGTERM) or 129 (SIGHUP).
+
+    Errors are one line.
+    """
+    with terminable() as signal:
+        status = _status(lambda: app(args=arguments, prog_name="fedoptax", standalone_mode=False))
+        sys.exit(128 + signal() if status == 130 and signal() else status)
 
 
 def _status(command: Callable[[], Any]) -> int:
     try:
         status = command()
+        if status == 130:  # what the argument parser makes of Ctrl-C
+            return _fail("interrupted", 130)
         sys.stdout.flush()
         return status if isinstance(status, int) else 0
     except UsageError as error:
         return _fail(error, 2)
     except Stopped as error:
-        return _fail(error, 130)
+        return _fail(error, error.status)
     except RunError as error:
         return _fail(error, 1)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
-    except SystemExit as stopped:  # what the argument parser makes of Ctrl-C (130) and of a pipe closed by its reader
+    except MemoryError:
+        return _fail("not enough memory", 1)
+    except SystemExit as stopped:  # other versions of the parser: Ctrl-C (130), and a pipe closed by its reader
         if stopped.code == 130:
             return _fail("interrupted", 130)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -68,6 +68,7 @@ Aggregate = Annotated[
         help="How uploads become one: mean, median, trimmed_mean:0.2, norm_clipping:1.0, krum:2 or krum:2,keep=5."
     ),
 ]
+CheckpointEvery = Annotated[float | None, typer.Option(help="Seconds between checkpoints. Default: 60.")]
 Out = Annotated[Path | None, typer.Option(help="Folder for the results. Default: a new one under runs/.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace earlier results in --out.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]

@@ -14,6 +14,7 @@ import jax
 
 from fedoptax import storage
 from fedoptax.algorithms import ALGORITHMS
+from fedoptax.checkpoint import rounds_of
 from fedoptax.comparison import Comparison
 from fedoptax.comparison import compare as run_comparison
 from fedoptax.engine.aggregation import as_aggregator
@@ -47,6 +48,7 @@ RUN_OPTIONS = (
     "engine",
     "faults",
     "aggregate",
+    "checkpoint_every",
 )
 
 
@@ -95,15 +97,17 @@ def compare(**options: Any) -> None:
         run_options,
         shlex.join(["fedoptax", *sys.argv[1:]]),
     )
-    _compare(task, comparison, out, options["json"])
+    _compare(task, comparison, out, options["json"], new=True)
 
 
-def resume(folder: Path, rounds: int | None, data_dir: Path | None) -> None:
+def resume(folder: Path, rounds: int | None, data_dir: Path | None, checkpoint_every: float | None = None) -> None:
     """`fedoptax resume`."""
     if (folder / "compare.json").is_file():
         if rounds is not None:
             raise UsageError("--rounds: given for a comparison, allowed is for a run only")
         comparison = Comparison.read(folder)
+        if checkpoint_every is not None:
+            comparison.options["checkpoint_every"] = checkpoint_every
         _compare(_task_of_spec(comparison.task, data_dir), comparison, folder, False)
         return
     if not (folder / "config.json").is_file():
@@ -120,10 +124,12 @@ def resume(folder: Path, rounds: int | None, data_dir: Path | None) -> None:
     except (KeyError, TypeError, AttributeError) as error:
         raise RunError(f"'{folder / 'config.json'}' is damaged: {error} is missing") from error
     if rounds is not None:
-        done = storage.read_json(folder / "summary.json").get("rounds_done", 0)
+        done = max([0, *rounds_of(folder)])
         if rounds < done:
             raise UsageError(f"--rounds: {rounds} given, allowed is at least the {done} that are done")
         options["rounds"] = rounds
+    if checkpoint_every is not None:
+        options["checkpoint_every"] = checkpoint_every
     task = _task_of_spec(spec, data_dir)
     algorithm = build(name, hyperparameters)
     result = _finish(
@@ -247,12 +253,12 @@ def print_table(rows: list[list[str]], left: bool = False) -> None:
         print("  ".join(cells).rstrip())
 
 
-def _compare(task: Task, comparison: Comparison, out: Path, json: bool) -> None:
+def _compare(task: Task, comparison: Comparison, out: Path, json: bool, new: bool = False) -> None:
     use_compilation_cache()
     try:
-        _, diverged = run_comparison(task, comparison, out)
+        _, diverged = run_comparison(task, comparison, out, new=new)
     except Interrupted as stop:
-        raise Stopped(f"{stop}; continue with: fedoptax resume {out}") from None
+        raise Stopped(f"{stop}; continue with: fedoptax resume {out}", stop.result.signal) from None
     with status("writing the report"):
         page = write_report(out)
     if json:
@@ -269,7 +275,7 @@ def _finish(work: Any, out: Path) -> RunResult:
     try:
         return work()
     except Interrupted as stop:
-        raise Stopped(f"{stop}; continue with: fedoptax resume {out}") from None
+        raise Stopped(f"{stop}; continue with: fedoptax resume {out}", stop.result.signal) from None
     except DivergedError as error:
         raise RunError(f"{error} (in {out})") from error
 

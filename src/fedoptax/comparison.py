@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedoptax import storage
+from fedoptax.checkpoint import rounds_of
 from fedoptax.errors import RunError
-from fedoptax.experiment import DivergedError, RunResult, run
+from fedoptax.experiment import DivergedError, Interrupted, RunResult, run
+from fedoptax.history_file import check_mark
 from fedoptax.naming import build
 from fedoptax.task import Task
 
@@ -46,42 +48,53 @@ class Comparison:
 
 
 def compare(
-    task: Task, comparison: Comparison, out: Path, progress: bool | None = None
+    task: Task, comparison: Comparison, out: Path, progress: bool | None = None, new: bool = False
 ) -> tuple[list[RunResult], list[DivergedError]]:
     """Runs what is not yet completed in `out`: every algorithm over every seed.
 
     All algorithms of one seed start from the same parameters and see the same cohorts. One that diverges is kept up to
-    its last finite state and the others go on.
+    its last finite state and the others go on. With `new` there must be no results in `out` yet.
 
     Returns:
       The results that were computed now, and the errors of those that diverged.
+
+    Raises:
+      RunError: another process holds `out` or has filled it, or a run there cannot be continued.
     """
-    algorithms = {name: build(name, comparison.hyperparameters[name]) for name in comparison.algorithms}
-    comparison.save(out)
-    results, diverged = [], []
-    for name, seed, folder in runs(comparison, out):
-        if _status(folder) in ("completed", "diverged"):
-            continue
-        source = folder if _status(folder) is not None and (folder / "checkpoints").is_dir() else None
-        try:
-            result = run(
-                task,
-                algorithms[name],
-                seed=seed,
-                label=name,
-                description=f"{name}, seed {seed}",
-                hyperparameters=comparison.hyperparameters[name],
-                out=folder,
-                overwrite=source is None,
-                resume_from=source,
-                progress=progress,
-                **comparison.options,
-            )
-            results.append(result)
-        except DivergedError as error:
-            diverged.append(error)
-            results.append(error.result)
+    results: list[RunResult] = []
+    diverged: list[DivergedError] = []
+    with storage.locked(out, new):
+        comparison.save(out)
+        for name, seed, folder in runs(comparison, out):
+            if _is_whole(folder):
+                continue
+            try:
+                results.append(_run_one(task, comparison, name, seed, folder, progress))
+            except DivergedError as error:
+                diverged.append(error)
+                results.append(error.result)
+            if results[-1].signal:  # it came in the last round
+                raise Interrupted(replace(results[-1], message=f"stopped after {name}, seed {seed}"))
     return results, diverged
+
+
+def _run_one(
+    task: Task, comparison: Comparison, name: str, seed: int, folder: Path, progress: bool | None
+) -> RunResult:
+    source = folder if rounds_of(folder) else None
+    return run(
+        task,
+        build(name, comparison.hyperparameters[name]),
+        seed=seed,
+        label=name,
+        description=f"{name}, seed {seed}",
+        hyperparameters=comparison.hyperparameters[name],
+        out=folder,
+        overwrite=source is None,
+        resume_from=source,
+        progress=progress,
+        **comparison.options,
+    )
 
 
 def runs(comparison: Comparison, out: Path) -> Sequence[tuple[str, int, Path]]:
@@ -93,8 +106,15 @@ def runs(comparison: Comparison, out: Path) -> Sequence[tuple[str, int, Path]]:
     ]
 
 
-def _status(folder: Path) -> str | None:
-    if not (folder / "summary.json").is_file():
-        return None
-    summary: Mapping[str, Any] = storage.read_json(folder / "summary.json")
-    return summary.get("status")
+def _is_whole(folder: Path) -> bool:
+    """Whether a run is at its end, and its results are what it wrote; else it is continued from its checkpoint."""
+    try:
+        summary = storage.read_json(folder / "summary.json")
+        if summary.get("status") not in ("completed", "diverged"):
+            return False
+        if summary.get("history"):
+            check_mark(folder, summary["history"])
+        storage.check_params(folder / "params.npz")
+    except (RunError, ValueError):
+        return False
+    return True

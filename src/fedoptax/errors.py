@@ -16,7 +16,11 @@ class RunError(RuntimeError):
 
 
 class Stopped(RunError):
-    """Ctrl-C stopped the work in good order: the message says how to go on. Exit status 130."""
+    """A signal stopped the work in good order: the message says how to go on. Exit status 128 + the signal's number."""
+
+    def __init__(self, message: str, signal: int = 2) -> None:
+        super().__init__(message)
+        self.status = 128 + signal
 
 
 class DataError(RunError):

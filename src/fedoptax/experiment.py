@@ -27,6 +27,7 @@ from fedoptax.engine.states import ClientStates, OnHost, choose_place, make_stat
 from fedoptax.engine.stream import Examples, choose_examples, open_examples
 from fedoptax.errors import RunError, UsageError
 from fedoptax.history import History, Row, finite_or_none
+from fedoptax.history_file import HistoryFile
 from fedoptax.interrupt import deferred_interrupt
 from fedoptax.progress import bar
 from fedoptax.record import refuse_another, run_config
@@ -49,6 +50,7 @@ class RunResult:
       message: one line about a status other than completed, else None.
       folder: where it was written, or None.
       hyperparameters: the algorithm's, as far as they were given.
+      signal: the number of the signal that came meanwhile and asked to stop (2: Ctrl-C), else 0.
     """
 
     history: History
@@ -59,6 +61,7 @@ class RunResult:
     message: str | None = None
     folder: Path | None = None
     hyperparameters: dict[str, Any] = field(default_factory=dict)
+    signal: int = 0
 
 
 class DivergedError(RunError):
@@ -70,10 +73,13 @@ class DivergedError(RunError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C stopped a run after a whole round. `result` is the run so far; with a folder it can be resumed."""
+    """Ctrl-C, SIGTERM or SIGHUP stopped a run after a whole round.
+
+    `result` is the run so far, and its `signal` says which; with a folder it can be resumed.
+    """
 
     def __init__(self, result: RunResult) -> None:
-        super().__init__(result.message)
+        super().__init__(result.message or "stopped")
         self.result = result
 
 
@@ -140,7 +146,8 @@ def run(
       eval_every: rounds between evaluations on the test examples; the last round is always evaluated.
       client_loop: `"loop"`, `"vmap"` or `"auto"` (see `engine.plan.Plan`).
       client_states: where clients' states live between rounds: `"device"`, `"host"` or `"disk"` (in `out`, or a
-        temporary folder), with the same results; `"auto"` takes the first that has room.
+        temporary folder), with the same results; `"auto"` takes the first that has room, or the one of the run that is
+        resumed.
       examples: `"device"` puts all training examples on the device; `"stream"` reads each round's cohort's from where
         they lie, with the same results; `"auto"` streams what does not fit on the device.
       engine: `"compiled"`, or `"eager"` for plain Python with the same result, to debug.
@@ -163,9 +170,11 @@ def run(
       UsageError: an argument is wrong.
       DivergedError: loss or state became NaN or infinite; its `result` holds the run up to there.
       RunError: files cannot be written, or `resume_from` does not fit.
-      Interrupted: Ctrl-C; the state after the last whole round is in its `result` (and in `out`).
+      Interrupted: Ctrl-C, SIGTERM or SIGHUP; the state after the last whole round is in its `result` (and in `out`).
     """
     check_numbers(rounds, eval_every, seed)
+    if not isinstance(checkpoint_every, int | float) or not checkpoint_every >= 0:
+        raise UsageError(f"checkpoint_every: {checkpoint_every!r} given, allowed is a number of seconds >= 0")
     if engine not in ("compiled", "eager"):
         raise UsageError(f"engine: {engine!r} given, allowed is one of compiled, eager")
     work = LocalWork(batch_size, local_epochs, local_steps)
@@ -174,10 +183,12 @@ def run(
     plan = checked_plan(replace(plan, faults=failing is not None, aggregate=as_aggregator(aggregate)), task)
     check_privacy(algorithm, plan)
     client = jax.eval_shape(lambda key: algorithm.init_client(task.init(key)), jax.random.key(0))
+    source = None if resume_from is None else Path(resume_from)
+    if client_states == "auto" and source is not None:
+        client_states = storage.read_json(source / "config.json").get("client_states", "auto")
     place = choose_place(client_states, client, task.num_clients)
     resident = choose_examples(examples, task) == "device"
     plan = replace(plan, states="all" if place == "device" else "cohort", examples="all" if resident else "cohort")
-    source = None if resume_from is None else Path(resume_from)
     target = source if out is None else Path(out)
     if target is not None and target != source:
         storage.prepare(target, overwrite)
@@ -226,8 +237,9 @@ def execute(task: Task, built: Program, hypers: Mapping[str, Any], settings: Set
     with ExitStack() as stack:
         stop = stack.enter_context(deferred_interrupt())
         existed = settings.out is not None and settings.out.is_dir()
+        new = settings.out != settings.resume_from
         if settings.out is not None and existed:
-            stack.enter_context(storage.locked(settings.out))
+            stack.enter_context(storage.locked(settings.out, new))
         server, client = built.start(hypers, key)
         disk = None if settings.out is None else settings.out / "client-states"
         clients = make_states(settings.place, client, task.num_clients, disk)
@@ -237,19 +249,18 @@ def execute(task: Task, built: Program, hypers: Mapping[str, Any], settings: Set
         checkpoints = None
         if settings.out is not None:
             if not existed:  # a new folder is made only now, when nothing can be refused any more
-                stack.enter_context(storage.locked(settings.out))
-            checkpoints = Checkpoints(settings.out)
-            stack.callback(checkpoints.close)
+                stack.enter_context(storage.locked(settings.out, new))
             storage.write_json(settings.out / "config.json", config)
-            storage.rewrite_rows(settings.out, history.rows)
             _summarise(settings.out, "running", None, history, built)
+            rows_file = HistoryFile(settings.out, history.rows)
+            checkpoints = Checkpoints(settings.out, () if new else (done,))
         update = stack.enter_context(
             bar(settings.description or settings.label, settings.rounds, done, settings.progress)
         )
         examples = open_examples(task, settings.plan.examples, key, settings.plan.cohort_size, settings.rounds)
         stack.callback(examples.close)
         many_rounds = examples.many_rounds and not isinstance(clients, OnHost)
-        status, message = "completed", None
+        status, message, number = "completed", None, 0
         saved, length = time.monotonic(), 1
         while done < settings.rounds:
             end = min(done + length, settings.rounds)
@@ -258,7 +269,7 @@ def execute(task: Task, built: Program, hypers: Mapping[str, Any], settings: Set
             )
             history.rows += rows
             if settings.out is not None:
-                storage.append_rows(settings.out, rows)
+                rows_file.append(rows)
             done += len(rows)
             update(done, _note(task, history))
             if not finite:
@@ -268,20 +279,21 @@ def execute(task: Task, built: Program, hypers: Mapping[str, Any], settings: Set
                     f"finite; the state after round {done} is kept"
                 )
                 break
-            if stop() and done < settings.rounds:
+            if (number := stop()) and done < settings.rounds:
                 status, message = "interrupted", f"stopped after round {done} of {settings.rounds}"
                 break
             length = max(1, min(MAX_ROUNDS, round(CALL_SECONDS / max(seconds, 1e-6)))) if many_rounds else 1
             if checkpoints and time.monotonic() - saved > settings.checkpoint_every:
-                checkpoints.save(done, server, clients)
+                checkpoints.save(done, server, clients, rows_file.mark())
                 saved = time.monotonic()
+        number = number or stop()
         params = built.params(hypers, server)
         if checkpoints and settings.out:
-            checkpoints.save(done, server, clients)
+            checkpoints.save(done, server, clients, rows_file.mark())
             storage.write_params(settings.out / "params.npz", params)
-            _summarise(settings.out, status, message, history, built)
+            _summarise(settings.out, status, message, history, built, rows_file.mark())
     given = dict(settings.hyperparameters)
-    return RunResult(history, params, server, clients, status, message, settings.out, given)
+    return RunResult(history, params, server, clients, status, message, settings.out, given, number)
 
 
 def _advance(
@@ -338,12 +350,9 @@ def _resume(
     there = storage.read_json(folder / "config.json")
     refuse_another(folder, there, config)
     checkpoints = Checkpoints(folder)
-    try:
-        if not checkpoints.rounds() and storage.read_json(folder / "summary.json").get("status") == "running":
-            return 0, History(), server  # killed before its first checkpoint: begin again
-        done, server = checkpoints.restore(server, clients, settings.rounds)
-    finally:
-        checkpoints.close()
+    if not checkpoints.rounds() and storage.read_status(folder) in (None, "running"):
+        return 0, History(), server  # killed before its first checkpoint: begin again
+    done, server = checkpoints.restore(server, clients, settings.rounds)
     return done, History(storage.read_rows(folder, done)), server
 
 
@@ -353,7 +362,14 @@ def _note(task: Task, history: History) -> str:
     return ", ".join(f"{name} {history.last(name):.4g}" for name in shown)
 
 
-def _summarise(folder: Path, status: str, message: str | None, history: History, built: Program) -> None:
+def _summarise(
+    folder: Path,
+    status: str,
+    message: str | None,
+    history: History,
+    built: Program,
+    mark: Mapping[str, Any] | None = None,
+) -> None:
     metrics = [
         name
         for name in (history[-1] if len(history) else {})
@@ -370,6 +386,7 @@ def _summarise(folder: Path, status: str, message: str | None, history: History,
             "bytes_up": sum(row["bytes_up"] for row in history),
             "seconds": sum(row["seconds"] for row in history),
             "compile_seconds": built.timings["compile"],
+            "history": mark,
         },
     )
 

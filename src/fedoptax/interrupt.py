@@ -1,4 +1,4 @@
-"""Ctrl-C that waits for a whole round."""
+"""Ctrl-C and the signals of schedulers, which wait for a whole round."""
 
 from __future__ import annotations
 
@@ -6,29 +6,70 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
+
+POLITE = (signal.SIGTERM, signal.SIGHUP)
+"""What asks a process to end: of `kill`, batch systems before their time is up, and a terminal that closes."""
 
 
 @contextmanager
-def deferred_interrupt() -> Iterator[Callable[[], bool]]:
-    """Within it, the first Ctrl-C only makes the yielded function true; the second interrupts at once.
+def deferred_interrupt() -> Iterator[Callable[[], int]]:
+    """Within it, Ctrl-C, SIGTERM and SIGHUP only make the yielded function give the signal's number, not 0.
 
-    Outside the main thread, where signals cannot be handled, nothing changes.
+    A second Ctrl-C interrupts at once; a second SIGTERM or SIGHUP does not, as some systems send both or to many
+    processes. SIGHUP that is ignored, as under `nohup`, stays so. Outside the main thread, where signals cannot be
+    handled, nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
+        yield lambda: 0
         return
-    asked: list[bool] = []
+    asked: list[int] = []
 
     def handler(number: int, frame: Any) -> None:
         if asked:
-            raise KeyboardInterrupt
-        asked.append(True)
-        print("\nstopping after the current rounds; Ctrl-C again stops at once", file=sys.stderr)
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt
+            return
+        asked.append(number)
+        hint = "; Ctrl-C again stops at once" if number == signal.SIGINT else ""
+        _say(f"\nstopping after the current rounds{hint}")
 
-    before = signal.signal(signal.SIGINT, handler)
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, *_heard())}
     try:
-        yield lambda: bool(asked)
+        yield lambda: asked[0] if asked else 0
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+@contextmanager
+def terminable() -> Iterator[Callable[[], int]]:
+    """Within it, SIGTERM and SIGHUP raise `KeyboardInterrupt`, so that a process ends in good order wherever it is.
+
+    The yielded function gives the number of the signal that came, or 0.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: 0
+        return
+    asked: list[int] = []
+
+    def handler(number: int, frame: Any) -> None:
+        asked.append(number)
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, handler) for number in _heard()}
+    try:
+        yield lambda: asked[0] if asked else 0
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+def _heard() -> list[signal.Signals]:
+    return [number for number in POLITE if signal.getsignal(number) not in (signal.SIG_IGN, None)]
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):  # the terminal may be gone
+        print(text, file=sys.stderr, flush=True)

@@ -48,6 +48,7 @@ def run_config(task: Task, settings: Settings, built: Program) -> dict[str, Any]
         **robustness(settings),
         "seed": settings.seed,
         "eval_every": settings.eval_every,
+        "client_states": settings.place,
         "num_params": built.num_params,
         "bytes": {"down_per_client": built.bytes_down, "up_per_client": built.bytes_up},
         "primary_metric": None if task.primary_metric is None else f"test_{task.primary_metric}",
@@ -70,8 +71,8 @@ def refuse_another(folder: Path, there: Mapping[str, Any], config: Mapping[str, 
     Raises:
       RunError: they differ in anything but the total of rounds, the rounds between evaluations and the environment.
     """
-    wanted = read_back(config)
-    for name in sorted((wanted.keys() | {"faults", "aggregate"}) - {"rounds", "environment", "fedoptax", "eval_every"}):
+    wanted, free = read_back(config), {"rounds", "environment", "fedoptax", "eval_every", "client_states"}
+    for name in sorted((wanted.keys() | {"faults", "aggregate"}) - free):
         its, given = there.get(name), wanted.get(name)
         if its != given:
             raise RunError(f"'{folder}' belongs to another experiment: its {name} is {its!r}, {given!r} given")

@@ -1,26 +1,33 @@
 """A run on disk: config.json, history.jsonl, summary.json, params.npz and checkpoints/ in one folder.
 
 Every file is written beside its place and moved there, except the history, which only grows; a reader ignores an
-unfinished last line. A lock keeps a second process out.
+unfinished last line. JSON files carry a checksum of themselves. A lock keeps a second process out.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
+import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedoptax.errors import RunError, UsageError
-from fedoptax.history import Row, finite_or_none, to_json_line
+from fedoptax.history import Row, finite_or_none
 
 FORMAT = 1
+MARKS = ("config.json", "compare.json", "sweep.json")
+"""What tells a folder of results from another."""
+
+WRITTEN = (*MARKS, "history.jsonl", "summary.json", "params.npz")
+_CHECKSUM = b'{\n "checksum": "'
 
 
 def prepare(out: str | Path, overwrite: bool = False) -> Path:
@@ -33,8 +40,8 @@ def prepare(out: str | Path, overwrite: bool = False) -> Path:
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"out: '{folder}' is a file, allowed is a folder to be made")
-    if folder.is_dir() and any(folder.iterdir()):
-        ours = any((folder / name).is_file() for name in ("config.json", "compare.json", "sweep.json"))
+    if folder.is_dir() and not all(map(_is_leftover, folder.iterdir())):
+        ours = any((folder / name).is_file() for name in MARKS)
         if not ours:
             raise UsageError(f"out: '{folder}' holds other files, allowed is a new or empty folder")
         if not overwrite:
@@ -42,7 +49,7 @@ def prepare(out: str | Path, overwrite: bool = False) -> Path:
                 f"out: '{folder}' holds results already; give another folder, --overwrite, or `fedoptax resume`"
             )
         with locked(folder):  # not under the feet of a running process
-            shutil.rmtree(folder)
+            _remove(folder)
     parent = next(p for p in [folder, *folder.absolute().parents] if p.exists())
     if not os.access(parent, os.W_OK):
         raise RunError(f"out: '{folder}' cannot be written (no permission in '{parent}')")
@@ -59,48 +66,71 @@ def write_atomically(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        sync_folder(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise RunError(f"'{path}' cannot be written: {error.strerror}") from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Puts the names in a folder on the disk, so that a power cut does not take back a file that was moved there."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Writes strict JSON atomically, a line a field; numbers that are not finite become null."""
+    """Writes strict JSON atomically, a line a field; numbers that are not finite become null.
+
+    The first line is a checksum: SHA-256 of the bytes of all lines after it.
+    """
 
     def dump(item: Any) -> str:
         return json.dumps(item, allow_nan=False, ensure_ascii=False)
 
     lines = [f" {dump(name)}: {dump(item)}" for name, item in _plain(value).items()]
-    write_atomically(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
+    body = (",\n".join(lines) + "\n}\n").encode()
+    write_atomically(path, _CHECKSUM + hashlib.sha256(body).hexdigest().encode() + b'",\n' + body)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Reads a JSON object.
+    """Reads a JSON object, without its checksum if it has one.
 
     Raises:
       RunError: the file is missing, damaged, or not an object.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        data = path.read_bytes()
+        value = json.loads(data)
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"'{path}' cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if not isinstance(value, dict):
         raise RunError(f"'{path}' is damaged: a JSON object is expected")
+    checksum = value.pop("checksum", None)
+    if checksum is not None and hashlib.sha256(data.partition(b'",\n')[2]).hexdigest() != checksum:
+        raise RunError(
+            f"'{path}' is damaged: its checksum does not fit (if it was changed on purpose, remove its checksum line)"
+        )
     return value
+
+
+def read_status(folder: Path) -> str | None:
+    """The status of a run by its summary.json; None if there is none yet.
+
+    Raises:
+      RunError: it is damaged.
+    """
+    path = folder / "summary.json"
+    return read_json(path).get("status") if path.is_file() else None
 
 
 def read_back(value: Mapping[str, Any]) -> dict[str, Any]:
     """The value as `read_json` would give it after `write_json`, to be compared with a stored one."""
     return json.loads(json.dumps(_plain(value)))
-
-
-def append_rows(folder: Path, rows: list[Row]) -> None:
-    """Adds rows to the run's history."""
-    try:
-        with (folder / "history.jsonl").open("a", encoding="utf-8") as file:
-            file.write("".join(map(to_json_line, rows)))
-    except OSError as error:
-        raise RunError(f"'{folder / 'history.jsonl'}' cannot be written: {error.strerror}") from error
 
 
 def read_rows(folder: Path, rounds: int) -> list[Row]:
@@ -114,10 +144,10 @@ def read_rows(folder: Path, rounds: int) -> list[Row]:
     for number, line in enumerate(read_lines(folder)[:rounds], start=1):
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RunError(f"'{path}' is damaged at line {number}") from error
-        if row.get("round") != number:
-            raise RunError(f"'{path}' is damaged: round {row.get('round')} at line {number}")
+        if not isinstance(row, dict) or row.get("round") != number:
+            raise RunError(f"'{path}' is damaged at line {number}: not the row of round {number}")
         rows.append(row)
     if len(rows) < rounds:
         raise RunError(f"'{path}' holds {len(rows)} rounds, the checkpoint is of round {rounds}")
@@ -127,13 +157,8 @@ def read_rows(folder: Path, rounds: int) -> list[Row]:
 def read_lines(folder: Path) -> list[str]:
     """The whole lines of a run's history; a last line without its end, of a process that was killed, is left out."""
     path = folder / "history.jsonl"
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     return text.split("\n")[:-1]
-
-
-def rewrite_rows(folder: Path, rows: list[Row]) -> None:
-    """Replaces the run's history."""
-    write_atomically(folder / "history.jsonl", "".join(map(to_json_line, rows)).encode())
 
 
 def write_params(path: Path, params: Any) -> None:
@@ -143,6 +168,20 @@ def write_params(path: Path, params: Any) -> None:
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **named_leaves(params))
     write_atomically(path, buffer.getvalue())
+
+
+def check_params(path: Path) -> None:
+    """Checks that a file of parameters is whole.
+
+    Raises:
+      ValueError: it is missing, or its own checksums do not fit.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if (bad := archive.testzip()) is not None:
+                raise ValueError(f"'{path}' is damaged: {bad}")
+    except (OSError, zipfile.BadZipFile, NotImplementedError) as error:
+        raise ValueError(f"'{path}' cannot be read: {error}") from error
 
 
 def named_leaves(tree: Any) -> dict[str, np.ndarray]:
@@ -158,19 +197,47 @@ def named_leaves(tree: Any) -> dict[str, np.ndarray]:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path, new: bool = False) -> Iterator[None]:
     """Holds the run folder for this process.
 
+    Args:
+      folder: it is made if it is not there.
+      new: there must be no results in it yet.
+
     Raises:
-      RunError: another process holds it.
+      RunError: another process holds it, or has filled a folder that should be new.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
+    path = folder / ".lock"
+    with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise RunError(f"'{folder}' is in use by another process") from error
+            ours = os.path.samestat(os.fstat(file.fileno()), path.stat())  # else its holder has removed it meanwhile
+        except OSError:
+            ours = False
+        if not ours:
+            raise RunError(f"'{folder}' is in use by another process")
+        if new and any((folder / name).is_file() for name in MARKS):
+            raise RunError(f"'{folder}' was filled by another process meanwhile; give another folder")
+        for leftover in folder.iterdir():
+            if _is_leftover(leftover) and any(leftover.name.startswith(f".{name}.") for name in WRITTEN):
+                leftover.unlink(missing_ok=True)
         yield
+
+
+def _is_leftover(path: Path) -> bool:
+    """Whether a file is a lock, or one that a killed process did not finish."""
+    return path.name == ".lock" or (path.name.startswith(".") and path.name.endswith(".tmp"))
+
+
+def _remove(folder: Path) -> None:
+    """Removes a folder; what tells that it holds results goes last, so that a killed process can be repeated."""
+    for path in sorted(folder.iterdir(), key=lambda path: path.name in MARKS):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != ".lock":
+            path.unlink()
+    shutil.rmtree(folder)
 
 
 def _plain(value: Any) -> Any:

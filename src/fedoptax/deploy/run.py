@@ -33,6 +33,7 @@ from fedoptax.engine.states import OnDevice
 from fedoptax.errors import RunError, UsageError
 from fedoptax.experiment import Settings, check_numbers
 from fedoptax.history import History, Row, finite_or_none
+from fedoptax.history_file import HistoryFile
 from fedoptax.record import refuse_another, run_config
 from fedoptax.task import Task
 
@@ -143,7 +144,7 @@ class Run:
             "seconds": time.perf_counter() - begun,
         }
         self.history.rows.append(row)
-        storage.append_rows(self.folder, [row])
+        self._rows.append([row])
         self._tell(cohort, report)
         if self.done % self.deployment.checkpoint_every == 0 or self.done == self.deployment.rounds:
             self._save()
@@ -196,15 +197,14 @@ class Run:
         if not self.deployment.resume:
             storage.prepare(self.folder)
             config["deployment"] = {"experiment": uuid.uuid4().hex, "quorum": self.deployment.quorum}
-        self._stack.enter_context(storage.locked(self.folder))
+        self._stack.enter_context(storage.locked(self.folder, new=not self.deployment.resume))
         self._checkpoints = Checkpoints(self.folder)
-        self._stack.callback(self._checkpoints.close)
         if self.deployment.resume:
             config["deployment"] = self._resume(config)
         self.experiment = checked_experiment(config["deployment"]["experiment"])
         storage.write_json(self.folder / "config.json", config)
-        storage.rewrite_rows(self.folder, self.history.rows)
         self._summarise("running", None)
+        self._rows = HistoryFile(self.folder, self.history.rows)
         self._save()
 
     def _resume(self, config: dict[str, Any]) -> dict[str, Any]:
@@ -221,7 +221,8 @@ class Run:
         return there["deployment"]
 
     def _save(self) -> None:
-        self._checkpoints.save(self.done, (self.server, jnp.asarray(self._accepted)), _none())
+        states = (self.server, jnp.asarray(self._accepted))
+        self._checkpoints.save(self.done, states, _none(), self._rows.mark())
         self._kept = [self._kept[1], self._accepted]
 
     def _finish(self, status: str, message: str | None) -> None:

@@ -105,29 +105,25 @@ class FedoptaxStrategy(Strategy):
         self._begin(initial_arrays)
         checkpoints = None if self._checkpoint is None else Checkpoints(self._checkpoint)
         result, done = Result(), 0
-        try:
-            if checkpoints is not None and checkpoints.rounds():
-                done = self._restore(checkpoints, num_rounds)
-            result.arrays = self._arrays()
-            if evaluate_fn and done == 0 and (metrics := evaluate_fn(0, result.arrays)) is not None:
-                result.evaluate_metrics_serverapp[0] = metrics
-            for number in range(done + 1, num_rounds + 1):
-                log(INFO, "[ROUND %d/%d]", number, num_rounds)
-                asked = self.configure_train(number, result.arrays, train_config or ConfigRecord(), grid)
-                arrays, trained = self.aggregate_train(number, grid.send_and_receive(asked, timeout=timeout))
-                if arrays is not None and trained is not None:
-                    result.arrays, result.train_metrics_clientapp[number] = arrays, trained
-                if checkpoints is not None:
-                    checkpoints.save(number, self._saved(), OnDevice((), 0))
-                asked = self.configure_evaluate(number, result.arrays, evaluate_config or ConfigRecord(), grid)
-                tested = self.aggregate_evaluate(number, grid.send_and_receive(asked, timeout=timeout))
-                if tested is not None:
-                    result.evaluate_metrics_clientapp[number] = tested
-                if evaluate_fn and (metrics := evaluate_fn(number, result.arrays)) is not None:
-                    result.evaluate_metrics_serverapp[number] = metrics
-        finally:
+        if checkpoints is not None and checkpoints.rounds():
+            done = self._restore(checkpoints, num_rounds)
+        result.arrays = self._arrays()
+        if evaluate_fn and done == 0 and (metrics := evaluate_fn(0, result.arrays)) is not None:
+            result.evaluate_metrics_serverapp[0] = metrics
+        for number in range(done + 1, num_rounds + 1):
+            log(INFO, "[ROUND %d/%d]", number, num_rounds)
+            asked = self.configure_train(number, result.arrays, train_config or ConfigRecord(), grid)
+            arrays, trained = self.aggregate_train(number, grid.send_and_receive(asked, timeout=timeout))
+            if arrays is not None and trained is not None:
+                result.arrays, result.train_metrics_clientapp[number] = arrays, trained
             if checkpoints is not None:
-                checkpoints.close()
+                checkpoints.save(number, self._saved(), OnDevice((), 0))
+            asked = self.configure_evaluate(number, result.arrays, evaluate_config or ConfigRecord(), grid)
+            tested = self.aggregate_evaluate(number, grid.send_and_receive(asked, timeout=timeout))
+            if tested is not None:
+                result.evaluate_metrics_clientapp[number] = tested
+            if evaluate_fn and (metrics := evaluate_fn(number, result.arrays)) is not None:
+                result.evaluate_metrics_serverapp[number] = metrics
         return result
 
     def configure_train(

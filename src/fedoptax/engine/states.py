@@ -7,9 +7,11 @@ before a round and put back after it, so the results are the same and a call adv
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import tempfile
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from fedoptax.errors import RunError, UsageError
 
 PLACES = ("auto", "device", "host", "disk")
 DEVICE_SHARE, HOST_SHARE = 0.25, 0.5  # of the memory there, at most, for client states
+PIECE = 2**24  # bytes of client states that are saved or loaded at a time
 
 
 class OnDevice:
@@ -61,7 +64,11 @@ class OnHost:
         return jax.tree.map(jnp.asarray, self.of(self._ids))
 
     def put(self, tree: Tree) -> None:
-        """Takes back the cohort's states, changed."""
+        """Takes back the cohort's states, changed.
+
+        Raises:
+          RunError: the disk is full.
+        """
         for rows, new in zip(self._rows, jax.tree.leaves(tree)):
             rows[self._ids] = np.asarray(new)
         self._seen[self._ids] = True
@@ -90,7 +97,7 @@ class OnHost:
             np.save(temporary / "ids.npy", ids)
             for i, rows in enumerate(self._rows):
                 with (temporary / f"leaf-{i:05d}.bin").open("wb") as file:
-                    for part in np.array_split(ids, max(1, len(ids) // 64)):
+                    for part in _pieces(ids, self._initial[i]):
                         file.write(np.ascontiguousarray(rows[part]).tobytes())
                     file.flush()
                     os.fsync(file.fileno())
@@ -110,12 +117,12 @@ class OnHost:
         ids = np.load(folder / "ids.npy", allow_pickle=False)
         for i, rows in enumerate(self._rows):
             path = folder / f"leaf-{i:05d}.bin"
-            wanted = len(ids) * rows[:1].nbytes
+            wanted = len(ids) * self._initial[i].nbytes
             if path.stat().st_size != wanted:
                 raise ValueError(f"{path.name} has {path.stat().st_size} bytes, {wanted} are needed")
             if len(ids):
-                stored = np.memmap(path, dtype=rows.dtype, mode="r", shape=(len(ids), *rows.shape[1:]))
-                for part in np.array_split(np.arange(len(ids)), max(1, len(ids) // 64)):
+                stored = np.memmap(path, dtype=rows.dtype, mode="r", shape=(len(ids), *self._initial[i].shape))
+                for part in _pieces(np.arange(len(ids)), self._initial[i]):
                     rows[ids[part]] = stored[part]
         self._seen[:] = False
         self._seen[ids] = True
@@ -156,8 +163,41 @@ def make_states(place: str, initial: Tree, num_clients: int, folder: Path | None
     return OnHost(initial, num_clients, folder)
 
 
-def _rows(i: int, shape: tuple[int, ...], dtype: Any, folder: Path | None) -> np.ndarray:
+def _rows(i: int, shape: tuple[int, ...], dtype: Any, folder: Path | None) -> np.ndarray | _DiskRows:
     if folder is None or 0 in shape:
         return np.zeros(shape, dtype)  # pages that are never written take no memory
     folder.mkdir(parents=True, exist_ok=True)
-    return np.memmap(folder / f"leaf-{i:05d}.bin", dtype=dtype, mode="w+", shape=shape)
+    return _DiskRows(folder / f"leaf-{i:05d}.bin", shape, dtype)
+
+
+def _pieces(ids: np.ndarray, row: np.ndarray) -> list[np.ndarray]:
+    """The ids in pieces of some megabytes."""
+    return np.array_split(ids, max(1, math.ceil(len(ids) * row.nbytes / PIECE)))
+
+
+class _DiskRows:
+    """An array in a sparse file, zero at first, read and written by rows.
+
+    A memory map would do, but a disk that is full kills a process that writes to a map; here it is an error.
+    """
+
+    def __init__(self, path: Path, shape: tuple[int, ...], dtype: Any) -> None:
+        self._path, self._shape, self.dtype = path, shape[1:], np.dtype(dtype)
+        self._size = math.prod(shape[1:]) * self.dtype.itemsize
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+        weakref.finalize(self, os.close, self._file)
+        os.ftruncate(self._file, shape[0] * self._size)
+
+    def __getitem__(self, ids: np.ndarray) -> np.ndarray:
+        data = b"".join(os.pread(self._file, self._size, int(i) * self._size) for i in ids)
+        return np.frombuffer(data, self.dtype).reshape(len(ids), *self._shape)
+
+    def __setitem__(self, ids: np.ndarray, values: np.ndarray) -> None:
+        try:
+            for i, value in zip(ids, values):
+                data, at = memoryview(np.ascontiguousarray(value).tobytes()), int(i) * self._size
+                while data:
+                    written = os.pwrite(self._file, data, at)
+                    data, at = data[written:], at + written
+        except OSError as error:
+            raise RunError(f"client states cannot be written to '{self._path}': {error.strerror}") from error

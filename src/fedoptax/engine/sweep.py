@@ -84,7 +84,7 @@ def sweep(
         )
         hypers = {name: jnp.asarray(value, jnp.result_type(float)) for name, value in point.items()}
         result = execute(task, built, hypers, settings)
-        if result.status == "interrupted":
+        if result.signal:
             raise Interrupted(result)
         results.append(result)
     return results

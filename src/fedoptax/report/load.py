@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedoptax.errors import RunError
+from fedoptax.history_file import check_mark
 from fedoptax.storage import FORMAT, read_json
 
 if TYPE_CHECKING:
@@ -101,6 +102,11 @@ def _load_run(folder: Path, command: str | None) -> Run:
     summary: dict[str, Any] = {"status": "running", "rounds_done": len(rows)}
     if (folder / "summary.json").is_file():
         summary |= read_json(folder / "summary.json")
+    if summary.get("history"):
+        try:
+            check_mark(folder, summary["history"])
+        except ValueError as error:
+            raise RunError(f"'{folder}' is damaged: {error}") from error
     return Run(folder, config, rows, summary, command or _text_or_none(config.get("command")))
 
 

@@ -1,0 +1,1 @@
+"""The faults of `benchmarks/faults.py`, a module a kind."""

@@ -1,0 +1,140 @@
+"""Checkpoints under damage, killed writers and full disks: whole ones only, the one before else, nothing lost."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedoptax as fx
+from fedoptax.checkpoint import Checkpoints, rounds_of
+from fedoptax.engine.states import OnDevice, OnHost
+from fedoptax.history_file import HistoryFile
+from full_disks import largest_file
+
+NO_CLIENTS = OnDevice((), 0)
+
+
+def server(value: float) -> dict[str, Any]:
+    return {"a": jnp.full(300, value), "b": jnp.int32(7)}
+
+
+def saved(folder: Path, rounds: tuple[int, ...] = (1, 2), clients: Any = NO_CLIENTS) -> HistoryFile:
+    """A run folder with a history and a checkpoint after each of these rounds, whose state is the round's number."""
+    history = HistoryFile(folder, [])
+    checkpoints = Checkpoints(folder)
+    for number in rounds:
+        history.append([{"round": number, "train_loss": 1 / number}])
+        checkpoints.save(number, server(number), clients, history.mark())
+    return history
+
+
+def restored(folder: Path, clients: Any = NO_CLIENTS, at_most: int = 99) -> int:
+    number, state = Checkpoints(folder).restore(server(0), clients, at_most)
+    np.testing.assert_array_equal(state["a"], np.full(300, number, np.float32))
+    return number
+
+
+def flip(path: Path, at: int = -1) -> None:
+    data = bytearray(path.read_bytes())
+    data[at % len(data)] ^= 4
+    path.write_bytes(data)
+
+
+def test_one_flipped_bit_in_any_file_brings_back_the_checkpoint_before(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    host = OnHost({"c": np.zeros(3, np.float32)}, 5)
+    host.take(lambda: np.array([1, 4]))
+    host.put({"c": np.ones((2, 3), np.float32)})
+    saved(tmp_path / "a", clients=host)
+    files = [path.relative_to(tmp_path / "a") for path in (tmp_path / "a" / "checkpoints" / "2").rglob("*")]
+    files = [path for path in files if (tmp_path / "a" / path).is_file() and (tmp_path / "a" / path).stat().st_size]
+    assert {path.parts[2] for path in files} == {"states.bin", "clients", "checkpoint.json"} and len(files) == 5
+    assert restored(tmp_path / "a", host) == 2
+    for file in files:
+        path = tmp_path / "a" / file
+        whole = path.read_bytes()
+        flip(path, int(rng.integers(0, len(whole))))
+        assert restored(tmp_path / "a", host) == 1, file
+        path.write_bytes(whole)
+    (tmp_path / "a" / files[3]).unlink()
+    assert restored(tmp_path / "a", host) == 1
+
+
+def test_a_checkpoint_counts_only_with_its_part_of_the_history(tmp_path: Path) -> None:
+    saved(tmp_path)
+    path = tmp_path / "history.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"round": 3, "tr')  # of a writer that was killed: nobody's part
+    assert restored(tmp_path) == 2
+    path.write_bytes(whole.replace(b"0.5", b"0.4"))
+    assert restored(tmp_path) == 1
+    path.write_bytes(whole[:-1])
+    assert restored(tmp_path) == 1
+    path.write_bytes(whole.replace(b"1.0", b"1.1"))
+    with pytest.raises(fx.RunError, match=r"can be used .round 2: history.jsonl is not as it was written; round 1: "):
+        restored(tmp_path)
+
+
+def test_what_could_not_be_used_gives_way_to_the_new(tmp_path: Path) -> None:
+    """Checkpoints 2 and 3 are damaged: the run goes on after round 1 and writes its own 2 and 3."""
+    history = saved(tmp_path, (1, 2))
+    shutil.copytree(tmp_path / "checkpoints" / "2", tmp_path / "checkpoints" / "3")
+    flip(tmp_path / "checkpoints" / "2" / "states.bin")
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.restore(server(0), NO_CLIENTS, 9)[0] == 1
+    checkpoints.save(1, server(1), NO_CLIENTS)
+    assert checkpoints.rounds() == [1, 2, 3]  # that of round 1 was just read: nothing to do
+    checkpoints.save(2, server(2), NO_CLIENTS, history.mark())
+    assert checkpoints.rounds() == [1, 2]
+    assert restored(tmp_path) == 2
+
+
+def test_what_killed_writers_left_is_ignored_and_removed(tmp_path: Path) -> None:
+    saved(tmp_path, (1,))
+    place = tmp_path / "checkpoints"
+    for name in (".2.17.tmp", ".0.old.tmp"):
+        shutil.copytree(place / "1", place / name)
+    assert restored(tmp_path) == 1 and rounds_of(tmp_path) == [1]
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(2, server(2), NO_CLIENTS)
+    assert sorted(path.name for path in place.iterdir()) == ["1", "2"]
+
+
+def test_a_full_disk_is_one_line_and_keeps_the_checkpoints(tmp_path: Path) -> None:
+    saved(tmp_path, (1, 2))
+    wanted = r"checkpoint of round 3 cannot be written to .*: File too large$"
+    with largest_file(1000), pytest.raises(fx.RunError, match=wanted):
+        Checkpoints(tmp_path).save(3, server(3), NO_CLIENTS)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["1", "2"]
+    assert restored(tmp_path) == 2
+
+
+def test_every_dtype_and_shape_comes_back(tmp_path: Path) -> None:
+    tree = {
+        "a": jnp.arange(6, dtype=jnp.bfloat16).reshape(2, 3),
+        "b": (jnp.float32(0.1), jnp.zeros((0, 4), jnp.int8), jnp.array([True, False])),
+        "c": jnp.array([1, 2**31 + 3], jnp.uint32),
+    }
+    Checkpoints(tmp_path).save(1, tree, OnDevice({"d": jnp.float16(2)}, 3))
+    clients = OnDevice({"d": jnp.float16(0)}, 3)
+    _, found = Checkpoints(tmp_path).restore(jax.tree.map(jnp.zeros_like, tree), clients, 1)
+    jax.tree.map(np.testing.assert_array_equal, found, tree)
+    assert jax.tree.map(lambda a: a.dtype, found) == jax.tree.map(lambda a: a.dtype, tree)
+    np.testing.assert_array_equal(clients.tree["d"], np.full(3, 2, np.float16))
+    with pytest.raises(fx.RunError, match="its arrays are not those of this experiment"):
+        Checkpoints(tmp_path).restore({"a": tree["a"]}, clients, 1)
+
+
+def test_without_checksums_or_with_other_places_it_is_refused(tmp_path: Path) -> None:
+    saved(tmp_path, (1,))
+    with pytest.raises(fx.RunError, match="were kept on device: give client_states so"):
+        restored(tmp_path, OnHost({"c": np.zeros(3, np.float32)}, 5))
+    (tmp_path / "checkpoints" / "1" / "checkpoint.json").unlink()
+    with pytest.raises(fx.RunError, match=r"round 1: it has no checkpoint.json .damaged, or of a version"):
+        restored(tmp_path)

@@ -1,0 +1,87 @@
+"""Ctrl-C, SIGTERM and SIGHUP: they wait for a whole round in a run, and end the program in good order elsewhere."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from fedoptax import cli
+from fedoptax.errors import Stopped
+from fedoptax.interrupt import deferred_interrupt, terminable
+
+
+@pytest.fixture(autouse=True)
+def same_handlers() -> Iterator[None]:
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    assert [signal.getsignal(number) for number in numbers] == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_first_signal_waits_and_says_which(number: signal.Signals) -> None:
+    with deferred_interrupt() as stop:
+        assert stop() == 0
+        os.kill(os.getpid(), number)
+        assert stop() == number
+
+
+def test_only_a_second_ctrl_c_stops_at_once() -> None:
+    with deferred_interrupt() as stop:
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP):
+            os.kill(os.getpid(), number)
+        assert stop() == signal.SIGTERM
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_what_nohup_ignores_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with terminable(), deferred_interrupt() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stop() == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_other_threads_are_left_alone() -> None:
+    def work() -> None:
+        with terminable(), deferred_interrupt() as stop:
+            found.append(stop())
+
+    found: list[int] = []
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [0]
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
+def test_the_exit_status_says_which_signal(
+    number: signal.Signals, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> None:
+        os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(cli, "load_commands", interrupted)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["list", "tasks"])
+    assert stopped.value.code == status
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and error.startswith("fedoptax: ")
+    assert Stopped("stopped", number).status == status
+
+
+def test_too_little_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def greedy(**options: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(cli, "app", greedy)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([])
+    assert stopped.value.code == 1 and capsys.readouterr().err == "fedoptax: not enough memory\n"
