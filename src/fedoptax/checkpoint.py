@@ -1,17 +1,20 @@
-"""Checkpoints of a run's states: atomic, the last two kept, every byte checked before it is used.
+"""Checkpoints of a run's states with Orbax: atomic, the last two kept, every byte checked before it is used.
 
-    checkpoints/40/states.bin       the server's state, and the clients' where they live on the device
+    checkpoints/40/states/          the server's state, and the clients' where they live on the device
     checkpoints/40/clients/         the clients' states where they live on the host or on disk
     checkpoints/40/checkpoint.json  shapes and dtypes; size and SHA-256 of every file, and of the history until then
 
 A checkpoint is made beside its place and moved there as a whole. One that is damaged, or whose part of the history is,
-counts for nothing, and the one before is taken.
+counts for nothing, and the one before is taken. Orbax writes the arrays; its `CheckpointManager` is not used, as it
+kept 20 kB of memory a save and looks at no checksum (LOG.md).
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -29,7 +32,7 @@ from fedoptax.history_file import check_mark
 
 KEEP = 2
 FORMAT = 1
-STATES, MANIFEST = "states.bin", "checkpoint.json"
+STATES, MANIFEST = "states", "checkpoint.json"
 
 
 class Checkpoints:
@@ -62,10 +65,10 @@ class Checkpoints:
             self._clear(lambda old: old >= round)  # of a future that could not be used
             temporary.mkdir(parents=True)
             leaves = jax.tree.leaves(_device_states(server, clients))
-            files = {STATES: _write(temporary / STATES, leaves)}
+            _write(temporary / STATES, leaves)
             if isinstance(clients, OnHost):
                 clients.save(temporary / "clients")
-                files |= {f"clients/{path.name}": _seal(path) for path in sorted((temporary / "clients").iterdir())}
+            files = _seals(temporary)
             manifest = {"format": FORMAT, "round": round, "arrays": _form(leaves), "history": history, "files": files}
             storage.write_json(temporary / MANIFEST, manifest)
             os.replace(temporary, self._folder / str(round))
@@ -73,7 +76,7 @@ class Checkpoints:
             self._sound.add(round)
             kept = self.rounds()[-KEEP:]
             self._clear(lambda old: old not in kept)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: Orbax's of a full disk
             raise RunError(
                 f"checkpoint of round {round} cannot be written to '{self._folder}': {_reason(error)}"
             ) from error
@@ -153,32 +156,49 @@ def _form(leaves: list[Any]) -> list[Any]:
     return [[list(np.shape(leaf)), str(np.dtype(leaf.dtype))] for leaf in leaves]
 
 
-def _write(path: Path, leaves: list[Any]) -> list[Any]:
-    """Writes the arrays' bytes, one array in memory at a time; their number and SHA-256."""
-    digest = hashlib.sha256()
-    with path.open("wb") as file:
-        for leaf in leaves:
-            data = np.ascontiguousarray(np.asarray(leaf)).reshape(-1).view(np.uint8).data
-            file.write(data)
-            digest.update(data)
-        file.flush()
-        os.fsync(file.fileno())
-        return [file.tell(), digest.hexdigest()]
+def _write(folder: Path, leaves: list[Any]) -> None:
+    """Writes the arrays. As NumPy's: of arrays on a device Orbax keeps some memory for ever; it takes no empty ones."""
+    arrays = {_name(i): np.asarray(leaf) for i, leaf in enumerate(leaves) if leaf.size}
+    if arrays:
+        with _orbax() as checkpointer:
+            checkpointer.save(folder, arrays)
 
 
-def _read(path: Path, form: Any, like: Tree) -> Tree:
+def _read(folder: Path, form: Any, like: Tree) -> Tree:
     leaves = jax.tree.leaves(like)
     if form != _form(leaves):
         raise ValueError("its arrays are not those of this experiment")
-    with path.open("rb") as file:
-        stored = [np.fromfile(file, np.dtype(leaf.dtype), leaf.size) for leaf in leaves]
-    arrays = [jnp.array(data.reshape(np.shape(leaf))) for data, leaf in zip(stored, leaves)]
+    stored = {}
+    if any(leaf.size for leaf in leaves):
+        with _orbax() as checkpointer:
+            stored = checkpointer.restore(folder)
+    arrays = [jnp.array(stored[_name(i)] if a.size else np.zeros(a.shape, a.dtype)) for i, a in enumerate(leaves)]
+    if _form(arrays) != form:
+        raise ValueError("its arrays are not those that it lists")
     return jax.tree.unflatten(jax.tree.structure(like), arrays)
 
 
-def _seal(path: Path) -> list[Any]:
+def _orbax() -> Any:
+    import orbax.checkpoint as ocp  # only here: it is slow to import
+
+    logging.getLogger("absl").setLevel(logging.CRITICAL)  # what fails is said in one line, by us
+    return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False))
+
+
+def _name(i: int) -> str:
+    return f"{i:05d}"
+
+
+def _seals(folder: Path) -> dict[str, list[Any]]:
+    """Size and SHA-256 of every file below a folder, by its path there; each is on the disk then."""
+    return {str(p.relative_to(folder)): _seal(p, sync=True) for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def _seal(path: Path, sync: bool = False) -> list[Any]:
     """Size and SHA-256 of a file."""
     with path.open("rb") as file:
+        if sync:
+            os.fsync(file.fileno())
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return [file.tell(), digest]
 
@@ -186,4 +206,5 @@ def _seal(path: Path) -> list[Any]:
 def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{Path(error.filename).name}: {error.strerror}" if error.filename else error.strerror
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    code = re.search(r"os_error_code='(\d+)'", str(error))  # in Orbax's texts, which are long
+    return os.strerror(int(code[1])) if code else (str(error).splitlines() or [type(error).__name__])[0]
