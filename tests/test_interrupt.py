@@ -11,7 +11,7 @@ import pytest
 
 from fedoptax import cli
 from fedoptax.errors import Stopped
-from fedoptax.interrupt import deferred_interrupt, terminable
+from fedoptax.interrupt import deferred_interrupt, ended_at_once, terminable
 
 
 @pytest.fixture(autouse=True)
@@ -75,6 +75,19 @@ def test_the_exit_status_says_which_signal(
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and error.startswith("fedoptax: ")
     assert Stopped("stopped", number).status == status
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_imports_end_at_once(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def end(status: int) -> None:
+        raise SystemExit(status)
+
+    monkeypatch.setattr("fedoptax.interrupt.os._exit", end)
+    with pytest.raises(SystemExit) as stopped, ended_at_once():
+        os.kill(os.getpid(), number)
+    assert stopped.value.code == 128 + number and capfd.readouterr().err == "fedoptax: interrupted\n"
 
 
 def test_too_little_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -56,7 +56,7 @@ from fedoptax.cli_options import (
 from fedoptax.data_cli import app as data_app
 from fedoptax.deploy_cli import deploy_app
 from fedoptax.errors import RunError, Stopped, UsageError
-from fedoptax.interrupt import terminable
+from fedoptax.interrupt import ended_at_once, terminable
 
 app = typer.Typer(
     name="fedoptax",
@@ -260,7 +260,7 @@ def load_commands() -> Any:
     """The module that does the work; importing it, with JAX, takes seconds."""
     from fedoptax.progress import status
 
-    with status("starting"):
+    with status("starting"), ended_at_once():
         return import_module("fedoptax.commands")
 
 

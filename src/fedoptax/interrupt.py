@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -61,6 +62,31 @@ def terminable() -> Iterator[Callable[[], int]]:
     before = {number: signal.signal(number, handler) for number in _heard()}
     try:
         yield lambda: asked[0] if asked else 0
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+@contextmanager
+def ended_at_once() -> Iterator[None]:
+    """Within it, Ctrl-C, SIGTERM and SIGHUP end the process on the spot, with a line and the signal's exit status.
+
+    For imports, before there is anything to lose: native libraries turn an exception in their start into another, or
+    abort.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handler(number: int, frame: Any) -> None:
+        cursor = "\x1b[?25h" if sys.stderr is not None and sys.stderr.isatty() else ""  # the spinner hides it
+        with suppress(OSError):
+            os.write(2, f"{cursor}fedoptax: interrupted\n".encode())
+        os._exit(128 + number)
+
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, *_heard())}
+    try:
+        yield
     finally:
         for number, old in before.items():
             signal.signal(number, old)
