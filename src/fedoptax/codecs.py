@@ -78,7 +78,9 @@ def qsgd(bits: int = 4, bucket: int = 512, norm: str = "l2") -> Codec:
     def encode(flat: jax.Array, key: Any) -> Parts:
         wide, row = flat.astype(jnp.float32), min(bucket, flat.size)
         rows = jnp.pad(wide, (0, -wide.size % row)).reshape(-1, row)
-        length = jnp.linalg.norm(rows, axis=1) if norm == "l2" else jnp.max(jnp.abs(rows), axis=1)
+        length = largest = jnp.max(jnp.abs(rows), axis=1)
+        if norm == "l2":  # of the rows scaled to 1, so that squares neither overflow nor vanish
+            length = largest * jnp.linalg.norm(rows / jnp.where(largest > 0, largest, 1)[:, None], axis=1)
         share = jnp.abs(rows) / jnp.where(length > 0, length, 1)[:, None]
         drawn = jnp.floor(levels * share + jax.random.uniform(key, rows.shape, jnp.float32))
         signed = jnp.sign(rows) * jnp.minimum(drawn, levels)

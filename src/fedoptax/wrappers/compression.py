@@ -86,7 +86,7 @@ def with_compression(
         to_code = [coded(upload, path, a) for path, a in leaves]
         whole = [a for (_, a), yes in zip(leaves, to_code) if yes]
         if codec.feedback:
-            whole = [a + unsent for a, unsent in zip(whole, client.unsent)]
+            whole = [a + unsent for a, unsent in zip(whole, client.unsent, strict=True)]
         keys = [None] * len(whole)
         if codec.random:
             keys = list(jax.random.split(randomness.client_key(message.added, batches), len(whole)))

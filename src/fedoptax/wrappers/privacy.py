@@ -208,13 +208,15 @@ def checked_weighting(algorithm: FedAlgorithm, weighting: str | None) -> str:
 
 
 def _check_upload(upload: Tree, nonnegative: Sequence[str], believed: bool) -> None:
-    for path, leaf in tree_leaves_with_path(upload):
-        where, field = keystr(path), uploads.field_of(path)
+    leaves = tree_leaves_with_path(upload)
+    for path, leaf in leaves:
         if not uploads.is_floating(leaf):
             raise UsageError(
-                f"with_privacy: the upload holds whole numbers ({leaf.dtype} at {where}), which cannot be clipped and "
-                "noised; allowed are floating-point numbers (no schedules over steps, no averaged step counts)"
+                f"with_privacy: the upload holds whole numbers ({leaf.dtype} at {keystr(path)}), which cannot be "
+                "clipped and noised; allowed are floating-point numbers (no schedules or counts of local steps)"
             )
+    for path, _ in leaves:
+        field = uploads.field_of(path)
         known = field is None or field in uploads.VECTORS or uploads.is_nonnegative(path, nonnegative)
         if not (known or believed):
             raise UsageError(
