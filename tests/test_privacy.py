@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedoptax as fx
-import laws
 from fedoptax import tree
 from fedoptax.algorithm import FedAlgorithm, decoded
 from fedoptax.wrappers.privacy import PrivateUpload, checked_weighting, into_ball, split_noise
@@ -253,12 +252,3 @@ def test_weights_by_examples_are_refused_for_private_algorithms() -> None:
         checked_weighting(private, "examples")
     with pytest.raises(fx.UsageError, match="allowed is uniform"):
         checked_weighting(fx.with_compression(private, fx.codecs.sign()), "examples")
-
-
-def test_a_run_of_a_private_algorithm_learns_and_is_counted() -> None:
-    private = fx.with_privacy(fx.fedavg(0.1), 0.5, 0.01, DELTA)
-    result = laws.run(private)
-    assert result.history[-1]["train_loss"] < result.history[0]["train_loss"]
-    assert private.epsilon is not None
-    spent = [private.epsilon(r, laws.COHORT, len(laws.SIZES)) for r in (1, 2, 3)]
-    assert 0 < spent[0] < spent[1] < spent[2] < np.inf
