@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedoptax as fx
-from fedoptax.algorithm import Batches, Cohort, FedAlgorithm
+from fedoptax.algorithm import Batches, Cohort, FedAlgorithm, decoded
 from fedoptax.engine.compiled import DeviceData, Fixed, device_data, program
 from fedoptax.engine.local import LocalWork
 from fedoptax.engine.plan import Plan
@@ -195,7 +195,8 @@ def weight_zero_counts_for_nothing(make: Factory) -> None:
     params = start()
     server, client = algorithm.init(params), algorithm.init_client(params)
     message = algorithm.broadcast(server)
-    uploads = [algorithm.client_update(grad_fn, message, client, own)[0] for own in (*batches()[:2], nan)]
+    sent = [algorithm.client_update(grad_fn, message, client, own)[0] for own in (*batches()[:2], nan)]
+    uploads = [decoded(algorithm, upload) for upload in sent]
     cohort = Cohort(3, 4)
     without = algorithm.server_update(server, fx.weighted_mean(uploads[:2], weights[:2]), cohort)
     equal(algorithm.server_update(server, fx.weighted_mean(uploads, weights), cohort), without)
@@ -245,6 +246,7 @@ def _forms_stay(algorithm: FedAlgorithm, dtype: str) -> None:
         server, client = algorithm.init(params), algorithm.init_client(params)
         message = algorithm.broadcast(server)
         upload, new_client, _ = algorithm.client_update(grad_fn, message, client, Batches(count, lambda k: own))
+        upload = decoded(algorithm, upload)
         mean = jax.tree.map(lambda a: a, upload)
         new_server = algorithm.server_update(server, mean, Cohort(3, 4))
         return (server, client), (new_server, new_client), (message, upload, algorithm.params(new_server))

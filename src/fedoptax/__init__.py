@@ -28,12 +28,12 @@ _HOMES = {
     "fedoptax.experiment": ("RunResult", "run"),
     "fedoptax.task": ("Task", "masked_mean"),
     "fedoptax.tasks": ("TASKS", "load_task"),
-    "fedoptax.wrappers": ("with_clipping", "with_prox"),
+    "fedoptax.wrappers": ("with_clipping", "with_compression", "with_privacy", "with_prox"),
 }  # fmt: skip
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 _MODULES = (
-    "algorithm", "algorithms", "analytic", "data", "engine", "errors", "models", "papers", "report", "schedules",
-    "tasks", "torch", "transforms", "tree",
+    "algorithm", "algorithms", "analytic", "codecs", "data", "engine", "errors", "models", "papers", "report",
+    "schedules", "tasks", "torch", "transforms", "tree",
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -58,6 +58,8 @@ if TYPE_CHECKING:
     from fedoptax.tasks import TASKS as TASKS
     from fedoptax.tasks import load_task as load_task
     from fedoptax.wrappers import with_clipping as with_clipping
+    from fedoptax.wrappers import with_compression as with_compression
+    from fedoptax.wrappers import with_privacy as with_privacy
     from fedoptax.wrappers import with_prox as with_prox
 
 __all__ = [*_HOME, "eager"]

@@ -41,7 +41,8 @@ class FedAlgorithm(NamedTuple):
         a list of minibatches or a `Batches`; `loss` is the mean loss over the local steps, a scalar.
       server_update: `(server, mean_upload, cohort) -> server`, where `cohort` is a `Cohort`.
       params: `server -> params`, the model to evaluate and save.
-      weighting: how the paper averages uploads, `"examples"` or `"uniform"`; a run may choose otherwise.
+      weighting: how the paper averages uploads, `"examples"` or `"uniform"`; a run may choose otherwise,
+        but for a private algorithm.
       decode: `sent -> upload`, what the receiver makes of an upload before the mean; None where uploads are sent
         as they are averaged (see `with_compression`).
       epsilon: `(rounds, cohort_size, num_clients) -> ε`, the privacy spent; None without privacy (see `with_privacy`).

@@ -1,0 +1,84 @@
+"""The privacy that rounds spend, by Google's dp-accounting (the extra `privacy`).
+
+Neighbours differ by one client replaced by any other. The mean of |S| uploads of norm ≤ C then moves by at most 2C/|S|
+and its noise has the standard deviation zC/|S|: z/2 times the sensitivity. That ratio is what RdpAccountant's formulas
+take under REPLACE_ONE (`_compute_rdp_sample_wor_gaussian`: "the ratio … to the l2-sensitivity"; the docstring of
+`GaussianDpEvent`, s/C, is that of add-or-remove), hence the factor 1/2. A test keeps watch over this convention.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedoptax.errors import UsageError
+
+
+def check_available(delta: float) -> None:
+    """Checks δ, and that the accountant is there: before a run, not in its first round.
+
+    Raises:
+      UsageError: it is not.
+    """
+    number = delta if isinstance(delta, int | float) and not isinstance(delta, bool) else math.nan
+    if not 0 < number < 1:
+        raise UsageError(f"delta: {delta!r} given, allowed is a number > 0 and < 1, well below 1/(number of clients)")
+    if find_spec("dp_accounting") is None:
+        raise UsageError("with_privacy: dp-accounting is not installed; pip install 'fedoptax[privacy]'")
+
+
+def epsilon(noise_multiplier: Any, delta: float, rounds: int, cohort_size: int, num_clients: int) -> float:
+    """The ε at δ that `rounds` rounds spend, each a Gaussian mean over a cohort sampled without replacement.
+
+    The smaller of two upper bounds: Rényi accounting of the sampled mechanism (Wang, Balle, Kasiviswanathan 2019,
+    Theorem 27, via dp-accounting), and the exact ε of the mechanism without the help of sampling (Balle, Wang 2018),
+    which is all there is when everyone takes part.
+
+    Args:
+      noise_multiplier: z ≥ 0.
+      delta: δ in (0, 1).
+      rounds: T ≥ 0.
+      cohort_size: |S|, from 1 to N.
+      num_clients: N.
+
+    Returns:
+      ε ≥ 0; infinity for z = 0.
+
+    Raises:
+      UsageError: the noise multiplier is traced, or a number is out of range.
+    """
+    if isinstance(noise_multiplier, jax.core.Tracer):
+        raise UsageError("noise_multiplier: a traced value given, allowed is a number where ε is computed")
+    if rounds < 0 or not 1 <= cohort_size <= num_clients:
+        raise UsageError(
+            f"epsilon: {rounds} rounds of {cohort_size} of {num_clients} clients given, allowed are rounds >= 0 and "
+            "cohorts from 1 client to all"
+        )
+    ratio = float(noise_multiplier) / 2
+    if rounds == 0 or ratio == 0:
+        return 0.0 if rounds == 0 else math.inf
+    import dp_accounting  # here, because it takes seconds, and is an extra
+
+    everyone = float(dp_accounting.get_epsilon_gaussian(ratio / math.sqrt(rounds), delta))
+    if cohort_size == num_clients:
+        return everyone
+    orders, a_round = _renyi(ratio, int(cohort_size), int(num_clients))
+    return min(everyone, float(dp_accounting.rdp.compute_epsilon(orders, rounds * a_round, delta)[0]))
+
+
+@lru_cache(maxsize=64)
+def _renyi(ratio: float, cohort_size: int, num_clients: int) -> tuple[np.ndarray, np.ndarray]:
+    """Orders, and the Rényi divergences of one round at them; half a second, so kept."""
+    import dp_accounting
+
+    event = dp_accounting.SampledWithoutReplacementDpEvent(
+        num_clients, cohort_size, dp_accounting.GaussianDpEvent(ratio)
+    )
+    relation = dp_accounting.NeighboringRelation.REPLACE_ONE
+    accountant = dp_accounting.rdp.RdpAccountant(neighboring_relation=relation).compose(event)
+    return accountant.orders, accountant.rdp

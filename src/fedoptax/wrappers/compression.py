@@ -1,0 +1,143 @@
+"""Coded uploads on any algorithm: fewer bytes up, counted as they are sent. See docs/compression.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import tree_flatten_with_path
+
+from fedoptax import codecs
+from fedoptax.algorithm import Cohort, FedAlgorithm, GradFn, Tree, decoded
+from fedoptax.codecs import Codec, Coded
+from fedoptax.errors import UsageError
+from fedoptax.wrappers import randomness, uploads
+from fedoptax.wrappers.uploads import Message
+
+FIELDS = (*uploads.VECTORS, "change")
+"""Fields of uploads that are coded unless others are named; `change` is that of `with_privacy`."""
+
+
+class CompressionState(NamedTuple):
+    """The server: the algorithm's state, and the key of the clients' rounding (`()` if nothing is random)."""
+
+    inner: Tree
+    key: Any
+
+
+class CompressionClient(NamedTuple):
+    """The client: the algorithm's state, and for each coded array what it has not sent yet (`()` without feedback)."""
+
+    inner: Tree
+    unsent: Any
+
+
+def with_compression(
+    algorithm: FedAlgorithm, codec: Codec, fields: Sequence[str] | None = None, seed: int = 0
+) -> FedAlgorithm:
+    """Sends uploads coded, each array for itself; the server decodes each before the mean (`FedAlgorithm.decode`).
+
+    Coded are the floating-point arrays of an upload's model-sized vectors, as changes against what the client received
+    (see `wrappers.uploads`), where that saves bytes. Second moments and the states of optimizers are sent as they are:
+    they must not become negative, and an error in them does not average out. With error feedback (`topk`, `sign`) a
+    client adds what it has not sent yet (Wang, Lin, Chen 2022, Algorithm 2, lines 9–10), and so keeps one more vector
+    for each that it sends; an upload that is not finite leaves this untouched.
+
+    A codec that rounds at random takes a key from the message, mixed with the client's first minibatch, so clients
+    round independently.
+
+    Args:
+      algorithm: any algorithm; with privacy, the private one.
+      codec: `codecs.qsgd(...)`, `codecs.topk(...)`, `codecs.sign()` or one of your own.
+      fields: of the upload, the names of those to code; None is `FIELDS`. An upload without fields is coded whole.
+      seed: of the rounding.
+
+    Raises:
+      UsageError: no codec, a wrong seed, uploads that are coded already, or (when a client runs) no field to code.
+    """
+    if not isinstance(codec, Codec):
+        allowed = ", ".join(f"fedoptax.codecs.{name}(...)" for name in codecs.CODECS)
+        raise UsageError(f"codec: {codec!r} given, allowed is one of {allowed}")
+    words, chosen = randomness.key_words(seed), FIELDS if fields is None else tuple(fields)
+    is_change = algorithm.decode is not None  # what another wrapper sends
+
+    def init(params: Tree) -> CompressionState:
+        return CompressionState(algorithm.init(params), randomness.first_key(words, params) if codec.random else ())
+
+    def init_client(params: Tree) -> Tree:
+        inner = algorithm.init_client(params)
+        if not codec.feedback:
+            return inner
+        form = uploads.upload_form(algorithm, params)
+        leaves, _ = tree_flatten_with_path(form)
+        return CompressionClient(inner, tuple(jnp.zeros(a.shape, a.dtype) for p, a in leaves if coded(form, p, a)))
+
+    def broadcast(server: CompressionState) -> Message:
+        return Message(algorithm.broadcast(server.inner), server.key)
+
+    def client_update(grad_fn: GradFn, message: Message, client: Tree, batches: Any) -> tuple[Tree, Tree, jax.Array]:
+        inner = client.inner if codec.feedback else client
+        upload, inner, loss = algorithm.client_update(grad_fn, message.inner, inner, batches)
+        _check_upload(upload, chosen, named=fields is not None)
+        change = upload if is_change else uploads.change(message.inner, upload, chosen)
+        leaves, structure = tree_flatten_with_path(change)
+        to_code = [coded(upload, path, a) for path, a in leaves]
+        whole = [a for (_, a), yes in zip(leaves, to_code) if yes]
+        if codec.feedback:
+            whole = [a + unsent for a, unsent in zip(whole, client.unsent, strict=True)]
+        keys = [None] * len(whole)
+        if codec.random:
+            keys = list(jax.random.split(randomness.client_key(message.added, batches), len(whole)))
+        sent = [codecs.encoded(codec, a, key) for a, key in zip(whole, keys)]
+        parts = iter(sent)
+        tree = jax.tree.unflatten(structure, [next(parts) if yes else a for (_, a), yes in zip(leaves, to_code)])
+        if not codec.feedback:
+            return tree, inner, loss
+        return tree, CompressionClient(inner, _unsent(codec, whole, sent, client.unsent)), loss
+
+    def coded(upload: Tree, path: Any, leaf: Any) -> bool:
+        return uploads.is_floating(leaf) and (not hasattr(upload, "_fields") or uploads.field_of(path) in chosen)
+
+    def decode(sent: Tree) -> Tree:
+        return decoded(algorithm, jax.tree.map(lambda node: codecs.restored(codec, node), sent, is_leaf=_is_coded))
+
+    def server_update(server: CompressionState, mean: Tree, cohort: Cohort) -> CompressionState:
+        if not is_change:
+            mean = uploads.clamped(uploads.restored(algorithm.broadcast(server.inner), mean, chosen))
+        key = randomness.split(server.key)[0] if codec.random else ()
+        return CompressionState(algorithm.server_update(server.inner, mean, cohort), key)
+
+    return algorithm._replace(
+        init=init,
+        init_client=init_client,
+        broadcast=broadcast,
+        client_update=client_update,
+        server_update=server_update,
+        params=lambda server: algorithm.params(server.inner),
+        decode=decode,
+    )
+
+
+def _unsent(codec: Codec, whole: Sequence[jax.Array], sent: Sequence[Any], before: Sequence[jax.Array]) -> tuple:
+    """What is left to send: the arrays minus what the server decodes; as before if they are not finite."""
+    finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in whole])) if whole else True
+    left = (a - codecs.restored(codec, s) for a, s in zip(whole, sent))
+    return tuple(jnp.where(finite, new, old) for new, old in zip(left, before))
+
+
+def _is_coded(node: Any) -> bool:
+    return isinstance(node, Coded)
+
+
+def _check_upload(upload: Tree, chosen: Sequence[str], named: bool) -> None:
+    if any(map(_is_coded, jax.tree.leaves(upload, is_leaf=_is_coded))):
+        raise UsageError("with_compression: uploads that are coded already given, allowed is one codec")
+    present = getattr(upload, "_fields", None)
+    if present is None:
+        return
+    strange = sorted(set(chosen) - set(present)) if named else []
+    if strange or not set(chosen) & set(present):
+        given = ", ".join(strange) if strange else "none of the usual names"
+        raise UsageError(f"fields: {given} given, allowed are those of the upload: {', '.join(present)}")

@@ -1,0 +1,225 @@
+"""Client-level differential privacy on any algorithm: clipped changes, a uniform mean, Gaussian noise at the server.
+
+McMahan et al. 2018, *Learning Differentially Private Recurrent Language Models* (DP-FedAvg with fixed-size sampling);
+Andrew et al. 2021, *Differentially Private Learning with Adaptive Clipping*, Algorithm 1. See docs/privacy.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import keystr, tree_leaves_with_path
+
+from fedoptax.algorithm import Cohort, FedAlgorithm, GradFn, Tree
+from fedoptax.errors import UsageError
+from fedoptax.hyper import check, check_fraction, check_positive
+from fedoptax.wrappers import accounting, randomness, uploads
+from fedoptax.wrappers.clipping import global_norm
+from fedoptax.wrappers.uploads import Message
+
+
+class PrivacyState(NamedTuple):
+    """The server: the algorithm's state, the key of the noise, the clip C if it adapts (else `()`)."""
+
+    inner: Tree
+    key: jax.Array
+    clip: Any
+
+
+class PrivateUpload(NamedTuple):
+    """Up: the clipped change divided by the clip, of norm at most 1; 1 if it was not longer than the clip, else 0.
+
+    The second is sent only if the clip adapts (else `()`).
+    """
+
+    change: Tree
+    below: Any
+
+
+def with_privacy(
+    algorithm: FedAlgorithm,
+    clip: Any,
+    noise_multiplier: Any,
+    delta: float,
+    target_quantile: Any = None,
+    clip_lr: Any = 0.2,
+    bit_noise: Any = None,
+    nonnegative: Sequence[str] | None = None,
+    seed: int | None = 0,
+) -> FedAlgorithm:
+    """Makes what the server learns differentially private for each client as a whole (McMahan et al. 2018).
+
+    A client's upload, as a change against what it received, is clipped: all its numbers together to 2-norm C. The mean
+    over the cohort S is uniform. The server adds noise of standard deviation zC/|S| to each coordinate, once, and gives
+    the sum to the algorithm. An upload that is not finite counts as 0. The server clips again what it receives, so a
+    client that does not keep to the rules cannot weigh more than one that does.
+
+    The result's `epsilon(rounds, |S|, N)` is the ε that is spent at `delta`, for replacing one client by any other when
+    cohorts have a fixed size and are sampled uniformly without replacement, as the engines do. It covers what the
+    algorithm's server learns, and so the model; not the training loss, and not the uploads before the mean.
+
+    Args:
+      algorithm: any algorithm whose uploads hold no whole numbers, not yet compressed (compression goes outside).
+      clip: C > 0, in units of the upload; with `target_quantile` its first value.
+      noise_multiplier: z ≥ 0; 0 clips without noise (ε = ∞).
+      delta: δ in (0, 1), well below 1/N.
+      target_quantile: γ in [0, 1): after each round C ← C exp(−η (b̃ − γ)), where b̃ is the noised part of the clients
+        that were not clipped (Andrew et al. 2021, Algorithm 1). None keeps C.
+      clip_lr: η > 0 of that rule.
+      bit_noise: σ_b > z/2, the noise of the sum behind b̃. None is |S|/20, the paper's, or z where that is more. The
+        update's noise is raised to z/√(1 − (z/2σ_b)²), so that both together spend what z alone would.
+      nonnegative: names of the upload's fields that hold second moments; the server sets negative ones to 0 after the
+        noise. None knows those of this package, and refuses fields that it does not know.
+      seed: of the noise. It must be secret where privacy matters: None draws it from the operating system.
+
+    Returns:
+      The algorithm, with weighting `"uniform"`.
+
+    Raises:
+      UsageError: a number is outside its range; dp-accounting is not installed; the upload is coded already, or (when a
+        client runs) holds whole numbers or fields of unknown sign.
+    """
+    adaptive = target_quantile is not None
+    check_positive(clip=clip, clip_lr=clip_lr)
+    check("noise_multiplier", noise_multiplier, 0.0)
+    accounting.check_available(delta)
+    if adaptive:
+        check_fraction(target_quantile=target_quantile)
+    if bit_noise is not None:
+        check_bit_noise(bit_noise, noise_multiplier)
+    if algorithm.decode is not None:
+        raise UsageError(
+            "algorithm: one whose uploads are coded given, allowed is with_compression outside, once: "
+            "with_compression(with_privacy(algorithm, ...), codec)"
+        )
+    words = randomness.key_words(seed)
+    names = uploads.SECOND_MOMENTS if nonnegative is None else tuple(nonnegative)
+
+    def init(params: Tree) -> PrivacyState:
+        start = jnp.asarray(clip, jnp.float32) if adaptive else ()
+        return PrivacyState(algorithm.init(params), randomness.first_key(words, params), start)
+
+    def broadcast(server: PrivacyState) -> Message:
+        return Message(algorithm.broadcast(server.inner), server.clip)
+
+    def client_update(
+        grad_fn: GradFn, message: Message, client: Tree, batches: Any
+    ) -> tuple[PrivateUpload, Tree, jax.Array]:
+        upload, client, loss = algorithm.client_update(grad_fn, message.inner, client, batches)
+        _check_upload(upload, names, believed=nonnegative is not None)
+        change, limit = uploads.change(message.inner, upload), message.added if adaptive else clip
+        norm = global_norm(change)
+        below = (norm <= jnp.asarray(limit, norm.dtype)).astype(jnp.float32) if adaptive else ()
+        return PrivateUpload(into_ball(change, limit), below), client, loss
+
+    def decode(sent: PrivateUpload) -> PrivateUpload:
+        below = jnp.clip(jnp.nan_to_num(sent.below), 0, 1) if adaptive else ()
+        return PrivateUpload(into_ball(sent.change, 1.0), below)
+
+    def server_update(server: PrivacyState, mean: PrivateUpload, cohort: Cohort) -> PrivacyState:
+        key, use = randomness.split(server.key)
+        z, size, length = noise_multiplier, jnp.asarray(cohort.size, jnp.float32), clip
+        new_clip = server.clip
+        if adaptive:
+            z, sigma = split_noise(noise_multiplier, bit_noise, size)
+            part = mean.below + sigma / size * jax.random.normal(jax.random.fold_in(use, 1), (), jnp.float32)
+            length, new_clip = server.clip, server.clip * jnp.exp(-clip_lr * (part - target_quantile))
+        change = noisy(mean.change, jax.random.fold_in(use, 0), length, jnp.asarray(z, jnp.float32) / size)
+        upload = uploads.clamped(uploads.restored(algorithm.broadcast(server.inner), change), names)
+        return PrivacyState(algorithm.server_update(server.inner, upload, cohort), key, new_clip)
+
+    return algorithm._replace(
+        init=init,
+        broadcast=broadcast,
+        client_update=client_update,
+        server_update=server_update,
+        params=lambda server: algorithm.params(server.inner),
+        weighting="uniform",
+        decode=decode,
+        epsilon=partial(accounting.epsilon, noise_multiplier, delta),
+    )
+
+
+def into_ball(change: Tree, radius: Any) -> Tree:
+    """change / max(‖change‖, radius), a tree of 2-norm at most 1; 0 if `change` is not finite.
+
+    What is shortened ends two units in the last place inside the ball, so that rounding does not carry it out again.
+    """
+    norm = global_norm(change)
+    limit = jnp.asarray(radius, norm.dtype)
+    coarsest = max((float(jnp.finfo(a.dtype).eps) for a in jax.tree.leaves(change)), default=0.0)
+    factor = jnp.where(norm <= limit, 1 / limit, (1 - 2 * coarsest) / jnp.maximum(norm, limit))
+    finite = jnp.isfinite(norm)
+
+    def leaf(a: jax.Array) -> jax.Array:
+        return jnp.where(finite, factor * a.astype(factor.dtype), 0).astype(a.dtype)
+
+    return jax.tree.map(leaf, change)
+
+
+def noisy(mean: Tree, key: jax.Array, length: Any, spread: Any) -> Tree:
+    """length · (mean + spread · n), where n is standard normal noise, independent in every coordinate."""
+    leaves, structure = jax.tree.flatten(mean)
+
+    def leaf(a: jax.Array, key: jax.Array) -> jax.Array:
+        wide = jnp.float64 if a.dtype == jnp.float64 else jnp.float32
+        noise = jnp.asarray(spread, wide) * jax.random.normal(key, a.shape, wide)
+        return (jnp.asarray(length, wide) * (a.astype(wide) + noise)).astype(a.dtype)
+
+    return jax.tree.unflatten(structure, [leaf(a, jax.random.fold_in(key, i)) for i, a in enumerate(leaves)])
+
+
+def split_noise(noise_multiplier: Any, bit_noise: Any, size: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(z_Δ, σ_b): the noise multipliers of the update and of the count, which together spend what z alone would.
+
+    z⁻² = z_Δ⁻² + (2σ_b)⁻² (Andrew et al. 2021, Theorem 1). σ_b ≥ z by default keeps z_Δ below 1.16 z.
+    """
+    z = jnp.asarray(noise_multiplier, jnp.float32)
+    default = jnp.where(z > 0, jnp.maximum(size / 20, z), 0.0)
+    sigma = default if bit_noise is None else jnp.asarray(bit_noise, jnp.float32)
+    part = jnp.where(z > 0, z / (2 * jnp.where(sigma > 0, sigma, 1.0)), 0.0)
+    return z / jnp.sqrt(1 - part * part), sigma
+
+
+def check_bit_noise(bit_noise: Any, noise_multiplier: Any) -> None:
+    """Checks that σ_b > z/2: with less the count alone spends more than z allows.
+
+    Raises:
+      UsageError: it is not.
+    """
+    least = 0.0 if isinstance(noise_multiplier, jax.core.Tracer) else float(noise_multiplier) / 2
+    check("bit_noise", bit_noise, least, open_low=True)
+
+
+def checked_weighting(algorithm: FedAlgorithm, weighting: str | None) -> str:
+    """The weighting of a run: what it asks for, or if that is None the algorithm's own.
+
+    Raises:
+      UsageError: weights by examples for a private algorithm: a client of many examples could move the mean by more
+        than the noise is made for.
+    """
+    if algorithm.epsilon is not None and weighting not in (None, "uniform"):
+        raise UsageError(f"weighting: '{weighting}' given, allowed is uniform for a private algorithm")
+    return weighting or algorithm.weighting
+
+
+def _check_upload(upload: Tree, nonnegative: Sequence[str], believed: bool) -> None:
+    leaves = tree_leaves_with_path(upload)
+    for path, leaf in leaves:
+        if not uploads.is_floating(leaf):
+            raise UsageError(
+                f"with_privacy: the upload holds whole numbers ({leaf.dtype} at {keystr(path)}), which cannot be "
+                "clipped and noised; allowed are floating-point numbers (no schedules or counts of local steps)"
+            )
+    for path, _ in leaves:
+        field = uploads.field_of(path)
+        known = field is None or field in uploads.VECTORS or uploads.is_nonnegative(path, nonnegative)
+        if not (known or believed):
+            raise UsageError(
+                f"with_privacy: it is not known whether the upload's field '{field}' holds second moments, which noise "
+                "must not make negative; give nonnegative=('NAME', ...), the fields that do, or nonnegative=()"
+            )

@@ -1,0 +1,246 @@
+"""`with_compression`: what is coded, error feedback, independent rounding, the wire, nesting."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedoptax as fx
+import laws
+from fedoptax import tree
+from fedoptax.algorithm import decoded
+from fedoptax.codecs import Coded
+from fedoptax.deploy.server import RawReply, check_reply, upload_form
+from fedoptax.deploy.wire import WireError, pack, unpack
+from fedoptax.engine.local import LocalWork, client_batches, task_grad_fn
+from sending import a_round, echo, leaf, sender
+from small_rounds import ALL, close, federate, model, quadratic
+
+codecs = fx.codecs
+DATA = [[(1.0, -1.0), (2.0, 0.5)], [(3.0, 2.0)]]
+HALF = codecs.Codec("half", lambda a, key: {"a": a.astype(jnp.float16)}, lambda p, size: p["a"], False, True)
+
+
+def update(algorithm: Any, server: Any, client: Any, own: Any) -> Any:
+    """(upload, client) of a client that sends `own`."""
+    return algorithm.client_update(echo, algorithm.broadcast(server), client, [own])[:2]
+
+
+def _is_coded(node: Any) -> bool:
+    return isinstance(node, Coded)
+
+
+# ---------------------------------------------------------------- what is coded
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_an_accurate_codec_changes_little_in_any_algorithm(name: str) -> None:
+    """Half precision of the changes, with error feedback."""
+    algorithm = ALL[name](0.05)
+    coded = fx.with_compression(algorithm, HALF)
+    assert coded.weighting == algorithm.weighting and coded.epsilon is None
+    server, clients, path = federate(coded, model(), DATA, 3)
+    plain_server, plain_clients, plain_path = federate(algorithm, model(), DATA, 3)
+    close((server.inner, [c.inner for c in clients], path), (plain_server, plain_clients, plain_path), 3e-3, 3e-3)
+    assert any(np.any(a) for client in clients for a in client.unsent)
+
+
+def coded_fields(algorithm: Any) -> set[str]:
+    params = {"w": jnp.ones((8, 8))}
+    server, client = algorithm.init(params), algorithm.init_client(params)
+    upload, _, _ = algorithm.client_update(
+        lambda p, b: (jnp.zeros(()), p), algorithm.broadcast(server), client, [jnp.ones(3)]
+    )
+    fields = upload._asdict().items()
+    return {n for n, part in fields if any(isinstance(a, Coded) for a in jax.tree.leaves(part, is_leaf=_is_coded))}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("fafed", {"params", "m"}), ("scaffold", {"delta", "control_delta"}), ("mime", {"delta", "gradient"}),
+     ("fedlamb", {"params"}), ("lookahead", {"delta"}), ("naive_adaptive", {"params"})],
+)  # fmt: skip
+def test_the_models_vectors_are_coded_and_second_moments_are_not(name: str, expected: set[str]) -> None:
+    assert coded_fields(fx.with_compression(ALL[name](0.1), codecs.sign())) == expected
+
+
+def test_fields_can_be_named_and_second_moments_stay_positive() -> None:
+    named = fx.with_compression(fx.fafed(0.1), codecs.qsgd(2, 4), fields=("v",))
+    assert coded_fields(named) == {"v"}
+    server, _, _ = federate(named, {"w": jnp.linspace(-1.0, 2.0, 16)}, DATA, 12)
+    assert float(jnp.min(server.inner.v["w"])) >= 0 and np.isfinite(server.inner.params["w"]).all()
+    with pytest.raises(
+        fx.UsageError, match="fields: nothing given, allowed are those of the upload: params, m, v, steps"
+    ):
+        coded_fields(fx.with_compression(fx.fafed(0.1), codecs.sign(), fields=("nothing", "m")))
+
+
+def test_an_upload_of_unknown_fields_is_refused_and_a_bare_one_coded_whole() -> None:
+    class Strange(NamedTuple):
+        news: Any
+
+    def sending(make: Any) -> Any:
+        algorithm = sender()
+
+        def client_update(grad_fn: Any, message: Any, client: Any, batches: Any) -> Any:
+            return make(grad_fn(message.params, batches[0])[1]), client, jnp.zeros(())
+
+        return fx.with_compression(algorithm._replace(client_update=client_update), codecs.qsgd())
+
+    with pytest.raises(
+        fx.UsageError, match="fields: none of the usual names given, allowed are those of the upload: news"
+    ):
+        update(sending(Strange), sending(Strange).init(jnp.zeros(64)), (), jnp.ones(64))
+    bare = sending(lambda news: news)
+    assert _is_coded(update(bare, bare.init(jnp.zeros(64)), (), jnp.ones(64))[0])
+
+
+# ---------------------------------------------------------------- error feedback
+
+
+@pytest.mark.parametrize("codec", [codecs.topk(0.1), codecs.sign()], ids=lambda c: c.name)
+def test_what_was_sent_and_what_is_left_is_what_was_to_be_sent(codec: Any) -> None:
+    """Σ decoded + the last residual = Σ changes, for two leaves of which one is too small to code."""
+    algorithm = fx.with_compression(sender(), codec)
+    start = {"a": jnp.zeros((6, 10)), "b": jnp.zeros(1)}
+    server, client = algorithm.init(start), algorithm.init_client(start)
+    total, arrived = tree.zeros_like(start), tree.zeros_like(start)
+    for key in jax.random.split(jax.random.key(0), 12):
+        own = {"a": jnp.round(64 * jax.random.normal(key, (6, 10))), "b": jnp.ones(1)}
+        sent, client = update(algorithm, server, client, own)
+        total, arrived = tree.add_scaled(total, 1, own), tree.add_scaled(arrived, 1, decoded(algorithm, sent).delta)
+    left = dict(zip(start, client.unsent))
+    close(tree.add_scaled(arrived, 1, left), total, rtol=1e-6, atol=1e-3)
+    assert float(jnp.abs(left["a"]).max()) > 10 and float(left["b"][0]) == 0
+    assert float(arrived["b"][0]) == 12
+
+
+def test_what_is_left_is_sent_as_soon_as_it_is_the_largest() -> None:
+    algorithm = fx.with_compression(sender(), codecs.topk(0.2))
+    server, client = algorithm.init(jnp.zeros(5)), algorithm.init_client(jnp.zeros(5))
+    sent = []
+    for _ in range(4):
+        upload, client = update(algorithm, server, client, leaf([3.0, 2.0, 0.0, 0.0, 0.0]))
+        sent.append(list(map(float, decoded(algorithm, upload).delta)))
+    assert sent == [[3, 0, 0, 0, 0], [0, 4, 0, 0, 0], [6, 0, 0, 0, 0], [0, 4, 0, 0, 0]]
+
+
+def test_an_upload_that_is_not_finite_leaves_what_is_left_untouched() -> None:
+    algorithm = fx.with_compression(sender(), codecs.topk(0.2))
+    server, client = algorithm.init(jnp.zeros(5)), algorithm.init_client(jnp.zeros(5))
+    _, client = update(algorithm, server, client, leaf([3.0, 2.0, 1.0, 0.0, 0.0]))
+    upload, after = update(algorithm, server, client, leaf([0.0, np.nan, 0.0, 0.0, 0.0]))
+    assert np.isnan(decoded(algorithm, upload).delta).any()
+    close(after, client, rtol=0, atol=0)
+
+
+# ---------------------------------------------------------------- random rounding
+
+
+def test_clients_and_rounds_are_rounded_independently() -> None:
+    """Equal changes of clients whose minibatches differ elsewhere: the mean's error falls as 1/√|S|."""
+    algorithm = fx.with_compression(sender(), codecs.qsgd(2, 64))
+    own = 0.1 + jax.random.uniform(jax.random.key(1), (64,))
+
+    def gradient(params: Any, batch: Any) -> Any:
+        return jnp.zeros(()), batch["change"]
+
+    server, clients, errors = algorithm.init(jnp.zeros(64)), [()] * 24, []
+    for _ in range(2):
+        message = algorithm.broadcast(server)
+        sent = [
+            algorithm.client_update(gradient, message, (), [{"change": own, "mine": jnp.float32(i)}])[0]
+            for i, _ in enumerate(clients)
+        ]
+        errors.append(np.stack([decoded(algorithm, upload).delta - own for upload in sent]))
+        server, _, _ = a_round(algorithm, server, [own])
+    single = np.sqrt((errors[0] ** 2).mean())
+    together = np.sqrt((errors[0].mean(axis=0) ** 2).mean())
+    assert single / np.sqrt(24) / 1.6 < together < 1.6 * single / np.sqrt(24)
+    assert not any(np.array_equal(a, b) for a, b in zip(*errors))
+    again, _ = update(algorithm, algorithm.init(jnp.zeros(64)), (), own)
+    same, _ = update(algorithm, algorithm.init(jnp.zeros(64)), (), own)
+    np.testing.assert_array_equal(again.delta.parts["codes"], same.delta.parts["codes"])
+
+
+def test_padding_has_no_part_in_the_rounding() -> None:
+    """A minibatch of the engines has its own key: what stands in its padded places does not matter."""
+    algorithm = fx.with_compression(fx.fedavg(0.1), codecs.qsgd(2, 4))
+    message, size = algorithm.broadcast(algorithm.init(laws.start())), laws.SIZES[0]
+
+    @jax.jit
+    def upload(junk: jax.Array) -> Any:
+        examples = {**jax.tree.map(jnp.asarray, laws.TASK.clients.client(0)), "junk": jnp.full((size, 2), junk)}
+        batches = client_batches(
+            examples, jnp.int32(0), jnp.int32(size), jax.random.key(4), LocalWork(laws.BATCH), size
+        )
+        return algorithm.client_update(task_grad_fn(laws.TASK), message, (), batches)[0]
+
+    uploads = [upload(leaf(junk)) for junk in (0.0, 7.0)]
+    close(*uploads, rtol=0, atol=0)
+
+
+# ---------------------------------------------------------------- bytes, the wire, privacy
+
+
+def test_the_bytes_of_a_round_are_those_after_coding() -> None:
+    plain, coded = fx.fedavg(0.1), fx.with_compression(fx.fedavg(0.1), codecs.topk(0.01))
+    big = {"w": jnp.ones((50, 40)), "b": jnp.zeros(())}
+    told = []
+    for algorithm in (plain, coded):
+        clients = [algorithm.init_client(big) for _ in DATA]
+        info = fx.eager.run_round(algorithm, quadratic, algorithm.init(big), clients, DATA)[2]
+        told.append((info.bytes_down, info.bytes_up))
+    assert told == [(2 * 8004, 2 * 8004), (2 * 8004, 2 * (20 * 8 + 4))]
+
+
+@pytest.mark.parametrize("codec", [codecs.qsgd(2, 3), codecs.topk(0.25), codecs.sign()], ids=lambda c: c.name)
+def test_coded_uploads_cross_the_wire(codec: Any) -> None:
+    algorithm = fx.with_compression(fx.with_privacy(fx.fedavg(0.1), 1.0, 0.1, 1e-3), codec)
+    form = upload_form(laws.TASK, algorithm, LocalWork(2))
+    server, client = algorithm.init(laws.start()), algorithm.init_client(laws.start())
+    upload = algorithm.client_update(laws.grad_fn, algorithm.broadcast(server), client, laws.batches()[0])[0]
+    sent = pack(jax.device_get(upload))
+    reply = check_reply(RawReply(sent, {"num-examples": 2, "train-loss": 0.1}), form, 10)
+    close(decoded(algorithm, jax.tree.map(jnp.asarray, reply.upload)), decoded(algorithm, upload), rtol=0, atol=0)
+    assert jax.tree.structure(unpack(pack(form_of_ones(form)), form)) == jax.tree.structure(form)
+    broken = jax.tree.map(lambda a: np.full(a.shape, np.nan, a.dtype) if a.dtype == np.float32 else a, upload)
+    with pytest.raises(WireError, match="NaN or infinity"):
+        unpack(pack(jax.device_get(broken)), form)
+
+
+def form_of_ones(form: Any) -> Any:
+    return jax.tree.map(lambda a: np.ones(a.shape, a.dtype), form)
+
+
+def test_places_outside_an_array_are_ignored() -> None:
+    codec = codecs.topk(0.2)
+    sent = {"values": leaf([1.0, 2.0]), "places": jnp.asarray([1000, 3], jnp.int32)}
+    assert list(map(float, codec.decode(sent, 10))) == [0, 0, 0, 2, 0, 0, 0, 0, 0, 0]
+
+
+def test_compression_does_not_lengthen_a_private_upload() -> None:
+    """The server clips what it decoded, so the sensitivity stays; ε is that of the private algorithm."""
+    private = fx.with_privacy(sender(), 0.5, 0.0, 1e-3)
+    for codec in (codecs.qsgd(2, 4), codecs.topk(0.1), codecs.sign()):
+        algorithm = fx.with_compression(private, codec)
+        assert algorithm.epsilon is private.epsilon and algorithm.weighting == "uniform"
+        server, client = algorithm.init(jnp.zeros(40)), algorithm.init_client(jnp.zeros(40))
+        for key in jax.random.split(jax.random.key(2), 2):
+            sent, client = update(algorithm, server, client, 9 * jax.random.normal(key, (40,)))
+            assert float(jnp.linalg.norm(decoded(algorithm, sent).change.delta)) <= 1
+
+
+def test_what_is_no_codec_or_is_coded_already_is_refused() -> None:
+    for wrong in ("qsgd", codecs.qsgd, None):
+        with pytest.raises(fx.UsageError, match=r"codec: .* given, allowed is one of fedoptax\.codecs\.qsgd"):
+            fx.with_compression(fx.fedavg(0.1), wrong)
+    twice = fx.with_compression(fx.with_compression(sender(), codecs.qsgd()), codecs.qsgd())
+    with pytest.raises(fx.UsageError, match="uploads that are coded already given, allowed is one codec"):
+        update(twice, twice.init(jnp.zeros(40)), (), jnp.ones(40))
+    with pytest.raises(fx.UsageError, match="seed: -3 given"):
+        fx.with_compression(fx.fedavg(0.1), codecs.qsgd(), seed=-3)

@@ -1,0 +1,203 @@
+"""Codecs of arrays: what is sent, how many bytes, and what the receiver makes of it."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedoptax as fx
+from fedoptax.algorithm import nbytes
+from fedoptax.codecs import Codec, Coded, encoded, pack_bits, restored, unpack_bits
+
+codecs = fx.codecs
+KEY = jax.random.key(3)
+ALL = [codecs.qsgd(), codecs.qsgd(3, 7, "max"), codecs.topk(0.1), codecs.sign()]
+every = pytest.mark.parametrize("codec", ALL, ids=lambda c: c.name)
+
+
+@lru_cache
+def compiled(codec: Codec) -> Any:
+    """`(array, key) -> (what is sent, what is decoded)`."""
+
+    def run(array: jax.Array, key: Any) -> Any:
+        sent = encoded(codec, array, key)
+        return sent, restored(codec, sent)
+
+    return jax.jit(run)
+
+
+def there_and_back(codec: Codec, array: Any, key: Any = KEY) -> jax.Array:
+    return compiled(codec)(jnp.asarray(array), key)[1]
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.integers(1, 8),
+    st.sampled_from([0, 13]).flatmap(lambda n: st.lists(st.integers(0, 255), min_size=n, max_size=n)),
+)
+def test_packed_bits_come_back(bits: int, numbers: list[int]) -> None:
+    codes = (np.array(numbers, int) % 2**bits).astype(np.uint8)
+    packed = np.asarray(pack_bits(jnp.asarray(codes), bits))
+    text = "".join(f"{code:0{bits}b}" for code in codes)
+    text += "0" * (-len(text) % 8)
+    assert packed.tobytes() == bytes(int(text[i : i + 8], 2) for i in range(0, len(text), 8))
+    np.testing.assert_array_equal(unpack_bits(jnp.asarray(packed), bits, len(codes)), codes)
+
+
+@pytest.mark.parametrize(
+    ("codec", "size", "expected"),
+    [
+        (codecs.qsgd(4, 512), 1000, 500 + 2 * 4),
+        (codecs.qsgd(3, 100), 1001, math.ceil(3003 / 8) + 11 * 4),
+        (codecs.qsgd(2, 512), 100, 25 + 4),
+        (codecs.topk(0.01), 1001, 11 * 8),
+        (codecs.topk(0.25), 10, 3 * 8),
+        (codecs.sign(), 1001, 126 + 4),
+    ],
+    ids=lambda v: v.name if isinstance(v, Codec) else str(v),
+)
+def test_bytes_are_those_of_the_formula(codec: Codec, size: int, expected: int) -> None:
+    sent = encoded(codec, jnp.linspace(-1, 1, size), KEY)
+    assert isinstance(sent, Coded) and nbytes(sent) == expected
+    assert sum(np.asarray(part).nbytes for part in sent.parts.values()) == expected
+
+
+@every
+def test_an_array_that_would_not_become_smaller_is_sent_as_it_is(codec: Codec) -> None:
+    for shape in ((), (1,), (0,), (3, 0)):
+        array = jnp.full(shape, 0.3)
+        assert encoded(codec, array, KEY) is array and restored(codec, array) is array
+
+
+@every
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_shape_and_dtype_stay_and_zero_stays_zero(codec: Codec, dtype: str) -> None:
+    zero = jnp.zeros((8, 16), dtype)
+    back = there_and_back(codec, zero)
+    assert (back.shape, back.dtype) == (zero.shape, zero.dtype)
+    np.testing.assert_array_equal(back, zero)
+    one = there_and_back(codec, zero.at[3, 4].set(-2.0))
+    assert float(one[3, 4]) < 0
+
+
+@every
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_stays_so(codec: Codec, bad: float) -> None:
+    array = np.ones(300, np.float32)
+    array[77] = bad
+    sent, back = compiled(codec)(jnp.asarray(array), KEY)
+    assert not np.isfinite(back).all()
+    assert not all(np.isfinite(np.asarray(part, np.float64)).all() for part in sent.parts.values())  # seen on the wire
+
+
+@pytest.mark.parametrize("codec", ALL[1:], ids=lambda c: c.name)
+def test_alone_in_a_loop_and_in_a_batch_agree(codec: Codec) -> None:
+    arrays = jax.random.normal(jax.random.key(1), (3, 20, 10))
+    keys = jax.random.split(KEY, 3)
+    one_by_one = [there_and_back(codec, a, k) for a, k in zip(arrays, keys)]
+    together = jax.jit(jax.vmap(lambda a, k: there_and_back(codec, a, k)))(arrays, keys)
+    in_a_loop = jax.jit(lambda a, k: jax.lax.map(lambda row: there_and_back(codec, *row), (a, k)))(arrays, keys)
+    for one, row, looped in zip(one_by_one, together, in_a_loop):
+        np.testing.assert_allclose(one, row, rtol=1e-6)
+        np.testing.assert_allclose(one, looped, rtol=1e-6)
+
+
+# ---------------------------------------------------------------- QSGD
+
+
+@pytest.mark.parametrize("norm", ["l2", "max"])
+def test_qsgd_against_numpy(norm: str) -> None:
+    """Section 3.1 with the same uniform numbers: level l or l + 1 of s, for buckets of 5 of 13 numbers."""
+    v, s = np.random.default_rng(0).normal(size=13), 7
+    sent = encoded(codecs.qsgd(4, 5, norm), jnp.asarray(v, jnp.float32), KEY)
+    u = np.asarray(jax.random.uniform(KEY, (3, 5)), np.float64).ravel()
+    expected = []
+    for i, x in enumerate(v):
+        bucket = v[i // 5 * 5 : i // 5 * 5 + 5]
+        length = np.linalg.norm(bucket) if norm == "l2" else np.abs(bucket).max()
+        level = math.floor(s * abs(x) / length)
+        up = u[i] >= 1 - (s * abs(x) / length - level)
+        expected.append(length * np.sign(x) * (level + up) / s)
+    np.testing.assert_allclose(restored(codecs.qsgd(4, 5, norm), sent), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("codec", "size"),
+    [(codecs.qsgd(2), 24), (codecs.qsgd(3, 10, "max"), 40)],
+    ids=lambda v: v.name if isinstance(v, Codec) else str(v),
+)
+def test_qsgd_is_unbiased_within_its_bound_on_the_variance(codec: Codec, size: int) -> None:
+    v = jnp.asarray(np.random.default_rng(1).normal(size=size), jnp.float32)
+    draws = 2000
+    back = np.asarray(
+        jax.jit(jax.vmap(lambda k: there_and_back(codec, v, k)))(jax.random.split(KEY, draws)), np.float64
+    )
+    error = back - np.asarray(v, np.float64)
+    spread = error.std(axis=0)
+    assert (np.abs(error.mean(axis=0)) <= 5 * spread / math.sqrt(draws) + 1e-6).all()
+    total = (error**2).sum(axis=1)
+    bits, bucket = (int(part.split("=")[1]) for part in codec.name.split(",")[:2] for part in [part.split(":")[-1]])
+    s, d = 2 ** (bits - 1) - 1, min(bucket, size)
+    if "l2" in codec.name:
+        bound = min(d / s**2, math.sqrt(d) / s) * float(v @ v)
+    else:
+        bound = sum(d / (4 * s**2) * float(jnp.abs(row).max()) ** 2 for row in v.reshape(-1, d))
+    assert total.mean() <= bound
+    assert total.mean() > bound / 20  # it does round
+
+
+def test_qsgd_sends_what_it_can_represent_exactly() -> None:
+    for v in ([0.0, -3.5, 0.0, 0.0] * 8, [0.0] * 31 + [1e-30], [1e30] + [0.0] * 31):
+        np.testing.assert_array_equal(there_and_back(codecs.qsgd(4, 4), jnp.asarray(v, jnp.float32)), np.float32(v))
+    grid = np.arange(-7, 8).repeat(3) / 7 * 2.5
+    np.testing.assert_allclose(
+        there_and_back(codecs.qsgd(4, 512, "max"), jnp.asarray(grid, jnp.float32)), grid, rtol=1e-5
+    )
+
+
+# ---------------------------------------------------------------- top-k and sign
+
+
+def test_topk_keeps_the_largest_and_nothing_else() -> None:
+    v = np.random.default_rng(2).normal(size=(20, 15)).astype("f4")
+    back = np.asarray(there_and_back(codecs.topk(0.1), v))
+    kept = np.argsort(-np.abs(v).ravel())[:30]
+    expected = np.zeros(300, "f4")
+    expected[kept] = v.ravel()[kept]
+    np.testing.assert_array_equal(back.ravel(), expected)
+
+
+def test_topk_of_all_is_lossless() -> None:
+    v = jnp.asarray(np.random.default_rng(2).normal(size=9), jnp.float32)
+    codec = codecs.topk(1.0)
+    np.testing.assert_array_equal(codec.decode(codec.encode(v, None), 9), v)
+
+
+def test_sign_is_exact_where_all_are_equally_large() -> None:
+    v = np.where(np.random.default_rng(2).random(50) < 0.4, -1.5, 1.5).astype("f4")
+    np.testing.assert_array_equal(there_and_back(codecs.sign(), v), v)
+    np.testing.assert_allclose(np.abs(there_and_back(codecs.sign(), np.arange(8, dtype="f4"))), 3.5)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: codecs.qsgd(1), "bits: 1 given, allowed is a whole number from 2 to 8"),
+        (lambda: codecs.qsgd(4.0), "bits: 4.0 given"),
+        (lambda: codecs.qsgd(bucket=0), "bucket: 0 given, allowed is a whole number from 1"),
+        (lambda: codecs.qsgd(norm="l1"), "norm: 'l1' given, allowed is one of l2, max"),
+        (lambda: codecs.topk(0), "fraction: 0 given, allowed is a number > 0"),
+        (lambda: codecs.topk(1.1), "fraction: 1.1 given"),
+    ],
+)
+def test_a_wrong_argument_is_refused(make: Any, message: str) -> None:
+    with pytest.raises(fx.UsageError, match=message):
+        make()

@@ -1,0 +1,59 @@
+"""What a user types for privacy and compression: `wrapping.wrap`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import fedoptax as fx
+from fedoptax.wrapping import parse_codec, parse_privacy, wrap
+
+PRIVACY = "clip=0.5,noise_multiplier=0.01,delta=1e-5"
+
+
+def test_nothing_typed_changes_nothing() -> None:
+    algorithm = fx.fedavg(0.1)
+    assert wrap(algorithm) is algorithm
+
+
+def test_privacy_is_inside_and_compression_outside() -> None:
+    algorithm = wrap(fx.fedavg(0.1), PRIVACY, "qsgd:bits=2")
+    assert algorithm.epsilon is not None and algorithm.weighting == "uniform"
+    direct = fx.with_privacy(fx.fedavg(0.1), 0.5, 0.01, 1e-5)
+    assert direct.epsilon is not None
+    assert algorithm.epsilon(3, 5, 50) == direct.epsilon(3, 5, 50)
+    assert type(algorithm.init(1.0)).__name__ == "CompressionState"
+
+
+def test_values_are_read_as_numbers_and_none() -> None:
+    assert parse_privacy(PRIVACY) == {"clip": 0.5, "noise_multiplier": 0.01, "delta": 1e-5}
+    typed = parse_privacy(PRIVACY + ", target_quantile=0.5,seed=none")
+    assert typed["seed"] is None and typed["target_quantile"] == 0.5
+    assert parse_codec("qsgd:bits=2,norm=max").name == "qsgd:bits=2,bucket=512,norm=max"
+    assert parse_codec("topk:fraction=0.02").name == "topk:fraction=0.02" and parse_codec("sign").name == "sign"
+    assert parse_codec("topk").name == "topk:fraction=0.01"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"privacy": ""}, "--privacy: '' given, allowed is NAME=VALUE,... of clip, noise_multiplier, delta"),
+        ({"privacy": "clip=1"}, "--privacy: 'clip=1' given, noise_multiplier, delta missing; allowed is clip=1.0,"),
+        ({"privacy": PRIVACY + ",clp=1"}, "--privacy: argument: unknown name 'clp'; did you mean 'clip'?"),
+        ({"privacy": PRIVACY + ",clip=1"}, "--privacy: clip given twice, allowed is once"),
+        ({"privacy": "clip=abc,noise_multiplier=1,delta=1e-5"}, "clip: 'abc' given, allowed is a number > 0"),
+        ({"privacy": "clip=1,noise_multiplier=1,delta=2"}, "delta: 2 given, allowed is a number > 0 and < 1"),
+        ({"compression": "gzip"}, "--compress: unknown name 'gzip' (allowed: qsgd, sign, topk)"),
+        ({"compression": "qsgd:"}, "--compress qsgd: '' given, allowed is NAME=VALUE,... of bits, bucket, norm"),
+        ({"compression": "qsgd:bit=4"}, "--compress qsgd: argument: unknown name 'bit'; did you mean 'bits'?"),
+        ({"compression": "qsgd:bits=9"}, "bits: 9 given, allowed is a whole number from 2 to 8"),
+        ({"compression": "topk:fraction=2"}, "fraction: 2 given, allowed is a number > 0"),
+        ({"compression": "sign:x=1"}, "--compress sign: argument: unknown name 'x'"),
+        ({"compression": "sign:"}, "--compress sign: '' given, allowed is no argument"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(fx.UsageError) as error:
+        wrap(fx.fedavg(0.1), **options)
+    assert message in str(error.value) and "\n" not in str(error.value)

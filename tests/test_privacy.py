@@ -1,0 +1,254 @@
+"""`with_privacy`: clipping, sensitivity, the algorithms it fits, adaptive clips, refusals."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedoptax as fx
+from fedoptax import tree
+from fedoptax.algorithm import FedAlgorithm, decoded
+from fedoptax.wrappers.privacy import PrivateUpload, checked_weighting, into_ball, split_noise
+from sending import a_round, leaf, sender, stacked_round
+from small_rounds import ALL, close, federate, model, quadratic, scalars
+
+accounting = import_module("fedoptax.wrappers.accounting")
+DELTA = 1e-5
+
+
+def silent(algorithm: FedAlgorithm, clip: float = 1.0, **options: Any) -> FedAlgorithm:
+    """Private but for the noise."""
+    return fx.with_privacy(algorithm, clip, 0.0, DELTA, **options)
+
+
+# ---------------------------------------------------------------- clipping
+
+
+@pytest.mark.parametrize("norm", [0.0, 0.5, 2.0, 2.0000002, 8.0, 1e18])
+def test_all_leaves_are_clipped_together(norm: float) -> None:
+    own = {"u": leaf([0.6 * norm, 0.0]), "v": {"w": leaf([[0.0], [-0.8 * norm]])}}
+    algorithm = silent(sender(), 2.0)
+    after = algorithm.params(a_round(algorithm, algorithm.init(tree.zeros_like(own)), [own])[0])
+    shrink = min(1.0, 2.0 / norm) if norm else 1.0
+    close(after, jax.tree.map(lambda a: shrink * np.asarray(a), own), rtol=1e-6, atol=0)
+
+
+def test_what_was_clipped_is_not_changed_by_clipping_it_again() -> None:
+    rng = np.random.default_rng(3)
+    for dtype in ("float32", "bfloat16", "float16"):
+        for scale in (0.1, 1.0, 30.0):
+            once = into_ball({"a": jnp.asarray(scale * rng.normal(size=501), dtype)}, 1.5)
+            assert float(np.linalg.norm(np.asarray(once["a"], np.float64))) <= 1.0
+            np.testing.assert_array_equal(into_ball(once, 1.0)["a"], once["a"])
+
+
+SIZE, DIMENSION = 3, 4
+NUMBERS = st.one_of(st.floats(-5, 5, width=32), st.floats(width=32), st.sampled_from([np.nan, np.inf, -np.inf, 3e38]))
+VECTOR = st.lists(NUMBERS, min_size=DIMENSION, max_size=DIMENSION)
+
+
+@jax.jit
+def clipped_mean(own: jax.Array) -> jax.Array:
+    """What the server makes of the uploads of `SIZE` clients, clip 0.7, without noise."""
+    algorithm = silent(sender(), 0.7)
+    server = algorithm.init({"w": jnp.zeros(DIMENSION)})
+    return algorithm.params(stacked_round(algorithm, server, {"w": own}))["w"]
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(VECTOR, min_size=SIZE, max_size=SIZE), VECTOR, st.integers(0, SIZE - 1))
+def test_one_client_moves_the_mean_by_at_most_two_clips_over_the_cohort(own: Any, other: Any, i: int) -> None:
+    before, after = np.array(own, np.float32), np.array(own, np.float32)
+    after[i] = other
+    moved = np.asarray(clipped_mean(after), np.float64) - np.asarray(clipped_mean(before), np.float64)
+    assert np.linalg.norm(moved) <= 2 * 0.7 / SIZE * (1 + 1e-6)
+
+
+def test_the_bound_on_the_sensitivity_is_reached() -> None:
+    own = np.zeros((SIZE, DIMENSION), np.float32)
+    plus, minus = own.copy(), own.copy()
+    plus[1, 2], minus[1, 2] = 50, -50
+    assert np.linalg.norm(clipped_mean(plus) - clipped_mean(minus)) == pytest.approx(2 * 0.7 / SIZE, rel=1e-5)
+
+
+def test_the_server_clips_what_a_client_did_not() -> None:
+    algorithm = silent(sender(), 0.7, target_quantile=0.5)
+    for change, below in (([1e6, 0.0], 1e9), ([np.nan, 1.0], np.nan), ([np.inf, 1.0], -1e9)):
+        seen = decoded(algorithm, PrivateUpload({"w": leaf(change)}, leaf(below)))
+        assert np.linalg.norm(seen.change["w"]) <= 1 and 0 <= float(seen.below) <= 1
+    honest = PrivateUpload({"w": leaf([0.6, -0.79])}, leaf(1.0))
+    close(decoded(algorithm, honest), honest, rtol=0, atol=0)
+
+
+# ---------------------------------------------------------------- every algorithm
+
+
+REFUSED = {"lookahead": "whole numbers", "local_adaalter": "'client_opt_state'"}
+DATA = [[(1.0, -1.0), (2.0, 0.5)], [(3.0, 2.0)]]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_without_noise_and_with_a_long_clip_nothing_changes(name: str) -> None:
+    algorithm = ALL[name](0.05)
+    if name in REFUSED:
+        with pytest.raises(fx.UsageError, match=f"with_privacy: .*{REFUSED[name]}"):
+            federate(silent(algorithm, 1e3), model(), DATA, 1)
+        return
+    private = silent(algorithm, 1e3)
+    assert private.weighting == "uniform"
+    server, clients, path = federate(private, model(), DATA, 3)
+    plain_server, plain_clients, plain_path = federate(algorithm, model(), DATA, 3)
+    close((server.inner, clients, path), (plain_server, plain_clients, plain_path), rtol=2e-4, atol=2e-4)
+
+
+def test_one_round_of_fafed_against_numpy() -> None:
+    """A round after the first uploads new values of x, m, v: their changes are clipped together."""
+    plain, clip = fx.fafed(0.1, 0.3, rho=0.1), 0.05
+    private = silent(plain, clip)
+    server, clients, _ = federate(private, model(), DATA, 1)
+    message, uploads = plain.broadcast(server.inner), []
+    for client, own in zip(clients, DATA):
+        uploads.append(plain.client_update(quadratic, message, client, own)[0])
+    mean = [np.zeros(np.shape(a)) for a in jax.tree.leaves(uploads[0])]
+    for upload in uploads:
+        sent = jax.tree.leaves((message.params, message.m, message.v))
+        moved = [np.asarray(u, np.float64) - np.asarray(s, np.float64) for u, s in zip(jax.tree.leaves(upload), sent)]
+        norm = np.sqrt(sum((a**2).sum() for a in moved))
+        assert norm > clip
+        mean = [total + a * clip / norm / 2 for total, a in zip(mean, moved)]
+    after, _, _ = fx.eager.run_round(private, quadratic, server, clients, DATA)
+    m, v = after.inner.m, after.inner.v
+    close((m, v), jax.tree.unflatten(jax.tree.structure((m, v)), _plus(server.inner, mean)), rtol=1e-4, atol=1e-6)
+
+
+def _plus(server: Any, mean: list[np.ndarray]) -> list[np.ndarray]:
+    """m and v of the server plus the last two thirds of the mean change; v not below 0."""
+    known = [np.asarray(a, np.float64) for a in jax.tree.leaves((server.m, server.v))]
+    new = [a + b for a, b in zip(known, mean[len(mean) // 3 :])]
+    half = len(new) // 2
+    return new[:half] + [np.maximum(a, 0) for a in new[half:]]
+
+
+@pytest.mark.parametrize("name", ["fafed", "fedlamb", "local_amsgrad", "local_adaalter"])
+def test_noise_makes_no_second_moment_negative(name: str) -> None:
+    options: dict[str, Any] = {"nonnegative": ("client_opt_state",)} if name == "local_adaalter" else {}
+    private = fx.with_privacy(ALL[name](0.01), 1.0, 3.0, DELTA, **options)
+    server, _, path = federate(private, model(), DATA, 4)
+    inner = server.inner
+    moments = {"fafed": "v", "local_adaalter": "client_opt_state"}.get(name, "v_max")
+    values = np.concatenate([np.ravel(a) for a in jax.tree.leaves(getattr(inner, moments))])
+    assert (values >= 0).all() and np.isfinite(np.concatenate([np.ravel(a) for a in jax.tree.leaves(path[-1])])).all()
+    if moments != "v_max":  # which is a running maximum
+        assert (values == 0).any()
+
+
+def test_a_layer_called_v_may_be_negative() -> None:
+    start = {"v": jnp.zeros(3)}
+    own = {"v": leaf([-0.1, 0.2, -0.3])}
+    private = silent(sender(), 5.0)
+    close(private.params(a_round(private, private.init(start), [own])[0]), own)
+
+
+def test_wrappers_of_gradients_nest_inside_and_outside() -> None:
+    base, data = fx.fedavg(0.05), [[(1.0, -1.0), (2.0, 0.5)]]
+    inside = silent(fx.with_prox(fx.with_clipping(base, 0.3), 2.0), 0.2)
+    outside = fx.with_prox(fx.with_clipping(silent(base, 0.2), 0.3), 2.0)
+    assert outside.weighting == "uniform" and outside.epsilon is not None and outside.decode is not None
+    close(federate(inside, model(), data, 3)[2], federate(outside, model(), data, 3)[2])
+
+
+# ---------------------------------------------------------------- adaptive clips
+
+
+@pytest.mark.parametrize(("noise", "rel"), [(0.0, 0.03), (1.0, 0.2)])
+def test_the_clip_goes_to_the_quantile_of_the_norms(noise: float, rel: float) -> None:
+    """41 clients with norms 10^(i/20): the clip starts 1000 times too short and ends where γ of them are below it."""
+    norms = 10 ** (np.arange(41) / 20)
+    own = {"w": leaf(np.stack([norms, 0 * norms], axis=1))}
+    algorithm = fx.with_privacy(sender(), 1e-2, noise, DELTA, target_quantile=0.7, clip_lr=0.3)
+
+    @jax.jit
+    def rounds(server: Any) -> Any:
+        return jax.lax.fori_loop(0, 150, lambda r, s: stacked_round(algorithm, s, own), server)
+
+    clip = float(rounds(algorithm.init({"w": jnp.zeros(2)})).clip)
+    assert clip == pytest.approx(np.quantile(norms, 0.7), rel=rel)
+
+
+def test_an_adaptive_round_by_hand() -> None:
+    algorithm = silent(sender(), 2.0, target_quantile=0.5, clip_lr=0.2)
+    server = algorithm.init({"w": jnp.zeros(1)})
+    assert float(algorithm.broadcast(server).added) == 2.0
+    after, _, _ = a_round(algorithm, server, [{"w": leaf([a])} for a in (1.0, 2.0, -8.0)])
+    assert float(algorithm.params(after)["w"][0]) == pytest.approx((1 + 2 - 2) / 3, rel=1e-5)
+    assert float(after.clip) == pytest.approx(2 * np.exp(-0.2 * (2 / 3 - 0.5)), rel=1e-6)
+
+
+def test_update_and_count_together_spend_what_the_noise_multiplier_says() -> None:
+    """z⁻² = z_Δ⁻² + (2σ_b)⁻², and the paper's σ_b = |S|/20 where the cohort is large."""
+    for z, bit_noise, size in ((1.0, None, 400), (1.0, None, 10), (0.3, 2.0, 10), (4.0, None, 10)):
+        update, count = map(float, split_noise(z, bit_noise, jnp.float32(size)))
+        assert count == pytest.approx(bit_noise or max(size / 20, z))
+        assert update**-2 + (2 * count) ** -2 == pytest.approx(z**-2, rel=1e-5)
+        assert z <= update < 1.16 * z
+    assert list(map(float, split_noise(0.0, None, jnp.float32(100)))) == [0.0, 0.0]
+    algorithm = fx.with_privacy(sender(), 3.0, 0.3, DELTA, target_quantile=0.5, bit_noise=0.2)
+    zero = {"w": jnp.zeros(20000)}
+    noise = algorithm.params(a_round(algorithm, algorithm.init(zero), [zero] * 4)[0])["w"]
+    assert float(jnp.std(noise)) == pytest.approx(3.0 / 4 * 0.3 / np.sqrt(1 - (0.3 / 0.4) ** 2), rel=0.02)
+
+
+# ---------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"clip": 0.0}, "clip: 0.0 given, allowed is a number > 0"),
+        ({"noise_multiplier": -1.0}, "noise_multiplier: -1.0 given, allowed is a number >= 0"),
+        ({"delta": 0.0}, "delta: 0.0 given, allowed is a number > 0 and < 1"),
+        ({"delta": 1.0}, "delta: 1.0 given, allowed is a number > 0 and < 1"),
+        ({"delta": "1e-5"}, "delta: '1e-5' given, allowed is a number"),
+        ({"target_quantile": 1.5}, "target_quantile: 1.5 given, allowed is a number >= 0 and < 1"),
+        ({"target_quantile": 0.5, "clip_lr": -1.0}, "clip_lr: -1.0 given, allowed is a number > 0"),
+        ({"target_quantile": 0.5, "bit_noise": 0.5}, "bit_noise: 0.5 given, allowed is a number > 0.5"),
+        ({"seed": -1}, "seed: -1 given, allowed is a whole number from 0 to 2\\^64 - 1, or None"),
+        ({"seed": True}, "seed: True given"),
+    ],
+)
+def test_a_wrong_argument_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(fx.UsageError, match=message):
+        fx.with_privacy(fx.fedavg(0.1), **({"clip": 1.0, "noise_multiplier": 1.0, "delta": DELTA} | change))
+
+
+def test_algorithms_that_cannot_be_private_are_refused_in_one_line() -> None:
+    private = silent(fx.fedavg(0.1))
+    for coded in (private, fx.with_compression(fx.fedavg(0.1), fx.codecs.sign())):
+        with pytest.raises(fx.UsageError, match="allowed is with_compression outside, once"):
+            silent(coded)
+    lr, alpha = fx.fafed_schedule(0.1, 1.0, 1.0, 5.0)
+    with pytest.raises(fx.UsageError, match=r"holds whole numbers \(int32 at \.steps\)"):
+        federate(silent(fx.fafed(lr, alpha, rho=0.1)), scalars(1.0), DATA, 1)
+
+
+def test_a_missing_accountant_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accounting, "find_spec", lambda name: None)
+    with pytest.raises(fx.UsageError, match=r"dp-accounting is not installed; pip install 'fedoptax\[privacy\]'"):
+        silent(fx.fedavg(0.1))
+
+
+def test_weights_by_examples_are_refused_for_private_algorithms() -> None:
+    private, plain = silent(fx.fedavg(0.1)), fx.fedavg(0.1)
+    assert checked_weighting(private, None) == checked_weighting(private, "uniform") == "uniform"
+    assert checked_weighting(plain, None) == "examples" and checked_weighting(plain, "uniform") == "uniform"
+    with pytest.raises(fx.UsageError, match="weighting: 'examples' given, allowed is uniform"):
+        checked_weighting(private, "examples")
+    with pytest.raises(fx.UsageError, match="allowed is uniform"):
+        checked_weighting(fx.with_compression(private, fx.codecs.sign()), "examples")

@@ -1,0 +1,100 @@
+"""The ε of `with_privacy` against formulas written down here, and the convention of dp-accounting that it relies on."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from dp_accounting import GaussianDpEvent, NeighboringRelation, SampledWithoutReplacementDpEvent
+from dp_accounting.rdp import RdpAccountant
+from scipy import integrate, optimize, stats
+
+import fedoptax as fx
+from fedoptax.wrappers import accounting
+from fedoptax.wrappers.accounting import epsilon
+
+DELTA = 1e-5
+
+
+def gaussian_delta(eps: float, mu: float) -> float:
+    """δ(ε) of N(0, 1) against N(μ, 1) (Balle, Wang 2018, Theorem 8; Dong, Roth, Su 2019, Corollary 2.13)."""
+    return float(stats.norm.cdf(mu / 2 - eps / mu) - math.exp(eps) * stats.norm.cdf(-mu / 2 - eps / mu))
+
+
+def test_a_known_figure() -> None:
+    """z = 2 and everyone once is μ = 1: (1, 0.1269) by a table of the normal distribution: Φ(−½) − e Φ(−3/2)."""
+    assert epsilon(2.0, 0.308538 - math.e * 0.066807, 1, 5, 5) == pytest.approx(1.0, abs=1e-4)
+
+
+@pytest.mark.parametrize(("z", "rounds"), [(1.0, 1), (4.0, 10), (20.0, 500), (0.5, 3)])
+def test_everyone_takes_part_is_exact(z: float, rounds: int) -> None:
+    """T rounds are one Gaussian mechanism with sensitivity 2C/|S| and T times the precision: μ = 2√T/z."""
+    mu = 2 * math.sqrt(rounds) / z
+    expected = optimize.brentq(lambda e: gaussian_delta(e, mu) - DELTA, 0, 500)
+    assert epsilon(z, DELTA, rounds, 7, 7) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(("z", "cohort", "clients"), [(2.0, 10, 100), (1.0, 5, 1000), (4.0, 50, 100)])
+def test_a_sampled_round_lies_between_what_is_reached_and_what_is_proved(z: float, cohort: int, clients: int) -> None:
+    """Reached: all clients send +C, or one sends −C. Proved: Wang, Balle, Kasiviswanathan 2019, Theorem 9."""
+    q, mu = cohort / clients, 2 / z
+
+    def reached(eps: float) -> float:
+        def excess(x: float) -> float:
+            p = stats.norm.pdf(x)
+            return max(0.0, (1 - q) * p + q * stats.norm.pdf(x - mu) - math.exp(eps) * p)
+
+        return integrate.quad(excess, -10, 10 + mu, limit=500, points=[0, mu])[0]
+
+    def proved(order: int) -> float:
+        rdp = [a * mu**2 / 2 for a in range(order + 1)]
+        terms = [0.0, 2 * math.log(q) + math.log(math.comb(order, 2))]
+        terms[1] += min(math.log(4 * math.expm1(rdp[2])), rdp[2] + math.log(2))
+        for j in range(3, order + 1):
+            terms.append(j * math.log(q) + math.log(math.comb(order, j)) + (j - 1) * rdp[j] + math.log(2))
+        return float(np.logaddexp.reduce(terms)) / (order - 1) + math.log(1 / DELTA) / (order - 1)
+
+    lower = optimize.brentq(lambda e: reached(e) - DELTA, 1e-3, 60)
+    assert lower < epsilon(z, DELTA, 1, cohort, clients) <= min(proved(order) for order in range(2, 60))
+
+
+def test_the_accountant_takes_the_ratio_to_the_sensitivity() -> None:
+    """Rényi divergence α/(2σ²) at a multiplier of σ under replace-one: halving z is ours to do, and only ours."""
+    relation = NeighboringRelation.REPLACE_ONE
+    for event in (GaussianDpEvent(1.5), SampledWithoutReplacementDpEvent(9, 9, GaussianDpEvent(1.5))):
+        accountant = RdpAccountant([2.0, 8.0], relation).compose(event)
+        np.testing.assert_allclose(accountant.rdp, np.array([2.0, 8.0]) / (2 * 1.5**2))
+    direct = RdpAccountant(neighboring_relation=relation).compose(
+        SampledWithoutReplacementDpEvent(1000, 50, GaussianDpEvent(1.0)), 60
+    )
+    assert epsilon(2.0, 1e-4, 60, 50, 1000) == pytest.approx(float(direct.get_epsilon(1e-4)))
+
+
+def test_more_rounds_cost_more_and_more_noise_or_clients_less() -> None:
+    spent = [epsilon(1.0, DELTA, r, 10, 500) for r in range(30)]
+    assert spent[0] == 0 and np.all(np.diff(spent) > 0)
+    assert epsilon(2.0, DELTA, 30, 10, 500) < epsilon(1.0, DELTA, 30, 10, 500) < epsilon(1.0, DELTA, 30, 20, 500)
+    assert epsilon(1.0, DELTA, 30, 10, 500) < epsilon(1.0, 1e-7, 30, 10, 500)
+    assert epsilon(0.0, DELTA, 1, 10, 500) == math.inf and epsilon(0.0, DELTA, 0, 10, 500) == 0
+
+
+@pytest.mark.parametrize(("z", "cohort"), [(0.05, 10), (1.0, 99), (0.01, 50)])
+def test_sampling_never_costs(z: float, cohort: int) -> None:
+    """Where the sampled bound is loose, that of everyone holds."""
+    assert epsilon(z, DELTA, 20, cohort, 100) <= epsilon(z, DELTA, 20, 100, 100)
+
+
+def test_a_round_is_computed_once() -> None:
+    algorithm = fx.with_privacy(fx.fedavg(0.1), 1.0, 1.25, DELTA)
+    assert algorithm.epsilon is not None
+    before = accounting._renyi.cache_info().misses
+    for r in range(1, 40):
+        algorithm.epsilon(r, 11, 321)
+    assert accounting._renyi.cache_info().misses == before + 1
+
+
+@pytest.mark.parametrize(("rounds", "cohort", "clients"), [(-1, 1, 2), (1, 0, 2), (1, 3, 2)])
+def test_impossible_rounds_are_refused(rounds: int, cohort: int, clients: int) -> None:
+    with pytest.raises(fx.UsageError, match=f"epsilon: {rounds} rounds of {cohort} of {clients} clients given"):
+        epsilon(1.0, DELTA, rounds, cohort, clients)
