@@ -68,6 +68,14 @@ Aggregate = Annotated[
         help="How uploads become one: mean, median, trimmed_mean:0.2, norm_clipping:1.0, krum:2 or krum:2,keep=5."
     ),
 ]
+Privacy = Annotated[
+    str | None,
+    typer.Option(help="Client-level differential privacy, as clip=1.0,noise_multiplier=0.5,delta=1e-5.", metavar="..."),
+]
+Compress = Annotated[
+    str | None,
+    typer.Option(help="How uploads are coded: qsgd:bits=4, topk:fraction=0.01 or sign. Default: not.", metavar="CODEC"),
+]
 CheckpointEvery = Annotated[float | None, typer.Option(help="Seconds between checkpoints. Default: 60.")]
 Out = Annotated[Path | None, typer.Option(help="Folder for the results. Default: a new one under runs/.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace earlier results in --out.")]

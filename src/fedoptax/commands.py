@@ -34,6 +34,7 @@ from fedoptax.task import Task
 from fedoptax.tasks import TASKS, load_task, recipe_of
 from fedoptax.tasks.division import PARTITION_OPTIONS
 from fedoptax.tasks.recipe import OPTIONS as TASK_OPTIONS
+from fedoptax.wrapping import wrap
 
 RUN_OPTIONS = (
     "rounds",
@@ -49,15 +50,16 @@ RUN_OPTIONS = (
     "faults",
     "aggregate",
     "checkpoint_every",
+    "wrappers",
 )
 
 
 def run(**options: Any) -> None:
     """`fedoptax run`."""
     name = options["algorithm"]
-    options = _with_preset(options) | {"faults": parse_faults(options["fault"] or [])}
+    options = _with_preset(options) | _of_texts(options)
     hyperparameters = _hyperparameters([name], options)[name]
-    algorithm = build(name, hyperparameters)
+    algorithm = wrap(build(name, hyperparameters), **options["wrappers"])
     out = storage.prepare(_folder(options["out"], options["task"], name), options["overwrite"])
     task = _task(options)
     run_options = _run_options(options, task)
@@ -79,12 +81,12 @@ def run(**options: Any) -> None:
 def compare(**options: Any) -> None:
     """`fedoptax compare`."""
     names = algorithm_names(options["algorithms"])
-    options = _with_preset(options) | {"faults": parse_faults(options["fault"] or [])}
+    options = _with_preset(options) | _of_texts(options)
     if options["seeds"] < 1:
         raise UsageError(f"--seeds: {options['seeds']} given, allowed is a whole number >= 1")
     hyperparameters = _hyperparameters(names, options)
     for name in names:
-        build(name, hyperparameters[name])
+        wrap(build(name, hyperparameters[name]), **options["wrappers"])
     out = storage.prepare(_folder(options["out"], options["task"], "compare"), options["overwrite"])
     task = _task(options)
     run_options = _run_options(options, task)
@@ -131,7 +133,7 @@ def resume(folder: Path, rounds: int | None, data_dir: Path | None, checkpoint_e
     if checkpoint_every is not None:
         options["checkpoint_every"] = checkpoint_every
     task = _task_of_spec(spec, data_dir)
-    algorithm = build(name, hyperparameters)
+    algorithm = wrap(build(name, hyperparameters), **options.get("wrappers", {}))
     result = _finish(
         lambda: run_experiment(
             task, algorithm, label=name, hyperparameters=hyperparameters, resume_from=folder, **options
@@ -308,6 +310,12 @@ def _with_preset(options: dict[str, Any]) -> dict[str, Any]:
     return options | filled
 
 
+def _of_texts(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What `--fault`, `--privacy` and `--compress` say; what they leave out is left out."""
+    wrappers = {name: options[name] for name in ("privacy", "compress") if options[name] is not None}
+    return {"faults": parse_faults(options["fault"] or []), "wrappers": wrappers}
+
+
 def _hyperparameters(names: list[str], options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     chosen = parse_settings(options["settings"] or [], names)
     setting = find_preset(options["task"], options["preset"])
@@ -335,7 +343,7 @@ def _task_of_spec(spec: Mapping[str, Any], data_dir: Path | None) -> Task:
 
 def _run_options(options: Mapping[str, Any], task: Task) -> dict[str, Any]:
     """What was given, else the task's defaults; the default cohort is at most everyone."""
-    given = {name: options[name] for name in RUN_OPTIONS if options.get(name) is not None}
+    given = {name: options[name] for name in RUN_OPTIONS if options.get(name) not in (None, {})}
     defaults = dict(recipe_of(options["task"]).defaults)
     if "local_epochs" in given:
         defaults.pop("local_steps", None)  # of a task that counts in steps

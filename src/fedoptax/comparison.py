@@ -14,6 +14,7 @@ from fedoptax.experiment import DivergedError, Interrupted, RunResult, run
 from fedoptax.history_file import check_mark
 from fedoptax.naming import build
 from fedoptax.task import Task
+from fedoptax.wrapping import wrap
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def _run_one(
     source = folder if rounds_of(folder) else None
     return run(
         task,
-        build(name, comparison.hyperparameters[name]),
+        wrap(build(name, comparison.hyperparameters[name]), **comparison.options.get("wrappers", {})),
         seed=seed,
         label=name,
         description=f"{name}, seed {seed}",

@@ -100,6 +100,7 @@ class Settings:
     place: str = "device"
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     faults: Faults | None = None
+    wrappers: Mapping[str, Any] = field(default_factory=dict)
     epsilon: Callable[[int, int, int], float] | None = None
 
 
@@ -124,6 +125,7 @@ def run(
     label: str = "algorithm",
     description: str | None = None,
     hyperparameters: Mapping[str, Any] | None = None,
+    wrappers: Mapping[str, Any] | None = None,
     out: str | Path | None = None,
     overwrite: bool = False,
     resume_from: str | Path | None = None,
@@ -157,6 +159,7 @@ def run(
       label: the algorithm's name in files and messages.
       description: what the bar says; None is the label.
       hyperparameters: the algorithm's, to be written to the config.
+      wrappers: what was wrapped around it, likewise; see `fedoptax.wrapping`.
       out: a new folder for config, history, checkpoints, summary and final parameters; None writes nothing.
       overwrite: remove earlier results in `out`.
       resume_from: a run folder to continue from its last checkpoint; results go to `out`, by default the same folder.
@@ -206,6 +209,7 @@ def run(
         place,
         dict(hyperparameters or {}),
         failing,
+        dict(wrappers or {}),
         algorithm.epsilon,
     )
     built = eager_program(task, algorithm, plan) if engine == "eager" else program(task, Fixed(algorithm), plan)

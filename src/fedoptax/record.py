@@ -59,9 +59,10 @@ def run_config(task: Task, settings: Settings, built: Program) -> dict[str, Any]
 
 
 def robustness(settings: Settings) -> dict[str, Any]:
-    """Faults and aggregator, as `fedoptax.run` takes them; what is not used is not named."""
+    """Faults, aggregator and wrappers, as `fedoptax.run` takes them; what is not used is not named."""
     aggregate = settings.plan.aggregate
-    record = {} if settings.faults is None else {"faults": asdict(settings.faults)}
+    record: dict[str, Any] = {} if settings.faults is None else {"faults": asdict(settings.faults)}
+    record |= {"wrappers": dict(settings.wrappers)} if settings.wrappers else {}
     return record | ({} if aggregate == MEAN else {"aggregate": str(aggregate)})
 
 
@@ -72,7 +73,7 @@ def refuse_another(folder: Path, there: Mapping[str, Any], config: Mapping[str, 
       RunError: they differ in anything but the total of rounds, the rounds between evaluations and the environment.
     """
     wanted, free = read_back(config), {"rounds", "environment", "fedoptax", "eval_every", "client_states"}
-    for name in sorted((wanted.keys() | {"faults", "aggregate"}) - free):
+    for name in sorted((wanted.keys() | {"faults", "aggregate", "wrappers"}) - free):
         its, given = there.get(name), wanted.get(name)
         if its != given:
             raise RunError(f"'{folder}' belongs to another experiment: its {name} is {its!r}, {given!r} given")

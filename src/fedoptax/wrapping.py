@@ -16,22 +16,22 @@ PRIVACY = ("clip", "noise_multiplier", "delta", "target_quantile", "clip_lr", "b
 """The arguments of `with_privacy` that can be typed."""
 
 
-def wrap(algorithm: FedAlgorithm, privacy: str | None = None, compression: str | None = None) -> FedAlgorithm:
+def wrap(algorithm: FedAlgorithm, privacy: str | None = None, compress: str | None = None) -> FedAlgorithm:
     """`algorithm` with privacy and compression as they were typed; None leaves it as it is.
 
     Args:
       algorithm: the algorithm.
       privacy: `NAME=VALUE,...`, arguments of `with_privacy`: `clip`, `noise_multiplier` and `delta` are needed;
         `seed=none` draws the noise's seed from the operating system.
-      compression: the name of a codec, alone or with arguments: `sign`, `qsgd:bits=4,bucket=512`.
+      compress: the name of a codec, alone or with arguments: `sign`, `qsgd:bits=4,bucket=512`.
 
     Raises:
       UsageError: a text cannot be read, names what is not there, or a value is out of its range.
     """
     if privacy is not None:
         algorithm = with_privacy(algorithm, **parse_privacy(privacy))
-    if compression is not None:
-        algorithm = with_compression(algorithm, parse_codec(compression))
+    if compress is not None:
+        algorithm = with_compression(algorithm, parse_codec(compress))
     return algorithm
 
 
