@@ -29,6 +29,7 @@ from fedoptax.interrupt import deferred_interrupt
 from fedoptax.progress import bar
 from fedoptax.record import run_config
 from fedoptax.task import Task
+from fedoptax.wrappers.privacy import checked_weighting
 
 CALL_SECONDS = 0.4  # aim of one call into the program: a lively bar, a quick stop, little overhead
 
@@ -160,7 +161,7 @@ def run(
     if engine not in ("compiled", "eager"):
         raise UsageError(f"engine: {engine!r} given, allowed is one of compiled, eager")
     work = LocalWork(batch_size, local_epochs, local_steps)
-    plan = checked_plan(Plan(cohort_size, work, weighting or algorithm.weighting, client_loop), task)
+    plan = checked_plan(Plan(cohort_size, work, checked_weighting(algorithm, weighting), client_loop), task)
     client = jax.eval_shape(lambda key: algorithm.init_client(task.init(key)), jax.random.key(0))
     place = choose_place(client_states, client, task.num_clients)
     resident = choose_examples(examples, task) == "device"

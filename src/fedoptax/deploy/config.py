@@ -17,6 +17,7 @@ from fedoptax.engine.plan import WEIGHTINGS, Plan
 from fedoptax.errors import UsageError
 from fedoptax.naming import build
 from fedoptax.task import Task
+from fedoptax.wrappers.privacy import checked_weighting
 
 Plain = str | int | float | bool
 NAMELESS = ("hyperparameters", "task")  # written as tables of their own
@@ -80,7 +81,7 @@ class Deployment:
     def plan(self, algorithm: FedAlgorithm) -> Plan:
         """The rounds' plan, as in a simulation."""
         work = LocalWork(self.batch_size, self.local_epochs, self.local_steps or None)
-        return Plan(self.cohort_size, work, self.weighting or algorithm.weighting)
+        return Plan(self.cohort_size, work, checked_weighting(algorithm, self.weighting or None))
 
     def build_algorithm(self) -> FedAlgorithm:
         """The algorithm.

@@ -14,6 +14,7 @@ from fedoptax.engine.plan import Plan, checked_plan
 from fedoptax.errors import UsageError
 from fedoptax.experiment import Interrupted, RunResult, Settings, check_numbers, execute
 from fedoptax.task import Task
+from fedoptax.wrappers.privacy import checked_weighting
 
 
 def sweep(
@@ -55,7 +56,7 @@ def sweep(
     points = [dict(zip(grid, map(float, values))) for values in itertools.product(*grid.values())]
     algorithms = [make_algorithm(**point) for point in points]
     work = LocalWork(batch_size, local_epochs, local_steps)
-    plan = checked_plan(Plan(cohort_size, work, weighting or algorithms[0].weighting, client_loop), task)
+    plan = checked_plan(Plan(cohort_size, work, checked_weighting(algorithms[0], weighting), client_loop), task)
     built = program(task, make_algorithm, plan, tuple(grid))
     results = []
     for point in points:
