@@ -32,6 +32,7 @@ from fedoptax.interrupt import deferred_interrupt
 from fedoptax.progress import bar
 from fedoptax.record import refuse_another, run_config
 from fedoptax.task import Task
+from fedoptax.wrappers.privacy import checked_weighting
 
 CALL_SECONDS = 0.4  # aim of one call into the program: a lively bar, a quick stop, little overhead
 
@@ -182,7 +183,7 @@ def run(
         raise UsageError(f"engine: {engine!r} given, allowed is one of compiled, eager")
     work = LocalWork(batch_size, local_epochs, local_steps)
     failing = as_faults(faults)
-    plan = Plan(cohort_size, work, weighting or algorithm.weighting, client_loop)
+    plan = Plan(cohort_size, work, checked_weighting(algorithm, weighting), client_loop)
     plan = checked_plan(replace(plan, faults=failing is not None, aggregate=as_aggregator(aggregate)), task)
     check_privacy(algorithm, plan)
     client = jax.eval_shape(lambda key: algorithm.init_client(task.init(key)), jax.random.key(0))

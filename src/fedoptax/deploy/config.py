@@ -18,6 +18,8 @@ from fedoptax.engine.plan import WEIGHTINGS, Plan
 from fedoptax.errors import UsageError
 from fedoptax.naming import build
 from fedoptax.task import Task
+from fedoptax.wrappers.privacy import checked_weighting
+from fedoptax.wrapping import wrap
 
 Plain = str | int | float | bool
 NAMELESS = ("hyperparameters", "task")  # written as tables of their own
@@ -35,6 +37,7 @@ class Deployment:
       rounds, cohort_size, batch_size, local_epochs, local_steps, weighting, seed, eval_every: as in `fedoptax.run`;
         `local_steps = 0` means none, `weighting = ""` the algorithm's own.
       aggregate: as in `fedoptax.run`, as a text.
+      privacy, compress: how the algorithm is wrapped, as texts (`fedoptax.wrapping`); "" is not at all.
       quorum: the part of the cohort, in (0, 1], whose replies are enough for a round; the round waits for all until
         `round_timeout` all the same.
       round_timeout: seconds that a round waits for the replies of the nodes that are there.
@@ -58,6 +61,8 @@ class Deployment:
     seed: int = 0
     eval_every: int = 1
     aggregate: str = "mean"
+    privacy: str = ""
+    compress: str = ""
     quorum: float = 0.5
     round_timeout: float = 600.0
     wait_limit: float = 600.0
@@ -85,7 +90,7 @@ class Deployment:
         """The rounds' plan, as in a simulation."""
         work = LocalWork(self.batch_size, self.local_epochs, self.local_steps or None)
         aggregator = as_aggregator(self.aggregate)
-        return Plan(self.cohort_size, work, self.weighting or algorithm.weighting, aggregate=aggregator)
+        return Plan(self.cohort_size, work, checked_weighting(algorithm, self.weighting or None), aggregate=aggregator)
 
     def build_algorithm(self) -> FedAlgorithm:
         """The algorithm.
@@ -93,7 +98,7 @@ class Deployment:
         Raises:
           UsageError: there is none of the name, or a hyper-parameter is wrong.
         """
-        return build(self.algorithm, self.hyperparameters)
+        return wrap(build(self.algorithm, self.hyperparameters), self.privacy or None, self.compress or None)
 
 
 def build_task(deployment: Deployment, partition: int | None = None, data_dir: str | None = None) -> Task:

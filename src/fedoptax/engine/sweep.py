@@ -18,6 +18,7 @@ from fedoptax.engine.plan import Plan, check_privacy, checked_plan
 from fedoptax.errors import UsageError
 from fedoptax.experiment import Interrupted, RunResult, Settings, check_numbers, execute
 from fedoptax.task import Task
+from fedoptax.wrappers.privacy import checked_weighting
 
 
 def sweep(
@@ -63,7 +64,7 @@ def sweep(
     algorithms = [make_algorithm(**point) for point in points]
     work = LocalWork(batch_size, local_epochs, local_steps)
     failing = as_faults(faults)
-    plan = Plan(cohort_size, work, weighting or algorithms[0].weighting, client_loop)
+    plan = Plan(cohort_size, work, checked_weighting(algorithms[0], weighting), client_loop)
     plan = checked_plan(replace(plan, faults=failing is not None, aggregate=as_aggregator(aggregate)), task)
     for algorithm in algorithms:
         check_privacy(algorithm, plan)
