@@ -52,7 +52,7 @@ from fedoptax.cli_options import (
 )
 from fedoptax.data_cli import app as data_app
 from fedoptax.deploy_cli import deploy_app
-from fedoptax.errors import RunError, Stopped, UsageError
+from fedoptax.errors import LONGEST, RunError, Stopped, UsageError, brief
 
 app = typer.Typer(
     name="fedoptax",
@@ -187,13 +187,16 @@ def resume(
     folder: Annotated[Path, typer.Argument(help="The folder of a run or a comparison.")],
     rounds: Annotated[int | None, typer.Option(help="A new total of rounds, for a run. Default: as begun.")] = None,
     data_dir: DataDir = None,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Import and call the MODULE:FUNCTION that the folder names.")
+    ] = False,
 ) -> None:
     """Continue a run or a comparison that was interrupted.
 
     Example: fedoptax resume runs/a
     """
     commands = load_commands()
-    commands.resume(folder, rounds, data_dir)
+    commands.resume(folder, rounds, data_dir, trust)
 
 
 @app.command()
@@ -293,7 +296,7 @@ def _status(command: Callable[[], Any]) -> int:
 
 
 def _fail(what: object, status: int) -> int:
-    print(f"fedoptax: {' '.join(str(what).split())}", file=sys.stderr)
+    print(f"fedoptax: {brief(' '.join(str(what).split()), 2 * LONGEST)}", file=sys.stderr)
     return status
 
 

@@ -27,6 +27,7 @@ from fedoptax.papers import PAPERS, PaperSetting
 from fedoptax.progress import status
 from fedoptax.record import summary
 from fedoptax.report import write_report
+from fedoptax.stored import check_config, check_summary
 from fedoptax.task import Task
 from fedoptax.tasks import TASKS, load_task, recipe_of
 from fedoptax.tasks.division import PARTITION_OPTIONS
@@ -66,6 +67,7 @@ def run(**options: Any) -> None:
             **run_options,
         ),
         out,
+        name,
     )
     _tell(task, result, out, options["json"])
 
@@ -94,12 +96,16 @@ def compare(**options: Any) -> None:
     _compare(task, comparison, out, options["json"])
 
 
-def resume(folder: Path, rounds: int | None, data_dir: Path | None) -> None:
+def resume(folder: Path, rounds: int | None, data_dir: Path | None, trust: bool = False) -> None:
     """`fedoptax resume`."""
+    storage.check_plain(folder)
     if (folder / "compare.json").is_file():
         if rounds is not None:
             raise UsageError("--rounds: given for a comparison, allowed is for a run only")
         comparison = Comparison.read(folder)
+        _check_trust(folder, comparison.algorithms, trust)
+        if other := sorted(comparison.options.keys() - RUN_OPTIONS):
+            raise RunError(f"'{folder / 'compare.json'}' is damaged: it has the unknown option '{other[0]}'")
         _compare(_task_of_spec(comparison.task, data_dir), comparison, folder, False)
         return
     if not (folder / "config.json").is_file():
@@ -109,14 +115,15 @@ def resume(folder: Path, rounds: int | None, data_dir: Path | None) -> None:
         raise UsageError(
             f"folder: '{folder}' is of a network run; continue it with fedoptax deploy local --resume {folder}"
         )
-    try:
-        name, hyperparameters = config["algorithm"]["name"], config["algorithm"]["hyperparameters"]
-        options = {key: config[key] for key in RUN_OPTIONS if key in config} | {"seed": config["seed"]}
-        spec = {key: value for key, value in config["task"].items() if key != "description"}
-    except (KeyError, TypeError, AttributeError) as error:
-        raise RunError(f"'{folder / 'config.json'}' is damaged: {error} is missing") from error
+    check_config(folder / "config.json", config)
+    name, hyperparameters = config["algorithm"]["name"], config["algorithm"].get("hyperparameters") or {}
+    _check_trust(folder, [name], trust)
+    options = {key: config[key] for key in RUN_OPTIONS if key in config} | {"seed": config["seed"]}
+    spec = {key: value for key, value in config["task"].items() if key != "description"}
     if rounds is not None:
-        done = storage.read_json(folder / "summary.json").get("rounds_done", 0)
+        summary = {"status": ""} | storage.read_json(folder / "summary.json")
+        check_summary(folder / "summary.json", summary)
+        done = summary.get("rounds_done") or 0
         if rounds < done:
             raise UsageError(f"--rounds: {rounds} given, allowed is at least the {done} that are done")
         options["rounds"] = rounds
@@ -127,8 +134,15 @@ def resume(folder: Path, rounds: int | None, data_dir: Path | None) -> None:
             task, algorithm, label=name, hyperparameters=hyperparameters, resume_from=folder, **options
         ),
         folder,
+        name,
     )
     _tell(task, result, folder, False)
+
+
+def _check_trust(folder: Path, algorithms: list[str], trust: bool) -> None:
+    """A folder may come from others, and MODULE:FUNCTION in it may name any code of this machine."""
+    if (named := [name for name in algorithms if ":" in name]) and not trust:
+        raise UsageError(f"folder: '{folder}' names the code '{named[0]}' to be run; if it is your own, give --trust")
 
 
 def report(folder: Path, out: Path | None, target: float | None) -> None:
@@ -248,7 +262,7 @@ def _compare(task: Task, comparison: Comparison, out: Path, json: bool) -> None:
     try:
         _, diverged = run_comparison(task, comparison, out)
     except Interrupted as stop:
-        raise Stopped(f"{stop}; continue with: fedoptax resume {out}") from None
+        raise Stopped(f"{stop}; continue with: {_again(out, comparison.algorithms)}") from None
     with status("writing the report"):
         page = write_report(out)
     if json:
@@ -260,12 +274,16 @@ def _compare(task: Task, comparison: Comparison, out: Path, json: bool) -> None:
         raise RunError("; ".join(map(str, diverged)))
 
 
-def _finish(work: Any, out: Path) -> RunResult:
+def _again(out: Path, algorithms: list[str]) -> str:
+    return f"fedoptax resume {out}" + (" --trust" if any(":" in name for name in algorithms) else "")
+
+
+def _finish(work: Any, out: Path, name: str) -> RunResult:
     use_compilation_cache()
     try:
         return work()
     except Interrupted as stop:
-        raise Stopped(f"{stop}; continue with: fedoptax resume {out}") from None
+        raise Stopped(f"{stop}; continue with: {_again(out, [name])}") from None
     except DivergedError as error:
         raise RunError(f"{error} (in {out})") from error
 

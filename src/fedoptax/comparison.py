@@ -11,6 +11,7 @@ from fedoptax import storage
 from fedoptax.errors import RunError
 from fedoptax.experiment import DivergedError, RunResult, run
 from fedoptax.naming import build
+from fedoptax.stored import check_comparison
 from fedoptax.task import Task
 
 
@@ -39,6 +40,7 @@ class Comparison:
         stored = storage.read_json(folder / "compare.json")
         if stored.pop("format", None) != storage.FORMAT:
             raise RunError(f"'{folder / 'compare.json'}' is not of format {storage.FORMAT}")
+        check_comparison(folder / "compare.json", stored)
         try:
             return cls(**stored)
         except TypeError as error:

@@ -108,7 +108,10 @@ def build(name: str, hyperparameters: Mapping[str, Any]) -> FedAlgorithm:
       UsageError: a required hyper-parameter is missing, or one is out of its range.
     """
     constructor = find_constructor(name)
-    for parameter, info in inspect.signature(constructor).parameters.items():
+    parameters = inspect.signature(constructor).parameters
+    if name in ALGORITHMS and (other := sorted(hyperparameters.keys() - parameters)):
+        unknown(f"hyper-parameter of {name}", other[0], parameters)
+    for parameter, info in parameters.items():
         if info.default is info.empty and parameter not in hyperparameters:
             raise UsageError(f"{name}: {parameter} is needed and no preset has it; give --set {parameter}=VALUE")
     values = {name: parse_schedule(value) if is_schedule(value) else value for name, value in hyperparameters.items()}

@@ -10,6 +10,8 @@ import fcntl
 import json
 import os
 import shutil
+import stat
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,10 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from fedoptax.errors import RunError, UsageError
+from fedoptax.errors import RunError, UsageError, brief
 from fedoptax.history import Row, finite_or_none, to_json_line
 
 FORMAT = 1
+_DEEPEST = 50  # of JSON in a run's files
 
 
 def prepare(out: str | Path, overwrite: bool = False) -> Path:
@@ -52,9 +55,9 @@ def prepare(out: str | Path, overwrite: bool = False) -> Path:
 def write_atomically(path: Path, data: bytes) -> None:
     """Writes a file so that a reader sees the old content or the new, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")  # no link can wait there
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -82,10 +85,18 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise RunError(f"'{path}' is damaged: it is nested too deeply") from None
     except (OSError, ValueError) as error:
-        raise RunError(f"'{path}' cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        raise RunError(f"'{path}' cannot be read: {brief(getattr(error, 'strerror', None) or error)}") from error
     if not isinstance(value, dict):
         raise RunError(f"'{path}' is damaged: a JSON object is expected")
+    level: list[Any] = [value]
+    for _ in range(_DEEPEST):  # what reads it may go down by recursion
+        inner = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
+        level = [item for items in inner for item in items]
+    if level:
+        raise RunError(f"'{path}' is damaged: it is nested more than {_DEEPEST} deep")
     return value
 
 
@@ -114,8 +125,10 @@ def read_rows(folder: Path, rounds: int) -> list[Row]:
     for number, line in enumerate(read_lines(folder)[:rounds], start=1):
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RunError(f"'{path}' is damaged at line {number}") from error
+        if not isinstance(row, dict):
+            raise RunError(f"'{path}' is damaged at line {number}: not a JSON object")
         if row.get("round") != number:
             raise RunError(f"'{path}' is damaged: round {row.get('round')} at line {number}")
         rows.append(row)
@@ -127,7 +140,12 @@ def read_rows(folder: Path, rounds: int) -> list[Row]:
 def read_lines(folder: Path) -> list[str]:
     """The whole lines of a run's history; a last line without its end, of a process that was killed, is left out."""
     path = folder / "history.jsonl"
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    try:
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    except ValueError:
+        raise RunError(f"'{path}' is damaged: not UTF-8") from None
+    except OSError as error:
+        raise RunError(f"'{path}' cannot be read: {error.strerror}") from error
     return text.split("\n")[:-1]
 
 
@@ -157,6 +175,19 @@ def named_leaves(tree: Any) -> dict[str, np.ndarray]:
     return {jax.tree_util.keystr(path, simple=True, separator="/") or "params": array(a) for path, a in leaves}
 
 
+def check_plain(folder: Path) -> None:
+    """Checks that a run folder holds nothing but files and folders: one from others may hold links that lead anywhere.
+
+    Raises:
+      RunError: it holds a link, a pipe or the like.
+    """
+    for root, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = Path(root) / name
+            if not stat.S_ISDIR(mode := path.lstat().st_mode) and not stat.S_ISREG(mode):
+                raise RunError(f"'{path}' is no plain file (a link or the like); a run folder holds none")
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Holds the run folder for this process.
@@ -165,7 +196,11 @@ def locked(folder: Path) -> Iterator[None]:
       RunError: another process holds it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
+    try:
+        place = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        raise RunError(f"'{folder / '.lock'}' cannot be opened: {error.strerror}") from error
+    with os.fdopen(place, "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

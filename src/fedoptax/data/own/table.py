@@ -138,7 +138,8 @@ def _check_columns(path: Path, header: Sequence[str]) -> None:
     if not 0 < len(header) <= _MAX_COLUMNS:
         raise DataError(f"{path}: has {len(header)} columns; 1 to {_MAX_COLUMNS} are allowed")
     if len(set(header)) < len(header):
-        twice = next(name for place, name in enumerate(header) if name in header[:place])
+        seen: set[str] = set()
+        twice = next(name for name in header if name in seen or seen.add(name))
         raise DataError(f"{path}: has two columns named {short(twice)}")
 
 
