@@ -19,8 +19,9 @@ from fedoptax.comparison import compare as run_comparison
 from fedoptax.engine.compiled import Fixed, program
 from fedoptax.engine.local import LocalWork
 from fedoptax.engine.plan import Plan, checked_plan
+from fedoptax.engine.states import PLACES
 from fedoptax.errors import RunError, Stopped, UsageError
-from fedoptax.experiment import DivergedError, Interrupted, RunResult
+from fedoptax.experiment import DivergedError, Interrupted, RunResult, check_numbers
 from fedoptax.experiment import run as run_experiment
 from fedoptax.naming import build, find_constructor, find_preset, parse_settings, preset
 from fedoptax.papers import PAPERS, PaperSetting
@@ -352,6 +353,11 @@ def _run_options(options: Mapping[str, Any], task: Task) -> dict[str, Any]:
 
 def _check(task: Task, options: Mapping[str, Any]) -> None:
     """Refuses before the first folder is made what the first run would refuse."""
+    choices = {"client_states": PLACES, "examples": ("auto", "device", "stream"), "engine": ("compiled", "eager")}
+    for name, allowed in choices.items():
+        if options.get(name) is not None and options[name] not in allowed:
+            raise UsageError(f"{name}: {options[name]!r} given, allowed is one of {', '.join(allowed)}")
+    check_numbers(options["rounds"], options["eval_every"], 0)
     work = LocalWork(options["batch_size"], options["local_epochs"], options.get("local_steps"))
     checked_plan(Plan(options["cohort_size"], work, options.get("weighting") or "examples"), task)
 

@@ -64,7 +64,7 @@ def drive(
                 *("--cases", str(cases - first), "--seconds", str(left), "--memory", str(memory)),
                 *(["--coverage"] if coverage else []),
             ]
-            reason, output = _watch(command, scratch, patience)
+            reason, output = watch(command, scratch, patience)
             for finding in (scratch / "findings").glob("*"):
                 if keep is not None:
                     keep.mkdir(parents=True, exist_ok=True)
@@ -91,17 +91,10 @@ def drive(
     return outcome
 
 
-def _watch(command: list[str], scratch: Path, patience: float) -> tuple[str, str]:
+def watch(command: list[str], scratch: Path, patience: float) -> tuple[str, str]:
     """Runs a worker to its end; why it died, or nothing, and what it printed."""
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(TESTS.parent / "src"), str(TESTS), os.environ.get("PYTHONPATH", "")]),
-        "FEDOPTAX_CACHE": str(scratch / "case" / "cache"),
-        "JAX_PLATFORMS": "cpu",
-        "XDG_CACHE_HOME": str(scratch / "user"),
-        "MPLCONFIGDIR": str(Path(tempfile.gettempdir()) / "fedoptax-fuzzing-matplotlib"),
-    }
     with (scratch / "stdout").open("wb") as out, (scratch / "stderr").open("wb") as err:
-        process = subprocess.Popen(command, stdout=out, stderr=err, env=environment, cwd=scratch)
+        process = subprocess.Popen(command, stdout=out, stderr=err, env=environment(scratch), cwd=scratch)
         try:
             last, since = None, time.monotonic()
             while process.poll() is None:
@@ -123,3 +116,14 @@ def _watch(command: list[str], scratch: Path, patience: float) -> tuple[str, str
     if process.returncode:
         return f"worker ended with {process.returncode}: {said.strip().splitlines()[-1:]}\n{said[-1500:]}", ""
     return "", (scratch / "stdout").read_text(errors="replace")
+
+
+def environment(scratch: Path) -> dict[str, str]:
+    """That of a worker: it finds the modules, and nothing of the user's."""
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(TESTS.parent / "src"), str(TESTS), os.environ.get("PYTHONPATH", "")]),
+        "FEDOPTAX_CACHE": str(scratch / "case" / "cache"),
+        "JAX_PLATFORMS": "cpu",
+        "XDG_CACHE_HOME": str(scratch / "user"),
+        "MPLCONFIGDIR": str(Path(tempfile.gettempdir()) / "fedoptax-fuzzing-matplotlib"),
+    }

@@ -1,4 +1,4 @@
-"""Runs cases of one target in a process of their own, with little memory; `python -m fuzzing.worker --help`.
+"""Runs cases of targets in a process of their own, with little memory; `python -m fuzzing.worker --help`.
 
 The case under way lies in SCRATCH/current and its number in SCRATCH/number, so that whoever started the process knows
 which one it died of. What a case raises is a finding: its input is kept in SCRATCH/findings.
@@ -24,7 +24,7 @@ from fuzzing.target import Target, targets
 def main() -> None:
     """The worker's command line; prints one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("target")
+    parser.add_argument("target", help="its name; or several with commas, each of which gets the cases and seconds")
     parser.add_argument("scratch", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
@@ -38,16 +38,18 @@ def main() -> None:
 
         run(given)
         return
-    target = targets()[given.target]()
-    runner = Runner(target, given.scratch)
-    runner.sound()
+    runners = [Runner(targets()[name](), given.scratch) for name in given.target.split(",")]
+    for runner in runners:
+        runner.sound()
     limit_memory(given.memory)
-    end, number = time.monotonic() + given.seconds, given.first
-    while number < given.first + given.cases and time.monotonic() < end:
-        rng = random.Random(f"{given.seed} {number}")
-        runner.case(number, mutate(rng, target.seeds, target.words, target.largest))
-        number += 1
-    print(json.dumps(runner.summary()))
+    for runner in runners:
+        target, number, end = runner.target, given.first, time.monotonic() + given.seconds
+        runner.begin()
+        while number < given.first + given.cases and time.monotonic() < end:
+            rng = random.Random(f"{given.seed} {number}")
+            runner.case(number, mutate(rng, target.seeds, target.words, target.largest))
+            number += 1
+        print(json.dumps(runner.summary()), flush=True)
 
 
 class Runner:
@@ -59,15 +61,17 @@ class Runner:
         for folder in (self.folder, scratch / "findings"):
             folder.mkdir(parents=True, exist_ok=True)
         self._current, self._number = (scratch / "current").open("wb", 0), (scratch / "number").open("wb", 0)
-        self.cases, self.slowest = 0, 0.0
         self.findings: dict[str, str] = {}
-        self.begun, self._peak = time.monotonic(), peak_memory()
+        self.begin()
         warnings.simplefilter("ignore")
 
     def sound(self) -> None:
         """The seeds themselves, which imports and compiles what the cases need."""
         for seed in self.target.seeds:
             self.case(-1, seed)
+
+    def begin(self) -> None:
+        """Counts from here on."""
         self.cases, self.slowest, self.begun, self._peak = 0, 0.0, time.monotonic(), peak_memory()
 
     def case(self, number: int, data: bytes) -> None:
@@ -98,6 +102,7 @@ class Runner:
     def summary(self) -> dict[str, object]:
         """What the driver prints."""
         return {
+            "target": self.target.name,
             "cases": self.cases,
             "seconds": time.monotonic() - self.begun,
             "slowest": self.slowest,

@@ -19,6 +19,7 @@ _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _BYTES_A_CELL = 8  # in memory while it is read
 _MAX_COLUMNS = 100_000
 _CHUNK = 2**20
+_FLOAT64 = 2**1023
 
 
 def load(
@@ -153,6 +154,8 @@ def _numbers(where: str, column: pd.Series) -> np.ndarray:
         raise DataError(f"{where}: holds {column.dtype}; numbers are allowed")
     try:
         values = column if column.dtype.kind in "biuf" else pd.to_numeric(column, errors="coerce")
+        if values.dtype == object:  # whole numbers beyond 64 bits, which may be beyond floating point too
+            values = values.map(lambda value: np.inf if isinstance(value, int) and abs(value) > _FLOAT64 else value)
         with np.errstate(over="ignore"):
             array = values.to_numpy(np.float32, na_value=np.nan)
     except (TypeError, ValueError):
