@@ -117,7 +117,9 @@ def test_a_key_or_column_that_comes_twice_among_many_is_found_at_once(tmp_path: 
     assert time.process_time() - start < 5  # it took minutes
 
 
-@pytest.mark.parametrize("header", [b"(((((((", b"{'descr': '<f4', 'fortran_order'", b"'" + b"a" * 50, b"\xff", b"9" * 50])
+@pytest.mark.parametrize(
+    "header", [b"(((((((", b"{'descr': '<f4', 'fortran_order'", b"'" + b"a" * 50, b"\xff", b"9" * 50]
+)
 def test_numpy_headers_that_are_no_python_are_refused(tmp_path: Path, header: bytes) -> None:
     import zipfile
 

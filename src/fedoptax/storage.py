@@ -74,7 +74,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
         return json.dumps(item, allow_nan=False, ensure_ascii=False)
 
     lines = [f" {dump(name)}: {dump(item)}" for name, item in _plain(value).items()]
-    write_atomically(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
+    write_atomically(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode("utf-8", "replace"))
 
 
 def read_json(path: Path) -> dict[str, Any]:

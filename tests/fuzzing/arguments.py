@@ -17,7 +17,21 @@ TEXTS = (
     "", " ", "a", "-", "--", "=", ",", ".", "..", "/", "~", "a b", "a\nb", "\x1b[31m", "\u202ea", "联邦", "\udcff", "%s",
     "{0}", "$(x)", "../x", "x" * 5000, "none", "auto", "*", "NaN", "null", "[1]", "a=b", "fedavg", "a/b", "-1",
 )  # fmt: skip
-CODE = ("nowhere:x", "json:loads", "math:pi", "os:getcwd", ":x", "x:", "..:x", "a b:c", ".json:x", "json:", "json:x.y", ":", "math:hypot")
+CODE = (
+    "nowhere:x",
+    "json:loads",
+    "math:pi",
+    "os:getcwd",
+    ":x",
+    "x:",
+    "..:x",
+    "a b:c",
+    ".json:x",
+    "json:",
+    "json:x.y",
+    ":",
+    "math:hypot",
+)
 VALUES: dict[str, tuple[str, ...]] = {
     "task": (*LIGHT, "digit", "mnist "),
     "algorithm": ("fedavg", "fedadam", "scaffold", "fedlamb", *CODE),
@@ -78,7 +92,9 @@ def _value(rng: random.Random, name: str, parameter: Any) -> str:
         sound = ("1", "2", "3") if parameter.type.name in ("integer", "float") else TEXTS
     if rng.random() < 0.7:
         return rng.choice(sound)
-    letters = "".join(chr(rng.choice((rng.randrange(1, 128), rng.randrange(1, 0xD800)))) for _ in range(rng.randrange(6)))
+    letters = "".join(
+        chr(rng.choice((rng.randrange(1, 128), rng.randrange(1, 0xD800)))) for _ in range(rng.randrange(6))
+    )
     junk = rng.choice((*NUMBERS, *TEXTS, letters))
     return "fedavg" if name in ("algorithm", "algorithms") and ":" in junk else junk  # no module by chance
 

@@ -88,7 +88,7 @@ def _execute(task: Any, built: Any, hypers: Any, settings: Any) -> Any:
     row = {"round": 1, "train_loss": 0.5, "bytes_down": 4, "bytes_up": 4, "seconds": 0.1}
     if settings.resume_from is not None:
         there = storage.read_json(settings.resume_from / "config.json")
-        if there.get("task") != storage.read_back(config)["task"]:
+        if there["task"]["name"] != task.name:
             raise experiment.RunError(f"'{settings.resume_from}' belongs to another experiment")
     if settings.out is not None:
         storage.write_json(settings.out / "config.json", config)

@@ -139,7 +139,9 @@ def _archive() -> Target:
 
 def _leaf(users: Mapping[str, tuple[int, ...]]) -> bytes:
     data = {name: {"x": [[0.0] * 784] * len(y), "y": list(y)} for name, y in users.items()}
-    return json.dumps({"users": list(users), "num_samples": [len(y) for y in users.values()], "user_data": data}).encode()
+    return json.dumps(
+        {"users": list(users), "num_samples": [len(y) for y in users.values()], "user_data": data}
+    ).encode()
 
 
 _JSON_WORDS = (

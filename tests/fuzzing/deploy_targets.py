@@ -110,7 +110,17 @@ def _reply() -> Target:
         "metrics": {"num-examples": 5, "train-loss": 0.5, "state-lost": 0},
         "order": {"experiment": "0" * 32, "round": 1, "base": -1, "keep": -1},
     }
-    words = (*_WORDS, b'"num-examples"', b'"train-loss"', b'"round"', b'"base"', b'"experiment"', b"1e400", b"101", b"2.0")
+    words = (
+        *_WORDS,
+        b'"num-examples"',
+        b'"train-loss"',
+        b'"round"',
+        b'"base"',
+        b'"experiment"',
+        b"1e400",
+        b"101",
+        b"2.0",
+    )
     return Target("reply", (json.dumps(head).encode() + b"\n" + _encode(pack(like)),), read, words)
 
 
@@ -142,7 +152,9 @@ def _app() -> Target:
     from fedoptax.deploy.config import Deployment, build_task, to_table
     from fedoptax.errors import DataError, UsageError
 
-    deployment = Deployment({"name": "quadratic", "num_clients": 3}, "fedavg", {"client_lr": 0.1}, rounds=2, cohort_size=2)
+    deployment = Deployment(
+        {"name": "quadratic", "num_clients": 3}, "fedavg", {"client_lr": 0.1}, rounds=2, cohort_size=2
+    )
 
     def read(data: bytes, folder: Path) -> None:
         (folder / "pyproject.toml").write_bytes(data)
@@ -157,7 +169,9 @@ def _app() -> Target:
 
     def _light(found: Any) -> bool:
         size = found.task.get("num_clients", 1)
-        return found.task["name"] in ("quadratic", "counterexample") and not (isinstance(size, int | float) and size > 99)
+        return found.task["name"] in ("quadratic", "counterexample") and not (
+            isinstance(size, int | float) and size > 99
+        )
 
     words = (
         b"[tool.flwr.app.config]", b"[tool.flwr.app.config.task]", b"rounds = ", b"inf", b"nan", b"1979-05-27", b"[[a]]",

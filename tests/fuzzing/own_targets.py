@@ -52,7 +52,9 @@ def _npz_member(compression: int) -> Target:
         _read("data.npz", _zip([("x.npy", data), *rest], compression), folder)
 
     rest = [(f"{name}.npy", _npy(array)) for name, array in _COLUMNS.items() if name != "x"]
-    seeds = [_npy(array) for array in (_COLUMNS["x"], np.arange(4), np.ones((4, 2, 2), bool), np.asfortranarray(np.eye(4)))]
+    seeds = [
+        _npy(array) for array in (_COLUMNS["x"], np.arange(4), np.ones((4, 2, 2), bool), np.asfortranarray(np.eye(4)))
+    ]
     words = (
         b"\x93NUMPY\x01\x00", b"\x93NUMPY\x02\x00", b"\x93NUMPY\x03\x00", b"'descr': ", b"'<f4'", b"'|O'", b"'<U9999999'",
         b"'<M8[ns]'", b"'shape': (4, 3)", b"(4294967296, 4294967296)", b"(-1,)", b"('a',)", b"True", b"[('a', '<f4')]",
@@ -78,7 +80,7 @@ def _zip(members: Sequence[tuple[str, bytes]], compression: int) -> bytes:
 def _csv() -> Target:
     seeds = (
         b"f0,f1,client,label\n1,2.5,a,x\n-3,4e2,b,y\n5,6,a,x\n",
-        b"\xef\xbb\xbff0,label\r\n1,x\r\n2,\"y,z\"\r\n",
+        b'\xef\xbb\xbff0,label\r\n1,x\r\n2,"y,z"\r\n',
         b"f0,f1,client,label\n" + b"1,2,7,3\n" * 20,
     )
     words = (b",", b"\n", b"\r", b'"', b'""', b"label", b"client", b"f0", b"nan", b"inf", b"1e39", b"NA", b"True",
@@ -106,7 +108,9 @@ def _images(suffix: str, **options: Any) -> Target:
     for mode in ("L", "RGB"):
         buffer = io.BytesIO()
         image = Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3)).convert(mode)
-        image.save(buffer, {".png": "PNG", ".jpg": "JPEG", ".bmp": "BMP", ".gif": "GIF", ".tif": "TIFF"}.get(suffix, "PPM"))
+        image.save(
+            buffer, {".png": "PNG", ".jpg": "JPEG", ".bmp": "BMP", ".gif": "GIF", ".tif": "TIFF"}.get(suffix, "PPM")
+        )
         seeds.append(buffer.getvalue())
     words = (b"IHDR", b"IDAT", b"IEND", b"\x89PNG\r\n\x1a\n", b"\xff\xd8", b"\xff\xda", b"\xff\xc0", b"GIF89a", b"BM",
              b"II*\0", b"P5\n9999999 9999999\n255\n", b"zTXt", b"eXIf")  # fmt: skip

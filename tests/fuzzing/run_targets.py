@@ -19,7 +19,7 @@ def config(**changes: Any) -> dict[str, Any]:
     """A run's config.json, such as one on the quadratics writes."""
     content = {
         "format": 1, "kind": "run", "fedoptax": "0.1.0",
-        "task": {"name": "quadratic", "description": "", "model": "vector", "num_clients": 3, "partition_seed": 0},
+        "task": {"name": "quadratic", "description": "", "num_clients": 3, "partition_seed": 0},
         "algorithm": {"name": "fedavg", "hyperparameters": {"client_lr": 0.1}, "reference": "McMahan et al. 2017"},
         "rounds": 2, "cohort_size": 2, "batch_size": 5, "local_epochs": 1, "local_steps": None,
         "weighting": "uniform", "seed": 0, "eval_every": 1, "num_params": 10,

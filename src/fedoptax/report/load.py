@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from fedoptax.errors import RunError, brief
 from fedoptax.storage import FORMAT, read_json
-from fedoptax.report.words import setting
 from fedoptax.stored import LARGEST, check_config, check_summary
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ def _run_folders(root: Path, seen: set[Path], command: str | None = None) -> Ite
         return
     first: list[str] = []
     if (root / "compare.json").is_file():
-        comparison = read_json(root / "compare.json")
+        comparison = _writable(read_json(root / "compare.json"))
         _check_format(root / "compare.json", comparison)
         command = _text_or_none(comparison.get("command"))
         first = [str(name) for name in _list_or_empty(comparison.get("algorithms"))]
@@ -105,13 +104,13 @@ def _run_folders(root: Path, seen: set[Path], command: str | None = None) -> Ite
 
 
 def _load_run(folder: Path, command: str | None) -> Run:
-    config = read_json(folder / "config.json")
+    config = _writable(read_json(folder / "config.json"))
     _check_format(folder / "config.json", config)
     check_config(folder / "config.json", config)
     rows = _read_history(folder / "history.jsonl")
     summary: dict[str, Any] = {"status": "running", "rounds_done": len(rows)}
     if (folder / "summary.json").is_file():
-        summary |= read_json(folder / "summary.json")
+        summary |= _writable(read_json(folder / "summary.json"))
         check_summary(folder / "summary.json", summary)
     return Run(folder, config, rows, summary, command or _text_or_none(config.get("command")))
 
@@ -146,7 +145,7 @@ def _read_history(path: Path) -> pd.DataFrame:
         rows.append(row)
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: [row.get(name) for row in rows] for name in {"round": None} | names}
-    numeric = {setting(name): values for name, values in columns.items() if all(map(_is_number, values))}
+    numeric = {_writable(name): values for name, values in columns.items() if all(map(_is_number, values))}
     frame = pd.DataFrame(numeric, dtype=float)
     return frame.where(frame.abs() < float("inf")).astype({"round": int})
 
@@ -177,6 +176,15 @@ def _place(name: str, names: list[str]) -> int:
 
 def _list_or_empty(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
+
+
+def _writable(value: Any) -> Any:
+    """The value with `?` for every lone surrogate, which JSON can hold, and no file and no data frame."""
+    if isinstance(value, dict):
+        return {_writable(name): _writable(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_writable(item) for item in value]
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
 def _text_or_none(value: Any) -> str | None:

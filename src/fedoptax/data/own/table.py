@@ -153,9 +153,10 @@ def _numbers(where: str, column: pd.Series) -> np.ndarray:
     if column.dtype.kind in "mM":
         raise DataError(f"{where}: holds {column.dtype}; numbers are allowed")
     try:
-        values = column if column.dtype.kind in "biuf" else pd.to_numeric(column, errors="coerce")
-        if values.dtype == object:  # whole numbers beyond 64 bits, which may be beyond floating point too
+        values = column
+        if values.dtype == object:  # there are whole numbers beyond 64 bits, which may be beyond floating point too
             values = values.map(lambda value: np.inf if isinstance(value, int) and abs(value) > _FLOAT64 else value)
+        values = values if values.dtype.kind in "biuf" else pd.to_numeric(values, errors="coerce")
         with np.errstate(over="ignore"):
             array = values.to_numpy(np.float32, na_value=np.nan)
     except (TypeError, ValueError):

@@ -204,7 +204,9 @@ class ClientFile:
         """Once for the file."""
         if not self._heaps_checked:
             if (lengths := self._file.id.get_create_plist().get_sizes()[1]) != LENGTHS:
-                raise ValueError(f"its lengths have {lengths} bytes; {LENGTHS} are expected where strings vary in length")
+                raise ValueError(
+                    f"its lengths have {lengths} bytes; {LENGTHS} are expected where strings vary in length"
+                )
             check_heaps(self.path)
             self._heaps_checked = True
 
