@@ -60,8 +60,10 @@ def test_an_allowance_that_nothing_needs_is_told(audit: ModuleType) -> None:
     assert status == 0 and "lists CVE-2020-1, which no locked package has any more" in lines[0]
 
 
-@pytest.mark.parametrize("text", ["CVE-1", "CVE-1 2026-11-21", "CVE-1 soon because of it", "CVE-1 2026-13-45 because of it",
-                                  "CVE-1 2026-11-21 short", "A 2026-11-21 because of it\nA 2026-11-21 because of it"])  # fmt: skip
+@pytest.mark.parametrize("text", ["CVE-1", "CVE-1 2026-11-21", "CVE-1 soon because of it",
+"CVE-1 2026-13-45 because of it",
+                                  "CVE-1 2026-11-21 short",
+                                  "A 2026-11-21 because of it\nA 2026-11-21 because of it"])  # fmt: skip
 def test_an_allowance_without_date_or_reason_is_refused(audit: ModuleType, text: str) -> None:
     with pytest.raises(ValueError, match=r"line|month|twice"):
         audit.read_allowed(text)

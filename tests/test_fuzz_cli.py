@@ -1,4 +1,4 @@
-"""Every command, with any arguments: a status of 0, 1 or 2, one line on an error, nothing written where it should not."""
+"""Every command, with any arguments: a status of 0, 1 or 2, one line on an error, nothing written elsewhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, given, settings
 
 from fuzzing.arguments import argument_lists, commands
 from fuzzing.command import check_answer, fedoptax, tree_of, untrained

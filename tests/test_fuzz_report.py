@@ -1,4 +1,4 @@
-"""Names from data and runs stay text: a hostile report has the elements of a harmless one, and its files their places."""
+"""Names from data and runs stay text: a hostile report has the elements of a harmless one, its files their names."""
 
 from __future__ import annotations
 
@@ -18,11 +18,15 @@ from fuzzing.run_targets import config, files, write
 from fuzzing.target import Finding
 
 HOSTILE = (
-    "<script>alert(1)</script>", "</script><script>alert(1)//", '"><img src=x onerror=alert(1)>', "' onmouseover='alert(1)",
-    "javascript:alert(1)", "]]><svg onload=alert(1)>", "</style><style>*{background:url(//x)}", "<!--", "--><b>", "<![CDATA[",
-    "&lt;script&gt;", "&#60;script&#62;", "{{ 7*7 }}", "{% include '/etc/passwd' %}", "{# #}", "${alert(1)}", "\\u003cscript",
+    "<script>alert(1)</script>", "</script><script>alert(1)//", '"><img src=x onerror=alert(1)>',
+    "' onmouseover='alert(1)",
+    "javascript:alert(1)", "]]><svg onload=alert(1)>", "</style><style>*{background:url(//x)}", "<!--",
+    "--><b>", "<![CDATA[",
+    "&lt;script&gt;", "&#60;script&#62;", "{{ 7*7 }}", "{% include '/etc/passwd' %}", "{# #}", "${alert(1)}",
+    "\\u003cscript",
     "\u202egnp.exe", "\u2066x\u2069", "\x00", "\x1b[2J", "\ud800", "a\u2028b\u2029c", "../../etc/passwd", "/etc/passwd",
-    "..", "con", "a" * 5000, "=cmd|' /C calc'!A0", "</title><script>alert(1)</script>", "</noscript>", "`", "|", "[x](javascript:a)",
+    "..", "con", "a" * 5000, "=cmd|' /C calc'!A0", "</title><script>alert(1)</script>", "</noscript>", "`",
+    "|", "[x](javascript:a)",
     "__proto__", "constructor", "toString", "</SCRIPT ", "<ScRiPt/x>", "\ufeff", "𝕏" * 50, "\n\n# x",
 )  # fmt: skip
 
@@ -54,7 +58,7 @@ def page_of(folder: Path) -> Page:
 
 
 def shape(page: Page) -> list[tuple[str, tuple[str, ...]]]:
-    """The elements with the names of their attributes, in order, apart from what depends on a text's length or words."""
+    """The elements with the names of their attributes, in order, apart from what depends on the words of a text."""
     words = ("span", "b")  # a command is a row of words
     return [
         (tag, tuple(name for name, _ in attributes if name != "class"))

@@ -1,4 +1,4 @@
-"""The lock: every package pinned with hashes, all that pyproject.toml asks for in it, and what is installed equal to it."""
+"""The lock: every package pinned with hashes, all that pyproject.toml asks for, and what is installed equal to it."""
 
 from __future__ import annotations
 

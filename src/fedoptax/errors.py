@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import NoReturn
 
-
 LONGEST = 1000
 """Characters of an error's message: people read it, and what it quotes may come from anywhere."""
 

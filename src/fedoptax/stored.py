@@ -36,8 +36,9 @@ def _float(value: float) -> float:
 
 
 def _is_rectangle(value: Any) -> bool:
-    rows = value if isinstance(value, list) else [None]
-    return all(isinstance(row, list) and row and len(row) == len(rows[0]) and all(map(_is_whole, row)) for row in rows)
+    if not isinstance(value, list) or not all(isinstance(row, list) and row for row in value):
+        return False
+    return all(len(row) == len(value[0]) and all(map(_is_whole, row)) for row in value)
 
 
 def _table_of(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:

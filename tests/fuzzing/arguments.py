@@ -11,10 +11,12 @@ from typing import Any
 from hypothesis import strategies as st
 
 LIGHT = ("digits", "quadratic", "counterexample", "mnist", "file:data.csv", "file:missing.npz", "file:", "file:.")
-NUMBERS = ("0", "1", "2", "3", "-1", "4.5", "1e3", "nan", "inf", "-inf", "-0", "9" * 20, "9" * 400, "1e999", "1_0", " 1",
+NUMBERS = ("0", "1", "2", "3", "-1", "4.5", "1e3", "nan", "inf", "-inf", "-0", "9" * 20, "9" * 400, "1e999",
+"1_0", " 1",
            "0x1", "١", "1e-320", "18446744073709551616", "")  # fmt: skip
 TEXTS = (
-    "", " ", "a", "-", "--", "=", ",", ".", "..", "/", "~", "a b", "a\nb", "\x1b[31m", "\u202ea", "联邦", "\udcff", "%s",
+    "", " ", "a", "-", "--", "=", ",", ".", "..", "/", "~", "a b", "a\nb", "\x1b[31m", "\u202ea", "联邦",
+    "\udcff", "%s",
     "{0}", "$(x)", "../x", "x" * 5000, "none", "auto", "*", "NaN", "null", "[1]", "a=b", "fedavg", "a/b", "-1",
 )  # fmt: skip
 CODE = (
@@ -37,8 +39,10 @@ VALUES: dict[str, tuple[str, ...]] = {
     "algorithm": ("fedavg", "fedadam", "scaffold", "fedlamb", *CODE),
     "algorithms": ("fedavg", "fedavg,fedadam", "fedavg,fedavg", ",", *CODE),
     "set_": ("client_lr=0.1", "client_lr=-1", "client_lr=nan", "client_lr=cosine(0.1, 10)", "client_lr=cosine(1e999)",
-             "client_lr=[1]", "client_lr={}", "fedavg.client_lr=1", "=", "a=", "=1", "client_lr", "client_lr=staircase(1)",
-             "client_lr=" + "(" * 300 + ")", "server_lr=1e400", "client_lr=null", "client_lr=true", "client_lr=cosine(a=1)",
+             "client_lr=[1]", "client_lr={}", "fedavg.client_lr=1", "=", "a=", "=1", "client_lr",
+             "client_lr=staircase(1)",
+             "client_lr=" + "(" * 300 + ")", "server_lr=1e400", "client_lr=null", "client_lr=true",
+             "client_lr=cosine(a=1)",
              "client_lr=" + "9" * 5000, "client_lr=[" + "[" * 2000, "client_lr=warmup(1, **{})"),
     "task_set": ("num_clients=2", "alpha=x", "model=mlp", "partition=dirichlet", "partition_seed=-1", "x=1", "alpha"),
     "preset": ("tuned", "none", "paper", "paper:", "paper:x"),

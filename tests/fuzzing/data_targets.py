@@ -80,7 +80,7 @@ def _mnist(name: str) -> Target:
     files = _mnist_files()
     sound = files[name]
     read = partial(_read_file, partial(mnist.load, writers=True), (name, "named"), files)
-    words = tuple(struct.pack(">I", n) for n in (0, 1, 2**31, 2**32 - 1)) + (b"\0\0\x08\x03", b"\0\0\x0c\x02")
+    words = (*(struct.pack(">I", n) for n in (0, 1, 2**31, 2**32 - 1)), b"\0\0\x08\x03", b"\0\0\x0c\x02")
     return Target(name, (sound, gzip.compress(sound, mtime=0)), read, words)
 
 

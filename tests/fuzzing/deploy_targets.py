@@ -174,7 +174,8 @@ def _app() -> Target:
         )
 
     words = (
-        b"[tool.flwr.app.config]", b"[tool.flwr.app.config.task]", b"rounds = ", b"inf", b"nan", b"1979-05-27", b"[[a]]",
+        b"[tool.flwr.app.config]", b"[tool.flwr.app.config.task]", b"rounds = ", b"inf", b"nan", b"1979-05-27",
+        b"[[a]]",
         b'"""', b"task = 1", b"algorithm = ", b"9" * 30, b'"fedadam"', b"true", b"[1, 2]", b"{a = 1}", b"quorum = ",
         b"client_lr = ", b"cosine(", b'"cosine(0.1, 3)"', b"\nout = ", b"seed = ", b"a.b = ", b"num_clients = ",
     )  # fmt: skip

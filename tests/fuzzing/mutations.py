@@ -17,8 +17,10 @@ TEXTS = (
 
 
 VALUES: tuple[Any, ...] = (
-    None, True, False, 0, 1, -1, 2, 3, 2**31, 2**53, 2**63, 2**64, 10**400, 0.5, -0.0, 1e308, float("nan"), float("inf"),
-    "", "a", "x" * 5000, "\x00", "\ud800", "\u202e", "../../x", "/etc", "a\nb\x1b[31m", "</script><img src=x onerror=a()>",
+    None, True, False, 0, 1, -1, 2, 3, 2**31, 2**53, 2**63, 2**64, 10**400, 0.5, -0.0, 1e308, float("nan"),
+    float("inf"),
+    "", "a", "x" * 5000, "\x00", "\ud800", "\u202e", "../../x", "/etc", "a\nb\x1b[31m",
+    "</script><img src=x onerror=a()>",
     "os:getcwd", "file:x.npz", "nan", "1", [], {}, [[]], [None], [1, 2, 3], [[1, 2], [3]], ["a"], {"a": {"b": 1}},
     [2**40] * 3, [10**30], [-1], [1.5], [[0, 0], [0, 0]], [[[1]]],
 )  # fmt: skip

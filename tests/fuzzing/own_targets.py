@@ -56,7 +56,8 @@ def _npz_member(compression: int) -> Target:
         _npy(array) for array in (_COLUMNS["x"], np.arange(4), np.ones((4, 2, 2), bool), np.asfortranarray(np.eye(4)))
     ]
     words = (
-        b"\x93NUMPY\x01\x00", b"\x93NUMPY\x02\x00", b"\x93NUMPY\x03\x00", b"'descr': ", b"'<f4'", b"'|O'", b"'<U9999999'",
+        b"\x93NUMPY\x01\x00", b"\x93NUMPY\x02\x00", b"\x93NUMPY\x03\x00", b"'descr': ", b"'<f4'", b"'|O'",
+        b"'<U9999999'",
         b"'<M8[ns]'", b"'shape': (4, 3)", b"(4294967296, 4294967296)", b"(-1,)", b"('a',)", b"True", b"[('a', '<f4')]",
         b"(9" + b"9" * 400 + b",)", b"'V8'", b"(((((((", b"1e400",
     )  # fmt: skip

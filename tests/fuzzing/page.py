@@ -6,14 +6,16 @@ from html.parser import HTMLParser
 
 from fuzzing.target import check
 
-TAGS = frozenset(
-    "html head meta link title style body main header h1 h2 p dl dt dd div section ul li button table thead tbody tr th "
-    "td span b details summary noscript figure figcaption pre code script br".split()
-)
-ATTRIBUTES = frozenset(
-    "lang charset http-equiv content name rel href class data-marker data-dash aria-hidden aria-labelledby id tabindex "
-    "role aria-describedby hidden type aria-live aria-label scope title data-key data-place".split()
-)
+_TAGS = """
+html head meta link title style body main header h1 h2 p dl dt dd div section ul li button table thead tbody tr th td
+span b details summary noscript figure figcaption pre code script br
+"""
+_ATTRIBUTES = """
+lang charset http-equiv content name rel href class data-marker data-dash aria-hidden aria-labelledby id tabindex role
+aria-describedby hidden type aria-live aria-label scope title data-key data-place
+"""
+TAGS = frozenset(_TAGS.split())
+ATTRIBUTES = frozenset(_ATTRIBUTES.split())
 
 
 class Page(HTMLParser):

@@ -62,7 +62,8 @@ def write(folder: Path, contents: dict[str, bytes]) -> None:
 
 WORDS = (
     b'"task"', b'"algorithm"', b'"name"', b'"rounds"', b'"seed"', b'"format"', b'"partition"', b'"sizes"', b'"seeds"',
-    b'"label_counts"', b'"hyperparameters"', b'"bytes"', b'"primary_metric"', b'"environment"', b'"options"', b'"round"',
+    b'"label_counts"', b'"hyperparameters"', b'"bytes"', b'"primary_metric"', b'"environment"', b'"options"',
+    b'"round"',
     b'"quadratic"', b'"counterexample"', b'"fedavg"', b'"algorithms"', b'"status"', b'"completed"', b'"diverged"',
     b'"test_distance"', b'"num_clients"', b'"os:getcwd"', b'"file:x.npz"', b'"../../x"', b"-5", b"1e308", b"0", b"1",
     b"12345678901234567890123", b"[[1]]", b"[[], [1]]", b"[1, 2, 3]", b'["a"]', b"{}", b"null", b"1.5", b"true",

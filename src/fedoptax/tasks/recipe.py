@@ -112,5 +112,5 @@ def _is_of(kind: str, value: Any) -> bool:
     if kind == "text" or isinstance(value, bool):
         return kind == "text" and isinstance(value, str)
     if isinstance(value, int | np.integer):
-        return -(2**63) <= value < 2**63
-    return kind == "number" and isinstance(value, float | np.floating) and math.isfinite(value)
+        return -(2**63) <= int(value) < 2**63
+    return kind == "number" and isinstance(value, float | np.floating) and math.isfinite(float(value))

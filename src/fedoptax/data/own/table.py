@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -139,8 +140,7 @@ def _check_columns(path: Path, header: Sequence[str]) -> None:
     if not 0 < len(header) <= _MAX_COLUMNS:
         raise DataError(f"{path}: has {len(header)} columns; 1 to {_MAX_COLUMNS} are allowed")
     if len(set(header)) < len(header):
-        seen: set[str] = set()
-        twice = next(name for name in header if name in seen or seen.add(name))
+        twice = Counter(header).most_common(1)[0][0]
         raise DataError(f"{path}: has two columns named {short(twice)}")
 
 
