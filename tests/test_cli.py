@@ -196,7 +196,8 @@ def test_an_algorithm_of_ones_own_by_module_and_name(tmp_path: Path) -> None:
     )
     assert fedoptax("run", *SMALL, "--algorithm", "my_module:slow", "--out", "a") == 0
     assert json.loads((tmp_path / "a" / "config.json").read_text())["algorithm"]["name"] == "my_module:slow"
-    assert fedoptax("resume", "a", "--rounds", "5") == 0
+    assert fedoptax("resume", "a", "--rounds", "5") == 2  # it names code: only when told so
+    assert fedoptax("resume", "a", "--rounds", "5", "--trust") == 0
 
 
 def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

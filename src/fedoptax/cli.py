@@ -57,7 +57,7 @@ from fedoptax.cli_options import (
 )
 from fedoptax.data_cli import app as data_app
 from fedoptax.deploy_cli import deploy_app
-from fedoptax.errors import RunError, Stopped, UsageError
+from fedoptax.errors import LONGEST, RunError, Stopped, UsageError, brief
 from fedoptax.interrupt import ended_at_once, terminable
 
 app = typer.Typer(
@@ -204,13 +204,16 @@ def resume(
     rounds: Annotated[int | None, typer.Option(help="A new total of rounds, for a run. Default: as begun.")] = None,
     data_dir: DataDir = None,
     checkpoint_every: CheckpointEvery = None,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Import and call the MODULE:FUNCTION that the folder names.")
+    ] = False,
 ) -> None:
     """Continue a run or a comparison that was interrupted.
 
     Example: fedoptax resume runs/a
     """
     commands = load_commands()
-    commands.resume(folder, rounds, data_dir, checkpoint_every)
+    commands.resume(folder, rounds, data_dir, checkpoint_every, trust)
 
 
 @app.command()
@@ -236,7 +239,7 @@ def list_(
 
     Example: fedoptax list algorithms --json
     """
-    commands = load_commands()
+    commands = load_commands("listing")
     commands.list_names(what.value, json)
 
 
@@ -258,16 +261,16 @@ def bytes_(
 
     Example: fedoptax bytes --task digits --algorithm fedadam
     """
-    commands = load_commands()
+    commands = load_commands("listing")
     commands.show_bytes(task, algorithms, model, num_clients, data_dir, set_ or [], cohort_size, rounds, json)
 
 
-def load_commands() -> Any:
+def load_commands(name: str = "commands") -> Any:
     """The module that does the work; importing it, with JAX, takes seconds."""
     from fedoptax.progress import status
 
     with status("starting"), ended_at_once():
-        return import_module("fedoptax.commands")
+        return import_module(f"fedoptax.{name}")
 
 
 def locals_without_commands(names: dict[str, Any]) -> dict[str, Any]:
@@ -319,7 +322,7 @@ def _status(command: Callable[[], Any]) -> int:
 
 
 def _fail(what: object, status: int) -> int:
-    print(f"fedoptax: {' '.join(str(what).split())}", file=sys.stderr)
+    print(f"fedoptax: {brief(' '.join(str(what).split()), 2 * LONGEST)}", file=sys.stderr)
     return status
 
 

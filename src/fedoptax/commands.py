@@ -18,23 +18,22 @@ from fedoptax.checkpoint import rounds_of
 from fedoptax.comparison import Comparison
 from fedoptax.comparison import compare as run_comparison
 from fedoptax.engine.aggregation import as_aggregator
-from fedoptax.engine.compiled import Fixed, program
 from fedoptax.engine.faults import COUNTS, parse_faults
 from fedoptax.engine.local import LocalWork
 from fedoptax.engine.plan import Plan, checked_plan
+from fedoptax.engine.states import PLACES
 from fedoptax.errors import RunError, Stopped, UsageError
-from fedoptax.experiment import DivergedError, Interrupted, RunResult
+from fedoptax.experiment import DivergedError, Interrupted, RunResult, check_numbers
 from fedoptax.experiment import run as run_experiment
 from fedoptax.naming import build, find_constructor, find_preset, parse_settings, preset
-from fedoptax.papers import PAPERS, PaperSetting
 from fedoptax.progress import status
-from fedoptax.record import summary
 from fedoptax.report import write_report
+from fedoptax.stored import check_config
 from fedoptax.task import Task
-from fedoptax.tasks import TASKS, load_task, recipe_of
+from fedoptax.tasks import load_task, recipe_of
 from fedoptax.tasks.division import PARTITION_OPTIONS
 from fedoptax.tasks.recipe import OPTIONS as TASK_OPTIONS
-from fedoptax.wrapping import wrap
+from fedoptax.wrapping import WRAPPERS, wrap_as
 
 RUN_OPTIONS = (
     "rounds",
@@ -59,9 +58,9 @@ def run(**options: Any) -> None:
     name = options["algorithm"]
     options = _with_preset(options) | _of_texts(options)
     hyperparameters = _hyperparameters([name], options)[name]
-    algorithm = wrap(build(name, hyperparameters), **options["wrappers"])
+    algorithm = wrap_as(build(name, hyperparameters), options["wrappers"])
     out = storage.prepare(_folder(options["out"], options["task"], name), options["overwrite"])
-    task = _task(options)
+    task = load(options)
     run_options = _run_options(options, task)
     result = _finish(
         lambda: run_experiment(
@@ -74,6 +73,7 @@ def run(**options: Any) -> None:
             **run_options,
         ),
         out,
+        name,
     )
     _tell(task, result, out, options["json"])
 
@@ -86,9 +86,9 @@ def compare(**options: Any) -> None:
         raise UsageError(f"--seeds: {options['seeds']} given, allowed is a whole number >= 1")
     hyperparameters = _hyperparameters(names, options)
     for name in names:
-        wrap(build(name, hyperparameters[name]), **options["wrappers"])
+        wrap_as(build(name, hyperparameters[name]), options["wrappers"])
     out = storage.prepare(_folder(options["out"], options["task"], "compare"), options["overwrite"])
-    task = _task(options)
+    task = load(options)
     run_options = _run_options(options, task)
     _check(task, run_options)
     comparison = Comparison(
@@ -102,12 +102,22 @@ def compare(**options: Any) -> None:
     _compare(task, comparison, out, options["json"], new=True)
 
 
-def resume(folder: Path, rounds: int | None, data_dir: Path | None, checkpoint_every: float | None = None) -> None:
+def resume(
+    folder: Path,
+    rounds: int | None,
+    data_dir: Path | None,
+    checkpoint_every: float | None = None,
+    trust: bool = False,
+) -> None:
     """`fedoptax resume`."""
+    storage.check_plain(folder)
     if (folder / "compare.json").is_file():
         if rounds is not None:
             raise UsageError("--rounds: given for a comparison, allowed is for a run only")
         comparison = Comparison.read(folder)
+        _check_trust(folder, comparison.algorithms, trust)
+        if other := sorted(comparison.options.keys() - RUN_OPTIONS):
+            raise RunError(f"'{folder / 'compare.json'}' is damaged: it has the unknown option '{other[0]}'")
         if checkpoint_every is not None:
             comparison.options["checkpoint_every"] = checkpoint_every
         _compare(_task_of_spec(comparison.task, data_dir), comparison, folder, False)
@@ -119,12 +129,11 @@ def resume(folder: Path, rounds: int | None, data_dir: Path | None, checkpoint_e
         raise UsageError(
             f"folder: '{folder}' is of a network run; continue it with fedoptax deploy local --resume {folder}"
         )
-    try:
-        name, hyperparameters = config["algorithm"]["name"], config["algorithm"]["hyperparameters"]
-        options = {key: config[key] for key in RUN_OPTIONS if key in config} | {"seed": config["seed"]}
-        spec = {key: value for key, value in config["task"].items() if key != "description"}
-    except (KeyError, TypeError, AttributeError) as error:
-        raise RunError(f"'{folder / 'config.json'}' is damaged: {error} is missing") from error
+    check_config(folder / "config.json", config)
+    name, hyperparameters = config["algorithm"]["name"], config["algorithm"].get("hyperparameters") or {}
+    _check_trust(folder, [name], trust)
+    options = {key: config[key] for key in RUN_OPTIONS if key in config} | {"seed": config["seed"]}
+    spec = {key: value for key, value in config["task"].items() if key != "description"}
     if rounds is not None:
         done = max([0, *rounds_of(folder)])
         if rounds < done:
@@ -133,14 +142,21 @@ def resume(folder: Path, rounds: int | None, data_dir: Path | None, checkpoint_e
     if checkpoint_every is not None:
         options["checkpoint_every"] = checkpoint_every
     task = _task_of_spec(spec, data_dir)
-    algorithm = wrap(build(name, hyperparameters), **options.get("wrappers", {}))
+    algorithm = wrap_as(build(name, hyperparameters), options.get("wrappers") or {})
     result = _finish(
         lambda: run_experiment(
             task, algorithm, label=name, hyperparameters=hyperparameters, resume_from=folder, **options
         ),
         folder,
+        name,
     )
     _tell(task, result, folder, False)
+
+
+def _check_trust(folder: Path, algorithms: list[str], trust: bool) -> None:
+    """A folder may come from others, and MODULE:FUNCTION in it may name any code of this machine."""
+    if (named := [name for name in algorithms if ":" in name]) and not trust:
+        raise UsageError(f"folder: '{folder}' names the code '{named[0]}' to be run; if it is your own, give --trust")
 
 
 def report(folder: Path, out: Path | None, target: float | None) -> None:
@@ -150,84 +166,6 @@ def report(folder: Path, out: Path | None, target: float | None) -> None:
     with status("writing the report"):
         page = write_report(folder, out, target)
     print(f"report: {page}")
-
-
-def list_names(what: str, json: bool) -> None:
-    """`fedoptax list`."""
-    if what == "tasks":
-        rows: list[dict[str, Any]] = [
-            {
-                "name": name,
-                "summary": recipe.summary,
-                "model": recipe.model,
-                "models": list(recipe.models),
-                "num_clients": recipe.num_clients,
-                "partitions": list(recipe.partitions),
-                "presets": [f"paper:{setting}" for setting in PAPERS.get(name, {})],
-                **recipe.defaults,
-            }
-            for name, recipe in TASKS.items()
-        ]
-    elif what == "presets":
-        rows = [
-            {"name": f"{task} paper:{name}", "summary": f"{setting.source}; {setting.convention}", **_plain(setting)}
-            for task, settings in PAPERS.items()
-            for name, setting in settings.items()
-        ]
-    else:
-        rows = [{"name": name, "summary": summary(constructor)} for name, constructor in ALGORITHMS.items()]
-    if json:
-        print(json_.dumps(rows, indent=1))
-        return
-    width = max(len(row["name"]) for row in rows)
-    for row in rows:
-        print(f"{row['name']:<{width}}  {row['summary']}")
-
-
-def _plain(setting: PaperSetting) -> dict[str, Any]:
-    hyperparameters = {name: dict(values) for name, values in setting.hyperparameters.items()}
-    return {"task": dict(setting.task), "run": dict(setting.run), "hyperparameters": hyperparameters}
-
-
-def show_bytes(
-    task: str,
-    algorithms: str,
-    model: str | None,
-    num_clients: int | None,
-    data_dir: Path | None,
-    settings: list[str],
-    cohort_size: int | None,
-    rounds: int | None,
-    json: bool,
-) -> None:
-    """`fedoptax bytes`."""
-    names = algorithm_names(algorithms)
-    chosen = parse_settings(settings, names)
-    loaded = _task({"task": task, "model": model, "num_clients": num_clients, "data_dir": data_dir})
-    defaults = recipe_of(task).defaults
-    cohort, total = cohort_size or defaults["cohort_size"], rounds or defaults["rounds"]
-    plan = checked_plan(Plan(cohort, LocalWork(defaults["batch_size"])), loaded)
-    rows: list[dict[str, Any]] = []
-    for name in names:
-        built = program(loaded, Fixed(build(name, preset(task, name) | chosen[name])), plan)
-        one = {"down": built.bytes_down, "up": built.bytes_up}
-        rows.append(
-            {
-                "algorithm": name,
-                "num_params": built.num_params,
-                **{f"{way}_per_client": n for way, n in one.items()},
-                **{f"{way}_per_round": n * cohort for way, n in one.items()},
-                **{f"{way}_total": n * cohort * total for way, n in one.items()},
-            }
-        )
-    if json:
-        print(json_.dumps(rows, indent=1))
-        return
-    print(
-        f"{loaded.name}, {rows[0]['num_params']:,} parameters, {cohort} clients a round, {total} rounds; payload bytes"
-    )
-    columns = [key for key in rows[0] if key != "num_params"]
-    print_table([columns] + [[_grouped(row[key]) for key in columns] for row in rows])
 
 
 def algorithm_names(text: str) -> list[str]:
@@ -260,7 +198,7 @@ def _compare(task: Task, comparison: Comparison, out: Path, json: bool, new: boo
     try:
         _, diverged = run_comparison(task, comparison, out, new=new)
     except Interrupted as stop:
-        raise Stopped(f"{stop}; continue with: fedoptax resume {out}", stop.result.signal) from None
+        raise Stopped(f"{stop}; continue with: {_again(out, comparison.algorithms)}", stop.result.signal) from None
     with status("writing the report"):
         page = write_report(out)
     if json:
@@ -272,12 +210,16 @@ def _compare(task: Task, comparison: Comparison, out: Path, json: bool, new: boo
         raise RunError("; ".join(map(str, diverged)))
 
 
-def _finish(work: Any, out: Path) -> RunResult:
+def _again(out: Path, algorithms: list[str]) -> str:
+    return f"fedoptax resume {out}" + (" --trust" if any(":" in name for name in algorithms) else "")
+
+
+def _finish(work: Any, out: Path, name: str) -> RunResult:
     use_compilation_cache()
     try:
         return work()
     except Interrupted as stop:
-        raise Stopped(f"{stop}; continue with: fedoptax resume {out}", stop.result.signal) from None
+        raise Stopped(f"{stop}; continue with: {_again(out, [name])}", stop.result.signal) from None
     except DivergedError as error:
         raise RunError(f"{error} (in {out})") from error
 
@@ -312,7 +254,7 @@ def _with_preset(options: dict[str, Any]) -> dict[str, Any]:
 
 def _of_texts(options: Mapping[str, Any]) -> dict[str, Any]:
     """What `--fault`, `--privacy` and `--compress` say; what they leave out is left out."""
-    wrappers = {name: options[name] for name in ("privacy", "compress") if options[name] is not None}
+    wrappers = {name: options[name] for name in WRAPPERS if options[name] is not None}
     return {"faults": parse_faults(options["fault"] or []), "wrappers": wrappers}
 
 
@@ -324,7 +266,8 @@ def _hyperparameters(names: list[str], options: Mapping[str, Any]) -> dict[str, 
     return {name: dict(paper.get(name, start[name])) | chosen[name] for name in names}
 
 
-def _task(options: Mapping[str, Any]) -> Task:
+def load(options: Mapping[str, Any]) -> Task:
+    """The task that the options of a command name."""
     given = {name: options[name] for name in TASK_OPTIONS if options.get(name) is not None}
     with status(f"loading {options['task']}"):
         return load_task(options["task"], seed=options.get("partition_seed", 0), data_dir=options["data_dir"], **given)
@@ -353,6 +296,11 @@ def _run_options(options: Mapping[str, Any], task: Task) -> dict[str, Any]:
 
 def _check(task: Task, options: Mapping[str, Any]) -> None:
     """Refuses before the first folder is made what the first run would refuse."""
+    choices = {"client_states": PLACES, "examples": ("auto", "device", "stream"), "engine": ("compiled", "eager")}
+    for name, allowed in choices.items():
+        if options.get(name) is not None and options[name] not in allowed:
+            raise UsageError(f"{name}: {options[name]!r} given, allowed is one of {', '.join(allowed)}")
+    check_numbers(options["rounds"], options["eval_every"], 0)
     work = LocalWork(options["batch_size"], options["local_epochs"], options.get("local_steps"))
     aggregator = as_aggregator(options["aggregate"])
     checked_plan(Plan(options["cohort_size"], work, options.get("weighting") or "examples", aggregate=aggregator), task)
@@ -369,7 +317,3 @@ def use_compilation_cache() -> None:
 
     jax.config.update("jax_compilation_cache_dir", str(pooch.os_cache("fedoptax") / "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
-
-
-def _grouped(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) else str(value)

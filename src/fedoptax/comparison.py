@@ -13,8 +13,9 @@ from fedoptax.errors import RunError
 from fedoptax.experiment import DivergedError, Interrupted, RunResult, run
 from fedoptax.history_file import check_mark
 from fedoptax.naming import build
+from fedoptax.stored import check_comparison
 from fedoptax.task import Task
-from fedoptax.wrapping import wrap
+from fedoptax.wrapping import wrap_as
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Comparison:
         stored = storage.read_json(folder / "compare.json")
         if stored.pop("format", None) != storage.FORMAT:
             raise RunError(f"'{folder / 'compare.json'}' is not of format {storage.FORMAT}")
+        check_comparison(folder / "compare.json", stored)
         try:
             return cls(**stored)
         except TypeError as error:
@@ -85,7 +87,7 @@ def _run_one(
     source = folder if rounds_of(folder) else None
     return run(
         task,
-        wrap(build(name, comparison.hyperparameters[name]), **comparison.options.get("wrappers", {})),
+        wrap_as(build(name, comparison.hyperparameters[name]), comparison.options.get("wrappers") or {}),
         seed=seed,
         label=name,
         description=f"{name}, seed {seed}",

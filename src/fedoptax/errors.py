@@ -6,13 +6,22 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import NoReturn
 
+LONGEST = 1000
+"""Characters of an error's message: people read it, and what it quotes may come from anywhere."""
+
 
 class UsageError(ValueError):
     """An argument is wrong: the message names it, what was given and what is allowed. Exit status 2."""
 
+    def __init__(self, message: object) -> None:
+        super().__init__(brief(message, LONGEST))
+
 
 class RunError(RuntimeError):
     """The work itself failed (a broken file, a diverged run, a full disk). Exit status 1."""
+
+    def __init__(self, message: object) -> None:
+        super().__init__(brief(message, LONGEST))
 
 
 class Stopped(RunError):
@@ -25,6 +34,17 @@ class Stopped(RunError):
 
 class DataError(RunError):
     """A data file or data set cannot be used: the message names it and the reason. Exit status 1."""
+
+
+def brief(text: object, most: int = 300) -> str:
+    """A text in a message: one line, no character that moves or hides others, at most `most` of them.
+
+    Of a longer one the middle is left out.
+    """
+    line = str(text)
+    if len(line) > most:
+        line = f"{line[: most - most // 3 - 1]}…{line[len(line) - most // 3 :]}"
+    return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in line)
 
 
 def unknown(what: str, given: str, allowed: Iterable[str]) -> NoReturn:

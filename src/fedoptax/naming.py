@@ -30,6 +30,8 @@ def find_constructor(name: str) -> Constructor:
     if ":" not in name:
         return ALGORITHMS[name] if name in ALGORITHMS else unknown("algorithm", name, ALGORITHMS)
     module_name, _, attribute = name.partition(":")
+    if not all(part.isidentifier() for part in (*module_name.split("."), attribute)):
+        raise UsageError(f"algorithm: '{name}' given, allowed is MODULE:FUNCTION")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -76,7 +78,14 @@ def parse_value(text: str) -> Any:
 
 def parameter_names(constructor: Constructor) -> list[str]:
     """The hyper-parameters that a constructor takes."""
-    return list(inspect.signature(constructor).parameters)
+    return list(_parameters(constructor))
+
+
+def _parameters(constructor: Constructor) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(constructor).parameters
+    except ValueError as error:  # some functions written in C do not say
+        raise UsageError(f"algorithm: {constructor!r} given, allowed is a function with named parameters") from error
 
 
 def preset(task: str, algorithm: str) -> dict[str, Any]:
@@ -108,7 +117,10 @@ def build(name: str, hyperparameters: Mapping[str, Any]) -> FedAlgorithm:
       UsageError: a required hyper-parameter is missing, or one is out of its range.
     """
     constructor = find_constructor(name)
-    for parameter, info in inspect.signature(constructor).parameters.items():
+    parameters = _parameters(constructor)
+    if name in ALGORITHMS and (other := sorted(hyperparameters.keys() - parameters)):
+        unknown(f"hyper-parameter of {name}", other[0], parameters)
+    for parameter, info in parameters.items():
         if info.default is info.empty and parameter not in hyperparameters:
             raise UsageError(f"{name}: {parameter} is needed and no preset has it; give --set {parameter}=VALUE")
     values = {name: parse_schedule(value) if is_schedule(value) else value for name, value in hyperparameters.items()}

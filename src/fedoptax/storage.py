@@ -11,6 +11,8 @@ import hashlib
 import json
 import os
 import shutil
+import stat
+import uuid
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from fedoptax.errors import RunError, UsageError
+from fedoptax.errors import RunError, UsageError, brief
 from fedoptax.history import Row, finite_or_none
 
 FORMAT = 1
@@ -28,6 +30,7 @@ MARKS = ("config.json", "compare.json", "sweep.json")
 
 WRITTEN = (*MARKS, "history.jsonl", "summary.json", "params.npz")
 _CHECKSUM = b'{\n "checksum": "'
+_DEEPEST = 50  # of JSON in a run's files
 
 
 def prepare(out: str | Path, overwrite: bool = False) -> Path:
@@ -59,9 +62,9 @@ def prepare(out: str | Path, overwrite: bool = False) -> Path:
 def write_atomically(path: Path, data: bytes) -> None:
     """Writes a file so that a reader sees the old content or the new, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")  # no link can wait there
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -93,7 +96,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
         return json.dumps(item, allow_nan=False, ensure_ascii=False)
 
     lines = [f" {dump(name)}: {dump(item)}" for name, item in _plain(value).items()]
-    body = (",\n".join(lines) + "\n}\n").encode()
+    body = (",\n".join(lines) + "\n}\n").encode("utf-8", "replace")
     write_atomically(path, _CHECKSUM + hashlib.sha256(body).hexdigest().encode() + b'",\n' + body)
 
 
@@ -106,8 +109,10 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         data = path.read_bytes()
         value = json.loads(data)
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"'{path}' cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    except RecursionError:
+        raise RunError(f"'{path}' is damaged: it is nested too deeply") from None
+    except (OSError, ValueError) as error:
+        raise RunError(f"'{path}' cannot be read: {brief(getattr(error, 'strerror', None) or error)}") from error
     if not isinstance(value, dict):
         raise RunError(f"'{path}' is damaged: a JSON object is expected")
     checksum = value.pop("checksum", None)
@@ -115,6 +120,12 @@ def read_json(path: Path) -> dict[str, Any]:
         raise RunError(
             f"'{path}' is damaged: its checksum does not fit (if it was changed on purpose, remove its checksum line)"
         )
+    level: list[Any] = [value]
+    for _ in range(_DEEPEST):  # what reads it may go down by recursion
+        inner = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
+        level = [item for items in inner for item in items]
+    if level:
+        raise RunError(f"'{path}' is damaged: it is nested more than {_DEEPEST} deep")
     return value
 
 
@@ -157,7 +168,12 @@ def read_rows(folder: Path, rounds: int) -> list[Row]:
 def read_lines(folder: Path) -> list[str]:
     """The whole lines of a run's history; a last line without its end, of a process that was killed, is left out."""
     path = folder / "history.jsonl"
-    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    try:
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    except ValueError:
+        raise RunError(f"'{path}' is damaged: not UTF-8") from None
+    except OSError as error:
+        raise RunError(f"'{path}' cannot be read: {error.strerror}") from error
     return text.split("\n")[:-1]
 
 
@@ -196,6 +212,19 @@ def named_leaves(tree: Any) -> dict[str, np.ndarray]:
     return {jax.tree_util.keystr(path, simple=True, separator="/") or "params": array(a) for path, a in leaves}
 
 
+def check_plain(folder: Path) -> None:
+    """Checks that a run folder holds nothing but files and folders: one from others may hold links that lead anywhere.
+
+    Raises:
+      RunError: it holds a link, a pipe or the like.
+    """
+    for root, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = Path(root) / name
+            if not stat.S_ISDIR(mode := path.lstat().st_mode) and not stat.S_ISREG(mode):
+                raise RunError(f"'{path}' is no plain file (a link or the like); a run folder holds none")
+
+
 @contextmanager
 def locked(folder: Path, new: bool = False) -> Iterator[None]:
     """Holds the run folder for this process.
@@ -209,7 +238,11 @@ def locked(folder: Path, new: bool = False) -> Iterator[None]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ".lock"
-    with path.open("w") as file:
+    try:
+        place = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        raise RunError(f"'{path}' cannot be opened: {error.strerror}") from error
+    with os.fdopen(place, "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             ours = os.path.samestat(os.fstat(file.fileno()), path.stat())  # else its holder has removed it meanwhile

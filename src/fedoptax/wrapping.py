@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedoptax.algorithm import FedAlgorithm
@@ -12,8 +12,23 @@ from fedoptax.errors import UsageError, unknown
 from fedoptax.naming import parse_value
 from fedoptax.wrappers import with_compression, with_privacy
 
+WRAPPERS = ("privacy", "compress")
 PRIVACY = ("clip", "noise_multiplier", "delta", "target_quantile", "clip_lr", "bit_noise", "seed")
 """The arguments of `with_privacy` that can be typed."""
+
+
+def wrap_as(algorithm: FedAlgorithm, wrappers: Mapping[str, str]) -> FedAlgorithm:
+    """`algorithm` with what a run's config says was wrapped around it: texts by the names of `wrap`'s arguments.
+
+    Raises:
+      UsageError: as `wrap`, or it is something else.
+    """
+    if not isinstance(wrappers, Mapping) or not all(isinstance(text, str) for text in wrappers.values()):
+        raise UsageError(f"wrappers: {wrappers!r} given, allowed are texts by name")
+    for name in wrappers:
+        if name not in WRAPPERS:
+            unknown("wrappers", str(name), WRAPPERS)
+    return wrap(algorithm, **wrappers)
 
 
 def wrap(algorithm: FedAlgorithm, privacy: str | None = None, compress: str | None = None) -> FedAlgorithm:

@@ -62,6 +62,8 @@ def local(
     settings = _settings(place, nodes)
     if resume is None:
         storage.prepare(target)
+    else:
+        storage.check_plain(target)
     _check(deployment, settings.nodes, data_dir)
     if begin_new:
         _write(work, deployment, settings.nodes, None)

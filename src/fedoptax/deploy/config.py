@@ -114,6 +114,8 @@ def build_task(deployment: Deployment, partition: int | None = None, data_dir: s
     name = str(deployment.task["name"])
     if ":" in name and not name.startswith("file:"):
         module, _, attribute = name.partition(":")
+        if not all(part.isidentifier() for part in (*module.split("."), attribute)):
+            raise UsageError(f"task: '{name}' given, allowed is MODULE:FUNCTION")
         try:
             function = getattr(importlib.import_module(module), attribute)
         except (ImportError, AttributeError, ValueError) as error:

@@ -36,6 +36,7 @@ from fedoptax.history import History, Row, finite_or_none
 from fedoptax.history_file import HistoryFile
 from fedoptax.record import refuse_another, run_config
 from fedoptax.task import Task
+from fedoptax.wrapping import WRAPPERS
 
 Log = Callable[[str], None]
 MOST_EXAMPLES = 10**9  # believed of a client where nothing tells how many there can be
@@ -76,6 +77,7 @@ class Run:
             deployment.algorithm,
             self.folder,
             hyperparameters=dict(deployment.hyperparameters),
+            wrappers={name: text for name in WRAPPERS if (text := getattr(deployment, name))},
         )
         self._stack = ExitStack()
         self.history = History()

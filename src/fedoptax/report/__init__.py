@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fedoptax.errors import RunError
 from fedoptax.report.groups import Group, group_runs
 from fedoptax.report.load import Run, load_runs
 from fedoptax.report.tables import final_table, history_table, to_markdown
@@ -37,6 +38,8 @@ def write_report(path: str | Path, out: str | Path | None = None, target: float 
 
     runs = load_runs(path)
     folder = Path(path if out is None else out)
+    if (folder / "figures").is_symlink():  # of a folder from others: it may lead anywhere
+        raise RunError(f"'{folder / 'figures'}' is a link; a folder is allowed")
     table = final_table(runs, target)
     pictures = {f"figures/{name}": data for name, data in figures(runs).items()}
     texts = {

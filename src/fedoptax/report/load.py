@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedoptax.errors import RunError
+from fedoptax.errors import RunError, brief
 from fedoptax.history_file import check_mark
 from fedoptax.storage import FORMAT, read_json
+from fedoptax.stored import LARGEST, check_config, check_summary
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,56 +74,59 @@ def load_runs(path: str | Path) -> list[Run]:
     root = Path(path)
     if not root.is_dir():
         raise RunError(f"'{root}' is not a folder with runs")
-    runs = [_load_run(folder, command) for folder, command in _run_folders(root)]
+    runs = [_load_run(folder, command) for folder, command in _run_folders(root, set())]
     if not runs:
         raise RunError(f"'{root}' holds no run: there is no config.json in it or below it")
     return runs
 
 
-def _run_folders(root: Path, command: str | None = None) -> Iterator[tuple[Path, str | None]]:
-    """The run folders at or below `root` with their commands; a run holds no other runs."""
+def _run_folders(root: Path, seen: set[Path], command: str | None = None) -> Iterator[tuple[Path, str | None]]:
+    """The run folders at or below `root` with their commands; a run holds no other runs.
+
+    Links are followed, but to no folder that was `seen` before: they may lead in circles.
+    """
+    place = root.resolve()
+    if place in seen:
+        return
+    seen.add(place)
     if (root / "config.json").is_file():
         yield root, command
         return
     first: list[str] = []
     if (root / "compare.json").is_file():
-        comparison = read_json(root / "compare.json")
+        comparison = _writable(read_json(root / "compare.json"))
         _check_format(root / "compare.json", comparison)
         command = _text_or_none(comparison.get("command"))
         first = [str(name) for name in _list_or_empty(comparison.get("algorithms"))]
-    children = [child for child in root.iterdir() if child.is_dir() and not child.name.startswith(".")]
+    try:
+        children = [child for child in root.iterdir() if child.is_dir() and not child.name.startswith(".")]
+    except OSError as error:
+        raise RunError(f"'{root}' cannot be read: {error.strerror}") from error
     for child in sorted(children, key=lambda child: (_place(child.name, first), _natural(child.name))):
-        yield from _run_folders(child, command)
+        yield from _run_folders(child, seen, command)
 
 
 def _load_run(folder: Path, command: str | None) -> Run:
-    config = read_json(folder / "config.json")
-    _check_config(folder / "config.json", config)
+    config = _writable(read_json(folder / "config.json"))
+    _check_format(folder / "config.json", config)
+    check_config(folder / "config.json", config)
     rows = _read_history(folder / "history.jsonl")
     summary: dict[str, Any] = {"status": "running", "rounds_done": len(rows)}
     if (folder / "summary.json").is_file():
-        summary |= read_json(folder / "summary.json")
+        summary |= _writable(read_json(folder / "summary.json"))
+        check_summary(folder / "summary.json", summary)
     if summary.get("history"):
         try:
             check_mark(folder, summary["history"])
-        except ValueError as error:
-            raise RunError(f"'{folder}' is damaged: {error}") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RunError(f"'{folder}' is damaged: {brief(error)}") from error
     return Run(folder, config, rows, summary, command or _text_or_none(config.get("command")))
 
 
 def _check_format(path: Path, content: Mapping[str, Any]) -> None:
     if content.get("format") != FORMAT:
-        raise RunError(f"'{path}' has format {content.get('format')!r}; this version of fedoptax reads format {FORMAT}")
-
-
-def _check_config(path: Path, config: Mapping[str, Any]) -> None:
-    _check_format(path, config)
-    for field, kind in (("task", dict), ("algorithm", dict), ("rounds", int), ("seed", int)):
-        if not isinstance(config.get(field), kind):
-            raise RunError(f"'{path}' is damaged: '{field}' is missing or not of type {kind.__name__}")
-    for field in ("task", "algorithm"):
-        if not isinstance(config[field].get("name"), str):
-            raise RunError(f"'{path}' is damaged: '{field}' has no name")
+        given = brief(repr(content.get("format")))
+        raise RunError(f"'{path}' has format {given}; this version of fedoptax reads format {FORMAT}")
 
 
 def _read_history(path: Path) -> pd.DataFrame:
@@ -143,12 +147,13 @@ def _read_history(path: Path) -> pd.DataFrame:
         if row is None:
             raise RunError(f"'{path}' is damaged at line {number}: not a JSON object")
         last = rows[-1]["round"] if rows else 0
-        if not isinstance(row.get("round"), int) or row["round"] <= last:
-            raise RunError(f"'{path}' is damaged at line {number}: round {row.get('round')!r} after {last}")
+        if not isinstance(row.get("round"), int) or not last < row["round"] <= LARGEST:
+            given = brief(repr(row.get("round")))
+            raise RunError(f"'{path}' is damaged at line {number}: round {given} after {last}")
         rows.append(row)
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: [row.get(name) for row in rows] for name in {"round": None} | names}
-    numeric = {name: values for name, values in columns.items() if all(map(_is_number, values))}
+    numeric = {_writable(name): values for name, values in columns.items() if all(map(_is_number, values))}
     frame = pd.DataFrame(numeric, dtype=float)
     return frame.where(frame.abs() < float("inf")).astype({"round": int})
 
@@ -156,13 +161,16 @@ def _read_history(path: Path) -> pd.DataFrame:
 def _parse_row(line: bytes) -> dict[str, Any] | None:
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) else None
 
 
 def _is_number(value: Any) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+    """Whether a cell can be a float64; whole numbers of JSON have no bound."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return abs(value) <= 2**1023
+    return value is None or isinstance(value, float)
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
@@ -176,6 +184,15 @@ def _place(name: str, names: list[str]) -> int:
 
 def _list_or_empty(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
+
+
+def _writable(value: Any) -> Any:
+    """The value with `?` for every lone surrogate, which JSON can hold, and no file and no data frame."""
+    if isinstance(value, dict):
+        return {_writable(name): _writable(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_writable(item) for item in value]
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
 def _text_or_none(value: Any) -> str | None:

@@ -96,8 +96,8 @@ def _histogram(sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """At most 24 bins of a whole number of examples each, the last one as full as possible."""
     low, high = int(sizes.min()), int(sizes.max())
     span = high - low + 1
-    least = -(-span // 24)
-    width = min(range(least, 2 * least + 1), key=lambda w: (-(-span // w) * w - span, w))
+    widths = {-(-span // count) for count in range(12, 25)}  # the smallest for each number of bins
+    width = min(widths, key=lambda w: (-(-span // w) * w - span, w))
     edges = np.arange(low, high + width + 1, width)
     bins, _ = np.histogram(sizes, edges - 0.5)
     return edges, bins

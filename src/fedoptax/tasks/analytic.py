@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from fedoptax import analytic
+from fedoptax.errors import UsageError
 from fedoptax.task import Task
 from fedoptax.tasks.recipe import Options, Recipe
+
+MOST_CLIENTS = 100_000
+"""Of the tasks that draw each client's data: drawing so many takes minutes, and more than some gigabytes."""
 
 
 def counterexample(name: str, recipe: Recipe, given: Options) -> Task:
@@ -24,4 +28,7 @@ def synthetic(name: str, recipe: Recipe, given: Options) -> Task:
 
 
 def _clients(recipe: Recipe, given: Options) -> int:
-    return recipe.num_clients if given.num_clients is None else given.num_clients
+    count = recipe.num_clients if given.num_clients is None else given.num_clients
+    if count > MOST_CLIENTS:
+        raise UsageError(f"num_clients: {count} given, allowed is at most {MOST_CLIENTS} where their data are drawn")
+    return count

@@ -26,7 +26,7 @@ def own_data(name: str, recipe: Recipe, given: Options) -> Task:
     mean and deviation of each feature over all training examples.
     """
     path = name.removeprefix(PREFIX)
-    if not path:
+    if not path or "\0" in path:
         raise UsageError(f"task: '{name}' given, allowed is file:PATH")
     source = load_file(
         Path(path).expanduser(),

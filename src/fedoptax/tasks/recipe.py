@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from fedoptax.errors import UsageError, unknown
 from fedoptax.task import Task
@@ -76,8 +79,9 @@ def check_options(name: str, recipe: Recipe, given: Options) -> None:
     """Checks that what was asked of a task is something it has.
 
     Raises:
-      UsageError: an option the task does not have, an unknown partition or model, or an option of another partition.
+      UsageError: an option the task does not have, an unknown partition or model, or a value of another type.
     """
+    _check_types(given)
     allowed = recipe.allowed()
     for option in OPTIONS:
         value = getattr(given, option)
@@ -88,3 +92,25 @@ def check_options(name: str, recipe: Recipe, given: Options) -> None:
         unknown(f"partition of task '{name}'", given.partition, recipe.partitions)
     if given.model is not None and given.model not in recipe.models:
         unknown(f"model of task '{name}'", given.model, recipe.models)
+
+
+def _check_types(given: Options) -> None:
+    """Checks what neither a command line nor a type checker has seen: a config may hold anything."""
+    for option in (*OPTIONS, "seed"):
+        value = getattr(given, option)
+        kind = "text" if option in _TEXTS else "number" if option in _NUMBERS else "whole"
+        if value is not None and not _is_of(kind, value):
+            raise UsageError(f"{option}: {value!r} given, allowed is {_KINDS[kind]}")
+
+
+_TEXTS = ("partition", "model", "augment", "client_column", "label_column")
+_NUMBERS = ("alpha", "alpha_fine", "beta", "similarity", "sigma", "exponent", "test_fraction")
+_KINDS = {"text": "a text", "whole": "a whole number within 64 bits", "number": "a finite number"}
+
+
+def _is_of(kind: str, value: Any) -> bool:
+    if kind == "text" or isinstance(value, bool):
+        return kind == "text" and isinstance(value, str)
+    if isinstance(value, int | np.integer):
+        return -(2**63) <= int(value) < 2**63
+    return kind == "number" and isinstance(value, float | np.floating) and math.isfinite(float(value))

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from fedoptax.data.own.columns import names, short
-from fedoptax.data.own.images import stack
+from fedoptax.data.own.images import check_mode, stack
 from fedoptax.data.own.source import MAX_BYTES, Examples, build
 from fedoptax.data.sources import Source
 from fedoptax.errors import DataError
@@ -74,6 +74,7 @@ class _File(NamedTuple):
 
     def read(self) -> Image.Image:
         with Image.open(self.path, formats=[_FORMATS[self.path.suffix.lower()]]) as image:
+            check_mode(str(self.path), image)  # before its pixels take memory
             image.load()
             return image
 

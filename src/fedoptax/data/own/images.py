@@ -59,6 +59,16 @@ def stack(
     return array
 
 
+def check_mode(name: str, image: Image.Image) -> None:
+    """Refuses images of another kind than 8 bits a channel.
+
+    Raises:
+      DataError: the image `name` is one.
+    """
+    if image.mode not in _GREY + _COLOUR:
+        raise DataError(f"{name}: an image of mode {image.mode}; 8 bits a channel, grey or colour, is allowed")
+
+
 def _allocate(name: str, shape: tuple[int, ...], max_bytes: int) -> np.ndarray:
     size = int(np.prod(shape, dtype=object))
     if size > max_bytes:
@@ -83,8 +93,7 @@ def _decode(name: str, opened: Callable[[], Any], size: tuple[int, int] | None) 
             image = opened()
             if not isinstance(image, Image.Image):
                 raise DataError(f"{name}: {type(image).__name__} given; an image as Pillow opens it is allowed")
-            if image.mode not in _GREY + _COLOUR:
-                raise DataError(f"{name}: an image of mode {image.mode}; 8 bits a channel, grey or colour, is allowed")
+            check_mode(name, image)
             upright = ImageOps.exif_transpose(image).convert("L" if image.mode in _GREY else "RGB")
         if size is not None:
             upright = upright.resize((size[1], size[0]), Image.Resampling.BILINEAR)

@@ -13,7 +13,7 @@ import numpy as np
 from fedoptax.data.own.columns import names, numbers, short
 from fedoptax.data.own.source import MAX_BYTES, Examples, build
 from fedoptax.data.sources import Source
-from fedoptax.errors import DataError
+from fedoptax.errors import DataError, brief
 
 _DEFLATE_RATIO = 1032  # DEFLATE's largest possible ratio of output to input
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -97,8 +97,11 @@ def _checked_size(where: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo)
 
 
 def _header(where: str, stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
-    version = np.lib.format.read_magic(stream)
-    if version not in _HEADERS:
-        raise DataError(f"{where}: NumPy format {version}; {' or '.join(map(str, _HEADERS))} is allowed")
-    shape, _, dtype = _HEADERS[version](stream)
-    return shape, dtype
+    try:
+        version = np.lib.format.read_magic(stream)
+        if version in _HEADERS:
+            shape, _, dtype = _HEADERS[version](stream)
+            return shape, dtype
+    except Exception as error:  # NumPy's parser of a foreign text: whatever it raises means that it is damaged
+        raise DataError(f"{where}: a damaged header: {type(error).__name__}: {brief(error, 100)}") from None
+    raise DataError(f"{where}: NumPy format {version}; {' or '.join(map(str, _HEADERS))} is allowed")

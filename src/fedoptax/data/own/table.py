@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _BYTES_A_CELL = 8  # in memory while it is read
 _MAX_COLUMNS = 100_000
 _CHUNK = 2**20
+_FLOAT64 = 2**1023
 
 
 def load(
@@ -138,7 +140,7 @@ def _check_columns(path: Path, header: Sequence[str]) -> None:
     if not 0 < len(header) <= _MAX_COLUMNS:
         raise DataError(f"{path}: has {len(header)} columns; 1 to {_MAX_COLUMNS} are allowed")
     if len(set(header)) < len(header):
-        twice = next(name for place, name in enumerate(header) if name in header[:place])
+        twice = Counter(header).most_common(1)[0][0]
         raise DataError(f"{path}: has two columns named {short(twice)}")
 
 
@@ -151,7 +153,10 @@ def _numbers(where: str, column: pd.Series) -> np.ndarray:
     if column.dtype.kind in "mM":
         raise DataError(f"{where}: holds {column.dtype}; numbers are allowed")
     try:
-        values = column if column.dtype.kind in "biuf" else pd.to_numeric(column, errors="coerce")
+        values = column
+        if values.dtype == object:  # there are whole numbers beyond 64 bits, which may be beyond floating point too
+            values = values.map(lambda value: np.inf if isinstance(value, int) and abs(value) > _FLOAT64 else value)
+        values = values if values.dtype.kind in "biuf" else pd.to_numeric(values, errors="coerce")
         with np.errstate(over="ignore"):
             array = values.to_numpy(np.float32, na_value=np.nan)
     except (TypeError, ValueError):

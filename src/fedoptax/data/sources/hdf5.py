@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from fedoptax.data.sources.hdf5_heaps import LENGTHS, check_heaps
 from fedoptax.errors import DataError
 
 MAX_BYTES = 2**30
@@ -34,8 +35,8 @@ class ClientFile:
 
     Only what the layout needs is followed and read: hard links to groups and arrays that lie in the file itself,
     unpacked or packed by HDF5's own filters. All that is read together is held to what a file of that size can
-    hold, so neither a declared shape nor links that share an array can fill memory or disk. One thing is not guarded:
-    strings of variable length lie in a heap that HDF5 itself walks, and a heap made for it can keep it walking.
+    hold, so neither a declared shape nor links that share an array can fill memory or disk. The heaps that hold strings
+    of variable length are checked before HDF5 walks them.
 
     Attributes:
       path: of the file.
@@ -60,6 +61,7 @@ class ClientFile:
         self._h5: Any = h5py
         self.path = path
         self._left = path.stat().st_size * _DEFLATE_RATIO
+        self._heaps_checked = False
         with _one_line(path):
             self._file = h5py.File(path, "r")
         try:
@@ -184,6 +186,7 @@ class ClientFile:
 
     def _read_strings(self, dataset: Any, rows: int) -> list[bytes]:
         self._take(rows * _REFERENCE)
+        self._check_heaps()
         strings: list[bytes] = []
         kind, size = self._h5.h5t.py_create(dataset.dtype), 0
         for start in range(0, rows, _STRINGS):
@@ -196,6 +199,16 @@ class ClientFile:
             if size > MAX_BYTES:
                 raise ValueError(f"its strings are longer than {MAX_BYTES} bytes together")
         return strings
+
+    def _check_heaps(self) -> None:
+        """Once for the file."""
+        if not self._heaps_checked:
+            if (lengths := self._file.id.get_create_plist().get_sizes()[1]) != LENGTHS:
+                raise ValueError(
+                    f"its lengths have {lengths} bytes; {LENGTHS} are expected where strings vary in length"
+                )
+            check_heaps(self.path)
+            self._heaps_checked = True
 
     def _selection(self, dataset: Any, start: int, shape: tuple[int, ...]) -> tuple[Any, Any]:
         """The places in memory and in the file of the rows from `start` on."""
