@@ -2,7 +2,8 @@
 
 The targets are those of `tests/fuzzing`; each runs in processes that may grow by a gigabyte, whose cases may take 20
 seconds. With atheris (`pip install atheris`, CPython 3.11 to 3.13) the inputs follow the branches that they reach, else
-they are mutations of the same seeds; so they are for run folders, whose JSON needs changes of whole values. Inputs of findings are kept in `--keep`. Exit status 1 if there was any.
+they are mutations of the same seeds; so they are for run folders, whose JSON needs changes of whole values. Inputs of
+findings are kept in `--keep`. Exit status 1 if there was any.
 """
 
 from __future__ import annotations
@@ -94,6 +95,8 @@ def document(outcomes: list[Outcome], seconds: float, jobs: int, coverage: bool)
         *map(row, outcomes),
         "",
     ]
+    if restarts := sum(o.restarts for o in outcomes):
+        lines += [f"atheris ended {restarts} times by itself (`fuzz target exited`) and was started anew.", ""]
     lines += [f"- {o.target}: {kind}: {what}" for o in outcomes for kind, what in o.findings.items()]
     return "\n".join(lines)
 
