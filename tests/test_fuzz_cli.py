@@ -15,7 +15,7 @@ from fuzzing.command import check_answer, fedoptax, tree_of, untrained
 from fuzzing.run_targets import comparison, files, write
 from fuzzing.target import check
 
-EXAMPLES = int(os.environ.get("FEDOPTAX_FUZZ_EXAMPLES", "80"))
+EXAMPLES = int(os.environ.get("FEDOPTAX_FUZZ_EXAMPLES", "60"))
 COMMANDS = commands()
 
 

@@ -20,7 +20,7 @@ import pytest
 from files import assert_one_line
 from fuzzing.drive import watch
 
-CASES = int(os.environ.get("FEDOPTAX_FUZZ_CASES", "40"))
+CASES = int(os.environ.get("FEDOPTAX_FUZZ_CASES", "30"))
 SLOW = ("report-figures",)  # by design: it draws; the driver runs it
 
 

@@ -83,7 +83,7 @@ class Runner:
         start = time.monotonic()
         try:
             self.target.run(data, self.folder)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self.keep(data, error)
         self.cases += 1
         self.slowest = max(self.slowest, time.monotonic() - start)
