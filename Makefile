@@ -7,7 +7,9 @@ BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 DEMO_OUT ?= runs/demo
 
-.PHONY: help setup demo test test-long test-network test-torch test-fast test-all lint format lock clean
+RESULTS ?= benchmarks/results
+
+.PHONY: help setup demo test test-long test-network test-torch test-fast test-all faults fuzz attacks soak audit lint format lock clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/  /'
@@ -47,6 +49,26 @@ test-all:        ## the tests under every Python of 3.11, 3.12, 3.13 that is ins
 	    echo "== Python $$v"; $(MAKE) --no-print-directory test PYTHON=python$$v VENV=.venv-$$v || exit 1; \
 	  else echo "== Python $$v: not installed, skipped"; fi; \
 	done
+
+faults: $(READY) ## the real program killed, filled up, damaged, raced: cases tried, survived, refused, lost (about 25 minutes)
+	$(BIN)/python benchmarks/faults.py --out $(RESULTS)
+
+fuzz: $(READY)   ## every reader of foreign bytes, a minute each (about 30 minutes)
+	$(BIN)/python benchmarks/fuzz.py --seconds 60 --out $(RESULTS)
+
+attacks: $(READY) ## algorithms against attacks under every aggregator (about 15 minutes)
+	$(BIN)/python benchmarks/attacks.py
+
+soak: $(READY)   ## half an hour of one run: memory and time of a round stay flat
+	$(BIN)/python benchmarks/soak.py --minutes 30 --out $(RESULTS)
+
+.venv-audit/.ready:
+	$(PYTHON) -m venv --clear .venv-audit
+	.venv-audit/bin/python -m pip install --quiet --disable-pip-version-check "pip-audit>=2.9"
+	@touch $@
+
+audit: .venv-audit/.ready ## known vulnerabilities of the locked packages; status 3: the advisories cannot be reached
+	.venv-audit/bin/python tools/audit.py
 
 lint: $(READY)   ## ruff and mypy
 	$(BIN)/ruff check .

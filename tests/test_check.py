@@ -196,7 +196,7 @@ def test_the_real_files_are_as_published(name):
     assert all(row.status == "ok" for row in rows), rows
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["cifar10", "femnist"])
 def test_the_real_files_are_as_published_slow(name):
     assert is_whole(check(name, real_data(name)))

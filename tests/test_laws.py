@@ -93,13 +93,21 @@ VARIANTS: dict[str, Factory] = {
     "clipping fedlamb": clipping_fedlamb,
 }
 ROWS = TABLE | VARIANTS
-LONG = {laws.engines_agree, laws.interrupted_equals_whole}
+SLOW = {laws.engines_agree, laws.interrupted_equals_whole}
+COMPILING = {laws.engines_agree, laws.padding_is_inert, laws.dtypes_stay}
+"""Of variants these run with the long tests: each compiles its programs anew."""
+
+
+def marks(name: str, law: Any) -> list[Any]:
+    if name in VARIANTS and law in COMPILING:
+        return [pytest.mark.long]
+    return [pytest.mark.slow] if law in SLOW else []
 
 
 @pytest.mark.parametrize(
     ("name", "law"),
     [
-        pytest.param(name, law, id=f"{name}-{law.__name__}", marks=[pytest.mark.slow] if law in LONG else [])
+        pytest.param(name, law, id=f"{name}-{law.__name__}", marks=marks(name, law))
         for name in ROWS
         for law in LAWS
     ],

@@ -26,7 +26,7 @@ SMALL = {
     "fafed_cifar_cnn": ((8, 8, 3), LAX),
     "lenet": ((16, 16, 1), LAX),
 }
-SLOW = ("resnet18", "resnet18_unstrided", "resnet9")
+pytestmark = pytest.mark.long  # `make test` trains the models of the tasks on their data
 
 
 def numbers(shape, below, seed=1):
@@ -45,9 +45,7 @@ def cross_entropy(y):
     return lambda logits: jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, y))
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.long) if name in SLOW else name for name in MODELS]
-)
+@pytest.mark.parametrize("name", MODELS)
 def test_a_classifier_learns(name):
     shape, options = SMALL[name]
     model = MODELS[name](shape, 4, **options)
