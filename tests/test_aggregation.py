@@ -17,7 +17,7 @@ from fedoptax.deploy.config import Deployment, from_table
 from fedoptax.deploy.rounds import Limits
 from fedoptax.deploy.run import _check_quorum
 from fedoptax.deploy.server import Reply, next_state
-from fedoptax.engine.aggregation import Mean, as_aggregator
+from fedoptax.engine.aggregation import Mean, _network, as_aggregator
 from fedoptax.engine.plan import check_privacy
 
 SIZE = 9
@@ -107,6 +107,15 @@ def test_krum_prefers_an_upload_beyond_all_squares_to_an_absent_one() -> None:
     uploads = jnp.asarray([[0.0], [1e30], [-1e30], [2e30], [-3e30]])
     chosen = jax.jit(fx.Krum(0).combine)(uploads, jnp.ones(5), jnp.asarray([False, True, True, True, True]))
     assert float(chosen[0]) == pytest.approx(1e30)
+
+
+def test_the_sorting_network_sorts_whatever_the_number() -> None:
+    """By the zero-one principle: a network that sorts every sequence of zeros and ones sorts everything."""
+    for n in range(1, 15):
+        rows = list(((np.arange(2**n)[:, None] >> np.arange(n)) & 1).T)
+        for i, j in _network(n):
+            rows[i], rows[j] = np.minimum(rows[i], rows[j]), np.maximum(rows[i], rows[j])
+        assert (np.diff(rows, axis=0) >= 0).all(), n
 
 
 def test_the_fraction_is_exact() -> None:

@@ -57,7 +57,7 @@ def run(program: Program, seed: int, part: float) -> list[Row]:
         done = program.run(*given, "--out", wanted)
         if done.status != 0:
             raise RuntimeError(f"the undisturbed run of {name} fails: {done}")
-        works[name] = Work([*given, "--checkpoint-every", "0"], rounds, wanted)
+        works[name] = Work(given, rounds, wanted)
     hits: dict[str, Row] = {}
     number = 0
     for moment, count in MOMENTS.items():
@@ -80,7 +80,8 @@ def _one(program: Program, work: Work, moment: str, rng: np.random.Generator, tw
     out = program.folder / "killed"
     for _ in range(TRIES):
         shutil.rmtree(out, ignore_errors=True)
-        process = program.start(*work.arguments, "--out", out)
+        every = 0 if moment == "checkpoint" else 0.2
+        process = program.start(*work.arguments, "--checkpoint-every", every, "--out", out)
         seen, longest = _moment(moment, out, work, rng)
         if moment == "start" or watch(process, seen):
             time.sleep(rng.uniform(0, longest))
@@ -127,11 +128,10 @@ def phase_of(out: Path, rounds: int) -> str:
         return "start"
     if status(out) == "completed":
         return "after the end"
-    names = unfinished(out)
-    if any("checkpoint" in name or name.lstrip(".")[:1].isdecimal() for name in names):
-        return "checkpoint"
     if rows(out) >= rounds:
         return "final writing"
+    if any("checkpoint" in name or name.lstrip(".")[:1].isdecimal() for name in unfinished(out)):
+        return "checkpoint"
     if rows(out) == 0:
         return "compile"
     return "rounds and evaluation"

@@ -8,7 +8,7 @@ An aggregator sees the whole uploads of a cohort, as decoded, stacked leaf by le
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import jax
@@ -16,6 +16,8 @@ import jax.numpy as jnp
 
 from fedoptax.algorithm import Tree, accumulate, accumulate_result, accumulate_zero
 from fedoptax.errors import UsageError
+
+NETWORK_LIMIT = 16  # uploads: beyond it the network takes seconds to compile
 
 
 @dataclass(frozen=True)
@@ -230,11 +232,38 @@ def _by_coordinate(rule: Callable[[jax.Array], jax.Array], uploads: Tree, presen
     """`rule(values)` leaf by leaf, of the values (S, …) in increasing order, those not present behind all others."""
 
     def leaf(a: jax.Array) -> jax.Array:
-        result = rule(jnp.sort(_present_or(jnp.inf, _wide(a), present), axis=0))
+        result = rule(_sorted(_present_or(jnp.inf, _wide(a), present)))
         result = jnp.where(jnp.any(present), result, 0)
         return (jnp.round(result) if jnp.issubdtype(a.dtype, jnp.integer) else result).astype(a.dtype)
 
     return jax.tree.map(leaf, uploads)
+
+
+def _sorted(a: jax.Array) -> jax.Array:
+    """`a` (S, …) sorted along its first axis; numbers or infinities only.
+
+    XLA's sort takes 11 ms on a CPU for 10 uploads of 15,000 numbers; Batcher's network of minima and maxima takes 1.
+    """
+    if a.shape[0] > NETWORK_LIMIT:
+        return jnp.sort(a, axis=0)
+    rows = list(a)
+    for i, j in _network(len(rows)):
+        rows[i], rows[j] = jnp.minimum(rows[i], rows[j]), jnp.maximum(rows[i], rows[j])
+    return jnp.stack(rows)
+
+
+def _network(n: int) -> Iterator[tuple[int, int]]:
+    """The comparisons of Batcher's odd-even merge sort (1968) for n values, in order."""
+    block = 1  # what is sorted already
+    while block < n:
+        step = block
+        while step:
+            for start in range(step % block, n - step, 2 * step):
+                for low in range(start, min(start + step, n - step)):
+                    if low // (2 * block) == (low + step) // (2 * block):
+                        yield low, low + step
+            step //= 2
+        block *= 2
 
 
 def _present_or(value: float, a: jax.Array, present: jax.Array) -> jax.Array:
