@@ -106,11 +106,7 @@ def marks(name: str, law: Any) -> list[Any]:
 
 @pytest.mark.parametrize(
     ("name", "law"),
-    [
-        pytest.param(name, law, id=f"{name}-{law.__name__}", marks=marks(name, law))
-        for name in ROWS
-        for law in LAWS
-    ],
+    [pytest.param(name, law, id=f"{name}-{law.__name__}", marks=marks(name, law)) for name in ROWS for law in LAWS],
 )
 def test_law(name: str, law: Any) -> None:
     law(ROWS[name])
