@@ -63,7 +63,7 @@ def main() -> int:
 
 def page(table: list[Row], seed: int, seconds: float) -> str:
     """The table as Markdown, with what is needed to repeat it."""
-    packages = ", ".join(f"{name} {version(name)}" for name in ("jax", "orbax-checkpoint", "numpy"))
+    packages = ", ".join(f"{name} {version(name)}" for name in ("jax", "jaxlib", "numpy"))
     head = [
         "# Faults",
         "",

@@ -142,7 +142,7 @@ def verdict(table: np.ndarray, status: int, given: argparse.Namespace) -> tuple[
     walls = [per_round(part, seconds, rounds) for part in ("first", "last")]
     even = abs(last / first - 1) < 0.05
     ended = status == 128 + signal.SIGTERM
-    packages = ", ".join(f"{name} {version(name)}" for name in ("jax", "orbax-checkpoint", "numpy"))
+    packages = ", ".join(f"{name} {version(name)}" for name in ("jax", "jaxlib", "numpy"))
     lines = [
         f"# Soak: {given.algorithm} on digits, client states on {given.client_states}",
         "",

@@ -118,7 +118,7 @@ def _moment(moment: str, out: Path, work: Work, rng: np.random.Generator) -> tup
         "compile": (lambda: (out / "config.json").is_file(), 0.5),
         "rounds": (lambda: rows(out) >= some, 0.1),
         "checkpoint": (checkpoint, 0.03 if rng.random() < 0.5 else 0.12),
-        "final": (lambda: rows(out) >= work.rounds, 0.15),
+        "final": (lambda: rows(out) >= work.rounds, 0.03),
     }[moment]
 
 
