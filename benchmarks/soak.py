@@ -11,7 +11,9 @@ warm-up:
 
 - memory: the slope over rounds of the process's own (anonymous) memory (Theil-Sen: half of all pairs of samples grow
   faster), less what the rows of the history take by design, below 5 MB in 10,000 rounds, or its growth below 1 %;
-- work: CPU seconds a round in the last tenth within 5 % of the first tenth; wall time is reported, not judged.
+- work: CPU seconds a round in the last tenth within 5 % of the first tenth, both divided by the CPU seconds that a
+  fixed piece of work takes at the same time (the yardstick): a core that others share does less in a second. Wall time
+  is reported, not judged.
 
 The exit status is 1 if a verdict fails.
 """
@@ -30,9 +32,22 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # the yardstick is one thread's
+
 import numpy as np
 
-COLUMNS = ("seconds", "rounds", "rss_mb", "pss_mb", "own_mb", "open_files", "threads", "cpu_seconds", "folder_mb")
+COLUMNS = (
+    "seconds",
+    "rounds",
+    "rss_mb",
+    "pss_mb",
+    "own_mb",
+    "open_files",
+    "threads",
+    "cpu_seconds",
+    "folder_mb",
+    "yardstick",
+)
 ROW_BYTES = 545  # of a row of the history in memory, a dict of ten numbers, by tracemalloc
 WARM_UP = 0.2  # of the samples
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -73,6 +88,7 @@ def watch(folder: Path, given: argparse.Namespace) -> tuple[list[list[float]], i
     command = [
         *(sys.executable, "-m", "fedoptax.cli", "run", "--task", "digits", "--algorithm", given.algorithm),
         *("--client-states", given.client_states, "--rounds", "100000000", "--eval-every", "1"),
+        *("--cohort-size", "50"),  # all clients
         *("--checkpoint-every", "5", "--out", str(out)),
     ]
     begun, samples, counter = time.monotonic(), list[list[float]](), Rows(out / "history.jsonl")
@@ -82,7 +98,7 @@ def watch(folder: Path, given: argparse.Namespace) -> tuple[list[list[float]], i
             time.sleep(given.every)
             seconds, rounds = time.monotonic() - begun, counter.count()
             if rounds:
-                samples.append([seconds, rounds, *usage(process.pid), size_mb(out)])
+                samples.append([seconds, rounds, *usage(process.pid), size_mb(out), yardstick()])
             enough = seconds >= 60 * given.minutes and rounds >= given.rounds
             if enough or seconds >= 180 * given.minutes:
                 break
@@ -119,6 +135,16 @@ def usage(pid: int) -> list[float]:
     return [*memory, len(list((place / "fd").iterdir())), int(fields[17]), cpu]
 
 
+def yardstick() -> float:
+    """CPU seconds of a fixed piece of work, some 0.1 s: what a CPU second is worth now."""
+    a = np.random.default_rng(0).normal(size=(192, 192)).astype(np.float32)
+    begun = time.thread_time()
+    for _ in range(200):
+        a = a @ a
+        a /= np.abs(a).max()
+    return time.thread_time() - begun
+
+
 def size_mb(folder: Path) -> float:
     """What the files of a folder take; files that vanish meanwhile count nothing."""
     total = 0
@@ -133,14 +159,17 @@ def size_mb(folder: Path) -> float:
 def verdict(table: np.ndarray, status: int, given: argparse.Namespace) -> tuple[str, bool]:
     """The page, and whether memory and work stayed as they were."""
     steady = table[int(WARM_UP * len(table)) :]
-    seconds, rounds, rss, pss, own, files, threads, cpu, size = steady.T
+    seconds, rounds, rss, pss, own, files, threads, cpu, size, yard = steady.T
     by_design = ROW_BYTES * 1e4 / 1e6
     growth = theil_sen(rounds, own) * 1e4
     whole = theil_sen(rounds, own) * (rounds[-1] - rounds[0]) / own[0]
     flat = growth - by_design < 5 or whole < 0.01
     first, last = (per_round(part, cpu, rounds) for part in ("first", "last"))
+    tenth = max(2, len(yard) // 10)
+    worth = float(np.median(yard[-tenth:]) / np.median(yard[:tenth]))
+    change = last / first / worth - 1
     walls = [per_round(part, seconds, rounds) for part in ("first", "last")]
-    even = abs(last / first - 1) < 0.05
+    even = abs(change) < 0.05
     ended = status == 128 + signal.SIGTERM
     packages = ", ".join(f"{name} {version(name)}" for name in ("jax", "jaxlib", "numpy"))
     lines = [
@@ -158,7 +187,10 @@ def verdict(table: np.ndarray, status: int, given: argparse.Namespace) -> tuple[
         f"history's rows take {by_design:.0f} by design: {'flat' if flat else 'GROWS'} |",
         f"| resident memory, MB | {rss[0]:.1f} | {rss[-1]:.1f} | with the pages of files |",
         f"| proportional memory, MB | {pss[0]:.1f} | {pss[-1]:.1f} | these shared out among their users |",
-        f"| CPU seconds a round | {first:.5f} | {last:.5f} | {last / first - 1:+.1%}: {'even' if even else 'UNEVEN'} |",
+        f"| CPU seconds a round | {first:.5f} | {last:.5f} | {last / first - 1:+.1%}, by the yardstick "
+        f"{change:+.1%}: {'even' if even else 'UNEVEN'} |",
+        f"| yardstick, CPU seconds | {np.median(yard[:tenth]):.4f} | {np.median(yard[-tenth:]):.4f} "
+        f"| {worth - 1:+.1%} |",
         f"| wall seconds a round | {walls[0]:.5f} | {walls[1]:.5f} | {walls[1] / walls[0] - 1:+.1%} (not judged) |",
         f"| open files | {files[0]:.0f} | {files[-1]:.0f} | at most {files.max():.0f} |",
         f"| threads | {threads[0]:.0f} | {threads[-1]:.0f} | at most {threads.max():.0f} |",
@@ -189,7 +221,7 @@ def draw(table: np.ndarray, path: Path) -> None:
     matplotlib.use("agg")
     from matplotlib import pyplot as plt
 
-    seconds, rounds, rss, pss, own, files, threads, cpu, _ = table.T
+    seconds, rounds, rss, pss, own, files, threads, cpu, *_ = table.T
     figure, axes = plt.subplots(3, 1, figsize=(7, 8), sharex=True, layout="constrained")
     axes[0].plot(rounds, rss, label="resident")
     axes[0].plot(rounds, pss, label="proportional")
