@@ -156,8 +156,8 @@ DAMAGED: list[tuple[dict[str, Any], str]] = [
     ({"partition": {"sizes": [2, 2], "label_counts": [[1, 1], [2]]}}, "equally long lists"),
     ({"partition": {"sizes": [2], "label_counts": [[]]}}, "equally long lists"),
     ({"partition": {"sizes": [2], "heterogeneity": "x"}}, "'partition.heterogeneity'"),
-    ({"bytes": {"up_per_client": "many"}}, "'bytes'"),
-    ({"environment": {"python": ["3"]}}, "'environment'"),
+    ({"bytes": {"up_per_client": "many"}}, "'bytes.up_per_client' is many, a number or null"),
+    ({"environment": ["3"]}, "'environment'"),
     ({"primary_metric": 5}, "'primary_metric' is 5, text or null"),
     ({"task": {"name": "x" * 10**6, "deep": json.loads("[" * 60 + "]" * 60)}}, "nested more than 50 deep"),
 ]

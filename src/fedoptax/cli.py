@@ -188,7 +188,8 @@ def resume(
     rounds: Annotated[int | None, typer.Option(help="A new total of rounds, for a run. Default: as begun.")] = None,
     data_dir: DataDir = None,
     trust: Annotated[
-        bool, typer.Option("--trust", help="Import and call the MODULE:FUNCTION that the folder names.")
+        bool,
+        typer.Option("--trust", help="The folder is your own: follow its links, call the MODULE:FUNCTION it names."),
     ] = False,
 ) -> None:
     """Continue a run or a comparison that was interrupted.
