@@ -156,8 +156,8 @@ DAMAGED: list[tuple[dict[str, Any], str]] = [
     ({"partition": {"sizes": [2, 2], "label_counts": [[1, 1], [2]]}}, "equally long lists"),
     ({"partition": {"sizes": [2], "label_counts": [[]]}}, "equally long lists"),
     ({"partition": {"sizes": [2], "heterogeneity": "x"}}, "'partition.heterogeneity'"),
-    ({"bytes": {"up_per_client": "many"}}, "'bytes'"),
-    ({"environment": {"python": ["3"]}}, "'environment'"),
+    ({"bytes": {"up_per_client": "many"}}, "'bytes.up_per_client' is many, a number or null"),
+    ({"environment": ["3"]}, "'environment'"),
     ({"primary_metric": 5}, "'primary_metric' is 5, text or null"),
     ({"task": {"name": "x" * 10**6, "deep": json.loads("[" * 60 + "]" * 60)}}, "nested more than 50 deep"),
 ]
@@ -211,3 +211,11 @@ def test_sizes_far_apart_make_a_histogram_at_once() -> None:
     assert found is not None
     assert found.bins.sum() == 3 and len(found.bins) <= 24 and found.edges[-1] > 2**53
     assert time.process_time() - start < 1
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400), [1], {}, "1e999", None])
+def test_hyper_parameters_that_are_no_numbers_are_refused_by_name(here: Path, value: Any) -> None:
+    write(here / "one", files(algorithm={"name": "fedavg", "hyperparameters": {"client_lr": value}}))
+    assert "client_lr: " in refused("resume", "one", status=2)
+    write(here / "two", files(algorithm={"name": "fedavg", "hyperparameters": {"client_lr": 0.1, "other": value}}))
+    assert "hyper-parameter of fedavg: unknown name 'other'" in refused("resume", "two", status=2)

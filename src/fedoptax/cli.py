@@ -205,7 +205,8 @@ def resume(
     data_dir: DataDir = None,
     checkpoint_every: CheckpointEvery = None,
     trust: Annotated[
-        bool, typer.Option("--trust", help="Import and call the MODULE:FUNCTION that the folder names.")
+        bool,
+        typer.Option("--trust", help="The folder is your own: follow its links, call the MODULE:FUNCTION it names."),
     ] = False,
 ) -> None:
     """Continue a run or a comparison that was interrupted.

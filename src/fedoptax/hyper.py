@@ -25,7 +25,7 @@ def check(name: str, value: Any, low: float, high: float = math.inf, *, open_low
     allowed = f"a number {'>' if open_low else '>='} {low:g}" + ("" if math.isinf(high) else f" and < {high:g}")
     try:
         number = math.nan if isinstance(value, bool | str) else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # the last: a whole number beyond floating point
         number = math.nan
     if not (math.isfinite(number) and (number > low or (number == low and not open_low)) and number < high):
         raise UsageError(f"{name}: {value!r} given, allowed is {allowed}")

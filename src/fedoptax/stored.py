@@ -77,14 +77,16 @@ _CONFIG: dict[str, _Law] = {
     **dict.fromkeys(("client_states", "aggregate"), _TEXT),
     "faults": _TABLE,
     "wrappers": (_table_of(_TEXT[0]), "an object of texts"),
-    "bytes": (_table_of(lambda value: value is None or _is_number(value)), "an object of numbers"),
+    "bytes": _TABLE,
+    "bytes.down_per_client": _NUMBER,
+    "bytes.up_per_client": _NUMBER,
     "primary_metric": _TEXT,
     "higher_is_better": _BOOL,
     "partition": _TABLE,
     "partition.sizes": _SIZES,
     "partition.label_counts": _COUNTS,
     "partition.heterogeneity": _NUMBER,
-    "environment": (_table_of(lambda value: value is None or isinstance(value, str)), "an object of texts"),
+    "environment": _TABLE,
 }
 _SUMMARY: dict[str, _Law] = {"status": _TEXT}
 _SUMMARY_FREE: dict[str, _Law] = {"rounds_done": _WHOLE, "message": _TEXT}

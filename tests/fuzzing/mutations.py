@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import struct
@@ -73,7 +74,7 @@ def _change_json(rng: random.Random, documents: list[Any]) -> None:
         case 2 if isinstance(holder, dict):
             holder[str(rng.choice(VALUES))[:100]] = holder[key]
         case _:
-            holder[key] = rng.choice(VALUES)
+            holder[key] = copy.deepcopy(rng.choice(VALUES))  # a change of it must not change what others get
 
 
 def _place(rng: random.Random, data: bytearray) -> int:
