@@ -220,6 +220,7 @@ def test_help_has_an_example_for_every_command(capsys: pytest.CaptureFixture[str
         assert f"fedoptax {command}" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_a_run_with_states_on_the_host_is_resumed_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     host = ["--algorithm", "scaffold", "--client-states", "host"]
     assert fedoptax("run", *SMALL, *host, "--checkpoint-every", "0", "--out", "a") == 0
@@ -277,7 +278,9 @@ def wait_for_rows(path: Path, rows: int, process: subprocess.Popen[str]) -> None
     raise AssertionError(f"{path} has no {rows} rows after two minutes")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, *(pytest.param(n, marks=pytest.mark.long) for n in (signal.SIGTERM, signal.SIGKILL))]
+)
 def test_an_interrupted_run_resumes_to_the_same_end(tmp_path: Path, number: signal.Signals) -> None:
     """Ctrl-C and SIGTERM keep the rounds done; `kill -9` loses at most those since the last checkpoint."""
     long = ["run", *SMALL, "--rounds", "200000", "--set", "client_lr=0.01", "--out", "a"]

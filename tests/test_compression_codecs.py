@@ -98,6 +98,7 @@ def test_what_is_not_finite_stays_so(codec: Codec, bad: float) -> None:
     assert not all(np.isfinite(np.asarray(part, np.float64)).all() for part in sent.parts.values())  # seen on the wire
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("codec", ALL[1:], ids=lambda c: c.name)
 def test_alone_in_a_loop_and_in_a_batch_agree(codec: Codec) -> None:
     arrays = jax.random.normal(jax.random.key(1), (3, 20, 10))

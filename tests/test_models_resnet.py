@@ -9,6 +9,8 @@ from fedoptax.errors import UsageError
 from fedoptax.models import resnet9, resnet18
 from small_models import KEY, init, normal, paths, some_params
 
+pytestmark = pytest.mark.long  # each compiles for seconds
+
 
 def windows(x, size, stride, fill):
     """(n, output height, output width, channels, size, size), padded as TensorFlow's SAME."""
