@@ -2,8 +2,8 @@
 
 The targets are those of `tests/fuzzing`; each runs in processes that may grow by a gigabyte, whose cases may take 20
 seconds. With atheris (`pip install atheris`, CPython 3.11 to 3.13) the inputs follow the branches that they reach, else
-they are mutations of the same seeds; so they are for run folders, whose JSON needs changes of whole values. Inputs of
-findings are kept in `--keep`. Exit status 1 if there was any.
+they are mutations of the same seeds; so they are for run folders, whose JSON needs changes of whole values, and for
+images, whose decoders are not Python. Inputs of findings are kept in `--keep`. Exit status 1 if there was any.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 from fuzzing import targets  # noqa: E402
 from fuzzing.drive import Outcome, drive  # noqa: E402
 
-PLAIN = ("report-", "resume-")
+PLAIN = ("report-", "resume-", "images")
 LIBRARIES = ("numpy", "h5py", "pyarrow", "pandas", "pillow", "flwr", "jinja2")
 
 

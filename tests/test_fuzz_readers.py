@@ -158,6 +158,19 @@ def test_errors_stay_short_and_printable_whatever_they_quote() -> None:
     assert brief("é 联邦 ✓") == "é 联邦 ✓"
 
 
+def test_tags_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    from fedoptax.data.sources.stackoverflow_text import read_tags
+    from fedoptax.errors import DataError
+
+    path = tmp_path / "stackoverflow.tag_count"
+    path.write_text('{"\\ud800": 2, "python": 1}')
+    with pytest.raises(DataError) as error:
+        read_tags(path, 2)
+    assert_one_line(error, path, "surrogate")
+    path.write_text('{"\\ud83d\\ude00": 2, "python": 1}')
+    assert read_tags(path, 2) == ["\U0001f600", "python"]
+
+
 def test_a_user_with_an_endless_name_is_named_shortly(tmp_path: Path) -> None:
     from fedoptax.data.sources import femnist
     from fedoptax.errors import DataError

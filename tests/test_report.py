@@ -148,7 +148,7 @@ def test_rounds_out_of_order_are_an_error(tmp_path: Path):
         ("[1]", "a JSON object is expected"),
         ('{"format": 2}', "has format 2"),
         ('{"format": 1, "task": {"name": "a"}}', "'algorithm' is missing"),
-        ('{"format": 1, "task": {}, "algorithm": {"name": "a"}, "rounds": 1, "seed": 0}', "'task' has no name"),
+        ('{"format": 1, "task": {}, "algorithm": {"name": "a"}, "rounds": 1, "seed": 0}', "'task.name' is missing"),
     ],
 )
 def test_a_damaged_config_is_one_clear_line(tmp_path: Path, text: str, complaint: str):

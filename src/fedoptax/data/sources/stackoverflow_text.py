@@ -55,7 +55,12 @@ def read_tags(path: Path, count: int) -> list[str]:
     counts = parse_json(path, read_packed(path, _MAX_TAG_FILE))
     if not isinstance(counts, dict) or not all(type(users) is int for users in counts.values()):
         raise DataError(f"{path}: an object of tags and their counts is expected")
-    return _enough(path, "tags", sorted(counts, key=lambda tag: -counts[tag])[:count], count)
+    tags = sorted(counts, key=lambda tag: -counts[tag])[:count]
+    try:
+        "".join(tags).encode()
+    except UnicodeEncodeError:
+        raise DataError(f"{path}: a tag is no text: it holds half of a surrogate pair") from None
+    return _enough(path, "tags", tags, count)
 
 
 def word_encoder(words: Sequence[str], length: int) -> Encoder:
