@@ -16,7 +16,7 @@ import pytest
 import fedoptax as fx
 import laws
 from fedoptax.algorithm import FedAlgorithm
-from fedoptax.engine.compiled import all_finite
+from fedoptax.engine.round import all_finite
 from test_laws import ROWS
 
 START = {"layer": {"kernel": np.array([[1.0, -0.5], [0.25, 2.0]]), "bias": np.zeros(2)}}
