@@ -145,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the table")
     given = parser.parse_args(arguments)
     names = given.only.split(",")
-    task, begun = fx.load_task("digits"), time.perf_counter()
+    task, begun, code = fx.load_task("digits"), time.perf_counter(), commit()  # of now, not of when it ends
     lines = [f"| algorithm | aggregator | {' | '.join(ATTACKS)} |", f"|---|---|{'---:|' * len(ATTACKS)}"]
     print("\n".join(lines), flush=True)
     bounds, participants = {}, dict.fromkeys(ATTACKS, math.nan)
@@ -179,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         jax=jax.__version__,
         numpy=np.__version__,
         python=platform.python_version(),
-        commit=commit(),
+        commit=code,
         date=today,
     )
     print(head)

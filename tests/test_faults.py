@@ -111,6 +111,7 @@ def test_nobody_fails_without_rates_and_everybody_with_rate_1() -> None:
 # --- what a round makes of it ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "aggregate"),
     [("scaffold", "mean"), ("fedlamb", "median"), ("fafed", "norm_clipping:4.0"), ("fedadam", "krum:0,keep=2")],
