@@ -95,8 +95,6 @@ def document(outcomes: list[Outcome], seconds: float, jobs: int, coverage: bool)
         *map(row, outcomes),
         "",
     ]
-    if restarts := sum(o.restarts for o in outcomes):
-        lines += [f"atheris ended {restarts} times by itself (`fuzz target exited`) and was started anew.", ""]
     lines += [f"- {o.target}: {kind}: {what}" for o in outcomes for kind, what in o.findings.items()]
     return "\n".join(lines)
 

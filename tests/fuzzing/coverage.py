@@ -45,7 +45,7 @@ def run(given: argparse.Namespace) -> None:
         return mutate(rng, (data or target.seeds[0], *target.seeds), target.words, most)
 
     arguments = [sys.argv[0], str(corpus), f"-seed={given.seed + given.first + 1}", f"-max_len={target.largest}"]
-    arguments += ["-rss_limit_mb=0", "-timeout=0", "-handle_segv=0", "-verbosity=0"]
+    arguments += ["-rss_limit_mb=0", "-timeout=100000", "-handle_segv=0", "-verbosity=0"]
     _setup(atheris, arguments, one, mutator)
 
 

@@ -13,18 +13,12 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-EXITED = "libFuzzer: fuzz target exited"
-"""How atheris 3.0.0 now and then ends by itself, at any place; that a case ends the process is a finding of its own."""
-
 TESTS = Path(__file__).resolve().parents[1]
 
 
 @dataclass
 class Outcome:
-    """What came of a target: times in seconds, `grown` in bytes above what the sound inputs took.
-
-    `restarts` counts the times that atheris ended by itself.
-    """
+    """What came of a target: times in seconds, `grown` in bytes above what the sound inputs took."""
 
     target: str
     cases: int = 0
@@ -32,7 +26,6 @@ class Outcome:
     slowest: float = 0.0
     grown: int = 0
     findings: dict[str, str] = field(default_factory=dict)
-    restarts: int = 0
 
 
 def drive(
@@ -71,19 +64,12 @@ def drive(
                 *("--cases", str(cases - first), "--seconds", str(left), "--memory", str(memory)),
                 *(["--coverage"] if coverage else []),
             ]
-            begun = time.monotonic()
             reason, output = watch(command, scratch, patience)
             for finding in (scratch / "findings").glob("*"):
                 if keep is not None:
                     keep.mkdir(parents=True, exist_ok=True)
                     shutil.copy(finding, keep)
             number = int((scratch / "number").read_text() or -1) if (scratch / "number").is_file() else -1
-            if coverage and EXITED in reason and number >= 0:
-                outcome.cases += number + 1 - first
-                outcome.seconds += time.monotonic() - begun
-                outcome.restarts += 1
-                first = number + 1
-                continue
             if reason:
                 name = f"{target.replace('/', '-')}-{seed}-{number}"
                 if keep is not None and (scratch / "current").is_file():
@@ -128,8 +114,7 @@ def watch(command: list[str], scratch: Path, patience: float) -> tuple[str, str]
     if process.returncode < 0:
         return f"killed by {signal.Signals(-process.returncode).name}\n{said[-1500:]}", ""
     if process.returncode:
-        exited = EXITED if EXITED in said else ""
-        return f"worker ended with {process.returncode} {exited}\n{said[-1500:]}", ""
+        return f"worker ended with {process.returncode}\n{said[-1500:]}", ""
     return "", (scratch / "stdout").read_text(errors="replace")
 
 
