@@ -91,6 +91,7 @@ def watch(folder: Path, given: argparse.Namespace) -> tuple[list[list[float]], i
         *("--cohort-size", "50"),  # all clients
         *("--checkpoint-every", "5", "--out", str(out)),
     ]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of `finally`: the run ends with its watcher
     begun, samples, counter = time.monotonic(), list[list[float]](), Rows(out / "history.jsonl")
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
