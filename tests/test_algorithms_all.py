@@ -23,6 +23,8 @@ from fedoptax.errors import UsageError
 from fedoptax.wrappers import fedprox, with_clipping
 from small_rounds import ALL, STATEFUL, VECTORS, close, every, federate, model, quadratic
 
+pytestmark = pytest.mark.long  # the laws hold every algorithm to the same in `make test`
+
 # ---------------------------------------------------------------- laws, all algorithms
 
 
@@ -68,7 +70,6 @@ def test_states_keep_their_form_with_a_traced_hyper_parameter(name: str, dtype: 
     assert all(a.dtype in (dtype, jnp.int32) for a in jax.tree.leaves(states))
 
 
-@pytest.mark.long  # the laws hold compiled rounds to eager ones for every algorithm, in `make test`
 @every
 def test_eager_equals_compiled_and_does_not_recompile(name: str) -> None:
     """Ways of a round with K = 3, 1, 2: lists, vmapped `Batches` with traced K, and (some algorithms) a client loop."""

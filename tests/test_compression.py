@@ -68,6 +68,7 @@ def test_the_models_vectors_are_coded_and_second_moments_are_not(name: str, expe
     assert coded_fields(fx.with_compression(ALL[name](0.1), codecs.sign())) == expected
 
 
+@pytest.mark.long
 def test_fields_can_be_named_and_second_moments_stay_positive() -> None:
     named = fx.with_compression(fx.fafed(0.1), codecs.qsgd(2, 4), fields=("v",))
     assert coded_fields(named) == {"v"}
@@ -223,6 +224,7 @@ def test_places_outside_an_array_are_ignored() -> None:
     assert list(map(float, codec.decode(sent, 10))) == [0, 0, 0, 2, 0, 0, 0, 0, 0, 0]
 
 
+@pytest.mark.long
 def test_compression_does_not_lengthen_a_private_upload() -> None:
     """The server clips what it decoded, so the sensitivity stays; ε is that of the private algorithm."""
     private = fx.with_privacy(sender(), 0.5, 0.0, 1e-3)

@@ -20,8 +20,15 @@ def blocks(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
+LONG = ("compression.md", "privacy.md", "own-algorithm.md")  # examples that train for long
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: p.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(p, marks=[pytest.mark.long] if p.name in LONG else []) for p in PAGES if blocks(p)],
+    ids=lambda p: p.relative_to(ROOT).as_posix(),
+)
 def test_the_python_examples_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {"__name__": "example"}

@@ -48,7 +48,11 @@ def assert_trees_close(a: Any, b: Any, rtol: float) -> None:
 
 @pytest.mark.parametrize(
     ("rule", "client_loop", "dtype"),
-    [(rule, "loop", dtype) for rule in RULES for dtype in TOLERANCE] + [("fedadam", "vmap", "float64")],
+    [
+        *((rule, "loop", "float64") for rule in RULES),
+        *(pytest.param(rule, "loop", "float32", marks=pytest.mark.long) for rule in RULES),
+        ("fedadam", "vmap", "float64"),
+    ],
 )
 def test_engine_equals_algorithm_2(rule: str, client_loop: str, dtype: str) -> None:
     with jax.enable_x64(dtype == "float64"):
@@ -68,7 +72,12 @@ def test_the_comparison_with_algorithm_2_notices_a_wrong_order_of_examples() -> 
     assert max(errors([flatten(jax.tree.map(np.asarray, p)) for p in got], want).values()) > BITES
 
 
-@pytest.mark.parametrize("loss", [masked_loss, plain_loss, noisy_loss])
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    "loss", [pytest.param(masked_loss, marks=LONG), pytest.param(plain_loss, marks=LONG), noisy_loss]
+)
 @pytest.mark.parametrize("work", [{"local_epochs": 2}, {"local_steps": 5}])
 def test_eager_compiled_loop_and_vmap_are_one(loss: Any, work: dict[str, int]) -> None:
     task, algorithm = small_task(loss), fx.fedyogi(0.3, 0.1)

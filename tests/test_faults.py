@@ -114,7 +114,12 @@ def test_nobody_fails_without_rates_and_everybody_with_rate_1() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "aggregate"),
-    [("scaffold", "mean"), ("fedlamb", "median"), ("fafed", "norm_clipping:4.0"), ("fedadam", "krum:0,keep=2")],
+    [
+        ("scaffold", "mean"),
+        pytest.param("fedlamb", "median", marks=pytest.mark.long),
+        pytest.param("fafed", "norm_clipping:4.0", marks=pytest.mark.long),
+        ("fedadam", "krum:0,keep=2"),
+    ],
 )
 def test_eager_and_compiled_loop_and_vmap_are_one(name: str, aggregate: str) -> None:
     eager = run(name, aggregate=aggregate, engine="eager")

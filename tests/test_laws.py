@@ -96,10 +96,12 @@ ROWS = TABLE | VARIANTS
 SLOW = {laws.engines_agree, laws.interrupted_equals_whole}
 COMPILING = {laws.engines_agree, laws.padding_is_inert, laws.dtypes_stay}
 """Of variants these run with the long tests: each compiles its programs anew."""
+CORE = ("fedavg", "fedadam", "scaffold", "fedlamb", "fafed", "mime")
+"""Of the other algorithms the law of padding, which the engine holds, runs with the long tests."""
 
 
 def marks(name: str, law: Any) -> list[Any]:
-    if name in VARIANTS and law in COMPILING:
+    if (name in VARIANTS and law in COMPILING) or (name not in CORE and law is laws.padding_is_inert):
         return [pytest.mark.long]
     return [pytest.mark.slow] if law in SLOW else []
 

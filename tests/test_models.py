@@ -165,6 +165,7 @@ def test_first_used_under_jit_nothing_leaks():
     np.testing.assert_array_equal(model.init(KEY)["dense1"]["bias"], params["dense1"]["bias"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("build", [cnn, emnist_cnn])
 def test_the_lowering_does_not_change_the_model(build):
     x = normal(0, (2, 28, 28, 1))

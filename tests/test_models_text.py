@@ -54,6 +54,7 @@ def test_a_logit_depends_on_what_came_before_only(name):
     np.testing.assert_array_equal(changed, [[False] * 6, [False] * 3 + [True] * 3, [False] * 6])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SMALL)
 def test_the_lowering_does_not_change_the_model(name):
     fused = SMALL[name]

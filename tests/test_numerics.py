@@ -17,10 +17,13 @@ import fedoptax as fx
 import laws
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.engine.round import all_finite
-from test_laws import ROWS
+from test_laws import ROWS, TABLE
 
 START = {"layer": {"kernel": np.array([[1.0, -0.5], [0.25, 2.0]]), "bias": np.zeros(2)}}
 SIGNS = {"layer": {"kernel": np.array([[1.0, -1.0], [1.0, 1.0]]), "bias": np.array([-1.0, 1.0])}}
+every = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in TABLE else [pytest.mark.long]) for name in ROWS]
+)
 RATES = ("client_lr", "lr", "server_lr")
 
 
@@ -59,7 +62,7 @@ FINITE = {
 }
 
 
-@pytest.mark.parametrize("name", ROWS)
+@every
 def test_gradients_whose_squares_can_be_held_leave_everything_finite(name: str) -> None:
     for case, size in FINITE.items():
         server, clients, losses = rounds_of(ROWS[name](), [[size, size], [size], [-size, size, size]])
@@ -69,7 +72,7 @@ def test_gradients_whose_squares_can_be_held_leave_everything_finite(name: str) 
             raise AssertionError(f"{case}: {error}") from None
 
 
-@pytest.mark.parametrize("name", ROWS)
+@every
 def test_zero_gradients_move_nothing(name: str) -> None:
     """Also where parameters, norms and second moments are all 0; weight decay alone may shrink parameters."""
     algorithm = ROWS[name]()
@@ -82,7 +85,7 @@ def test_zero_gradients_move_nothing(name: str) -> None:
             assert np.abs(algorithm.params(server)["layer"]["kernel"]).max() <= 2.0
 
 
-@pytest.mark.parametrize("name", ROWS)
+@every
 def test_overflow_is_seen_in_the_state(name: str) -> None:
     """Gradients of 1e30, whose squares are infinite in float32: the server's state is finite, or is known not to be.
 
@@ -96,7 +99,7 @@ def test_overflow_is_seen_in_the_state(name: str) -> None:
         assert_finite(algorithm.params(server))
 
 
-@pytest.mark.parametrize("name", ROWS)
+@every
 def test_bfloat16_stays_finite(name: str) -> None:
     algorithm = ROWS[name]()
     for size in (1e-30, 1e-3, 1.0, 1e4):
@@ -104,7 +107,7 @@ def test_bfloat16_stays_finite(name: str) -> None:
         assert_finite(server, clients, losses)
 
 
-@pytest.mark.parametrize("name", ROWS)
+@every
 def test_a_client_without_batches_does_no_harm(name: str) -> None:
     """An empty client beside one that works: finite, and the loss is that of the steps that were made."""
     server, clients, losses = rounds_of(ROWS[name](), [[], [0.5]])

@@ -69,7 +69,13 @@ def test_the_place_is_the_fastest_with_room(monkeypatch: pytest.MonkeyPatch) -> 
         choose_place("tape", one, 1)
 
 
-@pytest.mark.parametrize("make", [lambda: fx.scaffold(0.3), lambda: fx.fedlamb(0.05), lambda: fx.fafed(0.1)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: fx.scaffold(0.3),
+        *(pytest.param(m, marks=pytest.mark.long) for m in (lambda: fx.fedlamb(0.05), lambda: fx.fafed(0.1))),
+    ],
+)
 def test_every_place_gives_the_same_bits_interrupted_or_not(make: Any, tmp_path: Path) -> None:
     options: dict[str, Any] = {"cohort_size": 3, "batch_size": 4, "seed": 3}
     algorithm, task = make(), small_task()

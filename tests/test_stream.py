@@ -28,8 +28,8 @@ def same(one: fx.RunResult, other: fx.RunResult) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("states", ["device", "host"])
-@pytest.mark.parametrize("loop", ["loop", "vmap"])
+@pytest.mark.parametrize("states", ["device", pytest.param("host", marks=pytest.mark.long)])
+@pytest.mark.parametrize("loop", ["loop", pytest.param("vmap", marks=pytest.mark.long)])
 def test_a_streamed_run_has_the_same_bits(loop: str, states: str) -> None:
     task, algorithm = small_task(noisy_loss), fx.scaffold(0.3)
     options = OPTIONS | {"rounds": 6, "client_loop": loop, "client_states": states, "weighting": "examples"}
