@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from fedoptax import storage
 from fedoptax.errors import RunError
-from fedoptax.report import load_runs, write_report
+from fedoptax.report import final_table, load_runs, write_report
 from fedoptax.report.partition import partition
 from fuzzing.command import check_answer, fedoptax, tree_of, untrained
 from fuzzing.run_targets import comparison, config, files, write
@@ -196,6 +197,17 @@ def test_numbers_of_a_history_that_no_float_holds_are_left_out(here: Path) -> No
     (run,) = load_runs(here / "one")
     assert "train_loss" not in run.rows and list(run.rows["round"]) == [1, 2]
     write_report(here / "one")
+
+
+@pytest.mark.parametrize("values", [(1.7e308, 1.7e308), (1.7e308, -1.7e308), (1e200, 0.0)])
+def test_seeds_whose_squares_no_float_holds_are_reported_on(here: Path, values: tuple[float, float]) -> None:
+    for seed, value in enumerate(values):
+        row = {"round": 1, "train_loss": 0.5, "test_distance": value, "bytes_up": 1.7e308, "bytes_down": 1.7e308}
+        write(here / "runs" / str(seed), files(seed=seed) | {"history.jsonl": json.dumps(row).encode() + b"\n"})
+    (row,) = final_table(load_runs(here / "runs")).to_dict("records")
+    assert row["counted"] == sum(value < 1e100 and value > -1e100 for value in values)
+    assert math.isnan(row["final_std"]) and math.isnan(row["total_bytes"])
+    write_report(here / "runs")
 
 
 def test_a_history_that_is_no_text_or_no_objects_is_not_resumed(here: Path) -> None:

@@ -22,6 +22,8 @@ COST_COLUMNS = ("round", "bytes_up", "bytes_down", "seconds", "dropped", "late",
 #: Columns of runs with faults or privacy: they are drawn like metrics, but after them.
 CIRCUMSTANCES = ("participants", "virtual_seconds", "epsilon")
 
+_BEYOND = 1e100  # taken for infinite: sums and squares of smaller numbers are finite
+
 
 @dataclass(frozen=True, eq=False)
 class Run:
@@ -30,7 +32,7 @@ class Run:
     Attributes:
       path: the run folder.
       config: config.json.
-      rows: a row a round, all columns numeric; what is missing or not finite is NaN.
+      rows: a row a round, all columns numeric; what is missing, not finite or beyond 1e100 is NaN.
       summary: summary.json, with at least `status` and `rounds_done`.
       command: the command line that made it, if its comparison says so.
     """
@@ -155,7 +157,7 @@ def _read_history(path: Path) -> pd.DataFrame:
     columns = {name: [row.get(name) for row in rows] for name in {"round": None} | names}
     numeric = {_writable(name): values for name, values in columns.items() if all(map(_is_number, values))}
     frame = pd.DataFrame(numeric, dtype=float)
-    return frame.where(frame.abs() < float("inf")).astype({"round": int})
+    return frame.where(frame.abs() < _BEYOND).astype({"round": int})
 
 
 def _parse_row(line: bytes) -> dict[str, Any] | None:
