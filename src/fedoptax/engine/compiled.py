@@ -216,6 +216,9 @@ def _check_same_form(what: str, old: Tree, new: Tree) -> None:
             )
 
 
+_ARGUMENTS = 10  # of `run` in `program`
+
+
 class _Timed:
     """A jitted function, compiled at the first call; notes how long that took, apart from the calls themselves."""
 
@@ -224,7 +227,8 @@ class _Timed:
         self._compiled: Any = None
         self._timings = timings
 
-    def __call__(self, *args: Any) -> Advance:
+    def __call__(self, *given: Any) -> Advance:
+        args = given if len(given) == _ARGUMENTS else (*given, None)  # one form for all: rates may be left out
         if self._compiled is None:
             begun = time.perf_counter()
             self._compiled = self.jitted.lower(*args).compile()
