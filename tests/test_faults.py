@@ -276,9 +276,10 @@ def test_epsilon_is_told_in_every_row_and_at_the_end(tmp_path: Path) -> None:
         return rounds / 4 if rounds > 1 else math.inf
 
     private = algorithm("scaffold")._replace(epsilon=epsilon)
-    result = fx.run(line(), private, rounds=5, out=tmp_path / "a", **OPTIONS)
+    options = OPTIONS | {"weighting": "uniform"}
+    result = fx.run(line(), private, rounds=5, out=tmp_path / "a", **options)
     assert result.history.column("epsilon") == [None, 0.5, 0.75, 1.0, 1.25]
     assert asked == [(r, 6, 8) for r in range(1, 6)]
     assert json.loads((tmp_path / "a" / "summary.json").read_text())["final"]["epsilon"] == 1.25
     with pytest.raises(fx.UsageError, match="aggregate: median given with an algorithm that accounts for privacy"):
-        fx.run(line(), private, rounds=5, aggregate="median", **OPTIONS)
+        fx.run(line(), private, rounds=5, aggregate="median", **options)

@@ -65,7 +65,7 @@ def test_other_threads_are_left_alone() -> None:
 def test_the_exit_status_says_which_signal(
     number: signal.Signals, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted() -> None:
+    def interrupted(*given: str) -> None:
         os.kill(os.getpid(), number)
 
     monkeypatch.setattr(cli, "load_commands", interrupted)

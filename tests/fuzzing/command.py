@@ -82,6 +82,7 @@ def untrained() -> Iterator[None]:
 def _execute(task: Any, built: Any, hypers: Any, settings: Any) -> Any:
     from fedoptax import experiment, storage
     from fedoptax.history import History
+    from fedoptax.history_file import HistoryFile
     from fedoptax.record import run_config
 
     config = run_config(task, settings, built)
@@ -92,6 +93,6 @@ def _execute(task: Any, built: Any, hypers: Any, settings: Any) -> Any:
             raise experiment.RunError(f"'{settings.resume_from}' belongs to another experiment")
     if settings.out is not None:
         storage.write_json(settings.out / "config.json", config)
-        storage.rewrite_rows(settings.out, [row])
+        HistoryFile(settings.out, [row])
         storage.write_json(settings.out / "summary.json", {"status": "completed", "rounds_done": 1})
     return experiment.RunResult(History([row]), None, None, None, "completed", None, settings.out)
