@@ -30,7 +30,7 @@ demo: $(READY)   ## compare adaptive optimizers on non-iid digits; ends with the
 test: lint       ## lint, types and tests (an estimated 14 minutes on 2 cores; slow: XLA compiles a program for most laws, engine and task tests)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m "not long"
 
-test-long: $(READY) ## every algorithm with its preset on digits and MNIST, the largest tasks (about 5 minutes; what has no files is skipped)
+test-long: $(READY) ## every algorithm with its preset on digits and MNIST, the largest tasks (half an hour or so, not measured as a whole; what has no files is skipped)
 	$(BIN)/python -m pytest -q -m long --ignore-glob="tests/test_deploy_*" --ignore-glob="tests/test_torch_*"
 
 test-network: $(READY) ## real servers and nodes on loopback: rounds, faults, resuming (about 15 minutes; needs no other machine)
