@@ -15,6 +15,16 @@ from fedoptax.interrupt import deferred_interrupt, ended_at_once, terminable
 
 
 @pytest.fixture(autouse=True)
+def usual_signals() -> Iterator[None]:
+    """As in a terminal, also where the tests run in the background or under nohup, which ignore some signals."""
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
 def same_handlers() -> Iterator[None]:
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.getsignal(number) for number in numbers]
