@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -36,12 +36,8 @@ def deferred_interrupt() -> Iterator[Callable[[], int]]:
         hint = "; Ctrl-C again stops at once" if number == signal.SIGINT else ""
         _say(f"\nstopping after the current rounds{hint}")
 
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, *_heard())}
-    try:
+    with _handled(handler, (signal.SIGINT, *_heard())):
         yield lambda: asked[0] if asked else 0
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
 
 
 @contextmanager
@@ -59,9 +55,16 @@ def terminable() -> Iterator[Callable[[], int]]:
         asked.append(number)
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, handler) for number in _heard()}
-    try:
+    with _handled(handler, _heard()):
         yield lambda: asked[0] if asked else 0
+
+
+@contextmanager
+def _handled(handler: Callable[[int, Any], None], numbers: Iterable[signal.Signals]) -> Iterator[None]:
+    """Within it, `handler` takes these signals."""
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
     finally:
         for number, old in before.items():
             signal.signal(number, old)
