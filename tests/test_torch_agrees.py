@@ -104,3 +104,39 @@ def test_a_wrong_name_or_hyperparameter_is_one_line() -> None:
             ft.native(name, module, cross_entropy, **given)
         assert "\n" not in str(error.value)
         assert all(word in str(error.value) for word in words), str(error.value)
+
+
+WRAPPED = {
+    "coded at random": lambda a: fx.with_compression(a, fx.codecs.qsgd(bits=4, bucket=8)),
+    "error feedback": lambda a: fx.with_compression(a, fx.codecs.topk(0.3)),
+    "private and coded": lambda a: fx.with_compression(fx.with_privacy(a, 0.5, 0.1, 1e-3), fx.codecs.sign()),
+}
+
+
+@pytest.mark.parametrize("wrapped", WRAPPED)
+@pytest.mark.parametrize("name", ["fedadam", "scaffold"])
+def test_wrapped_algorithms_take_a_modules_gradients(name: str, wrapped: str) -> None:
+    """In float64, so that no rounding of a gradient moves a level or a choice of the codec."""
+    if "private" in wrapped:
+        pytest.importorskip("dp_accounting")
+    with jax.enable_x64(True):
+        algorithm = WRAPPED[wrapped](fx.ALGORITHMS[name](**({"client_lr": 0.1} | FED[name])))
+        want = rounds(algorithm, grad_fn, PROBLEM, "float64")
+        got = rounds(ft.with_module(algorithm, net(PROBLEM, "float64"), cross_entropy), None, PROBLEM, "float64")
+        assert_same(got, want, 1e-9)
+
+
+FED = {"fedadam": {"server_lr": 0.03}, "scaffold": {}}
+
+
+def test_a_loop_that_sends_plain_uploads_is_refused_where_they_should_be_coded() -> None:
+    pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fedoptax[flower]')")
+    from fedoptax.torch.flower_client import checked_change
+
+    module, plain = net(PROBLEM, "float32"), fx.fedavg(0.1)
+    coded = fx.with_compression(plain, fx.codecs.sign())
+    assert checked_change(coded, lambda a: ft.with_module(a, module, cross_entropy)).decode is coded.decode
+    loop = ft.native("fedavg", module, cross_entropy, client_lr=0.1)
+    assert checked_change(plain, lambda a: loop) is loop
+    with pytest.raises(fx.UsageError, match="compress, privacy: given with clients that send plain uploads"):
+        checked_change(coded, lambda a: loop)

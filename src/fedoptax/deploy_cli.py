@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedoptax.cli_options import Compress, Privacy
 from fedoptax.errors import UsageError
 
 deploy_app = typer.Typer(help="Run an algorithm on a real network, through Flower.", rich_markup_mode=None)
@@ -27,6 +28,7 @@ BatchSize = Annotated[int | None, typer.Option(help="Examples a local step. Defa
 LocalEpochs = Annotated[int | None, typer.Option(help="Passes over its examples a client makes in a round.")]
 LocalSteps = Annotated[int | None, typer.Option(help="Exactly so many local steps a round, instead of epochs.")]
 Weighting = Annotated[str | None, typer.Option(help="examples or uniform. Default: the algorithm's paper's.")]
+Aggregate = Annotated[str | None, typer.Option(help="mean, median, trimmed_mean:0.2, ..., see `run`. Default: mean.")]
 EvalEvery = Annotated[int | None, typer.Option(help="Rounds between evaluations. Default: the task's.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of initialisation, cohorts and data order. Default: 0.")]
 Quorum = Annotated[float | None, typer.Option(help="Part of the cohort that is enough for a round. Default: 0.5.")]
@@ -61,6 +63,9 @@ def init(
     local_epochs: LocalEpochs = None,
     local_steps: LocalSteps = None,
     weighting: Weighting = None,
+    aggregate: Aggregate = None,
+    privacy: Privacy = None,
+    compress: Compress = None,
     eval_every: EvalEvery = None,
     seed: Seed = None,
     quorum: Quorum = None,
@@ -93,6 +98,9 @@ def local(
     local_epochs: LocalEpochs = None,
     local_steps: LocalSteps = None,
     weighting: Weighting = None,
+    aggregate: Aggregate = None,
+    privacy: Privacy = None,
+    compress: Compress = None,
     eval_every: EvalEvery = None,
     seed: Seed = None,
     quorum: Quorum = None,

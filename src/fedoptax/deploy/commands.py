@@ -21,7 +21,19 @@ from fedoptax.tasks import recipe_of
 from fedoptax.tasks.recipe import OPTIONS as TASK_OPTIONS
 
 NAME = "federation"  # of the app, for Flower
-FIELDS = ("rounds", "cohort_size", "batch_size", "local_epochs", "local_steps", "weighting", "eval_every", "seed")
+FIELDS = (
+    "rounds",
+    "cohort_size",
+    "batch_size",
+    "local_epochs",
+    "local_steps",
+    "weighting",
+    "eval_every",
+    "seed",
+    "aggregate",
+    "privacy",
+    "compress",
+)
 NETWORK = ("quorum", "round_timeout", "wait_limit", "checkpoint_every", "max_examples")
 
 

@@ -143,6 +143,7 @@ class Run:
             **self._evaluate(),
             "bytes_down": report.sent * self._built.bytes_down,
             "bytes_up": len(report.replies) * self._built.bytes_up,
+            **self._privacy(),
             "seconds": time.perf_counter() - begun,
         }
         self.history.rows.append(row)
@@ -175,6 +176,12 @@ class Run:
             return dict.fromkeys(column_names(self.task, params, data))
         values = jax.jit(lambda p, d: evaluate(self.task, p, d))(params, data)
         return {name: finite_or_none(float(value)) for name, value in sorted(values.items())}
+
+    def _privacy(self) -> Row:
+        if self.algorithm.epsilon is None:
+            return {}
+        spent = self.algorithm.epsilon(self.done, self.plan.cohort_size, self.num_clients)
+        return {"epsilon": finite_or_none(float(spent))}
 
     def _tell(self, cohort: list[int], report: RoundReport) -> None:
         line = {
@@ -237,7 +244,8 @@ class Run:
 
     def _summarise(self, status: str, message: str | None) -> None:
         rows = self.history.rows
-        metrics = [n for n in (rows[-1] if rows else {}) if n == "train_loss" or n.startswith(("test_", "client_"))]
+        last = rows[-1] if rows else {}
+        metrics = [n for n in last if n in ("train_loss", "epsilon") or n.startswith(("test_", "client_"))]
         storage.write_json(
             self.folder / "summary.json",
             {

@@ -12,6 +12,7 @@ from flwr.clientapp import ClientApp
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.deploy import flower_client
 from fedoptax.engine.local import LocalWork
+from fedoptax.errors import UsageError
 from fedoptax.task import Task
 from fedoptax.torch.client import ModuleClient
 
@@ -29,6 +30,20 @@ def client_app(change: Change) -> ClientApp:
     """
 
     def make(task: Task, algorithm: FedAlgorithm, work: LocalWork, partition: int, seed: int) -> ModuleClient:
-        return ModuleClient(task, change(algorithm), work, partition, seed)
+        return ModuleClient(task, checked_change(algorithm, change), work, partition, seed)
 
     return flower_client.client_app(make)
+
+
+def checked_change(algorithm: FedAlgorithm, change: Change) -> FedAlgorithm:
+    """The client's algorithm, if its uploads are those that the deployment's server expects.
+
+    Raises:
+      UsageError: the deployment codes or clips uploads, and the client's algorithm does not.
+    """
+    changed = change(algorithm)
+    if changed.decode is not algorithm.decode:
+        raise UsageError(
+            "compress, privacy: given with clients that send plain uploads (native), allowed are with_module's"
+        )
+    return changed
