@@ -14,10 +14,11 @@ import pandas as pd
 import pytest
 
 import fedoptax as fx
-from fedoptax import storage
+from fedoptax import experiment, storage
 from fedoptax.checkpoint import Checkpoints
 from fedoptax.engine.states import OnDevice
 from fedoptax.experiment import DivergedError
+from fedoptax.history import History
 from fedoptax.history_file import HistoryFile
 from small import small_task
 
@@ -212,3 +213,18 @@ def test_a_task_without_test_examples_or_classes_runs(tmp_path: Path) -> None:
     task = small_task(test=None, label=None, primary_metric=None)
     result = fx.run(task, ALGORITHM, rounds=2, out=tmp_path / "a", **OPTIONS)
     assert set(result.history[0]) == {"round", "train_loss", "bytes_down", "bytes_up", "seconds"}
+
+
+def test_a_long_history_makes_no_call_slower() -> None:
+    """The bar's note looks at few rows, also for columns that no row has: a soak of 150,000 rounds showed that it did."""
+
+    class Counted(dict[str, Any]):
+        asked = 0
+
+        def get(self, *given: Any) -> Any:
+            Counted.asked += 1
+            return super().get(*given)
+
+    history = History([Counted(round=r, train_loss=None) for r in range(20_000)])
+    assert experiment._note(TASK, history) == ""
+    assert 0 < Counted.asked <= 10_000

@@ -34,6 +34,7 @@ from fedoptax.record import refuse_another, run_config
 from fedoptax.task import Task
 from fedoptax.wrappers.privacy import checked_weighting
 
+NOTED_ROWS = 1000  # of the history that the bar's note looks back
 CALL_SECONDS = 0.4  # aim of one call into the program: a lively bar, a quick stop, little overhead
 
 
@@ -362,9 +363,10 @@ def _resume(
 
 
 def _note(task: Task, history: History) -> str:
-    shown = [name for name in (f"test_{task.primary_metric}", "train_loss") if history.last(name) is not None][:1]
-    shown += ["epsilon"] if history.last("epsilon") is not None else []
-    return ", ".join(f"{name} {history.last(name):.4g}" for name in shown)
+    recent = History(history.rows[-NOTED_ROWS:])  # a column may be missing, and this is called all the time
+    shown = [name for name in (f"test_{task.primary_metric}", "train_loss") if recent.last(name) is not None][:1]
+    shown += ["epsilon"] if recent.last("epsilon") is not None else []
+    return ", ".join(f"{name} {recent.last(name):.4g}" for name in shown)
 
 
 def _summarise(
