@@ -15,8 +15,14 @@ def silent(done: int, note: str) -> None:
 
 
 @contextmanager
-def bar(description: str, total: int, done: int = 0, enabled: bool | None = None) -> Iterator[Update]:
-    """A bar of `total` rounds, `done` of them already done; `enabled=None` asks whether stderr is a terminal."""
+def bar(description: str, total: int, done: int = 0, enabled: bool | Update | None = None) -> Iterator[Update]:
+    """A bar of `total` rounds, `done` of them already done.
+
+    `enabled=None` asks whether stderr is a terminal; an `Update` is told instead, as part of a bar of its own.
+    """
+    if callable(enabled):
+        yield enabled
+        return
     if not (sys.stderr.isatty() if enabled is None else enabled):
         yield silent
         return

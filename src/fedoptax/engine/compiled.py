@@ -100,6 +100,32 @@ class Fixed:
         return self.algorithm
 
 
+@dataclass(frozen=True)
+class Point:
+    """An algorithm as a point of a grid, `make(**values)`.
+
+    The values are arguments of the program, so all points of the same `make` and the same names share a compilation.
+    It can stand where `fedoptax.run` takes an algorithm.
+
+    Attributes:
+      make: the constructor, or a `functools.partial` of it.
+      values: the hyper-parameters that are left free, as numbers.
+    """
+
+    make: MakeAlgorithm
+    values: Mapping[str, float]
+
+    @property
+    def algorithm(self) -> FedAlgorithm:
+        """The algorithm of this point, its values built in."""
+        return self.make(**self.values)
+
+    @property
+    def arguments(self) -> dict[str, jax.Array]:
+        """The values as the program takes them."""
+        return {name: jnp.asarray(value, jnp.result_type(float)) for name, value in self.values.items()}
+
+
 @lru_cache(maxsize=8)
 def program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple[str, ...] = ()) -> Program:
     """Builds the program of `make_algorithm(**hypers)` on `task`; `names` are the hyper-parameters left free.
