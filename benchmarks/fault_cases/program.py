@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 PATIENCE = 300.0  # seconds after which a process counts as hanging
 TIMES = {"seconds", "compile_seconds", "checksum"}  # of a summary: wall time, and what depends on it
@@ -152,6 +153,8 @@ def difference(folder: Path, wanted: Path) -> str:
             return "summary.json differs"
         if _params(folder) != _params(wanted):
             return "params.npz differs"
+        if not _parquet(folder).equals(_parquet(wanted)):
+            return "history.parquet differs"
     except (OSError, ValueError, KeyError) as error:
         return f"results cannot be read: {type(error).__name__} {error}"
     return ""
@@ -169,6 +172,10 @@ def fingerprint(folder: Path) -> dict[str, str]:
 def _history(folder: Path) -> list[dict[str, Any]]:
     lines = (folder / "history.jsonl").read_text().splitlines()
     return [{name: value for name, value in json.loads(line).items() if name != "seconds"} for line in lines]
+
+
+def _parquet(folder: Path) -> pd.DataFrame:
+    return pd.read_parquet(folder / "history.parquet").drop(columns="seconds")
 
 
 def _summary(folder: Path) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from fedoptax import storage
 from fedoptax.algorithm import FedAlgorithm, Tree
 from fedoptax.checkpoint import Checkpoints
 from fedoptax.engine.aggregation import Aggregator, as_aggregator
-from fedoptax.engine.compiled import MAX_ROUNDS, Fixed, Program, program
+from fedoptax.engine.compiled import MAX_ROUNDS, Fixed, Point, Program, program
 from fedoptax.engine.eager import eager_program
 from fedoptax.engine.faults import COUNTS, Faults, as_faults
 from fedoptax.engine.local import LocalWork
@@ -29,9 +29,12 @@ from fedoptax.errors import RunError, UsageError
 from fedoptax.history import History, Row, finite_or_none
 from fedoptax.history_file import HistoryFile
 from fedoptax.interrupt import deferred_interrupt
-from fedoptax.progress import bar
+from fedoptax.progress import Update, bar
 from fedoptax.record import refuse_another, run_config
 from fedoptax.task import Task
+from fedoptax.trackers import Tracked, Tracker, as_trackers
+from fedoptax.trackers.parquet import write_parquet
+from fedoptax.trackers.told import Told
 from fedoptax.wrappers.privacy import checked_weighting
 
 NOTED_ROWS = 1000  # of the history that the bar's note looks back
@@ -97,18 +100,19 @@ class Settings:
     out: Path | None = None
     resume_from: Path | None = None
     checkpoint_every: float = 60.0
-    progress: bool | None = None
+    progress: bool | Update | None = None
     description: str | None = None
     place: str = "device"
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     faults: Faults | None = None
     wrappers: Mapping[str, Any] = field(default_factory=dict)
     epsilon: Callable[[int, int, int], float] | None = None
+    trackers: tuple[str | Tracker, ...] = ()
 
 
 def run(
     task: Task,
-    algorithm: FedAlgorithm,
+    algorithm: FedAlgorithm | Point,
     *,
     rounds: int = 100,
     cohort_size: int = 10,
@@ -132,13 +136,14 @@ def run(
     overwrite: bool = False,
     resume_from: str | Path | None = None,
     checkpoint_every: float = 60.0,
-    progress: bool | None = None,
+    trackers: Sequence[str | Tracker] = (),
+    progress: bool | Update | None = None,
 ) -> RunResult:
     """Runs `algorithm` on `task`.
 
     Args:
       task: what is learned, and who holds the data.
-      algorithm: how.
+      algorithm: how; a `Point` shares its compilation with others.
       rounds: communication rounds in total (a resumed run does what is left of them).
       cohort_size: clients a round, sampled uniformly without replacement.
       batch_size: examples a local step.
@@ -166,7 +171,9 @@ def run(
       overwrite: remove earlier results in `out`.
       resume_from: a run folder to continue from its last checkpoint; results go to `out`, by default the same folder.
       checkpoint_every: seconds between checkpoints.
-      progress: show a bar on standard error; None shows it on a terminal.
+      trackers: names in `fedoptax.trackers.TRACKERS`, or objects that are such a `Tracker`; they need `out`.
+      progress: show a bar on standard error; None shows it on a terminal; a function `(rounds done, note)` is told
+        instead.
 
     Returns:
       The history, the final parameters and states.
@@ -177,6 +184,8 @@ def run(
       RunError: files cannot be written, or `resume_from` does not fit.
       Interrupted: Ctrl-C, SIGTERM or SIGHUP; the state after the last whole round is in its `result` (and in `out`).
     """
+    point = algorithm if isinstance(algorithm, Point) else Point(Fixed(algorithm), {})
+    algorithm = point.algorithm
     check_numbers(rounds, eval_every, seed)
     if not isinstance(checkpoint_every, int | float) or not checkpoint_every >= 0:
         raise UsageError(f"checkpoint_every: {checkpoint_every!r} given, allowed is a number of seconds >= 0")
@@ -187,6 +196,9 @@ def run(
     plan = Plan(cohort_size, work, checked_weighting(algorithm, weighting), client_loop)
     plan = checked_plan(replace(plan, faults=failing is not None, aggregate=as_aggregator(aggregate)), task)
     check_privacy(algorithm, plan)
+    as_trackers(trackers)
+    if trackers and out is None and resume_from is None:
+        raise UsageError("trackers: given without out, allowed is with a folder for the run")
     client = jax.eval_shape(lambda key: algorithm.init_client(task.init(key)), jax.random.key(0))
     source = None if resume_from is None else Path(resume_from)
     if client_states == "auto" and source is not None:
@@ -213,9 +225,12 @@ def run(
         failing,
         dict(wrappers or {}),
         algorithm.epsilon,
+        tuple(trackers),
     )
-    built = eager_program(task, algorithm, plan) if engine == "eager" else program(task, Fixed(algorithm), plan)
-    result = execute(task, built, {}, settings)
+    if engine == "eager":
+        result = execute(task, eager_program(task, algorithm, plan), {}, settings)
+    else:
+        result = execute(task, program(task, point.make, plan, tuple(point.values)), point.arguments, settings)
     if result.status == "diverged":
         raise DivergedError(str(result.message), result)
     if result.status == "interrupted":
@@ -252,7 +267,7 @@ def execute(task: Task, built: Program, hypers: Mapping[str, Any], settings: Set
         history, done = History(), 0
         if settings.resume_from is not None:
             done, history, server = _resume(settings, config, server, clients)
-        checkpoints = None
+        checkpoints, told = None, Told(as_trackers(settings.trackers))
         if settings.out is not None:
             if not existed:  # a new folder is made only now, when nothing can be refused any more
                 stack.enter_context(storage.locked(settings.out, new))
@@ -260,6 +275,7 @@ def execute(task: Task, built: Program, hypers: Mapping[str, Any], settings: Set
             _summarise(settings.out, "running", None, history, built)
             rows_file = HistoryFile(settings.out, history.rows)
             checkpoints = Checkpoints(settings.out, () if new else (done,))
+            told.start(Tracked(settings.out, config, done))
         update = stack.enter_context(
             bar(settings.description or settings.label, settings.rounds, done, settings.progress)
         )
@@ -276,6 +292,7 @@ def execute(task: Task, built: Program, hypers: Mapping[str, Any], settings: Set
             history.rows += rows
             if settings.out is not None:
                 rows_file.append(rows)
+                told.rows(rows)
             done += len(rows)
             update(done, _note(task, history))
             if not finite:
@@ -297,7 +314,8 @@ def execute(task: Task, built: Program, hypers: Mapping[str, Any], settings: Set
         if checkpoints and settings.out:
             checkpoints.save(done, server, clients, rows_file.mark())
             storage.write_params(settings.out / "params.npz", params)
-            _summarise(settings.out, status, message, history, built, rows_file.mark())
+            write_parquet(settings.out / "history.parquet", history.rows)
+            told.end(_summarise(settings.out, status, message, history, built, rows_file.mark()))
     given = dict(settings.hyperparameters)
     return RunResult(history, params, server, clients, status, message, settings.out, given, number)
 
@@ -376,26 +394,25 @@ def _summarise(
     history: History,
     built: Program,
     mark: Mapping[str, Any] | None = None,
-) -> None:
+) -> dict[str, Any]:
     metrics = [
         name
         for name in (history[-1] if len(history) else {})
         if name in ("train_loss", "epsilon") or name.startswith(("test_", "client_"))
     ]
-    storage.write_json(
-        folder / "summary.json",
-        {
-            "status": status,
-            "message": message,
-            "rounds_done": len(history),
-            "final": {name: history.last(name) for name in metrics},
-            "bytes_down": sum(row["bytes_down"] for row in history),
-            "bytes_up": sum(row["bytes_up"] for row in history),
-            "seconds": sum(row["seconds"] for row in history),
-            "compile_seconds": built.timings["compile"],
-            "history": mark,
-        },
-    )
+    summary = {
+        "status": status,
+        "message": message,
+        "rounds_done": len(history),
+        "final": {name: history.last(name) for name in metrics},
+        "bytes_down": sum(row["bytes_down"] for row in history),
+        "bytes_up": sum(row["bytes_up"] for row in history),
+        "seconds": sum(row["seconds"] for row in history),
+        "compile_seconds": built.timings["compile"],
+        "history": mark,
+    }
+    storage.write_json(folder / "summary.json", summary)
+    return summary
 
 
 __all__ = ["DivergedError", "Interrupted", "RunResult", "Settings", "execute", "run"]

@@ -49,6 +49,7 @@ def run_config(task: Task, settings: Settings, built: Program) -> dict[str, Any]
         "seed": settings.seed,
         "eval_every": settings.eval_every,
         "client_states": settings.place,
+        **({"trackers": names} if (names := [t for t in settings.trackers if isinstance(t, str)]) else {}),
         "num_params": built.num_params,
         "bytes": {"down_per_client": built.bytes_down, "up_per_client": built.bytes_up},
         "primary_metric": None if task.primary_metric is None else f"test_{task.primary_metric}",
@@ -72,7 +73,7 @@ def refuse_another(folder: Path, there: Mapping[str, Any], config: Mapping[str, 
     Raises:
       RunError: they differ in anything but the total of rounds, the rounds between evaluations and the environment.
     """
-    wanted, free = read_back(config), {"rounds", "environment", "fedoptax", "eval_every", "client_states"}
+    wanted, free = read_back(config), {"rounds", "environment", "fedoptax", "eval_every", "client_states", "trackers"}
     for name in sorted((wanted.keys() | {"faults", "aggregate", "wrappers"}) - free):
         its, given = there.get(name), wanted.get(name)
         if its != given:

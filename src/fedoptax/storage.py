@@ -25,10 +25,10 @@ from fedoptax.errors import RunError, UsageError, brief
 from fedoptax.history import Row, finite_or_none
 
 FORMAT = 1
-MARKS = ("config.json", "compare.json", "sweep.json")
+MARKS = ("config.json", "compare.json", "tune.json", "sweep.json")
 """What tells a folder of results from another."""
 
-WRITTEN = (*MARKS, "history.jsonl", "summary.json", "params.npz")
+WRITTEN = (*MARKS, "history.jsonl", "history.parquet", "summary.json", "params.npz")
 _CHECKSUM = b'{\n "checksum": "'
 _DEEPEST = 50  # of JSON in a run's files
 

@@ -36,6 +36,7 @@ from fedoptax.history import History, Row, finite_or_none
 from fedoptax.history_file import HistoryFile
 from fedoptax.record import refuse_another, run_config
 from fedoptax.task import Task
+from fedoptax.trackers.parquet import write_parquet
 from fedoptax.wrapping import WRAPPERS
 
 Log = Callable[[str], None]
@@ -238,6 +239,7 @@ class Run:
         try:
             self._save()
             storage.write_params(self.folder / "params.npz", self.algorithm.params(self.server))
+            write_parquet(self.folder / "history.parquet", self.history.rows)
             self._summarise(status, message)
         finally:
             self._stack.close()
