@@ -21,6 +21,7 @@ _HOMES = {
     ),
     "fedoptax.data.federated": ("FederatedData",),
     "fedoptax.engine.aggregation": ("Krum", "Median", "NormClipping", "TrimmedMean"),
+    "fedoptax.engine.compiled": ("Point",),
     "fedoptax.engine.evaluation": ("evaluate_clients",),
     "fedoptax.engine.faults": ("Faults",),
     "fedoptax.engine.sweep": ("sweep",),
@@ -28,6 +29,7 @@ _HOMES = {
     "fedoptax.experiment": ("RunResult", "run"),
     "fedoptax.task": ("Task", "masked_mean"),
     "fedoptax.tasks": ("TASKS", "load_task"),
+    "fedoptax.tuning": ("Tuned", "tune"),
     "fedoptax.wrappers": ("with_clipping", "with_compression", "with_privacy", "with_prox"),
 }  # fmt: skip
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from fedoptax.engine.aggregation import Median as Median
     from fedoptax.engine.aggregation import NormClipping as NormClipping
     from fedoptax.engine.aggregation import TrimmedMean as TrimmedMean
+    from fedoptax.engine.compiled import Point as Point
     from fedoptax.engine.evaluation import evaluate_clients as evaluate_clients
     from fedoptax.engine.faults import Faults as Faults
     from fedoptax.engine.sweep import sweep as sweep
@@ -57,6 +60,8 @@ if TYPE_CHECKING:
     from fedoptax.task import masked_mean as masked_mean
     from fedoptax.tasks import TASKS as TASKS
     from fedoptax.tasks import load_task as load_task
+    from fedoptax.tuning import Tuned as Tuned
+    from fedoptax.tuning import tune as tune
     from fedoptax.wrappers import with_clipping as with_clipping
     from fedoptax.wrappers import with_compression as with_compression
     from fedoptax.wrappers import with_privacy as with_privacy

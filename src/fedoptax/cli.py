@@ -14,46 +14,17 @@ import typer
 
 from fedoptax import __version__
 from fedoptax.cli_options import (
-    Aggregate,
-    Alpha,
-    AlphaFine,
-    Augment,
-    BatchSize,
-    Beta,
+    RUN,
     CheckpointEvery,
-    Classes,
-    ClientColumn,
-    ClientStates,
     CohortSize,
-    Compress,
     DataDir,
-    Devices,
-    Engine,
-    EvalEvery,
-    Examples,
-    Exponent,
-    Fault,
-    ImageSize,
     Json,
-    LabelColumn,
-    LocalEpochs,
-    LocalSteps,
     Model,
     NumClients,
-    Out,
-    Overwrite,
-    Partition,
-    PartitionSeed,
-    Preset,
-    Privacy,
     Rounds,
     Set,
-    Shards,
-    Sigma,
-    Similarity,
     Task,
-    TestFraction,
-    Weighting,
+    taking,
 )
 from fedoptax.data_cli import app as data_app
 from fedoptax.deploy_cli import deploy_app
@@ -79,6 +50,19 @@ class Listing(StrEnum):
     presets = "presets"
 
 
+Algorithm = Annotated[str, typer.Option(help="Algorithm, see `fedoptax list algorithms`, or MODULE:FUNCTION.")]
+Grid = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--grid",
+        metavar="NAME=VALUES",
+        help="Values by commas, or LOW..HIGH in half decades (also :decade, :quarter). Default: the rates, 1e-3..10.",
+    ),
+]
+Select = Annotated[str, typer.Option(help="What ranks points: train_loss, or a metric such as test_accuracy.")]
+Last = Annotated[int | None, typer.Option(help="Its mean over so many last rounds. Default: 100, at most a tenth.")]
+
+
 @app.callback(invoke_without_command=True)
 def root(
     context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
@@ -91,111 +75,66 @@ def root(
 
 
 @app.command()
+@taking(RUN)
 def run(
     task: Task = "digits",
-    algorithm: Annotated[
-        str, typer.Option(help="Algorithm, see `fedoptax list algorithms`, or MODULE:FUNCTION.")
-    ] = "fedadam",
-    set_: Set = None,
-    preset: Preset = "tuned",
-    rounds: Rounds = None,
-    cohort_size: CohortSize = None,
-    batch_size: BatchSize = None,
-    local_epochs: LocalEpochs = None,
-    local_steps: LocalSteps = None,
-    weighting: Weighting = None,
-    eval_every: EvalEvery = None,
-    model: Model = None,
-    partition: Partition = None,
-    alpha: Alpha = None,
-    alpha_fine: AlphaFine = None,
-    beta: Beta = None,
-    classes: Classes = None,
-    shards: Shards = None,
-    similarity: Similarity = None,
-    sigma: Sigma = None,
-    exponent: Exponent = None,
-    augment: Augment = None,
-    client_column: ClientColumn = None,
-    label_column: LabelColumn = None,
-    test_fraction: TestFraction = None,
-    image_size: ImageSize = None,
-    num_clients: NumClients = None,
-    devices: Devices = None,
-    partition_seed: PartitionSeed = 0,
-    data_dir: DataDir = None,
+    algorithm: Algorithm = "fedadam",
     seed: Annotated[int, typer.Option(help="Seed of initialisation, cohorts and data order.")] = 0,
-    client_states: ClientStates = "auto",
-    examples: Examples = "auto",
-    engine: Engine = "compiled",
-    fault: Fault = None,
-    aggregate: Aggregate = "mean",
-    privacy: Privacy = None,
-    compress: Compress = None,
-    checkpoint_every: CheckpointEvery = None,
-    out: Out = None,
-    overwrite: Overwrite = False,
-    json: Json = False,
+    **options: Any,
 ) -> None:
     """Run one algorithm on one task.
 
     Example: fedoptax run --task digits --algorithm fedadam --set server_lr=0.03 --rounds 100 --out runs/a
     """
-    commands = load_commands()
-    commands.run(**locals_without_commands(locals()))
+    load_commands().run(task=task, algorithm=algorithm, seed=seed, **_renamed(options))
 
 
 @app.command()
+@taking(RUN)
 def compare(
     task: Task = "digits",
     algorithms: Annotated[str, typer.Option(help="Names separated by commas, or all.")] = "fedavg,fedadam",
     seeds: Annotated[int, typer.Option(help="Seeds 0 ... n-1, each run by every algorithm.")] = 3,
-    set_: Set = None,
-    preset: Preset = "tuned",
-    rounds: Rounds = None,
-    cohort_size: CohortSize = None,
-    batch_size: BatchSize = None,
-    local_epochs: LocalEpochs = None,
-    local_steps: LocalSteps = None,
-    weighting: Weighting = None,
-    eval_every: EvalEvery = None,
-    model: Model = None,
-    partition: Partition = None,
-    alpha: Alpha = None,
-    alpha_fine: AlphaFine = None,
-    beta: Beta = None,
-    classes: Classes = None,
-    shards: Shards = None,
-    similarity: Similarity = None,
-    sigma: Sigma = None,
-    exponent: Exponent = None,
-    augment: Augment = None,
-    client_column: ClientColumn = None,
-    label_column: LabelColumn = None,
-    test_fraction: TestFraction = None,
-    image_size: ImageSize = None,
-    num_clients: NumClients = None,
-    devices: Devices = None,
-    partition_seed: PartitionSeed = 0,
-    data_dir: DataDir = None,
-    client_states: ClientStates = "auto",
-    examples: Examples = "auto",
-    engine: Engine = "compiled",
-    fault: Fault = None,
-    aggregate: Aggregate = "mean",
-    privacy: Privacy = None,
-    compress: Compress = None,
-    checkpoint_every: CheckpointEvery = None,
-    out: Out = None,
-    overwrite: Overwrite = False,
-    json: Json = False,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="First search every algorithm's rates, with the same number of points.")
+    ] = False,
+    budget: Annotated[int, typer.Option(help="Points for each algorithm, with --tune.")] = 16,
+    grid: Grid = None,
+    select: Select = "train_loss",
+    last: Last = None,
+    **options: Any,
 ) -> None:
     """Run several algorithms on one task over seeds and write a report.
 
     Example: fedoptax compare --task digits --algorithms fedavg,fedadam,fedyogi --seeds 3 --out runs/b
     """
-    commands = load_commands()
-    commands.compare(**locals_without_commands(locals()))
+    own = {"task": task, "algorithms": algorithms, "seeds": seeds}
+    search = {"budget": budget, "grid": grid, "select": select, "last": last} if tune else None
+    if search is None and (grid or last):
+        raise UsageError(f"{'--grid' if grid else '--last'}: given without --tune, allowed is with it")
+    load_commands().compare(**own, search=search, **_renamed(options))
+
+
+@app.command()
+@taking(RUN)
+def tune(
+    task: Task = "digits",
+    algorithm: Algorithm = "fedadam",
+    grid: Grid = None,
+    select: Select = "train_loss",
+    last: Last = None,
+    search: Annotated[str, typer.Option(help="grid, or optuna (extra `optuna`) within the grid's ranges.")] = "grid",
+    trials: Annotated[int | None, typer.Option(help="Points of --search optuna. Default: 25.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of initialisation, cohorts and data order, the same for all.")] = 0,
+    **options: Any,
+) -> None:
+    """Search for an algorithm's hyper-parameters, all points on one compilation, and write a report with heat maps.
+
+    Example: fedoptax tune --algorithm fedadam --grid client_lr=1e-3..1 --grid server_lr=1e-3..1 --out runs/c
+    """
+    own = {"task": task, "algorithm": algorithm, "grid": grid, "select": select, "last": last}
+    own |= {"search": search, "trials": trials, "seed": seed}
+    load_commands("tune_commands").tune(**own, **_renamed(options))
 
 
 @app.command()
@@ -274,9 +213,9 @@ def load_commands(name: str = "commands") -> Any:
         return import_module(f"fedoptax.{name}")
 
 
-def locals_without_commands(names: dict[str, Any]) -> dict[str, Any]:
-    """A command's arguments, as given to the function of the same name in `fedoptax.commands`."""
-    return {("settings" if name == "set_" else name): value for name, value in names.items() if name != "commands"}
+def _renamed(options: dict[str, Any]) -> dict[str, Any]:
+    """Shared options as the functions in `fedoptax.commands` take them."""
+    return {("settings" if name == "set_" else name): value for name, value in options.items()}
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,9 +1,11 @@
-"""The options that several commands share."""
+"""The options that several commands share, and how a command takes them."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -77,6 +79,63 @@ Compress = Annotated[
     typer.Option(help="How uploads are coded: qsgd:bits=4, topk:fraction=0.01 or sign. Default: not.", metavar="CODEC"),
 ]
 CheckpointEvery = Annotated[float | None, typer.Option(help="Seconds between checkpoints. Default: 60.")]
+Track = Annotated[
+    list[str] | None,
+    typer.Option("--track", metavar="NAME", help="Also write for tensorboard, mlflow or wandb (offline)."),
+]
 Out = Annotated[Path | None, typer.Option(help="Folder for the results. Default: a new one under runs/.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace earlier results in --out.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]
+
+Shared = Mapping[str, tuple[Any, Any]]
+"""By name: an option and its default."""
+
+PROBLEM: Shared = {
+    **{name: (option, None) for name, option in {
+        "model": Model, "partition": Partition, "alpha": Alpha, "alpha_fine": AlphaFine, "beta": Beta,
+        "classes": Classes, "shards": Shards, "similarity": Similarity, "sigma": Sigma, "exponent": Exponent,
+        "augment": Augment, "client_column": ClientColumn, "label_column": LabelColumn,
+        "test_fraction": TestFraction, "image_size": ImageSize, "num_clients": NumClients, "devices": Devices,
+    }.items()},
+    "partition_seed": (PartitionSeed, 0),
+    "data_dir": (DataDir, None),
+}  # fmt: skip
+"""What is learned, besides the task, and who holds the data."""
+
+ROUNDS: Shared = {
+    **{name: (option, None) for name, option in {
+        "rounds": Rounds, "cohort_size": CohortSize, "batch_size": BatchSize, "local_epochs": LocalEpochs,
+        "local_steps": LocalSteps, "weighting": Weighting, "eval_every": EvalEvery,
+    }.items()},
+    "client_states": (ClientStates, "auto"),
+    "examples": (Examples, "auto"),
+    "engine": (Engine, "compiled"),
+    "fault": (Fault, None),
+    "aggregate": (Aggregate, "mean"),
+    "privacy": (Privacy, None),
+    "compress": (Compress, None),
+    "checkpoint_every": (CheckpointEvery, None),
+}  # fmt: skip
+"""How rounds are run."""
+
+OUTPUT: Shared = {"track": (Track, None), "out": (Out, None), "overwrite": (Overwrite, False), "json": (Json, False)}
+"""Where results go."""
+
+RUN: Shared = {"set_": (Set, None), "preset": (Preset, "tuned"), **ROUNDS, **PROBLEM, **OUTPUT}
+"""All that the commands that run something share."""
+
+
+def taking(shared: Shared) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command that ends in `**options` the shared options after its own; typer reads them as if written out."""
+
+    def with_options(command: Callable[..., None]) -> Callable[..., None]:
+        own = [p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        more = [inspect.Parameter(n, kind, default=default, annotation=o) for n, (o, default) in shared.items()]
+        hints = get_type_hints(command, include_extras=True)
+        parameters = [p.replace(annotation=hints[p.name]) for p in own] + more
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {p.name: p.annotation for p in parameters}
+        return command
+
+    return with_options

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +11,28 @@ from fedoptax import storage
 from fedoptax.checkpoint import rounds_of
 from fedoptax.errors import RunError
 from fedoptax.experiment import DivergedError, Interrupted, RunResult, run
-from fedoptax.history_file import check_mark
+from fedoptax.finished import is_whole
 from fedoptax.naming import build
-from fedoptax.stored import check_comparison
+from fedoptax.progress import bar
+from fedoptax.stored import check_comparison, check_tuning
 from fedoptax.task import Task
+from fedoptax.tuning import AllDiverged, Tuning, carry_out
 from fedoptax.wrapping import wrap_as
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is compared. `hyperparameters` by algorithm; `options` are keyword arguments of `fedoptax.run`."""
+    """What is compared, as compare.json keeps it.
+
+    Attributes:
+      algorithms: their names.
+      hyperparameters: by algorithm; of those that are tuned first, what was found, as soon as it is.
+      seeds: each run by every algorithm.
+      task: name and options of the task.
+      options: keyword arguments of `fedoptax.run`.
+      command: that made it.
+      tunings: by algorithm, the search that comes first; empty for none.
+    """
 
     algorithms: list[str]
     hyperparameters: dict[str, dict[str, Any]]
@@ -28,6 +40,7 @@ class Comparison:
     task: dict[str, Any]
     options: dict[str, Any]
     command: str = ""
+    tunings: dict[str, Tuning] = field(default_factory=dict)
 
     def save(self, folder: Path) -> None:
         """Writes compare.json."""
@@ -44,19 +57,23 @@ class Comparison:
         if stored.pop("format", None) != storage.FORMAT:
             raise RunError(f"'{folder / 'compare.json'}' is not of format {storage.FORMAT}")
         check_comparison(folder / "compare.json", stored)
+        for tuning in stored.get("tunings", {}).values():
+            check_tuning(folder / "compare.json", tuning)
         try:
-            return cls(**stored)
+            tunings = {name: Tuning.of(tuning) for name, tuning in stored.pop("tunings", {}).items()}
+            return cls(**stored, tunings=tunings)
         except TypeError as error:
             raise RunError(f"'{folder / 'compare.json'}' is damaged: {error}") from error
 
 
 def compare(
     task: Task, comparison: Comparison, out: Path, progress: bool | None = None, new: bool = False
-) -> tuple[list[RunResult], list[DivergedError]]:
-    """Runs what is not yet completed in `out`: every algorithm over every seed.
+) -> tuple[list[RunResult], list[RunError]]:
+    """Runs what is not yet completed in `out`: every algorithm's search, if there is one, then all over every seed.
 
     All algorithms of one seed start from the same parameters and see the same cohorts. One that diverges is kept up to
-    its last finite state and the others go on. With `new` there must be no results in `out` yet.
+    its last finite state and the others go on, also without one of whose search every point diverged. With `new` there
+    must be no results in `out` yet.
 
     Returns:
       The results that were computed now, and the errors of those that diverged.
@@ -65,11 +82,14 @@ def compare(
       RunError: another process holds `out` or has filled it, or a run there cannot be continued.
     """
     results: list[RunResult] = []
-    diverged: list[DivergedError] = []
+    diverged: list[RunError] = []
     with storage.locked(out, new):
         comparison.save(out)
+        if comparison.tunings:
+            comparison, lost = _tuned(task, comparison, out, progress)
+            diverged += lost
         for name, seed, folder in runs(comparison, out):
-            if _is_whole(folder):
+            if is_whole(folder):
                 continue
             try:
                 results.append(_run_one(task, comparison, name, seed, folder, progress))
@@ -79,6 +99,27 @@ def compare(
             if results[-1].signal:  # it came in the last round
                 raise Interrupted(replace(results[-1], message=f"stopped after {name}, seed {seed}"))
     return results, diverged
+
+
+def _tuned(task: Task, comparison: Comparison, out: Path, progress: bool | None) -> tuple[Comparison, list[RunError]]:
+    """The comparison with what every search found, without the algorithms of which no point came to its end."""
+    found, lost = dict(comparison.hyperparameters), list[RunError]()
+    for name, tuning in comparison.tunings.items():
+        total = tuning.size * int(tuning.options["rounds"])
+        try:
+            with bar(f"{name}: {tuning.size} points", total, enabled=progress) as update:
+                found[name] = carry_out(task, tuning, search_folder(out, name), update).hyperparameters
+        except AllDiverged as error:
+            lost.append(error)
+    replace(comparison, hyperparameters=found).save(out)
+    gone = {error.algorithm for error in lost if isinstance(error, AllDiverged)}
+    kept = [name for name in comparison.algorithms if name not in gone]
+    return replace(comparison, hyperparameters=found, algorithms=kept), lost
+
+
+def search_folder(out: Path, name: str) -> Path:
+    """Where the search for an algorithm's hyper-parameters is."""
+    return out / "tuning" / name.replace(":", ".")
 
 
 def _run_one(
@@ -107,17 +148,3 @@ def runs(comparison: Comparison, out: Path) -> Sequence[tuple[str, int, Path]]:
         for name in comparison.algorithms
         for seed in comparison.seeds
     ]
-
-
-def _is_whole(folder: Path) -> bool:
-    """Whether a run is at its end, and its results are what it wrote; else it is continued from its checkpoint."""
-    try:
-        summary = storage.read_json(folder / "summary.json")
-        if summary.get("status") not in ("completed", "diverged"):
-            return False
-        if summary.get("history"):
-            check_mark(folder, summary["history"])
-        storage.check_params(folder / "params.npz")
-    except (RunError, ValueError):
-        return False
-    return True

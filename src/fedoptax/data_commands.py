@@ -34,7 +34,7 @@ def fetch(name: str, data_dir: Path | None) -> None:
 
 def check(names: list[str], data_dir: Path | None, json: bool) -> None:
     """`fedoptax data check`."""
-    from fedoptax.commands import print_table
+    from fedoptax.command_options import print_table
     from fedoptax.data.check import caches, is_whole
     from fedoptax.data.check import check as check_data
     from fedoptax.data.registry import DATA_SETS
@@ -55,7 +55,7 @@ def check(names: list[str], data_dir: Path | None, json: bool) -> None:
 
 def partition(options: Mapping[str, Any], seed: int, data_dir: Path | None, out: Path | None, json: bool) -> None:
     """`fedoptax data partition`."""
-    from fedoptax.commands import print_table
+    from fedoptax.command_options import print_table
 
     name = options["task"]
     folder = out or Path("runs") / f"{Path(name).stem}-partition-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedoptax.algorithms import ALGORITHMS
-from fedoptax.commands import algorithm_names, load, print_table
+from fedoptax.command_options import algorithm_names, load, print_table
 from fedoptax.engine.compiled import Fixed, program
 from fedoptax.engine.local import LocalWork
 from fedoptax.engine.plan import Plan, checked_plan

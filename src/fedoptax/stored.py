@@ -87,6 +87,7 @@ _CONFIG: dict[str, _Law] = {
     "partition.label_counts": _COUNTS,
     "partition.heterogeneity": _NUMBER,
     "environment": _TABLE,
+    "trackers": (_list_of(_TEXT[0]), "a list of texts"),
 }
 _SUMMARY: dict[str, _Law] = {"status": _TEXT}
 _SUMMARY_FREE: dict[str, _Law] = {"rounds_done": _WHOLE, "message": _TEXT}
@@ -97,6 +98,23 @@ _COMPARISON: dict[str, _Law] = {
     "task": _TABLE,
     "task.name": _TEXT,
     "options": _TABLE,
+}
+_PLAIN = _list_of(lambda value: isinstance(value, str | bool) or (_is_number(value) and math.isfinite(value)))
+_TUNING: dict[str, _Law] = {
+    "algorithm": _TEXT,
+    "grid": (_table_of(lambda value: bool(value) and _PLAIN(value)), "an object of lists of numbers and words"),
+    "fixed": _TABLE,
+    "rule": _TABLE,
+    "rule.metric": _TEXT,
+    "rule.last": _WHOLE,
+    "rule.higher_is_better": _BOOL,
+    "seed": _WHOLE,
+    "task": _TABLE,
+    "task.name": _TEXT,
+    "options": _TABLE,
+    "options.rounds": _WHOLE,
+    "search": _TEXT,
+    "trials": _WHOLE,
 }
 
 
@@ -127,6 +145,17 @@ def check_comparison(path: Path, stored: Mapping[str, Any]) -> None:
     _check(path, stored, _COMPARISON)
     if missing := [name for name in stored["algorithms"] if name not in stored["hyperparameters"]]:
         raise RunError(f"'{path}' is damaged: algorithm '{brief(missing[0])}' has no hyper-parameters")
+
+
+def check_tuning(path: Path, stored: Mapping[str, Any]) -> None:
+    """Checks a search's tune.json.
+
+    Raises:
+      RunError: as in `check_config`; or a search that this version does not know.
+    """
+    _check(path, stored, _TUNING)
+    if stored["search"] not in ("grid", "optuna"):
+        raise RunError(f"'{path}' is damaged: 'search' is {brief(stored['search'])}, grid or optuna is expected")
 
 
 def _check(path: Path, content: Mapping[str, Any], laws: Mapping[str, _Law]) -> None:

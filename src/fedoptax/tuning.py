@@ -1,0 +1,311 @@
+"""A search for hyper-parameters: a run folder a point, one compilation for all, and the best by one rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from fedoptax import storage
+from fedoptax.algorithm import FedAlgorithm
+from fedoptax.checkpoint import rounds_of
+from fedoptax.engine.compiled import Point
+from fedoptax.engine.evaluation import column_names, evaluation_data
+from fedoptax.errors import RunError, UsageError, unknown
+from fedoptax.experiment import DivergedError, Interrupted, run
+from fedoptax.finished import is_whole
+from fedoptax.grids import edges
+from fedoptax.history import Row
+from fedoptax.naming import build
+from fedoptax.progress import Update, bar
+from fedoptax.search import SEARCHES, Search, grid_search, optuna_search
+from fedoptax.selection import Rule, Tried, make_rule
+from fedoptax.stored import check_tuning
+from fedoptax.task import Task
+from fedoptax.wrapping import wrap_as
+
+FILE = "tune.json"
+LOWER = ("loss", "error", "perplexity", "distance", "spread")  # words in names of metrics of which less is better
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What is searched, as tune.json keeps it.
+
+    Attributes:
+      algorithm: its name.
+      grid: values by hyper-parameter; with `search = "optuna"` the ends of a range.
+      fixed: the other hyper-parameters.
+      rule: how points are ranked.
+      seed: of every run, and of the search.
+      task: name and options of the task.
+      options: of `fedoptax.run`, the same for all points.
+      search: one of `SEARCHES`.
+      trials: how many points, for a search that has no end of its own.
+      command: that made it.
+    """
+
+    algorithm: str
+    grid: dict[str, list[Any]]
+    fixed: dict[str, Any]
+    rule: Rule
+    seed: int
+    task: dict[str, Any]
+    options: dict[str, Any]
+    search: str = "grid"
+    trials: int = 0
+    command: str = ""
+
+    def save(self, folder: Path) -> None:
+        """Writes tune.json."""
+        storage.write_json(folder / FILE, {"format": storage.FORMAT, **asdict(self)})
+
+    @classmethod
+    def read(cls, folder: Path) -> Tuning:
+        """Reads tune.json.
+
+        Raises:
+          RunError: it is missing, damaged or of another format.
+        """
+        stored = storage.read_json(folder / FILE)
+        if stored.pop("format", None) != storage.FORMAT:
+            raise RunError(f"'{folder / FILE}' is not of format {storage.FORMAT}")
+        check_tuning(folder / FILE, stored)
+        try:
+            return cls.of(stored)
+        except TypeError as error:
+            raise RunError(f"'{folder / FILE}' is damaged: {error}") from error
+
+    @classmethod
+    def of(cls, stored: Mapping[str, Any]) -> Tuning:
+        """From what `asdict` makes of it."""
+        return cls(**{**stored, "rule": Rule(**stored["rule"])})
+
+    @property
+    def size(self) -> int:
+        """How many points there are in all."""
+        if self.search != "grid":
+            return self.trials
+        product = 1
+        for values in self.grid.values():
+            product *= len(values)
+        return product
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The outcome of a search.
+
+    Attributes:
+      tuning: what was searched.
+      tried: every point, in the order they were run.
+      best: the best of them.
+      edges: the hyper-parameters whose best value is the lowest or highest of the grid: name -> which.
+    """
+
+    tuning: Tuning
+    tried: Sequence[Tried]
+    best: Tried
+    edges: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def hyperparameters(self) -> dict[str, Any]:
+        """The best point's, with those that were fixed."""
+        return {**self.tuning.fixed, **self.best.values}
+
+
+class AllDiverged(RunError):
+    """Not one point of a search came to its end."""
+
+    def __init__(self, algorithm: str, points: int) -> None:
+        super().__init__(f"{algorithm}: all {points} points of the search diverged; lower values are needed")
+        self.algorithm = algorithm
+
+
+def rule_for(task: Task, metric: str, last: int | None, rounds: int) -> Rule:
+    """The rule by a metric of the runs on a task.
+
+    Raises:
+      UsageError: there is no such metric, or `last` is out of range.
+    """
+    init = jax.eval_shape(task.init, jax.random.key(0))
+    names = ["train_loss", *column_names(task, init, evaluation_data(task))]
+    primary = f"test_{task.primary_metric}"
+    directions = {n: not any(word in n for word in LOWER) for n in names} | {primary: task.higher_is_better}
+    return make_rule(metric, last, rounds, {name: directions[name] for name in names})
+
+
+def tune(
+    task: Task,
+    algorithm: str,
+    grid: Mapping[str, Sequence[Any]],
+    out: str | Path,
+    *,
+    fixed: Mapping[str, Any] | None = None,
+    select: str = "train_loss",
+    last: int | None = None,
+    seed: int = 0,
+    search: str = "grid",
+    trials: int = 25,
+    rounds: int = 100,
+    progress: bool | None = None,
+    **options: Any,
+) -> Tuned:
+    """Searches for the hyper-parameters of an algorithm; what is done in `out` already is not done again.
+
+    Args:
+      task: the task.
+      algorithm: a name in `ALGORITHMS`, or `MODULE:FUNCTION`.
+      grid: values by hyper-parameter; with `search="optuna"` the ends of a range.
+      out: a folder: a run folder for each point and tune.json; `fedoptax.report.write_report(out)` draws it.
+      fixed: the other hyper-parameters.
+      select: the metric that ranks points, a column of the history.
+      last: it is the mean over so many last rounds; None is 100, but at most a tenth of all.
+      seed: of every run, so all start from the same parameters and see the same cohorts.
+      search: `"grid"`, or `"optuna"` (extra `optuna`).
+      trials: points of a search with Optuna.
+      rounds: of every run.
+      progress: show a bar on standard error; None shows it on a terminal.
+      **options: further arguments of `fedoptax.run`, the same for all points.
+
+    Returns:
+      All points, and the best.
+
+    Raises:
+      UsageError: a name or value is refused; before anything runs.
+      AllDiverged: every point did.
+      RunError: `out` holds another search, or cannot be used.
+      Interrupted: Ctrl-C or a signal; a further call goes on.
+    """
+    if not grid or not all(len(values) for values in grid.values()):
+        raise UsageError("grid: an empty grid given, allowed is at least one value for at least one name")
+    if search not in SEARCHES:
+        unknown("search", search, SEARCHES)
+    tuning = Tuning(
+        algorithm,
+        {name: list(values) for name, values in grid.items()},
+        dict(fixed or {}),
+        rule_for(task, select, last, rounds),
+        seed,
+        {"name": task.name, **task.spec},
+        {"rounds": rounds, **options},
+        search,
+        0 if search == "grid" else trials,
+    )
+    there = Path(out) / FILE
+    if there.is_file() and (other := Tuning.read(Path(out))) != replace(tuning, command=other.command):
+        raise RunError(f"'{there}' is of another search; give another folder")
+    with bar(f"{algorithm}: {tuning.size} points", tuning.size * rounds, enabled=progress) as update:
+        return carry_out(task, tuning, Path(out), update)
+
+
+def carry_out(task: Task, tuning: Tuning, out: Path, update: Update, new: bool = False) -> Tuned:
+    """Runs the points that are not yet done in `out`, in folders `point-001`, …, and ranks all.
+
+    Every point starts from the same parameters and sees the same cohorts. One that diverges is stopped there.
+
+    Args:
+      task: the task.
+      tuning: what is searched.
+      out: the folder; it has a tune.json afterwards.
+      update: is told the rounds done, of all points together, and the best score.
+      new: there must be no results in `out` yet.
+
+    Raises:
+      UsageError: a point's value is refused by the algorithm; before anything runs.
+      AllDiverged: every point did.
+      RunError: `out` cannot be used.
+      Interrupted: Ctrl-C or a signal; a further call goes on.
+    """
+    search, make = _search(tuning), _maker(tuning)
+    if tuning.search == "grid":
+        tried: list[Tried] = []
+        while (values := search(tried)) is not None:  # refuses what is out of range before anything runs
+            _ = make(values).algorithm
+            tried.append(Tried(values, 0.0, "", None))
+    with storage.locked(out, new):
+        tuning.save(out)
+        tried = []
+        while (values := search(tried)) is not None:
+            tried.append(_try(task, tuning, make(values), values, out, tried, update))
+    best = tuning.rule.best([one.score for one in tried])
+    if best is None:
+        raise AllDiverged(tuning.algorithm, len(tried))
+    return Tuned(tuning, tried, tried[best], edges(_numeric(tuning.grid), tried[best].values))
+
+
+def _search(tuning: Tuning) -> Search:
+    if tuning.search == "grid":
+        return grid_search(tuning.grid)
+    return optuna_search(tuning.grid, tuning.trials, tuning.rule, tuning.seed)
+
+
+def _try(
+    task: Task, tuning: Tuning, point: Point, values: dict[str, Any], out: Path, tried: Sequence[Tried], update: Update
+) -> Tried:
+    number, rounds = len(tried), int(tuning.options["rounds"])
+    folder = out / f"point-{number + 1:03d}"
+    before, best = number * rounds, tuning.rule.best([one.score for one in tried])
+    note = "" if best is None else f"best {tuning.rule.metric} {tried[best].score:.4g}"
+    if is_whole(folder):
+        status = str(storage.read_status(folder))
+        done = int(storage.read_json(folder / "summary.json")["rounds_done"])
+        rows = storage.read_rows(folder, done)
+    else:
+        status, rows = _run(task, tuning, point, values, folder, lambda done, _: update(before + done, note))
+    update(before + rounds, note)
+    return Tried(values, tuning.rule.score(rows, status), status, folder)
+
+
+def _run(
+    task: Task, tuning: Tuning, point: Point, values: Mapping[str, Any], folder: Path, update: Update
+) -> tuple[str, list[Row]]:
+    source = folder if rounds_of(folder) else None
+    try:
+        result = run(
+            task,
+            point,
+            seed=tuning.seed,
+            label=tuning.algorithm,
+            hyperparameters={**tuning.fixed, **values},
+            out=folder,
+            overwrite=source is None,
+            resume_from=source,
+            progress=update,
+            **tuning.options,
+        )
+    except DivergedError as error:
+        result = error.result
+    if result.signal:  # it came in the last round
+        raise Interrupted(replace(result, message=f"stopped after {folder.name}"))
+    return result.status, result.history.rows
+
+
+def _maker(tuning: Tuning) -> Callable[[Mapping[str, Any]], Point]:
+    """Makes points; those that differ in numbers alone share a constructor, and so a compilation."""
+    made: dict[tuple[tuple[str, Any], ...], Callable[..., FedAlgorithm]] = {}
+    wrappers = tuning.options.get("wrappers") or {}
+
+    def constructor(chosen: Mapping[str, Any]) -> Callable[..., FedAlgorithm]:
+        return lambda **free: wrap_as(build(tuning.algorithm, {**tuning.fixed, **chosen, **free}), wrappers)
+
+    def make(values: Mapping[str, Any]) -> Point:
+        free = {name: float(value) for name, value in values.items() if _is_number(value)}
+        chosen = {name: value for name, value in values.items() if name not in free}
+        key = tuple(sorted(chosen.items(), key=repr))
+        if key not in made:
+            made[key] = constructor(chosen)
+        return Point(made[key], free)
+
+    return make
+
+
+def _numeric(grid: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[float]]:
+    return {name: values for name, values in grid.items() if all(map(_is_number, values))}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

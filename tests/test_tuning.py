@@ -1,0 +1,194 @@
+"""Searches: the same numbers as runs one by one, one compilation, an honest ranking, and no work done twice."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedoptax as fx
+from fedoptax import storage
+from fedoptax.engine.compiled import Point, program
+from fedoptax.engine.local import LocalWork
+from fedoptax.engine.plan import Plan
+from fedoptax.naming import preset
+from fedoptax.search import grid_search
+from fedoptax.selection import Rule, Tried, make_rule
+from fedoptax.tuning import AllDiverged, Tuning, rule_for
+
+TASK = fx.load_task("digits", model="logistic", num_clients=8)
+SMALL = {"rounds": 4, "cohort_size": 3, "batch_size": 10}
+GRID = {"client_lr": [0.03, 0.1], "server_lr": [0.01, 0.1]}
+
+
+def test_points_are_the_runs_they_say(tmp_path: Path) -> None:
+    tuned = fx.tune(TASK, "fedadam", GRID, tmp_path, **SMALL)
+    assert [dict(one.values) for one in tuned.tried] == [
+        {"client_lr": a, "server_lr": b} for a in GRID["client_lr"] for b in GRID["server_lr"]
+    ]
+    for one in tuned.tried:
+        alone = fx.run(TASK, fx.fedadam(**one.values), **SMALL)
+        assert one.score == pytest.approx(alone.history[-1]["train_loss"], rel=1e-4)  # the last tenth of 4 rounds is 1
+        params = np.load(one.folder / "params.npz")
+        for name, leaf in storage.named_leaves(alone.params).items():
+            np.testing.assert_allclose(params[name], leaf, rtol=0, atol=1e-4)
+    scores = [one.score for one in tuned.tried]
+    assert tuned.best is tuned.tried[int(np.argmin(scores))]
+    assert tuned.hyperparameters == dict(tuned.best.values)
+
+
+def test_points_share_a_compilation() -> None:
+    make, seconds = partial(fx.fedadam, tau=1e-3), []
+    for server_lr in (0.1, 0.2, 0.3):
+        fx.run(TASK, Point(make, {"client_lr": 0.1, "server_lr": server_lr}), **SMALL)
+        plan = Plan(3, LocalWork(10), "examples")
+        seconds.append(program(TASK, make, plan, ("client_lr", "server_lr")).timings["compile"])
+    assert seconds[0] > 0 and len(set(seconds)) == 1
+
+
+@pytest.mark.parametrize("name", fx.ALGORITHMS)
+def test_every_rate_and_constant_can_be_left_free(name: str) -> None:
+    """A grid may name any hyper-parameter that is a number: the program is built with it as an argument."""
+    import inspect
+
+    parameters = inspect.signature(fx.ALGORITHMS[name]).parameters
+    values = {n: p.default for n, p in parameters.items() if p.default is not p.empty} | preset("digits", name)
+    numbers = {n: v for n, v in values.items() if isinstance(v, float) and not isinstance(v, bool)}
+    numbers |= {n: 0.1 for n, p in parameters.items() if n not in values}
+    fixed = {n: v for n, v in values.items() if n not in numbers}
+    plan = Plan(3, LocalWork(10), "uniform")
+    built = program(TASK, partial(fx.ALGORITHMS[name], **fixed), plan, tuple(numbers))
+    assert built.bytes_up > 0
+    assert {"client_lr", "lr"} & set(numbers)
+
+
+def test_a_diverged_point_is_stopped_and_never_best(tmp_path: Path) -> None:
+    tuned = fx.tune(TASK, "fedavg", {"client_lr": [0.1, 1e30]}, tmp_path, **SMALL)
+    lost = tuned.tried[1]
+    assert lost.status == "diverged" and math.isnan(lost.score)
+    assert len(storage.read_lines(lost.folder)) < 4
+    assert tuned.best is tuned.tried[0]
+    with pytest.raises(AllDiverged, match="fedavg: all 2 points of the search diverged"):
+        fx.tune(TASK, "fedavg", {"client_lr": [1e29, 1e30]}, tmp_path / "b", **SMALL)
+
+
+def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
+    """Stopped after a point and in the middle of the next, the search goes on to the same end."""
+    whole = fx.tune(TASK, "fedadam", GRID, tmp_path / "whole", **SMALL)
+    calls = []
+
+    def stop(done: int, note: str) -> None:
+        calls.append(done)
+        if done >= 6:
+            raise KeyboardInterrupt
+
+    from fedoptax.tuning import carry_out
+
+    spec = Tuning.read(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        carry_out(TASK, spec, tmp_path / "broken", stop, new=True)
+    before = (tmp_path / "broken" / "point-001" / "summary.json").stat().st_mtime_ns
+    again = fx.tune(TASK, "fedadam", GRID, tmp_path / "broken", **SMALL)
+    assert (tmp_path / "broken" / "point-001" / "summary.json").stat().st_mtime_ns == before
+    assert [one.score for one in again.tried] == [one.score for one in whole.tried]
+    with pytest.raises(fx.RunError, match="of another search"):
+        fx.tune(TASK, "fedadam", GRID | {"client_lr": [0.3]}, tmp_path / "broken", **SMALL)
+
+
+def test_words_and_schedules_stand_in_a_grid(tmp_path: Path) -> None:
+    grid = {"client_lr": [0.1, "cosine(0.1, 4)"], "option": ["I", "II"]}
+    tuned = fx.tune(TASK, "scaffold", grid, tmp_path, **SMALL)
+    assert len({round(one.score, 9) for one in tuned.tried}) == 4
+    assert not tuned.edges  # a word has no neighbours
+    second = fx.run(TASK, fx.scaffold(0.1, option="II"), **SMALL)
+    assert tuned.tried[1].score == pytest.approx(second.history[-1]["train_loss"], rel=1e-4)
+
+
+def test_edges_are_told(tmp_path: Path) -> None:
+    tuned = fx.tune(TASK, "fedavg", {"client_lr": [1e-4, 1e-3, 1e-2]}, tmp_path, **SMALL)
+    assert tuned.edges == {"client_lr": "highest"}
+
+
+def test_scores_by_hand() -> None:
+    rows = [
+        {"train_loss": value, "test_accuracy": a} for value, a in ((4.0, 0.1), (2.0, None), (1.0, 0.5), (0.5, None))
+    ]
+    assert Rule("train_loss", 2).score(rows, "completed") == 0.75
+    assert Rule("test_accuracy", 3, True).score(rows, "completed") == 0.5
+    assert Rule("test_accuracy", 1, True).score(rows, "completed") == 0.5  # the last one that was measured
+    assert math.isnan(Rule("train_loss", 2).score(rows, "diverged"))
+    assert math.isnan(Rule("other", 2).score(rows, "completed"))
+    assert Rule().best([math.nan, 2.0, 1.0, 1.0]) == 2
+    assert Rule(higher_is_better=True).best([1.0, 2.0]) == 1
+    assert Rule().best([math.nan]) is None
+
+
+def test_the_rule_is_that_of_the_paper_unless_another_is_asked_for() -> None:
+    assert rule_for(TASK, "train_loss", None, 1500) == Rule("train_loss", 100, False)
+    assert rule_for(TASK, "train_loss", None, 40) == Rule("train_loss", 4, False)
+    assert rule_for(TASK, "test_accuracy", 5, 40) == Rule("test_accuracy", 5, True)
+    assert rule_for(TASK, "test_loss", 5, 40) == Rule("test_loss", 5, False)
+    with pytest.raises(fx.UsageError, match="--select: unknown name 'accuracy'"):
+        rule_for(TASK, "accuracy", None, 40)
+    for last in (0, 41):
+        with pytest.raises(fx.UsageError, match="--last"):
+            make_rule("train_loss", last, 40, {"train_loss": False})
+
+
+def test_wrong_values_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    for grid, said in (({"client_lr": [0.1, -1.0]}, "client_lr: -1.0"), ({"rate": [1.0]}, "rate"), ({}, "empty grid")):
+        with pytest.raises(fx.UsageError, match=said):
+            fx.tune(TASK, "fedavg", grid, tmp_path / "x", **SMALL)
+        assert not (tmp_path / "x").exists()
+
+
+def test_a_grid_search_is_a_function_of_what_was_tried() -> None:
+    search = grid_search({"a": (1.0, 2.0), "b": ("x", "y")})
+    tried: list[Tried] = []
+    found = []
+    while (values := search(tried)) is not None:
+        found.append(tuple(values.values()))
+        tried.append(Tried(values, 0.0, "completed", None))
+    assert found == [(1.0, "x"), (1.0, "y"), (2.0, "x"), (2.0, "y")]
+
+
+def test_optuna_finds_the_better_end_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    pytest.importorskip("optuna", reason="Optuna is not installed (pip install 'fedoptax[optuna]')")
+    grid = {"client_lr": [1e-4, 0.3]}
+    options = SMALL | {"search": "optuna", "rounds": 3}
+    whole = fx.tune(TASK, "fedavg", grid, tmp_path / "whole", trials=12, **options)
+    rates = [one.values["client_lr"] for one in whole.tried]
+    assert len(set(rates)) == 12 and all(1e-4 <= rate <= 0.3 for rate in rates)
+    assert whole.best.values["client_lr"] > 0.03
+    fx.tune(TASK, "fedavg", grid, tmp_path / "part", trials=5, **options)
+    spec = storage.read_json(tmp_path / "part" / "tune.json")
+    storage.write_json(tmp_path / "part" / "tune.json", spec | {"trials": 12})
+    again = fx.tune(TASK, "fedavg", grid, tmp_path / "part", trials=12, **options)
+    assert [one.values for one in again.tried] == [one.values for one in whole.tried]
+
+
+def test_without_optuna_it_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedoptax.search.find_spec", lambda name: None)
+    with pytest.raises(fx.UsageError, match=r"optuna is not installed; pip install 'fedoptax\[optuna\]'"):
+        fx.tune(TASK, "fedavg", {"client_lr": [0.1, 0.3]}, tmp_path / "x", search="optuna", **SMALL)
+
+
+def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
+    fx.tune(TASK, "fedavg", {"client_lr": [0.1]}, tmp_path, **SMALL)
+    good = {k: v for k, v in storage.read_json(tmp_path / "tune.json").items() if k != "checksum"}
+    for change in ({"grid": {"a": 1}}, {"rule": {}}, {"search": "x"}, {"options": {}}, {"format": 99}, {"extra": 1}):
+        storage.write_json(tmp_path / "tune.json", good | change)
+        with pytest.raises(fx.RunError, match=r"tune\.json") as error:
+            Tuning.read(tmp_path)
+        assert "\n" not in str(error.value)
+
+
+def test_all_points_start_alike(tmp_path: Path) -> None:
+    """Equal points give equal bits: nothing leaks from one to the next."""
+    once = fx.tune(TASK, "fedadam", {"server_lr": [0.1], "client_lr": [0.1]}, tmp_path / "a", **SMALL)
+    many = fx.tune(TASK, "fedadam", {"server_lr": [0.01, 0.1], "client_lr": [0.1]}, tmp_path / "b", **SMALL)
+    for name, leaf in np.load(once.tried[0].folder / "params.npz").items():
+        np.testing.assert_array_equal(leaf, np.load(many.tried[1].folder / "params.npz")[name])
