@@ -58,7 +58,7 @@ def figures(runs: Sequence[Run]) -> dict[str, bytes]:
     """All figures of a report as PNG, by file name; those without data are left out."""
     groups = group_runs(runs)
     metric = groups[0].metric
-    with _styled():
+    with styled():
         drawn: dict[str, Figure | None] = {
             "metric-rounds.png": curve_figure(groups, metric, x="rounds"),
             "metric-megabytes.png": curve_figure(groups, metric, x="megabytes"),
@@ -66,13 +66,13 @@ def figures(runs: Sequence[Run]) -> dict[str, bytes]:
         }
         for place, item in enumerate(partitions(groups), start=1):
             drawn["partition.png" if place == 1 else f"partition-{place}.png"] = partition_figure(item)
-        return {name: _png(figure) for name, figure in drawn.items() if figure is not None}
+        return {name: png(figure) for name, figure in drawn.items() if figure is not None}
 
 
 def partition_png(item: Partition) -> bytes:
     """The picture of a partition as PNG."""
-    with _styled():
-        return _png(partition_figure(item))
+    with styled():
+        return png(partition_figure(item))
 
 
 def curve_figure(groups: Sequence[Group], metric: str, x: str = "rounds") -> Figure | None:
@@ -105,7 +105,7 @@ def curve_figure(groups: Sequence[Group], metric: str, x: str = "rounds") -> Fig
         note = f"mean of {several} seeds, band ± 1 standard deviation"
         axes.set_title(note, loc="right", color=GREY, fontsize=8.5, fontweight="normal", pad=6)
     handles = [axes.lines[place] for place in _main_lines(axes)]
-    labels = [_visible(group.label) for group, _ in curves]
+    labels = [visible(group.label) for group, _ in curves]
     if beside:
         figure.legend(handles, labels, loc="outside right upper", handlelength=3.2)
     else:
@@ -134,7 +134,7 @@ def partition_figure(item: Partition) -> Figure:
     _draw_sizes(top, item, is_last=item.counts is None)
     for axes in side:
         _draw_histogram(axes, item)
-    top.set_title(_visible(item.title), fontsize=9, fontweight="normal")
+    top.set_title(visible(item.title), fontsize=9, fontweight="normal")
     return figure
 
 
@@ -145,7 +145,7 @@ def _draw_curve(axes: Axes, group: Group, c: Curve, x: np.ndarray) -> None:
     size = max(1, int(shown.sum()))
     axes.fill_between(x, c.mean - c.std, c.mean + c.std, color=color, alpha=0.15, linewidth=0)
     axes.plot(
-        x[shown], c.mean[shown], color=color, linewidth=1.5, label=_visible(group.label),
+        x[shown], c.mean[shown], color=color, linewidth=1.5, label=visible(group.label),
         linestyle=(0, style.dash) if style.dash else "-",
         marker=MATPLOTLIB_MARKERS[style.marker], markersize=4.2, markeredgecolor="white", markeredgewidth=0.5,
         markevery=(min(size - 1, (group.index * 3) % max(1, size // 8)), max(1, size // 8)),
@@ -227,14 +227,15 @@ def _draw_histogram(axes: Axes, item: Partition) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 5, 10], integer=True))
 
 
-def _visible(label: str) -> str:
+def visible(label: str) -> str:
     """A label that Matplotlib shows: one line, and no leading underscore, which it takes for a hidden artist."""
     text = " ".join(label.split()) or "–"
     text = text if len(text) <= 72 else text[:71] + "…"
     return f" {text}" if text.startswith("_") else text
 
 
-def _png(figure: Figure) -> bytes:
+def png(figure: Figure) -> bytes:
+    """The figure as a file."""
     buffer = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
@@ -243,7 +244,7 @@ def _png(figure: Figure) -> bytes:
 
 
 @contextmanager
-def _styled() -> Iterator[None]:
+def styled() -> Iterator[None]:
     """Our look, whatever the user's matplotlibrc says."""
     import matplotlib
 

@@ -14,7 +14,7 @@ from fedoptax.report.words import faults_in_words, setting
 NOT_SETTINGS = frozenset(
     {
         "format", "kind", "fedoptax", "seed", "num_params", "bytes", "partition", "environment", "command",
-        "primary_metric", "higher_is_better", "out", "task.seed", "task.description", "task.data_dir",
+        "primary_metric", "higher_is_better", "out", "trackers", "task.seed", "task.description", "task.data_dir",
         "algorithm.reference",
     }
 )  # fmt: skip

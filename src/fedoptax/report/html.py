@@ -8,18 +8,28 @@ import json
 import math
 from collections.abc import Sequence
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from fedoptax.report import style
 from fedoptax.report.groups import group_runs
 from fedoptax.report.load import Run
 from fedoptax.report.page import page
+from fedoptax.report.profile_chart import drawn
+from fedoptax.report.search_page import search_sections
+from fedoptax.report.searches import Search, profiles
 
 #: The page's script, in the order of their use: one function scope holds them all.
 SCRIPTS = ("base.js", "series.js", "chart.js", "hover.js", "controls.js", "partition.js", "table.js", "main.js")
 
 
-def render(runs: Sequence[Run], title: str, target: float | None = None) -> str:
+def render(
+    runs: Sequence[Run],
+    title: str,
+    target: float | None = None,
+    searches: Sequence[Search] = (),
+    folder: Path = Path(),
+) -> str:
     """The report of some runs as one self-contained page.
 
     Every text from the runs is escaped; the page's policy forbids it any script but its own, and all network.
@@ -28,6 +38,8 @@ def render(runs: Sequence[Run], title: str, target: float | None = None) -> str:
       runs: from `load_runs`; at least one.
       title: the page's heading.
       target: as in `final_table`.
+      searches: for hyper-parameters, that are shown above the runs.
+      folder: where the page will be; links lead from there.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
@@ -44,6 +56,8 @@ def render(runs: Sequence[Run], title: str, target: float | None = None) -> str:
         script=Markup(script),
         data=Markup(json_for_html(data)),
         policy=policy(sheet, script),
+        searches=search_sections(searches, folder),
+        profiles=[drawn(profile) for profile in profiles(searches)],
         **content,
     )
 

@@ -65,7 +65,7 @@ class Run:
 
 
 def load_runs(path: str | Path) -> list[Run]:
-    """All runs at or below a folder: comparisons in their own order, the rest by name.
+    """All runs at or below a folder: comparisons in their own order, the rest by name, without those of searches.
 
     Args:
       path: a run folder, a comparison folder, or a folder with any of these below it.
@@ -73,13 +73,22 @@ def load_runs(path: str | Path) -> list[Run]:
     Raises:
       RunError: there is no run, or one is damaged or of another format; one line that says which.
     """
+    runs = found_runs(path)
+    if not runs:
+        raise RunError(f"'{Path(path)}' holds no run: there is no config.json in it or below it")
+    return runs
+
+
+def found_runs(path: str | Path) -> list[Run]:
+    """As `load_runs`, but there may be none.
+
+    Raises:
+      RunError: it is no folder, or a run in it is damaged.
+    """
     root = Path(path)
     if not root.is_dir():
         raise RunError(f"'{root}' is not a folder with runs")
-    runs = [_load_run(folder, command) for folder, command in _run_folders(root, set())]
-    if not runs:
-        raise RunError(f"'{root}' holds no run: there is no config.json in it or below it")
-    return runs
+    return [load_run(folder, command) for folder, command in _run_folders(root, set())]
 
 
 def _run_folders(root: Path, seen: set[Path], command: str | None = None) -> Iterator[tuple[Path, str | None]]:
@@ -93,6 +102,8 @@ def _run_folders(root: Path, seen: set[Path], command: str | None = None) -> Ite
     seen.add(place)
     if (root / "config.json").is_file():
         yield root, command
+        return
+    if (root / "tune.json").is_file():
         return
     first: list[str] = []
     if (root / "compare.json").is_file():
@@ -108,7 +119,12 @@ def _run_folders(root: Path, seen: set[Path], command: str | None = None) -> Ite
         yield from _run_folders(child, seen, command)
 
 
-def _load_run(folder: Path, command: str | None) -> Run:
+def load_run(folder: Path, command: str | None) -> Run:
+    """The run in a folder.
+
+    Raises:
+      RunError: it is damaged, or of another format.
+    """
     config = _writable(read_json(folder / "config.json"))
     _check_format(folder / "config.json", config)
     check_config(folder / "config.json", config)

@@ -44,6 +44,7 @@ def page(groups: Sequence[Group], runs: Sequence[Run], target: float | None) -> 
         "thinned": any(len(run.rows) > POINTS for run in runs),
         "points": POINTS,
         "sort_key": _sort_key,
+        "leading_only": all((run.path.parent / "tune.json").is_file() for run in runs),
     }
     data = {
         "groups": [_group_data(group, metrics) for group in groups],

@@ -36,8 +36,24 @@ def look(index: int) -> Look:
     return Look(index % size, (index + index // size) % size, DASHES[(index // size) % len(DASHES)])
 
 
+SHADES = 12
+_RAMP = ((0xF2, 0xF6, 0xFB), (0x7F, 0xB5, 0xDD), (0x08, 0x45, 0x84))  # pale to deep blue, as in Matplotlib's "Blues"
+
+
+def shade_color(share: float) -> str:
+    """The colour of a heat map at a share from 0 (pale) to 1 (deep)."""
+    place = 2 * min(max(share, 0.0), 1.0)
+    low = _RAMP[min(int(place), 1)]
+    high, part = _RAMP[min(int(place), 1) + 1], place - min(int(place), 1)
+    return "#" + "".join(f"{round(a + (b - a) * part):02x}" for a, b in zip(low, high, strict=True))
+
+
 def css() -> str:
-    """Rules that give a class `c0`, `c1`, … its colour in light and dark."""
+    """Rules that give a class `c0`, `c1`, … its colour in light and dark, and `s0`, …, `s11` those of heat maps."""
+    shades = "".join(
+        f".s{i}{{background:{shade_color(i / (SHADES - 1))};color:{'#10151b' if i < 0.6 * SHADES else '#fff'}}}"
+        for i in range(SHADES)
+    )
     light = "".join(f".c{i}{{--c:{color}}}" for i, color in enumerate(LIGHT))
     dark = "".join(f".c{i}{{--c:{color}}}" for i, color in enumerate(DARK))
-    return f"{light}\n@media screen and (prefers-color-scheme:dark){{{dark}}}\n"
+    return f"{light}\n{shades}\n@media screen and (prefers-color-scheme:dark){{{dark}}}\n"

@@ -28,10 +28,12 @@ def final_table(runs: Sequence[Run], target: float | None = None) -> pd.DataFram
     Columns: `algorithm`, `problem` (equal where rows can be ranked), `metric`, `higher_is_better`, `seeds`, `counted`,
     `final` and `final_std` (n − 1 below; NaN for one seed), `best` (over all evaluated rounds), `last_mean` (over the
     evaluated ones of the last `last_window` rounds, min(100, rounds // 10) but at least 1), `train_loss`, `target`,
-    `rounds_to_target` (median over all seeds; inf if not reached), `bytes_up` and `bytes_down` (a client and round),
+    `rounds_to_target` (median over all seeds; inf if not reached), `bytes_to_target` (of all clients, both ways, up to
+    that round; likewise), `bytes_up` and `bytes_down` (a client and round),
     `total_bytes` (mean over seeds), `seconds_per_round` (median over rounds and seeds), `participants` (a round, mean
-    over rounds and seeds) and `epsilon` (at the end, the largest of the seeds), both NaN where runs do not have them,
-    `complete`, `status`.
+    over rounds and seeds) and `epsilon` (at the end, the largest of the seeds), `client_spread` and `client_worst` (the
+    standard deviation of the metric over clients, and its mean over the worst tenth of them, at the last evaluated
+    round, mean over seeds), all NaN where runs do not have them, `complete`, `status`.
 
     Args:
       runs: from `load_runs`.
@@ -45,13 +47,15 @@ def final_table(runs: Sequence[Run], target: float | None = None) -> pd.DataFram
     for row, group in zip(rows, groups, strict=True):
         row["target"] = _automatic_target(row, rows) if target is None else float(target)
         row["rounds_to_target"] = _rounds_to(group, row["target"])
+        row["bytes_to_target"] = _bytes_to(group, row["target"])
     return pd.DataFrame(rows, columns=list(_COLUMNS))
 
 
 _COLUMNS = (
     "algorithm", "problem", "metric", "higher_is_better", "seeds", "counted", "final", "final_std", "best",
-    "last_mean", "last_window", "train_loss", "target", "rounds_to_target", "bytes_up", "bytes_down",
-    "total_bytes", "seconds_per_round", "participants", "epsilon", "complete", "status",
+    "last_mean", "last_window", "train_loss", "target", "rounds_to_target", "bytes_to_target", "client_spread",
+    "client_worst", "bytes_up", "bytes_down", "total_bytes", "seconds_per_round", "participants", "epsilon",
+    "complete", "status",
 )  # fmt: skip
 
 
@@ -88,6 +92,8 @@ def _row(group: Group) -> dict[str, Any]:
         "last_mean": _mean([_last_mean(values, window) for values in measured if len(values)]),
         "last_window": window,
         "train_loss": _mean([_last(run, "train_loss") for run in group.counted]),
+        "client_spread": _over_clients(group, "spread"),
+        "client_worst": _over_clients(group, "worst_decile"),
         "bytes_up": _number(size.get("up_per_client")),
         "bytes_down": _number(size.get("down_per_client")),
         "total_bytes": _mean([_total_bytes(run) for run in group.runs]),
@@ -99,6 +105,12 @@ def _row(group: Group) -> dict[str, Any]:
         "complete": group.complete,
         "status": group.status,
     }
+
+
+def _over_clients(group: Group, what: str) -> float:
+    """A number about the primary metric over clients, at the end."""
+    column = f"client_{group.metric.removeprefix('test_')}_{what}"
+    return _mean([_last(run, column) for run in group.counted])
 
 
 def _automatic_target(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> float:
@@ -113,15 +125,35 @@ def _automatic_target(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> fl
 
 def _rounds_to(group: Group, target: float) -> float:
     """The median over seeds of the first round that reaches the target; a seed that never does counts as inf."""
+    return _median([_first_round(run, group, target) for run in group.runs]) if math.isfinite(target) else NAN
+
+
+def _bytes_to(group: Group, target: float) -> float:
+    """The median over seeds of the bytes sent both ways up to that round; inf and NaN as there."""
     if not math.isfinite(target):
         return NAN
-    first = []
-    for run in group.runs:
-        values = _measured(run)
-        hits = values[values >= target] if group.higher_is_better else values[values <= target]
-        first.append(float(hits.index[0]) if len(hits) else math.inf)
-    first.sort()
-    low, high = first[(len(first) - 1) // 2], first[len(first) // 2]
+    return _median([_bytes_until(run, _first_round(run, group, target)) for run in group.runs])
+
+
+def _first_round(run: Run, group: Group, target: float) -> float:
+    values = _measured(run)
+    hits = values[values >= target] if group.higher_is_better else values[values <= target]
+    return float(hits.index[0]) if len(hits) else math.inf
+
+
+def _bytes_until(run: Run, round: float) -> float:
+    columns = [name for name in ("bytes_up", "bytes_down") if name in run.rows]
+    if math.isinf(round):
+        return math.inf
+    return float(run.rows.loc[run.rows["round"] <= round, columns].to_numpy().sum()) if columns else NAN
+
+
+def _median(values: Sequence[float]) -> float:
+    """The median; NaN if one is NaN."""
+    if any(math.isnan(value) for value in values):
+        return NAN
+    ordered = sorted(values)
+    low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
     return (low + high) / 2
 
 
@@ -225,6 +257,12 @@ def shown_columns(table: pd.DataFrame) -> list[Column]:
             _rounds_text,
             lambda r: r["rounds_to_target"],
         ),
+        Column(
+            f"Sent to {target}",
+            "by and to all clients up to that round, median over seeds",
+            _bytes_text,
+            lambda r: r["bytes_to_target"],
+        ),
         Column("Up", "bytes a client sends in a round", *_size("bytes_up")),
         Column("Down", "bytes a client receives in a round", *_size("bytes_down")),
         Column("Total sent", "all clients, all rounds, both ways", *_size("total_bytes")),
@@ -238,6 +276,14 @@ def _circumstances(table: pd.DataFrame) -> list[Column]:
     """Columns that are shown if any run has them."""
     hint = "clients whose uploads counted, of a round's cohort; mean over rounds and seeds"
     columns = {
+        "client_spread": Column(
+            "Clients' spread",
+            "standard deviation of the metric over clients' own test examples, last evaluated round, mean over seeds",
+            *_measure("client_spread"),
+        ),
+        "client_worst": Column(
+            "Worst tenth", "mean of the metric over the worst tenth of the clients, likewise", *_measure("client_worst")
+        ),
         "participants": Column("Took part", hint, *_measure("participants")),
         "epsilon": Column("Epsilon", "privacy spent at the end, the largest of the seeds", *_measure("epsilon")),
     }
@@ -263,6 +309,11 @@ def _rounds_text(row: dict[str, Any]) -> str:
     if math.isnan(rounds):
         return DASH
     return "not reached" if math.isinf(rounds) else f"{rounds:g}"
+
+
+def _bytes_text(row: dict[str, Any]) -> str:
+    sent = row["bytes_to_target"]
+    return "not reached" if math.isinf(sent) else data_size(sent)
 
 
 def _time_text(row: dict[str, Any]) -> str:
