@@ -9,7 +9,7 @@ DEMO_OUT ?= runs/demo
 
 RESULTS ?= benchmarks/results
 
-.PHONY: help setup demo test test-long test-network test-torch test-fast test-all faults fuzz attacks soak audit lint format lock clean
+.PHONY: help setup demo test test-long test-network test-torch test-extras test-fast test-all faults fuzz attacks soak reproductions audit lint format lock clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/  /'
@@ -40,6 +40,15 @@ test-torch: $(READY) ## the PyTorch clients, alone and on a real network; instal
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(BIN)/python -m pytest -q tests/test_torch_*.py
 
+.venv-extras/.ready: requirements.lock pyproject.toml
+	$(PYTHON) -m venv --clear .venv-extras
+	.venv-extras/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	.venv-extras/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -e ".[optuna,tensorboard,mlflow,wandb]"
+	@touch $@
+
+test-extras: .venv-extras/.ready ## Optuna, TensorBoard, MLflow and W&B, in an environment of their own (about 5 minutes with installing)
+	.venv-extras/bin/python -m pytest -q tests/test_tuning.py tests/test_trackers.py
+
 test-fast: $(READY) ## tests without the slow suites
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m "not slow and not long"
 
@@ -69,6 +78,10 @@ soak: $(READY)   ## half an hour of one run: memory and time of a round stay fla
 
 audit: .venv-audit/.ready ## known vulnerabilities of the locked packages; status 3: the advisories cannot be reached
 	.venv-audit/bin/python tools/audit.py
+
+reproductions: $(READY) ## the gallery of published claims, reduced to two cores (hours; goes on where it was stopped)
+	for name in $$(ls benchmarks/reproductions/*.toml); do \
+	  $(BIN)/python benchmarks/reproductions/run.py $$(basename $$name .toml) || exit 1; done
 
 lint: $(READY)   ## ruff and mypy
 	$(BIN)/ruff check .
