@@ -28,12 +28,12 @@ from fedoptax.engine.stream import Examples, choose_examples, open_examples
 from fedoptax.errors import RunError, UsageError
 from fedoptax.history import History, Row, finite_or_none
 from fedoptax.history_file import HistoryFile
+from fedoptax.history_parquet import write_parquet
 from fedoptax.interrupt import deferred_interrupt
 from fedoptax.progress import Update, bar
 from fedoptax.record import refuse_another, run_config
 from fedoptax.task import Task
 from fedoptax.trackers import Tracked, Tracker, as_trackers
-from fedoptax.trackers.parquet import write_parquet
 from fedoptax.trackers.told import Told
 from fedoptax.wrappers.privacy import checked_weighting
 

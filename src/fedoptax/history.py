@@ -67,10 +67,9 @@ class History:
         elif path.suffix == ".jsonl":
             path.write_text("".join(map(to_json_line, self.rows)), encoding="utf-8")
         elif path.suffix == ".parquet":
-            try:
-                self.to_pandas().to_parquet(path, index=False)
-            except ImportError as error:
-                raise UsageError("path: .parquet given, allowed where pyarrow is installed") from error
+            from fedoptax.history_parquet import write_parquet
+
+            write_parquet(path, self.rows)
         else:
             raise UsageError(f"path: '{path.name}' given, allowed endings are .csv, .jsonl and .parquet")
         return path

@@ -34,9 +34,9 @@ from fedoptax.errors import RunError, UsageError
 from fedoptax.experiment import Settings, check_numbers
 from fedoptax.history import History, Row, finite_or_none
 from fedoptax.history_file import HistoryFile
+from fedoptax.history_parquet import write_parquet
 from fedoptax.record import refuse_another, run_config
 from fedoptax.task import Task
-from fedoptax.trackers.parquet import write_parquet
 from fedoptax.wrapping import WRAPPERS
 
 Log = Callable[[str], None]
