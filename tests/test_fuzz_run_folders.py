@@ -16,7 +16,7 @@ from fedoptax.errors import RunError
 from fedoptax.report import final_table, load_runs, write_report
 from fedoptax.report.partition import partition
 from fuzzing.command import check_answer, fedoptax, tree_of, untrained
-from fuzzing.run_targets import comparison, config, files, write
+from fuzzing.run_targets import comparison, config, files, search, within, write
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +78,9 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"options": {"overwrite": True}}, "unknown option 'overwrite'"),
     ({"task": {"name": None}}, "'task.name' is missing"),
     ({"format": 2}, "format 1"),
+    ({"tunings": {"../victim": within(search()) | {"algorithm": "../victim"}}}, "of no algorithm that is compared"),
+    ({"tunings": {"fedavg": within(search()) | {"algorithm": "fedadam"}}}, "of no algorithm that is compared"),
+    ({"tunings": [1]}, "'tunings'"),
 ]
 
 
@@ -88,6 +91,32 @@ def test_a_comparison_cannot_lead_out_of_its_folder(here: Path, change: dict[str
     before = tree_of(here)
     assert reason in refused("resume", "pair")
     assert tree_of(here) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"algorithm": "../victim"}, "unknown name '../victim'"),
+        ({"algorithm": "os:system"}, "names the code 'os:system'"),
+        ({"options": {"rounds": 1, "out": "victim"}}, "unknown option 'out'"),
+        ({"grid": {"client_lr": [[1]]}}, "'grid'"),
+        ({"search": "../x"}, "'search'"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("place", ["tune.json", "compare.json"])
+def test_a_search_cannot_lead_out_of_its_folder(here: Path, place: str, change: dict[str, Any], reason: str) -> None:
+    write(here / "victim", files())
+    hostile = search() | change
+    name = hostile["algorithm"]
+    pair = comparison() | {"algorithms": [name], "hyperparameters": {name: {}}, "tunings": {name: within(hostile)}}
+    write(here / "one", {place: json.dumps(hostile if place == "tune.json" else pair).encode()})
+    before = tree_of(here)
+    status = 2 if reason.startswith(("unknown name", "names")) else 1
+    assert reason in refused("resume", "one", status=status)
+    assert {k: v for k, v in tree_of(here).items() if "one/" not in str(k)} == {
+        k: v for k, v in before.items() if "one/" not in str(k)
+    }
 
 
 @pytest.mark.parametrize(

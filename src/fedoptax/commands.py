@@ -109,7 +109,8 @@ def resume(
             raise UsageError("--rounds: given for a comparison, allowed is for a run only")
         comparison = Comparison.read(folder)
         check_trust(folder, comparison.algorithms, trust)
-        if other := sorted(comparison.options.keys() - RUN_OPTIONS):
+        searched = {key for tuning in comparison.tunings.values() for key in tuning.options}
+        if other := sorted((comparison.options.keys() | searched) - set(RUN_OPTIONS)):
             raise RunError(f"'{folder / 'compare.json'}' is damaged: it has the unknown option '{other[0]}'")
         if checkpoint_every is not None:
             comparison.options["checkpoint_every"] = checkpoint_every

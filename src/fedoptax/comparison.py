@@ -14,7 +14,7 @@ from fedoptax.experiment import DivergedError, Interrupted, RunResult, run
 from fedoptax.finished import is_whole
 from fedoptax.naming import build
 from fedoptax.progress import bar
-from fedoptax.stored import check_comparison, check_tuning
+from fedoptax.stored import check_comparison
 from fedoptax.task import Task
 from fedoptax.tuning import AllDiverged, Tuning, carry_out
 from fedoptax.wrapping import wrap_as
@@ -57,8 +57,6 @@ class Comparison:
         if stored.pop("format", None) != storage.FORMAT:
             raise RunError(f"'{folder / 'compare.json'}' is not of format {storage.FORMAT}")
         check_comparison(folder / "compare.json", stored)
-        for tuning in stored.get("tunings", {}).values():
-            check_tuning(folder / "compare.json", tuning)
         try:
             tunings = {name: Tuning.of(tuning) for name, tuning in stored.pop("tunings", {}).items()}
             return cls(**stored, tunings=tunings)

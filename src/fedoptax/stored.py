@@ -145,6 +145,13 @@ def check_comparison(path: Path, stored: Mapping[str, Any]) -> None:
     _check(path, stored, _COMPARISON)
     if missing := [name for name in stored["algorithms"] if name not in stored["hyperparameters"]]:
         raise RunError(f"'{path}' is damaged: algorithm '{brief(missing[0])}' has no hyper-parameters")
+    tunings = stored.get("tunings", {})
+    if not isinstance(tunings, dict) or not all(isinstance(tuning, dict) for tuning in tunings.values()):
+        raise RunError(f"'{path}' is damaged: 'tunings' is {brief(tunings)}, an object of objects is expected")
+    for name, tuning in tunings.items():
+        check_tuning(path, tuning)
+        if name not in stored["algorithms"] or tuning["algorithm"] != name:
+            raise RunError(f"'{path}' is damaged: the search '{brief(name)}' is of no algorithm that is compared")
 
 
 def check_tuning(path: Path, stored: Mapping[str, Any]) -> None:

@@ -19,7 +19,7 @@ from fedoptax.experiment import DivergedError, Interrupted, run
 from fedoptax.finished import is_whole
 from fedoptax.grids import edges
 from fedoptax.history import Row
-from fedoptax.naming import build
+from fedoptax.naming import build, find_constructor
 from fedoptax.progress import Update, bar
 from fedoptax.search import SEARCHES, Search, grid_search, optuna_search
 from fedoptax.selection import Rule, Tried, make_rule
@@ -220,6 +220,7 @@ def carry_out(task: Task, tuning: Tuning, out: Path, update: Update, new: bool =
       RunError: `out` cannot be used.
       Interrupted: Ctrl-C or a signal; a further call goes on.
     """
+    find_constructor(tuning.algorithm)
     search, make = _search(tuning), _maker(tuning)
     if tuning.search == "grid":
         tried: list[Tried] = []

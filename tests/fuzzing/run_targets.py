@@ -53,6 +53,22 @@ def comparison() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def search() -> dict[str, Any]:
+    """The tune.json of two points."""
+    return {
+        "format": 1, "algorithm": "fedavg", "grid": {"client_lr": [0.1, 0.3], "server_lr": [1.0, 0.5, 0.1]},
+        "fixed": {}, "rule": {"metric": "train_loss", "last": 1, "higher_is_better": False}, "seed": 0,
+        "task": {"name": "quadratic", "num_clients": 3, "partition_seed": 0},
+        "options": {"rounds": 2, "cohort_size": 2, "batch_size": 5, "local_epochs": 1, "eval_every": 1},
+        "search": "grid", "trials": 0, "command": "fedoptax tune --task quadratic",
+    }  # fmt: skip
+
+
+def within(one: dict[str, Any]) -> dict[str, Any]:
+    """A search as a part of compare.json."""
+    return {name: value for name, value in one.items() if name != "format"}
+
+
 def write(folder: Path, contents: dict[str, bytes]) -> None:
     """Writes files into a new folder."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -67,6 +83,8 @@ WORDS = (
     b'"quadratic"', b'"counterexample"', b'"fedavg"', b'"algorithms"', b'"status"', b'"completed"', b'"diverged"',
     b'"test_distance"', b'"num_clients"', b'"os:getcwd"', b'"file:x.npz"', b'"../../x"', b"-5", b"1e308", b"0", b"1",
     b"12345678901234567890123", b"[[1]]", b"[[], [1]]", b"[1, 2, 3]", b'["a"]', b"{}", b"null", b"1.5", b"true",
+    b'"grid"', b'"rule"',
+    b'"tunings"', b'"client_lr"', b'"../x"', b'"optuna"',
     b'"cosine(0.1, 10)"', b'"cosine(1e999)"', b'"</script><script>alert(1)//"', b'"deployment"', b"[4, 5, 6]",
 )  # fmt: skip
 
@@ -114,9 +132,29 @@ def _figures() -> Target:
     return Target("report-figures", (files()["config.json"],), read, WORDS)
 
 
+def _search_report(data: bytes, folder: Path) -> None:
+    """The sections and charts of a search whose tune.json is hostile."""
+    from fedoptax.errors import RunError
+    from fedoptax.report.html import render
+    from fedoptax.report.searches import load_searches, points_table
+    from fedoptax.report.tables import to_csv
+
+    root = folder / "runs"
+    for number, rates in enumerate(((0.1, 1.0), (0.3, 0.5)), start=1):
+        hyper = dict(zip(("client_lr", "server_lr"), rates))
+        algorithm = {"name": "fedavg", "hyperparameters": hyper}
+        write(root / f"point-{number:03d}", files(algorithm=algorithm))
+    write(root, {"tune.json": data})
+    with refusal(RunError, str(root)):
+        searches = load_searches(root)
+        to_csv(points_table(searches)).encode("utf-8", "replace")
+        runs = [point.run for one in searches for point in one.ranked]
+        check_page(render(runs, "a search", searches=searches, folder=root))
+
+
 def _resume(name: str, data: bytes, folder: Path) -> None:
     """Going on with a folder whose config or comparison is hostile; nothing is trained."""
-    write(folder / "run", {name: data} if name == "compare.json" else files() | {name: data})
+    write(folder / "run", {name: data} if name in ("compare.json", "tune.json") else files() | {name: data})
     write(folder / "victim", files())
     before = tree_of(folder / "victim")
     arguments = ["resume", str(folder / "run")]
@@ -128,7 +166,8 @@ def _resume(name: str, data: bytes, folder: Path) -> None:
 
 
 def _resume_target(name: str) -> Target:
-    sound = (files() | {"compare.json": json.dumps(comparison()).encode()})[name]
+    others = {"compare.json": comparison() | {"tunings": {"fedavg": within(search())}}, "tune.json": search()}
+    sound = (files() | {key: json.dumps(value).encode() for key, value in others.items()})[name]
     return Target(f"resume-{name}", (sound,), partial(_resume, name), WORDS)
 
 
@@ -137,6 +176,10 @@ TARGETS: dict[str, Callable[[], Target]] = {
         f"report-{name}": partial(_report_target, name)
         for name in ("config.json", "history.jsonl", "summary.json", "compare.json")
     },
+    "report-tune.json": lambda: Target("report-tune.json", (json.dumps(search()).encode(),), _search_report, WORDS),
     "report-figures": _figures,
-    **{f"resume-{name}": partial(_resume_target, name) for name in ("config.json", "compare.json", "summary.json")},
+    **{
+        f"resume-{name}": partial(_resume_target, name)
+        for name in ("config.json", "compare.json", "tune.json", "summary.json")
+    },
 }
