@@ -127,7 +127,8 @@ def test_an_unfinished_search_is_drawn_as_far_as_it_is(tmp_path: Path) -> None:
     (search,) = load_searches(folder)
     found = heat_map(search, folder)
     assert found.cells[0][2] is None and math.isnan(found.cells[0][1].value)
-    assert "5 of 6 points" in write_report(folder).read_text()
+    text = write_report(folder).read_text()
+    assert "5 of 6 points" in text and "The 5 best points each trained" in text
 
 
 def test_a_search_of_which_nothing_ended_says_so(tmp_path: Path) -> None:

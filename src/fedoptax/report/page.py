@@ -27,10 +27,11 @@ def page(groups: Sequence[Group], runs: Sequence[Run], target: float | None) -> 
     found = verdicts(table)
     parts, metrics = partitions(groups), metric_names(groups)
     winners = {verdict.leader for verdict in found if verdict.clear}
+    leading_only = all((run.path.parent / "tune.json").is_file() for run in runs)
     content = {
-        "intro": intro(groups),
+        "intro": intro(groups, leading_only),
         "facts": facts(groups),
-        "verdicts": [verdict.text for verdict in found],
+        "verdicts": [] if leading_only else [verdict.text for verdict in found],
         "warnings": problems(groups),
         "columns": shown_columns(table),
         "rows": [
@@ -44,7 +45,7 @@ def page(groups: Sequence[Group], runs: Sequence[Run], target: float | None) -> 
         "thinned": any(len(run.rows) > POINTS for run in runs),
         "points": POINTS,
         "sort_key": _sort_key,
-        "leading_only": all((run.path.parent / "tune.json").is_file() for run in runs),
+        "leading_only": leading_only,
     }
     data = {
         "groups": [_group_data(group, metrics) for group in groups],
@@ -56,13 +57,14 @@ def page(groups: Sequence[Group], runs: Sequence[Run], target: float | None) -> 
     return content, data
 
 
-def intro(groups: Sequence[Group]) -> str:
-    """What was done, in a few sentences."""
+def intro(groups: Sequence[Group], leading_only: bool = False) -> str:
+    """What was done, in a few sentences; `leading_only` says that the runs are the best points of searches."""
     configs = [group.config for group in groups]
     tasks = list(dict.fromkeys(title(config) for config in configs))
     models = [str(config["task"]["model"]) for config in configs if config["task"].get("model")]
     trained = f"the {one_of(models)} model" if models else "a model"
     what = count(len(groups), "configuration") if _repeated(groups) else count(len(groups), "algorithm")
+    what = f"The {count(len(groups), 'best point')}" if leading_only else what
     who = groups[0].label if len(groups) == 1 else what
     seeds = one_of([len(group.runs) for group in groups])
     each = "each " if len(groups) > 1 else ""
