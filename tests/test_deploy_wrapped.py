@@ -56,13 +56,13 @@ class InMemory:
 
 def test_a_private_and_compressed_deployment_is_the_simulation(tmp_path: Path) -> None:
     privacy, compress = "clip=0.5,noise_multiplier=1.0,delta=1e-3", "topk:fraction=0.2"
-    given = deployment("scaffold", rounds=4, out=str(tmp_path / "run"), privacy=privacy, compress=compress)
+    given = deployment("fedadam", rounds=3, out=str(tmp_path / "run"), privacy=privacy, compress=compress)
     Run(given, task_of(), lambda line: None).go(InMemory(given))
 
     result = fx.run(
-        task_of(), given.build_algorithm(), rounds=4, cohort_size=2, batch_size=50, seed=3, weighting="uniform"
+        task_of(), given.build_algorithm(), rounds=3, cohort_size=2, batch_size=50, seed=3, weighting="uniform"
     )
-    rows = storage.read_rows(tmp_path / "run", 4)
+    rows = storage.read_rows(tmp_path / "run", 3)
     assert [row["epsilon"] for row in rows] == [row["epsilon"] for row in result.history]
     assert 0 < rows[0]["epsilon"] < rows[-1]["epsilon"]
     assert rows[-1]["bytes_up"] == result.history[-1]["bytes_up"] < rows[-1]["bytes_down"]

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 import fedoptax as fx
 from fedoptax.errors import UsageError
-from fedoptax.grids import edges, log_grid, parse_grid, points
+from fedoptax.grids import default_grid, edges, log_grid, parse_grid, parse_grids, points
 
 
 def test_values_and_ranges() -> None:
     grid = parse_grid(["client_lr=0.1,0.01", "server_lr=1e-2..1", "tau=1e-4..1e-2:decade"], fx.fedadam)
     assert grid["client_lr"] == (0.01, 0.1)
-    np.testing.assert_allclose(grid["server_lr"], [1e-2, 10**-1.5, 0.1, 10**-0.5, 1])
-    np.testing.assert_allclose(grid["tau"], [1e-4, 1e-3, 1e-2])
+    assert grid["server_lr"] == (0.01, 0.03162, 0.1, 0.3162, 1)  # four digits: what is printed is what was run
+    assert grid["tau"] == (1e-4, 1e-3, 1e-2)
     assert len(parse_grid(["lr=1..10:quarter"], fx.fedlamb)["lr"]) == 5
 
 
 def test_a_range_holds_only_whole_steps() -> None:
-    np.testing.assert_allclose(log_grid(0.02, 0.5), [10**-1.5, 0.1, 10**-0.5])
+    assert log_grid(0.02, 0.5) == (0.03162, 0.1, 0.3162)
 
 
 def test_points_vary_the_last_name_fastest() -> None:
@@ -51,6 +50,32 @@ def test_wrong_grids_are_refused_in_one_line(text: str) -> None:
     assert "--grid" in str(error.value)
     assert "allowed" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_words_and_schedules() -> None:
+    grid = parse_grid(["option=I,II", "client_lr=0.1,cosine(0.1, 100),.5"], fx.scaffold)
+    assert grid == {"option": ("I", "II"), "client_lr": (0.1, "cosine(0.1, 100)", 0.5)}
+    assert parse_grid(["debias=true,false"], fx.fedadam) == {"debias": (True, False)}
+
+
+def test_grids_go_to_the_algorithms_that_have_them() -> None:
+    grids = parse_grids(["client_lr=0.1,1", "lr=0.01,0.1"], ["fedavg", "fedlamb"])
+    assert grids == {"fedavg": {"client_lr": (0.1, 1.0)}, "fedlamb": {"lr": (0.01, 0.1)}}
+    with pytest.raises(UsageError, match="hyper-parameter"):
+        parse_grids(["server_rate=1,2"], ["fedavg"])
+
+
+@pytest.mark.parametrize(("budget", "sizes"), [(25, [5, 5]), (16, [4, 4]), (12, [4, 3]), (2, [2, 1]), (1, [1, 1])])
+def test_a_budget_is_shared_out_evenly(budget: int, sizes: list[int]) -> None:
+    grid = default_grid(fx.fedadam, {}, budget)
+    assert [len(values) for values in grid.values()] == sizes
+    assert all(1e-3 <= value <= 10 for values in grid.values() for value in values)
+    assert len(default_grid(fx.fedadam, {"server_lr": 0.1}, budget)["client_lr"]) == budget
+
+
+def test_without_a_rate_to_search_a_grid_is_asked_for() -> None:
+    with pytest.raises(UsageError, match="--grid: none given for fedavg"):
+        default_grid(fx.fedavg, {"client_lr": 0.1}, 4)
 
 
 def test_a_name_twice_is_refused() -> None:

@@ -101,7 +101,7 @@ CORE = ("fedavg", "fedadam", "scaffold", "fedlamb", "fafed", "mime")
 
 
 def marks(name: str, law: Any) -> list[Any]:
-    if (name in VARIANTS and law in COMPILING) or (name not in CORE and law is laws.padding_is_inert):
+    if (name in VARIANTS and law in COMPILING | SLOW) or (name not in CORE and law is laws.padding_is_inert):
         return [pytest.mark.long]
     return [pytest.mark.slow] if law in SLOW else []
 

@@ -30,6 +30,7 @@ ALLOWED = {
     ("data_cli.py", "import_module"): "a name in that file",
     ("deploy_cli.py", "import_module"): "a name in that file",
     ("data/check.py", "import_module"): "names of a table in that file",
+    ("trackers/__init__.py", "import_module"): "names of a table in that file",
     ("torch/__init__.py", "import_module"): "names of a table in that file",
     ("naming.py", "importlib.import_module"): "MODULE:FUNCTION that the user typed; from a folder only with --trust",
     ("deploy/config.py", "importlib.import_module"): "MODULE:FUNCTION of a Flower app, which is code itself",

@@ -96,6 +96,7 @@ def tiny_cifar100(root: Path) -> None:
         (folder / part).write_bytes(dictionary(rows))
 
 
+@pytest.mark.long
 def test_cifar100_trains_with_pachinko_crop_and_flip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cifar, "_CIFAR100", cifar._CIFAR100._replace(rows=400, test_rows=100))
     tiny_cifar100(tmp_path)

@@ -56,7 +56,7 @@ def test_mnist_by_writer_trains() -> None:
         fx.load_task("mnist", partition="writers", num_clients=540, data_dir=DATA)
 
 
-@pytest.mark.slow
+@pytest.mark.long  # three rounds of it are in test_task_training.py
 def test_fashion_mnist_trains() -> None:
     needs("fashion-mnist")
     task = fx.load_task("fashion-mnist", data_dir=DATA)

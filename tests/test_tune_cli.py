@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from fedoptax.report.searches import heat_map, load_searches, profiles
-from test_cli import SMALL, fedoptax, own_cache  # noqa: F401 - a fixture
+from test_cli import fedoptax, own_cache  # noqa: F401 - a fixture
+
+SMALL = ["--task", "quadratic", "--num-clients", "8", "--cohort-size", "3", "--batch-size", "5", "--rounds", "4"]
 
 GRID = ["--grid", "client_lr=0.01..1:decade", "--grid", "server_lr=0.01,0.1"]
 
@@ -23,12 +25,13 @@ def test_tune_ranks_reports_and_repeats_nothing(tmp_path: Path, capsys: pytest.C
     scores = [float(line.split()[2]) for line in printed[1:7]]
     assert scores == sorted(scores) and printed[7] == "6 points"
     assert re.fullmatch(r"best: --set client_lr=\S+ --set server_lr=\S+", printed[8])
-    assert printed[9] == f"report: {out / 'report.html'}"
+    assert printed[9] == "fedadam: The best client_lr is the highest of its grid (0.01 to 1): a better one may lie beyond."
+    assert printed[-1] == f"report: {out / 'report.html'}"
     ours = {"report.html", "points.csv", "table.csv", "figures", "tune.json", "point-001", "point-006"}
     assert ours <= {p.name for p in out.iterdir()}
     assert {p.name for p in (out / "figures").iterdir()} >= {"heat-map.png", "profile-1.png"}
     page = (out / "report.html").read_text()
-    assert page.count('class="s') == 6 and "6 of 6 points" in page
+    assert len(re.findall(r'class="s\d+', page)) == 6 and "6 of 6 points" in page
     times = {p: p.stat().st_mtime_ns for p in out.glob("point-*/history.jsonl")}
     assert fedoptax("resume", out) == 0
     assert {p: p.stat().st_mtime_ns for p in out.glob("point-*/history.jsonl")} == times
@@ -46,19 +49,19 @@ def test_the_map_and_the_curve_hold_the_runs_numbers(tmp_path: Path) -> None:
     for folder in sorted(out.glob("point-*")):
         given = json.loads((folder / "config.json").read_text())["algorithm"]["hyperparameters"]
         rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
-        accuracy = np.mean([row["test_accuracy"] for row in rows[-2:]])
-        values[f"{given['client_lr']:g}", f"{given['server_lr']:g}"] = accuracy
+        distance = np.mean([row["test_distance"] for row in rows[-2:]])
+        values[f"{given['client_lr']:g}", f"{given['server_lr']:g}"] = distance
     for i, row in enumerate(found.rows):
         for j, column in enumerate(found.columns):
             assert found.cells[i][j].value == pytest.approx(values[row, column])
-    best = max(values.values())
+    best = min(values.values())
     deepest = max((cell for row in found.cells for cell in row), key=lambda cell: cell.shade)
     assert deepest.value == pytest.approx(best) and deepest.shade == 1
     assert sum(cell.best for row in found.cells for cell in row) == 1
     (curve,) = profiles([search])  # server_lr has two values only
     assert curve.name == "client_lr"
     for at, value in curve.lines["fedadam"]:
-        assert value == pytest.approx(max(v for (a, _), v in values.items() if a == f"{at:g}"))
+        assert value == pytest.approx(min(v for (a, _), v in values.items() if a == f"{at:g}"))
 
 
 def test_compare_tunes_with_one_budget_and_runs_the_winners(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,7 +107,7 @@ def test_a_method_whose_search_diverges_does_not_stop_the_others(
         (["tune", "--grid", "client_lr=1,1"], "allowed are different values"),
         (["tune", "--grid", "client_lr=0.1,1", "--set", "client_lr=0.1"], "allowed is one of them"),
         (["tune", "--grid", "client_lr=0.1,-1"], "client_lr: -1.0"),
-        (["tune", "--grid", "client_lr=0.1,1", "--select", "accuracy"], "--select"),
+        (["tune", "--grid", "client_lr=0.1,1", "--select", "distance"], "--select"),
         (["tune", "--grid", "client_lr=0.1,1", "--last", "9"], "--last: 9 given, allowed is 1 to 4"),
         (["tune", "--search", "random"], "--search"),
         (["tune", "--trials", "3"], "--trials"),

@@ -75,6 +75,15 @@ class History:
         return path
 
 
+LOWER = ("loss", "error", "perplexity", "nll", "distance", "excess", "spread", "seconds", "epsilon")
+"""Words in names of columns of which less is better."""
+
+
+def higher_is_better(column: str) -> bool:
+    """What better means for a column of which only the name is known."""
+    return not any(word in column.lower() for word in LOWER)
+
+
 def to_json_line(row: Mapping[str, Any]) -> str:
     """A row as one line of strict JSON; numbers that are not finite become null."""
     return json.dumps({name: finite_or_none(value) for name, value in row.items()}, allow_nan=False) + "\n"

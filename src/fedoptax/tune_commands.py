@@ -148,13 +148,13 @@ def write_search_reports(out: Path) -> None:
 
 
 def show_best(search: Search, scope: str = "") -> None:
-    """Prints the best values as options, and a warning for each that lies at an end of its grid."""
+    """Prints the best values as options, and a line for each that lies at an end of its grid."""
     if search.best is None:
         return
     values = [shlex.quote(f"{scope}{name}={_typed(value)}") for name, value in search.best.values.items()]
     print("best: " + " ".join(f"--set {text}" for text in values))
     for text in edge_warnings(search):
-        print(f"warning: {search.algorithm}: {text}", file=sys.stderr)
+        print(f"{search.algorithm}: {text}")
 
 
 def _show_table(search: Search) -> None:

@@ -18,7 +18,7 @@ from fedoptax.errors import RunError, UsageError, unknown
 from fedoptax.experiment import DivergedError, Interrupted, run
 from fedoptax.finished import is_whole
 from fedoptax.grids import edges
-from fedoptax.history import Row
+from fedoptax.history import Row, higher_is_better
 from fedoptax.naming import build, find_constructor
 from fedoptax.progress import Update, bar
 from fedoptax.search import SEARCHES, Search, grid_search, optuna_search
@@ -28,7 +28,6 @@ from fedoptax.task import Task
 from fedoptax.wrapping import wrap_as
 
 FILE = "tune.json"
-LOWER = ("loss", "error", "perplexity", "distance", "spread")  # words in names of metrics of which less is better
 
 
 @dataclass(frozen=True)
@@ -134,7 +133,7 @@ def rule_for(task: Task, metric: str, last: int | None, rounds: int) -> Rule:
     init = jax.eval_shape(task.init, jax.random.key(0))
     names = ["train_loss", *column_names(task, init, evaluation_data(task))]
     primary = f"test_{task.primary_metric}"
-    directions = {n: not any(word in n for word in LOWER) for n in names} | {primary: task.higher_is_better}
+    directions = {n: higher_is_better(n) for n in names} | {primary: task.higher_is_better}
     return make_rule(metric, last, rounds, {name: directions[name] for name in names})
 
 

@@ -126,7 +126,6 @@ class Point:
         return {name: jnp.asarray(value, jnp.result_type(float)) for name, value in self.values.items()}
 
 
-@lru_cache(maxsize=8)
 def program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple[str, ...] = ()) -> Program:
     """Builds the program of `make_algorithm(**hypers)` on `task`; `names` are the hyper-parameters left free.
 
@@ -135,6 +134,11 @@ def program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple[
     Raises:
       UsageError: the algorithm changes the structure, shape or dtype of a state between rounds.
     """
+    return _program(task, make_algorithm, plan, names)
+
+
+@lru_cache(maxsize=8)
+def _program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple[str, ...]) -> Program:
     init_params = jax.eval_shape(task.init, jax.random.key(0))
     tests = column_names(task, init_params, evaluation_data(task))
     columns = ["train_loss", *tests, *guarded_columns(plan)]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedoptax.history import higher_is_better as by_name
 from fedoptax.report.groups import Group
 from fedoptax.report.load import CIRCUMSTANCES, Run
 
@@ -83,9 +84,7 @@ def higher_is_better(groups: Sequence[Group], metric: str) -> bool:
     for group in groups:
         if group.metric == metric:
             return group.higher_is_better
-    return not any(
-        word in metric.lower() for word in ("loss", "error", "perplexity", "nll", "distance", "seconds", "epsilon")
-    )
+    return by_name(metric)
 
 
 def limits(curves: Sequence[tuple[Group, Curve]], log: bool = False) -> tuple[float, float] | None:
