@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -113,9 +114,15 @@ def test_points_of_searches_are_not_compared_with_runs(tmp_path: Path) -> None:
     write_comparison(tmp_path, ["fedavg", "fedadam"])
     before = write_report(tmp_path).read_text()
     write_search(tmp_path / "tuning" / "fedadam", ENDS)
+    write_search(tmp_path / "tuning" / "a-fedavg", ENDS, algorithm="fedavg")
     write_report(tmp_path / "tuning" / "fedadam")
     after = write_report(tmp_path).read_text()
     assert 'href="tuning/fedadam/report.html"' in after and "tuning" not in before
+    sections = [after.index(text) for text in ("Final values</h2>", "<b>fedavg</b>", "<b>fedadam</b>", "Settings</h2>")]
+    assert sections == sorted(sections)
+    colors = dict(zip(("fedavg", "fedadam"), re.findall(r'class="swatch c(\d)', after)))
+    drawn_in = re.findall(r"profile-line c(\d)", after)
+    assert drawn_in == [colors["fedavg"], colors["fedadam"]]
     assert after.count('<th scope="row"') >= before.count('<th scope="row"')
     assert not (pd.read_csv(tmp_path / "table.csv")["algorithm"].str.contains("a=")).any()
 

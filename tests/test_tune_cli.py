@@ -25,7 +25,9 @@ def test_tune_ranks_reports_and_repeats_nothing(tmp_path: Path, capsys: pytest.C
     scores = [float(line.split()[2]) for line in printed[1:7]]
     assert scores == sorted(scores) and printed[7] == "6 points"
     assert re.fullmatch(r"best: --set client_lr=\S+ --set server_lr=\S+", printed[8])
-    assert printed[9] == "fedadam: The best client_lr is the highest of its grid (0.01 to 1): a better one may lie beyond."
+    assert (
+        printed[9] == "fedadam: The best client_lr is the highest of its grid (0.01 to 1): a better one may lie beyond."
+    )
     assert printed[-1] == f"report: {out / 'report.html'}"
     ours = {"report.html", "points.csv", "table.csv", "figures", "tune.json", "point-001", "point-006"}
     assert ours <= {p.name for p in out.iterdir()}

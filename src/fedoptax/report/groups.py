@@ -42,6 +42,11 @@ class Group:
         return self.runs[0].config
 
     @property
+    def algorithm(self) -> str:
+        """The algorithm's name."""
+        return str(self.config["algorithm"]["name"])
+
+    @property
     def metric(self) -> str:
         """The history column that the group is judged by."""
         return self.runs[0].metric

@@ -18,6 +18,7 @@ from fedoptax.report.page import page
 from fedoptax.report.profile_chart import drawn
 from fedoptax.report.search_page import search_sections
 from fedoptax.report.searches import Search, profiles
+from fedoptax.report.style import look
 
 #: The page's script, in the order of their use: one function scope holds them all.
 SCRIPTS = ("base.js", "series.js", "chart.js", "hover.js", "controls.js", "partition.js", "table.js", "main.js")
@@ -48,7 +49,11 @@ def render(
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    content, data = page(group_runs(runs), runs, target)
+    groups = group_runs(runs)
+    content, data = page(groups, runs, target)
+    colors = {} if content["leading_only"] else {group.algorithm: look(group.index).color for group in groups}
+    order = [*colors, *(search.algorithm for search in searches)]
+    searches = sorted(searches, key=lambda search: order.index(search.algorithm))
     sheet, script = style.css() + _template("report.css"), _script()
     return environment.get_template("report.html").render(
         title=title,
@@ -57,7 +62,7 @@ def render(
         data=Markup(json_for_html(data)),
         policy=policy(sheet, script),
         searches=search_sections(searches, folder),
-        profiles=[drawn(profile) for profile in profiles(searches)],
+        profiles=[drawn(profile, colors) for profile in profiles(searches)],
         **content,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,15 +32,16 @@ class Scale:
         return round(self.start + share * (self.end - self.start), 1)
 
 
-def drawn(profile: Profile) -> dict[str, Any]:
-    """The chart: lines, dots, ticks and labels in units of the canvas."""
+def drawn(profile: Profile, colors: Mapping[str, int] | None = None) -> dict[str, Any]:
+    """The chart: lines, dots, ticks and labels in units of the canvas; `colors` are those of algorithms elsewhere."""
+    taken = colors or {}
     xs = sorted({at for line in profile.lines.values() for at, _ in line})
     ys = [value for line in profile.lines.values() for _, value in line]
     x, y = Scale(xs[0], xs[-1], LEFT + 16, RIGHT - 8, xs[0] > 0), _y_scale(ys)
     ends = [y(line[-1][1]) for line in profile.lines.values()]
     labels = spread_out(ends)
     lines = [
-        _line(profile, name, line, i % len(LIGHT), x, y, labels[i])
+        _line(profile, name, line, taken.get(name, i % len(LIGHT)), x, y, labels[i])
         for i, (name, line) in enumerate(profile.lines.items())
     ]
     better = "higher" if profile.higher_is_better else "lower"
