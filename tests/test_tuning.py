@@ -95,6 +95,8 @@ def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
     again = fx.tune(TASK, "fedadam", GRID, tmp_path / "broken", **SMALL)
     assert (tmp_path / "broken" / "point-001" / "summary.json").stat().st_mtime_ns == before
     assert [one.score for one in again.tried] == [one.score for one in whole.tried]
+    same = {name: np.asarray(values, np.float64) for name, values in GRID.items()}
+    assert fx.tune(TASK, "fedadam", same, tmp_path / "broken", **SMALL).best.values == whole.best.values
     with pytest.raises(fx.RunError, match="of another search"):
         fx.tune(TASK, "fedadam", GRID | {"client_lr": [0.3]}, tmp_path / "broken", **SMALL)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from fedoptax import storage
 from fedoptax.algorithm import FedAlgorithm
@@ -185,7 +186,7 @@ def tune(
         unknown("search", search, SEARCHES)
     tuning = Tuning(
         algorithm,
-        {name: list(values) for name, values in grid.items()},
+        {name: [_plain(value) for value in values] for name, values in grid.items()},
         dict(fixed or {}),
         rule_for(task, select, last, rounds),
         seed,
@@ -195,7 +196,7 @@ def tune(
         0 if search == "grid" else trials,
     )
     there = Path(out) / FILE
-    if there.is_file() and (other := Tuning.read(Path(out))) != replace(tuning, command=other.command):
+    if there.is_file() and replace(Tuning.read(Path(out)), command="") != Tuning.of(storage.read_back(asdict(tuning))):
         raise RunError(f"'{there}' is of another search; give another folder")
     with bar(f"{algorithm}: {tuning.size} points", tuning.size * rounds, enabled=progress) as update:
         return carry_out(task, tuning, Path(out), update)
@@ -301,6 +302,11 @@ def _maker(tuning: Tuning) -> Callable[[Mapping[str, Any]], Point]:
         return Point(made[key], free)
 
     return make
+
+
+def _plain(value: Any) -> Any:
+    """A NumPy scalar as a number of Python."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _numeric(grid: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[float]]:

@@ -106,7 +106,8 @@ def _folders(root: Path, seen: set[Path]) -> Iterator[Path]:
 
 def _load(folder: Path) -> Search:
     tuning = Tuning.read(folder)
-    places = sorted(place for place in folder.glob("point-*") if (place / "config.json").is_file())
+    found = (place for place in folder.glob("point-*") if (place / "config.json").is_file())
+    places = sorted(found, key=lambda place: (len(place.name), place.name))  # point-999 before point-1000
     return Search(folder, tuning, [_tested(tuning, load_run(place, tuning.command or None)) for place in places])
 
 
