@@ -59,14 +59,14 @@ ENDS = {
 
 def test_a_map_by_hand(tmp_path: Path) -> None:
     (search,) = load_searches(write_search(tmp_path / "s", ENDS))
-    found = heat_map(search, tmp_path / "s")
+    found = heat_map(search)
     assert (found.y, found.x, found.metric) == ("a", "b", "test_accuracy")
     assert (found.rows, found.columns) == (["1", "0.1"], ["0.01", "0.1", "1"])
     values = [[cell.value for cell in row] for row in found.cells]
     assert values[0] == [0.7, 0.6, 0.3] and values[1][:2] == [0.5, 0.9] and math.isnan(values[1][2])
     assert found.cells[1][1].best and found.cells[1][1].shade == 1 and found.cells[0][2].shade == 0
     assert found.cells[0][0].shade == pytest.approx((0.7 - 0.3) / 0.6)
-    assert found.cells[1][1].folder == "point-002"
+    assert found.cells[1][1].folder == tmp_path / "s" / "point-002"
     assert search.edges == {"a": "lowest"}
     assert edge_warnings(search) == ["The best a is the lowest of its grid (0.1 to 1): a better one may lie beyond."]
     text = "6 of 6 points, of which 1 diverged, ranked by the mean train loss in the last round. "
@@ -85,7 +85,7 @@ def test_a_third_hyper_parameter_is_taken_at_its_best(tmp_path: Path) -> None:
     grid = {"a": [1, 2], "b": [1, 2], "c": [1, 2, 3]}
     ends = {(a, b, c): 0.1 * a + 0.2 * b + (0.3 if c == 2 else 0) for a in (1, 2) for b in (1, 2) for c in (1, 2, 3)}
     (search,) = load_searches(write_search(tmp_path / "s", ends, grid))
-    found = heat_map(search, tmp_path)
+    found = heat_map(search)
     assert found.others == ["c"]
     assert [[cell.value for cell in row] for row in found.cells] == [
         [pytest.approx(0.1 * a + 0.2 * b + 0.3) for b in (1, 2)] for a in (2, 1)
@@ -107,7 +107,7 @@ def test_curves_of_several_searches_share_a_figure(tmp_path: Path) -> None:
     assert table["rank"].tolist() == [1, 2, 3, 1, 2, 3]
     assert table.groupby("algorithm")["tau"].first().to_dict() == {"fedadam": 0.1, "fedyogi": 0.1}
     text = page.read_text()
-    assert text.count("profile-line") >= 2 and 'href="fedadam/point-001/history.jsonl"' in text
+    assert text.count("profile-line") >= 2 and 'href="./fedadam/point-001/history.jsonl"' in text
 
 
 def test_points_of_searches_are_not_compared_with_runs(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_points_of_searches_are_not_compared_with_runs(tmp_path: Path) -> None:
     write_search(tmp_path / "tuning" / "a-fedavg", ENDS, algorithm="fedavg")
     write_report(tmp_path / "tuning" / "fedadam")
     after = write_report(tmp_path).read_text()
-    assert 'href="tuning/fedadam/report.html"' in after and "tuning" not in before
+    assert 'href="./tuning/fedadam/report.html"' in after and "tuning" not in before
     sections = [after.index(text) for text in ("Final values</h2>", "<b>fedavg</b>", "<b>fedadam</b>", "Settings</h2>")]
     assert sections == sorted(sections)
     colors = dict(zip(("fedavg", "fedadam"), re.findall(r'class="swatch c(\d)', after)))
@@ -132,7 +132,7 @@ def test_an_unfinished_search_is_drawn_as_far_as_it_is(tmp_path: Path) -> None:
     shutil.rmtree(folder / "point-006")
     (folder / "point-005" / "summary.json").unlink()
     (search,) = load_searches(folder)
-    found = heat_map(search, folder)
+    found = heat_map(search)
     assert found.cells[0][2] is None and math.isnan(found.cells[0][1].value)
     text = write_report(folder).read_text()
     assert "5 of 6 points" in text and "The 5 best points each trained" in text
@@ -147,7 +147,7 @@ def test_a_search_of_which_nothing_ended_says_so(tmp_path: Path) -> None:
 def test_trials_without_a_grid_are_dots(tmp_path: Path) -> None:
     ends = {(0.02, 0.3): 0.5, (0.5, 0.1): 0.7, (0.9, 0.02): None}
     (search,) = load_searches(write_search(tmp_path / "s", ends, search="optuna", trials=3))
-    assert heat_map(search, tmp_path) is None
+    assert heat_map(search) is None
     first, second = profiles([search])
     assert first.lines["fedadam"] == [(0.02, 0.5), (0.5, 0.7)] and not first.joined
     assert second.lines["fedadam"] == [(0.1, 0.7), (0.3, 0.5)]
@@ -180,6 +180,15 @@ def test_nothing_in_a_search_becomes_markup(tmp_path: Path) -> None:
     (folder / "point-001" / "config.json").write_text(json.dumps(config))
     text = write_report(folder).read_text()
     assert "<img" not in text and text.count("</script>") == 2
+
+
+def test_a_folders_name_is_no_scheme(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", ramp(0.9))
+    write_search(tmp_path / "javascript:alert(1)", ENDS)
+    write_report(tmp_path / "javascript:alert(1)")
+    links = re.findall('href="([^"]*)"', write_report(tmp_path).read_text())
+    assert "./javascript%3Aalert%281%29/report.html" in links
+    assert all(link == "data:," or re.fullmatch(r"\./[\w%./-]+", link) for link in links)
 
 
 def test_ticks_and_labels_have_room() -> None:

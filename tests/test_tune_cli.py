@@ -44,7 +44,7 @@ def test_the_map_and_the_curve_hold_the_runs_numbers(tmp_path: Path) -> None:
     out = tmp_path / "a"
     assert fedoptax("tune", *SMALL, "--algorithm", "fedadam", *GRID, "--last", "2", "--out", out) == 0
     search = load_searches(tmp_path)[0]
-    found = heat_map(search, out)
+    found = heat_map(search)
     assert (found.x, found.y) == ("server_lr", "client_lr")
     assert (list(found.columns), list(found.rows)) == (["0.01", "0.1"], ["1", "0.1", "0.01"])
     values = {}
@@ -83,7 +83,7 @@ def test_compare_tunes_with_one_budget_and_runs_the_winners(tmp_path: Path, caps
             config = json.loads((out / search.algorithm / f"seed-{seed}" / "config.json").read_text())
             assert config["algorithm"]["hyperparameters"] == winner
     page = (out / "report.html").read_text()
-    assert 'href="tuning/fedavg/report.html"' in page
+    assert 'href="./tuning/fedavg/report.html"' in page
     assert (out / "tuning" / "fedavg" / "report.html").is_file()
     table = (out / "table.csv").read_text().splitlines()
     assert [line.split(",")[0] for line in table[1:]] == ["fedavg", "fedadam"]  # no point of a search among them

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,7 +24,7 @@ def search_figures(searches: Sequence[Search]) -> dict[str, bytes]:
         return drawn
     with styled():
         for place, search in enumerate(searches, start=1):
-            found = heat_map(search, Path())
+            found = heat_map(search)
             if found is not None:
                 drawn["heat-map.png" if len(searches) == 1 else f"heat-map-{place}.png"] = png(heat_figure(found))
         for place, profile in enumerate(profiles(searches), start=1):

@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from fedoptax.report.searches import Cell, HeatMap, Search, Tested, heat_map
 from fedoptax.report.style import SHADES
@@ -42,7 +43,7 @@ def edge_warnings(search: Search) -> list[str]:
 
 
 def _section(search: Search, folder: Path) -> dict[str, Any]:
-    found, rule = heat_map(search, folder), search.tuning.rule
+    found, rule = heat_map(search), search.tuning.rule
     metric = search.judged[0]
     extra = [] if metric == rule.metric else [in_sentence(metric)]
     own = _link(search.folder / "report.html", folder)
@@ -50,8 +51,8 @@ def _section(search: Search, folder: Path) -> dict[str, Any]:
         "algorithm": search.algorithm,
         "sentence": sentence(search),
         "warnings": edge_warnings(search),
-        "map": None if found is None else _map(found),
-        "link": own if own != "report.html" and (search.folder / "report.html").is_file() else "",
+        "map": None if found is None else _map(found, folder),
+        "link": own if own != "./report.html" and (search.folder / "report.html").is_file() else "",
         "headers": [*search.tuning.grid, in_sentence(rule.metric), *extra, "status"],
         "points": [_point(point, search, bool(extra), folder) for point in search.ranked],
     }
@@ -65,7 +66,7 @@ def _point(point: Tested, search: Search, with_metric: bool, folder: Path) -> di
     return {"cells": cells, "best": point is search.best, "link": _link(point.run.path / "history.jsonl", folder)}
 
 
-def _map(found: HeatMap) -> dict[str, Any]:
+def _map(found: HeatMap, folder: Path) -> dict[str, Any]:
     over = "in the last round" if found.last == 1 else f"mean of the last {found.last} rounds"
     caption = f"{found.algorithm}: {in_sentence(found.metric)}, {over}; darker is better"
     if found.others:
@@ -76,12 +77,13 @@ def _map(found: HeatMap) -> dict[str, Any]:
         "y": found.y,
         "columns": found.columns,
         "rows": [
-            {"name": name, "cells": [_cell(cell) for cell in cells]} for name, cells in zip(found.rows, found.cells)
+            {"name": name, "cells": [_cell(cell, folder) for cell in cells]}
+            for name, cells in zip(found.rows, found.cells)
         ],
     }
 
 
-def _cell(cell: Cell | None) -> dict[str, Any] | None:
+def _cell(cell: Cell | None, folder: Path) -> dict[str, Any] | None:
     if cell is None:
         return None
     known = math.isfinite(cell.value)
@@ -90,7 +92,7 @@ def _cell(cell: Cell | None) -> dict[str, Any] | None:
         "shade": f"s{round(cell.shade * (SHADES - 1))}" if known else "lost",
         "text": cell.text,
         "best": cell.best,
-        "link": f"{cell.folder}/history.jsonl" if cell.folder else "",
+        "link": _link(cell.folder / "history.jsonl", folder),
     }
 
 
@@ -99,6 +101,9 @@ def _key(value: float) -> str:
 
 
 def _link(target: Path, folder: Path) -> str:
-    """A relative link that stays below the report's folder; nothing for what lies elsewhere."""
+    """A relative link that stays below the report's folder; nothing for what lies elsewhere.
+
+    Folders have the names that others gave them: one such as `javascript:x` must not become a scheme.
+    """
     path = os.path.relpath(target.resolve(), folder.resolve())
-    return "" if path.startswith("..") else Path(path).as_posix()
+    return "" if path.startswith("..") else "./" + quote(Path(path).as_posix().encode("utf-8", "surrogateescape"))

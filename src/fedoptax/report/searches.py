@@ -159,14 +159,14 @@ class Cell:
       shade: 0 to 1, from the worst to the best of the map; NaN with the value.
       text: all about it in one line.
       best: whether the search's best point is here.
-      folder: of the point, relative to the report.
+      folder: of the point.
     """
 
     value: float
     shade: float
     text: str
     best: bool
-    folder: str
+    folder: Path
 
 
 @dataclass(frozen=True)
@@ -196,8 +196,8 @@ class HeatMap:
     last: int
 
 
-def heat_map(search: Search, base: Path) -> HeatMap | None:
-    """The map of a grid with two hyper-parameters or more, None for others; folders are relative to `base`."""
+def heat_map(search: Search) -> HeatMap | None:
+    """The map of a grid with two hyper-parameters or more, None for others."""
     grid = {name: values for name, values in search.tuning.grid.items() if len(values) > 1}
     if search.tuning.search != "grid" or len(grid) < 2 or not search.points:
         return None
@@ -220,7 +220,7 @@ def heat_map(search: Search, base: Path) -> HeatMap | None:
         value = _value(point)
         share = 1.0 if high == low else (value - low) / (high - low)
         text = ", ".join(f"{name} {setting(v)}" for name, v in point.values.items()) + f": {point.run.status}"
-        return Cell(value, share if higher else 1 - share, text, point is best, _relative(point.run.path, base))
+        return Cell(value, share if higher else 1 - share, text, point is best, point.run.path)
 
     rows = list(reversed(grid[y]))
     cells = [[cell(chosen.get((a, b))) for a in grid[x]] for b in rows]
@@ -296,13 +296,6 @@ def _value(point: Tested) -> float:
 def _worth(point: Tested, sign: int) -> float:
     value = _value(point)
     return sign * value if math.isfinite(value) else -math.inf
-
-
-def _relative(path: Path, base: Path) -> str:
-    try:
-        return path.resolve().relative_to(base.resolve()).as_posix()
-    except ValueError:
-        return ""
 
 
 def _is_number(value: Any) -> bool:
