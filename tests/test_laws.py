@@ -97,11 +97,16 @@ SLOW = {laws.engines_agree, laws.interrupted_equals_whole}
 COMPILING = {laws.engines_agree, laws.padding_is_inert, laws.dtypes_stay}
 """Of variants these run with the long tests: each compiles its programs anew."""
 CORE = ("fedavg", "fedadam", "scaffold", "fedlamb", "fafed", "mime")
-"""Of the other algorithms the law of padding, which the engine holds, runs with the long tests."""
+"""Of the other algorithms the laws that the engine holds, of padding and of interruptions, run with the long tests."""
+OF_A_FAMILY = ("fedavgm", "fedadagrad", "fedams", "fedamsgrad", "fedprox", "naive_adaptive", "mimelite")
+"""Of these, whose code is that of another in the table, the agreement of the engines runs with the long tests."""
 
 
 def marks(name: str, law: Any) -> list[Any]:
-    if (name in VARIANTS and law in COMPILING | SLOW) or (name not in CORE and law is laws.padding_is_inert):
+    held_by_the_engine = (laws.padding_is_inert, laws.interrupted_equals_whole)
+    if (name in VARIANTS and law in COMPILING | SLOW) or (name not in CORE and law in held_by_the_engine):
+        return [pytest.mark.long]
+    if name in OF_A_FAMILY and law is laws.engines_agree:
         return [pytest.mark.long]
     return [pytest.mark.slow] if law in SLOW else []
 
