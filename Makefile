@@ -27,7 +27,7 @@ setup: $(READY)  ## make the virtual environment
 demo: $(READY)   ## compare adaptive optimizers on non-iid digits; ends with the path of the report
 	$(BIN)/fedoptax compare --task digits --algorithms fedavg,fedavgm,fedadagrad,fedadam,fedyogi,fedams --seeds 3 --rounds 100 --out $(DEMO_OUT) --overwrite
 
-test: lint       ## lint, types and tests (14 minutes of tests on 2 cores, measured; slow: XLA compiles a program for most laws, engine and task tests)
+test: lint       ## lint, types and tests (about 14 minutes of tests on 2 idle cores; slow: XLA compiles a program for most laws, engine and task tests)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m "not long"
 
 test-long: $(READY) ## every algorithm with its preset on digits and MNIST, the largest tasks (half an hour or so, not measured as a whole; what has no files is skipped)
