@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -141,3 +145,18 @@ def test_without_checksums_or_with_other_places_it_is_refused(tmp_path: Path) ->
     (tmp_path / "checkpoints" / "1" / "checkpoint.json").unlink()
     with pytest.raises(fx.RunError, match=r"round 1: it has no checkpoint.json .damaged, or of a version"):
         restored(tmp_path)
+
+
+def test_arrays_that_cannot_be_written_are_one_line(tmp_path: Path) -> None:
+    """Several fail at once, and the threads of those that fail later would print tracebacks beside the line."""
+    arguments = ["run", "--task", "digits", "--num-clients", "8", "--cohort-size", "3", "--algorithm", "scaffold"]
+    arguments += ["--rounds", "3", "--checkpoint-every", "0", "--out", str(tmp_path / "a")]
+    limited = ["sh", "-c", 'ulimit -f 40; exec "$@"', "sh"]  # files of at most 20 KiB, as on a disk that is full
+    done = subprocess.run(
+        [*limited, sys.executable, "-m", "fedoptax.cli", *arguments],
+        env=os.environ | {"JAX_ENABLE_COMPILATION_CACHE": "false"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert re.fullmatch(r"fedoptax: checkpoint of round \d cannot be written to '.*': File too large\n", done.stderr)

@@ -16,7 +16,9 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -160,8 +162,31 @@ def _write(folder: Path, leaves: list[Any]) -> None:
     """Writes the arrays. As NumPy's: of arrays on a device Orbax keeps some memory for ever; it takes no empty ones."""
     arrays = {_name(i): np.asarray(leaf) for i, leaf in enumerate(leaves) if leaf.size}
     if arrays:
-        with _orbax() as checkpointer:
+        with _one_voice(), _orbax() as checkpointer:
             checkpointer.save(folder, arrays)
+
+
+@contextmanager
+def _one_voice() -> Iterator[None]:
+    """Of arrays that cannot be written, all but the first report to an event loop that is closed by then.
+
+    Their threads, and asyncio, would print tracebacks beside the one line that says what failed, also some time after
+    it: hook and filter go back only where all was written.
+    """
+    before, logger = sys.unraisablehook, logging.getLogger("asyncio")
+
+    def hook(told: Any) -> None:
+        if not (isinstance(told.exc_value, RuntimeError) and "Event loop is closed" in str(told.exc_value)):
+            before(told)
+
+    def unheard(record: logging.LogRecord) -> bool:
+        return "never retrieved" not in record.getMessage()
+
+    sys.unraisablehook = hook
+    logger.addFilter(unheard)
+    yield
+    sys.unraisablehook = before
+    logger.removeFilter(unheard)
 
 
 def _read(folder: Path, form: Any, like: Tree) -> Tree:
