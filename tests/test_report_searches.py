@@ -45,9 +45,9 @@ def write_search(
         hyper = {"b1": 0.9, **dict(zip(grid, values))}
         status = "completed" if end is not None else "diverged"
         finals: list[float | None] = [0.1, 0.2, 0.3, end] if end is not None else [0.1, 0.2]
-        losses = [1 - value for value in finals if value is not None]
+        losses: list[float | None] = [1 - value for value in finals if value is not None]
         place = folder / f"point-{number:03d}"
-        write_run(place, finals, name=algorithm, hyper=hyper, losses=losses, status=status, rounds=4)  # type: ignore[arg-type]
+        write_run(place, finals, name=algorithm, hyper=hyper, losses=losses, status=status, rounds=4)
     return folder
 
 

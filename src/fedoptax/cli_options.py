@@ -134,7 +134,7 @@ def taking(shared: Shared) -> Callable[[Callable[..., None]], Callable[..., None
         more = [inspect.Parameter(n, kind, default=default, annotation=o) for n, (o, default) in shared.items()]
         hints = get_type_hints(command, include_extras=True)
         parameters = [p.replace(annotation=hints[p.name]) for p in own] + more
-        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # as inspect.signature reads it
         command.__annotations__ = {p.name: p.annotation for p in parameters}
         return command
 
