@@ -9,7 +9,7 @@ DEMO_OUT ?= runs/demo
 
 RESULTS ?= benchmarks/results
 
-.PHONY: help setup demo test test-long test-network test-torch test-extras test-fast test-all faults fuzz attacks soak reproductions audit lint format lock clean
+.PHONY: help setup demo test test-long test-network test-torch test-extras test-fast test-all faults fuzz attacks soak reproductions docs bench bench-peers audit lint format lock clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/  /'
@@ -82,6 +82,18 @@ audit: .venv-audit/.ready ## known vulnerabilities of the locked packages; statu
 reproductions: $(READY) ## the gallery of published claims, reduced to two cores (hours; goes on where it was stopped)
 	for name in $$(ls benchmarks/reproductions/*.toml); do \
 	  $(BIN)/python benchmarks/reproductions/run.py $$(basename $$name .toml) || exit 1; done
+
+docs: $(READY)   ## the documentation site, in build/site; a warning is an error
+	$(BIN)/python -m sphinx -c docs -W --keep-going -q . build/site
+	@echo build/site/index.html
+
+bench: $(READY)  ## times against the peers and the machine's limit (about an hour; nothing else should run meanwhile)
+	$(BIN)/python benchmarks/bench/run.py --out $(RESULTS)
+
+bench-peers:     ## the peers' environments, .venv-peer-*: torch, pfl-research, FedJAX, Flower's simulation
+	for peer in "torch torch==2.13.0" "pfl pfl==0.6.0 torch==2.13.0" "fedjax fedjax==0.0.17" "flower flwr[simulation]==1.40.0 torch==2.13.0"; do \
+	  set -- $$peer; place=.venv-peer-$$1; shift; \
+	  $(PYTHON) -m venv --clear $$place && $$place/bin/python -m pip install --quiet --disable-pip-version-check "$$@" || exit 1; done
 
 lint: $(READY)   ## ruff and mypy
 	$(BIN)/ruff check .

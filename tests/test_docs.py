@@ -6,11 +6,13 @@ import inspect
 import re
 from pathlib import Path
 
+import click
 import jax
 import jax.numpy as jnp
 import pytest
 
 import fedoptax as fx
+from command_lines import parse
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -66,3 +68,28 @@ def test_the_readme_says_what_each_algorithm_sends_and_keeps() -> None:
 def test_every_algorithm_has_a_page() -> None:
     text = "".join(p.read_text(encoding="utf-8") for p in (ROOT / "docs" / "algorithms").glob("*.md"))
     assert [name for name in fx.ALGORITHMS if f"`{name}" not in text] == []
+
+
+def shell_commands(page: Path) -> list[str]:
+    """The `fedoptax …` lines of a page's code blocks, continued lines joined."""
+    text = page.read_text(encoding="utf-8")
+    told = "".join(re.findall(r"^```(?:sh|bash|console)?\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+    return re.findall(r"^(?:\$ )?(fedoptax .*)$", re.sub(r"\\\n\s*", " ", told), re.MULTILINE)
+
+
+COMMANDS = [(page, line) for page in PAGES for line in shell_commands(page)]
+
+
+@pytest.mark.parametrize(("page", "line"), COMMANDS, ids=[f"{p.stem}-{i}" for i, (p, _) in enumerate(COMMANDS)])
+def test_the_commands_of_a_page_can_be_given_so(page: Path, line: str) -> None:
+    parse(line)
+
+
+@pytest.mark.parametrize("line", ["fedoptax run --no-such 3", "fedoptax walk", "fedoptax run --rounds many"])
+def test_a_command_that_does_not_exist_is_seen(line: str) -> None:
+    with pytest.raises(click.UsageError):
+        parse(line)
+
+
+def test_there_are_commands_to_check() -> None:
+    assert len(COMMANDS) > 40

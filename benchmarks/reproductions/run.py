@@ -14,7 +14,7 @@ FEDOPTAX_DATA, or in shared/data beside the project.
 from __future__ import annotations
 
 import argparse
-import json
+import csv
 import os
 import platform
 import shlex
@@ -27,10 +27,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+DONE = "report.html"  # the last file that a comparison or a search writes
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 RESULTS = HERE / "results"
-FIGURES = ("metric-rounds.png", "train-loss-rounds.png", "heat-map.png", "heat-map-1.png", "profile-1.png")
+FIGURES = ("metric-rounds.png", "train-loss-rounds.png", "heat-map.png", "heat-map-1.png", "profile-3.png")
 
 
 def main() -> int:
@@ -74,7 +75,7 @@ def reproduce(name: str, full: bool, runs: Path) -> None:
 
 
 def run(command: str, place: Path) -> float:
-    """Runs or continues a step; the seconds of all its runs, without the starts of the program."""
+    """Runs or continues a step; the wall seconds that it took in all its calls, beside whatever else was running."""
     arguments = [*shlex.split(command), "--out", str(place)]
     if any((place / mark).is_file() for mark in ("compare.json", "tune.json", "config.json")):
         arguments = ["resume", str(place)]
@@ -82,11 +83,15 @@ def run(command: str, place: Path) -> float:
     place.parent.mkdir(parents=True, exist_ok=True)
     print("fedoptax", shlex.join(arguments), flush=True)
     program = [sys.executable, "-m", "fedoptax.cli", *arguments]
+    clock = place.parent / f"{place.name}.seconds"
+    begun, before = time.perf_counter(), float(clock.read_text()) if clock.is_file() else 0.0
+    if (place / DONE).is_file():
+        return before
     done = subprocess.run(program, env=os.environ | {"FEDOPTAX_DATA": data}, check=False)
+    clock.write_text(f"{before + time.perf_counter() - begun}")
     if done.returncode not in (0, 1):  # 1: some method diverged, which is a result
         raise SystemExit(done.returncode)
-    summaries = [json.loads(path.read_text(encoding="utf-8")) for path in place.rglob("summary.json")]
-    return sum(summary["seconds"] + summary["compile_seconds"] for summary in summaries)
+    return float(clock.read_text())
 
 
 def heading(recipe: dict[str, Any], kind: str) -> str:
@@ -116,10 +121,13 @@ Python {platform.python_version()}, {versions}, fedoptax {version("fedoptax")} a
 def section(step: dict[str, Any], place: Path, command: str, seconds: float, stem: str) -> str:
     """A step's command, tables and figures; the figures are copied beside the page."""
     lines = [f"\n## {step['title']}\n", f"`fedoptax {command}` ({duration(seconds)})\n"]
-    if (place / "table.md").is_file():
+    if (place / "tune.json").is_file():
+        rows = read_points(place / "points.csv")
+        lines.append(f"{width(rows)} The best:\n\n{table(rows[0], rows[1:6])}")
+        if "by" in step:
+            lines.append(f"The best for each {step['by']}:\n\n{best_by(rows, step['by'])}")
+    else:
         lines.append((place / "table.md").read_text(encoding="utf-8"))
-    if (place / "points.csv").is_file():
-        lines += [f"The points of the search are in the report; best first:\n\n{best_points(place / 'points.csv')}"]
     for figure in FIGURES:
         if (place / "figures" / figure).is_file() and figure in step.get("figures", FIGURES[:1]):
             RESULTS.mkdir(exist_ok=True)
@@ -128,15 +136,37 @@ def section(step: dict[str, Any], place: Path, command: str, seconds: float, ste
     return "\n".join(lines)
 
 
-def best_points(path: Path, most: int = 5) -> str:
-    """The first points of a search as a table."""
-    import csv
-
+def read_points(path: Path) -> list[list[str]]:
+    """The points of a search, best first, without their paths; the first row has the names."""
     with path.open(encoding="utf-8") as file:
-        rows = [row[:-1] for row in csv.reader(file)][: most + 1]
+        return [row[:-1] for row in csv.reader(file)]
+
+
+def width(rows: list[list[str]], within: float = 0.02) -> str:
+    """How many points do about as well as the best of the search."""
+    column = next((i for i, name in enumerate(rows[0]) if name == "test_accuracy"), None)
+    if column is None:
+        return f"{len(rows) - 1} points."
+    values = [float(row[column]) for row in rows[1:] if number(row[column])]
+    good = sum(value >= max(values) - within for value in values)
+    return (
+        f"{good} of {len(rows) - 1} points end within {within * 100:.0f} percentage points of the best accuracy; "
+        f"{sum(row[-1] == 'diverged' for row in rows[1:])} diverged."
+    )
+
+
+def best_by(rows: list[list[str]], name: str) -> str:
+    """The first, hence best, row for each value of a hyper-parameter."""
+    column, first = rows[0].index(name), {}
+    for row in rows[1:]:
+        first.setdefault(float(row[column]), row)
+    return table(rows[0], [first[value] for value in sorted(first)])
+
+
+def table(names: list[str], rows: list[list[str]]) -> str:
     shown = [[f"{float(cell):.4g}" if number(cell) else cell for cell in row] for row in rows]
-    lines = [f"| {' | '.join(row)} |" for row in shown]
-    return "\n".join([lines[0], "|" + " --- |" * len(rows[0]), *lines[1:]]) + "\n"
+    lines = [f"| {' | '.join(row)} |" for row in (names, *shown)]
+    return "\n".join([lines[0], "|" + " --- |" * len(names), *lines[1:]]) + "\n"
 
 
 def number(text: str) -> bool:

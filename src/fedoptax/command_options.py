@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from fedoptax.algorithms import ALGORITHMS
 from fedoptax.engine.aggregation import as_aggregator
 from fedoptax.engine.faults import parse_faults
@@ -170,11 +168,3 @@ def result_folder(out: Path | None, task: str, what: str) -> Path:
     """The folder that was asked for, or a new one under runs/."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     return out or Path("runs") / f"{Path(task).stem}-{what.replace(':', '.')}-{stamp}"
-
-
-def use_compilation_cache() -> None:
-    """Keeps compiled programs in the user's cache folder, so that the next process starts sooner."""
-    import pooch
-
-    jax.config.update("jax_compilation_cache_dir", str(pooch.os_cache("fedoptax") / "xla"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)

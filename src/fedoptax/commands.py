@@ -22,11 +22,11 @@ from fedoptax.command_options import (
     run_options_of,
     start_of,
     task_of_spec,
-    use_compilation_cache,
     with_preset,
 )
 from fedoptax.comparison import Comparison
 from fedoptax.comparison import compare as run_comparison
+from fedoptax.compilation import use_cache
 from fedoptax.engine.faults import COUNTS
 from fedoptax.errors import RunError, Stopped, UsageError
 from fedoptax.experiment import DivergedError, Interrupted, RunResult
@@ -162,7 +162,7 @@ def report(folder: Path, out: Path | None, target: float | None) -> None:
 
 
 def _compare(task: Task, comparison: Comparison, out: Path, json: bool, new: bool = False) -> None:
-    use_compilation_cache()
+    use_cache()
     try:
         _, diverged = run_comparison(task, comparison, out, new=new)
     except Interrupted as stop:
@@ -182,7 +182,7 @@ def _compare(task: Task, comparison: Comparison, out: Path, json: bool, new: boo
 
 
 def _finish(work: Any, out: Path, name: str) -> RunResult:
-    use_compilation_cache()
+    use_cache()
     try:
         return work()
     except Interrupted as stop:

@@ -23,10 +23,10 @@ from fedoptax.command_options import (
     result_folder,
     start_of,
     task_of_spec,
-    use_compilation_cache,
     with_preset,
 )
 from fedoptax.comparison import Comparison
+from fedoptax.compilation import use_cache
 from fedoptax.errors import RunError, Stopped, UsageError, unknown
 from fedoptax.experiment import Interrupted
 from fedoptax.grids import Grid, default_grid, parse_grids
@@ -119,7 +119,7 @@ def with_searches(
 
 def carry_on(task: Task, tuning: Tuning, out: Path, json: bool, new: bool = False) -> None:
     """Runs what is left of a search, writes its report and says what was found."""
-    use_compilation_cache()
+    use_cache()
     lost: AllDiverged | None = None
     try:
         with bar(f"{tuning.algorithm}: {tuning.size} points", tuning.size * int(tuning.options["rounds"])) as update:

@@ -40,9 +40,9 @@ def client_app(make_client: Callable[..., Any] | None = None) -> ClientApp:
 
 
 def _train(message: Message, context: Context, make_client: Callable[..., Any] | None) -> Message:
-    from fedoptax.deploy.compilation import use_cache
+    from fedoptax.compilation import use_cache
 
-    use_cache()
+    use_cache(0.0)
     from fedoptax.deploy.client import Client, Order, state_folder
     from fedoptax.deploy.config import build_task, from_table
     from fedoptax.deploy.flower_records import read_request, reply_content

@@ -27,9 +27,9 @@ def server_app() -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        from fedoptax.deploy.compilation import use_cache
+        from fedoptax.compilation import use_cache
 
-        use_cache()
+        use_cache(0.0)
         from fedoptax.deploy.config import build_task, from_table
         from fedoptax.deploy.run import Run
 

@@ -1,0 +1,290 @@
+"""fedoptax against its peers and against the machine, in one run; writes one page of tables.
+
+    make bench                                                     # all of it; nothing else should run meanwhile
+    python benchmarks/bench/run.py --only mlp,tiny --peers torch   # a part
+
+Peers are timed by their scripts in `--scripts` (../shared/bench), each in an environment of its own, `.venv-peer-NAME`,
+which `make bench-peers` installs. What is not installed is left out, and the page says so. A peer runs with one thread
+and with all of them, and its better time counts. Our own times stand before and after the peers' in the page: their
+difference is the machine's mood.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+PEERS = {
+    "torch": ("mlp", "cnn", "tiny", "lstm"),
+    "pfl": ("mlp", "cnn", "tiny"),
+    "fedjax": ("mlp", "cnn", "tiny"),
+    "flower": ("mlp", "cnn", "tiny"),
+}
+PACKAGES = {"torch": "torch", "pfl": "pfl", "fedjax": "fedjax", "flower": "flwr"}
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+SHAPES = ("mlp", "cnn", "tiny", "lstm")
+PARTS = (*SHAPES, "ragged", "states", "clients", "algorithms", "start")
+TARGETS = {  # of the ratio peer / fedoptax, as the project set them
+    ("tiny", "pfl"): 4.0,
+    ("tiny", "torch"): 4.0,
+    ("tiny", "fedjax"): 2.0,
+    ("tiny", "flower"): 15.0,
+    ("lstm", "torch"): 1 / 0.75,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--peers", default=",".join(PEERS), help=f"of {', '.join(PEERS)}")
+    parser.add_argument("--scripts", type=Path, default=ROOT.parent / "shared" / "bench")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    given = parser.parse_args()
+    parts, peers = given.only.split(","), [name for name in given.peers.split(",") if name]
+    for name, allowed in [*((p, PARTS) for p in parts), *((p, tuple(PEERS)) for p in peers)]:
+        if name not in allowed:
+            parser.error(f"'{name}' given, allowed is one of {', '.join(allowed)}")
+    rate = matmul_rate()
+    text = heading(parts, peers, rate)
+    for title, part, work in (
+        ("Rounds against the peers and the limit", SHAPES, lambda: against_peers(parts, peers, given.scripts, rate)),
+        ("Clients of unequal size", ("ragged",), ragged),
+        ("Client states", ("states",), states),
+        ("A growing federation", ("clients",), growing),
+        ("What algorithms cost", ("algorithms",), algorithms),
+        ("From the shell", ("start",), start),
+    ):
+        if any(one in parts for one in part):
+            text += f"\n## {title}\n\n{work()}"
+            print(text.rsplit("\n## ", 1)[-1], flush=True)
+    given.out.mkdir(parents=True, exist_ok=True)
+    place = given.out / f"bench-{os.cpu_count()}cpu-{platform.machine()}-{time.strftime('%Y-%m-%d')}.md"
+    place.write_text(text, encoding="utf-8")
+    print(place)
+    return 0
+
+
+def matmul_rate() -> float:
+    """Floating-point operations a second of a large float32 matrix multiply in XLA: the best of several."""
+    code = """
+import time, jax, jax.numpy as jnp
+n = 2048
+a = jax.random.normal(jax.random.key(0), (n, n)); f = jax.jit(lambda a: a @ a); f(a).block_until_ready()
+best = 1e9
+for _ in range(20):
+    begun = time.perf_counter(); f(a).block_until_ready(); best = min(best, time.perf_counter() - begun)
+print(2 * n**3 / best)
+"""
+    return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+
+
+def ours(pattern: str) -> dict[str, dict[str, Any]]:
+    """Our times by pytest-benchmark, each test in a process of its own: `{test id: {"ms", "min_ms", extra info}}`."""
+    listed = pytest("--collect-only", "-q", "-k", pattern).stdout.splitlines()
+    found = {}
+    for test in (line for line in listed if "::" in line):
+        with tempfile.TemporaryDirectory() as folder:
+            report = Path(folder) / "times.json"
+            done = pytest(f"--benchmark-json={report}", "-q", test.rsplit("/", 1)[-1], check=False)
+            if not report.is_file() or done.returncode:
+                print(done.stdout[-2000:], file=sys.stderr)
+                continue
+            for row in json.loads(report.read_text(encoding="utf-8"))["benchmarks"]:
+                info, stats = row["extra_info"], row["stats"]
+                rounds = info["rounds_per_call"]
+                times = {"ms": stats["median"] * 1e3 / rounds, "min_ms": stats["min"] * 1e3 / rounds}
+                found[row["name"].removeprefix("test_")] = {**times, **info}
+    return found
+
+
+def pytest(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-o", "pythonpath=..", "--rootdir", str(HERE)]
+    tests = [] if any("::" in argument for argument in arguments) else ["test_rounds.py"]
+    done = subprocess.run([*command, *arguments, *tests], cwd=HERE, capture_output=True, text=True, check=False)
+    if check and done.returncode:
+        raise SystemExit(done.stdout + done.stderr)
+    return done
+
+
+def peer(name: str, shape: str, scripts: Path) -> tuple[float, float] | None:
+    """The peer's median and least milliseconds a round, with its better number of threads."""
+    python = ROOT / f".venv-peer-{name}" / "bin" / "python"
+    if not python.is_file() or not (scripts / f"peer_{name}.py").is_file():
+        return None
+    found = []
+    for threads in ({}, ONE_THREAD) if name != "pfl" else (ONE_THREAD,):  # pfl's sampler spins: never with all threads
+        done = subprocess.run(
+            [str(python), f"peer_{name}.py", shape],
+            cwd=scripts,
+            env=os.environ | threads | {"PYTHONDONTWRITEBYTECODE": "1", "RAY_USAGE_STATS_ENABLED": "0"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=900,
+        )
+        lines = [line.split() for line in done.stdout.splitlines() if line.startswith(f"{name} {shape} ")]
+        if lines:
+            found.append((float(lines[-1][3]), float(lines[-1][5])))
+        else:
+            print(f"{name} {shape}: {done.stderr[-500:]}", file=sys.stderr)
+    return min(found) if found else None
+
+
+def against_peers(parts: list[str], peers: list[str], scripts: Path, rate: float) -> str:
+    sys.path.insert(0, str(HERE.parent))
+    from bench.shapes import flops
+
+    rows = [["shape", "who", "median ms a round", "least ms", "against fedoptax", "wanted"]]
+    for shape in (name for name in SHAPES if name in parts):
+        before = ours(f"shape and {shape}")[f"shape[{shape}]"]
+        theirs = {name: peer(name, shape, scripts) for name in peers if shape in PEERS[name]}
+        after = ours(f"shape and {shape}")[f"shape[{shape}]"]
+        best = min(before, after, key=lambda one: one["ms"])
+        limit = flops(shape) / rate * 1e3
+        own = f"{before['ms']:.1f}, {after['ms']:.1f}"
+        rows.append([shape, "fedoptax, before and after", own, f"{best['min_ms']:.1f}", "1", ""])
+        bound = "at least 1 / 1.3 = 0.77" if shape in ("mlp", "cnn") else ""
+        rows.append(
+            [shape, "limit: its FLOPs by matrix multiply", f"{limit:.1f}", "", f"{limit / best['ms']:.2f}", bound]
+        )
+        for name, times in theirs.items():
+            if times is None:
+                rows.append([shape, name, "not installed, or failed", "", "", ""])
+                continue
+            wanted = TARGETS.get((shape, name), 1.0)
+            ratio = times[0] / best["ms"]
+            verdict = f"{'at least ' if wanted != 1 else 'above '}{wanted:.2g}: {'yes' if ratio >= wanted else 'NO'}"
+            rows.append([shape, name, f"{times[0]:.1f}", f"{times[1]:.1f}", f"{ratio:.2f}", verdict])
+        compiled = f"{best['first_call_seconds']:.1f} s"
+        rows.append([shape, "fedoptax: first call, with compiling", compiled, "", "", ""])
+        rows.append([shape, "fedoptax: peak memory", f"{best['peak_mb']:.0f} MB", "", "", ""])
+    return table(rows)
+
+
+def ragged() -> str:
+    found = ours("ragged")
+    rows = [["cohort", "clients", "ms a round", "examples a round", "us an example"]]
+    for cohort in (10, 100):
+        for kind in ("ragged", "equal"):
+            one = found[f"ragged[{kind}-{cohort}]"]
+            each = one["ms"] * 1e3 / one["examples_per_round"]
+            rows.append([str(cohort), kind, f"{one['ms']:.1f}", f"{one['examples_per_round']:.0f}", f"{each:.2f}"])
+    told = (
+        "3,400 clients, log-normal sizes with mean 100 (sigma 1) or all of 100; the MLP, batch 20. Wanted: ragged "
+        "within 1.2 x of equal, by example.\n\n"
+    )
+    return told + table(rows)
+
+
+def states() -> str:
+    found = ours("many_states")
+    rows = [["algorithm", "states", "ms a round", "peak MB"]]
+    for name, one in found.items():
+        algorithm, place = name.removeprefix("many_states[").rstrip("]").split("-")
+        rows.append([algorithm, place, f"{one['ms']:.1f}", f"{one['peak_mb']:.0f}"])
+    return "3,400 clients of 100 examples, cohort 10, the MLP: SCAFFOLD keeps 2.2 GB of states.\n\n" + table(rows)
+
+
+def growing() -> str:
+    found = ours("number_of_clients")
+    rows = [["clients", "ms a round", "peak MB"]]
+    rows += [[k.split("[")[1].rstrip("]"), f"{v['ms']:.2f}", f"{v['peak_mb']:.0f}"] for k, v in found.items()]
+    return "One example a client, cohort 100, logistic regression.\n\n" + table(rows)
+
+
+def algorithms() -> str:
+    found = ours("test_algorithm")
+    rows = [["shape", "algorithm", "ms a round", "times FedAvg", "wanted"]]
+    wanted = {"fedavg": "", "fedlamb": "at most 1.3", "fafed": "at most 2.2"}
+    for shape in ("mlp", "cnn"):
+        base = found[f"algorithm[fedavg-{shape}]"]["ms"]
+        for name in wanted:
+            ms = found[f"algorithm[{name}-{shape}]"]["ms"]
+            rows.append([shape, name, f"{ms:.1f}", f"{ms / base:.2f}", wanted[name]])
+    return table(rows)
+
+
+def start() -> str:
+    program = str(Path(sys.executable).with_name("fedoptax"))
+    rows = [["what", "seconds, median of 5", "wanted"]]
+    rows.append(["import fedoptax", seconds([sys.executable, "-c", "import fedoptax"]), "< 1"])
+    rows.append(["fedoptax --help", seconds([program, "--help"]), "< 0.5"])
+    with tempfile.TemporaryDirectory() as folder:
+        run = [program, "run", "--task", "mnist", "--preset", "none", "--algorithm", "fedadam", "--rounds", "1"]
+        run += ["--set", "client_lr=0.05", "--set", "server_lr=0.01", "--cohort-size", "25", "--batch-size", "32"]
+        run += ["--num-clients", "50", "--partition", "iid", "--out", f"{folder}/run", "--overwrite"]
+        data = {"FEDOPTAX_DATA": os.environ.get("FEDOPTAX_DATA", str(ROOT.parent / "shared" / "data"))}
+        seconds(run, data)  # decodes MNIST into the cache of arrays
+        for what, cache in (
+            ("compiling anew", "{folder}/cold-{repeat}"),
+            ("with the compilation cache", "{folder}/warm"),
+        ):
+            env = data | {"JAX_COMPILATION_CACHE_DIR": cache.replace("{folder}", folder)}
+            told = seconds(run, env)
+            rows.append([f"first round of `mlp` on MNIST, {what}", told, "< 5" if "anew" in what else "less than anew"])
+    return table(rows)
+
+
+def seconds(command: list[str], env: dict[str, str] | None = None, repeats: int = 5) -> str:
+    """The median wall time of a command, after one that does not count; `{repeat}` in `env` is its number."""
+    times = []
+    for repeat in range(repeats + 1):
+        given = {name: value.replace("{repeat}", str(repeat)) for name, value in (env or {}).items()}
+        begun = time.perf_counter()
+        done = subprocess.run(command, env=os.environ | given, capture_output=True, text=True, check=False)
+        if done.returncode:
+            return f"failed: {done.stderr.strip()[-200:]}"
+        times.append(time.perf_counter() - begun)
+    return f"{sorted(times[1:])[repeats // 2]:.2f}"
+
+
+def heading(parts: list[str], peers: list[str], rate: float) -> str:
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    installed = {name: peer_version(name) for name in peers}
+    return f"""# Benchmark, {time.strftime("%Y-%m-%d")}
+
+`python benchmarks/bench/run.py --only {",".join(parts)} --peers {",".join(peers)}`, commit {commit.stdout.strip()}.
+
+{platform.machine()}, {os.cpu_count()} cores, {cpu()}; Python {platform.python_version()}, jax {version("jax")}.
+Peers: {", ".join(f"{name} {told}" for name, told in installed.items()) or "none"}.
+A large float32 matrix multiply does {rate / 1e9:.0f} GFLOP/s here: the limit. The machine is shared with others, so
+only ratios within this run mean anything.
+"""
+
+
+def peer_version(name: str) -> str:
+    python = ROOT / f".venv-peer-{name}" / "bin" / "python"
+    if not python.is_file():
+        return "(not installed)"
+    code = f"from importlib.metadata import version; print(version('{PACKAGES[name]}'))"
+    return subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=False).stdout.strip()
+
+
+def cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown processor")
+
+
+def table(rows: list[list[str]]) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([lines[0], "|" + " --- |" * len(rows[0]), *lines[1:]]) + "\n"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,121 @@
+"""The work that is timed: synthetic examples of fixed shapes, the same as the peers get, and its floating-point work.
+
+The numbers of mlp, cnn, tiny and lstm are those of the peers' scripts: clients, local steps, batch. There, all
+clients take part in every round, for one epoch. `ragged` has clients of log-normal size, of which a cohort is drawn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+import fedoptax as fx
+from fedoptax.models import functional, logistic, mlp, shakespeare_rnn
+from fedoptax.models.functional import Model
+from fedoptax.models.layers import Conv, flat, max_pool
+
+ALGORITHM = fx.fedadam(client_lr=0.05, server_lr=0.01)  # what the peers run: SGD at the clients, Adam at the server
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a round does."""
+
+    clients: int
+    steps: int
+    batch: int
+    classes: int
+
+
+SHAPES = {
+    "mlp": Shape(25, 38, 32, 10),
+    "cnn": Shape(10, 10, 20, 62),
+    "tiny": Shape(100, 6, 20, 10),
+    "lstm": Shape(10, 10, 4, 90),
+}
+TIME = 80  # characters of a sequence of lstm
+RAGGED_CLIENTS, RAGGED_BATCH = 3400, 20
+
+
+class PlainCNN(nnx.Module):
+    """The EMNIST CNN as the peers have it: without dropout."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.conv1, self.conv2 = Conv(1, 32, 3, rngs=rngs), Conv(32, 64, 3, rngs=rngs)
+        self.dense1, self.dense2 = nnx.Linear(9216, 128, rngs=rngs), nnx.Linear(128, 62, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = flat(max_pool(nnx.relu(self.conv2(nnx.relu(self.conv1(x)))), 2))
+        return self.dense2(nnx.relu(self.dense1(x)))
+
+
+def model_of(name: str) -> Model:
+    image = (28, 28, 1)
+    return {
+        "mlp": lambda: mlp(image, 10),
+        "cnn": lambda: functional(lambda rngs: PlainCNN(rngs)),
+        "tiny": lambda: logistic(image, 10),
+        "lstm": lambda: shakespeare_rnn(),
+    }[name]()
+
+
+def task_of(name: str) -> fx.Task:
+    """The task of a shape; no test examples, as the peers evaluate nothing in the timed rounds."""
+    shape = SHAPES[name]
+    clients = [examples(name, client, shape) for client in range(shape.clients)]
+    return task_on(name, fx.FederatedData.from_clients(clients))
+
+
+def task_on(name: str, data: fx.FederatedData) -> fx.Task:
+    model = model_of(name)
+
+    def loss(params: Any, batch: Any, key: jax.Array) -> jax.Array:
+        x = batch["x"] if name == "lstm" else batch["x"].astype(jnp.float32)
+        losses = optax.softmax_cross_entropy_with_integer_labels(model.apply(params, x, key), batch["y"])
+        return fx.masked_mean(losses.reshape(losses.shape[0], -1).mean(-1), {"mask": batch["mask"]})
+
+    return fx.Task(name, model.init, loss, lambda params, batch: {"none": jnp.zeros(())}, data, None, "none")
+
+
+def examples(name: str, client: int, shape: Shape) -> dict[str, np.ndarray]:
+    rng = np.random.RandomState(client)
+    n = shape.steps * shape.batch
+    if name == "lstm":
+        return {key: rng.randint(0, 90, (n, TIME)).astype(np.int32) for key in ("x", "y")}
+    x = rng.randn(n, 28, 28, 1).astype(np.float32)
+    return {"x": x, "y": rng.randint(0, shape.classes, n).astype(np.int32)}
+
+
+def ragged_sizes(clients: int = RAGGED_CLIENTS, mean: float = 100.0, sigma: float = 1.0, seed: int = 0) -> np.ndarray:
+    """Log-normal numbers of examples with the given mean, at least 1."""
+    draws = np.random.default_rng(seed).lognormal(np.log(mean) - sigma**2 / 2, sigma, clients)
+    return np.maximum(np.round(draws), 1).astype(int)
+
+
+def image_task(name: str, sizes: np.ndarray) -> fx.Task:
+    """`name`'s model on clients of the given sizes; pixels of one byte, so that thousands of clients fit."""
+    rng = np.random.default_rng(0)
+    total = int(sizes.sum())
+    x = rng.integers(0, 256, (total, 28, 28, 1), dtype=np.uint8)
+    y = rng.integers(0, 10, total, dtype=np.int32)
+    return task_on(name, fx.FederatedData({"x": x, "y": y}, np.concatenate([[0], np.cumsum(sizes)])))
+
+
+def flops(name: str) -> float:
+    """Multiplications and additions of a round: forward, and two backward (one in a first layer)."""
+    shape = SHAPES[name]
+    n = shape.clients * shape.steps * shape.batch
+    if name == "lstm":  # per sequence and step of time: input and recurrent weights of both layers, and the output
+        first, rest = 8 * 1024, 256 * 1024 * 3 + 256 * 90
+        return n * TIME * 2.0 * (3 * first + 3 * rest)
+    if name == "cnn":
+        first, rest = 26 * 26 * 9 * 32, 24 * 24 * 288 * 64 + 9216 * 128 + 128 * 62
+    else:
+        first, rest = (784 * 200, 200 * 10) if name == "mlp" else (784 * 10, 0)
+    return n * 2.0 * (2 * first + 3 * rest)

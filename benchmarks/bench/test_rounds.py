@@ -1,0 +1,95 @@
+"""fedoptax's own times, by pytest-benchmark: warm rounds, compilation, peak memory. Called by `make bench`.
+
+    python -m pytest benchmarks/bench/test_rounds.py -k "mlp" --benchmark-json=out.json
+
+A timed call is a whole `fx.run` of some rounds: sampling, gathering, history and all; `rounds_per_call` in the JSON
+says how many. Compilation is timed apart, in the first call.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedoptax as fx
+from bench.shapes import ALGORITHM, RAGGED_BATCH, SHAPES, image_task, ragged_sizes, task_of
+from fedoptax.engine.sampling import cohort_of_round
+
+CALL = 1.0  # seconds that a timed call should take, to average over the machine's moods
+REPEATS = 7
+
+
+def measure(benchmark: Any, call: Callable[[int], fx.RunResult]) -> None:
+    """Times `call(rounds)`, per round, after a first call that compiles."""
+    begun = time.perf_counter()
+    call(1)
+    benchmark.extra_info["first_call_seconds"] = time.perf_counter() - begun
+    begun = time.perf_counter()
+    call(2)
+    rounds = int(np.clip(CALL / ((time.perf_counter() - begun) / 2), 2, 400))
+    benchmark.pedantic(call, args=(rounds,), rounds=REPEATS, warmup_rounds=1)
+    benchmark.extra_info["rounds_per_call"] = rounds
+    benchmark.extra_info["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_shape(benchmark: Any, name: str) -> None:
+    task, shape = task_of(name), SHAPES[name]
+    options = {"cohort_size": shape.clients, "batch_size": shape.batch, "eval_every": 10**6}
+    measure(benchmark, lambda rounds: fx.run(task, ALGORITHM, rounds=rounds, **options))
+
+
+@pytest.mark.parametrize("cohort", [10, 100])
+@pytest.mark.parametrize("kind", ["ragged", "equal"])
+def test_ragged(benchmark: Any, kind: str, cohort: int) -> None:
+    sizes = ragged_sizes()
+    if kind == "equal":
+        sizes = np.full(len(sizes), round(sizes.mean()))
+    task = image_task("mlp", sizes)
+    options = {"cohort_size": cohort, "batch_size": RAGGED_BATCH, "eval_every": 10**6}
+    measure(benchmark, lambda rounds: fx.run(task, ALGORITHM, rounds=rounds, **options))
+    benchmark.extra_info["examples_per_round"] = examples_a_round(
+        sizes, cohort, benchmark.extra_info["rounds_per_call"]
+    )
+
+
+def examples_a_round(sizes: np.ndarray, cohort: int, rounds: int) -> float:
+    """The mean number of examples of the cohorts that a run of seed 0 draws."""
+    import jax
+
+    key = jax.random.key(0)
+    drawn = [sizes[np.asarray(cohort_of_round(key, r, len(sizes), cohort))].sum() for r in range(rounds)]
+    return float(np.mean(drawn))
+
+
+@pytest.mark.parametrize("states", ["device", "host"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
+def test_many_states(benchmark: Any, algorithm: str, states: str) -> None:
+    if algorithm == "fedavg" and states == "host":
+        pytest.skip("FedAvg's clients keep nothing")
+    task = image_task("mlp", np.full(3400, 100))
+    made = fx.ALGORITHMS[algorithm](client_lr=0.05)
+    options = {"cohort_size": 10, "batch_size": 20, "eval_every": 10**6, "client_states": states}
+    measure(benchmark, lambda rounds: fx.run(task, made, rounds=rounds, **options))
+
+
+@pytest.mark.parametrize("clients", [10**3, 10**4, 10**5, 10**6])
+def test_number_of_clients(benchmark: Any, clients: int) -> None:
+    """One example a client, cohort 100: what a round costs when only the federation grows."""
+    task = image_task("tiny", np.ones(clients, int))
+    options = {"cohort_size": 100, "batch_size": 1, "eval_every": 10**6}
+    measure(benchmark, lambda rounds: fx.run(task, ALGORITHM, rounds=rounds, **options))
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedlamb", "fafed"])
+def test_algorithm(benchmark: Any, algorithm: str, name: str) -> None:
+    task, shape = task_of(name), SHAPES[name]
+    made = fx.fedavg(client_lr=0.05) if algorithm == "fedavg" else fx.ALGORITHMS[algorithm](lr=0.01)
+    options = {"cohort_size": shape.clients, "batch_size": shape.batch, "eval_every": 10**6}
+    measure(benchmark, lambda rounds: fx.run(task, made, rounds=rounds, **options))
