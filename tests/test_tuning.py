@@ -18,6 +18,7 @@ from fedoptax.naming import preset
 from fedoptax.search import grid_search
 from fedoptax.selection import Rule, Tried, make_rule
 from fedoptax.tuning import AllDiverged, Tuning, rule_for
+from full_disks import largest_file
 
 TASK = fx.load_task("quadratic", num_clients=8)
 DIGITS = fx.load_task("digits", model="logistic", num_clients=8)
@@ -99,6 +100,23 @@ def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
     assert fx.tune(TASK, "fedadam", same, tmp_path / "broken", **SMALL).best.values == whole.best.values
     with pytest.raises(fx.RunError, match="of another search"):
         fx.tune(TASK, "fedadam", GRID | {"client_lr": [0.3]}, tmp_path / "broken", **SMALL)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Orbax leaves a loop open when it fails
+def test_a_full_disk_is_one_line_and_the_search_goes_on_later(tmp_path: Path) -> None:
+    for size in (100, 1500):  # no file to speak of; all but the checkpoints' arrays
+        with largest_file(size), pytest.raises(fx.RunError, match=r"cannot be written.*File too large") as stopped:
+            fx.tune(TASK, "fedadam", GRID, tmp_path / "full", **SMALL)
+        assert "\n" not in str(stopped.value)
+    again = fx.tune(TASK, "fedadam", GRID, tmp_path / "full", **SMALL)
+    whole = fx.tune(TASK, "fedadam", GRID, tmp_path / "whole", **SMALL)
+    assert [one.score for one in again.tried] == [one.score for one in whole.tried]
+
+
+def test_a_search_of_another_process_is_left_alone(tmp_path: Path) -> None:
+    with storage.locked(tmp_path / "held"), pytest.raises(fx.RunError, match=r"in use by another process$"):
+        fx.tune(TASK, "fedadam", GRID, tmp_path / "held", **SMALL)
+    assert [path.name for path in (tmp_path / "held").iterdir()] == [".lock"]
 
 
 def test_words_and_schedules_stand_in_a_grid(tmp_path: Path) -> None:

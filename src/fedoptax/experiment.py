@@ -32,6 +32,7 @@ from fedoptax.history_parquet import write_parquet
 from fedoptax.interrupt import deferred_interrupt
 from fedoptax.progress import Update, bar
 from fedoptax.record import refuse_another, run_config
+from fedoptax.summary import write_summary
 from fedoptax.task import Task
 from fedoptax.trackers import Tracked, Tracker, as_trackers
 from fedoptax.trackers.told import Told
@@ -255,6 +256,7 @@ def execute(task: Task, built: Program, hypers: Mapping[str, Any], settings: Set
     """Runs a program to the end, to a non-finite state or to Ctrl-C, and writes what is to be written."""
     config = run_config(task, settings, built)
     key = jax.random.key(settings.seed)
+    compiled_before = built.timings["compile"]  # by another run of the same program
     with ExitStack() as stack:
         stop = stack.enter_context(deferred_interrupt())
         existed = settings.out is not None and settings.out.is_dir()
@@ -272,7 +274,7 @@ def execute(task: Task, built: Program, hypers: Mapping[str, Any], settings: Set
             if not existed:  # a new folder is made only now, when nothing can be refused any more
                 stack.enter_context(storage.locked(settings.out, new))
             storage.write_json(settings.out / "config.json", config)
-            _summarise(settings.out, "running", None, history, built)
+            write_summary(settings.out, "running", None, history, 0.0)
             rows_file = HistoryFile(settings.out, history.rows)
             checkpoints = Checkpoints(settings.out, () if new else (done,))
             told.start(Tracked(settings.out, config, done))
@@ -315,7 +317,8 @@ def execute(task: Task, built: Program, hypers: Mapping[str, Any], settings: Set
             checkpoints.save(done, server, clients, rows_file.mark())
             storage.write_params(settings.out / "params.npz", params)
             write_parquet(settings.out / "history.parquet", history.rows)
-            told.end(_summarise(settings.out, status, message, history, built, rows_file.mark()))
+            compiled = built.timings["compile"] - compiled_before
+            told.end(write_summary(settings.out, status, message, history, compiled, rows_file.mark()))
     given = dict(settings.hyperparameters)
     return RunResult(history, params, server, clients, status, message, settings.out, given, number)
 
@@ -385,34 +388,6 @@ def _note(task: Task, history: History) -> str:
     shown = [name for name in (f"test_{task.primary_metric}", "train_loss") if recent.last(name) is not None][:1]
     shown += ["epsilon"] if recent.last("epsilon") is not None else []
     return ", ".join(f"{name} {recent.last(name):.4g}" for name in shown)
-
-
-def _summarise(
-    folder: Path,
-    status: str,
-    message: str | None,
-    history: History,
-    built: Program,
-    mark: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    metrics = [
-        name
-        for name in (history[-1] if len(history) else {})
-        if name in ("train_loss", "epsilon") or name.startswith(("test_", "client_"))
-    ]
-    summary = {
-        "status": status,
-        "message": message,
-        "rounds_done": len(history),
-        "final": {name: history.last(name) for name in metrics},
-        "bytes_down": sum(row["bytes_down"] for row in history),
-        "bytes_up": sum(row["bytes_up"] for row in history),
-        "seconds": sum(row["seconds"] for row in history),
-        "compile_seconds": built.timings["compile"],
-        "history": mark,
-    }
-    storage.write_json(folder / "summary.json", summary)
-    return summary
 
 
 __all__ = ["DivergedError", "Interrupted", "RunResult", "Settings", "execute", "run"]

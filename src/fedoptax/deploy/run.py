@@ -36,6 +36,7 @@ from fedoptax.history import History, Row, finite_or_none
 from fedoptax.history_file import HistoryFile
 from fedoptax.history_parquet import write_parquet
 from fedoptax.record import refuse_another, run_config
+from fedoptax.summary import write_summary
 from fedoptax.task import Task
 from fedoptax.wrapping import WRAPPERS
 
@@ -213,7 +214,7 @@ class Run:
             config["deployment"] = self._resume(config)
         self.experiment = checked_experiment(config["deployment"]["experiment"])
         storage.write_json(self.folder / "config.json", config)
-        self._summarise("running", None)
+        write_summary(self.folder, "running", None, self.history, 0.0)
         self._rows = HistoryFile(self.folder, self.history.rows)
         self._save()
 
@@ -240,27 +241,9 @@ class Run:
             self._save()
             storage.write_params(self.folder / "params.npz", self.algorithm.params(self.server))
             write_parquet(self.folder / "history.parquet", self.history.rows)
-            self._summarise(status, message)
+            write_summary(self.folder, status, message, self.history, 0.0, self._rows.mark())
         finally:
             self._stack.close()
-
-    def _summarise(self, status: str, message: str | None) -> None:
-        rows = self.history.rows
-        last = rows[-1] if rows else {}
-        metrics = [n for n in last if n in ("train_loss", "epsilon") or n.startswith(("test_", "client_"))]
-        storage.write_json(
-            self.folder / "summary.json",
-            {
-                "status": status,
-                "message": message,
-                "rounds_done": len(rows),
-                "final": {name: self.history.last(name) for name in metrics},
-                "bytes_down": sum(row["bytes_down"] for row in rows),
-                "bytes_up": sum(row["bytes_up"] for row in rows),
-                "seconds": sum(row["seconds"] for row in rows),
-                "compile_seconds": 0.0,
-            },
-        )
 
 
 def _check_quorum(limits: Limits, plan: Plan) -> None:
