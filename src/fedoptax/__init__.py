@@ -25,6 +25,7 @@ _HOMES = {
     "fedoptax.engine.evaluation": ("evaluate_clients",),
     "fedoptax.engine.faults": ("Faults",),
     "fedoptax.engine.sweep": ("sweep",),
+    "fedoptax.precision": ("with_compute_dtype",),
     "fedoptax.errors": ("DataError", "RunError", "UsageError"),
     "fedoptax.experiment": ("RunResult", "run"),
     "fedoptax.task": ("Task", "masked_mean"),
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from fedoptax.errors import UsageError as UsageError
     from fedoptax.experiment import RunResult as RunResult
     from fedoptax.experiment import run as run
+    from fedoptax.precision import with_compute_dtype as with_compute_dtype
     from fedoptax.task import Task as Task
     from fedoptax.task import masked_mean as masked_mean
     from fedoptax.tasks import TASKS as TASKS

@@ -32,6 +32,7 @@ TestFraction = Annotated[
     float | None, typer.Option(help="Of --task file:PATH without test examples: the part of each client's kept apart.")
 ]
 ImageSize = Annotated[int | None, typer.Option(help="Of --task file:PATH: side to which images are resized.")]
+ComputeDtype = Annotated[str | None, typer.Option(help="Of gradients: float32 or bfloat16. Default: float32.")]
 NumClients = Annotated[int | None, typer.Option(help="Clients in the federation. Default: the task's.")]
 Devices = Annotated[
     int | None, typer.Option(help="So many devices, of which the cohort shares out the clients' data anew each round.")
@@ -96,6 +97,7 @@ PROBLEM: Shared = {
         "classes": Classes, "shards": Shards, "similarity": Similarity, "sigma": Sigma, "exponent": Exponent,
         "augment": Augment, "client_column": ClientColumn, "label_column": LabelColumn,
         "test_fraction": TestFraction, "image_size": ImageSize, "num_clients": NumClients, "devices": Devices,
+        "compute_dtype": ComputeDtype,
     }.items()},
     "partition_seed": (PartitionSeed, 0),
     "data_dir": (DataDir, None),

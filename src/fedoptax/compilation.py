@@ -12,7 +12,7 @@ def use_cache(least_seconds: float = 0.3) -> None:
     import jax
     import pooch
 
-    if jax.config.read("jax_compilation_cache_dir") is None:
+    if jax.config.values["jax_compilation_cache_dir"] is None:
         jax.config.update("jax_compilation_cache_dir", str(pooch.os_cache("fedoptax") / "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", least_seconds)
     if least_seconds == 0:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from fedoptax.errors import unknown
 from fedoptax.models import MODELS
+from fedoptax.precision import with_compute_dtype
 from fedoptax.task import Task
 from fedoptax.tasks import analytic, images, own, reconstruction, tags, text
 from fedoptax.tasks.division import CENTRAL
@@ -189,6 +190,7 @@ def load_task(
     label_column: str | None = None,
     test_fraction: float | None = None,
     image_size: int | None = None,
+    compute_dtype: str | None = None,
     seed: int = 0,
     data_dir: str | Path | None = None,
 ) -> Task:
@@ -217,6 +219,8 @@ def load_task(
       model: `"logistic"`, `"mlp"`, `"cnn"`, …; None takes the task's default.
       augment: of CIFAR: `"crop"` (24×24, flip, standardise; default for ResNet-18), `"standardize"` or `"none"`.
       client_column, label_column, test_fraction, image_size: of `file:PATH`, see `fedoptax.data.own.load_file`.
+      compute_dtype: `"bfloat16"` computes the training loss and its gradients in it, see `with_compute_dtype`; default
+        `"float32"`.
       seed: of the partition, or of the data where a task draws them.
       data_dir: folder with one subfolder a data set; see `fedoptax.data.location.find_data_dir`.
 
@@ -243,8 +247,9 @@ def load_task(
         label_column,
         test_fraction,
         image_size,
+        compute_dtype,
         seed,
         data_dir,
     )
     check_options(name, recipe, given)
-    return recipe.make(name, recipe, given)
+    return with_compute_dtype(recipe.make(name, recipe, given), compute_dtype or "float32")

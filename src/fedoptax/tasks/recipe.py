@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedoptax.errors import UsageError, unknown
+from fedoptax.precision import DTYPES
 from fedoptax.task import Task
 
 
@@ -34,6 +35,7 @@ class Options(NamedTuple):
     label_column: str | None = None
     test_fraction: float | None = None
     image_size: int | None = None
+    compute_dtype: str | None = None
     seed: int = 0
     data_dir: str | Path | None = None
 
@@ -72,7 +74,7 @@ class Recipe:
 
         of_partitions = {option for name in self.partitions for option in PARTITION_OPTIONS[name]}
         choices = (*(["partition"] if self.partitions else []), *(["model"] if self.models else []))
-        return (*choices, *self.options, *sorted(of_partitions))
+        return (*choices, *self.options, *sorted(of_partitions), "compute_dtype")
 
 
 def check_options(name: str, recipe: Recipe, given: Options) -> None:
@@ -92,6 +94,8 @@ def check_options(name: str, recipe: Recipe, given: Options) -> None:
         unknown(f"partition of task '{name}'", given.partition, recipe.partitions)
     if given.model is not None and given.model not in recipe.models:
         unknown(f"model of task '{name}'", given.model, recipe.models)
+    if given.compute_dtype is not None and given.compute_dtype not in DTYPES:
+        unknown("compute_dtype", given.compute_dtype, DTYPES)
 
 
 def _check_types(given: Options) -> None:
@@ -103,7 +107,7 @@ def _check_types(given: Options) -> None:
             raise UsageError(f"{option}: {value!r} given, allowed is {_KINDS[kind]}")
 
 
-_TEXTS = ("partition", "model", "augment", "client_column", "label_column")
+_TEXTS = ("partition", "model", "augment", "client_column", "label_column", "compute_dtype")
 _NUMBERS = ("alpha", "alpha_fine", "beta", "similarity", "sigma", "exponent", "test_fraction")
 _KINDS = {"text": "a text", "whole": "a whole number within 64 bits", "number": "a finite number"}
 
