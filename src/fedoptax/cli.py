@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from enum import StrEnum
 from importlib import import_module
@@ -14,11 +15,13 @@ import typer
 
 from fedoptax import __version__
 from fedoptax.cli_options import (
+    PROCESSES,
     RUN,
     CheckpointEvery,
     CohortSize,
     DataDir,
     Json,
+    Mesh,
     Model,
     NumClients,
     Rounds,
@@ -30,6 +33,7 @@ from fedoptax.data_cli import app as data_app
 from fedoptax.deploy_cli import deploy_app
 from fedoptax.errors import LONGEST, RunError, Stopped, UsageError, brief
 from fedoptax.interrupt import ended_at_once, terminable
+from fedoptax.supervision import attach, is_worker, leave, loss_of_contact, supervise
 
 app = typer.Typer(
     name="fedoptax",
@@ -75,7 +79,7 @@ def root(
 
 
 @app.command()
-@taking(RUN)
+@taking({**RUN, **PROCESSES})
 def run(
     task: Task = "digits",
     algorithm: Algorithm = "fedadam",
@@ -138,22 +142,24 @@ def tune(
 
 
 @app.command()
+@taking(PROCESSES)
 def resume(
     folder: Annotated[Path, typer.Argument(help="The folder of a run or a comparison.")],
     rounds: Annotated[int | None, typer.Option(help="A new total of rounds, for a run. Default: as begun.")] = None,
     data_dir: DataDir = None,
     checkpoint_every: CheckpointEvery = None,
+    mesh: Mesh = None,
     trust: Annotated[
         bool,
         typer.Option("--trust", help="The folder is your own: follow its links, call the MODULE:FUNCTION it names."),
     ] = False,
+    **options: Any,
 ) -> None:
     """Continue a run or a comparison that was interrupted.
 
     Example: fedoptax resume runs/a
     """
-    commands = load_commands()
-    commands.resume(folder, rounds, data_dir, checkpoint_every, trust)
+    load_commands().resume(folder, rounds, data_dir, checkpoint_every, trust, mesh, options)
 
 
 @app.command()
@@ -223,9 +229,14 @@ def main(arguments: list[str] | None = None) -> None:
 
     Errors are one line.
     """
+    given = sys.argv[1:] if arguments is None else arguments
+    attach()
+    if "--distributed" in given and not is_worker():
+        sys.exit(supervise(given))
     with terminable() as signal:
         status = _status(lambda: app(args=arguments, prog_name="fedoptax", standalone_mode=False))
-        sys.exit(128 + signal() if status == 130 and signal() else status)
+        status = 128 + signal() if status == 130 and signal() else status
+        leave(status) if is_worker() else sys.exit(status)
 
 
 def _status(command: Callable[[], Any]) -> int:
@@ -255,6 +266,11 @@ def _status(command: Callable[[], Any]) -> int:
     except Exception as error:
         if hasattr(error, "format_message"):  # of the argument parser
             return _fail(error.format_message(), 2)
+        if is_worker():  # the others do not know of it, so they are not waited for
+            if os.environ.get("FEDOPTAX_DEBUG"):
+                traceback.print_exc()
+            text = loss_of_contact(error) or f"{type(error).__name__}: {error}"
+            leave(_fail(text, 1), at_once=True)
         if os.environ.get("FEDOPTAX_DEBUG"):
             raise
         text = str(error).strip().splitlines() or [""]
