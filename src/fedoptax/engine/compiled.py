@@ -264,13 +264,10 @@ def _on_mesh(run: Callable[..., Advance], plan: Plan, timings: dict[str, float])
     def with_raw_key(hypers: Any, server: Tree, clients: Tree, data: DeviceData, key: jax.Array, *more: Any) -> Advance:
         return run(hypers, server, clients, data, jax.random.wrap_key_data(key), *more)
 
-    timed = _Timed(jax.jit(over_mesh(with_raw_key, plan.mesh), donate_argnums=(1, 2)), timings)
+    def placed(hypers: Any, server: Tree, clients: Tree, data: DeviceData, key: jax.Array, *more: Any) -> Any:
+        return everywhere((hypers, server, clients, data, jax.random.key_data(key), *more), plan.mesh)
 
-    def advance(hypers: Any, server: Tree, clients: Tree, data: DeviceData, key: jax.Array, *more: Any) -> Advance:
-        raw = jax.random.key_data(key)
-        return timed(*everywhere((hypers, server, clients, data, raw, *more), plan.mesh))
-
-    return advance
+    return _Timed(jax.jit(over_mesh(with_raw_key, plan.mesh), donate_argnums=(1, 2)), timings, placed)
 
 
 _ARGUMENTS = 10  # of `run` in `program`
@@ -279,15 +276,16 @@ _ARGUMENTS = 10  # of `run` in `program`
 class _Timed:
     """A jitted function, compiled at the first call; notes how long that took, apart from the calls themselves."""
 
-    def __init__(self, jitted: Any, timings: dict[str, float]) -> None:
+    def __init__(self, jitted: Any, timings: dict[str, float], placed: Callable[..., Any] | None = None) -> None:
         self.jitted = jitted
-        self._compiled: Any = None
-        self._timings = timings
+        self.compiled: Any = None
+        self._timings, self._placed = timings, placed
 
     def __call__(self, *given: Any) -> Advance:
         args = given if len(given) == _ARGUMENTS else (*given, None)  # one form for all: rates may be left out
-        if self._compiled is None:
+        args = args if self._placed is None else self._placed(*args)
+        if self.compiled is None:
             begun = time.perf_counter()
-            self._compiled = self.jitted.lower(*args).compile()
+            self.compiled = self.jitted.lower(*args).compile()
             self._timings["compile"] = time.perf_counter() - begun
-        return self._compiled(*args)
+        return self.compiled(*args)
