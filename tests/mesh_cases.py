@@ -1,6 +1,6 @@
 """Run with 8 host devices: rounds on meshes of them against one device. Prints what was found as JSON.
 
-Arguments: cases, each ALGORITHM:LOOP:COHORT:DEVICES, or `steps`, which counts local steps.
+Arguments: cases, each ALGORITHM:LOOP:COHORT:DEVICES; or `steps`, which counts local steps; or `lives:FOLDER`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,15 @@ def result(name: str, loop: str, cohort: int, devices: int) -> Any:
     """Everything that a run leaves, as float64 arrays."""
     algorithm, options = ALGORITHMS[name]
     done = fx.run(
-        TASK, algorithm, rounds=ROUNDS, cohort_size=cohort, batch_size=4, seed=3, client_loop=loop, mesh=devices, **options
+        TASK,
+        algorithm,
+        rounds=ROUNDS,
+        cohort_size=cohort,
+        batch_size=4,
+        seed=3,
+        client_loop=loop,
+        mesh=devices,
+        **options,
     )
     columns = {name: done.history.column(name) for name in done.history[-1] if name != "seconds"}
     return jax.tree.map(lambda a: np.asarray(a, np.float64), (done.params, done.state, done.clients.tree, columns))
@@ -83,6 +91,29 @@ def steps() -> dict[str, int]:
     return {"counted": len(counted), "wanted": 1 + 3 + 5}
 
 
+def lives(folder: str) -> dict[str, float]:
+    """How far runs on 4 devices are from each other: states on the host, examples streamed, resumed in between."""
+    options: dict[str, Any] = {"cohort_size": 5, "batch_size": 4, "seed": 3, "mesh": 4}
+    whole = fx.run(TASK, fx.scaffold(0.3), rounds=6, **options).state
+    fx.run(TASK, fx.scaffold(0.3), rounds=3, out=f"{folder}/a", **options)
+    others = {
+        "resumed": fx.run(TASK, fx.scaffold(0.3), rounds=6, resume_from=f"{folder}/a", **options),
+        "host": fx.run(TASK, fx.scaffold(0.3), rounds=6, client_states="host", **options),
+        "stream": fx.run(TASK, fx.scaffold(0.3), rounds=6, examples="stream", **options),
+    }
+
+    def distance(a: Any, b: Any) -> float:
+        return max(float(np.max(np.abs(np.asarray(x) - np.asarray(y)))) for x, y in zip(*map(jax.tree.leaves, (a, b))))
+
+    return {name: distance(whole, other.state) for name, other in others.items()}
+
+
+def found(case: str) -> dict[str, Any]:
+    if case.startswith("lives:"):
+        return lives(case.removeprefix("lives:"))
+    return steps() if case == "steps" else compare(case)
+
+
 if __name__ == "__main__":
     assert jax.device_count() == 8
-    print(json.dumps({case: steps() if case == "steps" else compare(case) for case in sys.argv[1:]}))
+    print(json.dumps({case: found(case) for case in sys.argv[1:]}))

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import fedoptax as fx
-from fedoptax.engine.plan import Plan
 from fedoptax.engine.sharded import choose_mesh, deal, mesh_again
 from fedoptax.record import refuse_another
 from small import small_task
@@ -57,6 +56,12 @@ def test_meshes_give_what_one_device_gives_with_one_all_reduce_a_round() -> None
 
 
 @pytest.mark.long
+def test_wherever_states_and_examples_live_and_however_often_interrupted_the_bits_are_the_same(tmp_path: Path) -> None:
+    found = on_eight([f"lives:{tmp_path}"])
+    assert set(found.pop(f"lives:{tmp_path}").values()) == {0.0}
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["fedadam", "scaffold", "fafed", "median"])
 def test_every_algorithm_on_every_mesh(name: str) -> None:
     check([case for case in LONG if case.startswith(name)])
@@ -77,7 +82,7 @@ def test_no_device_gets_all_the_large_clients() -> None:
 
 
 def test_more_devices_than_there_are_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(fx.UsageError, match=r"mesh: 99 given, allowed is a whole number from 1 to .*host_platform_device"):
+    with pytest.raises(fx.UsageError, match=r"mesh: 99 given, allowed is a whole number from 1 to .*host_platform"):
         fx.run(small_task(), fx.fedavg(0.1), rounds=1, cohort_size=3, mesh=99)
     for wrong in (0, -1, True, 1.0):
         with pytest.raises(fx.UsageError, match="mesh: "):
@@ -87,7 +92,12 @@ def test_more_devices_than_there_are_is_one_clear_line(monkeypatch: pytest.Monke
     assert choose_mesh(None, 3) == 1  # on a CPU
     monkeypatch.setattr(jax, "device_count", lambda: 8)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert (choose_mesh(None, 30), choose_mesh(None, 3), choose_mesh(5, 3), choose_mesh(None, 3, "eager")) == (8, 3, 5, 1)
+    assert (choose_mesh(None, 30), choose_mesh(None, 3), choose_mesh(5, 3), choose_mesh(None, 3, "eager")) == (
+        8,
+        3,
+        5,
+        1,
+    )
     assert (mesh_again(None), mesh_again(8), mesh_again(9)) == (None, 8, None)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     assert choose_mesh(None, 3) == 8 and mesh_again(4) is None
@@ -103,7 +113,3 @@ def test_another_division_among_devices_is_no_other_experiment(tmp_path: Path) -
     refuse_another(tmp_path, {"seed": 1}, there)
     with pytest.raises(fx.RunError, match="its seed is 1, 2 given"):
         refuse_another(tmp_path, there, {"seed": 2})
-
-
-def test_one_device_is_the_plan_that_it_was() -> None:
-    assert Plan(3, None).mesh == 1  # type: ignore[arg-type]

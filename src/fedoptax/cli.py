@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from collections.abc import Callable
 from enum import StrEnum
 from importlib import import_module
@@ -33,7 +32,7 @@ from fedoptax.data_cli import app as data_app
 from fedoptax.deploy_cli import deploy_app
 from fedoptax.errors import LONGEST, RunError, Stopped, UsageError, brief
 from fedoptax.interrupt import ended_at_once, terminable
-from fedoptax.supervision import attach, is_worker, leave, loss_of_contact, supervise
+from fedoptax.supervision import attach, forget_the_others, is_worker, leave, loss_of_contact, supervise
 
 app = typer.Typer(
     name="fedoptax",
@@ -236,7 +235,9 @@ def main(arguments: list[str] | None = None) -> None:
     with terminable() as signal:
         status = _status(lambda: app(args=arguments, prog_name="fedoptax", standalone_mode=False))
         status = 128 + signal() if status == 130 and signal() else status
-        leave(status) if is_worker() else sys.exit(status)
+        if is_worker():
+            leave(status)
+        sys.exit(status)
 
 
 def _status(command: Callable[[], Any]) -> int:
@@ -253,8 +254,10 @@ def _status(command: Callable[[], Any]) -> int:
     except RunError as error:
         return _fail(error, 1)
     except KeyboardInterrupt:
+        forget_the_others()
         return _fail("interrupted", 130)
     except MemoryError:
+        forget_the_others()
         return _fail("not enough memory", 1)
     except SystemExit as stopped:  # other versions of the parser: Ctrl-C (130), and a pipe closed by its reader
         if stopped.code == 130:
@@ -262,15 +265,14 @@ def _status(command: Callable[[], Any]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
+        forget_the_others()
         return _fail(f"'{error.filename}': {error.strerror}" if error.filename else error, 1)
     except Exception as error:
         if hasattr(error, "format_message"):  # of the argument parser
             return _fail(error.format_message(), 2)
-        if is_worker():  # the others do not know of it, so they are not waited for
-            if os.environ.get("FEDOPTAX_DEBUG"):
-                traceback.print_exc()
-            text = loss_of_contact(error) or f"{type(error).__name__}: {error}"
-            leave(_fail(text, 1), at_once=True)
+        forget_the_others()
+        if lost := loss_of_contact(error):
+            return _fail(lost, 1)
         if os.environ.get("FEDOPTAX_DEBUG"):
             raise
         text = str(error).strip().splitlines() or [""]

@@ -236,7 +236,8 @@ def _finish(work: Any, out: Path, name: str) -> RunResult:
     try:
         return work()
     except Interrupted as stop:
-        raise Stopped(f"{stop}; continue with: {again(out, [name])}", stop.result.signal) from None
+        remedy = again(out, [name]) + (" --distributed" if several() else "")
+        raise Stopped(f"{stop}; continue with: {remedy}", stop.result.signal) from None
     except DivergedError as error:
         raise RunError(f"{error} (in {out})") from error
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -290,7 +291,7 @@ def execute(task: Task, built: Program, hypers: Mapping[str, Any], settings: Set
                 task, built, hypers, settings, key, server, clients, examples, done, end
             )
             history.rows += rows
-            agreed(lambda rows=rows: folder.add(rows))
+            agreed(partial(folder.add, rows))
             done += len(rows)
             update(done, _note(task, history))
             if not finite:
@@ -305,7 +306,7 @@ def execute(task: Task, built: Program, hypers: Mapping[str, Any], settings: Set
                 status, message = "interrupted", f"stopped after round {done} of {settings.rounds}"
                 break
             length = max(1, min(MAX_ROUNDS, round(CALL_SECONDS / max(seconds, 1e-6)))) if many_rounds else 1
-            agreed(lambda done=done, server=server: folder.keep(done, server, clients))
+            agreed(partial(folder.keep, done, server, clients))
         number, _ = agree(number or stop(), 0.0)
         if plan.mesh > 1:
             server = here(server)
@@ -363,9 +364,7 @@ def _row(built: Program, settings: Settings, num_clients: int, round: int, colum
     return row | {"bytes_down": cohort_size * built.bytes_down, "bytes_up": answers * built.bytes_up}
 
 
-def _resume(
-    settings: Settings, config: Mapping[str, Any], server: Tree, clients: ClientStates
-) -> tuple[History, Tree]:
+def _resume(settings: Settings, config: Mapping[str, Any], server: Tree, clients: ClientStates) -> tuple[History, Tree]:
     """What was done before, and the server's state after it; `clients` are filled."""
     folder = settings.resume_from
     if folder is None:

@@ -23,6 +23,7 @@ from fedoptax.errors import brief
 _VARIABLE = "FEDOPTAX_WORKER"  # the numbers of the worker's files: output, errors, and the pipe that ends with us
 _FOLDER = "fedoptax: the results are in "
 _STATUS = "fedoptax: ends with status "
+_forgotten: list[bool] = []
 _LOST = re.compile(
     r"gloo|nccl|connection (reset|closed|refused)|broken pipe|unhealthy|coordination service|heartbeat|"
     r"distributed service|Socket closed",
@@ -92,20 +93,23 @@ def note_folder(folder: object) -> None:
 
 def loss_of_contact(error: Exception) -> str | None:
     """The one line about an error, if it says that another process of the run has failed; else None."""
-    import jax
-
-    if not jax.distributed.is_initialized() or not _LOST.search(str(error)):
+    if not is_worker() or not _LOST.search(str(error)):
         return None
     return "another process of this run ended or cannot be reached" + _remedy(_folder_of(_own_log()))
 
 
-def leave(status: int, at_once: bool = False) -> NoReturn:
-    """Ends a worker, in good order with the others, or `at_once` where there is no contact any more."""
+def forget_the_others() -> None:
+    """For an end of which the other processes do not know: they are not waited for, and see the connection close."""
+    _forgotten.append(True)
+
+
+def leave(status: int) -> NoReturn:
+    """Ends a worker, in good order with the others unless `forget_the_others` was called."""
     with suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
         os.write(2, f"{_STATUS}{status}\n".encode())
-    if not at_once and "jax" in sys.modules:
+    if not _forgotten and "jax" in sys.modules:
         import jax
 
         with suppress(RuntimeError, ValueError):
