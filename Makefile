@@ -9,7 +9,7 @@ DEMO_OUT ?= runs/demo
 
 RESULTS ?= benchmarks/results
 
-.PHONY: help setup demo test test-long test-network test-torch test-extras test-fast test-all faults fuzz attacks soak reproductions docs bench bench-peers audit lint format lock clean
+.PHONY: help setup demo test test-long test-distributed test-network test-torch test-extras test-fast test-all faults fuzz attacks soak reproductions docs bench bench-peers audit lint format lock clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/  /'
@@ -31,10 +31,13 @@ test: lint       ## lint, types and tests (about 14 minutes of tests on 2 idle c
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m "not long"
 
 test-long: $(READY) ## every algorithm with its preset on digits and MNIST, the largest tasks (half an hour or so, not measured as a whole; what has no files is skipped)
-	$(BIN)/python -m pytest -q -m long --ignore-glob="tests/test_deploy_*" --ignore-glob="tests/test_torch_*"
+	$(BIN)/python -m pytest -q -m long --ignore-glob="tests/test_deploy_*" --ignore-glob="tests/test_torch_*" --ignore-glob="tests/test_distributed*"
 
 test-network: $(READY) ## real servers and nodes on loopback: rounds, faults, resuming (about 15 minutes; needs no other machine)
 	$(BIN)/python -m pytest -q -m long tests/test_deploy_network.py tests/test_deploy_faults.py tests/test_deploy_resume.py
+
+test-distributed: $(READY) ## runs by two processes: killed, hung, stopped, resumed; and every mesh (about 15 minutes; needs no other machine)
+	$(BIN)/python -m pytest -q -m long tests/test_distributed.py tests/test_sharded.py
 
 test-torch: $(READY) ## the PyTorch clients, alone and on a real network; installs PyTorch (about 5 minutes)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0

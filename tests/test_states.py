@@ -59,7 +59,9 @@ def test_saved_rows_come_back_and_damage_is_noticed(tmp_path: Path, on_disk: boo
 def test_the_place_is_the_fastest_with_room(monkeypatch: pytest.MonkeyPatch) -> None:
     one = {"a": jax.ShapeDtypeStruct((1000,), jnp.float32)}
     memory = host_bytes()
-    monkeypatch.setattr(states.jax, "devices", lambda: [type("Device", (), {"memory_stats": lambda self: None})()])
+    monkeypatch.setattr(
+        states.jax, "local_devices", lambda: [type("Device", (), {"memory_stats": lambda self: None})()]
+    )
     fits = int(states.DEVICE_SHARE * memory) // 4000
     assert choose_place("auto", one, fits) == "device"
     assert choose_place("auto", one, fits + 1) == "host"

@@ -31,6 +31,7 @@ from fedoptax.algorithm import Tree
 from fedoptax.engine.states import ClientStates, OnHost
 from fedoptax.errors import RunError
 from fedoptax.history_file import check_mark
+from fedoptax.processes import several
 
 KEEP = 2
 FORMAT = 1
@@ -207,7 +208,12 @@ def _orbax() -> Any:
     import orbax.checkpoint as ocp  # only here: it is slow to import
 
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # what fails is said in one line, by us
-    return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False))
+    if not several():
+        return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False))
+    # of several processes one alone reads and writes: Orbax would have all of them meet
+    alone = ocp.options.MultiprocessingOptions(0, active_processes={0}, barrier_sync_key_prefix="leader")
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, multiprocessing_options=alone)
+    return ocp.Checkpointer(handler, multiprocessing_options=alone)
 
 
 def _name(i: int) -> str:

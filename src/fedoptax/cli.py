@@ -14,11 +14,13 @@ import typer
 
 from fedoptax import __version__
 from fedoptax.cli_options import (
+    PROCESSES,
     RUN,
     CheckpointEvery,
     CohortSize,
     DataDir,
     Json,
+    Mesh,
     Model,
     NumClients,
     Rounds,
@@ -30,6 +32,7 @@ from fedoptax.data_cli import app as data_app
 from fedoptax.deploy_cli import deploy_app
 from fedoptax.errors import LONGEST, RunError, Stopped, UsageError, brief
 from fedoptax.interrupt import ended_at_once, terminable
+from fedoptax.supervision import attach, forget_the_others, is_worker, leave, loss_of_contact, supervise
 
 app = typer.Typer(
     name="fedoptax",
@@ -75,7 +78,7 @@ def root(
 
 
 @app.command()
-@taking(RUN)
+@taking({**RUN, **PROCESSES})
 def run(
     task: Task = "digits",
     algorithm: Algorithm = "fedadam",
@@ -138,22 +141,24 @@ def tune(
 
 
 @app.command()
+@taking(PROCESSES)
 def resume(
     folder: Annotated[Path, typer.Argument(help="The folder of a run or a comparison.")],
     rounds: Annotated[int | None, typer.Option(help="A new total of rounds, for a run. Default: as begun.")] = None,
     data_dir: DataDir = None,
     checkpoint_every: CheckpointEvery = None,
+    mesh: Mesh = None,
     trust: Annotated[
         bool,
         typer.Option("--trust", help="The folder is your own: follow its links, call the MODULE:FUNCTION it names."),
     ] = False,
+    **options: Any,
 ) -> None:
     """Continue a run or a comparison that was interrupted.
 
     Example: fedoptax resume runs/a
     """
-    commands = load_commands()
-    commands.resume(folder, rounds, data_dir, checkpoint_every, trust)
+    load_commands().resume(folder, rounds, data_dir, checkpoint_every, trust, mesh, options)
 
 
 @app.command()
@@ -223,9 +228,16 @@ def main(arguments: list[str] | None = None) -> None:
 
     Errors are one line.
     """
+    given = sys.argv[1:] if arguments is None else arguments
+    attach()
+    if "--distributed" in given and not is_worker():
+        sys.exit(supervise(given))
     with terminable() as signal:
         status = _status(lambda: app(args=arguments, prog_name="fedoptax", standalone_mode=False))
-        sys.exit(128 + signal() if status == 130 and signal() else status)
+        status = 128 + signal() if status == 130 and signal() else status
+        if is_worker():
+            leave(status)
+        sys.exit(status)
 
 
 def _status(command: Callable[[], Any]) -> int:
@@ -242,8 +254,10 @@ def _status(command: Callable[[], Any]) -> int:
     except RunError as error:
         return _fail(error, 1)
     except KeyboardInterrupt:
+        forget_the_others()
         return _fail("interrupted", 130)
     except MemoryError:
+        forget_the_others()
         return _fail("not enough memory", 1)
     except SystemExit as stopped:  # other versions of the parser: Ctrl-C (130), and a pipe closed by its reader
         if stopped.code == 130:
@@ -251,10 +265,14 @@ def _status(command: Callable[[], Any]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
+        forget_the_others()
         return _fail(f"'{error.filename}': {error.strerror}" if error.filename else error, 1)
     except Exception as error:
         if hasattr(error, "format_message"):  # of the argument parser
             return _fail(error.format_message(), 2)
+        forget_the_others()
+        if lost := loss_of_contact(error):
+            return _fail(lost, 1)
         if os.environ.get("FEDOPTAX_DEBUG"):
             raise
         text = str(error).strip().splitlines() or [""]

@@ -54,6 +54,12 @@ LocalEpochs = Annotated[int | None, typer.Option(help="Passes over its examples 
 LocalSteps = Annotated[int | None, typer.Option(help="Exactly so many local steps a round, instead of epochs.")]
 Weighting = Annotated[str | None, typer.Option(help="examples or uniform. Default: the algorithm's paper's.")]
 EvalEvery = Annotated[int | None, typer.Option(help="Rounds between evaluations. Default: the task's.")]
+ClientLoop = Annotated[
+    str, typer.Option(help="loop (a device's clients one after another), vmap (all at once), or auto: loop on CPU.")
+]
+Mesh = Annotated[
+    int | None, typer.Option(help="Devices that share out each round's cohort. Default: 1 on CPU, else all.")
+]
 ClientStates = Annotated[str, typer.Option(help="Where clients' states live: auto, device, host or disk.")]
 Examples = Annotated[str, typer.Option(help="Where training examples live: auto, device or stream (from disk).")]
 Engine = Annotated[str, typer.Option(help="compiled, or eager (plain Python, same result, to debug).")]
@@ -88,6 +94,18 @@ Out = Annotated[Path | None, typer.Option(help="Folder for the results. Default:
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace earlier results in --out.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]
 
+Distributed = Annotated[
+    bool, typer.Option("--distributed", help="One of several processes of a run, each on its own devices.")
+]
+Coordinator = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="Where process 0 can be reached. Default: as Slurm, MPI ... say."),
+]
+Processes = Annotated[int | None, typer.Option(help="How many processes there are, likewise.")]
+Process = Annotated[int | None, typer.Option(help="The number of this one, from 0, likewise.")]
+Heartbeat = Annotated[int, typer.Option(help="Seconds after which a process that does not answer counts as failed.")]
+Connect = Annotated[int, typer.Option(help="Seconds to wait for all processes at the start.")]
+
 Shared = Mapping[str, tuple[Any, Any]]
 """By name: an option and its default."""
 
@@ -109,6 +127,8 @@ ROUNDS: Shared = {
         "rounds": Rounds, "cohort_size": CohortSize, "batch_size": BatchSize, "local_epochs": LocalEpochs,
         "local_steps": LocalSteps, "weighting": Weighting, "eval_every": EvalEvery,
     }.items()},
+    "client_loop": (ClientLoop, "auto"),
+    "mesh": (Mesh, None),
     "client_states": (ClientStates, "auto"),
     "examples": (Examples, "auto"),
     "engine": (Engine, "compiled"),
@@ -122,6 +142,16 @@ ROUNDS: Shared = {
 
 OUTPUT: Shared = {"track": (Track, None), "out": (Out, None), "overwrite": (Overwrite, False), "json": (Json, False)}
 """Where results go."""
+
+PROCESSES: Shared = {
+    "distributed": (Distributed, False),
+    "coordinator": (Coordinator, None),
+    "processes": (Processes, None),
+    "process": (Process, None),
+    "heartbeat": (Heartbeat, 60),
+    "connect": (Connect, 300),
+}
+"""Of a run by several processes."""
 
 RUN: Shared = {"set_": (Set, None), "preset": (Preset, "tuned"), **ROUNDS, **PROBLEM, **OUTPUT}
 """All that the commands that run something share."""

@@ -13,10 +13,12 @@ from fedoptax.engine.aggregation import as_aggregator
 from fedoptax.engine.faults import parse_faults
 from fedoptax.engine.local import LocalWork
 from fedoptax.engine.plan import Plan, checked_plan
+from fedoptax.engine.sharded import choose_mesh
 from fedoptax.engine.states import PLACES
 from fedoptax.errors import UsageError
 from fedoptax.experiment import check_numbers
 from fedoptax.naming import find_constructor, find_preset, parse_settings, preset
+from fedoptax.processes import leads
 from fedoptax.progress import status
 from fedoptax.task import Task
 from fedoptax.tasks import load_task, recipe_of
@@ -33,6 +35,8 @@ RUN_OPTIONS = (
     "local_steps",
     "weighting",
     "eval_every",
+    "client_loop",
+    "mesh",
     "client_states",
     "examples",
     "engine",
@@ -86,7 +90,8 @@ def with_preset(options: dict[str, Any]) -> dict[str, Any]:
     setting = find_preset(options["task"], options["preset"])
     if setting is None:
         return options
-    print(f"preset: {setting.source}; {setting.convention}", file=sys.stderr)
+    if leads():
+        print(f"preset: {setting.source}; {setting.convention}", file=sys.stderr)
     task = dict(setting.task)
     if options.get("partition") not in (None, task.get("partition")):  # another one: its settings are not the paper's
         of_partition = {"partition", *PARTITION_OPTIONS.get(task.get("partition", ""), ())} - {"num_clients"}
@@ -160,8 +165,15 @@ def _check(task: Task, options: Mapping[str, Any]) -> None:
             raise UsageError(f"{name}: {options[name]!r} given, allowed is one of {', '.join(allowed)}")
     check_numbers(options["rounds"], options["eval_every"], 0)
     work = LocalWork(options["batch_size"], options["local_epochs"], options.get("local_steps"))
-    aggregator = as_aggregator(options["aggregate"])
-    checked_plan(Plan(options["cohort_size"], work, options.get("weighting") or "examples", aggregate=aggregator), task)
+    plan = Plan(
+        options["cohort_size"],
+        work,
+        options.get("weighting") or "examples",
+        options.get("client_loop") or "auto",
+        aggregate=as_aggregator(options["aggregate"]),
+    )
+    checked_plan(plan, task)
+    choose_mesh(options.get("mesh"), plan.cohort_size, options["engine"])
 
 
 def result_folder(out: Path | None, task: str, what: str) -> Path:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json as json_
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fedoptax import storage
+from fedoptax.algorithm import FedAlgorithm
 from fedoptax.checkpoint import rounds_of
 from fedoptax.command_options import (
     RUN_OPTIONS,
@@ -28,14 +30,18 @@ from fedoptax.comparison import Comparison
 from fedoptax.comparison import compare as run_comparison
 from fedoptax.compilation import use_cache
 from fedoptax.engine.faults import COUNTS
+from fedoptax.engine.sharded import mesh_again
 from fedoptax.errors import RunError, Stopped, UsageError
 from fedoptax.experiment import DivergedError, Interrupted, RunResult
 from fedoptax.experiment import run as run_experiment
+from fedoptax.joining import join
 from fedoptax.naming import build
+from fedoptax.processes import agreed, leads, several, shared_value
 from fedoptax.progress import status
 from fedoptax.report import write_report
 from fedoptax.report.searches import load_searches
 from fedoptax.stored import check_config
+from fedoptax.supervision import note_folder
 from fedoptax.task import Task
 from fedoptax.tune_commands import grids_of, show_best, with_searches, write_search_reports
 from fedoptax.tune_commands import resume as resume_search
@@ -44,13 +50,21 @@ from fedoptax.wrapping import wrap_as
 
 def run(**options: Any) -> None:
     """`fedoptax run`."""
+    join(options)
     name = options["algorithm"]
-    options = with_preset(options) | of_texts(options)
-    hyperparameters = start_of([name], options)[name]
-    algorithm = wrap_as(build(name, hyperparameters), options["wrappers"])
-    out = storage.prepare(result_folder(options["out"], options["task"], name), options["overwrite"])
-    task = load(options)
-    run_options = run_options_of(options, task)
+    out = Path(shared_value(str(result_folder(options["out"], options["task"], name))))
+    note_folder(out)
+
+    def prepared() -> tuple[Task, dict[str, Any], FedAlgorithm, dict[str, Any]]:
+        given = with_preset(options) | of_texts(options)
+        hyperparameters = start_of([name], given)[name]
+        algorithm = wrap_as(build(name, hyperparameters), given["wrappers"])
+        if leads():
+            storage.prepare(out, given["overwrite"])
+        task = load(given)
+        return task, hyperparameters, algorithm, run_options_of(given, task)
+
+    task, hyperparameters, algorithm, run_options = agreed(prepared)
     result = _finish(
         lambda: run_experiment(
             task,
@@ -100,8 +114,14 @@ def resume(
     data_dir: Path | None,
     checkpoint_every: float | None = None,
     trust: bool = False,
+    mesh: int | None = None,
+    processes: Mapping[str, Any] | None = None,
 ) -> None:
-    """`fedoptax resume`."""
+    """`fedoptax resume`; `processes` are the options of a run by several."""
+    join(processes or {})
+    if several():
+        _resume_run(folder, rounds, data_dir, checkpoint_every, trust, mesh)
+        return
     if not trust:
         storage.check_plain(folder)
     if (folder / "compare.json").is_file():
@@ -114,34 +134,41 @@ def resume(
             raise RunError(f"'{folder / 'compare.json'}' is damaged: it has the unknown option '{other[0]}'")
         if checkpoint_every is not None:
             comparison.options["checkpoint_every"] = checkpoint_every
+        if mesh is not None:
+            comparison.options["mesh"] = mesh
         _compare(task_of_spec(comparison.task, data_dir), comparison, folder, False)
         return
     if (folder / "tune.json").is_file():
         if rounds is not None:
             raise UsageError("--rounds: given for a search, allowed is for a run only")
-        resume_search(folder, data_dir, trust)
+        resume_search(folder, data_dir, trust, mesh)
         return
-    if not (folder / "config.json").is_file():
-        raise UsageError(f"folder: '{folder}' given, allowed is the folder of a run, a comparison or a search")
-    config = storage.read_json(folder / "config.json")
-    if "deployment" in config:
-        raise UsageError(
-            f"folder: '{folder}' is of a network run; continue it with fedoptax deploy local --resume {folder}"
-        )
-    check_config(folder / "config.json", config)
-    name, hyperparameters = config["algorithm"]["name"], config["algorithm"].get("hyperparameters") or {}
-    check_trust(folder, [name], trust)
-    options = {key: config[key] for key in RUN_OPTIONS if key in config} | {"seed": config["seed"]}
-    spec = {key: value for key, value in config["task"].items() if key != "description"}
-    if rounds is not None:
-        done = max([0, *rounds_of(folder)])
-        if rounds < done:
-            raise UsageError(f"--rounds: {rounds} given, allowed is at least the {done} that are done")
-        options["rounds"] = rounds
+    _resume_run(folder, rounds, data_dir, checkpoint_every, trust, mesh)
+
+
+def _resume_run(
+    folder: Path,
+    rounds: int | None,
+    data_dir: Path | None,
+    checkpoint_every: float | None,
+    trust: bool,
+    mesh: int | None,
+) -> None:
+    """Continues a run; of several processes the first one alone needs the folder, and tells the others what it says."""
+    note_folder(folder)
+    config, options = shared_value(agreed(lambda: _begun(folder, rounds, trust, mesh) if leads() else None))
     if checkpoint_every is not None:
         options["checkpoint_every"] = checkpoint_every
-    task = task_of_spec(spec, data_dir)
-    algorithm = wrap_as(build(name, hyperparameters), options.get("wrappers") or {})
+    name, hyperparameters = config["algorithm"]["name"], config["algorithm"].get("hyperparameters") or {}
+    if not leads():
+        check_trust(folder, [name], trust)
+    spec = {key: value for key, value in config["task"].items() if key != "description"}
+
+    def prepared() -> tuple[Task, FedAlgorithm]:
+        algorithm = wrap_as(build(name, hyperparameters), options.get("wrappers") or {})
+        return task_of_spec(spec, data_dir), algorithm
+
+    task, algorithm = agreed(prepared)
     result = _finish(
         lambda: run_experiment(
             task, algorithm, label=name, hyperparameters=hyperparameters, resume_from=folder, **options
@@ -150,6 +177,29 @@ def resume(
         name,
     )
     _tell(task, result, folder, False)
+
+
+def _begun(folder: Path, rounds: int | None, trust: bool, mesh: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The config of a run to be continued, and the options to do so."""
+    if not trust:
+        storage.check_plain(folder)
+    if not (folder / "config.json").is_file():
+        raise UsageError(f"folder: '{folder}' given, allowed is the folder of a run, a comparison or a search")
+    config = storage.read_json(folder / "config.json")
+    if "deployment" in config:
+        raise UsageError(
+            f"folder: '{folder}' is of a network run; continue it with fedoptax deploy local --resume {folder}"
+        )
+    check_config(folder / "config.json", config)
+    check_trust(folder, [config["algorithm"]["name"]], trust)
+    options = {key: config[key] for key in RUN_OPTIONS if key in config} | {"seed": config["seed"]}
+    options["mesh"] = mesh_again(config.get("mesh")) if mesh is None else mesh
+    if rounds is not None:
+        done = max([0, *rounds_of(folder)])
+        if rounds < done:
+            raise UsageError(f"--rounds: {rounds} given, allowed is at least the {done} that are done")
+        options["rounds"] = rounds
+    return config, options
 
 
 def report(folder: Path, out: Path | None, target: float | None) -> None:
@@ -186,12 +236,15 @@ def _finish(work: Any, out: Path, name: str) -> RunResult:
     try:
         return work()
     except Interrupted as stop:
-        raise Stopped(f"{stop}; continue with: {again(out, [name])}", stop.result.signal) from None
+        remedy = again(out, [name]) + (" --distributed" if several() else "")
+        raise Stopped(f"{stop}; continue with: {remedy}", stop.result.signal) from None
     except DivergedError as error:
         raise RunError(f"{error} (in {out})") from error
 
 
 def _tell(task: Task, result: RunResult, out: Path, json: bool) -> None:
+    if not leads():
+        return
     names = sorted(set(result.history[-1]) - {"round", "seconds"}, key=lambda name: (name.startswith("client_"), name))
     final = {name: result.history.last(name) for name in names}
     if json:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +24,19 @@ from fedoptax.engine.faults import COUNTS, Faults, as_faults
 from fedoptax.engine.local import LocalWork
 from fedoptax.engine.plan import Plan, check_privacy, checked_plan
 from fedoptax.engine.sampling import cohort_of_round
-from fedoptax.engine.states import ClientStates, OnHost, choose_place, make_states
+from fedoptax.engine.sharded import choose_mesh, here
+from fedoptax.engine.states import ClientStates, OnDevice, OnHost, choose_place, make_states
 from fedoptax.engine.stream import Examples, choose_examples, open_examples
 from fedoptax.errors import RunError, UsageError
 from fedoptax.history import History, Row, finite_or_none
-from fedoptax.history_file import HistoryFile
-from fedoptax.history_parquet import write_parquet
 from fedoptax.interrupt import deferred_interrupt
+from fedoptax.processes import agree, agreed, check_same, leads, several, shared, shared_value
 from fedoptax.progress import Update, bar
 from fedoptax.record import refuse_another, run_config
-from fedoptax.summary import write_summary
+from fedoptax.run_folder import RunFolder
+from fedoptax.storage import read_back
 from fedoptax.task import Task
-from fedoptax.trackers import Tracked, Tracker, as_trackers
-from fedoptax.trackers.told import Told
+from fedoptax.trackers import Tracker, as_trackers
 from fedoptax.wrappers.privacy import checked_weighting
 
 NOTED_ROWS = 1000  # of the history that the bar's note looks back
@@ -124,6 +125,7 @@ def run(
     seed: int = 0,
     eval_every: int = 1,
     client_loop: str = "auto",
+    mesh: int | None = None,
     client_states: str = "auto",
     examples: str = "auto",
     engine: str = "compiled",
@@ -155,6 +157,8 @@ def run(
         initialisation and cohorts for every algorithm.
       eval_every: rounds between evaluations on the test examples; the last round is always evaluated.
       client_loop: `"loop"`, `"vmap"` or `"auto"` (see `engine.plan.Plan`).
+      mesh: so many devices share out each round's cohort, with results that are equal to rounding; None is one on a
+        CPU, else all there are, at most one a client. In a program of several processes all devices take part.
       client_states: where clients' states live between rounds: `"device"`, `"host"` or `"disk"` (in `out`, or a
         temporary folder), with the same results; `"auto"` takes the first that has room, or the one of the run that is
         resumed.
@@ -196,37 +200,40 @@ def run(
     failing = as_faults(faults)
     plan = Plan(cohort_size, work, checked_weighting(algorithm, weighting), client_loop)
     plan = checked_plan(replace(plan, faults=failing is not None, aggregate=as_aggregator(aggregate)), task)
+    plan = replace(plan, mesh=choose_mesh(mesh, cohort_size, engine))
     check_privacy(algorithm, plan)
     as_trackers(trackers)
     if trackers and out is None and resume_from is None:
         raise UsageError("trackers: given without out, allowed is with a folder for the run")
     client = jax.eval_shape(lambda key: algorithm.init_client(task.init(key)), jax.random.key(0))
     source = None if resume_from is None else Path(resume_from)
-    if client_states == "auto" and source is not None:
+    if client_states == "auto" and source is not None and not several():
         client_states = storage.read_json(source / "config.json").get("client_states", "auto")
     place = choose_place(client_states, client, task.num_clients)
+    if several() and place != "device":
+        raise UsageError(f"client_states: {place!r} needed with {jax.process_count()} processes, allowed is device")
     resident = choose_examples(examples, task) == "device"
     plan = replace(plan, states="all" if place == "device" else "cohort", examples="all" if resident else "cohort")
     target = source if out is None else Path(out)
     if target is not None and target != source:
-        storage.prepare(target, overwrite)
+        agreed(lambda: storage.prepare(target, overwrite) if leads() else None)
     settings = Settings(
         plan,
         rounds,
         seed,
         eval_every,
         label,
-        target,
-        source,
+        target if leads() else None,
+        source if leads() else None,
         checkpoint_every,
-        progress,
+        progress if leads() else False,
         description,
         place,
         dict(hyperparameters or {}),
         failing,
         dict(wrappers or {}),
         algorithm.epsilon,
-        tuple(trackers),
+        tuple(trackers) if leads() else (),
     )
     if engine == "eager":
         result = execute(task, eager_program(task, algorithm, plan), {}, settings)
@@ -255,46 +262,36 @@ def check_numbers(rounds: Any, eval_every: Any, seed: Any) -> None:
 def execute(task: Task, built: Program, hypers: Mapping[str, Any], settings: Settings) -> RunResult:
     """Runs a program to the end, to a non-finite state or to Ctrl-C, and writes what is to be written."""
     config = run_config(task, settings, built)
+    check_same(read_back(config))
     key = jax.random.key(settings.seed)
-    compiled_before = built.timings["compile"]  # by another run of the same program
     with ExitStack() as stack:
         stop = stack.enter_context(deferred_interrupt())
-        existed = settings.out is not None and settings.out.is_dir()
         new = settings.out != settings.resume_from
-        if settings.out is not None and existed:
-            stack.enter_context(storage.locked(settings.out, new))
+        folder = agreed(lambda: RunFolder(settings.out, new, settings.checkpoint_every, stack))
         server, client = built.start(hypers, key)
         disk = None if settings.out is None else settings.out / "client-states"
         clients = make_states(settings.place, client, task.num_clients, disk)
-        history, done = History(), 0
-        if settings.resume_from is not None:
-            done, history, server = _resume(settings, config, server, clients)
-        checkpoints, told = None, Told(as_trackers(settings.trackers))
-        if settings.out is not None:
-            if not existed:  # a new folder is made only now, when nothing can be refused any more
-                stack.enter_context(storage.locked(settings.out, new))
-            storage.write_json(settings.out / "config.json", config)
-            write_summary(settings.out, "running", None, history, 0.0)
-            rows_file = HistoryFile(settings.out, history.rows)
-            checkpoints = Checkpoints(settings.out, () if new else (done,))
-            told.start(Tracked(settings.out, config, done))
+        history, server = agreed(lambda: _resume(settings, config, server, clients))
+        if several():
+            history, server = History(shared_value(history.rows)), shared(server)
+            clients.put(shared(clients.take(lambda: np.arange(task.num_clients))))
+        done = len(history)
+        agreed(lambda: folder.begin(config, history, built.timings, settings.trackers))
         update = stack.enter_context(
             bar(settings.description or settings.label, settings.rounds, done, settings.progress)
         )
-        examples = open_examples(task, settings.plan.examples, key, settings.plan.cohort_size, settings.rounds)
+        plan = settings.plan
+        examples = open_examples(task, plan.examples, key, plan.cohort_size, settings.rounds, plan.mesh)
         stack.callback(examples.close)
         many_rounds = examples.many_rounds and not isinstance(clients, OnHost)
-        status, message, number = "completed", None, 0
-        saved, length = time.monotonic(), 1
+        status, message, number, length = "completed", None, 0, 1
         while done < settings.rounds:
             end = min(done + length, settings.rounds)
             rows, server, finite, seconds = _advance(
                 task, built, hypers, settings, key, server, clients, examples, done, end
             )
             history.rows += rows
-            if settings.out is not None:
-                rows_file.append(rows)
-                told.rows(rows)
+            agreed(partial(folder.add, rows))
             done += len(rows)
             update(done, _note(task, history))
             if not finite:
@@ -304,21 +301,19 @@ def execute(task: Task, built: Program, hypers: Mapping[str, Any], settings: Set
                     f"finite; the state after round {done} is kept"
                 )
                 break
-            if (number := stop()) and done < settings.rounds:
+            number, seconds = agree(stop(), seconds)
+            if number and done < settings.rounds:
                 status, message = "interrupted", f"stopped after round {done} of {settings.rounds}"
                 break
             length = max(1, min(MAX_ROUNDS, round(CALL_SECONDS / max(seconds, 1e-6)))) if many_rounds else 1
-            if checkpoints and time.monotonic() - saved > settings.checkpoint_every:
-                checkpoints.save(done, server, clients, rows_file.mark())
-                saved = time.monotonic()
-        number = number or stop()
+            agreed(partial(folder.keep, done, server, clients))
+        number, _ = agree(number or stop(), 0.0)
+        if plan.mesh > 1:
+            server = here(server)
+            if isinstance(clients, OnDevice):
+                clients.put(here(clients.tree))
         params = built.params(hypers, server)
-        if checkpoints and settings.out:
-            checkpoints.save(done, server, clients, rows_file.mark())
-            storage.write_params(settings.out / "params.npz", params)
-            write_parquet(settings.out / "history.parquet", history.rows)
-            compiled = built.timings["compile"] - compiled_before
-            told.end(write_summary(settings.out, status, message, history, compiled, rows_file.mark()))
+        agreed(lambda: folder.end(status, message, history, server, clients, params))
     given = dict(settings.hyperparameters)
     return RunResult(history, params, server, clients, status, message, settings.out, given, number)
 
@@ -369,18 +364,18 @@ def _row(built: Program, settings: Settings, num_clients: int, round: int, colum
     return row | {"bytes_down": cohort_size * built.bytes_down, "bytes_up": answers * built.bytes_up}
 
 
-def _resume(
-    settings: Settings, config: Mapping[str, Any], server: Tree, clients: ClientStates
-) -> tuple[int, History, Tree]:
+def _resume(settings: Settings, config: Mapping[str, Any], server: Tree, clients: ClientStates) -> tuple[History, Tree]:
+    """What was done before, and the server's state after it; `clients` are filled."""
     folder = settings.resume_from
-    assert folder is not None
+    if folder is None:
+        return History(), server
     there = storage.read_json(folder / "config.json")
     refuse_another(folder, there, config)
     checkpoints = Checkpoints(folder)
     if not checkpoints.rounds() and storage.read_status(folder) in (None, "running"):
-        return 0, History(), server  # killed before its first checkpoint: begin again
+        return History(), server  # killed before its first checkpoint: begin again
     done, server = checkpoints.restore(server, clients, settings.rounds)
-    return done, History(storage.read_rows(folder, done)), server
+    return History(storage.read_rows(folder, done)), server
 
 
 def _note(task: Task, history: History) -> str:

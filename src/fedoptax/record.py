@@ -49,6 +49,8 @@ def run_config(task: Task, settings: Settings, built: Program) -> dict[str, Any]
         "seed": settings.seed,
         "eval_every": settings.eval_every,
         "client_states": settings.place,
+        **({} if plan.client_loop == "auto" else {"client_loop": plan.client_loop}),
+        **({} if plan.mesh == 1 else {"mesh": plan.mesh}),
         **({"trackers": names} if (names := [t for t in settings.trackers if isinstance(t, str)]) else {}),
         "num_params": built.num_params,
         "bytes": {"down_per_client": built.bytes_down, "up_per_client": built.bytes_up},
@@ -71,9 +73,11 @@ def refuse_another(folder: Path, there: Mapping[str, Any], config: Mapping[str, 
     """Compares the config of a run to be continued with the one that is there.
 
     Raises:
-      RunError: they differ in anything but the total of rounds, the rounds between evaluations and the environment.
+      RunError: they differ in anything but the total of rounds, the rounds between evaluations, the environment, and
+        how the same work is divided among devices.
     """
     wanted, free = read_back(config), {"rounds", "environment", "fedoptax", "eval_every", "client_states", "trackers"}
+    free |= {"client_loop", "mesh"}
     for name in sorted((wanted.keys() | {"faults", "aggregate", "wrappers"}) - free):
         its, given = there.get(name), wanted.get(name)
         if its != given:

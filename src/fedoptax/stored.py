@@ -72,9 +72,11 @@ _NEEDED: dict[str, _Law] = {
 _CONFIG: dict[str, _Law] = {
     "algorithm.hyperparameters": _TABLE,
     "algorithm.reference": _TEXT,
-    **dict.fromkeys(("cohort_size", "batch_size", "local_epochs", "local_steps", "eval_every", "num_params"), _WHOLE),
+    **dict.fromkeys(
+        ("cohort_size", "batch_size", "local_epochs", "local_steps", "eval_every", "num_params", "mesh"), _WHOLE
+    ),
     "weighting": _TEXT,
-    **dict.fromkeys(("client_states", "aggregate"), _TEXT),
+    **dict.fromkeys(("client_states", "aggregate", "client_loop"), _TEXT),
     "faults": _TABLE,
     "wrappers": (_table_of(_TEXT[0]), "an object of texts"),
     "bytes": _TABLE,

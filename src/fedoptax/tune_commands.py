@@ -73,9 +73,11 @@ def tune(**options: Any) -> None:
     carry_on(task, tuning, out, options["json"], new=True)
 
 
-def resume(folder: Path, data_dir: Path | None, trust: bool) -> None:
+def resume(folder: Path, data_dir: Path | None, trust: bool, mesh: int | None = None) -> None:
     """`fedoptax resume` of a search."""
     tuning = Tuning.read(folder)
+    if mesh is not None:
+        tuning = replace(tuning, options=dict(tuning.options) | {"mesh": mesh})
     check_trust(folder, [tuning.algorithm], trust)
     if other := sorted(tuning.options.keys() - RUN_OPTIONS):
         raise RunError(f"'{folder / FILE}' is damaged: it has the unknown option '{other[0]}'")

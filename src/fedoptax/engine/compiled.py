@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedoptax.algorithm import Cohort, FedAlgorithm, Tree, decoded, nbytes
 from fedoptax.engine.evaluation import EvaluationData, column_names, evaluate, evaluation_data
@@ -23,6 +24,7 @@ from fedoptax.engine.guarded import guarded_round_function
 from fedoptax.engine.local import client_batches, task_grad_fn
 from fedoptax.engine.plan import Plan
 from fedoptax.engine.round import round_function
+from fedoptax.engine.sharded import everywhere, over_mesh
 from fedoptax.errors import UsageError
 from fedoptax.task import Task
 
@@ -55,14 +57,24 @@ class Advance(NamedTuple):
 @lru_cache(maxsize=4)
 def device_data(task: Task) -> DeviceData:
     """The task's arrays on the device, put there once."""
+    return _data(task, jnp.asarray)
+
+
+@lru_cache(maxsize=4)
+def mesh_data(task: Task, devices: int) -> DeviceData:
+    """The same, whole on each of so many devices."""
+    return _data(task, lambda array: everywhere(array, devices))
+
+
+def _data(task: Task, put: Callable[[Any], jax.Array]) -> DeviceData:
     total = int(task.clients.offsets[-1])
     if total >= 2**31:
         raise UsageError(f"task '{task.name}': {total} examples given, allowed is fewer than 2^31")
     return DeviceData(
-        {name: jnp.asarray(array) for name, array in task.clients.examples.items()},
-        jnp.asarray(task.clients.offsets[:-1], jnp.int32),
-        jnp.asarray(task.clients.sizes, jnp.int32),
-        evaluation_data(task),
+        {name: put(array) for name, array in task.clients.examples.items()},
+        put(np.asarray(task.clients.offsets[:-1], np.int32)),
+        put(np.asarray(task.clients.sizes, np.int32)),
+        jax.tree.map(put, evaluation_data(task)),
     )
 
 
@@ -195,7 +207,7 @@ def _program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple
     down, up = _message_bytes(task, make_algorithm, plan, shapes)
     size = sum(a.size for a in jax.tree.leaves(init_params))
     timings = {"compile": 0.0}
-    advance = _Timed(jax.jit(run, donate_argnums=(1, 2)), timings)
+    advance = _Timed(jax.jit(run, donate_argnums=(1, 2)), timings) if plan.mesh == 1 else _on_mesh(run, plan, timings)
     return Program(start, advance, params_of, down, up, size, timings)
 
 
@@ -246,21 +258,34 @@ def _check_same_form(what: str, old: Tree, new: Tree) -> None:
             )
 
 
+def _on_mesh(run: Callable[..., Advance], plan: Plan, timings: dict[str, float]) -> Callable[..., Advance]:
+    """`run` for a mesh of devices: arguments and results lie whole on each of them."""
+
+    def with_raw_key(hypers: Any, server: Tree, clients: Tree, data: DeviceData, key: jax.Array, *more: Any) -> Advance:
+        return run(hypers, server, clients, data, jax.random.wrap_key_data(key), *more)
+
+    def placed(hypers: Any, server: Tree, clients: Tree, data: DeviceData, key: jax.Array, *more: Any) -> Any:
+        return everywhere((hypers, server, clients, data, jax.random.key_data(key), *more), plan.mesh)
+
+    return _Timed(jax.jit(over_mesh(with_raw_key, plan.mesh), donate_argnums=(1, 2)), timings, placed)
+
+
 _ARGUMENTS = 10  # of `run` in `program`
 
 
 class _Timed:
     """A jitted function, compiled at the first call; notes how long that took, apart from the calls themselves."""
 
-    def __init__(self, jitted: Any, timings: dict[str, float]) -> None:
+    def __init__(self, jitted: Any, timings: dict[str, float], placed: Callable[..., Any] | None = None) -> None:
         self.jitted = jitted
-        self._compiled: Any = None
-        self._timings = timings
+        self.compiled: Any = None
+        self._timings, self._placed = timings, placed
 
     def __call__(self, *given: Any) -> Advance:
         args = given if len(given) == _ARGUMENTS else (*given, None)  # one form for all: rates may be left out
-        if self._compiled is None:
+        args = args if self._placed is None else self._placed(*args)
+        if self.compiled is None:
             begun = time.perf_counter()
-            self._compiled = self.jitted.lower(*args).compile()
+            self.compiled = self.jitted.lower(*args).compile()
             self._timings["compile"] = time.perf_counter() - begun
-        return self._compiled(*args)
+        return self.compiled(*args)

@@ -27,6 +27,7 @@ from fedoptax.engine.local import local_steps_of
 from fedoptax.engine.plan import Plan
 from fedoptax.engine.round import all_finite, client_work, holds_all, row_of, runs_in_turn, upload_weights
 from fedoptax.engine.sampling import cohort_of_round, round_key
+from fedoptax.engine.sharded import largest_first, mapped_over
 from fedoptax.task import Task
 
 if TYPE_CHECKING:
@@ -57,6 +58,9 @@ def guarded_round_function(
     ) -> tuple[Tree, Tree, jax.Array, jax.Array, dict[str, jax.Array]]:
         cohort = cohort_of_round(key, round, task.num_clients, plan.cohort_size)
         places = cohort if holds_all(plan, task) else jnp.arange(plan.cohort_size)
+        rows = cohort if plan.states == "all" else jnp.arange(plan.cohort_size)
+        if plan.mesh > 1:
+            cohort, places, rows = largest_first(data.sizes[places], cohort, places, rows)
         sizes = data.sizes[places]
         fate = fate_of_round(rates, key, round, cohort, local_steps_of(sizes, plan.work))
         message = algorithm.broadcast(server)
@@ -78,11 +82,14 @@ def guarded_round_function(
             state = jax.tree.map(lambda new, old: jnp.where(sound, new, old), new_state, state)
             return upload, loss, sound, state
 
-        run = _one_after_another if runs_in_turn(plan) else _all_at_once
-        rows = cohort if plan.states == "all" else jnp.arange(plan.cohort_size)
         before = row_of(clients, rows)
         weights = upload_weights(plan.weighting, sizes)
-        taken, clients = run(one, (cohort, places, fate), rows, weights, clients, plan.aggregate)
+        given = ((cohort, places, fate), rows, weights, clients, plan.aggregate)
+        if runs_in_turn(plan) and plan.mesh == 1:
+            taken, clients = _one_after_another(one, *given)
+        else:
+            mapped = mapped_over(plan.mesh, one, runs_in_turn(plan)) if plan.mesh > 1 else jax.vmap(one)
+            taken, clients = _all_at_once(mapped, *given)
         count = jnp.sum(taken.present)
         enough = (count >= plan.aggregate.least) & (taken.weight > 0)
         new_server = algorithm.server_update(server, taken.upload, Cohort(count, task.num_clients))
@@ -134,9 +141,10 @@ def _one_after_another(
 
 
 def _all_at_once(
-    one: Callable, cohort: Tree, rows: jax.Array, weights: jax.Array, clients: Tree, aggregator: Aggregator
+    mapped: Callable, cohort: Tree, rows: jax.Array, weights: jax.Array, clients: Tree, aggregator: Aggregator
 ) -> tuple[Taken, Tree]:
-    uploads, losses, present, states = jax.vmap(one)(cohort, row_of(clients, rows))
+    """`mapped` runs all clients of a stacked cohort and gives their results stacked."""
+    uploads, losses, present, states = mapped(cohort, row_of(clients, rows))
     clients = jax.tree.map(lambda all_, new: all_.at[rows].set(new), clients, states)
     upload = aggregator.combine(uploads, weights, present)
     loss: Any = MEAN.combine(losses, weights, present)

@@ -20,4 +20,4 @@ def host_bytes() -> int:
 
 def device_bytes() -> int:
     """Memory of the first device, in bytes; of the host where the device has none of its own."""
-    return (jax.devices()[0].memory_stats() or {}).get("bytes_limit", host_bytes())
+    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", host_bytes())

@@ -30,6 +30,7 @@ class Plan:
       examples: likewise, whose training examples.
       faults: whether clients may fail (how often is an argument of the program, see `engine.faults`).
       aggregate: how the uploads become one.
+      mesh: so many devices share out the cohort (see `engine.sharded`).
     """
 
     cohort_size: int
@@ -40,6 +41,7 @@ class Plan:
     examples: str = "all"
     faults: bool = False
     aggregate: Aggregator = MEAN
+    mesh: int = 1
 
     @property
     def guarded(self) -> bool:

@@ -20,6 +20,7 @@ from fedoptax.algorithm import (
 from fedoptax.engine.local import client_batches, task_grad_fn
 from fedoptax.engine.plan import Plan
 from fedoptax.engine.sampling import cohort_of_round, round_key
+from fedoptax.engine.sharded import Runner, largest_first, summed_over
 from fedoptax.task import Task
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ def round_function(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Callable[
     ) -> tuple[Tree, Tree, jax.Array, jax.Array]:
         cohort = cohort_of_round(key, round, task.num_clients, plan.cohort_size)
         places = cohort if holds_all(plan, task) else jnp.arange(plan.cohort_size)
+        rows = cohort if plan.states == "all" else jnp.arange(plan.cohort_size)
+        if plan.mesh > 1:
+            cohort, places, rows = largest_first(data.sizes[places], cohort, places, rows)
         weights = upload_weights(plan.weighting, data.sizes[places])
         message = algorithm.broadcast(server)
         client_keys = round_key(key, round)
@@ -49,10 +53,10 @@ def round_function(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Callable[
             upload, state, loss = work(message, data, client_keys, *client, state)
             return (upload, loss), state
 
-        run = _one_after_another if runs_in_turn(plan) else _all_at_once
-        rows = cohort if plan.states == "all" else jnp.arange(plan.cohort_size)
         before = row_of(clients, rows)
-        (upload, loss), clients = run(one, (cohort, places), rows, weights, clients)
+        like = jax.eval_shape(lambda: one(row_of((cohort, places), 0), row_of(before, 0)))[0]
+        total, clients = _runner(plan)(one, (cohort, places), rows, weights, clients)
+        upload, loss = accumulate_result(total, like)
         new_server = algorithm.server_update(server, upload, cohort_info)
         finite = jnp.isfinite(loss) & all_finite(new_server)
         server = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new_server, server)
@@ -116,6 +120,11 @@ def row_of(tree: Tree, i: Any) -> Tree:
     return jax.tree.map(lambda a: a[i], tree)
 
 
+def _runner(plan: Plan) -> Runner:
+    own = _one_after_another if runs_in_turn(plan) else _all_at_once
+    return summed_over(plan.mesh, own) if plan.mesh > 1 else own
+
+
 def _one_after_another(
     one: Callable, cohort: Tree, rows: jax.Array, weights: jax.Array, clients: Tree
 ) -> tuple[Tree, Tree]:
@@ -127,14 +136,11 @@ def _one_after_another(
         clients = jax.tree.map(lambda all_, new: all_.at[rows[j]].set(new), clients, state)
         return accumulate(total, weights[j], upload), clients
 
-    total, clients = jax.lax.fori_loop(0, rows.shape[0], body, (accumulate_zero(like), clients))
-    return accumulate_result(total, like), clients
+    return jax.lax.fori_loop(0, rows.shape[0], body, (accumulate_zero(like), clients))
 
 
 def _all_at_once(one: Callable, cohort: Tree, rows: jax.Array, weights: jax.Array, clients: Tree) -> tuple[Tree, Tree]:
     uploads, states = jax.vmap(one)(cohort, row_of(clients, rows))
     clients = jax.tree.map(lambda all_, new: all_.at[rows].set(new), clients, states)
-    like = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), uploads)
-    zero = accumulate_zero(uploads)
-    weighted = jax.vmap(accumulate)(zero, weights, uploads)
-    return accumulate_result(jax.tree.map(lambda a: jnp.sum(a, axis=0), weighted), like), clients
+    weighted = jax.vmap(accumulate)(accumulate_zero(uploads), weights, uploads)
+    return jax.tree.map(lambda a: jnp.sum(a, axis=0), weighted), clients

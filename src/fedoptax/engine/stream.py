@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedoptax.engine.compiled import DeviceData, device_data
+from fedoptax.engine.compiled import DeviceData, device_data, mesh_data
 from fedoptax.engine.evaluation import evaluation_data
 from fedoptax.engine.memory import device_bytes
 from fedoptax.engine.sampling import cohort_of_round
@@ -25,16 +25,16 @@ DEVICE_SHARE = 0.25  # of the device's memory, at most, for training examples
 
 
 class Resident:
-    """All examples on the device; a call may advance many rounds."""
+    """All examples on the device, or on each of so many; a call may advance many rounds."""
 
     many_rounds = True
 
-    def __init__(self, task: Task) -> None:
-        self._task = task
+    def __init__(self, task: Task, devices: int = 1) -> None:
+        self._task, self._devices = task, devices
 
     def of(self, round: int) -> DeviceData:
         """What the program reads in the rounds from `round` on."""
-        return device_data(self._task)
+        return device_data(self._task) if self._devices == 1 else mesh_data(self._task, self._devices)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -112,6 +112,8 @@ def choose_examples(choice: str, task: Task) -> str:
     return "device" if wanted <= DEVICE_SHARE * device_bytes() else "stream"
 
 
-def open_examples(task: Task, examples: str, key: jax.Array, cohort_size: int, rounds: int) -> Examples:
-    """The task's examples for a run: `examples` is `"all"` (on the device) or `"cohort"`, as in `Plan`."""
-    return Resident(task) if examples == "all" else Streamed(task, key, cohort_size, rounds)
+def open_examples(
+    task: Task, examples: str, key: jax.Array, cohort_size: int, rounds: int, devices: int = 1
+) -> Examples:
+    """The task's examples for a run: `examples` is `"all"` (on the devices) or `"cohort"`, as in `Plan`."""
+    return Resident(task, devices) if examples == "all" else Streamed(task, key, cohort_size, rounds)

@@ -1,0 +1,199 @@
+"""A round's cohort dealt out over a mesh of devices: each runs its share of the clients, one all-reduce makes the mean.
+
+Every device runs the same program on the same arguments: data, server and all client states lie whole on each, and the
+server's update and the evaluation are done by each. They differ in the clients they train. Those are dealt like cards,
+largest first and back and forth, so that no device gets all the large ones. Where the cohort is no multiple of the
+devices some places are padding, which does no work.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from fedoptax.algorithm import Tree
+from fedoptax.errors import UsageError
+
+AXIS = "clients"
+WHOLE = PartitionSpec()
+
+Runner = Callable[[Callable, Tree, jax.Array, jax.Array, Tree], tuple[Tree, Tree]]
+"""`(one, cohort, rows, weights, clients) -> (Σ weights·uploads, clients)`: runs the clients of a round."""
+
+
+def choose_mesh(mesh: int | None, cohort_size: int, engine: str = "compiled") -> int:
+    """The number of devices over which a round's cohort is split.
+
+    None is one on a CPU, whose cores XLA uses anyway, and elsewhere all devices, at most one a client. A program of
+    several processes always uses all their devices. The eager engine uses one.
+
+    Raises:
+      UsageError: more than there are, fewer than 1, or several with the eager engine.
+    """
+    there, processes = jax.device_count(), jax.process_count()
+    if engine == "eager":
+        if processes > 1:
+            raise UsageError(f"engine: 'eager' given with {processes} processes, allowed is compiled")
+        if mesh not in (None, 1):
+            raise UsageError(f"mesh: {mesh!r} given with the engine eager, allowed is 1")
+        return 1
+    if processes > 1:
+        if mesh not in (None, there):
+            raise UsageError(f"mesh: {mesh!r} given with {processes} processes, allowed is {there}, all their devices")
+        return there
+    if mesh is None:
+        return 1 if jax.default_backend() == "cpu" else min(there, cohort_size)
+    if not isinstance(mesh, int) or isinstance(mesh, bool) or not 1 <= mesh <= there:
+        hint = ""
+        if jax.default_backend() == "cpu":
+            hint = "; XLA_FLAGS=--xla_force_host_platform_device_count=N in the environment makes N of a CPU"
+        raise UsageError(f"mesh: {mesh!r} given, allowed is a whole number from 1 to {there}, the devices there{hint}")
+    return mesh
+
+
+def mesh_again(mesh: int | None) -> int | None:
+    """For a run that was begun on `mesh` devices: as many again where they are there, else as `choose_mesh` does."""
+    return mesh if mesh is not None and mesh <= jax.device_count() and jax.process_count() == 1 else None
+
+
+@lru_cache
+def mesh_of(devices: int) -> Mesh:
+    """The first so many devices in a row."""
+    return Mesh(np.array(jax.devices()[:devices]), (AXIS,))
+
+
+def whole(devices: int) -> NamedSharding:
+    """What lies whole on each of so many devices."""
+    return NamedSharding(mesh_of(devices), WHOLE)
+
+
+def everywhere(tree: Tree, devices: int) -> Tree:
+    """The arrays of `tree`, the same in every process, whole on each of the devices; what is there already stays."""
+    place = whole(devices)
+
+    def put(a: Any) -> jax.Array:
+        if isinstance(a, jax.Array) and a.sharding == place:
+            return a
+        host = np.asarray(a)
+        host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)
+        return jax.make_array_from_callback(host.shape, place, lambda index: host[index])
+
+    return jax.tree.map(put, tree)
+
+
+def here(tree: Tree) -> Tree:
+    """The arrays of `tree`, which lie whole on many devices, on this process's first device alone."""
+    return jax.tree.map(lambda a: jnp.asarray(np.asarray(a)), tree)
+
+
+def largest_first(sizes: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """Arrays over a cohort in the order of its clients' sizes, the largest first."""
+    order = jnp.argsort(-sizes, stable=True)
+    return tuple(a[order] for a in arrays)
+
+
+def deal(size: int, devices: int) -> tuple[np.ndarray, np.ndarray]:
+    """Who gets which place when 0…size−1 are dealt out back and forth, as if they were cards.
+
+    Returns:
+      For each device and each of its ⌈size/devices⌉ places the number that gets it, int (devices, places); it is ≥ size
+      for padding. And for each of 0…size−1 its place, counted device after device, int (size,).
+    """
+    turns = np.arange(math.ceil(size / devices) * devices).reshape(-1, devices)
+    turns[1::2] = turns[1::2, ::-1].copy()
+    return turns.T, np.argsort(turns.T.reshape(-1))[:size]
+
+
+def over_mesh(program: Callable[..., Tree], devices: int) -> Callable[..., Tree]:
+    """`program` on every device, in which `summed_over` and `mapped_over` may be used."""
+    # check_vma would have gradients by parameters, which are the same everywhere, summed over all devices
+    return jax.shard_map(program, mesh=mesh_of(devices), in_specs=WHOLE, out_specs=WHOLE, check_vma=False)
+
+
+def summed_over(devices: int, inner: Runner) -> Runner:
+    """`inner` on every device for the clients dealt to it; the sums are added up by one all-reduce."""
+
+    def run(one: Callable, cohort: Tree, rows: jax.Array, weights: jax.Array, clients: Tree) -> tuple[Tree, Tree]:
+        chosen, real, places = _share(rows.shape[0], devices)
+        mine = _unless_padding(one, rows.shape[0] % devices > 0)
+        own = jnp.where(real, weights[chosen], 0)
+        total, states = inner(mine, (_rows(cohort, chosen), real), _count(real), own, _rows(clients, rows[chosen]))
+        states = _rows(_all_gathered(states), places)
+        return _all_reduced(total), jax.tree.map(lambda all_, new: all_.at[rows].set(new), clients, states)
+
+    return run
+
+
+def mapped_over(devices: int, one: Callable, in_turn: bool) -> Callable[[Tree, Tree], Tree]:
+    """As `jax.vmap(one)` over clients and their states, each device doing its share; every device gets all results."""
+
+    def run(cohort: Tree, states: Tree) -> Tree:
+        size = jax.tree.leaves(cohort)[0].shape[0]
+        chosen, real, places = _share(size, devices)
+        mine, own = _unless_padding(one, size % devices > 0), ((_rows(cohort, chosen), real), _rows(states, chosen))
+        done = jax.lax.map(lambda both: mine(*both), own) if in_turn else jax.vmap(mine)(*own)
+        return _rows(_all_gathered(done), places)
+
+    return run
+
+
+def _share(size: int, devices: int) -> tuple[jax.Array, jax.Array, np.ndarray]:
+    """Who of 0…size−1 is on this device, and whether the place is no padding; and everyone's place, see `deal`."""
+    numbers, places = deal(size, devices)
+    own = jnp.asarray(numbers)[jax.lax.axis_index(AXIS)]
+    return jnp.minimum(own, size - 1), own < size, places
+
+
+def _unless_padding(one: Callable, padded: bool) -> Callable:
+    """`one` of `((client, real), state)`, which does nothing where `real` is False: its results are zeros then."""
+    if not padded:
+        return lambda both, state: one(both[0], state)
+
+    def mine(both: tuple[Tree, jax.Array], state: Tree) -> Tree:
+        client, real = both
+        form = jax.eval_shape(one, client, state)
+        zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), form)
+        return jax.lax.cond(real, lambda: one(client, state), lambda: zeros)
+
+    return mine
+
+
+def _all_reduced(tree: Tree) -> Tree:
+    """The sum of `tree` over all devices."""
+    return _in_one(lambda vector: jax.lax.psum(vector, AXIS), tree, 0)
+
+
+def _all_gathered(tree: Tree) -> Tree:
+    """The rows of all devices, device after device."""
+    return _in_one(lambda rows: jax.lax.all_gather(rows, AXIS, tiled=True), tree, 1)
+
+
+def _in_one(operation: Callable[[jax.Array], jax.Array], tree: Tree, kept: int) -> Tree:
+    """An operation on all leaves of `tree`, joined to one array a dtype so that one message carries them all.
+
+    The leaves have `kept` leading axes in common, which stay.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    done: dict[int, jax.Array] = {}
+    for dtype in dict.fromkeys(leaf.dtype for leaf in leaves):
+        own = [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype]
+        flat = [leaves[i].reshape(*leaves[i].shape[:kept], -1) for i in own]
+        joined = operation(jnp.concatenate(flat, axis=kept))
+        parts = jnp.split(joined, np.cumsum([a.shape[kept] for a in flat])[:-1], axis=kept)
+        done |= {i: a.reshape(*a.shape[:kept], *leaves[i].shape[kept:]) for i, a in zip(own, parts)}
+    return jax.tree.unflatten(structure, [done[i] for i in range(len(leaves))])
+
+
+def _count(array: jax.Array) -> jax.Array:
+    return jnp.arange(array.shape[0])
+
+
+def _rows(tree: Tree, rows: Any) -> Tree:
+    return jax.tree.map(lambda a: a[rows], tree)

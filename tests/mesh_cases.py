@@ -1,0 +1,119 @@
+"""Run with 8 host devices: rounds on meshes of them against one device. Prints what was found as JSON.
+
+Arguments: cases, each ALGORITHM:LOOP:COHORT:DEVICES; or `steps`, which counts local steps; or `lives:FOLDER`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from functools import lru_cache
+from typing import Any
+
+import jax
+import numpy as np
+
+import fedoptax as fx
+from fedoptax.engine.aggregation import as_aggregator
+from fedoptax.engine.compiled import Fixed, program
+from fedoptax.engine.local import LocalWork
+from fedoptax.engine.plan import Plan
+from small import masked_loss, small_task
+
+ALGORITHMS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "fedadam": (fx.fedadam(0.3, 0.1), {}),
+    "scaffold": (fx.scaffold(0.3), {}),
+    "fafed": (fx.fafed(0.1), {}),
+    "median": (fx.scaffold(0.3), {"aggregate": "median", "faults": {"dropout": 0.3}}),
+}
+TASK = small_task(test=None)
+ROUNDS = 4
+
+
+@lru_cache
+def result(name: str, loop: str, cohort: int, devices: int) -> Any:
+    """Everything that a run leaves, as float64 arrays."""
+    algorithm, options = ALGORITHMS[name]
+    done = fx.run(
+        TASK,
+        algorithm,
+        rounds=ROUNDS,
+        cohort_size=cohort,
+        batch_size=4,
+        seed=3,
+        client_loop=loop,
+        mesh=devices,
+        **options,
+    )
+    columns = {name: done.history.column(name) for name in done.history[-1] if name != "seconds"}
+    return jax.tree.map(lambda a: np.asarray(a, np.float64), (done.params, done.state, done.clients.tree, columns))
+
+
+def collectives(name: str, loop: str, cohort: int, devices: int) -> dict[str, int]:
+    """How many of each kind are in the compiled program (made already, as the same arguments give the same one)."""
+    algorithm, options = ALGORITHMS[name]
+    plan = Plan(cohort, LocalWork(4), algorithm.weighting, loop, mesh=devices)
+    if options:
+        plan = Plan(
+            cohort, LocalWork(4), algorithm.weighting, loop,
+            faults=True, aggregate=as_aggregator(options["aggregate"]), mesh=devices,
+        )  # fmt: skip
+    compiled: Any = program(TASK, Fixed(algorithm), plan).advance
+    text = compiled.compiled.as_text()
+    kinds = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")
+    return {kind: len(re.findall(rf" {kind}(?:-start)?\(", text)) for kind in kinds}
+
+
+def compare(case: str) -> dict[str, Any]:
+    name, loop, cohort, devices = case.split(":")
+    alone, many = (result(name, loop, int(cohort), d) for d in (1, int(devices)))
+    worst = jax.tree.map(lambda a, b: float(np.max(np.abs(a - b) / (1 + np.abs(a)), initial=0)), alone, many)
+    moved = float(np.max(np.abs(jax.tree.leaves(alone[0])[0] - np.asarray(jax.tree.leaves(TASK.init(None))[0]))))
+    return {
+        "worst": max(jax.tree.leaves(worst)),
+        "moved": moved,
+        **collectives(name, loop, int(cohort), int(devices)),
+    }
+
+
+def steps() -> dict[str, int]:
+    """Local steps of a cohort of 3 on 2 devices: as counted, and as there should be."""
+    counted: list[int] = []
+
+    def loss(params: Any, batch: Any, key: jax.Array) -> jax.Array:
+        jax.debug.callback(lambda: counted.append(1))
+        return masked_loss(params, batch, key)
+
+    task = small_task(loss, sizes=(4, 9, 17), test=None)
+    fx.run(task, fx.fedavg(0.1), rounds=1, cohort_size=3, batch_size=4, client_loop="loop", mesh=2)
+    jax.effects_barrier()
+    return {"counted": len(counted), "wanted": 1 + 3 + 5}
+
+
+def lives(folder: str) -> dict[str, float]:
+    """How far runs on 4 devices are from each other: states on the host, examples streamed, resumed in between."""
+    options: dict[str, Any] = {"cohort_size": 5, "batch_size": 4, "seed": 3, "mesh": 4}
+    whole = fx.run(TASK, fx.scaffold(0.3), rounds=6, **options).state
+    fx.run(TASK, fx.scaffold(0.3), rounds=3, out=f"{folder}/a", **options)
+    others = {
+        "resumed": fx.run(TASK, fx.scaffold(0.3), rounds=6, resume_from=f"{folder}/a", **options),
+        "host": fx.run(TASK, fx.scaffold(0.3), rounds=6, client_states="host", **options),
+        "stream": fx.run(TASK, fx.scaffold(0.3), rounds=6, examples="stream", **options),
+    }
+
+    def distance(a: Any, b: Any) -> float:
+        return max(float(np.max(np.abs(np.asarray(x) - np.asarray(y)))) for x, y in zip(*map(jax.tree.leaves, (a, b))))
+
+    return {name: distance(whole, other.state) for name, other in others.items()}
+
+
+def found(case: str) -> dict[str, Any]:
+    if case.startswith("lives:"):
+        return lives(case.removeprefix("lives:"))
+    return steps() if case == "steps" else compare(case)
+
+
+if __name__ == "__main__":
+    assert jax.device_count() == 8
+    print(json.dumps({case: found(case) for case in sys.argv[1:]}))
