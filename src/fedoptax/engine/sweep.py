@@ -5,18 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
+
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.engine.compiled import Point
+from fedoptax.engine.local import LocalWork
+from fedoptax.engine.plan import Plan, checked_plan
+from fedoptax.engine.together import Outcome, run_together
 from fedoptax.errors import UsageError
-from fedoptax.experiment import DivergedError, Interrupted, RunResult, run
+from fedoptax.experiment import DivergedError, Interrupted, RunResult, check_numbers, run
 from fedoptax.grids import points
 from fedoptax.task import Task
+from fedoptax.wrappers.privacy import checked_weighting
+
+TOGETHER = 16
+"""Points at once on an accelerator, unless another number is asked for."""
+BATCHED = ("rounds", "seed", "eval_every", "cohort_size", "batch_size", "local_epochs", "local_steps", "weighting",
+           "client_loop", "label", "progress")  # fmt: skip
+"""Options that points may have in common when they are run at once."""
 
 
 def sweep(
     task: Task,
     make_algorithm: Callable[..., FedAlgorithm],
     grid: Mapping[str, Sequence[float]],
+    together: int | None = None,
     **options: Any,
 ) -> list[RunResult]:
     """Runs `make_algorithm(**point)` for every point of the grid, compiling once.
@@ -27,20 +40,64 @@ def sweep(
       task: the task.
       make_algorithm: a constructor, such as `fedadam`, or a `functools.partial` of it; the grid names its arguments.
       grid: values for each hyper-parameter; every combination is run, the last name varying fastest.
+      together: so many points are run at once, each the run that it would be alone, to rounding; None is one on a CPU,
+        where more gain nothing, and `TOGETHER` elsewhere, if the options allow it.
       **options: as in `fedoptax.run`, the same for all points: same initialisation, same cohorts, same failures.
 
     Returns:
       One result a combination, in order, with its `hyperparameters` and `status`.
 
     Raises:
-      UsageError: an empty grid, or a value the constructor refuses; before anything runs.
+      UsageError: an empty grid, or a value the constructor refuses; before anything runs. Points together with options
+        that need one at a time: a folder, a mesh, the eager engine, failing clients, states off the device.
     """
     if not grid or not all(len(values) for values in grid.values()):
         raise UsageError("grid: an empty grid given, allowed is at least one value for at least one name")
     found = [Point(make_algorithm, {name: float(value) for name, value in point.items()}) for point in points(grid)]
     for point in found:
         point.algorithm  # noqa: B018 - refuses what is out of range before anything runs
-    return [_run(task, point, options) for point in found]
+    width = _width(together, found[0], options)
+    if width == 1:
+        return [_run(task, point, options) for point in found]
+    results = []
+    for start in range(0, len(found), width):
+        results += _run_together(task, found[start : start + width], **options)
+    return results
+
+
+def _width(together: int | None, point: Point, options: Mapping[str, Any]) -> int:
+    """How many points are run at once."""
+    if together is not None and (isinstance(together, bool) or not isinstance(together, int) or together < 1):
+        raise UsageError(f"together: {together!r} given, allowed is a whole number >= 1")
+    alone = [name for name, value in options.items() if name not in BATCHED and value is not None]
+    if point.algorithm.epsilon is not None:
+        alone.append("privacy")
+    if together is None:
+        return 1 if alone or jax.default_backend() == "cpu" else TOGETHER
+    if together > 1 and alone:
+        raise UsageError(f"together: {together} given with {alone[0]}, allowed is 1")
+    return together
+
+
+def _run_together(task: Task, points: Sequence[Point], **options: Any) -> list[RunResult]:
+    rounds, seed, eval_every = (options.get(n, d) for n, d in (("rounds", 100), ("seed", 0), ("eval_every", 1)))
+    check_numbers(rounds, eval_every, seed)
+    algorithm = points[0].algorithm
+    work = LocalWork(options.get("batch_size", 20), options.get("local_epochs", 1), options.get("local_steps"))
+    weighting = checked_weighting(algorithm, options.get("weighting"))
+    plan = Plan(options.get("cohort_size", 10), work, weighting, options.get("client_loop", "auto"))
+    outcomes = run_together(task, points, checked_plan(plan, task), rounds, seed, eval_every)
+    return [_result(point, outcome) for point, outcome in zip(points, outcomes)]
+
+
+def _result(point: Point, outcome: Outcome) -> RunResult:
+    status = "completed" if outcome.finite else "diverged"
+    done = len(outcome.history)
+    message = None if outcome.finite else f"diverged in round {done + 1}; the state after round {done} is kept"
+    params = point.algorithm.params(outcome.server)
+    return RunResult(
+        outcome.history, params, outcome.server, outcome.clients, status, message, None, dict(point.values)
+    )
 
 
 def _run(task: Task, point: Point, options: Mapping[str, Any]) -> RunResult:
