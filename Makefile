@@ -36,7 +36,7 @@ test-long: $(READY) ## every algorithm with its preset on digits and MNIST, the 
 test-network: $(READY) ## real servers and nodes on loopback: rounds, faults, resuming (about 15 minutes; needs no other machine)
 	$(BIN)/python -m pytest -q -m long tests/test_deploy_network.py tests/test_deploy_faults.py tests/test_deploy_resume.py
 
-test-distributed: $(READY) ## runs by two processes: killed, hung, stopped, resumed; and every mesh (about 15 minutes; needs no other machine)
+test-distributed: $(READY) ## two processes killed, hung, stopped, resumed, and every mesh (about 25 minutes on two busy cores)
 	$(BIN)/python -m pytest -q -m long tests/test_distributed.py tests/test_sharded.py
 
 test-torch: $(READY) ## the PyTorch clients, alone and on a real network; installs PyTorch (about 5 minutes)

@@ -76,11 +76,13 @@ def start(tmp_path: Path) -> Iterator[Start]:
         return pairs[-1]
 
     yield begin
-    for pair in pairs:
-        for process in pair.processes:
-            if process.poll() is None:
-                process.kill()  # its worker ends with it, unless it was stopped: then by its own test
-                process.communicate()
+    for process in (process for pair in pairs for process in pair.processes):
+        if process.poll() is None:
+            process.kill()  # its worker ends with it, unless it was stopped: then by its own test
+        process.wait()
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
 
 
 def alone(*arguments: object) -> None:

@@ -35,6 +35,7 @@ ALLOWED = {
     ("naming.py", "importlib.import_module"): "MODULE:FUNCTION that the user typed; from a folder only with --trust",
     ("deploy/config.py", "importlib.import_module"): "MODULE:FUNCTION of a Flower app, which is code itself",
     ("deploy/processes.py", "subprocess.Popen"): "lists of arguments, no shell: Flower's programs and our own guard",
+    ("supervision.py", "subprocess.Popen"): "the command itself with the arguments that the user typed, no shell",
     ("report/html.py", "Environment"): "the package's own templates, autoescape on",
     ("report/html.py", "Markup"): "the package's own style and script, and JSON without any special character",
     ("engine/states.py", "np.load"): "allow_pickle=False",

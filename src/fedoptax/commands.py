@@ -160,11 +160,10 @@ def _resume_run(
     if checkpoint_every is not None:
         options["checkpoint_every"] = checkpoint_every
     name, hyperparameters = config["algorithm"]["name"], config["algorithm"].get("hyperparameters") or {}
-    if not leads():
-        check_trust(folder, [name], trust)
     spec = {key: value for key, value in config["task"].items() if key != "description"}
 
     def prepared() -> tuple[Task, FedAlgorithm]:
+        check_trust(folder, [name], trust)  # at every process: it is told what code to call
         algorithm = wrap_as(build(name, hyperparameters), options.get("wrappers") or {})
         return task_of_spec(spec, data_dir), algorithm
 

@@ -34,7 +34,6 @@ from fedoptax.processes import agree, agreed, check_same, leads, several, shared
 from fedoptax.progress import Update, bar
 from fedoptax.record import refuse_another, run_config
 from fedoptax.run_folder import RunFolder
-from fedoptax.storage import read_back
 from fedoptax.task import Task
 from fedoptax.trackers import Tracker, as_trackers
 from fedoptax.wrappers.privacy import checked_weighting
@@ -262,7 +261,7 @@ def check_numbers(rounds: Any, eval_every: Any, seed: Any) -> None:
 def execute(task: Task, built: Program, hypers: Mapping[str, Any], settings: Settings) -> RunResult:
     """Runs a program to the end, to a non-finite state or to Ctrl-C, and writes what is to be written."""
     config = run_config(task, settings, built)
-    check_same(read_back(config))
+    check_same(config)
     key = jax.random.key(settings.seed)
     with ExitStack() as stack:
         stop = stack.enter_context(deferred_interrupt())

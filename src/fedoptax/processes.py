@@ -17,6 +17,7 @@ import numpy as np
 
 from fedoptax.algorithm import Tree
 from fedoptax.errors import LONGEST, RunError, UsageError, brief
+from fedoptax.storage import read_back
 
 T = TypeVar("T")
 _TEXT = 4 * LONGEST  # bytes of an error's message, at most
@@ -24,13 +25,13 @@ _PIECE = 2**26  # bytes that are sent at a time
 
 
 def several() -> bool:
-    """Whether this is one of several processes."""
-    return jax.process_count() > 1
+    """Whether this is one of several processes; one that is alone touches no device for the answer."""
+    return jax.distributed.is_initialized() and jax.process_count() > 1
 
 
 def leads() -> bool:
     """Whether this process leads, as one that is alone does."""
-    return jax.process_index() == 0
+    return not several() or jax.process_index() == 0
 
 
 def agreed(action: Callable[[], T]) -> T:
@@ -65,7 +66,7 @@ def agree(signal: int, seconds: float) -> tuple[int, float]:
 
 
 def check_same(config: Mapping[str, Any]) -> None:
-    """Checks that all processes were given the same experiment; `config` is plain data.
+    """Checks that all processes were given the same experiment.
 
     Raises:
       RunError: a process has another config than the leader.
@@ -73,7 +74,7 @@ def check_same(config: Mapping[str, Any]) -> None:
     if not several():
         return
     known = {name: value for name, value in config.items() if name not in ("environment", "trackers")}
-    digest = hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).digest()
+    digest = hashlib.sha256(json.dumps(read_back(known), sort_keys=True).encode()).digest()
     everyone = _everyones(np.frombuffer(digest, np.uint8))
     for number, row in enumerate(everyone):
         if not np.array_equal(row, everyone[0]):

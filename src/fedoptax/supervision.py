@@ -76,7 +76,7 @@ def attach() -> None:
     for number in (out, err, reading):
         os.set_inheritable(number, False)
     sys.stdout = os.fdopen(out, "w", buffering=1)
-    sys.stderr = os.fdopen(err, "w", buffering=1)
+    sys.stderr = os.fdopen(err, "w", buffering=1, errors="backslashreplace")
 
     def watch() -> None:
         os.read(reading, 1)
@@ -93,7 +93,11 @@ def note_folder(folder: object) -> None:
 
 def loss_of_contact(error: Exception) -> str | None:
     """The one line about an error, if it says that another process of the run has failed; else None."""
-    if not is_worker() or not _LOST.search(str(error)):
+    if not is_worker() or "jax" not in sys.modules or not _LOST.search(str(error)):
+        return None
+    import jax
+
+    if not jax.distributed.is_initialized():
         return None
     return "another process of this run ended or cannot be reached" + _remedy(_folder_of(_own_log()))
 
