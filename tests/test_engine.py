@@ -29,6 +29,7 @@ RULES: dict[str, dict[str, Any]] = {
     "fedams": {"client_lr": 0.3, "server_lr": 0.1},
     "fedamsgrad": {"client_lr": 0.3, "server_lr": 0.05},
 }
+MAIN_RULES = ("fedavg", "fedadam", "fedams")  # the others run with the long tests
 ROUNDS, SEED = 5, 11
 
 
@@ -49,7 +50,8 @@ def assert_trees_close(a: Any, b: Any, rtol: float) -> None:
 @pytest.mark.parametrize(
     ("rule", "client_loop", "dtype"),
     [
-        *((rule, "loop", "float64") for rule in RULES),
+        *((rule, "loop", "float64") for rule in MAIN_RULES),
+        *(pytest.param(rule, "loop", "float64", marks=pytest.mark.long) for rule in RULES if rule not in MAIN_RULES),
         *(pytest.param(rule, "loop", "float32", marks=pytest.mark.long) for rule in RULES),
         ("fedadam", "vmap", "float64"),
     ],
@@ -64,6 +66,7 @@ def test_engine_equals_algorithm_2(rule: str, client_loop: str, dtype: str) -> N
     assert worst < TOLERANCE[dtype]
 
 
+@pytest.mark.long
 def test_the_comparison_with_algorithm_2_notices_a_wrong_order_of_examples() -> None:
     task = small_task()
     problem = EngineProblem(task, Plan(3, LocalWork(4)), SEED + 1, ROUNDS)
@@ -78,7 +81,7 @@ LONG = pytest.mark.long
 @pytest.mark.parametrize(
     "loss", [pytest.param(masked_loss, marks=LONG), pytest.param(plain_loss, marks=LONG), noisy_loss]
 )
-@pytest.mark.parametrize("work", [{"local_epochs": 2}, {"local_steps": 5}])
+@pytest.mark.parametrize("work", [{"local_epochs": 2}, pytest.param({"local_steps": 5}, marks=LONG)])
 def test_eager_compiled_loop_and_vmap_are_one(loss: Any, work: dict[str, int]) -> None:
     task, algorithm = small_task(loss), fx.fedyogi(0.3, 0.1)
     options = {"rounds": 4, "cohort_size": 3, "batch_size": 4, "weighting": "uniform", **work}

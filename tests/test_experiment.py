@@ -143,7 +143,7 @@ def test_a_diverged_run_says_where_and_keeps_its_last_finite_state(tmp_path: Pat
     assert str(eager.value) == str(caught.value)
 
 
-@pytest.mark.parametrize("place", ["device", "host"])
+@pytest.mark.parametrize("place", ["device", pytest.param("host", marks=pytest.mark.long)])
 def test_a_diverged_round_changes_no_client_state_either(place: str) -> None:
     rates = [fx.scaffold(lambda r, end=end: jnp.where(r < 3, 0.1, end)) for end in (jnp.inf, 0.1)]
     with pytest.raises(DivergedError) as caught:

@@ -118,7 +118,7 @@ def test_nobody_fails_without_rates_and_everybody_with_rate_1() -> None:
         ("scaffold", "mean"),
         pytest.param("fedlamb", "median", marks=pytest.mark.long),
         pytest.param("fafed", "norm_clipping:4.0", marks=pytest.mark.long),
-        ("fedadam", "krum:0,keep=2"),
+        pytest.param("fedadam", "krum:0,keep=2", marks=pytest.mark.long),
     ],
 )
 def test_eager_and_compiled_loop_and_vmap_are_one(name: str, aggregate: str) -> None:
@@ -223,6 +223,7 @@ def test_a_resumed_run_equals_one_that_was_not_interrupted(tmp_path: Path) -> No
             run("scaffold", rounds=9, resume_from=tmp_path / "part", **change)
 
 
+@pytest.mark.long
 def test_points_of_a_sweep_meet_the_same_failures() -> None:
     points = fx.sweep(
         line(), lambda client_lr: fx.scaffold(client_lr), {"client_lr": [0.1, 0.05]}, rounds=4, faults=EVERYTHING,

@@ -98,7 +98,7 @@ COMPILING = {laws.engines_agree, laws.padding_is_inert, laws.dtypes_stay}
 """Of variants these run with the long tests: each compiles its programs anew."""
 CORE = ("fedavg", "fedadam", "scaffold", "fedlamb", "fafed", "mime")
 """Of the other algorithms the laws that the engine holds, of padding and of interruptions, run with the long tests."""
-OF_A_FAMILY = ("fedavgm", "fedadagrad", "fedams", "fedamsgrad", "fedprox", "naive_adaptive", "mimelite")
+OF_A_FAMILY = {*fx.ALGORITHMS} - {*CORE, "lookahead", "local_adaalter"}
 """Of these, whose code is that of another in the table, the agreement of the engines runs with the long tests."""
 
 

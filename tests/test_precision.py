@@ -40,14 +40,14 @@ def test_gradients_are_computed_short_and_come_back_long() -> None:
 
 def test_states_and_messages_stay_long() -> None:
     options = {"rounds": 2, "cohort_size": 3, "batch_size": 10}
-    short = fx.run(SHORT, fx.fafed(lr=0.01), **options)
-    long = fx.run(LONG, fx.fafed(lr=0.01), **options)
+    tasks = [fx.load_task("quadratic", num_clients=8, compute_dtype=dtype) for dtype in ("bfloat16", "float32")]
+    short, long = (fx.run(task, fx.fafed(lr=0.01), **options) for task in tasks)
     forms = [[(a.shape, a.dtype) for a in jax.tree.leaves((r.params, r.state))] for r in (short, long)]
     assert forms[0] == forms[1]
     assert short.history[-1]["bytes_up"] == long.history[-1]["bytes_up"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_digits_are_learned_about_as_well() -> None:
     options = {"rounds": 20, "cohort_size": 8, "batch_size": 10}
     accuracies = [

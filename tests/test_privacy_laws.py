@@ -38,7 +38,7 @@ ROWS: dict[str, Factory] = {
 SHORT = {
     ("private_fedadam", law)
     for law in LAWS
-    if law not in (laws.padding_is_inert, laws.dtypes_stay, laws.order_does_not_matter)
+    if law not in (laws.engines_agree, laws.padding_is_inert, laws.dtypes_stay, laws.order_does_not_matter)
 }
 SHORT |= {
     ("sparse_fafed", law)

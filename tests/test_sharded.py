@@ -19,7 +19,7 @@ from fedoptax.record import refuse_another
 from small import small_task
 
 TESTS = Path(__file__).parent
-SHORT = ["fedadam:loop:7:2", "scaffold:vmap:5:4", "fafed:loop:7:8", "steps"]
+SHORT = ["fedadam:loop:7:8", "scaffold:vmap:5:4", "steps"]
 LONG = [
     f"{name}:{loop}:{cohort}:{devices}"
     for name in ("fedadam", "scaffold", "fafed", "median")

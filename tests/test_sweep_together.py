@@ -16,7 +16,7 @@ OPTIONS = {"rounds": 20, "cohort_size": 3, "batch_size": 20, "local_steps": 3, "
     ("make", "grid"),
     [
         (fx.fedadam, {"client_lr": [0.01, 0.1], "server_lr": [0.01, 0.1]}),
-        (fx.scaffold, {"client_lr": [0.01, 0.1]}),
+        pytest.param(fx.scaffold, {"client_lr": [0.01, 0.1]}, marks=pytest.mark.long),
     ],
     ids=["fedadam", "scaffold"],
 )

@@ -35,7 +35,7 @@ REAL: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-LONG = ("cifar10", "emnist-ae", "mnist", "shakespeare", "wikitext-2")  # 15 to 40 s each; `make test-long`
+LONG = ("cifar10", "emnist-cr", "emnist-ae", "fashion-mnist", "mnist", "shakespeare", "wikitext-2")  # `make test-long`
 
 
 def few(task: fx.Task, n: int = 60) -> fx.Task:
@@ -169,6 +169,7 @@ def test_stack_overflow_next_word_trains_and_scores_neither_padding_nor_oov_nor_
     np.testing.assert_array_equal(np.asarray(scored) > 0, (y >= 1) & (y <= 10_000))
 
 
+@pytest.mark.long
 def test_stack_overflow_tags_train_and_recall_counts_tags(tmp_path: Path) -> None:
     tiny_stackoverflow(tmp_path)
     task = fx.load_task("stackoverflow-lr", data_dir=tmp_path)

@@ -36,7 +36,7 @@ def test_every_partition_holds_every_example_once(options: dict[str, Any]) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["logistic", "mlp", "cnn"])
+@pytest.mark.parametrize("model", ["mlp", *(pytest.param(m, marks=pytest.mark.long) for m in ("logistic", "cnn"))])
 def test_every_model_learns_digits(model: str) -> None:
     task = fx.load_task("digits", model=model, partition="iid", num_clients=10)
     history = fx.run(task, fx.fedadam(0.1, 0.1), rounds=15, cohort_size=5, batch_size=20, eval_every=5).history

@@ -90,6 +90,7 @@ def test_compare_tunes_with_one_budget_and_runs_the_winners(tmp_path: Path, caps
     assert fedoptax("resume", out) == 0
 
 
+@pytest.mark.long
 def test_a_method_whose_search_diverges_does_not_stop_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
