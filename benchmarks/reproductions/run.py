@@ -188,7 +188,7 @@ def index() -> str:
         "",
         "Published claims, each by one command: `python benchmarks/reproductions/run.py NAME`, which goes on where",
         "it was interrupted. `--full` runs the paper's own settings, for which two cores are too few. The verdict is",
-        "about the reduced settings that the page names.",
+        "about the reduced settings that the page names. Times are wall time on a machine that did other work, too.",
         "",
         "| recipe | claim | verdict |",
         "| --- | --- | --- |",
