@@ -185,6 +185,7 @@ def test_existing_results_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture
     assert (tmp_path / "a" / "history.jsonl").read_bytes() == before
 
 
+@pytest.mark.long
 def test_a_diverging_run_says_so_and_exits_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wild = ["--algorithms", "fedavg,fedavgm", "--seeds", "1", "--set", "fedavg.server_lr=1e38"]
     assert fedoptax("compare", *SMALL, *wild, "--out", "b") == 1

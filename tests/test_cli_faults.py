@@ -25,6 +25,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.long
 def test_a_run_with_faults_is_resumed_with_them_and_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,7 +16,7 @@ from test_report_browser import BROWSER, Page, coordinates, open_page
 
 ROOT = Path(__file__).parents[1]
 ADAPTIVE = ("fedadagrad", "fedadam", "fedyogi", "fedams")
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long  # a minute; `make demo` itself shows as much
 
 
 def demo_arguments(out: Path) -> list[str]:

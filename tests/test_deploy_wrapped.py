@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 
 import fedoptax as fx
 from federations import deployment, task_of
@@ -54,6 +55,7 @@ class InMemory:
         return set()
 
 
+@pytest.mark.long
 def test_a_private_and_compressed_deployment_is_the_simulation(tmp_path: Path) -> None:
     privacy, compress = "clip=0.5,noise_multiplier=1.0,delta=1e-3", "topk:fraction=0.2"
     given = deployment("fedadam", rounds=3, out=str(tmp_path / "run"), privacy=privacy, compress=compress)

@@ -198,7 +198,7 @@ def test_what_fails_in_one_fails_in_all(tmp_path: Path, start: Start) -> None:
     assert not (tmp_path / "b").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_without_the_others_it_ends_in_time(tmp_path: Path) -> None:
     where = ["--coordinator", "127.0.0.1:9", "--processes", "2", "--process", "1", "--connect", "2"]
     begun = time.monotonic()

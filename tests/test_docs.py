@@ -22,7 +22,7 @@ def blocks(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
-LONG = ("compression.md", "privacy.md", "own-algorithm.md")  # examples that train for long
+LONG = ("compression.md", "privacy.md", "own-algorithm.md", "robustness.md", "tasks.md")  # examples that train for long
 
 
 @pytest.mark.slow

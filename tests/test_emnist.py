@@ -253,6 +253,7 @@ def test_a_split_by_writer_is_another_division_and_not_an_error(tmp_path):
     np.testing.assert_array_equal(femnist.load(tmp_path).test_groups, [2, 2, 2])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_real_files_have_the_published_counts():
     source = femnist.load(real_data("femnist"), unseen=True)

@@ -98,7 +98,7 @@ COMPILING = {laws.engines_agree, laws.padding_is_inert, laws.dtypes_stay}
 """Of variants these run with the long tests: each compiles its programs anew."""
 CORE = ("fedavg", "fedadam", "scaffold", "fedlamb", "fafed", "mime")
 """Of the other algorithms the laws that the engine holds, of padding and of interruptions, run with the long tests."""
-OF_A_FAMILY = {*fx.ALGORITHMS} - {*CORE, "lookahead", "local_adaalter"}
+OF_A_FAMILY = {*fx.ALGORITHMS} - {*CORE}
 """Of these, whose code is that of another in the table, the agreement of the engines runs with the long tests."""
 
 
@@ -199,7 +199,7 @@ def distances(result: fx.RunResult) -> np.ndarray:
     return np.array(result.history.column("test_distance"), float)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_scaffold_reaches_the_optimum_where_fedavg_drifts() -> None:
     """Heterogeneous curvature and centres, exact gradients, everyone, five local steps."""
     with jax.enable_x64(True):
@@ -299,7 +299,7 @@ def squared_errors(algorithm: FedAlgorithm, counts: list[int], seeds: int, round
     return np.array([float(jnp.mean(run(share, jnp.float32(2), keys))) for share in shares]), exact
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_error_of_fafed_falls_linearly_with_the_number_of_clients() -> None:
     """Linear speed-up: with independent noise the stationary squared error is that of a mean over N clients, slope −1.
 

@@ -38,6 +38,7 @@ def test_gradients_are_computed_short_and_come_back_long() -> None:
     assert multiplies and all("bf16" in line for line in multiplies)
 
 
+@pytest.mark.long
 def test_states_and_messages_stay_long() -> None:
     options = {"rounds": 2, "cohort_size": 3, "batch_size": 10}
     tasks = [fx.load_task("quadratic", num_clients=8, compute_dtype=dtype) for dtype in ("bfloat16", "float32")]

@@ -37,8 +37,7 @@ ROWS: dict[str, Factory] = {
 }
 SHORT = {
     ("private_fedadam", law)
-    for law in LAWS
-    if law not in (laws.engines_agree, laws.padding_is_inert, laws.dtypes_stay, laws.order_does_not_matter)
+    for law in (laws.weight_zero_counts_for_nothing, laws.compiles_once, laws.bytes_are_what_is_sent)
 }
 SHORT |= {
     ("sparse_fafed", law)

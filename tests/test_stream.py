@@ -39,6 +39,7 @@ def test_a_streamed_run_has_the_same_bits(loop: str, states: str) -> None:
     )
 
 
+@pytest.mark.long
 def test_the_eager_engine_streams_too_and_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     task, algorithm = small_task(), fx.fedadam(0.3, 0.1)
     whole = fx.run(task, algorithm, rounds=4, examples="stream", engine="eager", **OPTIONS)
@@ -85,6 +86,7 @@ def test_what_does_not_fit_on_the_device_is_streamed(monkeypatch: pytest.MonkeyP
     assert device_bytes() > 2**28
 
 
+@pytest.mark.long
 def test_a_federation_on_disk_is_mapped_not_read(tmp_path: Path) -> None:
     data = ragged_clients()
     fx.FederatedData.write(tmp_path / "f", (data.client(i) for i in range(data.num_clients)))

@@ -35,6 +35,7 @@ def test_points_at_once_equal_points_alone(make, grid):
             np.testing.assert_allclose(a, b, rtol=2e-3, atol=1e-4)
 
 
+@pytest.mark.long
 def test_a_point_that_diverges_stops_alone():
     """On quadratics a rate of 100 grows beyond float32: the point ends where it would end alone, the other goes on."""
     task, grid = fx.load_task("quadratic", num_clients=8), {"client_lr": [0.01, 100.0]}

@@ -106,6 +106,7 @@ def test_what_a_task_does_not_have_is_refused(options: dict[str, Any], message: 
     assert message in str(error.value)
 
 
+@pytest.mark.long
 def test_shares_go_to_the_active_devices_of_each_round() -> None:
     """Fed-LAMB's other reading: 20 devices without data, of which 7 share all the examples in each round."""
     task, algorithm = small_task(devices=20), fx.scaffold(0.3)

@@ -89,6 +89,7 @@ def test_recall_at_5_is_over_all_tags_of_the_test_set() -> None:
     assert float((values * weights).sum() / weights.sum()) == pytest.approx(2 / 4)
 
 
+@pytest.mark.long
 def test_the_autoencoder_sums_over_the_batch_what_the_metric_averages(monkeypatch: pytest.MonkeyPatch) -> None:
     x = RNG.integers(0, 256, (5, 28, 28, 1), np.uint8)
     division = Division(FederatedData.from_clients([{"x": x, "y": np.zeros(5, np.int32)}]), {"x": x}, None, {})

@@ -35,7 +35,16 @@ REAL: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-LONG = ("cifar10", "emnist-cr", "emnist-ae", "fashion-mnist", "mnist", "shakespeare", "wikitext-2")  # `make test-long`
+LONG = (
+    "digits",
+    "cifar10",
+    "emnist-cr",
+    "emnist-ae",
+    "fashion-mnist",
+    "mnist",
+    "shakespeare",
+    "wikitext-2",
+)  # `make test-long`
 
 
 def few(task: fx.Task, n: int = 60) -> fx.Task:

@@ -44,7 +44,7 @@ def test_every_model_learns_digits(model: str) -> None:
     assert history[-1]["train_loss"] < 0.7 * history[0]["train_loss"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_mnist_by_writer_trains() -> None:
     needs("mnist", "qmnist")
     task = fx.load_task("mnist", partition="writers", model="logistic", data_dir=DATA)
