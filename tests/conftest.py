@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import jax
 import pytest
 
+jax.config.update("jax_num_cpu_devices", 1)  # whatever test comes first
+
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
@@ -20,4 +22,5 @@ def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         for name, value in settings.items():
             patch.setenv(name.upper(), str(value))
             jax.config.update(name, value)
+        patch.setenv("JAX_NUM_CPU_DEVICES", "1")  # processes that tests start compute what the test itself does
         yield

@@ -78,7 +78,7 @@ def test_what_does_not_fit_on_the_device_is_streamed(monkeypatch: pytest.MonkeyP
     task = small_task()
     assert choose_examples("auto", task) == "device"
     nbytes = sum(a.nbytes for a in task.clients.examples.values())
-    monkeypatch.setattr(stream, "device_bytes", lambda: int(nbytes / stream.DEVICE_SHARE) - 4)
+    monkeypatch.setattr(stream, "device_bytes", lambda devices: int(nbytes / stream.DEVICE_SHARE) - 4)
     assert choose_examples("auto", task) == "stream"
     assert choose_examples("device", task) == "device"
     with pytest.raises(fx.UsageError, match="examples: 'tape' given, allowed is one of auto, device, stream"):

@@ -58,7 +58,7 @@ ClientLoop = Annotated[
     str, typer.Option(help="loop (a device's clients one after another), vmap (all at once), or auto: loop on CPU.")
 ]
 Mesh = Annotated[
-    int | None, typer.Option(help="Devices that share out each round's cohort. Default: 1 on CPU, else all.")
+    int | None, typer.Option(help="Devices (cores of a CPU) that share out each round's cohort. Default: all.")
 ]
 ClientStates = Annotated[str, typer.Option(help="Where clients' states live: auto, device, host or disk.")]
 Examples = Annotated[str, typer.Option(help="Where training examples live: auto, device or stream (from disk).")]

@@ -29,8 +29,8 @@ from fedoptax.command_options import (
 from fedoptax.comparison import Comparison
 from fedoptax.comparison import compare as run_comparison
 from fedoptax.compilation import use_cache
+from fedoptax.engine.cores import use_cores
 from fedoptax.engine.faults import COUNTS
-from fedoptax.engine.sharded import mesh_again
 from fedoptax.errors import RunError, Stopped, UsageError
 from fedoptax.experiment import DivergedError, Interrupted, RunResult
 from fedoptax.experiment import run as run_experiment
@@ -51,6 +51,7 @@ from fedoptax.wrapping import wrap_as
 def run(**options: Any) -> None:
     """`fedoptax run`."""
     join(options)
+    use_cores()
     name = options["algorithm"]
     out = Path(shared_value(str(result_folder(options["out"], options["task"], name))))
     note_folder(out)
@@ -83,6 +84,7 @@ def run(**options: Any) -> None:
 
 def compare(**options: Any) -> None:
     """`fedoptax compare`."""
+    use_cores()
     names = algorithm_names(options["algorithms"])
     options = with_preset(options) | of_texts(options)
     if options["seeds"] < 1:
@@ -119,6 +121,7 @@ def resume(
 ) -> None:
     """`fedoptax resume`; `processes` are the options of a run by several."""
     join(processes or {})
+    use_cores()
     if several():
         _resume_run(folder, rounds, data_dir, checkpoint_every, trust, mesh)
         return
@@ -192,7 +195,7 @@ def _begun(folder: Path, rounds: int | None, trust: bool, mesh: int | None) -> t
     check_config(folder / "config.json", config)
     check_trust(folder, [config["algorithm"]["name"]], trust)
     options = {key: config[key] for key in RUN_OPTIONS if key in config} | {"seed": config["seed"]}
-    options["mesh"] = mesh_again(config.get("mesh")) if mesh is None else mesh
+    options["mesh"] = mesh
     if rounds is not None:
         done = max([0, *rounds_of(folder)])
         if rounds < done:

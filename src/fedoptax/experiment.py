@@ -24,7 +24,7 @@ from fedoptax.engine.faults import COUNTS, Faults, as_faults
 from fedoptax.engine.local import LocalWork
 from fedoptax.engine.plan import Plan, check_privacy, checked_plan
 from fedoptax.engine.sampling import cohort_of_round
-from fedoptax.engine.sharded import choose_mesh, here
+from fedoptax.engine.sharded import choose_mesh, here, mesh_again
 from fedoptax.engine.states import ClientStates, OnDevice, OnHost, choose_place, make_states
 from fedoptax.engine.stream import Examples, choose_examples, open_examples
 from fedoptax.errors import RunError, UsageError
@@ -156,8 +156,10 @@ def run(
         initialisation and cohorts for every algorithm.
       eval_every: rounds between evaluations on the test examples; the last round is always evaluated.
       client_loop: `"loop"`, `"vmap"` or `"auto"` (see `engine.plan.Plan`).
-      mesh: so many devices share out each round's cohort, with results that are equal to rounding; None is one on a
-        CPU, else all there are, at most one a client. In a program of several processes all devices take part.
+      mesh: so many devices share out each round's cohort, with results that are equal to rounding; None is all there
+        are, at most one a client, or as many as the run that is resumed had. A CPU is one device unless JAX is told
+        before its first use: `jax.config.update("jax_num_cpu_devices", 8)` makes each of 8 cores a device, which is
+        faster. In a program of several processes all devices take part.
       client_states: where clients' states live between rounds: `"device"`, `"host"` or `"disk"` (in `out`, or a
         temporary folder), with the same results; `"auto"` takes the first that has room, or the one of the run that is
         resumed.
@@ -199,19 +201,22 @@ def run(
     failing = as_faults(faults)
     plan = Plan(cohort_size, work, checked_weighting(algorithm, weighting), client_loop)
     plan = checked_plan(replace(plan, faults=failing is not None, aggregate=as_aggregator(aggregate)), task)
+    source = None if resume_from is None else Path(resume_from)
+    begun = {} if source is None or several() else storage.read_json(source / "config.json")
+    if mesh is None and engine == "compiled" and begun:
+        mesh = mesh_again(begun.get("mesh", 1))  # a resumed run then equals an uninterrupted one to the bit
     plan = replace(plan, mesh=choose_mesh(mesh, cohort_size, engine))
     check_privacy(algorithm, plan)
     as_trackers(trackers)
     if trackers and out is None and resume_from is None:
         raise UsageError("trackers: given without out, allowed is with a folder for the run")
     client = jax.eval_shape(lambda key: algorithm.init_client(task.init(key)), jax.random.key(0))
-    source = None if resume_from is None else Path(resume_from)
-    if client_states == "auto" and source is not None and not several():
-        client_states = storage.read_json(source / "config.json").get("client_states", "auto")
-    place = choose_place(client_states, client, task.num_clients)
+    if client_states == "auto":
+        client_states = begun.get("client_states", "auto")
+    place = choose_place(client_states, client, task.num_clients, plan.mesh)
     if several() and place != "device":
         raise UsageError(f"client_states: {place!r} needed with {jax.process_count()} processes, allowed is device")
-    resident = choose_examples(examples, task) == "device"
+    resident = choose_examples(examples, task, plan.mesh) == "device"
     plan = replace(plan, states="all" if place == "device" else "cohort", examples="all" if resident else "cohort")
     target = source if out is None else Path(out)
     if target is not None and target != source:

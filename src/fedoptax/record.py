@@ -50,7 +50,7 @@ def run_config(task: Task, settings: Settings, built: Program) -> dict[str, Any]
         "eval_every": settings.eval_every,
         "client_states": settings.place,
         **({} if plan.client_loop == "auto" else {"client_loop": plan.client_loop}),
-        **({} if plan.mesh == 1 and jax.default_backend() == "cpu" else {"mesh": plan.mesh}),
+        "mesh": plan.mesh,
         **({"trackers": names} if (names := [t for t in settings.trackers if isinstance(t, str)]) else {}),
         "num_params": built.num_params,
         "bytes": {"down_per_client": built.bytes_down, "up_per_client": built.bytes_up},

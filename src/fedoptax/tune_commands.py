@@ -27,6 +27,7 @@ from fedoptax.command_options import (
 )
 from fedoptax.comparison import Comparison
 from fedoptax.compilation import use_cache
+from fedoptax.engine.cores import use_cores
 from fedoptax.errors import RunError, Stopped, UsageError, unknown
 from fedoptax.experiment import Interrupted
 from fedoptax.grids import Grid, default_grid, parse_grids
@@ -46,6 +47,7 @@ TRIALS = 25  # points where nobody says how many
 
 def tune(**options: Any) -> None:
     """`fedoptax tune`."""
+    use_cores()
     name = options["algorithm"]
     find_constructor(name)
     options = with_preset(options) | of_texts(options)

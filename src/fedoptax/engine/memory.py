@@ -18,6 +18,6 @@ def host_bytes() -> int:
     return min(physical, int(limit)) if limit.isdigit() else physical
 
 
-def device_bytes() -> int:
-    """Memory of the first device, in bytes; of the host where the device has none of its own."""
-    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", host_bytes())
+def device_bytes(devices: int = 1) -> int:
+    """Memory of the first device, in bytes; where it has none of its own, of the host, shared by so many devices."""
+    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", host_bytes() // devices)

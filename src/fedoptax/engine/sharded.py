@@ -31,7 +31,7 @@ Runner = Callable[[Callable, Tree, jax.Array, jax.Array, Tree], tuple[Tree, Tree
 def choose_mesh(mesh: int | None, cohort_size: int, engine: str = "compiled") -> int:
     """The number of devices over which a round's cohort is split.
 
-    None is one on a CPU, whose cores XLA uses anyway, and elsewhere all devices, at most one a client. A program of
+    None is all devices, at most one a client. A CPU is one device, or with `cores.use_cores` one a core. A program of
     several processes always uses all their devices. The eager engine uses one.
 
     Raises:
@@ -49,11 +49,11 @@ def choose_mesh(mesh: int | None, cohort_size: int, engine: str = "compiled") ->
             raise UsageError(f"mesh: {mesh!r} given with {processes} processes, allowed is {there}, all their devices")
         return there
     if mesh is None:
-        return 1 if jax.default_backend() == "cpu" else min(there, cohort_size)
+        return min(there, cohort_size)
     if not isinstance(mesh, int) or isinstance(mesh, bool) or not 1 <= mesh <= there:
         hint = ""
         if jax.default_backend() == "cpu":
-            hint = "; XLA_FLAGS=--xla_force_host_platform_device_count=N in the environment makes N of a CPU"
+            hint = "; JAX_NUM_CPU_DEVICES=N in the environment makes N of a CPU"
         raise UsageError(f"mesh: {mesh!r} given, allowed is a whole number from 1 to {there}, the devices there{hint}")
     return mesh
 

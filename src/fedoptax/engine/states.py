@@ -134,8 +134,10 @@ class OnHost:
 ClientStates = OnDevice | OnHost
 
 
-def choose_place(place: str, initial: Tree, num_clients: int) -> str:
+def choose_place(place: str, initial: Tree, num_clients: int, devices: int = 1) -> str:
     """`place`, or for `"auto"` the fastest place with room for N states like `initial` (arrays or their structs).
+
+    Each of the devices of a mesh has all states.
 
     Raises:
       UsageError: an unknown place.
@@ -145,7 +147,7 @@ def choose_place(place: str, initial: Tree, num_clients: int) -> str:
     if place != "auto":
         return place
     wanted = nbytes(initial) * num_clients
-    if wanted <= DEVICE_SHARE * device_bytes():
+    if wanted <= DEVICE_SHARE * device_bytes(devices):
         return "device"
     return "host" if wanted <= HOST_SHARE * host_bytes() else "disk"
 

@@ -98,8 +98,10 @@ class Streamed:
 Examples = Resident | Streamed
 
 
-def choose_examples(choice: str, task: Task) -> str:
+def choose_examples(choice: str, task: Task, devices: int = 1) -> str:
     """`"device"` or `"stream"`; for `"auto"` the device if the examples take at most a quarter of its memory.
+
+    Each of the devices of a mesh has all examples.
 
     Raises:
       UsageError: an unknown choice.
@@ -109,7 +111,7 @@ def choose_examples(choice: str, task: Task) -> str:
     if choice != "auto":
         return choice
     wanted = sum(array.nbytes for array in task.clients.examples.values())
-    return "device" if wanted <= DEVICE_SHARE * device_bytes() else "stream"
+    return "device" if wanted <= DEVICE_SHARE * device_bytes(devices) else "stream"
 
 
 def open_examples(
