@@ -94,7 +94,7 @@ bench: $(READY)  ## times against the peers and the machine's limit (about an ho
 	$(BIN)/python benchmarks/bench/run.py --out $(RESULTS)
 
 bench-peers:     ## the peers' environments, .venv-peer-*: torch, pfl-research, FedJAX, Flower's simulation
-	for peer in "torch torch==2.13.0" "pfl pfl==0.6.0 torch==2.13.0" "fedjax fedjax==0.0.17" "flower flwr[simulation]==1.40.0 torch==2.13.0"; do \
+	for peer in "torch torch==2.13.0 numpy" "pfl pfl==0.6.0 torch==2.13.0" "fedjax fedjax==0.0.17" "flower flwr[simulation]==1.40.0 torch==2.13.0"; do \
 	  set -- $$peer; place=.venv-peer-$$1; shift; \
 	  $(PYTHON) -m venv --clear $$place && $$place/bin/python -m pip install --quiet --disable-pip-version-check "$$@" || exit 1; done
 

@@ -1,6 +1,7 @@
 """Run with 8 host devices: rounds on meshes of them against one device. Prints what was found as JSON.
 
-Arguments: cases, each ALGORITHM:LOOP:COHORT:DEVICES; or `steps`, which counts local steps; or `lives:FOLDER`.
+Arguments: cases, each ALGORITHM:LOOP:COHORT:DEVICES; or `steps`, which counts local steps; or `evaluation`; or
+`lives:FOLDER`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from fedoptax.engine.aggregation import as_aggregator
 from fedoptax.engine.compiled import Fixed, program
 from fedoptax.engine.local import LocalWork
 from fedoptax.engine.plan import Plan
-from small import masked_loss, small_task
+from small import SIZES, masked_loss, small_task
 
 ALGORITHMS: dict[str, tuple[Any, dict[str, Any]]] = {
     "fedadam": (fx.fedadam(0.3, 0.1), {}),
@@ -91,6 +92,15 @@ def steps() -> dict[str, int]:
     return {"counted": len(counted), "wanted": 1 + 3 + 5}
 
 
+def evaluation() -> dict[str, float]:
+    """How far the columns of evaluated rounds on 3 devices are from those on one: batches of unequal number, owners."""
+    owned = small_task(test=TASK.clients.examples, test_owners=np.repeat(np.arange(len(SIZES)), SIZES), eval_batch=3)
+    assert -(-sum(SIZES) // 3) % 3  # some devices evaluate a batch more than others
+    options: dict[str, Any] = {"rounds": 2, "cohort_size": 3, "batch_size": 4, "seed": 3}
+    alone, many = (fx.run(owned, fx.fedavg(0.1), mesh=mesh, **options).history[-1] for mesh in (1, 3))
+    return {name: abs(value - many[name]) for name, value in alone.items() if name.startswith(("test_", "client_"))}
+
+
 def lives(folder: str) -> dict[str, float]:
     """How far runs on 4 devices are from each other: states on the host, examples streamed, resumed in between."""
     options: dict[str, Any] = {"cohort_size": 5, "batch_size": 4, "seed": 3, "mesh": 4}
@@ -111,6 +121,8 @@ def lives(folder: str) -> dict[str, float]:
 def found(case: str) -> dict[str, Any]:
     if case.startswith("lives:"):
         return lives(case.removeprefix("lives:"))
+    if case == "evaluation":
+        return evaluation()
     return steps() if case == "steps" else compare(case)
 
 

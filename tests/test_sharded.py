@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fedoptax as fx
-from fedoptax.engine.sharded import choose_mesh, deal, mesh_again
+from fedoptax.engine.sharded import assign, choose_mesh, deal, mesh_again
 from fedoptax.record import refuse_another
 from small import small_task
 
 TESTS = Path(__file__).parent
-SHORT = ["fedadam:loop:7:8", "scaffold:vmap:5:4", "steps"]
+SHORT = ["fedadam:vmap:7:8", "scaffold:loop:7:4", "steps", "evaluation"]
 LONG = [
     f"{name}:{loop}:{cohort}:{devices}"
     for name in ("fedadam", "scaffold", "fafed", "median")
@@ -30,7 +31,7 @@ LONG = [
 
 def on_eight(cases: list[str]) -> dict[str, Any]:
     """What `mesh_cases.py` finds in a process with 8 host devices."""
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "8", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [sys.executable, str(TESTS / "mesh_cases.py"), *cases],
         env=environment, capture_output=True, text=True, timeout=580, check=False,
@@ -43,6 +44,8 @@ def check(cases: list[str]) -> None:
     found = on_eight(cases)
     if counts := found.pop("steps", None):
         assert counts["counted"] == counts["wanted"]  # padding takes no step, and no client takes one twice
+    if columns := found.pop("evaluation", None):
+        assert len(columns) > 3 and max(columns.values()) < 1e-5, columns
     for case, seen in found.items():
         assert seen["worst"] < 2e-5 and seen["moved"] > 1e-2, (case, seen)
         gathers = {"fedadam": 0, "scaffold": 1, "fafed": 1}.get(case.split(":")[0])
@@ -79,6 +82,20 @@ def test_no_device_gets_all_the_large_clients() -> None:
     sizes = np.array([100, 90, 80, 70, 5, 4, 3, 2])  # the largest first, as they are dealt
     loads = sizes[deal(8, 4)[0]].sum(axis=1)
     assert loads.tolist() == [102, 93, 84, 75]
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3, 8])
+def test_work_goes_to_the_device_that_has_least(devices: int) -> None:
+    work = np.sort(np.random.default_rng(0).lognormal(3, 1, 10).astype(np.int32))[::-1]
+    owner, place, count = (np.asarray(a) for a in assign(jnp.asarray(work), devices))
+    loads = [0] * devices  # Graham's rule, in plain Python
+    for i, piece in enumerate(work):
+        least = loads.index(min(loads))
+        assert (owner[i], place[i]) == (least, (owner[:i] == least).sum())
+        loads[least] += piece
+    assert count.tolist() == np.bincount(owner, minlength=devices).tolist()
+    dealt = work[deal(10, devices)[0] % 10] * (deal(10, devices)[0] < 10)
+    assert max(loads) <= dealt.sum(axis=1).max()
 
 
 def test_more_devices_than_there_are_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:

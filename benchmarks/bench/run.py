@@ -34,7 +34,7 @@ PEERS = {
 PACKAGES = {"torch": "torch", "pfl": "pfl", "fedjax": "fedjax", "flower": "flwr"}
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 SHAPES = ("mlp", "cnn", "tiny", "lstm")
-PARTS = (*SHAPES, "ragged", "states", "clients", "algorithms", "start")
+PARTS = (*SHAPES, "ways", "ragged", "states", "clients", "algorithms", "start")
 TARGETS = {  # of the ratio peer / fedoptax, as the project set them
     ("tiny", "pfl"): 4.0,
     ("tiny", "torch"): 4.0,
@@ -59,6 +59,7 @@ def main() -> int:
     text = heading(parts, peers, rate)
     for title, part, work in (
         ("Rounds against the peers and the limit", SHAPES, lambda: against_peers(parts, peers, given.scripts, rate)),
+        ("How the clients of a round are run", ("ways",), ways),
         ("Clients of unequal size", ("ragged",), ragged),
         ("Client states", ("states",), states),
         ("A growing federation", ("clients",), growing),
@@ -170,6 +171,18 @@ def against_peers(parts: list[str], peers: list[str], scripts: Path, rate: float
         rows.append([shape, "fedoptax: first call, with compiling", compiled, "", "", ""])
         rows.append([shape, "fedoptax: peak memory", f"{best['peak_mb']:.0f} MB", "", "", ""])
     return table(rows)
+
+
+def ways() -> str:
+    found = ours("way or shape")
+    names = {"loop": "one device, loop", "vmap": "one device, vmap", "cores-vmap": "a device a core, vmap"}
+    rows = [["shape", "a device a core, loop (default)", *names.values()]]
+    for shape in SHAPES:
+        own = found[f"shape[{shape}]"]["ms"]
+        others = [found.get(f"way[{shape}-{way}]") for way in names]
+        told = [f"{one['ms']:.1f} ({one['ms'] / own:.2f} x)" if one else "failed" for one in others]
+        rows.append([shape, f"{own:.1f}", *told])
+    return "Milliseconds a round.\n\n" + table(rows)
 
 
 def ragged() -> str:

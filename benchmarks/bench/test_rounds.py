@@ -3,7 +3,7 @@
     python -m pytest benchmarks/bench/test_rounds.py -k "mlp" --benchmark-json=out.json
 
 A timed call is a whole `fx.run` of some rounds: sampling, gathering, history and all; `rounds_per_call` in the JSON
-says how many. Compilation is timed apart, in the first call.
+says how many. Compilation is timed apart, in the first call. Every core is a device, as at the command line.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ import pytest
 
 import fedoptax as fx
 from bench.shapes import ALGORITHM, RAGGED_BATCH, SHAPES, image_task, ragged_sizes, task_of
+from fedoptax.engine.cores import use_cores
 from fedoptax.engine.sampling import cohort_of_round
 
 CALL = 1.0  # seconds that a timed call should take, to average over the machine's moods
-REPEATS = 7
+REPEATS = 5
+
+use_cores()
 
 
 def measure(benchmark: Any, call: Callable[[int], fx.RunResult]) -> None:
@@ -41,6 +44,16 @@ def measure(benchmark: Any, call: Callable[[int], fx.RunResult]) -> None:
 def test_shape(benchmark: Any, name: str) -> None:
     task, shape = task_of(name), SHAPES[name]
     options = {"cohort_size": shape.clients, "batch_size": shape.batch, "eval_every": 10**6}
+    measure(benchmark, lambda rounds: fx.run(task, ALGORITHM, rounds=rounds, **options))
+
+
+@pytest.mark.parametrize("way", ["loop", "vmap", "cores-vmap"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_way(benchmark: Any, name: str, way: str) -> None:
+    """Other ways to run the clients than the default of a CPU, one after another on each core."""
+    task, shape = task_of(name), SHAPES[name]
+    options = {"cohort_size": shape.clients, "batch_size": shape.batch, "eval_every": 10**6}
+    options |= {"client_loop": way.removeprefix("cores-"), "mesh": None if way.startswith("cores") else 1}
     measure(benchmark, lambda rounds: fx.run(task, ALGORITHM, rounds=rounds, **options))
 
 

@@ -190,7 +190,7 @@ def _program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple
                 due = (number % eval_every == 0) | (number == last)
                 row |= jax.lax.cond(
                     due & finite,
-                    lambda: _floats(evaluate(task, algorithm.params(server), test)),
+                    lambda: _floats(evaluate(task, algorithm.params(server), test, plan.mesh)),
                     lambda: {name: jnp.float32(jnp.nan) for name in tests},
                 )
             rows = {name: state.rows[name].at[state.round - start].set(row[name]) for name in columns}

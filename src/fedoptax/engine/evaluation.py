@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedoptax.algorithm import Tree
+from fedoptax.engine.sharded import AXIS, all_reduced
 from fedoptax.errors import DataError, UsageError
 from fedoptax.task import Task
 
@@ -38,7 +39,7 @@ def evaluation_data(task: Task) -> EvaluationData | None:
     if len(set(counts.values())) != 1 or 0 in counts.values():
         raise DataError(f"test examples: fields of lengths {counts} given; one length above 0 is needed")
     n = next(iter(counts.values()))
-    batch = min(n, task.eval_batch)
+    batch = min(-(-n // jax.device_count()), task.eval_batch)  # a batch at least for each device of a mesh
     batches = -(-n // batch)
 
     def batched(array: np.ndarray) -> jax.Array:
@@ -55,8 +56,8 @@ def evaluation_data(task: Task) -> EvaluationData | None:
     return EvaluationData(examples, batched(owners.astype(np.int32)))
 
 
-def evaluate(task: Task, params: Tree, data: EvaluationData) -> dict[str, jax.Array]:
-    """The columns of an evaluated round.
+def evaluate(task: Task, params: Tree, data: EvaluationData, mesh: int = 1) -> dict[str, jax.Array]:
+    """The columns of an evaluated round. On a mesh of devices each does its share of the batches.
 
     Returns:
       `test_NAME` for every metric: Σ weights·values / Σ weights over all test examples, and the task's derived metrics
@@ -64,7 +65,7 @@ def evaluate(task: Task, params: Tree, data: EvaluationData) -> dict[str, jax.Ar
       standard deviation) and `client_NAME_worst_decile` (the mean over the worst tenth of the clients, at least one),
       every client that has test examples counting once.
     """
-    sums = _sums(task, params, data)
+    sums = _sums(task, params, data, mesh)
     total = {name: (jnp.sum(value), jnp.sum(weight)) for name, (value, weight) in sums.items()}
     columns = {f"test_{name}": value for name, value in _values(task, total).items()}
     if data.owners is None:
@@ -120,7 +121,7 @@ def client_summary(values: jax.Array, present: jax.Array, higher_is_better: bool
     return {"mean": mean, "spread": spread, "worst_decile": worst if higher_is_better else -worst}
 
 
-def _sums(task: Task, params: Tree, data: EvaluationData) -> Sums:
+def _sums(task: Task, params: Tree, data: EvaluationData, mesh: int = 1) -> Sums:
     """Σ weights·values and Σ weights of every metric for each owner; padding counts for nothing."""
     owners = 1 if task.test_owners is None else _num_owners(task)
 
@@ -139,7 +140,12 @@ def _sums(task: Task, params: Tree, data: EvaluationData) -> Sums:
     def add(i: jax.Array, total: Sums) -> Sums:
         return jax.tree.map(jnp.add, total, of_batch(*jax.tree.map(lambda a: a[i], data)))
 
-    return jax.lax.fori_loop(0, data.examples["mask"].shape[0], add, zero)
+    batches = data.examples["mask"].shape[0]
+    if mesh == 1:
+        return jax.lax.fori_loop(0, batches, add, zero)
+    device = jax.lax.axis_index(AXIS)
+    mine = (batches - device + mesh - 1) // mesh
+    return all_reduced(jax.lax.fori_loop(0, mine, lambda i, total: add(device + i * mesh, total), zero))
 
 
 def _by_owner(values: jax.Array, owner: jax.Array | None, owners: int) -> jax.Array:

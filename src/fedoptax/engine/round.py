@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedoptax.algorithm import (
     Cohort,
@@ -17,10 +18,10 @@ from fedoptax.algorithm import (
     accumulate_zero,
     decoded,
 )
-from fedoptax.engine.local import client_batches, task_grad_fn
+from fedoptax.engine.local import client_batches, local_steps_of, task_grad_fn
 from fedoptax.engine.plan import Plan
 from fedoptax.engine.sampling import cohort_of_round, round_key
-from fedoptax.engine.sharded import Runner, largest_first, summed_over
+from fedoptax.engine.sharded import Runner, balanced_over, largest_first, summed_over
 from fedoptax.task import Task
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def round_function(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Callable[
     """
     work = client_work(task, algorithm, plan)
     cohort_info = Cohort(plan.cohort_size, task.num_clients)
+    uneven = plan.work.steps is None and bool(np.ptp(task.clients.sizes))
 
     def a_round(
         server: Tree, clients: Tree, data: DeviceData, key: jax.Array, round: jax.Array
@@ -55,7 +57,8 @@ def round_function(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Callable[
 
         before = row_of(clients, rows)
         like = jax.eval_shape(lambda: one(row_of((cohort, places), 0), row_of(before, 0)))[0]
-        total, clients = _runner(plan)(one, (cohort, places), rows, weights, clients)
+        steps = local_steps_of(data.sizes[places], plan.work) if uneven else None
+        total, clients = _runner(plan, steps)(one, (cohort, places), rows, weights, clients)
         upload, loss = accumulate_result(total, like)
         new_server = algorithm.server_update(server, upload, cohort_info)
         finite = jnp.isfinite(loss) & all_finite(new_server)
@@ -120,13 +123,21 @@ def row_of(tree: Tree, i: Any) -> Tree:
     return jax.tree.map(lambda a: a[i], tree)
 
 
-def _runner(plan: Plan) -> Runner:
+def _runner(plan: Plan, steps: jax.Array | None) -> Runner:
+    """What runs the clients; `steps` are their local steps if they differ."""
     own = _one_after_another if runs_in_turn(plan) else _all_at_once
+    if plan.mesh > 1 and runs_in_turn(plan) and steps is not None:
+        return balanced_over(plan.mesh, own, steps)
     return summed_over(plan.mesh, own) if plan.mesh > 1 else own
 
 
 def _one_after_another(
-    one: Callable, cohort: Tree, rows: jax.Array, weights: jax.Array, clients: Tree
+    one: Callable,
+    cohort: Tree,
+    rows: jax.Array,
+    weights: jax.Array,
+    clients: Tree,
+    count: jax.Array | None = None,
 ) -> tuple[Tree, Tree]:
     like = jax.eval_shape(one, row_of(cohort, 0), row_of(clients, 0))[0]
 
@@ -136,7 +147,7 @@ def _one_after_another(
         clients = jax.tree.map(lambda all_, new: all_.at[rows[j]].set(new), clients, state)
         return accumulate(total, weights[j], upload), clients
 
-    return jax.lax.fori_loop(0, rows.shape[0], body, (accumulate_zero(like), clients))
+    return jax.lax.fori_loop(0, rows.shape[0] if count is None else count, body, (accumulate_zero(like), clients))
 
 
 def _all_at_once(one: Callable, cohort: Tree, rows: jax.Array, weights: jax.Array, clients: Tree) -> tuple[Tree, Tree]:

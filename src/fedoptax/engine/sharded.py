@@ -1,9 +1,10 @@
 """A round's cohort dealt out over a mesh of devices: each runs its share of the clients, one all-reduce makes the mean.
 
 Every device runs the same program on the same arguments: data, server and all client states lie whole on each, and the
-server's update and the evaluation are done by each. They differ in the clients they train. Those are dealt like cards,
-largest first and back and forth, so that no device gets all the large ones. Where the cohort is no multiple of the
-devices some places are padding, which does no work.
+server's update is done by each. They differ in the test batches they evaluate and in the clients they train. Where
+clients run one after another and differ in size, each goes, largest first, to the device that has least to do. Else
+they are dealt like cards, largest first and back and forth; where the cohort is no multiple of the devices some places
+are padding, which does no work.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ from fedoptax.errors import UsageError
 AXIS = "clients"
 WHOLE = PartitionSpec()
 
-Runner = Callable[[Callable, Tree, jax.Array, jax.Array, Tree], tuple[Tree, Tree]]
-"""`(one, cohort, rows, weights, clients) -> (Σ weights·uploads, clients)`: runs the clients of a round."""
+Runner = Callable[..., tuple[Tree, Tree]]
+"""`(one, cohort, rows, weights, clients) -> (Σ weights·uploads, clients)`: runs the clients of a round.
+
+One that runs them one after another takes `count` too: only the first so many of the cohort run.
+"""
 
 
 def choose_mesh(mesh: int | None, cohort_size: int, engine: str = "compiled") -> int:
@@ -117,6 +121,54 @@ def over_mesh(program: Callable[..., Tree], devices: int) -> Callable[..., Tree]
     return jax.shard_map(program, mesh=mesh_of(devices), in_specs=WHOLE, out_specs=WHOLE, check_vma=False)
 
 
+def assign(work: jax.Array, devices: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Who does what when each piece of work, in turn, goes to the device that has least to do so far.
+
+    Graham (1969): from the largest piece to the smallest, no device then has more than 4/3 of what the best division
+    would give it.
+
+    Args:
+      work: of each piece, ≥ 0, (size,).
+      devices: so many.
+
+    Returns:
+      For each piece its device and its place there, int32 (size,); the number of pieces of each device, (devices,).
+    """
+    size = work.shape[0]
+
+    def give(i: jax.Array, given: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        owner, place, load, count = given
+        device = jnp.argmin(load)
+        owner, place = owner.at[i].set(device), place.at[i].set(count[device])
+        return owner, place, load.at[device].add(work[i]), count.at[device].add(1)
+
+    numbers, zeros = jnp.zeros(size, jnp.int32), jnp.zeros(devices, jnp.int32)
+    owner, place, _, count = jax.lax.fori_loop(0, size, give, (numbers, numbers, zeros.astype(work.dtype), zeros))
+    return owner, place, count
+
+
+def balanced_over(devices: int, inner: Runner, work: jax.Array) -> Runner:
+    """`inner`, one client after another, on every device for its clients; the sums are added up by one all-reduce.
+
+    Args:
+      devices: so many.
+      inner: takes a `count`.
+      work: of each client of the cohort, the largest first, (size,).
+    """
+
+    def run(one: Callable, cohort: Tree, rows: jax.Array, weights: jax.Array, clients: Tree) -> tuple[Tree, Tree]:
+        size = work.shape[0]
+        owner, place, count = assign(work, devices)
+        device = jax.lax.axis_index(AXIS)
+        chosen = jnp.zeros(size, jnp.int32).at[jnp.where(owner == device, place, size)].set(_count(work), mode="drop")
+        own = _rows(clients, rows[chosen])
+        total, states = inner(one, _rows(cohort, chosen), _count(work), weights[chosen], own, count[device])
+        states = _rows(_all_gathered(states), owner * size + place)
+        return all_reduced(total), jax.tree.map(lambda all_, new: all_.at[rows].set(new), clients, states)
+
+    return run
+
+
 def summed_over(devices: int, inner: Runner) -> Runner:
     """`inner` on every device for the clients dealt to it; the sums are added up by one all-reduce."""
 
@@ -126,7 +178,7 @@ def summed_over(devices: int, inner: Runner) -> Runner:
         own = jnp.where(real, weights[chosen], 0)
         total, states = inner(mine, (_rows(cohort, chosen), real), _count(real), own, _rows(clients, rows[chosen]))
         states = _rows(_all_gathered(states), places)
-        return _all_reduced(total), jax.tree.map(lambda all_, new: all_.at[rows].set(new), clients, states)
+        return all_reduced(total), jax.tree.map(lambda all_, new: all_.at[rows].set(new), clients, states)
 
     return run
 
@@ -165,7 +217,7 @@ def _unless_padding(one: Callable, padded: bool) -> Callable:
     return mine
 
 
-def _all_reduced(tree: Tree) -> Tree:
+def all_reduced(tree: Tree) -> Tree:
     """The sum of `tree` over all devices."""
     return _in_one(lambda vector: jax.lax.psum(vector, AXIS), tree, 0)
 
