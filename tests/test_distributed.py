@@ -102,6 +102,7 @@ def rows_of(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.long
 def test_two_processes_give_what_one_gives(tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     run = ["run", *SMALL, "--algorithm", "scaffold", "--rounds", "6"]

@@ -75,13 +75,9 @@ def test_the_comparison_with_algorithm_2_notices_a_wrong_order_of_examples() -> 
     assert max(errors([flatten(jax.tree.map(np.asarray, p)) for p in got], want).values()) > BITES
 
 
-LONG = pytest.mark.long
-
-
-@pytest.mark.parametrize(
-    "loss", [pytest.param(masked_loss, marks=LONG), pytest.param(plain_loss, marks=LONG), noisy_loss]
-)
-@pytest.mark.parametrize("work", [{"local_epochs": 2}, pytest.param({"local_steps": 5}, marks=LONG)])
+@pytest.mark.long
+@pytest.mark.parametrize("loss", [masked_loss, plain_loss, noisy_loss])
+@pytest.mark.parametrize("work", [{"local_epochs": 2}, {"local_steps": 5}])
 def test_eager_compiled_loop_and_vmap_are_one(loss: Any, work: dict[str, int]) -> None:
     task, algorithm = small_task(loss), fx.fedyogi(0.3, 0.1)
     options = {"rounds": 4, "cohort_size": 3, "batch_size": 4, "weighting": "uniform", **work}

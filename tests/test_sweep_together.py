@@ -12,11 +12,12 @@ TASK = fx.load_task("synthetic", num_clients=8)
 OPTIONS = {"rounds": 20, "cohort_size": 3, "batch_size": 20, "local_steps": 3, "eval_every": 7, "seed": 3}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("make", "grid"),
     [
         (fx.fedadam, {"client_lr": [0.01, 0.1], "server_lr": [0.01, 0.1]}),
-        pytest.param(fx.scaffold, {"client_lr": [0.01, 0.1]}, marks=pytest.mark.long),
+        (fx.scaffold, {"client_lr": [0.01, 0.1]}),
     ],
     ids=["fedadam", "scaffold"],
 )

@@ -158,7 +158,7 @@ def test_arguments_out_of_range_are_usage_errors(tmp_path, options, message):
         wikitext.load(tiny(tmp_path), **options)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_real_files_have_the_published_counts():
     root = real_data("wikitext-2")
     source = wikitext.load(root)
