@@ -222,7 +222,9 @@ def growing() -> str:
         each = (total - short) / (one["rounds_per_call"] - 2)
         begin = f"{max(short - 2 * each, 0):.2f}"
         rows.append([name.split("[")[1].rstrip("]"), f"{each * 1e3:.2f}", begin, f"{one['peak_mb']:.0f}"])
-    told = "One example a client, cohort 100, logistic regression; runs of 600 and of 2 rounds tell rounds from the rest."
+    told = (
+        "One example a client, cohort 100, logistic regression; runs of 600 and of 2 rounds tell rounds from the rest."
+    )
     return f"{told}\n\n{table(rows)}"
 
 
