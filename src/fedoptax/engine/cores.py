@@ -1,7 +1,7 @@
 """One device a core of the CPU, so that clients train side by side.
 
 A client's operations are small: shared out over cores they wait for each other and for each other's caches. Clients on
-cores of their own do not (docs/performance.md has the numbers).
+cores of their own do not (LOG.md has the numbers).
 """
 
 from __future__ import annotations
