@@ -53,7 +53,61 @@ def test_conv_as_patches_is_conv(case, dtype):
             np.testing.assert_allclose(a, b, rtol=10 * tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("lowering", ["patches", "auto"])
+WINOGRAD = [
+    # x (n, h, w, in), out, padding: even and odd sizes, one tile, chosen by "auto" (the last)
+    ((2, 6, 8, 3), 4, "VALID"),
+    ((1, 3, 3, 2), 3, "VALID"),
+    ((3, 7, 4, 2), 3, "VALID"),
+    ((2, 5, 9, 2), 1, "SAME"),
+    ((2, 12, 11, 16), 24, "SAME"),
+]
+
+
+@pytest.mark.parametrize("dtype", [jnp.float64, jnp.float32])
+@pytest.mark.parametrize(("x_shape", "out", "padding"), WINOGRAD)
+def test_winograds_convolution_is_conv(x_shape, out, padding, dtype):
+    """Output and both gradients; in float64 the gradients of gradients too."""
+
+    def outputs_and_gradients(lowering, x, kernel):
+        def convolve(x, kernel):
+            return conv(x, kernel, padding=padding, lowering=lowering)
+
+        def slope(x, kernel):
+            return sum(
+                jnp.sum(jnp.cos(g)) for g in jax.grad(lambda *a: jnp.sum(jnp.sin(convolve(*a))), (0, 1))(x, kernel)
+            )
+
+        y, pullback = jax.vjp(convolve, x, kernel)
+        twice = jax.grad(slope, (0, 1))(x, kernel) if dtype == jnp.float64 else ()  # float32 has too few digits for it
+        return y, *pullback(jnp.sin(y)), *twice
+
+    with jax.enable_x64(dtype == jnp.float64), jax.numpy_dtype_promotion("strict"):
+        x, kernel = normal(0, x_shape, dtype), normal(1, (3, 3, x_shape[3], out), dtype)
+        run = jax.jit(outputs_and_gradients, static_argnums=0)
+        results = {lowering: run(lowering, x, kernel) for lowering in ("winograd", "auto", "lax")}
+    scale = x_shape[3] * 9 * out  # numbers summed at most
+    for lowering in ("winograd", "auto"):
+        for ours, expected in zip(results[lowering], results["lax"]):
+            assert ours.dtype == dtype
+            np.testing.assert_allclose(ours, expected, atol=jnp.finfo(dtype).eps * scale * 4)
+
+
+@pytest.mark.parametrize(
+    ("x_shape", "out", "dtype", "expected"),
+    [
+        ((20, 26, 26, 32), 64, jnp.float32, True),
+        ((20, 26, 26, 32), 64, jnp.bfloat16, False),  # its digits are too few for sums of pixels
+        ((20, 28, 28, 1), 32, jnp.float32, False),  # too few channels
+        ((2, 4, 4, 64), 64, jnp.float32, False),  # too few tiles
+    ],
+)
+def test_auto_takes_winograd_where_it_pays(x_shape, out, dtype, expected):
+    x, kernel = jnp.zeros(x_shape, dtype), jnp.zeros((3, 3, x_shape[3], out), dtype)
+    text = jax.jit(conv).lower(x, kernel).as_text()
+    assert (f"tensor<4x4x{x_shape[3]}x{out}x" in text) == expected
+
+
+@pytest.mark.parametrize("lowering", ["patches", "winograd", "auto"])
 def test_conv_vmapped_over_weights_in_a_loop(lowering):
     """One kernel a client, gradient steps in a compiled loop: as with `lax`, client by client."""
     x, kernels = normal(0, (3, 2, 6, 6, 2)), normal(1, (3, 3, 3, 2, 4))
@@ -84,6 +138,7 @@ def test_the_platform_chooses_the_lowering():
     [
         ({"padding": "FULL"}, "padding"),
         ({"lowering": "patch"}, "lowering: unknown name 'patch'; did you mean 'patches'"),
+        ({"lowering": "winograd", "strides": (2, 1)}, "lowering: 'winograd' given for a kernel of 3 x 3 with strides"),
         ({"kernel": jnp.ones((3, 3, 5, 1))}, "kernel"),
         ({"kernel": jnp.ones((9, 3, 2, 1))}, "kernel"),
         ({"x": jnp.ones((6, 6, 2))}, "kernel"),

@@ -10,10 +10,11 @@ from flax import nnx
 from jax import lax
 
 from fedoptax.errors import UsageError, unknown
+from fedoptax.models.winograd import conv3x3
 
 Padding = Literal["VALID", "SAME"]
-Lowering = Literal["auto", "patches", "lax"]
-LOWERINGS = ("auto", "patches", "lax")
+Lowering = Literal["auto", "patches", "winograd", "lax"]
+LOWERINGS = ("auto", "patches", "winograd", "lax")
 _PADDINGS = ("SAME", "VALID")
 
 
@@ -26,8 +27,8 @@ def conv(
 ) -> jax.Array:
     """Two-dimensional convolution (cross-correlation, as everywhere in deep learning).
 
-    XLA's CPU convolution is many times slower inside a `while`, `scan` or `fori_loop` body than outside;
-    written as patches and one matrix multiply it runs at the matrix multiply's speed in both places. The
+    XLA's CPU convolution is many times slower inside a `while`, `scan` or `fori_loop` body than outside, so on a
+    CPU it is written as matrix multiplies: of patches, or of Winograd's transforms where these are faster. The
     choice is made when the program is lowered for a platform: one for a GPU keeps the GPU's own convolution.
 
     Args:
@@ -35,13 +36,14 @@ def conv(
       kernel: (kernel height, kernel width, in, out), of x's dtype.
       strides: along height and width, each ≥ 1.
       padding: `"VALID"`, or `"SAME"` (zeros, output of size ceil(size / stride)).
-      lowering: `"patches"`, `"lax"`, or `"auto"`: patches on CPU, `lax.conv_general_dilated` elsewhere.
+      lowering: `"patches"`, `"winograd"` (3 × 3 kernels with strides of 1), `"lax"`, or `"auto"`: on a CPU winograd
+        where it is faster, else patches; `lax.conv_general_dilated` elsewhere.
 
     Returns:
       (n, output height, output width, out), of x's dtype.
 
     Raises:
-      UsageError: an unknown padding or lowering, or shapes that do not fit.
+      UsageError: an unknown padding or lowering, shapes that do not fit, or `"winograd"` for others than its own.
     """
     if padding not in _PADDINGS:
         unknown("padding", padding, _PADDINGS)
@@ -57,6 +59,9 @@ def conv(
     def by_patches(x: jax.Array, kernel: jax.Array) -> jax.Array:
         return _conv_patches(jnp.pad(x, ((0, 0), *pads, (0, 0))), kernel, strides)
 
+    def by_winograd(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        return conv3x3(jnp.pad(x, ((0, 0), *pads, (0, 0))), kernel)
+
     def by_lax(x: jax.Array, kernel: jax.Array) -> jax.Array:
         return lax.conv_general_dilated(x, kernel, strides, pads, dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
@@ -64,9 +69,30 @@ def conv(
         return by_patches(x, kernel)
     if lowering == "lax":
         return by_lax(x, kernel)
+    tiled = kernel.shape[:2] == (3, 3) and strides == (1, 1)
+    if lowering == "winograd":
+        if not tiled:
+            raise UsageError(
+                f"lowering: 'winograd' given for a kernel of {kernel.shape[0]} x {kernel.shape[1]} with strides "
+                f"{strides}; 3 x 3 with strides (1, 1) is allowed"
+            )
+        return by_winograd(x, kernel)
     if lowering == "auto":
-        return lax.platform_dependent(x, kernel, cpu=by_patches, default=by_lax)
+        by_cpu = by_winograd if tiled and _winograd_pays(x, kernel) else by_patches
+        return lax.platform_dependent(x, kernel, cpu=by_cpu, default=by_lax)
     unknown("lowering", lowering, LOWERINGS)
+
+
+def _winograd_pays(x: jax.Array, kernel: jax.Array) -> bool:
+    """Whether it is faster than patches on a CPU, by measurement (`make bench`, part `convolutions`).
+
+    The transforms cost by the channel, which the multiplications must outweigh: 16 channels at least; and by the
+    weight: as many tiles as channels. Narrower types would lose digits in the transforms' sums.
+    """
+    n, height, width, fan_in = x.shape
+    channels = max(fan_in, kernel.shape[3])
+    tiles = n * (height // 2) * (width // 2)
+    return x.dtype in (jnp.float32, jnp.float64) and min(fan_in, kernel.shape[3]) >= 16 and tiles >= channels
 
 
 def _conv_patches(x: jax.Array, kernel: jax.Array, strides: tuple[int, int]) -> jax.Array:
