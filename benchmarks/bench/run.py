@@ -34,7 +34,7 @@ PEERS = {
 PACKAGES = {"torch": "torch", "pfl": "pfl", "fedjax": "fedjax", "flower": "flwr"}
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 SHAPES = ("mlp", "cnn", "tiny", "lstm")
-PARTS = (*SHAPES, "ways", "ragged", "states", "clients", "algorithms", "start")
+PARTS = (*SHAPES, "ways", "convolutions", "ragged", "states", "clients", "algorithms", "start")
 TARGETS = {  # of the ratio peer / fedoptax, as the project set them
     ("tiny", "pfl"): 4.0,
     ("tiny", "torch"): 4.0,
@@ -63,6 +63,7 @@ def main() -> int:
     for title, part, work in (
         ("Rounds against the peers and the limit", SHAPES, lambda: against_peers(parts, peers, given.scripts, rate)),
         ("How the clients of a round are run", ("ways",), ways),
+        ("3 x 3 convolutions", ("convolutions",), convolutions),
         ("Clients of unequal size", ("ragged",), ragged),
         ("Client states", ("states",), states),
         ("A growing federation", ("clients",), growing),
@@ -188,6 +189,24 @@ def ways() -> str:
         cells = [f"{one['ms']:.1f} ({one['ms'] / own:.2f} x)" if one else "failed" for one in others]
         rows.append([shape, f"{own:.1f}", *cells])
     return "Milliseconds a round.\n\n" + table(rows)
+
+
+def convolutions() -> str:
+    sys.path.insert(0, str(HERE.parent))
+    from bench.test_rounds import CONVOLUTIONS
+    from fedoptax.models.layers import winograd_pays
+
+    found = ours("test_convolution")
+    rows = [["n, height, width, in, out", "patches, ms", "winograd, ms", "winograd / patches", "`auto` takes"]]
+    for case in CONVOLUTIONS:
+        n, size, fan_in, out = case
+        name = "x".join(map(str, case))
+        ways = [found[f"convolution[{name}-{way}]"]["ms"] for way in ("patches", "winograd")]
+        chosen = winograd_pays((n, size, size, fan_in), out)
+        shape = f"{n}, {size}, {size}, {fan_in}, {out}"
+        told = [f"{ms:.2f}" for ms in ways]
+        rows.append([shape, *told, f"{ways[1] / ways[0]:.2f}", "winograd" if chosen else "patches"])
+    return "Forward and both gradients, in a compiled loop, one device.\n\n" + table(rows)
 
 
 def ragged() -> str:

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -20,9 +22,20 @@ import fedoptax as fx
 from bench.shapes import ALGORITHM, RAGGED_BATCH, SHAPES, image_task, ragged_sizes, task_of
 from fedoptax.engine.cores import use_cores
 from fedoptax.engine.sampling import cohort_of_round
+from fedoptax.models.layers import Lowering, conv
 
-CALL = 1.0  # seconds that a timed call should take, to average over the machine's moods
+CALL = 2.5  # seconds that a timed call should take: beginning and ending a run are some hundredths of one
 REPEATS = 5
+CONVOLUTIONS = [  # what the models have, and what lies at the border of the choice
+    (20, 34, 3, 16),
+    (20, 26, 8, 16),
+    (20, 34, 16, 16),
+    (20, 26, 32, 64),
+    (20, 34, 64, 64),
+    (20, 18, 128, 128),
+    (20, 10, 256, 256),
+    (20, 6, 512, 512),
+]
 
 use_cores()
 
@@ -32,6 +45,7 @@ def measure(benchmark: Any, call: Callable[[int], fx.RunResult], rounds: int | N
     begun = time.perf_counter()
     call(1)
     benchmark.extra_info["first_call_seconds"] = time.perf_counter() - begun
+    call(2)  # a program of its own: compiles
     begun = time.perf_counter()
     call(2)
     two = time.perf_counter() - begun
@@ -75,8 +89,6 @@ def test_ragged(benchmark: Any, kind: str, cohort: int) -> None:
 
 def examples_a_round(sizes: np.ndarray, cohort: int, rounds: int) -> float:
     """The mean number of examples of the cohorts that a run of seed 0 draws."""
-    import jax
-
     key = jax.random.key(0)
     drawn = [sizes[np.asarray(cohort_of_round(key, r, len(sizes), cohort))].sum() for r in range(rounds)]
     return float(np.mean(drawn))
@@ -91,6 +103,24 @@ def test_many_states(benchmark: Any, algorithm: str, states: str) -> None:
     made = fx.ALGORITHMS[algorithm](client_lr=0.05)
     options = {"cohort_size": 10, "batch_size": 20, "eval_every": 10**6, "client_states": states}
     measure(benchmark, lambda rounds: fx.run(task, made, rounds=rounds, **options))
+
+
+@pytest.mark.parametrize("lowering", ["patches", "winograd"])
+@pytest.mark.parametrize("case", CONVOLUTIONS, ids=lambda case: "x".join(map(str, case)))
+def test_convolution(benchmark: Any, case: tuple[int, int, int, int], lowering: Lowering) -> None:
+    """A 3 x 3 convolution and its gradients in a compiled loop, all cores on it: n, height and width, in, out."""
+    n, size, fan_in, out = case
+    x, kernel = jnp.ones((n, size, size, fan_in)), jnp.full((3, 3, fan_in, out), 0.01)
+
+    def step(_: Any, both: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        x, kernel = both
+        slopes = jax.grad(lambda x, kernel: conv(x, kernel, lowering=lowering).sum(), (0, 1))(x, kernel)
+        return x - 1e-6 * slopes[0], kernel - 1e-6 * slopes[1]
+
+    run = jax.jit(lambda x, kernel: jax.lax.fori_loop(0, 10, step, (x, kernel)))
+    jax.block_until_ready(run(x, kernel))
+    benchmark.pedantic(lambda: jax.block_until_ready(run(x, kernel)), rounds=15)
+    benchmark.extra_info["rounds_per_call"] = 10
 
 
 @pytest.mark.parametrize("clients", [10**3, 10**4, 10**5, 10**6])

@@ -78,21 +78,20 @@ def conv(
             )
         return by_winograd(x, kernel)
     if lowering == "auto":
-        by_cpu = by_winograd if tiled and _winograd_pays(x, kernel) else by_patches
+        exact = x.dtype in (jnp.float32, jnp.float64)  # narrower types lose digits in the transforms' sums
+        by_cpu = by_winograd if tiled and exact and winograd_pays(x.shape, kernel.shape[3]) else by_patches
         return lax.platform_dependent(x, kernel, cpu=by_cpu, default=by_lax)
     unknown("lowering", lowering, LOWERINGS)
 
 
-def _winograd_pays(x: jax.Array, kernel: jax.Array) -> bool:
-    """Whether it is faster than patches on a CPU, by measurement (`make bench`, part `convolutions`).
+def winograd_pays(shape: tuple[int, ...], out: int) -> bool:
+    """Whether a 3 × 3 convolution of x of `shape` is faster by Winograd's transforms than by patches on a CPU.
 
-    The transforms cost by the channel, which the multiplications must outweigh: 16 channels at least; and by the
-    weight: as many tiles as channels. Narrower types would lose digits in the transforms' sums.
+    Measured by `make bench`, part `convolutions`: the transforms cost by the channel, which the multiplications must
+    outweigh (8 channels on both sides), and by the weight (as many tiles of 2 × 2 as channels).
     """
-    n, height, width, fan_in = x.shape
-    channels = max(fan_in, kernel.shape[3])
-    tiles = n * (height // 2) * (width // 2)
-    return x.dtype in (jnp.float32, jnp.float64) and min(fan_in, kernel.shape[3]) >= 16 and tiles >= channels
+    n, height, width, fan_in = shape
+    return min(fan_in, out) >= 8 and n * (height // 2) * (width // 2) >= max(fan_in, out)
 
 
 def _conv_patches(x: jax.Array, kernel: jax.Array, strides: tuple[int, int]) -> jax.Array:
