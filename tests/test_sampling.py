@@ -34,10 +34,12 @@ def test_cohorts_are_uniform_over_subsets() -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 63, 64, 65, 256, 300])
 def test_a_permutation_of_n_is_one_and_does_not_depend_on_buckets(n: int) -> None:
-    make = jax.jit(lambda key, n, exact: permutation(key, n, 300, exact), static_argnums=2)
-    exact, whole = (np.asarray(make(jax.random.key(n), jnp.int32(n), flag))[:n] for flag in (True, False))
+    make = jax.jit(lambda key, n, *told: permutation(key, n, 300, *told), static_argnums=(2, 3))
+    ways = ((True, 0), (False, 0), (True, n))  # all buckets, one, and those that clients of at least n examples need
+    exact, whole, few = (np.asarray(make(jax.random.key(n), jnp.int32(n), *way))[:n] for way in ways)
     np.testing.assert_array_equal(np.sort(exact), np.arange(n))
     np.testing.assert_array_equal(exact, whole)
+    np.testing.assert_array_equal(exact, few)
 
 
 def test_permutations_are_uniform() -> None:

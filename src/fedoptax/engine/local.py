@@ -54,6 +54,7 @@ def client_batches(
     work: LocalWork,
     capacity: int,
     exact: bool = True,
+    smallest: int = 0,
 ) -> Batches:
     """The minibatches of one client in one round, each a `Minibatch`, made when asked for.
 
@@ -65,12 +66,13 @@ def client_batches(
       work: how much it does. With `epochs`, each epoch is a new permutation in ⌈n/b⌉ batches, the last one padded.
         With `steps`, K batches run cyclically through one permutation.
       capacity: the largest n in the federation.
-      exact: see `permutation`.
+      exact, smallest: see `permutation`.
     """
     order_key, dropout_key = jax.random.split(key)
     lanes = jnp.arange(work.batch_size, dtype=jnp.int32)
     epochs = work.epochs if work.steps is None else 1
-    orders = jnp.stack([permutation(jax.random.fold_in(order_key, e), size, capacity, exact) for e in range(epochs)])
+    keys = [jax.random.fold_in(order_key, e) for e in range(epochs)]
+    orders = jnp.stack([permutation(key, size, capacity, exact, smallest) for key in keys])
     a_pass = _steps_of_a_pass(size, work)
 
     def get(k: Any) -> Minibatch:

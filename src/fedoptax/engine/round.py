@@ -75,7 +75,7 @@ def client_work(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Callable[...
     `keys` is the round's key, `i` the client's number and `place` where its examples are in `data`.
     """
     exact = runs_in_turn(plan)
-    capacity = int(task.clients.sizes.max())
+    smallest, capacity = int(task.clients.sizes.min()), int(task.clients.sizes.max())
     grad_fn = task_grad_fn(task)
 
     def work(
@@ -89,6 +89,7 @@ def client_work(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Callable[...
             plan.work,
             capacity,
             exact=exact,
+            smallest=smallest,
         )
         upload, state, loss = algorithm.client_update(grad_fn, message, state, batches)
         return decoded(algorithm, upload), state, loss

@@ -40,15 +40,16 @@ def cohort_of_round(key: jax.Array, round: jax.Array | int, num_clients: int, si
     return jnp.sort(jax.lax.fori_loop(0, size, pick, jnp.full((size,), -1, jnp.int32)))
 
 
-def permutation(key: jax.Array, n: jax.Array, capacity: int, exact: bool = True) -> jax.Array:
+def permutation(key: jax.Array, n: jax.Array, capacity: int, exact: bool = True, smallest: int = 0) -> jax.Array:
     """A uniform permutation of 0…n−1 in the first n places of an int32 array (capacity,), for a traced n ≤ capacity.
 
     Sorting `capacity` random numbers for a client of a few examples would cost more than its training, so with `exact`
     the sort is as long as the smallest power-of-four bucket that holds n. Vmapped code would run every bucket: there
-    `exact=False` sorts once at full length, with the same result.
+    `exact=False` sorts once at full length, with the same result. Buckets below `smallest`, if no n is, are not made:
+    each takes a fifth of a second to compile.
     """
     buckets = [capacity]
-    while exact and buckets[0] > 64:
+    while exact and buckets[0] > max(64, 4 * smallest):
         buckets.insert(0, -(-buckets[0] // 4))
 
     def shuffle(length: int) -> jax.Array:
