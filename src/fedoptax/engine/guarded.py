@@ -25,7 +25,7 @@ from fedoptax.engine.aggregation import MEAN, Aggregator, Mean
 from fedoptax.engine.faults import Fate, Rates, fate_of_round, spoil, virtual_seconds
 from fedoptax.engine.local import local_steps_of
 from fedoptax.engine.plan import Plan
-from fedoptax.engine.round import all_finite, client_work, holds_all, row_of, runs_in_turn, upload_weights
+from fedoptax.engine.round import all_finite, changed, client_work, holds_all, row_of, runs_in_turn, upload_weights
 from fedoptax.engine.sampling import cohort_of_round, round_key
 from fedoptax.engine.sharded import largest_first, mapped_over
 from fedoptax.task import Task
@@ -84,19 +84,19 @@ def guarded_round_function(
 
         before = row_of(clients, rows)
         weights = upload_weights(plan.weighting, sizes)
-        given = ((cohort, places, fate), rows, weights, clients, plan.aggregate)
+        given = ((cohort, places, fate), weights, before, plan.aggregate)
         if runs_in_turn(plan) and plan.mesh == 1:
-            taken, clients = _one_after_another(one, *given)
+            taken, after = _one_after_another(one, *given)
         else:
             mapped = mapped_over(plan.mesh, one, runs_in_turn(plan)) if plan.mesh > 1 else jax.vmap(one)
-            taken, clients = _all_at_once(mapped, *given)
+            taken, after = _all_at_once(mapped, *given)
         count = jnp.sum(taken.present)
         enough = (count >= plan.aggregate.least) & (taken.weight > 0)
         new_server = algorithm.server_update(server, taken.upload, Cohort(count, task.num_clients))
         finite = jnp.isfinite(taken.loss) & all_finite(new_server)
         moves = enough & finite
         server = jax.tree.map(lambda new, old: jnp.where(moves, new, old), new_server, server)
-        clients = jax.tree.map(lambda all_, old: all_.at[rows].set(jnp.where(moves, all_[rows], old)), clients, before)
+        clients = changed(clients, rows, before, after, moves)
         columns = {
             "participants": count,
             "dropped": jnp.sum(fate.dropped),
@@ -110,42 +110,41 @@ def guarded_round_function(
 
 
 def _one_after_another(
-    one: Callable, cohort: Tree, rows: jax.Array, weights: jax.Array, clients: Tree, aggregator: Aggregator
+    one: Callable, cohort: Tree, weights: jax.Array, states: Tree, aggregator: Aggregator
 ) -> tuple[Taken, Tree]:
     """A linear aggregator sums up as the uploads come; any other needs all of them at once."""
-    like, like_loss = jax.eval_shape(one, row_of(cohort, 0), row_of(clients, 0))[:2]
-    size = rows.shape[0]
+    like, like_loss = jax.eval_shape(one, row_of(cohort, 0), row_of(states, 0))[:2]
+    size = weights.shape[0]
     linear = aggregator if isinstance(aggregator, Mean) else None
     start = accumulate_zero(like) if linear else jax.tree.map(lambda a: jnp.zeros((size, *a.shape), a.dtype), like)
 
     def body(j: jax.Array, carry: tuple[Tree, ...]) -> tuple[Tree, ...]:
-        uploads, loss, present, clients = carry
-        upload, own_loss, sound, state = one(row_of(cohort, j), row_of(clients, rows[j]))
+        uploads, loss, present, states = carry
+        upload, own_loss, sound, state = one(row_of(cohort, j), row_of(states, j))
         weight = jnp.where(sound, weights[j], 0)
         if linear:
             uploads = accumulate(uploads, weight, linear.each(upload))
         else:
             uploads = jax.tree.map(lambda all_, new: all_.at[j].set(new), uploads, upload)
-        clients = jax.tree.map(lambda all_, new: all_.at[rows[j]].set(new), clients, state)
-        return uploads, accumulate(loss, weight, own_loss), present.at[j].set(sound), clients
+        states = jax.tree.map(lambda all_, new: all_.at[j].set(new), states, state)
+        return uploads, accumulate(loss, weight, own_loss), present.at[j].set(sound), states
 
-    carry = (start, accumulate_zero(like_loss), jnp.zeros(size, bool), clients)
-    uploads, loss, present, clients = jax.lax.fori_loop(0, size, body, carry)
+    carry = (start, accumulate_zero(like_loss), jnp.zeros(size, bool), states)
+    uploads, loss, present, states = jax.lax.fori_loop(0, size, body, carry)
     weight = jnp.sum(jnp.where(present, weights, 0))
     divisor = jnp.maximum(weight, jnp.finfo(weight.dtype).tiny)
     if linear:
         upload = accumulate_result(jax.tree.map(lambda a: a / divisor.astype(a.dtype), uploads), like)
     else:
         upload = aggregator.combine(uploads, weights, present)
-    return Taken(upload, loss / divisor.astype(loss.dtype), present, weight), clients
+    return Taken(upload, loss / divisor.astype(loss.dtype), present, weight), states
 
 
 def _all_at_once(
-    mapped: Callable, cohort: Tree, rows: jax.Array, weights: jax.Array, clients: Tree, aggregator: Aggregator
+    mapped: Callable, cohort: Tree, weights: jax.Array, states: Tree, aggregator: Aggregator
 ) -> tuple[Taken, Tree]:
     """`mapped` runs all clients of a stacked cohort and gives their results stacked."""
-    uploads, losses, present, states = mapped(cohort, row_of(clients, rows))
-    clients = jax.tree.map(lambda all_, new: all_.at[rows].set(new), clients, states)
+    uploads, losses, present, states = mapped(cohort, states)
     upload = aggregator.combine(uploads, weights, present)
     loss: Any = MEAN.combine(losses, weights, present)
-    return Taken(upload, loss, present, jnp.sum(jnp.where(present, weights, 0))), clients
+    return Taken(upload, loss, present, jnp.sum(jnp.where(present, weights, 0))), states

@@ -55,16 +55,16 @@ def round_function(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Callable[
             upload, state, loss = work(message, data, client_keys, *client, state)
             return (upload, loss), state
 
+        # The cohort's states alone go through the round: were all N read and written in it, XLA would copy them all.
         before = row_of(clients, rows)
         like = jax.eval_shape(lambda: one(row_of((cohort, places), 0), row_of(before, 0)))[0]
         steps = local_steps_of(data.sizes[places], plan.work) if uneven else None
-        total, clients = _runner(plan, steps)(one, (cohort, places), rows, weights, clients)
+        total, after = _runner(plan, steps)(one, (cohort, places), weights, before)
         upload, loss = accumulate_result(total, like)
         new_server = algorithm.server_update(server, upload, cohort_info)
         finite = jnp.isfinite(loss) & all_finite(new_server)
         server = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new_server, server)
-        clients = jax.tree.map(lambda all_, old: all_.at[rows].set(jnp.where(finite, all_[rows], old)), clients, before)
-        return server, clients, loss, finite
+        return server, changed(clients, rows, before, after, finite), loss, finite
 
     return a_round
 
@@ -124,6 +124,11 @@ def row_of(tree: Tree, i: Any) -> Tree:
     return jax.tree.map(lambda a: a[i], tree)
 
 
+def changed(clients: Tree, rows: jax.Array, before: Tree, after: Tree, counts: jax.Array) -> Tree:
+    """Stacked states with those of `rows` as after the round if it counts, else as before."""
+    return jax.tree.map(lambda all_, old, new: all_.at[rows].set(jnp.where(counts, new, old)), clients, before, after)
+
+
 def _runner(plan: Plan, steps: jax.Array | None) -> Runner:
     """What runs the clients; `steps` are their local steps if they differ."""
     own = _one_after_another if runs_in_turn(plan) else _all_at_once
@@ -133,26 +138,20 @@ def _runner(plan: Plan, steps: jax.Array | None) -> Runner:
 
 
 def _one_after_another(
-    one: Callable,
-    cohort: Tree,
-    rows: jax.Array,
-    weights: jax.Array,
-    clients: Tree,
-    count: jax.Array | None = None,
+    one: Callable, cohort: Tree, weights: jax.Array, states: Tree, count: jax.Array | None = None
 ) -> tuple[Tree, Tree]:
-    like = jax.eval_shape(one, row_of(cohort, 0), row_of(clients, 0))[0]
+    like = jax.eval_shape(one, row_of(cohort, 0), row_of(states, 0))[0]
 
     def body(j: jax.Array, carry: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
-        total, clients = carry
-        upload, state = one(row_of(cohort, j), row_of(clients, rows[j]))
-        clients = jax.tree.map(lambda all_, new: all_.at[rows[j]].set(new), clients, state)
-        return accumulate(total, weights[j], upload), clients
+        total, states = carry
+        upload, state = one(row_of(cohort, j), row_of(states, j))
+        states = jax.tree.map(lambda all_, new: all_.at[j].set(new), states, state)
+        return accumulate(total, weights[j], upload), states
 
-    return jax.lax.fori_loop(0, rows.shape[0] if count is None else count, body, (accumulate_zero(like), clients))
+    return jax.lax.fori_loop(0, weights.shape[0] if count is None else count, body, (accumulate_zero(like), states))
 
 
-def _all_at_once(one: Callable, cohort: Tree, rows: jax.Array, weights: jax.Array, clients: Tree) -> tuple[Tree, Tree]:
-    uploads, states = jax.vmap(one)(cohort, row_of(clients, rows))
-    clients = jax.tree.map(lambda all_, new: all_.at[rows].set(new), clients, states)
+def _all_at_once(one: Callable, cohort: Tree, weights: jax.Array, states: Tree) -> tuple[Tree, Tree]:
+    uploads, states = jax.vmap(one)(cohort, states)
     weighted = jax.vmap(accumulate)(accumulate_zero(uploads), weights, uploads)
-    return jax.tree.map(lambda a: jnp.sum(a, axis=0), weighted), clients
+    return jax.tree.map(lambda a: jnp.sum(a, axis=0), weighted), states

@@ -26,7 +26,7 @@ AXIS = "clients"
 WHOLE = PartitionSpec()
 
 Runner = Callable[..., tuple[Tree, Tree]]
-"""`(one, cohort, rows, weights, clients) -> (Σ weights·uploads, clients)`: runs the clients of a round.
+"""`(one, cohort, weights, states) -> (Σ weights·uploads, states)`: runs the clients of a round, whose states they are.
 
 One that runs them one after another takes `count` too: only the first so many of the cohort run.
 """
@@ -156,15 +156,13 @@ def balanced_over(devices: int, inner: Runner, work: jax.Array) -> Runner:
       work: of each client of the cohort, the largest first, (size,).
     """
 
-    def run(one: Callable, cohort: Tree, rows: jax.Array, weights: jax.Array, clients: Tree) -> tuple[Tree, Tree]:
+    def run(one: Callable, cohort: Tree, weights: jax.Array, states: Tree) -> tuple[Tree, Tree]:
         size = work.shape[0]
         owner, place, count = assign(work, devices)
         device = jax.lax.axis_index(AXIS)
         chosen = jnp.zeros(size, jnp.int32).at[jnp.where(owner == device, place, size)].set(_count(work), mode="drop")
-        own = _rows(clients, rows[chosen])
-        total, states = inner(one, _rows(cohort, chosen), _count(work), weights[chosen], own, count[device])
-        states = _rows(_all_gathered(states), owner * size + place)
-        return all_reduced(total), jax.tree.map(lambda all_, new: all_.at[rows].set(new), clients, states)
+        total, own = inner(one, _rows(cohort, chosen), weights[chosen], _rows(states, chosen), count[device])
+        return all_reduced(total), _rows(_all_gathered(own), owner * size + place)
 
     return run
 
@@ -172,13 +170,12 @@ def balanced_over(devices: int, inner: Runner, work: jax.Array) -> Runner:
 def summed_over(devices: int, inner: Runner) -> Runner:
     """`inner` on every device for the clients dealt to it; the sums are added up by one all-reduce."""
 
-    def run(one: Callable, cohort: Tree, rows: jax.Array, weights: jax.Array, clients: Tree) -> tuple[Tree, Tree]:
-        chosen, real, places = _share(rows.shape[0], devices)
-        mine = _unless_padding(one, rows.shape[0] % devices > 0)
-        own = jnp.where(real, weights[chosen], 0)
-        total, states = inner(mine, (_rows(cohort, chosen), real), _count(real), own, _rows(clients, rows[chosen]))
-        states = _rows(_all_gathered(states), places)
-        return all_reduced(total), jax.tree.map(lambda all_, new: all_.at[rows].set(new), clients, states)
+    def run(one: Callable, cohort: Tree, weights: jax.Array, states: Tree) -> tuple[Tree, Tree]:
+        chosen, real, places = _share(weights.shape[0], devices)
+        mine = _unless_padding(one, weights.shape[0] % devices > 0)
+        share = jnp.where(real, weights[chosen], 0)
+        total, own = inner(mine, (_rows(cohort, chosen), real), share, _rows(states, chosen))
+        return all_reduced(total), _rows(_all_gathered(own), places)
 
     return run
 
