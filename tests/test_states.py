@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ import pytest
 
 import fedoptax as fx
 from fedoptax.engine import states
+from fedoptax.engine.compiled import Fixed, program
+from fedoptax.engine.local import LocalWork
 from fedoptax.engine.memory import host_bytes
+from fedoptax.engine.plan import Plan
 from fedoptax.engine.states import OnDevice, OnHost, choose_place
 from small import small_task
 
@@ -110,3 +114,17 @@ def test_states_of_16_gigabytes_take_only_the_disk_that_was_written(tmp_path: Pa
     assert 2 <= len(seen) <= 4
     control = result.clients.of(seen)
     assert all((leaf[:, :2] != 0).all() and (leaf[:, 2:] == 0).all() for leaf in jax.tree.leaves(control))
+
+
+@pytest.mark.parametrize("faults", [False, True])
+@pytest.mark.parametrize("loop", ["loop", "vmap"])
+def test_a_round_copies_the_cohorts_states_alone(loop: str, faults: bool) -> None:
+    """The loop over rounds writes the states of all clients in place: copies of all are those into it and out of it."""
+    task, algorithm = small_task(sizes=(2,) * 23), fx.scaffold(0.1)
+    given = {"dropout": 0.1} if faults else None
+    fx.run(task, algorithm, rounds=1, cohort_size=3, batch_size=2, client_loop=loop, faults=given, mesh=1)
+    plan = Plan(3, LocalWork(2), algorithm.weighting, loop, faults=faults)
+    compiled: Any = program(task, Fixed(algorithm), plan).advance
+    rounds = compiled.compiled.as_text().split("ENTRY")[0]
+    assert re.search(r"f32\[23[],]", rounds)
+    assert re.findall(r"f32\[23[],]\S* copy\(.*", rounds) == []

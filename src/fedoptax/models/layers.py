@@ -30,6 +30,7 @@ def conv(
     XLA's CPU convolution is many times slower inside a `while`, `scan` or `fori_loop` body than outside, so on a
     CPU it is written as matrix multiplies: of patches, or of Winograd's transforms where these are faster. The
     choice is made when the program is lowered for a platform: one for a GPU keeps the GPU's own convolution.
+    Winograd's has gradients, and gradients of gradients, but no forward-mode derivatives.
 
     Args:
       x: (n, height, width, in).
