@@ -132,9 +132,28 @@ def test_number_of_clients(benchmark: Any, clients: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn"])
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedlamb", "fafed"])
+@pytest.mark.parametrize("algorithm", ["fedlamb", "fafed"])
 def test_algorithm(benchmark: Any, algorithm: str, name: str) -> None:
+    """An algorithm and FedAvg in turn; of each a run of one round is subtracted, which holds beginning and ending."""
     task, shape = task_of(name), SHAPES[name]
-    made = fx.fedavg(client_lr=0.05) if algorithm == "fedavg" else fx.ALGORITHMS[algorithm](lr=1e-4)
+    made = {"fedavg": fx.fedavg(client_lr=0.05), algorithm: fx.ALGORITHMS[algorithm](lr=1e-4)}
     options = {"cohort_size": shape.clients, "batch_size": shape.batch, "eval_every": 10**6}
-    measure(benchmark, lambda rounds: fx.run(task, made, rounds=rounds, **options))
+    rounds = 20 if name == "mlp" else 4
+    times: dict[str, list[float]] = {which: [] for which in made}
+
+    def seconds(which: str, rounds: int) -> float:
+        begun = time.perf_counter()
+        fx.run(task, made[which], rounds=rounds, **options)
+        return time.perf_counter() - begun
+
+    def turn() -> None:
+        for which in made:
+            short = seconds(which, 1)
+            times[which].append((seconds(which, 1 + rounds) - short) / rounds * 1e3)
+
+    turn()  # compiles
+    for which in made:
+        times[which].clear()
+    benchmark.pedantic(turn, rounds=9)
+    benchmark.extra_info["rounds_per_call"] = len(made) * (2 + rounds)
+    benchmark.extra_info["each_ms"] = {which: float(np.median(found)) for which, found in times.items()}

@@ -229,20 +229,24 @@ def _recursive_momentum(
             return FAFEDUpload(x, mean, square, steps), x, loss
 
         def later_round(batches: Any) -> tuple[FAFEDUpload, Tree, jax.Array]:
-            a = matrix(v)
+            inverse = () if beta is None else jax.tree.map(jnp.reciprocal, matrix(v))
 
+            def moved(y: Tree, eta: Any, m_i: Tree) -> Tree:
+                direction = m_i if beta is None else jax.tree.map(jnp.multiply, m_i, inverse)
+                return tree.add_scaled(y, -eta, direction)
+
+            # Line 15 opens the next iteration here instead of closing its own: x_prev then need not go from one to the
+            # next beside x, a swap for which XLA would copy three vectors a step.
             def step(carry: tuple, batch: Any) -> tuple[tuple, jax.Array]:
-                k, y, y_prev, m_i, v_i = carry
+                k, y_prev, m_i, v_i = carry
+                y = jax.tree.map(lambda x, y: jnp.where(k == 0, x, y), x, moved(y_prev, _at(lr, t + k - 1), m_i))
                 loss, grads = grad_fn(y, batch)
                 _, grads_prev = grad_fn(y_prev, batch)
                 m_i = tree.add_scaled(grads, 1 - _at(alpha, t + k), tree.sub(m_i, grads_prev))
-                v_i = second(v_i, grads)
-                eta = _at(lr, t + k)
-                eta = jnp.where(k < last, eta, 0.0) if last_step_at_server else eta
-                return (k + 1, tree.add_scaled(y, -eta, divide(m_i, a)), y, m_i, v_i), loss
+                return (k + 1, y, m_i, second(v_i, grads)), loss
 
-            start = (jnp.zeros((), jnp.int32), x, client, m, v)
-            (_, y, y_prev, m_i, v_i), loss = local_steps(step, start, batches)
+            (_, y_prev, m_i, v_i), loss = local_steps(step, (jnp.zeros((), jnp.int32), client, m, v), batches)
+            y = y_prev if last_step_at_server else moved(y_prev, _at(lr, t + last), m_i)
             return FAFEDUpload(y, m_i, v_i, steps), y_prev, loss
 
         return _if_first(t == 0, first_round, later_round, batches)

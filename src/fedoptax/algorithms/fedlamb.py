@@ -133,7 +133,11 @@ def fedlamb(
     scaling = _phi(phi)
 
     def layerwise(p: Tree, theta: Tree, lr: Any) -> Tree:
-        u = tree.add_scaled(p, weight_decay, theta)
+        u = (
+            p
+            if isinstance(weight_decay, int | float) and weight_decay == 0
+            else tree.add_scaled(p, weight_decay, theta)
+        )
 
         def leaf(u: jax.Array, norm_u: jax.Array, norm_theta: jax.Array) -> jax.Array:
             length = jnp.asarray(lr, norm_u.dtype) * jnp.asarray(scaling(norm_theta), norm_u.dtype)
@@ -175,21 +179,25 @@ def _local_adaptive(
         grad_fn: GradFn, message: AMSMessage, client: Any, batches: Any
     ) -> tuple[AMSUpload, Any, jax.Array]:
         alpha = received(lr, message.lr)
-        denominator = jax.tree.map(lambda v: jnp.sqrt(v) + jnp.asarray(eps, v.dtype), message.v_max)
+        root = jax.tree.map(lambda v: jnp.sqrt(v) + jnp.asarray(eps, v.dtype), message.v_max)
+        inverse = jax.tree.map(jnp.reciprocal, root)
 
-        def step(carry: tuple[Tree, Tree, Momentum], batch: Any) -> tuple[tuple, jax.Array]:
-            theta, v, (m, steps) = carry
+        # v̂ stands still during a round, so p = m/√v̂ (line 11) follows m's recursion: one vector less to read a step.
+        def step(carry: tuple[Tree, Tree, Tree, Any], batch: Any) -> tuple[tuple, jax.Array]:
+            theta, v, p, steps = carry
             loss, grads = grad_fn(theta, batch)
-            m = tree.ema(b1, m, grads)
+            p = tree.ema(b1, p, jax.tree.map(jnp.multiply, grads, inverse))
             v = tree.ema(b2, v, jax.tree.map(jnp.square, grads))
-            p = jax.tree.map(jnp.divide, m, denominator)
+            taken = p
             if bias_correction:
                 steps = steps + 1
-                p = tree.scale(_correction(b1, steps), p)
-            return (tree.sub(theta, change(p, theta, alpha)), v, Momentum(m, steps)), loss
+                taken = tree.scale(_correction(b1, steps), p)
+            return (tree.sub(theta, change(taken, theta, alpha)), v, p, steps), loss
 
-        start = client if persist else no_momentum(message.params)
-        (theta, v, kept), loss = local_steps(step, (message.params, message.v_max, start), batches)
+        m, steps = client if persist else no_momentum(message.params)
+        start = (message.params, message.v_max, jax.tree.map(jnp.multiply, m, inverse), steps)
+        (theta, v, p, steps), loss = local_steps(step, start, batches)
+        kept = Momentum(jax.tree.map(jnp.multiply, p, root), steps)
         return AMSUpload(theta, v), kept if persist else (), loss
 
     def server_update(server: AMSState, mean: AMSUpload, cohort: Cohort) -> AMSState:

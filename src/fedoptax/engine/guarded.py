@@ -96,7 +96,7 @@ def guarded_round_function(
         finite = jnp.isfinite(taken.loss) & all_finite(new_server)
         moves = enough & finite
         server = jax.tree.map(lambda new, old: jnp.where(moves, new, old), new_server, server)
-        clients = changed(clients, rows, before, after, moves)
+        clients = changed(clients, rows, after, moves)
         columns = {
             "participants": count,
             "dropped": jnp.sum(fate.dropped),

@@ -56,15 +56,18 @@ def round_function(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Callable[
             return (upload, loss), state
 
         # The cohort's states alone go through the round: were all N read and written in it, XLA would copy them all.
-        before = row_of(clients, rows)
-        like = jax.eval_shape(lambda: one(row_of((cohort, places), 0), row_of(before, 0)))[0]
+        def states(j: jax.Array) -> Tree:
+            return row_of(clients, rows[j])
+
+        like = jax.eval_shape(lambda: one(row_of((cohort, places), 0), row_of(clients, 0)))[0]
         steps = local_steps_of(data.sizes[places], plan.work) if uneven else None
-        total, after = _runner(plan, steps)(one, (cohort, places), weights, before)
+        total, after, whose = _runner(plan, steps)(one, (cohort, places), weights, states)
         upload, loss = accumulate_result(total, like)
         new_server = algorithm.server_update(server, upload, cohort_info)
         finite = jnp.isfinite(loss) & all_finite(new_server)
         server = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new_server, server)
-        return server, changed(clients, rows, before, after, finite), loss, finite
+        counting = finite & (whose < plan.cohort_size)
+        return server, changed(clients, rows[jnp.where(counting, whose, 0)], after, counting), loss, finite
 
     return a_round
 
@@ -124,9 +127,11 @@ def row_of(tree: Tree, i: Any) -> Tree:
     return jax.tree.map(lambda a: a[i], tree)
 
 
-def changed(clients: Tree, rows: jax.Array, before: Tree, after: Tree, counts: jax.Array) -> Tree:
-    """Stacked states with those of `rows` as after the round if it counts, else as before."""
-    return jax.tree.map(lambda all_, old, new: all_.at[rows].set(jnp.where(counts, new, old)), clients, before, after)
+def changed(clients: Tree, rows: jax.Array, after: Tree, counts: jax.Array) -> Tree:
+    """Stacked states with those of `rows` as after the round, where it counts."""
+    return jax.tree.map(
+        lambda all_, new: all_.at[jnp.where(counts, rows, all_.shape[0])].set(new, mode="drop"), clients, after
+    )
 
 
 def _runner(plan: Plan, steps: jax.Array | None) -> Runner:
@@ -134,24 +139,30 @@ def _runner(plan: Plan, steps: jax.Array | None) -> Runner:
     own = _one_after_another if runs_in_turn(plan) else _all_at_once
     if plan.mesh > 1 and runs_in_turn(plan) and steps is not None:
         return balanced_over(plan.mesh, own, steps)
-    return summed_over(plan.mesh, own) if plan.mesh > 1 else own
+    return summed_over(plan.mesh, own, runs_in_turn(plan)) if plan.mesh > 1 else own
 
 
 def _one_after_another(
-    one: Callable, cohort: Tree, weights: jax.Array, states: Tree, count: jax.Array | None = None
-) -> tuple[Tree, Tree]:
-    like = jax.eval_shape(one, row_of(cohort, 0), row_of(states, 0))[0]
+    one: Callable, cohort: Tree, weights: jax.Array, states: Callable[[Any], Tree], count: jax.Array | None = None
+) -> tuple[Tree, Tree, jax.Array]:
+    numbers = jnp.arange(weights.shape[0])
+    like = jax.eval_shape(lambda: one(row_of(cohort, 0), states(numbers[0])))[0]
 
     def body(j: jax.Array, carry: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
-        total, states = carry
-        upload, state = one(row_of(cohort, j), row_of(states, j))
-        states = jax.tree.map(lambda all_, new: all_.at[j].set(new), states, state)
-        return accumulate(total, weights[j], upload), states
+        total, own = carry
+        upload, state = one(row_of(cohort, j), row_of(own, j))
+        own = jax.tree.map(lambda all_, new: all_.at[j].set(new), own, state)
+        return accumulate(total, weights[j], upload), own
 
-    return jax.lax.fori_loop(0, weights.shape[0] if count is None else count, body, (accumulate_zero(like), states))
+    begin = (accumulate_zero(like), states(numbers))
+    total, own = jax.lax.fori_loop(0, weights.shape[0] if count is None else count, body, begin)
+    return total, own, numbers
 
 
-def _all_at_once(one: Callable, cohort: Tree, weights: jax.Array, states: Tree) -> tuple[Tree, Tree]:
-    uploads, states = jax.vmap(one)(cohort, states)
+def _all_at_once(
+    one: Callable, cohort: Tree, weights: jax.Array, states: Callable[[Any], Tree]
+) -> tuple[Tree, Tree, jax.Array]:
+    numbers = jnp.arange(weights.shape[0])
+    uploads, own = jax.vmap(one)(cohort, states(numbers))
     weighted = jax.vmap(accumulate)(accumulate_zero(uploads), weights, uploads)
-    return jax.tree.map(lambda a: jnp.sum(a, axis=0), weighted), states
+    return jax.tree.map(lambda a: jnp.sum(a, axis=0), weighted), own, numbers

@@ -24,11 +24,14 @@ from fedoptax.errors import UsageError
 
 AXIS = "clients"
 WHOLE = PartitionSpec()
+LARGE = 2**16  # bytes of an array that is worth a message of its own
 
-Runner = Callable[..., tuple[Tree, Tree]]
-"""`(one, cohort, weights, states) -> (Σ weights·uploads, states)`: runs the clients of a round, whose states they are.
+Runner = Callable[..., tuple[Tree, Tree, jax.Array]]
+"""`(one, cohort, weights, states) -> (Σ weights·uploads, after, whose)`: runs the clients of a round.
 
-One that runs them one after another takes `count` too: only the first so many of the cohort run.
+`states(j)` gives the state of the cohort's client j, or stacked those of several; row i of `after` is the new state of
+client `whose[i]`, of no one if that is the cohort's size or more. One that runs them one after another takes `count`
+too: only the first so many of the cohort run.
 """
 
 
@@ -156,26 +159,41 @@ def balanced_over(devices: int, inner: Runner, work: jax.Array) -> Runner:
       work: of each client of the cohort, the largest first, (size,).
     """
 
-    def run(one: Callable, cohort: Tree, weights: jax.Array, states: Tree) -> tuple[Tree, Tree]:
+    def run(
+        one: Callable, cohort: Tree, weights: jax.Array, states: Callable[[jax.Array], Tree]
+    ) -> tuple[Tree, Tree, jax.Array]:
         size = work.shape[0]
         owner, place, count = assign(work, devices)
+        whose = jnp.full(devices * size, size).at[owner * size + place].set(jnp.arange(size))
         device = jax.lax.axis_index(AXIS)
-        chosen = jnp.zeros(size, jnp.int32).at[jnp.where(owner == device, place, size)].set(_count(work), mode="drop")
-        total, own = inner(one, _rows(cohort, chosen), weights[chosen], _rows(states, chosen), count[device])
-        return all_reduced(total), _rows(_all_gathered(own), owner * size + place)
+        chosen = jnp.minimum(whose.reshape(devices, size)[device], size - 1)
+        total, own, _ = inner(one, _rows(cohort, chosen), weights[chosen], lambda j: states(chosen[j]), count[device])
+        return all_reduced(total), _all_gathered(own), whose
 
     return run
 
 
-def summed_over(devices: int, inner: Runner) -> Runner:
-    """`inner` on every device for the clients dealt to it; the sums are added up by one all-reduce."""
+def summed_over(devices: int, inner: Runner, in_turn: bool) -> Runner:
+    """`inner` on every device for the clients dealt to it; the sums are added up by one all-reduce.
 
-    def run(one: Callable, cohort: Tree, weights: jax.Array, states: Tree) -> tuple[Tree, Tree]:
-        chosen, real, places = _share(weights.shape[0], devices)
-        mine = _unless_padding(one, weights.shape[0] % devices > 0)
+    Args:
+      devices: so many.
+      inner: takes a `count` if `in_turn`.
+      in_turn: it runs clients one after another, and so leaves out padding, which is last, instead of masking it.
+    """
+
+    def run(
+        one: Callable, cohort: Tree, weights: jax.Array, states: Callable[[jax.Array], Tree]
+    ) -> tuple[Tree, Tree, jax.Array]:
+        size = weights.shape[0]
+        chosen, real, _ = _share(size, devices)
         share = jnp.where(real, weights[chosen], 0)
-        total, own = inner(mine, (_rows(cohort, chosen), real), share, _rows(states, chosen))
-        return all_reduced(total), _rows(_all_gathered(own), places)
+        given = share, lambda j: states(chosen[j])
+        if in_turn:
+            total, own, _ = inner(one, _rows(cohort, chosen), *given, jnp.sum(real))
+        else:
+            total, own, _ = inner(_unless_padding(one, size % devices > 0), (_rows(cohort, chosen), real), *given)
+        return all_reduced(total), _all_gathered(own), jnp.asarray(deal(size, devices)[0].reshape(-1))
 
     return run
 
@@ -220,8 +238,14 @@ def all_reduced(tree: Tree) -> Tree:
 
 
 def _all_gathered(tree: Tree) -> Tree:
-    """The rows of all devices, device after device."""
-    return _in_one(lambda rows: jax.lax.all_gather(rows, AXIS, tiled=True), tree, 1)
+    """The rows of all devices, device after device; large leaves each by itself, as joining would copy them."""
+
+    def gathered(rows: jax.Array) -> jax.Array:
+        return jax.lax.all_gather(rows, AXIS, tiled=True)
+
+    leaves, structure = jax.tree.flatten(tree)
+    small = iter(_in_one(gathered, [a for a in leaves if a.nbytes < LARGE], 1))
+    return jax.tree.unflatten(structure, [next(small) if a.nbytes < LARGE else gathered(a) for a in leaves])
 
 
 def _in_one(operation: Callable[[jax.Array], jax.Array], tree: Tree, kept: int) -> Tree:
@@ -238,10 +262,6 @@ def _in_one(operation: Callable[[jax.Array], jax.Array], tree: Tree, kept: int) 
         parts = jnp.split(joined, np.cumsum([a.shape[kept] for a in flat])[:-1], axis=kept)
         done |= {i: a.reshape(*a.shape[:kept], *leaves[i].shape[kept:]) for i, a in zip(own, parts)}
     return jax.tree.unflatten(structure, [done[i] for i in range(len(leaves))])
-
-
-def _count(array: jax.Array) -> jax.Array:
-    return jnp.arange(array.shape[0])
 
 
 def _rows(tree: Tree, rows: Any) -> Tree:
