@@ -14,7 +14,7 @@ import pytest
 import fedoptax as fx
 from fedoptax.engine.compiled import Fixed, device_data, program
 from fedoptax.engine.local import LocalWork, client_batches
-from fedoptax.engine.plan import Plan
+from fedoptax.engine.plan import SMALL_MODEL, Plan, runs_in_turn
 from oracles import fedopt as oracle
 from oracles.compare import BITES, TOLERANCE, errors
 from oracles.problem import flatten
@@ -228,3 +228,27 @@ def test_schedules_are_evaluated_on_the_server_and_travel() -> None:
     constant = program(task, Fixed(fx.fedavg(0.3)), plan)
     travels = program(task, Fixed(scheduled), plan)
     assert (travels.bytes_down - constant.bytes_down, travels.bytes_up - constant.bytes_up) == (4, 0)
+
+
+LARGE = {"init": lambda key: {"w": jnp.zeros(SMALL_MODEL + 1)}}
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="the choice on a CPU")
+@pytest.mark.parametrize(
+    ("sizes", "changes", "options", "in_turn"),
+    [
+        ((4, 4, 4), {}, {}, False),
+        ((4, 4, 5), {}, {}, True),
+        ((4, 4, 5), {}, {"work": LocalWork(2, steps=3)}, False),
+        ((4, 4, 4), {}, {"mesh": 2}, True),
+        ((4, 4, 4), LARGE, {}, True),
+        ((4, 4, 4), {}, {"cohort_size": 200}, True),
+        ((4, 4, 4), {}, {"client_loop": "loop"}, True),
+        ((4, 4, 5), LARGE, {"client_loop": "vmap"}, False),
+    ],
+)
+def test_loop_or_vmap_by_model(
+    sizes: tuple[int, ...], changes: dict[str, Any], options: dict[str, Any], in_turn: bool
+) -> None:
+    plan = Plan(**{"cohort_size": 2, "work": LocalWork(2)} | options)
+    assert runs_in_turn(plan, small_task(sizes=sizes, **changes)) is in_turn

@@ -55,7 +55,7 @@ LocalSteps = Annotated[int | None, typer.Option(help="Exactly so many local step
 Weighting = Annotated[str | None, typer.Option(help="examples or uniform. Default: the algorithm's paper's.")]
 EvalEvery = Annotated[int | None, typer.Option(help="Rounds between evaluations. Default: the task's.")]
 ClientLoop = Annotated[
-    str, typer.Option(help="loop (a device's clients one after another), vmap (all at once), or auto: loop on CPU.")
+    str, typer.Option(help="loop (a device's clients one after another), vmap (all at once), or auto: the faster.")
 ]
 Mesh = Annotated[
     int | None, typer.Option(help="Devices (cores of a CPU) that share out each round's cohort. Default: all.")

@@ -155,7 +155,8 @@ def run(
       seed: of initialisation, cohorts, the order of examples and dropout; equal seeds give equal runs, and the same
         initialisation and cohorts for every algorithm.
       eval_every: rounds between evaluations on the test examples; the last round is always evaluated.
-      client_loop: `"loop"`, `"vmap"` or `"auto"` (see `engine.plan.Plan`).
+      client_loop: `"loop"` runs a device's clients one after another, `"vmap"` all at once; `"auto"` takes the
+        faster by backend and model (see `engine.plan.runs_in_turn`).
       mesh: so many devices share out each round's cohort, with results that are equal to rounding; None is all there
         are, at most one a client, or as many as the run that is resumed had. A CPU is one device unless JAX is told
         before its first use: `jax.config.update("jax_num_cpu_devices", 8)` makes each of 8 cores a device, which is

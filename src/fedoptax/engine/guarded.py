@@ -24,8 +24,8 @@ from fedoptax.algorithm import (
 from fedoptax.engine.aggregation import MEAN, Aggregator, Mean
 from fedoptax.engine.faults import Fate, Rates, fate_of_round, spoil, virtual_seconds
 from fedoptax.engine.local import local_steps_of
-from fedoptax.engine.plan import Plan
-from fedoptax.engine.round import all_finite, changed, client_work, holds_all, row_of, runs_in_turn, upload_weights
+from fedoptax.engine.plan import Plan, runs_in_turn
+from fedoptax.engine.round import all_finite, changed, client_work, holds_all, row_of, upload_weights
 from fedoptax.engine.sampling import cohort_of_round, round_key
 from fedoptax.engine.sharded import largest_first, mapped_over
 from fedoptax.task import Task
@@ -52,6 +52,7 @@ def guarded_round_function(
     are those of `faults.COUNTS` and `virtual_seconds`.
     """
     work = client_work(task, algorithm, plan)
+    in_turn = runs_in_turn(plan, task)
 
     def a_round(
         server: Tree, clients: Tree, data: DeviceData, key: jax.Array, round: jax.Array
@@ -85,10 +86,10 @@ def guarded_round_function(
         before = row_of(clients, rows)
         weights = upload_weights(plan.weighting, sizes)
         given = ((cohort, places, fate), weights, before, plan.aggregate)
-        if runs_in_turn(plan) and plan.mesh == 1:
+        if in_turn and plan.mesh == 1:
             taken, after = _one_after_another(one, *given)
         else:
-            mapped = mapped_over(plan.mesh, one, runs_in_turn(plan)) if plan.mesh > 1 else jax.vmap(one)
+            mapped = mapped_over(plan.mesh, one, in_turn) if plan.mesh > 1 else jax.vmap(one)
             taken, after = _all_at_once(mapped, *given)
         count = jnp.sum(taken.present)
         enough = (count >= plan.aggregate.least) & (taken.weight > 0)

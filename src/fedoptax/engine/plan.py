@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
+import jax
 import numpy as np
 
 from fedoptax.algorithm import FedAlgorithm
@@ -14,6 +16,7 @@ from fedoptax.task import Task
 
 WEIGHTINGS = ("examples", "uniform")
 CLIENT_LOOPS = ("auto", "loop", "vmap")
+SMALL_MODEL, SMALL_COHORT = 10_000, 128  # parameters and clients: below, one CPU device is faster by vmap
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class Plan:
       work: a client's local work.
       weighting: `"examples"` weighs uploads by the clients' numbers of examples, `"uniform"` equally.
       client_loop: `"loop"` runs the cohort one client after another (exact work, one client's memory), `"vmap"` all at
-        once; `"auto"` is loop on CPU and vmap elsewhere.
+        once; `"auto"` takes the faster by backend and model (see `runs_in_turn`).
       states: which client states the program holds, those of `"all"` clients or of the round's `"cohort"`.
       examples: likewise, whose training examples.
       faults: whether clients may fail (how often is an argument of the program, see `engine.faults`).
@@ -84,6 +87,24 @@ def checked_plan(plan: Plan, task: Task) -> Plan:
             f"{plan.aggregate.least}"
         )
     return plan
+
+
+@lru_cache(maxsize=4)
+def runs_in_turn(plan: Plan, task: Task) -> bool:
+    """Whether the cohort's clients are run one after another; `"auto"` takes what measured as faster.
+
+    Accelerators run them all at once. CPUs run them in turn, as their products of stacked matrices are slow; but not a
+    single device with a model so small that starting operations takes most of the time, and clients that all take
+    equally many steps.
+    """
+    if plan.client_loop != "auto":
+        return plan.client_loop == "loop"
+    if jax.default_backend() != "cpu":
+        return False
+    if plan.mesh > 1 or plan.cohort_size > SMALL_COHORT or (plan.work.steps is None and np.ptp(task.clients.sizes)):
+        return True
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    return sum(a.size for a in jax.tree.leaves(params)) > SMALL_MODEL
 
 
 def check_privacy(algorithm: FedAlgorithm, plan: Plan) -> None:

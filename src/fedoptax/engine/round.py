@@ -19,7 +19,7 @@ from fedoptax.algorithm import (
     decoded,
 )
 from fedoptax.engine.local import client_batches, local_steps_of, task_grad_fn
-from fedoptax.engine.plan import Plan
+from fedoptax.engine.plan import Plan, runs_in_turn
 from fedoptax.engine.sampling import cohort_of_round, round_key
 from fedoptax.engine.sharded import Runner, balanced_over, largest_first, summed_over
 from fedoptax.task import Task
@@ -61,7 +61,9 @@ def round_function(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Callable[
 
         like = jax.eval_shape(lambda: one(row_of((cohort, places), 0), row_of(clients, 0)))[0]
         steps = local_steps_of(data.sizes[places], plan.work) if uneven else None
-        total, after, whose = _runner(plan, steps)(one, (cohort, places), weights, states)
+        total, after, whose = _runner(plan.mesh, runs_in_turn(plan, task), steps)(
+            one, (cohort, places), weights, states
+        )
         upload, loss = accumulate_result(total, like)
         new_server = algorithm.server_update(server, upload, cohort_info)
         finite = jnp.isfinite(loss) & all_finite(new_server)
@@ -77,7 +79,7 @@ def client_work(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Callable[...
 
     `keys` is the round's key, `i` the client's number and `place` where its examples are in `data`.
     """
-    exact = runs_in_turn(plan)
+    exact = runs_in_turn(plan, task)
     smallest, capacity = int(task.clients.sizes.min()), int(task.clients.sizes.max())
     grad_fn = task_grad_fn(task)
 
@@ -98,11 +100,6 @@ def client_work(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Callable[...
         return decoded(algorithm, upload), state, loss
 
     return work
-
-
-def runs_in_turn(plan: Plan) -> bool:
-    """Whether the cohort's clients are run one after another."""
-    return plan.client_loop == "loop" or (plan.client_loop == "auto" and jax.default_backend() == "cpu")
 
 
 def holds_all(plan: Plan, task: Task) -> bool:
@@ -134,12 +131,12 @@ def changed(clients: Tree, rows: jax.Array, after: Tree, counts: jax.Array) -> T
     )
 
 
-def _runner(plan: Plan, steps: jax.Array | None) -> Runner:
+def _runner(devices: int, in_turn: bool, steps: jax.Array | None) -> Runner:
     """What runs the clients; `steps` are their local steps if they differ."""
-    own = _one_after_another if runs_in_turn(plan) else _all_at_once
-    if plan.mesh > 1 and runs_in_turn(plan) and steps is not None:
-        return balanced_over(plan.mesh, own, steps)
-    return summed_over(plan.mesh, own, runs_in_turn(plan)) if plan.mesh > 1 else own
+    own = _one_after_another if in_turn else _all_at_once
+    if devices == 1:
+        return own
+    return balanced_over(devices, own, steps) if in_turn and steps is not None else summed_over(devices, own, in_turn)
 
 
 def _one_after_another(
