@@ -260,7 +260,7 @@ def algorithms() -> str:
         own, base = one["each_ms"][algorithm], one["each_ms"]["fedavg"]
         wanted = {"fedlamb": "at most 1.3", "fafed": "at most 2.2"}[algorithm]
         rows.append([shape, algorithm, f"{own:.1f}", f"{base:.1f}", f"{own / base:.2f}", wanted])
-    return "Medians of 9 turns; a run of one round is subtracted from each longer one.\n\n" + table(rows)
+    return "Medians of 5 turns; a run of one round is subtracted from each longer one.\n\n" + table(rows)
 
 
 def start() -> str:

@@ -154,6 +154,6 @@ def test_algorithm(benchmark: Any, algorithm: str, name: str) -> None:
     turn()  # compiles
     for which in made:
         times[which].clear()
-    benchmark.pedantic(turn, rounds=9)
+    benchmark.pedantic(turn, rounds=REPEATS)
     benchmark.extra_info["rounds_per_call"] = len(made) * (2 + rounds)
     benchmark.extra_info["each_ms"] = {which: float(np.median(found)) for which, found in times.items()}
