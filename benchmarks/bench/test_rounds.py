@@ -100,7 +100,7 @@ def test_many_states(benchmark: Any, algorithm: str, states: str) -> None:
     if algorithm == "fedavg" and states == "host":
         pytest.skip("FedAvg's clients keep nothing")
     task = image_task("mlp", np.full(3400, 100))
-    made = fx.ALGORITHMS[algorithm](client_lr=0.05)
+    made = fx.ALGORITHMS[algorithm](client_lr=1e-5)
     options = {"cohort_size": 10, "batch_size": 20, "eval_every": 10**6, "client_states": states}
     rounds = 300 if states == "host" else 1500  # to begin and end a run with states on the device takes many seconds
     measure(benchmark, lambda rounds: fx.run(task, made, rounds=rounds, **options), rounds=rounds)
