@@ -20,7 +20,7 @@ from fedoptax.record import refuse_another
 from small import small_task
 
 TESTS = Path(__file__).parent
-SHORT = ["fedadam:vmap:7:8", "scaffold:loop:7:4", "steps", "evaluation"]
+SHORT = ["fedadam:vmap:7:8", "scaffold:loop:7:4", "steps", "evaluation", "large"]
 LONG = [
     f"{name}:{loop}:{cohort}:{devices}"
     for name in ("fedadam", "scaffold", "fafed", "median")
@@ -46,6 +46,8 @@ def check(cases: list[str]) -> None:
         assert counts["counted"] == counts["wanted"]  # padding takes no step, and no client takes one twice
     if columns := found.pop("evaluation", None):
         assert len(columns) > 3 and max(columns.values()) < 1e-5, columns
+    if states := found.pop("large", None):
+        assert set(states) == {"loop", "vmap"} and max(states.values()) < 2e-5, states
     for case, seen in found.items():
         assert seen["worst"] < 2e-5 and seen["moved"] > 1e-2, (case, seen)
         gathers = {"fedadam": 0, "scaffold": 1, "fafed": 1}.get(case.split(":")[0])

@@ -131,13 +131,10 @@ def fedlamb(
     check("weight_decay", weight_decay, 0.0)
     check_choice("layers", layers, ("tensor", "module"))
     scaling = _phi(phi)
+    decays = not (isinstance(weight_decay, int | float) and weight_decay == 0)  # may be traced
 
     def layerwise(p: Tree, theta: Tree, lr: Any) -> Tree:
-        u = (
-            p
-            if isinstance(weight_decay, int | float) and weight_decay == 0
-            else tree.add_scaled(p, weight_decay, theta)
-        )
+        u = tree.add_scaled(p, weight_decay, theta) if decays else p
 
         def leaf(u: jax.Array, norm_u: jax.Array, norm_theta: jax.Array) -> jax.Array:
             length = jnp.asarray(lr, norm_u.dtype) * jnp.asarray(scaling(norm_theta), norm_u.dtype)
