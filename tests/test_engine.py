@@ -162,6 +162,18 @@ def test_one_compilation_serves_any_number_of_rounds_and_every_seed() -> None:
     assert built.timings["compile"] == compiled
 
 
+@pytest.mark.parametrize("client_loop", ["loop", "vmap"])
+def test_a_clients_work_is_traced_once_for_its_form_and_once_for_the_rounds(client_loop: str) -> None:
+    algorithm, traces = fx.fedadam(client_lr=0.05, server_lr=0.01), []
+
+    def counted(*given: Any) -> Any:
+        traces.append(given)
+        return algorithm.client_update(*given)
+
+    fx.run(small_task(), algorithm._replace(client_update=counted), rounds=2, cohort_size=2, client_loop=client_loop)
+    assert len(traces) == 2
+
+
 def test_data_are_arguments_of_the_program_not_constants() -> None:
     rng = np.random.default_rng(0)
     clients = fx.FederatedData.from_clients(

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedoptax import storage
@@ -32,6 +31,7 @@ from fedoptax.engine.states import ClientStates, OnHost
 from fedoptax.errors import RunError
 from fedoptax.history_file import check_mark
 from fedoptax.processes import several
+from fedoptax.tree import on_device
 
 KEEP = 2
 FORMAT = 1
@@ -198,7 +198,7 @@ def _read(folder: Path, form: Any, like: Tree) -> Tree:
     if any(leaf.size for leaf in leaves):
         with _orbax() as checkpointer:
             stored = checkpointer.restore(folder)
-    arrays = [jnp.array(stored[_name(i)] if a.size else np.zeros(a.shape, a.dtype)) for i, a in enumerate(leaves)]
+    arrays = on_device([stored[_name(i)] if a.size else np.zeros(a.shape, a.dtype) for i, a in enumerate(leaves)])
     if _form(arrays) != form:
         raise ValueError("its arrays are not those that it lists")
     return jax.tree.unflatten(jax.tree.structure(like), arrays)

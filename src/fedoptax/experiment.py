@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from fedoptax import storage
+from fedoptax import storage, threefry
 from fedoptax.algorithm import FedAlgorithm, Tree
 from fedoptax.checkpoint import Checkpoints
 from fedoptax.engine.aggregation import Aggregator, as_aggregator
@@ -211,7 +210,7 @@ def run(
     as_trackers(trackers)
     if trackers and out is None and resume_from is None:
         raise UsageError("trackers: given without out, allowed is with a folder for the run")
-    client = jax.eval_shape(lambda key: algorithm.init_client(task.init(key)), jax.random.key(0))
+    client = jax.eval_shape(lambda key: algorithm.init_client(task.init(key)), threefry.key(0))
     if client_states == "auto":
         client_states = begun.get("client_states", "auto")
     place = choose_place(client_states, client, task.num_clients, plan.mesh)
@@ -268,7 +267,7 @@ def execute(task: Task, built: Program, hypers: Mapping[str, Any], settings: Set
     """Runs a program to the end, to a non-finite state or to Ctrl-C, and writes what is to be written."""
     config = run_config(task, settings, built)
     check_same(config)
-    key = jax.random.key(settings.seed)
+    key = threefry.key(settings.seed)
     with ExitStack() as stack:
         stop = stack.enter_context(deferred_interrupt())
         new = settings.out != settings.resume_from
@@ -338,7 +337,7 @@ def _advance(
     """Rounds done…end−1: their rows (without the one that was not finite), the server, and seconds a round."""
     compiled_before = built.timings["compile"]
     begun = time.perf_counter()
-    numbers = [jnp.int32(n) for n in (done, end, settings.eval_every, settings.rounds)]
+    numbers = [np.int32(n) for n in (done, end, settings.eval_every, settings.rounds)]
     cohort_size, num_clients = settings.plan.cohort_size, task.num_clients
     taken = clients.take(lambda: np.asarray(cohort_of_round(key, done, num_clients, cohort_size)))
     rates = (settings.faults or Faults()).rates() if settings.plan.guarded else None

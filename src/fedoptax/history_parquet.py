@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,12 +20,16 @@ def write_parquet(path: Path, rows: Sequence[Row]) -> None:
       RunError: it cannot be written.
     """
     import pyarrow as pa
+    from pyarrow import json as arrow_json
     from pyarrow import parquet
 
     names = dict.fromkeys(name for row in rows for name in row) or {"round": None}
-    columns = {
-        name: pa.array([row.get(name) for row in rows], pa.int64() if name in WHOLE else pa.float64()) for name in names
-    }
+    schema = pa.schema([(name, pa.int64() if name in WHOLE else pa.float64()) for name in names])
+    table = pa.Table.from_batches([], schema)
+    if rows:  # by way of JSON, as PyArrow loads pandas to read a list
+        lines = "\n".join(json.dumps(row) for row in rows)
+        options = arrow_json.ParseOptions(explicit_schema=schema)
+        table = arrow_json.read_json(io.BytesIO(lines.encode()), parse_options=options)
     buffer = io.BytesIO()
-    parquet.write_table(pa.table(columns), buffer)
+    parquet.write_table(table, buffer)
     write_atomically(path, buffer.getvalue())

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedoptax import storage
+from fedoptax import storage, threefry
 from fedoptax.algorithm import Tree
 from fedoptax.checkpoint import Checkpoints
 from fedoptax.deploy.config import Deployment
@@ -70,7 +70,7 @@ class Run:
         self._built = program(task, Fixed(self.algorithm), self.plan)
         self._upload = upload_form(task, self.algorithm, self.plan.work)
         self._most = deployment.max_examples or int(task.clients.sizes.max()) or MOST_EXAMPLES
-        self._key = jax.random.key(deployment.seed)
+        self._key = threefry.key(deployment.seed)
         self._settings = Settings(
             self.plan,
             deployment.rounds,

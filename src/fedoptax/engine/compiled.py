@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from threading import Thread
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedoptax import threefry
 from fedoptax.algorithm import Cohort, FedAlgorithm, Tree, decoded, nbytes
 from fedoptax.engine.evaluation import EvaluationData, column_names, evaluate, evaluation_data
 from fedoptax.engine.faults import COUNTS, Rates
@@ -27,6 +30,7 @@ from fedoptax.engine.round import round_function
 from fedoptax.engine.sharded import everywhere, over_mesh
 from fedoptax.errors import UsageError
 from fedoptax.task import Task
+from fedoptax.tree import on_device
 
 MAX_ROUNDS = 256
 MakeAlgorithm = Callable[..., FedAlgorithm]
@@ -57,7 +61,7 @@ class Advance(NamedTuple):
 @lru_cache(maxsize=4)
 def device_data(task: Task) -> DeviceData:
     """The task's arrays on the device, put there once."""
-    return _data(task, jnp.asarray)
+    return _data(task, lambda array: on_device(np.array(array)))
 
 
 @lru_cache(maxsize=4)
@@ -135,7 +139,7 @@ class Point:
     @property
     def arguments(self) -> dict[str, jax.Array]:
         """The values as the program takes them."""
-        return {name: jnp.asarray(value, jnp.result_type(float)) for name, value in self.values.items()}
+        return on_device({name: np.asarray(value, jnp.result_type(float)) for name, value in self.values.items()})
 
 
 def program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple[str, ...] = ()) -> Program:
@@ -151,15 +155,17 @@ def program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple[
 
 @lru_cache(maxsize=8)
 def _program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple[str, ...]) -> Program:
-    init_params = jax.eval_shape(task.init, jax.random.key(0))
-    tests = column_names(task, init_params, evaluation_data(task))
-    columns = ["train_loss", *tests, *guarded_columns(plan)]
-
     @partial(jax.jit, compiler_options=_quickly())
     def start(hypers: Mapping[str, Any], key: jax.Array) -> tuple[Tree, Tree]:
         algorithm = make_algorithm(**hypers)
         params = task.init(jax.random.fold_in(key, 0))
         return algorithm.init(params), algorithm.init_client(params)
+
+    shapes = {name: jax.ShapeDtypeStruct((), jnp.result_type(float)) for name in names}
+    begin = _ahead(start, shapes, jax.eval_shape(lambda: threefry.key(0)))
+    init_params = jax.eval_shape(task.init, threefry.key(0))
+    tests = column_names(task, init_params, evaluation_data(task))
+    columns = ["train_loss", *tests, *guarded_columns(plan)]
 
     def run(
         hypers: Mapping[str, Any],
@@ -197,23 +203,39 @@ def _program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple
             return Advance(server, clients, number, finite, rows)
 
         empty = {name: jnp.full((MAX_ROUNDS,), jnp.nan, jnp.float32) for name in columns}
-        begin = Advance(server, clients, start, jnp.bool_(True), empty)
-        return jax.lax.while_loop(lambda s: (s.round < stop) & s.finite, body, begin)
+        first = Advance(server, clients, start, jnp.bool_(True), empty)
+        return jax.lax.while_loop(lambda s: (s.round < stop) & s.finite, body, first)
 
     def params_of(hypers: Mapping[str, Any], server: Tree) -> Tree:
         return make_algorithm(**hypers).params(server)
 
-    shapes = {name: jax.ShapeDtypeStruct((), jnp.result_type(float)) for name in names}
     down, up = _message_bytes(task, make_algorithm, plan, shapes)
     size = sum(a.size for a in jax.tree.leaves(init_params))
     timings = {"compile": 0.0}
     advance = _Timed(jax.jit(run, donate_argnums=(1, 2)), timings) if plan.mesh == 1 else _on_mesh(run, plan, timings)
-    return Program(start, advance, params_of, down, up, size, timings)
+    return Program(begin, advance, params_of, down, up, size, timings)
 
 
 def _quickly() -> dict[str, int]:
     """Compiler options for a program that runs once: on a CPU a fifth of the time to compile, and the same numbers."""
     return {"xla_backend_optimization_level": 1} if jax.default_backend() == "cpu" else {}
+
+
+def _ahead(jitted: Any, *shapes: Any) -> Callable[..., Any]:
+    """`jitted`, which is compiled for arguments like `shapes` while the caller goes on; a call waits for that."""
+
+    def compile() -> None:
+        with suppress(Exception):  # the call meets it again
+            jitted.lower(*shapes).compile()
+
+    thread = Thread(target=compile)
+    thread.start()
+
+    def call(*args: Any) -> Any:
+        thread.join()
+        return jitted(*args)
+
+    return call
 
 
 def guarded_columns(plan: Plan) -> list[str]:
@@ -243,7 +265,7 @@ def _message_bytes(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, shapes
         name: jax.ShapeDtypeStruct((1, *array.shape[1:]), jax.dtypes.canonicalize_dtype(array.dtype))
         for name, array in task.clients.examples.items()
     }
-    message, upload, before, after = jax.eval_shape(messages, shapes, jax.random.key(0), one, jnp.int32(1))
+    message, upload, before, after = jax.eval_shape(messages, shapes, threefry.key(0), one, np.int32(1))
     for what, old, new in zip(
         ("server_update: the server's state", "client_update: the client's state"), before, after
     ):
@@ -267,7 +289,7 @@ def _on_mesh(run: Callable[..., Advance], plan: Plan, timings: dict[str, float])
     """`run` for a mesh of devices: arguments and results lie whole on each of them."""
 
     def with_raw_key(hypers: Any, server: Tree, clients: Tree, data: DeviceData, key: jax.Array, *more: Any) -> Advance:
-        return run(hypers, server, clients, data, jax.random.wrap_key_data(key), *more)
+        return run(hypers, server, clients, data, threefry.wrapped(key), *more)
 
     def placed(hypers: Any, server: Tree, clients: Tree, data: DeviceData, key: jax.Array, *more: Any) -> Any:
         return everywhere((hypers, server, clients, data, jax.random.key_data(key), *more), plan.mesh)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedoptax import threefry
 from fedoptax.algorithm import Cohort, FedAlgorithm, GradFn, Tree, decoded, nbytes, weighted_mean
 from fedoptax.engine.aggregation import Aggregator, stacked
 from fedoptax.engine.compiled import (
@@ -86,7 +87,7 @@ def eager_program(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Program:
     """`algorithm` on `task` in plain Python, with the interface, keys, cohorts and batches of the compiled program."""
     grad_fn = jax.jit(task_grad_fn(task))
     capacity = int(task.clients.sizes.max())
-    columns = column_names(task, jax.eval_shape(task.init, jax.random.key(0)), evaluation_data(task))
+    columns = column_names(task, jax.eval_shape(task.init, threefry.key(0)), evaluation_data(task))
 
     def advance(
         hypers: Any,

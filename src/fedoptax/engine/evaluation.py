@@ -14,8 +14,9 @@ from fedoptax.algorithm import Tree
 from fedoptax.engine.sharded import AXIS, all_reduced
 from fedoptax.errors import DataError, UsageError
 from fedoptax.task import Task
+from fedoptax.tree import on_device
 
-Sums = dict[str, tuple[jax.Array, jax.Array]]  # metric -> Σ weights·values and Σ weights, each (owners,)
+Sums = dict[str, tuple[jax.Array, jax.Array]]  # metric -> Σ weights·values and Σ weights, each (owners,) or scalar
 
 
 class EvaluationData(NamedTuple):
@@ -44,10 +45,10 @@ def evaluation_data(task: Task) -> EvaluationData | None:
 
     def batched(array: np.ndarray) -> jax.Array:
         padding = [(0, batches * batch - n), *[(0, 0)] * (array.ndim - 1)]
-        return jnp.asarray(np.pad(array, padding, mode="edge").reshape(batches, batch, *array.shape[1:]))
+        return on_device(np.pad(array, padding, mode="edge").reshape(batches, batch, *array.shape[1:]))
 
     examples = {name: batched(array) for name, array in arrays.items()}
-    examples["mask"] = jnp.asarray((np.arange(batches * batch) < n).reshape(batches, batch))
+    examples["mask"] = on_device((np.arange(batches * batch) < n).reshape(batches, batch))
     if task.test_owners is None:
         return EvaluationData(examples, None)
     owners = np.asarray(task.test_owners)
@@ -65,11 +66,11 @@ def evaluate(task: Task, params: Tree, data: EvaluationData, mesh: int = 1) -> d
       standard deviation) and `client_NAME_worst_decile` (the mean over the worst tenth of the clients, at least one),
       every client that has test examples counting once.
     """
-    sums = _sums(task, params, data, mesh)
-    total = {name: (jnp.sum(value), jnp.sum(weight)) for name, (value, weight) in sums.items()}
-    columns = {f"test_{name}": value for name, value in _values(task, total).items()}
+    names, table = _sums(task, params, data, mesh)
+    columns = {f"test_{name}": value for name, value in _values(task, _named(names, jnp.sum(table, axis=0))).items()}
     if data.owners is None:
         return columns
+    sums = _named(names, table)
     values = _values(task, sums)
     name = primary_metric(task, values)
     present = jnp.all(jnp.stack([weight > 0 for _, weight in sums.values()]), axis=0)
@@ -89,7 +90,7 @@ def evaluate_clients(task: Task, params: Tree) -> dict[str, np.ndarray]:
 
     @jax.jit
     def by_client(params: Tree, data: EvaluationData) -> dict[str, jax.Array]:
-        sums = _sums(task, params, data)
+        sums = _named(*_sums(task, params, data))
         present = jnp.all(jnp.stack([weight > 0 for _, weight in sums.values()]), axis=0)
         return {name: jnp.where(present, value, jnp.nan) for name, value in _values(task, sums).items()}
 
@@ -112,48 +113,60 @@ def primary_metric(task: Task, names: Mapping[str, Any]) -> str:
 
 def client_summary(values: jax.Array, present: jax.Array, higher_is_better: bool) -> dict[str, jax.Array]:
     """Mean, spread and worst decile of `values` (clients,) over the clients that are `present`, each counting once."""
-    count = jnp.maximum(jnp.sum(present), 1)
-    mean = jnp.sum(jnp.where(present, values, 0)) / count
-    spread = jnp.sqrt(jnp.sum(jnp.where(present, jnp.square(values - mean), 0)) / count)
+    # Sums of stacked rows, as each sum by itself takes XLA as long to compile as all of them.
+    count, total = jnp.sum(jnp.stack([present.astype(values.dtype), jnp.where(present, values, 0)]), axis=1)
+    count = jnp.maximum(count, 1)
+    mean, tenth = total / count, jnp.ceil(count / 10)
     worst_first = jnp.sort(jnp.where(present, values if higher_is_better else -values, jnp.inf))
-    tenth = (count + 9) // 10
-    worst = jnp.sum(jnp.where(jnp.arange(len(values)) < tenth, worst_first, 0)) / tenth
+    squares = jnp.where(present, jnp.square(values - mean), 0)
+    squares, worst = jnp.sum(jnp.stack([squares, jnp.where(jnp.arange(len(values)) < tenth, worst_first, 0)]), axis=1)
+    spread, worst = jnp.sqrt(squares / count), worst / tenth
     return {"mean": mean, "spread": spread, "worst_decile": worst if higher_is_better else -worst}
 
 
-def _sums(task: Task, params: Tree, data: EvaluationData, mesh: int = 1) -> Sums:
-    """Σ weights·values and Σ weights of every metric for each owner; padding counts for nothing."""
+def _sums(task: Task, params: Tree, data: EvaluationData, mesh: int = 1) -> tuple[list[str], jax.Array]:
+    """The metrics, and a table (owners, 2·metrics) of their Σ weights·values and Σ weights; padding counts nothing."""
     owners = 1 if task.test_owners is None else _num_owners(task)
+    names: list[str] = []
 
-    def of_batch(examples: Tree, owner: jax.Array | None) -> Sums:
-        sums = {}
-        for name, given in task.metrics(params, examples).items():
+    def of_batch(examples: Tree, owner: jax.Array | None) -> jax.Array:
+        metrics = task.metrics(params, examples)
+        names[:] = metrics
+        columns = []
+        for given in metrics.values():
             values, weights = given if isinstance(given, tuple) else (given, jnp.ones_like(given, jnp.float32))
             weights = jnp.where(examples["mask"].reshape(-1, *[1] * (weights.ndim - 1)), weights, 0)
-            weighted = jnp.where(weights > 0, weights * values, 0)
-            sums[name] = (_by_owner(weighted, owner, owners), _by_owner(weights, owner, owners))
-        return sums
+            columns += [_by_example(jnp.where(weights > 0, weights * values, 0)), _by_example(weights)]
+        return _by_owner(jnp.stack(columns, axis=1), owner, owners)
 
     first = jax.tree.map(lambda a: a[0], data)
-    zero = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(of_batch, *first))
+    zero = jnp.zeros(jax.eval_shape(of_batch, *first).shape, jnp.float32)
 
-    def add(i: jax.Array, total: Sums) -> Sums:
-        return jax.tree.map(jnp.add, total, of_batch(*jax.tree.map(lambda a: a[i], data)))
+    def add(i: jax.Array, total: jax.Array) -> jax.Array:
+        return total + of_batch(*jax.tree.map(lambda a: a[i], data))
 
     batches = data.examples["mask"].shape[0]
     if mesh == 1:
-        return jax.lax.fori_loop(0, batches, add, zero)
+        return names, jax.lax.fori_loop(0, batches, add, zero)
     device = jax.lax.axis_index(AXIS)
     mine = (batches - device + mesh - 1) // mesh
-    return all_reduced(jax.lax.fori_loop(0, mine, lambda i, total: add(device + i * mesh, total), zero))
+    return names, all_reduced(jax.lax.fori_loop(0, mine, lambda i, total: add(device + i * mesh, total), zero))
 
 
-def _by_owner(values: jax.Array, owner: jax.Array | None, owners: int) -> jax.Array:
-    """Sums of `values` (batch, …) over the examples of each owner, (owners,)."""
-    of_example = jnp.sum(values.reshape(len(values), -1), axis=1, dtype=jnp.float32)
+def _named(names: list[str], table: jax.Array) -> Sums:
+    return {name: (table[..., 2 * i], table[..., 2 * i + 1]) for i, name in enumerate(names)}
+
+
+def _by_example(values: jax.Array) -> jax.Array:
+    """Sums of `values` (batch, …) over all axes but the first."""
+    return jnp.sum(values.reshape(len(values), -1), axis=1, dtype=jnp.float32)
+
+
+def _by_owner(columns: jax.Array, owner: jax.Array | None, owners: int) -> jax.Array:
+    """Sums of `columns` (batch, columns) over the examples of each owner, (owners, columns)."""
     if owner is None:
-        return jnp.sum(of_example, keepdims=True)
-    return jax.ops.segment_sum(of_example, owner, owners)
+        return jnp.sum(columns, axis=0, keepdims=True)
+    return jax.ops.segment_sum(columns, owner, owners)
 
 
 def _values(task: Task, sums: Sums) -> dict[str, jax.Array]:

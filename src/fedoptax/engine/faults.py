@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedoptax.algorithm import Tree
 from fedoptax.errors import UsageError, unknown
+from fedoptax.tree import on_device
 
 COUNTS = ("participants", "dropped", "late", "rejected")
 """The history's columns of a run with faults or a robust aggregator; they add up to the cohort's size."""
@@ -66,7 +68,7 @@ class Faults:
     def rates(self) -> Rates:
         """The numbers as the compiled program takes them."""
         values = asdict(self) | {"deadline": math.inf if self.deadline is None else self.deadline}
-        return Rates(**{name: jnp.asarray(value, jnp.float32) for name, value in values.items()})
+        return Rates(**on_device({name: np.float32(value) for name, value in values.items()}))
 
     def _check(self, name: str, low: float, high: float, allowed: str) -> None:
         value = getattr(self, name)

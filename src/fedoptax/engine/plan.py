@@ -8,6 +8,7 @@ from functools import lru_cache
 import jax
 import numpy as np
 
+from fedoptax import threefry
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.engine.aggregation import MEAN, Aggregator, Mean
 from fedoptax.engine.local import LocalWork
@@ -103,7 +104,7 @@ def runs_in_turn(plan: Plan, task: Task) -> bool:
         return False
     if plan.mesh > 1 or plan.cohort_size > SMALL_COHORT or (plan.work.steps is None and np.ptp(task.clients.sizes)):
         return True
-    params = jax.eval_shape(task.init, jax.random.key(0))
+    params = jax.eval_shape(task.init, threefry.key(0))
     return sum(a.size for a in jax.tree.leaves(params)) > SMALL_MODEL
 
 

@@ -21,7 +21,7 @@ from fedoptax.algorithm import (
 from fedoptax.engine.local import client_batches, local_steps_of, task_grad_fn
 from fedoptax.engine.plan import Plan, runs_in_turn
 from fedoptax.engine.sampling import cohort_of_round, round_key
-from fedoptax.engine.sharded import Runner, balanced_over, largest_first, summed_over
+from fedoptax.engine.sharded import LARGE, Runner, balanced_over, largest_first, summed_over
 from fedoptax.task import Task
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def client_work(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Callable[...
         upload, state, loss = algorithm.client_update(grad_fn, message, state, batches)
         return decoded(algorithm, upload), state, loss
 
-    return work
+    return jax.jit(work, inline=True)  # traced once, where a round asks for its form and then for itself
 
 
 def holds_all(plan: Plan, task: Task) -> bool:
@@ -108,9 +108,16 @@ def holds_all(plan: Plan, task: Task) -> bool:
 
 
 def all_finite(tree: Tree) -> jax.Array:
-    """Whether every floating-point number of `tree` is finite."""
-    floats = [a for a in jax.tree.leaves(tree) if jnp.issubdtype(a.dtype, jnp.floating)]
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in floats])) if floats else jnp.bool_(True)
+    """Whether every floating-point number of `tree` is finite.
+
+    Zero times a number is no number exactly if that is not finite, and so is a sum with it: sums compile in a fifth of
+    the time that comparisons take. Small leaves are joined to one, large ones would be copied.
+    """
+    floats = [jnp.ravel(a) * 0 for a in jax.tree.leaves(tree) if jnp.issubdtype(a.dtype, jnp.floating)]
+    zeros = [a.astype(jnp.float32) for a in floats]
+    small = [a for a in zeros if a.nbytes < LARGE]
+    parts = [a for a in zeros if a.nbytes >= LARGE] + ([jnp.concatenate(small)] if small else [])
+    return jnp.isfinite(sum(map(jnp.sum, parts), jnp.float32(0)))
 
 
 def upload_weights(weighting: str, sizes: jax.Array) -> jax.Array:

@@ -21,6 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedoptax.algorithm import Tree
 from fedoptax.errors import UsageError
+from fedoptax.tree import on_device
 
 AXIS = "clients"
 WHOLE = PartitionSpec()
@@ -97,7 +98,7 @@ def everywhere(tree: Tree, devices: int) -> Tree:
 
 def here(tree: Tree) -> Tree:
     """The arrays of `tree`, which lie whole on many devices, on this process's first device alone."""
-    return jax.tree.map(lambda a: jnp.asarray(np.asarray(a)), tree)
+    return on_device(jax.tree.map(np.asarray, tree))
 
 
 def largest_first(sizes: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, ...]:

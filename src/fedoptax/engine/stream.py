@@ -10,7 +10,6 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedoptax.engine.compiled import DeviceData, device_data, mesh_data
@@ -19,6 +18,7 @@ from fedoptax.engine.memory import device_bytes
 from fedoptax.engine.sampling import cohort_of_round
 from fedoptax.errors import UsageError
 from fedoptax.task import Task
+from fedoptax.tree import on_device
 
 CHOICES = ("auto", "device", "stream")
 DEVICE_SHARE = 0.25  # of the device's memory, at most, for training examples
@@ -86,11 +86,11 @@ class Streamed:
             for client, start, size in zip(cohort, offsets, sizes):
                 first = clients.offsets[client]
                 rows[start : start + size] = array[first : first + size]
-            examples[name] = jnp.asarray(rows)
+            examples[name] = on_device(rows)
         return DeviceData(
             examples,
-            jnp.asarray(offsets, jnp.int32),
-            jnp.asarray(sizes, jnp.int32),
+            on_device(offsets.astype(np.int32)),
+            on_device(sizes.astype(np.int32)),
             evaluation_data(self._task),
         )
 

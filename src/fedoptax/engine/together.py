@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedoptax import threefry
 from fedoptax.algorithm import Tree
 from fedoptax.engine.compiled import DeviceData, Point, Program, device_data, program
 from fedoptax.engine.evaluation import column_names, evaluate, evaluation_data
@@ -60,7 +61,7 @@ def run_together(
     built = program(task, make, plan, names)  # for its bytes, and its checks
     advance = _advance(task, points[0], plan)
     hypers = {name: jnp.stack([point.arguments[name] for point in points]) for name in names}
-    key = jax.random.key(seed)
+    key = threefry.key(seed)
     server, client = jax.vmap(built.start, in_axes=(0, None))(hypers, key)
     clients = jax.tree.map(lambda a: jnp.repeat(a[:, None], task.num_clients, axis=1), client)
     state = Points(server, clients, jnp.ones(len(points), bool))
@@ -81,7 +82,7 @@ def run_together(
 
 def _advance(task: Task, point: Point, plan: Plan) -> Any:
     """`(hypers, state, data, key, start, stop, eval_every, last) -> (state, columns (rounds, P))`, to be compiled."""
-    tests = column_names(task, jax.eval_shape(task.init, jax.random.key(0)), evaluation_data(task))
+    tests = column_names(task, jax.eval_shape(task.init, threefry.key(0)), evaluation_data(task))
     names = ["alive", "train_loss", *tests]
 
     def one(hypers: Any, state: Points, data: DeviceData, key: jax.Array, round: jax.Array, due: jax.Array) -> Any:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from fedoptax import threefry
 from fedoptax.errors import UsageError
 
 Params = dict[str, Any]
@@ -121,7 +122,7 @@ def _cast_like(params: Params, x: Any) -> jax.Array:
 
 
 def _typed(key: jax.Array) -> jax.Array:
-    return key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(key)
+    return key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else threefry.wrapped(key)
 
 
 def count_params(params: Any) -> int:

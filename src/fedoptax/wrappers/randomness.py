@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedoptax import threefry
 from fedoptax.algorithm import Batches, Tree
 from fedoptax.errors import UsageError
 
@@ -66,7 +67,7 @@ def digest(tree: Tree) -> jax.Array:
 
 
 def _key(words: jax.Array) -> jax.Array:
-    return jax.random.wrap_key_data(words, impl="threefry2x32")
+    return threefry.wrapped(words)
 
 
 def _is_key(leaf: Any) -> bool:
