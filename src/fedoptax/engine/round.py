@@ -45,7 +45,7 @@ def round_function(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Callable[
         cohort = cohort_of_round(key, round, task.num_clients, plan.cohort_size)
         places = cohort if holds_all(plan, task) else jnp.arange(plan.cohort_size)
         rows = cohort if plan.states == "all" else jnp.arange(plan.cohort_size)
-        if plan.mesh > 1:
+        if plan.mesh > 1 and uneven:
             cohort, places, rows = largest_first(data.sizes[places], cohort, places, rows)
         weights = upload_weights(plan.weighting, data.sizes[places])
         message = algorithm.broadcast(server)

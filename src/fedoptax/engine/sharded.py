@@ -2,9 +2,9 @@
 
 Every device runs the same program on the same arguments: data, server and all client states lie whole on each, and the
 server's update is done by each. They differ in the test batches they evaluate and in the clients they train. Where
-clients run one after another and differ in size, each goes, largest first, to the device that has least to do. Else
-they are dealt like cards, largest first and back and forth; where the cohort is no multiple of the devices some places
-are padding, which does no work.
+clients run one after another and differ in their steps, each goes, largest first, to the device that has least to do.
+Else they are dealt like cards, back and forth, largest first if they differ; where the cohort is no multiple of the
+devices some places are padding, which does no work.
 """
 
 from __future__ import annotations
