@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedoptax.history import Row
+from fedoptax.history import Row, to_json_line
 from fedoptax.storage import write_atomically
 
 WHOLE = ("round", "bytes_down", "bytes_up", "participants", "dropped", "late", "rejected")
 
 
 def write_parquet(path: Path, rows: Sequence[Row]) -> None:
-    """Writes all rows: counts as int64, all else as float64; null where a round has no value.
+    """Writes all rows: counts as int64, all else as float64; null where a round has no value, or none that is finite.
 
     Raises:
       RunError: it cannot be written.
@@ -27,9 +26,9 @@ def write_parquet(path: Path, rows: Sequence[Row]) -> None:
     schema = pa.schema([(name, pa.int64() if name in WHOLE else pa.float64()) for name in names])
     table = pa.Table.from_batches([], schema)
     if rows:  # by way of JSON, as PyArrow loads pandas to read a list
-        lines = "\n".join(json.dumps(row) for row in rows)
+        lines = "".join(map(to_json_line, rows)).encode()
         options = arrow_json.ParseOptions(explicit_schema=schema)
-        table = arrow_json.read_json(io.BytesIO(lines.encode()), parse_options=options)
+        table = arrow_json.read_json(io.BytesIO(lines), parse_options=options)
     buffer = io.BytesIO()
     parquet.write_table(table, buffer)
     write_atomically(path, buffer.getvalue())
