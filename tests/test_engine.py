@@ -12,6 +12,7 @@ import optax
 import pytest
 
 import fedoptax as fx
+from fedoptax import threefry
 from fedoptax.engine.compiled import Fixed, device_data, program
 from fedoptax.engine.local import LocalWork, client_batches
 from fedoptax.engine.plan import SMALL_MODEL, Plan, runs_in_turn
@@ -160,6 +161,19 @@ def test_one_compilation_serves_any_number_of_rounds_and_every_seed() -> None:
     for seed in (1, 2):
         fx.run(task, algorithm, rounds=9 + seed, cohort_size=3, batch_size=4, seed=seed, eval_every=2)
     assert built.timings["compile"] == compiled
+
+
+def test_a_program_takes_keys_of_jax_and_ours() -> None:
+    task, algorithm = small_task(), fx.fedadam(0.3, 0.1)
+    built = program(task, Fixed(algorithm), Plan(3, LocalWork(4)))
+
+    def params(key: jax.Array) -> Any:
+        server, _ = built.start({}, key)
+        numbers = [np.int32(n) for n in (0, 2, 1, 2)]
+        return built.advance({}, server, (), device_data(task), key, *numbers).server
+
+    for mine, theirs in zip(jax.tree.leaves(params(threefry.key(3))), jax.tree.leaves(params(jax.random.key(3)))):
+        np.testing.assert_array_equal(mine, theirs)
 
 
 @pytest.mark.parametrize("client_loop", ["loop", "vmap"])

@@ -212,8 +212,7 @@ def _program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple
     down, up = _message_bytes(task, make_algorithm, plan, shapes)
     size = sum(a.size for a in jax.tree.leaves(init_params))
     timings = {"compile": 0.0}
-    advance = _Timed(jax.jit(run, donate_argnums=(1, 2)), timings) if plan.mesh == 1 else _on_mesh(run, plan, timings)
-    return Program(begin, advance, params_of, down, up, size, timings)
+    return Program(begin, _timed(run, plan, timings), params_of, down, up, size, timings)
 
 
 def _quickly() -> dict[str, int]:
@@ -285,16 +284,18 @@ def _check_same_form(what: str, old: Tree, new: Tree) -> None:
             )
 
 
-def _on_mesh(run: Callable[..., Advance], plan: Plan, timings: dict[str, float]) -> Callable[..., Advance]:
-    """`run` for a mesh of devices: arguments and results lie whole on each of them."""
+def _timed(run: Callable[..., Advance], plan: Plan, timings: dict[str, float]) -> Callable[..., Advance]:
+    """`run`, jitted; it is given the key's words, whatever its type. On a mesh all lies whole on each device."""
 
-    def with_raw_key(hypers: Any, server: Tree, clients: Tree, data: DeviceData, key: jax.Array, *more: Any) -> Advance:
-        return run(hypers, server, clients, data, threefry.wrapped(key), *more)
+    def of_words(hypers: Any, server: Tree, clients: Tree, data: DeviceData, words: jax.Array, *more: Any) -> Advance:
+        return run(hypers, server, clients, data, threefry.wrapped(words), *more)
 
     def placed(hypers: Any, server: Tree, clients: Tree, data: DeviceData, key: jax.Array, *more: Any) -> Any:
-        return everywhere((hypers, server, clients, data, jax.random.key_data(key), *more), plan.mesh)
+        given = (hypers, server, clients, data, jax.random.key_data(key), *more)
+        return given if plan.mesh == 1 else everywhere(given, plan.mesh)
 
-    return _Timed(jax.jit(over_mesh(with_raw_key, plan.mesh), donate_argnums=(1, 2)), timings, placed)
+    program = of_words if plan.mesh == 1 else over_mesh(of_words, plan.mesh)
+    return _Timed(jax.jit(program, donate_argnums=(1, 2)), timings, placed)
 
 
 _ARGUMENTS = 10  # of `run` in `program`
@@ -303,14 +304,13 @@ _ARGUMENTS = 10  # of `run` in `program`
 class _Timed:
     """A jitted function, compiled at the first call; notes how long that took, apart from the calls themselves."""
 
-    def __init__(self, jitted: Any, timings: dict[str, float], placed: Callable[..., Any] | None = None) -> None:
+    def __init__(self, jitted: Any, timings: dict[str, float], placed: Callable[..., Any]) -> None:
         self.jitted = jitted
         self.compiled: Any = None
         self._timings, self._placed = timings, placed
 
     def __call__(self, *given: Any) -> Advance:
-        args = given if len(given) == _ARGUMENTS else (*given, None)  # one form for all: rates may be left out
-        args = args if self._placed is None else self._placed(*args)
+        args = self._placed(*given, *[None] * (_ARGUMENTS - len(given)))  # one form for all: rates may be left out
         if self.compiled is None:
             begun = time.perf_counter()
             self.compiled = self.jitted.lower(*args).compile()
