@@ -197,7 +197,8 @@ def test_data_are_arguments_of_the_program_not_constants() -> None:
     built = program(task, Fixed(fx.fedavg(0.1)), Plan(3, LocalWork(4)))
     key, n = jax.random.key(0), jnp.int32
     server, client = built.start({}, key)
-    arguments = ({}, server, client, device_data(task), key, n(0), n(1), n(1), n(1))
+    words = jax.random.key_data(key)
+    arguments = ({}, server, client, device_data(task), words, n(0), n(1), n(1), n(1))
     text = built.advance.jitted.lower(*arguments).as_text()
     assert len(text) < 400_000  # the data alone would take more than that as text
 
