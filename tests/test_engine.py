@@ -13,9 +13,11 @@ import pytest
 
 import fedoptax as fx
 from fedoptax import threefry
-from fedoptax.engine.compiled import Fixed, device_data, program
-from fedoptax.engine.local import LocalWork, client_batches
+from fedoptax.engine.compiled import Fixed, _program, _Timed, device_data, program
+from fedoptax.engine.faults import Faults
+from fedoptax.engine.local import LocalWork, client_batches, minibatch_form
 from fedoptax.engine.plan import SMALL_MODEL, Plan, runs_in_turn
+from fedoptax.engine.states import OnDevice
 from oracles import fedopt as oracle
 from oracles.compare import BITES, TOLERANCE, errors
 from oracles.problem import flatten
@@ -161,6 +163,56 @@ def test_one_compilation_serves_any_number_of_rounds_and_every_seed() -> None:
     for seed in (1, 2):
         fx.run(task, algorithm, rounds=9 + seed, cohort_size=3, batch_size=4, seed=seed, eval_every=2)
     assert built.timings["compile"] == compiled
+
+
+@pytest.mark.parametrize("work", [LocalWork(4), LocalWork(4, steps=3)])
+def test_the_form_of_a_minibatch_is_known_beforehand(work: LocalWork) -> None:
+    task, n = small_task(), jnp.int32
+    data = device_data(task)
+
+    def first() -> Any:
+        batches = client_batches(data.examples, n(0), n(5), threefry.key(0), work, int(task.clients.sizes.max()))
+        return batches.get(n(0))
+
+    assert minibatch_form(task, 4) == jax.eval_shape(first)
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+def test_a_program_can_be_compiled_ahead_while_the_caller_goes_on(guarded: bool) -> None:
+    task, algorithm = small_task(), fx.scaffold(client_lr=0.05, server_lr=1.0)
+    key, rates = threefry.key(3), Faults().rates() if guarded else None
+
+    def after(plan: Plan, ahead: bool) -> tuple[Any, dict[str, float]]:
+        built = _program.__wrapped__(task, Fixed(algorithm), plan, ())  # anew, not the one that others made
+        if ahead:
+            begin = built.prepare({}, device_data(task), key)
+            begin()
+            begin()
+        server, client = built.start({}, key)
+        clients = OnDevice(client, task.num_clients).tree
+        numbers = [np.int32(n) for n in (0, 2, 1, 2)]
+        done = built.advance({}, server, clients, device_data(task), key, *numbers, rates)
+        return jax.device_get((done.server, done.clients, done.rows)), built.timings
+
+    plan = Plan(3, LocalWork(4), faults=guarded)
+    (one, alone), (two, beside) = after(plan, False), after(plan, True)
+    assert_trees_equal(one, two)
+    assert alone["compile"] <= alone["waited"] and beside["waited"] < beside["compile"]
+
+
+def test_what_fails_in_compiling_ahead_is_raised_by_the_call() -> None:
+    class Refused:
+        def lower(self, *args: Any) -> Refused:
+            return self
+
+        def compile(self) -> None:
+            raise ValueError("not today")
+
+    refused = _Timed(Refused(), {"compile": 0.0, "waited": 0.0}, lambda *given: given)
+    refused.prepare(1)()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="not today"):
+            refused(1)
 
 
 def test_a_program_takes_keys_of_jax_and_ours() -> None:

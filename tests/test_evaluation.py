@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fedoptax as fx
-from fedoptax.engine.evaluation import client_summary, evaluate, evaluation_data
+from fedoptax.engine.evaluation import client_summary, column_names, evaluate, evaluation_data
 from small import ragged_clients, small_task
 
 OWNED_BY = np.array([0, 4, 0, 2, 2, 2, 4, 0, 0, 2, 4])  # of the 11 test examples; clients 1 and 3 have none
@@ -38,6 +38,14 @@ def columns(task: fx.Task) -> dict[str, float]:
     assert data is not None
     found = jax.jit(lambda d: evaluate(task, None, d))(data)
     return {name: float(value) for name, value in found.items()}
+
+
+@pytest.mark.parametrize("owners", [None, OWNED_BY])
+@pytest.mark.parametrize("derived", [{}, {"exp": lambda m: jnp.exp(m["first"]), "tokens": lambda m: 2 * m["tokens"]}])
+@pytest.mark.parametrize("primary", ["tokens", None])
+def test_the_names_of_the_columns_are_known_beforehand(owners: Any, derived: Any, primary: str | None) -> None:
+    task = values_task(test_owners=owners, derived=derived, primary_metric=primary)
+    assert column_names(task, None, evaluation_data(task)) == sorted(columns(task))
 
 
 @pytest.mark.parametrize("batch", [500, 4, 1])

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable
 from enum import StrEnum
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,6 +30,7 @@ from fedoptax.cli_options import (
 from fedoptax.data_cli import app as data_app
 from fedoptax.deploy_cli import deploy_app
 from fedoptax.errors import LONGEST, RunError, Stopped, UsageError, brief
+from fedoptax.garbage import import_kept, leave_at_exit
 from fedoptax.interrupt import ended_at_once, terminable
 from fedoptax.supervision import attach, forget_the_others, is_worker, leave, loss_of_contact, supervise
 
@@ -215,7 +215,7 @@ def load_commands(name: str = "commands") -> Any:
     from fedoptax.progress import status
 
     with status("starting"), ended_at_once():
-        return import_module(f"fedoptax.{name}")
+        return import_kept(f"fedoptax.{name}")
 
 
 def _renamed(options: dict[str, Any]) -> dict[str, Any]:
@@ -230,6 +230,7 @@ def main(arguments: list[str] | None = None) -> None:
     """
     given = sys.argv[1:] if arguments is None else arguments
     attach()
+    leave_at_exit()
     if "--distributed" in given and not is_worker():
         sys.exit(supervise(given))
     with terminable() as signal:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +27,7 @@ from fedoptax.cli_options import (
     Task,
     TestFraction,
 )
+from fedoptax.garbage import import_kept
 
 app = typer.Typer(name="data", help="Fetch, check and look at data sets.", rich_markup_mode=None)
 
@@ -102,4 +102,4 @@ def _commands() -> Any:
     from fedoptax.progress import status
 
     with status("starting"):
-        return import_module("fedoptax.data_commands")
+        return import_kept("fedoptax.data_commands")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +10,7 @@ import typer
 
 from fedoptax.cli_options import Compress, Privacy
 from fedoptax.errors import UsageError
+from fedoptax.garbage import import_kept
 
 deploy_app = typer.Typer(help="Run an algorithm on a real network, through Flower.", rich_markup_mode=None)
 
@@ -138,4 +138,4 @@ def _commands() -> Any:
     from fedoptax.progress import status
 
     with status("starting"):
-        return import_module("fedoptax.deploy.commands")
+        return import_kept("fedoptax.deploy.commands")

@@ -272,6 +272,10 @@ def execute(task: Task, built: Program, hypers: Mapping[str, Any], settings: Set
         stop = stack.enter_context(deferred_interrupt())
         new = settings.out != settings.resume_from
         folder = agreed(lambda: RunFolder(settings.out, new, settings.checkpoint_every, stack))
+        plan = settings.plan
+        examples = open_examples(task, plan.examples, key, plan.cohort_size, settings.rounds, plan.mesh)
+        stack.callback(examples.close)
+        compile_ahead = built.prepare(hypers, examples.of(0), key) if examples.many_rounds else None
         server, client = built.start(hypers, key)
         disk = None if settings.out is None else settings.out / "client-states"
         clients = make_states(settings.place, client, task.num_clients, disk)
@@ -281,12 +285,12 @@ def execute(task: Task, built: Program, hypers: Mapping[str, Any], settings: Set
             clients.put(shared(clients.take(lambda: np.arange(task.num_clients))))
         done = len(history)
         agreed(lambda: folder.begin(config, history, built.timings, settings.trackers))
+        if compile_ahead is not None and done < settings.rounds:
+            compile_ahead()
+            folder.ready()
         update = stack.enter_context(
             bar(settings.description or settings.label, settings.rounds, done, settings.progress)
         )
-        plan = settings.plan
-        examples = open_examples(task, plan.examples, key, plan.cohort_size, settings.rounds, plan.mesh)
-        stack.callback(examples.close)
         many_rounds = examples.many_rounds and not isinstance(clients, OnHost)
         status, message, number, length = "completed", None, 0, 1
         while done < settings.rounds:
@@ -335,7 +339,7 @@ def _advance(
     end: int,
 ) -> tuple[list[Row], Tree, bool, float]:
     """Rounds done…end−1: their rows (without the one that was not finite), the server, and seconds a round."""
-    compiled_before = built.timings["compile"]
+    waited_before = built.timings["waited"]
     begun = time.perf_counter()
     numbers = [np.int32(n) for n in (done, end, settings.eval_every, settings.rounds)]
     cohort_size, num_clients = settings.plan.cohort_size, task.num_clients
@@ -345,7 +349,7 @@ def _advance(
     clients.put(result.clients)
     columns = {name: jax.device_get(values) for name, values in result.rows.items()}
     finite, count = bool(result.finite), int(result.round) - done
-    seconds = time.perf_counter() - begun - (built.timings["compile"] - compiled_before)
+    seconds = time.perf_counter() - begun - (built.timings["waited"] - waited_before)
     rows = [
         _row(built, settings, num_clients, done + i + 1, {name: float(v[i]) for name, v in columns.items()})
         | {"seconds": seconds / count}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,12 @@ class RunFolder:
         self._checkpoints = Checkpoints(self._folder, () if self._new else (len(history),))
         self._told = Told(as_trackers(trackers))
         self._told.start(Tracked(self._folder, config, len(history)))
+
+    def ready(self) -> None:
+        """Imports what the end will need, while there is time."""
+        if self._folder is not None:
+            for module in ("orbax.checkpoint", "pyarrow.json", "pyarrow.parquet"):
+                import_module(module)
 
     def add(self, rows: list[Row]) -> None:
         """Adds rounds to the history.

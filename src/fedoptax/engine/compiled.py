@@ -9,29 +9,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from threading import Thread
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedoptax import threefry
-from fedoptax.algorithm import Cohort, FedAlgorithm, Tree, decoded, nbytes
+from fedoptax.algorithm import Batches, Cohort, FedAlgorithm, Tree, decoded, nbytes
 from fedoptax.engine.evaluation import EvaluationData, column_names, evaluate, evaluation_data
-from fedoptax.engine.faults import COUNTS, Rates
+from fedoptax.engine.faults import COUNTS, Faults, Rates
 from fedoptax.engine.guarded import guarded_round_function
-from fedoptax.engine.local import client_batches, task_grad_fn
+from fedoptax.engine.local import Minibatch, minibatch_form, task_grad_fn
 from fedoptax.engine.plan import Plan
 from fedoptax.engine.round import round_function
 from fedoptax.engine.sharded import everywhere, over_mesh
 from fedoptax.errors import UsageError
+from fedoptax.processes import several
 from fedoptax.task import Task
 from fedoptax.tree import on_device
 
+Result = TypeVar("Result")
 MAX_ROUNDS = 256
 MakeAlgorithm = Callable[..., FedAlgorithm]
 
@@ -92,13 +94,17 @@ class Program:
         start…stop−1; `clients` are the states of all N clients, stacked, or with `plan.states = "cohort"` those of the
         cohort of the one round that is run; `rates` are the `engine.faults.Rates` of a guarded plan, else None.
       params: `(hypers, server) -> params`.
+      prepare: `(hypers, data, key) -> begin`: traces `advance` for these arguments, which its first call else does;
+        `begin()` has it compiled while the caller goes on.
       bytes_down, bytes_up: bytes of the message to, and the upload from, one client in one round.
       num_params: numbers in the model.
+      timings: seconds spent on making `advance`, `"compile"`, and how many of them its calls waited, `"waited"`.
     """
 
     start: Callable[..., tuple[Tree, Tree]]
     advance: Callable[..., Advance]
     params: Callable[..., Tree]
+    prepare: Callable[..., Callable[[], None]]
     bytes_down: int
     bytes_up: int
     num_params: int
@@ -211,8 +217,17 @@ def _program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple
 
     down, up = _message_bytes(task, make_algorithm, plan, shapes)
     size = sum(a.size for a in jax.tree.leaves(init_params))
-    timings = {"compile": 0.0}
-    return Program(begin, _timed(run, plan, timings), params_of, down, up, size, timings)
+    timings = {"compile": 0.0, "waited": 0.0}
+    advance = _timed(run, plan, timings)
+
+    def prepare(hypers: Mapping[str, Any], data: DeviceData, key: jax.Array) -> Callable[[], None]:
+        server, client = jax.eval_shape(start, hypers, key)
+        rows = task.num_clients if plan.states == "all" else plan.cohort_size
+        clients = jax.tree.map(lambda a: jax.ShapeDtypeStruct((rows, *a.shape), a.dtype), client)
+        rates = Faults().rates() if plan.guarded else None
+        return advance.prepare(hypers, server, clients, data, key, *[np.int32(0)] * 4, rates)
+
+    return Program(begin, advance, params_of, prepare, down, up, size, timings)
 
 
 def _quickly() -> dict[str, int]:
@@ -222,19 +237,22 @@ def _quickly() -> dict[str, int]:
 
 def _ahead(jitted: Any, *shapes: Any) -> Callable[..., Any]:
     """`jitted`, which is compiled for arguments like `shapes` while the caller goes on; a call waits for that."""
-
-    def compile() -> None:
-        with suppress(Exception):  # the call meets it again
-            jitted.lower(*shapes).compile()
-
-    thread = Thread(target=compile)
-    thread.start()
+    compiled = _meanwhile(lambda: jitted.lower(*shapes).compile())
 
     def call(*args: Any) -> Any:
-        thread.join()
+        with suppress(Exception):  # the call meets it again
+            compiled()
         return jitted(*args)
 
     return call
+
+
+def _meanwhile(work: Callable[[], Result]) -> Callable[[], Result]:
+    """Does `work` while the caller goes on; what is returned waits for it and gives, or raises, what came of it."""
+    pool = ThreadPoolExecutor(1, thread_name_prefix="fedoptax-compile")
+    future = pool.submit(work)
+    pool.shutdown(wait=False)
+    return future.result
 
 
 def guarded_columns(plan: Plan) -> list[str]:
@@ -249,22 +267,19 @@ def _floats(columns: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
 def _message_bytes(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, shapes: Mapping[str, Any]) -> tuple[int, int]:
     """Bytes of the real message and upload, by abstract evaluation; checks that states keep their form on the way."""
 
-    def messages(hypers: Mapping[str, Any], key: jax.Array, examples: Tree, n: jax.Array) -> tuple[Tree, ...]:
+    def messages(hypers: Mapping[str, Any], key: jax.Array, batch: Minibatch, steps: jax.Array) -> tuple[Tree, ...]:
         algorithm = make_algorithm(**hypers)
         server = algorithm.init(task.init(key))
         client = algorithm.init_client(algorithm.params(server))
         message = algorithm.broadcast(server)
-        batches = client_batches(examples, n, n, key, plan.work, int(task.clients.sizes.max()))
+        batches = Batches(steps, lambda k: batch)
         upload, new_client, _ = algorithm.client_update(task_grad_fn(task), message, client, batches)
         mean = decoded(algorithm, upload)
         new_server = algorithm.server_update(server, mean, Cohort(plan.cohort_size, task.num_clients))
         return message, upload, (server, client), (new_server, new_client)
 
-    one = {  # the arrays of one example, in the types that they have on the device
-        name: jax.ShapeDtypeStruct((1, *array.shape[1:]), jax.dtypes.canonicalize_dtype(array.dtype))
-        for name, array in task.clients.examples.items()
-    }
-    message, upload, before, after = jax.eval_shape(messages, shapes, threefry.key(0), one, np.int32(1))
+    batch = minibatch_form(task, plan.work.batch_size)
+    message, upload, before, after = jax.eval_shape(messages, shapes, threefry.key(0), batch, np.int32(1))
     for what, old, new in zip(
         ("server_update: the server's state", "client_update: the client's state"), before, after
     ):
@@ -284,7 +299,7 @@ def _check_same_form(what: str, old: Tree, new: Tree) -> None:
             )
 
 
-def _timed(run: Callable[..., Advance], plan: Plan, timings: dict[str, float]) -> Callable[..., Advance]:
+def _timed(run: Callable[..., Advance], plan: Plan, timings: dict[str, float]) -> _Timed:
     """`run`, jitted; it is given the key's words, whatever its type. On a mesh all lies whole on each device."""
 
     def of_words(hypers: Any, server: Tree, clients: Tree, data: DeviceData, words: jax.Array, *more: Any) -> Advance:
@@ -302,17 +317,55 @@ _ARGUMENTS = 10  # of `run` in `program`
 
 
 class _Timed:
-    """A jitted function, compiled at the first call; notes how long that took, apart from the calls themselves."""
+    """A jitted function, compiled once, at the first call or ahead; notes how long that took, apart from the calls."""
 
     def __init__(self, jitted: Any, timings: dict[str, float], placed: Callable[..., Any]) -> None:
         self.jitted = jitted
-        self.compiled: Any = None
+        self._lowered: Any = None
+        self._compiled: Callable[[], Any] | None = None
         self._timings, self._placed = timings, placed
 
     def __call__(self, *given: Any) -> Advance:
-        args = self._placed(*given, *[None] * (_ARGUMENTS - len(given)))  # one form for all: rates may be left out
-        if self.compiled is None:
+        args = self._arguments(given)
+        begun = time.perf_counter()
+        self._lower(args)
+        if self._compiled is None:
+            made = self._compile()
+            self._compiled = lambda: made
+        compiled = self._compiled()
+        self._timings["waited"] += time.perf_counter() - begun
+        return compiled(*args)
+
+    def prepare(self, *given: Any) -> Callable[[], None]:
+        """Traces it for arguments, or their forms; what is returned begins to compile, once, while the caller goes on.
+
+        Of several processes each compiles when it is called: all of them have to meet for that.
+        """
+        self._lower(self._arguments(given))
+
+        def begin() -> None:
+            if self._compiled is None and not several():
+                self._compiled = _meanwhile(self._compile)
+
+        return begin
+
+    @property
+    def compiled(self) -> Any:
+        """The compiled program, waited for; None before it was asked for."""
+        return None if self._compiled is None else self._compiled()
+
+    def _arguments(self, given: tuple[Any, ...]) -> Any:
+        return self._placed(*given, *[None] * (_ARGUMENTS - len(given)))  # one form for all: rates may be left out
+
+    def _lower(self, args: Any) -> None:
+        if self._lowered is None and self._compiled is None:
             begun = time.perf_counter()
-            self.compiled = self.jitted.lower(*args).compile()
-            self._timings["compile"] = time.perf_counter() - begun
-        return self.compiled(*args)
+            self._lowered = self.jitted.lower(*args)
+            self._timings["compile"] += time.perf_counter() - begun
+
+    def _compile(self) -> Any:
+        begun = time.perf_counter()
+        lowered, self._lowered = self._lowered, None
+        compiled = lowered.compile()
+        self._timings["compile"] += time.perf_counter() - begun
+        return compiled

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from fedoptax.errors import DataError, UsageError
 from fedoptax.task import Task
 from fedoptax.tree import on_device
 
+BY_CLIENT = ("mean", "spread", "worst_decile")  # of the primary metric
 Sums = dict[str, tuple[jax.Array, jax.Array]]  # metric -> Σ weights·values and Σ weights, each (owners,) or scalar
 
 
@@ -98,13 +99,18 @@ def evaluate_clients(task: Task, params: Tree) -> dict[str, np.ndarray]:
 
 
 def column_names(task: Task, params: Tree, data: EvaluationData | None) -> list[str]:
-    """The names of an evaluation's columns, found without computing anything."""
+    """The names of the columns that `evaluate` gives, in order, found without computing anything."""
     if data is None:
         return []
-    return sorted(jax.eval_shape(lambda p, d: evaluate(task, p, d), params, data))
+    batch = {name: jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for name, a in data.examples.items()}
+    names = list(dict.fromkeys([*jax.eval_shape(task.metrics, params, batch), *task.derived]))
+    by_client = (
+        [f"client_{primary_metric(task, names)}_{what}" for what in BY_CLIENT] if data.owners is not None else []
+    )
+    return sorted([*(f"test_{name}" for name in names), *by_client])
 
 
-def primary_metric(task: Task, names: Mapping[str, Any]) -> str:
+def primary_metric(task: Task, names: Collection[str]) -> str:
     """The metric that the task leads with: its own choice, else `accuracy`, else the first."""
     if task.primary_metric is not None:
         return task.primary_metric
@@ -121,7 +127,7 @@ def client_summary(values: jax.Array, present: jax.Array, higher_is_better: bool
     squares = jnp.where(present, jnp.square(values - mean), 0)
     squares, worst = jnp.sum(jnp.stack([squares, jnp.where(jnp.arange(len(values)) < tenth, worst_first, 0)]), axis=1)
     spread, worst = jnp.sqrt(squares / count), worst / tenth
-    return {"mean": mean, "spread": spread, "worst_decile": worst if higher_is_better else -worst}
+    return dict(zip(BY_CLIENT, (mean, spread, worst if higher_is_better else -worst)))
 
 
 def _sums(task: Task, params: Tree, data: EvaluationData, mesh: int = 1) -> tuple[list[str], jax.Array]:

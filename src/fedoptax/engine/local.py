@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from fedoptax import threefry
 from fedoptax.algorithm import Batches, GradFn, Tree
 from fedoptax.engine.sampling import permutation
 from fedoptax.errors import UsageError
@@ -44,6 +46,16 @@ def task_grad_fn(task: Task) -> GradFn:
         return value
 
     return clipped(jax.value_and_grad(loss), task.clip_norm) if task.clip_norm else jax.value_and_grad(loss)
+
+
+def minibatch_form(task: Task, batch_size: int) -> Minibatch:
+    """Shapes and dtypes of a minibatch."""
+    form = {
+        name: jax.ShapeDtypeStruct((batch_size, *array.shape[1:]), jax.dtypes.canonicalize_dtype(array.dtype))
+        for name, array in task.clients.examples.items()
+    }
+    form["mask"] = jax.ShapeDtypeStruct((batch_size,), np.dtype(bool))
+    return jax.eval_shape(lambda examples: Minibatch(examples, threefry.key(0)), form)
 
 
 def client_batches(

@@ -83,10 +83,15 @@ def whole(devices: int) -> NamedSharding:
 
 
 def everywhere(tree: Tree, devices: int) -> Tree:
-    """The arrays of `tree`, the same in every process, whole on each of the devices; what is there already stays."""
+    """The arrays of `tree`, the same in every process, whole on each of the devices; what is there already stays.
+
+    Of an array's form, a `ShapeDtypeStruct`, it makes the form of that.
+    """
     place = whole(devices)
 
-    def put(a: Any) -> jax.Array:
+    def put(a: Any) -> Any:
+        if isinstance(a, jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place)
         if isinstance(a, jax.Array) and a.sharding == place:
             return a
         host = np.asarray(a)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -58,6 +58,7 @@ def functional(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
             raise UsageError(f"build: the module keeps {', '.join(kinds)}; only parameters and dropout are allowed")
         return _Skeleton(graphdef, [path for path, _ in nnx.to_flat_state(params)], dict(nnx.to_flat_state(rngs)))
 
+    @partial(jax.jit, inline=True)  # traced once for all who ask for the parameters' form
     def init(key: jax.Array) -> Params:
         skeleton()
         return _nested(nnx.state(build(nnx.Rngs(_typed(key))), nnx.Param))
