@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import fedoptax as fx
+from fedoptax import threefry
 from fedoptax.engine.sampling import FLOYD_LIMIT, cohort_of_round, permutation
 
 
@@ -40,6 +41,21 @@ def test_a_permutation_of_n_is_one_and_does_not_depend_on_buckets(n: int) -> Non
     np.testing.assert_array_equal(np.sort(exact), np.arange(n))
     np.testing.assert_array_equal(exact, whole)
     np.testing.assert_array_equal(exact, few)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_double_precision_draws_the_same(exact: bool) -> None:
+    """Also of fewer than there is room for: what is not used lies behind all others, however wide the numbers are."""
+
+    def drawn() -> list[np.ndarray]:
+        key = threefry.key(3)
+        orders = [permutation(key, jnp.int32(n), 300, exact)[:n] for n in (7, 65, 300)]
+        return [np.asarray(a) for a in (*orders, cohort_of_round(key, 5, 100, 7), cohort_of_round(key, 5, 3000, 2500))]
+
+    single = drawn()
+    with jax.enable_x64(True):
+        for one, two in zip(single, drawn(), strict=True):
+            np.testing.assert_array_equal(one, two)
 
 
 def test_permutations_are_uniform() -> None:

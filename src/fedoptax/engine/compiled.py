@@ -199,7 +199,7 @@ def _program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple
             row |= _floats(more[0]) if more else {}
             test = data.test
             if test is not None:
-                due = (number % eval_every == 0) | (number == last)
+                due = (jax.lax.rem(number, eval_every) == 0) | (number == last)
                 row |= jax.lax.cond(
                     due & finite,
                     lambda: _floats(evaluate(task, algorithm.params(server), test, plan.mesh)),

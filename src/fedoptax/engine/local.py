@@ -89,10 +89,12 @@ def client_batches(
 
     def get(k: Any) -> Minibatch:
         if work.steps is None:
-            place = (k % a_pass) * work.batch_size + lanes
-            epoch, mask = k // a_pass, place < size
+            epoch: Any = _whole(k, a_pass)
+            place = (k - epoch * a_pass) * work.batch_size + lanes
+            mask = place < size
         else:
-            place = (k * work.batch_size + lanes) % size
+            turns = k * work.batch_size + lanes
+            place = turns - _whole(turns, size) * size
             epoch, mask = 0, lanes < size
         rows = offset + orders[epoch, jnp.where(mask, place, 0)]
         batch = {name: array.at[rows].get(mode="clip") for name, array in examples.items()}
@@ -109,4 +111,9 @@ def local_steps_of(sizes: jax.Array, work: LocalWork) -> jax.Array:
 
 
 def _steps_of_a_pass(size: jax.Array, work: LocalWork) -> jax.Array:
-    return (size + work.batch_size - 1) // work.batch_size
+    return _whole(size + work.batch_size - 1, work.batch_size)
+
+
+def _whole(a: Any, b: Any) -> jax.Array:
+    """a // b for numbers that are not negative: `//` would be ten operations, each with a kernel to compile."""
+    return jax.lax.div(*jnp.broadcast_arrays(jnp.asarray(a, jnp.int32), jnp.asarray(b, jnp.int32)))

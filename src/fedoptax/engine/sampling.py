@@ -43,9 +43,11 @@ def cohort_of_round(key: jax.Array, round: jax.Array | int, num_clients: int, si
 def _below(key: jax.Array, bounds: jax.Array) -> jax.Array:
     """As `jax.random.randint(key, bounds.shape, 0, bounds, jnp.int32)`, which takes twice as long to compile."""
     span = bounds.astype(jnp.uint32)
-    high, low = jax.vmap(lambda half: jax.random.bits(half, bounds.shape))(jax.random.split(key)) % span
-    wrap = jnp.uint32(2**16) % span
-    return ((high * (wrap * wrap % span) + low) % span).astype(jnp.int32)
+    rem = jax.lax.rem
+    drawn = jax.vmap(lambda half: jax.random.bits(half, bounds.shape, jnp.uint32))(jax.random.split(key))
+    high, low = rem(drawn, jnp.broadcast_to(span, drawn.shape))
+    wrap = rem(jnp.full_like(span, 2**16), span)
+    return rem(high * rem(wrap * wrap, span) + low, span).astype(jnp.int32)
 
 
 def permutation(key: jax.Array, n: jax.Array, capacity: int, exact: bool = True, smallest: int = 0) -> jax.Array:
@@ -62,7 +64,8 @@ def permutation(key: jax.Array, n: jax.Array, capacity: int, exact: bool = True,
 
     def shuffle(length: int) -> jax.Array:
         # The i-th random number depends on key and i alone, not on the length, so every bucket gives one result.
-        order = jnp.argsort(jnp.where(jnp.arange(length) < n, jax.random.bits(key, (length,)) >> 1, _LAST))
+        numbers = jax.random.bits(key, (length,), jnp.uint32) >> 1
+        order = jnp.argsort(jnp.where(jnp.arange(length) < n, numbers, _LAST))
         return jnp.pad(order.astype(jnp.int32), (0, capacity - length))
 
     if len(buckets) == 1:
