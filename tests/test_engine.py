@@ -177,6 +177,20 @@ def test_the_form_of_a_minibatch_is_known_beforehand(work: LocalWork) -> None:
     assert minibatch_form(task, 4) == jax.eval_shape(first)
 
 
+@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize("size", [1, 7, 64, 65, 300])
+def test_an_epoch_is_every_example_of_a_client_once(size: int, double: bool) -> None:
+    with jax.enable_x64(double):
+        examples = {"row": jnp.arange(1000)}
+        batches = client_batches(
+            examples, jnp.int32(500), jnp.int32(size), threefry.key(size), LocalWork(8, epochs=2), capacity=300
+        )
+        steps = [batches.get(k).examples for k in range(int(batches.num_steps))]
+    rows = [int(row) for step in steps for row in np.asarray(step["row"])[np.asarray(step["mask"])]]
+    assert len(steps) == 2 * -(-size // 8)
+    assert sorted(rows[:size]) == sorted(rows[size:]) == list(range(500, 500 + size))
+
+
 @pytest.mark.parametrize("guarded", [False, True])
 def test_a_program_can_be_compiled_ahead_while_the_caller_goes_on(guarded: bool) -> None:
     task, algorithm = small_task(), fx.scaffold(client_lr=0.05, server_lr=1.0)
