@@ -131,7 +131,7 @@ def test_prox_changes_both_gradients_of_fafed_and_leaves_the_loss() -> None:
     message = alg.init(scalars(2.0))._replace(t=jnp.int32(1), m=scalars(1.0))
     plain, _, loss = alg.client_update(spy, message, scalars(4.0), [(1.0, 0.0)])
     prox, _, prox_loss = with_prox(alg, 3.0).client_update(spy, message, scalars(4.0), [(1.0, 0.0)])
-    assert points == [2.0, 4.0, 2.0, 4.0]
+    assert points == [4.0, 2.0, 4.0, 2.0]
     assert float(loss) == float(prox_loss) == 2.0
     assert float(plain.m["x"]) == pytest.approx(2 + 0.7 * (1 - 4))
     assert float(prox.m["x"]) == pytest.approx(2 + 0.7 * (1 - (4 + 3.0 * (4 - 2))))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +67,9 @@ class RunFolder:
     def ready(self) -> None:
         """Imports what the end will need, while there is time."""
         if self._folder is not None:
-            for module in ("orbax.checkpoint", "pyarrow.json", "pyarrow.parquet"):
-                import_module(module)
+            import orbax.checkpoint  # noqa: F401
+            import pyarrow.json
+            import pyarrow.parquet  # noqa: F401
 
     def add(self, rows: list[Row]) -> None:
         """Adds rounds to the history.
