@@ -38,3 +38,20 @@ def test_the_command_line_uses_the_cores_and_a_resumed_run_as_many_as_before(tmp
     begun = mesh_after(*RUN, "--out", str(tmp_path / "run"))
     assert begun == min(cores(), 4)
     assert mesh_after("resume", str(tmp_path / "run"), "--rounds", "5", JAX_NUM_CPU_DEVICES="4") == begun
+
+
+def test_a_mesh_in_double_precision_runs_without_a_warning_and_samples_the_same(tmp_path: Path) -> None:
+    """Clients of unequal size, dealt to two devices, and an evaluation that they share."""
+    columns = []
+    for double in ("0", "1"):
+        out = tmp_path / double
+        run = ["run", "--task", "digits", "--partition", "dirichlet", "--algorithm", "fedavg", "--preset", "none"]
+        run += ["--set", "client_lr=0.1", "--rounds", "2", "--out", str(out)]
+        environment = os.environ | {"JAX_NUM_CPU_DEVICES": "2", "JAX_ENABLE_X64": double}
+        program = [sys.executable, "-W", "error::FutureWarning", "-m", "fedoptax.cli", *run]
+        done = subprocess.run(program, env=environment, check=False, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert json.loads((out / "config.json").read_text(encoding="utf-8"))["mesh"] == 2
+        lines = (out / "history.jsonl").read_text(encoding="utf-8").splitlines()
+        columns.append([row[name] for row in map(json.loads, lines) for name in ("train_loss", "test_loss")])
+    assert columns[0] == pytest.approx(columns[1], rel=1e-4)

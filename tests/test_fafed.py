@@ -205,9 +205,9 @@ def test_a_step_of_fafed_copies_no_weights_that_the_forward_pass_alone_reads() -
     data = FederatedData.from_clients([examples, examples])
     task = Task("one layer", lambda key: {"w": jnp.ones((96, 40))}, loss, lambda params, batch: {}, data, None)
     plan = Plan(2, LocalWork(4), "uniform", "loop")
-    built = program(task, Fixed(fafed(0.01)), plan)
+    built: Any = program(task, Fixed(fafed(0.01)), plan)
     built.prepare({}, device_data(task), threefry.key(0))()
-    text = built.advance.compiled.as_text()  # type: ignore[attr-defined]
+    text = built.advance.compiled.as_text()
     steps = [
         part for part in re.split(r"^\}", text, flags=re.M) if len(re.findall(r"= f32\[96,40\]\S* dot\(", part)) == 2
     ]

@@ -155,7 +155,7 @@ def _sums(task: Task, params: Tree, data: EvaluationData, mesh: int = 1) -> tupl
     if mesh == 1:
         return names, jax.lax.fori_loop(0, batches, add, zero)
     device = jax.lax.axis_index(AXIS)
-    mine = jax.lax.div(batches - device + mesh - 1, mesh)
+    mine = jax.lax.div(batches - device + mesh - 1, jnp.int32(mesh))
     return names, all_reduced(jax.lax.fori_loop(0, mine, lambda i, total: add(device + i * mesh, total), zero))
 
 

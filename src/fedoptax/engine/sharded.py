@@ -147,7 +147,7 @@ def assign(work: jax.Array, devices: int) -> tuple[jax.Array, jax.Array, jax.Arr
 
     def give(i: jax.Array, given: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         owner, place, load, count = given
-        device = jnp.argmin(load)
+        device = jnp.argmin(load).astype(jnp.int32)
         owner, place = owner.at[i].set(device), place.at[i].set(count[device])
         return owner, place, load.at[device].add(work[i]), count.at[device].add(1)
 
@@ -170,7 +170,8 @@ def balanced_over(devices: int, inner: Runner, work: jax.Array) -> Runner:
     ) -> tuple[Tree, Tree, jax.Array]:
         size = work.shape[0]
         owner, place, count = assign(work, devices)
-        whose = jnp.full(devices * size, size).at[owner * size + place].set(jnp.arange(size))
+        numbers = jnp.arange(size, dtype=jnp.int32)
+        whose = jnp.full(devices * size, size, jnp.int32).at[owner * size + place].set(numbers)
         device = jax.lax.axis_index(AXIS)
         chosen = jnp.minimum(whose.reshape(devices, size)[device], size - 1)
         total, own, _ = inner(one, _rows(cohort, chosen), weights[chosen], lambda j: states(chosen[j]), count[device])
