@@ -28,6 +28,8 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
 
 RUNNER = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is started to ignore it
 from fedoptax import cli, deploy_cli
 if "deploy" not in [group.name for group in cli.app.registered_groups]:
     cli.app.add_typer(deploy_cli.deploy_app, name="deploy")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -89,6 +89,7 @@ def run(
 
     Example: fedoptax run --task digits --algorithm fedadam --set server_lr=0.03 --rounds 100 --out runs/a
     """
+    _read_ahead(task, options)
     load_commands().run(task=task, algorithm=algorithm, seed=seed, **_renamed(options))
 
 
@@ -115,6 +116,7 @@ def compare(
     search = {"budget": budget, "grid": grid, "select": select, "last": last} if tune else None
     if search is None and (grid or last):
         raise UsageError(f"{'--grid' if grid else '--last'}: given without --tune, allowed is with it")
+    _read_ahead(task, options)
     load_commands().compare(**own, search=search, **_renamed(options))
 
 
@@ -137,6 +139,7 @@ def tune(
     """
     own = {"task": task, "algorithm": algorithm, "grid": grid, "select": select, "last": last}
     own |= {"search": search, "trials": trials, "seed": seed}
+    _read_ahead(task, options)
     load_commands("tune_commands").tune(**own, **_renamed(options))
 
 
@@ -216,6 +219,13 @@ def load_commands(name: str = "commands") -> Any:
 
     with status("starting"), ended_at_once():
         return import_kept(f"fedoptax.{name}")
+
+
+def _read_ahead(task: str, options: Mapping[str, Any]) -> None:
+    """Begins to read the task's data while the commands are imported, which takes one core."""
+    from fedoptax.data.images import read_ahead
+
+    read_ahead(task, options["data_dir"], options["partition"])
 
 
 def _renamed(options: dict[str, Any]) -> dict[str, Any]:

@@ -347,11 +347,11 @@ def _advance(
     rates = (settings.faults or Faults()).rates() if settings.plan.guarded else None
     result = built.advance(hypers, server, taken, examples.of(done), key, *numbers, rates)
     clients.put(result.clients)
-    columns = {name: jax.device_get(values) for name, values in result.rows.items()}
+    table = jax.device_get(result.rows)
     finite, count = bool(result.finite), int(result.round) - done
     seconds = time.perf_counter() - begun - (built.timings["waited"] - waited_before)
     rows = [
-        _row(built, settings, num_clients, done + i + 1, {name: float(v[i]) for name, v in columns.items()})
+        _row(built, settings, num_clients, done + i + 1, dict(zip(built.columns, map(float, table[i]))))
         | {"seconds": seconds / count}
         for i in range(count if finite else count - 1)
     ]

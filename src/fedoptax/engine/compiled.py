@@ -8,7 +8,7 @@ advances any number of rounds up to `MAX_ROUNDS` without recompiling, and stops 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -51,13 +51,16 @@ class DeviceData(NamedTuple):
 
 
 class Advance(NamedTuple):
-    """The result of some rounds: the states, the rounds done, whether all is finite, a buffer of rows a column."""
+    """The result of some rounds: the states, the rounds done, whether all is finite, and a table of the rounds.
+
+    `rows`, float32 (MAX_ROUNDS, columns), has the program's columns; NaN is what is not known.
+    """
 
     server: Tree
     clients: Tree
     round: jax.Array
     finite: jax.Array
-    rows: dict[str, jax.Array]
+    rows: jax.Array
 
 
 @lru_cache(maxsize=4)
@@ -96,6 +99,7 @@ class Program:
       params: `(hypers, server) -> params`.
       prepare: `(hypers, data, key) -> begin`: traces `advance` for these arguments, which its first call else does;
         `begin()` has it compiled while the caller goes on.
+      columns: the names of the columns of an `Advance`'s rows.
       bytes_down, bytes_up: bytes of the message to, and the upload from, one client in one round.
       num_params: numbers in the model.
       timings: seconds spent on making `advance`, `"compile"`, and how many of them its calls waited, `"waited"`.
@@ -105,6 +109,7 @@ class Program:
     advance: Callable[..., Advance]
     params: Callable[..., Tree]
     prepare: Callable[..., Callable[[], None]]
+    columns: tuple[str, ...]
     bytes_down: int
     bytes_up: int
     num_params: int
@@ -171,7 +176,7 @@ def _program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple
     begin = _ahead(start, shapes, jax.eval_shape(lambda: threefry.key(0)))
     init_params = jax.eval_shape(task.init, threefry.key(0))
     tests = column_names(task, init_params, evaluation_data(task))
-    columns = ["train_loss", *tests, *guarded_columns(plan)]
+    columns = ("train_loss", *tests, *guarded_columns(plan))
 
     def run(
         hypers: Mapping[str, Any],
@@ -195,20 +200,22 @@ def _program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple
         def body(state: Advance) -> Advance:
             server, clients, loss, finite, *more = a_round(state.server, state.clients, data, key, state.round)
             number = state.round + 1
-            row = {name: jnp.float32(jnp.nan) for name in columns} | {"train_loss": loss.astype(jnp.float32)}
-            row |= _floats(more[0]) if more else {}
+            row = [_row(["train_loss"], {"train_loss": loss})]
             test = data.test
             if test is not None:
                 due = (jax.lax.rem(number, eval_every) == 0) | (number == last)
-                row |= jax.lax.cond(
-                    due & finite,
-                    lambda: _floats(evaluate(task, algorithm.params(server), test, plan.mesh)),
-                    lambda: {name: jnp.float32(jnp.nan) for name in tests},
+                row.append(
+                    jax.lax.cond(
+                        due & finite,
+                        lambda: _row(tests, evaluate(task, algorithm.params(server), test, plan.mesh)),
+                        lambda: jnp.full(len(tests), jnp.nan, jnp.float32),
+                    )
                 )
-            rows = {name: state.rows[name].at[state.round - start].set(row[name]) for name in columns}
+            row += [_row(guarded_columns(plan), counts) for counts in more]
+            rows = state.rows.at[state.round - start].set(jnp.concatenate(row))
             return Advance(server, clients, number, finite, rows)
 
-        empty = {name: jnp.full((MAX_ROUNDS,), jnp.nan, jnp.float32) for name in columns}
+        empty = jnp.full((MAX_ROUNDS, len(columns)), jnp.nan, jnp.float32)
         first = Advance(server, clients, start, jnp.bool_(True), empty)
         return jax.lax.while_loop(lambda s: (s.round < stop) & s.finite, body, first)
 
@@ -227,7 +234,7 @@ def _program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple
         rates = Faults().rates() if plan.guarded else None
         return advance.prepare(hypers, server, clients, data, key, *[np.int32(0)] * 4, rates)
 
-    return Program(begin, advance, params_of, prepare, down, up, size, timings)
+    return Program(begin, advance, params_of, prepare, columns, down, up, size, timings)
 
 
 def _quickly() -> dict[str, int]:
@@ -260,8 +267,9 @@ def guarded_columns(plan: Plan) -> list[str]:
     return [*COUNTS, "virtual_seconds"] if plan.guarded else []
 
 
-def _floats(columns: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-    return {name: value.astype(jnp.float32) for name, value in columns.items()}
+def _row(names: Sequence[str], columns: Mapping[str, jax.Array]) -> jax.Array:
+    """One array for all columns: XLA makes kernels of each array that is written."""
+    return jnp.stack([columns[name].astype(jnp.float32) for name in names])
 
 
 def _message_bytes(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, shapes: Mapping[str, Any]) -> tuple[int, int]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedoptax import threefry
 from fedoptax.algorithm import Cohort, FedAlgorithm, GradFn, Tree, decoded, nbytes, weighted_mean
 from fedoptax.engine.aggregation import Aggregator, stacked
 from fedoptax.engine.compiled import (
@@ -18,10 +17,9 @@ from fedoptax.engine.compiled import (
     DeviceData,
     Fixed,
     Program,
-    guarded_columns,
     program,
 )
-from fedoptax.engine.evaluation import column_names, evaluate, evaluation_data
+from fedoptax.engine.evaluation import evaluate
 from fedoptax.engine.faults import Fate, Rates, fate_of_round, spoil, virtual_seconds
 from fedoptax.engine.local import client_batches, local_steps_of, task_grad_fn
 from fedoptax.engine.plan import Plan
@@ -87,7 +85,6 @@ def eager_program(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Program:
     """`algorithm` on `task` in plain Python, with the interface, keys, cohorts and batches of the compiled program."""
     grad_fn = jax.jit(task_grad_fn(task))
     capacity = int(task.clients.sizes.max())
-    columns = column_names(task, jax.eval_shape(task.init, threefry.key(0)), evaluation_data(task))
 
     def advance(
         hypers: Any,
@@ -101,8 +98,7 @@ def eager_program(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Program:
         last: Any,
         rates: Rates | None = None,
     ) -> Advance:
-        names = ["train_loss", *columns, *guarded_columns(plan)]
-        rows = {name: jnp.full((MAX_ROUNDS,), jnp.nan, jnp.float32) for name in names}
+        rows = jnp.full((MAX_ROUNDS, len(built.columns)), jnp.nan, jnp.float32)
         for r in range(int(start), int(stop)):
             cohort = [int(i) for i in cohort_of_round(key, r, task.num_clients, plan.cohort_size)]
             places = cohort if holds_all(plan, task) else range(plan.cohort_size)
@@ -126,17 +122,20 @@ def eager_program(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Program:
                 new_server, states, row, finite = _guarded_round(
                     algorithm, grad_fn, server, states, batches, raw, task.num_clients, plan.aggregate, rates, fate
                 )
-            for name, value in row.items():
-                rows[name] = rows[name].at[r - int(start)].set(value)
+            rows = written(rows, r - int(start), row)
             if not finite:
                 return Advance(server, clients, jnp.int32(r + 1), jnp.bool_(False), rows)
             for i, state in zip(rows_of, states):
                 clients = jax.tree.map(lambda a, s, i=i: a.at[i].set(s), clients, state)
             server = new_server
             if data.test is not None and ((r + 1) % int(every) == 0 or r + 1 == int(last)):
-                for name, value in evaluate(task, algorithm.params(server), data.test).items():
-                    rows[name] = rows[name].at[r - int(start)].set(value)
+                rows = written(rows, r - int(start), evaluate(task, algorithm.params(server), data.test))
         return Advance(server, clients, jnp.int32(stop), jnp.bool_(True), rows)
+
+    def written(rows: jax.Array, number: int, values: Mapping[str, Any]) -> jax.Array:
+        for name, value in values.items():
+            rows = rows.at[number, built.columns.index(name)].set(value)
+        return rows
 
     built = program(task, Fixed(algorithm), plan)
     nothing = {"compile": 0.0, "waited": 0.0}

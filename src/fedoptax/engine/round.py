@@ -111,12 +111,18 @@ def all_finite(tree: Tree) -> jax.Array:
     """Whether every floating-point number of `tree` is finite.
 
     Zero times a number is no number exactly if that is not finite, and so is a sum with it: sums compile in a fifth of
-    the time that comparisons take. Small leaves are joined to one, large ones would be copied.
+    the time that comparisons take. Leaves of one size are added up first, small ones as if they were of the largest's,
+    since XLA makes a handful of kernels of every sum of many numbers.
     """
-    floats = [jnp.ravel(a) * 0 for a in jax.tree.leaves(tree) if jnp.issubdtype(a.dtype, jnp.floating)]
-    zeros = [a.astype(jnp.float32) for a in floats]
-    small = [a for a in zeros if a.nbytes < LARGE]
-    parts = [a for a in zeros if a.nbytes >= LARGE] + ([jnp.concatenate(small)] if small else [])
+    zeros: dict[int, jax.Array] = {}
+    for a in jax.tree.leaves(tree):
+        if jnp.issubdtype(a.dtype, jnp.floating) and a.size:
+            zeros[a.size] = zeros.get(a.size, jnp.float32(0)) + (jnp.ravel(a) * 0).astype(jnp.float32)
+    small = [a for a in zeros.values() if a.nbytes < LARGE]
+    parts = [a for a in zeros.values() if a.nbytes >= LARGE]
+    if small:
+        size = max(a.size for a in small)
+        parts.append(sum((jnp.pad(a, (0, size - a.size)) for a in small), jnp.float32(0)))
     return jnp.isfinite(sum(map(jnp.sum, parts), jnp.float32(0)))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fedoptax.data import images as files
 from fedoptax.errors import unknown
 from fedoptax.models import MODELS
 from fedoptax.precision import with_compute_dtype
@@ -19,7 +20,7 @@ _IMAGE_MODELS = tuple(MODELS)
 
 TASKS: dict[str, Recipe] = {
     "digits": Recipe(
-        images.classification(images.digits, 16),
+        images.classification(files.digits, 16),
         "UCI handwritten digits, 8x8 pixels, 10 classes; comes with scikit-learn, needs no download",
         model="mlp",
         num_clients=50,
@@ -29,7 +30,7 @@ TASKS: dict[str, Recipe] = {
         defaults={"rounds": 100, "cohort_size": 10, "batch_size": 10, "local_epochs": 1, "eval_every": 1},
     ),
     "mnist": Recipe(
-        images.classification(images.mnist, 255),
+        images.classification(files.mnist, 255),
         "MNIST handwritten digits, 28x28 pixels, 10 classes; by label, or by writer through QMNIST",
         model="mlp",
         num_clients=100,
@@ -39,7 +40,7 @@ TASKS: dict[str, Recipe] = {
         defaults={"rounds": 100, "cohort_size": 10, "batch_size": 20, "local_epochs": 1, "eval_every": 2},
     ),
     "fashion-mnist": Recipe(
-        images.classification(images.fashion_mnist, 255),
+        images.classification(files.fashion_mnist, 255),
         "Fashion-MNIST clothes, 28x28 pixels, 10 classes",
         model="cnn",
         num_clients=100,
@@ -49,7 +50,7 @@ TASKS: dict[str, Recipe] = {
         defaults={"rounds": 100, "cohort_size": 10, "batch_size": 20, "local_epochs": 1, "eval_every": 2},
     ),
     "cifar10": Recipe(
-        images.classification(images.cifar10, 255),
+        images.classification(files.cifar10, 255),
         "CIFAR-10 photographs, 32x32 pixels in colour, 10 classes",
         model="resnet18",
         num_clients=500,
@@ -59,7 +60,7 @@ TASKS: dict[str, Recipe] = {
         defaults={"rounds": 1000, "cohort_size": 10, "batch_size": 20, "local_epochs": 1, "eval_every": 50},
     ),
     "cifar100": Recipe(
-        images.classification(images.cifar100, 255),
+        images.classification(files.cifar100, 255),
         "CIFAR-100 photographs, 32x32 pixels in colour, 100 classes; Pachinko allocation over both levels of labels",
         model="resnet18",
         num_clients=500,
@@ -69,7 +70,7 @@ TASKS: dict[str, Recipe] = {
         defaults={"rounds": 1000, "cohort_size": 10, "batch_size": 20, "local_epochs": 1, "eval_every": 50},
     ),
     "cifar100-coarse": Recipe(
-        images.classification(images.cifar100_coarse, 255),
+        images.classification(files.cifar100_coarse, 255),
         "CIFAR-100 photographs, 32x32 pixels in colour, its 20 superclasses",
         model="resnet18",
         num_clients=500,
@@ -79,7 +80,7 @@ TASKS: dict[str, Recipe] = {
         defaults={"rounds": 1000, "cohort_size": 10, "batch_size": 20, "local_epochs": 1, "eval_every": 50},
     ),
     "emnist-cr": Recipe(
-        images.classification(images.emnist, 255),
+        images.classification(files.emnist, 255),
         "EMNIST characters by writer, 28x28 pixels, 62 classes (TensorFlow Federated's files, or LEAF's FEMNIST)",
         model="emnist_cnn",
         num_clients=100,

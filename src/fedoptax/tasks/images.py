@@ -3,76 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from fedoptax.algorithm import Tree
 from fedoptax.data.federated import FederatedData
-from fedoptax.data.sources import Source
+from fedoptax.data.images import Load, read
 from fedoptax.errors import UsageError
 from fedoptax.models import MODELS
 from fedoptax.models.functional import Model
 from fedoptax.task import Task, masked_mean
 from fedoptax.tasks.augmentation import AUGMENTATIONS, Augmentation, cropped_shape
 from fedoptax.tasks.division import divide
+from fedoptax.tasks.losses import cross_entropy
 from fedoptax.tasks.recipe import Options, Recipe
-
-Load = Callable[[str | Path | None, str], Source]
-"""`(data_dir, partition) -> Source`: natural clients are read only when the partition asks for them."""
-
-
-def digits(data_dir: str | Path | None, partition: str) -> Source:
-    """The digits that come with scikit-learn."""
-    from fedoptax.data.sources import digits as source
-
-    return source.load()
-
-
-def mnist(data_dir: str | Path | None, partition: str) -> Source:
-    """MNIST, with its writers if they are asked for."""
-    from fedoptax.data.sources import mnist as source
-
-    return source.load(data_dir, writers=partition == "writers")
-
-
-def fashion_mnist(data_dir: str | Path | None, partition: str) -> Source:
-    """Fashion-MNIST."""
-    from fedoptax.data.sources import fashion_mnist as source
-
-    return source.load(data_dir)
-
-
-def cifar10(data_dir: str | Path | None, partition: str) -> Source:
-    """CIFAR-10."""
-    from fedoptax.data.sources import cifar
-
-    return cifar.load10(data_dir)
-
-
-def cifar100(data_dir: str | Path | None, partition: str) -> Source:
-    """CIFAR-100 with its fine labels; the coarse ones serve the Pachinko partition."""
-    from fedoptax.data.sources import cifar
-
-    return cifar.load100(data_dir)
-
-
-def cifar100_coarse(data_dir: str | Path | None, partition: str) -> Source:
-    """CIFAR-100 with its coarse labels."""
-    from fedoptax.data.sources import cifar
-
-    return cifar.load100(data_dir, labels="coarse")
-
-
-def emnist(data_dir: str | Path | None, partition: str) -> Source:
-    """EMNIST by writer, in TensorFlow Federated's files or in LEAF's."""
-    from fedoptax.data.sources import emnist as source
-
-    return source.load(data_dir)
 
 
 def classification(load: Load, scale: float) -> Callable[[str, Recipe, Options], Task]:
@@ -81,7 +28,7 @@ def classification(load: Load, scale: float) -> Callable[[str, Recipe, Options],
     def make(name: str, recipe: Recipe, given: Options) -> Task:
         model = given.model or recipe.model
         augment = given.augment or ("crop" if model.startswith("resnet18") and "augment" in recipe.options else "none")
-        source = load(given.data_dir, given.partition or recipe.partitions[0])
+        source = read(load, given.data_dir, given.partition)
         division = divide(source, recipe, given)
         spec = {
             "model": model,
@@ -140,14 +87,14 @@ def image_classification(
         return model.apply(params, x, key)
 
     def loss(params: Tree, batch: Any, key: jax.Array) -> jax.Array:
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits(params, batch, key), batch["y"])
+        losses = cross_entropy(logits(params, batch, key), batch["y"])
         return masked_mean(losses, {"mask": batch["mask"]})
 
     def metrics(params: Tree, batch: Any) -> dict[str, jax.Array]:
         out = logits(params, batch)
         return {
             "accuracy": (jnp.argmax(out, axis=-1) == batch["y"]).astype(jnp.float32),
-            "loss": optax.softmax_cross_entropy_with_integer_labels(out, batch["y"]),
+            "loss": cross_entropy(out, batch["y"]),
         }
 
     return Task(

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from fedoptax.algorithm import Tree
+from fedoptax.data.images import emnist, read
 from fedoptax.models import autoencoder
 from fedoptax.task import Task
 from fedoptax.tasks.division import divide
-from fedoptax.tasks.images import emnist
 from fedoptax.tasks.recipe import Options, Recipe
 
 
@@ -21,7 +21,7 @@ def emnist_autoencoder(name: str, recipe: Recipe, given: Options) -> Task:
     The loss is the *sum* over the batch of each example's mean squared error, as in the paper's released code, so the
     paper's client learning rates apply as they are (Reddi et al. 2021, Appendix C and Table 8).
     """
-    source = emnist(given.data_dir, given.partition or recipe.partitions[0])
+    source = read(emnist, given.data_dir, given.partition)
     division = divide(source, recipe, given)
     model = autoencoder()
 

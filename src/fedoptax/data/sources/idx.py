@@ -5,7 +5,6 @@ Format: http://yann.lecun.com/exdb/mnist (LeCun, Cortes, Burges), "the IDX file 
 
 from __future__ import annotations
 
-import gzip
 import io
 import math
 import zlib
@@ -14,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import DTypeLike
 
+from fedoptax.data.gzipped import Gzipped
 from fedoptax.errors import DataError
 
 MAX_BYTES = 2**30
@@ -53,9 +53,8 @@ def read_idx(path: str | Path, dtype: DTypeLike, ndim: int, max_bytes: int = MAX
             raw.seek(0)
             if not packed:
                 return _read(path, raw, np.dtype(dtype), ndim, min(stored, max_bytes))
-            with gzip.GzipFile(fileobj=raw) as stream:
-                limit = min(stored * _DEFLATE_RATIO, max_bytes)
-                return _read(path, stream, np.dtype(dtype), ndim, limit)
+            limit = min(stored * _DEFLATE_RATIO, max_bytes)
+            return _read(path, io.BufferedReader(Gzipped(raw)), np.dtype(dtype), ndim, limit)
     except EOFError:
         raise DataError(f"{path}: truncated: the gzip stream ends early") from None
     except (OSError, zlib.error) as error:
