@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ import fedoptax as fx
 from fedoptax import threefry
 from fedoptax.engine.compiled import Fixed, _program, _Timed, device_data, program
 from fedoptax.engine.faults import Faults
-from fedoptax.engine.local import LocalWork, client_batches, minibatch_form
+from fedoptax.engine.local import LocalWork, client_batches, form_of_grad_fn, minibatch_form, task_grad_fn
 from fedoptax.engine.plan import SMALL_MODEL, Plan, runs_in_turn
 from fedoptax.engine.states import OnDevice
 from oracles import fedopt as oracle
@@ -175,6 +176,17 @@ def test_the_form_of_a_minibatch_is_known_beforehand(work: LocalWork) -> None:
         return batches.get(n(0))
 
     assert minibatch_form(task, 4) == jax.eval_shape(first)
+
+
+@pytest.mark.parametrize("clip_norm", [None, 1.0])
+@pytest.mark.parametrize("loss", [masked_loss, noisy_loss, plain_loss])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_form_of_a_gradient_is_known_without_tracing_it(loss: Any, dtype: str, clip_norm: float | None) -> None:
+    task = replace(small_task(loss=loss), clip_norm=clip_norm)
+    params = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, dtype), jax.eval_shape(task.init, threefry.key(0)))
+    batch = minibatch_form(task, 4)
+    guessed = jax.eval_shape(form_of_grad_fn(task, params, batch), params, batch)
+    assert guessed == jax.eval_shape(task_grad_fn(task), params, batch)
 
 
 @pytest.mark.parametrize("double", [False, True])

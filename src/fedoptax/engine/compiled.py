@@ -24,7 +24,7 @@ from fedoptax.algorithm import Batches, Cohort, FedAlgorithm, Tree, decoded, nby
 from fedoptax.engine.evaluation import EvaluationData, column_names, evaluate, evaluation_data
 from fedoptax.engine.faults import COUNTS, Faults, Rates
 from fedoptax.engine.guarded import guarded_round_function
-from fedoptax.engine.local import Minibatch, minibatch_form, task_grad_fn
+from fedoptax.engine.local import Minibatch, form_of_grad_fn, minibatch_form
 from fedoptax.engine.plan import Plan
 from fedoptax.engine.round import round_function
 from fedoptax.engine.sharded import everywhere, over_mesh
@@ -222,7 +222,7 @@ def _program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple
     def params_of(hypers: Mapping[str, Any], server: Tree) -> Tree:
         return make_algorithm(**hypers).params(server)
 
-    down, up = _message_bytes(task, make_algorithm, plan, shapes)
+    down, up = _message_bytes(task, make_algorithm, plan, shapes, init_params)
     size = sum(a.size for a in jax.tree.leaves(init_params))
     timings = {"compile": 0.0, "waited": 0.0}
     advance = _timed(run, plan, timings)
@@ -272,22 +272,25 @@ def _row(names: Sequence[str], columns: Mapping[str, jax.Array]) -> jax.Array:
     return jnp.stack([columns[name].astype(jnp.float32) for name in names])
 
 
-def _message_bytes(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, shapes: Mapping[str, Any]) -> tuple[int, int]:
+def _message_bytes(
+    task: Task, make_algorithm: MakeAlgorithm, plan: Plan, shapes: Mapping[str, Any], params: Tree
+) -> tuple[int, int]:
     """Bytes of the real message and upload, by abstract evaluation; checks that states keep their form on the way."""
 
-    def messages(hypers: Mapping[str, Any], key: jax.Array, batch: Minibatch, steps: jax.Array) -> tuple[Tree, ...]:
+    def messages(hypers: Mapping[str, Any], params: Tree, batch: Minibatch, steps: jax.Array) -> tuple[Tree, ...]:
         algorithm = make_algorithm(**hypers)
-        server = algorithm.init(task.init(key))
+        server = algorithm.init(params)
         client = algorithm.init_client(algorithm.params(server))
         message = algorithm.broadcast(server)
         batches = Batches(steps, lambda k: batch)
-        upload, new_client, _ = algorithm.client_update(task_grad_fn(task), message, client, batches)
+        upload, new_client, _ = algorithm.client_update(grad_fn, message, client, batches)
         mean = decoded(algorithm, upload)
         new_server = algorithm.server_update(server, mean, Cohort(plan.cohort_size, task.num_clients))
         return message, upload, (server, client), (new_server, new_client)
 
     batch = minibatch_form(task, plan.work.batch_size)
-    message, upload, before, after = jax.eval_shape(messages, shapes, threefry.key(0), batch, np.int32(1))
+    grad_fn = form_of_grad_fn(task, params, batch)
+    message, upload, before, after = jax.eval_shape(messages, shapes, params, batch, np.int32(1))
     for what, old, new in zip(
         ("server_update: the server's state", "client_update: the client's state"), before, after
     ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -38,14 +39,29 @@ def task_grad_fn(task: Task) -> GradFn:
 
     Two gradients on one batch share its randomness.
     """
+    grad_fn = jax.value_and_grad(partial(minibatch_loss, task))
+    return clipped(grad_fn, task.clip_norm) if task.clip_norm else grad_fn
 
-    def loss(params: Tree, batch: Minibatch) -> jax.Array:
-        value = padded_loss(task.loss, params, batch.examples, batch.key)
-        if value.shape != ():
-            raise UsageError(f"loss of task '{task.name}': shape {value.shape} returned, allowed is a scalar")
-        return value
 
-    return clipped(jax.value_and_grad(loss), task.clip_norm) if task.clip_norm else jax.value_and_grad(loss)
+def minibatch_loss(task: Task, params: Tree, batch: Minibatch) -> jax.Array:
+    """The loss on a minibatch, in which padding counts for nothing.
+
+    Raises:
+      UsageError: it is no scalar.
+    """
+    value = padded_loss(task.loss, params, batch.examples, batch.key)
+    if value.shape != ():
+        raise UsageError(f"loss of task '{task.name}': shape {value.shape} returned, allowed is a scalar")
+    return value
+
+
+def form_of_grad_fn(task: Task, params: Tree, batch: Minibatch) -> GradFn:
+    """`task_grad_fn` for those who want the forms of what it gives: of the loss, and zeros, sooner than by tracing it.
+
+    `params` and `batch` are their forms.
+    """
+    loss = jax.eval_shape(partial(minibatch_loss, task), params, batch)
+    return lambda params, batch: (jnp.zeros((), loss.dtype), jax.tree.map(jnp.zeros_like, params))
 
 
 def minibatch_form(task: Task, batch_size: int) -> Minibatch:
