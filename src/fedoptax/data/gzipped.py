@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import zlib
-from typing import IO
+from typing import IO, Any
 
 _PIECE = 2**22  # packed bytes unpacked in one call, without Python's lock
 _GZIP = 16 + zlib.MAX_WBITS  # a gzip header and trailer, whose length and checksum zlib checks
@@ -28,7 +28,7 @@ class Gzipped(io.RawIOBase):
         """It is."""
         return True
 
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+    def readinto(self, buffer: Any) -> int:
         """Fills `buffer` from its beginning; the number of bytes, 0 at the end."""
         while True:
             piece = self._rest or self._packed.read(_PIECE)
