@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from fedoptax.algorithm import Tree
 from fedoptax.data.federated import FederatedData
@@ -18,7 +19,6 @@ from fedoptax.models.functional import Model
 from fedoptax.task import Task, masked_mean
 from fedoptax.tasks.augmentation import AUGMENTATIONS, Augmentation, cropped_shape
 from fedoptax.tasks.division import divide
-from fedoptax.tasks.losses import cross_entropy
 from fedoptax.tasks.recipe import Options, Recipe
 
 
@@ -87,14 +87,14 @@ def image_classification(
         return model.apply(params, x, key)
 
     def loss(params: Tree, batch: Any, key: jax.Array) -> jax.Array:
-        losses = cross_entropy(logits(params, batch, key), batch["y"])
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits(params, batch, key), batch["y"])
         return masked_mean(losses, {"mask": batch["mask"]})
 
     def metrics(params: Tree, batch: Any) -> dict[str, jax.Array]:
         out = logits(params, batch)
         return {
             "accuracy": (jnp.argmax(out, axis=-1) == batch["y"]).astype(jnp.float32),
-            "loss": cross_entropy(out, batch["y"]),
+            "loss": optax.softmax_cross_entropy_with_integer_labels(out, batch["y"]),
         }
 
     return Task(

@@ -8,13 +8,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedoptax.algorithm import Tree
 from fedoptax.models import shakespeare_rnn, so_rnn, wikitext_lstm
 from fedoptax.models.functional import Model
 from fedoptax.task import Task
 from fedoptax.tasks.division import Division, divide
-from fedoptax.tasks.losses import cross_entropy
 from fedoptax.tasks.recipe import Options, Recipe
 
 SHAKESPEARE_MODELS: dict[str, Callable[[int], Model]] = {
@@ -108,7 +108,7 @@ def next_token(
 
     def of_tokens(params: Tree, batch: Any, key: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
         logits = net.apply(params, batch["x"].astype(jnp.int32), key)
-        return logits, cross_entropy(logits, batch["y"].astype(jnp.int32))
+        return logits, optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"].astype(jnp.int32))
 
     def real(y: jax.Array) -> jax.Array:
         return jnp.ones(y.shape, jnp.float32) if pad is None else (y != pad).astype(jnp.float32)
