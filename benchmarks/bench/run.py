@@ -202,7 +202,7 @@ def convolutions() -> str:
         n, size, fan_in, out = case
         name = "x".join(map(str, case))
         ways = [found[f"convolution[{name}-{way}]"]["ms"] for way in ("patches", "winograd")]
-        chosen = winograd_pays((n, size, size, fan_in), out)
+        chosen = winograd_pays(n, size - 2, size - 2, fan_in, out)
         shape = f"{n}, {size}, {size}, {fan_in}, {out}"
         told = [f"{ms:.2f}" for ms in ways]
         rows.append([shape, *told, f"{ways[1] / ways[0]:.2f}", "winograd" if chosen else "patches"])
