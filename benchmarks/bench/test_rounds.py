@@ -26,12 +26,17 @@ from fedoptax.models.layers import Lowering, conv
 
 CALL = 2.5  # seconds that a timed call should take: beginning and ending a run are some hundredths of one
 REPEATS = 5
-CONVOLUTIONS = [  # what the models have, and what lies at the border of the choice
+CONVOLUTIONS = [  # n, height and width of x, in, out: what the models have, and what lies at the border of the choice
     (20, 34, 3, 16),
-    (20, 26, 8, 16),
     (20, 34, 16, 16),
+    (20, 34, 24, 24),
+    (20, 10, 16, 32),
     (20, 26, 32, 64),
     (20, 34, 64, 64),
+    (20, 66, 32, 32),
+    (8, 130, 32, 32),
+    (20, 8, 64, 64),
+    (20, 5, 64, 64),
     (20, 18, 128, 128),
     (20, 10, 256, 256),
     (20, 6, 512, 512),
@@ -113,10 +118,13 @@ def test_convolution(benchmark: Any, case: tuple[int, int, int, int], lowering: 
     n, size, fan_in, out = case
     x, kernel = jnp.ones((n, size, size, fan_in)), jnp.full((3, 3, fan_in, out), 0.01)
 
+    def energy(x: jax.Array, kernel: jax.Array) -> jax.Array:  # whose gradients need the output: a sum's would not
+        return jnp.sum(conv(x, kernel, lowering=lowering) ** 2)
+
     def step(_: Any, both: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         x, kernel = both
-        slopes = jax.grad(lambda x, kernel: conv(x, kernel, lowering=lowering).sum(), (0, 1))(x, kernel)
-        return x - 1e-6 * slopes[0], kernel - 1e-6 * slopes[1]
+        slopes = jax.grad(energy, (0, 1))(x, kernel)
+        return x - 1e-9 * slopes[0], kernel - 1e-9 * slopes[1]
 
     run = jax.jit(lambda x, kernel: jax.lax.fori_loop(0, 10, step, (x, kernel)))
     jax.block_until_ready(run(x, kernel))
