@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 import fedoptax as fx
-from fedoptax.engine.cores import use_cores
+from fedoptax.cores import use_cores
 from fedoptax.presets import PRESETS
 
 ROOT = Path(__file__).parents[1]

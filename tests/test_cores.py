@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fedoptax.engine import cores as module
-from fedoptax.engine.cores import cores
+from fedoptax import cores as module
+from fedoptax.cores import cores, cores_a_device
 
 RUN = ["run", "--task", "quadratic", "--algorithm", "fedavg", "--rounds", "3", "--cohort-size", "4"]
 
@@ -26,6 +26,15 @@ def test_a_container_has_the_cores_of_its_quota(
     assert cores() == wanted
     monkeypatch.setattr(module, "CPU_QUOTA", tmp_path / "none")
     assert cores() == 6
+
+
+@pytest.mark.parametrize(("count", "devices", "wanted"), [(8, 8, 1), (8, 1, 8), (8, 3, 2), (2, 8, 1)])
+def test_cores_are_shared_by_the_devices(
+    count: int, devices: int, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "cores", lambda: count)
+    monkeypatch.setattr(module.jax, "local_device_count", lambda: devices)
+    assert cores_a_device() == wanted
 
 
 def test_the_command_line_uses_the_cores_and_a_resumed_run_as_many_as_before(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 from fedoptax.errors import UsageError
-from fedoptax.models import functional
+from fedoptax.models import functional, layers
 from fedoptax.models.layers import Conv, conv, max_pool
 
 CONVS = [
@@ -93,19 +93,22 @@ def test_winograds_convolution_is_conv(x_shape, out, padding, dtype):
 
 
 @pytest.mark.parametrize(
-    ("x_shape", "out", "dtype", "expected"),
+    ("x_shape", "out", "dtype", "cores", "expected"),
     [
-        ((20, 26, 26, 32), 64, jnp.float32, True),
-        ((20, 26, 26, 32), 64, jnp.bfloat16, False),  # its digits are too few for sums of pixels
-        ((20, 28, 28, 1), 32, jnp.float32, False),  # too few channels
-        ((20, 26, 26, 32), 10, jnp.float32, False),  # too few outputs
-        ((20, 4, 4, 64), 64, jnp.float32, False),  # too few tiles
-        ((1, 120, 120, 32), 64, jnp.float32, False),  # too large
+        ((20, 26, 26, 32), 64, jnp.float32, 1, True),
+        ((20, 26, 26, 32), 64, jnp.float32, 2, True),
+        ((20, 26, 26, 32), 64, jnp.float32, 3, False),  # they share out the product of patches
+        ((20, 26, 26, 32), 64, jnp.bfloat16, 1, False),  # its digits are too few for sums of pixels
+        ((20, 28, 28, 1), 32, jnp.float32, 1, False),  # too few channels
+        ((20, 26, 26, 32), 10, jnp.float32, 1, False),  # too few outputs
+        ((20, 4, 4, 64), 64, jnp.float32, 1, False),  # too few tiles
+        ((1, 120, 120, 32), 64, jnp.float32, 1, False),  # too large
     ],
 )
-def test_auto_takes_winograd_where_it_pays(x_shape, out, dtype, expected):
+def test_auto_takes_winograd_where_it_pays(x_shape, out, dtype, cores, expected, monkeypatch):
+    monkeypatch.setattr(layers, "cores_a_device", lambda: cores)
     x, kernel = jnp.zeros(x_shape, dtype), jnp.zeros((3, 3, x_shape[3], out), dtype)
-    text = jax.jit(conv).lower(x, kernel).as_text()
+    text = jax.jit(lambda *a: conv(*a)).lower(x, kernel).as_text()  # a new function: traced anew
     assert (f"tensor<36x{x_shape[3]}x{out}x" in text) == expected
 
 

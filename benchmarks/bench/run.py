@@ -206,7 +206,7 @@ def convolutions() -> str:
         shape = f"{n}, {size}, {size}, {fan_in}, {out}"
         told = [f"{ms:.2f}" for ms in ways]
         rows.append([shape, *told, f"{ways[1] / ways[0]:.2f}", "winograd" if chosen else "patches"])
-    return "Forward and both gradients, in a compiled loop, one device.\n\n" + table(rows)
+    return "Forward and both gradients, in a compiled loop, on every core at once.\n\n" + table(rows)
 
 
 def ragged() -> str:

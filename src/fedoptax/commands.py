@@ -29,7 +29,7 @@ from fedoptax.command_options import (
 from fedoptax.comparison import Comparison
 from fedoptax.comparison import compare as run_comparison
 from fedoptax.compilation import use_cache
-from fedoptax.engine.cores import use_cores
+from fedoptax.cores import use_cores
 from fedoptax.engine.faults import COUNTS
 from fedoptax.errors import RunError, Stopped, UsageError
 from fedoptax.experiment import DivergedError, Interrupted, RunResult

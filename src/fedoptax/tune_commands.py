@@ -27,7 +27,7 @@ from fedoptax.command_options import (
 )
 from fedoptax.comparison import Comparison
 from fedoptax.compilation import use_cache
-from fedoptax.engine.cores import use_cores
+from fedoptax.cores import use_cores
 from fedoptax.errors import RunError, Stopped, UsageError, unknown
 from fedoptax.experiment import Interrupted
 from fedoptax.grids import Grid, default_grid, parse_grids

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from fedoptax.cores import cores_a_device
 from fedoptax.errors import UsageError, unknown
 from fedoptax.models.winograd import conv3x3, tile_size
 
@@ -92,11 +93,13 @@ def winograd_pays(n: int, height: int, width: int, fan_in: int, out: int) -> boo
     """Whether a 3 × 3 convolution, n outputs of `height` × `width`, is faster by Winograd than by patches on a CPU.
 
     Measured by `make bench`, part `convolutions`. The transforms cost by the channel, which the multiplications saved
-    must outweigh; by the weight, which tiles must share; and, as matrices of a whole axis, by the image's size.
+    must outweigh; by the weight, which tiles must share; and, as matrices of a whole axis, by the image's size. XLA
+    does most of its products one after another on one core, but shares the one large product of patches out.
     """
     m = tile_size(height, width)
     tiles = n * -(-height // m) * -(-width // m)
-    return fan_in >= 20 and out >= 16 and tiles >= 64 and max(height, width) <= 3 * fan_in
+    large = fan_in >= 20 and out >= 16 and tiles >= 64 and max(height, width) <= 3 * fan_in
+    return large and cores_a_device() <= 2
 
 
 def _conv_patches(x: jax.Array, kernel: jax.Array, strides: tuple[int, int]) -> jax.Array:

@@ -38,3 +38,8 @@ def cores() -> int:
     except (OSError, ValueError):
         return bound
     return min(bound, math.ceil(int(quota) / int(period))) if quota.isdigit() else bound
+
+
+def cores_a_device() -> int:
+    """How many cores work on one program of one device, at least 1; on an accelerator too, of which it says nothing."""
+    return max(1, cores() // jax.local_device_count())
