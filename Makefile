@@ -9,7 +9,7 @@ DEMO_OUT ?= runs/demo
 
 RESULTS ?= benchmarks/results
 
-.PHONY: help setup demo test test-long test-distributed test-network test-torch test-extras test-fast test-all faults fuzz attacks soak reproductions docs bench bench-peers audit lint format lock clean
+.PHONY: help setup demo test test-long test-distributed test-network test-torch test-extras test-lowest test-fast test-all faults fuzz attacks soak reproductions docs bench bench-peers audit lint format lock clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/  /'
@@ -51,6 +51,16 @@ test-torch: $(READY) ## the PyTorch clients, alone and on a real network; instal
 
 test-extras: .venv-extras/.ready ## Optuna, TensorBoard, MLflow and W&B, in an environment of their own (about 5 minutes with installing)
 	.venv-extras/bin/python -m pytest -q tests/test_tuning.py tests/test_trackers.py
+
+.venv-lowest/.ready: pyproject.toml
+	$(PYTHON) -m venv --clear .venv-lowest
+	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check "uv>=0.9"
+	.venv-lowest/bin/uv pip install --quiet --python .venv-lowest/bin/python --resolution lowest-direct -e ".[flower,huggingface,mlflow,optuna,privacy,tensorboard,wandb]"
+	.venv-lowest/bin/uv pip install --quiet --python .venv-lowest/bin/python pytest pytest-timeout pytest-xdist hypothesis ruff
+	@touch $@
+
+test-lowest: .venv-lowest/.ready ## the fast tests with the oldest versions that pyproject.toml allows (about 10 minutes); their own warnings are no errors
+	.venv-lowest/bin/python -m pytest -n 2 --dist worksteal -q -m "not slow and not long" -o filterwarnings=default
 
 test-fast: $(READY) ## tests without the slow suites
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m "not slow and not long"

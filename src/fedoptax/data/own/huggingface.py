@@ -113,13 +113,20 @@ def _column(split: str, part: Any, name: str, max_bytes: int) -> np.ndarray:
     batches: list[np.ndarray] = []
     size = 0
     for batch in part.select_columns([name]).with_format("numpy").iter(batch_size=_BATCH):
-        batches.append(np.asarray(batch[name]))
+        batches.append(_filled(np.asarray(batch[name])))
         size += batches[-1].nbytes
         if size > max_bytes:
             raise DataError(f"{_where(split, name)}: more than {max_bytes} bytes (max_bytes)")
         if batches[-1].shape[1:] != batches[0].shape[1:] or batches[-1].dtype == object:
             raise DataError(f"{_where(split, name)}: numbers of one shape for every example are needed")
     return np.concatenate(batches)
+
+
+def _filled(batch: np.ndarray) -> np.ndarray:
+    """Numbers with NaN where one is missing, which older versions of `datasets` give as objects, None among them."""
+    if batch.dtype == object and all(value is None or isinstance(value, int | float) for value in batch.tolist()):
+        return batch.astype(np.float64)
+    return batch
 
 
 def _names(split: str, part: Any, name: str) -> Names:
