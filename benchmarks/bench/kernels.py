@@ -54,6 +54,8 @@ def main() -> int:
     parser.add_argument("--top", type=int, default=25, help="rows at most")
     parser.add_argument("--least", type=float, default=0.002, help="part of the whole below which a row is left out")
     given = parser.parse_args()
+    if given.rounds < 1:
+        parser.error(f"argument --rounds: {given.rounds} given, allowed is a whole number >= 1")
     use_cores()
     text, spent, runs = traced(given.shape, ALGORITHMS[given.algorithm], given.rounds)
     kernels = {name: form for name, form in instructions(text).items() if opcode(form) not in HOLDERS}
