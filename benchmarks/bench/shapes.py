@@ -19,6 +19,7 @@ import fedoptax as fx
 from fedoptax.models import functional, logistic, mlp, shakespeare_rnn
 from fedoptax.models.functional import Model
 from fedoptax.models.layers import Conv, flat, max_pool
+from fedoptax.models.linear import Linear
 
 ALGORITHM = fx.fedadam(client_lr=0.05, server_lr=0.01)  # what the peers run: SGD at the clients, Adam at the server
 
@@ -48,7 +49,7 @@ class PlainCNN(nnx.Module):
 
     def __init__(self, rngs: nnx.Rngs) -> None:
         self.conv1, self.conv2 = Conv(1, 32, 3, rngs=rngs), Conv(32, 64, 3, rngs=rngs)
-        self.dense1, self.dense2 = nnx.Linear(9216, 128, rngs=rngs), nnx.Linear(128, 62, rngs=rngs)
+        self.dense1, self.dense2 = Linear(9216, 128, rngs=rngs), Linear(128, 62, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x = flat(max_pool(nnx.relu(self.conv2(nnx.relu(self.conv1(x)))), 2))

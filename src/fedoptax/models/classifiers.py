@@ -11,6 +11,7 @@ from flax import nnx
 from fedoptax.models.checks import check_input, check_rate, check_units
 from fedoptax.models.functional import Model, functional
 from fedoptax.models.layers import Conv, Lowering, flat, max_pool
+from fedoptax.models.linear import Linear
 
 
 def logistic(input_shape: Sequence[int], num_classes: int) -> Model:
@@ -95,7 +96,7 @@ class _MLP(nnx.Module):
     def __init__(self, sizes: Sequence[int], rate: float, rngs: nnx.Rngs) -> None:
         self.names = [f"dense{i + 1}" for i in range(len(sizes) - 1)]
         for name, inputs, outputs in zip(self.names, sizes[:-1], sizes[1:]):
-            setattr(self, name, nnx.Linear(inputs, outputs, rngs=rngs))
+            setattr(self, name, Linear(inputs, outputs, rngs=rngs))
         self.dropout = nnx.Dropout(rate, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -109,8 +110,8 @@ class _MnistCNN(nnx.Module):
     def __init__(self, channels: int, classes: int, rate: float, lowering: Lowering, rngs: nnx.Rngs) -> None:
         self.conv1 = Conv(channels, 10, 5, lowering=lowering, rngs=rngs)
         self.conv2 = Conv(10, 20, 5, lowering=lowering, rngs=rngs)
-        self.dense1 = nnx.Linear(320, 50, rngs=rngs)
-        self.dense2 = nnx.Linear(50, classes, rngs=rngs)
+        self.dense1 = Linear(320, 50, rngs=rngs)
+        self.dense2 = Linear(50, classes, rngs=rngs)
         self.dropout_channels = nnx.Dropout(rate, broadcast_dims=(1, 2), rngs=rngs)
         self.dropout = nnx.Dropout(rate, rngs=rngs)
 
@@ -126,8 +127,8 @@ class _SmallCNN(nnx.Module):
         height, width, channels = shape
         self.conv1 = Conv(channels, 16, 3, padding="SAME", lowering=lowering, rngs=rngs)
         self.conv2 = Conv(16, 32, 3, padding="SAME", lowering=lowering, rngs=rngs)
-        self.dense1 = nnx.Linear((height // 4) * (width // 4) * 32, 64, rngs=rngs)
-        self.dense2 = nnx.Linear(64, classes, rngs=rngs)
+        self.dense1 = Linear((height // 4) * (width // 4) * 32, 64, rngs=rngs)
+        self.dense2 = Linear(64, classes, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x = max_pool(nnx.relu(self.conv1(x)), 2)
@@ -142,8 +143,8 @@ class _EmnistCNN(nnx.Module):
         pixels = ((height - 4) // 2) * ((width - 4) // 2)
         self.conv1 = Conv(channels, 32, 3, lowering=lowering, kernel_init=glorot, rngs=rngs)
         self.conv2 = Conv(32, 64, 3, lowering=lowering, kernel_init=glorot, rngs=rngs)
-        self.dense1 = nnx.Linear(pixels * 64, 128, kernel_init=glorot, rngs=rngs)
-        self.dense2 = nnx.Linear(128, classes, kernel_init=glorot, rngs=rngs)
+        self.dense1 = Linear(pixels * 64, 128, kernel_init=glorot, rngs=rngs)
+        self.dense2 = Linear(128, classes, kernel_init=glorot, rngs=rngs)
         self.dropout1 = nnx.Dropout(0.25, rngs=rngs)
         self.dropout2 = nnx.Dropout(0.5, rngs=rngs)
 

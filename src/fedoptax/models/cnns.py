@@ -12,6 +12,7 @@ from flax import nnx
 from fedoptax.models.checks import check_input
 from fedoptax.models.functional import Model, functional
 from fedoptax.models.layers import Conv, Lowering, Padding, flat, max_pool
+from fedoptax.models.linear import Linear
 
 
 def cifar_cnn(input_shape: Sequence[int], num_classes: int, lowering: Lowering = "auto") -> Model:
@@ -116,14 +117,14 @@ class _CNN(nnx.Module):
     ) -> None:
         height, width, channels = shape
         self.convs: nnx.List[Conv] = nnx.List()
-        self.dense: nnx.List[nnx.Linear] = nnx.List()
+        self.dense: nnx.List[Linear] = nnx.List()
         for layer in convs:
             conv = Conv(channels, layer.features, layer.size, padding=layer.padding, lowering=lowering, rngs=rngs)
             self.convs.append(conv)
             cut, pool = (layer.size - 1 if layer.padding == "VALID" else 0), (2 if layer.pool else 1)
             height, width, channels = (height - cut) // pool, (width - cut) // pool, layer.features
         for inputs, outputs in zip((height * width * channels, *dense[:-1]), dense):
-            self.dense.append(nnx.Linear(inputs, outputs, rngs=rngs))
+            self.dense.append(Linear(inputs, outputs, rngs=rngs))
         self.pools = tuple(layer.pool for layer in convs)
         self.activation = activation
 

@@ -12,6 +12,7 @@ from fedoptax.errors import UsageError
 from fedoptax.models.checks import check_input
 from fedoptax.models.functional import Model, functional
 from fedoptax.models.layers import Conv, Lowering, max_pool
+from fedoptax.models.linear import Linear
 from fedoptax.models.normalization import GroupNorm
 
 _STAGES = 4
@@ -95,7 +96,7 @@ class _ResNet18(nnx.Module):
                 inputs = outputs
         self.last_norm = norm(inputs)
         normal = jax.nn.initializers.normal(0.01)
-        self.dense = nnx.Linear(inputs, classes, kernel_init=normal, rngs=rngs)
+        self.dense = Linear(inputs, classes, kernel_init=normal, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x = max_pool(nnx.relu(self.norm(self.conv(x))), 3, 2, "SAME")
@@ -128,7 +129,7 @@ class _ResNet9(nnx.Module):
             _Block(inputs, outputs, 1 if inputs == outputs else 2, conv, norm)
             for inputs, outputs in zip([width, *sizes], sizes)
         )
-        self.dense = nnx.Linear(sizes[-1], classes, rngs=rngs)
+        self.dense = Linear(sizes[-1], classes, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x = nnx.relu(self.norm(self.conv(x)))
