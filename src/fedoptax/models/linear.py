@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-NARROW = 64  # columns of a kernel up to which its transposed gradient was measured to be faster, by `make bench`
+NARROW = 64  # columns of a kernel up to which its transposed gradient was measured to be faster (LOG.md)
 
 
 def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
