@@ -128,6 +128,7 @@ WRONG = [
     (["run", "--set", "fedavg.client_lr=1"], 2, "--set: algorithm: unknown name 'fedavg'"),
     (["run", "--cohort-size", "51"], 2, "cohort_size: 51 given, allowed is at most the number of clients, 50"),
     (["run", "--rounds", "0"], 2, "rounds: 0 given"),
+    (["run", "--partition-seed", "-1"], 2, "seed of the partition: -1 given, allowed is a whole number from 0"),
     (["run", "--rounds", "many"], 2, "--rounds"),
     (["run", "--partition", "random"], 2, "unknown name 'random'"),
     (["run", "--alpha", "0"], 2, "alpha"),

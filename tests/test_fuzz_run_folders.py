@@ -119,6 +119,45 @@ def test_a_search_cannot_lead_out_of_its_folder(here: Path, place: str, change: 
     }
 
 
+def test_a_partition_s_seed_below_zero_is_refused(here: Path) -> None:
+    write(here / "one", files(task={"name": "quadratic", "num_clients": 3, "partition_seed": -1}))
+    assert "seed of the partition: -1 given" in refused("resume", "one", status=2)
+
+
+def searched(here: Path, **changes: Any) -> Path:
+    """A search of one point, its tune.json changed."""
+    write(here / "search", {"tune.json": json.dumps(search() | changes).encode()})
+    write(here / "search" / "point-0", files())
+    return here / "search"
+
+
+@pytest.mark.parametrize("command", [{}, 1.5, ["fedoptax"], True])
+def test_a_search_s_command_is_text(here: Path, command: object) -> None:
+    with pytest.raises(RunError, match=r"'command' is .*, text or null is expected"):
+        write_report(searched(here, command=command))
+
+
+@pytest.mark.parametrize("change", [{"command": None}, {"algorithm": "\ud800"}, {"command": "\ud800"}], ids=ascii)
+def test_a_search_is_reported_whatever_its_words_are(here: Path, change: dict[str, Any]) -> None:
+    place = searched(here, **change)
+    write_report(place)
+    assert (place / "report.html").is_file()
+
+
+def test_a_history_is_read_beside_columns_of_the_table_s_own(here: Path) -> None:
+    row = {"round": 1, "train_loss": 0.5, "seed": 0.25, "algorithm": 3.5, "bytes_up": 8}
+    write(here / "one", files() | {"history.jsonl": json.dumps(row).encode() + b"\n"})
+    write_report(here / "one")
+    lines = (here / "one" / "history.csv").read_text().splitlines()
+    assert lines[0].split(",")[:2] == ["algorithm", "seed"] and lines[1].startswith("fedavg,0,")
+
+
+def test_a_round_is_a_whole_number(here: Path) -> None:
+    write(here / "one", files() | {"history.jsonl": b'{"round": true, "train_loss": 0.5}\n'})
+    with pytest.raises(RunError, match="line 1: round True after 0"):
+        write_report(here / "one")
+
+
 @pytest.mark.parametrize(
     "name", [".lock", "history.jsonl", "checkpoints", "client-states", "summary.json", "config.json"]
 )

@@ -19,7 +19,8 @@ LARGEST = 2**53
 _Law = tuple[Callable[[Any], bool], str]  # what holds of a value, and how to say it
 
 
-def _is_whole(value: Any) -> bool:
+def is_whole(value: Any) -> bool:
+    """Whether it is a number of rounds, examples or bytes that is believed."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST
 
 
@@ -38,7 +39,7 @@ def _float(value: float) -> float:
 def _is_rectangle(value: Any) -> bool:
     if not isinstance(value, list) or not all(isinstance(row, list) and row for row in value):
         return False
-    return all(len(row) == len(value[0]) and all(map(_is_whole, row)) for row in value)
+    return all(len(row) == len(value[0]) and all(map(is_whole, row)) for row in value)
 
 
 def _table_of(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -55,10 +56,10 @@ def _or_none(law: _Law) -> _Law:
 
 _TEXT: _Law = (lambda value: isinstance(value, str), "text")
 _BOOL: _Law = (lambda value: isinstance(value, bool), "true, false")
-_WHOLE: _Law = (_is_whole, "a whole number")
+_WHOLE: _Law = (is_whole, "a whole number")
 _NUMBER: _Law = (_is_number, "a number")
 _TABLE: _Law = (lambda value: isinstance(value, dict), "an object")
-_SIZES: _Law = (_list_of(_is_whole), "a list of whole numbers")
+_SIZES: _Law = (_list_of(is_whole), "a list of whole numbers")
 _COUNTS: _Law = (_is_rectangle, "a list of equally long lists of whole numbers")
 
 _NEEDED: dict[str, _Law] = {
@@ -117,6 +118,7 @@ _TUNING: dict[str, _Law] = {
     "options.rounds": _WHOLE,
     "search": _TEXT,
     "trials": _WHOLE,
+    "command": _or_none(_TEXT),
 }
 
 

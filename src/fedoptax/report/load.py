@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fedoptax.errors import RunError, brief
 from fedoptax.history_file import check_mark
 from fedoptax.storage import FORMAT, read_json
-from fedoptax.stored import LARGEST, check_config, check_summary
+from fedoptax.stored import check_config, check_summary, is_whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,6 +22,7 @@ COST_COLUMNS = ("round", "bytes_up", "bytes_down", "seconds", "dropped", "late",
 #: Columns of runs with faults or privacy: they are drawn like metrics, but after them.
 CIRCUMSTANCES = ("participants", "virtual_seconds", "epsilon")
 
+_OF_THE_TABLE = ("algorithm", "seed")  # columns of the table of all runs, which a history cannot have
 _BEYOND = 1e100  # taken for infinite: sums and squares of smaller numbers are finite
 
 
@@ -107,7 +108,7 @@ def _run_folders(root: Path, seen: set[Path], command: str | None = None) -> Ite
         return
     first: list[str] = []
     if (root / "compare.json").is_file():
-        comparison = _writable(read_json(root / "compare.json"))
+        comparison = writable(read_json(root / "compare.json"))
         _check_format(root / "compare.json", comparison)
         command = _text_or_none(comparison.get("command"))
         first = [str(name) for name in _list_or_empty(comparison.get("algorithms"))]
@@ -125,13 +126,13 @@ def load_run(folder: Path, command: str | None) -> Run:
     Raises:
       RunError: it is damaged, or of another format.
     """
-    config = _writable(read_json(folder / "config.json"))
+    config = writable(read_json(folder / "config.json"))
     _check_format(folder / "config.json", config)
     check_config(folder / "config.json", config)
     rows = _read_history(folder / "history.jsonl")
     summary: dict[str, Any] = {"status": "running", "rounds_done": len(rows)}
     if (folder / "summary.json").is_file():
-        summary |= _writable(read_json(folder / "summary.json"))
+        summary |= writable(read_json(folder / "summary.json"))
         check_summary(folder / "summary.json", summary)
     if summary.get("history"):
         try:
@@ -165,13 +166,13 @@ def _read_history(path: Path) -> pd.DataFrame:
         if row is None:
             raise RunError(f"'{path}' is damaged at line {number}: not a JSON object")
         last = rows[-1]["round"] if rows else 0
-        if not isinstance(row.get("round"), int) or not last < row["round"] <= LARGEST:
+        if not is_whole(row.get("round")) or not last < row["round"]:
             given = brief(repr(row.get("round")))
             raise RunError(f"'{path}' is damaged at line {number}: round {given} after {last}")
         rows.append(row)
-    names = dict.fromkeys(name for row in rows for name in row)
+    names = dict.fromkeys(name for row in rows for name in row if name not in _OF_THE_TABLE)
     columns = {name: [row.get(name) for row in rows] for name in {"round": None} | names}
-    numeric = {_writable(name): values for name, values in columns.items() if all(map(_is_number, values))}
+    numeric = {writable(name): values for name, values in columns.items() if all(map(_is_number, values))}
     frame = pd.DataFrame(numeric, dtype=float)
     return frame.where(frame.abs() < _BEYOND).astype({"round": int})
 
@@ -204,12 +205,12 @@ def _list_or_empty(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _writable(value: Any) -> Any:
-    """The value with `?` for every lone surrogate, which JSON can hold, and no file and no data frame."""
+def writable(value: Any) -> Any:
+    """JSON's value with `?` for every lone surrogate, which JSON can hold, and no file and no data frame."""
     if isinstance(value, dict):
-        return {_writable(name): _writable(item) for name, item in value.items()}
+        return {writable(name): writable(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_writable(item) for item in value]
+        return [writable(item) for item in value]
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 

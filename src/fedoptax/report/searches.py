@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedoptax.errors import RunError
 from fedoptax.grids import edges
-from fedoptax.report.load import Run, load_run
+from fedoptax.report.load import Run, load_run, writable
 from fedoptax.report.words import setting
 from fedoptax.tuning import FILE, Tuning
 
@@ -105,7 +105,7 @@ def _folders(root: Path, seen: set[Path]) -> Iterator[Path]:
 
 
 def _load(folder: Path) -> Search:
-    tuning = Tuning.read(folder)
+    tuning = Tuning.of(writable(asdict(Tuning.read(folder))))
     found = (place for place in folder.glob("point-*") if (place / "config.json").is_file())
     places = sorted(found, key=lambda place: (len(place.name), place.name))  # point-999 before point-1000
     return Search(folder, tuning, [_tested(tuning, load_run(place, tuning.command or None)) for place in places])

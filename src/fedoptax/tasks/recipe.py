@@ -105,6 +105,8 @@ def _check_types(given: Options) -> None:
         kind = "text" if option in _TEXTS else "number" if option in _NUMBERS else "whole"
         if value is not None and not _is_of(kind, value):
             raise UsageError(f"{option}: {value!r} given, allowed is {_KINDS[kind]}")
+    if given.seed < 0:
+        raise UsageError(f"seed of the partition: {given.seed} given, allowed is a whole number from 0 to 2^63 - 1")
 
 
 _TEXTS = ("partition", "model", "augment", "client_column", "label_column", "compute_dtype")
