@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +15,7 @@ from flax import nnx
 
 from fedoptax.models.linear import NARROW, Linear, product
 
+Multiply = Callable[[jax.Array, jax.Array], jax.Array]
 SIZES = [(20, 784, 10), (5, 7, 1), (1, 3, 2), (3, 4, NARROW), (3, 4, NARROW + 1)]
 
 
@@ -21,8 +24,8 @@ def drawn(n: int, fan_in: int, out: int) -> tuple[jax.Array, jax.Array]:
     return jnp.asarray(rng.normal(size=(n, fan_in))), jnp.asarray(rng.normal(size=(fan_in, out)))
 
 
-def energy(multiply: object, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    return jnp.sum(jnp.sin(multiply(x, kernel)) ** 2)  # type: ignore[operator]
+def energy(multiply: Multiply, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.sin(multiply(x, kernel)) ** 2)
 
 
 def plain(x: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -35,9 +38,9 @@ def test_product_and_gradients_are_those_of_a_plain_product(size: tuple[int, int
     with jax.enable_x64(True):
         x, kernel = drawn(*size)
 
-        def both(multiply: object) -> tuple[jax.Array, ...]:
+        def both(multiply: Multiply) -> tuple[jax.Array, ...]:
             slopes = jax.grad(energy, (1, 2))
-            return (multiply(x, kernel), *slopes(multiply, x, kernel))  # type: ignore[operator]
+            return (multiply(x, kernel), *slopes(multiply, x, kernel))
 
         found = (jax.jit(both, static_argnums=0) if jitted else both)(product)
         for one, other in zip(found, both(plain), strict=True):
@@ -67,9 +70,9 @@ def test_product_and_gradients_are_those_of_a_plain_product(size: tuple[int, int
         "all",
     ],
 )
-def test_it_can_be_differentiated_in_any_way(derive: object) -> None:
+def test_it_can_be_differentiated_in_any_way(derive: Callable[[Callable[..., jax.Array]], Any]) -> None:
     with jax.enable_x64(True):
-        found, wanted = (derive(partial(energy, by)) for by in (product, plain))  # type: ignore[operator]
+        found, wanted = (derive(partial(energy, by)) for by in (product, plain))
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-12), found, wanted)
 
 
