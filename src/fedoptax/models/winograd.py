@@ -114,7 +114,8 @@ def _times(matrix: np.ndarray, x: jax.Array) -> jax.Array:
         constant = jnp.asarray(matrix, x.dtype)
         if len(x) == 1:
             return (constant @ x[0])[None]
-        return jnp.broadcast_to(constant, (len(x), *constant.shape)) @ x
+        # behind a barrier a loop repeats it once, not at every step
+        return lax.optimization_barrier(jnp.broadcast_to(constant, (len(x), *constant.shape))) @ x
 
     return _linear(lambda x: product(matrix, x), lambda y_bar: product(matrix.T, y_bar))(x)
 
