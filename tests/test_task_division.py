@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 
 import fedoptax as fx
 from fedoptax.data.sources import Source
+from fedoptax.data_commands import table
 from fedoptax.engine.sampling import cohort_of_round
 from fedoptax.tasks import TASKS
 from fedoptax.tasks.division import CENTRAL, DEFAULTS, PARTITION_OPTIONS, divide
@@ -51,6 +53,18 @@ def test_natural_clients_keep_their_test_examples() -> None:
     assert division.spec == {"partition": "writers", "num_clients": 3, "partition_seed": 0}
 
 
+def test_who_only_tests_is_numbered_after_who_trains() -> None:
+    division = divide(source([5, 2, 5, 7, 2], [4, 2, 4, 5, 3]), RECIPE, Options(partition="writers"))
+    np.testing.assert_array_equal(division.test_owners, [4, 0, 4, 1, 3])
+    others = divide(source([5, 2], [4, 3, 4]), RECIPE, Options(partition="writers"))
+    np.testing.assert_array_equal(others.test_owners, [3, 2, 3])
+    task = dataclasses.replace(small_task(), clients=division.clients, test_owners=division.test_owners)
+    column = [row[2] for row in table(task)]
+    assert column == ["test_examples", 1, 1, 0]
+    theirs = dataclasses.replace(task, clients=others.clients, test_owners=others.test_owners)
+    assert [row[2] for row in table(theirs)] == ["test_examples", "", ""]
+
+
 def test_the_first_natural_clients_keep_theirs_only() -> None:
     division = divide(source([2, 2, 5, 5, 7], [7, 2, 9, 5]), RECIPE, Options(partition="writers", num_clients=2))
     assert division.clients.num_clients == 2
@@ -63,7 +77,7 @@ def test_the_first_natural_clients_keep_theirs_only() -> None:
 def test_other_peoples_test_examples_are_all_kept() -> None:
     division = divide(source([2, 2, 5], [9, 8, 9]), RECIPE, Options(partition="writers", num_clients=1))
     np.testing.assert_array_equal(division.test["x"], [100, 101, 102])
-    np.testing.assert_array_equal(division.test_owners, [1, 0, 1])
+    np.testing.assert_array_equal(division.test_owners, [2, 1, 2])  # the one who trains is 0
 
 
 def test_examples_that_lie_client_after_client_are_not_moved() -> None:
@@ -93,9 +107,12 @@ def test_every_option_has_a_default_and_every_recipe_knows_its_own() -> None:
     ("options", "message"),
     [
         ({"name": "digits", "augment": "crop"}, "augment: 'crop' given, task 'digits' has no such option"),
+        ({"name": "cifar10", "augment": "corp"}, "augment: unknown name 'corp'; did you mean 'crop'?"),
         ({"name": "digits", "model": "mpl"}, "model of task 'digits': unknown name 'mpl'; did you mean 'mlp'?"),
         ({"name": "digits", "partition": "writers"}, "partition of task 'digits': unknown name 'writers'"),
         ({"name": "synthetic", "classes": 2}, "classes: 2 given, task 'synthetic' has no such option"),
+        ({"name": "digits", "partition": "shards", "shards": 0}, "shards: 0 given; from 1 to "),
+        ({"name": "digits", "partition": "similarity", "similarity": 101.0}, "similarity: 101.0 given; a percentage"),
         ({"name": "nothing"}, "task: unknown name 'nothing'"),
         ({"name": "file:"}, "task: 'file:' given, allowed is file:PATH"),
     ],

@@ -90,7 +90,9 @@ def table(task: Task) -> list[list[Any]]:
     """
     counts, sizes = class_counts(task), task.clients.sizes
     owners = task.test_owners
-    tests = np.bincount(owners, minlength=len(sizes)) if owners is not None else None
+    tests = None
+    if owners is not None and np.min(owners) < len(sizes):  # else all of others
+        tests = np.bincount(owners, minlength=len(sizes))[: len(sizes)]
     head: list[Any] = ["client", "examples", "test_examples", "classes", "largest_class"]
     classes = 0 if counts is None else counts.shape[1]
     rows: list[list[Any]] = [[*head, *(f"class_{c}" for c in range(classes))]]

@@ -47,11 +47,18 @@ class FederatedData:
         """Splits a central data set: client i holds the rows `parts[i]` of each array.
 
         Raises:
-          DataError: an empty client, or NaN or infinity in the data.
+          DataError: no clients, an empty client, rows that are not there, arrays of unequal length, or NaN or infinity.
         """
+        if not len(parts):
+            raise DataError("parts: none given, at least one is needed")
+        least = min((len(array) for array in examples.values()), default=0)
         for i, part in enumerate(parts):
             if len(part) == 0:
                 raise DataError(f"client {i}: it holds no examples; every client needs at least one")
+            if np.min(part) < 0 or np.max(part) >= least:
+                raise DataError(f"client {i}: rows {np.min(part)} to {np.max(part)} given, there are 0 to {least - 1}")
+        if len({len(array) for array in examples.values()}) > 1:
+            raise DataError(f"fields of lengths {[len(array) for array in examples.values()]} given")
         order = np.concatenate(parts)
         offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])])
         return cls._checked({name: array[order] for name, array in examples.items()}, offsets)
@@ -63,7 +70,8 @@ class FederatedData:
         Nothing is copied, so arrays that are mapped from files stay there.
 
         Raises:
-          DataError: `groups` has another shape or decreases, or there is NaN or infinity in the data.
+          DataError: `groups` has another shape or decreases, or is not as long as the arrays, or there is NaN or
+            infinity in the data.
         """
         if groups.ndim != 1 or len(groups) == 0 or np.any(groups[1:] < groups[:-1]):
             raise DataError("groups: one a row, never decreasing, at least one is needed")
@@ -115,6 +123,10 @@ class FederatedData:
 
     @classmethod
     def _checked(cls, examples: dict[str, np.ndarray], offsets: np.ndarray) -> FederatedData:
+        lengths = {name: len(array) for name, array in examples.items()}
+        if set(lengths.values()) != {int(offsets[-1])}:
+            raise DataError(f"fields of lengths {lengths} given for {offsets[-1]} rows of {len(offsets) - 1} clients")
+        check_fields(examples)
         for name, array in examples.items():
             if (row := _first_not_finite(array)) is not None:
                 client = int(np.searchsorted(offsets, row, side="right")) - 1
@@ -136,9 +148,27 @@ class FederatedData:
         return {name: array[self.offsets[i] : self.offsets[i + 1]] for name, array in self.examples.items()}
 
 
+def check_fields(examples: Mapping[str, np.ndarray]) -> None:
+    """Checks names and types of fields.
+
+    Raises:
+      DataError: a field is called `mask`, the name of what tells real examples from padding, or holds no numbers.
+    """
+    for name, array in examples.items():
+        if name == "mask":
+            raise DataError("field 'mask' given; batches have one of that name, for padding: another name is needed")
+        if array.dtype.kind not in "biu" and not _is_real(array.dtype):
+            raise DataError(f"field '{name}' is of type {array.dtype}; numbers or booleans are needed")
+
+
+def _is_real(dtype: np.dtype[Any]) -> bool:
+    """Whether numbers of this type may be NaN or infinite; bfloat16 and its like are of no kind that NumPy knows."""
+    return dtype.kind in "fc" or dtype.name.startswith(("bfloat", "float"))
+
+
 def _first_not_finite(array: np.ndarray) -> int | None:
     """The first row of `array` with NaN or infinity; None if there is none."""
-    if not np.issubdtype(array.dtype, np.floating):
+    if not _is_real(array.dtype):
         return None
     for start in range(0, len(array), _CHECKED_ROWS):
         rows = array[start : start + _CHECKED_ROWS]

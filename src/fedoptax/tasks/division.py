@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -118,10 +120,21 @@ def _parts(
     if name == "classes":
         return partitions.classes_per_client(labels, clients, settings["classes"], seed)
     if name == "shards":
-        return partitions.shards(labels, clients, settings["shards"], seed)
+        with _told_as("shards", "shards_per_client"):
+            return partitions.shards(labels, clients, settings["shards"], seed)
     if name == "similarity":
-        return partitions.similarity(labels, clients, settings["similarity"], seed)
+        with _told_as("similarity", "s"):
+            return partitions.similarity(labels, clients, settings["similarity"], seed)
     return partitions.by_size(labels, clients, seed=seed, distribution=name, **settings)
+
+
+@contextmanager
+def _told_as(option: str, argument: str) -> Iterator[None]:
+    """What is said of a function's `argument` is said of the option that a person gave."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(str(error).replace(f"{argument}:", f"{option}:", 1)) from error
 
 
 def _owners(source: Source, labels: np.ndarray, parts: list[np.ndarray], seed: int) -> np.ndarray | None:
@@ -148,11 +161,11 @@ def _natural(source: Source, name: str, wanted: int | None) -> Division:
     if source.test_groups is None or not len(source.test_groups):
         return Division(clients, source.test, None, {})
     theirs = np.isin(source.test_groups, ids)
-    if not theirs.any():  # other people's examples
-        owners = np.unique(source.test_groups, return_inverse=True)[1]
+    if wanted is None or not theirs.any():  # also of others, who are numbered after those who train
+        inverse = np.unique(source.test_groups[~theirs], return_inverse=True)[1]
+        owners = np.empty(len(theirs), np.int64)
+        owners[theirs] = np.searchsorted(ids, source.test_groups[theirs])
+        owners[~theirs] = len(ids) + inverse
         return Division(clients, source.test, owners, {})
-    if wanted is None:
-        everyone = np.union1d(ids, source.test_groups)  # clients that only test come in between
-        return Division(clients, source.test, np.searchsorted(everyone, source.test_groups), {})
     test = {field: array[theirs] for field, array in source.test.items()}
     return Division(clients, test, np.searchsorted(ids, source.test_groups[theirs]), {})

@@ -94,6 +94,11 @@ def check_options(name: str, recipe: Recipe, given: Options) -> None:
         unknown(f"partition of task '{name}'", given.partition, recipe.partitions)
     if given.model is not None and given.model not in recipe.models:
         unknown(f"model of task '{name}'", given.model, recipe.models)
+    if given.augment is not None:
+        from fedoptax.tasks.augmentation import AUGMENTATIONS
+
+        if given.augment not in AUGMENTATIONS:
+            unknown("augment", given.augment, AUGMENTATIONS)
     if given.compute_dtype is not None and given.compute_dtype not in DTYPES:
         unknown("compute_dtype", given.compute_dtype, DTYPES)
 

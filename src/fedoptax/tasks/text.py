@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from fedoptax.algorithm import Tree
+from fedoptax.errors import UsageError
 from fedoptax.models import shakespeare_rnn, so_rnn, wikitext_lstm
 from fedoptax.models.functional import Model
 from fedoptax.task import Task
@@ -62,6 +63,8 @@ def wikitext(name: str, recipe: Recipe, given: Options) -> Task:
 
     partition = given.partition or recipe.partitions[0]
     parts = recipe.num_clients if given.num_clients is None else given.num_clients
+    if parts is not None and parts < 1:
+        raise UsageError(f"num_clients: {parts} given, allowed is a whole number >= 1")
     data = source.load(given.data_dir, clients=parts if partition == "parts" else "articles")
     model = given.model or recipe.model
     division = divide(data, recipe, given)
