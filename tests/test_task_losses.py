@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -10,8 +11,11 @@ import numpy as np
 import pytest
 
 from fedoptax.data.federated import FederatedData
+from fedoptax.engine.evaluation import column_names, evaluate, evaluation_data, primary_metric
+from fedoptax.errors import UsageError
 from fedoptax.models import autoencoder
 from fedoptax.models.functional import Model
+from fedoptax.task import Task, masked_mean, padded_loss
 from fedoptax.tasks import reconstruction
 from fedoptax.tasks.augmentation import crop, standardized
 from fedoptax.tasks.division import Division
@@ -148,3 +152,56 @@ def test_training_sees_random_crops_half_of_them_flipped() -> None:
 def _standard(image: np.ndarray, flip: bool) -> np.ndarray:
     image = image[:, ::-1] if flip else image
     return (image - image.mean()) / image.std()
+
+
+@pytest.mark.parametrize("way", ["masked_mean", "get", "in", "item", "jitted", "none"])
+def test_a_loss_that_looks_for_the_mask_gets_it_however_it_looks(way: str) -> None:
+    """It is called once, with the whole batch; one that does not look is called example by example."""
+    shapes: list[tuple[int, ...]] = []
+
+    def values(params: Any, batch: Any) -> jax.Array:
+        shapes.append(batch["x"].shape)
+        return params * batch["x"]
+
+    def by_get(batch: Any) -> Any:
+        return batch.get("mask", 1.0)
+
+    def by_in(batch: Any) -> Any:
+        if "mask" not in batch:
+            return 1.0
+        return batch["mask"]
+
+    losses = {
+        "masked_mean": lambda params, batch, key: masked_mean(values(params, batch), batch),
+        "get": lambda params, batch, key: jnp.sum(values(params, batch) * by_get(batch)) / jnp.sum(by_get(batch)),
+        "in": lambda params, batch, key: jnp.sum(values(params, batch) * by_in(batch)) / jnp.sum(by_in(batch)),
+        "item": lambda params, batch, key: jnp.sum(values(params, batch) * batch["mask"]) / 2,
+        "none": lambda params, batch, key: jnp.mean(values(params, batch)),
+    }
+    losses["jitted"] = jax.jit(losses["masked_mean"])
+    batch = {"x": jnp.asarray([1.0, 5.0, 100.0]), "mask": jnp.asarray([True, True, False])}
+    assert float(padded_loss(losses[way], jnp.float32(2.0), batch, KEY)) == 6.0
+    assert shapes[-1] == ((1,) if way == "none" else (3,))
+
+
+def test_a_pair_of_a_metric_is_a_weighted_mean() -> None:
+    data = FederatedData.from_clients([{"x": np.ones(3, np.float32)}])
+    test = {"x": np.array([1, 3, 5], np.float32), "w": np.array([1, 3, 0], np.float32)}
+
+    def metrics(params: Any, batch: Any) -> dict[str, Any]:
+        return {"zz": batch["x"], "pair": (batch["x"], batch["w"])}
+
+    task = Task("pairs", lambda key: jnp.zeros(()), lambda params, batch, key: params, metrics, data, test, label=None)
+    result = evaluate(task, jnp.zeros(()), evaluation_data(task))
+    assert float(result["test_pair"]) == pytest.approx((1 * 1 + 3 * 3) / 4)
+    assert primary_metric(task, ["zz", "pair"]) == "pair"
+    for changes, message in (
+        ({"clip_norm": -1.0}, "clip_norm: -1.0 given, allowed is a number > 0"),
+        ({"clip_norm": 0.0}, "clip_norm: 0.0 given"),
+        ({"eval_batch": 0}, "eval_batch: 0 given, allowed is a whole number >= 1"),
+        ({"eval_batch": 2.5}, "eval_batch: 2.5 given"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            dataclasses.replace(task, **changes)
+    with pytest.raises(UsageError, match="primary_metric: unknown name 'pairs'; did you mean 'pair'"):
+        column_names(dataclasses.replace(task, primary_metric="pairs"), jnp.zeros(()), evaluation_data(task))

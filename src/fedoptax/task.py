@@ -12,6 +12,8 @@ import numpy as np
 
 from fedoptax.algorithm import Tree
 from fedoptax.data.federated import FederatedData
+from fedoptax.errors import UsageError
+from fedoptax.hyper import check_positive
 
 LossFn = Callable[[Tree, Any, jax.Array], jax.Array]
 
@@ -28,21 +30,24 @@ class Task:
         example) takes care of that itself (see `masked_mean`); one that does not is averaged over the real
         examples one by one, which is the same for any mean over examples.
       metrics: `(params, batch) -> {name: values}`, per-example values (batch,), averaged over the test examples. A
-        pair (values, weights) instead gives a weighted average, Σ values / Σ weights.
+        pair (values, weights) instead gives a weighted average, Σ weights · values / Σ weights.
       clients: the training examples and who holds them.
       test: central test examples `{field: array (n, …)}`, or None.
-      primary_metric: the metric that reports lead with; default `accuracy` if there is one, else the first.
+      primary_metric: the metric that reports lead with; default `accuracy` if there is one, else the first by name.
       higher_is_better: of the primary metric.
       description: one line for people.
       spec: what it takes to build the task again, written to a run's config.
       label: the field that holds the class, for pictures of the partition; None if there is none.
       derived: further metrics, `{name: function}` of the averaged ones: perplexity is `exp` of the mean loss.
       test_owners: the client that each test example belongs to, whole numbers (n,), for metrics client by client;
-        not necessarily clients that train. None if nobody knows.
+        those that train have their numbers, others come after them. None if nobody knows.
       clip_norm: every minibatch gradient is clipped to this global 2-norm, where a paper's model needs it; None: not.
       eval_batch: test examples that are evaluated together, by the memory that their activations take.
       devices: if given, the number of clients, who hold no data of their own: each round the examples of `clients`, as
         many shares as the cohort has clients, are allocated to the active ones (Fed-LAMB, Section 4).
+
+    Raises:
+      UsageError: `clip_norm` is not a number > 0, or `eval_batch` not a whole number from 1.
     """
 
     name: str
@@ -61,6 +66,13 @@ class Task:
     clip_norm: float | None = None
     eval_batch: int = 500
     devices: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.clip_norm is not None:
+            check_positive(clip_norm=self.clip_norm)
+        whole = isinstance(self.eval_batch, int | np.integer) and not isinstance(self.eval_batch, bool)
+        if not whole or self.eval_batch < 1:
+            raise UsageError(f"eval_batch: {self.eval_batch!r} given, allowed is a whole number >= 1")
 
     @property
     def num_clients(self) -> int:
@@ -94,13 +106,53 @@ def padded_loss(loss: LossFn, params: Tree, batch: Mapping[str, jax.Array], key:
 
 
 def _reads_mask(loss: LossFn, params: Tree, batch: Mapping[str, jax.Array], key: jax.Array) -> bool:
+    asked = _Asked()
+
     def tried(params: Tree, without: Mapping[str, jax.Array], key: jax.Array) -> Any:
         try:
-            return loss(params, without, key)
+            return loss(params, _Unmasked(without, asked), key)
         except KeyError as error:  # caught here: what passes JAX's functions costs a tenth of a second
             if error.args == ("mask",):
                 return None
             raise
 
     without = {name: value for name, value in batch.items() if name != "mask"}
-    return jax.eval_shape(tried, params, without, key) is None
+    jax.eval_shape(tried, params, without, key)
+    return asked.mask
+
+
+@dataclass(eq=False)
+class _Asked:
+    """Whether anybody asked for the mask."""
+
+    mask: bool = False
+
+
+class _Unmasked(dict[Any, Any]):
+    """A batch without its mask that tells `asked` when a loss looks for that, in whichever way."""
+
+    def __init__(self, batch: Mapping[str, Any], asked: _Asked) -> None:
+        super().__init__(batch)
+        self.asked = asked
+
+    def __getitem__(self, name: Any) -> Any:
+        self._note(name)
+        return super().__getitem__(name)
+
+    def __contains__(self, name: Any) -> bool:
+        self._note(name)
+        return super().__contains__(name)
+
+    def get(self, name: Any, default: Any = None) -> Any:
+        self._note(name)
+        return super().get(name, default)
+
+    def _note(self, name: Any) -> None:
+        self.asked.mask |= name == "mask"
+
+
+jax.tree_util.register_pytree_node(  # a loss may be jitted
+    _Unmasked,
+    lambda batch: (tuple(batch.values()), (tuple(batch), batch.asked)),
+    lambda form, values: _Unmasked(dict(zip(form[0], values)), form[1]),
+)

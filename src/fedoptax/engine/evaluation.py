@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedoptax.algorithm import Tree
+from fedoptax.data.federated import check_fields
 from fedoptax.engine.sharded import AXIS, all_reduced
-from fedoptax.errors import DataError, UsageError
+from fedoptax.errors import DataError, UsageError, unknown
 from fedoptax.task import Task
 from fedoptax.tree import on_device
 
@@ -40,6 +41,7 @@ def evaluation_data(task: Task) -> EvaluationData | None:
     counts = {name: len(array) for name, array in arrays.items()}
     if len(set(counts.values())) != 1 or 0 in counts.values():
         raise DataError(f"test examples: fields of lengths {counts} given; one length above 0 is needed")
+    check_fields(arrays)
     n = next(iter(counts.values()))
     batch = min(-(-n // jax.device_count()), task.eval_batch)  # a batch at least for each device of a mesh
     batches = -(-n // batch)
@@ -104,6 +106,8 @@ def column_names(task: Task, params: Tree, data: EvaluationData | None) -> list[
         return []
     batch = {name: jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for name, a in data.examples.items()}
     names = list(dict.fromkeys([*jax.eval_shape(task.metrics, params, batch), *task.derived]))
+    if task.primary_metric is not None and task.primary_metric not in names:
+        unknown("primary_metric", task.primary_metric, names)
     by_client = (
         [f"client_{primary_metric(task, names)}_{what}" for what in BY_CLIENT] if data.owners is not None else []
     )
@@ -111,7 +115,7 @@ def column_names(task: Task, params: Tree, data: EvaluationData | None) -> list[
 
 
 def primary_metric(task: Task, names: Collection[str]) -> str:
-    """The metric that the task leads with: its own choice, else `accuracy`, else the first."""
+    """The metric that the task leads with: its own choice, else `accuracy`, else the first by name."""
     if task.primary_metric is not None:
         return task.primary_metric
     return "accuracy" if "accuracy" in names else min(names)
