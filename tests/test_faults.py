@@ -266,7 +266,30 @@ def test_too_small_a_cohort_for_the_aggregator_is_refused() -> None:
         run("scaffold", aggregate="krum:2")
 
 
-# --- privacy spent ---
+# --- privacy ---
+
+
+@pytest.mark.parametrize("engine", ["compiled", "eager"])
+def test_a_private_server_clips_what_was_multiplied_on_the_way(engine: str) -> None:
+    clip = 0.1
+    private = fx.with_privacy(fx.fedavg(0.1), clip, 0.0, 1e-3)
+    task, options = line(), OPTIONS | {"weighting": "uniform", "engine": engine, "rounds": 1}
+    moved = {
+        scale: np.linalg.norm(fx.run(task, private, faults=fx.Faults(scaled=1.0, scale=scale), **options).params - 2.0)
+        for scale in (1.0, -1000.0)
+    }
+    assert 0 < moved[1.0] <= clip
+    assert 0 < moved[-1000.0] <= clip
+
+
+def test_epsilon_is_of_those_who_hold_data() -> None:
+    """All shares take part in every round where they are dealt out to devices: nothing is sampled."""
+    private = fx.with_privacy(fx.fedavg(0.1), 1.0, 2.0, 1e-3)
+    task = fx.load_task("digits", num_clients=10, devices=40, model="logistic")
+    result = fx.run(task, private, rounds=2, cohort_size=10, weighting="uniform", local_steps=1)
+    assert private.epsilon is not None
+    assert result.history.column("epsilon")[-1] == pytest.approx(private.epsilon(2, 10, 10))
+    assert private.epsilon(2, 10, 10) > private.epsilon(2, 10, 40)
 
 
 def test_epsilon_is_told_in_every_row_and_at_the_end(tmp_path: Path) -> None:

@@ -161,7 +161,8 @@ def _guarded_round(
         if not fate.answers[j]:
             continue
         upload, state, loss = algorithm.client_update(grad_fn, message, client, own)
-        upload, loss = spoil(decoded(algorithm, upload), loss, fate.nonfinite[j], fate.scaled[j], rates.scale)
+        upload, loss = spoil(upload, loss, fate.nonfinite[j], fate.scaled[j], rates.scale)
+        upload = decoded(algorithm, upload)
         if bool(jnp.isfinite(loss) & all_finite(upload)):
             arrived[j] = upload, loss, state
     row = {

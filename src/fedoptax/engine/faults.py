@@ -149,7 +149,7 @@ def virtual_seconds(rates: Rates, fate: Fate) -> jax.Array:
 def spoil(
     upload: Tree, loss: jax.Array, nonfinite: jax.Array, scaled: jax.Array, scale: jax.Array
 ) -> tuple[Tree, jax.Array]:
-    """What arrives of one client's upload and loss; integer leaves (counters) arrive as they are."""
+    """What arrives of one client's upload, as sent, and loss; integer leaves (counters, codes) arrive as they are."""
 
     def leaf(u: jax.Array) -> jax.Array:
         if not jnp.issubdtype(u.dtype, jnp.floating):

@@ -20,6 +20,7 @@ from fedoptax.algorithm import (
     accumulate,
     accumulate_result,
     accumulate_zero,
+    decoded,
 )
 from fedoptax.engine.aggregation import MEAN, Aggregator, Mean
 from fedoptax.engine.faults import Fate, Rates, fate_of_round, spoil, virtual_seconds
@@ -72,13 +73,14 @@ def guarded_round_function(
             i, place, fate = client
 
             def answer() -> tuple[Tree, Tree, jax.Array]:
-                return work(message, data, client_keys, i, place, state)
+                upload, new_state, loss = work(message, data, client_keys, i, place, state)
+                upload, loss = spoil(upload, loss, fate.nonfinite, fate.scaled, rates.scale)
+                return decoded(algorithm, upload), new_state, loss
 
             def nothing() -> Tree:
                 return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(answer))
 
             upload, new_state, loss = jax.lax.cond(fate.answers, answer, nothing)
-            upload, loss = spoil(upload, loss, fate.nonfinite, fate.scaled, rates.scale)
             sound = fate.answers & jnp.isfinite(loss) & all_finite(upload)
             state = jax.tree.map(lambda new, old: jnp.where(sound, new, old), new_state, state)
             return upload, loss, sound, state

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import jax
 import numpy as np
@@ -53,21 +55,30 @@ class Plan:
         return self.faults or self.aggregate != MEAN
 
 
+def whole(name: str, value: Any, least: float = 1, most: float = math.inf, allowed: str = "a whole number >= 1") -> int:
+    """`value`, a whole number of Python or NumPy from `least` to `most`, as an int, which JSON can hold.
+
+    Raises:
+      UsageError: it is something else; the message says what is `allowed`.
+    """
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or not least <= value <= most:
+        raise UsageError(f"{name}: {value!r} given, allowed is {allowed}")
+    return int(value)
+
+
 def checked_plan(plan: Plan, task: Task) -> Plan:
-    """`plan`, if it can be carried out on `task`.
+    """`plan`, if it can be carried out on `task`, with NumPy's whole numbers as ints.
 
     Raises:
       UsageError: a number below 1, an unknown choice, a cohort larger than the federation, or one too small for the
         aggregator.
     """
-    for name, value in (
-        ("cohort_size", plan.cohort_size),
-        ("batch_size", plan.work.batch_size),
-        ("local_epochs", plan.work.epochs),
-        ("local_steps", 1 if plan.work.steps is None else plan.work.steps),
-    ):
-        if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
-            raise UsageError(f"{name}: {value!r} given, allowed is a whole number >= 1")
+    work = LocalWork(
+        whole("batch_size", plan.work.batch_size),
+        whole("local_epochs", plan.work.epochs),
+        None if plan.work.steps is None else whole("local_steps", plan.work.steps),
+    )
+    plan = replace(plan, cohort_size=whole("cohort_size", plan.cohort_size), work=work)
     clients, shares = task.num_clients, task.clients.num_clients
     if plan.cohort_size > clients:
         raise UsageError(f"cohort_size: {plan.cohort_size} given, allowed is at most the number of clients, {clients}")
@@ -112,12 +123,13 @@ def check_privacy(algorithm: FedAlgorithm, plan: Plan) -> None:
     """Refuses an aggregator under which an algorithm's accounting of privacy would be wrong.
 
     The noise is made for a mean of bounded uploads: one client may move a median, or which upload is chosen, further.
+    Norm clipping on top would scale an adaptive clip's bit with the update.
 
     Raises:
-      UsageError: the algorithm accounts for privacy, and the aggregator is no mean.
+      UsageError: the algorithm accounts for privacy, and the aggregator is not the mean.
     """
-    if algorithm.epsilon is not None and not isinstance(plan.aggregate, Mean):
+    if algorithm.epsilon is not None and type(plan.aggregate) is not Mean:
         raise UsageError(
-            f"aggregate: {plan.aggregate} given with an algorithm that accounts for privacy, allowed is mean or "
-            "norm_clipping:NORM"
+            f"aggregate: {plan.aggregate} given with an algorithm that accounts for privacy, which clips by itself, "
+            "allowed is mean"
         )

@@ -53,7 +53,7 @@ def round_function(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Callable[
 
         def one(client: tuple[jax.Array, jax.Array], state: Tree) -> tuple[Any, Tree]:
             upload, state, loss = work(message, data, client_keys, *client, state)
-            return (upload, loss), state
+            return (decoded(algorithm, upload), loss), state
 
         # The cohort's states alone go through the round: were all N read and written in it, XLA would copy them all.
         def states(j: jax.Array) -> Tree:
@@ -75,7 +75,7 @@ def round_function(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Callable[
 
 
 def client_work(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Callable[..., tuple[Tree, Tree, jax.Array]]:
-    """`(message, data, keys, i, place, state) -> (upload, state, loss)`: one client's round, the upload decoded.
+    """`(message, data, keys, i, place, state) -> (upload, state, loss)`: one client's round, the upload as it is sent.
 
     `keys` is the round's key, `i` the client's number and `place` where its examples are in `data`.
     """
@@ -97,7 +97,7 @@ def client_work(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Callable[...
             smallest=smallest,
         )
         upload, state, loss = algorithm.client_update(grad_fn, message, state, batches)
-        return decoded(algorithm, upload), state, loss
+        return upload, state, loss
 
     return jax.jit(work, inline=True)  # traced once, where a round asks for its form and then for itself
 
