@@ -153,6 +153,20 @@ def test_stem_with_alpha_1_one_client_one_step_is_sgd() -> None:
     close([p["x"] for p in path], [0.9**t for t in range(6)])
 
 
+@pytest.mark.parametrize("make", [lambda: stem(0.5), lambda: fafed(0.5), lambda: fafed(0.5, variant="released")])
+def test_a_client_without_batches_uploads_the_model_that_it_got(make: Callable) -> None:
+    def towards(params: Any, batch: Any) -> Any:
+        return 0.5 * (params["x"] - batch) ** 2, {"x": params["x"] - batch}
+
+    algorithm = make()
+    server, _, path = federate(algorithm, scalars(0.0), [[jnp.float32(1.0)]] * 2, 3, towards)
+    message = algorithm.broadcast(server)
+    upload, _, _ = algorithm.client_update(towards, message, algorithm.init_client(scalars(0.0)), [])
+    assert float(path[-1]["x"]) > 0.1
+    close(upload.params, message.params)
+    close(upload.m, message.m)
+
+
 def test_fafed_schedule_is_equation_5() -> None:
     lr, alpha = fafed_schedule(rho=0.01, h=100.0, w=1.0, c=0.5)
     close([lr(0), lr(7), alpha(0), alpha(1), alpha(8)], [1.0, 0.5, 0.5, 0.5, 0.125])

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
 from fedoptax.errors import UsageError
 
@@ -48,6 +49,21 @@ def check_lr(**values: LearningRate) -> None:
     for name, value in values.items():
         if not callable(value):
             check(name, value, 0.0, open_low=True)
+
+
+def check_flag(**values: Any) -> None:
+    """Checks that each named value is True or False.
+
+    Raises:
+      UsageError: it is anything else; text would count as true, whatever it says.
+    """
+    for name, value in values.items():
+        if isinstance(value, jax.core.Tracer):
+            raise UsageError(
+                f"{name}: a value that varies within a sweep given, allowed is true or false for all of it"
+            )
+        if not isinstance(value, bool | np.bool_):
+            raise UsageError(f"{name}: {value!r} given, allowed is true or false")
 
 
 def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:

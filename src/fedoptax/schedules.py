@@ -30,7 +30,8 @@ def constant(lr: float) -> Schedule:
 
 def staircase(lr: float, every: float, factor: float = 0.1) -> Schedule:
     """`lr factor^⌊t / every⌋`: the staircase exponential decay of Reddi et al. 2021, Appendix E.6 (0.1 every 500)."""
-    check_positive(lr=lr, every=every, factor=factor)
+    check_positive(lr=lr, factor=factor)
+    _check_rounds(every=every)
     return optax.exponential_decay(lr, int(every), factor, staircase=True)
 
 
@@ -48,7 +49,8 @@ def warmup(lr: float, rounds: float) -> Schedule:
 
 def cosine(lr: float, rounds: float, floor: float = 0.0) -> Schedule:
     """From `lr` to `lr floor` along half a cosine in `rounds` rounds, then constant (Loshchilov and Hutter 2017)."""
-    check_positive(lr=lr, rounds=rounds)
+    check_positive(lr=lr)
+    _check_rounds(rounds=rounds)
     check("floor", floor, 0.0)
     return optax.cosine_decay_schedule(lr, int(rounds), floor)
 
@@ -109,6 +111,14 @@ def _literal(node: ast.expr) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError
     return float(value)
+
+
+def _check_rounds(**values: float) -> None:
+    """Checks that each named value is a whole number of rounds, from 1."""
+    for name, value in values.items():
+        check_positive(**{name: value})
+        if value != int(value):
+            raise UsageError(f"{name}: {value:g} given, allowed is a whole number of rounds >= 1")
 
 
 def _real() -> Any:

@@ -249,6 +249,7 @@ def _recursive_momentum(
 
             (_, y_prev, m_i, v_i), loss = local_steps(step, (jnp.zeros((), jnp.int32), client, m, v), batches)
             y = y_prev if last_step_at_server else moved(y_prev, _at(lr, t + last), m_i)
+            y = jax.tree.map(lambda y, x: jnp.where(last < 0, x, y), y, x)  # without a batch y_prev is of an old round
             return FAFEDUpload(y, m_i, v_i, steps), y_prev, loss
 
         return _if_first(t == 0, first_round, later_round, batches)

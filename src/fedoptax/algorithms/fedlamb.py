@@ -28,6 +28,7 @@ from fedoptax.hyper import (
     LearningRate,
     check,
     check_choice,
+    check_flag,
     check_fraction,
     check_lr,
     check_positive,
@@ -161,6 +162,7 @@ def _local_adaptive(
     check_fraction(b1=b1, b2=b2)
     check_positive(eps=eps, v0=v0)
     check_choice("momentum", momentum, ("persist", "reset"))
+    check_flag(bias_correction=bias_correction)
     persist = momentum == "persist"
 
     def init(params: Tree) -> AMSState:

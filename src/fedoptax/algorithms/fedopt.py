@@ -16,7 +16,16 @@ import optax
 from fedoptax import transforms, tree
 from fedoptax.algorithm import Cohort, FedAlgorithm, GradFn, Tree, local_steps
 from fedoptax.errors import UsageError
-from fedoptax.hyper import LearningRate, check_choice, check_fraction, check_lr, check_positive, received, sent
+from fedoptax.hyper import (
+    LearningRate,
+    check_choice,
+    check_flag,
+    check_fraction,
+    check_lr,
+    check_positive,
+    received,
+    sent,
+)
 
 
 class FedOptState(NamedTuple):
@@ -120,6 +129,7 @@ def fedyogi(
 ) -> FedAlgorithm:
     """FedYogi (Reddi et al. 2021, Algorithm 2): v ← v − (1−β₂) Δ² sign(v − Δ²); the rest as `fedadam`."""
     _check_adam(client_lr, server_lr, b1, b2, tau=tau)
+    check_flag(debias=debias)
     return _server(transforms.scale_by_fedyogi(b1, b2, tau, debias), client_lr, server_lr)
 
 
@@ -144,6 +154,7 @@ def fedadam(
         were published for it.
     """
     _check_adam(client_lr, server_lr, b1, b2, tau=tau)
+    check_flag(debias=debias)
     return _server(transforms.scale_by_fedadam(b1, b2, tau, debias), client_lr, server_lr)
 
 
