@@ -93,3 +93,18 @@ def test_a_command_that_does_not_exist_is_seen(line: str) -> None:
 
 def test_there_are_commands_to_check() -> None:
     assert len(COMMANDS) > 40
+
+
+def excerpts(page: Path) -> list[str]:
+    """The code in the third column of a page's tables of four columns."""
+    rows = [row.split("|") for row in page.read_text(encoding="utf-8").splitlines() if row.startswith("| ")]
+    return [code for row in rows if len(row) == 6 for code in re.findall(r"`([^`]+)`", row[3])]
+
+
+def test_the_code_beside_the_papers_lines_is_in_the_code() -> None:
+    """White space and last commas aside; in which file is not looked at."""
+    code = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "src").rglob("*.py")))
+    squeezed = re.sub(r"\s|,(?=[)\]}])", "", code)
+    found = [(page.name, code) for page in PAGES if page.parent.name == "algorithms" for code in excerpts(page)]
+    assert len(found) > 100
+    assert [(page, code) for page, code in found if re.sub(r"\s", "", code) not in squeezed] == []
