@@ -105,8 +105,8 @@ def _fafed(model: str, partition: str, **options: Any) -> PaperSetting:
             "fedavg": {"client_lr": 0.1, "server_lr": 1.0},
             "scaffold": {"client_lr": 0.1, "server_lr": 1.0},
             "stem": {"lr": 0.1, "alpha": 0.1},
-            "fedadam": {"client_lr": 0.1, "server_lr": 0.01, "tau": 0.01},
-            "fedams": {"client_lr": 0.1, "server_lr": 0.01, "eps": 0.01},
+            "fedadam": {"client_lr": 0.1, "server_lr": 0.01, "b1": 0.9, "b2": 0.9, "tau": 0.01},
+            "fedams": {"client_lr": 0.1, "server_lr": 0.01, "b1": 0.9, "b2": 0.9, "eps": 0.01},
             "fafed": {"lr": 0.01, "alpha": 0.1, "beta": 0.9, "rho": 0.01},
         },
     )
@@ -221,8 +221,8 @@ PAPERS: dict[str, dict[str, PaperSetting]] = {
             {
                 "fedavg": {"client_lr": 10.0, "server_lr": 1.0},
                 "scaffold": {"client_lr": 10.0, "server_lr": 1.0},
-                "fedadam": {"client_lr": 10.0, "server_lr": 0.03, "tau": 0.01},
-                "fedams": {"client_lr": 10.0, "server_lr": 0.03, "eps": 0.01},
+                "fedadam": {"client_lr": 10.0, "server_lr": 0.03, "b1": 0.9, "b2": 0.9, "tau": 0.01},
+                "fedams": {"client_lr": 10.0, "server_lr": 0.03, "b1": 0.9, "b2": 0.9, "eps": 0.01},
                 "stem": {"lr": "cube_root(20, w=1)", "alpha": 0.1},
                 "fafed": {"lr": "cube_root(1, w=1)", "alpha": 0.1, "beta": 0.9, "rho": 0.01},
             },
