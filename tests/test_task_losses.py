@@ -154,7 +154,7 @@ def _standard(image: np.ndarray, flip: bool) -> np.ndarray:
     return (image - image.mean()) / image.std()
 
 
-@pytest.mark.parametrize("way", ["masked_mean", "get", "in", "item", "jitted", "none"])
+@pytest.mark.parametrize("way", ["masked_mean", "get", "in", "item", "copied", "jitted", "none"])
 def test_a_loss_that_looks_for_the_mask_gets_it_however_it_looks(way: str) -> None:
     """It is called once, with the whole batch; one that does not look is called example by example."""
     shapes: list[tuple[int, ...]] = []
@@ -176,6 +176,7 @@ def test_a_loss_that_looks_for_the_mask_gets_it_however_it_looks(way: str) -> No
         "get": lambda params, batch, key: jnp.sum(values(params, batch) * by_get(batch)) / jnp.sum(by_get(batch)),
         "in": lambda params, batch, key: jnp.sum(values(params, batch) * by_in(batch)) / jnp.sum(by_in(batch)),
         "item": lambda params, batch, key: jnp.sum(values(params, batch) * batch["mask"]) / 2,
+        "copied": lambda params, batch, key: jnp.sum(values(params, batch) * {**batch}["mask"]) / 2,
         "none": lambda params, batch, key: jnp.mean(values(params, batch)),
     }
     losses["jitted"] = jax.jit(losses["masked_mean"])

@@ -113,6 +113,7 @@ def _reads_mask(loss: LossFn, params: Tree, batch: Mapping[str, jax.Array], key:
             return loss(params, _Unmasked(without, asked), key)
         except KeyError as error:  # caught here: what passes JAX's functions costs a tenth of a second
             if error.args == ("mask",):
+                asked.mask = True  # also where the loss copied the batch before
                 return None
             raise
 
