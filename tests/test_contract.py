@@ -57,6 +57,18 @@ def test_weighted_mean_of_half_precision_is_summed_in_single() -> None:
     assert mean.dtype == jnp.bfloat16 and float(mean) == 1.0  # a bfloat16 sum of 257 ones stops at 256
 
 
+@pytest.mark.filterwarnings("error")
+def test_weighted_mean_of_complex_numbers_keeps_both_parts() -> None:
+    trees = [{"z": jnp.asarray([1 + 4j, 2j])}, {"z": jnp.asarray([5 - 8j, 6])}]
+    mean = fx.weighted_mean(trees, [1, 3])["z"]
+    assert mean.dtype == jnp.complex64
+    np.testing.assert_allclose(mean, [4 - 5j, 4.5 + 0.5j])
+    lost = {"z": jnp.asarray([complex(0, math.inf), math.nan], jnp.complex64)}
+    np.testing.assert_array_equal(fx.weighted_mean([trees[0], lost], [1, 0])["z"], trees[0]["z"])
+    with jax.enable_x64(True):
+        assert fx.weighted_mean([jnp.asarray(1j)], [1]).dtype == jnp.complex128
+
+
 def test_a_client_of_weight_zero_counts_for_nothing_even_if_it_failed() -> None:
     trees = [{"a": jnp.asarray([1.0])}, {"a": jnp.asarray([jnp.nan])}]
     np.testing.assert_array_equal(fx.weighted_mean(trees, [2.0, 0.0])["a"], [1.0])
@@ -87,6 +99,14 @@ def test_nbytes_counts_what_is_sent() -> None:
         (lambda: fx.fedadam(0.1, 0.1, b2=1.0), "b2: 1.0 given"),
         (lambda: fx.fedyogi(0.1, 0.1, b1=-0.1), "b1: -0.1 given"),
         (lambda: fx.fedams(0.1, 0.1, eps=-1e-3), "eps: -0.001 given"),
+        (lambda: fx.fedadam(0.1, 0.1, debias="False"), "debias: 'False' given, allowed is true or false"),
+        (lambda: fx.fedyogi(0.1, 0.1, debias=1), "debias: 1 given, allowed is true or false"),
+        (lambda: fx.fedlamb(0.1, bias_correction="no"), "bias_correction: 'no' given, allowed is true or false"),
+        (lambda: fx.local_amsgrad(0.1, bias_correction=None), "bias_correction: None given, allowed is true or false"),
+        (
+            lambda: jax.jit(lambda flag: fx.fedadam(0.1, 0.1, debias=flag).init({}))(True),
+            "debias: a value that varies within a sweep given, allowed is true or false for all of it",
+        ),
         (lambda: fx.fedopt(optax.sgd(0.1), 0.1), "server_optimizer: 0.1 given, allowed is an optax"),
         (lambda: fx.fedopt(optax.sgd(0.1), optax.sgd(1.0), "keep"), "client_state: 'keep' given, allowed is one of"),
     ],

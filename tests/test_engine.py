@@ -357,3 +357,24 @@ def test_loop_or_vmap_by_model(
 ) -> None:
     plan = Plan(**{"cohort_size": 2, "work": LocalWork(2)} | options)
     assert runs_in_turn(plan, small_task(sizes=sizes, **changes)) is in_turn
+
+
+@pytest.mark.filterwarnings("error:Casting complex values")
+@pytest.mark.parametrize("options", [{"engine": "eager"}, {"client_loop": "loop"}, {"client_loop": "vmap"}], ids=repr)
+def test_complex_uploads_keep_both_parts(options: dict[str, Any]) -> None:
+    """Each client sends its loss times some complex numbers: their mean is the mean loss times these."""
+    base, factors = fx.fedavg(0.3), np.asarray([1 + 2j, 3j], np.complex64)
+
+    def client_update(grad_fn: Any, message: Any, client: Any, batches: Any) -> Any:
+        upload, client, loss = base.client_update(grad_fn, message, client, batches)
+        return (upload, loss * factors), client, loss
+
+    algorithm = base._replace(
+        init=lambda params: (base.init(params), jnp.zeros(2, jnp.complex64)),
+        broadcast=lambda server: base.broadcast(server[0]),
+        client_update=client_update,
+        server_update=lambda server, mean, cohort: (base.server_update(server[0], mean[0], cohort), mean[1]),
+        params=lambda server: base.params(server[0]),
+    )
+    result = fx.run(small_task(), algorithm, rounds=2, cohort_size=3, batch_size=4, **options)
+    np.testing.assert_allclose(result.state[1], result.history[-1]["train_loss"] * factors, rtol=1e-5)

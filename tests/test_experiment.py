@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import fedoptax as fx
 from fedoptax import experiment, storage
 from fedoptax.checkpoint import Checkpoints
 from fedoptax.engine.states import OnDevice
-from fedoptax.experiment import DivergedError
+from fedoptax.experiment import DivergedError, Interrupted
 from fedoptax.history import History
 from fedoptax.history_file import HistoryFile
 from small import small_task
@@ -138,6 +139,11 @@ def test_a_diverged_run_says_where_and_keeps_its_last_finite_state(tmp_path: Pat
     assert summary["status"] == "diverged" and summary["rounds_done"] == len(result.history)
     with np.load(tmp_path / "a" / "params.npz") as params:
         assert all(np.isfinite(params[name]).all() for name in params)
+    for error in (caught.value, Interrupted(result)):  # as a pool of processes brings them home
+        again = pickle.loads(pickle.dumps(error))
+        assert type(again) is type(error) and str(again) == str(error) == result.message
+        assert again.result.history.rows == result.history.rows
+        jax.tree.map(np.testing.assert_array_equal, again.result.params, result.params)
     with pytest.raises(DivergedError) as eager:
         fx.run(TASK, wild, rounds=50, label="wild", engine="eager", **OPTIONS)
     assert str(eager.value) == str(caught.value)
@@ -168,6 +174,10 @@ def test_a_diverged_round_changes_no_client_state_either(place: str) -> None:
         ({"client_loop": "scan"}, "client_loop: 'scan' given"),
         ({"seed": -1}, "seed: -1 given"),
         ({"eval_every": 0}, "eval_every: 0 given"),
+        ({"rounds": True}, "rounds: True given, allowed is a whole number >= 1"),
+        ({"rounds": np.float64(2)}, "rounds: np.float64(2.0) given"),
+        ({"cohort_size": np.True_}, "cohort_size: np.True_ given"),
+        ({"seed": np.int64(2**32)}, "seed: np.int64(4294967296) given, allowed is a whole number from 0 to 2^32 - 1"),
     ],
 )
 def test_wrong_arguments_leave_nothing_behind(tmp_path: Path, options: dict[str, Any], text: str) -> None:
@@ -175,6 +185,33 @@ def test_wrong_arguments_leave_nothing_behind(tmp_path: Path, options: dict[str,
         fx.run(TASK, ALGORITHM, out=tmp_path / "a", **(OPTIONS | options))
     assert str(caught.value).startswith(text)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_whole_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
+    given = {"rounds": 2, "cohort_size": 3, "batch_size": 4, "local_steps": 2, "local_epochs": 1, "seed": 3}
+    for name, kind in (("a", int), ("b", np.int64)):
+        numbers = {key: kind(value) for key, value in (given | {"eval_every": 2}).items()}
+        fx.run(TASK, ALGORITHM, out=tmp_path / name, **numbers)
+    assert_same_results(tmp_path / "a", tmp_path / "b")
+    assert (tmp_path / "a" / "config.json").read_bytes() == (tmp_path / "b" / "config.json").read_bytes()
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", fx.fedavg, None])
+def test_what_is_no_algorithm_is_one_line(algorithm: Any) -> None:
+    with pytest.raises(fx.UsageError, match=r"^algorithm: .* given, allowed is a FedAlgorithm, such as fedavg"):
+        fx.run(TASK, algorithm)
+
+
+def test_overwriting_through_a_link_keeps_the_link(tmp_path: Path) -> None:
+    real, link, nowhere = (tmp_path / name for name in ("real", "link", "nowhere"))
+    link.symlink_to(real)
+    with pytest.raises(fx.UsageError, match=r"link' is a link to what is not there, allowed is a folder"):
+        storage.prepare(link)
+    (real / "checkpoints").mkdir(parents=True)
+    storage.write_json(real / "config.json", {})
+    assert storage.prepare(link, overwrite=True) == link
+    assert link.is_symlink() and list(real.iterdir()) == []
+    assert storage.prepare(nowhere) == nowhere and not nowhere.exists()
 
 
 def test_results_are_not_overwritten_by_accident(tmp_path: Path) -> None:

@@ -6,12 +6,19 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+import fedoptax as fx
 from fedoptax import cli
+from fedoptax.comparison import Comparison, compare
 from fedoptax.errors import Stopped
+from fedoptax.experiment import Interrupted
+from fedoptax.finished import is_whole
 from fedoptax.interrupt import deferred_interrupt, ended_at_once, terminable
+from fedoptax.run_folder import RunFolder
 
 
 @pytest.fixture(autouse=True)
@@ -108,3 +115,24 @@ def test_too_little_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: 
     with pytest.raises(SystemExit) as stopped:
         cli.main([])
     assert stopped.value.code == 1 and capsys.readouterr().err == "fedoptax: not enough memory\n"
+
+
+def test_a_signal_while_a_run_ends_stops_what_would_follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run is completed, as its last round was done; the next one of a search or a comparison is not begun."""
+    end = RunFolder.end
+
+    def slow_end(self: RunFolder, *given: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        end(self, *given)
+
+    monkeypatch.setattr(RunFolder, "end", slow_end)
+    task, options = fx.load_task("quadratic", num_clients=8), {"rounds": 2, "cohort_size": 3, "batch_size": 5}
+    with pytest.raises(Interrupted, match="stopped after point-001") as stopped:
+        fx.tune(task, "fedavg", {"client_lr": [0.1, 0.2]}, tmp_path / "search", **options)
+    assert (stopped.value.result.signal, stopped.value.result.status) == (signal.SIGTERM, "completed")
+    assert is_whole(tmp_path / "search" / "point-001") and not (tmp_path / "search" / "point-002").exists()
+    compared = Comparison(["fedavg"], {"fedavg": {"client_lr": 0.1}}, [0, 1], {"name": "quadratic"}, options)
+    with pytest.raises(Interrupted, match="stopped after fedavg, seed 0"):
+        compare(task, compared, tmp_path / "compared", progress=False)
+    places = [tmp_path / "compared" / "fedavg" / f"seed-{seed}" for seed in (0, 1)]
+    assert is_whole(places[0]) and not places[1].exists()

@@ -197,6 +197,17 @@ def test_labels_tell_tasks_apart_and_seeds_make_no_group(tmp_path: Path):
     assert groups[0].problem != groups[1].problem
 
 
+def test_what_changes_no_result_parts_no_seeds(tmp_path: Path):
+    for seed, place in enumerate(("device", "host")):
+        free = {"mesh": seed + 1, "client_states": place, "client_loop": ("loop", "vmap")[seed]}
+        deployment = {"experiment": f"{seed}abc", "quorum": 0.5}  # the first is drawn anew for each run
+        write_run(tmp_path / str(seed), ramp(0.9), seed=seed, deployment=deployment, **free)
+    write_run(tmp_path / "other", ramp(0.9), deployment={"experiment": "2abc", "quorum": 1.0})
+    groups = group_runs(load_runs(tmp_path))
+    assert [group.label for group in groups] == ["fedadam (quorum=0.5)", "fedadam (quorum=1)"]
+    assert [len(group.runs) for group in groups] == [2, 1]
+
+
 def test_the_same_run_twice_is_no_second_seed(tmp_path: Path):
     write_run(tmp_path / "a", ramp(0.9))
     write_run(tmp_path / "b", ramp(0.9))

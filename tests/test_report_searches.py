@@ -171,6 +171,25 @@ def test_a_damaged_search_is_one_line(tmp_path: Path, changes: dict[str, Any]) -
     assert "\n" not in str(error.value)
 
 
+def test_a_second_report_leaves_nothing_of_the_first(tmp_path: Path) -> None:
+    out = tmp_path / "report"
+    (out / "figures").mkdir(parents=True)
+    (out / "points.csv").write_text("mine")
+    for name in ("profile-7.png", "photo.png"):
+        (out / "figures" / name).write_bytes(b"mine")
+    write_run(tmp_path / "run", ramp(0.9))
+    write_report(tmp_path / "run", out)
+    assert (out / "points.csv").exists() and (out / "figures" / "profile-7.png").exists(), "of no report"
+    write_report(write_search(tmp_path / "s", ENDS), out)
+    figures = {path.name for path in (out / "figures").iterdir()}
+    assert {"heat-map.png", "photo.png", "partition.png"} <= figures and "profile-7.png" not in figures
+    write_report(tmp_path / "run", out)
+    assert {path.name for path in (out / "figures").iterdir()} == {
+        "metric-rounds.png", "metric-megabytes.png", "train-loss-rounds.png", "partition.png", "photo.png"
+    }  # fmt: skip
+    assert not (out / "points.csv").exists() and (out / "table.csv").exists()
+
+
 def test_nothing_in_a_search_becomes_markup(tmp_path: Path) -> None:
     grid = {HOSTILE: [0.1, 1.0], "b": [HOSTILE, "x"]}
     ends = {(a, b): 0.5 for a in grid[HOSTILE] for b in grid["b"]}

@@ -52,7 +52,7 @@ def test_a_point_that_diverges_stops_alone():
     ("options", "wanted"),
     [
         ({"together": 0}, "together: 0 given, allowed is a whole number >= 1"),
-        ({"together": 2, "out": "x"}, "together: 2 given with out, allowed is 1"),
+        ({"together": 2, "mesh": 1}, "together: 2 given with mesh, allowed is 1"),
         ({"together": 2, "faults": {"dropout": 0.1}}, "together: 2 given with faults, allowed is 1"),
         ({"together": 2, "rounds": 0}, "rounds: 0 given, allowed is a whole number >= 1"),
         ({"together": 2, "cohort_size": 9}, "cohort_size: 9 given, allowed is at most"),
@@ -61,3 +61,33 @@ def test_a_point_that_diverges_stops_alone():
 def test_what_does_not_go_together_is_refused(options, wanted):
     with pytest.raises(fx.UsageError, match=wanted):
         fx.sweep(TASK, fx.fedadam, {"client_lr": [0.1], "server_lr": [0.1]}, **{**OPTIONS, **options})
+
+
+@pytest.mark.parametrize(
+    "option", [{"out": "x"}, {"overwrite": True}, {"resume_from": "x"}, {"hyperparameters": {"b1": 0.5}}]
+)
+def test_what_belongs_to_one_run_is_refused(option, tmp_path, monkeypatch):
+    """One folder for all points would hold the last one's results alone."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(fx.UsageError, match=f"^{next(iter(option))}: given for a sweep, allowed is for one run"):
+        fx.sweep(TASK, fx.fedavg, {"client_lr": [0.1, 0.2]}, **OPTIONS, **option)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("make", "grid", "options", "wanted"),
+    [
+        (fx.fedavg, {"client_lr": ["x"]}, {}, "grid: client_lr='x' given, allowed is a number"),
+        (fx.fedavg, {"client_lr": [None]}, {}, "grid: client_lr=None given, allowed is a number"),
+        (fx.fedavg, {"client_lr": 0.1}, {}, "grid: client_lr=0.1 given, allowed is a list of values"),
+        (fx.fedavg, {"client_lr": "0.1"}, {}, "grid: client_lr='0.1' given, allowed is a list of values"),
+        (fx.fedavg, [0.1], {}, "grid: .0.1. given, allowed are lists of values by"),
+        (fx.fedavg, {"rate": [0.1]}, {}, "grid: rate given, allowed are the arguments of the constructor"),
+        ("fedavg", {"client_lr": [0.1]}, {}, "make_algorithm: 'fedavg' given, allowed is a constructor"),
+        (fx.fedavg, {"client_lr": [0.1]}, {"cohort": 3}, "option: unknown name 'cohort'; did you mean 'cohort_size'"),
+    ],
+)
+def test_wrong_arguments_are_one_line(make, grid, options, wanted):
+    with pytest.raises(fx.UsageError, match=wanted) as caught:
+        fx.sweep(TASK, make, grid, **options)
+    assert "\n" not in str(caught.value)

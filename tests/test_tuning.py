@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import pickle
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,8 +76,10 @@ def test_a_diverged_point_is_stopped_and_never_best(tmp_path: Path) -> None:
     assert lost.status == "diverged" and math.isnan(lost.score)
     assert len(storage.read_lines(lost.folder)) < 4
     assert tuned.best is tuned.tried[0]
-    with pytest.raises(AllDiverged, match="fedavg: all 2 points of the search diverged"):
+    with pytest.raises(AllDiverged, match="fedavg: all 2 points of the search diverged") as caught:
         fx.tune(TASK, "fedavg", {"client_lr": [1e29, 1e30]}, tmp_path / "b", **SMALL)
+    again = pickle.loads(pickle.dumps(caught.value))  # as a pool of processes brings it home
+    assert str(again) == str(caught.value) and again.algorithm == "fedavg"
 
 
 def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
@@ -163,6 +168,72 @@ def test_wrong_values_are_refused_before_anything_runs(tmp_path: Path) -> None:
         with pytest.raises(fx.UsageError, match=said):
             fx.tune(TASK, "fedavg", grid, tmp_path / "x", **SMALL)
         assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"cohort_size": 100}, "cohort_size: 100 given, allowed is at most the number of clients, 8"),
+        ({"cohort": 3}, "option: unknown name 'cohort'; did you mean 'cohort_size'"),
+        ({"label": "a"}, "option: unknown name 'label'"),
+        ({"rounds": 2.5}, "rounds: 2.5 given"),
+        ({"seed": -1}, "seed: -1 given"),
+        ({"eval_every": 0}, "eval_every: 0 given"),
+        ({"engine": "fast"}, "engine: 'fast' given"),
+        ({"mesh": 0}, "mesh: 0 given"),
+        ({"client_states": "cloud"}, "client_states: 'cloud' given"),
+        ({"examples": "cloud"}, "examples: 'cloud' given"),
+        ({"faults": {"dropout": 2.0}}, "dropout"),
+        ({"aggregate": "mode"}, "aggregate: 'mode' given"),
+        ({"aggregate": fx.Krum(1)}, "aggregate: krum:1 given with 3 clients a round"),
+        ({"trackers": ["paper"]}, "--track: unknown name 'paper'"),
+        ({"wrappers": {"hat": "x"}}, "wrappers: unknown name 'hat'"),
+    ],
+)
+def test_wrong_options_leave_nothing_behind(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+    """Else the call with the right option would find another search in the folder."""
+    with pytest.raises(fx.UsageError) as caught:
+        fx.tune(TASK, "fedavg", {"client_lr": [0.1]}, tmp_path / "x", **SMALL | options)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_name_or_no_grid_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(
+        fx.UsageError, match=r"^algorithm: <function fedavg.* given, allowed is a name, such as 'fedavg'"
+    ):
+        fx.tune(TASK, fx.fedavg, {"client_lr": [0.1]}, tmp_path / "x", **SMALL)
+    with pytest.raises(fx.UsageError, match=r"grid: client_lr=0.1 given, allowed is a list of values"):
+        fx.tune(TASK, "fedavg", {"client_lr": 0.1}, tmp_path / "x", **SMALL)
+
+
+class Listener:
+    """A tracker that counts the rows it is told of."""
+
+    def __init__(self) -> None:
+        self.told = 0
+
+    def start(self, run: object) -> None:
+        """Nothing."""
+
+    def rows(self, rows: Sequence[Any]) -> None:
+        self.told += len(rows)
+
+    def end(self, summary: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+
+def test_an_aggregator_is_part_of_a_search_and_a_tracker_object_is_not(tmp_path: Path) -> None:
+    grid, first, second = {"client_lr": [0.1]}, Listener(), Listener()
+    options: dict[str, Any] = SMALL | {"rounds": np.int64(4), "cohort_size": np.int64(3)}
+    median = fx.tune(TASK, "fedavg", grid, tmp_path, aggregate=fx.Median(), trackers=[first], **options)
+    assert storage.read_json(tmp_path / "tune.json")["options"] == SMALL | {"aggregate": "median"}
+    assert storage.read_json(tmp_path / "point-001" / "config.json")["aggregate"] == "median"
+    with pytest.raises(fx.RunError, match="of another search"):
+        fx.tune(TASK, "fedavg", grid, tmp_path, aggregate=fx.TrimmedMean(0.4), **SMALL)
+    again = fx.tune(TASK, "fedavg", grid, tmp_path, aggregate="median", trackers=[second], **SMALL)
+    assert again.best.score == median.best.score and (first.told, second.told) == (4, 0)
+    assert Tuning.read(tmp_path).options["aggregate"] == "median"
 
 
 def test_a_grid_search_is_a_function_of_what_was_tried() -> None:

@@ -106,7 +106,7 @@ def decoded(algorithm: FedAlgorithm, sent: Tree) -> Tree:
 
 
 def weighted_mean(trees: Sequence[Tree], weights: Sequence[Any] | jax.Array | None = None) -> Tree:
-    """Σ wᵢ treeᵢ / Σ wᵢ, leaf by leaf, in each leaf's own dtype (sums of half-precision leaves in float32).
+    """Σ wᵢ treeᵢ / Σ wᵢ, leaf by leaf, in each leaf's own dtype (half-precision leaves are summed in float32).
 
     Args:
       trees: uploads of equal structure, one a client.
@@ -131,7 +131,7 @@ def weighted_mean(trees: Sequence[Tree], weights: Sequence[Any] | jax.Array | No
 
 
 def accumulate_zero(like: Tree) -> Tree:
-    """An empty sum for uploads like `like` (arrays or shape/dtype structs): at least float32 a leaf."""
+    """An empty sum for uploads like `like` (arrays or shape/dtype structs): a leaf at least float32, or complex64."""
     return jax.tree.map(lambda a: jnp.zeros(a.shape, _sum_dtype(a.dtype)), like)
 
 
@@ -139,7 +139,7 @@ def accumulate(total: Tree, weight: Any, upload: Tree) -> Tree:
     """total + weight·upload; an upload of weight 0 adds nothing, even where it is not finite."""
 
     def leaf(t: jax.Array, u: jax.Array) -> jax.Array:
-        w = jnp.asarray(weight, t.dtype)
+        w = jnp.asarray(weight, jnp.finfo(t.dtype).dtype)  # real: as a complex number it would make ∞ a NaN
         return t + jnp.where(w == 0, jnp.zeros((), t.dtype), w * u.astype(t.dtype))
 
     return jax.tree.map(leaf, total, upload)
@@ -155,7 +155,10 @@ def accumulate_result(total: Tree, like: Tree) -> Tree:
 
 
 def _sum_dtype(dtype: Any) -> Any:
-    return jnp.float64 if dtype == jnp.float64 else jnp.float32
+    wide = dtype in (jnp.float64, jnp.complex128)
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        return jnp.complex128 if wide else jnp.complex64
+    return jnp.float64 if wide else jnp.float32
 
 
 def nbytes(tree: Tree) -> int:

@@ -94,7 +94,7 @@ def compare(
             except DivergedError as error:
                 diverged.append(error)
                 results.append(error.result)
-            if results[-1].signal:  # it came in the last round
+            if results[-1].signal:  # it came in the last round or after it
                 raise Interrupted(replace(results[-1], message=f"stopped after {name}, seed {seed}"))
     return results, diverged
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,12 +22,12 @@ from fedoptax.engine.compiled import MAX_ROUNDS, Fixed, Point, Program, program
 from fedoptax.engine.eager import eager_program
 from fedoptax.engine.faults import COUNTS, Faults, as_faults
 from fedoptax.engine.local import LocalWork
-from fedoptax.engine.plan import Plan, check_privacy, checked_plan
+from fedoptax.engine.plan import Plan, check_privacy, checked_plan, whole
 from fedoptax.engine.sampling import cohort_of_round
 from fedoptax.engine.sharded import choose_mesh, here, mesh_again
 from fedoptax.engine.states import ClientStates, OnDevice, OnHost, choose_place, make_states
 from fedoptax.engine.stream import Examples, choose_examples, open_examples
-from fedoptax.errors import RunError, UsageError
+from fedoptax.errors import RunError, UsageError, unknown
 from fedoptax.history import History, Row, finite_or_none
 from fedoptax.interrupt import deferred_interrupt
 from fedoptax.processes import agree, agreed, check_same, leads, several, shared, shared_value
@@ -76,6 +77,9 @@ class DivergedError(RunError):
         super().__init__(message)
         self.result = result
 
+    def __reduce__(self) -> tuple[Any, ...]:  # a process pool sends errors home by pickle
+        return type(self), (str(self), self.result)
+
 
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C, SIGTERM or SIGHUP stopped a run after a whole round.
@@ -86,6 +90,9 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, result: RunResult) -> None:
         super().__init__(result.message or "stopped")
         self.result = result
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.result,)
 
 
 @dataclass(frozen=True)
@@ -190,24 +197,26 @@ def run(
       RunError: files cannot be written, or `resume_from` does not fit.
       Interrupted: Ctrl-C, SIGTERM or SIGHUP; the state after the last whole round is in its `result` (and in `out`).
     """
+    if not isinstance(algorithm, FedAlgorithm | Point):
+        raise UsageError(f"algorithm: {algorithm!r} given, allowed is a FedAlgorithm, such as fedavg(0.1), or a Point")
     point = algorithm if isinstance(algorithm, Point) else Point(Fixed(algorithm), {})
     algorithm = point.algorithm
-    check_numbers(rounds, eval_every, seed)
-    if not isinstance(checkpoint_every, int | float) or not checkpoint_every >= 0:
-        raise UsageError(f"checkpoint_every: {checkpoint_every!r} given, allowed is a number of seconds >= 0")
-    if engine not in ("compiled", "eager"):
-        raise UsageError(f"engine: {engine!r} given, allowed is one of compiled, eager")
-    work = LocalWork(batch_size, local_epochs, local_steps)
+    rounds, eval_every, seed = check_numbers(rounds, eval_every, seed)
     failing = as_faults(faults)
-    plan = Plan(cohort_size, work, checked_weighting(algorithm, weighting), client_loop)
-    plan = checked_plan(replace(plan, faults=failing is not None, aggregate=as_aggregator(aggregate)), task)
+    plan = Plan(
+        cohort_size,
+        LocalWork(batch_size, local_epochs, local_steps),
+        checked_weighting(algorithm, weighting),
+        client_loop,
+        faults=failing is not None,
+        aggregate=as_aggregator(aggregate),
+    )
+    plan = _checked(task, algorithm, plan, engine, checkpoint_every, trackers)
     source = None if resume_from is None else Path(resume_from)
     begun = {} if source is None or several() else storage.read_json(source / "config.json")
     if mesh is None and engine == "compiled" and begun:
         mesh = mesh_again(begun.get("mesh", 1))  # a resumed run then equals an uninterrupted one to the bit
-    plan = replace(plan, mesh=choose_mesh(mesh, cohort_size, engine))
-    check_privacy(algorithm, plan)
-    as_trackers(trackers)
+    plan = replace(plan, mesh=choose_mesh(mesh, plan.cohort_size, engine))
     if trackers and out is None and resume_from is None:
         raise UsageError("trackers: given without out, allowed is with a folder for the run")
     client = jax.eval_shape(lambda key: algorithm.init_client(task.init(key)), threefry.key(0))
@@ -250,17 +259,67 @@ def run(
     return result
 
 
-def check_numbers(rounds: Any, eval_every: Any, seed: Any) -> None:
-    """Checks what every run has, apart from its plan.
+def check_options(task: Task, algorithm: FedAlgorithm, **options: Any) -> None:
+    """Checks options of `run` for runs that are still to come, without a folder.
+
+    Raises:
+      UsageError: `run` has no such option, or would refuse a value.
+    """
+    check_names(options)
+    given = {name: one.default for name, one in inspect.signature(run).parameters.items()} | options
+    check_numbers(given["rounds"], given["eval_every"], given["seed"])
+    plan = Plan(
+        given["cohort_size"],
+        LocalWork(given["batch_size"], given["local_epochs"], given["local_steps"]),
+        checked_weighting(algorithm, given["weighting"]),
+        given["client_loop"],
+        faults=as_faults(given["faults"]) is not None,
+        aggregate=as_aggregator(given["aggregate"]),
+    )
+    plan = _checked(task, algorithm, plan, given["engine"], given["checkpoint_every"], given["trackers"])
+    choose_mesh(given["mesh"], plan.cohort_size, given["engine"])
+    choose_place(given["client_states"], (), task.num_clients)
+    choose_examples(given["examples"], task)
+
+
+def check_names(options: Iterable[str], own: Sequence[str] = ()) -> None:
+    """Checks that `run` takes options of these names, of which the caller gives `own` by itself.
+
+    Raises:
+      UsageError: another name.
+    """
+    allowed = inspect.signature(run).parameters.keys() - {"task", "algorithm", *own}
+    for name in options:
+        if name not in allowed:
+            unknown("option", name, allowed)
+
+
+def _checked(
+    task: Task, algorithm: FedAlgorithm, plan: Plan, engine: Any, checkpoint_every: Any, trackers: Any
+) -> Plan:
+    """The plan, if it and the rest can be carried out.
+
+    Raises:
+      UsageError: something is outside its range.
+    """
+    if not isinstance(checkpoint_every, int | float) or not checkpoint_every >= 0:
+        raise UsageError(f"checkpoint_every: {checkpoint_every!r} given, allowed is a number of seconds >= 0")
+    if engine not in ("compiled", "eager"):
+        raise UsageError(f"engine: {engine!r} given, allowed is one of compiled, eager")
+    plan = checked_plan(plan, task)
+    check_privacy(algorithm, plan)
+    as_trackers(trackers)
+    return plan
+
+
+def check_numbers(rounds: Any, eval_every: Any, seed: Any) -> tuple[int, int, int]:
+    """What every run has, apart from its plan, with NumPy's whole numbers as ints.
 
     Raises:
       UsageError: a number is outside its range.
     """
-    for name, value in (("rounds", rounds), ("eval_every", eval_every)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise UsageError(f"{name}: {value!r} given, allowed is a whole number >= 1")
-    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
-        raise UsageError(f"seed: {seed!r} given, allowed is a whole number from 0 to 2^32 - 1")
+    rounds, eval_every = whole("rounds", rounds), whole("eval_every", eval_every)
+    return rounds, eval_every, whole("seed", seed, 0, 2**32 - 1, "a whole number from 0 to 2^32 - 1")
 
 
 def execute(task: Task, built: Program, hypers: Mapping[str, Any], settings: Settings) -> RunResult:
@@ -315,13 +374,13 @@ def execute(task: Task, built: Program, hypers: Mapping[str, Any], settings: Set
                 break
             length = max(1, min(MAX_ROUNDS, round(CALL_SECONDS / max(seconds, 1e-6)))) if many_rounds else 1
             agreed(partial(folder.keep, done, server, clients))
-        number, _ = agree(number or stop(), 0.0)
         if plan.mesh > 1:
             server = here(server)
             if isinstance(clients, OnDevice):
                 clients.put(here(clients.tree))
         params = built.params(hypers, server)
         agreed(lambda: folder.end(status, message, history, server, clients, params))
+        number, _ = agree(number or stop(), 0.0)  # one may have come meanwhile: whoever has more runs to do must know
     given = dict(settings.hyperparameters)
     return RunResult(history, params, server, clients, status, message, settings.out, given, number)
 
@@ -348,18 +407,19 @@ def _advance(
     result = built.advance(hypers, server, taken, examples.of(done), key, *numbers, rates)
     clients.put(result.clients)
     table = jax.device_get(result.rows)
+    holders = task.clients.num_clients  # not a task's `devices`, to whom all the data are dealt out in every round
     finite, count = bool(result.finite), int(result.round) - done
     seconds = time.perf_counter() - begun - (built.timings["waited"] - waited_before)
     rows = [
-        _row(built, settings, num_clients, done + i + 1, dict(zip(built.columns, map(float, table[i]))))
+        _row(built, settings, holders, done + i + 1, dict(zip(built.columns, map(float, table[i]))))
         | {"seconds": seconds / count}
         for i in range(count if finite else count - 1)
     ]
     return rows, result.server, finite, seconds / count
 
 
-def _row(built: Program, settings: Settings, num_clients: int, round: int, columns: Mapping[str, float]) -> Row:
-    """A row of the history without its time."""
+def _row(built: Program, settings: Settings, holders: int, round: int, columns: Mapping[str, float]) -> Row:
+    """A row of the history without its time; `holders` are those whose data privacy protects."""
     row: Row = {"round": round, **{name: finite_or_none(value) for name, value in columns.items()}}
     cohort_size = answers = settings.plan.cohort_size
     if settings.plan.guarded:
@@ -368,7 +428,7 @@ def _row(built: Program, settings: Settings, num_clients: int, round: int, colum
         if settings.faults is None or settings.faults.deadline is None:
             del row["virtual_seconds"]
     if settings.epsilon is not None:
-        row["epsilon"] = finite_or_none(float(settings.epsilon(round, cohort_size, num_clients)))
+        row["epsilon"] = finite_or_none(float(settings.epsilon(round, cohort_size, holders)))
     return row | {"bytes_down": cohort_size * built.bytes_down, "bytes_up": answers * built.bytes_up}
 
 

@@ -20,6 +20,21 @@ Search = Callable[[Sequence[Tried]], dict[str, Any] | None]
 SEARCHES = ("grid", "optuna")
 
 
+def check_grid(grid: Any) -> None:
+    """Checks the form of a grid: some values for each of some names.
+
+    Raises:
+      UsageError: it has another form, or is empty.
+    """
+    if not isinstance(grid, Mapping):
+        raise UsageError(f"grid: {grid!r} given, allowed are lists of values by the names of hyper-parameters")
+    for name, values in grid.items():
+        if isinstance(values, str) or not hasattr(values, "__len__") or not hasattr(values, "__iter__"):
+            raise UsageError(f"grid: {name}={values!r} given, allowed is a list of values")
+    if not grid or not all(len(values) for values in grid.values()):
+        raise UsageError("grid: an empty grid given, allowed is at least one value for at least one name")
+
+
 def grid_search(grid: Mapping[str, Sequence[Any]]) -> Search:
     """Every combination, the last name varying fastest."""
     every = points(grid)

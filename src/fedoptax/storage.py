@@ -41,6 +41,8 @@ def prepare(out: str | Path, overwrite: bool = False) -> Path:
       RunError: it cannot be written to.
     """
     folder = Path(out)
+    if folder.is_symlink() and not folder.exists():
+        raise UsageError(f"out: '{folder}' is a link to what is not there, allowed is a folder to be made")
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"out: '{folder}' is a file, allowed is a folder to be made")
     if folder.is_dir() and not all(map(_is_leftover, folder.iterdir())):
@@ -264,13 +266,19 @@ def _is_leftover(path: Path) -> bool:
 
 
 def _remove(folder: Path) -> None:
-    """Removes a folder; what tells that it holds results goes last, so that a killed process can be repeated."""
+    """Removes a folder; what tells that it holds results goes last, so that a killed process can be repeated.
+
+    Of a link to a folder, link and folder stay: it says where results are wanted.
+    """
     for path in sorted(folder.iterdir(), key=lambda path: path.name in MARKS):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         elif path.name != ".lock":
             path.unlink()
-    shutil.rmtree(folder)
+    if folder.is_symlink():
+        (folder / ".lock").unlink(missing_ok=True)
+    else:
+        shutil.rmtree(folder)
 
 
 def _plain(value: Any) -> Any:

@@ -13,22 +13,26 @@ import numpy as np
 from fedoptax import storage, threefry
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.checkpoint import rounds_of
+from fedoptax.engine.aggregation import as_aggregator
 from fedoptax.engine.compiled import Point
 from fedoptax.engine.evaluation import column_names, evaluation_data
 from fedoptax.errors import RunError, UsageError, unknown
-from fedoptax.experiment import DivergedError, Interrupted, run
+from fedoptax.experiment import DivergedError, Interrupted, check_names, check_numbers, check_options, run
 from fedoptax.finished import is_whole
 from fedoptax.grids import edges
 from fedoptax.history import Row, higher_is_better
 from fedoptax.naming import build, find_constructor
 from fedoptax.progress import Update, bar
-from fedoptax.search import SEARCHES, Search, grid_search, optuna_search
+from fedoptax.search import SEARCHES, Search, check_grid, grid_search, optuna_search
 from fedoptax.selection import Rule, Tried, make_rule
 from fedoptax.stored import check_tuning
 from fedoptax.task import Task
+from fedoptax.trackers import Tracker
 from fedoptax.wrapping import wrap_as
 
 FILE = "tune.json"
+OWN = ("rounds", "seed", "label", "hyperparameters", "out", "overwrite", "resume_from", "progress")
+"""Options of `fedoptax.run` that a search gives each of its runs by itself."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,10 @@ class AllDiverged(RunError):
 
     def __init__(self, algorithm: str, points: int) -> None:
         super().__init__(f"{algorithm}: all {points} points of the search diverged; lower values are needed")
-        self.algorithm = algorithm
+        self.algorithm, self.points = algorithm, points
+
+    def __reduce__(self) -> tuple[Any, ...]:  # a process pool sends errors home by pickle
+        return type(self), (self.algorithm, self.points)
 
 
 def rule_for(task: Task, metric: str, last: int | None, rounds: int) -> Rule:
@@ -169,7 +176,8 @@ def tune(
       trials: points of a search with Optuna.
       rounds: of every run.
       progress: show a bar on standard error; None shows it on a terminal.
-      **options: further arguments of `fedoptax.run`, the same for all points.
+      **options: further arguments of `fedoptax.run`, the same for all points. A tracker that is an object is told of
+        every run, and a further call may bring another.
 
     Returns:
       All points, and the best.
@@ -180,8 +188,12 @@ def tune(
       RunError: `out` holds another search, or cannot be used.
       Interrupted: Ctrl-C or a signal; a further call goes on.
     """
-    if not grid or not all(len(values) for values in grid.values()):
-        raise UsageError("grid: an empty grid given, allowed is at least one value for at least one name")
+    if not isinstance(algorithm, str):
+        raise UsageError(f"algorithm: {algorithm!r} given, allowed is a name, such as 'fedavg', or MODULE:FUNCTION")
+    check_grid(grid)
+    check_names(options, OWN)
+    rounds, _, seed = check_numbers(rounds, options.get("eval_every", 1), seed)
+    trackers = [one for one in options.get("trackers") or () if not isinstance(one, str)]
     if search not in SEARCHES:
         unknown("search", search, SEARCHES)
     tuning = Tuning(
@@ -191,7 +203,7 @@ def tune(
         rule_for(task, select, last, rounds),
         seed,
         {"name": task.name, **task.spec},
-        {"rounds": rounds, **options},
+        {"rounds": rounds, **_stored(options)},
         search,
         0 if search == "grid" else trials,
     )
@@ -199,10 +211,12 @@ def tune(
     if there.is_file() and replace(Tuning.read(Path(out)), command="") != Tuning.of(storage.read_back(asdict(tuning))):
         raise RunError(f"'{there}' is of another search; give another folder")
     with bar(f"{algorithm}: {tuning.size} points", tuning.size * rounds, enabled=progress) as update:
-        return carry_out(task, tuning, Path(out), update)
+        return carry_out(task, tuning, Path(out), update, trackers=trackers)
 
 
-def carry_out(task: Task, tuning: Tuning, out: Path, update: Update, new: bool = False) -> Tuned:
+def carry_out(
+    task: Task, tuning: Tuning, out: Path, update: Update, new: bool = False, trackers: Sequence[Tracker] = ()
+) -> Tuned:
     """Runs the points that are not yet done in `out`, in folders `point-001`, …, and ranks all.
 
     Every point starts from the same parameters and sees the same cohorts. One that diverges is stopped there.
@@ -213,9 +227,11 @@ def carry_out(task: Task, tuning: Tuning, out: Path, update: Update, new: bool =
       out: the folder; it has a tune.json afterwards.
       update: is told the rounds done, of all points together, and the best score.
       new: there must be no results in `out` yet.
+      trackers: objects that are told of every run, besides those that `tuning` names.
 
     Raises:
-      UsageError: a point's value is refused by the algorithm; before anything runs.
+      UsageError: a point's value is refused by the algorithm, or an option by `fedoptax.run`; before anything is
+        written.
       AllDiverged: every point did.
       RunError: `out` cannot be used.
       Interrupted: Ctrl-C or a signal; a further call goes on.
@@ -227,15 +243,28 @@ def carry_out(task: Task, tuning: Tuning, out: Path, update: Update, new: bool =
         while (values := search(tried)) is not None:  # refuses what is out of range before anything runs
             _ = make(values).algorithm
             tried.append(Tried(values, 0.0, "", None))
+    if not (out / FILE).is_file() and (values := search([])) is not None:
+        check_options(task, make(values).algorithm, seed=tuning.seed, **tuning.options)
+    told = {"trackers": [*tuning.options.get("trackers", ()), *trackers]} if trackers else {}
+    running = replace(tuning, options={**tuning.options, **told})
     with storage.locked(out, new):
         tuning.save(out)
         tried = []
         while (values := search(tried)) is not None:
-            tried.append(_try(task, tuning, make(values), values, out, tried, update))
+            tried.append(_try(task, running, make(values), values, out, tried, update))
     best = tuning.rule.best([one.score for one in tried])
     if best is None:
         raise AllDiverged(tuning.algorithm, len(tried))
     return Tuned(tuning, tried, tried[best], edges(_numeric(tuning.grid), tried[best].values))
+
+
+def _stored(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options as tune.json can hold them: aggregators and trackers by name; tracker objects have none."""
+    stored = {name: _plain(value) for name, value in options.items() if name != "trackers"}
+    if "aggregate" in stored:
+        stored["aggregate"] = str(as_aggregator(stored["aggregate"]))
+    names = [one for one in options.get("trackers") or () if isinstance(one, str)]
+    return stored | ({"trackers": names} if names else {})
 
 
 def _search(tuning: Tuning) -> Search:
@@ -280,7 +309,7 @@ def _run(
         )
     except DivergedError as error:
         result = error.result
-    if result.signal:  # it came in the last round
+    if result.signal:  # it came in the last round or after it
         raise Interrupted(replace(result, message=f"stopped after {folder.name}"))
     return result.status, result.history.rows
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,8 +14,9 @@ from fedoptax.engine.local import LocalWork
 from fedoptax.engine.plan import Plan, checked_plan
 from fedoptax.engine.together import Outcome, run_together
 from fedoptax.errors import UsageError
-from fedoptax.experiment import DivergedError, Interrupted, RunResult, check_numbers, run
+from fedoptax.experiment import DivergedError, Interrupted, RunResult, check_names, check_numbers, run
 from fedoptax.grids import points
+from fedoptax.search import check_grid
 from fedoptax.task import Task
 from fedoptax.wrappers.privacy import checked_weighting
 
@@ -23,6 +25,8 @@ TOGETHER = 16
 BATCHED = ("rounds", "seed", "eval_every", "cohort_size", "batch_size", "local_epochs", "local_steps", "weighting",
            "client_loop", "label", "progress")  # fmt: skip
 """Options that points may have in common when they are run at once."""
+OF_ONE_RUN = ("out", "overwrite", "resume_from", "hyperparameters")
+"""Options of `fedoptax.run` that say something of a single run: points cannot share them."""
 
 
 def sweep(
@@ -42,18 +46,23 @@ def sweep(
       grid: values for each hyper-parameter; every combination is run, the last name varying fastest.
       together: so many points are run at once, each the run that it would be alone, to rounding; None is one on a CPU,
         where more gain nothing, and `TOGETHER` elsewhere, if the options allow it.
-      **options: as in `fedoptax.run`, the same for all points: same initialisation, same cohorts, same failures.
+      **options: as in `fedoptax.run`, the same for all points: same initialisation, same cohorts, same failures. No
+        folder, which is a single run's: `fedoptax.tune` makes one a point.
 
     Returns:
       One result a combination, in order, with its `hyperparameters` and `status`.
 
     Raises:
-      UsageError: an empty grid, or a value the constructor refuses; before anything runs. Points together with options
-        that need one at a time: a folder, a mesh, the eager engine, failing clients, states off the device.
+      UsageError: an empty grid, a value the constructor refuses, or an option of a single run (`OF_ONE_RUN`); before
+        anything runs. Points together with options that need one at a time: a mesh, the eager engine, failing clients,
+        states off the device.
     """
-    if not grid or not all(len(values) for values in grid.values()):
-        raise UsageError("grid: an empty grid given, allowed is at least one value for at least one name")
-    found = [Point(make_algorithm, {name: float(value) for name, value in point.items()}) for point in points(grid)]
+    check_grid(grid)
+    if given := [name for name in OF_ONE_RUN if options.get(name)]:
+        raise UsageError(f"{given[0]}: given for a sweep, allowed is for one run; fedoptax.tune makes a folder a point")
+    options = {name: value for name, value in options.items() if name not in OF_ONE_RUN}
+    check_names(options)
+    found = [_point(make_algorithm, values) for values in points(grid)]
     for point in found:
         point.algorithm  # noqa: B018 - refuses what is out of range before anything runs
     width = _width(together, found[0], options)
@@ -63,6 +72,30 @@ def sweep(
     for start in range(0, len(found), width):
         results += _run_together(task, found[start : start + width], **options)
     return results
+
+
+def _point(make_algorithm: Callable[..., FedAlgorithm], values: Mapping[str, Any]) -> Point:
+    """A point of the grid.
+
+    Raises:
+      UsageError: it is no constructor, has no such hyper-parameter or needs another, or a value is no number.
+    """
+    if not callable(make_algorithm):
+        raise UsageError(f"make_algorithm: {make_algorithm!r} given, allowed is a constructor, such as fedavg")
+    try:
+        inspect.signature(make_algorithm).bind(**values)
+    except TypeError as error:
+        names = ", ".join(values)
+        raise UsageError(f"grid: {names} given, allowed are the arguments of the constructor ({error})") from None
+    except ValueError:  # one written in C does not say what it takes
+        pass
+    numbers = {}
+    for name, value in values.items():
+        try:
+            numbers[name] = float(value)
+        except (TypeError, ValueError):
+            raise UsageError(f"grid: {name}={value!r} given, allowed is a number") from None
+    return Point(make_algorithm, numbers)
 
 
 def _width(together: int | None, point: Point, options: Mapping[str, Any]) -> int:
@@ -81,7 +114,7 @@ def _width(together: int | None, point: Point, options: Mapping[str, Any]) -> in
 
 def _run_together(task: Task, points: Sequence[Point], **options: Any) -> list[RunResult]:
     rounds, seed, eval_every = (options.get(n, d) for n, d in (("rounds", 100), ("seed", 0), ("eval_every", 1)))
-    check_numbers(rounds, eval_every, seed)
+    rounds, eval_every, seed = check_numbers(rounds, eval_every, seed)
     algorithm = points[0].algorithm
     work = LocalWork(options.get("batch_size", 20), options.get("local_epochs", 1), options.get("local_steps"))
     weighting = checked_weighting(algorithm, options.get("weighting"))
@@ -106,6 +139,6 @@ def _run(task: Task, point: Point, options: Mapping[str, Any]) -> RunResult:
         result = run(task, point, **{"label": label, "hyperparameters": dict(point.values), **options})
     except DivergedError as error:
         result = error.result
-    if result.signal:  # it came in the last round
+    if result.signal:  # it came in the last round or after it
         raise Interrupted(result)
     return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from fedoptax.errors import RunError
@@ -12,6 +13,8 @@ from fedoptax.report.tables import final_table, history_table, to_markdown
 __all__ = [
     "Group", "Run", "final_table", "group_runs", "history_table", "load_runs", "to_markdown", "write_report",
 ]  # fmt: skip
+
+_OURS = re.compile(r"(metric-rounds|metric-megabytes|train-loss-rounds|(partition|heat-map|profile)(-\d+)?)\.png")
 
 
 def write_report(path: str | Path, out: str | Path | None = None, target: float | None = None) -> Path:
@@ -54,6 +57,20 @@ def write_report(path: str | Path, out: str | Path | None = None, target: float 
     }
     if searches:
         texts["points.csv"] = to_csv(points_table(searches))
+    stale = _left_over(folder) - {folder / name for name in (*pictures, *texts)}
     for name, data in {**pictures, **{name: text.encode("utf-8", "replace") for name, text in texts.items()}}.items():
         write_atomically(folder / name, data)
+    try:
+        for file in stale:
+            file.unlink(missing_ok=True)
+    except OSError as error:
+        raise RunError(f"'{folder}' holds files of an earlier report that cannot be removed: {error}") from error
     return folder / "report.html"
+
+
+def _left_over(folder: Path) -> set[Path]:
+    """The files of an earlier report that not every report has."""
+    if not (folder / "report.html").is_file():
+        return set()  # there was none: what bears such a name is somebody's own
+    pictures = {path for path in (folder / "figures").glob("*.png") if _OURS.fullmatch(path.name)}
+    return {path for path in {*pictures, folder / "points.csv"} if path.is_file()}

@@ -10,12 +10,13 @@ from typing import Any
 from fedoptax.report.load import Run
 from fedoptax.report.words import faults_in_words, setting
 
-#: Fields of a config that follow from the others, name the place, or differ by seed: they make no new group.
+#: Fields of a config that follow from the others, name the place, differ by seed, or change no result (see
+#: `record.refuse_another`): they make no new group.
 NOT_SETTINGS = frozenset(
     {
         "format", "kind", "fedoptax", "seed", "num_params", "bytes", "partition", "environment", "command",
         "primary_metric", "higher_is_better", "out", "trackers", "task.seed", "task.description", "task.data_dir",
-        "algorithm.reference",
+        "algorithm.reference", "client_states", "client_loop", "mesh", "deployment.experiment",
     }
 )  # fmt: skip
 
