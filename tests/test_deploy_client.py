@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from federations import ALGORITHMS, batches_of, deployment, task_of
+from fedoptax import storage
 from fedoptax.deploy.client import Answer, Client, Order, state_folder
 from fedoptax.deploy.config import Deployment
 from fedoptax.deploy.memory import INITIAL, StateFolder, blob_size, from_blob, stale, to_blob
@@ -35,8 +36,8 @@ class Node:
         self.client = Client(task_of(), algorithm, given.plan(algorithm).work, partition, given.seed)
         self.root, self.blobs = root, dict[int, bytes]()
 
-    def answer(self, message: Any, round: int, base: int, keep: int) -> Answer:
-        order = Order(EXPERIMENT, round, base, keep)
+    def answer(self, message: Any, round: int, base: int, keep: int, kept: tuple[int, ...] | None = None) -> Answer:
+        order = Order(EXPERIMENT, round, base, keep, kept)
         folder = state_folder(None if self.root is None else str(self.root), order, self.client.partition)
         answer = self.client.answer(pack(message), order, self.blobs, folder)
         self.blobs = answer.kept
@@ -143,6 +144,14 @@ def test_few_states_are_kept(scaffold: tuple[Node, Any], tmp_path: Path) -> None
     assert sorted(int(f.stem) for f in tmp_path.rglob("*.state")) == [2, 3, 4, 5]
 
 
+def test_states_between_the_servers_checkpoints_are_not_kept(scaffold: tuple[Node, Any], tmp_path: Path) -> None:
+    node, message = scaffold
+    for round in range(6):
+        node.answer(message, round, round - 1, INITIAL)
+    node.answer(message, 6, 5, 1, (1, 3))
+    assert sorted(node.blobs) == [1, 3, 5, 6] == sorted(int(f.stem) for f in tmp_path.rglob("*.state"))
+
+
 def test_clients_that_keep_nothing_write_nothing(tmp_path: Path) -> None:
     node = Node(deployment("fedadam"), 1, tmp_path)
     algorithm = node.client.algorithm
@@ -163,11 +172,13 @@ def test_what_a_later_message_may_ask_for_is_never_dropped(rounds: set[int], bas
 @pytest.mark.parametrize(
     "wrong",
     [{"round": -1}, {"round": "0"}, {"base": -2}, {"keep": None}, {"round": True}, {"round": 2**40},
+     {"kept": 3}, {"kept": [0, -2]}, {"kept": ["0"]}, {"kept": [None]}, {"kept": list(range(99))},
      {"experiment": "../../etc"}, {"experiment": EXPERIMENT.upper()}, {"experiment": 5}],
 )  # fmt: skip
 def test_an_order_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
     good = {"experiment": EXPERIMENT, "round": 0, "base": INITIAL, "keep": INITIAL}
     assert Order.read(good) == Order(EXPERIMENT, 0, INITIAL, INITIAL)
+    assert Order.read(good | {"kept": [INITIAL, 3]}) == Order(EXPERIMENT, 0, INITIAL, INITIAL, (INITIAL, 3))
     with pytest.raises(WireError):
         Order.read(good | wrong)
 
@@ -195,6 +206,22 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="cannot be written"):
         StateFolder(tmp_path, EXPERIMENT, 0).write(0, b"state")
     assert os.listdir(tmp_path) == [EXPERIMENT]
+
+
+def test_a_state_is_on_the_disk_before_the_answer_and_leftovers_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(storage, "sync_folder", synced.append)
+    states = StateFolder(tmp_path, EXPERIMENT, 0)
+    states.write(0, b"state")
+    assert synced == [states.folder.parent, tmp_path, states.folder]
+    old, young = states.folder / ".killed", states.folder / ".at-work"
+    old.write_bytes(b"sta")
+    young.write_bytes(b"sta")
+    os.utime(old, (0, 0))
+    states.write(1, b"state")
+    assert sorted(os.listdir(states.folder)) == [".at-work", "0.state", "1.state"]
 
 
 def test_forms_cost_no_computation() -> None:

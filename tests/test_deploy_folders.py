@@ -11,6 +11,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from federations import deployment, need_flower, processes_of, wait_until
@@ -44,6 +45,24 @@ def test_a_wrong_setting_is_refused_by_name(wrong: dict[str, Any], said: str) ->
         from_table(flat(to_table(deployment())) | wrong)
 
 
+PRIVACY = "clip=1.0,noise_multiplier=2.0,delta=1e-4"
+
+
+@pytest.mark.parametrize("text", [PRIVACY, f"{PRIVACY},seed=none"])
+def test_nodes_never_get_the_seed_of_the_noise(text: str) -> None:
+    import jax
+
+    given = from_table(flat(to_table(deployment("fedadam", privacy=text))))
+    assert given.privacy == f"{PRIVACY},seed=none"
+    server, node = (given.build_algorithm().init({"w": np.zeros(2, np.float32)}) for _ in range(2))
+    assert not np.array_equal(jax.random.key_data(server.key), jax.random.key_data(node.key))
+
+
+def test_a_seed_of_the_noise_that_nodes_would_get_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"seed=0' given, allowed is no seed .* subtract the noise"):
+        deployment("fedadam", privacy=f"{PRIVACY},seed=0")
+
+
 def test_lists_cannot_stand_in_the_config() -> None:
     with pytest.raises(UsageError, match="allowed are texts, numbers"):
         to_table(deployment(hyperparameters={"client_lr": [0.1]}))
@@ -64,7 +83,9 @@ def test_the_app_folder_reads_back_and_holds_no_secret(tmp_path: Path) -> None:
     need_flower()
     from fedoptax.deploy.app_folder import read_app, write_app, write_keys
 
-    given = deployment("scaffold", out='runs/a "quoted" \\ name\n')
+    given = deployment("scaffold", out='runs/a "quoted" \\ name\n \x7f \x85 é \U0001f680')
+    with pytest.raises(UsageError, match="characters of Unicode"):
+        write_app(tmp_path / "app", deployment("scaffold", out="runs/\udcff"), "trial")
     write_app(tmp_path / "app", given, "trial")
     write_keys(tmp_path / "keys", 2)
     assert read_app(tmp_path / "app") == given
@@ -106,6 +127,16 @@ def test_private_keys_have_mode_600_and_certificates_name_their_hosts(tmp_path: 
     key = load_ssh_private_key((tmp_path / "keys" / "node-0").read_bytes(), None)
     public = load_ssh_public_key((tmp_path / "keys" / "node-0.pub").read_bytes())
     assert key.public_key() == public
+
+
+@pytest.mark.parametrize("host", ["", "münchen.example", "a b", "a..b", "x" * 64, f"{'a.' * 127}aa"])
+def test_a_host_that_no_certificate_can_name_is_refused_before_anything_is_written(tmp_path: Path, host: str) -> None:
+    need_flower()
+    from fedoptax.deploy import commands
+
+    with pytest.raises(UsageError, match=r"--host: .* given, allowed is an address"):
+        commands._write(tmp_path / "new", deployment(), 1, ("superlink.example.org", host))
+    assert not (tmp_path / "new").exists()
 
 
 STUBBORN = "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "

@@ -10,7 +10,7 @@ import pytest
 
 from fedoptax.deploy.rounds import Arrived, Limits, NoQuorum, RoundReport, gather, wait_for_nodes
 from fedoptax.deploy.server import RawReply, Reply, check_reply
-from fedoptax.deploy.wire import WireArray, pack
+from fedoptax.deploy.wire import WireArray, WireError, pack
 
 UPLOAD = {"w": np.zeros(2, np.float32)}
 LIMITS = Limits(quorum=0.5, round_timeout=60, wait_limit=300, poll=1)
@@ -44,7 +44,7 @@ class FakeNetwork:
         self.away: Callable[[float], set[int]] = lambda now: set()
         self.requests: dict[int, int] = dict.fromkeys(answers, 0)
         self._due: list[tuple[float, int, RawReply]] = []
-        self._busy: set[int] = set()
+        self._busy: list[int] = []  # a client that was asked twice is there twice
 
     def begin(self, arrays: Mapping[str, WireArray], order: Callable[[int], Mapping[str, Any]]) -> None:
         raise AssertionError("not part of a round")
@@ -55,7 +55,7 @@ class FakeNetwork:
     def send(self, partition: int) -> int:
         number = self.requests[partition]
         self.requests[partition] += 1
-        self._busy.add(partition)
+        self._busy.append(partition)
         answer = self.answers[partition][min(number, len(self.answers[partition]) - 1)]
         if answer is not None:
             self._due.append((self.clock.now + answer[0], partition, answer[1]))
@@ -64,7 +64,8 @@ class FakeNetwork:
     def receive(self) -> list[Arrived]:
         arrived = [due for due in self._due if due[0] <= self.clock.now]
         self._due = [due for due in self._due if due[0] > self.clock.now]
-        self._busy -= {partition for _, partition, _ in arrived}
+        for _, partition, _ in arrived:
+            self._busy.remove(partition)
         return [Arrived(partition, f"node-{partition}", reply, 200) for _, partition, reply in arrived]
 
     def busy(self) -> set[int]:
@@ -113,6 +114,7 @@ BAD = {
     "list of counts": sound(examples=[1, 2]),
     "loss that is nan": sound(loss=float("nan")),
     "loss that is text": sound(loss="0"),
+    "loss that is infinite as float32": sound(loss=-1e39),
 }
 
 
@@ -157,6 +159,22 @@ def test_a_client_that_failed_is_asked_again_while_there_is_no_quorum() -> None:
 def test_a_node_that_died_with_its_message_gets_a_new_one() -> None:
     report, network, clock, _ = a_round({0: [None, (1.0, sound())], 1: [(2.0, sound())]}, Limits(1.0, 60, 300, 1))
     assert list(report.replies) == [0, 1] and network.requests == {0: 2, 1: 1} and 60 < clock.now < 70
+
+
+def test_who_was_asked_again_and_answered_the_first_time_is_not_left_out() -> None:
+    limits = Limits(quorum=1.0, round_timeout=60, wait_limit=300, poll=1)
+    report, network, _, lines = a_round({0: [(70.0, sound()), None], 1: GOOD}, limits)
+    assert list(report.replies) == [0, 1] and network.requests[0] == 2
+    assert report.faults == [] and lines == []
+
+
+def test_an_upload_that_is_infinite_once_decoded_is_refused() -> None:
+    def decode(tree: Any) -> Any:
+        return {"w": tree["w"] * 2}
+
+    assert check_reply(sound(1e38), UPLOAD, 100, decode).upload["w"][0] == np.float32(1e38)  # as it was sent
+    with pytest.raises(WireError, match="infinity once it is decoded"):
+        check_reply(sound(3e38), UPLOAD, 100, decode)
 
 
 def test_it_stops_at_the_limit_with_the_numbers() -> None:

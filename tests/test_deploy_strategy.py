@@ -98,6 +98,15 @@ def simulated(algorithm: fx.FedAlgorithm, cohorts: list[list[int]]) -> Any:
     return algorithm.params(server)
 
 
+def test_a_loss_that_float32_cannot_hold_leaves_out_its_node_alone() -> None:
+    def spoil(node: int, number: int, content: RecordDict) -> None:
+        if node == 11:
+            content["metrics"]["train-loss"] = 1e39
+
+    result = FedoptaxStrategy(fx.fedavg(client_lr=RATE)).start(FakeGrid(spoil), record(START), num_rounds=1)
+    assert result.train_metrics_clientapp[1]["replies"] == len(DATA) - 1
+
+
 @pytest.mark.parametrize("make", [fx.fedavg, fx.fedavgm, fx.fedadagrad, fx.fedadam, fx.fedyogi, fx.fedams])
 def test_it_computes_what_the_simulation_does(make: Any) -> None:
     algorithm = make(client_lr=RATE, server_lr=0.05)

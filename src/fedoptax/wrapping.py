@@ -65,6 +65,21 @@ def parse_privacy(text: str) -> dict[str, Any]:
     return given
 
 
+def with_secret_seed(text: str) -> str:
+    """A privacy text for a deployment, whose text goes to every node: the noise's seed is drawn where the server runs.
+
+    Raises:
+      UsageError: as `parse_privacy`, or it names a seed: whoever knows that can subtract the noise.
+    """
+    given = parse_privacy(text)
+    if given.get("seed") is not None:
+        raise UsageError(
+            f"--privacy: '{text}' given, allowed is no seed (or seed=none) in a deployment: its settings go to every "
+            "node, and whoever knows the seed can subtract the noise"
+        )
+    return text if "seed" in given else f"{text},seed=none"
+
+
 def parse_codec(text: str) -> Codec:
     """The codec of a text such as `topk:fraction=0.01`.
 

@@ -8,7 +8,6 @@ FOLDER/keys/     ca.crt, server.crt, server.key, node-0, node-0.pub, …: privat
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 from fedoptax import __version__, storage
 from fedoptax.deploy.config import Deployment, from_table, to_table
 from fedoptax.deploy.keys import make_certificates, make_node_key
+from fedoptax.deploy.toml_text import toml_text
 from fedoptax.errors import RunError, UsageError
 
 FLOWER = ">=1.40.0,<1.41"
@@ -138,10 +138,10 @@ def _table(name: str, values: Mapping[str, Any]) -> list[str]:
 
 
 def _toml(value: str | int | float | bool) -> str:
-    """A plain value in TOML; its basic strings take the escapes of JSON."""
+    """A plain value in TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    return json.dumps(value) if isinstance(value, str) else repr(value)
+    return toml_text(value) if isinstance(value, str) else repr(value)
 
 
 def _readme(deployment: Deployment) -> str:

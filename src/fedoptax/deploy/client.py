@@ -25,17 +25,20 @@ from fedoptax.engine.sampling import round_key
 from fedoptax.errors import UsageError
 from fedoptax.task import Task
 
+MOST_KEPT = 16  # rounds that a server may name
+
 Blobs = MutableMapping[int, bytes]
 """The states that a client has in memory, by round."""
 
 
 class Order(NamedTuple):
-    """What the server asks of a client, apart from the message itself; see `memory` for `base` and `keep`."""
+    """What the server asks of a client, apart from the message itself; see `memory` for `base`, `keep` and `kept`."""
 
     experiment: str
     round: int
     base: int
     keep: int
+    kept: tuple[int, ...] | None = None
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Order:
@@ -45,14 +48,19 @@ class Order(NamedTuple):
           WireError: a value is missing or out of range.
         """
 
-        def number(name: str, low: int) -> int:
-            value = given.get(name)
+        def whole(name: str, value: object, low: int) -> int:
             if not isinstance(value, int) or isinstance(value, bool) or not low <= value < 2**31:
                 raise WireError(f"{name}: {shown(value)} instead of a whole number from {low}")
             return value
 
         experiment = checked_experiment(given.get("experiment"))
-        return cls(experiment, number("round", 0), number("base", INITIAL), number("keep", INITIAL))
+        kept = given.get("kept")  # a server of an earlier version, or just resumed, does not tell
+        if kept is not None and (not isinstance(kept, list) or len(kept) > MOST_KEPT):
+            raise WireError(f"kept: {shown(kept)} instead of at most {MOST_KEPT} whole numbers")
+        each = None if kept is None else tuple(whole("kept", round, INITIAL) for round in kept)
+        lowest = {"round": 0, "base": INITIAL, "keep": INITIAL}
+        numbers = {name: whole(name, given.get(name), low) for name, low in lowest.items()}
+        return cls(experiment, **numbers, kept=each)
 
 
 class Answer(NamedTuple):
@@ -122,8 +130,8 @@ class Client:
             kept[order.round] = to_blob(new_state)
             if folder is not None:
                 folder.write(order.round, kept[order.round])
-                folder.drop(r for r in stale(folder.rounds(), order.base, order.keep) if r != order.round)
-        for round in stale(kept, order.base, order.keep):
+                folder.drop(r for r in stale(folder.rounds(), *order[2:]) if r != order.round)
+        for round in stale(kept, *order[2:]):
             if round != order.round:
                 del kept[round]
         told = {"num-examples": size, "train-loss": float(loss), "state-lost": int(lost)}

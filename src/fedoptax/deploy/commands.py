@@ -12,9 +12,13 @@ from typing import Any
 from fedoptax import storage
 from fedoptax.deploy.app_folder import check_empty, read_app, write_app, write_keys
 from fedoptax.deploy.config import Deployment, build_task
+from fedoptax.deploy.keys import check_hosts
 from fedoptax.deploy.local import LocalFederation, LocalSettings
+from fedoptax.deploy.resuming import refuse_fewer, rounds_planned
+from fedoptax.deploy.toml_text import toml_text
 from fedoptax.engine.plan import checked_plan
 from fedoptax.errors import RunError, Stopped, UsageError
+from fedoptax.experiment import check_numbers
 from fedoptax.naming import parse_settings, parse_value, preset
 from fedoptax.progress import Update, bar, status
 from fedoptax.tasks import recipe_of
@@ -76,10 +80,15 @@ def local(
         storage.prepare(target)
     else:
         storage.check_plain(target)
+    rounds = options.get("rounds")
+    if rounds is None:  # not the app's of a run that was made longer
+        rounds = deployment.rounds if resume is None else rounds_planned(resume, deployment.rounds)
+    check_numbers(rounds, deployment.eval_every, deployment.seed)
+    if resume is not None:
+        refuse_fewer(resume, rounds)
     _check(deployment, settings.nodes, data_dir)
     if begin_new:
         _write(work, deployment, settings.nodes, None)
-    rounds = options.get("rounds") or deployment.rounds
     _run(work, target, settings, rounds, resume is not None, deployment.algorithm)
     _tell(target, json)
 
@@ -90,11 +99,11 @@ def _settings(place: Mapping[str, Any], nodes: int) -> LocalSettings:
 
 def _run(work: Path, target: Path, settings: LocalSettings, rounds: int, resume: bool, label: str) -> None:
     overrides = work / "run-config.toml"
-    lines = [f"out = {json_.dumps(str(target.absolute()))}", f"resume = {str(resume).lower()}", f"rounds = {rounds}"]
+    lines = [f"out = {toml_text(str(target.absolute()))}", f"resume = {str(resume).lower()}", f"rounds = {rounds}"]
     storage.write_atomically(overrides, ("\n".join(lines) + "\n").encode())
     log = work / "run-log.txt"
     log.unlink(missing_ok=True)
-    again = f"fedoptax deploy local --resume {shlex.quote(str(target))}"
+    again = f"fedoptax deploy local --resume {shlex.quote(str(target))} --rounds {rounds}"
     if work != target.with_name(target.name + "-network"):
         again += f" --app {shlex.quote(str(work))}"
     try:
@@ -164,6 +173,7 @@ def _deployment(options: Mapping[str, Any], nodes: int) -> Deployment:
 
 def _check(deployment: Deployment, nodes: int, data_dir: Path | None) -> None:
     """Refuses here what server or clients would refuse."""
+    check_numbers(deployment.rounds, deployment.eval_every, deployment.seed)
     algorithm = deployment.build_algorithm()
     if ":" in str(deployment.task["name"]) and not str(deployment.task["name"]).startswith("file:"):
         return  # a function of the app, which is there when it runs
@@ -178,6 +188,8 @@ def _check(deployment: Deployment, nodes: int, data_dir: Path | None) -> None:
 
 
 def _write(folder: Path, deployment: Deployment, nodes: int, hosts: tuple[str, ...] | None) -> None:
+    if hosts:
+        check_hosts(hosts)  # before anything is there
     write_app(folder / "app", deployment, NAME)
     if hosts:
         write_keys(folder / "keys", nodes, hosts)

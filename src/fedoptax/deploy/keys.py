@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,9 +18,27 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from fedoptax.deploy.wire import shown
 from fedoptax.errors import RunError, UsageError
 
 DAYS = 365
+_NAME = re.compile(r"[A-Za-z0-9*_-]{1,63}(\.[A-Za-z0-9*_-]{1,63})*\.?")
+
+
+def check_hosts(hosts: Sequence[str]) -> None:
+    """Checks that each host is an address or a name that a certificate can hold.
+
+    Raises:
+      UsageError: one is not, or there is none.
+    """
+    if not hosts:
+        raise UsageError("hosts: none given, allowed is at least one name or address of the server")
+    for host in hosts:
+        if not _is_address(host) and not (len(host) <= 253 and _NAME.fullmatch(host)):
+            raise UsageError(
+                f"--host: '{shown(host)}' given, allowed is an address, or a name in ASCII (of an international one "
+                "the form that begins with xn--)"
+            )
 
 
 def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
@@ -30,11 +49,10 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
       hosts: names and addresses under which clients reach the server.
 
     Raises:
-      UsageError: no hosts.
+      UsageError: as `check_hosts`.
       RunError: a file cannot be written.
     """
-    if not hosts:
-        raise UsageError("hosts: none given, allowed is at least one name or address of the server")
+    check_hosts(hosts)
     ca_key, server_key = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
     ca_name = _name("fedoptax trial CA")
     ca = (
@@ -129,7 +147,12 @@ def _name(text: str) -> x509.Name:
 
 
 def _alternative(host: str) -> x509.GeneralName:
+    return x509.IPAddress(ipaddress.ip_address(host)) if _is_address(host) else x509.DNSName(host)
+
+
+def _is_address(host: str) -> bool:
     try:
-        return x509.IPAddress(ipaddress.ip_address(host))
+        ipaddress.ip_address(host)
     except ValueError:
-        return x509.DNSName(host)
+        return False
+    return True

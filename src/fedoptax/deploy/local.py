@@ -11,7 +11,6 @@ Everything listens on the loopback interface only and ends with the context, or 
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from types import TracebackType
 
 from fedoptax import storage
 from fedoptax.deploy.processes import Processes, free_ports, wait_for_port
+from fedoptax.deploy.toml_text import toml_text
 from fedoptax.deploy.wire import shown
 from fedoptax.errors import RunError, UsageError
 
@@ -188,7 +188,7 @@ class LocalFederation:
     def _configure(self) -> None:
         config = (
             f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\naddress = "{ADDRESS}:{self.port}"\n'
-            f"root-certificates = {json.dumps(str(self.work / 'keys' / 'ca.crt'))}\n"
+            f"root-certificates = {toml_text(str(self.work / 'keys' / 'ca.crt'))}\n"
         )
         storage.write_atomically(self.work / "flower" / "config.toml", config.encode())
 

@@ -1,8 +1,9 @@
 """What a client keeps between rounds: its state after each round that the server may still come back to.
 
-The server says in every message after which round (`base`) it last used this client's reply, and from which (`keep`)
-it might ask again after being restored from a checkpoint. So a state whose upload was lost on the way is not built
-upon, and a round that is repeated begins from where it began before: the network computes what the simulation does.
+The server says in every message after which round (`base`) it last used this client's reply, and after which (`kept`;
+from which on: `keep`) it might ask again after being restored from a checkpoint. So a state whose upload was lost on
+the way is not built upon, and a round that is repeated begins from where it began before: the network computes what
+the simulation does.
 
 Flower keeps a client's context in the memory of its SuperNode. A copy on the node's disk outlives that process.
 """
@@ -14,12 +15,14 @@ import hashlib
 import os
 import re
 import tempfile
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
 import jax
 import numpy as np
 
+from fedoptax import storage
 from fedoptax.algorithm import Tree
 from fedoptax.deploy.wire import WireError, expected_of
 from fedoptax.errors import RunError
@@ -27,6 +30,7 @@ from fedoptax.errors import RunError
 INITIAL = -1  # the "round" after which a client has its initial state
 _EXPERIMENT = re.compile(r"[0-9a-f]{32}")
 _DIGEST = 32
+LEFT_AFTER = 3600.0  # seconds after which an unfinished file is of a killed process; two may write at a time
 
 
 def checked_experiment(given: object) -> str:
@@ -82,13 +86,18 @@ class StateFolder:
         return sorted(int(path.stem) for path in self.folder.glob("*.state") if path.stem.isdecimal())
 
     def write(self, round: int, blob: bytes) -> None:
-        """Writes the state after `round`, whole or not at all, with mode 600.
+        """Writes the state after `round`, whole or not at all, with mode 600; it is on the disk when this returns.
 
         Raises:
           RunError: it cannot be written.
         """
         try:
+            new = not self.folder.is_dir()
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if new:
+                storage.sync_folder(self.folder.parent)
+                storage.sync_folder(self.folder.parent.parent)
+            self._clean()
             handle, temporary = tempfile.mkstemp(prefix=".", dir=self.folder)  # mode 600
         except OSError as error:
             raise RunError(f"'{self.folder}' cannot be written: {error.strerror}") from error
@@ -98,6 +107,7 @@ class StateFolder:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, self._path(round))
+            storage.sync_folder(self.folder)  # else a power cut may take the state back, after the server heard of it
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
@@ -116,6 +126,13 @@ class StateFolder:
         for round in rounds:
             self._path(round).unlink(missing_ok=True)
 
+    def _clean(self) -> None:
+        """Removes what killed processes did not finish."""
+        for path in self.folder.glob(".*"):
+            with contextlib.suppress(OSError):  # another process may have removed it
+                if time.time() - path.stat().st_mtime > LEFT_AFTER:
+                    path.unlink()
+
     def _path(self, round: int) -> Path:
         return self.folder / f"{round}.state"
 
@@ -126,14 +143,18 @@ def blob_size(like: Tree) -> int:
     return _DIGEST + sum(int(np.prod(s.shape, dtype=np.int64)) * np.dtype(s.dtype).itemsize for s in structs)
 
 
-def stale(rounds: Iterable[int], base: int, keep: int) -> list[int]:
+def stale(rounds: Iterable[int], base: int, keep: int, kept: Iterable[int] | None = None) -> list[int]:
     """Of the rounds whose states a client has, those that no message can ask for again.
 
     Args:
       rounds: of which there is a state.
       base: the round after which the server last used this client's reply.
-      keep: the same in the server's last checkpoint.
+      keep: the earliest of the same in the server's last two checkpoints.
+      kept: each of them; None where the server does not tell: then all from `keep` to `base` are wanted.
     """
+    if kept is not None:
+        wanted = {base, *kept}
+        return [round for round in rounds if round not in wanted]
     return [round for round in rounds if round < min(base, keep) or round > base]
 
 

@@ -164,9 +164,11 @@ def gather(
         sleep(limits.poll)
     told = {i for i, _, _ in report.faults}
     for i in cohort:
+        if i in report.replies:  # perhaps asked again, and the first answer came
+            continue
         if i in asked and i in connected and i in network.busy():
             fault(i, connected[i], "left out: no reply in time")
-        elif i not in report.replies and i not in told:
+        elif i not in told:
             fault(i, connected.get(i, "?"), "left out: not there")
     report.replies = {i: report.replies[i] for i in cohort if i in report.replies}
     return report

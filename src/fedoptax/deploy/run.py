@@ -1,17 +1,19 @@
 """A deployment's run at the server: rounds until the end, and the same folder as a simulated run writes.
 
 Besides, `network.jsonl` tells of every round who took part, who was left out and why, and the bytes on the wire.
+
+A round is done at one moment: its lines are on the file, then the run's state is replaced as a whole. So whatever ends
+the run, a signal or a full disk, each saved state has its rows, and the run can be resumed.
 """
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +24,9 @@ from fedoptax.algorithm import Tree
 from fedoptax.checkpoint import Checkpoints
 from fedoptax.deploy.config import Deployment
 from fedoptax.deploy.memory import INITIAL, checked_experiment
-from fedoptax.deploy.rounds import Limits, Network, NoQuorum, RoundReport, gather, wait_for_nodes
+from fedoptax.deploy.network_file import NetworkFile
+from fedoptax.deploy.resuming import refuse_fewer
+from fedoptax.deploy.rounds import Limits, Network, NoQuorum, gather, wait_for_nodes
 from fedoptax.deploy.server import RawReply, Reply, check_reply, next_state, upload_form
 from fedoptax.deploy.wire import pack
 from fedoptax.engine.compiled import Fixed, program
@@ -44,6 +48,18 @@ Log = Callable[[str], None]
 MOST_EXAMPLES = 10**9  # believed of a client where nothing tells how many there can be
 
 
+class Diverged(RunError):
+    """Loss or state became NaN or infinite."""
+
+
+class Done(NamedTuple):
+    """What a run has after `rounds` rounds: the server's state, and in which round each client was last heard."""
+
+    rounds: int
+    server: Tree
+    accepted: np.ndarray
+
+
 class Run:
     """One deployment from its first or its last whole round on; all files in `deployment.out`.
 
@@ -53,7 +69,8 @@ class Run:
       log: takes lines for people.
 
     Raises:
-      UsageError: the deployment cannot be carried out on the task, or its folder holds a run and is not to be resumed.
+      UsageError: the deployment cannot be carried out on the task, its folder holds a run and is not to be resumed, or
+        more rounds are done there than it is to have.
       RunError: the folder cannot be written, or the run there is another.
     """
 
@@ -83,22 +100,33 @@ class Run:
         )
         self._stack = ExitStack()
         self.history = History()
-        self.done = 0
-        self._accepted = np.full(self.num_clients, INITIAL, np.int32)
-        self._kept = [self._accepted] * 2  # of the last two checkpoints
-        self.server: Tree = self._built.start({}, self._key)[0]
+        never = np.full(self.num_clients, INITIAL, np.int32)
+        self._kept: list[np.ndarray | None] = [never] * 2  # `accepted` of the last two checkpoints, None if not known
+        self._at = Done(0, self._built.start({}, self._key)[0], never)
+        self._evaluated = jax.jit(lambda params, data: evaluate(task, params, data))  # one for all rounds
         try:
             self._open()
         except BaseException:
             self._stack.close()
             raise
 
+    @property
+    def done(self) -> int:
+        """Rounds done."""
+        return self._at.rounds
+
+    @property
+    def server(self) -> Tree:
+        """The server's state after them."""
+        return self._at.server
+
     def go(self, network: Network) -> None:
         """Runs what is left of the rounds.
 
         Raises:
           NoQuorum: too few clients answered for too long; the state after the last whole round is saved.
-          RunError: the run diverged, or its files cannot be written.
+          Diverged: loss or state is not finite; likewise.
+          RunError: the files cannot be written.
         """
         status, message = "interrupted", "the server was stopped"
         try:
@@ -110,7 +138,7 @@ class Run:
             message = str(error)
             raise NoQuorum(f"round {self.done + 1}: {error}; resume continues it") from error
         except RunError as error:
-            status, message = "diverged", str(error)
+            status, message = "diverged" if isinstance(error, Diverged) else status, str(error)
             raise
         finally:
             self._finish(status, message or None)
@@ -131,74 +159,61 @@ class Run:
             self.plan.aggregate,
         )
         if not finite:
-            raise RunError(
+            raise Diverged(
                 f"{self.deployment.algorithm} diverged in round {number + 1} (seed {self.deployment.seed}): loss or "
                 f"state is not finite; the state after round {number} is kept"
             )
-        self.server = server
-        self._accepted = self._accepted.copy()
-        self._accepted[list(report.replies)] = number
-        self.done = number + 1
+        accepted = self._at.accepted.copy()
+        accepted[list(report.replies)] = number
+        done = Done(number + 1, server, accepted)
         row: Row = {
-            "round": self.done,
+            "round": done.rounds,
             "train_loss": loss,
-            **self._evaluate(),
+            **self._evaluate(done),
             "bytes_down": report.sent * self._built.bytes_down,
             "bytes_up": len(report.replies) * self._built.bytes_up,
-            **self._privacy(),
+            **self._privacy(done),
             "seconds": time.perf_counter() - begun,
         }
-        self.history.rows.append(row)
+        self._network.append(done.rounds, cohort, report)
         self._rows.append([row])
-        self._tell(cohort, report)
+        self.history.rows.append(row)
+        self._at = done  # all at once, and only now that the files tell of it
         if self.done % self.deployment.checkpoint_every == 0 or self.done == self.deployment.rounds:
             self._save()
         left_out = f", {len(cohort) - len(report.replies)} left out" if len(report.replies) < len(cohort) else ""
         self._log(f"round {self.done} of {self.deployment.rounds}: train_loss {loss:.4g}{left_out}")
 
     def _order(self, partition: int) -> dict[str, Any]:
-        keep = min(int(kept[partition]) for kept in self._kept)
+        kept = [int(accepted[partition]) for accepted in self._kept if accepted is not None]
+        known = len(kept) == len(self._kept)
         return {
             "experiment": self.experiment,
             "round": self.done,
-            "base": int(self._accepted[partition]),
-            "keep": keep,
+            "base": int(self._at.accepted[partition]),
+            "keep": min(kept) if known else INITIAL,
+            **({"kept": kept} if known else {}),
         }
 
     def _check(self, raw: RawReply) -> Reply:
-        return check_reply(raw, self._upload, self._most)
+        return check_reply(raw, self._upload, self._most, self.algorithm.decode)
 
-    def _evaluate(self) -> Row:
+    def _evaluate(self, done: Done) -> Row:
         data = evaluation_data(self.task)
-        due = self.done % self.deployment.eval_every == 0 or self.done == self.deployment.rounds
-        params = self.algorithm.params(self.server)
+        due = done.rounds % self.deployment.eval_every == 0 or done.rounds == self.deployment.rounds
+        params = self.algorithm.params(done.server)
         if data is None:
             return {}
         if not due:
             return dict.fromkeys(column_names(self.task, params, data))
-        values = jax.jit(lambda p, d: evaluate(self.task, p, d))(params, data)
+        values = self._evaluated(params, data)
         return {name: finite_or_none(float(value)) for name, value in sorted(values.items())}
 
-    def _privacy(self) -> Row:
+    def _privacy(self, done: Done) -> Row:
         if self.algorithm.epsilon is None:
             return {}
-        spent = self.algorithm.epsilon(self.done, self.plan.cohort_size, self.num_clients)
+        spent = self.algorithm.epsilon(done.rounds, self.plan.cohort_size, self.num_clients)
         return {"epsilon": finite_or_none(float(spent))}
-
-    def _tell(self, cohort: list[int], report: RoundReport) -> None:
-        line = {
-            "round": self.done,
-            "cohort": cohort,
-            "accepted": list(report.replies),
-            "faults": [{"partition": i, "node": node, "reason": reason} for i, node, reason in report.faults],
-            "wire_bytes_down": report.bytes_down,
-            "wire_bytes_up": report.bytes_up,
-        }
-        try:
-            with (self.folder / "network.jsonl").open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
-        except OSError as error:
-            raise RunError(f"'{self.folder / 'network.jsonl'}' cannot be written: {error.strerror}") from error
 
     def _open(self) -> None:
         config = run_config(self.task, self._settings, self._built)
@@ -216,6 +231,7 @@ class Run:
         storage.write_json(self.folder / "config.json", config)
         write_summary(self.folder, "running", None, self.history, 0.0)
         self._rows = HistoryFile(self.folder, self.history.rows)
+        self._network = NetworkFile(self.folder, self.done)
         self._save()
 
     def _resume(self, config: dict[str, Any]) -> dict[str, Any]:
@@ -223,25 +239,39 @@ class Run:
         refuse_another(self.folder, there, config)
         if not isinstance(there.get("deployment"), dict):
             raise RunError(f"'{self.folder}' holds a simulation; continue it with fedoptax resume")
-        if self._checkpoints.rounds():
-            states = (self.server, jnp.asarray(self._accepted))
-            self.done, (self.server, accepted) = self._checkpoints.restore(states, _none(), self.deployment.rounds)
-            self._accepted = np.asarray(accepted)
-        self.history = History(storage.read_rows(self.folder, self.done))
+        if self._checkpoints.rounds() or storage.read_status(self.folder) not in (None, "running"):
+            refuse_fewer(self.folder, self.deployment.rounds)
+            self._at, rows = self._restored()
+            self._kept = [None, None]
+            self.history = History(rows)
         self._log(f"continuing after round {self.done}")
         return there["deployment"]
 
+    def _restored(self) -> tuple[Done, list[Row]]:
+        """The newest sound checkpoint of whose rounds the history has all rows, and these."""
+        at_most, reason = self.deployment.rounds, None
+        while reason is None or any(round <= at_most for round in self._checkpoints.rounds()):
+            self._checkpoints = Checkpoints(self.folder)  # anew: it would not save again what it has read
+            states = (self.server, jnp.asarray(self._at.accepted))
+            done, (server, accepted) = self._checkpoints.restore(states, _none(), at_most)
+            try:
+                return Done(done, server, np.asarray(accepted)), storage.read_rows(self.folder, done)
+            except RunError as error:
+                at_most, reason = done - 1, reason or error
+        raise reason
+
     def _save(self) -> None:
-        states = (self.server, jnp.asarray(self._accepted))
+        states = (self.server, jnp.asarray(self._at.accepted))
         self._checkpoints.save(self.done, states, _none(), self._rows.mark())
-        self._kept = [self._kept[1], self._accepted]
+        self._kept = [self._kept[1], self._at.accepted]
 
     def _finish(self, status: str, message: str | None) -> None:
+        history = History(self.history.rows[: self.done])  # a signal may have come between row and state
         try:
             self._save()
             storage.write_params(self.folder / "params.npz", self.algorithm.params(self.server))
-            write_parquet(self.folder / "history.parquet", self.history.rows)
-            write_summary(self.folder, status, message, self.history, 0.0, self._rows.mark())
+            write_parquet(self.folder / "history.parquet", history.rows)
+            write_summary(self.folder, status, message, history, 0.0, self._rows.mark())
         finally:
             self._stack.close()
 

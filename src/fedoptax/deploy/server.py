@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +16,8 @@ from fedoptax.engine.aggregation import MEAN, Aggregator, stacked
 from fedoptax.engine.local import LocalWork, client_batches, task_grad_fn
 from fedoptax.engine.round import all_finite
 from fedoptax.task import Task
+
+LARGEST = float(np.finfo(np.float32).max)  # of a number that is believed: beyond it is infinity as float32
 
 
 class RawReply(NamedTuple):
@@ -69,13 +70,14 @@ def upload_form(task: Task, algorithm: FedAlgorithm, work: LocalWork) -> Tree:
     return jax.eval_shape(trace, form.message, form.client, threefry.key(0), one, np.int32(1))
 
 
-def check_reply(raw: RawReply, upload: Tree, max_examples: int) -> Reply:
+def check_reply(raw: RawReply, upload: Tree, max_examples: int, decode: Callable[[Tree], Tree] | None = None) -> Reply:
     """A reply, believed only after every part of it was compared with what it must be.
 
     Args:
       raw: the reply.
       upload: the expected upload, as structs.
       max_examples: the largest number of examples that is believed.
+      decode: the algorithm's, of coded uploads; what it makes of this one must be finite too.
 
     Raises:
       WireError: it is an error, the upload is not what is expected, or a number is missing, not finite or out of range.
@@ -85,9 +87,17 @@ def check_reply(raw: RawReply, upload: Tree, max_examples: int) -> Reply:
     examples, loss = raw.numbers.get("num-examples"), raw.numbers.get("train-loss")
     if not isinstance(examples, int) or isinstance(examples, bool) or not 1 <= examples <= max_examples:
         raise WireError(f"num-examples: {shown(examples)} instead of a whole number from 1 to {max_examples}")
-    if not isinstance(loss, float) or not math.isfinite(loss):
-        raise WireError(f"train-loss: {shown(loss)} instead of a finite number")
-    return Reply(unpack(raw.arrays, upload), loss, examples)
+    if not isinstance(loss, float) or not believable(loss):
+        raise WireError(f"train-loss: {shown(loss)} instead of a finite number of float32")
+    sent = unpack(raw.arrays, upload)
+    if decode is not None and not all_finite(decode(jax.tree.map(jnp.asarray, sent))):
+        raise WireError("upload: NaN or infinity once it is decoded")
+    return Reply(sent, loss, examples)
+
+
+def believable(number: float) -> bool:
+    """Whether a number is finite, as float32 too: one client's must not make the mean of all infinite."""
+    return abs(number) <= LARGEST
 
 
 def next_state(
@@ -107,12 +117,11 @@ def next_state(
       The new state, the weighted mean training loss, and whether both are finite.
     """
     weights = [reply.examples for reply in replies] if weighting == "examples" else None
-    trees = [
-        (decoded(algorithm, jax.tree.map(jnp.asarray, reply.upload)), jnp.float32(reply.loss)) for reply in replies
-    ]
-    upload, loss = weighted_mean(trees, weights)
+    trees = [decoded(algorithm, jax.tree.map(jnp.asarray, reply.upload)) for reply in replies]
+    loss = float(np.average([reply.loss for reply in replies], weights=weights))  # float64: no sum of theirs overflows
+    upload = weighted_mean(trees, weights)
     if aggregator != MEAN:
         shares = jnp.ones(len(trees)) if weights is None else jnp.asarray(weights, jnp.result_type(float))
-        upload = aggregator.combine(stacked([tree for tree, _ in trees]), shares, jnp.ones(len(trees), bool))
+        upload = aggregator.combine(stacked(trees), shares, jnp.ones(len(trees), bool))
     server = algorithm.server_update(server, upload, Cohort(len(replies), num_clients))
-    return server, float(loss), bool(all_finite(server)) and bool(np.isfinite(loss))
+    return server, loss, bool(all_finite(server)) and bool(np.isfinite(loss))

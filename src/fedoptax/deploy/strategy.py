@@ -8,7 +8,6 @@ ClientApp's. For the others, whose clients do more, there is `flower_server` wit
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Iterable
 from logging import INFO
@@ -28,7 +27,7 @@ from fedoptax.algorithm import FedAlgorithm, Tree, weighted_mean
 from fedoptax.algorithms.fedopt import FedOptMessage, FedOptUpload
 from fedoptax.checkpoint import Checkpoints
 from fedoptax.deploy.flower_records import from_record
-from fedoptax.deploy.server import Reply, next_state
+from fedoptax.deploy.server import Reply, believable, next_state
 from fedoptax.deploy.wire import WireError, escaped, shown, unpack
 from fedoptax.engine.states import OnDevice
 from fedoptax.errors import UsageError
@@ -270,6 +269,6 @@ def _only(records: Any, kind: str) -> Any:
 def _finite_numbers(numbers: Any) -> dict[str, float]:
     values = {name: float(value) for name, value in numbers.items() if isinstance(value, int | float)}
     for name, value in values.items():
-        if not math.isfinite(value):
-            raise WireError(f"{shown(name)}: {value} instead of a finite number")
+        if not believable(value):
+            raise WireError(f"{shown(name)}: {value} instead of a finite number of float32")
     return values
