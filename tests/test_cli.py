@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from fedoptax.cli import main
+from fedoptax.command_options import again
 
 SMALL = ["--task", "digits", "--model", "logistic", "--num-clients", "8", "--cohort-size", "3", "--rounds", "4"]
 
@@ -312,3 +313,54 @@ def test_importing_and_help_are_quick() -> None:
     for code, loaded in (("import fedoptax", "jax"), ("import fedoptax.cli", "jax")):
         check = f"{code}; import sys; sys.exit('{loaded}' in sys.modules)"
         assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["run", "--seed", "-1"],
+        ["run", "--cohort-size", "51"],
+        ["run", "--checkpoint-every", "-1"],
+        ["run", "--rounds", "3000000000"],
+        ["compare", "--algorithms", "fedavg", "--seeds", "1", "--checkpoint-every", "-1"],
+        ["compare", "--algorithms", "fedavg", "--seeds", "1", "--mesh", "99"],
+        ["tune", "--algorithm", "fedavg", "--grid", "client_lr=0.1", "--batch-size", "0"],
+        ["tune", "--algorithm", "fedavg", "--grid", "client_lr=0.1", "--select", "nonsense"],
+    ],
+    ids=" ".join,
+)
+def test_what_is_refused_costs_no_earlier_results_and_makes_no_folder(wrong: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "a"
+    given = [*wrong, "--model", "logistic", "--out", str(out), "--overwrite"]
+    assert fedoptax(*given) == 2
+    assert not out.exists()
+    (out / "config.json").parent.mkdir()
+    (out / "config.json").write_text("{}")
+    assert fedoptax(*given) == 2
+    assert (out / "config.json").read_text() == "{}"
+
+
+def test_bytes_counts_what_was_asked_for_and_refuses_nonsense(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, value in (("--rounds", "-5"), ("--rounds", "0"), ("--cohort-size", "0")):
+        assert fedoptax("bytes", name, value, "--algorithms", "fedavg") == 2
+        assert f": {value} given, allowed is a whole number >= 1" in capsys.readouterr().err
+    assert fedoptax("bytes", "--num-clients", "5", "--algorithms", "fedavg") == 0
+
+
+def test_the_command_that_continues_can_be_pasted() -> None:
+    assert again(Path("my runs/a b"), ["fedavg"]) == "fedoptax resume 'my runs/a b'"
+
+
+def test_a_wrong_option_of_resume_is_not_kept_and_divergence_is_not_forgotten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "c"
+    short = ["--rounds", "2", "--seeds", "1", "--set", "fedavg.client_lr=1e30"]
+    assert fedoptax("compare", "--algorithms", "fedavg,fedadam", *short, "--out", out) == 1
+    kept = (out / "compare.json").read_bytes()
+    for wrong in (["--mesh", "99"], ["--checkpoint-every", "-1"]):
+        assert fedoptax("resume", out, *wrong) == 2
+        assert (out / "compare.json").read_bytes() == kept
+    capsys.readouterr()
+    assert fedoptax("resume", out) == 1
+    assert "fedavg diverged in round 1" in capsys.readouterr().err

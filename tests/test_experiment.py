@@ -15,8 +15,9 @@ import pandas as pd
 import pytest
 
 import fedoptax as fx
-from fedoptax import experiment, storage
+from fedoptax import experiment, storage, threefry
 from fedoptax.checkpoint import Checkpoints
+from fedoptax.engine.local import LocalWork, client_batches
 from fedoptax.engine.states import OnDevice
 from fedoptax.experiment import DivergedError, Interrupted
 from fedoptax.history import History
@@ -265,3 +266,19 @@ def test_a_long_history_makes_no_call_slower() -> None:
     history = History([Counted(round=r, train_loss=None) for r in range(20_000)])
     assert experiment._note(TASK, history) == ""
     assert 0 < Counted.asked <= 10_000
+
+
+def test_epochs_are_permutations_of_their_own_however_many() -> None:
+    """Epoch e of several is epoch e of any other number: the orders come from a loop."""
+    data = {"x": jnp.arange(7)}
+
+    def first_of(epochs: int) -> list[list[int]]:
+        work = LocalWork(batch_size=7, epochs=epochs)
+        batches = client_batches(data, jnp.int32(0), jnp.int32(7), threefry.key(3), work, 7)
+        return [np.asarray(batches.get(jnp.int32(k)).examples["x"]).tolist() for k in range(epochs)]
+
+    three = first_of(3)
+    assert first_of(1) == three[:1]
+    assert first_of(2) == three[:2]
+    assert len({tuple(one) for one in three}) == 3
+    assert all(sorted(one) == list(range(7)) for one in three)

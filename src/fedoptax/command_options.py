@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedoptax.algorithm import FedAlgorithm
 from fedoptax.algorithms import ALGORITHMS
-from fedoptax.engine.aggregation import as_aggregator
 from fedoptax.engine.faults import parse_faults
-from fedoptax.engine.local import LocalWork
-from fedoptax.engine.plan import Plan, checked_plan
-from fedoptax.engine.sharded import choose_mesh
-from fedoptax.engine.states import PLACES
 from fedoptax.errors import UsageError
-from fedoptax.experiment import check_numbers
-from fedoptax.naming import find_constructor, find_preset, parse_settings, preset
+from fedoptax.experiment import check_options
+from fedoptax.naming import build, find_constructor, find_preset, parse_settings, preset
 from fedoptax.processes import leads
 from fedoptax.progress import status
 from fedoptax.task import Task
@@ -25,7 +22,7 @@ from fedoptax.tasks import load_task, recipe_of
 from fedoptax.tasks.division import PARTITION_OPTIONS
 from fedoptax.tasks.recipe import OPTIONS as TASK_OPTIONS
 from fedoptax.trackers import as_trackers
-from fedoptax.wrapping import WRAPPERS
+from fedoptax.wrapping import WRAPPERS, wrap_as
 
 RUN_OPTIONS = (
     "rounds",
@@ -75,7 +72,7 @@ def print_table(rows: list[list[str]], left: bool = False) -> None:
 
 def again(out: Path, algorithms: list[str]) -> str:
     """The command that continues what is in a folder."""
-    return f"fedoptax resume {out}" + (" --trust" if any(":" in name for name in algorithms) else "")
+    return f"fedoptax resume {shlex.quote(str(out))}" + (" --trust" if any(":" in name for name in algorithms) else "")
 
 
 def check_trust(folder: Path, algorithms: list[str], trust: bool) -> None:
@@ -151,29 +148,27 @@ def run_options_of(options: Mapping[str, Any], task: Task) -> dict[str, Any]:
     return {"local_epochs": 1} | defaults | given
 
 
-def checked_options(options: Mapping[str, Any], task: Task) -> dict[str, Any]:
-    """The options of all runs, refused before the first folder is made if the first run would refuse them."""
+def checked_options(options: Mapping[str, Any], task: Task, algorithms: Sequence[FedAlgorithm]) -> dict[str, Any]:
+    """The options of all runs, refused before any folder is touched if a run would refuse them."""
     run_options = run_options_of(options, task)
-    _check(task, run_options)
+    seed = {"seed": options["seed"]} if "seed" in options else {}
+    for algorithm in algorithms:
+        check_options(task, algorithm, **_of_run(run_options), **seed)
     return run_options
 
 
-def _check(task: Task, options: Mapping[str, Any]) -> None:
-    choices = {"client_states": PLACES, "examples": ("auto", "device", "stream"), "engine": ("compiled", "eager")}
-    for name, allowed in choices.items():
-        if options.get(name) is not None and options[name] not in allowed:
-            raise UsageError(f"{name}: {options[name]!r} given, allowed is one of {', '.join(allowed)}")
-    check_numbers(options["rounds"], options["eval_every"], 0)
-    work = LocalWork(options["batch_size"], options["local_epochs"], options.get("local_steps"))
-    plan = Plan(
-        options["cohort_size"],
-        work,
-        options.get("weighting") or "examples",
-        options.get("client_loop") or "auto",
-        aggregate=as_aggregator(options["aggregate"]),
-    )
-    checked_plan(plan, task)
-    choose_mesh(options.get("mesh"), plan.cohort_size, options["engine"])
+def check_again(task: Task, name: str, values: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Refuses what is asked of a comparison or search that goes on, before its folder tells of it.
+
+    Raises:
+      UsageError: its runs would refuse the options.
+    """
+    algorithm = wrap_as(build(name, dict(values)), options.get("wrappers") or {})
+    check_options(task, algorithm, **_of_run(options))
+
+
+def _of_run(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name != "wrappers"}
 
 
 def result_folder(out: Path | None, task: str, what: str) -> Path:

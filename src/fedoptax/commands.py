@@ -16,12 +16,12 @@ from fedoptax.command_options import (
     RUN_OPTIONS,
     again,
     algorithm_names,
+    check_again,
     check_trust,
     checked_options,
     load,
     of_texts,
     result_folder,
-    run_options_of,
     start_of,
     task_of_spec,
     with_preset,
@@ -61,9 +61,12 @@ def run(**options: Any) -> None:
         hyperparameters = start_of([name], given)[name]
         algorithm = wrap_as(build(name, hyperparameters), given["wrappers"])
         if leads():
-            storage.prepare(out, given["overwrite"])
+            storage.prepare(out, given["overwrite"], remove=False)
         task = load(given)
-        return task, hyperparameters, algorithm, run_options_of(given, task)
+        run_options = checked_options(given, task, [algorithm])
+        if leads():
+            storage.prepare(out, given["overwrite"])
+        return task, hyperparameters, algorithm, run_options
 
     task, hyperparameters, algorithm, run_options = agreed(prepared)
     result = _finish(
@@ -91,12 +94,14 @@ def compare(**options: Any) -> None:
         raise UsageError(f"--seeds: {options['seeds']} given, allowed is a whole number >= 1")
     hyperparameters = start_of(names, options)
     grids = grids_of(names, options | options["search"], options["search"]["budget"]) if options["search"] else {}
+    algorithms = []
     for name in names:
         first = {key: values[0] for key, values in grids.get(name, {}).items()}
-        wrap_as(build(name, hyperparameters[name] | first), options["wrappers"])
-    out = storage.prepare(result_folder(options["out"], options["task"], "compare"), options["overwrite"])
+        algorithms.append(wrap_as(build(name, hyperparameters[name] | first), options["wrappers"]))
+    out = result_folder(options["out"], options["task"], "compare")
+    storage.prepare(out, options["overwrite"], remove=False)
     task = load(options)
-    run_options = checked_options(options, task)
+    run_options = checked_options(options, task, algorithms)
     comparison = Comparison(
         names,
         hyperparameters,
@@ -107,7 +112,7 @@ def compare(**options: Any) -> None:
     )
     if options["search"]:
         comparison = with_searches(task, comparison, grids, options["search"])
-    _compare(task, comparison, out, options["json"], new=True)
+    _compare(task, comparison, storage.prepare(out, options["overwrite"]), options["json"], new=True)
 
 
 def resume(
@@ -132,19 +137,24 @@ def resume(
             raise UsageError("--rounds: given for a comparison, allowed is for a run only")
         comparison = Comparison.read(folder)
         check_trust(folder, comparison.algorithms, trust)
-        searched = {key for tuning in comparison.tunings.values() for key in tuning.options}
-        if other := sorted((comparison.options.keys() | searched) - set(RUN_OPTIONS)):
+        theirs = {key for tuning in comparison.tunings.values() for key in tuning.options}
+        if other := sorted((comparison.options.keys() | theirs) - set(RUN_OPTIONS)):
             raise RunError(f"'{folder / 'compare.json'}' is damaged: it has the unknown option '{other[0]}'")
         if checkpoint_every is not None:
             comparison.options["checkpoint_every"] = checkpoint_every
         if mesh is not None:
             comparison.options["mesh"] = mesh
-        _compare(task_of_spec(comparison.task, data_dir), comparison, folder, False)
+        task = task_of_spec(comparison.task, data_dir)
+        name = comparison.algorithms[0]
+        searched = comparison.tunings[name].grid if name in comparison.tunings else {}
+        first = {key: values[0] for key, values in searched.items()}
+        check_again(task, name, comparison.hyperparameters[name] | first, comparison.options)
+        _compare(task, comparison, folder, False)
         return
     if (folder / "tune.json").is_file():
         if rounds is not None:
             raise UsageError("--rounds: given for a search, allowed is for a run only")
-        resume_search(folder, data_dir, trust, mesh)
+        resume_search(folder, data_dir, trust, mesh, checkpoint_every)
         return
     _resume_run(folder, rounds, data_dir, checkpoint_every, trust, mesh)
 

@@ -88,6 +88,8 @@ def compare(
             diverged += lost
         for name, seed, folder in runs(comparison, out):
             if is_whole(folder):
+                if (summary := storage.read_json(folder / "summary.json")).get("status") == "diverged":
+                    diverged.append(RunError(str(summary.get("message"))))  # before an interruption
                 continue
             try:
                 results.append(_run_one(task, comparison, name, seed, folder, progress))

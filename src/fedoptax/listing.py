@@ -10,7 +10,7 @@ from fedoptax.algorithms import ALGORITHMS
 from fedoptax.command_options import algorithm_names, load, print_table
 from fedoptax.engine.compiled import Fixed, program
 from fedoptax.engine.local import LocalWork
-from fedoptax.engine.plan import Plan, checked_plan
+from fedoptax.engine.plan import Plan, checked_plan, whole
 from fedoptax.naming import build, parse_settings, preset
 from fedoptax.papers import PAPERS, PaperSetting
 from fedoptax.record import summary
@@ -70,7 +70,8 @@ def show_bytes(
     chosen = parse_settings(settings, names)
     loaded = load({"task": task, "model": model, "num_clients": num_clients, "data_dir": data_dir})
     defaults = recipe_of(task).defaults
-    cohort, total = cohort_size or defaults["cohort_size"], rounds or defaults["rounds"]
+    cohort = min(defaults["cohort_size"], loaded.clients.num_clients) if cohort_size is None else cohort_size
+    total = whole("rounds", defaults["rounds"] if rounds is None else rounds)
     plan = checked_plan(Plan(cohort, LocalWork(defaults["batch_size"])), loaded)
     rows: list[dict[str, Any]] = []
     for name in names:

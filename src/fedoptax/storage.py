@@ -33,8 +33,10 @@ _CHECKSUM = b'{\n "checksum": "'
 _DEEPEST = 50  # of JSON in a run's files
 
 
-def prepare(out: str | Path, overwrite: bool = False) -> Path:
+def prepare(out: str | Path, overwrite: bool = False, remove: bool = True) -> Path:
     """Checks that results may be written to `out`; removes earlier results there if `overwrite`.
+
+    Without `remove` they stay: what is asked for is to be checked whole before anything is lost.
 
     Raises:
       UsageError: the folder holds something, and `overwrite` is False or it is not fedoptax's.
@@ -53,8 +55,9 @@ def prepare(out: str | Path, overwrite: bool = False) -> Path:
             raise UsageError(
                 f"out: '{folder}' holds results already; give another folder, --overwrite, or `fedoptax resume`"
             )
-        with locked(folder):  # not under the feet of a running process
-            _remove(folder)
+        if remove:
+            with locked(folder):  # not under the feet of a running process
+                _remove(folder)
     parent = next(p for p in [folder, *folder.absolute().parents] if p.exists())
     if not os.access(parent, os.W_OK):
         raise RunError(f"out: '{folder}' cannot be written (no permission in '{parent}')")

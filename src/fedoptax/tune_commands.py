@@ -15,6 +15,7 @@ from fedoptax import storage
 from fedoptax.command_options import (
     RUN_OPTIONS,
     again,
+    check_again,
     check_trust,
     checked_options,
     load,
@@ -31,7 +32,7 @@ from fedoptax.cores import use_cores
 from fedoptax.errors import RunError, Stopped, UsageError, unknown
 from fedoptax.experiment import Interrupted
 from fedoptax.grids import Grid, default_grid, parse_grids
-from fedoptax.naming import find_constructor, parse_settings
+from fedoptax.naming import build, find_constructor, parse_settings
 from fedoptax.progress import bar, status
 from fedoptax.report import write_report
 from fedoptax.report.search_page import edge_warnings
@@ -40,6 +41,7 @@ from fedoptax.report.words import number, setting
 from fedoptax.search import SEARCHES
 from fedoptax.task import Task
 from fedoptax.tuning import FILE, AllDiverged, Tuning, carry_out, rule_for
+from fedoptax.wrapping import wrap_as
 
 SHOWN = 10  # points in the table on the terminal
 TRIALS = 25  # points where nobody says how many
@@ -57,9 +59,12 @@ def tune(**options: Any) -> None:
         raise UsageError("--trials: given with --search grid, allowed is with --search optuna")
     grid = grids_of([name], options, TRIALS)[name]
     fixed = {key: value for key, value in start_of([name], options)[name].items() if key not in grid}
-    out = storage.prepare(result_folder(options["out"], options["task"], f"tune-{name}"), options["overwrite"])
+    first = {key: values[0] for key, values in grid.items()}
+    algorithm = wrap_as(build(name, fixed | first), options["wrappers"])
+    out = result_folder(options["out"], options["task"], f"tune-{name}")
+    storage.prepare(out, options["overwrite"], remove=False)
     task = load(options)
-    run_options = checked_options(options, task)
+    run_options = checked_options(options, task, [algorithm])
     tuning = Tuning(
         name,
         {key: list(values) for key, values in grid.items()},
@@ -72,18 +77,24 @@ def tune(**options: Any) -> None:
         0 if options["search"] == "grid" else options["trials"] or TRIALS,
         shlex.join(["fedoptax", *sys.argv[1:]]),
     )
-    carry_on(task, tuning, out, options["json"], new=True)
+    carry_on(task, tuning, storage.prepare(out, options["overwrite"]), options["json"], new=True)
 
 
-def resume(folder: Path, data_dir: Path | None, trust: bool, mesh: int | None = None) -> None:
+def resume(
+    folder: Path, data_dir: Path | None, trust: bool, mesh: int | None = None, checkpoint_every: float | None = None
+) -> None:
     """`fedoptax resume` of a search."""
     tuning = Tuning.read(folder)
-    if mesh is not None:
-        tuning = replace(tuning, options=dict(tuning.options) | {"mesh": mesh})
+    asked = {"mesh": mesh, "checkpoint_every": checkpoint_every}
+    asked = {name: value for name, value in asked.items() if value is not None}
+    tuning = replace(tuning, options=dict(tuning.options) | asked)
     check_trust(folder, [tuning.algorithm], trust)
     if other := sorted(tuning.options.keys() - RUN_OPTIONS):
         raise RunError(f"'{folder / FILE}' is damaged: it has the unknown option '{other[0]}'")
-    carry_on(task_of_spec(tuning.task, data_dir), tuning, folder, False)
+    task = task_of_spec(tuning.task, data_dir)
+    first = {key: values[0] for key, values in tuning.grid.items()}
+    check_again(task, tuning.algorithm, dict(tuning.fixed) | first, tuning.options)
+    carry_on(task, tuning, folder, False)
 
 
 def grids_of(names: list[str], options: Mapping[str, Any], budget: int) -> dict[str, Grid]:
@@ -199,4 +210,6 @@ def _point(point: Tested) -> dict[str, Any]:
 
 
 def _typed(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
     return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -99,8 +99,12 @@ def client_batches(
     order_key, dropout_key = jax.random.split(key)
     lanes = jnp.arange(work.batch_size, dtype=jnp.int32)
     epochs = work.epochs if work.steps is None else 1
-    keys = [jax.random.fold_in(order_key, e) for e in range(epochs)]
-    orders = jnp.stack([permutation(key, size, capacity, exact, smallest) for key in keys])
+
+    def order(epoch: Any) -> jax.Array:
+        return permutation(jax.random.fold_in(order_key, epoch), size, capacity, exact, smallest)
+
+    # A loop, not a list: each permutation in the program would take as long to compile as the first.
+    orders = order(0)[None] if epochs == 1 else jax.lax.map(order, jnp.arange(epochs))
     a_pass = _steps_of_a_pass(size, work)
 
     def get(k: Any) -> Minibatch:

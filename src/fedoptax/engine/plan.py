@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -17,6 +16,7 @@ from fedoptax.engine.local import LocalWork
 from fedoptax.errors import UsageError
 from fedoptax.task import Task
 
+MOST = 2**31 - 1  # of what the compiled program counts
 WEIGHTINGS = ("examples", "uniform")
 CLIENT_LOOPS = ("auto", "loop", "vmap")
 SMALL_MODEL, SMALL_COHORT = 10_000, 128  # parameters and clients: below, one CPU device is faster by vmap
@@ -55,14 +55,15 @@ class Plan:
         return self.faults or self.aggregate != MEAN
 
 
-def whole(name: str, value: Any, least: float = 1, most: float = math.inf, allowed: str = "a whole number >= 1") -> int:
+def whole(name: str, value: Any, least: int = 1, most: int = MOST, allowed: str = "a whole number >= 1") -> int:
     """`value`, a whole number of Python or NumPy from `least` to `most`, as an int, which JSON can hold.
 
     Raises:
       UsageError: it is something else; the message says what is `allowed`.
     """
     if not isinstance(value, int | np.integer) or isinstance(value, bool) or not least <= value <= most:
-        raise UsageError(f"{name}: {value!r} given, allowed is {allowed}")
+        beyond = isinstance(value, int | np.integer) and value > most == MOST
+        raise UsageError(f"{name}: {value!r} given, allowed is {allowed}{' and < 2^31' if beyond else ''}")
     return int(value)
 
 
