@@ -200,7 +200,9 @@ def test_the_command_that_is_printed_names_the_rounds(
         resume(10)
 
 
-def test_a_client_keeps_the_states_of_two_checkpoints_and_finds_them_after_a_resume(tmp_path: Path) -> None:
+def test_a_client_keeps_the_states_of_two_checkpoints_and_finds_them_after_a_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = deployment("scaffold", out=str(tmp_path / "run"), rounds=7, checkpoint_every=3, cohort_size=3)
     network = InMemory(given)
     run_of(given).go(network)
@@ -211,7 +213,12 @@ def test_a_client_keeps_the_states_of_two_checkpoints_and_finds_them_after_a_res
     again = run_of(replace(given, resume=True))
     assert again.done == 6
     begin = network.begin
-    network.begin = lambda arrays, order: (told.append(dict(order(0))), begin(arrays, order))[1]  # type: ignore[method-assign]
+
+    def listening(arrays: Any, order: Any) -> None:
+        told.append(dict(order(0)))
+        begin(arrays, order)
+
+    monkeypatch.setattr(network, "begin", listening)
     again.go(network)
     assert [(order["base"], order["keep"], "kept" in order) for order in told] == [(5, -1, False)]
     assert [sorted(kept) for kept in network.kept] == [[2, 5, 6]] * 3
