@@ -26,6 +26,7 @@ from fedoptax.hyper import (
     received,
     sent,
 )
+from fedoptax.waiting import after
 
 
 class FAFEDState(NamedTuple):
@@ -237,11 +238,11 @@ def _recursive_momentum(
 
             # Line 15 opens the next iteration here instead of closing its own: x_prev then need not go from one to the
             # next beside x, a swap for which XLA would copy three vectors a step. And y takes the memory of y_prev, as
-            # it waits until the loss there is known; else XLA would copy one.
+            # it waits until the loss there is known, and all gradients with it; else XLA would copy one.
             def step(carry: tuple, batch: Any) -> tuple[tuple, jax.Array]:
                 k, y_prev, m_i, v_i = carry
                 loss_prev, grads_prev = grad_fn(y_prev, batch)
-                eta = _after(loss_prev, _at(lr, t + k - 1))
+                eta = after(loss_prev, _at(lr, t + k - 1))
                 y = jax.tree.map(lambda x, y: jnp.where(k == 0, x, y), x, moved(y_prev, eta, m_i))
                 loss, grads = grad_fn(y, batch)
                 m_i = tree.add_scaled(grads, 1 - _at(alpha, t + k), tree.sub(m_i, grads_prev))
@@ -266,12 +267,6 @@ def _recursive_momentum(
     return FedAlgorithm(
         init, lambda params: params, lambda s: s, client_update, server_update, lambda s: s.params, "uniform"
     )
-
-
-def _after(known: jax.Array, value: Any) -> jax.Array:
-    """`value`, which cannot be computed before `known` is: 0 times that is added, which XLA does not leave out."""
-    real = jnp.result_type(float)
-    return jnp.asarray(value, real) + 0 * known.astype(real)
 
 
 Branch = Callable[[Any], tuple[FAFEDUpload, Tree, jax.Array]]

@@ -15,6 +15,7 @@ from fedoptax.algorithm import Batches, GradFn, Tree
 from fedoptax.engine.sampling import permutation
 from fedoptax.errors import UsageError
 from fedoptax.task import Task, padded_loss
+from fedoptax.waiting import after_backward
 from fedoptax.wrappers import clipped
 
 
@@ -39,7 +40,11 @@ def task_grad_fn(task: Task) -> GradFn:
 
     Two gradients on one batch share its randomness.
     """
-    grad_fn = jax.value_and_grad(partial(minibatch_loss, task))
+    gradient = jax.value_and_grad(partial(minibatch_loss, task))
+
+    def grad_fn(params: Tree, batch: Minibatch) -> tuple[jax.Array, Tree]:
+        return after_backward(*gradient(params, batch))
+
     return clipped(grad_fn, task.clip_norm) if task.clip_norm else grad_fn
 
 
