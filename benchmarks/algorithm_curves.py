@@ -27,7 +27,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 import fedoptax as fx
-from fedoptax.experiment import DivergedError
+from fedoptax.outcome import DivergedError
 from fedoptax.presets import PRESETS
 
 DOCS = Path(__file__).parents[1] / "docs" / "algorithms"

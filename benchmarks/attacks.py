@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedoptax as fx
-from fedoptax.experiment import DivergedError
+from fedoptax.outcome import DivergedError
 from fedoptax.presets import PRESETS
 
 ALGORITHMS = ("fedavg", "fedadam", "fedyogi", "scaffold", "fedlamb", "fafed")

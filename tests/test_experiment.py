@@ -19,9 +19,9 @@ from fedoptax import experiment, storage, threefry
 from fedoptax.checkpoint import Checkpoints
 from fedoptax.engine.local import LocalWork, client_batches
 from fedoptax.engine.states import OnDevice
-from fedoptax.experiment import DivergedError, Interrupted
 from fedoptax.history import History
 from fedoptax.history_file import HistoryFile
+from fedoptax.outcome import DivergedError, Interrupted
 from small import small_task
 
 OPTIONS: dict[str, Any] = {"cohort_size": 3, "batch_size": 4, "eval_every": 2, "seed": 3}

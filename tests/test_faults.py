@@ -19,7 +19,7 @@ from fedoptax.engine.eager import run_round
 from fedoptax.engine.faults import COUNTS, Fate, fate_of_round, parse_faults
 from fedoptax.engine.local import LocalWork, client_batches, local_steps_of, task_grad_fn
 from fedoptax.engine.sampling import cohort_of_round, round_key
-from fedoptax.experiment import DivergedError
+from fedoptax.outcome import DivergedError
 from fedoptax.task import Task, masked_mean
 from test_experiment import assert_same_results
 

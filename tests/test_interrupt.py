@@ -15,9 +15,9 @@ import fedoptax as fx
 from fedoptax import cli
 from fedoptax.comparison import Comparison, compare
 from fedoptax.errors import Stopped
-from fedoptax.experiment import Interrupted
 from fedoptax.finished import is_whole
 from fedoptax.interrupt import deferred_interrupt, ended_at_once, terminable
+from fedoptax.outcome import Interrupted
 from fedoptax.run_folder import RunFolder
 
 

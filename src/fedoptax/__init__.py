@@ -27,7 +27,8 @@ _HOMES = {
     "fedoptax.engine.sweep": ("sweep",),
     "fedoptax.precision": ("with_compute_dtype",),
     "fedoptax.errors": ("DataError", "RunError", "UsageError"),
-    "fedoptax.experiment": ("RunResult", "run"),
+    "fedoptax.experiment": ("run",),
+    "fedoptax.outcome": ("RunResult",),
     "fedoptax.task": ("Task", "masked_mean"),
     "fedoptax.tasks": ("TASKS", "load_task"),
     "fedoptax.tuning": ("Tuned", "tune"),
@@ -55,8 +56,8 @@ if TYPE_CHECKING:
     from fedoptax.errors import DataError as DataError
     from fedoptax.errors import RunError as RunError
     from fedoptax.errors import UsageError as UsageError
-    from fedoptax.experiment import RunResult as RunResult
     from fedoptax.experiment import run as run
+    from fedoptax.outcome import RunResult as RunResult
     from fedoptax.precision import with_compute_dtype as with_compute_dtype
     from fedoptax.task import Task as Task
     from fedoptax.task import masked_mean as masked_mean

@@ -32,10 +32,10 @@ from fedoptax.compilation import use_cache
 from fedoptax.cores import use_cores
 from fedoptax.engine.faults import COUNTS
 from fedoptax.errors import RunError, Stopped, UsageError
-from fedoptax.experiment import DivergedError, Interrupted, RunResult
 from fedoptax.experiment import run as run_experiment
 from fedoptax.joining import join
 from fedoptax.naming import build
+from fedoptax.outcome import DivergedError, Interrupted, RunResult
 from fedoptax.processes import agreed, leads, several, shared_value
 from fedoptax.progress import status
 from fedoptax.report import write_report

@@ -10,9 +10,10 @@ from typing import Any
 from fedoptax import storage
 from fedoptax.checkpoint import rounds_of
 from fedoptax.errors import RunError
-from fedoptax.experiment import DivergedError, Interrupted, RunResult, run
+from fedoptax.experiment import run
 from fedoptax.finished import is_whole
 from fedoptax.naming import build
+from fedoptax.outcome import DivergedError, Interrupted, RunResult
 from fedoptax.progress import bar
 from fedoptax.stored import check_comparison
 from fedoptax.task import Task

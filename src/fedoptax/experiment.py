@@ -22,14 +22,15 @@ from fedoptax.engine.compiled import MAX_ROUNDS, Fixed, Point, Program, program
 from fedoptax.engine.eager import eager_program
 from fedoptax.engine.faults import COUNTS, Faults, as_faults
 from fedoptax.engine.local import LocalWork
-from fedoptax.engine.plan import Plan, check_privacy, checked_plan, whole
+from fedoptax.engine.plan import Plan, check_numbers, check_privacy, checked_plan
 from fedoptax.engine.sampling import cohort_of_round
 from fedoptax.engine.sharded import choose_mesh, here, mesh_again
 from fedoptax.engine.states import ClientStates, OnDevice, OnHost, choose_place, make_states
 from fedoptax.engine.stream import Examples, choose_examples, open_examples
-from fedoptax.errors import RunError, UsageError, unknown
+from fedoptax.errors import UsageError, unknown
 from fedoptax.history import History, Row, finite_or_none
 from fedoptax.interrupt import deferred_interrupt
+from fedoptax.outcome import DivergedError, Interrupted, RunResult
 from fedoptax.processes import agree, agreed, check_same, leads, several, shared, shared_value
 from fedoptax.progress import Update, bar
 from fedoptax.record import refuse_another, run_config
@@ -40,59 +41,6 @@ from fedoptax.wrappers.privacy import checked_weighting
 
 NOTED_ROWS = 1000  # of the history that the bar's note looks back
 CALL_SECONDS = 0.4  # aim of one call into the program: a lively bar, a quick stop, little overhead
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """What a run leaves.
-
-    Attributes:
-      history: one row a round.
-      params: the final parameters; after a divergence the last finite ones.
-      state: the server's state.
-      clients: the clients' states: an `OnDevice` (`.tree` is stacked over all N, `()` if clients keep nothing) or an
-        `OnHost` (`.of(ids)` gives those of some clients).
-      status: `"completed"`, `"interrupted"` or `"diverged"`.
-      message: one line about a status other than completed, else None.
-      folder: where it was written, or None.
-      hyperparameters: the algorithm's, as far as they were given.
-      signal: the number of the signal that came meanwhile and asked to stop (2: Ctrl-C), else 0.
-    """
-
-    history: History
-    params: Tree
-    state: Tree
-    clients: ClientStates
-    status: str
-    message: str | None = None
-    folder: Path | None = None
-    hyperparameters: dict[str, Any] = field(default_factory=dict)
-    signal: int = 0
-
-
-class DivergedError(RunError):
-    """A run's state or loss became NaN or infinite. `result` is the run up to the last finite state."""
-
-    def __init__(self, message: str, result: RunResult) -> None:
-        super().__init__(message)
-        self.result = result
-
-    def __reduce__(self) -> tuple[Any, ...]:  # a process pool sends errors home by pickle
-        return type(self), (str(self), self.result)
-
-
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, SIGTERM or SIGHUP stopped a run after a whole round.
-
-    `result` is the run so far, and its `signal` says which; with a folder it can be resumed.
-    """
-
-    def __init__(self, result: RunResult) -> None:
-        super().__init__(result.message or "stopped")
-        self.result = result
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.result,)
 
 
 @dataclass(frozen=True)
@@ -312,16 +260,6 @@ def _checked(
     return plan
 
 
-def check_numbers(rounds: Any, eval_every: Any, seed: Any) -> tuple[int, int, int]:
-    """What every run has, apart from its plan, with NumPy's whole numbers as ints.
-
-    Raises:
-      UsageError: a number is outside its range.
-    """
-    rounds, eval_every = whole("rounds", rounds), whole("eval_every", eval_every)
-    return rounds, eval_every, whole("seed", seed, 0, 2**32 - 1, "a whole number from 0 to 2^32 - 1")
-
-
 def execute(task: Task, built: Program, hypers: Mapping[str, Any], settings: Settings) -> RunResult:
     """Runs a program to the end, to a non-finite state or to Ctrl-C, and writes what is to be written."""
     config = run_config(task, settings, built)
@@ -451,6 +389,3 @@ def _note(task: Task, history: History) -> str:
     shown = [name for name in (f"test_{task.primary_metric}", "train_loss") if recent.last(name) is not None][:1]
     shown += ["epsilon"] if recent.last("epsilon") is not None else []
     return ", ".join(f"{name} {recent.last(name):.4g}" for name in shown)
-
-
-__all__ = ["DivergedError", "Interrupted", "RunResult", "Settings", "execute", "run"]

@@ -30,9 +30,9 @@ from fedoptax.comparison import Comparison
 from fedoptax.compilation import use_cache
 from fedoptax.cores import use_cores
 from fedoptax.errors import RunError, Stopped, UsageError, unknown
-from fedoptax.experiment import Interrupted
 from fedoptax.grids import Grid, default_grid, parse_grids
 from fedoptax.naming import build, find_constructor, parse_settings
+from fedoptax.outcome import Interrupted
 from fedoptax.progress import bar, status
 from fedoptax.report import write_report
 from fedoptax.report.search_page import edge_warnings

@@ -16,12 +16,14 @@ from fedoptax.checkpoint import rounds_of
 from fedoptax.engine.aggregation import as_aggregator
 from fedoptax.engine.compiled import Point
 from fedoptax.engine.evaluation import column_names, evaluation_data
+from fedoptax.engine.plan import check_numbers
 from fedoptax.errors import RunError, UsageError, unknown
-from fedoptax.experiment import DivergedError, Interrupted, check_names, check_numbers, check_options, run
+from fedoptax.experiment import check_names, check_options, run
 from fedoptax.finished import is_whole
 from fedoptax.grids import edges
 from fedoptax.history import Row, higher_is_better
 from fedoptax.naming import build, find_constructor
+from fedoptax.outcome import DivergedError, Interrupted
 from fedoptax.progress import Update, bar
 from fedoptax.search import SEARCHES, Search, check_grid, grid_search, optuna_search
 from fedoptax.selection import Rule, Tried, make_rule

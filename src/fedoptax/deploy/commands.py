@@ -16,9 +16,8 @@ from fedoptax.deploy.keys import check_hosts
 from fedoptax.deploy.local import LocalFederation, LocalSettings
 from fedoptax.deploy.resuming import refuse_fewer, rounds_planned
 from fedoptax.deploy.toml_text import toml_text
-from fedoptax.engine.plan import checked_plan
+from fedoptax.engine.plan import check_numbers, checked_plan
 from fedoptax.errors import RunError, Stopped, UsageError
-from fedoptax.experiment import check_numbers
 from fedoptax.naming import parse_settings, parse_value, preset
 from fedoptax.progress import Update, bar, status
 from fedoptax.tasks import recipe_of

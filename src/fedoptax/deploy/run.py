@@ -31,11 +31,11 @@ from fedoptax.deploy.server import RawReply, Reply, check_reply, next_state, upl
 from fedoptax.deploy.wire import pack
 from fedoptax.engine.compiled import Fixed, program
 from fedoptax.engine.evaluation import column_names, evaluate, evaluation_data
-from fedoptax.engine.plan import Plan, check_privacy, checked_plan
+from fedoptax.engine.plan import Plan, check_numbers, check_privacy, checked_plan
 from fedoptax.engine.sampling import cohort_of_round
 from fedoptax.engine.states import OnDevice
 from fedoptax.errors import RunError, UsageError
-from fedoptax.experiment import Settings, check_numbers
+from fedoptax.experiment import Settings
 from fedoptax.history import History, Row, finite_or_none
 from fedoptax.history_file import HistoryFile
 from fedoptax.history_parquet import write_parquet

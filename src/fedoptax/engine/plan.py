@@ -55,6 +55,16 @@ class Plan:
         return self.faults or self.aggregate != MEAN
 
 
+def check_numbers(rounds: Any, eval_every: Any, seed: Any) -> tuple[int, int, int]:
+    """What every run has, apart from its plan, with NumPy's whole numbers as ints.
+
+    Raises:
+      UsageError: a number is outside its range.
+    """
+    rounds, eval_every = whole("rounds", rounds), whole("eval_every", eval_every)
+    return rounds, eval_every, whole("seed", seed, 0, 2**32 - 1, "a whole number from 0 to 2^32 - 1")
+
+
 def whole(name: str, value: Any, least: int = 1, most: int = MOST, allowed: str = "a whole number >= 1") -> int:
     """`value`, a whole number of Python or NumPy from `least` to `most`, as an int, which JSON can hold.
 

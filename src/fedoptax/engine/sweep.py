@@ -11,11 +11,12 @@ import jax
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.engine.compiled import Point
 from fedoptax.engine.local import LocalWork
-from fedoptax.engine.plan import Plan, checked_plan
+from fedoptax.engine.plan import Plan, check_numbers, checked_plan
 from fedoptax.engine.together import Outcome, run_together
 from fedoptax.errors import UsageError
-from fedoptax.experiment import DivergedError, Interrupted, RunResult, check_names, check_numbers, run
+from fedoptax.experiment import check_names, run
 from fedoptax.grids import points
+from fedoptax.outcome import DivergedError, Interrupted, RunResult
 from fedoptax.search import check_grid
 from fedoptax.task import Task
 from fedoptax.wrappers.privacy import checked_weighting
