@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from fedoptax import __version__
 from fedoptax.cli_options import (
@@ -32,7 +33,11 @@ from fedoptax.deploy_cli import deploy_app
 from fedoptax.errors import LONGEST, RunError, Stopped, UsageError, brief
 from fedoptax.garbage import import_kept, leave_at_exit
 from fedoptax.interrupt import ended_at_once, terminable
+from fedoptax.streams import forgiving_streams
 from fedoptax.supervision import attach, forget_the_others, is_worker, leave, loss_of_contact, supervise
+
+# else typer 0.20 writes [default: 1] as \[default: 1] for rich, which does not print our help
+typer.core.HAS_RICH = False
 
 app = typer.Typer(
     name="fedoptax",
@@ -239,16 +244,24 @@ def main(arguments: list[str] | None = None) -> None:
     Errors are one line.
     """
     given = sys.argv[1:] if arguments is None else arguments
+    forgiving_streams()
     attach()
     leave_at_exit()
     if "--distributed" in given and not is_worker():
         sys.exit(supervise(given))
     with terminable() as signal:
-        status = _status(lambda: app(args=arguments, prog_name="fedoptax", standalone_mode=False))
+        status = _status(lambda: _command(given))
         status = 128 + signal() if status == 130 and signal() else status
         if is_worker():
             leave(status)
         sys.exit(status)
+
+
+def _command(arguments: list[str]) -> Any:
+    for argument in arguments:
+        if any("\ud800" <= character <= "\udfff" for character in argument):
+            raise UsageError(f"argument: {argument!a} given, allowed is text in UTF-8")
+    return app(args=arguments, prog_name="fedoptax", standalone_mode=False)
 
 
 def _status(command: Callable[[], Any]) -> int:
