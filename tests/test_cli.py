@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from fedoptax.cli import main
-from fedoptax.command_options import again
+from fedoptax.command_options import again, with_preset
 
 SMALL = ["--task", "digits", "--model", "logistic", "--num-clients", "8", "--cohort-size", "3", "--rounds", "4"]
 
@@ -145,6 +145,16 @@ WRONG = [
     (["run", "--mesh", "99"], 2, "mesh: 99 given, allowed is a whole number from 1 to"),
     (["compare", "--mesh", "0"], 2, "mesh: 0 given"),
     (["compare", "--client-loop", "fast"], 2, "client_loop: 'fast' given"),
+    (["run", "--set", "client_lr=1e300"], 2, "client_lr: 1e+300 given, allowed is a number from 1.18e-38 to 3.4e+38"),
+    (["run", "--set", "tau=1e-300"], 2, "tau: 1e-300 given, allowed is a number from 1.18e-38"),
+    (["tune", "--grid", "client_lr=1e-300..1"], 2, "client_lr: 1e-300 given, allowed is a number from 1.18e-38"),
+    (["run", "--local-epochs", "2", "--local-steps", "3"], 2, "--local-epochs: given with --local-steps"),
+    (["run", "--weighting", ""], 2, "argument: '' given, allowed is one with a value"),
+    (["run", "--out="], 2, "argument: '--out=' given, allowed is one with a value"),
+    (["compare", "--budget", "4"], 2, "--budget: given without --tune"),
+    (["compare", "--select", "train_loss"], 2, "--select: given without --tune"),
+    (["compare", "--seeds", "99999999999"], 2, "--seeds: 99999999999 given, allowed is a whole number from 1 to 10000"),
+    (["report", ".", "--target", "nan"], 2, "--target: nan given, allowed is a finite number"),
     (["run", "--process", "1"], 2, "--process: given without --distributed"),
     (["list", "models"], 2, "models"),
     (["report", "nowhere"], 2, "folder: 'nowhere' given"),
@@ -338,6 +348,13 @@ def test_what_is_refused_costs_no_earlier_results_and_makes_no_folder(wrong: lis
     (out / "config.json").write_text("{}")
     assert fedoptax(*given) == 2
     assert (out / "config.json").read_text() == "{}"
+
+
+def test_own_measure_of_local_work_replaces_the_papers() -> None:
+    arguments = {"task": "mnist", "preset": "paper:fafed-low", "local_epochs": 2, "local_steps": None}
+    given = with_preset(arguments)
+    assert (given["local_epochs"], given.get("local_steps"), given["batch_size"]) == (2, None, 50)
+    assert with_preset(arguments | {"local_epochs": None})["local_steps"] == 10
 
 
 def test_bytes_counts_what_was_asked_for_and_refuses_nonsense(capsys: pytest.CaptureFixture[str]) -> None:

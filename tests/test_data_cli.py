@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fedoptax.cli import main
+from fedoptax.command_options import result_folder
 
 
 def fedoptax(*arguments: str) -> int:
@@ -55,6 +56,13 @@ def test_partition_shows_measures_a_table_and_a_picture(capsys: pytest.CaptureFi
             int(row[4]),
         )
     assert Path("p/partition.png").read_bytes().startswith(b"\x89PNG")
+    assert fedoptax(*arguments) == 2  # a table is not replaced unasked
+    assert fedoptax(*arguments, "--alpha", "10", "--overwrite") == 0
+    assert list(csv.reader(Path("p/partition.csv").read_text().splitlines())) != rows
+
+
+def test_commands_at_one_time_take_different_folders() -> None:
+    assert result_folder(None, "digits", "fedadam") != result_folder(None, "digits", "fedadam")
 
 
 def test_partition_as_json(capsys: pytest.CaptureFixture[str]) -> None:

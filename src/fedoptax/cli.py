@@ -67,7 +67,9 @@ Grid = Annotated[
         help="Values by commas, or LOW..HIGH in half decades (also :decade, :quarter). Default: the rates, 1e-3..10.",
     ),
 ]
-Select = Annotated[str, typer.Option(help="What ranks points: train_loss, or a metric such as test_accuracy.")]
+Select = Annotated[
+    str | None, typer.Option(help="What ranks points: train_loss (default), or a metric such as test_accuracy.")
+]
 Last = Annotated[int | None, typer.Option(help="Its mean over so many last rounds. Default: 100, at most a tenth.")]
 
 
@@ -107,9 +109,9 @@ def compare(
     tune: Annotated[
         bool, typer.Option("--tune", help="First search every algorithm's rates, with the same number of points.")
     ] = False,
-    budget: Annotated[int, typer.Option(help="Points for each algorithm, with --tune.")] = 16,
+    budget: Annotated[int | None, typer.Option(help="Points for each algorithm, with --tune. Default: 16.")] = None,
     grid: Grid = None,
-    select: Select = "train_loss",
+    select: Select = None,
     last: Last = None,
     **options: Any,
 ) -> None:
@@ -118,9 +120,11 @@ def compare(
     Example: fedoptax compare --task digits --algorithms fedavg,fedadam,fedyogi --seeds 3 --out runs/b
     """
     own = {"task": task, "algorithms": algorithms, "seeds": seeds}
-    search = {"budget": budget, "grid": grid, "select": select, "last": last} if tune else None
-    if search is None and (grid or last):
-        raise UsageError(f"{'--grid' if grid else '--last'}: given without --tune, allowed is with it")
+    given: dict[str, Any] = {"budget": budget, "grid": grid, "select": select, "last": last}
+    given = {name: value for name, value in given.items() if value is not None}
+    if given and not tune:
+        raise UsageError(f"--{next(iter(given))}: given without --tune, allowed is with it")
+    search = {"budget": 16, "grid": None, "select": "train_loss", "last": None} | given if tune else None
     _read_ahead(task, options)
     load_commands().compare(**own, search=search, **_renamed(options))
 
@@ -131,7 +135,7 @@ def tune(
     task: Task = "digits",
     algorithm: Algorithm = "fedadam",
     grid: Grid = None,
-    select: Select = "train_loss",
+    select: Select = None,
     last: Last = None,
     search: Annotated[str, typer.Option(help="grid, or optuna (extra `optuna`) within the grid's ranges.")] = "grid",
     trials: Annotated[int | None, typer.Option(help="Points of --search optuna. Default: 25.")] = None,
@@ -142,7 +146,7 @@ def tune(
 
     Example: fedoptax tune --algorithm fedadam --grid client_lr=1e-3..1 --grid server_lr=1e-3..1 --out runs/c
     """
-    own = {"task": task, "algorithm": algorithm, "grid": grid, "select": select, "last": last}
+    own = {"task": task, "algorithm": algorithm, "grid": grid, "select": select or "train_loss", "last": last}
     own |= {"search": search, "trials": trials, "seed": seed}
     _read_ahead(task, options)
     load_commands("tune_commands").tune(**own, **_renamed(options))
@@ -261,6 +265,8 @@ def _command(arguments: list[str]) -> Any:
     for argument in arguments:
         if any("\ud800" <= character <= "\udfff" for character in argument):
             raise UsageError(f"argument: {argument!a} given, allowed is text in UTF-8")
+        if not argument or (argument.startswith("--") and argument.endswith("=")):
+            raise UsageError(f"argument: {argument!r} given, allowed is one with a value")
     return app(args=arguments, prog_name="fedoptax", standalone_mode=False)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
-import time
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +82,13 @@ def check_trust(folder: Path, algorithms: list[str], trust: bool) -> None:
 
 
 def with_preset(options: dict[str, Any]) -> dict[str, Any]:
-    """The options, and where none was given those of the paper setting that `--preset` names."""
+    """The options, and where none was given those of the paper setting that `--preset` names.
+
+    Raises:
+      UsageError: no such setting or task, or both measures of local work are given.
+    """
     recipe_of(options["task"])
+    measured = check_measures(options)
     setting = find_preset(options["task"], options["preset"])
     if setting is None:
         return options
@@ -93,9 +98,22 @@ def with_preset(options: dict[str, Any]) -> dict[str, Any]:
     if options.get("partition") not in (None, task.get("partition")):  # another one: its settings are not the paper's
         of_partition = {"partition", *PARTITION_OPTIONS.get(task.get("partition", ""), ())} - {"num_clients"}
         task = {name: value for name, value in task.items() if name not in of_partition}
-    from_paper = {**task, **setting.run}
+    run = {name: value for name, value in setting.run.items() if not (measured and name.startswith("local_"))}
+    from_paper = {**task, **run}
     filled = {name: value for name, value in from_paper.items() if options.get(name) is None}
     return options | filled
+
+
+def check_measures(options: Mapping[str, Any]) -> bool:
+    """Whether a measure of local work is given.
+
+    Raises:
+      UsageError: both are, epochs and steps.
+    """
+    measures = [name for name in ("local_epochs", "local_steps") if options.get(name) is not None]
+    if len(measures) > 1:
+        raise UsageError("--local-epochs: given with --local-steps, allowed is one of them")
+    return bool(measures)
 
 
 def of_texts(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,6 +190,6 @@ def _of_run(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def result_folder(out: Path | None, task: str, what: str) -> Path:
-    """The folder that was asked for, or a new one under runs/."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
+    """The folder that was asked for, or a new one under runs/, of another name than that of a command just before."""
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
     return out or Path("runs") / f"{Path(task).stem}-{what.replace(':', '.')}-{stamp}"

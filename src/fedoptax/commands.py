@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_
+import math
 import shlex
 import sys
 from collections.abc import Mapping
@@ -47,6 +48,8 @@ from fedoptax.tune_commands import grids_of, show_best, with_searches, write_sea
 from fedoptax.tune_commands import resume as resume_search
 from fedoptax.wrapping import wrap_as
 
+MAX_SEEDS = 10_000  # of a comparison
+
 
 def run(**options: Any) -> None:
     """`fedoptax run`."""
@@ -90,8 +93,8 @@ def compare(**options: Any) -> None:
     use_cores()
     names = algorithm_names(options["algorithms"])
     options = with_preset(options) | of_texts(options)
-    if options["seeds"] < 1:
-        raise UsageError(f"--seeds: {options['seeds']} given, allowed is a whole number >= 1")
+    if not 1 <= options["seeds"] <= MAX_SEEDS:
+        raise UsageError(f"--seeds: {options['seeds']} given, allowed is a whole number from 1 to {MAX_SEEDS}")
     hyperparameters = start_of(names, options)
     grids = grids_of(names, options | options["search"], options["search"]["budget"]) if options["search"] else {}
     algorithms = []
@@ -218,6 +221,8 @@ def report(folder: Path, out: Path | None, target: float | None) -> None:
     """`fedoptax report`."""
     if not folder.is_dir():
         raise UsageError(f"folder: '{folder}' given, allowed is a folder with runs in it")
+    if target is not None and not math.isfinite(target):
+        raise UsageError(f"--target: {target} given, allowed is a finite number")
     with status("writing the report"):
         page = write_report(folder, out, target)
     print(f"report: {page}")

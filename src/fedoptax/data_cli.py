@@ -19,6 +19,7 @@ from fedoptax.cli_options import (
     Json,
     LabelColumn,
     NumClients,
+    Overwrite,
     Partition,
     PartitionSeed,
     Shards,
@@ -30,6 +31,9 @@ from fedoptax.cli_options import (
 from fedoptax.garbage import import_kept
 
 app = typer.Typer(name="data", help="Fetch, check and look at data sets.", rich_markup_mode=None)
+
+
+OWN = ("partition_seed", "data_dir", "out", "overwrite", "json")  # options of `partition` that are none of the task's
 
 
 @app.callback(invoke_without_command=True)
@@ -86,16 +90,15 @@ def partition(
     out: Annotated[
         Path | None, typer.Option(help="Folder for partition.csv and partition.png. Default: a new one under runs/.")
     ] = None,
+    overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
     """Show who holds what: measures of heterogeneity, a table of the clients, and a picture.
 
     Example: fedoptax data partition --task digits --partition dirichlet --alpha 0.1
     """
-    options = {
-        name: value for name, value in locals().items() if name not in ("partition_seed", "data_dir", "out", "json")
-    }
-    _commands().partition(options, partition_seed, data_dir, out, json)
+    options = {name: value for name, value in locals().items() if name not in OWN}
+    _commands().partition(options, partition_seed, data_dir, out, overwrite, json)
 
 
 def _commands() -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json as json_
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 
 from fedoptax import storage
 from fedoptax.data.heterogeneity import measures
-from fedoptax.errors import RunError
+from fedoptax.errors import RunError, UsageError
 from fedoptax.progress import status
 from fedoptax.record import class_counts, partition_record
 from fedoptax.report.figures import partition_png
@@ -53,12 +52,17 @@ def check(names: list[str], data_dir: Path | None, json: bool) -> None:
         raise RunError(f"not whole: {', '.join(broken)}")
 
 
-def partition(options: Mapping[str, Any], seed: int, data_dir: Path | None, out: Path | None, json: bool) -> None:
+def partition(
+    options: Mapping[str, Any], seed: int, data_dir: Path | None, out: Path | None, overwrite: bool, json: bool
+) -> None:
     """`fedoptax data partition`."""
-    from fedoptax.command_options import print_table
+    from fedoptax.command_options import print_table, result_folder
 
     name = options["task"]
-    folder = out or Path("runs") / f"{Path(name).stem}-partition-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = result_folder(out, name, "partition")
+    for file in (folder / "partition.csv", folder / "partition.png"):
+        if file.exists() and not overwrite:
+            raise UsageError(f"out: '{file}' is there already; give another folder, or --overwrite")
     with status(f"loading {name}"):
         given = {key: value for key, value in options.items() if key != "task" and value is not None}
         task = load_task(name, seed=seed, data_dir=data_dir, **given)

@@ -19,7 +19,7 @@ def check(name: str, value: Any, low: float, high: float = math.inf, *, open_low
     """Checks low ≤ value < high (low < value with `open_low`); traced values are the caller's to check.
 
     Raises:
-      UsageError: the value is not a number, not finite, or outside the range.
+      UsageError: the value is not a number, not finite, outside the range, or infinite or 0 in JAX's floating point.
     """
     if isinstance(value, jax.core.Tracer):
         return
@@ -30,6 +30,9 @@ def check(name: str, value: Any, low: float, high: float = math.inf, *, open_low
         number = math.nan
     if not (math.isfinite(number) and (number > low or (number == low and not open_low)) and number < high):
         raise UsageError(f"{name}: {value!r} given, allowed is {allowed}")
+    real = np.finfo(jax.dtypes.canonicalize_dtype(float))
+    if number and not float(real.tiny) <= abs(number) <= float(real.max):
+        raise UsageError(f"{name}: {value!r} given, allowed is a number from {real.tiny:.3g} to {real.max:.3g}")
 
 
 def check_positive(**values: Any) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedoptax import storage
+from fedoptax.command_options import check_measures
 from fedoptax.deploy.app_folder import check_empty, read_app, write_app, write_keys
 from fedoptax.deploy.config import Deployment, build_task
 from fedoptax.deploy.keys import check_hosts
@@ -161,6 +162,7 @@ def _deployment(options: Mapping[str, Any], nodes: int) -> Deployment:
     chosen = parse_settings(options["settings"] or [], [algorithm])[algorithm]
     hyperparameters = (preset(name, algorithm) | chosen) if recipe is not None else chosen
     defaults = dict(recipe.defaults) if recipe is not None else {}
+    check_measures(options)
     given = {field: options[field] for field in (*FIELDS, *NETWORK) if options.get(field) is not None}
     if "local_epochs" in given:
         defaults.pop("local_steps", None)

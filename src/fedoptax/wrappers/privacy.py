@@ -204,7 +204,7 @@ def checked_weighting(algorithm: FedAlgorithm, weighting: str | None) -> str:
     """
     if algorithm.epsilon is not None and weighting not in (None, "uniform"):
         raise UsageError(f"weighting: '{weighting}' given, allowed is uniform for a private algorithm")
-    return weighting or algorithm.weighting
+    return algorithm.weighting if weighting is None else weighting
 
 
 def _check_upload(upload: Tree, nonnegative: Sequence[str], believed: bool) -> None:
