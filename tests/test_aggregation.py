@@ -87,6 +87,18 @@ def test_it_equals_the_papers_rule_over_those_who_are_present(name: str) -> None
 
 
 @pytest.mark.parametrize("name", GOOD)
+def test_complex_numbers_are_aggregated_as_their_two_parts(name: str) -> None:
+    uploads, weights = uploads_of(3), np.random.default_rng(3).uniform(1, 9, SIZE)
+    real, imaginary = np.array(uploads["a"]), np.array(uploads["a"])[::-1] * 2
+    present = jnp.asarray(np.arange(SIZE) != 4)
+    given = jnp.asarray(weights, jnp.float32)
+    wanted = compiled(name)({"re": real, "im": imaginary}, given, present)
+    out = compiled(name)({"z": (real + 1j * imaginary).astype(np.complex64)}, given, present)["z"]
+    assert out.dtype == jnp.complex64
+    np.testing.assert_allclose(out, wanted["re"] + 1j * wanted["im"], rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", GOOD)
 def test_few_or_none_give_numbers(name: str) -> None:
     uploads, weights = uploads_of(0), np.ones(SIZE)
     uploads["a"][5:] = np.nan

@@ -64,3 +64,25 @@ def test_a_mesh_in_double_precision_runs_without_a_warning_and_samples_the_same(
         lines = (out / "history.jsonl").read_text(encoding="utf-8").splitlines()
         columns.append([row[name] for row in map(json.loads, lines) for name in ("train_loss", "test_loss")])
     assert columns[0] == pytest.approx(columns[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["cuda", "rocm", "abacus"])
+def test_devices_that_are_not_there_are_named(kind: str, tmp_path: Path) -> None:
+    program = [sys.executable, "-m", "fedoptax.cli", *RUN, "--out", str(tmp_path / "run")]
+    environment = os.environ | {"JAX_PLATFORMS": kind}
+    done = subprocess.run(program, env=environment, check=False, capture_output=True, text=True)
+    if kind == "cuda" and done.returncode == 0:
+        pytest.skip("there is a GPU")
+    assert done.returncode == 1
+    assert f"fedoptax: JAX_PLATFORMS: '{kind}' given, and JAX cannot use such a device: " in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_a_place_for_the_cache_a_run_only_compiles_anew(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    environment = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
+    environment |= {"XDG_CACHE_HOME": str(tmp_path / "file"), "HOME": str(tmp_path / "file")}
+    program = [sys.executable, "-m", "fedoptax.cli", *RUN, "--out", str(tmp_path / "run")]
+    done = subprocess.run(program, env=environment, check=False, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "Warning" not in done.stderr

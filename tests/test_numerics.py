@@ -144,6 +144,7 @@ MIXED = {
     "whole": np.arange(3),
     "none": np.zeros((0, 3), np.float32),
     "scalar": np.float32(1e-45).reshape(1),
+    "complex": np.full(3, 3e38 + 3e38j, np.complex64),
 }
 
 
@@ -157,8 +158,13 @@ def test_large_numbers_are_finite() -> None:
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-@pytest.mark.parametrize("leaf", ["large", "small", "half", "scalar"])
+@pytest.mark.parametrize("leaf", ["large", "small", "half", "scalar", "complex"])
 def test_one_number_that_is_not_finite_is_found(leaf: str, value: float) -> None:
     array = np.array(MIXED[leaf])
     array.flat[-1] = value
     assert not bool(all_finite(MIXED | {leaf: array}))
+
+
+@pytest.mark.parametrize("value", [complex(0, np.inf), complex(1, np.nan), complex(-np.inf, 0)])
+def test_one_part_that_is_not_finite_is_found(value: complex) -> None:
+    assert not bool(all_finite({"z": jnp.asarray([1j, value], jnp.complex64)}))

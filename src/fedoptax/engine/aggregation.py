@@ -2,7 +2,7 @@
 
 An aggregator sees the whole uploads of a cohort, as decoded, stacked leaf by leaf (S, …), of which only those that are
 `present` count; what the others hold is never read into the result. Sums are in float32 or wider, and integer leaves
-(counters) are rounded at the end, as in the weighted mean.
+(counters) are rounded at the end, as in the weighted mean. A complex number counts as its two parts.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MEAN = Mean()
 class NormClipping(Mean):
     """The weighted mean of uploads clipped to a norm, Σ wᵢ uᵢ min(1, C/‖uᵢ‖) / Σ wᵢ (Sun et al. 2019).
 
-    ‖·‖ is the 2-norm over all floating-point leaves together; integer leaves are averaged as they are.
+    ‖·‖ is the 2-norm over all leaves but integers together; integer leaves are averaged as they are.
 
     Args:
       max_norm: C > 0.
@@ -66,12 +66,12 @@ class NormClipping(Mean):
 
     def each(self, upload: Tree) -> Tree:
         """The upload, clipped."""
-        squares = [jnp.sum(jnp.square(_wide(a))) for a in jax.tree.leaves(upload) if _is_float(a)]
+        squares = [jnp.sum(jnp.square(_wide(a))) for a in jax.tree.leaves(upload) if _is_inexact(a)]
         if not squares:
             return upload
         norm = jnp.sqrt(sum(squares[1:], squares[0]))
         factor = jnp.minimum(1, self.max_norm / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))
-        return jax.tree.map(lambda a: a * factor.astype(a.dtype) if _is_float(a) else a, upload)
+        return jax.tree.map(lambda a: a * factor.astype(a.dtype) if _is_inexact(a) else a, upload)
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class TrimmedMean:
 class Krum:
     """Krum and multi-Krum (Blanchard et al. 2017, Section 4).
 
-    The score of an upload is the sum of its squared distances, over all floating-point leaves, to the n − f − 2 others
+    The score of an upload is the sum of its squared distances, over all leaves but integers, to the n − f − 2 others
     that are nearest to it. The result is the upload with the least score, or the plain mean of the `keep` uploads with
     the least (of equal ones the earlier in the cohort). Weights are not used.
 
@@ -174,7 +174,7 @@ class Krum:
     def scores(self, uploads: Tree, present: jax.Array) -> jax.Array:
         """The score of every upload (S,); infinite for one that is not present."""
         places = jnp.arange(present.shape[0])
-        leaves = [_present_or(0, _wide(a), present) for a in jax.tree.leaves(uploads) if _is_float(a)]
+        leaves = [_present_or(0, _wide(a), present) for a in jax.tree.leaves(uploads) if _is_inexact(a)]
         near = jnp.sum(present) - self.faulty - 2
 
         def score(i: jax.Array) -> jax.Array:
@@ -234,6 +234,8 @@ def _by_coordinate(rule: Callable[[jax.Array], jax.Array], uploads: Tree, presen
     def leaf(a: jax.Array) -> jax.Array:
         result = rule(_sorted(_present_or(jnp.inf, _wide(a), present)))
         result = jnp.where(jnp.any(present), result, 0)
+        if jnp.iscomplexobj(a):
+            result = jax.lax.complex(result[..., 0], result[..., 1])
         return (jnp.round(result) if jnp.issubdtype(a.dtype, jnp.integer) else result).astype(a.dtype)
 
     return jax.tree.map(leaf, uploads)
@@ -271,11 +273,13 @@ def _present_or(value: float, a: jax.Array, present: jax.Array) -> jax.Array:
 
 
 def _wide(a: jax.Array) -> jax.Array:
+    """`a` in float32 or wider, the parts of complex numbers along one more axis."""
+    a = jnp.stack([a.real, a.imag], axis=-1) if jnp.iscomplexobj(a) else a
     return a.astype(jnp.float64 if a.dtype == jnp.float64 else jnp.float32)
 
 
-def _is_float(a: jax.Array) -> bool:
-    return bool(jnp.issubdtype(a.dtype, jnp.floating))
+def _is_inexact(a: jax.Array) -> bool:
+    return bool(jnp.issubdtype(a.dtype, jnp.inexact))
 
 
 def _is_number(value: object) -> bool:

@@ -108,7 +108,7 @@ def holds_all(plan: Plan, task: Task) -> bool:
 
 
 def all_finite(tree: Tree) -> jax.Array:
-    """Whether every floating-point number of `tree` is finite.
+    """Whether every floating-point or complex number of `tree` is finite.
 
     Zero times a number is no number exactly if that is not finite, and so is a sum with it: sums compile in a fifth of
     the time that comparisons take. Leaves of one size are added up first, small ones as if they were of the largest's,
@@ -116,7 +116,8 @@ def all_finite(tree: Tree) -> jax.Array:
     """
     zeros: dict[int, jax.Array] = {}
     for a in jax.tree.leaves(tree):
-        if jnp.issubdtype(a.dtype, jnp.floating) and a.size:
+        if jnp.issubdtype(a.dtype, jnp.inexact) and a.size:
+            a = jnp.real(a) * 0 + jnp.imag(a) * 0 if jnp.iscomplexobj(a) else a
             zeros[a.size] = zeros.get(a.size, jnp.float32(0)) + (jnp.ravel(a) * 0).astype(jnp.float32)
     small = [a for a in zeros.values() if a.nbytes < LARGE]
     parts = [a for a in zeros.values() if a.nbytes >= LARGE]

@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedoptax.algorithm import Tree
-from fedoptax.errors import UsageError
+from fedoptax.errors import RunError, UsageError
 from fedoptax.tree import on_device
 
 AXIS = "clients"
@@ -44,8 +44,9 @@ def choose_mesh(mesh: int | None, cohort_size: int, engine: str = "compiled") ->
 
     Raises:
       UsageError: more than there are, fewer than 1, or several with the eager engine.
+      RunError: JAX has no device of the kind that it was told to use.
     """
-    there, processes = jax.device_count(), jax.process_count()
+    there, processes = _device_count(), jax.process_count()
     if engine == "eager":
         if processes > 1:
             raise UsageError(f"engine: 'eager' given with {processes} processes, allowed is compiled")
@@ -58,12 +59,20 @@ def choose_mesh(mesh: int | None, cohort_size: int, engine: str = "compiled") ->
         return there
     if mesh is None:
         return min(there, cohort_size)
-    if not isinstance(mesh, int) or isinstance(mesh, bool) or not 1 <= mesh <= there:
+    if not isinstance(mesh, int | np.integer) or isinstance(mesh, bool) or not 1 <= mesh <= there:
         hint = ""
         if jax.default_backend() == "cpu":
             hint = "; JAX_NUM_CPU_DEVICES=N in the environment makes N of a CPU"
         raise UsageError(f"mesh: {mesh!r} given, allowed is a whole number from 1 to {there}, the devices there{hint}")
-    return mesh
+    return int(mesh)
+
+
+def _device_count() -> int:
+    try:
+        return jax.device_count()
+    except (AssertionError, RuntimeError) as error:  # the first, without a text, for a GPU that is not there
+        given, why = jax.config.values["jax_platforms"], str(error) or "there is none"
+        raise RunError(f"JAX_PLATFORMS: {given!r} given, and JAX cannot use such a device: {why}") from None
 
 
 def mesh_again(mesh: int | None) -> int | None:
