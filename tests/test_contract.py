@@ -69,6 +69,18 @@ def test_weighted_mean_of_complex_numbers_keeps_both_parts() -> None:
         assert fx.weighted_mean([jnp.asarray(1j)], [1]).dtype == jnp.complex128
 
 
+@pytest.mark.filterwarnings("error")
+def test_weighted_mean_of_numpys_doubles_is_in_jaxs_numbers() -> None:
+    mean = fx.weighted_mean([np.asarray([1.0]), np.asarray([4.0])], [1, 2])
+    assert mean.dtype == jnp.float32 and float(mean[0]) == 3.0
+
+
+@pytest.mark.parametrize("weights", [[0, 0], [-1, 2], [1, math.nan]])
+def test_weighted_mean_refuses_weights_that_make_none(weights: list[float]) -> None:
+    with pytest.raises(ValueError, match="allowed are numbers >= 0, not all 0"):
+        fx.weighted_mean([jnp.ones(2), jnp.ones(2)], weights)
+
+
 def test_a_client_of_weight_zero_counts_for_nothing_even_if_it_failed() -> None:
     trees = [{"a": jnp.asarray([1.0])}, {"a": jnp.asarray([jnp.nan])}]
     np.testing.assert_array_equal(fx.weighted_mean(trees, [2.0, 0.0])["a"], [1.0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,22 @@ def test_whole_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
 def test_what_is_no_algorithm_is_one_line(algorithm: Any) -> None:
     with pytest.raises(fx.UsageError, match=r"^algorithm: .* given, allowed is a FedAlgorithm, such as fedavg"):
         fx.run(TASK, algorithm)
+
+
+@pytest.mark.parametrize("task", ["digits", None, 5])
+def test_what_is_no_task_is_one_line(task: Any, tmp_path: Path) -> None:
+    calls: list[Callable[[], object]] = [
+        lambda: fx.run(task, ALGORITHM),
+        lambda: fx.sweep(task, fx.fedavg, {"client_lr": [0.1]}),
+        lambda: fx.tune(task, "fedavg", {"client_lr": [0.1]}, tmp_path),
+        lambda: fx.with_compute_dtype(task, "bfloat16"),
+    ]
+    for call in calls:
+        with pytest.raises(fx.UsageError, match=r"^task: .* given, allowed is a fedoptax\.Task, such as load_task"):
+            call()
+    if task != "digits":
+        with pytest.raises(fx.UsageError, match=r"^task: .* given, allowed is the name of one, such as 'digits'"):
+            fx.load_task(task)
 
 
 def test_overwriting_through_a_link_keeps_the_link(tmp_path: Path) -> None:

@@ -131,6 +131,10 @@ def test_counts_and_heterogeneity_by_hand():
     [
         (lambda: iid(10, 0, 0), "num_clients"),
         (lambda: iid(10, 11, 0), "num_clients"),
+        (lambda: iid(10, 3.5, 0), "num_clients"),
+        (lambda: iid(10, 3, -1), "seed"),
+        (lambda: iid(10, 3, None), "seed"),
+        (lambda: dirichlet([0, 1], 1, 1.0, 0.5), "seed"),
         (lambda: iid([[1, 2]], 1, 0), "labels"),
         (lambda: dirichlet([0, 1], 3, 1.0, 0), "num_clients"),
         (lambda: dirichlet([0, 1], 1, 0.0, 0), "alpha"),

@@ -116,13 +116,15 @@ def weighted_mean(trees: Sequence[Tree], weights: Sequence[Any] | jax.Array | No
       The mean; integer leaves (step counters) are rounded to the nearest integer.
 
     Raises:
-      ValueError: no trees, or as many weights as trees were not given.
+      ValueError: no trees, not as many weights as trees, or weights (where they are known) of no positive sum.
     """
     if not trees:
         raise ValueError("weighted_mean: at least one tree is needed, 0 were given")
     w = jnp.ones(len(trees)) if weights is None else jnp.asarray(weights, jnp.result_type(float))
     if w.shape != (len(trees),):
         raise ValueError(f"weighted_mean: weights of shape {w.shape} given for {len(trees)} trees; one each is allowed")
+    if not isinstance(w, jax.core.Tracer) and not (jnp.all(w >= 0) and jnp.sum(w) > 0):
+        raise ValueError(f"weighted_mean: weights {w} given; allowed are numbers >= 0, not all 0")
     w = w / jnp.sum(w)
     total = accumulate_zero(trees[0])
     for tree, weight in zip(trees, w):
@@ -149,13 +151,14 @@ def accumulate_result(total: Tree, like: Tree) -> Tree:
     """The finished sum in the dtypes of `like`; integers are rounded."""
 
     def leaf(t: jax.Array, a: Any) -> jax.Array:
-        return (jnp.round(t) if jnp.issubdtype(a.dtype, jnp.integer) else t).astype(a.dtype)
+        dtype = jax.dtypes.canonicalize_dtype(a.dtype)  # of NumPy's doubles, when JAX has none
+        return (jnp.round(t) if jnp.issubdtype(dtype, jnp.integer) else t).astype(dtype)
 
     return jax.tree.map(leaf, total, like)
 
 
 def _sum_dtype(dtype: Any) -> Any:
-    wide = dtype in (jnp.float64, jnp.complex128)
+    wide = jax.dtypes.canonicalize_dtype(dtype) in (jnp.float64, jnp.complex128)
     if jnp.issubdtype(dtype, jnp.complexfloating):
         return jnp.complex128 if wide else jnp.complex64
     return jnp.float64 if wide else jnp.float32

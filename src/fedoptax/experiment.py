@@ -35,7 +35,7 @@ from fedoptax.processes import agree, agreed, check_same, leads, several, shared
 from fedoptax.progress import Update, bar
 from fedoptax.record import refuse_another, run_config
 from fedoptax.run_folder import RunFolder
-from fedoptax.task import Task
+from fedoptax.task import Task, check_task
 from fedoptax.trackers import Tracker, as_trackers
 from fedoptax.wrappers.privacy import checked_weighting
 
@@ -145,6 +145,7 @@ def run(
       RunError: files cannot be written, or `resume_from` does not fit.
       Interrupted: Ctrl-C, SIGTERM or SIGHUP; the state after the last whole round is in its `result` (and in `out`).
     """
+    check_task(task)
     if not isinstance(algorithm, FedAlgorithm | Point):
         raise UsageError(f"algorithm: {algorithm!r} given, allowed is a FedAlgorithm, such as fedavg(0.1), or a Point")
     point = algorithm if isinstance(algorithm, Point) else Point(Fixed(algorithm), {})

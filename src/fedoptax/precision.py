@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from fedoptax.algorithm import Tree
 from fedoptax.errors import unknown
-from fedoptax.task import Task
+from fedoptax.task import Task, check_task
 
 DTYPES = ("float32", "bfloat16")
 
@@ -28,7 +28,7 @@ def with_compute_dtype(task: Task, dtype: str) -> Task:
       dtype: `"bfloat16"`, or `"float32"` for the task as it is.
 
     Raises:
-      UsageError: another type.
+      UsageError: another type, or no task.
 
     Example:
       >>> import fedoptax as fx
@@ -36,8 +36,9 @@ def with_compute_dtype(task: Task, dtype: str) -> Task:
       >>> task.spec["compute_dtype"]
       'bfloat16'
     """
+    check_task(task)
     if dtype not in DTYPES:
-        unknown("compute_dtype", dtype, DTYPES)
+        unknown("compute_dtype", str(dtype), DTYPES)
     if dtype == "float32":
         return task
     loss, short = task.loss, jnp.dtype(dtype)

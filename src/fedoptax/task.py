@@ -157,3 +157,13 @@ jax.tree_util.register_pytree_node(  # a loss may be jitted
     lambda batch: (tuple(batch.values()), (tuple(batch), batch.asked)),
     lambda form, values: _Unmasked(dict(zip(form[0], values)), form[1]),
 )
+
+
+def check_task(task: Any) -> None:
+    """Checks that `task` is one.
+
+    Raises:
+      UsageError: it is something else, such as a task's name.
+    """
+    if not isinstance(task, Task):
+        raise UsageError(f"task: {task!r} given, allowed is a fedoptax.Task, such as load_task('digits')")

@@ -28,7 +28,7 @@ from fedoptax.progress import Update, bar
 from fedoptax.search import SEARCHES, Search, check_grid, grid_search, optuna_search
 from fedoptax.selection import Rule, Tried, make_rule
 from fedoptax.stored import check_tuning
-from fedoptax.task import Task
+from fedoptax.task import Task, check_task
 from fedoptax.trackers import Tracker
 from fedoptax.wrapping import wrap_as
 
@@ -190,6 +190,7 @@ def tune(
       RunError: `out` holds another search, or cannot be used.
       Interrupted: Ctrl-C or a signal; a further call goes on.
     """
+    check_task(task)
     if not isinstance(algorithm, str):
         raise UsageError(f"algorithm: {algorithm!r} given, allowed is a name, such as 'fedavg', or MODULE:FUNCTION")
     check_grid(grid)

@@ -18,7 +18,7 @@ from fedoptax.experiment import check_names, run
 from fedoptax.grids import points
 from fedoptax.outcome import DivergedError, Interrupted, RunResult
 from fedoptax.search import check_grid
-from fedoptax.task import Task
+from fedoptax.task import Task, check_task
 from fedoptax.wrappers.privacy import checked_weighting
 
 TOGETHER = 16
@@ -58,6 +58,7 @@ def sweep(
         anything runs. Points together with options that need one at a time: a mesh, the eager engine, failing clients,
         states off the device.
     """
+    check_task(task)
     check_grid(grid)
     if given := [name for name in OF_ONE_RUN if options.get(name)]:
         raise UsageError(f"{given[0]}: given for a sweep, allowed is for one run; fedoptax.tune makes a folder a point")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedoptax.data import images as files
-from fedoptax.errors import unknown
+from fedoptax.errors import UsageError, unknown
 from fedoptax.models import MODELS
 from fedoptax.precision import with_compute_dtype
 from fedoptax.task import Task
@@ -164,6 +164,8 @@ def recipe_of(name: str) -> Recipe:
     Raises:
       UsageError: there is no such task.
     """
+    if not isinstance(name, str):
+        raise UsageError(f"task: {name!r} given, allowed is the name of one, such as 'digits'")
     if name.startswith(own.PREFIX):
         return own.RECIPE
     if name not in TASKS:

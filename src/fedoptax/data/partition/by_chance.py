@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedoptax.data.partition.common import Parts, apportion, even, number_of_examples, parts_of
+from fedoptax.data.partition.common import Parts, apportion, even, generator, number_of_examples, parts_of
 from fedoptax.errors import UsageError, unknown
 
 _MAX_SIGMA, _MIN_EXPONENT = 100.0, 0.01  # beyond them one client holds everything
@@ -23,7 +23,7 @@ def iid(labels_or_n: ArrayLike | int, num_clients: int, seed: int) -> Parts:
       UsageError: an argument is out of range.
     """
     n = number_of_examples(labels_or_n, num_clients)
-    return _deal_at_random(np.random.default_rng(seed), even(n, num_clients))
+    return _deal_at_random(generator(seed), even(n, num_clients))
 
 
 def by_size(
@@ -57,7 +57,7 @@ def by_size(
     section 3.1.
     """
     n = number_of_examples(labels_or_n, num_clients)
-    rng = np.random.default_rng(seed)
+    rng = generator(seed)
     if distribution == "lognormal":
         if not 0.0 <= sigma <= _MAX_SIGMA:
             raise UsageError(f"sigma: {sigma} given; a number from 0 to {_MAX_SIGMA:g} is allowed")

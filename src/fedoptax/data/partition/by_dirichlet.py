@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedoptax.data.partition.common import Parts, check_alpha, classes_of, deal, draw, even, parts_of
+from fedoptax.data.partition.common import Parts, check_alpha, classes_of, deal, draw, even, generator, parts_of
 from fedoptax.errors import UsageError
 
 _REDRAWS = 20
@@ -32,7 +32,7 @@ def dirichlet(labels: ArrayLike, num_clients: int, alpha: float, seed: int) -> P
     """
     classes, left = classes_of(labels, num_clients)
     check_alpha("alpha", alpha)
-    rng = np.random.default_rng(seed)
+    rng = generator(seed)
     wanted = rng.dirichlet(np.full(len(left), alpha, np.float64), num_clients)
     sizes = even(len(classes), num_clients)
     counts = np.zeros((num_clients, len(left)), np.int64)
@@ -67,7 +67,7 @@ def dirichlet_by_class(labels: ArrayLike, num_clients: int, alpha: float, seed: 
             f"min_size: {min_size} given; from 1 to {len(classes) // num_clients} is allowed "
             f"({len(classes)} examples for {num_clients} clients)"
         )
-    rng = np.random.default_rng(seed)
+    rng = generator(seed)
     for _ in range(_REDRAWS):
         shares = rng.dirichlet(np.full(num_clients, alpha, np.float64), len(totals))
         edges = np.rint(np.cumsum(shares, axis=1) * totals[:, None]).astype(np.int64)

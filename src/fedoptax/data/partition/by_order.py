@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedoptax.data.partition.common import Parts, classes_of, even, parts_of
+from fedoptax.data.partition.common import Parts, classes_of, even, generator, parts_of
 from fedoptax.errors import UsageError
 
 
@@ -34,7 +34,7 @@ def shards(labels: ArrayLike, num_clients: int, shards_per_client: int, seed: in
             f"shards_per_client: {shards_per_client} given; from 1 to {n // num_clients} is allowed "
             f"({n} examples for {num_clients} clients)"
         )
-    rng = np.random.default_rng(seed)
+    rng = generator(seed)
     dealt = rng.permutation(np.repeat(np.arange(num_clients), shards_per_client))
     owner = np.empty(n, np.int64)
     owner[_by_label(rng.permutation(n), classes)] = np.repeat(dealt, even(n, len(dealt)))
@@ -61,7 +61,7 @@ def similarity(labels: ArrayLike, num_clients: int, s: float, seed: int) -> Part
     if not 0.0 <= s <= 100.0:
         raise UsageError(f"s: {s} given; a percentage, from 0 to 100, is allowed")
     n = len(classes)
-    shuffled = np.random.default_rng(seed).permutation(n)
+    shuffled = generator(seed).permutation(n)
     num_iid = round(n * s / 100)
     of_iid = even(num_iid, num_clients)
     of_sorted = even(n, num_clients) - of_iid

@@ -39,9 +39,20 @@ def one_an_example(name: str, values: ArrayLike) -> np.ndarray:
 
 
 def check_clients(n: int, num_clients: int) -> None:
-    """Refuses more clients than examples, and fewer than one."""
-    if not 1 <= num_clients <= n:
+    """Refuses more clients than examples, fewer than one, and what is no whole number."""
+    if not isinstance(num_clients, int | np.integer) or not 1 <= num_clients <= n:
         raise UsageError(f"num_clients: {num_clients} given; from 1 to {n}, the number of examples, is allowed")
+
+
+def generator(seed: int) -> np.random.Generator:
+    """The random numbers of a division.
+
+    Raises:
+      UsageError: the seed is no whole number, or negative.
+    """
+    if not isinstance(seed, int | np.integer) or isinstance(seed, bool) or seed < 0:
+        raise UsageError(f"seed: {seed!r} given; a whole number >= 0 is allowed")
+    return np.random.default_rng(seed)
 
 
 def check_alpha(name: str, alpha: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedoptax.data.partition.common import Parts, classes_of, deal, even, parts_of
+from fedoptax.data.partition.common import Parts, classes_of, deal, even, generator, parts_of
 from fedoptax.errors import UsageError
 
 
@@ -33,7 +33,7 @@ def classes_per_client(labels: ArrayLike, num_clients: int, classes: int, seed: 
             f"classes: {classes} given for {num_clients} clients, which leaves some of the {len(totals)} "
             f"classes to no one; at least {-(-len(totals) // num_clients)} are needed, or more clients"
         )
-    rng = np.random.default_rng(seed)
+    rng = generator(seed)
     holders = _assign(_slots(totals, num_clients, num_clients * classes), num_clients, classes, rng)
     counts = np.zeros(holders.shape, np.int64)
     for label in range(len(totals)):

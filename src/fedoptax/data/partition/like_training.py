@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedoptax.data.heterogeneity import label_counts
-from fedoptax.data.partition.common import apportion, one_an_example
+from fedoptax.data.partition.common import apportion, generator, one_an_example
 
 
 def divide_test(
@@ -37,7 +37,7 @@ def divide_test(
     counts = label_counts(classes[: len(train)], train_parts, len(names))
     sizes = counts.sum(1)
     of_test = classes[len(train) :]
-    rng = np.random.default_rng(seed)
+    rng = generator(seed)
     owners = np.empty(len(test), np.int32)
     for label in np.unique(of_test):
         members = rng.permutation(np.flatnonzero(of_test == label))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedoptax.data.partition.common import Parts, check_alpha, classes_of, deal, draw, even, parts_of
+from fedoptax.data.partition.common import Parts, check_alpha, classes_of, deal, draw, even, generator, parts_of
 from fedoptax.errors import UsageError
 
 
@@ -44,7 +44,7 @@ def pachinko(
     classes, left = classes_of(fine, num_clients, "fine")
     parent = _parents(classes, classes_of(coarse, num_clients, "coarse")[0])
     children = [np.flatnonzero(parent == label) for label in range(parent.max() + 1)]
-    rng = np.random.default_rng(seed)
+    rng = generator(seed)
     roots = rng.dirichlet(np.full(len(children), alpha_coarse, np.float64), num_clients)
     leaves = [rng.dirichlet(np.full(len(below), alpha_fine, np.float64), num_clients) for below in children]
     sizes = even(len(classes), num_clients)

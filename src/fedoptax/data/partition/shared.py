@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedoptax.data.partition.common import Parts
+from fedoptax.data.partition.common import Parts, generator
 from fedoptax.errors import UsageError
 
 
@@ -29,5 +29,5 @@ def with_shared(parts: Sequence[np.ndarray], fraction: float, seed: int) -> Part
     if not 0.0 <= fraction <= 1.0:
         raise UsageError(f"fraction: {fraction} given; from 0 to 1, the part of the examples to share, is allowed")
     everything = np.concatenate(parts)
-    common = np.random.default_rng(seed).permutation(everything)[: round(fraction * len(everything))]
+    common = generator(seed).permutation(everything)[: round(fraction * len(everything))]
     return [np.union1d(part, common) for part in parts]
