@@ -90,7 +90,32 @@ def test_an_own_table_trains_and_resumes(capsys: pytest.CaptureFixture[str]) -> 
     with Path("own.csv").open("a") as file:
         file.write("hospital-0,1,1,small\n")
     assert fedoptax("resume", "r", "--rounds", "19") == 1
-    assert "belongs to another experiment" in capsys.readouterr().err
+    assert "'file:own.csv' has other contents than when this was begun" in capsys.readouterr().err
+
+
+def test_what_was_begun_on_a_file_does_not_go_on_with_other_contents(capsys: pytest.CaptureFixture[str]) -> None:
+    """Sizes and classes are the same, one number is another."""
+    own_table(Path("own.csv"))
+    columns = ["--client-column", "site", "--label-column", "kind", "--model", "logistic", "--rounds", "1"]
+    task = ["--task", "file:own.csv", *columns, "--set", "client_lr=0.3"]
+    assert fedoptax("run", *task, "--algorithm", "fedavg", "--out", "r") == 0
+    assert fedoptax("compare", *task, "--algorithms", "fedavg", "--seeds", "1", "--out", "c") == 0
+    grid = ["--grid", "server_lr=1,0.5"]
+    assert fedoptax("tune", *task, "--algorithm", "fedavg", *grid, "--out", "t") == 0
+    config = Path("r/config.json").read_bytes()
+    lines = Path("own.csv").read_text().splitlines()
+    cells = lines[3].split(",")
+    number = next(i for i, cell in enumerate(cells) if "." in cell)
+    cells[number] = str(float(cells[number]) + 1e-3)
+    Path("own.csv").write_text("\n".join([*lines[:3], ",".join(cells), *lines[4:]]) + "\n")
+    capsys.readouterr()
+    for folder in ("r", "c", "t"):
+        assert fedoptax("resume", folder, *(["--rounds", "2"] if folder == "r" else [])) == 1
+        assert "'file:own.csv' has other contents than when this was begun" in capsys.readouterr().err
+    assert Path("r/config.json").read_bytes() == config
+    Path("own.csv").write_text("\n".join(lines) + "\n")
+    for folder in ("r", "c", "t"):
+        assert fedoptax("resume", folder, *(["--rounds", "2"] if folder == "r" else [])) == 0
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.algorithms import ALGORITHMS
 from fedoptax.engine.faults import parse_faults
-from fedoptax.errors import UsageError
+from fedoptax.errors import RunError, UsageError
 from fedoptax.experiment import check_options
 from fedoptax.naming import build, find_constructor, find_preset, parse_settings, preset
 from fedoptax.processes import leads
@@ -145,6 +145,7 @@ def task_of_spec(spec: Mapping[str, Any], data_dir: Path | None) -> Task:
 
     Raises:
       UsageError: it is none that can be named.
+      RunError: it is a file whose contents have changed.
     """
     try:
         recipe_of(str(spec.get("name")))
@@ -153,7 +154,10 @@ def task_of_spec(spec: Mapping[str, Any], data_dir: Path | None) -> Task:
             f"task: '{spec.get('name')}' is not a named one; continue it with fedoptax.run(resume_from=...)"
         ) from None
     arguments = {key: value for key, value in spec.items() if key in TASK_OPTIONS}
-    return load_task(spec["name"], seed=spec.get("partition_seed", 0), data_dir=data_dir, **arguments)
+    task = load_task(spec["name"], seed=spec.get("partition_seed", 0), data_dir=data_dir, **arguments)
+    if spec.get("contents") not in (None, task.spec.get("contents")):
+        raise RunError(f"task: '{spec['name']}' has other contents than when this was begun; begin anew for them")
+    return task
 
 
 def run_options_of(options: Mapping[str, Any], task: Task) -> dict[str, Any]:

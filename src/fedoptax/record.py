@@ -78,6 +78,9 @@ def refuse_another(folder: Path, there: Mapping[str, Any], config: Mapping[str, 
     """
     wanted, free = read_back(config), {"rounds", "environment", "fedoptax", "eval_every", "client_states", "trackers"}
     free |= {"client_loop", "mesh"}
+    its_task = there.get("task")
+    if isinstance(its_task, dict) and "contents" not in its_task:  # of a file, which earlier versions did not tell
+        wanted["task"].pop("contents", None)
     for name in sorted((wanted.keys() | {"faults", "aggregate", "wrappers"}) - free):
         its, given = there.get(name), wanted.get(name)
         if its != given:
