@@ -8,7 +8,19 @@ from typing import Annotated, Any
 
 import typer
 
-from fedoptax.cli_options import Compress, Privacy
+from fedoptax.cli_options import (
+    BatchSize,
+    Compress,
+    EvalEvery,
+    Json,
+    LocalEpochs,
+    LocalSteps,
+    Privacy,
+    Rounds,
+    Shared,
+    Weighting,
+    taking,
+)
 from fedoptax.errors import UsageError
 from fedoptax.garbage import import_kept
 
@@ -22,14 +34,8 @@ TaskSet = Annotated[
 ]
 Algorithm = Annotated[str | None, typer.Option(help="Algorithm, see `fedoptax list algorithms`. Default: fedadam.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A hyper-parameter.")]
-Rounds = Annotated[int | None, typer.Option(help="Communication rounds. Default: the task's.")]
 CohortSize = Annotated[int | None, typer.Option(help="Clients a round. Default: the task's, at most all.")]
-BatchSize = Annotated[int | None, typer.Option(help="Examples a local step. Default: the task's.")]
-LocalEpochs = Annotated[int | None, typer.Option(help="Passes over its examples a client makes in a round.")]
-LocalSteps = Annotated[int | None, typer.Option(help="Exactly so many local steps a round, instead of epochs.")]
-Weighting = Annotated[str | None, typer.Option(help="examples or uniform. Default: the algorithm's paper's.")]
 Aggregate = Annotated[str | None, typer.Option(help="mean, median, trimmed_mean:0.2, ..., see `run`. Default: mean.")]
-EvalEvery = Annotated[int | None, typer.Option(help="Rounds between evaluations. Default: the task's.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of initialisation, cohorts and data order. Default: 0.")]
 Quorum = Annotated[float | None, typer.Option(help="Part of the cohort that is enough for a round. Default: 0.5.")]
 RoundTimeout = Annotated[float | None, typer.Option(help="Seconds a round waits for replies. Default: 600.")]
@@ -37,6 +43,19 @@ WaitLimit = Annotated[float | None, typer.Option(help="Seconds a round waits for
 MaxExamples = Annotated[int | None, typer.Option(help="Most examples believed of a client. Default: the task's.")]
 CheckpointEvery = Annotated[int | None, typer.Option(help="Rounds between checkpoints. Default: 1.")]
 DataDir = Annotated[Path | None, typer.Option(help="Folder with a subfolder a data set. Default: $FEDOPTAX_DATA.")]
+
+
+SHARED: Shared = {
+    name: (option, None) for name, option in {
+        "task": Task, "task_set": TaskSet, "algorithm": Algorithm, "set_": Set, "rounds": Rounds,
+        "cohort_size": CohortSize, "batch_size": BatchSize, "local_epochs": LocalEpochs, "local_steps": LocalSteps,
+        "weighting": Weighting, "aggregate": Aggregate, "privacy": Privacy, "compress": Compress,
+        "eval_every": EvalEvery, "seed": Seed, "quorum": Quorum, "round_timeout": RoundTimeout,
+        "wait_limit": WaitLimit, "max_examples": MaxExamples, "checkpoint_every": CheckpointEvery,
+        "data_dir": DataDir,
+    }.items()
+}  # fmt: skip
+"""What is trained, and how; in the app's config it has the same names."""
 
 
 @deploy_app.callback(invoke_without_command=True)
@@ -47,89 +66,50 @@ def root(context: typer.Context) -> None:
 
 
 @deploy_app.command()
+@taking(SHARED)
 def init(
     folder: Annotated[Path, typer.Argument(help="A new folder for the app and the keys.")],
     nodes: Annotated[int, typer.Option(help="SuperNodes, one a client: so many keys are made.")] = 4,
     host: Annotated[
         list[str] | None, typer.Option(help="Name or address of the server for its certificate. Default: this machine.")
     ] = None,
-    task: Task = None,
-    task_set: TaskSet = None,
-    algorithm: Algorithm = None,
-    set_: Set = None,
-    rounds: Rounds = None,
-    cohort_size: CohortSize = None,
-    batch_size: BatchSize = None,
-    local_epochs: LocalEpochs = None,
-    local_steps: LocalSteps = None,
-    weighting: Weighting = None,
-    aggregate: Aggregate = None,
-    privacy: Privacy = None,
-    compress: Compress = None,
-    eval_every: EvalEvery = None,
-    seed: Seed = None,
-    quorum: Quorum = None,
-    round_timeout: RoundTimeout = None,
-    wait_limit: WaitLimit = None,
-    max_examples: MaxExamples = None,
-    checkpoint_every: CheckpointEvery = None,
-    data_dir: DataDir = None,
+    **options: Any,
 ) -> None:
     """Write a ready Flower app, with certificates and node keys for a local trial.
 
     Example: fedoptax deploy init federation --nodes 4 --task digits --algorithm scaffold --set client_lr=0.1
     """
-    options = _options(locals())
-    folder, nodes, hosts, data_dir = (options.pop(name) for name in ("folder", "nodes", "host", "data_dir"))
-    _commands().init(folder, nodes, hosts or [], data_dir, **options)
+    given = _renamed(options)
+    _commands().init(folder, nodes, host or [], given.pop("data_dir"), **given)
 
 
 @deploy_app.command()
+@taking(SHARED)
 def local(
     nodes: Annotated[int | None, typer.Option(help="SuperNodes, one a client. Default: 4, or as many as keys.")] = None,
     app: Annotated[Path | None, typer.Option(help="A folder by `fedoptax deploy init`. Default: a new one.")] = None,
-    task: Task = None,
-    task_set: TaskSet = None,
-    algorithm: Algorithm = None,
-    set_: Set = None,
-    rounds: Rounds = None,
-    cohort_size: CohortSize = None,
-    batch_size: BatchSize = None,
-    local_epochs: LocalEpochs = None,
-    local_steps: LocalSteps = None,
-    weighting: Weighting = None,
-    aggregate: Aggregate = None,
-    privacy: Privacy = None,
-    compress: Compress = None,
-    eval_every: EvalEvery = None,
-    seed: Seed = None,
-    quorum: Quorum = None,
-    round_timeout: RoundTimeout = None,
-    wait_limit: WaitLimit = None,
-    max_examples: MaxExamples = None,
-    checkpoint_every: CheckpointEvery = None,
-    data_dir: DataDir = None,
     port: Annotated[int | None, typer.Option(help="Port of the SuperLink. Default: a free one.")] = None,
     node_port: Annotated[int | None, typer.Option(help="Port of the first SuperNode. Default: free ones.")] = None,
     start_timeout: Annotated[float | None, typer.Option(help="Seconds a process may take to start.")] = None,
     time_limit: Annotated[float | None, typer.Option(help="Seconds until all is stopped. Default: a day.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the results. Default: runs/deployment.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue the run in this folder.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
+    json: Json = False,
+    **options: Any,
 ) -> None:
     """Run a real federation on this machine: a SuperLink and SuperNodes with TLS and node authentication.
 
     Example: fedoptax deploy local --nodes 4 --task digits --algorithm fedadam --rounds 5 --out runs/network
     """
-    options = _options(locals())
-    names = ("nodes", "port", "node_port", "start_timeout", "time_limit", "data_dir")
-    place = {name: options.pop(name) for name in names}
-    _commands().local(place=place, **options)
+    given = _renamed(options)
+    place = {"nodes": nodes, "port": port, "node_port": node_port, "data_dir": given.pop("data_dir")}
+    place |= {"start_timeout": start_timeout, "time_limit": time_limit}
+    _commands().local(place=place, app=app, out=out, resume=resume, json=json, **given)
 
 
-def _options(names: dict[str, Any]) -> dict[str, Any]:
+def _renamed(options: dict[str, Any]) -> dict[str, Any]:
     renamed = {"set_": "settings", "task_set": "task_settings"}
-    return {renamed.get(name, name): value for name, value in names.items()}
+    return {renamed.get(name, name): value for name, value in options.items()}
 
 
 def _commands() -> Any:
