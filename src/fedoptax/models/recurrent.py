@@ -55,8 +55,9 @@ def lstm(
         )
     if lowering not in LOWERINGS:
         unknown("lowering", lowering, LOWERINGS)
-    recur = _fused if lowering == "fused" else _plain
-    return recur(x @ kernel + bias, recurrent)
+    project, recur = (_project, _fused) if lowering == "fused" else (jnp.matmul, _plain)
+    projected = project(x.reshape(-1, x.shape[2]), kernel) + bias
+    return recur(projected.reshape(*x.shape[:2], gates), recurrent)
 
 
 def _plain(projected: jax.Array, recurrent: jax.Array) -> jax.Array:
@@ -115,10 +116,26 @@ def _backward(residuals: _Residuals, dh: jax.Array) -> tuple[jax.Array, jax.Arra
         return (dgates @ transposed, dc * f), dgates
 
     _, dgates = lax.scan(step, (zero[0], zero[0]), (dh, c, c_before, *gates), reverse=True)
-    return dgates, jnp.einsum("tbh,tbg->hg", h_before, dgates)
+    return dgates, _weights_gradient(h_before.reshape(-1, h.shape[2]), dgates.reshape(-1, dgates.shape[2]))
 
 
 _fused.defvjp(_forward, _backward)
+_project = jax.custom_vjp(jnp.matmul)
+_project.defvjp(
+    lambda x, kernel: (x @ kernel, (x, kernel)),
+    lambda residuals, dy: (dy @ residuals[1].T, _weights_gradient(residuals[0], dy)),
+)
+
+
+def _weights_gradient(x: jax.Array, dy: jax.Array) -> jax.Array:
+    """xᵀ dy, (in, out), of x (rows, in) and dy (rows, out).
+
+    A CPU transposes x first. Of a product over time and batch, or with a transposed left side, XLA would rather
+    transpose dy, which is larger, and multiply on a path that is slower for hundreds of rows.
+    """
+    return lax.platform_dependent(
+        x, dy, cpu=lambda x, dy: lax.optimization_barrier(x.T) @ dy, default=lambda x, dy: x.T @ dy
+    )
 
 
 class LSTM(nnx.Module):
