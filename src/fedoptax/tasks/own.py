@@ -73,8 +73,8 @@ def fingerprint(source: Source) -> str:
     crc = 0
     for name, array in arrays:
         crc = zlib.crc32(f"{name} {array.dtype} {array.shape}".encode(), crc)
-        plain = array.astype(str) if array.dtype.hasobject else np.ascontiguousarray(array)
-        crc = zlib.crc32(plain.data, crc)
+        plain = np.ascontiguousarray(array.astype(str) if array.dtype.hasobject else array)
+        crc = zlib.crc32(plain.view(np.uint8).data, crc)
     return f"{crc:08x}"
 
 
