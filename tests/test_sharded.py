@@ -110,7 +110,8 @@ def test_more_devices_than_there_are_is_one_clear_line(monkeypatch: pytest.Monke
             choose_mesh(wrong, 3)  # type: ignore[arg-type]
     with pytest.raises(fx.UsageError, match="mesh: 2 given with the engine eager, allowed is 1"):
         choose_mesh(2, 3, "eager")
-    chosen = choose_mesh(np.int64(1), 3)  # type: ignore[arg-type]
+    one: Any = np.int64(1)
+    chosen = choose_mesh(one, 3)
     assert chosen == 1 and type(chosen) is int  # which JSON can hold
     assert choose_mesh(None, 3) == 1  # of the one device that tests have
     monkeypatch.setattr(jax, "device_count", lambda: 8)
