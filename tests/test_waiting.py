@@ -1,6 +1,7 @@
 """Values that wait for others are the same values, and XLA no longer copies the weights that it updates."""
 
 import re
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,8 @@ import numpy as np
 import pytest
 from jax import lax
 
+import fedoptax as fx
+from fedoptax.engine.local import minibatch_form, task_grad_fn
 from fedoptax.waiting import LARGE, after, after_backward
 
 WIDTH = 256
@@ -72,3 +75,14 @@ def test_dtypes_are_kept(dtype):
     grads = [jnp.ones((2, 3), jnp.float32), jnp.ones((2, LARGE), dtype)]
     loss, waited = after_backward(jnp.float32(1), grads)
     assert [loss.dtype, *(g.dtype for g in waited)] == [jnp.float32, jnp.float32, dtype]
+
+
+def test_the_engines_gradients_wait():
+    task = fx.load_task("digits", model="logistic")
+    wide = replace(
+        task,
+        init=lambda key: PARAMS,
+        loss=lambda params, batch, key: loss_of(params, batch["x"].reshape(-1, 64)[:, :16]),
+    )
+    minibatch = minibatch_form(wide, 8)
+    assert " optimization_barrier" in str(jax.make_jaxpr(task_grad_fn(wide))(PARAMS, minibatch))

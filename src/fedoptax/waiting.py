@@ -31,9 +31,8 @@ def after_backward(loss: jax.Array, grads: Tree) -> tuple[jax.Array, Tree]:
     if len(matrices) < 2 or all(g.size < LARGE for g in matrices):
         return loss, grads
     numbers = [jnp.real(g[(0,) * g.ndim]).astype(loss.dtype) for g in matrices]
-    never = lax.optimization_barrier(
-        _never(reduce(jnp.add, numbers))
-    )  # computed once, not in every operation that waits for it
+    # behind the barrier it is computed once, not in every operation that waits for it
+    never = lax.optimization_barrier(_never(reduce(jnp.add, numbers)))
     return _plus_zero(loss, never), jax.tree.map(lambda g: _plus_zero(g, never) if g.size >= LARGE else g, grads)
 
 
