@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 
 import fedoptax as fx
-from fedoptax.cores import use_cores
-from fedoptax.presets import PRESETS
+from fedoptax.engine.cores import use_cores
+from fedoptax.experiments.presets import PRESETS
 
 ROOT = Path(__file__).parents[1]
 ALGORITHMS = ("fedavg", "fedadam", "scaffold", "fedlamb", "fafed")

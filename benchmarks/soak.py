@@ -86,7 +86,7 @@ def watch(folder: Path, given: argparse.Namespace) -> tuple[list[list[float]], i
     """Samples the run until there are minutes and rounds enough, stops it, and gives its exit status."""
     out = folder / "run"
     command = [
-        *(sys.executable, "-m", "fedoptax.cli", "run", "--task", "digits", "--algorithm", given.algorithm),
+        *(sys.executable, "-m", "fedoptax.cli.main", "run", "--task", "digits", "--algorithm", given.algorithm),
         *("--client-states", given.client_states, "--rounds", "100000000", "--eval-every", "1"),
         *("--cohort-size", "50"),  # all clients
         *("--checkpoint-every", "5", "--out", str(out)),

@@ -7,7 +7,7 @@ import shlex
 import click
 import typer
 
-from fedoptax.cli import app
+from fedoptax.cli.main import app
 
 
 def parse(line: str) -> click.Context:

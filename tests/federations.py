@@ -17,10 +17,10 @@ import pytest
 
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.deploy.config import Deployment, build_task
+from fedoptax.engine.batches import LocalWork, client_batches, task_grad_fn
 from fedoptax.engine.eager import run_round
-from fedoptax.engine.local import LocalWork, client_batches, task_grad_fn
 from fedoptax.engine.sampling import round_key
-from fedoptax.task import Task
+from fedoptax.tasks.task import Task
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "fedadam": {"client_lr": 0.05, "server_lr": 0.03},
@@ -90,7 +90,7 @@ def network_lines(out: Path) -> list[dict[str, Any]]:
 
 def assert_params(out: Path, params: Any, atol: float = 2e-5) -> None:
     """The run's parameters are these, to float tolerance."""
-    from fedoptax.storage import named_leaves
+    from fedoptax.storage.folder import named_leaves
 
     with np.load(out / "params.npz") as stored:
         for name, value in named_leaves(params).items():

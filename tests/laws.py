@@ -25,9 +25,9 @@ import numpy as np
 
 import fedoptax as fx
 from fedoptax.algorithm import Batches, Cohort, FedAlgorithm, decoded
-from fedoptax.engine.compiled import DeviceData, Fixed, device_data, program
-from fedoptax.engine.local import LocalWork
+from fedoptax.engine.batches import LocalWork
 from fedoptax.engine.plan import Plan
+from fedoptax.engine.program import DeviceData, Fixed, device_data, program
 
 Factory = Callable[..., FedAlgorithm]
 

@@ -11,7 +11,7 @@ import numpy as np
 from jax.experimental import io_callback
 
 import fedoptax as fx
-from fedoptax import tree
+from fedoptax import _tree as tree
 from fedoptax.algorithm import Batches, FedAlgorithm
 
 

@@ -16,11 +16,11 @@ import jax
 import numpy as np
 
 import fedoptax as fx
-from fedoptax.engine import sharded
+from fedoptax.engine import mesh as sharded
 from fedoptax.engine.aggregation import as_aggregator
-from fedoptax.engine.compiled import Fixed, program
-from fedoptax.engine.local import LocalWork
+from fedoptax.engine.batches import LocalWork
 from fedoptax.engine.plan import Plan
+from fedoptax.engine.program import Fixed, program
 from small import SIZES, masked_loss, small_task
 
 ALGORITHMS: dict[str, tuple[Any, dict[str, Any]]] = {

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedoptax.data.federated import FederatedData
-from fedoptax.engine.compiled import device_data
-from fedoptax.engine.local import client_batches
+from fedoptax.engine.batches import client_batches
 from fedoptax.engine.plan import Plan
+from fedoptax.engine.program import device_data
 from fedoptax.engine.sampling import cohort_of_round, round_key
-from fedoptax.task import Task, masked_mean
+from fedoptax.tasks.task import Task, masked_mean
 from oracles.problem import Batch, Problem, flatten, nest
 from oracles.problem import make as make_problem
 

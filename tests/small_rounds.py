@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedoptax import tree
+from fedoptax import _tree as tree
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.algorithms.fafed import fafed, naive_adaptive, stem
 from fedoptax.algorithms.fedlamb import fedlamb, local_amsgrad

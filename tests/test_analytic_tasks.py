@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import fedoptax as fx
-from fedoptax import analytic
 from fedoptax.data.partition import heterogeneity
-from fedoptax.presets import PRESETS
+from fedoptax.experiments.presets import PRESETS
+from fedoptax.tasks import analytic_problems as analytic
 
 ANALYTIC = ("counterexample", "quadratic", "synthetic")
 

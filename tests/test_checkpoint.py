@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import fedoptax as fx
-from fedoptax.checkpoint import Checkpoints, rounds_of
-from fedoptax.engine.states import OnDevice, OnHost
-from fedoptax.history_file import HistoryFile
+from fedoptax.engine.client_states import OnDevice, OnHost
+from fedoptax.storage.checkpoint import Checkpoints, rounds_of
+from fedoptax.storage.history_file import HistoryFile
 from full_disks import largest_file
 
 NO_CLIENTS = OnDevice((), 0)
@@ -153,7 +153,7 @@ def test_arrays_that_cannot_be_written_are_one_line(tmp_path: Path) -> None:
     arguments += ["--rounds", "3", "--checkpoint-every", "0", "--out", str(tmp_path / "a")]
     limited = ["sh", "-c", 'ulimit -f 40; exec "$@"', "sh"]  # files of at most 20 KiB, as on a disk that is full
     done = subprocess.run(
-        [*limited, sys.executable, "-m", "fedoptax.cli", *arguments],
+        [*limited, sys.executable, "-m", "fedoptax.cli.main", *arguments],
         env=os.environ | {"JAX_ENABLE_COMPILATION_CACHE": "false"},
         capture_output=True,
         text=True,

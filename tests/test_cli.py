@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedoptax.cli import main
-from fedoptax.command_options import again, with_preset
+from fedoptax.cli.command_options import again, with_preset
+from fedoptax.cli.main import main
 
 SMALL = ["--task", "digits", "--model", "logistic", "--num-clients", "8", "--cohort-size", "3", "--rounds", "4"]
 
@@ -261,7 +261,7 @@ def test_results_that_were_damaged_are_mended_or_refused(
     run = tmp_path / "b" / "fedavg" / "seed-0"
     params, summary, history = (run / name for name in ("params.npz", "summary.json", "history.jsonl"))
     with monkeypatch.context() as patched:
-        patched.setattr("fedoptax.commands.write_report", lambda out: out / "report.html")
+        patched.setattr("fedoptax.cli.run.write_report", lambda out: out / "report.html")
         one = ["--algorithms", "fedavg", "--seeds", "1"]
         assert fedoptax("compare", *SMALL, *one, "--out", "b", "--json") == 0
         (tmp_path / "b" / "table.md").touch()
@@ -281,7 +281,7 @@ def test_results_that_were_damaged_are_mended_or_refused(
 
 def start(arguments: list[str], folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "fedoptax.cli", *arguments],
+        [sys.executable, "-m", "fedoptax.cli.main", *arguments],
         cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(os.environ),
     )  # fmt: skip
 
@@ -320,7 +320,7 @@ def test_an_interrupted_run_resumes_to_the_same_end(tmp_path: Path, number: sign
 
 
 def test_importing_and_help_are_quick() -> None:
-    for code, loaded in (("import fedoptax", "jax"), ("import fedoptax.cli", "jax")):
+    for code, loaded in (("import fedoptax", "jax"), ("import fedoptax.cli.main", "jax")):
         check = f"{code}; import sys; sys.exit('{loaded}' in sys.modules)"
         assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
 

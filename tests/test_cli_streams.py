@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from fedoptax.cli import main
+from fedoptax.cli.main import main
 
 LISTED = ["list", "algorithms"]
-MAIN = "from fedoptax.cli import main; main()"
+MAIN = "from fedoptax.cli.main import main; main()"
 
 
 def fedoptax(*arguments: str, closed: str = "", **environment: str) -> subprocess.CompletedProcess[bytes]:

@@ -11,12 +11,12 @@ import pytest
 
 import fedoptax as fx
 import laws
-from fedoptax import tree
+from fedoptax import _tree as tree
 from fedoptax.algorithm import decoded
-from fedoptax.codecs import Coded
 from fedoptax.deploy.server import RawReply, check_reply, upload_form
 from fedoptax.deploy.wire import WireError, pack, unpack
-from fedoptax.engine.local import LocalWork, client_batches, task_grad_fn
+from fedoptax.engine.batches import LocalWork, client_batches, task_grad_fn
+from fedoptax.wrappers.codecs import Coded
 from sending import a_round, echo, leaf, sender
 from small_rounds import ALL, close, federate, model, quadratic
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import fedoptax as fx
 from fedoptax.algorithm import nbytes
-from fedoptax.codecs import Codec, Coded, encoded, pack_bits, restored, unpack_bits
+from fedoptax.wrappers.codecs import Codec, Coded, encoded, pack_bits, restored, unpack_bits
 
 codecs = fx.codecs
 KEY = jax.random.key(3)

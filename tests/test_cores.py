@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fedoptax import cores as module
-from fedoptax.cores import cores, cores_a_device
+from fedoptax.engine import cores as module
+from fedoptax.engine.cores import cores, cores_a_device
 
 RUN = ["run", "--task", "quadratic", "--algorithm", "fedavg", "--rounds", "3", "--cohort-size", "4"]
 
@@ -40,7 +40,7 @@ def test_cores_are_shared_by_the_devices(
 def test_the_command_line_uses_the_cores_and_a_resumed_run_as_many_as_before(tmp_path: Path) -> None:
     def mesh_after(*arguments: str, **told: str) -> int:
         environment = {name: value for name, value in os.environ.items() if name != "JAX_NUM_CPU_DEVICES"} | told
-        program = [sys.executable, "-m", "fedoptax.cli", *arguments]
+        program = [sys.executable, "-m", "fedoptax.cli.main", *arguments]
         subprocess.run(program, env=environment, check=True, capture_output=True)
         return json.loads((tmp_path / "run" / "config.json").read_text(encoding="utf-8"))["mesh"]
 
@@ -57,7 +57,7 @@ def test_a_mesh_in_double_precision_runs_without_a_warning_and_samples_the_same(
         run = ["run", "--task", "digits", "--partition", "dirichlet", "--algorithm", "fedavg", "--preset", "none"]
         run += ["--set", "client_lr=0.1", "--rounds", "2", "--out", str(out)]
         environment = os.environ | {"JAX_NUM_CPU_DEVICES": "2", "JAX_ENABLE_X64": double}
-        program = [sys.executable, "-W", "error::FutureWarning", "-m", "fedoptax.cli", *run]
+        program = [sys.executable, "-W", "error::FutureWarning", "-m", "fedoptax.cli.main", *run]
         done = subprocess.run(program, env=environment, check=False, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert json.loads((out / "config.json").read_text(encoding="utf-8"))["mesh"] == 2
@@ -68,7 +68,7 @@ def test_a_mesh_in_double_precision_runs_without_a_warning_and_samples_the_same(
 
 @pytest.mark.parametrize("kind", ["cuda", "rocm", "abacus"])
 def test_devices_that_are_not_there_are_named(kind: str, tmp_path: Path) -> None:
-    program = [sys.executable, "-m", "fedoptax.cli", *RUN, "--out", str(tmp_path / "run")]
+    program = [sys.executable, "-m", "fedoptax.cli.main", *RUN, "--out", str(tmp_path / "run")]
     environment = os.environ | {"JAX_PLATFORMS": kind}
     done = subprocess.run(program, env=environment, check=False, capture_output=True, text=True)
     if kind == "cuda" and done.returncode == 0:
@@ -82,7 +82,7 @@ def test_without_a_place_for_the_cache_a_run_only_compiles_anew(tmp_path: Path) 
     (tmp_path / "file").touch()
     environment = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
     environment |= {"XDG_CACHE_HOME": str(tmp_path / "file"), "HOME": str(tmp_path / "file")}
-    program = [sys.executable, "-m", "fedoptax.cli", *RUN, "--out", str(tmp_path / "run")]
+    program = [sys.executable, "-m", "fedoptax.cli.main", *RUN, "--out", str(tmp_path / "run")]
     done = subprocess.run(program, env=environment, check=False, capture_output=True, text=True)
     assert done.returncode == 0
     assert "Warning" not in done.stderr

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedoptax.cli import main
-from fedoptax.command_options import result_folder
+from fedoptax.cli.command_options import result_folder
+from fedoptax.cli.main import main
 
 
 def fedoptax(*arguments: str) -> int:

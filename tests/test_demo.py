@@ -30,7 +30,7 @@ def demo_arguments(out: Path) -> list[str]:
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that one run of the demo leaves; the command ends with the path of the report."""
     out = tmp_path_factory.mktemp("demo") / "out"
-    command = [sys.executable, "-m", "fedoptax.cli", *demo_arguments(out)]
+    command = [sys.executable, "-m", "fedoptax.cli.main", *demo_arguments(out)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == f"report: {out / 'report.html'}"

@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from federations import ALGORITHMS, batches_of, deployment, task_of
-from fedoptax import storage
 from fedoptax.deploy.client import Answer, Client, Order, state_folder
 from fedoptax.deploy.config import Deployment
 from fedoptax.deploy.memory import INITIAL, StateFolder, blob_size, from_blob, stale, to_blob
 from fedoptax.deploy.server import RawReply, check_reply, forms, next_state, upload_form
 from fedoptax.deploy.wire import WireError, pack
+from fedoptax.engine.batches import task_grad_fn
 from fedoptax.engine.eager import run_round
-from fedoptax.engine.local import task_grad_fn
+from fedoptax.storage import folder as storage
 
 algorithm_of = cache(lambda name: deployment(name).build_algorithm())  # one each: programs compiled once
 EXPERIMENT = "0123456789abcdef" * 2

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from federations import assert_params, deployment, expected_params, need_flower, network_lines, processes_of, wait_until
-from fedoptax.storage import read_json
+from fedoptax.storage.folder import read_json
 
 need_flower()
 

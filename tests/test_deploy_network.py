@@ -21,7 +21,7 @@ from federations import (
     task_of,
     wait_until,
 )
-from fedoptax.storage import read_json
+from fedoptax.storage.folder import read_json
 
 need_flower()
 

@@ -20,7 +20,7 @@ from federations import (
     processes_of,
     wait_until,
 )
-from fedoptax.storage import read_json
+from fedoptax.storage.folder import read_json
 
 need_flower()
 
@@ -30,7 +30,8 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 RUNNER = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is started to ignore it
-from fedoptax import cli, deploy_cli
+from fedoptax.cli import main as cli
+from fedoptax.cli import deploy as deploy_cli
 if "deploy" not in [group.name for group in cli.app.registered_groups]:
     cli.app.add_typer(deploy_cli.deploy_app, name="deploy")
 cli.main()

@@ -15,8 +15,6 @@ import numpy as np
 import pytest
 
 from federations import deployment, need_flower, network_lines, task_of
-from fedoptax import storage
-from fedoptax.checkpoint import Checkpoints, rounds_of
 from fedoptax.deploy import run as run_module
 from fedoptax.deploy.config import Deployment
 from fedoptax.deploy.network_file import NetworkFile
@@ -24,9 +22,11 @@ from fedoptax.deploy.rounds import RoundReport
 from fedoptax.deploy.run import Diverged, Run
 from fedoptax.deploy.server import RawReply
 from fedoptax.deploy.wire import WireError, pack
-from fedoptax.engine.states import OnDevice
+from fedoptax.engine.client_states import OnDevice
 from fedoptax.errors import RunError, Stopped, UsageError
-from fedoptax.history_file import HistoryFile
+from fedoptax.storage import folder as storage
+from fedoptax.storage.checkpoint import Checkpoints, rounds_of
+from fedoptax.storage.history_file import HistoryFile
 from test_deploy_wrapped import InMemory
 
 

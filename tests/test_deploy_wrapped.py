@@ -16,13 +16,13 @@ import pytest
 
 import fedoptax as fx
 from federations import deployment, task_of
-from fedoptax import storage
 from fedoptax.deploy.client import Client, Order
 from fedoptax.deploy.config import Deployment
 from fedoptax.deploy.rounds import Arrived
 from fedoptax.deploy.run import Run
 from fedoptax.deploy.server import RawReply
 from fedoptax.deploy.wire import WireArray
+from fedoptax.storage import folder as storage
 
 
 class InMemory:

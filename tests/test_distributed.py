@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from fedoptax import supervision
-from fedoptax.cli import main
+from fedoptax.cli.main import main
 from fedoptax.errors import RunError, UsageError
 from fedoptax.joining import join
 from fedoptax.supervision import supervise
@@ -40,7 +40,7 @@ class Pair:
         environment.pop("XLA_FLAGS", None)
         self.processes = [
             subprocess.Popen(
-                [sys.executable, "-m", "fedoptax.cli", *given, *where, "--process", str(number)],
+                [sys.executable, "-m", "fedoptax.cli.main", *given, *where, "--process", str(number)],
                 cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
             )
             for number, given in enumerate([arguments, second or arguments])
@@ -204,7 +204,7 @@ def test_without_the_others_it_ends_in_time(tmp_path: Path) -> None:
     where = ["--coordinator", "127.0.0.1:9", "--processes", "2", "--process", "1", "--connect", "2"]
     begun = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-m", "fedoptax.cli", "run", *SMALL, "--distributed", *where],
+        [sys.executable, "-m", "fedoptax.cli.main", "run", *SMALL, "--distributed", *where],
         cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (1, "") and time.monotonic() - begun < 60

@@ -14,11 +14,11 @@ import pytest
 
 import fedoptax as fx
 from fedoptax import threefry
-from fedoptax.engine.compiled import Fixed, _program, _Timed, device_data, program
+from fedoptax.engine.batches import LocalWork, client_batches, form_of_grad_fn, minibatch_form, task_grad_fn
+from fedoptax.engine.client_states import OnDevice
 from fedoptax.engine.faults import Faults
-from fedoptax.engine.local import LocalWork, client_batches, form_of_grad_fn, minibatch_form, task_grad_fn
 from fedoptax.engine.plan import SMALL_MODEL, Plan, runs_in_turn
-from fedoptax.engine.states import OnDevice
+from fedoptax.engine.program import Fixed, _program, _Timed, device_data, program
 from oracles import fedopt as oracle
 from oracles.compare import BITES, TOLERANCE, errors
 from oracles.problem import flatten

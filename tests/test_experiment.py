@@ -16,13 +16,15 @@ import pandas as pd
 import pytest
 
 import fedoptax as fx
-from fedoptax import experiment, storage, threefry
-from fedoptax.checkpoint import Checkpoints
-from fedoptax.engine.local import LocalWork, client_batches
-from fedoptax.engine.states import OnDevice
-from fedoptax.history import History
-from fedoptax.history_file import HistoryFile
-from fedoptax.outcome import DivergedError, Interrupted
+from fedoptax import threefry
+from fedoptax.engine.batches import LocalWork, client_batches
+from fedoptax.engine.client_states import OnDevice
+from fedoptax.experiments import run as experiment
+from fedoptax.experiments.result import DivergedError, Interrupted
+from fedoptax.storage import folder as storage
+from fedoptax.storage.checkpoint import Checkpoints
+from fedoptax.storage.history import History
+from fedoptax.storage.history_file import HistoryFile
 from small import small_task
 
 OPTIONS: dict[str, Any] = {"cohort_size": 3, "batch_size": 4, "eval_every": 2, "seed": 3}

@@ -16,10 +16,10 @@ from fedoptax.algorithm import Batches
 from fedoptax.algorithms.fafed import fafed, fafed_schedule, naive_adaptive, stem
 from fedoptax.algorithms.fedopt import fedadam
 from fedoptax.data.federated import FederatedData
-from fedoptax.engine.compiled import Fixed, device_data, program
-from fedoptax.engine.local import LocalWork
+from fedoptax.engine.batches import LocalWork
 from fedoptax.engine.plan import Plan
-from fedoptax.task import Task, masked_mean
+from fedoptax.engine.program import Fixed, device_data, program
+from fedoptax.tasks.task import Task, masked_mean
 from small_rounds import close, federate, quadratic, scalars
 
 # ---------------------------------------------------------------- FAFED, STEM, naive

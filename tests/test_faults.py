@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 import fedoptax as fx
-from fedoptax.engine.compiled import device_data
+from fedoptax.engine.batches import LocalWork, client_batches, local_steps_of, task_grad_fn
 from fedoptax.engine.eager import run_round
 from fedoptax.engine.faults import COUNTS, Fate, fate_of_round, parse_faults
-from fedoptax.engine.local import LocalWork, client_batches, local_steps_of, task_grad_fn
+from fedoptax.engine.program import device_data
 from fedoptax.engine.sampling import cohort_of_round, round_key
-from fedoptax.outcome import DivergedError
-from fedoptax.task import Task, masked_mean
+from fedoptax.experiments.result import DivergedError
+from fedoptax.tasks.task import Task, masked_mean
 from test_experiment import assert_same_results
 
 SIZES = (7, 3, 11, 1, 6, 4, 9, 5)

@@ -13,7 +13,7 @@ from fedoptax.data import transfer
 from fedoptax.data.fetch import fetch
 from fedoptax.data.registry import DataSet, Download
 from fedoptax.errors import DataError, RunError, UsageError
-from fedoptax.storage import locked
+from fedoptax.storage.folder import locked
 from file_server import Asked, serving
 from files import assert_one_line
 

@@ -132,7 +132,7 @@ def test_folders_with_hostile_names_are_reported_on(tmp_path: Path) -> None:
 
 def test_client_ids_and_classes_of_a_file_stay_text(tmp_path: Path) -> None:
     """From a CSV file to the page: a column, a client, a class and the file itself have hostile names."""
-    from fedoptax.record import partition_record
+    from fedoptax.storage.config import partition_record
     from fedoptax.tasks import load_task
 
     text = '<img src=x onerror="alert(1)">'

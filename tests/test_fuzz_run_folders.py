@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from fedoptax import storage
 from fedoptax.errors import RunError
 from fedoptax.report import final_table, load_runs, write_report
 from fedoptax.report.partition import partition
+from fedoptax.storage import folder as storage
 from fuzzing.command import check_answer, fedoptax, tree_of, untrained
 from fuzzing.run_targets import comparison, config, files, search, within, write
 

@@ -7,7 +7,7 @@ import sys
 
 PROGRAM = """
 import gc, sys
-from fedoptax.garbage import import_kept, leave_at_exit
+from fedoptax.cli.garbage import import_kept, leave_at_exit
 
 {before}
 passes = []

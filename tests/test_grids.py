@@ -6,7 +6,7 @@ import pytest
 
 import fedoptax as fx
 from fedoptax.errors import UsageError
-from fedoptax.grids import default_grid, edges, log_grid, parse_grid, parse_grids, points
+from fedoptax.experiments.grids import default_grid, edges, log_grid, parse_grid, parse_grids, points
 
 
 def test_values_and_ranges() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pyarrow import parquet
 
-from fedoptax.history_parquet import write_parquet
+from fedoptax.storage.history_parquet import write_parquet
 
 
 def read_back(path: Path, rows: list[dict[str, object]]) -> list[dict[str, object]]:
@@ -46,7 +46,7 @@ def test_pandas_is_not_loaded(tmp_path: Path) -> None:
     code = f"""
 import sys
 from pathlib import Path
-from fedoptax.history_parquet import write_parquet
+from fedoptax.storage.history_parquet import write_parquet
 write_parquet(Path({str(tmp_path / "a.parquet")!r}), [{{"round": 1, "loss": 0.5}}, {{"round": 2, "loss": None}}])
 write_parquet(Path({str(tmp_path / "b.parquet")!r}), [])
 sys.exit("pandas" in sys.modules)

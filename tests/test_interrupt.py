@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 import fedoptax as fx
-from fedoptax import cli
-from fedoptax.comparison import Comparison, compare
+from fedoptax.cli import main as cli
 from fedoptax.errors import Stopped
-from fedoptax.finished import is_whole
-from fedoptax.interrupt import deferred_interrupt, ended_at_once, terminable
-from fedoptax.outcome import Interrupted
-from fedoptax.run_folder import RunFolder
+from fedoptax.experiments.comparison import Comparison, compare
+from fedoptax.experiments.result import Interrupted
+from fedoptax.experiments.signals import deferred_interrupt, ended_at_once, terminable
+from fedoptax.storage.finished import is_whole
+from fedoptax.storage.run_folder import RunFolder
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +101,7 @@ def test_imports_end_at_once(
     def end(status: int) -> None:
         raise SystemExit(status)
 
-    monkeypatch.setattr("fedoptax.interrupt.os._exit", end)
+    monkeypatch.setattr("fedoptax.experiments.signals.os._exit", end)
     with pytest.raises(SystemExit) as stopped, ended_at_once():
         os.kill(os.getpid(), number)
     assert stopped.value.code == 128 + number and capfd.readouterr().err == "fedoptax: interrupted\n"

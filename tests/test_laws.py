@@ -16,9 +16,10 @@ import pytest
 import fedoptax as fx
 import laws
 import laws_broken as broken
-from fedoptax import analytic, tree
+from fedoptax import _tree as tree
 from fedoptax.algorithm import FedAlgorithm, accumulate, accumulate_zero
-from fedoptax.presets import PRESETS
+from fedoptax.experiments.presets import PRESETS
+from fedoptax.tasks import analytic_problems as analytic
 from laws import LAWS, Factory
 
 # ---------------------------------------------------------------- the table

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedoptax import tree
+from fedoptax import _tree as tree
 from fedoptax.algorithms.fafed import fafed
 from fedoptax.algorithms.fedopt import fedavg
 from fedoptax.algorithms.mime import mime, mimelite

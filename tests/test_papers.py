@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import fedoptax as fx
-from fedoptax import command_options
-from fedoptax.naming import build, find_preset, preset
-from fedoptax.papers import PAPERS, paper_setting
+from fedoptax.cli import command_options
+from fedoptax.experiments.build import build, find_preset, preset
+from fedoptax.experiments.papers import PAPERS, paper_setting
 from fedoptax.tasks.division import PARTITION_OPTIONS
 from fedoptax.tasks.recipe import Options, check_options
 

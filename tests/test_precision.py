@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fedoptax as fx
-from fedoptax.engine.local import Minibatch, task_grad_fn
+from fedoptax.engine.batches import Minibatch, task_grad_fn
 from test_cli import fedoptax, own_cache  # noqa: F401 - a fixture
 
 LONG = fx.load_task("digits", model="logistic", num_clients=8)

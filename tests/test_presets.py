@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from fedoptax.algorithms import ALGORITHMS
-from fedoptax.cli import main
-from fedoptax.naming import build, preset
+from fedoptax.cli.main import main
+from fedoptax.experiments.build import build, preset
 from fedoptax.tasks import TASKS
 
 DATA = Path(os.environ.get("FEDOPTAX_DATA") or Path(__file__).parents[2] / "shared" / "data")

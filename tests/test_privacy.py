@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedoptax as fx
-from fedoptax import tree
+from fedoptax import _tree as tree
 from fedoptax.algorithm import FedAlgorithm, decoded
 from fedoptax.wrappers.privacy import PrivateUpload, checked_weighting, into_ball, split_noise
 from sending import a_round, leaf, sender, stacked_round

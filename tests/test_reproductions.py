@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from command_lines import parse
-from fedoptax.papers import paper_setting
+from fedoptax.experiments.papers import paper_setting
 
 FOLDER = Path(__file__).parents[1] / "benchmarks" / "reproductions"
 WORDS = ("reproduced", "partly", "not reproduced", "not measured yet")

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedoptax import tree
+from fedoptax import _tree as tree
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.algorithms.fedlamb import fedlamb, local_amsgrad
 from fedoptax.algorithms.fedopt import fedavg

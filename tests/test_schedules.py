@@ -9,7 +9,7 @@ import pytest
 
 import fedoptax as fx
 from fedoptax.algorithms.fedopt import FedOptUpload
-from fedoptax.naming import build
+from fedoptax.experiments.build import build
 from fedoptax.schedules import SCHEDULES, is_schedule, parse_schedule
 
 VALUES = {

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import fedoptax as fx
-from fedoptax.engine.sharded import assign, choose_mesh, deal, mesh_again
-from fedoptax.record import refuse_another
+from fedoptax.engine.mesh import assign, choose_mesh, deal, mesh_again
+from fedoptax.storage.config import refuse_another
 from small import small_task
 
 TESTS = Path(__file__).parent

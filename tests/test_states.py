@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import fedoptax as fx
-from fedoptax.engine import states
-from fedoptax.engine.compiled import Fixed, program
-from fedoptax.engine.local import LocalWork
+from fedoptax.engine import client_states as states
+from fedoptax.engine.batches import LocalWork
+from fedoptax.engine.client_states import OnDevice, OnHost, choose_place
 from fedoptax.engine.memory import host_bytes
 from fedoptax.engine.plan import Plan
-from fedoptax.engine.states import OnDevice, OnHost, choose_place
+from fedoptax.engine.program import Fixed, program
 from small import small_task
 
 INITIAL = {"a": np.array([1.0, 2.0], np.float32), "b": (jnp.asarray(3, jnp.bfloat16), np.int32(4))}

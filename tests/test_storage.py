@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import fedoptax as fx
-from fedoptax import storage
-from fedoptax.engine.states import OnHost
-from fedoptax.history_file import HistoryFile, check_mark
+from fedoptax.engine.client_states import OnHost
+from fedoptax.storage import folder as storage
+from fedoptax.storage.history_file import HistoryFile, check_mark
 from full_disks import largest_file
 
 VALUE = {"status": "completed", "final": {"test_accuracy": 0.125}, "rounds_done": 64}

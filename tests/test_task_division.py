@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import fedoptax as fx
+from fedoptax.cli.data_commands import table
 from fedoptax.data.sources import Source
-from fedoptax.data_commands import table
 from fedoptax.engine.sampling import cohort_of_round
 from fedoptax.tasks import TASKS
 from fedoptax.tasks.division import CENTRAL, DEFAULTS, PARTITION_OPTIONS, divide

@@ -15,12 +15,12 @@ from fedoptax.engine.evaluation import column_names, evaluate, evaluation_data, 
 from fedoptax.errors import UsageError
 from fedoptax.models import autoencoder
 from fedoptax.models.functional import Model
-from fedoptax.task import Task, masked_mean, padded_loss
 from fedoptax.tasks import reconstruction
 from fedoptax.tasks.augmentation import crop, standardized
 from fedoptax.tasks.division import Division
 from fedoptax.tasks.recipe import Options, Recipe
 from fedoptax.tasks.tags import bag_of_words, recall, tag_indicators
+from fedoptax.tasks.task import Task, masked_mean, padded_loss
 from fedoptax.tasks.text import next_token
 
 KEY = jax.random.key(0)

@@ -10,7 +10,7 @@ import pytest
 import fedoptax as fx
 import fedoptax.torch as ft
 from fedoptax.deploy.wire import expected_of
-from fedoptax.engine.local import Minibatch
+from fedoptax.engine.batches import Minibatch
 from oracles.problem import make
 from torch_models import Net, NormNet, cross_entropy, torch
 

@@ -14,7 +14,7 @@ import fedoptax.torch as ft
 from fedoptax.deploy.client import Client, Order
 from fedoptax.deploy.server import RawReply, check_reply, forms, upload_form
 from fedoptax.deploy.wire import pack
-from fedoptax.engine.local import LocalWork
+from fedoptax.engine.batches import LocalWork
 from fedoptax.torch.client import ModuleClient
 from oracles.problem import make
 from small import small_task

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 import fedoptax as fx
-from fedoptax.history import Row
+from fedoptax.storage.history import Row
 from fedoptax.trackers import Tracked, flat_config
 from test_cli import fedoptax, own_cache  # noqa: F401 - a fixture
 

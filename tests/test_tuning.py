@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 import fedoptax as fx
-from fedoptax import storage
-from fedoptax.engine.compiled import Point, program
-from fedoptax.engine.local import LocalWork
+from fedoptax.engine.batches import LocalWork
 from fedoptax.engine.plan import Plan
-from fedoptax.naming import preset
-from fedoptax.search import grid_search
-from fedoptax.selection import Rule, Tried, make_rule
-from fedoptax.tuning import AllDiverged, Tuning, rule_for
+from fedoptax.engine.program import Point, program
+from fedoptax.experiments.build import preset
+from fedoptax.experiments.search import grid_search
+from fedoptax.experiments.selection import Rule, Tried, make_rule
+from fedoptax.experiments.tuning import AllDiverged, Tuning, rule_for
+from fedoptax.storage import folder as storage
 from full_disks import largest_file
 
 TASK = fx.load_task("quadratic", num_clients=8)
@@ -92,7 +92,7 @@ def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
         if done >= 6:
             raise KeyboardInterrupt
 
-    from fedoptax.tuning import carry_out
+    from fedoptax.experiments.tuning import carry_out
 
     spec = Tuning.read(tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
@@ -262,7 +262,7 @@ def test_optuna_finds_the_better_end_and_goes_on_where_it_stopped(tmp_path: Path
 
 
 def test_without_optuna_it_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedoptax.search.find_spec", lambda name: None)
+    monkeypatch.setattr("fedoptax.experiments.search.find_spec", lambda name: None)
     with pytest.raises(fx.UsageError, match=r"optuna is not installed; pip install 'fedoptax\[optuna\]'"):
         fx.tune(TASK, "fedavg", {"client_lr": [0.1, 0.3]}, tmp_path / "x", search="optuna", **SMALL)
 

@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 import fedoptax as fx
-from fedoptax.engine.local import minibatch_form, task_grad_fn
+from fedoptax.engine.batches import minibatch_form, task_grad_fn
 from fedoptax.waiting import LARGE, after, after_backward
 
 WIDTH = 256

@@ -28,12 +28,12 @@ import numpy as np  # noqa: E402
 import fedoptax as fx  # noqa: E402
 from bench.shapes import ALGORITHM, SHAPES, task_of  # noqa: E402
 from fedoptax import threefry  # noqa: E402
-from fedoptax.cores import use_cores  # noqa: E402
-from fedoptax.engine.compiled import Fixed, device_data, mesh_data, program  # noqa: E402
-from fedoptax.engine.local import LocalWork  # noqa: E402
+from fedoptax.engine.batches import LocalWork  # noqa: E402
+from fedoptax.engine.client_states import OnDevice  # noqa: E402
+from fedoptax.engine.cores import use_cores  # noqa: E402
+from fedoptax.engine.mesh import choose_mesh  # noqa: E402
 from fedoptax.engine.plan import Plan  # noqa: E402
-from fedoptax.engine.sharded import choose_mesh  # noqa: E402
-from fedoptax.engine.states import OnDevice  # noqa: E402
+from fedoptax.engine.program import Fixed, device_data, mesh_data, program  # noqa: E402
 
 ALGORITHMS = {
     "fedadam": ALGORITHM,

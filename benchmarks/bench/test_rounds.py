@@ -21,7 +21,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import fedoptax as fx
 from bench.shapes import ALGORITHM, RAGGED_BATCH, SHAPES, image_task, ragged_sizes, task_of
-from fedoptax.cores import use_cores
+from fedoptax.engine.cores import use_cores
 from fedoptax.engine.sampling import cohort_of_round
 from fedoptax.models.layers import Lowering, conv
 

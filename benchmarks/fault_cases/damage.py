@@ -75,7 +75,7 @@ def run(program: Program, seed: int, part: float) -> list[Row]:
 
 def resume(folder: str) -> tuple[int, str, str]:
     """`fedoptax resume FOLDER` in this process: status, and what it wrote to standard error."""
-    from fedoptax.cli import main
+    from fedoptax.cli.main import main
 
     with tempfile.TemporaryFile() as file:
         kept = os.dup(2)

@@ -18,7 +18,7 @@ KILLS = 10
 SIZE = 30_000_000
 FETCH = """
 import sys
-from fedoptax.cli import main
+from fedoptax.cli.main import main
 from fedoptax.data.registry import DATA_SETS, DataSet, Download
 url, digest, size = sys.argv[1], sys.argv[2], int(sys.argv[3])
 DATA_SETS["mnist"] = DataSet((Download("big.bin", (url,), "sha256:" + digest, size),), {})

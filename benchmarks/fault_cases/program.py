@@ -76,7 +76,7 @@ class Program:
         prefix: list[str] | None = None,
     ) -> subprocess.Popen[str]:
         """Starts `fedoptax ARGUMENTS` in the folder; `before` is called in the new process."""
-        command = [*(prefix or []), sys.executable, "-m", "fedoptax.cli", *map(str, arguments)]
+        command = [*(prefix or []), sys.executable, "-m", "fedoptax.cli.main", *map(str, arguments)]
         return subprocess.Popen(
             command, cwd=self.folder, env={**self.environment, **(environment or {})}, text=True, preexec_fn=before,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,

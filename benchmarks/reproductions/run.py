@@ -82,7 +82,7 @@ def run(command: str, place: Path) -> float:
     data = os.environ.get("FEDOPTAX_DATA") or str(ROOT.parent / "shared" / "data")
     place.parent.mkdir(parents=True, exist_ok=True)
     print("fedoptax", shlex.join(arguments), flush=True)
-    program = [sys.executable, "-m", "fedoptax.cli", *arguments]
+    program = [sys.executable, "-m", "fedoptax.cli.main", *arguments]
     clock = place.parent / f"{place.name}.seconds"
     begun, before = time.perf_counter(), float(clock.read_text()) if clock.is_file() else 0.0
     if (place / DONE).is_file():

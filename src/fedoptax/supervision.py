@@ -42,7 +42,7 @@ def supervise(arguments: Sequence[str]) -> int:
     reading, writing = os.pipe()
     with tempfile.TemporaryFile() as log:
         worker = subprocess.Popen(
-            [sys.executable, "-m", "fedoptax.cli", *arguments],
+            [sys.executable, "-m", "fedoptax.cli.main", *arguments],
             stdout=log,
             stderr=log,
             pass_fds=(out, err, reading),

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.random import define_prng_impl, threefry_prng_impl
 
-from fedoptax.tree import on_device
+from fedoptax._tree import on_device
 
 NAME = "threefry2x32"  # what JAX calls the generator
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))

@@ -74,7 +74,7 @@ def commands() -> dict[tuple[str, ...], list[Any]]:
     """Every command by its words, with its parameters as click describes them."""
     from typer.main import get_command
 
-    from fedoptax.cli import app
+    from fedoptax.cli.main import app
 
     found: dict[tuple[str, ...], list[Any]] = {}
 

@@ -26,7 +26,7 @@ class Answer(NamedTuple):
 
 def fedoptax(*arguments: str) -> Answer:
     """Runs a command in this process."""
-    from fedoptax.cli import main
+    from fedoptax.cli.main import main
 
     out, err = io.StringIO(), io.StringIO()
     status: Any = None
@@ -67,7 +67,7 @@ def untrained() -> Iterator[None]:
     """Every run ends at once as if it had been trained: the same checks before it, the same files behind it."""
     from unittest.mock import patch
 
-    from fedoptax import experiment
+    from fedoptax.experiments import run as experiment
     from fedoptax.report import figures
 
     built = SimpleNamespace(num_params=1, bytes_down=4, bytes_up=4)
@@ -81,10 +81,11 @@ def untrained() -> Iterator[None]:
 
 
 def _execute(task: Any, built: Any, hypers: Any, settings: Any) -> Any:
-    from fedoptax import experiment, storage
-    from fedoptax.history import History
-    from fedoptax.history_file import HistoryFile
-    from fedoptax.record import run_config
+    from fedoptax.experiments import run as experiment
+    from fedoptax.storage import folder as storage
+    from fedoptax.storage.config import run_config
+    from fedoptax.storage.history import History
+    from fedoptax.storage.history_file import HistoryFile
 
     config = run_config(task, settings, built)
     row = {"round": 1, "train_loss": 0.5, "bytes_down": 4, "bytes_up": 4, "seconds": 0.1}

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedoptax import tree
+from fedoptax import _tree as tree
 from fedoptax.algorithm import Batches, Cohort, FedAlgorithm, GradFn, Tree, local_steps, num_steps
 from fedoptax.algorithms.gradients import mean_gradient
 from fedoptax.errors import UsageError

@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedoptax import transforms, tree
+from fedoptax import _tree as tree
 from fedoptax.algorithm import Cohort, FedAlgorithm, GradFn, Tree, local_steps
+from fedoptax.algorithms import optimizers as transforms
 from fedoptax.errors import UsageError
 from fedoptax.hyper import (
     LearningRate,

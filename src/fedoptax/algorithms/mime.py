@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedoptax import tree
+from fedoptax import _tree as tree
 from fedoptax.algorithm import (
     Cohort,
     FedAlgorithm,

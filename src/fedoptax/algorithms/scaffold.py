@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedoptax import tree
+from fedoptax import _tree as tree
 from fedoptax.algorithm import Cohort, FedAlgorithm, GradFn, Tree, local_steps, num_steps
 from fedoptax.algorithms.gradients import mean_gradient
 from fedoptax.hyper import LearningRate, check_choice, check_lr, received, sent

@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedoptax import transforms, tree
+from fedoptax import _tree as tree
 from fedoptax.algorithm import FedAlgorithm, GradFn, Tree
+from fedoptax.algorithms import optimizers as transforms
 from fedoptax.algorithms.fedopt import FedOptMessage, FedOptState, FedOptUpload, _fedopt, _sgd
 from fedoptax.hyper import LearningRate, check, check_fraction, check_lr, check_positive
 

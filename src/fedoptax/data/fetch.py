@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from fedoptax._progress import status
 from fedoptax.data.archives import unpack
 from fedoptax.data.location import find_data_dir
 from fedoptax.data.registry import DATA_SETS, DataSet, Download
 from fedoptax.data.transfer import Progress, TransferError, download, forget
 from fedoptax.data.verify import HASHES, file_hash, is_right, record
 from fedoptax.errors import DataError, unknown
-from fedoptax.progress import status
-from fedoptax.storage import locked
+from fedoptax.storage.folder import locked
 
 Say = Callable[[str], None]
 

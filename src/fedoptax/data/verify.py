@@ -14,7 +14,7 @@ from typing import NamedTuple
 from fedoptax.data.containers import SUFFIXES, read_packed
 from fedoptax.data.registry import File
 from fedoptax.errors import DataError
-from fedoptax.storage import write_atomically
+from fedoptax.storage.folder import write_atomically
 
 HASHES = {"md5": "MD5", "sha256": "SHA-256"}
 """The kinds of published hashes, and what they are called."""

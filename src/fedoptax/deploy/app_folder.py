@@ -13,11 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedoptax import __version__, storage
+from fedoptax import __version__
 from fedoptax.deploy.config import Deployment, from_table, to_table
 from fedoptax.deploy.keys import make_certificates, make_node_key
 from fedoptax.deploy.toml_text import toml_text
 from fedoptax.errors import RunError, UsageError
+from fedoptax.storage import folder as storage
 
 FLOWER = ">=1.40.0,<1.41"
 HOSTS = ("localhost", "127.0.0.1", "::1")

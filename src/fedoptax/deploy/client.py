@@ -20,10 +20,10 @@ from fedoptax.algorithm import FedAlgorithm, Tree
 from fedoptax.deploy.memory import INITIAL, StateFolder, blob_size, checked_experiment, from_blob, stale, to_blob
 from fedoptax.deploy.server import Forms, forms
 from fedoptax.deploy.wire import WireArray, WireError, pack, shown, unpack
-from fedoptax.engine.local import LocalWork, client_batches, task_grad_fn
+from fedoptax.engine.batches import LocalWork, client_batches, task_grad_fn
 from fedoptax.engine.sampling import round_key
 from fedoptax.errors import UsageError
-from fedoptax.task import Task
+from fedoptax.tasks.task import Task
 
 MOST_KEPT = 16  # rounds that a server may name
 

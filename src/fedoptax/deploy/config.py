@@ -13,13 +13,13 @@ from typing import Any
 
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.engine.aggregation import as_aggregator
-from fedoptax.engine.local import LocalWork
+from fedoptax.engine.batches import LocalWork
 from fedoptax.engine.plan import WEIGHTINGS, Plan
 from fedoptax.errors import UsageError
-from fedoptax.naming import build
-from fedoptax.task import Task
+from fedoptax.experiments.build import build
+from fedoptax.experiments.wrapping import with_secret_seed, wrap
+from fedoptax.tasks.task import Task
 from fedoptax.wrappers.privacy import checked_weighting
-from fedoptax.wrapping import with_secret_seed, wrap
 
 Plain = str | int | float | bool
 NAMELESS = ("hyperparameters", "task")  # written as tables of their own
@@ -37,8 +37,8 @@ class Deployment:
       rounds, cohort_size, batch_size, local_epochs, local_steps, weighting, seed, eval_every: as in `fedoptax.run`;
         `local_steps = 0` means none, `weighting = ""` the algorithm's own.
       aggregate: as in `fedoptax.run`, as a text.
-      privacy, compress: how the algorithm is wrapped, as texts (`fedoptax.wrapping`); "" is not at all. The noise's
-        seed is the server's own (`seed=none`): a number would go to every node.
+      privacy, compress: how the algorithm is wrapped, as texts (`fedoptax.experiments.wrapping`); "" is not at all. The
+        noise's seed is the server's own (`seed=none`): a number would go to every node.
       quorum: the part of the cohort, in (0, 1], whose replies are enough for a round; the round waits for all until
         `round_timeout` all the same.
       round_timeout: seconds that a round waits for the replies of the nodes that are there.

@@ -40,7 +40,7 @@ def client_app(make_client: Callable[..., Any] | None = None) -> ClientApp:
 
 
 def _train(message: Message, context: Context, make_client: Callable[..., Any] | None) -> Message:
-    from fedoptax.compilation import use_cache
+    from fedoptax.engine.xla import use_cache
 
     use_cache(0.0)
     from fedoptax.deploy.client import Client, Order, state_folder

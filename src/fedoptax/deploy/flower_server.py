@@ -27,7 +27,7 @@ def server_app() -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        from fedoptax.compilation import use_cache
+        from fedoptax.engine.xla import use_cache
 
         use_cache(0.0)
         from fedoptax.deploy.config import build_task, from_table

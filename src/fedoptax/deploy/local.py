@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from fedoptax import storage
 from fedoptax.deploy.processes import Processes, free_ports, wait_for_port
 from fedoptax.deploy.toml_text import toml_text
 from fedoptax.deploy.wire import shown
 from fedoptax.errors import RunError, UsageError
+from fedoptax.storage import folder as storage
 
 ADDRESS = "127.0.0.1"
 NAME = "local"  # of the SuperLink, in Flower's configuration

@@ -22,10 +22,10 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from fedoptax import storage
 from fedoptax.algorithm import Tree
 from fedoptax.deploy.wire import WireError, expected_of
 from fedoptax.errors import RunError
+from fedoptax.storage import folder as storage
 
 INITIAL = -1  # the "round" after which a client has its initial state
 _EXPERIMENT = re.compile(r"[0-9a-f]{32}")

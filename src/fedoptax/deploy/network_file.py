@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from fedoptax import storage
 from fedoptax.deploy.rounds import RoundReport
 from fedoptax.errors import RunError
+from fedoptax.storage import folder as storage
 
 NAME = "network.jsonl"
 

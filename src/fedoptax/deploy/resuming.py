@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedoptax import storage
-from fedoptax.checkpoint import rounds_of
 from fedoptax.errors import UsageError
+from fedoptax.storage import folder as storage
+from fedoptax.storage.checkpoint import rounds_of
 
 
 def rounds_planned(folder: Path, default: int) -> int:

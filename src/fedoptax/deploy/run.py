@@ -19,9 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedoptax import storage, threefry
+from fedoptax import threefry
 from fedoptax.algorithm import Tree
-from fedoptax.checkpoint import Checkpoints
 from fedoptax.deploy.config import Deployment
 from fedoptax.deploy.memory import INITIAL, checked_experiment
 from fedoptax.deploy.network_file import NetworkFile
@@ -29,20 +28,22 @@ from fedoptax.deploy.resuming import refuse_fewer
 from fedoptax.deploy.rounds import Limits, Network, NoQuorum, gather, wait_for_nodes
 from fedoptax.deploy.server import RawReply, Reply, check_reply, next_state, upload_form
 from fedoptax.deploy.wire import pack
-from fedoptax.engine.compiled import Fixed, program
+from fedoptax.engine.client_states import OnDevice
 from fedoptax.engine.evaluation import column_names, evaluate, evaluation_data
 from fedoptax.engine.plan import Plan, check_numbers, check_privacy, checked_plan
+from fedoptax.engine.program import Fixed, program
 from fedoptax.engine.sampling import cohort_of_round
-from fedoptax.engine.states import OnDevice
 from fedoptax.errors import RunError, UsageError
-from fedoptax.experiment import Settings
-from fedoptax.history import History, Row, finite_or_none
-from fedoptax.history_file import HistoryFile
-from fedoptax.history_parquet import write_parquet
-from fedoptax.record import refuse_another, run_config
-from fedoptax.summary import write_summary
-from fedoptax.task import Task
-from fedoptax.wrapping import WRAPPERS
+from fedoptax.experiments.run import Settings
+from fedoptax.experiments.wrapping import WRAPPERS
+from fedoptax.storage import folder as storage
+from fedoptax.storage.checkpoint import Checkpoints
+from fedoptax.storage.config import refuse_another, run_config
+from fedoptax.storage.history import History, Row, finite_or_none
+from fedoptax.storage.history_file import HistoryFile
+from fedoptax.storage.history_parquet import write_parquet
+from fedoptax.storage.summary import write_summary
+from fedoptax.tasks.task import Task
 
 Log = Callable[[str], None]
 MOST_EXAMPLES = 10**9  # believed of a client where nothing tells how many there can be

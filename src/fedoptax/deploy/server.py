@@ -13,9 +13,9 @@ from fedoptax import threefry
 from fedoptax.algorithm import Cohort, FedAlgorithm, Tree, decoded, weighted_mean
 from fedoptax.deploy.wire import WireArray, WireError, shown, unpack
 from fedoptax.engine.aggregation import MEAN, Aggregator, stacked
-from fedoptax.engine.local import LocalWork, client_batches, task_grad_fn
+from fedoptax.engine.batches import LocalWork, client_batches, task_grad_fn
 from fedoptax.engine.round import all_finite
-from fedoptax.task import Task
+from fedoptax.tasks.task import Task
 
 LARGEST = float(np.finfo(np.float32).max)  # of a number that is believed: beyond it is infinity as float32
 

@@ -25,12 +25,12 @@ from flwr.supercore import log
 
 from fedoptax.algorithm import FedAlgorithm, Tree, weighted_mean
 from fedoptax.algorithms.fedopt import FedOptMessage, FedOptUpload
-from fedoptax.checkpoint import Checkpoints
 from fedoptax.deploy.flower_records import from_record
 from fedoptax.deploy.server import Reply, believable, next_state
 from fedoptax.deploy.wire import WireError, escaped, shown, unpack
-from fedoptax.engine.states import OnDevice
+from fedoptax.engine.client_states import OnDevice
 from fedoptax.errors import UsageError
+from fedoptax.storage.checkpoint import Checkpoints
 
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")  # of PyTorch's normalisation layers
 Named = dict[str, np.ndarray]

@@ -11,7 +11,11 @@ import jax.numpy as jnp
 
 from fedoptax.algorithm import Cohort, FedAlgorithm, GradFn, Tree, decoded, nbytes, weighted_mean
 from fedoptax.engine.aggregation import Aggregator, stacked
-from fedoptax.engine.compiled import (
+from fedoptax.engine.batches import client_batches, local_steps_of, task_grad_fn
+from fedoptax.engine.evaluation import evaluate
+from fedoptax.engine.faults import Fate, Rates, fate_of_round, spoil, virtual_seconds
+from fedoptax.engine.plan import Plan
+from fedoptax.engine.program import (
     MAX_ROUNDS,
     Advance,
     DeviceData,
@@ -19,14 +23,10 @@ from fedoptax.engine.compiled import (
     Program,
     program,
 )
-from fedoptax.engine.evaluation import evaluate
-from fedoptax.engine.faults import Fate, Rates, fate_of_round, spoil, virtual_seconds
-from fedoptax.engine.local import client_batches, local_steps_of, task_grad_fn
-from fedoptax.engine.plan import Plan
 from fedoptax.engine.round import all_finite, holds_all, upload_weights
 from fedoptax.engine.sampling import cohort_of_round, round_key
 from fedoptax.errors import UsageError
-from fedoptax.task import Task
+from fedoptax.tasks.task import Task
 
 
 class RoundInfo(NamedTuple):

@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedoptax._tree import on_device
 from fedoptax.algorithm import Tree
 from fedoptax.data.federated import check_fields
-from fedoptax.engine.sharded import AXIS, all_reduced
+from fedoptax.engine.mesh import AXIS, all_reduced
 from fedoptax.errors import DataError, UsageError, unknown
-from fedoptax.task import Task
-from fedoptax.tree import on_device
+from fedoptax.tasks.task import Task
 
 BY_CLIENT = ("mean", "spread", "worst_decile")  # of the primary metric
 Sums = dict[str, tuple[jax.Array, jax.Array]]  # metric -> Σ weights·values and Σ weights, each (owners,) or scalar

@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedoptax._tree import on_device
 from fedoptax.algorithm import Tree
 from fedoptax.errors import UsageError, unknown
-from fedoptax.tree import on_device
 
 COUNTS = ("participants", "dropped", "late", "rejected")
 """The history's columns of a run with faults or a robust aggregator; they add up to the cohort's size."""
@@ -183,7 +183,7 @@ def parse_faults(settings: Iterable[str]) -> dict[str, Any] | None:
     Raises:
       UsageError: no `=`, an unknown name, or a value outside its range.
     """
-    from fedoptax.naming import parse_value
+    from fedoptax.experiments.build import parse_value
 
     values: dict[str, Any] = {}
     for setting in settings:

@@ -23,16 +23,16 @@ from fedoptax.algorithm import (
     decoded,
 )
 from fedoptax.engine.aggregation import MEAN, Aggregator, Mean
+from fedoptax.engine.batches import local_steps_of
 from fedoptax.engine.faults import Fate, Rates, fate_of_round, spoil, virtual_seconds
-from fedoptax.engine.local import local_steps_of
+from fedoptax.engine.mesh import largest_first, mapped_over
 from fedoptax.engine.plan import Plan, runs_in_turn
 from fedoptax.engine.round import all_finite, changed, client_work, holds_all, row_of, upload_weights
 from fedoptax.engine.sampling import cohort_of_round, round_key
-from fedoptax.engine.sharded import largest_first, mapped_over
-from fedoptax.task import Task
+from fedoptax.tasks.task import Task
 
 if TYPE_CHECKING:
-    from fedoptax.engine.compiled import DeviceData
+    from fedoptax.engine.program import DeviceData
 
 
 class Taken(NamedTuple):

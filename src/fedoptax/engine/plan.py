@@ -12,9 +12,9 @@ import numpy as np
 from fedoptax import threefry
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.engine.aggregation import MEAN, Aggregator, Mean
-from fedoptax.engine.local import LocalWork
+from fedoptax.engine.batches import LocalWork
 from fedoptax.errors import UsageError
-from fedoptax.task import Task
+from fedoptax.tasks.task import Task
 
 MOST = 2**31 - 1  # of what the compiled program counts
 WEIGHTINGS = ("examples", "uniform")

@@ -18,14 +18,14 @@ from fedoptax.algorithm import (
     accumulate_zero,
     decoded,
 )
-from fedoptax.engine.local import client_batches, local_steps_of, task_grad_fn
+from fedoptax.engine.batches import client_batches, local_steps_of, task_grad_fn
+from fedoptax.engine.mesh import LARGE, Runner, balanced_over, largest_first, summed_over
 from fedoptax.engine.plan import Plan, runs_in_turn
 from fedoptax.engine.sampling import cohort_of_round, round_key
-from fedoptax.engine.sharded import LARGE, Runner, balanced_over, largest_first, summed_over
-from fedoptax.task import Task
+from fedoptax.tasks.task import Task
 
 if TYPE_CHECKING:
-    from fedoptax.engine.compiled import DeviceData
+    from fedoptax.engine.program import DeviceData
 
 
 def round_function(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Callable[..., tuple[Tree, ...]]:

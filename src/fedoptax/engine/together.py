@@ -16,13 +16,13 @@ import numpy as np
 
 from fedoptax import threefry
 from fedoptax.algorithm import Tree
-from fedoptax.engine.compiled import DeviceData, Point, Program, device_data, program
+from fedoptax.engine.client_states import OnDevice
 from fedoptax.engine.evaluation import column_names, evaluate, evaluation_data
 from fedoptax.engine.plan import Plan
+from fedoptax.engine.program import DeviceData, Point, Program, device_data, program
 from fedoptax.engine.round import round_function
-from fedoptax.engine.states import OnDevice
-from fedoptax.history import History, Row, finite_or_none
-from fedoptax.task import Task
+from fedoptax.storage.history import History, Row, finite_or_none
+from fedoptax.tasks.task import Task
 
 ROUNDS_PER_CALL = 16  # so that Ctrl-C and a bar are not kept waiting; a call costs little
 

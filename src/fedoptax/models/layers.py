@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from fedoptax.cores import cores_a_device
+from fedoptax.engine.cores import cores_a_device
 from fedoptax.errors import UsageError, unknown
 from fedoptax.models.winograd import conv3x3, tile_size
 

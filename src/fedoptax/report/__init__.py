@@ -40,7 +40,7 @@ def write_report(path: str | Path, out: str | Path | None = None, target: float 
     from fedoptax.report.searches import LEADING, load_searches, points_table
     from fedoptax.report.tables import to_csv
     from fedoptax.report.titles import title_of
-    from fedoptax.storage import write_atomically
+    from fedoptax.storage.folder import write_atomically
 
     runs, searches = found_runs(path), load_searches(Path(path))
     runs = runs or [point.run for search in searches for point in search.ranked[:LEADING]] or load_runs(path)

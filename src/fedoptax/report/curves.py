@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedoptax.history import higher_is_better as by_name
 from fedoptax.report.groups import Group
 from fedoptax.report.load import CIRCUMSTANCES, Run
+from fedoptax.storage.history import higher_is_better as by_name
 
 
 @dataclass(frozen=True, eq=False)

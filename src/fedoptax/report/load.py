@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedoptax.errors import RunError, brief
-from fedoptax.history_file import check_mark
-from fedoptax.storage import FORMAT, read_json
-from fedoptax.stored import check_config, check_summary, is_whole
+from fedoptax.storage.folder import FORMAT, read_json
+from fedoptax.storage.history_file import check_mark
+from fedoptax.storage.stored import check_config, check_summary, is_whole
 
 if TYPE_CHECKING:
     import pandas as pd

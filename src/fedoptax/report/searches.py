@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedoptax.errors import RunError
-from fedoptax.grids import edges
+from fedoptax.experiments.grids import edges
+from fedoptax.experiments.tuning import FILE, Tuning
 from fedoptax.report.load import Run, load_run, writable
 from fedoptax.report.words import setting
-from fedoptax.tuning import FILE, Tuning
 
 if TYPE_CHECKING:
     import pandas as pd

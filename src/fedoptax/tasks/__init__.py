@@ -7,12 +7,12 @@ from pathlib import Path
 from fedoptax.data import images as files
 from fedoptax.errors import UsageError, unknown
 from fedoptax.models import MODELS
-from fedoptax.precision import with_compute_dtype
-from fedoptax.task import Task
 from fedoptax.tasks import analytic, images, own, reconstruction, tags, text
 from fedoptax.tasks.division import CENTRAL
 from fedoptax.tasks.images import image_classification
+from fedoptax.tasks.precision import with_compute_dtype
 from fedoptax.tasks.recipe import Options, Recipe, check_options
+from fedoptax.tasks.task import Task
 
 __all__ = ["TASKS", "Options", "Recipe", "image_classification", "load_task", "recipe_of"]
 

@@ -1,11 +1,11 @@
-"""The tasks whose data are drawn, not read, as named tasks; they are defined in `fedoptax.analytic`."""
+"""The tasks whose data are drawn, not read, as named tasks; they are defined in `fedoptax.tasks.analytic_problems`."""
 
 from __future__ import annotations
 
-from fedoptax import analytic
 from fedoptax.errors import UsageError
-from fedoptax.task import Task
+from fedoptax.tasks import analytic_problems as analytic
 from fedoptax.tasks.recipe import Options, Recipe
+from fedoptax.tasks.task import Task
 
 MOST_CLIENTS = 100_000
 """Of the tasks that draw each client's data: drawing so many takes minutes, and more than some gigabytes."""

@@ -16,10 +16,10 @@ from fedoptax.data.images import Load, read
 from fedoptax.errors import UsageError
 from fedoptax.models import MODELS
 from fedoptax.models.functional import Model
-from fedoptax.task import Task, masked_mean
 from fedoptax.tasks.augmentation import AUGMENTATIONS, Augmentation, cropped_shape
 from fedoptax.tasks.division import divide
 from fedoptax.tasks.recipe import Options, Recipe
+from fedoptax.tasks.task import Task, masked_mean
 
 
 def classification(load: Load, scale: float) -> Callable[[str, Recipe, Options], Task]:

@@ -11,10 +11,10 @@ from fedoptax.data.own import load_file
 from fedoptax.data.sources import Source
 from fedoptax.errors import UsageError
 from fedoptax.models import MODELS
-from fedoptax.task import Task
 from fedoptax.tasks.division import CENTRAL, divide
 from fedoptax.tasks.images import image_classification
 from fedoptax.tasks.recipe import Options, Recipe
+from fedoptax.tasks.task import Task
 
 PREFIX = "file:"
 """What a task's name begins with when it is a file."""

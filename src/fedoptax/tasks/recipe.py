@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedoptax.errors import UsageError, unknown
-from fedoptax.precision import DTYPES
-from fedoptax.task import Task
+from fedoptax.tasks.precision import DTYPES
+from fedoptax.tasks.task import Task
 
 
 class Options(NamedTuple):

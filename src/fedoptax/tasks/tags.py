@@ -10,9 +10,9 @@ import optax
 
 from fedoptax.algorithm import Tree
 from fedoptax.models import so_logistic
-from fedoptax.task import Task
 from fedoptax.tasks.division import divide
 from fedoptax.tasks.recipe import Options, Recipe
+from fedoptax.tasks.task import Task
 
 RECALL_AT = 5
 

@@ -14,9 +14,9 @@ from fedoptax.algorithm import Tree
 from fedoptax.errors import UsageError
 from fedoptax.models import shakespeare_rnn, so_rnn, wikitext_lstm
 from fedoptax.models.functional import Model
-from fedoptax.task import Task
 from fedoptax.tasks.division import Division, divide
 from fedoptax.tasks.recipe import Options, Recipe
+from fedoptax.tasks.task import Task
 
 SHAKESPEARE_MODELS: dict[str, Callable[[int], Model]] = {
     "rnn": shakespeare_rnn,

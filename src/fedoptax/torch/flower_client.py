@@ -11,9 +11,9 @@ from flwr.clientapp import ClientApp
 
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.deploy import flower_client
-from fedoptax.engine.local import LocalWork
+from fedoptax.engine.batches import LocalWork
 from fedoptax.errors import UsageError
-from fedoptax.task import Task
+from fedoptax.tasks.task import Task
 from fedoptax.torch.client import ModuleClient
 
 Change = Callable[[FedAlgorithm], FedAlgorithm]

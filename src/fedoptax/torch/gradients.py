@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedoptax.algorithm import Batches, GradFn, Tree
-from fedoptax.engine.local import Minibatch
+from fedoptax.engine.batches import Minibatch
 from fedoptax.errors import UsageError
 from fedoptax.torch.loop import gradients
 from fedoptax.torch.params import flat, load_params, to_array, to_tensor, trained

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fedoptax.algorithm import Tree
 from fedoptax.data.federated import FederatedData
 from fedoptax.errors import UsageError
-from fedoptax.task import Task
+from fedoptax.tasks.task import Task
 from fedoptax.torch.gradients import Evaluation, ModuleLoss, as_tensors, seed_of
 from fedoptax.torch.params import load_params, params_from_module, trained
 

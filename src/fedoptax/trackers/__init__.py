@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedoptax.errors import UsageError, unknown
-from fedoptax.history import Row
+from fedoptax.storage.history import Row
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedoptax.history import Row
+from fedoptax.storage.history import Row
 from fedoptax.trackers import Tracked, Tracker, flat_config, numbers_of, title_of
 
 _LONGEST = 250  # characters of a parameter's value

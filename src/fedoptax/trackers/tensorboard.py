@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedoptax.history import Row
+from fedoptax.storage.history import Row
 from fedoptax.trackers import Tracked, Tracker, flat_config, numbers_of
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fedoptax.errors import brief
-from fedoptax.history import Row
+from fedoptax.storage.history import Row
 from fedoptax.trackers import Tracked, Tracker
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedoptax.history import Row
+from fedoptax.storage.history import Row
 from fedoptax.trackers import Tracked, Tracker, flat_config, numbers_of, title_of
 
 

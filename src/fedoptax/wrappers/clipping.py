@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedoptax import tree
+from fedoptax import _tree as tree
 from fedoptax.algorithm import FedAlgorithm, GradFn, Tree
 from fedoptax.hyper import check_positive
 from fedoptax.wrappers.gradients import with_gradient

@@ -9,11 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import tree_flatten_with_path
 
-from fedoptax import codecs
 from fedoptax.algorithm import Cohort, FedAlgorithm, GradFn, Tree, decoded
-from fedoptax.codecs import Codec, Coded
 from fedoptax.errors import UsageError
-from fedoptax.wrappers import randomness, uploads
+from fedoptax.wrappers import codecs, randomness, uploads
+from fedoptax.wrappers.codecs import Codec, Coded
 from fedoptax.wrappers.uploads import Message
 
 FIELDS = (*uploads.VECTORS, "change")
@@ -58,7 +57,7 @@ def with_compression(
       UsageError: no codec, a wrong seed, uploads that are coded already, or (when a client runs) no field to code.
     """
     if not isinstance(codec, Codec):
-        allowed = ", ".join(f"fedoptax.codecs.{name}(...)" for name in codecs.CODECS)
+        allowed = ", ".join(f"fedoptax.wrappers.codecs.{name}(...)" for name in codecs.CODECS)
         raise UsageError(f"codec: {codec!r} given, allowed is one of {allowed}")
     words, chosen = randomness.key_words(seed), FIELDS if fields is None else tuple(fields)
     is_change = algorithm.decode is not None  # what another wrapper sends

@@ -1,0 +1,1 @@
+"""The command line: parsing and the work of each command."""

@@ -1,0 +1,144 @@
+"""A client's local work: its minibatches of a round, and the gradient of the task's loss on one of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedoptax import threefry
+from fedoptax.algorithm import Batches, GradFn, Tree
+from fedoptax.engine.sampling import permutation
+from fedoptax.errors import UsageError
+from fedoptax.tasks.task import Task, padded_loss
+from fedoptax.waiting import after_backward
+from fedoptax.wrappers import clipped
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """What a client does in a round: `epochs` passes over its examples, or, if given, exactly `steps` minibatches."""
+
+    batch_size: int = 20
+    epochs: int = 1
+    steps: int | None = None
+
+
+class Minibatch(NamedTuple):
+    """Examples `{field: (batch, …), "mask": bool (batch,)}` and the key of the batch's randomness (dropout)."""
+
+    examples: dict[str, jax.Array]
+    key: jax.Array
+
+
+def task_grad_fn(task: Task) -> GradFn:
+    """`(params, minibatch) -> (loss, grads)` for `task`, clipped if it says so.
+
+    Two gradients on one batch share its randomness.
+    """
+    gradient = jax.value_and_grad(partial(minibatch_loss, task))
+
+    def grad_fn(params: Tree, batch: Minibatch) -> tuple[jax.Array, Tree]:
+        return after_backward(*gradient(params, batch))
+
+    return clipped(grad_fn, task.clip_norm) if task.clip_norm else grad_fn
+
+
+def minibatch_loss(task: Task, params: Tree, batch: Minibatch) -> jax.Array:
+    """The loss on a minibatch, in which padding counts for nothing.
+
+    Raises:
+      UsageError: it is no scalar.
+    """
+    value = padded_loss(task.loss, params, batch.examples, batch.key)
+    if value.shape != ():
+        raise UsageError(f"loss of task '{task.name}': shape {value.shape} returned, allowed is a scalar")
+    return value
+
+
+def form_of_grad_fn(task: Task, params: Tree, batch: Minibatch) -> GradFn:
+    """`task_grad_fn` for those who want the forms of what it gives: of the loss, and zeros, sooner than by tracing it.
+
+    `params` and `batch` are their forms.
+    """
+    loss = jax.eval_shape(partial(minibatch_loss, task), params, batch)
+    return lambda params, batch: (jnp.zeros((), loss.dtype), jax.tree.map(jnp.zeros_like, params))
+
+
+def minibatch_form(task: Task, batch_size: int) -> Minibatch:
+    """Shapes and dtypes of a minibatch."""
+    form = {
+        name: jax.ShapeDtypeStruct((batch_size, *array.shape[1:]), jax.dtypes.canonicalize_dtype(array.dtype))
+        for name, array in task.clients.examples.items()
+    }
+    form["mask"] = jax.ShapeDtypeStruct((batch_size,), np.dtype(bool))
+    return jax.eval_shape(lambda examples: Minibatch(examples, threefry.key(0)), form)
+
+
+def client_batches(
+    examples: dict[str, jax.Array],
+    offset: jax.Array,
+    size: jax.Array,
+    key: jax.Array,
+    work: LocalWork,
+    capacity: int,
+    exact: bool = True,
+    smallest: int = 0,
+) -> Batches:
+    """The minibatches of one client in one round, each a `Minibatch`, made when asked for.
+
+    Args:
+      examples: the federation's flat arrays, (total, …) each.
+      offset: the client's first row, a traced int.
+      size: n, the client's number of examples, a traced int.
+      key: the client's key for this round.
+      work: how much it does. With `epochs`, each epoch is a new permutation in ⌈n/b⌉ batches, the last one padded.
+        With `steps`, K batches run cyclically through one permutation.
+      capacity: the largest n in the federation.
+      exact, smallest: see `permutation`.
+    """
+    order_key, dropout_key = jax.random.split(key)
+    lanes = jnp.arange(work.batch_size, dtype=jnp.int32)
+    epochs = work.epochs if work.steps is None else 1
+
+    def order(epoch: Any) -> jax.Array:
+        return permutation(jax.random.fold_in(order_key, epoch), size, capacity, exact, smallest)
+
+    # A loop, not a list: each permutation in the program would take as long to compile as the first.
+    orders = order(0)[None] if epochs == 1 else jax.lax.map(order, jnp.arange(epochs))
+    a_pass = _steps_of_a_pass(size, work)
+
+    def get(k: Any) -> Minibatch:
+        if work.steps is None:
+            epoch: Any = _whole(k, a_pass)
+            place = (k - epoch * a_pass) * work.batch_size + lanes
+            mask = place < size
+        else:
+            turns = k * work.batch_size + lanes
+            place = turns - _whole(turns, size) * size
+            epoch, mask = 0, lanes < size
+        rows = offset + orders[epoch, jnp.where(mask, place, 0)]
+        batch = {name: array.at[rows].get(mode="clip") for name, array in examples.items()}
+        return Minibatch({**batch, "mask": mask}, jax.random.fold_in(dropout_key, k))
+
+    return Batches(epochs * a_pass if work.steps is None else jnp.int32(work.steps), get)
+
+
+def local_steps_of(sizes: jax.Array, work: LocalWork) -> jax.Array:
+    """How many local steps clients with so many examples take in a round, int32 in the shape of `sizes`."""
+    if work.steps is not None:
+        return jnp.full(sizes.shape, work.steps, jnp.int32)
+    return (work.epochs * _steps_of_a_pass(sizes, work)).astype(jnp.int32)
+
+
+def _steps_of_a_pass(size: jax.Array, work: LocalWork) -> jax.Array:
+    return _whole(size + work.batch_size - 1, work.batch_size)
+
+
+def _whole(a: Any, b: Any) -> jax.Array:
+    """a // b for numbers that are not negative: `//` would be ten operations, each with a kernel to compile."""
+    return jax.lax.div(*jnp.broadcast_arrays(jnp.asarray(a, jnp.int32), jnp.asarray(b, jnp.int32)))

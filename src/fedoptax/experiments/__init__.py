@@ -1,0 +1,1 @@
+"""Runs, comparisons, sweeps and searches, and what they are built from."""

@@ -1,0 +1,65 @@
+"""What a run leaves: a result, and the errors that bring the result of one that did not come to its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedoptax.algorithm import Tree
+from fedoptax.engine.client_states import ClientStates
+from fedoptax.errors import RunError
+from fedoptax.storage.history import History
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run leaves.
+
+    Attributes:
+      history: one row a round.
+      params: the final parameters; after a divergence the last finite ones.
+      state: the server's state.
+      clients: the clients' states: an `OnDevice` (`.tree` is stacked over all N, `()` if clients keep nothing) or an
+        `OnHost` (`.of(ids)` gives those of some clients).
+      status: `"completed"`, `"interrupted"` or `"diverged"`.
+      message: one line about a status other than completed, else None.
+      folder: where it was written, or None.
+      hyperparameters: the algorithm's, as far as they were given.
+      signal: the number of the signal that came meanwhile and asked to stop (2: Ctrl-C), else 0.
+    """
+
+    history: History
+    params: Tree
+    state: Tree
+    clients: ClientStates
+    status: str
+    message: str | None = None
+    folder: Path | None = None
+    hyperparameters: dict[str, Any] = field(default_factory=dict)
+    signal: int = 0
+
+
+class DivergedError(RunError):
+    """A run's state or loss became NaN or infinite. `result` is the run up to the last finite state."""
+
+    def __init__(self, message: str, result: RunResult) -> None:
+        super().__init__(message)
+        self.result = result
+
+    def __reduce__(self) -> tuple[Any, ...]:  # a process pool sends errors home by pickle
+        return type(self), (str(self), self.result)
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, SIGTERM or SIGHUP stopped a run after a whole round.
+
+    `result` is the run so far, and its `signal` says which; with a folder it can be resumed.
+    """
+
+    def __init__(self, result: RunResult) -> None:
+        super().__init__(result.message or "stopped")
+        self.result = result
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.result,)
