@@ -31,17 +31,17 @@ test: lint       ## lint, types and tests (about 14 minutes of tests on 2 idle c
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m "not long"
 
 test-long: $(READY) ## every algorithm with its preset on digits and MNIST, the largest tasks (half an hour or so, not measured as a whole; what has no files is skipped)
-	$(BIN)/python -m pytest -q -m long --ignore-glob="tests/test_deploy_*" --ignore-glob="tests/test_torch_*" --ignore-glob="tests/test_distributed*"
+	$(BIN)/python -m pytest -q -m long --ignore=tests/deploy --ignore=tests/torch --ignore=tests/experiments/test_distributed.py
 
 test-network: $(READY) ## real servers and nodes on loopback: rounds, faults, resuming (about 15 minutes; needs no other machine)
-	$(BIN)/python -m pytest -q -m long tests/test_deploy_network.py tests/test_deploy_faults.py tests/test_deploy_resume.py
+	$(BIN)/python -m pytest -q -m long tests/deploy/test_deploy_network.py tests/deploy/test_deploy_faults.py tests/deploy/test_deploy_resume.py
 
 test-distributed: $(READY) ## two processes killed, hung, stopped, resumed, and every mesh (about 25 minutes on two busy cores)
-	$(BIN)/python -m pytest -q -m long tests/test_distributed.py tests/test_sharded.py
+	$(BIN)/python -m pytest -q -m long tests/experiments/test_distributed.py tests/engine/test_sharded.py
 
 test-torch: $(READY) ## the PyTorch clients, alone and on a real network; installs PyTorch (about 5 minutes)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/python -m pytest -q tests/test_torch_*.py
+	$(BIN)/python -m pytest -q tests/torch
 
 .venv-extras/.ready: requirements.lock pyproject.toml
 	$(PYTHON) -m venv --clear .venv-extras
@@ -50,7 +50,7 @@ test-torch: $(READY) ## the PyTorch clients, alone and on a real network; instal
 	@touch $@
 
 test-extras: .venv-extras/.ready ## Optuna, TensorBoard, MLflow and W&B, in an environment of their own (about 5 minutes with installing)
-	.venv-extras/bin/python -m pytest -q tests/test_tuning.py tests/test_trackers.py
+	.venv-extras/bin/python -m pytest -q tests/experiments/test_tuning.py tests/experiments/test_trackers.py
 
 .venv-lowest/.ready: pyproject.toml
 	$(PYTHON) -m venv --clear .venv-lowest

@@ -66,7 +66,7 @@ def _start(program: Program, arguments: list[str]) -> subprocess.Popen[str]:
 
 def _tests(program: Program) -> Row:
     """The suite of downloads against a misbehaving server, by its own count."""
-    row = Row("download", "tests/test_fetch.py and test_fetch_data_sets.py (a misbehaving server on the loopback)")
+    row = Row("download", "tests/data/test_fetch.py and test_fetch_data_sets.py (a misbehaving server on the loopback)")
     files = [str(TESTS / name) for name in ("test_fetch.py", "test_fetch_data_sets.py")]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files],

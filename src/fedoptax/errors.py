@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+import operator
+import sys
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
-from typing import NoReturn
+from typing import Any, NoReturn
 
 LONGEST = 1000
 """Characters of an error's message: people read it, and what it quotes may come from anywhere."""
@@ -53,3 +56,88 @@ def unknown(what: str, given: str, allowed: Iterable[str]) -> NoReturn:
     near = get_close_matches(given, names, n=1)
     hint = f"; did you mean '{near[0]}'?" if near else ""
     raise UsageError(f"{what}: unknown name '{given}'{hint} (allowed: {', '.join(names)})")
+
+
+def check_int(name: str, value: Any, low: int = 1, high: int = 2**31 - 1) -> int:
+    """Return `value` as an int if it is a whole number (of Python or NumPy) from `low` to `high`.
+
+    Raises:
+      UsageError: it is something else.
+    """
+    allowed = f">= {low}" if high == 2**31 - 1 else f"from {low} to {high}"
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None:
+        raise UsageError(f"{name} must be a whole number {allowed}, got {value!r}")
+    if number < low:
+        raise UsageError(f"{name} must be {allowed}, got {number}")
+    if number > high:
+        raise UsageError(f"{name} must be <= {high}, got {number}")
+    return number
+
+
+def check_number(
+    name: str,
+    value: Any,
+    low: float = -math.inf,
+    high: float = math.inf,
+    *,
+    open_low: bool = False,
+    open_high: bool = True,
+) -> None:
+    """Check that `value` is a finite number from `low` to `high`; a traced value is not checked.
+
+    Args:
+      name: of the argument.
+      value: what was given.
+      low, high: the bounds; infinite means none.
+      open_low: `low` itself is not allowed.
+      open_high: `high` itself is not allowed.
+
+    Raises:
+      UsageError: it is something else, or would be 0 or infinite in float32.
+    """
+    if is_traced(value):
+        return
+    bounds = [f"{'>' if open_low else '>='} {low:g}"] if low > -math.inf else []
+    bounds += [f"{'<' if open_high else '<='} {high:g}"] if high < math.inf else []
+    allowed = " and ".join(bounds) or "a finite number"
+    try:
+        number = math.nan if isinstance(value, bool | str) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    is_inside = math.isfinite(number) and low <= number <= high
+    if not is_inside or (open_low and number == low) or (open_high and number == high):
+        raise UsageError(f"{name} must be {allowed}, got {value!r}")
+    if number and not 2.0**-126 <= abs(number) < 2.0**128:
+        raise UsageError(f"{name} must be a number of float32's range, got {value!r}")
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Check that `value` is True or False (text would count as true, whatever it says).
+
+    Raises:
+      UsageError: it is something else, or varies within a sweep.
+    """
+    if is_traced(value) or type(value).__name__ not in ("bool", "bool_"):
+        raise UsageError(f"{name} must be true or false, got {value!r}")
+
+
+def check_choice(name: str, value: Any, allowed: Collection[str]) -> None:
+    """Check that `value` is one of `allowed`.
+
+    Raises:
+      UsageError: it is not; the message names the nearest.
+    """
+    if value not in allowed:
+        near = get_close_matches(str(value), allowed, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise UsageError(f"{name} must be one of {', '.join(allowed)}, got {value!r}{hint}")
+
+
+def is_traced(value: Any) -> bool:
+    """Whether `value` is one that JAX traces, such as a hyper-parameter of a sweep."""
+    jax = sys.modules.get("jax")  # without it nothing is traced, and this module stays quick to import
+    return jax is not None and isinstance(value, jax.core.Tracer)

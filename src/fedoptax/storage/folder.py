@@ -12,15 +12,15 @@ import json
 import os
 import shutil
 import stat
-import uuid
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedoptax._files import write_atomically
 from fedoptax.errors import RunError, UsageError, brief
 from fedoptax.storage.history import Row, finite_or_none
 
@@ -62,33 +62,6 @@ def prepare(out: str | Path, overwrite: bool = False, remove: bool = True) -> Pa
     if not os.access(parent, os.W_OK):
         raise RunError(f"out: '{folder}' cannot be written (no permission in '{parent}')")
     return folder
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Writes a file so that a reader sees the old content or the new, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")  # no link can wait there
-    try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        sync_folder(path.parent)
-    except OSError as error:
-        raise RunError(f"'{path}' cannot be written: {error.strerror}") from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-
-
-def sync_folder(folder: Path) -> None:
-    """Puts the names in a folder on the disk, so that a power cut does not take back a file that was moved there."""
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -1,0 +1,325 @@
+"""One table: every algorithm and variant against every law of `laws.py`; and faulty algorithms, which must fail."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedoptax as fx
+import laws
+import laws_broken as broken
+from fedoptax import _tree as tree
+from fedoptax.algorithm import FedAlgorithm, accumulate, accumulate_zero
+from fedoptax.experiments.presets import PRESETS
+from fedoptax.tasks import analytic_problems as analytic
+from laws import LAWS, Factory
+
+# ---------------------------------------------------------------- the table
+
+
+def fedopt_average(lr: float = 0.1, momentum: float = 0.5, server_lr: float = 0.8) -> FedAlgorithm:
+    return fx.fedopt(optax.sgd(lr, momentum=momentum), optax.sgd(server_lr), client_state="average")
+
+
+def fafed_scheduled(rho: float = 0.1, h: float = 1.0, w: float = 1.0, c: float = 5.0) -> FedAlgorithm:
+    lr, alpha = fx.fafed_schedule(rho, h, w, c)
+    return fx.fafed(lr, alpha, rho=rho)
+
+
+def fedavg_scheduled(client_lr: float = 0.2, server_lr: float = 0.8) -> FedAlgorithm:
+    def decay(r: Any) -> jax.Array:
+        return 1 / (1 + jnp.asarray(r, float))
+
+    return fx.fedavg(lambda r: client_lr * decay(r), lambda r: server_lr * decay(r))
+
+
+def prox_scaffold(client_lr: float = 0.1, mu: float = 0.3) -> FedAlgorithm:
+    return fx.with_prox(fx.scaffold(client_lr), mu)
+
+
+def prox_fafed(lr: float = 0.05, mu: float = 0.3) -> FedAlgorithm:
+    return fx.with_prox(fx.fafed(lr, rho=0.1), mu)
+
+
+def clipping_fedadam(client_lr: float = 0.1, max_norm: float = 0.5) -> FedAlgorithm:
+    return fx.with_clipping(fx.fedadam(client_lr, 0.05), max_norm)
+
+
+def clipping_fedlamb(lr: float = 0.05, max_norm: float = 0.5) -> FedAlgorithm:
+    return fx.with_clipping(fx.fedlamb(lr), max_norm)
+
+
+TABLE: dict[str, Factory] = {
+    "fedavg": partial(fx.fedavg, client_lr=0.1),
+    "fedavgm": partial(fx.fedavgm, client_lr=0.1, server_lr=0.7),
+    "fedadagrad": partial(fx.fedadagrad, client_lr=0.1, server_lr=0.1),
+    "fedyogi": partial(fx.fedyogi, client_lr=0.1, server_lr=0.05),
+    "fedadam": partial(fx.fedadam, client_lr=0.1, server_lr=0.05),
+    "fedams": partial(fx.fedams, client_lr=0.1, server_lr=0.05),
+    "fedamsgrad": partial(fx.fedamsgrad, client_lr=0.1, server_lr=0.02),
+    "fedprox": partial(fx.fedprox, client_lr=0.1, mu=0.3),
+    "scaffold": partial(fx.scaffold, client_lr=0.1),
+    "local_amsgrad": partial(fx.local_amsgrad, lr=0.01),
+    "fedlamb": partial(fx.fedlamb, lr=0.05, weight_decay=0.01),
+    "stem": partial(fx.stem, lr=0.05),
+    "fafed": partial(fx.fafed, lr=0.05, rho=0.1),
+    "naive_adaptive": partial(fx.naive_adaptive, lr=0.05),
+    "local_adaalter": partial(fx.local_adaalter, lr=0.3),
+    "lookahead": partial(fx.lookahead, client_lr=0.05, eps=1e-3),
+    "mimelite": partial(fx.mimelite, client_lr=0.1),
+    "mime": partial(fx.mime, client_lr=0.1),
+}
+VARIANTS: dict[str, Factory] = {
+    "fedavg scheduled": fedavg_scheduled,
+    "fedadam debias": partial(fx.fedadam, client_lr=0.1, server_lr=0.05, debias=True),
+    "fedyogi debias": partial(fx.fedyogi, client_lr=0.1, server_lr=0.05, debias=True),
+    "fedopt average": fedopt_average,
+    "scaffold I": partial(fx.scaffold, client_lr=0.1, option="I"),
+    "fedlamb reset module": partial(fx.fedlamb, lr=0.05, layers="module", momentum="reset"),
+    "local_amsgrad unbiased": partial(fx.local_amsgrad, lr=0.01, bias_correction=True),
+    "fafed released": partial(fx.fafed, lr=0.05, rho=0.1, variant="released"),
+    "fafed scheduled": fafed_scheduled,
+    "mime adam": partial(fx.mime, client_lr=0.02, base="adam", eps=0.1),
+    "prox scaffold": prox_scaffold,
+    "prox fafed": prox_fafed,
+    "clipping fedadam": clipping_fedadam,
+    "clipping fedlamb": clipping_fedlamb,
+}
+ROWS = TABLE | VARIANTS
+SLOW = {laws.engines_agree, laws.interrupted_equals_whole}
+COMPILING = {laws.engines_agree, laws.padding_is_inert, laws.dtypes_stay}
+"""Of variants these run with the long tests: each compiles its programs anew."""
+CORE = ("fedavg", "fedadam", "scaffold", "fedlamb", "fafed", "mime")
+"""Of the other algorithms the laws that the engine holds, of padding and of interruptions, run with the long tests."""
+OF_A_FAMILY = {*fx.ALGORITHMS} - {*CORE}
+"""Of these, whose code is that of another in the table, the agreement of the engines runs with the long tests."""
+
+
+def marks(name: str, law: Any) -> list[Any]:
+    held_by_the_engine = (laws.padding_is_inert, laws.interrupted_equals_whole)
+    if (name in VARIANTS and law in COMPILING | SLOW) or (name not in CORE and law in held_by_the_engine):
+        return [pytest.mark.long]
+    if name in OF_A_FAMILY and law is laws.engines_agree:
+        return [pytest.mark.long]
+    return [pytest.mark.slow] if law in SLOW else []
+
+
+@pytest.mark.parametrize(
+    ("name", "law"),
+    [pytest.param(name, law, id=f"{name}-{law.__name__}", marks=marks(name, law)) for name in ROWS for law in LAWS],
+)
+def test_law(name: str, law: Any) -> None:
+    law(ROWS[name])
+
+
+def test_every_algorithm_is_in_the_table() -> None:
+    assert set(TABLE) == set(fx.ALGORITHMS)
+
+
+ORACLES = {
+    **dict.fromkeys(("fedavg", "fedavgm", "fedadagrad", "fedyogi", "fedadam", "fedams", "fedamsgrad"), "fedopt"),
+    "fedprox": "fedopt",
+    "scaffold": "scaffold",
+    **dict.fromkeys(("local_amsgrad", "fedlamb"), "fedlamb"),
+    **dict.fromkeys(("fafed", "stem", "naive_adaptive"), "fafed"),
+    **dict.fromkeys(("mime", "mimelite"), "mime"),
+    **dict.fromkeys(("local_adaalter", "lookahead"), "shared_state"),
+}
+"""Law 1: the transcription of its paper that each algorithm is compared with. All have one: no reasons are needed."""
+
+
+@pytest.mark.parametrize("name", fx.ALGORITHMS)
+def test_every_algorithm_has_an_oracle(name: str) -> None:
+    tests = Path(__file__).parent
+    assert name in ORACLES, f"{name} has no oracle: transcribe its paper in tests/oracles and compare"
+    text = (tests / f"test_oracle_{ORACLES[name]}.py").read_text()
+    assert re.search(rf"(?<![a-z_]){name}(?![a-z_])", text), f"test_oracle_{ORACLES[name]}.py does not test {name}"
+    assert (tests.parent / "helpers" / "oracles" / f"{ORACLES[name]}.py").is_file()
+
+
+SGD: dict[str, Factory] = {
+    "fedavg": lambda: fx.fedavg(0.1),
+    "fedavgm without momentum": lambda: fx.fedavgm(0.1, 1.0, momentum=0.0),
+    "fedprox": lambda: fx.fedprox(0.1, 5.0),  # one step from x: the proximal term is 0
+    "fedopt": lambda: fx.fedopt(optax.sgd(0.1), optax.sgd(1.0)),
+    "scaffold": lambda: fx.scaffold(0.1),
+    "scaffold I": lambda: fx.scaffold(0.1, option="I"),
+    "mimelite without momentum": lambda: fx.mimelite(0.1, b1=0.0),
+    "clipping out of reach": lambda: fx.with_clipping(fx.scaffold(0.1), 1e6),
+}
+
+
+@pytest.mark.parametrize("name", SGD)
+def test_one_client_and_one_step_is_sgd(name: str) -> None:
+    laws.reduces_to_sgd(SGD[name])
+
+
+# ---------------------------------------------------------------- the laws can fail
+
+FAULTS: list[tuple[Any, Factory, Any, str]] = [
+    (laws.reduces_to_sgd, broken.doubled, AssertionError, "Not equal to tolerance"),
+    (laws.order_does_not_matter, broken.depends_on_order, AssertionError, "Not equal to tolerance"),
+    (laws.weight_zero_counts_for_nothing, broken.takes_the_maximum, AssertionError, "Arrays are not equal"),
+    (laws.padding_is_inert, broken.reads_padding, AssertionError, "Arrays are not equal"),
+    (laws.dtypes_stay, broken.promotes, AssertionError, "float32 in a bfloat16 run"),
+    (laws.dtypes_stay, broken.mixes_dtypes, ValueError, "dtype promotion"),
+    (laws.compiles_once, broken.recompiles, AssertionError, "traced 2 times for three rounds"),
+    (laws.hyperparameters_can_be_traced, broken.compares_in_python, jax.errors.ConcretizationTypeError, "lr"),
+    (laws.hyperparameters_can_be_traced, broken.keeps_a_constant, AssertionError, "Not equal to tolerance"),
+    (laws.engines_agree, broken.counts_steps_in_python, AssertionError, "Not equal to tolerance"),
+    (laws.interrupted_equals_whole, broken.counts_on_the_host, AssertionError, "Arrays are not equal"),
+    (laws.continues_in_another_process, broken.hides_its_round, AssertionError, "Arrays are not equal"),
+    (laws.bytes_are_what_is_sent, broken.sends_more, AssertionError, "bytes down"),
+]
+
+
+@pytest.mark.parametrize(
+    ("law", "fault", "error", "text"), FAULTS, ids=[f"{law.__name__}-{fault.__name__}" for law, fault, *_ in FAULTS]
+)
+def test_a_faulty_algorithm_is_caught(law: Any, fault: Factory, error: Any, text: str) -> None:
+    with pytest.raises(error, match=text):
+        law(fault)
+
+
+def test_every_law_has_been_seen_to_fail() -> None:
+    assert {law for law, *_ in FAULTS} == {*LAWS, laws.reduces_to_sgd}
+
+
+# ---------------------------------------------------------------- laws of the papers, on problems with a known answer
+
+
+def distances(result: fx.RunResult) -> np.ndarray:
+    return np.array(result.history.column("test_distance"), float)
+
+
+@pytest.mark.long
+def test_scaffold_reaches_the_optimum_where_fedavg_drifts() -> None:
+    """Heterogeneous curvature and centres, exact gradients, everyone, five local steps."""
+    with jax.enable_x64(True):
+        task = analytic.quadratic(8, dimension=4, examples=1, noise=0.0)
+        options: dict[str, Any] = {"rounds": 400, "cohort_size": 8, "batch_size": 1, "local_steps": 5}
+        for option in ("I", "II"):
+            reached = distances(fx.run(task, fx.scaffold(0.2, option=option), **options))
+            assert reached[-1] < 1e-6 < 1 < reached[0]
+        drifted = distances(fx.run(task, fx.fedavg(0.2), **options))
+        assert drifted[-1] > 1e-2
+        np.testing.assert_allclose(drifted[-100:], drifted[-1], rtol=1e-6)  # it has come to rest there
+        one_step = distances(fx.run(task, fx.fedavg(0.2), **(options | {"rounds": 1000, "local_steps": 1})))
+        assert one_step[-1] < 1e-6  # K = 1 does not drift
+
+
+def test_naive_adaptive_walks_away_for_every_choice_of_its_parameters() -> None:
+    """Theorem 1: round t adds η/(3√(1−βᵗ)), whatever η and β are."""
+    grid = {"lr": [1e-3, 0.1, 1.0, 10.0], "b2": [0.0, 0.5, 0.9, 0.999]}
+    points = fx.sweep(fx.load_task("counterexample"), fx.naive_adaptive, grid, rounds=60, cohort_size=3, batch_size=1)
+    t = np.arange(1, 61)
+    for point in points:
+        lr, b2 = (point.hyperparameters[name] for name in ("lr", "b2"))
+        expected = 10 + np.cumsum(lr / 3 / np.sqrt(1 - b2**t))
+        np.testing.assert_allclose(distances(point), expected, rtol=3e-5, err_msg=str(point.hyperparameters))
+        assert np.all(np.diff(distances(point)) > 0)
+
+
+def test_layerwise_normalisation_at_the_client_walks_away_too() -> None:
+    """In one dimension u/‖u‖ is a sign, so Fed-LAMB, too, moves by α φ(|x|)/3 against the mean gradient."""
+    for lr in (0.01, 0.1):
+        result = fx.run(fx.load_task("counterexample"), fx.fedlamb(lr), rounds=30, cohort_size=3, batch_size=1)
+        np.testing.assert_allclose(distances(result), 10 + 10 * lr / 3 * np.arange(1, 31), rtol=1e-5)
+
+
+CONVERGE = sorted(set(fx.ALGORITHMS) - {"naive_adaptive", "fedlamb"})
+
+
+@pytest.mark.parametrize("name", CONVERGE)
+def test_the_others_converge_on_the_counterexample(name: str) -> None:
+    """FAFED and FedAdam, as the paper has it, and all that share their adaptivity, with the presets of the task."""
+    defaults: Any = dict(fx.TASKS["counterexample"].defaults)
+    algorithm = fx.ALGORITHMS[name](**PRESETS["counterexample"][name])
+    result = fx.run(fx.load_task("counterexample"), algorithm, **defaults)
+    assert distances(result)[-10:].max() < 0.1
+
+
+@pytest.mark.parametrize("phi", ["clip", "identity"])
+def test_fedlamb_steps_by_alpha_phi_of_the_layers_norm(phi: str) -> None:
+    """One client, one step, through the compiled engine: ‖Δθ^ℓ‖ = α φ(‖θ^ℓ‖) in every layer."""
+    params = {"small": 1e-5, "usual": 0.7, "large": 40.0}
+    layers = {name: jnp.asarray([0.6, -0.8], jnp.float32) * scale for name, scale in params.items()}
+
+    def loss(params: Any, batch: Any, key: jax.Array) -> jax.Array:
+        moved = sum(jnp.sum((layer - 3.0) ** 2) for layer in params.values())
+        return moved * fx.masked_mean(batch["x"], {"mask": batch["mask"]})
+
+    one = fx.FederatedData.from_clients([{"x": np.ones(1, "f4")}])
+    task = fx.Task("layers", lambda key: layers, loss, lambda p, b: {}, one, label=None)
+    result = fx.run(task, fx.fedlamb(0.05, phi=phi), rounds=1, cohort_size=1, batch_size=1)
+    for name, norm in params.items():
+        step = float(jnp.linalg.norm(result.params[name] - layers[name]))
+        assert step == pytest.approx(0.05 * (np.clip(norm, 1e-3, 10) if phi == "clip" else norm), rel=2e-4)
+
+
+def squared_errors(algorithm: FedAlgorithm, counts: list[int], seeds: int, rounds: int) -> tuple[np.ndarray, float]:
+    """E‖x − x*‖² after `rounds` of 3 noisy steps on f = ½‖x‖² for each number of clients; and without noise.
+
+    One program serves all N: the cohort is the largest, and clients beyond N have weight 0.
+    """
+    largest, dimension = max(counts), 10
+
+    def final(weights: jax.Array, noise: jax.Array, key: jax.Array) -> jax.Array:
+        def grad_fn(params: Any, key: jax.Array) -> Any:
+            return 0.5 * jnp.sum(params**2), params + noise * jax.random.normal(key, (dimension,))
+
+        def a_round(state: Any, key: jax.Array) -> Any:
+            server, clients = state
+            message, keys = algorithm.broadcast(server), jax.random.split(key, (largest, 3))
+            uploads, clients, _ = jax.vmap(
+                lambda client, own: algorithm.client_update(
+                    grad_fn, message, client, fx.Batches(jnp.int32(3), lambda k: own[k])
+                )
+            )(clients, keys)
+            parts = jax.vmap(accumulate)(accumulate_zero(uploads), weights, uploads)
+            mean = jax.tree.map(lambda a: jnp.sum(a, axis=0), parts)
+            return (algorithm.server_update(server, mean, fx.Cohort(largest, largest)), clients), None
+
+        params = jnp.full(dimension, 3.0)
+        clients = jax.vmap(lambda _: algorithm.init_client(params))(jnp.arange(largest))
+        (server, _), _ = jax.lax.scan(a_round, (algorithm.init(params), clients), jax.random.split(key, rounds))
+        return jnp.sum(algorithm.params(server) ** 2)
+
+    run = jax.jit(jax.vmap(final, in_axes=(None, None, 0)))
+    keys = jax.random.split(jax.random.key(0), seeds)
+    shares = [jnp.where(jnp.arange(largest) < n, 1 / n, 0.0) for n in counts]
+    exact = float(jnp.mean(run(shares[-1], jnp.float32(0), keys)))
+    return np.array([float(jnp.mean(run(share, jnp.float32(2), keys))) for share in shares]), exact
+
+
+@pytest.mark.long
+def test_the_error_of_fafed_falls_linearly_with_the_number_of_clients() -> None:
+    """Linear speed-up: with independent noise the stationary squared error is that of a mean over N clients, slope −1.
+
+    A depends on the clients' mean square gradient, whose expectation does not depend on N, so given A the iteration is
+    linear in the noise and E‖x − x*‖² ∝ 1/N. With 20 seeds of 10 coordinates each estimate has a relative spread of
+    √(2/200) = 0.1, and a line through log₂N = 1 … 5 then a slope of standard error 0.1/(ln 2 √10) = 0.05. The band is
+    four of them.
+    """
+    counts = [2, 4, 8, 16, 32]
+    errors, exact = squared_errors(fx.fafed(0.1, alpha=0.3, rho=0.1), counts, seeds=20, rounds=60)
+    slope = np.polyfit(np.log(counts), np.log(errors), 1)[0]
+    assert -1.2 < slope < -0.8, f"slope {slope:.3f} of {errors}"
+    assert exact < 0.1 * errors.min()  # what is left is variance, not the way from the start
+
+
+def test_a_move_is_made_in_the_table() -> None:
+    """The laws are not held by standing still."""
+    for make in ROWS.values():
+        algorithm = make()
+        server, _ = laws.eager_rounds(algorithm, rounds=3)
+        moved = tree.sub(algorithm.params(server), laws.start())
+        assert float(optax.tree.norm(moved)) > 1e-2

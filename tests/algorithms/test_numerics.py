@@ -1,0 +1,170 @@
+"""Numerical robustness: every algorithm under extreme gradients, rates, types and clients. No silent NaN, no warning.
+
+The gradients are given, not derived, so that each case is exactly what its name says.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_laws import ROWS, TABLE
+
+import fedoptax as fx
+import laws
+from fedoptax.algorithm import FedAlgorithm
+from fedoptax.engine.round import all_finite
+
+START = {"layer": {"kernel": np.array([[1.0, -0.5], [0.25, 2.0]]), "bias": np.zeros(2)}}
+SIGNS = {"layer": {"kernel": np.array([[1.0, -1.0], [1.0, 1.0]]), "bias": np.array([-1.0, 1.0])}}
+every = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in TABLE else [pytest.mark.long]) for name in ROWS]
+)
+RATES = ("client_lr", "lr", "server_lr")
+
+
+def given_gradient(params: Any, batch: Any) -> tuple[jax.Array, Any]:
+    """A batch is the size of every coordinate of its gradient; its sign is fixed."""
+    grads = jax.tree.map(lambda p, s: (batch * jnp.asarray(s, jnp.float32)).astype(p.dtype), params, SIGNS)
+    return jnp.abs(batch), grads
+
+
+def rounds_of(
+    algorithm: FedAlgorithm, gradients: list[list[float]], dtype: str = "float32", start: Any = START, rounds: int = 3
+) -> tuple[Any, list[Any], list[float]]:
+    """Eager rounds of clients with these gradients, a number a local step; the states and the losses."""
+    params = jax.tree.map(lambda a: jnp.asarray(a, dtype), start)
+    batches = [[jnp.float32(g) for g in own] for own in gradients]
+    server, clients, losses = algorithm.init(params), [algorithm.init_client(params) for _ in batches], []
+    for _ in range(rounds):
+        server, clients, info = fx.eager.run_round(algorithm, given_gradient, server, clients, batches)
+        losses.append(float(info.train_loss))
+    return server, clients, losses
+
+
+def assert_finite(*trees: Any) -> None:
+    for tree in trees:
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            values = np.asarray(leaf, np.float64)
+            assert np.isfinite(values).all(), f"{jax.tree_util.keystr(path)}: {values}"
+
+
+FINITE = {
+    "denormal": 1e-40,
+    "square underflows": 1e-25,
+    "tiny": 1e-12,
+    "large": 1e6,
+    "very large": 1e15,
+}
+
+
+@every
+def test_gradients_whose_squares_can_be_held_leave_everything_finite(name: str) -> None:
+    for case, size in FINITE.items():
+        server, clients, losses = rounds_of(ROWS[name](), [[size, size], [size], [-size, size, size]])
+        try:
+            assert_finite(server, clients, losses)
+        except AssertionError as error:
+            raise AssertionError(f"{case}: {error}") from None
+
+
+@every
+def test_zero_gradients_move_nothing(name: str) -> None:
+    """Also where parameters, norms and second moments are all 0; weight decay alone may shrink parameters."""
+    algorithm = ROWS[name]()
+    for start in (START, jax.tree.map(np.zeros_like, START)):
+        server, clients, losses = rounds_of(algorithm, [[0.0, 0.0], [0.0]], start=start)
+        assert_finite(server, clients, losses)
+        if name != "fedlamb":  # its row of the table has weight decay
+            laws.close(algorithm.params(server), jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), start), 1e-7, 0)
+        else:
+            assert np.abs(algorithm.params(server)["layer"]["kernel"]).max() <= 2.0
+
+
+@every
+def test_overflow_is_seen_in_the_state(name: str) -> None:
+    """Gradients of 1e30, whose squares are infinite in float32: the server's state is finite, or is known not to be.
+
+    Never are the parameters NaN while the check that stops a run says that all is well.
+    """
+    algorithm = ROWS[name]()
+    server, _, _ = rounds_of(algorithm, [[1e30, 1e30], [1e30]])
+    finite = all(np.isfinite(np.asarray(a, np.float64)).all() for a in jax.tree.leaves(server))
+    assert bool(all_finite(server)) == finite
+    if finite:
+        assert_finite(algorithm.params(server))
+
+
+@every
+def test_bfloat16_stays_finite(name: str) -> None:
+    algorithm = ROWS[name]()
+    for size in (1e-30, 1e-3, 1.0, 1e4):
+        server, clients, losses = rounds_of(algorithm, [[size, -size], [size]], "bfloat16")
+        assert_finite(server, clients, losses)
+
+
+@every
+def test_a_client_without_batches_does_no_harm(name: str) -> None:
+    """An empty client beside one that works: finite, and the loss is that of the steps that were made."""
+    server, clients, losses = rounds_of(ROWS[name](), [[], [0.5]])
+    assert_finite(server, clients, losses)
+    server, clients, losses = rounds_of(ROWS[name](), [[]])
+    assert_finite(server, clients, losses)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ROWS)
+def test_extreme_rates_end_finite_or_are_told(name: str) -> None:
+    """`run` with rates of 1e-30 and 1e30: it completes with finite results, or says that it diverged and keeps the last
+    finite state. The history holds no NaN either way."""
+    make = ROWS[name]
+    names = [n for n in RATES if n in inspect.signature(make).parameters]
+    free = [n for n in names if isinstance(inspect.signature(make).parameters[n].default, float)]
+    if not free:
+        pytest.skip("its rates are made of other constants")
+    points = fx.sweep(
+        laws.TASK, make, {n: [1e-30, 1e30] for n in free}, rounds=4, cohort_size=3, batch_size=2, progress=False
+    )
+    for point in points:
+        assert point.status in ("completed", "diverged")
+        assert_finite(point.params, point.state)
+        assert (point.status == "completed") == (len(point.history) == 4)
+        for row in point.history:
+            assert all(value is None or np.isfinite(value) for value in row.values() if not isinstance(value, str))
+
+
+MIXED = {
+    "large": np.full((300, 200), 3e38, np.float32),
+    "small": np.full(7, -3e38, np.float32),
+    "half": np.ones(5, jnp.bfloat16),
+    "whole": np.arange(3),
+    "none": np.zeros((0, 3), np.float32),
+    "scalar": np.float32(1e-45).reshape(1),
+    "complex": np.full(3, 3e38 + 3e38j, np.complex64),
+}
+
+
+def test_large_numbers_are_finite() -> None:
+    """Although their sums are not."""
+    for tree in (MIXED, {}, {"whole": MIXED["whole"]}):
+        assert bool(all_finite(tree))
+        assert bool(jax.jit(all_finite)(tree))
+    with jax.enable_x64(True):
+        assert bool(all_finite({"double": jnp.array([1e300, -1e308])}))
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("leaf", ["large", "small", "half", "scalar", "complex"])
+def test_one_number_that_is_not_finite_is_found(leaf: str, value: float) -> None:
+    array = np.array(MIXED[leaf])
+    array.flat[-1] = value
+    assert not bool(all_finite(MIXED | {leaf: array}))
+
+
+@pytest.mark.parametrize("value", [complex(0, np.inf), complex(1, np.nan), complex(-np.inf, 0)])
+def test_one_part_that_is_not_finite_is_found(value: complex) -> None:
+    assert not bool(all_finite({"z": jnp.asarray([1j, value], jnp.complex64)}))

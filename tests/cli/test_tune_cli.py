@@ -1,0 +1,130 @@
+"""`fedoptax tune` and `compare --tune` as a person meets them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_cli import fedoptax, own_cache  # noqa: F401 - a fixture
+
+from fedoptax.report.searches import heat_map, load_searches, profiles
+
+SMALL = ["--task", "quadratic", "--num-clients", "8", "--cohort-size", "3", "--batch-size", "5", "--rounds", "4"]
+
+GRID = ["--grid", "client_lr=0.01..1:decade", "--grid", "server_lr=0.01,0.1"]
+
+
+def test_tune_ranks_reports_and_repeats_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "a"
+    assert fedoptax("tune", *SMALL, "--algorithm", "fedadam", *GRID, "--out", out) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].split()[:2] == ["client_lr", "server_lr"] and "mean train_loss of last 1" in printed[0]
+    scores = [float(line.split()[2]) for line in printed[1:7]]
+    assert scores == sorted(scores) and printed[7] == "6 points"
+    assert re.fullmatch(r"best: --set client_lr=\S+ --set server_lr=\S+", printed[8])
+    assert (
+        printed[9] == "fedadam: The best client_lr is the highest of its grid (0.01 to 1): a better one may lie beyond."
+    )
+    assert printed[-1] == f"report: {out / 'report.html'}"
+    ours = {"report.html", "points.csv", "table.csv", "figures", "tune.json", "point-001", "point-006"}
+    assert ours <= {p.name for p in out.iterdir()}
+    assert {p.name for p in (out / "figures").iterdir()} >= {"heat-map.png", "profile-1.png"}
+    page = (out / "report.html").read_text()
+    assert len(re.findall(r'class="s\d+', page)) == 6 and "6 of 6 points" in page
+    times = {p: p.stat().st_mtime_ns for p in out.glob("point-*/history.jsonl")}
+    assert fedoptax("resume", out) == 0
+    assert {p: p.stat().st_mtime_ns for p in out.glob("point-*/history.jsonl")} == times
+    assert fedoptax("tune", *SMALL, *GRID, "--out", out) == 2  # holds results
+
+
+def test_the_map_and_the_curve_hold_the_runs_numbers(tmp_path: Path) -> None:
+    out = tmp_path / "a"
+    assert fedoptax("tune", *SMALL, "--algorithm", "fedadam", *GRID, "--last", "2", "--out", out) == 0
+    search = load_searches(tmp_path)[0]
+    found = heat_map(search)
+    assert (found.x, found.y) == ("server_lr", "client_lr")
+    assert (list(found.columns), list(found.rows)) == (["0.01", "0.1"], ["1", "0.1", "0.01"])
+    values = {}
+    for folder in sorted(out.glob("point-*")):
+        given = json.loads((folder / "config.json").read_text())["algorithm"]["hyperparameters"]
+        rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+        distance = np.mean([row["test_distance"] for row in rows[-2:]])
+        values[f"{given['client_lr']:g}", f"{given['server_lr']:g}"] = distance
+    for i, row in enumerate(found.rows):
+        for j, column in enumerate(found.columns):
+            assert found.cells[i][j].value == pytest.approx(values[row, column])
+    best = min(values.values())
+    deepest = max((cell for row in found.cells for cell in row), key=lambda cell: cell.shade)
+    assert deepest.value == pytest.approx(best) and deepest.shade == 1
+    assert sum(cell.best for row in found.cells for cell in row) == 1
+    (curve,) = profiles([search])  # server_lr has two values only
+    assert curve.name == "client_lr"
+    for at, value in curve.lines["fedadam"]:
+        assert value == pytest.approx(min(v for (a, _), v in values.items() if a == f"{at:g}"))
+
+
+def test_compare_tunes_with_one_budget_and_runs_the_winners(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "b"
+    given = ["--algorithms", "fedavg,fedadam", "--seeds", "2", "--tune", "--budget", "4"]
+    assert fedoptax("compare", *SMALL, *given, "--out", out) == 0
+    printed = capsys.readouterr()
+    assert "best: --set fedavg.client_lr=" in printed.out and "best: --set fedadam.client_lr=" in printed.out
+    compared = json.loads((out / "compare.json").read_text())
+    for search in load_searches(out):
+        assert len(search.points) == 4
+        winner = {**search.tuning.fixed, **search.best.values}
+        assert compared["hyperparameters"][search.algorithm] == winner
+        seeds = {point.run.config["seed"] for point in search.points}
+        assert seeds == {2}, "not a seed that is compared"
+        for seed in (0, 1):
+            config = json.loads((out / search.algorithm / f"seed-{seed}" / "config.json").read_text())
+            assert config["algorithm"]["hyperparameters"] == winner
+    page = (out / "report.html").read_text()
+    assert 'href="./tuning/fedavg/report.html"' in page
+    assert (out / "tuning" / "fedavg" / "report.html").is_file()
+    table = (out / "table.csv").read_text().splitlines()
+    assert [line.split(",")[0] for line in table[1:]] == ["fedavg", "fedadam"]  # no point of a search among them
+    assert fedoptax("resume", out) == 0
+
+
+@pytest.mark.long
+def test_a_method_whose_search_diverges_does_not_stop_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "b"
+    given = ["--algorithms", "fedavg,fedlamb", "--seeds", "1", "--tune"]
+    given += ["--grid", "client_lr=1e29,1e30", "--grid", "lr=0.01,0.1"]
+    assert fedoptax("compare", *SMALL, *given, "--out", out) == 1
+    printed = capsys.readouterr()
+    assert "fedavg: all 2 points of the search diverged" in printed.err
+    assert (out / "fedlamb" / "seed-0" / "summary.json").is_file() and not (out / "fedavg").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["tune", "--grid", "rate=1,2"], "--grid: hyper-parameter"),
+        (["tune", "--grid", "client_lr=1,1"], "allowed are different values"),
+        (["tune", "--grid", "client_lr=0.1,1", "--set", "client_lr=0.1"], "allowed is one of them"),
+        (["tune", "--grid", "client_lr=0.1,-1"], "client_lr: -1.0"),
+        (["tune", "--grid", "client_lr=0.1,1", "--select", "distance"], "--select"),
+        (["tune", "--grid", "client_lr=0.1,1", "--last", "9"], "--last: 9 given, allowed is 1 to 4"),
+        (["tune", "--search", "random"], "--search"),
+        (["tune", "--trials", "3"], "--trials"),
+        (["tune", "--algorithm", "adam"], "algorithm"),
+        (["compare", "--tune", "--budget", "0"], "--budget"),
+        (["compare", "--grid", "client_lr=1,2"], "--grid: given without --tune"),
+        (["compare", "--last", "3"], "--last: given without --tune"),
+    ],
+)
+def test_wrong_input_is_one_line_and_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    out = tmp_path / "new"
+    assert fedoptax(*arguments, *SMALL, "--out", out) == 2
+    printed = capsys.readouterr()
+    assert said in printed.err and printed.err.count("\n") == 1
+    assert not out.exists()

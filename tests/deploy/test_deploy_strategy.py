@@ -1,0 +1,208 @@
+"""`FedoptaxStrategy` in a Flower project: the algorithm of the simulation, ordinary clients, statistics left alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedoptax as fx
+from federations import need_flower
+
+need_flower()
+
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict  # noqa: E402
+
+from fedoptax.deploy.strategy import FedoptaxStrategy  # noqa: E402
+
+RATE = 0.1
+DATA = {
+    node: np.random.default_rng(node).normal(size=(node % 5 + 3, 4)).astype(np.float32) for node in (11, 22, 33, 44)
+}
+START = {"fc.weight": np.zeros(3, np.float32), "fc.bias": np.zeros((), np.float32)}
+BATCH_NORM = {
+    "bn.running_var": np.ones(2, np.float32),
+    "bn.num_batches_tracked": np.array(0, np.int64),
+}
+Spoil = Callable[[int, int, RecordDict], None]
+
+
+def loss(params: Any, batch: Any) -> jax.Array:
+    return jnp.mean((batch[:, :3] @ params["fc.weight"] + params["fc.bias"] - batch[:, 3]) ** 2)
+
+
+@pytest.fixture(autouse=True)
+def inside_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower's messages want to know whose they are."""
+    from flwr.supercore.task_identity import TaskIdentity
+
+    for name in ("run_id", "node_id", "task_id"):
+        monkeypatch.setattr(TaskIdentity, f"_{name}", 1)
+
+
+class FakeGrid:
+    """Nodes that train as ordinary ClientApps do: three steps of gradient descent."""
+
+    def __init__(self, spoil: Spoil = lambda node, number, content: None) -> None:
+        self.spoil, self.asked = spoil, list[list[int]]()
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(DATA)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        messages = list(messages)
+        if messages and messages[0].metadata.message_type == "train":
+            self.asked.append([m.metadata.dst_node_id for m in messages])
+        return [self._answer(message) for message in reversed(messages)]
+
+    def _answer(self, message: Message) -> Message:
+        node, number = message.metadata.dst_node_id, message.content["config"]["server-round"]
+        model = {name: array.numpy() for name, array in message.content["arrays"].items()}
+        params = {name: jnp.asarray(model[name]) for name in START}
+        numbers: dict[str, Any] = {"num-examples": len(DATA[node]), "loss": float(loss(params, DATA[node]))}
+        if message.metadata.message_type == "evaluate":
+            return Message(RecordDict({"m": MetricRecord(numbers)}), reply_to=message)
+        for _ in range(3):
+            params = jax.tree.map(lambda p, g: p - RATE * g, params, jax.grad(loss)(params, DATA[node]))
+        model |= {name: np.asarray(array) for name, array in params.items()}
+        if "bn.running_var" in model:
+            model["bn.running_var"] = np.full(2, node, np.float32)
+            model["bn.num_batches_tracked"] = np.array(3 * number, np.int64)
+        arrays = ArrayRecord({name: Array(array) for name, array in model.items()})
+        content = RecordDict({"arrays": arrays, "metrics": MetricRecord(numbers)})
+        self.spoil(node, number, content)
+        return Message(content, reply_to=message)
+
+
+def record(model: dict[str, np.ndarray]) -> ArrayRecord:
+    return ArrayRecord({name: Array(array) for name, array in model.items()})
+
+
+def model_of(result: Any) -> dict[str, np.ndarray]:
+    return {name: array.numpy() for name, array in result.arrays.items()}
+
+
+def simulated(algorithm: fx.FedAlgorithm, cohorts: list[list[int]]) -> Any:
+    server = algorithm.init(jax.tree.map(jnp.asarray, START))
+    for cohort in cohorts:
+        batches, sizes = [[DATA[node]] * 3 for node in cohort], [len(DATA[node]) for node in cohort]
+        server, _, _ = fx.eager.run_round(
+            algorithm, jax.value_and_grad(loss), server, [()] * len(cohort), batches, sizes
+        )
+    return algorithm.params(server)
+
+
+def test_a_loss_that_float32_cannot_hold_leaves_out_its_node_alone() -> None:
+    def spoil(node: int, number: int, content: RecordDict) -> None:
+        if node == 11:
+            content["metrics"]["train-loss"] = 1e39
+
+    result = FedoptaxStrategy(fx.fedavg(client_lr=RATE)).start(FakeGrid(spoil), record(START), num_rounds=1)
+    assert result.train_metrics_clientapp[1]["replies"] == len(DATA) - 1
+
+
+@pytest.mark.parametrize("make", [fx.fedavg, fx.fedavgm, fx.fedadagrad, fx.fedadam, fx.fedyogi, fx.fedams])
+def test_it_computes_what_the_simulation_does(make: Any) -> None:
+    algorithm = make(client_lr=RATE, server_lr=0.05)
+    grid = FakeGrid()
+    result = FedoptaxStrategy(algorithm, fraction_train=0.5, seed=7).start(grid, record(START), num_rounds=4)
+    assert len({tuple(sorted(c)) for c in grid.asked}) > 1 and all(len(c) == 2 for c in grid.asked)
+    wanted = simulated(algorithm, [sorted(cohort) for cohort in grid.asked])
+    for name, array in model_of(result).items():
+        np.testing.assert_allclose(array, wanted[name], rtol=1e-5, atol=1e-6)
+
+
+def test_nodes_are_chosen_by_the_seed() -> None:
+    chosen = []
+    for seed in (1, 1, 2):
+        grid = FakeGrid()
+        FedoptaxStrategy(fx.fedavg(RATE), fraction_train=0.5, seed=seed).start(grid, record(START), num_rounds=5)
+        chosen.append(grid.asked)
+    assert chosen[0] == chosen[1] != chosen[2]
+
+
+def test_statistics_are_averaged_and_never_seen_by_the_optimizer() -> None:
+    algorithm = fx.fedadam(client_lr=RATE, server_lr=0.05)
+    grid = FakeGrid()
+    result = FedoptaxStrategy(algorithm).start(grid, record(START | BATCH_NORM), num_rounds=3)
+    model, sizes = model_of(result), {node: len(rows) for node, rows in DATA.items()}
+    mean = sum(node * n for node, n in sizes.items()) / sum(sizes.values())
+    np.testing.assert_allclose(model["bn.running_var"], mean, rtol=1e-6)
+    assert model["bn.num_batches_tracked"] == 9 and model["bn.num_batches_tracked"].dtype == np.int64
+    wanted = simulated(algorithm, [sorted(DATA)] * 3)
+    np.testing.assert_allclose(model["fc.weight"], wanted["fc.weight"], rtol=1e-5, atol=1e-6)
+
+
+def nan(content: RecordDict) -> None:
+    content["arrays"]["fc.weight"] = Array(np.full(3, np.nan, np.float32))
+
+
+def shape(content: RecordDict) -> None:
+    content["arrays"]["fc.weight"] = Array(np.zeros((3, 1), np.float32))
+
+
+def promoted(content: RecordDict) -> None:
+    content["arrays"]["fc.weight"] = Array(np.zeros(3, np.float64))
+
+
+def count(content: RecordDict) -> None:
+    content["metrics"]["num-examples"] = 10**12
+
+
+def extra(content: RecordDict) -> None:
+    content["more"] = ArrayRecord({"x": Array(np.zeros(1))})
+
+
+@pytest.mark.parametrize("wrong", [nan, shape, promoted, count, extra])
+def test_a_bad_reply_is_left_out(wrong: Callable[[RecordDict], None]) -> None:
+    algorithm = fx.fedadam(client_lr=RATE, server_lr=0.05)
+
+    def spoil(node: int, number: int, content: RecordDict) -> None:
+        if (node, number) == (33, 2):
+            wrong(content)
+
+    result = FedoptaxStrategy(algorithm).start(FakeGrid(spoil), record(START), num_rounds=3)
+    rest = [node for node in sorted(DATA) if node != 33]
+    wanted = simulated(algorithm, [sorted(DATA), rest, sorted(DATA)])
+    np.testing.assert_allclose(model_of(result)["fc.weight"], wanted["fc.weight"], rtol=1e-5, atol=1e-6)
+    assert result.train_metrics_clientapp[2]["replies"] == 3
+
+
+def test_a_checkpoint_keeps_the_optimizers_moments(tmp_path: Path) -> None:
+    algorithm = fx.fedadam(client_lr=RATE, server_lr=0.05)
+    start = record(START | BATCH_NORM)
+    whole = FedoptaxStrategy(algorithm).start(FakeGrid(), start, num_rounds=4)
+    FedoptaxStrategy(algorithm, checkpoint=tmp_path).start(FakeGrid(), start, num_rounds=2)
+    grid = FakeGrid()
+    continued = FedoptaxStrategy(algorithm, checkpoint=tmp_path).start(grid, start, num_rounds=4)
+    assert len(grid.asked) == 2
+    for name, array in model_of(whole).items():
+        np.testing.assert_array_equal(array, model_of(continued)[name])
+
+
+def test_metrics_of_the_clients_are_weighted() -> None:
+    result = FedoptaxStrategy(fx.fedavg(RATE)).start(FakeGrid(), record(START), num_rounds=1)
+    assert set(result.evaluate_metrics_clientapp[1]) == {"loss"}
+
+
+@pytest.mark.parametrize("make", [lambda: fx.scaffold(0.1), lambda: fx.fedlamb(0.1), lambda: fx.fafed(0.1)])
+def test_an_algorithm_whose_clients_do_more_is_refused(make: Callable[[], fx.FedAlgorithm]) -> None:
+    with pytest.raises(fx.UsageError, match="its clients do more than train"):
+        FedoptaxStrategy(make()).start(FakeGrid(), record(START), num_rounds=1)
+
+
+def test_the_migration_page_tells_the_truth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "flower-migration.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```py\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "example"}
+    exec(compile(block, "flower-migration.md", "exec"), names)
+    grid = FakeGrid()
+    names["app"](grid, None)
+    assert len(grid.asked) == 3 and (tmp_path / "server-state" / "checkpoints").is_dir()

@@ -1,0 +1,174 @@
+"""Trackers: every row arrives once, also over an interruption; what fails harms no run; Parquet is the history.
+
+Those of TensorBoard, MLflow and W&B run where these are installed (`make test-extras`).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from test_cli import fedoptax, own_cache  # noqa: F401 - a fixture
+
+import fedoptax as fx
+from fedoptax.storage.history import Row
+from fedoptax.trackers import Tracked, flat_config
+
+TYPED = ["--task", "quadratic", "--num-clients", "8", "--cohort-size", "3", "--batch-size", "5", "--rounds", "4"]
+
+TASK = fx.load_task("quadratic", num_clients=8)
+SMALL = {"cohort_size": 3, "batch_size": 5}
+
+
+class Recorder:
+    def __init__(self, fails_at: str = "") -> None:
+        self.fails_at, self.told = fails_at, list[tuple[str, Any]]()
+
+    def _note(self, what: str, value: Any) -> None:
+        if what == self.fails_at:
+            raise OSError("the server\nis gone")
+        self.told.append((what, value))
+
+    def start(self, run: Tracked) -> None:
+        self._note("start", run.done)
+
+    def rows(self, rows: Sequence[Row]) -> None:
+        self._note("rows", [row["round"] for row in rows])
+
+    def end(self, summary: Mapping[str, Any]) -> None:
+        self._note("end", summary["status"])
+
+    @property
+    def rounds(self) -> list[int]:
+        return [number for what, rounds in self.told if what == "rows" for number in rounds]
+
+
+def test_every_row_is_told_once_over_an_interruption(tmp_path: Path) -> None:
+    first, second = Recorder(), Recorder()
+    fx.run(TASK, fx.fedavg(0.1), rounds=3, out=tmp_path / "a", trackers=[first], **SMALL)
+    fx.run(TASK, fx.fedavg(0.1), rounds=7, resume_from=tmp_path / "a", trackers=[second], **SMALL)
+    assert first.told[0] == ("start", 0) and first.told[-1] == ("end", "completed")
+    assert second.told[0] == ("start", 3)
+    assert first.rounds + second.rounds == [1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("where", ["start", "rows", "end"])
+def test_a_tracker_that_fails_is_left_out_with_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], where: str
+) -> None:
+    broken, sound = Recorder(where), Recorder()
+    result = fx.run(TASK, fx.fedavg(0.1), rounds=4, out=tmp_path / "a", trackers=[broken, sound], **SMALL)
+    assert result.status == "completed" and sound.rounds == [1, 2, 3, 4]
+    said = capsys.readouterr().err
+    assert said == "fedoptax: Recorder no longer follows the run: OSError: the server is gone\n"
+
+
+def test_parquet_holds_the_history(tmp_path: Path) -> None:
+    fx.run(TASK, fx.fedavg(0.1), rounds=5, eval_every=2, out=tmp_path / "a", faults={"dropout": 0.3}, **SMALL)
+    table = pd.read_parquet(tmp_path / "a" / "history.parquet")
+    rows = [json.loads(line) for line in (tmp_path / "a" / "history.jsonl").read_text().splitlines()]
+    assert list(table.columns) == list(rows[0]) and len(table) == 5
+    for name in table:
+        assert [None if pd.isna(value) else value for value in table[name]] == [row[name] for row in rows]
+    assert {"round", "bytes_up", "participants"} <= {n for n in table if table[n].dtype == "int64"}
+
+
+def test_what_is_not_there_is_refused_before_anything_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedoptax.trackers.find_spec", lambda name: None)
+    for given, said in (("wandb", "pip install 'fedoptax[wandb]'"), ("tensor", "did you mean 'tensorboard'")):
+        assert fedoptax("run", *TYPED, "--track", given, "--out", tmp_path / "a") == 2
+        error = capsys.readouterr().err
+        assert said in error and error.count("\n") == 1 and not (tmp_path / "a").exists()
+    with pytest.raises(fx.UsageError, match="allowed is with a folder"):
+        fx.run(TASK, fx.fedavg(0.1), rounds=1, trackers=[Recorder()], **SMALL)
+
+
+def test_a_config_is_flat_for_trackers() -> None:
+    config = {"a": {"b": 1, "c": {"d": "x"}}, "partition": {"sizes": [1]}, "e": None, "f": True, "checksum": "0"}
+    assert flat_config(config) == {"a.b": 1, "a.c.d": "x", "f": True}
+
+
+def twice(tmp_path: Path, name: str) -> tuple[Path, list[dict[str, Any]]]:
+    """A run of three rounds and its continuation to six, by the command line."""
+    out = tmp_path / "a"
+    assert fedoptax("run", *TYPED[:-1], 3, "--track", name, "--out", out) == 0
+    assert fedoptax("resume", out, "--rounds", 6) == 0
+    return out, [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
+
+
+def test_tensorboard_has_every_number(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX", reason="tensorboardX is not installed (pip install 'fedoptax[tensorboard]')")
+    from tensorboardX.proto.event_pb2 import Event
+
+    out, rows = twice(tmp_path, "tensorboard")
+    found: dict[tuple[str, int], float] = {}
+    for path in sorted((out / "tensorboard").iterdir()):
+        data, place = path.read_bytes(), 0
+        while place < len(data):  # length, its checksum, the event, its checksum
+            (length,) = struct.unpack_from("<Q", data, place)
+            event = Event.FromString(data[place + 12 : place + 12 + length])
+            place += 12 + length + 4
+            for value in event.summary.value:
+                if value.HasField("simple_value"):
+                    assert (value.tag, event.step) not in found
+                    found[value.tag, event.step] = value.simple_value
+    names = {name for row in rows for name in row} - {"round"}
+    assert set(found) == {(name, step) for name in names for step in range(1, 7)}
+    for row in rows:
+        assert found["train_loss", row["round"]] == pytest.approx(row["train_loss"], rel=1e-6)
+
+
+@pytest.mark.filterwarnings("default")  # its database layer warns of its own future
+def test_mlflow_has_every_number_and_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlflow", reason="MLflow is not installed (pip install 'fedoptax[mlflow]')")
+    pytest.importorskip("sqlalchemy", reason="SQLAlchemy is not installed (pip install 'fedoptax[mlflow]')")
+    from mlflow.tracking import MlflowClient
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    out, rows = twice(tmp_path, "mlflow")
+    client = MlflowClient(tracking_uri=f"sqlite:///{out / 'mlflow' / 'mlflow.db'}")
+    run = client.get_run((out / "mlflow" / "run-id.txt").read_text())
+    assert run.info.status == "FINISHED" and run.data.params["algorithm.name"] == "fedadam"
+    for name in ("train_loss", "test_distance", "bytes_up"):
+        history = client.get_metric_history(run.info.run_id, name)
+        assert [(m.step, m.value) for m in history] == [(row["round"], row[name]) for row in rows]
+
+
+def wandb_records(data: bytes) -> list[bytes]:
+    """The records of a file: LevelDB's log format after a head of 7 bytes."""
+    records, part, place = [], b"", 7
+    while place + 7 <= len(data):
+        if 32768 - place % 32768 < 7:  # the rest of a block has no room for a head
+            place += 32768 - place % 32768
+            continue
+        length, kind = struct.unpack_from("<HB", data, place + 4)
+        part += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            records.append(part)
+            part = b""
+    return records
+
+
+@pytest.mark.filterwarnings("default")  # of its dependencies
+def test_wandb_writes_an_offline_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb", reason="wandb is not installed (pip install 'fedoptax[wandb]')")
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    out, rows = twice(tmp_path, "wandb")
+    files = sorted(out.glob("wandb/offline-run-*/*.wandb"))
+    found = []
+    for path in files:
+        for record in map(Record.FromString, wandb_records(path.read_bytes())):
+            if record.HasField("history"):
+                items = {(i.key or "/".join(i.nested_key)): json.loads(i.value_json) for i in record.history.item}
+                found.append((int(items["_step"]), items["train_loss"]))
+    assert found == [(row["round"], pytest.approx(row["train_loss"])) for row in rows]

@@ -1,0 +1,74 @@
+"""What `make demo` runs: the real command, its curves, and its report in a real browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_report_browser import BROWSER, Page, coordinates, open_page
+
+ROOT = Path(__file__).parents[2]
+ADAPTIVE = ("fedadagrad", "fedadam", "fedyogi", "fedams")
+pytestmark = pytest.mark.long  # a minute; `make demo` itself shows as much
+
+
+def demo_arguments(out: Path) -> list[str]:
+    """The arguments of `make demo`, as the Makefile has them."""
+    line = re.search(r"\$\(BIN\)/fedoptax (compare .*)", (ROOT / "Makefile").read_text())
+    assert line is not None
+    return shlex.split(line[1].replace("$(DEMO_OUT)", str(out)))
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that one run of the demo leaves; the command ends with the path of the report."""
+    out = tmp_path_factory.mktemp("demo") / "out"
+    command = [sys.executable, "-m", "fedoptax.cli.main", *demo_arguments(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"report: {out / 'report.html'}"
+    return out
+
+
+def curves(demo: Path, name: str, column: str) -> np.ndarray:
+    """A column of an algorithm's histories, (seeds, rounds)."""
+    files = sorted((demo / name).glob("seed-*/history.jsonl"))
+    assert len(files) == 3
+    return np.array([[json.loads(line)[column] for line in file.read_text().splitlines()] for file in files])
+
+
+def test_adaptive_methods_look_as_the_paper_says(demo: Path) -> None:
+    """Reddi et al. 2021, Section 5: they converge faster than FedAvg, to a model at least as good, and fit better."""
+    plain = curves(demo, "fedavg", "test_accuracy")
+    start = plain[:, :20].mean()
+    for name in ADAPTIVE:
+        accuracy = curves(demo, name, "test_accuracy")
+        assert accuracy[:, :20].mean() > start + 0.05, f"{name} is not faster in the first 20 rounds"
+        assert accuracy[:, -10:].mean() > plain[:, -10:].mean() - 0.01, f"{name} ends worse"
+        assert accuracy[:, -10:].mean() > 0.93
+        assert (
+            curves(demo, name, "train_loss")[:, -10:].mean()
+            < 1.3 * curves(demo, "fedavg", "train_loss")[:, -10:].mean()
+        )
+
+
+def test_all_start_alike_and_see_the_same_cohorts(demo: Path) -> None:
+    """One seed is one initialisation and one sequence of cohorts: with equal client rates the first loss is equal."""
+    assert curves(demo, "fedavg", "train_loss")[:, 0] == pytest.approx(
+        curves(demo, "fedyogi", "train_loss")[:, 0], rel=1e-5
+    )
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no chromium, chromium-browser or google-chrome on the PATH")
+def test_the_report_shows_its_curves_in_a_browser(demo: Path, tmp_path: Path) -> None:
+    dom, console = open_page(demo / "report.html", tmp_path / "profile")
+    assert console == []
+    means = Page(dom).having("path", "mean")
+    assert len(means) == 6
+    assert all(len(coordinates(str(path["d"]))) == 200 for path in means)  # 100 rounds, x and y

@@ -1,0 +1,72 @@
+"""The gallery: every recipe has what it needs, its commands exist, and its index and pages tell what was measured."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command_lines import parse
+from fedoptax.experiments.papers import paper_setting
+
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "reproductions"
+WORDS = ("reproduced", "partly", "not reproduced", "not measured yet")
+
+
+def load_run() -> Any:
+    spec = importlib.util.spec_from_file_location("reproductions_run", FOLDER / "run.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+run = load_run()
+
+
+@pytest.mark.parametrize("name", run.names())
+def test_a_recipe_is_whole_and_its_commands_exist(name: str) -> None:
+    recipe = run.read(name)
+    assert recipe["verdict"]["word"] in WORDS
+    assert all(recipe[field].strip() for field in ("title", "claim", "source", "published"))
+    assert set(recipe["settings"]) == {"reduced", "full"}
+    steps = [step["name"] for step in recipe["steps"]]
+    assert len(set(steps)) == len(steps) > 0
+    for step in recipe["steps"]:
+        for kind in ("reduced", "full"):
+            given = parse(f"fedoptax {step[kind]}").params
+            if (given.get("preset") or "none").startswith("paper"):
+                paper_setting(given["task"], given["preset"])
+
+
+@pytest.mark.parametrize("name", run.names())
+def test_a_measured_page_says_what_the_recipe_says(name: str) -> None:
+    recipe, page = run.read(name), FOLDER / "results" / f"{name}.md"
+    assert page.is_file() == (recipe["verdict"]["word"] != "not measured yet")
+    if not page.is_file():
+        return
+    text = page.read_text(encoding="utf-8")
+    assert f"**Verdict: {recipe['verdict']['word']}.**" in text
+    for part in (recipe["claim"], recipe["settings"]["reduced"], recipe["verdict"]["why"], "cores", "fedoptax 0"):
+        assert part.strip() in text
+    for step in recipe["steps"]:
+        assert f"`fedoptax {step['reduced']}`" in text
+    for figure in re.findall(r"\]\(([^)]+\.png)\)", text):
+        assert (page.parent / figure).is_file(), figure
+
+
+def test_the_index_is_that_of_the_recipes() -> None:
+    assert (FOLDER / "README.md").read_text(encoding="utf-8") == run.index()
+
+
+def test_an_unknown_recipe_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["run.py", "no-such"])
+    with pytest.raises(SystemExit) as stopped:
+        run.main()
+    assert stopped.value.code == 2
+    assert "'no-such' given, allowed is one of" in capsys.readouterr().err

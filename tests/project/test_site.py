@@ -1,0 +1,72 @@
+"""The documentation site: it is built without a warning, and has every page and every public name."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedoptax as fx
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built as `make docs` builds it."""
+    out = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-c", "docs", "-W", "--keep-going", "-q", "-E", "-d", f"{out}/trees"]
+    done = subprocess.run(
+        [*command, ".", f"{out}/html"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONWARNINGS": "default"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return out / "html"
+
+
+@pytest.mark.slow
+def test_every_page_is_on_the_site_and_in_its_navigation(site: Path) -> None:
+    pages = {path.relative_to(ROOT).with_suffix(".html") for path in (ROOT / "docs").rglob("*.md")}
+    assert [str(page) for page in pages if not (site / page).is_file()] == []
+    start = (site / "docs" / "index.html").read_text(encoding="utf-8")
+    linked = {(site / "docs" / target).resolve() for target in re.findall(r'href="([^"#:]+\.html)', start)}
+    algorithms = {page for page in pages if page.parent.name == "algorithms"}
+    assert [str(page) for page in pages - algorithms if (site / page).resolve() not in linked | {start_of(site)}] == []
+
+
+def start_of(site: Path) -> Path:
+    return (site / "docs" / "index.html").resolve()
+
+
+@pytest.mark.slow
+def test_links_and_images_of_the_site_lead_somewhere(site: Path) -> None:
+    seen = 0
+    for page in site.rglob("*.html"):
+        for target in re.findall(r'(?:href|src)="([^"#?]+)', page.read_text(encoding="utf-8")):
+            if re.match(r"[a-z]+:|//", target):
+                continue
+            seen += 1
+            assert (page.parent / target).exists(), f"{page.relative_to(site)}: {target}"
+    assert seen > 1000
+
+
+@pytest.mark.slow
+def test_the_reference_has_every_public_name(site: Path) -> None:
+    text = (site / "docs" / "api.html").read_text(encoding="utf-8")
+    documented = set(re.findall(r'id="fedoptax\.([\w.]+)"', text))
+    short = {name.split(".")[-1] for name in documented}
+    assert [name for name in fx.__all__ if name not in short and name != "eager"] == []
+    assert "eager.run_round" in documented
+
+
+@pytest.mark.slow
+def test_the_root_leads_to_the_start(site: Path) -> None:
+    assert "docs/index.html" in (site / "index.html").read_text(encoding="utf-8")
