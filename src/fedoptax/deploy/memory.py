@@ -22,10 +22,10 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from fedoptax._files import sync_folder
 from fedoptax.algorithm import Tree
 from fedoptax.deploy.wire import WireError, expected_of
 from fedoptax.errors import RunError
-from fedoptax.storage import folder as storage
 
 INITIAL = -1  # the "round" after which a client has its initial state
 _EXPERIMENT = re.compile(r"[0-9a-f]{32}")
@@ -95,8 +95,8 @@ class StateFolder:
             new = not self.folder.is_dir()
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             if new:
-                storage.sync_folder(self.folder.parent)
-                storage.sync_folder(self.folder.parent.parent)
+                sync_folder(self.folder.parent)
+                sync_folder(self.folder.parent.parent)
             self._clean()
             handle, temporary = tempfile.mkstemp(prefix=".", dir=self.folder)  # mode 600
         except OSError as error:
@@ -107,7 +107,7 @@ class StateFolder:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, self._path(round))
-            storage.sync_folder(self.folder)  # else a power cut may take the state back, after the server heard of it
+            sync_folder(self.folder)  # else a power cut may take the state back, after the server heard of it
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)

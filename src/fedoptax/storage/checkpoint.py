@@ -25,6 +25,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedoptax._files import sync_folder
 from fedoptax._tree import on_device
 from fedoptax.algorithm import Tree
 from fedoptax.distributed import several
@@ -75,7 +76,7 @@ class Checkpoints:
             manifest = {"format": FORMAT, "round": round, "arrays": _form(leaves), "history": history, "files": files}
             storage.write_json(temporary / MANIFEST, manifest)
             os.replace(temporary, self._folder / str(round))
-            storage.sync_folder(self._folder)
+            sync_folder(self._folder)
             self._sound.add(round)
             kept = self.rounds()[-KEEP:]
             self._clear(lambda old: old not in kept)
