@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import fedoptax as fx
-from command_lines import parse
+from command_line import parse
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])

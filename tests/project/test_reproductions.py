@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from command_lines import parse
+from command_line import parse
 from fedoptax.experiments.papers import paper_setting
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "reproductions"

@@ -33,7 +33,7 @@ def fetch(name: str, data_dir: Path | None) -> None:
 
 def check(names: list[str], data_dir: Path | None, json: bool) -> None:
     """`fedoptax data check`."""
-    from fedoptax.cli.command_options import print_table
+    from fedoptax.cli.setup import print_table
     from fedoptax.data.check import caches, is_whole
     from fedoptax.data.check import check as check_data
     from fedoptax.data.registry import DATA_SETS
@@ -56,7 +56,7 @@ def partition(
     options: Mapping[str, Any], seed: int, data_dir: Path | None, out: Path | None, overwrite: bool, json: bool
 ) -> None:
     """`fedoptax data partition`."""
-    from fedoptax.cli.command_options import print_table, result_folder
+    from fedoptax.cli.setup import print_table, result_folder
 
     name = options["task"]
     folder = result_folder(out, name, "partition")

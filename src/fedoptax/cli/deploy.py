@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fedoptax.cli.garbage import import_kept
-from fedoptax.cli.options import (
+from fedoptax.cli.old_options import (
     BatchSize,
     Compress,
     EvalEvery,

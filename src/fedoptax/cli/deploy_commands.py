@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedoptax._progress import Update, bar, status
-from fedoptax.cli.command_options import check_measures
+from fedoptax.cli.setup import check_measures
 from fedoptax.deploy.app_folder import check_empty, read_app, write_app, write_keys
 from fedoptax.deploy.config import Deployment, build_task
 from fedoptax.deploy.keys import check_hosts

@@ -1,24 +1,25 @@
-"""What `fedoptax list` and `fedoptax bytes` do."""
+"""`fedoptax list` and `fedoptax bytes`."""
 
 from __future__ import annotations
 
-import json as json_
-from pathlib import Path
+import json
 from typing import Any
 
 from fedoptax.algorithms import ALGORITHMS
-from fedoptax.cli.command_options import algorithm_names, load, print_table
+from fedoptax.cli.options import Bytes
+from fedoptax.cli.setup import algorithm_names, load, print_table
 from fedoptax.engine.batches import LocalWork
-from fedoptax.engine.plan import Plan, checked_plan, whole
+from fedoptax.engine.plan import Plan, checked_plan
 from fedoptax.engine.program import Fixed, program
+from fedoptax.errors import check_int
 from fedoptax.experiments.build import build, parse_settings, preset
 from fedoptax.experiments.papers import PAPERS, PaperSetting
 from fedoptax.storage.config import summary
 from fedoptax.tasks import TASKS, recipe_of
 
 
-def list_names(what: str, json: bool) -> None:
-    """`fedoptax list`."""
+def list_names(what: str, as_json: bool) -> None:
+    """Print the tasks, the algorithms or the papers' settings."""
     if what == "tasks":
         rows: list[dict[str, Any]] = [
             {
@@ -41,8 +42,8 @@ def list_names(what: str, json: bool) -> None:
         ]
     else:
         rows = [{"name": name, "summary": summary(constructor)} for name, constructor in ALGORITHMS.items()]
-    if json:
-        print(json_.dumps(rows, indent=1))
+    if as_json:
+        print(json.dumps(rows, indent=1))
         return
     width = max(len(row["name"]) for row in rows)
     for row in rows:
@@ -54,28 +55,20 @@ def _plain(setting: PaperSetting) -> dict[str, Any]:
     return {"task": dict(setting.task), "run": dict(setting.run), "hyperparameters": hyperparameters}
 
 
-def show_bytes(
-    task: str,
-    algorithms: str,
-    model: str | None,
-    num_clients: int | None,
-    data_dir: Path | None,
-    settings: list[str],
-    cohort_size: int | None,
-    rounds: int | None,
-    json: bool,
-) -> None:
-    """`fedoptax bytes`."""
-    names = algorithm_names(algorithms)
-    chosen = parse_settings(settings, names)
-    loaded = load({"task": task, "model": model, "num_clients": num_clients, "data_dir": data_dir})
-    defaults = recipe_of(task).defaults
-    cohort = min(defaults["cohort_size"], loaded.clients.num_clients) if cohort_size is None else cohort_size
-    total = whole("rounds", defaults["rounds"] if rounds is None else rounds)
+def show_bytes(given: Bytes) -> None:
+    """Print what each algorithm sends and receives."""
+    names = algorithm_names(given.algorithms)
+    chosen = parse_settings(given.set_, names)
+    loaded = load(given)
+    defaults = recipe_of(given.task).defaults
+    cohort = (
+        min(defaults["cohort_size"], loaded.clients.num_clients) if given.cohort_size is None else given.cohort_size
+    )
+    total = check_int("--rounds", defaults["rounds"] if given.rounds is None else given.rounds)
     plan = checked_plan(Plan(cohort, LocalWork(defaults["batch_size"])), loaded)
     rows: list[dict[str, Any]] = []
     for name in names:
-        built = program(loaded, Fixed(build(name, preset(task, name) | chosen[name])), plan)
+        built = program(loaded, Fixed(build(name, preset(given.task, name) | chosen[name])), plan)
         one = {"down": built.bytes_down, "up": built.bytes_up}
         rows.append(
             {
@@ -86,12 +79,11 @@ def show_bytes(
                 **{f"{way}_total": n * cohort * total for way, n in one.items()},
             }
         )
-    if json:
-        print(json_.dumps(rows, indent=1))
+    if given.json:
+        print(json.dumps(rows, indent=1))
         return
-    print(
-        f"{loaded.name}, {rows[0]['num_params']:,} parameters, {cohort} clients a round, {total} rounds; payload bytes"
-    )
+    size = rows[0]["num_params"]
+    print(f"{loaded.name}, {size:,} parameters, {cohort} clients per round, {total} rounds; bytes of payload")
     columns = [key for key in rows[0] if key != "num_params"]
     print_table([columns] + [[_grouped(row[key]) for key in columns] for row in rows])
 

@@ -1,20 +1,30 @@
-"""Whether a command line can be given so, without carrying it out."""
+"""The command line in tests: run in this process, or only parsed."""
 
 from __future__ import annotations
 
 import shlex
 
 import click
+import pytest
 import typer
 
-from fedoptax.cli.main import app
+from fedoptax.cli.main import app, main
+
+SMALL = ["--task", "digits", "--model", "logistic", "--num-clients", "8", "--cohort-size", "3", "--rounds", "4"]
+
+
+def fedoptax(*arguments: object) -> int:
+    """Run a command in this process and return its exit status."""
+    with pytest.raises(SystemExit) as stopped:
+        main([str(a) for a in arguments])
+    return int(stopped.value.code or 0)
 
 
 def parse(line: str) -> click.Context:
-    """Parses `fedoptax …`: each command, option and type of value must be one that the program has.
+    """Parse `fedoptax ...` without running it: each command, option and type of value must exist.
 
     Raises:
-      click.UsageError: it is not.
+      click.UsageError: one does not.
     """
     command: click.Command = typer.main.get_command(app)
     arguments = shlex.split(line, comments=True)[1:]

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedoptax.cli.command_options import result_folder
 from fedoptax.cli.main import main
+from fedoptax.cli.setup import result_folder
 
 
 def fedoptax(*arguments: str) -> int:
@@ -90,7 +90,7 @@ def test_an_own_table_trains_and_resumes(capsys: pytest.CaptureFixture[str]) -> 
     with Path("own.csv").open("a") as file:
         file.write("hospital-0,1,1,small\n")
     assert fedoptax("resume", "r", "--rounds", "19") == 1
-    assert "'file:own.csv' has other contents than when this was begun" in capsys.readouterr().err
+    assert "'file:own.csv' has changed" in capsys.readouterr().err
 
 
 def test_what_was_begun_on_a_file_does_not_go_on_with_other_contents(capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,7 +111,7 @@ def test_what_was_begun_on_a_file_does_not_go_on_with_other_contents(capsys: pyt
     capsys.readouterr()
     for folder in ("r", "c", "t"):
         assert fedoptax("resume", folder, *(["--rounds", "2"] if folder == "r" else [])) == 1
-        assert "'file:own.csv' has other contents than when this was begun" in capsys.readouterr().err
+        assert "'file:own.csv' has changed" in capsys.readouterr().err
     assert Path("r/config.json").read_bytes() == config
     Path("own.csv").write_text("\n".join(lines) + "\n")
     for folder in ("r", "c", "t"):
@@ -130,7 +130,7 @@ def test_what_was_begun_on_a_file_does_not_go_on_with_other_contents(capsys: pyt
         (["run", "--task", "file:nothing.csv"], 1, "nothing.csv: not found"),
         (["run", "--task", "file:own.txt"], 1, "own.txt: not found"),
         (["run", "--task", "file:own.csv", "--label-column", "sort"], 1, "sort"),
-        (["run", "--task", "file:own.csv", "--image-size", "8"], 2, "image_size: 8 given"),
+        (["run", "--task", "file:own.csv", "--task-set", "image_size=8"], 2, "image_size: 8 given"),
         (["run", "--task", "digits", "--label-column", "y"], 2, "label_column: 'y' given, task 'digits' has no such"),
         (["run", "--task", "mnist", "--preset", "paper:fafed"], 2, "did you mean 'paper:fafed-low'"),
         (["run", "--set", "client_lr=cosine(1)"], 2, "allowed is cosine(lr, rounds, floor=0)"),

@@ -1,4 +1,4 @@
-"""`fedoptax tune` and `compare --tune` as a person meets them."""
+"""tune and compare --tune on the command line."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_cli import fedoptax, own_cache  # noqa: F401 - a fixture
 
+from command_line import fedoptax
 from fedoptax.report.searches import heat_map, load_searches, profiles
 
 SMALL = ["--task", "quadratic", "--num-clients", "8", "--cohort-size", "3", "--batch-size", "5", "--rounds", "4"]
@@ -17,7 +17,7 @@ SMALL = ["--task", "quadratic", "--num-clients", "8", "--cohort-size", "3", "--b
 GRID = ["--grid", "client_lr=0.01..1:decade", "--grid", "server_lr=0.01,0.1"]
 
 
-def test_tune_ranks_reports_and_repeats_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tune_ranks_points_and_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "a"
     assert fedoptax("tune", *SMALL, "--algorithm", "fedadam", *GRID, "--out", out) == 0
     printed = capsys.readouterr().out.splitlines()
@@ -40,7 +40,7 @@ def test_tune_ranks_reports_and_repeats_nothing(tmp_path: Path, capsys: pytest.C
     assert fedoptax("tune", *SMALL, *GRID, "--out", out) == 2  # holds results
 
 
-def test_the_map_and_the_curve_hold_the_runs_numbers(tmp_path: Path) -> None:
+def test_heat_map_and_profile_show_the_scores_of_the_runs(tmp_path: Path) -> None:
     out = tmp_path / "a"
     assert fedoptax("tune", *SMALL, "--algorithm", "fedadam", *GRID, "--last", "2", "--out", out) == 0
     search = load_searches(tmp_path)[0]
@@ -66,7 +66,7 @@ def test_the_map_and_the_curve_hold_the_runs_numbers(tmp_path: Path) -> None:
         assert value == pytest.approx(min(v for (a, _), v in values.items() if a == f"{at:g}"))
 
 
-def test_compare_tunes_with_one_budget_and_runs_the_winners(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_tunes_each_algorithm_and_runs_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "b"
     given = ["--algorithms", "fedavg,fedadam", "--seeds", "2", "--tune", "--budget", "4"]
     assert fedoptax("compare", *SMALL, *given, "--out", out) == 0
@@ -91,9 +91,7 @@ def test_compare_tunes_with_one_budget_and_runs_the_winners(tmp_path: Path, caps
 
 
 @pytest.mark.long
-def test_a_method_whose_search_diverges_does_not_stop_the_others(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_diverging_search_does_not_stop_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "b"
     given = ["--algorithms", "fedavg,fedlamb", "--seeds", "1", "--tune"]
     given += ["--grid", "client_lr=1e29,1e30", "--grid", "lr=0.01,0.1"]
@@ -101,30 +99,3 @@ def test_a_method_whose_search_diverges_does_not_stop_the_others(
     printed = capsys.readouterr()
     assert "fedavg: all 2 points of the search diverged" in printed.err
     assert (out / "fedlamb" / "seed-0" / "summary.json").is_file() and not (out / "fedavg").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["tune", "--grid", "rate=1,2"], "--grid: hyper-parameter"),
-        (["tune", "--grid", "client_lr=1,1"], "allowed are different values"),
-        (["tune", "--grid", "client_lr=0.1,1", "--set", "client_lr=0.1"], "allowed is one of them"),
-        (["tune", "--grid", "client_lr=0.1,-1"], "client_lr: -1.0"),
-        (["tune", "--grid", "client_lr=0.1,1", "--select", "distance"], "--select"),
-        (["tune", "--grid", "client_lr=0.1,1", "--last", "9"], "--last: 9 given, allowed is 1 to 4"),
-        (["tune", "--search", "random"], "--search"),
-        (["tune", "--trials", "3"], "--trials"),
-        (["tune", "--algorithm", "adam"], "algorithm"),
-        (["compare", "--tune", "--budget", "0"], "--budget"),
-        (["compare", "--grid", "client_lr=1,2"], "--grid: given without --tune"),
-        (["compare", "--last", "3"], "--last: given without --tune"),
-    ],
-)
-def test_wrong_input_is_one_line_and_leaves_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
-) -> None:
-    out = tmp_path / "new"
-    assert fedoptax(*arguments, *SMALL, "--out", out) == 2
-    printed = capsys.readouterr()
-    assert said in printed.err and printed.err.count("\n") == 1
-    assert not out.exists()

@@ -1,0 +1,112 @@
+"""`fedoptax resume`: what was interrupted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedoptax.algorithm import FedAlgorithm
+from fedoptax.cli.compare import carry_out_comparison
+from fedoptax.cli.options import Resume
+from fedoptax.cli.run import finish, join_processes, print_result
+from fedoptax.cli.setup import reload_task
+from fedoptax.cli.tune import carry_out_search
+from fedoptax.distributed import agreed, leads, shared_value
+from fedoptax.engine.cores import use_cores
+from fedoptax.engine.xla import use_cache
+from fedoptax.errors import UsageError
+from fedoptax.experiments import run as experiment
+from fedoptax.experiments.build import build
+from fedoptax.experiments.comparison import Comparison
+from fedoptax.experiments.run import check_options
+from fedoptax.experiments.tuning import Tuning
+from fedoptax.experiments.wrapping import wrap_as
+from fedoptax.storage import folder as storage
+from fedoptax.storage.checkpoint import rounds_of
+from fedoptax.storage.stored import check_config
+from fedoptax.tasks.task import Task
+
+RESUMED = (
+    "rounds", "cohort_size", "batch_size", "local_epochs", "local_steps", "weighting", "seed", "eval_every",
+    "client_loop", "client_states", "faults", "aggregate", "wrappers", "trackers",
+)  # fmt: skip
+"""The options of a run that its config.json keeps."""
+
+
+def resume(given: Resume) -> None:
+    """Continue the run, comparison or search in a folder."""
+    join_processes(given)
+    use_cores()
+    use_cache()
+    folder = given.folder
+    changes = {name: getattr(given, name) for name in ("mesh", "checkpoint_every") if getattr(given, name) is not None}
+    has_more_runs = (folder / "compare.json").is_file() or (folder / "tune.json").is_file()
+    if has_more_runs and given.rounds is not None:
+        raise UsageError("--rounds is for a single run only")
+    if (folder / "compare.json").is_file():
+        comparison = Comparison.read(folder)
+        comparison = replace(comparison, options=comparison.options | changes)
+        task = reload_task(comparison.task, given.data_dir)
+        name = comparison.algorithms[0]
+        searched = comparison.tunings[name].grid if name in comparison.tunings else {}
+        _check(task, name, comparison.hyperparameters[name], searched, comparison.options)
+        carry_out_comparison(task, comparison, folder)
+    elif (folder / "tune.json").is_file():
+        tuning = Tuning.read(folder)
+        tuning = replace(tuning, options=tuning.options | changes)
+        task = reload_task(tuning.task, given.data_dir)
+        _check(task, tuning.algorithm, tuning.fixed, tuning.grid, tuning.options)
+        carry_out_search(task, tuning, folder)
+    else:
+        _resume_run(folder, given, changes)
+
+
+def _check(
+    task: Task, name: str, values: Mapping[str, Any], grid: Mapping[str, list[Any]], options: Mapping[str, Any]
+) -> None:
+    """Check the options of runs before the folder is changed.
+
+    Raises:
+      UsageError: the runs would refuse them.
+    """
+    first = {key: values[0] for key, values in grid.items()}
+    algorithm = wrap_as(build(name, {**values, **first}), options.get("wrappers") or {})
+    check_options(task, algorithm, **{key: value for key, value in options.items() if key != "wrappers"})
+
+
+def _resume_run(folder: Path, given: Resume, changes: dict[str, Any]) -> None:
+    """Continue a run; of several processes only the first needs the folder, and sends its config to the others."""
+    config = shared_value(agreed(lambda: _read_config(folder, given.rounds) if leads() else None))
+    options = {name: config[name] for name in RESUMED if name in config} | changes
+    if given.rounds is not None:
+        options["rounds"] = given.rounds
+    name, hyperparameters = config["algorithm"]["name"], config["algorithm"].get("hyperparameters") or {}
+
+    def set_up() -> tuple[Task, FedAlgorithm]:
+        algorithm = wrap_as(build(name, hyperparameters), options.get("wrappers") or {})
+        return reload_task(config["task"], given.data_dir), algorithm
+
+    task, algorithm = agreed(set_up)
+    result = finish(
+        lambda: experiment.run(
+            task, algorithm, label=name, hyperparameters=hyperparameters, resume_from=folder, **options
+        ),
+        folder,
+    )
+    if leads():
+        print_result(result, folder, as_json=False)
+
+
+def _read_config(folder: Path, rounds: int | None) -> dict[str, Any]:
+    if not (folder / "config.json").is_file():
+        raise UsageError(f"'{folder}' is not the folder of a run, a comparison or a search")
+    config = storage.read_json(folder / "config.json")
+    if "deployment" in config:
+        raise UsageError(f"'{folder}' is of a deployment: continue with fedoptax deploy local --resume {folder}")
+    check_config(folder / "config.json", config)
+    done = max([0, *rounds_of(folder)])
+    if rounds is not None and rounds < done:
+        raise UsageError(f"--rounds must be at least {done}, the rounds done, got {rounds}")
+    return config

@@ -1,0 +1,111 @@
+"""Wrong input: one line that names the argument, the exit status, and nothing written or lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from command_line import SMALL, fedoptax
+
+TUNE = ["tune", "--algorithm", "fedavg", "--grid", "client_lr=0.1,1"]
+
+WRONG = [
+    (["run", "--task", "digit"], 2, "digits"),
+    (["run", "--algorithm", "fedadm"], 2, "fedadam"),
+    (["run", "--algoritm", "fedadam"], 2, "--algoritm"),
+    (["run", "--algorithm", "nowhere:alg", "--preset", "none"], 2, "nowhere"),
+    (["run", "--set", "client_lr=-0.1"], 2, "client_lr"),
+    (["run", "--set", "client_lr=1e300"], 2, "client_lr"),
+    (["run", "--set", "clientlr=0.1"], 2, "client_lr"),
+    (["run", "--set", "client_lr"], 2, "--set"),
+    (["run", "--set", "fedavg.client_lr=1"], 2, "fedavg"),
+    (["run", "--preset", "paper"], 2, "preset"),
+    (["run", "--preset", "none"], 2, "client_lr"),
+    (["run", "--rounds", "0"], 2, "rounds"),
+    (["run", "--rounds", "3000000000"], 2, "rounds"),
+    (["run", "--rounds", "many"], 2, "--rounds"),
+    (["run", "--seed", "-1"], 2, "seed"),
+    (["run", "--cohort-size", "51"], 2, "cohort_size"),
+    (["run", "--local-epochs", "2", "--local-steps", "3"], 2, "--local-epochs"),
+    (["run", "--partition", "random"], 2, "random"),
+    (["run", "--partition-seed", "-1"], 2, "seed"),
+    (["run", "--alpha", "0"], 2, "alpha"),
+    (["run", "--model", "transformer"], 2, "transformer"),
+    (["run", "--num-clients", "0"], 2, "num_clients"),
+    (["run", "--task-set", "classes"], 2, "--task-set"),
+    (["run", "--task-set", "colour=1"], 2, "colour"),
+    (["run", "--task-set", "alpha=1", "--alpha", "1"], 2, "alpha"),
+    (["run", "--engine", "fast"], 2, "engine"),
+    (["run", "--mesh", "99"], 2, "mesh"),
+    (["run", "--checkpoint-every", "-1"], 2, "checkpoint_every"),
+    (["run", "--fault", "dropuot=0.1"], 2, "dropout"),
+    (["run", "--fault", "dropout=1.5"], 2, "dropout"),
+    (["run", "--aggregate", "average"], 2, "aggregate"),
+    (["run", "--aggregate", "krum:5"], 2, "krum"),
+    (["run", "--process", "1"], 2, "--process"),
+    (["run", "--task", "mnist", "--data-dir", "nowhere"], 1, "train-images-idx3-ubyte"),
+    (["compare", "--algorithms", "fedavg,fedavg"], 2, "--algorithms"),
+    (["compare", "--seeds", "0"], 2, "--seeds"),
+    (["compare", "--client-loop", "fast"], 2, "client_loop"),
+    (["compare", "--budget", "4"], 2, "--budget"),
+    (["compare", "--grid", "client_lr=1,2"], 2, "--grid"),
+    (["compare", "--last", "3"], 2, "--last"),
+    (["tune", "--grid", "rate=1,2"], 2, "rate"),
+    (["tune", "--grid", "client_lr=1,1"], 2, "client_lr"),
+    (["tune", "--grid", "client_lr=0.1,-1"], 2, "client_lr"),
+    ([*TUNE, "--set", "client_lr=0.1"], 2, "client_lr"),
+    ([*TUNE, "--select", "distance"], 2, "select"),
+    ([*TUNE, "--last", "999"], 2, "last"),
+    ([*TUNE, "--search", "random"], 2, "--search"),
+    ([*TUNE, "--trials", "3"], 2, "--trials"),
+    ([*TUNE, "--batch-size", "0"], 2, "batch_size"),
+    (["bytes", "--rounds", "-5"], 2, "rounds"),
+    (["bytes", "--cohort-size", "0"], 2, "cohort_size"),
+    (["list", "models"], 2, "models"),
+    (["report", "nowhere"], 2, "nowhere"),
+    (["resume", "nowhere"], 2, "nowhere"),
+    (["frobnicate"], 2, "frobnicate"),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "name"), WRONG, ids=lambda a: " ".join(a) if isinstance(a, list) else ""
+)
+def test_wrong_input_is_one_line_and_leaves_nothing(
+    arguments: list[str], status: int, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With --overwrite: what is refused must not cost earlier results."""
+    out = tmp_path / "result"
+    writes = arguments[0] in ("run", "compare", "tune")
+    given = [*arguments, "--out", out, "--overwrite"] if writes else arguments
+    assert fedoptax(*given) == status
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.startswith("fedoptax: ") and printed.err.count("\n") == 1
+    assert name in printed.err and not out.exists()
+
+
+def test_refused_options_keep_earlier_results(tmp_path: Path) -> None:
+    config = tmp_path / "a" / "config.json"
+    config.parent.mkdir()
+    config.write_text("{}")
+    for arguments in (["run", "--cohort-size", "51"], ["compare", "--mesh", "99"], [*TUNE, "--select", "nonsense"]):
+        assert fedoptax(*arguments, "--out", "a", "--overwrite") == 2
+        assert config.read_text() == "{}"
+
+
+def test_folder_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("in the way")
+    assert fedoptax("run", *SMALL, "--out", tmp_path / "file" / "a") == 1
+    error = capsys.readouterr().err
+    assert str(tmp_path / "file") in error and error.count("\n") == 1
+
+
+def test_divergence_is_status_1_and_the_others_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wild = ["--algorithms", "fedavg,fedavgm", "--seeds", "1", "--set", "fedavg.server_lr=1e38"]
+    assert fedoptax("compare", *SMALL, *wild, "--out", "b") == 1
+    error = capsys.readouterr().err
+    assert "fedavg diverged in round" in error and "fedavgm" not in error and error.count("\n") == 1
+    assert json.loads((tmp_path / "b" / "fedavgm" / "seed-0" / "summary.json").read_text())["status"] == "completed"
+    assert (tmp_path / "b" / "report.html").is_file()
