@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import jax
 import pytest
@@ -24,3 +25,11 @@ def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             jax.config.update(name, value)
         patch.setenv("JAX_NUM_CPU_DEVICES", "1")  # processes that tests start compute what the test itself does
         yield
+
+
+@pytest.fixture
+def clean_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the user's: a new current folder, a new cache, no data folder."""
+    monkeypatch.delenv("FEDOPTAX_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)

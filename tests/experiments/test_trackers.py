@@ -13,11 +13,13 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from test_cli import fedoptax, own_cache  # noqa: F401 - a fixture
 
 import fedoptax as fx
+from command_line import fedoptax
 from fedoptax.storage.history import Row
 from fedoptax.trackers import Tracked, flat_config
+
+pytestmark = pytest.mark.usefixtures("clean_home")
 
 TYPED = ["--task", "quadratic", "--num-clients", "8", "--cohort-size", "3", "--batch-size", "5", "--rounds", "4"]
 

@@ -9,10 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_cli import fedoptax, own_cache  # noqa: F401 - a fixture
 
 import fedoptax as fx
+from command_line import fedoptax
 from fedoptax.engine.batches import Minibatch, task_grad_fn
+
+pytestmark = pytest.mark.usefixtures("clean_home")
 
 LONG = fx.load_task("digits", model="logistic", num_clients=8)
 SHORT = fx.load_task("digits", model="logistic", num_clients=8, compute_dtype="bfloat16")
