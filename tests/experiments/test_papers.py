@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 
 import fedoptax as fx
-from fedoptax.cli import command_options
 from fedoptax.experiments.build import build, find_preset, preset
 from fedoptax.experiments.papers import PAPERS, paper_setting
 from fedoptax.tasks.division import PARTITION_OPTIONS
@@ -69,30 +67,6 @@ def test_every_setting_fits_its_task_and_builds_its_algorithms(task: str, name: 
         build(algorithm, hyperparameters)
     assert setting.source
     assert setting.convention
-
-
-def test_a_preset_fills_what_was_not_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    options: dict[str, Any] = {"task": "mnist", "preset": "paper:fedlamb-shards", "rounds": 7, "partition": None}
-    filled = command_options.with_preset(options)
-    assert (filled["rounds"], filled["cohort_size"], filled["batch_size"], filled["weighting"]) == (
-        7,
-        25,
-        32,
-        "uniform",
-    )
-    assert (filled["partition"], filled["shards"], filled["num_clients"]) == ("shards", 2, 50)
-    assert "Fed-LAMB" in capsys.readouterr().err
-    other = command_options.with_preset(options | {"partition": "iid"})  # the shards are not iid's to have
-    assert (other["partition"], other["num_clients"]) == ("iid", 50)
-    assert "shards" not in other
-
-
-def test_the_hyperparameters_of_a_preset_give_way_to_settings() -> None:
-    options = {"task": "emnist-cr", "preset": "paper", "settings": ["fedadam.tau=0.5"]}
-    chosen = command_options.start_of(["fedadam", "fedavg"], options)
-    assert chosen["fedadam"]["tau"] == 0.5
-    assert chosen["fedadam"]["server_lr"] == pytest.approx(10**-2.5)
-    assert chosen["fedavg"] == {"client_lr": 0.1, "server_lr": 1.0}
 
 
 def test_without_a_tuned_preset_the_papers_is_taken() -> None:

@@ -1,0 +1,41 @@
+"""From typed options to the settings of runs: presets, defaults, what was given."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedoptax.cli.options import Run
+from fedoptax.cli.setup import choose_hyperparameters, paper_options
+
+
+def test_preset_fills_what_was_not_given(capsys: pytest.CaptureFixture[str]) -> None:
+    task, rounds = paper_options(Run(task="mnist", preset="paper:fedlamb-shards", rounds=7))
+    assert (rounds["rounds"], rounds["cohort_size"], rounds["batch_size"], rounds["weighting"]) == (
+        7,
+        25,
+        32,
+        "uniform",
+    )
+    assert (task["partition"], task["shards"], task["num_clients"]) == ("shards", 2, 50)
+    assert "Fed-LAMB" in capsys.readouterr().err
+
+
+def test_preset_of_another_partition_leaves_out_its_options() -> None:
+    task, _ = paper_options(Run(task="mnist", preset="paper:fedlamb-shards", partition="iid"))
+    assert (task["partition"], task["num_clients"]) == ("iid", 50)
+    assert "shards" not in task
+
+
+def test_given_local_work_replaces_that_of_the_paper() -> None:
+    _, rounds = paper_options(Run(task="mnist", preset="paper:fafed-low", local_epochs=2))
+    assert rounds["local_epochs"] == 2 and "local_steps" not in rounds and rounds["batch_size"] == 50
+    _, rounds = paper_options(Run(task="mnist", preset="paper:fafed-low"))
+    assert rounds["local_steps"] == 10
+
+
+def test_given_hyperparameters_replace_those_of_the_paper() -> None:
+    given = Run(task="emnist-cr", preset="paper", set_=["fedadam.tau=0.5"])
+    chosen = choose_hyperparameters(given, ["fedadam", "fedavg"])
+    assert chosen["fedadam"]["tau"] == 0.5
+    assert chosen["fedadam"]["server_lr"] == pytest.approx(10**-2.5)
+    assert chosen["fedavg"] == {"client_lr": 0.1, "server_lr": 1.0}
