@@ -17,6 +17,7 @@ import numpy as np
 
 from fedoptax import threefry
 from fedoptax.algorithm import FedAlgorithm, Tree
+from fedoptax.deploy.config import Deployment
 from fedoptax.deploy.memory import INITIAL, StateFolder, blob_size, checked_experiment, from_blob, stale, to_blob
 from fedoptax.deploy.server import Forms, forms
 from fedoptax.deploy.wire import WireArray, WireError, pack, shown, unpack
@@ -120,11 +121,7 @@ class Client:
         form = forms(self.task, self.algorithm)
         message = unpack(arrays, form.message)
         state, lost = self._state(form, order, blobs, folder)
-        examples = self.examples()
-        size = len(next(iter(examples.values())))
-        update = client_update(self.task, self.algorithm, self.work, size)
-        numbers = (np.uint32(self.seed), np.int32(order.round), np.int32(self.partition))
-        upload, new_state, loss = jax.device_get(update(message, state, examples, *numbers))
+        upload, new_state, loss, size = self.train(message, state, order.round)
         kept = dict(blobs)
         if jax.tree.leaves(form.client):
             kept[order.round] = to_blob(new_state)
@@ -134,8 +131,26 @@ class Client:
         for round in stale(kept, *order[2:]):
             if round != order.round:
                 del kept[round]
-        told = {"num-examples": size, "train-loss": float(loss), "state-lost": int(lost)}
+        told = {"num-examples": size, "train-loss": loss, "state-lost": int(lost)}
         return Answer(pack(upload), told, kept)
+
+    def train(self, message: Tree, state: Tree, round: int) -> tuple[Tree, Tree, float, int]:
+        """Do the local work of a round; a subclass may do it in another way.
+
+        Args:
+          message: what the algorithm broadcast.
+          state: what the client kept.
+          round: the round's number.
+
+        Returns:
+          The upload, the state to keep, the mean training loss, and the number of examples.
+        """
+        examples = self.examples()
+        size = len(next(iter(examples.values())))
+        update = client_update(self.task, self.algorithm, self.work, size)
+        numbers = (np.uint32(self.seed), np.int32(round), np.int32(self.partition))
+        upload, new_state, loss = jax.device_get(update(message, state, examples, *numbers))
+        return upload, new_state, float(loss), size
 
     def _state(self, form: Forms, order: Order, blobs: Blobs, folder: StateFolder | None) -> tuple[Tree, bool]:
         """The state after round `order.base`, and whether it should be there but is not: then it begins anew."""
@@ -150,6 +165,12 @@ class Client:
                     continue
             lost = True
         return initial_state(self.task, self.algorithm)(np.uint32(self.seed)), lost
+
+
+def default_client(task: Task, deployment: Deployment, partition: int) -> Client:
+    """Make the client whose rounds are compiled."""
+    algorithm = deployment.build_algorithm()
+    return Client(task, algorithm, deployment.plan(algorithm).work, partition, deployment.seed)
 
 
 @lru_cache(maxsize=4)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -95,13 +95,18 @@ class Deployment:
         aggregator = as_aggregator(self.aggregate)
         return Plan(self.cohort_size, work, checked_weighting(algorithm, self.weighting or None), aggregate=aggregator)
 
-    def build_algorithm(self) -> FedAlgorithm:
-        """The algorithm.
+    def build_algorithm(self, change: Callable[[FedAlgorithm], FedAlgorithm] | None = None) -> FedAlgorithm:
+        """Build the algorithm with its wrappers.
+
+        Args:
+          change: applied before privacy and compression are wrapped around the algorithm, to replace how a client
+            trains (`fedoptax.torch`).
 
         Raises:
           UsageError: there is none of the name, or a hyper-parameter is wrong.
         """
-        return wrap(build(self.algorithm, self.hyperparameters), self.privacy or None, self.compress or None)
+        algorithm = build(self.algorithm, self.hyperparameters)
+        return wrap(algorithm if change is None else change(algorithm), self.privacy or None, self.compress or None)
 
 
 def build_task(deployment: Deployment, partition: int | None = None, data_dir: str | None = None) -> Task:

@@ -21,7 +21,7 @@ def client_app(make_client: Callable[..., Any] | None = None) -> ClientApp:
     """The ClientApp of a deployment; its settings come from the app's config and the node's.
 
     Args:
-      make_client: `(task, algorithm, work, partition, seed) -> fedoptax.deploy.client.Client`; None is `Client`.
+      make_client: `(task, deployment, partition) -> fedoptax.deploy.client.Client`; None is `default_client`.
 
     A node's config has `partition-id`, and may have `state-dir` (a folder for the client's state that outlives the
     SuperNode; default `fedoptax-state` in Flower's home; empty for none) and `data-dir`.
@@ -43,19 +43,17 @@ def _train(message: Message, context: Context, make_client: Callable[..., Any] |
     from fedoptax.engine.xla import use_cache
 
     use_cache(0.0)
-    from fedoptax.deploy.client import Client, Order, state_folder
+    from fedoptax.deploy.client import Order, default_client, state_folder
     from fedoptax.deploy.config import build_task, from_table
     from fedoptax.deploy.flower_records import read_request, reply_content
 
     arrays, given = read_request(message.content)
     order = Order.read(given)
     deployment = from_table(context.run_config)
-    algorithm = deployment.build_algorithm()
     partition = _partition(context)
     data_dir = context.node_config.get("data-dir")
     task = build_task(deployment, partition, None if data_dir is None else str(data_dir))
-    make = make_client or Client
-    client = make(task, algorithm, deployment.plan(algorithm).work, partition, deployment.seed)
+    client = (make_client or default_client)(task, deployment, partition)
     folder = state_folder(_state_dir(context), order, partition)
     answer = client.answer(arrays, order, _blobs(context, order.experiment), folder)
     context.state[STATE] = ConfigRecord({"experiment": order.experiment, **{str(r): b for r, b in answer.kept.items()}})

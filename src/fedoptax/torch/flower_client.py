@@ -11,7 +11,7 @@ from flwr.clientapp import ClientApp
 
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.deploy import flower_client
-from fedoptax.engine.batches import LocalWork
+from fedoptax.deploy.config import Deployment
 from fedoptax.errors import UsageError
 from fedoptax.tasks.task import Task
 from fedoptax.torch.client import ModuleClient
@@ -29,8 +29,9 @@ def client_app(change: Change) -> ClientApp:
       change: makes the client's algorithm, as `lambda algorithm: with_module(algorithm, module, loss)`.
     """
 
-    def make(task: Task, algorithm: FedAlgorithm, work: LocalWork, partition: int, seed: int) -> ModuleClient:
-        return ModuleClient(task, checked_change(algorithm, change), work, partition, seed)
+    def make(task: Task, deployment: Deployment, partition: int) -> ModuleClient:
+        algorithm = checked_change(deployment.build_algorithm(), change)
+        return ModuleClient(task, algorithm, deployment.plan(algorithm).work, partition, deployment.seed)
 
     return flower_client.client_app(make)
 
