@@ -31,9 +31,10 @@ from fedoptax import threefry  # noqa: E402
 from fedoptax.engine.batches import LocalWork  # noqa: E402
 from fedoptax.engine.client_states import OnDevice  # noqa: E402
 from fedoptax.engine.cores import use_cores  # noqa: E402
+from fedoptax.engine.data import device_data, mesh_data  # noqa: E402
 from fedoptax.engine.mesh import choose_mesh  # noqa: E402
 from fedoptax.engine.plan import Plan  # noqa: E402
-from fedoptax.engine.program import Fixed, device_data, mesh_data, program  # noqa: E402
+from fedoptax.engine.program import Fixed, program  # noqa: E402
 
 ALGORITHMS = {
     "fedadam": ALGORITHM,

@@ -32,7 +32,8 @@ _HOMES = {
     "fedoptax.tasks.task": ("Task", "masked_mean"),
     "fedoptax.tasks": ("TASKS", "load_task"),
     "fedoptax.experiments.tuning": ("Tuned", "tune"),
-    "fedoptax.wrappers": ("with_clipping", "with_compression", "with_privacy", "with_prox"),
+    "fedoptax.wrappers": ("with_clipping", "with_compression", "with_privacy"),
+    "fedoptax.algorithms.fedprox": ("with_prox",),
 }  # fmt: skip
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 _MODULES = {

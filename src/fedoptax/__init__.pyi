@@ -38,6 +38,7 @@ from fedoptax.algorithms import mimelite as mimelite
 from fedoptax.algorithms import naive_adaptive as naive_adaptive
 from fedoptax.algorithms import scaffold as scaffold
 from fedoptax.algorithms import stem as stem
+from fedoptax.algorithms.fedprox import with_prox as with_prox
 from fedoptax.data.federated import FederatedData as FederatedData
 from fedoptax.engine import eager as eager
 from fedoptax.engine.aggregation import Krum as Krum
@@ -65,7 +66,6 @@ from fedoptax.wrappers import codecs as codecs
 from fedoptax.wrappers import with_clipping as with_clipping
 from fedoptax.wrappers import with_compression as with_compression
 from fedoptax.wrappers import with_privacy as with_privacy
-from fedoptax.wrappers import with_prox as with_prox
 
 __version__: str
 __all__: list[str]

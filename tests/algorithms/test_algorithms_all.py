@@ -15,12 +15,13 @@ from fedoptax.algorithm import Batches, Cohort, accumulate, accumulate_result, a
 from fedoptax.algorithms.fafed import fafed, fafed_schedule, naive_adaptive, stem
 from fedoptax.algorithms.fedlamb import fedlamb, local_amsgrad
 from fedoptax.algorithms.fedopt import fedavg
+from fedoptax.algorithms.fedprox import fedprox
 from fedoptax.algorithms.mime import mime, mimelite
 from fedoptax.algorithms.scaffold import scaffold
 from fedoptax.algorithms.shared_state import local_adaalter, lookahead
 from fedoptax.engine.eager import run_round
 from fedoptax.errors import UsageError
-from fedoptax.wrappers import fedprox, with_clipping
+from fedoptax.wrappers import with_clipping
 from small_rounds import ALL, STATEFUL, VECTORS, close, every, federate, model, quadratic
 
 pytestmark = pytest.mark.long  # the laws hold every algorithm to the same in `make test`

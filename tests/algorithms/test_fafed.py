@@ -17,8 +17,9 @@ from fedoptax.algorithms.fafed import fafed, fafed_schedule, naive_adaptive, ste
 from fedoptax.algorithms.fedopt import fedadam
 from fedoptax.data.federated import FederatedData
 from fedoptax.engine.batches import LocalWork
+from fedoptax.engine.data import device_data
 from fedoptax.engine.plan import Plan
-from fedoptax.engine.program import Fixed, device_data, program
+from fedoptax.engine.program import Fixed, program
 from fedoptax.tasks.task import Task, masked_mean
 from small_rounds import close, federate, quadratic, scalars
 

@@ -33,7 +33,7 @@ class Node:
 
     def __init__(self, given: Deployment, partition: int, root: Path | None = None) -> None:
         algorithm = algorithm_of(given.algorithm)
-        self.client = Client(task_of(), algorithm, given.plan(algorithm).work, partition, given.seed)
+        self.client = Client(task_of(), algorithm, given.options.work, partition, given.seed)
         self.root, self.blobs = root, dict[int, bytes]()
 
     def answer(self, message: Any, round: int, base: int, keep: int, kept: tuple[int, ...] | None = None) -> Answer:
@@ -51,7 +51,7 @@ class Node:
 def test_a_client_and_the_server_compute_what_the_eager_round_does(name: str) -> None:
     made = deployment(name)
     task, algorithm = task_of(), algorithm_of(made.algorithm)
-    work = made.plan(algorithm).work
+    work = made.options.work
     params = task.init(jax.random.fold_in(jax.random.key(made.seed), 0))
     server, states = algorithm.init(params), [algorithm.init_client(params)] * 3
     wanted, cohort, grad_fn = server, [0, 2], jax.jit(task_grad_fn(task))

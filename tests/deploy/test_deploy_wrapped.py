@@ -30,7 +30,7 @@ class InMemory:
 
     def __init__(self, deployment: Deployment) -> None:
         task, algorithm = task_of(), deployment.build_algorithm()
-        work = deployment.plan(algorithm).work
+        work = deployment.options.work
         self.clients = [Client(task, algorithm, work, i, deployment.seed) for i in range(task.clients.num_clients)]
         self.kept: list[dict[int, bytes]] = [{} for _ in self.clients]
         self._due: list[Arrived] = []

@@ -13,12 +13,10 @@ import pytest
 
 import fedoptax as fx
 from fedoptax.algorithms.fedopt import FedOptUpload
-from fedoptax.deploy.config import Deployment, from_table
-from fedoptax.deploy.rounds import Limits
-from fedoptax.deploy.run import _check_quorum
 from fedoptax.deploy.server import Reply, next_state
 from fedoptax.engine.aggregation import Mean, _network, as_aggregator
-from fedoptax.engine.plan import check_privacy
+from fedoptax.engine.plan import RunOptions, make_plan
+from small import small_task
 
 SIZE = 9
 GOOD = ("mean", "median", "trimmed_mean:0.2", "trimmed_mean:0.34", "norm_clipping:3.5", "krum:2", "krum:1,keep=3")
@@ -197,26 +195,9 @@ def test_a_deployments_server_aggregates_as_it_is_told(aggregate: str) -> None:
     np.testing.assert_allclose(state.params["w"], MOVES[aggregate], rtol=1e-5)
 
 
-def test_a_deployments_table_holds_the_aggregator() -> None:
-    given = from_table({"task.name": "digits", "algorithm": "fedavg", "aggregate": "krum:1", "cohort-size": 6})
-    plan = given.plan(fx.fedavg(0.1))
-    assert (
-        plan.aggregate == fx.Krum(1)
-        and Deployment({"name": "digits"}, "fedavg").plan(fx.fedavg(0.1)).aggregate == Mean()
-    )
-    with pytest.raises(fx.UsageError, match="aggregate: 'krum' given"):
-        from_table({"task.name": "digits", "algorithm": "fedavg", "aggregate": "krum"})
-    with pytest.raises(
-        fx.UsageError, match=r"quorum: 0.5 given, 3 of 6 clients, allowed with krum:1 is at least 0.833"
-    ):
-        _check_quorum(Limits(quorum=0.5), plan)
-    _check_quorum(Limits(quorum=0.833), plan)
-
-
-def test_an_algorithm_that_accounts_for_privacy_asks_for_a_mean() -> None:
+def test_a_private_algorithm_needs_a_mean() -> None:
     algorithm = fx.fedavg(0.1)._replace(epsilon=lambda rounds, size, clients: 1.0)
-    check_privacy(algorithm, Deployment({"name": "digits"}, "fedavg").plan(algorithm))
+    assert make_plan(RunOptions(cohort_size=3), small_task(), algorithm).aggregate == Mean()
     for aggregate in ("median", "norm_clipping:1.0"):  # the latter would scale an adaptive clip's bit
-        plan = Deployment({"name": "digits"}, "fedavg", aggregate=aggregate).plan(algorithm)
-        with pytest.raises(fx.UsageError, match=f"aggregate: {aggregate} given with an algorithm that accounts for"):
-            check_privacy(algorithm, plan)
+        with pytest.raises(fx.UsageError, match="aggregate"):
+            make_plan(RunOptions(cohort_size=3, aggregate=aggregate), small_task(), algorithm)

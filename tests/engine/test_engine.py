@@ -16,9 +16,10 @@ import fedoptax as fx
 from fedoptax import threefry
 from fedoptax.engine.batches import LocalWork, client_batches, form_of_grad_fn, minibatch_form, task_grad_fn
 from fedoptax.engine.client_states import OnDevice
+from fedoptax.engine.data import device_data
 from fedoptax.engine.faults import Faults
-from fedoptax.engine.plan import SMALL_MODEL, Plan, runs_in_turn
-from fedoptax.engine.program import Fixed, _program, _Timed, device_data, program
+from fedoptax.engine.plan import SMALL_MODEL, Plan, runs_sequentially
+from fedoptax.engine.program import Fixed, _program, _Timed, program
 from oracles import fedopt as oracle
 from oracles.compare import BITES, TOLERANCE, errors
 from oracles.problem import flatten
@@ -356,7 +357,7 @@ def test_loop_or_vmap_by_model(
     sizes: tuple[int, ...], changes: dict[str, Any], options: dict[str, Any], in_turn: bool
 ) -> None:
     plan = Plan(**{"cohort_size": 2, "work": LocalWork(2)} | options)
-    assert runs_in_turn(plan, small_task(sizes=sizes, **changes)) is in_turn
+    assert runs_sequentially(plan, small_task(sizes=sizes, **changes)) is in_turn
 
 
 @pytest.mark.filterwarnings("error:Casting complex values")

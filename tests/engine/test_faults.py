@@ -16,9 +16,9 @@ from test_experiment import assert_same_results
 
 import fedoptax as fx
 from fedoptax.engine.batches import LocalWork, client_batches, local_steps_of, task_grad_fn
+from fedoptax.engine.data import device_data
 from fedoptax.engine.eager import run_round
 from fedoptax.engine.faults import COUNTS, Fate, fate_of_round, parse_faults
-from fedoptax.engine.program import device_data
 from fedoptax.engine.sampling import cohort_of_round, round_key
 from fedoptax.experiments.result import DivergedError
 from fedoptax.tasks.task import Task, masked_mean

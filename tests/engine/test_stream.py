@@ -14,8 +14,8 @@ import pytest
 
 import fedoptax as fx
 from fedoptax.engine import data as stream
+from fedoptax.engine.client_states import device_bytes
 from fedoptax.engine.data import Streamed, choose_examples
-from fedoptax.engine.memory import device_bytes
 from small import noisy_loss, ragged_clients, small_task
 
 OPTIONS: dict[str, Any] = {"cohort_size": 3, "batch_size": 4, "seed": 3}

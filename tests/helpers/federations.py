@@ -67,14 +67,14 @@ def expected_params(given: Deployment, accepted: Sequence[Sequence[int]]) -> Any
     """The parameters after rounds in which just these clients took part, by eager rounds on one machine."""
     task = task_of()
     algorithm: FedAlgorithm = given.build_algorithm()
-    plan = given.plan(algorithm)
+    weighting = given.weighting or algorithm.weighting
     params = task.init(jax.random.fold_in(jax.random.key(given.seed), 0))
     server, states = algorithm.init(params), [algorithm.init_client(params)] * task.clients.num_clients
     grad_fn = jax.jit(task_grad_fn(task))
     for number, cohort in enumerate(accepted):
-        batches = [batches_of(task, i, number, given.seed, plan.work) for i in cohort]
+        batches = [batches_of(task, i, number, given.seed, given.options.work) for i in cohort]
         sizes = [int(task.clients.sizes[i]) for i in cohort]
-        weights = sizes if plan.weighting == "examples" else None
+        weights = sizes if weighting == "examples" else None
         old = [states[i] for i in cohort]
         server, new, _ = run_round(algorithm, grad_fn, server, old, batches, weights, task.clients.num_clients)
         for i, state in zip(cohort, new):

@@ -26,8 +26,9 @@ import numpy as np
 import fedoptax as fx
 from fedoptax.algorithm import Batches, Cohort, FedAlgorithm, decoded
 from fedoptax.engine.batches import LocalWork
+from fedoptax.engine.data import DeviceData, device_data
 from fedoptax.engine.plan import Plan
-from fedoptax.engine.program import DeviceData, Fixed, device_data, program
+from fedoptax.engine.program import Fixed, program
 
 Factory = Callable[..., FedAlgorithm]
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from fedoptax.data.federated import FederatedData
 from fedoptax.engine.batches import client_batches
+from fedoptax.engine.data import device_data
 from fedoptax.engine.plan import Plan
-from fedoptax.engine.program import device_data
 from fedoptax.engine.sampling import cohort_of_round, round_key
 from fedoptax.tasks.task import Task, masked_mean
 from oracles.problem import Batch, Problem, flatten, nest

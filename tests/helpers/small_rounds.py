@@ -14,11 +14,12 @@ from fedoptax import _tree as tree
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.algorithms.fafed import fafed, naive_adaptive, stem
 from fedoptax.algorithms.fedlamb import fedlamb, local_amsgrad
+from fedoptax.algorithms.fedprox import fedprox
 from fedoptax.algorithms.mime import mime, mimelite
 from fedoptax.algorithms.scaffold import scaffold
 from fedoptax.algorithms.shared_state import local_adaalter, lookahead
 from fedoptax.engine.eager import run_round
-from fedoptax.wrappers import fedprox, with_clipping
+from fedoptax.wrappers import with_clipping
 
 ALL: dict[str, Callable[..., FedAlgorithm]] = {
     "scaffold": lambda lr: scaffold(lr),

@@ -15,10 +15,11 @@ import pytest
 from fedoptax import _tree as tree
 from fedoptax.algorithms.fafed import fafed
 from fedoptax.algorithms.fedopt import fedavg
+from fedoptax.algorithms.fedprox import fedprox, with_prox
 from fedoptax.algorithms.mime import mime, mimelite
 from fedoptax.algorithms.shared_state import local_adaalter, lookahead
 from fedoptax.errors import UsageError
-from fedoptax.wrappers import fedprox, with_clipping, with_prox
+from fedoptax.wrappers import with_clipping
 from small_rounds import ALL, TWO, close, every, federate, model, quadratic, scalars
 
 # ---------------------------------------------------------------- Mime
@@ -149,7 +150,7 @@ def test_clipping_by_hand() -> None:
 
 
 def test_wrappers_can_be_imported_first() -> None:
-    code = "from fedoptax.wrappers import fedprox, with_prox; fedprox(0.1, 0.1)"
+    code = "from fedoptax.algorithms.fedprox import fedprox, with_prox; fedprox(0.1, 0.1)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import fedoptax as fx
 from fedoptax import _tree as tree
 from fedoptax.algorithm import FedAlgorithm, decoded
-from fedoptax.wrappers.privacy import PrivateUpload, checked_weighting, into_ball, split_noise
+from fedoptax.wrappers.privacy import PrivateUpload, into_ball, split_noise
 from sending import a_round, leaf, sender, stacked_round
 from small_rounds import ALL, close, federate, model, quadratic, scalars
 
@@ -242,13 +242,3 @@ def test_a_missing_accountant_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(accounting, "find_spec", lambda name: None)
     with pytest.raises(fx.UsageError, match=r"dp-accounting is not installed; pip install 'fedoptax\[privacy\]'"):
         silent(fx.fedavg(0.1))
-
-
-def test_weights_by_examples_are_refused_for_private_algorithms() -> None:
-    private, plain = silent(fx.fedavg(0.1)), fx.fedavg(0.1)
-    assert checked_weighting(private, None) == checked_weighting(private, "uniform") == "uniform"
-    assert checked_weighting(plain, None) == "examples" and checked_weighting(plain, "uniform") == "uniform"
-    with pytest.raises(fx.UsageError, match="weighting: 'examples' given, allowed is uniform"):
-        checked_weighting(private, "examples")
-    with pytest.raises(fx.UsageError, match="allowed is uniform"):
-        checked_weighting(fx.with_compression(private, fx.codecs.sign()), "examples")

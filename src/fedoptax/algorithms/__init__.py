@@ -8,10 +8,10 @@ from fedoptax.algorithm import FedAlgorithm
 from fedoptax.algorithms.fafed import fafed, fafed_schedule, naive_adaptive, stem
 from fedoptax.algorithms.fedlamb import fedlamb, local_amsgrad
 from fedoptax.algorithms.fedopt import fedadagrad, fedadam, fedams, fedamsgrad, fedavg, fedavgm, fedopt, fedyogi
+from fedoptax.algorithms.fedprox import fedprox
 from fedoptax.algorithms.mime import mime, mimelite
 from fedoptax.algorithms.scaffold import scaffold
 from fedoptax.algorithms.shared_state import local_adaalter, lookahead
-from fedoptax.wrappers import fedprox
 
 ALGORITHMS: dict[str, Callable[..., FedAlgorithm]] = {
     "fedavg": fedavg,

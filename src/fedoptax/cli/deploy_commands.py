@@ -17,8 +17,8 @@ from fedoptax.deploy.keys import check_hosts
 from fedoptax.deploy.local import LocalFederation, LocalSettings
 from fedoptax.deploy.resuming import refuse_fewer, rounds_planned
 from fedoptax.deploy.toml_text import toml_text
-from fedoptax.engine.plan import check_numbers, checked_plan
-from fedoptax.errors import RunError, Stopped, UsageError
+from fedoptax.engine.plan import make_plan
+from fedoptax.errors import RunError, Stopped, UsageError, check_int
 from fedoptax.experiments.build import parse_settings, parse_value, preset
 from fedoptax.storage import folder as storage
 from fedoptax.tasks import recipe_of
@@ -83,7 +83,7 @@ def local(
     rounds = options.get("rounds")
     if rounds is None:  # not the app's of a run that was made longer
         rounds = deployment.rounds if resume is None else rounds_planned(resume, deployment.rounds)
-    check_numbers(rounds, deployment.eval_every, deployment.seed)
+    check_int("rounds", rounds)
     if resume is not None:
         refuse_fewer(resume, rounds)
     _check(deployment, settings.nodes, data_dir)
@@ -174,13 +174,13 @@ def _deployment(options: Mapping[str, Any], nodes: int) -> Deployment:
 
 def _check(deployment: Deployment, nodes: int, data_dir: Path | None) -> None:
     """Refuses here what server or clients would refuse."""
-    check_numbers(deployment.rounds, deployment.eval_every, deployment.seed)
+    run_options = deployment.options
     algorithm = deployment.build_algorithm()
     if ":" in str(deployment.task["name"]) and not str(deployment.task["name"]).startswith("file:"):
         return  # a function of the app, which is there when it runs
     with status(f"loading {deployment.task['name']}"):
         task = build_task(deployment, data_dir=None if data_dir is None else str(data_dir))
-    checked_plan(deployment.plan(algorithm), task)
+    make_plan(run_options, task, algorithm)
     if task.clients.num_clients != nodes:
         raise UsageError(
             f"--nodes: {nodes} given, allowed is one a client; the task has {task.clients.num_clients} "

@@ -8,8 +8,7 @@ from typing import Any
 from fedoptax.algorithms import ALGORITHMS
 from fedoptax.cli.options import Bytes
 from fedoptax.cli.setup import algorithm_names, load, print_table
-from fedoptax.engine.batches import LocalWork
-from fedoptax.engine.plan import Plan, checked_plan
+from fedoptax.engine.plan import RunOptions, make_plan
 from fedoptax.engine.program import Fixed, program
 from fedoptax.errors import check_int
 from fedoptax.experiments.build import build, parse_settings, preset
@@ -65,10 +64,11 @@ def show_bytes(given: Bytes) -> None:
         min(defaults["cohort_size"], loaded.clients.num_clients) if given.cohort_size is None else given.cohort_size
     )
     total = check_int("--rounds", defaults["rounds"] if given.rounds is None else given.rounds)
-    plan = checked_plan(Plan(cohort, LocalWork(defaults["batch_size"])), loaded)
+    options = RunOptions(cohort_size=cohort, batch_size=defaults["batch_size"])
     rows: list[dict[str, Any]] = []
     for name in names:
-        built = program(loaded, Fixed(build(name, preset(given.task, name) | chosen[name])), plan)
+        algorithm = build(name, preset(given.task, name) | chosen[name])
+        built = program(loaded, Fixed(algorithm), make_plan(options, loaded, algorithm))
         one = {"down": built.bytes_down, "up": built.bytes_up}
         rows.append(
             {

@@ -170,7 +170,7 @@ class Client:
 def default_client(task: Task, deployment: Deployment, partition: int) -> Client:
     """Make the client whose rounds are compiled."""
     algorithm = deployment.build_algorithm()
-    return Client(task, algorithm, deployment.plan(algorithm).work, partition, deployment.seed)
+    return Client(task, algorithm, deployment.options.work, partition, deployment.seed)
 
 
 @lru_cache(maxsize=4)

@@ -13,13 +13,11 @@ from typing import Any
 
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.engine.aggregation import as_aggregator
-from fedoptax.engine.batches import LocalWork
-from fedoptax.engine.plan import WEIGHTINGS, Plan
+from fedoptax.engine.plan import WEIGHTINGS, RunOptions
 from fedoptax.errors import UsageError
 from fedoptax.experiments.build import build
 from fedoptax.experiments.wrapping import with_secret_seed, wrap
 from fedoptax.tasks.task import Task
-from fedoptax.wrappers.privacy import checked_weighting
 
 Plain = str | int | float | bool
 NAMELESS = ("hyperparameters", "task")  # written as tables of their own
@@ -89,11 +87,23 @@ class Deployment:
         if self.privacy:
             object.__setattr__(self, "privacy", with_secret_seed(self.privacy))
 
-    def plan(self, algorithm: FedAlgorithm) -> Plan:
-        """The rounds' plan, as in a simulation."""
-        work = LocalWork(self.batch_size, self.local_epochs, self.local_steps or None)
-        aggregator = as_aggregator(self.aggregate)
-        return Plan(self.cohort_size, work, checked_weighting(algorithm, self.weighting or None), aggregate=aggregator)
+    @property
+    def options(self) -> RunOptions:
+        """What is run, as options of a simulation: one device, whatever there is."""
+        return RunOptions(
+            rounds=self.rounds,
+            cohort_size=self.cohort_size,
+            batch_size=self.batch_size,
+            local_epochs=self.local_epochs,
+            local_steps=self.local_steps or None,
+            weighting=self.weighting or None,
+            seed=self.seed,
+            eval_every=self.eval_every,
+            mesh=1,
+            client_states="device",
+            examples="device",
+            aggregate=self.aggregate,
+        )
 
     def build_algorithm(self, change: Callable[[FedAlgorithm], FedAlgorithm] | None = None) -> FedAlgorithm:
         """Build the algorithm with its wrappers.

@@ -30,7 +30,7 @@ from fedoptax.deploy.server import RawReply, Reply, check_reply, next_state, upl
 from fedoptax.deploy.wire import pack
 from fedoptax.engine.client_states import OnDevice
 from fedoptax.engine.evaluation import column_names, evaluate, evaluation_data
-from fedoptax.engine.plan import Plan, check_numbers, check_privacy, checked_plan
+from fedoptax.engine.plan import Plan, make_plan
 from fedoptax.engine.program import Fixed, program
 from fedoptax.engine.sampling import cohort_of_round
 from fedoptax.errors import RunError, UsageError
@@ -76,12 +76,10 @@ class Run:
     """
 
     def __init__(self, deployment: Deployment, task: Task, log: Log) -> None:
-        check_numbers(deployment.rounds, deployment.eval_every, deployment.seed)
         self.deployment, self.task, self._log = deployment, task, log
         self.algorithm = deployment.build_algorithm()
-        self.plan = checked_plan(deployment.plan(self.algorithm), task)
+        self.plan = make_plan(deployment.options, task, self.algorithm)
         self.num_clients = task.clients.num_clients
-        check_privacy(self.algorithm, self.plan)
         self.limits = Limits(deployment.quorum, deployment.round_timeout, deployment.wait_limit)
         _check_quorum(self.limits, self.plan)
         self.folder = Path(deployment.out).expanduser().absolute()

@@ -1,4 +1,4 @@
-"""Where the clients' states live between rounds: on the device while they fit, else in host memory or on disk.
+"""Where the clients' states live between rounds: on the device while they fit, else in host memory.
 
 3,400 clients x 1.2 M float32 parameters are 16 GB. Beyond the device only the cohort's states travel: they are gathered
 before a round and put back after it, so the results are the same and a call advances one round.
@@ -9,9 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 import tempfile
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,11 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedoptax.algorithm import Tree, nbytes
-from fedoptax.engine.memory import device_bytes, host_bytes
-from fedoptax.errors import RunError, UsageError
+from fedoptax.errors import RunError
 
-PLACES = ("auto", "device", "host", "disk")
-DEVICE_SHARE, HOST_SHARE = 0.25, 0.5  # of the memory there, at most, for client states
+PLACES = ("auto", "device", "host")
+DEVICE_SHARE = 0.25  # of its memory, at most, for client states
 PIECE = 2**24  # bytes of client states that are saved or loaded at a time
 
 
@@ -45,17 +42,17 @@ class OnDevice:
 
 
 class OnHost:
-    """All N states in host memory, or in sparse files in `folder`; a call advances one round.
+    """All N states in host memory; a call advances one round.
 
     A row is written when its client first comes back from a round; until then it is the initial state.
     """
 
-    def __init__(self, initial: Tree, num_clients: int, folder: Path | None = None, holder: Any = None) -> None:
-        self._holder = holder  # of a temporary folder, which goes when the states go
+    def __init__(self, initial: Tree, num_clients: int) -> None:
         leaves, self._structure = jax.tree.flatten(initial)
         self._initial = [np.asarray(leaf) for leaf in leaves]
         self._seen = np.zeros(num_clients, bool)
-        self._rows = [_rows(i, (num_clients, *leaf.shape), leaf.dtype, folder) for i, leaf in enumerate(self._initial)]
+        # pages that are never written take no memory
+        self._rows = [np.zeros((num_clients, *leaf.shape), leaf.dtype) for leaf in self._initial]
         self._ids = np.zeros(0, np.int64)
 
     def take(self, cohort: Callable[[], np.ndarray]) -> Tree:
@@ -64,11 +61,7 @@ class OnHost:
         return jax.tree.map(jnp.asarray, self.of(self._ids))
 
     def put(self, tree: Tree) -> None:
-        """Takes back the cohort's states, changed.
-
-        Raises:
-          RunError: the disk is full.
-        """
+        """Takes back the cohort's states, changed."""
         for rows, new in zip(self._rows, jax.tree.leaves(tree)):
             rows[self._ids] = np.asarray(new)
         self._seen[self._ids] = True
@@ -135,71 +128,35 @@ ClientStates = OnDevice | OnHost
 
 
 def choose_place(place: str, initial: Tree, num_clients: int, devices: int = 1) -> str:
-    """`place`, or for `"auto"` the fastest place with room for N states like `initial` (arrays or their structs).
+    """Return `place`, or for `"auto"` the device if it has room for N states like `initial` (arrays or structs).
 
-    Each of the devices of a mesh has all states.
-
-    Raises:
-      UsageError: an unknown place.
+    Each device of a mesh has all states.
     """
-    if place not in PLACES:
-        raise UsageError(f"client_states: {place!r} given, allowed is one of {', '.join(PLACES)}")
     if place != "auto":
         return place
-    wanted = nbytes(initial) * num_clients
-    if wanted <= DEVICE_SHARE * device_bytes(devices):
-        return "device"
-    return "host" if wanted <= HOST_SHARE * host_bytes() else "disk"
+    return "device" if nbytes(initial) * num_clients <= DEVICE_SHARE * device_bytes(devices) else "host"
 
 
-def make_states(place: str, initial: Tree, num_clients: int, folder: Path | None) -> ClientStates:
-    """The states of all clients, each `initial`, at a place; `"disk"` uses `folder`, or a temporary one."""
-    if place == "device":
-        return OnDevice(initial, num_clients)
-    if place == "host":
-        return OnHost(initial, num_clients)
-    if folder is None:
-        holder = tempfile.TemporaryDirectory(prefix="fedoptax-states-")
-        return OnHost(initial, num_clients, Path(holder.name), holder)
-    shutil.rmtree(folder, ignore_errors=True)
-    return OnHost(initial, num_clients, folder)
+def make_states(place: str, initial: Tree, num_clients: int) -> ClientStates:
+    """The states of all clients, each `initial`, on the `"device"` or the `"host"`."""
+    return (OnDevice if place == "device" else OnHost)(initial, num_clients)
 
 
-def _rows(i: int, shape: tuple[int, ...], dtype: Any, folder: Path | None) -> np.ndarray | _DiskRows:
-    if folder is None or 0 in shape:
-        return np.zeros(shape, dtype)  # pages that are never written take no memory
-    folder.mkdir(parents=True, exist_ok=True)
-    return _DiskRows(folder / f"leaf-{i:05d}.bin", shape, dtype)
+def device_bytes(devices: int = 1) -> int:
+    """Memory of the first device, in bytes; one without memory of its own has its share of the host's."""
+    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", host_bytes() // devices)
+
+
+def host_bytes() -> int:
+    """Memory of this machine, or of the container that the process runs in, in bytes."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
+    except OSError:
+        return physical
+    return min(physical, int(limit)) if limit.isdigit() else physical
 
 
 def _pieces(ids: np.ndarray, row: np.ndarray) -> list[np.ndarray]:
     """The ids in pieces of some megabytes."""
     return np.array_split(ids, max(1, math.ceil(len(ids) * row.nbytes / PIECE)))
-
-
-class _DiskRows:
-    """An array in a sparse file, zero at first, read and written by rows.
-
-    A memory map would do, but a disk that is full kills a process that writes to a map; here it is an error.
-    """
-
-    def __init__(self, path: Path, shape: tuple[int, ...], dtype: Any) -> None:
-        self._path, self._shape, self.dtype = path, shape[1:], np.dtype(dtype)
-        self._size = math.prod(shape[1:]) * self.dtype.itemsize
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
-        weakref.finalize(self, os.close, self._file)
-        os.ftruncate(self._file, shape[0] * self._size)
-
-    def __getitem__(self, ids: np.ndarray) -> np.ndarray:
-        data = b"".join(os.pread(self._file, self._size, int(i) * self._size) for i in ids)
-        return np.frombuffer(data, self.dtype).reshape(len(ids), *self._shape)
-
-    def __setitem__(self, ids: np.ndarray, values: np.ndarray) -> None:
-        try:
-            for i, value in zip(ids, values):
-                data, at = memoryview(np.ascontiguousarray(value).tobytes()), int(i) * self._size
-                while data:
-                    written = os.pwrite(self._file, data, at)
-                    data, at = data[written:], at + written
-        except OSError as error:
-            raise RunError(f"client states cannot be written to '{self._path}': {error.strerror}") from error

@@ -7,21 +7,60 @@ minibatches and random numbers are those of the other way, so the results are th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from fedoptax._tree import on_device
-from fedoptax.engine.evaluation import evaluation_data
-from fedoptax.engine.memory import device_bytes
-from fedoptax.engine.program import DeviceData, device_data, mesh_data
+from fedoptax.engine.client_states import device_bytes
+from fedoptax.engine.evaluation import EvaluationData, evaluation_data
+from fedoptax.engine.mesh import everywhere
 from fedoptax.engine.sampling import cohort_of_round
-from fedoptax.errors import UsageError
+from fedoptax.errors import UsageError, check_choice
 from fedoptax.tasks.task import Task
 
 CHOICES = ("auto", "device", "stream")
 DEVICE_SHARE = 0.25  # of the device's memory, at most, for training examples
+
+
+class DeviceData(NamedTuple):
+    """What the program reads: flat training arrays, offsets and sizes of the clients, batched test arrays.
+
+    The clients are all N, or with `plan.examples = "stream"` those of the one round's cohort.
+    """
+
+    examples: dict[str, jax.Array]
+    offsets: jax.Array
+    sizes: jax.Array
+    test: EvaluationData | None
+
+
+@lru_cache(maxsize=4)
+def device_data(task: Task) -> DeviceData:
+    """The task's arrays on the device, put there once."""
+    return _data(task, lambda array: on_device(np.array(array)))
+
+
+@lru_cache(maxsize=4)
+def mesh_data(task: Task, devices: int) -> DeviceData:
+    """The same, whole on each of so many devices."""
+    return _data(task, lambda array: everywhere(array, devices))
+
+
+def _data(task: Task, put: Callable[[Any], jax.Array]) -> DeviceData:
+    total = int(task.clients.offsets[-1])
+    if total >= 2**31:
+        raise UsageError(f"task '{task.name}': {total} examples given, allowed is fewer than 2^31")
+    return DeviceData(
+        {name: put(array) for name, array in task.clients.examples.items()},
+        put(np.asarray(task.clients.offsets[:-1], np.int32)),
+        put(np.asarray(task.clients.sizes, np.int32)),
+        jax.tree.map(put, evaluation_data(task)),
+    )
 
 
 class Resident:
@@ -106,8 +145,7 @@ def choose_examples(choice: str, task: Task, devices: int = 1) -> str:
     Raises:
       UsageError: an unknown choice.
     """
-    if choice not in CHOICES:
-        raise UsageError(f"examples: {choice!r} given, allowed is one of {', '.join(CHOICES)}")
+    check_choice("examples", choice, CHOICES)
     if choice != "auto":
         return choice
     wanted = sum(array.nbytes for array in task.clients.examples.values())
@@ -117,5 +155,5 @@ def choose_examples(choice: str, task: Task, devices: int = 1) -> str:
 def open_examples(
     task: Task, examples: str, key: jax.Array, cohort_size: int, rounds: int, devices: int = 1
 ) -> Examples:
-    """The task's examples for a run: `examples` is `"all"` (on the devices) or `"cohort"`, as in `Plan`."""
-    return Resident(task, devices) if examples == "all" else Streamed(task, key, cohort_size, rounds)
+    """The task's examples for a run: `examples` is `"device"` or `"stream"`, as in `Plan`."""
+    return Resident(task, devices) if examples == "device" else Streamed(task, key, cohort_size, rounds)

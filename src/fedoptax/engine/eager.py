@@ -12,13 +12,13 @@ import jax.numpy as jnp
 from fedoptax.algorithm import Cohort, FedAlgorithm, GradFn, Tree, decoded, nbytes, weighted_mean
 from fedoptax.engine.aggregation import Aggregator, stacked
 from fedoptax.engine.batches import client_batches, local_steps_of, task_grad_fn
+from fedoptax.engine.data import DeviceData
 from fedoptax.engine.evaluation import evaluate
 from fedoptax.engine.faults import Fate, Rates, fate_of_round, spoil, virtual_seconds
 from fedoptax.engine.plan import Plan
 from fedoptax.engine.program import (
     MAX_ROUNDS,
     Advance,
-    DeviceData,
     Fixed,
     Program,
     program,
@@ -108,7 +108,7 @@ def eager_program(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Program:
             ]
             sizes = data.sizes[jnp.asarray(places)]
             weights = sizes if plan.weighting == "examples" else None
-            rows_of = cohort if plan.states == "all" else range(plan.cohort_size)
+            rows_of = cohort if plan.client_states == "device" else range(plan.cohort_size)
             states = [jax.tree.map(lambda a, i=i: a[i], clients) for i in rows_of]
             if rates is None:
                 new_server, states, info = run_round(

@@ -8,7 +8,7 @@ the aggregator, or none: the round changes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,15 +24,13 @@ from fedoptax.algorithm import (
 )
 from fedoptax.engine.aggregation import MEAN, Aggregator, Mean
 from fedoptax.engine.batches import local_steps_of
+from fedoptax.engine.data import DeviceData
 from fedoptax.engine.faults import Fate, Rates, fate_of_round, spoil, virtual_seconds
 from fedoptax.engine.mesh import largest_first, mapped_over
-from fedoptax.engine.plan import Plan, runs_in_turn
+from fedoptax.engine.plan import Plan, runs_sequentially
 from fedoptax.engine.round import all_finite, changed, client_work, holds_all, row_of, upload_weights
 from fedoptax.engine.sampling import cohort_of_round, round_key
 from fedoptax.tasks.task import Task
-
-if TYPE_CHECKING:
-    from fedoptax.engine.program import DeviceData
 
 
 class Taken(NamedTuple):
@@ -53,14 +51,14 @@ def guarded_round_function(
     are those of `faults.COUNTS` and `virtual_seconds`.
     """
     work = client_work(task, algorithm, plan)
-    in_turn = runs_in_turn(plan, task)
+    in_turn = runs_sequentially(plan, task)
 
     def a_round(
         server: Tree, clients: Tree, data: DeviceData, key: jax.Array, round: jax.Array
     ) -> tuple[Tree, Tree, jax.Array, jax.Array, dict[str, jax.Array]]:
         cohort = cohort_of_round(key, round, task.num_clients, plan.cohort_size)
         places = cohort if holds_all(plan, task) else jnp.arange(plan.cohort_size)
-        rows = cohort if plan.states == "all" else jnp.arange(plan.cohort_size)
+        rows = cohort if plan.client_states == "device" else jnp.arange(plan.cohort_size)
         if plan.mesh > 1:
             cohort, places, rows = largest_first(data.sizes[places], cohort, places, rows)
         sizes = data.sizes[places]

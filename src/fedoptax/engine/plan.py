@@ -1,8 +1,9 @@
-"""What a round is made of, apart from the task and the algorithm."""
+"""The options of a run, checked, and the plan of its rounds that the engine makes of them for a task."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -11,114 +12,170 @@ import numpy as np
 
 from fedoptax import threefry
 from fedoptax.algorithm import FedAlgorithm
-from fedoptax.engine.aggregation import MEAN, Aggregator, Mean
+from fedoptax.distributed import several
+from fedoptax.engine.aggregation import MEAN, Aggregator, Mean, as_aggregator
 from fedoptax.engine.batches import LocalWork
-from fedoptax.errors import UsageError
+from fedoptax.engine.client_states import PLACES, choose_place
+from fedoptax.engine.data import CHOICES, choose_examples
+from fedoptax.engine.faults import Faults, as_faults
+from fedoptax.engine.mesh import choose_mesh
+from fedoptax.errors import UsageError, check_choice, check_int
 from fedoptax.tasks.task import Task
 
-MOST = 2**31 - 1  # of what the compiled program counts
 WEIGHTINGS = ("examples", "uniform")
 CLIENT_LOOPS = ("auto", "loop", "vmap")
+ENGINES = ("compiled", "eager")
 SMALL_MODEL, SMALL_COHORT = 10_000, 128  # parameters and clients: below, one CPU device is faster by vmap
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How each round is run.
+class RunOptions:
+    """What a run does, apart from its task, its algorithm and its folder.
 
     Attributes:
-      cohort_size: |S|, clients a round.
+      rounds: communication rounds in total (a resumed run does what is left of them).
+      cohort_size: clients per round, sampled uniformly without replacement.
+      batch_size: examples per local step.
+      local_epochs: passes of a client over its examples per round.
+      local_steps: if given, exactly this many local steps per round instead of whole epochs.
+      weighting: of the uploads, `"examples"` or `"uniform"`; None takes the choice of the algorithm's paper.
+      seed: of initialisation, cohorts, the order of examples and dropout; equal seeds give equal runs, and the same
+        initialisation and cohorts for every algorithm.
+      eval_every: rounds between evaluations on the test examples; the last round is always evaluated.
+      client_loop: `"loop"` runs a device's clients one after another, `"vmap"` all at once; `"auto"` takes the faster
+        for the backend and the model (see `runs_sequentially`).
+      mesh: the number of devices that share each round's cohort; results agree to rounding. None takes all devices, at
+        most one per client. A CPU is one device unless JAX is told otherwise before its first use:
+        `jax.config.update("jax_num_cpu_devices", 8)` makes each of 8 cores a device, which is faster. With several
+        processes all their devices take part.
+      client_states: where the clients' states are kept between rounds, `"device"` or `"host"`, with the same results;
+        `"auto"` takes the device if they fit.
+      examples: `"device"` puts all training examples on the device; `"stream"` reads those of each round's cohort from
+        where they are stored, with the same results; `"auto"` streams what does not fit on the device.
+      engine: `"compiled"`, or `"eager"` for plain Python with the same results, for debugging.
+      faults: how often clients fail, as `Faults` or as its values by name; None means never.
+      aggregate: how uploads are combined: `"mean"`, `"median"`, `"trimmed_mean:FRACTION"`, `"norm_clipping:NORM"`,
+        `"krum:F"`, `"krum:F,keep=M"`, or an `Aggregator`.
+
+    Raises:
+      UsageError: a value is outside its range, whatever the task.
+    """
+
+    rounds: int = 100
+    cohort_size: int = 10
+    batch_size: int = 20
+    local_epochs: int = 1
+    local_steps: int | None = None
+    weighting: str | None = None
+    seed: int = 0
+    eval_every: int = 1
+    client_loop: str = "auto"
+    mesh: int | None = None
+    client_states: str = "auto"
+    examples: str = "auto"
+    engine: str = "compiled"
+    faults: Faults | Mapping[str, Any] | None = None
+    aggregate: str | Aggregator = "mean"
+
+    def __post_init__(self) -> None:
+        checked: dict[str, Any] = {
+            name: check_int(name, getattr(self, name))
+            for name in ("rounds", "cohort_size", "batch_size", "local_epochs", "eval_every")
+        }
+        checked |= {
+            name: check_int(name, value)
+            for name in ("local_steps", "mesh")
+            if (value := getattr(self, name)) is not None
+        }
+        checked["seed"] = check_int("seed", self.seed, 0, 2**32 - 1)
+        checked["faults"], checked["aggregate"] = as_faults(self.faults), as_aggregator(self.aggregate)
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+        if self.weighting is not None:
+            check_choice("weighting", self.weighting, WEIGHTINGS)
+        check_choice("client_loop", self.client_loop, CLIENT_LOOPS)
+        check_choice("client_states", self.client_states, PLACES)
+        check_choice("examples", self.examples, CHOICES)
+        check_choice("engine", self.engine, ENGINES)
+
+    @property
+    def work(self) -> LocalWork:
+        """A client's local work per round."""
+        return LocalWork(self.batch_size, self.local_epochs, self.local_steps)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How each round is run; made by `make_plan`. Equal plans share a compiled program.
+
+    Attributes:
+      cohort_size: |S|, clients per round.
       work: a client's local work.
       weighting: `"examples"` weighs uploads by the clients' numbers of examples, `"uniform"` equally.
-      client_loop: `"loop"` runs the cohort one client after another (exact work, one client's memory), `"vmap"` all at
-        once; `"auto"` takes the faster by backend and model (see `runs_in_turn`).
-      states: which client states the program holds, those of `"all"` clients or of the round's `"cohort"`.
-      examples: likewise, whose training examples.
+      client_loop: `"loop"`, `"vmap"` or `"auto"`, see `runs_sequentially`.
+      client_states: `"device"` means the program holds the states of all clients, `"host"` those of one cohort.
+      examples: `"device"` means the program holds the examples of all clients, `"stream"` those of one cohort.
       faults: whether clients may fail (how often is an argument of the program, see `engine.faults`).
-      aggregate: how the uploads become one.
-      mesh: so many devices share out the cohort (see `engine.sharded`).
+      aggregate: how uploads are combined.
+      mesh: the number of devices that share a cohort (see `engine.mesh`).
     """
 
     cohort_size: int
     work: LocalWork
     weighting: str = "examples"
     client_loop: str = "auto"
-    states: str = "all"
-    examples: str = "all"
+    client_states: str = "device"
+    examples: str = "device"
     faults: bool = False
     aggregate: Aggregator = MEAN
     mesh: int = 1
 
     @property
-    def guarded(self) -> bool:
-        """Whether uploads are looked at before they count, and may be missing."""
+    def has_outcomes(self) -> bool:
+        """Whether uploads are checked before they count, and some may be missing."""
         return self.faults or self.aggregate != MEAN
 
 
-def check_numbers(rounds: Any, eval_every: Any, seed: Any) -> tuple[int, int, int]:
-    """What every run has, apart from its plan, with NumPy's whole numbers as ints.
+def make_plan(options: RunOptions, task: Task, algorithm: FedAlgorithm) -> Plan:
+    """Decide how the rounds of `algorithm` on `task` are run.
 
     Raises:
-      UsageError: a number is outside its range.
+      UsageError: an option does not fit the task (a cohort larger than the federation), the algorithm (its accounting
+        of privacy would be wrong), the other options or the devices.
     """
-    rounds, eval_every = whole("rounds", rounds), whole("eval_every", eval_every)
-    return rounds, eval_every, whole("seed", seed, 0, 2**32 - 1, "a whole number from 0 to 2^32 - 1")
-
-
-def whole(name: str, value: Any, least: int = 1, most: int = MOST, allowed: str = "a whole number >= 1") -> int:
-    """`value`, a whole number of Python or NumPy from `least` to `most`, as an int, which JSON can hold.
-
-    Raises:
-      UsageError: it is something else; the message says what is `allowed`.
-    """
-    if not isinstance(value, int | np.integer) or isinstance(value, bool) or not least <= value <= most:
-        beyond = isinstance(value, int | np.integer) and value > most == MOST
-        raise UsageError(f"{name}: {value!r} given, allowed is {allowed}{' and < 2^31' if beyond else ''}")
-    return int(value)
-
-
-def checked_plan(plan: Plan, task: Task) -> Plan:
-    """`plan`, if it can be carried out on `task`, with NumPy's whole numbers as ints.
-
-    Raises:
-      UsageError: a number below 1, an unknown choice, a cohort larger than the federation, or one too small for the
-        aggregator.
-    """
-    work = LocalWork(
-        whole("batch_size", plan.work.batch_size),
-        whole("local_epochs", plan.work.epochs),
-        None if plan.work.steps is None else whole("local_steps", plan.work.steps),
+    aggregator = as_aggregator(options.aggregate)
+    _check_cohort(options.cohort_size, task)
+    if options.cohort_size < aggregator.least:
+        raise UsageError(
+            f"aggregate {aggregator} needs cohort_size >= {aggregator.least}, got cohort_size {options.cohort_size}"
+        )
+    if algorithm.epsilon is not None:
+        _check_privacy(options.weighting, aggregator)
+    mesh = choose_mesh(options.mesh, options.cohort_size, options.engine)
+    client = jax.eval_shape(lambda key: algorithm.init_client(task.init(key)), threefry.key(0))
+    place = choose_place(options.client_states, client, task.num_clients, mesh)
+    if several() and place != "device":
+        raise UsageError(f"client_states must be device with {jax.process_count()} processes, got {place!r}")
+    return Plan(
+        options.cohort_size,
+        options.work,
+        options.weighting or algorithm.weighting,
+        options.client_loop,
+        place,
+        choose_examples(options.examples, task, mesh),
+        options.faults is not None,
+        aggregator,
+        mesh,
     )
-    plan = replace(plan, cohort_size=whole("cohort_size", plan.cohort_size), work=work)
-    clients, shares = task.num_clients, task.clients.num_clients
-    if plan.cohort_size > clients:
-        raise UsageError(f"cohort_size: {plan.cohort_size} given, allowed is at most the number of clients, {clients}")
-    if task.devices is not None and plan.cohort_size != shares:
-        raise UsageError(
-            f"cohort_size: {plan.cohort_size} given, allowed is {shares}, the number of shares that the active of the "
-            f"{clients} devices take each round"
-        )
-    for name, choice, allowed in (
-        ("weighting", plan.weighting, WEIGHTINGS),
-        ("client_loop", plan.client_loop, CLIENT_LOOPS),
-    ):
-        if choice not in allowed:
-            raise UsageError(f"{name}: {choice!r} given, allowed is one of {', '.join(allowed)}")
-    if plan.cohort_size < plan.aggregate.least:
-        raise UsageError(
-            f"aggregate: {plan.aggregate} given with {plan.cohort_size} clients a round, allowed with at least "
-            f"{plan.aggregate.least}"
-        )
-    return plan
 
 
 @lru_cache(maxsize=4)
-def runs_in_turn(plan: Plan, task: Task) -> bool:
-    """Whether the cohort's clients are run one after another; `"auto"` takes what measured as faster.
+def runs_sequentially(plan: Plan, task: Task) -> bool:
+    """Whether a device runs its clients one after another; `"auto"` takes the faster way, as measured.
 
-    Accelerators run them all at once. CPUs run them in turn, as their products of stacked matrices are slow; but not a
-    single device with a model so small that starting operations takes most of the time, and clients that all take
-    equally many steps.
+    Accelerators run all clients at once. CPUs run them one after another, as their products of stacked matrices are
+    slow, except for a single device with a model so small that starting operations takes most of the time, and clients
+    that all take the same number of steps.
     """
     if plan.client_loop != "auto":
         return plan.client_loop == "loop"
@@ -130,17 +187,24 @@ def runs_in_turn(plan: Plan, task: Task) -> bool:
     return sum(a.size for a in jax.tree.leaves(params)) > SMALL_MODEL
 
 
-def check_privacy(algorithm: FedAlgorithm, plan: Plan) -> None:
-    """Refuses an aggregator under which an algorithm's accounting of privacy would be wrong.
-
-    The noise is made for a mean of bounded uploads: one client may move a median, or which upload is chosen, further.
-    Norm clipping on top would scale an adaptive clip's bit with the update.
-
-    Raises:
-      UsageError: the algorithm accounts for privacy, and the aggregator is not the mean.
-    """
-    if algorithm.epsilon is not None and type(plan.aggregate) is not Mean:
+def _check_cohort(cohort_size: int, task: Task) -> None:
+    if cohort_size > task.num_clients:
+        raise UsageError(f"cohort_size must be <= {task.num_clients}, the number of clients, got {cohort_size}")
+    shares = task.clients.num_clients
+    if task.devices is not None and cohort_size != shares:
         raise UsageError(
-            f"aggregate: {plan.aggregate} given with an algorithm that accounts for privacy, which clips by itself, "
-            "allowed is mean"
+            f"cohort_size must be {shares}, the number of shares that the active of the {task.num_clients} devices "
+            f"take each round, got {cohort_size}"
         )
+
+
+def _check_privacy(weighting: str | None, aggregator: Aggregator) -> None:
+    """Refuse options under which an algorithm's accounting of privacy would be wrong.
+
+    The noise is made for a uniform mean of bounded uploads: by weights, or in a median, one client may move the result
+    further. Norm clipping on top would scale the bit of an adaptive clip together with the update.
+    """
+    if weighting not in (None, "uniform"):
+        raise UsageError(f"weighting must be uniform for a private algorithm, got {weighting!r}")
+    if type(aggregator) is not Mean:
+        raise UsageError(f"aggregate must be mean for a private algorithm, which clips by itself, got {aggregator}")

@@ -24,7 +24,8 @@ from fedoptax._tree import on_device
 from fedoptax.algorithm import Batches, Cohort, FedAlgorithm, Tree, decoded, nbytes
 from fedoptax.distributed import several
 from fedoptax.engine.batches import Minibatch, form_of_grad_fn, minibatch_form
-from fedoptax.engine.evaluation import EvaluationData, column_names, evaluate, evaluation_data
+from fedoptax.engine.data import DeviceData
+from fedoptax.engine.evaluation import column_names, evaluate, evaluation_data
 from fedoptax.engine.faults import COUNTS, Faults, Rates
 from fedoptax.engine.guarded import guarded_round_function
 from fedoptax.engine.mesh import everywhere, over_mesh
@@ -36,18 +37,6 @@ from fedoptax.tasks.task import Task
 Result = TypeVar("Result")
 MAX_ROUNDS = 256
 MakeAlgorithm = Callable[..., FedAlgorithm]
-
-
-class DeviceData(NamedTuple):
-    """What the program reads: flat training arrays, offsets and sizes of the clients, batched test arrays.
-
-    The clients are all N, or with `plan.examples = "cohort"` those of the one round's cohort.
-    """
-
-    examples: dict[str, jax.Array]
-    offsets: jax.Array
-    sizes: jax.Array
-    test: EvaluationData | None
 
 
 class Advance(NamedTuple):
@@ -63,30 +52,6 @@ class Advance(NamedTuple):
     rows: jax.Array
 
 
-@lru_cache(maxsize=4)
-def device_data(task: Task) -> DeviceData:
-    """The task's arrays on the device, put there once."""
-    return _data(task, lambda array: on_device(np.array(array)))
-
-
-@lru_cache(maxsize=4)
-def mesh_data(task: Task, devices: int) -> DeviceData:
-    """The same, whole on each of so many devices."""
-    return _data(task, lambda array: everywhere(array, devices))
-
-
-def _data(task: Task, put: Callable[[Any], jax.Array]) -> DeviceData:
-    total = int(task.clients.offsets[-1])
-    if total >= 2**31:
-        raise UsageError(f"task '{task.name}': {total} examples given, allowed is fewer than 2^31")
-    return DeviceData(
-        {name: put(array) for name, array in task.clients.examples.items()},
-        put(np.asarray(task.clients.offsets[:-1], np.int32)),
-        put(np.asarray(task.clients.sizes, np.int32)),
-        jax.tree.map(put, evaluation_data(task)),
-    )
-
-
 @dataclass(frozen=True)
 class Program:
     """An algorithm on a task, ready to run; made by `program`, compiled at the first call.
@@ -94,8 +59,8 @@ class Program:
     Attributes:
       start: `(hypers, key) -> (server, client)`, the server's state and every client's state before round 0.
       advance: `(hypers, server, clients, data, key, start, stop, eval_every, last, rates) -> Advance`, rounds
-        start…stop−1; `clients` are the states of all N clients, stacked, or with `plan.states = "cohort"` those of the
-        cohort of the one round that is run; `rates` are the `engine.faults.Rates` of a guarded plan, else None.
+        start…stop−1; `clients` are the states of all N clients, stacked, or with `plan.client_states = "host"` those of
+        the cohort of the one round that is run; `rates` are the `engine.faults.Rates` of a guarded plan, else None.
       params: `(hypers, server) -> params`.
       prepare: `(hypers, data, key) -> begin`: traces `advance` for these arguments, which its first call else does;
         `begin()` has it compiled while the caller goes on.
@@ -191,7 +156,7 @@ def _program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple
         rates: Rates | None = None,
     ) -> Advance:
         algorithm = make_algorithm(**hypers)
-        if plan.guarded:
+        if plan.has_outcomes:
             assert rates is not None
             a_round = guarded_round_function(task, algorithm, plan, rates)
         else:
@@ -229,9 +194,9 @@ def _program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple
 
     def prepare(hypers: Mapping[str, Any], data: DeviceData, key: jax.Array) -> Callable[[], None]:
         server, client = jax.eval_shape(start, hypers, key)
-        rows = task.num_clients if plan.states == "all" else plan.cohort_size
+        rows = task.num_clients if plan.client_states == "device" else plan.cohort_size
         clients = jax.tree.map(lambda a: jax.ShapeDtypeStruct((rows, *a.shape), a.dtype), client)
-        rates = Faults().rates() if plan.guarded else None
+        rates = Faults().rates() if plan.has_outcomes else None
         return advance.prepare(hypers, server, clients, data, key, *[np.int32(0)] * 4, rates)
 
     return Program(begin, advance, params_of, prepare, columns, down, up, size, timings)
@@ -264,7 +229,7 @@ def _meanwhile(work: Callable[[], Result]) -> Callable[[], Result]:
 
 def guarded_columns(plan: Plan) -> list[str]:
     """The columns of a round in which clients may fail."""
-    return [*COUNTS, "virtual_seconds"] if plan.guarded else []
+    return [*COUNTS, "virtual_seconds"] if plan.has_outcomes else []
 
 
 def _row(names: Sequence[str], columns: Mapping[str, jax.Array]) -> jax.Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,19 +19,17 @@ from fedoptax.algorithm import (
     decoded,
 )
 from fedoptax.engine.batches import client_batches, local_steps_of, task_grad_fn
+from fedoptax.engine.data import DeviceData
 from fedoptax.engine.mesh import LARGE, Runner, balanced_over, largest_first, summed_over
-from fedoptax.engine.plan import Plan, runs_in_turn
+from fedoptax.engine.plan import Plan, runs_sequentially
 from fedoptax.engine.sampling import cohort_of_round, round_key
 from fedoptax.tasks.task import Task
-
-if TYPE_CHECKING:
-    from fedoptax.engine.program import DeviceData
 
 
 def round_function(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Callable[..., tuple[Tree, ...]]:
     """`(server, clients, data, key, round) -> (server, clients, train_loss, finite)`: one round, to be traced.
 
-    `clients` are the states of all N clients, stacked, or (`plan.states = "cohort"`) of the cohort; those of the cohort
+    `clients` are the states of all N clients, stacked, or (`plan.client_states = "host"`) of the cohort; the cohort's
     come back changed. `train_loss` is the mean of the cohort's losses, weighted like the uploads. If it or the server's
     new state is not finite, `finite` is False and both states come back as they were.
     """
@@ -44,7 +42,7 @@ def round_function(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Callable[
     ) -> tuple[Tree, Tree, jax.Array, jax.Array]:
         cohort = cohort_of_round(key, round, task.num_clients, plan.cohort_size)
         places = cohort if holds_all(plan, task) else jnp.arange(plan.cohort_size)
-        rows = cohort if plan.states == "all" else jnp.arange(plan.cohort_size)
+        rows = cohort if plan.client_states == "device" else jnp.arange(plan.cohort_size)
         if plan.mesh > 1 and uneven:
             cohort, places, rows = largest_first(data.sizes[places], cohort, places, rows)
         weights = upload_weights(plan.weighting, data.sizes[places])
@@ -61,7 +59,7 @@ def round_function(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Callable[
 
         like = jax.eval_shape(lambda: one(row_of((cohort, places), 0), row_of(clients, 0)))[0]
         steps = local_steps_of(data.sizes[places], plan.work) if uneven else None
-        total, after, whose = _runner(plan.mesh, runs_in_turn(plan, task), steps)(
+        total, after, whose = _runner(plan.mesh, runs_sequentially(plan, task), steps)(
             one, (cohort, places), weights, states
         )
         upload, loss = accumulate_result(total, like)
@@ -79,7 +77,7 @@ def client_work(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Callable[...
 
     `keys` is the round's key, `i` the client's number and `place` where its examples are in `data`.
     """
-    exact = runs_in_turn(plan, task)
+    exact = runs_sequentially(plan, task)
     smallest, capacity = int(task.clients.sizes.min()), int(task.clients.sizes.max())
     grad_fn = task_grad_fn(task)
 
@@ -104,7 +102,7 @@ def client_work(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Callable[...
 
 def holds_all(plan: Plan, task: Task) -> bool:
     """Whether a client's place in the program's data is its number; else it is its place in the cohort."""
-    return plan.examples == "all" and task.devices is None
+    return plan.examples == "device" and task.devices is None
 
 
 def all_finite(tree: Tree) -> jax.Array:

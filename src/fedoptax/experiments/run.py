@@ -6,7 +6,7 @@ import inspect
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,17 +18,16 @@ from fedoptax import threefry
 from fedoptax._progress import Update, bar
 from fedoptax.algorithm import FedAlgorithm, Tree
 from fedoptax.distributed import agree, agreed, check_same, leads, several, shared, shared_value
-from fedoptax.engine.aggregation import Aggregator, as_aggregator
-from fedoptax.engine.batches import LocalWork
-from fedoptax.engine.client_states import ClientStates, OnDevice, OnHost, choose_place, make_states
-from fedoptax.engine.data import Examples, choose_examples, open_examples
+from fedoptax.engine.aggregation import Aggregator
+from fedoptax.engine.client_states import PLACES, ClientStates, OnDevice, OnHost, make_states
+from fedoptax.engine.data import Examples, open_examples
 from fedoptax.engine.eager import eager_program
 from fedoptax.engine.faults import COUNTS, Faults, as_faults
-from fedoptax.engine.mesh import choose_mesh, here, mesh_again
-from fedoptax.engine.plan import Plan, check_numbers, check_privacy, checked_plan
+from fedoptax.engine.mesh import here, mesh_again
+from fedoptax.engine.plan import Plan, RunOptions, make_plan
 from fedoptax.engine.program import MAX_ROUNDS, Fixed, Point, Program, program
 from fedoptax.engine.sampling import cohort_of_round
-from fedoptax.errors import UsageError, unknown
+from fedoptax.errors import UsageError, check_number, unknown
 from fedoptax.experiments.result import DivergedError, Interrupted, RunResult
 from fedoptax.experiments.signals import deferred_interrupt
 from fedoptax.storage import folder as storage
@@ -38,7 +37,6 @@ from fedoptax.storage.history import History, Row, finite_or_none
 from fedoptax.storage.run_folder import RunFolder
 from fedoptax.tasks.task import Task, check_task
 from fedoptax.trackers import Tracker, as_trackers
-from fedoptax.wrappers.privacy import checked_weighting
 
 NOTED_ROWS = 1000  # of the history that the bar's note looks back
 CALL_SECONDS = 0.4  # aim of one call into the program: a lively bar, a quick stop, little overhead
@@ -58,7 +56,6 @@ class Settings:
     checkpoint_every: float = 60.0
     progress: bool | Update | None = None
     description: str | None = None
-    place: str = "device"
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     faults: Faults | None = None
     wrappers: Mapping[str, Any] = field(default_factory=dict)
@@ -111,14 +108,13 @@ def run(
         initialisation and cohorts for every algorithm.
       eval_every: rounds between evaluations on the test examples; the last round is always evaluated.
       client_loop: `"loop"` runs a device's clients one after another, `"vmap"` all at once; `"auto"` takes the
-        faster by backend and model (see `engine.plan.runs_in_turn`).
+        faster by backend and model (see `engine.plan.runs_sequentially`).
       mesh: so many devices share out each round's cohort, with results that are equal to rounding; None is all there
         are, at most one a client, or as many as the run that is resumed had. A CPU is one device unless JAX is told
         before its first use: `jax.config.update("jax_num_cpu_devices", 8)` makes each of 8 cores a device, which is
         faster. In a program of several processes all devices take part.
-      client_states: where clients' states live between rounds: `"device"`, `"host"` or `"disk"` (in `out`, or a
-        temporary folder), with the same results; `"auto"` takes the first that has room, or the one of the run that is
-        resumed.
+      client_states: where the clients' states are kept between rounds, `"device"` or `"host"`, with the same results;
+        `"auto"` takes the device if they fit, or what the run that is resumed took.
       examples: `"device"` puts all training examples on the device; `"stream"` reads each round's cohort's from where
         they lie, with the same results; `"auto"` streams what does not fit on the device.
       engine: `"compiled"`, or `"eager"` for plain Python with the same result, to debug.
@@ -151,49 +147,49 @@ def run(
         raise UsageError(f"algorithm: {algorithm!r} given, allowed is a FedAlgorithm, such as fedavg(0.1), or a Point")
     point = algorithm if isinstance(algorithm, Point) else Point(Fixed(algorithm), {})
     algorithm = point.algorithm
-    rounds, eval_every, seed = check_numbers(rounds, eval_every, seed)
-    failing = as_faults(faults)
-    plan = Plan(
+    _check_files(checkpoint_every, trackers)
+    options = RunOptions(
+        rounds,
         cohort_size,
-        LocalWork(batch_size, local_epochs, local_steps),
-        checked_weighting(algorithm, weighting),
+        batch_size,
+        local_epochs,
+        local_steps,
+        weighting,
+        seed,
+        eval_every,
         client_loop,
-        faults=failing is not None,
-        aggregate=as_aggregator(aggregate),
+        mesh,
+        client_states,
+        examples,
+        engine,
+        faults,
+        aggregate,
     )
-    plan = _checked(task, algorithm, plan, engine, checkpoint_every, trackers)
     source = None if resume_from is None else Path(resume_from)
     begun = {} if source is None or several() else storage.read_json(source / "config.json")
     if mesh is None and engine == "compiled" and begun:
-        mesh = mesh_again(begun.get("mesh", 1))  # a resumed run then equals an uninterrupted one to the bit
-    plan = replace(plan, mesh=choose_mesh(mesh, plan.cohort_size, engine))
+        options = replace(options, mesh=mesh_again(begun.get("mesh", 1)))  # equals an uninterrupted run bit for bit
+    if client_states == "auto" and begun.get("client_states") in PLACES:
+        options = replace(options, client_states=begun["client_states"])
     if trackers and out is None and resume_from is None:
         raise UsageError("trackers: given without out, allowed is with a folder for the run")
-    client = jax.eval_shape(lambda key: algorithm.init_client(task.init(key)), threefry.key(0))
-    if client_states == "auto":
-        client_states = begun.get("client_states", "auto")
-    place = choose_place(client_states, client, task.num_clients, plan.mesh)
-    if several() and place != "device":
-        raise UsageError(f"client_states: {place!r} needed with {jax.process_count()} processes, allowed is device")
-    resident = choose_examples(examples, task, plan.mesh) == "device"
-    plan = replace(plan, states="all" if place == "device" else "cohort", examples="all" if resident else "cohort")
+    plan = make_plan(options, task, algorithm)
     target = source if out is None else Path(out)
     if target is not None and target != source:
         agreed(lambda: storage.prepare(target, overwrite) if leads() else None)
     settings = Settings(
         plan,
-        rounds,
-        seed,
-        eval_every,
+        options.rounds,
+        options.seed,
+        options.eval_every,
         label,
         target if leads() else None,
         source if leads() else None,
         checkpoint_every,
         progress if leads() else False,
         description,
-        place,
         dict(hyperparameters or {}),
-        failing,
+        as_faults(options.faults),
         dict(wrappers or {}),
         algorithm.epsilon,
         tuple(trackers) if leads() else (),
@@ -216,20 +212,10 @@ def check_options(task: Task, algorithm: FedAlgorithm, **options: Any) -> None:
       UsageError: `run` has no such option, or would refuse a value.
     """
     check_names(options)
-    given = {name: one.default for name, one in inspect.signature(run).parameters.items()} | options
-    check_numbers(given["rounds"], given["eval_every"], given["seed"])
-    plan = Plan(
-        given["cohort_size"],
-        LocalWork(given["batch_size"], given["local_epochs"], given["local_steps"]),
-        checked_weighting(algorithm, given["weighting"]),
-        given["client_loop"],
-        faults=as_faults(given["faults"]) is not None,
-        aggregate=as_aggregator(given["aggregate"]),
-    )
-    plan = _checked(task, algorithm, plan, given["engine"], given["checkpoint_every"], given["trackers"])
-    choose_mesh(given["mesh"], plan.cohort_size, given["engine"])
-    choose_place(given["client_states"], (), task.num_clients)
-    choose_examples(given["examples"], task)
+    files = {name: options[name] for name in ("checkpoint_every", "trackers") if name in options}
+    _check_files(**files)
+    names = {field.name for field in fields(RunOptions)}
+    make_plan(RunOptions(**{name: value for name, value in options.items() if name in names}), task, algorithm)
 
 
 def check_names(options: Iterable[str], own: Sequence[str] = ()) -> None:
@@ -244,22 +230,14 @@ def check_names(options: Iterable[str], own: Sequence[str] = ()) -> None:
             unknown("option", name, allowed)
 
 
-def _checked(
-    task: Task, algorithm: FedAlgorithm, plan: Plan, engine: Any, checkpoint_every: Any, trackers: Any
-) -> Plan:
-    """The plan, if it and the rest can be carried out.
+def _check_files(checkpoint_every: Any = 60.0, trackers: Any = ()) -> None:
+    """Check the options of the run folder.
 
     Raises:
-      UsageError: something is outside its range.
+      UsageError: one is outside its range.
     """
-    if not isinstance(checkpoint_every, int | float) or not checkpoint_every >= 0:
-        raise UsageError(f"checkpoint_every: {checkpoint_every!r} given, allowed is a number of seconds >= 0")
-    if engine not in ("compiled", "eager"):
-        raise UsageError(f"engine: {engine!r} given, allowed is one of compiled, eager")
-    plan = checked_plan(plan, task)
-    check_privacy(algorithm, plan)
+    check_number("checkpoint_every", checkpoint_every, 0)
     as_trackers(trackers)
-    return plan
 
 
 def execute(task: Task, built: Program, hypers: Mapping[str, Any], settings: Settings) -> RunResult:
@@ -276,8 +254,7 @@ def execute(task: Task, built: Program, hypers: Mapping[str, Any], settings: Set
         stack.callback(examples.close)
         compile_ahead = built.prepare(hypers, examples.of(0), key) if examples.many_rounds else None
         server, client = built.start(hypers, key)
-        disk = None if settings.out is None else settings.out / "client-states"
-        clients = make_states(settings.place, client, task.num_clients, disk)
+        clients = make_states(plan.client_states, client, task.num_clients)
         history, server = agreed(lambda: _resume(settings, config, server, clients))
         if several():
             history, server = History(shared_value(history.rows)), shared(server)
@@ -343,7 +320,7 @@ def _advance(
     numbers = [np.int32(n) for n in (done, end, settings.eval_every, settings.rounds)]
     cohort_size, num_clients = settings.plan.cohort_size, task.num_clients
     taken = clients.take(lambda: np.asarray(cohort_of_round(key, done, num_clients, cohort_size)))
-    rates = (settings.faults or Faults()).rates() if settings.plan.guarded else None
+    rates = (settings.faults or Faults()).rates() if settings.plan.has_outcomes else None
     result = built.advance(hypers, server, taken, examples.of(done), key, *numbers, rates)
     clients.put(result.clients)
     table = jax.device_get(result.rows)
@@ -362,7 +339,7 @@ def _row(built: Program, settings: Settings, holders: int, round: int, columns: 
     """A row of the history without its time; `holders` are those whose data privacy protects."""
     row: Row = {"round": round, **{name: finite_or_none(value) for name, value in columns.items()}}
     cohort_size = answers = settings.plan.cohort_size
-    if settings.plan.guarded:
+    if settings.plan.has_outcomes:
         row |= {name: int(columns[name]) for name in COUNTS}
         answers = row["participants"] + row["rejected"]
         if settings.faults is None or settings.faults.deadline is None:

@@ -15,9 +15,8 @@ from fedoptax._progress import Update, bar
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.engine.aggregation import as_aggregator
 from fedoptax.engine.evaluation import column_names, evaluation_data
-from fedoptax.engine.plan import check_numbers
 from fedoptax.engine.program import Point
-from fedoptax.errors import RunError, UsageError, unknown
+from fedoptax.errors import RunError, UsageError, check_int, unknown
 from fedoptax.experiments.build import build, find_constructor
 from fedoptax.experiments.grids import edges
 from fedoptax.experiments.result import DivergedError, Interrupted
@@ -196,7 +195,7 @@ def tune(
         raise UsageError(f"algorithm: {algorithm!r} given, allowed is a name, such as 'fedavg', or MODULE:FUNCTION")
     check_grid(grid)
     check_names(options, OWN)
-    rounds, _, seed = check_numbers(rounds, options.get("eval_every", 1), seed)
+    rounds, seed = check_int("rounds", rounds), check_int("seed", seed, 0, 2**32 - 1)
     trackers = [one for one in options.get("trackers") or () if not isinstance(one, str)]
     if search not in SEARCHES:
         unknown("search", search, SEARCHES)

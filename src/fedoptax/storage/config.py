@@ -48,7 +48,7 @@ def run_config(task: Task, settings: Settings, built: Program) -> dict[str, Any]
         **robustness(settings),
         "seed": settings.seed,
         "eval_every": settings.eval_every,
-        "client_states": settings.place,
+        "client_states": plan.client_states,
         **({} if plan.client_loop == "auto" else {"client_loop": plan.client_loop}),
         "mesh": plan.mesh,
         **({"trackers": names} if (names := [t for t in settings.trackers if isinstance(t, str)]) else {}),

@@ -31,7 +31,7 @@ def client_app(change: Change) -> ClientApp:
 
     def make(task: Task, deployment: Deployment, partition: int) -> ModuleClient:
         algorithm = checked_change(deployment.build_algorithm(), change)
-        return ModuleClient(task, algorithm, deployment.plan(algorithm).work, partition, deployment.seed)
+        return ModuleClient(task, algorithm, deployment.options.work, partition, deployment.seed)
 
     return flower_client.client_app(make)
 

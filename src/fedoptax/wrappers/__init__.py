@@ -8,9 +8,8 @@ Wrappers nest. Of those of gradients the outer one meets the task's gradient fir
 then adds the proximal term. They commute with those of uploads, of which compression is the outer one.
 """
 
-from fedoptax.algorithms.fedprox import fedprox, with_prox
 from fedoptax.wrappers.clipping import clipped, with_clipping
 from fedoptax.wrappers.compression import with_compression
 from fedoptax.wrappers.privacy import with_privacy
 
-__all__ = ["clipped", "fedprox", "with_clipping", "with_compression", "with_privacy", "with_prox"]
+__all__ = ["clipped", "with_clipping", "with_compression", "with_privacy"]

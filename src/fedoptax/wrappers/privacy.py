@@ -195,18 +195,6 @@ def check_bit_noise(bit_noise: Any, noise_multiplier: Any) -> None:
     check("bit_noise", bit_noise, least, open_low=True)
 
 
-def checked_weighting(algorithm: FedAlgorithm, weighting: str | None) -> str:
-    """The weighting of a run: what it asks for, or if that is None the algorithm's own.
-
-    Raises:
-      UsageError: weights by examples for a private algorithm: a client of many examples could move the mean by more
-        than the noise is made for.
-    """
-    if algorithm.epsilon is not None and weighting not in (None, "uniform"):
-        raise UsageError(f"weighting: '{weighting}' given, allowed is uniform for a private algorithm")
-    return algorithm.weighting if weighting is None else weighting
-
-
 def _check_upload(upload: Tree, nonnegative: Sequence[str], believed: bool) -> None:
     leaves = tree_leaves_with_path(upload)
     for path, leaf in leaves:

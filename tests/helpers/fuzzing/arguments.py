@@ -50,7 +50,7 @@ VALUES: dict[str, tuple[str, ...]] = {
                   "clients", "writers", "pachinko"),
     "model": ("mlp", "logistic", "cnn", "rnn"),
     "weighting": ("examples", "uniform"),
-    "client_states": ("auto", "device", "host", "disk"),
+    "client_states": ("auto", "device", "host"),
     "examples": ("auto", "device", "stream"),
     "engine": ("compiled", "eager"),
     "augment": ("crop", "none"),
