@@ -213,7 +213,7 @@ def ways() -> str:
 def convolutions() -> str:
     sys.path.insert(0, str(HERE.parent))
     from bench.test_rounds import CONVOLUTIONS
-    from fedoptax.models.layers import winograd_pays
+    from fedoptax.models import winograd
 
     found = ours("test_convolution")
     rows = [["n, height, width, in, out", "patches, ms", "winograd, ms", "winograd / patches", "`auto` takes"]]
@@ -221,7 +221,7 @@ def convolutions() -> str:
         n, size, fan_in, out = case
         name = "x".join(map(str, case))
         ways = [found[f"convolution[{name}-{way}]"]["ms"] for way in ("patches", "winograd")]
-        chosen = winograd_pays(n, size - 2, size - 2, fan_in, out)
+        chosen = winograd.pays(n, size - 2, size - 2, fan_in, out)
         shape = f"{n}, {size}, {size}, {fan_in}, {out}"
         told = [f"{ms:.2f}" for ms in ways]
         rows.append([shape, *told, f"{ways[1] / ways[0]:.2f}", "winograd" if chosen else "patches"])

@@ -17,9 +17,8 @@ from flax import nnx
 
 import fedoptax as fx
 from fedoptax.models import functional, logistic, mlp, shakespeare_rnn
-from fedoptax.models.functional import Model
-from fedoptax.models.layers import Conv, flat, max_pool
-from fedoptax.models.linear import Linear
+from fedoptax.models.layers import Conv, Linear, flat, max_pool
+from fedoptax.models.model import Model
 
 ALGORITHM = fx.fedadam(client_lr=0.05, server_lr=0.01)  # what the peers run: SGD at the clients, Adam at the server
 
@@ -73,8 +72,9 @@ def task_of(name: str) -> fx.Task:
     return task_on(name, fx.FederatedData.from_clients(clients))
 
 
-def task_on(name: str, data: fx.FederatedData) -> fx.Task:
-    model = model_of(name)
+def task_on(name: str, data: fx.FederatedData, model: Model | None = None) -> fx.Task:
+    """The task of a shape on other examples, or with another model."""
+    model = model_of(name) if model is None else model
 
     def loss(params: Any, batch: Any, key: jax.Array) -> jax.Array:
         x = batch["x"] if name == "lstm" else batch["x"].astype(jnp.float32)

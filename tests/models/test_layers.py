@@ -1,14 +1,22 @@
-"""The convolution and the pooling that stay fast in compiled loops are the usual ones."""
+"""Convolution, pooling, dense layers and group normalization give the usual numbers and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax import lax
 
 from fedoptax.errors import UsageError
-from fedoptax.models import functional, layers
-from fedoptax.models.layers import Conv, conv, max_pool
+from fedoptax.models import functional, winograd
+from fedoptax.models.layers import NARROW, Conv, GroupNorm, Linear, conv, max_pool, product
+from small_models import KEY, normal, some_params
 
 CONVS = [
     # x (n, h, w, in), kernel (h, w, in, out), strides, padding
@@ -21,36 +29,30 @@ CONVS = [
 ]
 
 
-def normal(seed, shape, dtype=jnp.float32):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
+def outputs_and_gradients(function: Callable[..., jax.Array], *args: jax.Array) -> list[jax.Array]:
+    def evaluate(*args: jax.Array) -> list[jax.Array]:
+        y, pullback = jax.vjp(function, *args)
+        return [y, *pullback(jnp.sin(y))]
+
+    return jax.jit(evaluate)(*args)
 
 
-@pytest.mark.parametrize(("case", "dtype"), [(c, jnp.float64) for c in CONVS] + [(c, jnp.float32) for c in CONVS[2:4]])
-def test_conv_as_patches_is_conv(case, dtype):
-    x_shape, k_shape, strides, padding = case
+def assert_all_close(ours: Any, expected: Any, rtol: float, atol: float) -> None:
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), ours, expected)
 
-    def outputs_and_gradients(x, kernel):
+
+@pytest.mark.parametrize(("x_shape", "k_shape", "strides", "padding"), CONVS)
+def test_convolution_by_patches_gives_the_numbers_of_lax(x_shape, k_shape, strides, padding):
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
+        x, kernel = normal(0, x_shape, jnp.float64), normal(1, k_shape, jnp.float64)
         dimensions = ("NHWC", "HWIO", "NHWC")
-        lowerings = {
-            "xla": lambda x, k: lax.conv_general_dilated(x, k, strides, padding, dimension_numbers=dimensions),
-            "patches": lambda x, k: conv(x, k, strides, padding, "patches"),
-            "auto": lambda x, k: conv(x, k, strides, padding),
-            "lax": lambda x, k: conv(x, k, strides, padding, "lax"),
-        }
-        results = {}
-        for name, function in lowerings.items():
-            y, pullback = jax.vjp(function, x, kernel)
-            results[name] = (y, *pullback(jnp.sin(y)))
-        return results
-
-    with jax.enable_x64(dtype == jnp.float64), jax.numpy_dtype_promotion("strict"):
-        results = jax.jit(outputs_and_gradients)(normal(0, x_shape, dtype), normal(1, k_shape, dtype))
-    tolerance = 1e-12 if dtype == jnp.float64 else 1e-5
-    expected = results.pop("xla")
-    for ours in results.values():
-        for a, b in zip(ours, expected):
-            assert a.dtype == dtype
-            np.testing.assert_allclose(a, b, rtol=10 * tolerance, atol=tolerance)
+        expected = outputs_and_gradients(
+            lambda x, k: lax.conv_general_dilated(x, k, strides, padding, dimension_numbers=dimensions), x, kernel
+        )
+        for lowering in ("patches", "auto", "lax"):
+            ours = outputs_and_gradients(lambda x, k, by=lowering: conv(x, k, strides, padding, by), x, kernel)
+            assert {array.dtype for array in ours} == {jnp.dtype(jnp.float64)}
+            assert_all_close(ours, expected, rtol=1e-11, atol=1e-12)
 
 
 WINOGRAD = [
@@ -65,17 +67,16 @@ WINOGRAD = [
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 @pytest.mark.parametrize(("x_shape", "out", "padding"), WINOGRAD)
-def test_winograds_convolution_is_conv(x_shape, out, padding, dtype):
+def test_convolution_by_winograd_gives_the_numbers_of_lax(x_shape, out, padding, dtype):
     """Output and both gradients; in float64 the gradients of gradients too."""
 
-    def outputs_and_gradients(lowering, x, kernel):
+    def evaluate(lowering, x, kernel):
         def convolve(x, kernel):
             return conv(x, kernel, padding=padding, lowering=lowering)
 
         def slope(x, kernel):
-            return sum(
-                jnp.sum(jnp.cos(g)) for g in jax.grad(lambda *a: jnp.sum(jnp.sin(convolve(*a))), (0, 1))(x, kernel)
-            )
+            gradients = jax.grad(lambda *a: jnp.sum(jnp.sin(convolve(*a))), (0, 1))(x, kernel)
+            return sum(jnp.sum(jnp.cos(g)) for g in gradients)
 
         y, pullback = jax.vjp(convolve, x, kernel)
         twice = jax.grad(slope, (0, 1))(x, kernel) if dtype == jnp.float64 else ()  # float32 has too few digits for it
@@ -83,7 +84,7 @@ def test_winograds_convolution_is_conv(x_shape, out, padding, dtype):
 
     with jax.enable_x64(dtype == jnp.float64), jax.numpy_dtype_promotion("strict"):
         x, kernel = normal(0, x_shape, dtype), normal(1, (3, 3, x_shape[3], out), dtype)
-        run = jax.jit(outputs_and_gradients, static_argnums=0)
+        run = jax.jit(evaluate, static_argnums=0)
         results = {lowering: run(lowering, x, kernel) for lowering in ("winograd", "auto", "lax")}
     for lowering in ("winograd", "auto"):
         for ours, expected in zip(results[lowering], results["lax"]):
@@ -93,28 +94,21 @@ def test_winograds_convolution_is_conv(x_shape, out, padding, dtype):
 
 
 @pytest.mark.parametrize(
-    ("x_shape", "out", "dtype", "cores", "expected"),
+    ("sizes", "expected"),
     [
-        ((20, 26, 26, 32), 64, jnp.float32, 1, True),
-        ((20, 26, 26, 32), 64, jnp.float32, 2, True),
-        ((20, 26, 26, 32), 64, jnp.float32, 3, False),  # they share out the product of patches
-        ((20, 26, 26, 32), 64, jnp.bfloat16, 1, False),  # its digits are too few for sums of pixels
-        ((20, 28, 28, 1), 32, jnp.float32, 1, False),  # too few channels
-        ((20, 26, 26, 32), 10, jnp.float32, 1, False),  # too few outputs
-        ((20, 4, 4, 64), 64, jnp.float32, 1, False),  # too few tiles
-        ((1, 120, 120, 32), 64, jnp.float32, 1, False),  # too large
+        ((20, 24, 24, 32, 64), True),  # of the EMNIST CNN
+        ((20, 26, 26, 1, 32), False),  # too few channels
+        ((20, 24, 24, 32, 10), False),  # too few outputs
+        ((20, 2, 2, 64, 64), False),  # too few tiles
+        ((1, 118, 118, 32, 64), False),  # too large
     ],
 )
-def test_auto_takes_winograd_where_it_pays(x_shape, out, dtype, cores, expected, monkeypatch):
-    monkeypatch.setattr(layers, "cores_a_device", lambda: cores)
-    x, kernel = jnp.zeros(x_shape, dtype), jnp.zeros((3, 3, x_shape[3], out), dtype)
-    text = jax.jit(lambda *a: conv(*a)).lower(x, kernel).as_text()  # a new function: traced anew
-    weights = [f"tensor<{places}x{x_shape[3]}x{out}x" for places in (16, 36)]  # transformed, by either size of tile
-    assert any(one in text for one in weights) == expected
+def test_winograd_pays_for_many_channels_and_tiles(sizes, expected):
+    assert winograd.pays(*sizes) == expected
 
 
 @pytest.mark.parametrize("size", [26, 8])  # tiles of 4 x 4, of 2 x 2
-def test_winograds_rounding_errors_are_small(size):
+def test_winograd_has_small_rounding_errors(size):
     """Root mean squares of the errors of output and gradients, by the size of each. Direct sums have up to 9e-7;
     the points 0, 1, -1, 2, -2 would have 1.3e-6 and 2.5e-6."""
     x, kernel, y_bar = normal(0, (4, size, size, 32)), normal(1, (3, 3, 32, 64)), normal(2, (4, size - 2, size - 2, 64))
@@ -126,76 +120,29 @@ def test_winograds_rounding_errors_are_small(size):
     with jax.enable_x64(True):
         allowed = (1e-6, 1e-6, 1.5e-6)  # y, x's gradient, the kernel's
         for ours, exact, most in zip(results(jnp.float32, "winograd"), results(jnp.float64, "lax"), allowed):
-            error = jnp.sqrt(jnp.mean((ours - exact) ** 2) / jnp.mean(exact**2))
-            assert error < most
+            assert jnp.sqrt(jnp.mean((ours - exact) ** 2) / jnp.mean(exact**2)) < most
 
 
-@pytest.mark.parametrize("lowering", ["patches", "winograd", "auto"])
-def test_conv_vmapped_over_weights_in_a_loop(lowering):
-    """One kernel a client, gradient steps in a compiled loop: as with `lax`, client by client."""
+@pytest.mark.parametrize("lowering", ["patches", "winograd"])
+def test_convolution_trains_clients_at_once_in_a_compiled_loop(lowering):
     x, kernels = normal(0, (3, 2, 6, 6, 2)), normal(1, (3, 3, 3, 2, 4))
 
     def train(lowering, x, kernel):
         gradient = jax.grad(lambda kernel: jnp.sum(jnp.tanh(conv(x, kernel, lowering=lowering)) ** 2))
         return lax.fori_loop(0, 3, lambda _, kernel: kernel - 0.01 * gradient(kernel), kernel)
 
-    ours = jax.jit(jax.vmap(lambda x, kernel: train(lowering, x, kernel)))(x, kernels)
-    alone = jax.jit(lambda x, kernel: train("lax", x, kernel))
+    ours = jax.jit(jax.vmap(partial(train, lowering)))(x, kernels)
+    alone = jax.jit(partial(train, "lax"))
     for i in range(3):
         np.testing.assert_allclose(ours[i], alone(x[i], kernels[i]), rtol=1e-4, atol=1e-5)
-
-
-def test_the_platform_chooses_the_lowering():
-    """The compiled CPU program has no convolution, and no run-time choice; a program for CUDA has one."""
-    x, kernel = normal(0, (2, 6, 6, 2)), normal(1, (3, 3, 2, 4))
-    traced = jax.jit(jax.grad(lambda kernel: jnp.sum(conv(x, kernel) ** 2))).trace(kernel)
-    for platform, expected in (("cpu", False), ("cuda", True)):
-        lowered = traced.lower(lowering_platforms=(platform,))
-        assert ("stablehlo.convolution" in lowered.as_text()) == expected, platform
-    if jax.default_backend() == "cpu":
-        assert "conditional(" not in traced.lower().compile().as_text()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ({"padding": "FULL"}, "padding"),
-        ({"lowering": "patch"}, "lowering: unknown name 'patch'; did you mean 'patches'"),
-        ({"lowering": "winograd", "strides": (2, 1)}, "lowering: 'winograd' given for a kernel of 3 x 3 with strides"),
-        ({"kernel": jnp.ones((3, 3, 5, 1))}, "kernel"),
-        ({"kernel": jnp.ones((9, 3, 2, 1))}, "kernel"),
-        ({"x": jnp.ones((6, 6, 2))}, "kernel"),
-    ],
-)
-def test_conv_names_wrong_arguments(arguments, named):
-    with pytest.raises(UsageError, match=named):
-        conv(**{"x": jnp.ones((1, 6, 6, 2)), "kernel": jnp.ones((3, 3, 2, 1)), **arguments})
-
-
-@pytest.mark.parametrize(("shape", "size"), [((2, 6, 4, 3), 2), ((2, 7, 5, 3), 2), ((1, 9, 10, 2), 3)])
-def test_max_pool_is_a_window_maximum(shape, size):
-    x = normal(0, shape)
-
-    def window(x):
-        sizes = (1, size, size, 1)
-        return lax.reduce_window(x, -jnp.inf, lax.max, sizes, sizes, "VALID")
-
-    @jax.jit
-    def outputs_and_gradients(x):
-        results = []
-        for function in (lambda x: max_pool(x, size), window):
-            y, pullback = jax.vjp(function, x)
-            results.append((y, *pullback(jnp.sin(y))))
-        return results
-
-    ours, theirs = outputs_and_gradients(x)
-    for a, b in zip(ours, theirs):
-        np.testing.assert_allclose(a, b)
 
 
 @pytest.mark.parametrize(
     ("shape", "size", "stride", "padding"),
     [
+        ((2, 6, 4, 3), 2, None, "VALID"),
+        ((2, 7, 5, 3), 2, None, "VALID"),
+        ((1, 9, 10, 2), 3, None, "VALID"),
         ((2, 6, 5, 3), 3, 2, "SAME"),  # of ResNet-18
         ((2, 7, 8, 3), 3, 2, "VALID"),
         ((1, 5, 4, 2), 2, 1, "SAME"),
@@ -203,69 +150,138 @@ def test_max_pool_is_a_window_maximum(shape, size):
         ((2, 5, 7, 1), 2, 2, "SAME"),
     ],
 )
-def test_overlapping_and_padded_windows(shape, size, stride, padding):
+def test_max_pool_gives_the_numbers_of_lax(shape, size, stride, padding):
     x = -5 + normal(0, shape)  # a zero of the padding would win
+    step = stride or size
 
     def window(x):
-        return lax.reduce_window(x, -jnp.inf, lax.max, (1, size, size, 1), (1, stride, stride, 1), padding)
+        return lax.reduce_window(x, -jnp.inf, lax.max, (1, size, size, 1), (1, step, step, 1), padding)
 
-    @jax.jit
-    def outputs_and_gradients(x):
-        results = []
-        for function in (lambda x: max_pool(x, size, stride, padding), window):
-            y, pullback = jax.vjp(function, x)
-            results.append((y, *pullback(jnp.sin(y))))
-        return results
-
-    ours, theirs = outputs_and_gradients(x)
-    for a, b in zip(ours, theirs):
-        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
+    ours = outputs_and_gradients(lambda x: max_pool(x, size, stride, padding), x)
+    assert_all_close(ours, outputs_and_gradients(window, x), rtol=1e-6, atol=1e-6)
 
 
 def test_max_pool_shares_the_gradient_of_ties():
     np.testing.assert_array_equal(jax.grad(lambda x: max_pool(x, 2).sum())(jnp.zeros((1, 2, 2, 1))), 0.25)
-
-
-@pytest.mark.parametrize("ties", [False, True])
-def test_max_pool_has_derivatives_of_every_order_and_mode(ties):
-    """They are JAX's own of a maximum over axes: forward, backward, backward twice, a Hessian's product."""
-    x = normal(0, (2, 4, 6, 3))
-    x = jnp.round(x) if ties else x
-
-    def plain(x):
-        return x.reshape(2, 2, 2, 3, 2, 3).max(axis=(2, 4))
-
-    def derivatives(pool):
-        def score(x):
-            return jnp.sum(jnp.sin(pool(x)) * x[:, :2, :3])
-
-        slope = jax.grad(score)
-        twice = jax.grad(lambda x: jnp.sum(jnp.cos(slope(x))))
-        return jax.jvp(pool, (x,), (jnp.cos(x),)), slope(x), twice(x), jax.jvp(slope, (x,), (jnp.cos(x),))[1]
-
-    ours, expected = derivatives(lambda x: max_pool(x, 2)), derivatives(plain)
-    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(expected)):
-        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
-
-
-@pytest.mark.parametrize("size", [0, 3])
-def test_max_pool_names_a_wrong_size(size):
-    with pytest.raises(UsageError, match="size"):
-        max_pool(jnp.ones((1, 2, 5, 1)), size)
-
-
-def test_max_pool_shares_the_gradient_of_ties_between_windows_that_overlap():
     gradient = jax.grad(lambda x: max_pool(x, 2, 1).sum())(jnp.zeros((1, 2, 3, 1)))
     np.testing.assert_array_equal(gradient[0, :, :, 0], [[0.25, 0.5, 0.25]] * 2)
 
 
-@pytest.mark.parametrize(("arguments", "named"), [((2, 0), "stride: 0"), ((2, 1, "FULL"), "padding: unknown")])
-def test_max_pool_names_wrong_arguments(arguments, named):
-    with pytest.raises(UsageError, match=f"^{named}"):
-        max_pool(jnp.ones((1, 2, 5, 1)), *arguments)
+@pytest.mark.parametrize("size", [(20, 784, 10), (5, 7, 1), (3, 4, NARROW), (3, 4, NARROW + 1)])
+def test_product_gives_the_numbers_of_a_plain_product(size):
+    with jax.enable_x64(True):
+        x, kernel = normal(0, size[:2], jnp.float64), normal(1, size[1:], jnp.float64)
+        ours, expected = (outputs_and_gradients(by, x, kernel) for by in (product, jnp.matmul))
+        assert_all_close(ours, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_conv_layer_strides():
-    model = functional(lambda rngs: Conv(2, 3, 3, strides=(2, 2), padding="SAME", rngs=rngs))
-    params = jax.eval_shape(model.init, jax.random.key(0))
-    assert jax.eval_shape(model.apply, params, jnp.ones((1, 7, 8, 2))).shape == (1, 4, 4, 3)
+@pytest.mark.parametrize(
+    "derive",
+    [
+        lambda f, x, k: jax.jvp(f, (x, k), (x, k)),
+        lambda f, x, k: jax.jvp(lambda k: f(x, k), (k,), (k,)),
+        lambda f, x, k: jax.jvp(lambda x: f(x, k), (x,), (x,)),
+        lambda f, x, k: jax.hessian(f, argnums=1)(x, k),
+        lambda f, x, k: jax.jacrev(jax.jacrev(f, argnums=0), argnums=1)(x, k),
+        lambda f, x, k: jax.vmap(jax.grad(f, argnums=(0, 1)))(jnp.stack([x, 2 * x]), jnp.stack([k, -k])),
+    ],
+    ids=["forward", "forward in kernel", "forward in x", "hessian", "reverse twice", "vmapped"],
+)
+def test_product_has_derivatives_of_every_order_and_mode(derive):
+    with jax.enable_x64(True):
+        x, kernel = normal(0, (4, 6), jnp.float64), normal(1, (6, 3), jnp.float64)
+        energies = (lambda x, k, by=by: jnp.sum(jnp.sin(by(x, k)) ** 2) for by in (product, jnp.matmul))
+        ours, expected = (derive(energy, x, kernel) for energy in energies)
+        assert_all_close(ours, expected, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (2, 4, 6)])
+def test_linear_is_the_layer_of_flax(shape):
+    ours, theirs = (layer(6, 3, rngs=nnx.Rngs(1)) for layer in (Linear, nnx.Linear))
+    jax.tree.map(np.testing.assert_array_equal, nnx.state(ours), nnx.state(theirs))
+    x = normal(2, shape)
+    np.testing.assert_allclose(ours(x), theirs(x), rtol=1e-6)
+    assert ours(x.astype(jnp.int32)).dtype == theirs(x.astype(jnp.int32)).dtype == jnp.float32
+
+
+def test_conv_layer_has_strides_and_may_have_no_bias():
+    model = functional(lambda rngs: Conv(2, 3, 3, strides=(2, 2), padding="SAME", use_bias=False, rngs=rngs))
+    params, x = some_params(model), normal(0, (1, 7, 8, 2))
+    assert set(params) == {"kernel"}
+    expected = conv(x, params["kernel"], (2, 2), "SAME")
+    np.testing.assert_allclose(model.apply(params, x), expected, rtol=1e-5)
+    assert expected.shape == (1, 4, 4, 3)
+
+
+FEATURES, GROUPS = 6, 3
+
+
+def group_norm(epsilon=1e-5):
+    return functional(lambda rngs: GroupNorm(FEATURES, GROUPS, epsilon))
+
+
+def group_norm_params(dtype=jnp.float32):
+    return {"scale": normal(1, (FEATURES,), dtype), "bias": normal(2, (FEATURES,), dtype)}
+
+
+def group_norm_in_numpy(x, scale, bias, epsilon):
+    n, height, width, features = x.shape
+    groups = x.reshape(n, height, width, GROUPS, features // GROUPS)
+    mean, variance = (f(groups, axis=(1, 2, 4), keepdims=True) for f in (np.mean, np.var))
+    return ((groups - mean) / np.sqrt(variance + epsilon)).reshape(x.shape) * scale + bias
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.float64, 1e-12), (jnp.bfloat16, 0.02)])
+def test_group_norm_normalizes_each_group(dtype, tolerance):
+    with jax.enable_x64(dtype == jnp.float64), jax.numpy_dtype_promotion("strict"):
+        x, weights = normal(0, (2, 3, 4, FEATURES), dtype), group_norm_params(dtype)
+        y = jax.jit(group_norm(epsilon=0.1).apply)(weights, x)
+    assert y.dtype == dtype
+    expected = group_norm_in_numpy(*(np.asarray(a, np.float64) for a in (x, weights["scale"], weights["bias"])), 0.1)
+    np.testing.assert_allclose(np.asarray(y, np.float64), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_group_norm_has_the_gradients_of_flax():
+    theirs = functional(lambda rngs: nnx.GroupNorm(FEATURES, GROUPS, epsilon=1e-5, rngs=rngs))
+
+    @jax.jit
+    def gradients(weights, x):
+        losses = (lambda *args, model=model: jnp.sum(jnp.sin(model.apply(*args))) for model in (group_norm(), theirs))
+        return [jax.grad(loss, (0, 1))(weights, x) for loss in losses]
+
+    ours, expected = gradients(group_norm_params(), normal(0, (2, 3, 4, FEATURES)))
+    assert_all_close(ours, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_group_norm_keeps_the_variance_beside_a_large_mean():
+    """E[x²] − E[x]² loses all digits here."""
+    x, weights = 3e3 + normal(0, (1, 8, 8, FEATURES)), group_norm().init(KEY)
+    np.testing.assert_array_equal(weights["scale"], 1)
+    np.testing.assert_array_equal(weights["bias"], 0)
+    y = np.asarray(group_norm().apply(weights, x)).reshape(64, GROUPS, 2)
+    np.testing.assert_allclose(y.std(axis=(0, 2)), 1, rtol=1e-3)
+
+
+X, KERNEL = jnp.ones((1, 6, 6, 2)), jnp.ones((3, 3, 2, 1))
+
+
+@pytest.mark.parametrize(
+    ("call", "argument"),
+    [
+        (lambda: conv(X, KERNEL, padding="FULL"), "padding"),
+        (lambda: conv(X, KERNEL, lowering="patch"), "lowering"),
+        (lambda: conv(X, KERNEL, (2, 1), lowering="winograd"), "lowering"),
+        (lambda: conv(X, jnp.ones((3, 3, 5, 1))), "kernel"),
+        (lambda: conv(X, jnp.ones((9, 3, 2, 1))), "kernel"),
+        (lambda: conv(X[0], KERNEL), "kernel"),
+        (lambda: max_pool(X, 0), "size"),
+        (lambda: max_pool(X, 7), "size"),
+        (lambda: max_pool(X, 2, 0), "stride"),
+        (lambda: max_pool(X, 2, 1, "FULL"), "padding"),
+        (lambda: GroupNorm(FEATURES, 0), "groups"),
+        (lambda: GroupNorm(FEATURES, 4), "groups"),
+    ],
+)
+def test_wrong_arguments_are_refused_by_name(call, argument):
+    with pytest.raises(UsageError, match=f"^{argument} must"):
+        call()

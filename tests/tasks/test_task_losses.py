@@ -14,7 +14,7 @@ from fedoptax.data.federated import FederatedData
 from fedoptax.engine.evaluation import column_names, evaluate, evaluation_data, primary_metric
 from fedoptax.errors import UsageError
 from fedoptax.models import autoencoder
-from fedoptax.models.functional import Model
+from fedoptax.models.model import Model
 from fedoptax.tasks import reconstruction
 from fedoptax.tasks.augmentation import crop, standardized
 from fedoptax.tasks.division import Division

@@ -9,10 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from fedoptax.models.autoencoder import autoencoder
-from fedoptax.models.classifiers import cnn, emnist_cnn, logistic, mlp, mlp_dropout
-from fedoptax.models.cnns import cifar_cnn, fafed_cifar_cnn, fafed_fmnist_cnn, lenet
-from fedoptax.models.functional import Model, count_params, functional
+from fedoptax.models.classifiers import (
+    autoencoder,
+    cifar_cnn,
+    cnn,
+    emnist_cnn,
+    fafed_cifar_cnn,
+    fafed_fmnist_cnn,
+    lenet,
+    logistic,
+    mlp,
+    mlp_dropout,
+)
+from fedoptax.models.model import Model, count_params, functional
 from fedoptax.models.resnet import resnet9, resnet18
 from fedoptax.models.text import shakespeare_rnn, so_logistic, so_rnn, wikitext_lstm
 

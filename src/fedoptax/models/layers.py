@@ -1,22 +1,26 @@
-"""Layers that need a special lowering: convolution and pooling that stay fast in compiled loops on CPU."""
+"""Layers that stay fast in compiled loops on a CPU, with the usual numbers: convolution, pooling, dense, group norm.
+
+`benchmarks/bench/layers.py` measures what each special form saves of a round.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from fedoptax.engine.cores import cores_a_device
-from fedoptax.errors import UsageError, unknown
-from fedoptax.models.winograd import conv3x3, tile_size
+from fedoptax.errors import UsageError, check_choice, check_int
+from fedoptax.models import winograd
 
 Padding = Literal["VALID", "SAME"]
 Lowering = Literal["auto", "patches", "winograd", "lax"]
 LOWERINGS = ("auto", "patches", "winograd", "lax")
-_PADDINGS = ("SAME", "VALID")
+PADDINGS = ("SAME", "VALID")
+NARROW = 64
+"""Columns of a dense kernel up to which its gradient is faster transposed (784 x 10: 0.34 of the time, x 62: 0.9)."""
 
 
 def conv(
@@ -28,11 +32,9 @@ def conv(
 ) -> jax.Array:
     """Two-dimensional convolution (cross-correlation, as everywhere in deep learning).
 
-    XLA's CPU convolution is many times slower inside a `while`, `scan` or `fori_loop` body than outside, so on a
-    CPU it is written as matrix multiplies: of patches, or of Winograd's transforms where these are faster. The
-    choice is made when the program is lowered for a platform: one for a GPU keeps the GPU's own convolution.
-    Winograd's has gradients, and gradients of gradients, but no forward-mode derivatives; in float32 its rounding
-    errors are one to four times those of a direct sum.
+    The choice of `"auto"` is made when the program is lowered for a platform. Winograd's has gradients, and gradients
+    of gradients, but no forward-mode derivatives; in float32 its rounding errors are one to four times those of a
+    direct sum.
 
     Args:
       x: (n, height, width, in).
@@ -46,60 +48,41 @@ def conv(
       (n, output height, output width, out), of x's dtype.
 
     Raises:
-      UsageError: an unknown padding or lowering, shapes that do not fit, or `"winograd"` for others than its own.
+      UsageError: an unknown padding or lowering, shapes that do not fit, or a kernel that `"winograd"` does not take.
     """
-    if padding not in _PADDINGS:
-        unknown("padding", padding, _PADDINGS)
+    check_choice("padding", padding, PADDINGS)
+    check_choice("lowering", lowering, LOWERINGS)
     if x.ndim != 4 or kernel.ndim != 4 or x.shape[3] != kernel.shape[2]:
         raise UsageError(
-            f"kernel: shape {kernel.shape} given for x of shape {x.shape}; "
-            f"(height, width, in, out) for (n, height, width, in) is allowed"
+            f"kernel must be (height, width, in, out) for x (n, height, width, in), got {kernel.shape} for {x.shape}"
         )
     pads = lax.padtype_to_pads(x.shape[1:3], kernel.shape[:2], strides, padding)
-    if any(size + sum(pad) < k for size, pad, k in zip(x.shape[1:3], pads, kernel.shape[:2])):
-        raise UsageError(f"kernel: shape {kernel.shape} given is larger than x of shape {x.shape}")
+    height, width = (size + sum(pad) - k + 1 for size, pad, k in zip(x.shape[1:3], pads, kernel.shape[:2]))
+    if min(height, width) < 1:
+        raise UsageError(f"kernel must not be larger than x, got {kernel.shape} for {x.shape}")
+    is_3x3 = kernel.shape[:2] == (3, 3) and strides == (1, 1)
+    if lowering == "winograd" and not is_3x3:
+        raise UsageError(
+            f"lowering must not be 'winograd' but for 3 x 3 kernels with strides (1, 1), got {kernel.shape} {strides}"
+        )
 
     def by_patches(x: jax.Array, kernel: jax.Array) -> jax.Array:
         return _conv_patches(jnp.pad(x, ((0, 0), *pads, (0, 0))), kernel, strides)
 
     def by_winograd(x: jax.Array, kernel: jax.Array) -> jax.Array:
-        return conv3x3(jnp.pad(x, ((0, 0), *pads, (0, 0))), kernel)
+        return winograd.conv3x3(jnp.pad(x, ((0, 0), *pads, (0, 0))), kernel)
 
     def by_lax(x: jax.Array, kernel: jax.Array) -> jax.Array:
         return lax.conv_general_dilated(x, kernel, strides, pads, dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
-    if lowering == "patches":
-        return by_patches(x, kernel)
-    if lowering == "lax":
-        return by_lax(x, kernel)
-    tiled = kernel.shape[:2] == (3, 3) and strides == (1, 1)
-    if lowering == "winograd":
-        if not tiled:
-            raise UsageError(
-                f"lowering: 'winograd' given for a kernel of {kernel.shape[0]} x {kernel.shape[1]} with strides "
-                f"{strides}; 3 x 3 with strides (1, 1) is allowed"
-            )
-        return by_winograd(x, kernel)
-    if lowering == "auto":
-        exact = x.dtype in (jnp.float32, jnp.float64)  # narrower types lose digits in the transforms' sums
-        height, width = (size + sum(pad) - 2 for size, pad in zip(x.shape[1:3], pads))
-        pays = tiled and exact and winograd_pays(x.shape[0], height, width, *kernel.shape[2:])
-        by_cpu = by_winograd if pays else by_patches
-        return lax.platform_dependent(x, kernel, cpu=by_cpu, default=by_lax)
-    unknown("lowering", lowering, LOWERINGS)
-
-
-def winograd_pays(n: int, height: int, width: int, fan_in: int, out: int) -> bool:
-    """Whether a 3 × 3 convolution, n outputs of `height` × `width`, is faster by Winograd than by patches on a CPU.
-
-    Measured by `make bench`, part `convolutions`. The transforms cost by the channel, which the multiplications saved
-    must outweigh; by the weight, which tiles must share; and, as matrices of a whole axis, by the image's size. XLA
-    does most of its products one after another on one core, but shares the one large product of patches out.
-    """
-    m = tile_size(height, width)
-    tiles = n * -(-height // m) * -(-width // m)
-    large = fan_in >= 20 and out >= 16 and tiles >= 64 and max(height, width) <= 3 * fan_in
-    return large and cores_a_device() <= 2
+    if lowering != "auto":
+        return {"patches": by_patches, "winograd": by_winograd, "lax": by_lax}[lowering](x, kernel)
+    # A round of the EMNIST CNN took 33.8 s with XLA's own CPU convolution, which is slow inside compiled loops, and
+    # 1.22 s by patches (2 cores); for Winograd's see there.
+    is_exact = x.dtype in (jnp.float32, jnp.float64)  # narrower types lose digits in the transforms' sums
+    pays = is_3x3 and is_exact and winograd.pays(x.shape[0], height, width, *kernel.shape[2:])
+    on_cpu = by_winograd if pays and winograd.has_few_cores() else by_patches
+    return lax.platform_dependent(x, kernel, cpu=on_cpu, default=by_lax)
 
 
 def _conv_patches(x: jax.Array, kernel: jax.Array, strides: tuple[int, int]) -> jax.Array:
@@ -111,7 +94,7 @@ def _conv_patches(x: jax.Array, kernel: jax.Array, strides: tuple[int, int]) -> 
 
 
 def _shifted(x: jax.Array, size: tuple[int, int], strides: tuple[int, int]) -> list[jax.Array]:
-    """For each place in a window of `size`, the pixels of x that stand there: (n, output height, width, channels)."""
+    """The pixels of x at each place of a window of `size`: (n, output height, output width, channels) per place."""
     (rows, columns), (down, right) = size, strides
     end_h, end_w = ((x.shape[i + 1] - size[i]) // strides[i] * strides[i] + 1 for i in (0, 1))
     return [x[:, i : i + end_h : down, j : j + end_w : right] for i in range(rows) for j in range(columns)]
@@ -120,8 +103,8 @@ def _shifted(x: jax.Array, size: tuple[int, int], strides: tuple[int, int]) -> l
 def max_pool(x: jax.Array, size: int, stride: int | None = None, padding: Padding = "VALID") -> jax.Array:
     """The maximum of each `size` × `size` window.
 
-    Windows that do not overlap are a reshape and a reduction, others the maximum of shifted slices: on CPU faster
-    than a window reduction, and much faster backwards. Where several values of a window are the maximum, they
+    Windows that do not overlap are a reshape and a reduction, others the maximum of shifted slices: XLA's window
+    reduction is slower on a CPU, and much slower backwards. Where several values of a window are the maximum, they
     share its gradient.
 
     Args:
@@ -138,43 +121,65 @@ def max_pool(x: jax.Array, size: int, stride: int | None = None, padding: Paddin
       UsageError: an unknown padding, or `size` or `stride` is out of range.
     """
     n, height, width, channels = x.shape
-    if padding not in _PADDINGS:
-        unknown("padding", padding, _PADDINGS)
-    if size < 1 or (padding == "VALID" and size > min(height, width)):
-        raise UsageError(f"size: {size} given for x of shape {x.shape}; 1 to {min(height, width)} is allowed")
-    stride = size if stride is None else stride
-    if stride < 1:
-        raise UsageError(f"stride: {stride} given; at least 1 is allowed")
+    check_choice("padding", padding, PADDINGS)
+    check_int("size", size, 1, min(height, width) if padding == "VALID" else 2**31 - 1)
+    stride = size if stride is None else check_int("stride", stride)
     if padding == "VALID" and stride == size:
         h, w = height // size, width // size
-        return _max_of_windows(x[:, : h * size, : w * size].reshape(n, h, size, w, size, channels))
+        return x[:, : h * size, : w * size].reshape(n, h, size, w, size, channels).max(axis=(2, 4))
     pads = lax.padtype_to_pads((height, width), (size, size), (stride, stride), padding)
     padded = jnp.pad(x, ((0, 0), *pads, (0, 0)), constant_values=-jnp.inf)
     return jnp.stack(_shifted(padded, (size, size), (stride, stride))).max(axis=0)
 
 
-@jax.custom_jvp
-def _max_of_windows(windows: jax.Array) -> jax.Array:
-    """The maximum over places, of (n, height, size, width, size, channels)."""
-    return windows.max(axis=(2, 4))
-
-
-@_max_of_windows.defjvp
-def _max_of_windows_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """As JAX's own, except that the maxima of a window are counted place by place, in one loop, and its gradient is
-    divided by their number before it is spread: XLA would do both in passes over all of `windows`."""
-    (windows,), (change,) = primals, tangents
-    y = _max_of_windows(windows)
-    size = windows.shape[2]
-    ties = sum((windows[:, :, i, :, j] == y).astype(y.dtype) for i in range(size) for j in range(size))
-    largest = windows == y[:, :, None, :, None]
-    picked = jnp.where(largest, change, 0).sum(axis=(2, 4))
-    return y, lax.optimization_barrier(picked) / ties
-
-
 def flat(x: jax.Array) -> jax.Array:
     """(batch, ...) to (batch, features)."""
     return x.reshape(x.shape[0], -1)
+
+
+def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """x @ kernel; on a CPU the gradient of a kernel with few columns is computed transposed.
+
+    That gradient, xᵀ g, has a transposed left side and few columns, which XLA multiplies slowly on a CPU: for 20
+    examples and a kernel of 784 × 10 in three times the time of gᵀ x, transposed. A round of logistic regression takes
+    0.63 of the time (2 cores). It can be differentiated in any way.
+
+    Args:
+      x: (n, in).
+      kernel: (in, out), of x's dtype.
+
+    Returns:
+      (n, out), of x's dtype.
+    """
+    if kernel.shape[1] > NARROW:
+        return x @ kernel
+    return lax.platform_dependent(x, kernel, cpu=_narrow, default=lambda x, kernel: x @ kernel)
+
+
+@jax.custom_jvp
+def _narrow(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    return x @ kernel
+
+
+def _narrow_jvp(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[jax.Array, Any]:
+    (x, kernel), (dx, dkernel) = primals, tangents
+    changes = [] if _is_zero(dx) else [dx @ kernel]
+    changes += [] if _is_zero(dkernel) else [_product_transposed(x, dkernel)]
+    y = _narrow(x, kernel)
+    return y, sum(changes[1:], changes[0]) if changes else jnp.zeros_like(y)
+
+
+_narrow.defjvp(_narrow_jvp, symbolic_zeros=True)
+
+
+def _is_zero(tangent: Any) -> bool:
+    return isinstance(tangent, jax.custom_derivatives.SymbolicZero)
+
+
+def _product_transposed(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """x @ kernel as (kernelᵀ xᵀ)ᵀ; the barriers keep XLA from transposing it back, also in its own derivatives."""
+    columns = lax.optimization_barrier(kernel.T)
+    return lax.optimization_barrier(lax.dot_general(columns, x, (((1,), (1,)), ((), ())))).T
 
 
 class Conv(nnx.Module):
@@ -186,7 +191,6 @@ class Conv(nnx.Module):
       size: height and width of the kernel.
       strides: as in `conv`.
       padding: as in `conv`.
-      lowering: as in `conv`.
       kernel_init: initializer of the kernel (size, size, in, out); by default variance 1 / fan-in.
       use_bias: whether a bias (out,) is added, 0 at first.
       rngs: where the kernel's key comes from.
@@ -200,7 +204,6 @@ class Conv(nnx.Module):
         *,
         strides: tuple[int, int] = (1, 1),
         padding: Padding = "VALID",
-        lowering: Lowering = "auto",
         kernel_init: jax.nn.initializers.Initializer | None = None,
         use_bias: bool = True,
         rngs: nnx.Rngs,
@@ -208,9 +211,63 @@ class Conv(nnx.Module):
         init = jax.nn.initializers.lecun_normal() if kernel_init is None else kernel_init
         self.kernel = nnx.Param(init(rngs.params(), (size, size, in_features, out_features), jnp.float32))
         self.bias = nnx.Param(jnp.zeros((out_features,), jnp.float32)) if use_bias else None
-        self.strides, self.padding, self.lowering = strides, padding, lowering
+        self.strides, self.padding = strides, padding
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """(n, height, width, in) to (n, output height, output width, out)."""
-        y = conv(x, self.kernel[...], self.strides, self.padding, self.lowering)
+        y = conv(x, self.kernel[...], self.strides, self.padding)
         return y if self.bias is None else y + self.bias[...]
+
+
+class Linear(nnx.Linear):
+    """`flax.nnx.Linear` with the same parameters and numbers, multiplied by `product`. Arguments as there."""
+
+    def __init__(self, in_features: int, out_features: int, **options: Any) -> None:
+        super().__init__(in_features, out_features, dot_general=_dot_general, **options)
+
+
+def _dot_general(x: jax.Array, kernel: jax.Array, dimensions: Any, **options: Any) -> jax.Array:
+    """`product` where Flax asks for a plain product of matrices, else `lax.dot_general`."""
+    is_plain = x.ndim == 2 and all(value is None for value in options.values())
+    return product(x, kernel) if is_plain else lax.dot_general(x, kernel, dimensions, **options)
+
+
+class GroupNorm(nnx.Module):
+    """Group normalization: zero mean, unit variance of each example's groups of channels; then a scale and a bias.
+
+    Not `nnx.GroupNorm`: means are taken over space first and channels then, which XLA's CPU code does about one
+    and a half times faster; the variance is that of the centred values, without cancellation; and parameters of
+    any floating dtype are taken under strict promotion. Statistics have at least float32.
+
+    Source: Wu and He, "Group Normalization" (2018). It keeps no statistics between batches, so clients share
+    nothing but parameters.
+
+    Args:
+      features: channels of x.
+      groups: divides `features`.
+      epsilon: added to the variance.
+
+    Raises:
+      UsageError: `groups` does not divide `features`.
+    """
+
+    def __init__(self, features: int, groups: int = 2, epsilon: float = 1e-5) -> None:
+        if groups < 1 or features % groups:
+            raise UsageError(f"groups must divide the {features} channels, got {groups}")
+        self.scale = nnx.Param(jnp.ones((features,), jnp.float32))
+        self.bias = nnx.Param(jnp.zeros((features,), jnp.float32))
+        self.groups, self.epsilon = groups, epsilon
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """(n, height, width, features) to the same shape and dtype."""
+        wide = jnp.float32 if jnp.finfo(x.dtype).bits < 32 else x.dtype
+        y, scale, bias = (a.astype(wide) for a in (x, self.scale[...], self.bias[...]))
+        y = y - self._mean(y)
+        y = y * (lax.rsqrt(self._mean(y * y) + self.epsilon) * scale) + bias
+        return y.astype(x.dtype)
+
+    def _mean(self, x: jax.Array) -> jax.Array:
+        """Each group's mean at each of its channels: (n, 1, 1, features)."""
+        n, _, _, features = x.shape
+        means = x.mean(axis=(1, 2)).reshape(n, self.groups, features // self.groups).mean(axis=2)
+        return jnp.repeat(means, features // self.groups, axis=1)[:, None, None, :]

@@ -9,24 +9,15 @@ import jax
 from flax import nnx
 
 from fedoptax.errors import UsageError
-from fedoptax.models.checks import check_input
-from fedoptax.models.functional import Model, functional
-from fedoptax.models.layers import Conv, Lowering, max_pool
-from fedoptax.models.linear import Linear
-from fedoptax.models.normalization import GroupNorm
+from fedoptax.models.layers import Conv, GroupNorm, Linear, max_pool
+from fedoptax.models.model import Model, check_input, functional
 
 _STAGES = 4
 _MakeConv = Callable[..., Conv]
 _MakeNorm = Callable[..., GroupNorm]
 
 
-def resnet18(
-    input_shape: Sequence[int],
-    num_classes: int,
-    strides: bool = True,
-    width: int = 64,
-    lowering: Lowering = "auto",
-) -> Model:
+def resnet18(input_shape: Sequence[int], num_classes: int, strides: bool = True, width: int = 64) -> Model:
     """ResNet-18 of "Adaptive Federated Optimization": pre-activation, GroupNorm of 2 groups instead of batch norm.
 
     Conv 7×7/2, norm, relu, max pool 3×3/2; four stages of two blocks (norm, relu, conv 3×3, norm, relu, conv 3×3)
@@ -45,17 +36,16 @@ def resnet18(
       num_classes: at least 2.
       strides: whether stages 2 to 4 halve the resolution, as ResNets do; has no parameters.
       width: channels of the first stage, even.
-      lowering: of the convolutions, see `fedoptax.models.layers.conv`.
 
     Raises:
       UsageError: an argument is out of range.
     """
     shape = check_input(input_shape, num_classes, smallest=8)
     _check_width(width)
-    return functional(lambda rngs: _ResNet18(shape[2], num_classes, strides, width, lowering, rngs))
+    return functional(lambda rngs: _ResNet18(shape[2], num_classes, strides, width, rngs))
 
 
-def resnet9(input_shape: Sequence[int], num_classes: int, width: int = 64, lowering: Lowering = "auto") -> Model:
+def resnet9(input_shape: Sequence[int], num_classes: int, width: int = 64) -> Model:
     """ResNet-9 of "Fed-LAMB", with GroupNorm of 2 groups instead of batch norm.
 
     Conv 3×3, norm, relu; four stages of one block (conv 3×3, norm, relu, conv 3×3, norm; plus the shortcut; relu)
@@ -68,21 +58,18 @@ def resnet9(input_shape: Sequence[int], num_classes: int, width: int = 64, lower
       input_shape: (height, width, channels), height and width at least 8.
       num_classes: at least 2.
       width: channels of the first stage, even.
-      lowering: of the convolutions, see `fedoptax.models.layers.conv`.
 
     Raises:
       UsageError: an argument is out of range.
     """
     shape = check_input(input_shape, num_classes, smallest=8)
     _check_width(width)
-    return functional(lambda rngs: _ResNet9(shape[2], num_classes, width, lowering, rngs))
+    return functional(lambda rngs: _ResNet9(shape[2], num_classes, width, rngs))
 
 
 class _ResNet18(nnx.Module):
-    def __init__(
-        self, channels: int, classes: int, strides: bool, width: int, lowering: Lowering, rngs: nnx.Rngs
-    ) -> None:
-        conv, norm = _layers(lowering, 1e-3, rngs)
+    def __init__(self, channels: int, classes: int, strides: bool, width: int, rngs: nnx.Rngs) -> None:
+        conv, norm = _layers(1e-3, rngs)
         self.conv = conv(channels, width, 7, strides=(2, 2))
         self.norm = norm(width)
         self.blocks: nnx.List[_PreActivationBlock] = nnx.List()
@@ -120,8 +107,8 @@ class _PreActivationBlock(nnx.Module):
 
 
 class _ResNet9(nnx.Module):
-    def __init__(self, channels: int, classes: int, width: int, lowering: Lowering, rngs: nnx.Rngs) -> None:
-        conv, norm = _layers(lowering, 1e-5, rngs)
+    def __init__(self, channels: int, classes: int, width: int, rngs: nnx.Rngs) -> None:
+        conv, norm = _layers(1e-5, rngs)
         self.conv = conv(channels, width, 3)
         self.norm = norm(width)
         sizes = [width * 2**stage for stage in range(_STAGES)]
@@ -162,10 +149,9 @@ class _Projection(nnx.Module):
 
 def _check_width(width: int) -> None:
     if width < 2 or width % 2:
-        raise UsageError(f"width: {width} given; an even number of at least 2 is allowed, for 2 groups of channels")
+        raise UsageError(f"width must be even and >= 2, for 2 groups of channels, got {width}")
 
 
-def _layers(lowering: Lowering, epsilon: float, rngs: nnx.Rngs) -> tuple[_MakeConv, _MakeNorm]:
-    he_normal = jax.nn.initializers.he_normal()
-    conv = partial(Conv, padding="SAME", lowering=lowering, kernel_init=he_normal, use_bias=False, rngs=rngs)
+def _layers(epsilon: float, rngs: nnx.Rngs) -> tuple[_MakeConv, _MakeNorm]:
+    conv = partial(Conv, padding="SAME", kernel_init=jax.nn.initializers.he_normal(), use_bias=False, rngs=rngs)
     return conv, partial(GroupNorm, groups=2, epsilon=epsilon)

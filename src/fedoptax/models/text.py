@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -11,15 +12,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.nn.initializers import Initializer, glorot_uniform, he_normal, orthogonal
 
-from fedoptax.errors import UsageError
-from fedoptax.models.checks import check_least, check_rate, check_units
-from fedoptax.models.functional import Model, functional
-from fedoptax.models.recurrent import LSTM, Lowering
+from fedoptax.errors import UsageError, check_int, check_number
+from fedoptax.models.model import Model, functional
+from fedoptax.models.recurrent import LSTM
 
 
-def shakespeare_rnn(
-    vocabulary: int = 90, embedding: int = 8, units: Sequence[int] = (256, 256), lowering: Lowering = "fused"
-) -> Model:
+def shakespeare_rnn(vocabulary: int = 90, embedding: int = 8, units: Sequence[int] = (256, 256)) -> Model:
     """The next-character model of "Adaptive Federated Optimization", 820,522 parameters.
 
     Embedding, two LSTM layers, dense. LSTM kernels start He normal as in the released code, the rest as in Keras.
@@ -29,7 +27,6 @@ def shakespeare_rnn(
       vocabulary: number of ids, at least 2.
       embedding: size of a character's vector.
       units: of each LSTM layer, at least one.
-      lowering: of the LSTM layers, see `fedoptax.models.recurrent.lstm`.
 
     Returns:
       A model of ids (batch, time), integers from 0 to vocabulary − 1, to logits (batch, time, vocabulary). An id
@@ -39,10 +36,10 @@ def shakespeare_rnn(
       UsageError: an argument is out of range, or on use ids are not integers (batch, time).
     """
     init = _KERAS._replace(kernel=he_normal())
-    return _language_model(vocabulary, embedding, units, None, 0.0, init, lowering)
+    return _language_model(vocabulary, embedding, units, None, 0.0, init)
 
 
-def so_rnn(vocabulary: int = 10_004, embedding: int = 96, units: int = 670, lowering: Lowering = "fused") -> Model:
+def so_rnn(vocabulary: int = 10_004, embedding: int = 96, units: int = 670) -> Model:
     """The next-word model of Stack Overflow in "Adaptive Federated Optimization", 4,050,748 parameters.
 
     Embedding, one LSTM layer, a linear dense layer back to the embedding's size, dense. It starts as in Keras.
@@ -52,7 +49,6 @@ def so_rnn(vocabulary: int = 10_004, embedding: int = 96, units: int = 670, lowe
       vocabulary: number of ids, at least 2; 10,000 words and padding, beginning, end and unknown.
       embedding: size of a word's vector.
       units: of the LSTM layer.
-      lowering: of the LSTM layer, see `fedoptax.models.recurrent.lstm`.
 
     Returns:
       A model of ids (batch, time) to logits (batch, time, vocabulary), as `shakespeare_rnn`.
@@ -60,12 +56,10 @@ def so_rnn(vocabulary: int = 10_004, embedding: int = 96, units: int = 670, lowe
     Raises:
       UsageError: as `shakespeare_rnn`.
     """
-    return _language_model(vocabulary, embedding, (units,), embedding, 0.0, _KERAS, lowering)
+    return _language_model(vocabulary, embedding, (units,), embedding, 0.0, _KERAS)
 
 
-def wikitext_lstm(
-    vocabulary: int = 33_278, units: int = 650, layers: int = 2, dropout: float = 0.5, lowering: Lowering = "fused"
-) -> Model:
+def wikitext_lstm(vocabulary: int = 33_278, units: int = 650, layers: int = 2, dropout: float = 0.5) -> Model:
     """The WikiText-2 model of FAFED, 50,059,878 parameters.
 
     Embedding, LSTM layers, dense, with dropout on the embedding, between layers and before the dense layer, which
@@ -77,8 +71,7 @@ def wikitext_lstm(
       vocabulary: number of ids, at least 2.
       units: of the embedding and of each LSTM layer.
       layers: number of LSTM layers, at least 1.
-      dropout: probability to drop a number in training, from 0 to less than 1.
-      lowering: of the LSTM layers, see `fedoptax.models.recurrent.lstm`.
+      dropout: probability to drop a number in training, in [0, 1).
 
     Returns:
       A model of ids (batch, time) to logits (batch, time, vocabulary), as `shakespeare_rnn`.
@@ -86,11 +79,11 @@ def wikitext_lstm(
     Raises:
       UsageError: as `shakespeare_rnn`.
     """
-    check_least("layers", layers, 1)
-    check_least("units", units, 1)
+    check_int("layers", layers)
+    check_int("units", units)
     weights, recurrent = _uniform(0.1), _uniform(units**-0.5)
     init = _Initializers(weights, recurrent, recurrent, 0.0, weights)
-    return _language_model(vocabulary, units, (units,) * layers, None, dropout, init, lowering)
+    return _language_model(vocabulary, units, (units,) * layers, None, dropout, init)
 
 
 def so_logistic(vocabulary: int = 10_000, tags: int = 500) -> Model:
@@ -109,8 +102,8 @@ def so_logistic(vocabulary: int = 10_000, tags: int = 500) -> Model:
     Raises:
       UsageError: an argument is out of range.
     """
-    check_least("vocabulary", vocabulary, 1)
-    check_least("tags", tags, 1)
+    check_int("vocabulary", vocabulary)
+    check_int("tags", tags)
     return functional(lambda rngs: nnx.Linear(vocabulary, tags, kernel_init=glorot_uniform(), rngs=rngs))
 
 
@@ -144,15 +137,15 @@ def _language_model(
     projection: int | None,
     dropout: float,
     init: _Initializers,
-    lowering: Lowering,
 ) -> Model:
-    check_least("vocabulary", vocabulary, 2)
-    check_least("embedding", embedding, 1)
-    check_units("units", units, layers=1)
-    check_rate(dropout)
-    return functional(
-        lambda rngs: _LanguageModel(vocabulary, embedding, units, projection, dropout, init, lowering, rngs)
-    )
+    check_int("vocabulary", vocabulary, 2)
+    check_int("embedding", embedding)
+    if not units:
+        raise UsageError("units must name at least one LSTM layer, got none")
+    for size in units:
+        check_int("units", size)
+    check_number("dropout", dropout, 0.0, 1.0)
+    return functional(lambda rngs: _LanguageModel(vocabulary, embedding, units, projection, dropout, init, rngs))
 
 
 class _LanguageModel(nnx.Module):
@@ -164,11 +157,10 @@ class _LanguageModel(nnx.Module):
         projection: int | None,
         dropout: float,
         init: _Initializers,
-        lowering: Lowering,
         rngs: nnx.Rngs,
     ) -> None:
         self.embedding = nnx.Embed(
-            vocabulary, embedding, embedding_init=init.embedding, promote_dtype=_as_they_are, rngs=rngs
+            vocabulary, embedding, embedding_init=init.embedding, promote_dtype=_keep_dtype, rngs=rngs
         )
         self.layers = nnx.List(
             LSTM(
@@ -177,10 +169,9 @@ class _LanguageModel(nnx.Module):
                 kernel_init=init.kernel,
                 recurrent_init=init.recurrent,
                 forget_bias=init.forget_bias,
-                lowering=lowering,
                 rngs=rngs,
             )
-            for inputs, outputs in zip((embedding, *units), units)
+            for inputs, outputs in pairwise((embedding, *units))
         )
         linear = partial(nnx.Linear, kernel_init=init.dense, rngs=rngs)
         self.projection = None if projection is None else linear(units[-1], projection)
@@ -189,7 +180,7 @@ class _LanguageModel(nnx.Module):
 
     def __call__(self, ids: jax.Array) -> jax.Array:
         if ids.ndim != 2 or not jnp.issubdtype(ids.dtype, jnp.integer):
-            raise UsageError(f"x: {ids.dtype} of shape {ids.shape} given; integer ids (batch, time) are allowed")
+            raise UsageError(f"x must be integer ids (batch, time), got {ids.dtype} of shape {ids.shape}")
         x = self.dropout(self.embedding(ids.T))  # (time, batch, embedding)
         for layer in self.layers:
             x = self.dropout(layer(x))
@@ -199,6 +190,6 @@ class _LanguageModel(nnx.Module):
         return self.dense(x)
 
 
-def _as_they_are(arrays: _Arrays, /, *, dtype: Any = None, inexact: bool = True) -> _Arrays:
-    """Instead of a promotion to the dtype the layer was built with: the parameters' own dtype."""
+def _keep_dtype(arrays: _Arrays, /, *, dtype: Any = None, inexact: bool = True) -> _Arrays:
+    """Keep the parameters' own dtype, where Flax would promote to the one that the layer was built with."""
     return arrays

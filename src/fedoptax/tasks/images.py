@@ -15,7 +15,7 @@ from fedoptax.data.federated import FederatedData
 from fedoptax.data.images import Load, read
 from fedoptax.errors import UsageError
 from fedoptax.models import MODELS
-from fedoptax.models.functional import Model
+from fedoptax.models.model import Model
 from fedoptax.tasks.augmentation import AUGMENTATIONS, Augmentation, cropped_shape
 from fedoptax.tasks.division import divide
 from fedoptax.tasks.recipe import Options, Recipe

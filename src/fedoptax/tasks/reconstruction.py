@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fedoptax.algorithm import Tree
 from fedoptax.data.images import emnist, read
-from fedoptax.models.autoencoder import autoencoder
+from fedoptax.models import autoencoder
 from fedoptax.tasks.division import divide
 from fedoptax.tasks.recipe import Options, Recipe
 from fedoptax.tasks.task import Task

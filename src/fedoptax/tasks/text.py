@@ -13,7 +13,7 @@ import optax
 from fedoptax.algorithm import Tree
 from fedoptax.errors import UsageError
 from fedoptax.models import shakespeare_rnn, so_rnn, wikitext_lstm
-from fedoptax.models.functional import Model
+from fedoptax.models.model import Model
 from fedoptax.tasks.division import Division, divide
 from fedoptax.tasks.recipe import Options, Recipe
 from fedoptax.tasks.task import Task

@@ -10,21 +10,20 @@ from fedoptax import models
 from fedoptax.models import MODELS
 from small_models import init, normal, some_params
 
-LAX = {"lowering": "lax"}  # compiles fastest
 SMALL = {
     # name: input shape, options
     "logistic": ((8, 8, 1), {}),
     "mlp": ((8, 8, 1), {}),
     "mlp_dropout": ((8, 8, 1), {}),
-    "cnn": ((8, 8, 1), LAX),
-    "emnist_cnn": ((8, 8, 1), LAX),
-    "resnet18": ((8, 8, 3), LAX | {"width": 4}),
-    "resnet18_unstrided": ((8, 8, 3), LAX | {"width": 4}),
-    "resnet9": ((8, 8, 3), LAX | {"width": 4}),
-    "cifar_cnn": ((18, 18, 3), LAX),
-    "fafed_fmnist_cnn": ((10, 10, 1), LAX),
-    "fafed_cifar_cnn": ((8, 8, 3), LAX),
-    "lenet": ((16, 16, 1), LAX),
+    "cnn": ((8, 8, 1), {}),
+    "emnist_cnn": ((8, 8, 1), {}),
+    "resnet18": ((8, 8, 3), {"width": 4}),
+    "resnet18_unstrided": ((8, 8, 3), {"width": 4}),
+    "resnet9": ((8, 8, 3), {"width": 4}),
+    "cifar_cnn": ((18, 18, 3), {}),
+    "fafed_fmnist_cnn": ((10, 10, 1), {}),
+    "fafed_cifar_cnn": ((8, 8, 3), {}),
+    "lenet": ((16, 16, 1), {}),
 }
 pytestmark = pytest.mark.long  # `make test` trains the models of the tasks on their data
 

@@ -54,28 +54,6 @@ def test_a_logit_depends_on_what_came_before_only(name):
     np.testing.assert_array_equal(changed, [[False] * 6, [False] * 3 + [True] * 3, [False] * 6])
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", SMALL)
-def test_the_lowering_does_not_change_the_model(name):
-    fused = SMALL[name]
-    plain = {
-        "shakespeare_rnn": shakespeare_rnn(11, embedding=3, units=(5, 4), lowering="plain"),
-        "so_rnn": so_rnn(11, embedding=3, units=5, lowering="plain"),
-        "wikitext_lstm": wikitext_lstm(11, units=5, layers=2, lowering="plain"),
-    }[name]
-    params, ids = some_params(fused), some_ids()
-
-    @jax.jit
-    def gradients(params):
-        return [
-            jax.grad(lambda params, model=model: jnp.sum(jnp.sin(model.apply(params, ids, KEY))))(params)
-            for model in (fused, plain)
-        ]
-
-    a, b = gradients(params)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), a, b)
-
-
 def test_so_rnn_projects_back_without_an_activation():
     model = SMALL["so_rnn"]
     params, ids = some_params(model), some_ids()
@@ -99,14 +77,6 @@ def test_dropout_is_on_with_a_key_only():
     assert not np.allclose(one, evaluated)
     without = wikitext_lstm(11, units=5, layers=2, dropout=0.0)
     np.testing.assert_array_equal(evaluated, jax.jit(without.apply)(params, ids, KEY))
-
-
-def test_dropout_stands_before_every_layer():
-    """On the embedding, between the LSTM layers and before the dense layer: three draws."""
-    model = wikitext_lstm(11, units=5, layers=2)
-    params = jax.eval_shape(model.init, KEY)
-    program = str(jax.make_jaxpr(model.apply)(params, some_ids(), jax.random.key(0)))
-    assert program.count("name=_bernoulli") == 3
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float64])
@@ -137,9 +107,9 @@ def test_an_id_that_is_too_large_does_not_pass_unseen():
 
 
 @pytest.mark.parametrize("x", [np.zeros((3, 6)), np.zeros(6, np.int32)])
-def test_what_are_not_sequences_of_ids_is_refused(x):
+def test_inputs_must_be_sequences_of_ids(x):
     model = SMALL["so_rnn"]
-    with pytest.raises(UsageError, match=r"^x: .* given; integer ids \(batch, time\) are allowed"):
+    with pytest.raises(UsageError, match=r"^x must"):
         jax.eval_shape(model.apply, jax.eval_shape(model.init, KEY), x)
 
 
@@ -169,28 +139,3 @@ def test_so_logistic_gives_logits():
     model = so_logistic(vocabulary=6, tags=4)
     params, x = some_params(model), normal(0, (3, 6))
     np.testing.assert_allclose(model.apply(params, x), x @ params["kernel"] + params["bias"], rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("call", "named"),
-    [
-        (lambda: shakespeare_rnn(1), "vocabulary: 1"),
-        (lambda: shakespeare_rnn(90, embedding=0), "embedding: 0"),
-        (lambda: shakespeare_rnn(90, units=()), r"units: \(\)"),
-        (lambda: so_rnn(90, units=0), r"units: \(0,\)"),
-        (lambda: wikitext_lstm(90, units=0), "units: 0"),
-        (lambda: wikitext_lstm(90, layers=0), "layers: 0"),
-        (lambda: wikitext_lstm(90, dropout=1.0), "dropout: 1.0"),
-        (lambda: so_logistic(0), "vocabulary: 0"),
-        (lambda: so_logistic(10, tags=0), "tags: 0"),
-    ],
-)
-def test_wrong_arguments_are_named(call, named):
-    with pytest.raises(UsageError, match=f"^{named} given"):
-        call()
-
-
-def test_an_unknown_lowering_is_named():
-    model = so_rnn(11, lowering="fast")
-    with pytest.raises(UsageError, match="lowering: unknown name 'fast'"):
-        jax.eval_shape(model.apply, jax.eval_shape(model.init, KEY), some_ids())

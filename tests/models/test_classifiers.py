@@ -7,8 +7,7 @@ import pytest
 from jax import lax
 
 from fedoptax.errors import UsageError
-from fedoptax.models import autoencoder, cifar_cnn, fafed_cifar_cnn, fafed_fmnist_cnn, functional, lenet
-from fedoptax.models.layers import Conv
+from fedoptax.models import autoencoder, cifar_cnn, fafed_cifar_cnn, fafed_fmnist_cnn, lenet
 from small_models import KEY, init, normal, size, some_params
 
 
@@ -58,16 +57,8 @@ def test_the_smallest_image_is_the_smallest_that_works(build, smallest):
     model = build((smallest, smallest + 1, 2), 3)
     x = jnp.ones((1, smallest, smallest + 1, 2))
     assert jax.eval_shape(model.apply, jax.eval_shape(model.init, KEY), x).shape == (1, 3)
-    with pytest.raises(UsageError, match=f"^input_shape: .* at least {smallest} is allowed"):
+    with pytest.raises(UsageError, match=r"^input_shape must"):
         build((smallest + 1, smallest - 1, 2), 3)
-
-
-def test_the_lowering_of_convolutions_is_passed_on():
-    shapes = jax.ShapeDtypeStruct((1, 16, 16, 1), jnp.float32)
-    for lowering, expected in (("lax", True), ("patches", False)):
-        model = lenet((16, 16, 1), 10, lowering=lowering)
-        program = jax.jit(model.apply).lower(jax.eval_shape(model.init, KEY), shapes).as_text()
-        assert ("stablehlo.convolution" in program) == expected
 
 
 def test_the_autoencoder_has_the_papers_size():
@@ -93,16 +84,3 @@ def test_the_autoencoder_starts_glorot_uniform():
     assert np.var(kernel) == pytest.approx(2 / 70, rel=0.1)
     assert np.abs(kernel).max() <= np.sqrt(6 / 70)
     assert not np.any(params["layers"]["0"]["bias"])
-
-
-@pytest.mark.parametrize("sizes", [(), (784,), (784, 0)])
-def test_an_autoencoder_without_a_code_is_refused(sizes):
-    with pytest.raises(UsageError, match=r"^sizes: \(.* given; at least 2 layers of at least 1 unit are allowed"):
-        autoencoder(sizes)
-
-
-def test_a_convolution_without_a_bias():
-    model = functional(lambda rngs: Conv(2, 3, 1, use_bias=False, rngs=rngs))
-    params, x = some_params(model), normal(0, (1, 4, 4, 2))
-    assert set(params) == {"kernel"}
-    np.testing.assert_allclose(model.apply(params, x), x @ params["kernel"][0, 0], rtol=1e-5)

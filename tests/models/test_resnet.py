@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedoptax.errors import UsageError
 from fedoptax.models import resnet9, resnet18
 from small_models import KEY, init, normal, paths, some_params
 
@@ -74,7 +73,7 @@ def resnet9_in_numpy(params, x):
     ],
 )
 def test_logits_are_those_of_numpy(build, options, oracle):
-    model = build((18, 13, 3), 5, width=4, lowering="lax", **options)
+    model = build((18, 13, 3), 5, width=4, **options)
     with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
         params = jax.tree.map(lambda a: a.astype(jnp.float64), some_params(model))
         x = normal(0, (2, 18, 13, 3), jnp.float64)
@@ -119,18 +118,3 @@ def test_initial_scale_is_sound():
     params = init(resnet18((8, 8, 3), 50, width=8))
     assert np.var(params["blocks"]["7"]["conv2"]["kernel"]) == pytest.approx(2 / (9 * 64), rel=0.05)
     assert np.std(params["dense"]["kernel"]) == pytest.approx(0.01, rel=0.05)
-
-
-@pytest.mark.parametrize(
-    ("call", "named"),
-    [
-        (lambda: resnet18((7, 8, 3), 10), "input_shape: .* at least 8"),
-        (lambda: resnet9((8, 8), 10), "input_shape"),
-        (lambda: resnet9((8, 8, 3), 1), "num_classes"),
-        (lambda: resnet18((8, 8, 3), 10, width=0), "width"),
-        (lambda: resnet18((8, 8, 3), 10, width=3), "width: 3 given; an even number of at least 2"),
-    ],
-)
-def test_wrong_arguments_are_named(call, named):
-    with pytest.raises(UsageError, match=f"^{named}"):
-        call()

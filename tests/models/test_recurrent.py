@@ -1,0 +1,99 @@
+"""The LSTM is the textbook's, and its own backward pass gives the gradients of automatic differentiation."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from fedoptax.errors import UsageError
+from fedoptax.models import functional
+from fedoptax.models.recurrent import LSTM, lstm
+from small_models import init, normal
+
+TIME, BATCH, IN, UNITS = 6, 3, 4, 5
+SHAPES = ((TIME, BATCH, IN), (IN, 4 * UNITS), (UNITS, 4 * UNITS), (4 * UNITS,))
+
+
+def arguments(dtype, seed=0):
+    return [normal(seed + i, shape, dtype) for i, shape in enumerate(SHAPES)]
+
+
+def plain_lstm(x, kernel, recurrent, bias):
+    """By the definition, one time step after another, differentiated by JAX."""
+    h = c = jnp.zeros((x.shape[1], UNITS), x.dtype)
+    states = []
+    for t in range(len(x)):
+        i, f, g, o = jnp.split(x[t] @ kernel + h @ recurrent + bias, 4, axis=1)
+        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+        h = jax.nn.sigmoid(o) * jnp.tanh(c)
+        states.append(h)
+    return jnp.stack(states)
+
+
+def outputs_and_gradients(function, args):
+    y, pullback = jax.vjp(function, *args)
+    return [y, *pullback(jnp.sin(y))]
+
+
+def assert_close(ours, theirs, tolerance):
+    """Within `tolerance` of the largest number of each array."""
+    for a, b in zip(ours, theirs):
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * np.abs(b).max())
+
+
+@pytest.mark.parametrize("steps", [TIME, 1])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.float32, 1e-5), (jnp.float64, 1e-12), (jnp.bfloat16, 0.05)])
+def test_hidden_states_and_gradients_are_those_of_the_definition(dtype, tolerance, steps):
+    with jax.enable_x64(dtype == jnp.float64), jax.numpy_dtype_promotion("strict"):
+        x, *weights = arguments(dtype)
+        run = jax.jit(outputs_and_gradients, static_argnums=0)
+        ours, plain = (run(function, [x[:steps], *weights]) for function in (lstm, plain_lstm))
+    assert {array.dtype for array in ours} == {jnp.dtype(dtype)}
+    assert_close(ours, plain, tolerance)
+
+
+def test_lstm_trains_clients_at_once_in_a_compiled_loop():
+    """Weights and inputs of three clients under `vmap`, gradient steps in a loop: as one after another."""
+    clients = [jnp.stack(arrays) for arrays in zip(*(arguments(jnp.float32, seed) for seed in (0, 10, 20)))]
+
+    def train(function, x, *weights):
+        def step(_, weights):
+            gradients = jax.grad(lambda weights: jnp.mean(function(x, *weights) ** 2))(weights)
+            return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradients)
+
+        return lax.fori_loop(0, 3, step, weights)
+
+    ours = jax.jit(jax.vmap(partial(train, lstm)))(*clients)
+    alone = jax.jit(partial(train, plain_lstm))
+    for i in range(3):
+        assert_close([w[i] for w in ours], alone(*(array[i] for array in clients)), 1e-5)
+
+
+def test_the_layer_starts_as_in_keras():
+    """Glorot uniform kernel, orthonormal rows, a forget bias of 1 in the second quarter; one bias per gate."""
+    model = functional(lambda rngs: LSTM(20, 30, rngs=rngs))
+    params = init(model)
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 4 * 30 * (20 + 30 + 1)
+    assert np.abs(params["kernel"]).max() <= np.sqrt(6 / (20 + 120))
+    assert np.var(params["kernel"]) == pytest.approx(2 / (20 + 120), rel=0.1)
+    np.testing.assert_allclose(params["recurrent"] @ params["recurrent"].T, np.eye(30), atol=1e-5)
+    np.testing.assert_array_equal(params["bias"].reshape(4, 30), np.repeat([[0], [1], [0], [0]], 30, axis=1))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"x": jnp.ones((2, 3))},
+        {"x": jnp.ones((2, 3, IN + 1))},
+        {"bias": jnp.ones(1)},
+        {"recurrent": jnp.ones((UNITS, 3 * UNITS))},
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(changed):
+    fitting = dict(zip(("x", "kernel", "recurrent", "bias"), arguments(jnp.float32)))
+    with pytest.raises(UsageError, match=r"^kernel, recurrent and bias must"):
+        lstm(**fitting | changed)
