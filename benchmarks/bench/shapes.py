@@ -1,12 +1,13 @@
 """The work that is timed: synthetic examples of fixed shapes, the same as the peers get, and its floating-point work.
 
-The numbers of mlp, cnn, tiny and lstm are those of the peers' scripts: clients, local steps, batch. There, all
-clients take part in every round, for one epoch. `ragged` has clients of log-normal size, of which a cohort is drawn.
+In mlp, cnn, tiny and lstm all clients take part in every round, for one epoch. `ragged` has clients of log-normal
+sizes, of which a cohort is drawn.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import sys
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,6 +17,10 @@ import optax
 from flax import nnx
 
 import fedoptax as fx
+
+sys.path.insert(0, str(Path(__file__).parent / "peers"))
+import work
+
 from fedoptax.models import functional, logistic, mlp, shakespeare_rnn
 from fedoptax.models.layers import Conv, Linear, flat, max_pool
 from fedoptax.models.model import Model
@@ -23,23 +28,8 @@ from fedoptax.models.model import Model
 ALGORITHM = fx.fedadam(client_lr=0.05, server_lr=0.01)  # what the peers run: SGD at the clients, Adam at the server
 
 
-@dataclass(frozen=True)
-class Shape:
-    """What a round does."""
-
-    clients: int
-    steps: int
-    batch: int
-    classes: int
-
-
-SHAPES = {
-    "mlp": Shape(25, 38, 32, 10),
-    "cnn": Shape(10, 10, 20, 62),
-    "tiny": Shape(100, 6, 20, 10),
-    "lstm": Shape(10, 10, 4, 90),
-}
-TIME = 80  # characters of a sequence of lstm
+TIME = work.SEQUENCE
+SHAPES = work.SHAPES
 RAGGED_CLIENTS, RAGGED_BATCH = 3400, 20
 
 
@@ -68,7 +58,7 @@ def model_of(name: str) -> Model:
 def task_of(name: str) -> fx.Task:
     """The task of a shape; no test examples, as the peers evaluate nothing in the timed rounds."""
     shape = SHAPES[name]
-    clients = [examples(name, client, shape) for client in range(shape.clients)]
+    clients = [dict(zip("xy", map(narrow, work.examples(name, client)))) for client in range(shape.clients)]
     return task_on(name, fx.FederatedData.from_clients(clients))
 
 
@@ -84,13 +74,9 @@ def task_on(name: str, data: fx.FederatedData, model: Model | None = None) -> fx
     return fx.Task(name, model.init, loss, lambda params, batch: {"none": jnp.zeros(())}, data, None, "none")
 
 
-def examples(name: str, client: int, shape: Shape) -> dict[str, np.ndarray]:
-    rng = np.random.RandomState(client)
-    n = shape.steps * shape.batch
-    if name == "lstm":
-        return {key: rng.randint(0, 90, (n, TIME)).astype(np.int32) for key in ("x", "y")}
-    x = rng.randn(n, 28, 28, 1).astype(np.float32)
-    return {"x": x, "y": rng.randint(0, shape.classes, n).astype(np.int32)}
+def narrow(array: np.ndarray) -> np.ndarray:
+    """Whole numbers in 32 bits."""
+    return array.astype(np.int32) if array.dtype.kind == "i" else array
 
 
 def ragged_sizes(clients: int = RAGGED_CLIENTS, mean: float = 100.0, sigma: float = 1.0, seed: int = 0) -> np.ndarray:

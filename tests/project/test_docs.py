@@ -25,13 +25,12 @@ def blocks(page: Path) -> list[str]:
 LONG = ("compression.md", "privacy.md", "own-algorithm.md", "robustness.md", "tasks.md")  # examples that train for long
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "page",
     [pytest.param(p, marks=[pytest.mark.long] if p.name in LONG else []) for p in PAGES if blocks(p)],
     ids=lambda p: p.relative_to(ROOT).as_posix(),
 )
-def test_the_python_examples_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {"__name__": "example"}
     for block in blocks(page):
@@ -39,7 +38,7 @@ def test_the_python_examples_of_a_page_run(page: Path, tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
-def test_links_between_pages_lead_somewhere(page: Path) -> None:
+def test_links_between_pages_exist(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
         assert target.startswith("https://") or (page.parent / target).exists(), target
 
@@ -49,7 +48,7 @@ def vectors(tree: object) -> int:
     return fx.nbytes(tree) // 4000
 
 
-def test_the_readme_says_what_each_algorithm_sends_and_keeps() -> None:
+def test_readme_table_of_vectors_sent_and_kept() -> None:
     rows = re.findall(r"^\| (`.*?) \| .*? \| (\d) \| (\d) \| (\w+) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
     told = {name: row[1:] for row in rows for name in re.findall(r"`(\w+)`", row[0])}
     assert set(told) == set(fx.ALGORITHMS)
@@ -81,12 +80,12 @@ COMMANDS = [(page, line) for page in PAGES for line in shell_commands(page)]
 
 
 @pytest.mark.parametrize(("page", "line"), COMMANDS, ids=[f"{p.stem}-{i}" for i, (p, _) in enumerate(COMMANDS)])
-def test_the_commands_of_a_page_can_be_given_so(page: Path, line: str) -> None:
+def test_commands_of_a_page_parse(page: Path, line: str) -> None:
     parse(line)
 
 
 @pytest.mark.parametrize("line", ["fedoptax run --no-such 3", "fedoptax walk", "fedoptax run --rounds many"])
-def test_a_command_that_does_not_exist_is_seen(line: str) -> None:
+def test_parsing_refuses_unknown_commands(line: str) -> None:
     with pytest.raises(click.UsageError):
         parse(line)
 
@@ -101,7 +100,7 @@ def excerpts(page: Path) -> list[str]:
     return [code for row in rows if len(row) == 6 for code in re.findall(r"`([^`]+)`", row[3])]
 
 
-def test_the_code_beside_the_papers_lines_is_in_the_code() -> None:
+def test_quoted_code_is_in_the_source() -> None:
     """White space and last commas aside; in which file is not looked at."""
     code = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "src").rglob("*.py")))
     squeezed = re.sub(r"\s|,(?=[)\]}])", "", code)

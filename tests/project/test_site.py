@@ -13,6 +13,7 @@ import pytest
 import fedoptax as fx
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +33,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out / "html"
 
 
-@pytest.mark.slow
-def test_every_page_is_on_the_site_and_in_its_navigation(site: Path) -> None:
+def test_every_page_is_in_the_navigation(site: Path) -> None:
     pages = {path.relative_to(ROOT).with_suffix(".html") for path in (ROOT / "docs").rglob("*.md")}
     assert [str(page) for page in pages if not (site / page).is_file()] == []
     start = (site / "docs" / "index.html").read_text(encoding="utf-8")
@@ -46,8 +46,7 @@ def start_of(site: Path) -> Path:
     return (site / "docs" / "index.html").resolve()
 
 
-@pytest.mark.slow
-def test_links_and_images_of_the_site_lead_somewhere(site: Path) -> None:
+def test_links_and_images_exist(site: Path) -> None:
     seen = 0
     for page in site.rglob("*.html"):
         for target in re.findall(r'(?:href|src)="([^"#?]+)', page.read_text(encoding="utf-8")):
@@ -58,8 +57,7 @@ def test_links_and_images_of_the_site_lead_somewhere(site: Path) -> None:
     assert seen > 1000
 
 
-@pytest.mark.slow
-def test_the_reference_has_every_public_name(site: Path) -> None:
+def test_reference_has_every_public_name(site: Path) -> None:
     text = (site / "docs" / "api.html").read_text(encoding="utf-8")
     documented = set(re.findall(r'id="fedoptax\.([\w.]+)"', text))
     short = {name.split(".")[-1] for name in documented}
@@ -67,6 +65,5 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
     assert "eager.run_round" in documented
 
 
-@pytest.mark.slow
-def test_the_root_leads_to_the_start(site: Path) -> None:
+def test_root_redirects_to_the_start(site: Path) -> None:
     assert "docs/index.html" in (site / "index.html").read_text(encoding="utf-8")

@@ -1,1 +1,0 @@
-"""The faults of `benchmarks/faults.py`, a module a kind."""
