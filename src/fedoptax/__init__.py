@@ -17,7 +17,7 @@ _HOMES = {
     "fedoptax.algorithms": (
         "ALGORITHMS", "fafed", "fafed_schedule", "fedadagrad", "fedadam", "fedams", "fedamsgrad", "fedavg", "fedavgm",
         "fedlamb", "fedopt", "fedprox", "fedyogi", "local_adaalter", "local_amsgrad", "lookahead", "mime", "mimelite",
-        "naive_adaptive", "scaffold", "stem",
+        "naive_adaptive", "scaffold", "stem", "with_prox",
     ),
     "fedoptax.data.federated": ("FederatedData",),
     "fedoptax.engine.aggregation": ("Krum", "Median", "NormClipping", "TrimmedMean"),
@@ -33,7 +33,6 @@ _HOMES = {
     "fedoptax.tasks": ("TASKS", "load_task"),
     "fedoptax.experiments.tuning": ("Tuned", "tune"),
     "fedoptax.wrappers": ("with_clipping", "with_compression", "with_privacy"),
-    "fedoptax.algorithms.fedprox": ("with_prox",),
 }  # fmt: skip
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 _MODULES = {

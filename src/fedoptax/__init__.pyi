@@ -38,7 +38,7 @@ from fedoptax.algorithms import mimelite as mimelite
 from fedoptax.algorithms import naive_adaptive as naive_adaptive
 from fedoptax.algorithms import scaffold as scaffold
 from fedoptax.algorithms import stem as stem
-from fedoptax.algorithms.fedprox import with_prox as with_prox
+from fedoptax.algorithms import with_prox as with_prox
 from fedoptax.data.federated import FederatedData as FederatedData
 from fedoptax.engine import eager as eager
 from fedoptax.engine.aggregation import Krum as Krum

@@ -15,7 +15,7 @@ Tree = Any
 
 
 def on_device(x: Tree) -> Tree:
-    """NumPy arrays on the default device, perhaps without a copy: they are given away, and must not change any more.
+    """Put NumPy arrays on the default device, perhaps without a copy: they must not be changed afterwards.
 
     `jnp.asarray` compiles a program for every new shape (JAX 0.10), which takes 15 ms.
     """
@@ -32,9 +32,29 @@ def full_like(x: Tree, value: Any) -> Tree:
     return jax.tree.map(lambda a: jnp.broadcast_to(jnp.asarray(value, a.dtype), a.shape), x)
 
 
+def add(x: Tree, y: Tree) -> Tree:
+    """x + y."""
+    return jax.tree.map(jnp.add, x, y)
+
+
 def sub(x: Tree, y: Tree) -> Tree:
     """x − y."""
     return jax.tree.map(jnp.subtract, x, y)
+
+
+def divide(x: Tree, y: Tree) -> Tree:
+    """x / y."""
+    return jax.tree.map(jnp.divide, x, y)
+
+
+def square(x: Tree) -> Tree:
+    """x²."""
+    return jax.tree.map(jnp.square, x)
+
+
+def root_plus(v: Tree, eps: Any) -> Tree:
+    """√v + ε, the denominator of the adaptive methods."""
+    return jax.tree.map(lambda a: jnp.sqrt(a) + jnp.asarray(eps, a.dtype), v)
 
 
 def scale(a: Any, x: Tree) -> Tree:
@@ -48,9 +68,14 @@ def add_scaled(x: Tree, a: Any, y: Tree) -> Tree:
 
 
 def ema(decay: Any, old: Tree, new: Tree) -> Tree:
-    """decay·old + (1 − decay)·new."""
+    """decay·old + (1 − decay)·new, an exponential moving average."""
 
     def leaf(o: jax.Array, n: jax.Array) -> jax.Array:
         return jnp.asarray(decay, o.dtype) * o + jnp.asarray(1 - decay, o.dtype) * n
 
     return jax.tree.map(leaf, old, new)
+
+
+def select(condition: Any, x: Tree, y: Tree) -> Tree:
+    """`x` where the scalar `condition` is true, else `y`."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), x, y)

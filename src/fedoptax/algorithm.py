@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedoptax.errors import UsageError
+
 Tree = Any
 """Any pytree of arrays: parameters, states, messages."""
 
@@ -43,8 +45,8 @@ class FedAlgorithm(NamedTuple):
       params: `server -> params`, the model to evaluate and save.
       weighting: how the paper averages uploads, `"examples"` or `"uniform"`; a run may choose otherwise,
         but for a private algorithm.
-      decode: `sent -> upload`, what the receiver makes of an upload before the mean; None where uploads are sent
-        as they are averaged (see `with_compression`).
+      decode: `sent -> upload`, applied by the receiver before the mean; None where uploads are averaged as they are
+        sent (see `with_compression`).
       epsilon: `(rounds, cohort_size, num_clients) -> ε`, the privacy spent; None without privacy (see `with_privacy`).
     """
 
@@ -71,8 +73,13 @@ def num_steps(batches: Batches | Sequence[Any]) -> Any:
     return batches.num_steps if isinstance(batches, Batches) else len(batches)
 
 
+def steps_or_one(batches: Batches | Sequence[Any]) -> jax.Array:
+    """K as a floating-point number to divide by: 1 for a client without minibatches."""
+    return jnp.maximum(num_steps(batches), 1).astype(jnp.result_type(float))
+
+
 def local_steps(step: Step, carry: Tree, batches: Batches | Sequence[Any]) -> tuple[Tree, jax.Array]:
-    """Runs `step` once on each of a client's minibatches, in order.
+    """Run `step` once on each of a client's minibatches, in order.
 
     Args:
       step: `(carry, batch) -> (carry, loss)`. The carry keeps its structure, shapes and dtypes.
@@ -83,25 +90,56 @@ def local_steps(step: Step, carry: Tree, batches: Batches | Sequence[Any]) -> tu
     Returns:
       The last carry, and the mean of the losses over the steps (0 when there are no steps).
     """
-    total = jnp.zeros((), jnp.result_type(float))
 
-    def accumulate(state: tuple[Tree, jax.Array], batch: Any) -> tuple[Tree, jax.Array]:
+    def run_step(state: tuple[Tree, jax.Array], batch: Any) -> tuple[Tree, jax.Array]:
         carry, total = state
         carry, loss = step(carry, batch)
         return carry, total + loss.astype(total.dtype)
 
-    state = (carry, total)
+    state = (carry, jnp.zeros((), jnp.result_type(float)))
     if isinstance(batches, Batches):
-        state = jax.lax.fori_loop(0, batches.num_steps, lambda k, s: accumulate(s, batches.get(k)), state)
+        state = jax.lax.fori_loop(0, batches.num_steps, lambda k, s: run_step(s, batches.get(k)), state)
     else:
         for batch in batches:
-            state = accumulate(state, batch)
+            state = run_step(state, batch)
     carry, total = state
-    return carry, total / jnp.maximum(num_steps(batches), 1).astype(total.dtype)
+    return carry, total / steps_or_one(batches)
+
+
+def mean_gradient(grad_fn: GradFn, params: Tree, batches: Batches | Sequence[Any]) -> tuple[Tree, jax.Array]:
+    """(1/K) Σₖ g(params; ξₖ) over a client's minibatches, in the dtypes of `params`, and the mean loss there.
+
+    The sum is at least float32. Several papers call this the client's full-batch gradient.
+    """
+
+    def step(total: Tree, batch: Any) -> tuple[Tree, jax.Array]:
+        loss, grads = grad_fn(params, batch)
+        return accumulate(total, 1 / steps_or_one(batches), grads), loss
+
+    total, loss = local_steps(step, accumulate_zero(params), batches)
+    return accumulate_result(total, params), loss
+
+
+def run_either(
+    condition: jax.Array, if_true: Callable[[Any], Tree], if_false: Callable[[Any], Tree], batches: Any
+) -> Tree:
+    """`if_true(batches)` or `if_false(batches)`, two kinds of a client's round, of which one is computed.
+
+    Where servers are vmapped (a sweep) `lax.cond` evaluates both: the one not chosen then has no steps to run.
+    """
+    if not isinstance(condition, jax.core.Tracer):
+        return if_true(batches) if condition else if_false(batches)
+
+    def steps_if(chosen: jax.Array) -> Any:
+        if isinstance(batches, Batches):
+            return batches._replace(num_steps=jnp.where(chosen, batches.num_steps, 0))
+        return batches
+
+    return jax.lax.cond(condition, lambda: if_true(steps_if(condition)), lambda: if_false(steps_if(~condition)))
 
 
 def decoded(algorithm: FedAlgorithm, sent: Tree) -> Tree:
-    """The upload that takes part in the mean, of what a client sent."""
+    """The upload that takes part in the mean, decoded from what a client sent."""
     return sent if algorithm.decode is None else algorithm.decode(sent)
 
 
@@ -109,22 +147,22 @@ def weighted_mean(trees: Sequence[Tree], weights: Sequence[Any] | jax.Array | No
     """Σ wᵢ treeᵢ / Σ wᵢ, leaf by leaf, in each leaf's own dtype (half-precision leaves are summed in float32).
 
     Args:
-      trees: uploads of equal structure, one a client.
-      weights: one non-negative number a client, not all zero; `None` means uniform.
+      trees: uploads of equal structure, one per client.
+      weights: one non-negative number per client, not all zero; `None` means uniform.
 
     Returns:
       The mean; integer leaves (step counters) are rounded to the nearest integer.
 
     Raises:
-      ValueError: no trees, not as many weights as trees, or weights (where they are known) of no positive sum.
+      UsageError: there are no trees, not as many weights as trees, or (where they are known) weights below 0 or all 0.
     """
     if not trees:
-        raise ValueError("weighted_mean: at least one tree is needed, 0 were given")
+        raise UsageError("trees must hold at least one upload, got none")
     w = jnp.ones(len(trees)) if weights is None else jnp.asarray(weights, jnp.result_type(float))
     if w.shape != (len(trees),):
-        raise ValueError(f"weighted_mean: weights of shape {w.shape} given for {len(trees)} trees; one each is allowed")
+        raise UsageError(f"weights must be one number for each of {len(trees)} trees, got shape {w.shape}")
     if not isinstance(w, jax.core.Tracer) and not (jnp.all(w >= 0) and jnp.sum(w) > 0):
-        raise ValueError(f"weighted_mean: weights {w} given; allowed are numbers >= 0, not all 0")
+        raise UsageError(f"weights must be >= 0 and not all 0, got {w}")
     w = w / jnp.sum(w)
     total = accumulate_zero(trees[0])
     for tree, weight in zip(trees, w):
@@ -133,7 +171,7 @@ def weighted_mean(trees: Sequence[Tree], weights: Sequence[Any] | jax.Array | No
 
 
 def accumulate_zero(like: Tree) -> Tree:
-    """An empty sum for uploads like `like` (arrays or shape/dtype structs): a leaf at least float32, or complex64."""
+    """An empty sum for uploads like `like` (arrays or shape/dtype structs), each leaf at least float32 or complex64."""
     return jax.tree.map(lambda a: jnp.zeros(a.shape, _sum_dtype(a.dtype)), like)
 
 
@@ -151,26 +189,20 @@ def accumulate_result(total: Tree, like: Tree) -> Tree:
     """The finished sum in the dtypes of `like`; integers are rounded."""
 
     def leaf(t: jax.Array, a: Any) -> jax.Array:
-        dtype = jax.dtypes.canonicalize_dtype(a.dtype)  # of NumPy's doubles, when JAX has none
+        dtype = jax.dtypes.canonicalize_dtype(a.dtype)  # NumPy's doubles are float32 here
         return (jnp.round(t) if jnp.issubdtype(dtype, jnp.integer) else t).astype(dtype)
 
     return jax.tree.map(leaf, total, like)
 
 
 def _sum_dtype(dtype: Any) -> Any:
-    wide = jax.dtypes.canonicalize_dtype(dtype) in (jnp.float64, jnp.complex128)
+    is_wide = jax.dtypes.canonicalize_dtype(dtype) in (jnp.float64, jnp.complex128)  # never, unless JAX has float64
     if jnp.issubdtype(dtype, jnp.complexfloating):
-        return jnp.complex128 if wide else jnp.complex64
-    return jnp.float64 if wide else jnp.float32
+        return jnp.complex128 if is_wide else jnp.complex64
+    return jnp.float64 if is_wide else jnp.float32
 
 
 def nbytes(tree: Tree) -> int:
     """Bytes of a message: the sum of its leaves' sizes (arrays, or the structs of `jax.eval_shape`)."""
-    return sum(int(a.size) * jnp.dtype(a.dtype).itemsize for a in jax.tree.leaves(jax.tree.map(_abstract, tree)))
-
-
-def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
-    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-    array = jnp.asarray(leaf)
-    return jax.ShapeDtypeStruct(array.shape, array.dtype)
+    leaves = [leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+    return sum(int(leaf.size) * jnp.dtype(leaf.dtype).itemsize for leaf in leaves)

@@ -1,4 +1,4 @@
-"""The two kinds of failure a user meets, and the exit status each gets at the command line."""
+"""The errors that a user meets, the exit status each gets at the command line, and the checks of arguments."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from difflib import get_close_matches
 from typing import Any, NoReturn
 
 LONGEST = 1000
-"""Characters of an error's message: people read it, and what it quotes may come from anywhere."""
+"""Characters that an error's message may have: people read it, and what it quotes may come from anywhere."""
 
 
 class UsageError(ValueError):
     """An argument is wrong: the message names it, what was given and what is allowed. Exit status 2."""
 
     def __init__(self, message: object = "") -> None:
-        super().__init__(brief(message, LONGEST))
+        super().__init__(shorten(message, LONGEST))
 
 
 class RunError(RuntimeError):
     """The work itself failed (a broken file, a diverged run, a full disk). Exit status 1."""
 
     def __init__(self, message: object = "") -> None:
-        super().__init__(brief(message, LONGEST))
+        super().__init__(shorten(message, LONGEST))
 
 
 class Stopped(RunError):
@@ -39,15 +39,15 @@ class DataError(RunError):
     """A data file or data set cannot be used: the message names it and the reason. Exit status 1."""
 
 
-def brief(text: object, most: int = 300) -> str:
-    """A text in a message: one line, no character that moves or hides others, at most `most` of them.
-
-    Of a longer one the middle is left out.
-    """
+def shorten(text: object, most: int = 300) -> str:
+    """Make a text fit into a message: one line of at most `most` printable characters, without its middle if longer."""
     line = str(text)
     if len(line) > most:
         line = f"{line[: most - most // 3 - 1]}…{line[len(line) - most // 3 :]}"
     return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in line)
+
+
+brief = shorten  # its name in rooms that are still being moved
 
 
 def unknown(what: str, given: str, allowed: Iterable[str]) -> NoReturn:
@@ -115,6 +115,16 @@ def check_number(
         raise UsageError(f"{name} must be a number of float32's range, got {value!r}")
 
 
+def check_positive(**values: Any) -> None:
+    """Check that each named value is a number > 0; see `check_number`.
+
+    Raises:
+      UsageError: one is not.
+    """
+    for name, value in values.items():
+        check_number(name, value, 0, open_low=True)
+
+
 def check_flag(name: str, value: Any) -> None:
     """Check that `value` is True or False (text would count as true, whatever it says).
 
@@ -131,7 +141,7 @@ def check_choice(name: str, value: Any, allowed: Collection[str]) -> None:
     Raises:
       UsageError: it is not; the message names the nearest.
     """
-    if value not in allowed:
+    if not (isinstance(value, str) and value in allowed):
         near = get_close_matches(str(value), allowed, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise UsageError(f"{name} must be one of {', '.join(allowed)}, got {value!r}{hint}")

@@ -1,7 +1,7 @@
-"""Learning-rate schedules by name, so that a command line, a preset or a config can hold one: `"cosine(0.1, 1000)"`.
+"""Learning rates: a number or a schedule, and the schedules that text can name, such as `"cosine(0.1, 1000)"`.
 
 A schedule is a function of the round (of the iteration, for FAFED and STEM), evaluated at the server; the clients
-receive its value. Any `optax.Schedule` does as well where code, not text, makes the algorithm.
+receive its value. From Python any `optax.Schedule` will do; a command line, a preset or a config names one of these.
 """
 
 from __future__ import annotations
@@ -16,10 +16,40 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedoptax.errors import UsageError, unknown
-from fedoptax.hyper import check, check_positive
+from fedoptax.errors import UsageError, check_choice, check_int, check_number, check_positive
 
 Schedule = Callable[[Any], Any]
+LearningRate = float | jax.Array | Schedule
+"""A number (perhaps traced), or a schedule over rounds 0, 1, 2, …"""
+
+
+def check_lr(**rates: LearningRate) -> None:
+    """Check that each named learning rate is a number > 0 or a schedule.
+
+    Raises:
+      UsageError: one is neither.
+    """
+    for name, lr in rates.items():
+        if not callable(lr):
+            check_positive(**{name: lr})
+
+
+def lr_at(lr: LearningRate, round: Any) -> Any:
+    """The learning rate of a round, where the round is known: at the server."""
+    return lr(round) if callable(lr) else lr
+
+
+def value_to_send(lr: LearningRate, round: Any) -> Any:
+    """What the message of a round holds of a learning rate: a schedule's value, or `()` for a constant.
+
+    The server evaluates schedules, so a client needs no round number of its own.
+    """
+    return jnp.asarray(lr(round)) if callable(lr) else ()
+
+
+def resolve_lr(lr: LearningRate, sent: Any) -> Any:
+    """The learning rate a client uses: the constant, or the value that came with the message."""
+    return sent if callable(lr) else lr
 
 
 def constant(lr: float) -> Schedule:
@@ -31,8 +61,7 @@ def constant(lr: float) -> Schedule:
 def staircase(lr: float, every: float, factor: float = 0.1) -> Schedule:
     """`lr factor^⌊t / every⌋`: the staircase exponential decay of Reddi et al. 2021, Appendix E.6 (0.1 every 500)."""
     check_positive(lr=lr, factor=factor)
-    _check_rounds(every=every)
-    return optax.exponential_decay(lr, int(every), factor, staircase=True)
+    return optax.exponential_decay(lr, _check_rounds("every", every), factor, staircase=True)
 
 
 def inverse_sqrt(lr: float, offset: float = 1.0) -> Schedule:
@@ -50,9 +79,8 @@ def warmup(lr: float, rounds: float) -> Schedule:
 def cosine(lr: float, rounds: float, floor: float = 0.0) -> Schedule:
     """From `lr` to `lr floor` along half a cosine in `rounds` rounds, then constant (Loshchilov and Hutter 2017)."""
     check_positive(lr=lr)
-    _check_rounds(rounds=rounds)
-    check("floor", floor, 0.0)
-    return optax.cosine_decay_schedule(lr, int(rounds), floor)
+    check_number("floor", floor, 0)
+    return optax.cosine_decay_schedule(lr, _check_rounds("rounds", rounds), floor)
 
 
 def cube_root(numerator: float, w: float = 1.0) -> Schedule:
@@ -78,7 +106,7 @@ def is_schedule(text: Any) -> bool:
 
 
 def parse_schedule(text: str) -> Schedule:
-    """The schedule that `NAME(number, name=number, …)` describes; nothing but numbers is evaluated.
+    """Make the schedule that `NAME(number, name=number, …)` describes; nothing but numbers is evaluated.
 
     Raises:
       UsageError: it is no such call, of no known schedule, or with arguments that do not fit.
@@ -90,19 +118,17 @@ def parse_schedule(text: str) -> Schedule:
         given = [_literal(argument) for argument in call.args]
         named = {str(keyword.arg): _literal(keyword.value) for keyword in call.keywords}
     except (ValueError, SyntaxError, RecursionError, MemoryError):
-        raise UsageError(f"schedule: '{text}' given, allowed is NAME(number, name=number, …)") from None
+        raise UsageError(f"schedule must be NAME(number, name=number, …), got '{text}'") from None
     name = call.func.id
-    if name not in SCHEDULES:
-        unknown("schedule", name, SCHEDULES)
+    check_choice("schedule", name, SCHEDULES)
     signature = inspect.signature(SCHEDULES[name])
     try:
         signature.bind(*given, **named)
     except TypeError as error:
-        allowed = ", ".join(
-            parameter.name if parameter.default is parameter.empty else f"{parameter.name}={parameter.default:g}"
-            for parameter in signature.parameters.values()
+        arguments = (
+            p.name if p.default is p.empty else f"{p.name}={p.default:g}" for p in signature.parameters.values()
         )
-        raise UsageError(f"schedule: '{text}' given, allowed is {name}({allowed}): {error}") from None
+        raise UsageError(f"schedule must be {name}({', '.join(arguments)}), got '{text}': {error}") from None
     return SCHEDULES[name](*given, **named)
 
 
@@ -113,12 +139,9 @@ def _literal(node: ast.expr) -> float:
     return float(value)
 
 
-def _check_rounds(**values: float) -> None:
-    """Checks that each named value is a whole number of rounds, from 1."""
-    for name, value in values.items():
-        check_positive(**{name: value})
-        if value != int(value):
-            raise UsageError(f"{name}: {value:g} given, allowed is a whole number of rounds >= 1")
+def _check_rounds(name: str, value: float) -> int:
+    """A number of rounds, which a schedule's text gives as a float."""
+    return check_int(name, int(value) if float(value).is_integer() else value)
 
 
 def _real() -> Any:

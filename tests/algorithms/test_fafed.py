@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,16 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedoptax import threefry
 from fedoptax.algorithm import Batches
-from fedoptax.algorithms.fafed import fafed, fafed_schedule, naive_adaptive, stem
+from fedoptax.algorithms import fafed, fafed_schedule, naive_adaptive, stem
 from fedoptax.algorithms.fedopt import fedadam
-from fedoptax.data.federated import FederatedData
-from fedoptax.engine.batches import LocalWork
-from fedoptax.engine.data import device_data
-from fedoptax.engine.plan import Plan
-from fedoptax.engine.program import Fixed, program
-from fedoptax.tasks.task import Task, masked_mean
 from small_rounds import close, federate, quadratic, scalars
 
 # ---------------------------------------------------------------- FAFED, STEM, naive
@@ -208,23 +200,3 @@ def test_fafed_computes_k_gradients_in_round_0_and_2k_later() -> None:
         jax.block_until_ready(jax.jit(sweep)(servers, clients))
         jax.effects_barrier()
         assert count == expected
-
-
-def test_a_step_of_fafed_copies_no_weights_that_the_forward_pass_alone_reads() -> None:
-    """The iterate takes the memory of the one before, whose gradient is known by then."""
-
-    def loss(params: Any, batch: Any, key: jax.Array) -> jax.Array:
-        return masked_mean(jnp.sum(jnp.square(jnp.tanh(batch["x"] @ params["w"])), axis=1), batch)
-
-    examples = {"x": np.ones((12, 96), np.float32)}
-    data = FederatedData.from_clients([examples, examples])
-    task = Task("one layer", lambda key: {"w": jnp.ones((96, 40))}, loss, lambda params, batch: {}, data, None)
-    plan = Plan(2, LocalWork(4), "uniform", "loop")
-    built: Any = program(task, Fixed(fafed(0.01)), plan)
-    built.prepare({}, device_data(task), threefry.key(0))()
-    text = built.advance.compiled.as_text()
-    steps = [
-        part for part in re.split(r"^\}", text, flags=re.M) if len(re.findall(r"= f32\[96,40\]\S* dot\(", part)) == 2
-    ]
-    assert len(steps) == 1
-    assert re.findall(r"f32\[96,40\]\S* copy\(.*", steps[0]) == []

@@ -28,7 +28,7 @@ SCHEDULE = {"rho": 0.1, "h": 0.6, "w": 1.5, "c": 200.0}
 
 
 def library(name: str) -> Any:
-    return getattr(importlib.import_module("fedoptax.algorithms.fafed"), name)
+    return getattr(importlib.import_module("fedoptax.algorithms"), name)
 
 
 MEAN_SQUARE = "mean([{n: m[n] ** 2 for n in m} for m in hats], weights)"

@@ -88,7 +88,7 @@ def test_any_two_optimizers() -> None:
 
 @pytest.mark.parametrize(("mu", "dtype"), [(0.1, "float64"), (2.0, "float64"), (2.0, "float32")])
 def test_fedprox(mu: float, dtype: str) -> None:
-    from fedoptax import wrappers
+    from fedoptax import algorithms as wrappers
 
     want = oracle.run(PROBLEM, "fedavg", 0.3, mu=mu)
     assert_matches(lambda: wrappers.fedprox(client_lr=0.3, mu=mu), PROBLEM, want, dtype, "examples")

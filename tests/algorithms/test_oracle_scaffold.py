@@ -53,7 +53,7 @@ def test_schedules_over_rounds(option: int) -> None:
 
 
 def test_with_prox() -> None:
-    from fedoptax import wrappers
+    from fedoptax import algorithms as wrappers
 
     make_it = lambda: wrappers.with_prox(scaffold(client_lr=0.2, server_lr=1.0, option=OPTION[2]), 0.5)  # noqa: E731
     want = oracle.run(PROBLEM, 0.2, 1.0, 2, mu=0.5)

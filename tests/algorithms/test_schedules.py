@@ -36,32 +36,6 @@ def test_every_schedule_is_tried() -> None:
     assert {text.partition("(")[0] for text in VALUES} == set(SCHEDULES)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("cosine(0.1)", "allowed is cosine(lr, rounds, floor=0): missing a required argument: 'rounds'"),
-        ("cosin(0.1, 2)", "schedule: unknown name 'cosin'; did you mean 'cosine'?"),
-        ("constant(-1)", "lr: -1.0 given, allowed is a number > 0"),
-        ("staircase(0.1, 0.5)", "every: 0.5 given, allowed is a whole number of rounds >= 1"),
-        ("staircase(0.1, 2.5)", "every: 2.5 given, allowed is a whole number of rounds >= 1"),
-        ("cosine(0.1, 0.5)", "rounds: 0.5 given, allowed is a whole number of rounds >= 1"),
-        ("cosine(0.1, 0)", "rounds: 0.0 given, allowed is a number > 0"),
-        ("constant(nan)", "allowed is NAME(number, name=number, …)"),
-        ("constant(1e999)", "allowed is NAME(number, name=number, …)"),
-        ("constant(__import__('os').getcwd())", "allowed is NAME(number, name=number, …)"),
-        ("constant(True)", "allowed is NAME(number, name=number, …)"),
-        ("fx.constant(1)", "allowed is NAME(number, name=number, …)"),
-        ("constant(*[1])", "allowed is NAME(number, name=number, …)"),
-        ("constant(" * 500 + "1" + ")" * 500, "allowed is NAME(number, name=number, …)"),
-    ],
-)
-def test_what_is_no_schedule_is_refused_in_one_line(text: str, message: str) -> None:
-    with pytest.raises(fx.UsageError) as error:
-        parse_schedule(text)
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
-
-
 def test_a_hyperparameter_may_be_the_text_of_a_schedule() -> None:
     assert [is_schedule(value) for value in ("cosine(1, 2)", "adam", 0.1, "cosine")] == [True, False, False, False]
     algorithm = build("fedavg", {"client_lr": "staircase(0.1, 2)"})

@@ -12,7 +12,7 @@ import pytest
 
 from fedoptax import _tree as tree
 from fedoptax.algorithm import FedAlgorithm
-from fedoptax.algorithms.fafed import fafed, naive_adaptive, stem
+from fedoptax.algorithms import fafed, fedprox, naive_adaptive, stem
 from fedoptax.algorithms.fedlamb import fedlamb, local_amsgrad
 from fedoptax.algorithms.fedprox import fedprox
 from fedoptax.algorithms.mime import mime, mimelite

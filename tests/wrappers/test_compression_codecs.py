@@ -186,19 +186,3 @@ def test_sign_is_exact_where_all_are_equally_large() -> None:
     v = np.where(np.random.default_rng(2).random(50) < 0.4, -1.5, 1.5).astype("f4")
     np.testing.assert_array_equal(there_and_back(codecs.sign(), v), v)
     np.testing.assert_allclose(np.abs(there_and_back(codecs.sign(), np.arange(8, dtype="f4"))), 3.5)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: codecs.qsgd(1), "bits: 1 given, allowed is a whole number from 2 to 8"),
-        (lambda: codecs.qsgd(4.0), "bits: 4.0 given"),
-        (lambda: codecs.qsgd(bucket=0), "bucket: 0 given, allowed is a whole number from 1"),
-        (lambda: codecs.qsgd(norm="l1"), "norm: 'l1' given, allowed is one of l2, max"),
-        (lambda: codecs.topk(0), "fraction: 0 given, allowed is a number > 0"),
-        (lambda: codecs.topk(1.1), "fraction: 1.1 given"),
-    ],
-)
-def test_a_wrong_argument_is_refused(make: Any, message: str) -> None:
-    with pytest.raises(fx.UsageError, match=message):
-        make()

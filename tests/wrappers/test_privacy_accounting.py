@@ -92,9 +92,3 @@ def test_a_round_is_computed_once() -> None:
     for r in range(1, 40):
         algorithm.epsilon(r, 11, 321)
     assert accounting._renyi.cache_info().misses == before + 1
-
-
-@pytest.mark.parametrize(("rounds", "cohort", "clients"), [(-1, 1, 2), (1, 0, 2), (1, 3, 2)])
-def test_impossible_rounds_are_refused(rounds: int, cohort: int, clients: int) -> None:
-    with pytest.raises(fx.UsageError, match=f"epsilon: {rounds} rounds of {cohort} of {clients} clients given"):
-        epsilon(1.0, DELTA, rounds, cohort, clients)

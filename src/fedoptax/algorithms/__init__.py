@@ -1,17 +1,18 @@
-"""The algorithms, one paper a file, and the one dictionary from command-line names to constructors."""
+"""The algorithms, one paper per file, and the one dictionary from command-line names to constructors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from fedoptax.algorithm import FedAlgorithm
-from fedoptax.algorithms.fafed import fafed, fafed_schedule, naive_adaptive, stem
+from fedoptax.algorithms.fafed import fafed, fafed_schedule, naive_adaptive
 from fedoptax.algorithms.fedlamb import fedlamb, local_amsgrad
 from fedoptax.algorithms.fedopt import fedadagrad, fedadam, fedams, fedamsgrad, fedavg, fedavgm, fedopt, fedyogi
-from fedoptax.algorithms.fedprox import fedprox
+from fedoptax.algorithms.fedprox import fedprox, with_prox
 from fedoptax.algorithms.mime import mime, mimelite
 from fedoptax.algorithms.scaffold import scaffold
 from fedoptax.algorithms.shared_state import local_adaalter, lookahead
+from fedoptax.algorithms.stem import stem
 
 ALGORITHMS: dict[str, Callable[..., FedAlgorithm]] = {
     "fedavg": fedavg,
@@ -34,26 +35,4 @@ ALGORITHMS: dict[str, Callable[..., FedAlgorithm]] = {
     "mime": mime,
 }
 
-__all__ = [
-    "ALGORITHMS",
-    "fafed",
-    "fafed_schedule",
-    "fedadagrad",
-    "fedadam",
-    "fedams",
-    "fedamsgrad",
-    "fedavg",
-    "fedavgm",
-    "fedlamb",
-    "fedopt",
-    "fedprox",
-    "fedyogi",
-    "local_adaalter",
-    "local_amsgrad",
-    "lookahead",
-    "mime",
-    "mimelite",
-    "naive_adaptive",
-    "scaffold",
-    "stem",
-]
+__all__ = ["ALGORITHMS", "fafed_schedule", "fedopt", "with_prox", *ALGORITHMS]

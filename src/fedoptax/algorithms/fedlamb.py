@@ -23,18 +23,8 @@ import jax.numpy as jnp
 
 from fedoptax import _tree as tree
 from fedoptax.algorithm import Cohort, FedAlgorithm, GradFn, Tree, local_steps
-from fedoptax.errors import UsageError
-from fedoptax.hyper import (
-    LearningRate,
-    check,
-    check_choice,
-    check_flag,
-    check_fraction,
-    check_lr,
-    check_positive,
-    received,
-    sent,
-)
+from fedoptax.errors import check_choice, check_flag, check_number, check_positive
+from fedoptax.schedules import LearningRate, check_lr, resolve_lr, value_to_send
 
 Phi = str | Callable[[jax.Array], jax.Array]
 """φ: `"clip"`, `"identity"`, or a function of a layer's norm, a scalar, to a scalar."""
@@ -93,7 +83,7 @@ def local_amsgrad(
     Raises:
       UsageError: a number is outside its range or an option is unknown.
     """
-    return _local_adaptive(lr, b1, b2, eps, v0, momentum, bias_correction, lambda p, theta, lr: tree.scale(lr, p))
+    return _local_adaptive(lr, b1, b2, eps, v0, momentum, bias_correction, lambda p, theta: p)
 
 
 def fedlamb(
@@ -129,22 +119,25 @@ def fedlamb(
     Raises:
       UsageError: a number is outside its range or an option is unknown.
     """
-    check("weight_decay", weight_decay, 0.0)
+    check_number("weight_decay", weight_decay, 0)
     check_choice("layers", layers, ("tensor", "module"))
-    scaling = _phi(phi)
-    decays = not (isinstance(weight_decay, int | float) and weight_decay == 0)  # may be traced
+    if not callable(phi):
+        check_choice("phi", phi, ("clip", "identity"))
 
-    def layerwise(p: Tree, theta: Tree, lr: Any) -> Tree:
-        u = tree.add_scaled(p, weight_decay, theta) if decays else p
+    def scaled_norm(norm: jax.Array) -> jax.Array:
+        if callable(phi):
+            return phi(norm)
+        return jnp.clip(norm, 1e-3, 10.0) if phi == "clip" else norm
 
-        def leaf(u: jax.Array, norm_u: jax.Array, norm_theta: jax.Array) -> jax.Array:
-            length = jnp.asarray(lr, norm_u.dtype) * jnp.asarray(scaling(norm_theta), norm_u.dtype)
-            safe = jnp.where(norm_u > 0, norm_u, jnp.ones_like(norm_u))
-            return jnp.where(norm_u > 0, length / safe, jnp.zeros_like(safe)).astype(u.dtype) * u
+    def normalize(u: jax.Array, norm_u: jax.Array, norm_theta: jax.Array) -> jax.Array:
+        ratio = jnp.where(norm_u > 0, scaled_norm(norm_theta) / norm_u, 0.0)
+        return ratio.astype(u.dtype) * u
 
-        return jax.tree.map(leaf, u, _norms(u, layers), _norms(theta, layers))
+    def direction(p: Tree, theta: Tree) -> Tree:
+        u = tree.add_scaled(p, weight_decay, theta)
+        return jax.tree.map(normalize, u, _layer_norms(u, layers), _layer_norms(theta, layers))
 
-    return _local_adaptive(lr, b1, b2, eps, v0, momentum, bias_correction, layerwise)
+    return _local_adaptive(lr, b1, b2, eps, v0, momentum, bias_correction, direction)
 
 
 def _local_adaptive(
@@ -155,75 +148,64 @@ def _local_adaptive(
     v0: Any,
     momentum: str,
     bias_correction: bool,
-    change: Callable[[Tree, Tree, Any], Tree],
+    direction: Callable[[Tree, Tree], Tree],
 ) -> FedAlgorithm:
-    """Algorithm 1, with `change(p, θ, α)` what line 12 subtracts from θ."""
+    """Algorithm 1, with θ ← θ − α direction(p, θ) in line 12."""
     check_lr(lr=lr)
-    check_fraction(b1=b1, b2=b2)
+    check_number("b1", b1, 0, 1)
+    check_number("b2", b2, 0, 1)
     check_positive(eps=eps, v0=v0)
     check_choice("momentum", momentum, ("persist", "reset"))
-    check_flag(bias_correction=bias_correction)
-    persist = momentum == "persist"
+    check_flag("bias_correction", bias_correction)
+    persists = momentum == "persist"
 
     def init(params: Tree) -> AMSState:
-        return AMSState(params, tree.full_like(params, v0), jnp.zeros((), jnp.int32))
+        return AMSState(params, tree.full_like(params, v0), jnp.zeros((), jnp.int32))  # line 2
 
     def no_momentum(params: Tree) -> Momentum:
         return Momentum(tree.zeros_like(params), jnp.zeros((), jnp.int32) if bias_correction else ())
 
     def broadcast(server: AMSState) -> AMSMessage:
-        return AMSMessage(server.params, server.v_max, sent(lr, server.round))
+        return AMSMessage(server.params, server.v_max, value_to_send(lr, server.round))
 
     def client_update(
         grad_fn: GradFn, message: AMSMessage, client: Any, batches: Any
     ) -> tuple[AMSUpload, Any, jax.Array]:
-        alpha = received(lr, message.lr)
-        root = jax.tree.map(lambda v: jnp.sqrt(v) + jnp.asarray(eps, v.dtype), message.v_max)
-        inverse = jax.tree.map(jnp.reciprocal, root)
+        theta, v_hat = message.params, message.v_max  # lines 5 and 6
+        alpha = resolve_lr(lr, message.lr)
+        m, s = client if persists else no_momentum(theta)
 
-        # v̂ stands still during a round, so p = m/√v̂ (line 11) follows m's recursion: one vector less to read a step.
-        def step(carry: tuple[Tree, Tree, Tree, Any], batch: Any) -> tuple[tuple, jax.Array]:
-            theta, v, p, steps = carry
-            loss, grads = grad_fn(theta, batch)
-            p = tree.ema(b1, p, jax.tree.map(jnp.multiply, grads, inverse))
-            v = tree.ema(b2, v, jax.tree.map(jnp.square, grads))
-            taken = p
+        def step(carry: tuple, batch: Any) -> tuple[tuple, jax.Array]:
+            theta, m, v, s = carry
+            loss, g = grad_fn(theta, batch)  # line 8, at the current iterate
+            m = tree.ema(b1, m, g)  # line 9
+            v = tree.ema(b2, v, tree.square(g))  # line 10
+            m_hat = m
             if bias_correction:
-                steps = steps + 1
-                taken = tree.scale(_correction(b1, steps), p)
-            return (tree.sub(theta, change(taken, theta, alpha)), v, p, steps), loss
+                s = s + 1
+                m_hat = tree.scale(1 / _one_minus_power(b1, s), m)  # line 9, on a copy of m
+            p = tree.divide(m_hat, tree.root_plus(v_hat, eps))  # line 11
+            theta = tree.add_scaled(theta, -alpha, direction(p, theta))  # line 12
+            return (theta, m, v, s), loss
 
-        m, steps = client if persist else no_momentum(message.params)
-        start = (message.params, message.v_max, jax.tree.map(jnp.multiply, m, inverse), steps)
-        (theta, v, p, steps), loss = local_steps(step, start, batches)
-        kept = Momentum(jax.tree.map(jnp.multiply, p, root), steps)
-        return AMSUpload(theta, v), kept if persist else (), loss
+        (theta, m, v, s), loss = local_steps(step, (theta, m, v_hat, s), batches)  # line 7
+        return AMSUpload(theta, v), Momentum(m, s) if persists else (), loss  # line 14
 
     def server_update(server: AMSState, mean: AMSUpload, cohort: Cohort) -> AMSState:
         del cohort
-        return AMSState(mean.params, jax.tree.map(jnp.maximum, server.v_max, mean.v), server.round + 1)
+        return AMSState(mean.params, jax.tree.map(jnp.maximum, server.v_max, mean.v), server.round + 1)  # line 16
 
-    init_client = no_momentum if persist else lambda params: ()
+    init_client = no_momentum if persists else lambda params: ()
     return FedAlgorithm(init, init_client, broadcast, client_update, server_update, lambda s: s.params, "uniform")
 
 
-def _phi(phi: Phi) -> Callable[[jax.Array], jax.Array]:
-    if callable(phi):
-        return phi
-    if phi == "clip":
-        return lambda norm: jnp.clip(norm, 1e-3, 10.0)
-    if phi == "identity":
-        return lambda norm: norm
-    raise UsageError(f"phi: {phi!r} given, allowed is one of clip, identity, or a function of a layer's norm")
-
-
-def _correction(b1: Any, steps: jax.Array) -> jax.Array:
+def _one_minus_power(b1: Any, steps: jax.Array) -> jax.Array:
     s = steps.astype(jnp.result_type(float))
-    return 1 / (1 - jnp.asarray(b1, s.dtype) ** s)
+    return 1 - jnp.asarray(b1, s.dtype) ** s
 
 
-def _norms(params: Tree, layers: str) -> Tree:
-    """For each leaf the 2-norm, a scalar in at least float32, of the layer it belongs to."""
+def _layer_norms(params: Tree, layers: str) -> Tree:
+    """The 2-norm of the layer that each leaf belongs to, a scalar in at least float32."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(params)
     wide = jnp.float64 if any(a.dtype == jnp.float64 for _, a in leaves) else jnp.float32
     names = [path if layers == "tensor" else path[:-1] for path, _ in leaves]

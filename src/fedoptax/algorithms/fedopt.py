@@ -16,17 +16,8 @@ import optax
 from fedoptax import _tree as tree
 from fedoptax.algorithm import Cohort, FedAlgorithm, GradFn, Tree, local_steps
 from fedoptax.algorithms import optimizers as transforms
-from fedoptax.errors import UsageError
-from fedoptax.hyper import (
-    LearningRate,
-    check_choice,
-    check_flag,
-    check_fraction,
-    check_lr,
-    check_positive,
-    received,
-    sent,
-)
+from fedoptax.errors import UsageError, check_choice, check_flag, check_number, check_positive
+from fedoptax.schedules import LearningRate, check_lr, resolve_lr, value_to_send
 
 
 class FedOptState(NamedTuple):
@@ -74,7 +65,7 @@ def fedopt(
     """
     for name, given in (("client_optimizer", client_optimizer), ("server_optimizer", server_optimizer)):
         if not (hasattr(given, "init") and hasattr(given, "update")):
-            raise UsageError(f"{name}: {given!r} given, allowed is an optax.GradientTransformation")
+            raise UsageError(f"{name} must be an optax.GradientTransformation, got {given!r}")
     return _fedopt(lambda _: client_optimizer, 1.0, server_optimizer, client_state)
 
 
@@ -101,7 +92,7 @@ def fedavgm(client_lr: LearningRate, server_lr: LearningRate = 1.0, momentum: An
       momentum: μ in [0, 1).
     """
     check_lr(client_lr=client_lr, server_lr=server_lr)
-    check_fraction(momentum=momentum)
+    check_number("momentum", momentum, 0, 1)
     return _server(transforms.scale_by_momentum(momentum), client_lr, server_lr)
 
 
@@ -115,7 +106,7 @@ def fedadagrad(client_lr: LearningRate, server_lr: LearningRate, b1: Any = 0.0, 
       tau: τ > 0, the degree of adaptivity (smaller is more adaptive).
     """
     check_lr(client_lr=client_lr, server_lr=server_lr)
-    check_fraction(b1=b1)
+    check_number("b1", b1, 0, 1)
     check_positive(tau=tau)
     return _server(transforms.scale_by_fedadagrad(b1, tau), client_lr, server_lr)
 
@@ -130,7 +121,7 @@ def fedyogi(
 ) -> FedAlgorithm:
     """FedYogi (Reddi et al. 2021, Algorithm 2): v ← v − (1−β₂) Δ² sign(v − Δ²); the rest as `fedadam`."""
     _check_adam(client_lr, server_lr, b1, b2, tau=tau)
-    check_flag(debias=debias)
+    check_flag("debias", debias)
     return _server(transforms.scale_by_fedyogi(b1, b2, tau, debias), client_lr, server_lr)
 
 
@@ -155,7 +146,7 @@ def fedadam(
         were published for it.
     """
     _check_adam(client_lr, server_lr, b1, b2, tau=tau)
-    check_flag(debias=debias)
+    check_flag("debias", debias)
     return _server(transforms.scale_by_fedadam(b1, b2, tau, debias), client_lr, server_lr)
 
 
@@ -192,12 +183,12 @@ def _fedopt(
         return FedOptState(params, server_optimizer.init(params), jnp.zeros((), jnp.int32), shared)
 
     def broadcast(server: FedOptState) -> FedOptMessage:
-        return FedOptMessage(server.params, sent(client_lr, server.round), server.client_opt_state)
+        return FedOptMessage(server.params, value_to_send(client_lr, server.round), server.client_opt_state)
 
     def client_update(
         grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Any
     ) -> tuple[FedOptUpload, Tree, jax.Array]:
-        optimizer = client_optimizer(received(client_lr, message.lr))
+        optimizer = client_optimizer(resolve_lr(client_lr, message.lr))
 
         def step(carry: tuple[Tree, Tree], batch: Any) -> tuple[tuple[Tree, Tree], jax.Array]:
             y, state = carry
@@ -229,5 +220,6 @@ def _sgd(lr: Any) -> optax.GradientTransformation:
 
 def _check_adam(client_lr: LearningRate, server_lr: LearningRate, b1: Any, b2: Any, **floor: Any) -> None:
     check_lr(client_lr=client_lr, server_lr=server_lr)
-    check_fraction(b1=b1, b2=b2)
+    check_number("b1", b1, 0, 1)
+    check_number("b2", b2, 0, 1)
     check_positive(**floor)

@@ -1,4 +1,7 @@
-"""The proximal term of FedProx, on any algorithm."""
+"""FedProx: a proximal term keeps clients near the model that they received.
+
+Li et al. 2020, *Federated Optimization in Heterogeneous Networks*, Algorithm 2.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,14 @@ import jax
 
 from fedoptax import _tree as tree
 from fedoptax.algorithm import FedAlgorithm, GradFn, Tree
-from fedoptax.errors import UsageError
-from fedoptax.hyper import LearningRate, check
+from fedoptax.algorithms.fedopt import fedavg
+from fedoptax.errors import UsageError, check_number
+from fedoptax.schedules import LearningRate
 from fedoptax.wrappers.gradients import with_gradient
 
 
 def with_prox(algorithm: FedAlgorithm, mu: Any) -> FedAlgorithm:
-    """FedProx's proximal term on any algorithm (Li et al. 2020, *Federated Optimization in Heterogeneous Networks*).
+    """Add FedProx's proximal term to any algorithm (Li et al. 2020, Algorithm 2).
 
     The client minimises fᵢ(y) + (μ/2)‖y − x‖² (Algorithm 2, line 5): wherever the algorithm takes a gradient, g(y)
     becomes g(y) + μ (y − x), where x is what the client received. The reported loss stays the task's.
@@ -26,12 +30,11 @@ def with_prox(algorithm: FedAlgorithm, mu: Any) -> FedAlgorithm:
     Raises:
       UsageError: μ is not a number ≥ 0, or (when a client runs) the message has no field `params`.
     """
-    check("mu", mu, 0.0)
+    check_number("mu", mu, 0)
 
     def proximal(grad_fn: GradFn, message: Any) -> GradFn:
         if not hasattr(message, "params"):
-            given = type(message).__name__
-            raise UsageError(f"algorithm: its message, {given}, given, allowed is a message with a field 'params' (x)")
+            raise UsageError(f"algorithm must send a message with a field 'params', got {type(message).__name__}")
 
         def gradient(y: Tree, batch: Any) -> tuple[jax.Array, Tree]:
             loss, grads = grad_fn(y, batch)
@@ -43,7 +46,5 @@ def with_prox(algorithm: FedAlgorithm, mu: Any) -> FedAlgorithm:
 
 
 def fedprox(client_lr: LearningRate, mu: Any, server_lr: LearningRate = 1.0) -> FedAlgorithm:
-    """FedProx (Li et al. 2020, Algorithm 2): `fedavg` with the proximal term μ; arguments as in those two."""
-    from fedoptax.algorithms.fedopt import fedavg  # here, because fedoptax.algorithms lists fedprox
-
+    """FedProx (Li et al. 2020, Algorithm 2): `fedavg` with the proximal term; arguments as in `fedavg`, `with_prox`."""
     return with_prox(fedavg(client_lr, server_lr), mu)

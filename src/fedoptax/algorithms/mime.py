@@ -22,9 +22,10 @@ from fedoptax.algorithm import (
     accumulate_result,
     accumulate_zero,
     local_steps,
+    steps_or_one,
 )
-from fedoptax.algorithms.gradients import step_weight
-from fedoptax.hyper import LearningRate, check_choice, check_fraction, check_lr, check_positive, received, sent
+from fedoptax.errors import check_choice, check_number, check_positive
+from fedoptax.schedules import LearningRate, check_lr, resolve_lr, value_to_send
 
 
 class Base(NamedTuple):
@@ -101,53 +102,51 @@ def _mime(client_lr: LearningRate, base: Base, corrected: bool) -> FedAlgorithm:
         return MimeState(params, base.init(params), control, jnp.zeros((), jnp.int32))
 
     def broadcast(server: MimeState) -> MimeMessage:
-        return MimeMessage(server.params, server.stats, server.control, sent(client_lr, server.round))
+        return MimeMessage(server.params, server.stats, server.control, value_to_send(client_lr, server.round))
 
     def client_update(
         grad_fn: GradFn, message: MimeMessage, client: Tree, batches: Any
     ) -> tuple[MimeUpload, Tree, jax.Array]:
-        x, lr, weight = message.params, received(client_lr, message.lr), step_weight(batches)
+        x, lr = message.params, resolve_lr(client_lr, message.lr)
 
         def step(carry: tuple[Tree, Tree], batch: Any) -> tuple[tuple[Tree, Tree], jax.Array]:
-            y, total = carry
-            loss, grads = grad_fn(y, batch)
-            _, grads_x = grad_fn(x, batch)
+            y, gradient = carry
+            loss, g = grad_fn(y, batch)
+            _, g_x = grad_fn(x, batch)
             if corrected:
-                grads = tree.add_scaled(tree.sub(grads, grads_x), 1, message.control)
-            y = tree.add_scaled(y, -lr, base.step(message.stats, grads))
-            return (y, accumulate(total, weight, grads_x)), loss
+                g = tree.add(tree.sub(g, g_x), message.control)
+            y = tree.add_scaled(y, -lr, base.step(message.stats, g))
+            return (y, accumulate(gradient, 1 / steps_or_one(batches), g_x)), loss
 
-        (y, total), loss = local_steps(step, (x, accumulate_zero(x)), batches)
-        return MimeUpload(tree.sub(y, x), accumulate_result(total, x)), client, loss
+        (y, gradient), loss = local_steps(step, (x, accumulate_zero(x)), batches)
+        return MimeUpload(tree.sub(y, x), accumulate_result(gradient, x)), client, loss
 
     def server_update(server: MimeState, mean: MimeUpload, cohort: Cohort) -> MimeState:
         del cohort
-        return MimeState(
-            tree.add_scaled(server.params, 1, mean.delta),
-            base.track(server.stats, mean.gradient),
-            mean.gradient if corrected else (),
-            server.round + 1,
-        )
+        stats = base.track(server.stats, mean.gradient)
+        control = mean.gradient if corrected else ()
+        return MimeState(tree.add(server.params, mean.delta), stats, control, server.round + 1)
 
     return FedAlgorithm(init, lambda params: (), broadcast, client_update, server_update, lambda s: s.params, "uniform")
 
 
 def _base(name: str, b1: Any, b2: Any, eps: Any) -> Base:
     check_choice("base", name, ("sgd", "adam"))
-    check_fraction(b1=b1, b2=b2)
+    check_number("b1", b1, 0, 1)
+    check_number("b2", b2, 0, 1)
     check_positive(eps=eps)
 
-    def blend(m: Tree, g: Tree) -> Tree:
+    def momentum(m: Tree, g: Tree) -> Tree:
         return tree.ema(b1, m, g)
 
     def adam_step(stats: tuple[Tree, Tree], g: Tree) -> Tree:
         m, v = stats
-        return jax.tree.map(lambda d, v: d / (jnp.sqrt(v) + jnp.asarray(eps, v.dtype)), blend(m, g), v)
+        return tree.divide(momentum(m, g), tree.root_plus(v, eps))
 
     def adam_track(stats: tuple[Tree, Tree], g: Tree) -> tuple[Tree, Tree]:
         m, v = stats
-        return blend(m, g), tree.ema(b2, v, jax.tree.map(jnp.square, g))
+        return momentum(m, g), tree.ema(b2, v, tree.square(g))
 
     if name == "sgd":
-        return Base(tree.zeros_like, blend, blend)
+        return Base(tree.zeros_like, momentum, momentum)
     return Base(lambda params: (tree.zeros_like(params), tree.zeros_like(params)), adam_step, adam_track)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import optax
 
 from fedoptax import _tree as tree
-from fedoptax.hyper import LearningRate
+from fedoptax.schedules import LearningRate, lr_at
 
 Leafwise = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -42,8 +42,7 @@ class MaxMomentState(NamedTuple):
 
 def descend(learning_rate: LearningRate) -> optax.GradientTransformation:
     """u ← −η_t d, with η a constant or a schedule over server updates (rounds, from 0)."""
-    schedule = learning_rate if callable(learning_rate) else lambda _: learning_rate
-    return optax.scale_by_schedule(lambda count: -schedule(count))
+    return optax.scale_by_schedule(lambda round: -lr_at(learning_rate, round))
 
 
 def scale_by_momentum(momentum: Any) -> optax.GradientTransformation:

@@ -12,9 +12,18 @@ import jax
 import jax.numpy as jnp
 
 from fedoptax import _tree as tree
-from fedoptax.algorithm import Cohort, FedAlgorithm, GradFn, Tree, local_steps, num_steps
-from fedoptax.algorithms.gradients import mean_gradient
-from fedoptax.hyper import LearningRate, check_choice, check_lr, received, sent
+from fedoptax.algorithm import (
+    Cohort,
+    FedAlgorithm,
+    GradFn,
+    Tree,
+    local_steps,
+    mean_gradient,
+    num_steps,
+    steps_or_one,
+)
+from fedoptax.errors import check_choice
+from fedoptax.schedules import LearningRate, check_lr, lr_at, resolve_lr, value_to_send
 
 
 class ScaffoldState(NamedTuple):
@@ -26,7 +35,7 @@ class ScaffoldState(NamedTuple):
 
 
 class ScaffoldMessage(NamedTuple):
-    """Down (line 4): x, c, and the client learning rate if it is scheduled."""
+    """Down (line 5): x, c, and the client learning rate if it is scheduled."""
 
     params: Tree
     control: Tree
@@ -43,7 +52,7 @@ class ScaffoldUpload(NamedTuple):
 def scaffold(client_lr: LearningRate, server_lr: LearningRate = 1.0, option: str = "II") -> FedAlgorithm:
     """SCAFFOLD (Karimireddy et al. 2020, Algorithm 1).
 
-    Client: y ← x (line 6); K steps y ← y − η_l (g(y) − cᵢ + c) (lines 7–10); cᵢ⁺ by the option (line 12); upload
+    Client: y ← x (line 7); K steps y ← y − η_l (g(y) − cᵢ + c) (lines 8–10); cᵢ⁺ by the option (line 12); upload
     Δy, Δc (line 13); cᵢ ← cᵢ⁺ (line 14). Server: x ← x + η Σ wᵢ Δyᵢ and c ← c + (|S|/N) Σ wᵢ Δcᵢ (lines 16–17). Both
     controls start at 0. K is the number of steps the client took; a client that took none keeps its control.
 
@@ -63,33 +72,29 @@ def scaffold(client_lr: LearningRate, server_lr: LearningRate = 1.0, option: str
         return ScaffoldState(params, tree.zeros_like(params), jnp.zeros((), jnp.int32))
 
     def broadcast(server: ScaffoldState) -> ScaffoldMessage:
-        return ScaffoldMessage(server.params, server.control, sent(client_lr, server.round))
+        return ScaffoldMessage(server.params, server.control, value_to_send(client_lr, server.round))
 
     def client_update(
-        grad_fn: GradFn, message: ScaffoldMessage, client: Tree, batches: Any
+        grad_fn: GradFn, message: ScaffoldMessage, c_i: Tree, batches: Any
     ) -> tuple[ScaffoldUpload, Tree, jax.Array]:
-        lr = received(client_lr, message.lr)
-        x, correction = message.params, tree.sub(message.control, client)
+        x, c, lr = message.params, message.control, resolve_lr(client_lr, message.lr)
 
         def step(y: Tree, batch: Any) -> tuple[Tree, jax.Array]:
-            loss, grads = grad_fn(y, batch)
-            return tree.add_scaled(y, -lr, tree.add_scaled(grads, 1, correction)), loss
+            loss, g = grad_fn(y, batch)  # line 9
+            return tree.add_scaled(y, -lr, tree.add(tree.sub(g, c_i), c)), loss  # line 10
 
-        y, loss = local_steps(step, x, batches)
-        delta = tree.sub(y, x)
+        y, loss = local_steps(step, x, batches)  # lines 7 and 8
         if option == "I":
-            control_delta = tree.sub(mean_gradient(grad_fn, x, batches)[0], client)
+            c_plus, _ = mean_gradient(grad_fn, x, batches)  # line 12, option I
         else:
-            steps = jnp.maximum(num_steps(batches), 1).astype(jnp.result_type(float))
-            distance = steps * jnp.asarray(lr, steps.dtype)
-            control_delta = tree.add_scaled(tree.scale(-1, message.control), -1 / distance, delta)
-        control_delta = tree.scale(jnp.asarray(num_steps(batches) > 0), control_delta)
-        return ScaffoldUpload(delta, control_delta), tree.add_scaled(client, 1, control_delta), loss
+            distance = steps_or_one(batches) * lr
+            c_plus = tree.add_scaled(tree.sub(c_i, c), 1 / distance, tree.sub(x, y))  # line 12, option II
+        c_plus = tree.select(num_steps(batches) > 0, c_plus, c_i)
+        return ScaffoldUpload(tree.sub(y, x), tree.sub(c_plus, c_i)), c_plus, loss  # lines 13 and 14
 
     def server_update(server: ScaffoldState, mean: ScaffoldUpload, cohort: Cohort) -> ScaffoldState:
-        lr = received(server_lr, sent(server_lr, server.round))
-        params = tree.add_scaled(server.params, lr, mean.delta)
-        control = tree.add_scaled(server.control, cohort.size / cohort.num_clients, mean.control_delta)
-        return ScaffoldState(params, control, server.round + 1)
+        x = tree.add_scaled(server.params, lr_at(server_lr, server.round), mean.delta)  # lines 16 and 17
+        c = tree.add_scaled(server.control, cohort.size / cohort.num_clients, mean.control_delta)  # line 17
+        return ScaffoldState(x, c, server.round + 1)
 
     return FedAlgorithm(init, tree.zeros_like, broadcast, client_update, server_update, lambda s: s.params, "uniform")

@@ -16,7 +16,8 @@ from fedoptax import _tree as tree
 from fedoptax.algorithm import FedAlgorithm, GradFn, Tree
 from fedoptax.algorithms import optimizers as transforms
 from fedoptax.algorithms.fedopt import FedOptMessage, FedOptState, FedOptUpload, _fedopt, _sgd
-from fedoptax.hyper import LearningRate, check, check_fraction, check_lr, check_positive
+from fedoptax.errors import check_number, check_positive
+from fedoptax.schedules import LearningRate, check_lr
 
 
 class AdaAlterState(NamedTuple):
@@ -44,7 +45,7 @@ def local_adaalter(lr: LearningRate, b0: Any = 1.0, eps: Any = 1.0) -> FedAlgori
       UsageError: a number is outside its range.
     """
     check_lr(lr=lr)
-    check("b0", b0, 0.0)
+    check_number("b0", b0, 0)
     check_positive(eps=eps)
     algorithm = _fedopt(lambda lr: _adaalter(lr, b0, eps), lr, transforms.descend(1.0), "average")
 
@@ -84,7 +85,8 @@ def lookahead(
       UsageError: a number is outside its range.
     """
     check_lr(client_lr=client_lr)
-    check_fraction(b1=b1, b2=b2)
+    check_number("b1", b1, 0, 1)
+    check_number("b2", b2, 0, 1)
     check_positive(alpha=alpha, eps=eps)
     adam = transforms.scale_by_fedadam(b1, b2, tau=eps, debias=True)
     return _fedopt(lambda lr: optax.chain(adam, _sgd(lr)), client_lr, transforms.descend(alpha), client_state="average")
@@ -104,7 +106,6 @@ def _adaalter(lr: Any, b0: Any, eps: Any) -> optax.GradientTransformation:
             return -jnp.asarray(lr, g.dtype) * g / jnp.sqrt(b_squared + placeholder)
 
         updates = jax.tree.map(leaf, grads, state.b_squared)
-        a_squared = jax.tree.map(lambda a, g: a + g * g, state.a_squared, grads)
-        return updates, AdaAlterState(state.b_squared, a_squared, steps)
+        return updates, AdaAlterState(state.b_squared, tree.add(state.a_squared, tree.square(grads)), steps)
 
     return optax.GradientTransformation(init, update)

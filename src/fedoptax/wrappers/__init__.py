@@ -1,15 +1,15 @@
 """Functions from algorithm to algorithm.
 
-`with_prox` and `with_clipping` change the gradients that the clients see; `with_privacy` and `with_compression` change
-what a client sends and what the server makes of the mean. Each keeps everything else.
+`with_clipping` changes the gradients that the clients see; `with_privacy` and `with_compression` change what a client
+sends and what the server makes of the mean. Each keeps everything else.
 
-Wrappers nest. Of those of gradients the outer one meets the task's gradient first: `with_prox(with_clipping(a, 1.0),
-0.1)` clips the gradient of the proximal objective; `with_clipping(with_prox(a, 0.1), 1.0)` clips the task's gradient,
-then adds the proximal term. They commute with those of uploads, of which compression is the outer one.
+Wrappers nest. The outer wrapper of gradients meets the task's gradient first: `with_prox(with_clipping(a, 1.0), 0.1)`
+clips the gradient of the proximal objective; `with_clipping(with_prox(a, 0.1), 1.0)` clips the task's gradient, then
+adds the proximal term. Gradient and upload wrappers commute; compression goes outside privacy.
 """
 
-from fedoptax.wrappers.clipping import clipped, with_clipping
 from fedoptax.wrappers.compression import with_compression
+from fedoptax.wrappers.gradients import clipped, with_clipping
 from fedoptax.wrappers.privacy import with_privacy
 
 __all__ = ["clipped", "with_clipping", "with_compression", "with_privacy"]

@@ -16,20 +16,18 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedoptax.errors import UsageError
+from fedoptax.errors import UsageError, check_int, check_number
 
 
 def check_available(delta: float) -> None:
-    """Checks δ, and that the accountant is there: before a run, not in its first round.
+    """Check δ and that dp-accounting is installed: before a run, not in its first round.
 
     Raises:
-      UsageError: it is not.
+      UsageError: δ is not in (0, 1), or dp-accounting is missing.
     """
-    number = delta if isinstance(delta, int | float) and not isinstance(delta, bool) else math.nan
-    if not 0 < number < 1:
-        raise UsageError(f"delta: {delta!r} given, allowed is a number > 0 and < 1, well below 1/(number of clients)")
+    check_number("delta", delta, 0, 1, open_low=True)
     if find_spec("dp_accounting") is None:
-        raise UsageError("with_privacy: dp-accounting is not installed; pip install 'fedoptax[privacy]'")
+        raise UsageError("with_privacy needs dp-accounting: pip install 'fedoptax[privacy]'")
 
 
 def epsilon(noise_multiplier: Any, delta: float, rounds: int, cohort_size: int, num_clients: int) -> float:
@@ -53,12 +51,9 @@ def epsilon(noise_multiplier: Any, delta: float, rounds: int, cohort_size: int, 
       UsageError: the noise multiplier is traced, or a number is out of range.
     """
     if isinstance(noise_multiplier, jax.core.Tracer):
-        raise UsageError("noise_multiplier: a traced value given, allowed is a number where ε is computed")
-    if rounds < 0 or not 1 <= cohort_size <= num_clients:
-        raise UsageError(
-            f"epsilon: {rounds} rounds of {cohort_size} of {num_clients} clients given, allowed are rounds >= 0 and "
-            "cohorts from 1 client to all"
-        )
+        raise UsageError("noise_multiplier must be a number to compute ε, got a traced value")
+    check_int("rounds", rounds, 0)
+    check_int("cohort_size", cohort_size, 1, num_clients)
     ratio = float(noise_multiplier) / 2
     if rounds == 0 or ratio == 0:
         return 0.0 if rounds == 0 else math.inf

@@ -17,8 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from fedoptax.algorithm import nbytes
-from fedoptax.errors import UsageError
-from fedoptax.hyper import check, check_choice
+from fedoptax.errors import check_choice, check_int, check_number
 
 Parts = dict[str, jax.Array]
 
@@ -70,8 +69,8 @@ def qsgd(bits: int = 4, bucket: int = 512, norm: str = "l2") -> Codec:
     Raises:
       UsageError: an argument is outside its range.
     """
-    _check_whole("bits", bits, 2, 8)
-    _check_whole("bucket", bucket, 1, 2**31 - 1)
+    check_int("bits", bits, 2, 8)
+    check_int("bucket", bucket)
     check_choice("norm", norm, ("l2", "max"))
     levels = 2 ** (bits - 1) - 1
 
@@ -103,7 +102,7 @@ def topk(fraction: float = 0.01) -> Codec:
     Raises:
       UsageError: the fraction is outside its range.
     """
-    check("fraction", fraction, 0.0, math.nextafter(1.0, 2.0), open_low=True)
+    check_number("fraction", fraction, 0, 1, open_low=True, open_high=False)
 
     def encode(flat: jax.Array, key: Any) -> Parts:
         del key
@@ -161,8 +160,3 @@ def unpack_bits(packed: jax.Array, bits: int, size: int) -> jax.Array:
     planes = jnp.unpackbits(packed, count=size * bits).reshape(size, bits)
     places = jnp.arange(bits - 1, -1, -1, dtype=jnp.uint8)
     return jnp.sum(planes << places, axis=1, dtype=jnp.uint8)
-
-
-def _check_whole(name: str, value: Any, low: int, high: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise UsageError(f"{name}: {value!r} given, allowed is a whole number from {low} to {high}")

@@ -57,8 +57,7 @@ def with_compression(
       UsageError: no codec, a wrong seed, uploads that are coded already, or (when a client runs) no field to code.
     """
     if not isinstance(codec, Codec):
-        allowed = ", ".join(f"fedoptax.wrappers.codecs.{name}(...)" for name in codecs.CODECS)
-        raise UsageError(f"codec: {codec!r} given, allowed is one of {allowed}")
+        raise UsageError(f"codec must be one of fedoptax.codecs, such as codecs.qsgd(), got {codec!r}")
     words, chosen = randomness.key_words(seed), FIELDS if fields is None else tuple(fields)
     is_change = algorithm.decode is not None  # what another wrapper sends
 
@@ -132,11 +131,11 @@ def _is_coded(node: Any) -> bool:
 
 def _check_upload(upload: Tree, chosen: Sequence[str], named: bool) -> None:
     if any(map(_is_coded, jax.tree.leaves(upload, is_leaf=_is_coded))):
-        raise UsageError("with_compression: uploads that are coded already given, allowed is one codec")
+        raise UsageError("algorithm must not compress its uploads already: one codec is enough")
     present = getattr(upload, "_fields", None)
     if present is None:
         return
     strange = sorted(set(chosen) - set(present)) if named else []
     if strange or not set(chosen) & set(present):
-        given = ", ".join(strange) if strange else "none of the usual names"
-        raise UsageError(f"fields: {given} given, allowed are those of the upload: {', '.join(present)}")
+        given = ", ".join(strange) or "none"
+        raise UsageError(f"fields must be names of the upload's fields ({', '.join(present)}), got {given}")

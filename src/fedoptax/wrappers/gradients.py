@@ -1,4 +1,4 @@
-"""What the wrappers of gradients share: another gradient for the same algorithm."""
+"""Changing the gradients that an algorithm's clients see, and clipping them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,50 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
+from fedoptax import _tree as tree
 from fedoptax.algorithm import FedAlgorithm, GradFn, Tree
+from fedoptax.errors import check_positive
 
 
 def with_gradient(algorithm: FedAlgorithm, change: Callable[[GradFn, Any], GradFn]) -> FedAlgorithm:
-    """`algorithm` with `change(grad_fn, message)` in place of the gradient that its clients are given."""
+    """`algorithm` whose clients are given `change(grad_fn, message)` in place of their `grad_fn`."""
 
     def client_update(grad_fn: GradFn, message: Any, client: Tree, batches: Any) -> tuple[Tree, Tree, jax.Array]:
         return algorithm.client_update(change(grad_fn, message), message, client, batches)
 
     return algorithm._replace(client_update=client_update)
+
+
+def with_clipping(algorithm: FedAlgorithm, max_norm: Any) -> FedAlgorithm:
+    """Clip every minibatch gradient to a global 2-norm: g ← g min(1, max_norm/‖g‖) (Pascanu et al. 2013).
+
+    Args:
+      algorithm: any algorithm.
+      max_norm: > 0.
+
+    Raises:
+      UsageError: `max_norm` is not a number > 0.
+    """
+    check_positive(max_norm=max_norm)
+    return with_gradient(algorithm, lambda grad_fn, message: clipped(grad_fn, max_norm))
+
+
+def clipped(grad_fn: GradFn, max_norm: Any) -> GradFn:
+    """`grad_fn` with its gradients clipped to a global 2-norm; see `with_clipping`."""
+
+    def gradient(y: Tree, batch: Any) -> tuple[jax.Array, Tree]:
+        loss, grads = grad_fn(y, batch)
+        norm = global_norm(grads)
+        limit = jnp.asarray(max_norm, norm.dtype)
+        return loss, tree.scale(limit / jnp.maximum(norm, limit), grads)
+
+    return gradient
+
+
+def global_norm(grads: Tree) -> jax.Array:
+    """The 2-norm of all leaves together, a scalar in at least float32."""
+    leaves = jax.tree.leaves(grads)
+    wide = jnp.float64 if any(a.dtype == jnp.float64 for a in leaves) else jnp.float32
+    return jnp.sqrt(sum((jnp.sum(jnp.square(a.astype(wide))) for a in leaves), jnp.zeros((), wide)))

@@ -15,10 +15,9 @@ import jax.numpy as jnp
 from jax.tree_util import keystr, tree_leaves_with_path
 
 from fedoptax.algorithm import Cohort, FedAlgorithm, GradFn, Tree
-from fedoptax.errors import UsageError
-from fedoptax.hyper import check, check_fraction, check_positive
+from fedoptax.errors import UsageError, check_number, check_positive
 from fedoptax.wrappers import accounting, randomness, uploads
-from fedoptax.wrappers.clipping import global_norm
+from fedoptax.wrappers.gradients import global_norm
 from fedoptax.wrappers.uploads import Message
 
 
@@ -85,17 +84,14 @@ def with_privacy(
     """
     adaptive = target_quantile is not None
     check_positive(clip=clip, clip_lr=clip_lr)
-    check("noise_multiplier", noise_multiplier, 0.0)
+    check_number("noise_multiplier", noise_multiplier, 0)
     accounting.check_available(delta)
     if adaptive:
-        check_fraction(target_quantile=target_quantile)
+        check_number("target_quantile", target_quantile, 0, 1)
     if bit_noise is not None:
         check_bit_noise(bit_noise, noise_multiplier)
     if algorithm.decode is not None:
-        raise UsageError(
-            "algorithm: one whose uploads are coded given, allowed is with_compression outside, once: "
-            "with_compression(with_privacy(algorithm, ...), codec)"
-        )
+        raise UsageError("algorithm must not compress its uploads yet: with_compression(with_privacy(...), codec)")
     words = randomness.key_words(seed)
     names = uploads.SECOND_MOMENTS if nonnegative is None else tuple(nonnegative)
 
@@ -192,7 +188,7 @@ def check_bit_noise(bit_noise: Any, noise_multiplier: Any) -> None:
       UsageError: it is not.
     """
     least = 0.0 if isinstance(noise_multiplier, jax.core.Tracer) else float(noise_multiplier) / 2
-    check("bit_noise", bit_noise, least, open_low=True)
+    check_number("bit_noise", bit_noise, least, open_low=True)
 
 
 def _check_upload(upload: Tree, nonnegative: Sequence[str], believed: bool) -> None:
@@ -200,14 +196,14 @@ def _check_upload(upload: Tree, nonnegative: Sequence[str], believed: bool) -> N
     for path, leaf in leaves:
         if not uploads.is_floating(leaf):
             raise UsageError(
-                f"with_privacy: the upload holds whole numbers ({leaf.dtype} at {keystr(path)}), which cannot be "
-                "clipped and noised; allowed are floating-point numbers (no schedules or counts of local steps)"
+                f"algorithm must upload floating-point numbers to be private, got {leaf.dtype} at {keystr(path)} "
+                "(schedules and counts of local steps cannot be clipped and noised)"
             )
     for path, _ in leaves:
         field = uploads.field_of(path)
         known = field is None or field in uploads.VECTORS or uploads.is_nonnegative(path, nonnegative)
         if not (known or believed):
             raise UsageError(
-                f"with_privacy: it is not known whether the upload's field '{field}' holds second moments, which noise "
-                "must not make negative; give nonnegative=('NAME', ...), the fields that do, or nonnegative=()"
+                f"nonnegative must name the upload's fields that noise must not make negative, or be (): '{field}' "
+                "may hold second moments"
             )

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedoptax import threefry
 from fedoptax.algorithm import Batches, Tree
-from fedoptax.errors import UsageError
+from fedoptax.errors import check_int
 
 
 def key_words(seed: int | None) -> np.ndarray:
@@ -25,8 +25,7 @@ def key_words(seed: int | None) -> np.ndarray:
     """
     if seed is None:
         seed = secrets.randbits(64)
-    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**64:
-        raise UsageError(f"seed: {seed!r} given, allowed is a whole number from 0 to 2^64 - 1, or None")
+    check_int("seed", seed, 0, 2**64 - 1)
     return np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32)
 
 

@@ -1,0 +1,103 @@
+"""STEM: variance-reduced momentum at the clients and at the server.
+
+Khanduri et al. 2021, *STEM: A Stochastic Two-Sided Momentum Algorithm Achieving Near-Optimal Sample and Communication
+Complexities for Federated Learning*.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedoptax import _tree as tree
+from fedoptax.algorithm import (
+    Cohort,
+    FedAlgorithm,
+    GradFn,
+    Tree,
+    local_steps,
+    mean_gradient,
+    num_steps,
+    run_either,
+)
+from fedoptax.errors import check_number
+from fedoptax.schedules import LearningRate, check_lr, lr_at
+
+
+class STEMState(NamedTuple):
+    """The server, and its message: x, m, and t, the next iteration (0 before the first round).
+
+    With a schedule t counts iterations; without one nothing depends on it but t = 0, and it counts rounds.
+    """
+
+    params: Tree
+    m: Tree
+    t: jax.Array
+
+
+class STEMUpload(NamedTuple):
+    """Up: the client's x and m, and K, its number of steps, if a schedule needs it (else `()`)."""
+
+    params: Tree
+    m: Tree
+    steps: Any
+
+
+def stem(lr: LearningRate, alpha: LearningRate = 0.1) -> FedAlgorithm:
+    """STEM (Khanduri et al. 2021): FAFED without v and A; two vectors each way, two gradients per step.
+
+    Round 0: mᵢ is the mean of client i's minibatch gradients at x₀; the server sets m to their mean and x ← x₀ − η₀ m.
+    Every later round is q = K iterations, each on one batch ξ: m ← g(x; ξ) + (1−α_t)(m − g(x_prev; ξ)), then
+    x ← x − η_t m. The last one uploads x and m instead of stepping; the server averages both and steps
+    x ← x − η_t m. Cohorts, unequal K, x_prev and schedules are as in `fafed`.
+
+    Args:
+      lr: η > 0, a number or a schedule over the iterations t.
+      alpha: α in (0, 1], a number or a schedule over the iterations t; 1 is no momentum.
+
+    Raises:
+      UsageError: a number is outside its range.
+    """
+    check_lr(lr=lr)
+    if not callable(alpha):
+        check_number("alpha", alpha, 0, 1, open_low=True, open_high=False)
+    has_schedule = callable(lr) or callable(alpha)
+
+    def init(params: Tree) -> STEMState:
+        return STEMState(params, tree.zeros_like(params), jnp.zeros((), jnp.int32))
+
+    def client_update(
+        grad_fn: GradFn, message: STEMState, x_prev: Tree, batches: Any
+    ) -> tuple[STEMUpload, Tree, jax.Array]:
+        steps = jnp.asarray(num_steps(batches), jnp.int32)
+        last = message.t + steps - 1  # it synchronises instead of stepping
+
+        def first_round(batches: Any) -> tuple[STEMUpload, Tree, jax.Array]:
+            m, loss = mean_gradient(grad_fn, message.params, batches)
+            return STEMUpload(message.params, m, steps if has_schedule else ()), message.params, loss
+
+        def step(carry: tuple, batch: Any) -> tuple[tuple, jax.Array]:
+            t, x_prev, x, m = carry
+            loss, g = grad_fn(x, batch)
+            _, g_prev = grad_fn(x_prev, batch)
+            m = tree.add_scaled(g, 1 - lr_at(alpha, t), tree.sub(m, g_prev))
+            x_next = tree.select(t < last, tree.add_scaled(x, -lr_at(lr, t), m), x)
+            return (t + 1, x, x_next, m), loss
+
+        def later_round(batches: Any) -> tuple[STEMUpload, Tree, jax.Array]:
+            start = (message.t, x_prev, message.params, message.m)
+            (_, kept, x, m), loss = local_steps(step, start, batches)
+            return STEMUpload(x, m, steps if has_schedule else ()), kept, loss
+
+        return run_either(message.t == 0, first_round, later_round, batches)
+
+    def server_update(server: STEMState, mean: STEMUpload, cohort: Cohort) -> STEMState:
+        del cohort
+        t = jnp.where(server.t == 0, 1, server.t + (mean.steps if has_schedule else 1))
+        return STEMState(tree.add_scaled(mean.params, -lr_at(lr, t - 1), mean.m), mean.m, t)
+
+    return FedAlgorithm(
+        init, lambda params: params, lambda server: server, client_update, server_update, lambda s: s.params, "uniform"
+    )

@@ -1,0 +1,75 @@
+"""The wrappers of gradients: by hand, and around every algorithm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+from fedoptax import _tree as tree
+from fedoptax.algorithms import fedprox, with_prox
+from fedoptax.algorithms.fafed import fafed
+from fedoptax.algorithms.fedopt import fedavg
+from fedoptax.errors import UsageError
+from fedoptax.wrappers import with_clipping
+from small_rounds import ALL, close, every, federate, model, quadratic, scalars
+
+
+def test_fedprox_by_hand() -> None:
+    # a = 1, b = 0, η_l = 0.1, μ = 2 from x = 1: y = 0.9; then g = 0.9 + 2(0.9 − 1) = 0.7 and y = 0.83.
+    _, _, path = federate(fedprox(0.1, 2.0), scalars(1.0), [[(1.0, 0.0)] * 2], 1)
+    assert float(path[1]["x"]) == pytest.approx(0.83)
+
+
+@every
+def test_prox_and_clipping_keep_everything_else(name: str) -> None:
+    alg = ALL[name](0.05)
+    data = [[(1.0, -1.0), (2.0, 0.5)], [(3.0, 2.0)]]
+    plain = federate(alg, model(), data, 2)
+    for wrapped in (with_prox(alg, 0.0), with_clipping(alg, 1e6)):
+        assert wrapped.weighting == alg.weighting
+        close(federate(wrapped, model(), data, 2), plain)
+    proxed, clipped = (
+        federate(with_prox(alg, 5.0), model(), data, 2),
+        federate(with_clipping(alg, 0.1), model(), data, 2),
+    )
+    if name not in ("clipped", "fedlamb_reset"):
+        assert float(optax.tree.norm(tree.sub(clipped[2][-1], plain[2][-1]))) > 1e-6
+    assert float(optax.tree.norm(tree.sub(proxed[2][-1], plain[2][-1]))) > 1e-6
+
+
+def test_prox_changes_both_gradients_of_fafed_and_leaves_the_loss() -> None:
+    alg, points = fafed(0.1, 0.3), []
+
+    def spy(params: Any, batch: Any) -> tuple[jax.Array, Any]:
+        points.append(float(params["x"]))
+        return quadratic(params, batch)
+
+    message = alg.init(scalars(2.0))._replace(t=jnp.int32(1), m=scalars(1.0))
+    plain, _, loss = alg.client_update(spy, message, scalars(4.0), [(1.0, 0.0)])
+    prox, _, prox_loss = with_prox(alg, 3.0).client_update(spy, message, scalars(4.0), [(1.0, 0.0)])
+    assert points == [2.0, 4.0, 2.0, 4.0]
+    assert float(loss) == float(prox_loss) == 2.0
+    assert float(plain.m["x"]) == pytest.approx(2 + 0.7 * (1 - 4))
+    assert float(prox.m["x"]) == pytest.approx(2 + 0.7 * (1 - (4 + 3.0 * (4 - 2))))
+
+
+def test_clipping_by_hand() -> None:
+    params = {"u": jnp.zeros(1), "v": jnp.zeros(1)}
+    alg = with_clipping(fedavg(1.0), 0.5)
+    grads = {"u": jnp.array([3.0]), "v": jnp.array([4.0])}
+    upload, _, _ = alg.client_update(lambda p, b: (jnp.float32(0), grads), alg.broadcast(alg.init(params)), (), [0])
+    close(upload.delta, {"u": [-0.3], "v": [-0.4]})
+    zero = tree.zeros_like(grads)
+    upload, _, _ = alg.client_update(lambda p, b: (jnp.float32(0), zero), alg.broadcast(alg.init(params)), (), [0])
+    close(upload.delta, zero)
+
+
+def test_prox_needs_the_received_parameters() -> None:
+    alg = fedavg(0.1)
+    bare = with_prox(alg._replace(broadcast=lambda server: server.params), 0.1)
+    with pytest.raises(UsageError, match=r"^algorithm"):
+        bare.client_update(quadratic, bare.broadcast(bare.init(scalars(1.0))), (), [(1.0, 0.0)])
