@@ -14,7 +14,6 @@ from fedoptax import _tree as tree
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.algorithms import fafed, fedprox, naive_adaptive, stem
 from fedoptax.algorithms.fedlamb import fedlamb, local_amsgrad
-from fedoptax.algorithms.fedprox import fedprox
 from fedoptax.algorithms.mime import mime, mimelite
 from fedoptax.algorithms.scaffold import scaffold
 from fedoptax.algorithms.shared_state import local_adaalter, lookahead
