@@ -25,18 +25,17 @@ _HOMES = {
     "fedoptax.engine.evaluation": ("evaluate_clients",),
     "fedoptax.engine.faults": ("Faults",),
     "fedoptax.experiments.sweep": ("sweep",),
-    "fedoptax.tasks.precision": ("with_compute_dtype",),
     "fedoptax.errors": ("DataError", "RunError", "UsageError"),
     "fedoptax.experiments.run": ("run",),
     "fedoptax.experiments.result": ("RunResult",),
-    "fedoptax.tasks.task": ("Task", "masked_mean"),
+    "fedoptax.tasks.task": ("Task", "masked_mean", "with_compute_dtype"),
     "fedoptax.tasks": ("TASKS", "load_task"),
     "fedoptax.experiments.tuning": ("Tuned", "tune"),
     "fedoptax.wrappers": ("with_clipping", "with_compression", "with_privacy"),
 }  # fmt: skip
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 _MODULES = {
-    "algorithm": "algorithm", "algorithms": "algorithms", "analytic": "tasks.analytic_problems",
+    "algorithm": "algorithm", "algorithms": "algorithms", "analytic": "tasks.analytic",
     "codecs": "wrappers.codecs", "data": "data", "eager": "engine.eager", "engine": "engine", "errors": "errors",
     "models": "models", "papers": "experiments.papers", "report": "report", "schedules": "schedules", "tasks": "tasks",
     "torch": "torch", "transforms": "algorithms.optimizers",

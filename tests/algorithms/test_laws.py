@@ -19,7 +19,7 @@ import laws_broken as broken
 from fedoptax import _tree as tree
 from fedoptax.algorithm import FedAlgorithm, accumulate, accumulate_zero
 from fedoptax.experiments.presets import PRESETS
-from fedoptax.tasks import analytic_problems as analytic
+from fedoptax.tasks import analytic
 from laws import LAWS, Factory
 
 # ---------------------------------------------------------------- the table

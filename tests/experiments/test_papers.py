@@ -9,8 +9,7 @@ import pytest
 import fedoptax as fx
 from fedoptax.experiments.build import build, find_preset, preset
 from fedoptax.experiments.papers import PAPERS, paper_setting
-from fedoptax.tasks.division import PARTITION_OPTIONS
-from fedoptax.tasks.recipe import Options, check_options
+from fedoptax.tasks.recipe import PARTITION_OPTIONS, TaskOptions, check_options
 
 ALL = [(task, name) for task, settings in PAPERS.items() for name in settings]
 
@@ -60,9 +59,9 @@ def test_batch_rounds_and_cohort_are_the_published_ones(task: str) -> None:
 def test_every_setting_fits_its_task_and_builds_its_algorithms(task: str, name: str) -> None:
     setting = paper_setting(task, f"paper:{name}")
     recipe = fx.tasks.recipe_of(task)
-    check_options(task, recipe, Options(**setting.task))
+    check_options(task, recipe, TaskOptions(**setting.task))
     partition = setting.task.get("partition", recipe.partitions[0])
-    assert set(setting.task) - {"partition", "model", "devices"} <= set(PARTITION_OPTIONS[partition])
+    assert set(setting.task) - {"partition", "model", "devices", "num_clients"} <= set(PARTITION_OPTIONS[partition])
     for algorithm, hyperparameters in setting.hyperparameters.items():
         build(algorithm, hyperparameters)
     assert setting.source

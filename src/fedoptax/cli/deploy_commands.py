@@ -22,7 +22,7 @@ from fedoptax.errors import RunError, Stopped, UsageError, check_int
 from fedoptax.experiments.build import parse_settings, parse_value, preset
 from fedoptax.storage import folder as storage
 from fedoptax.tasks import recipe_of
-from fedoptax.tasks.recipe import OPTIONS as TASK_OPTIONS
+from fedoptax.tasks.recipe import TASK_OPTIONS
 
 NAME = "federation"  # of the app, for Flower
 FIELDS = (
@@ -157,7 +157,7 @@ def _deployment(options: Mapping[str, Any], nodes: int) -> Deployment:
         if not equals or left not in (*TASK_OPTIONS, "partition_seed"):
             raise UsageError(f"--task-set: '{setting}' given, allowed is NAME=VALUE with {', '.join(TASK_OPTIONS)}")
         task[left] = parse_value(text)
-    if recipe is not None and ("num_clients" in recipe.allowed() or recipe.num_clients):
+    if recipe is not None and ("num_clients" in recipe.option_types() or recipe.num_clients):
         task.setdefault("num_clients", nodes)
     chosen = parse_settings(options["settings"] or [], [algorithm])[algorithm]
     hyperparameters = (preset(name, algorithm) | chosen) if recipe is not None else chosen

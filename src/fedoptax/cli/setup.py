@@ -22,8 +22,7 @@ from fedoptax.experiments.run import check_options
 from fedoptax.experiments.wrapping import wrap_as
 from fedoptax.storage import folder as storage
 from fedoptax.tasks import load_task, recipe_of
-from fedoptax.tasks.division import PARTITION_OPTIONS
-from fedoptax.tasks.recipe import OPTIONS as TASK_OPTIONS
+from fedoptax.tasks.recipe import PARTITION_OPTIONS, TASK_OPTIONS
 from fedoptax.tasks.task import Task
 from fedoptax.trackers import as_trackers
 

@@ -1,34 +1,217 @@
-"""The tasks whose data are drawn, not read, as named tasks; they are defined in `fedoptax.tasks.analytic_problems`."""
+"""Tasks made from formulas: the FAFED paper's counter-example, quadratics with a known optimum, synthetic(α, β).
+
+Claims about algorithms are tested on them: where they converge to, how far they drift, what heterogeneity costs.
+"""
 
 from __future__ import annotations
 
-from fedoptax.errors import UsageError
-from fedoptax.tasks import analytic_problems as analytic
-from fedoptax.tasks.recipe import Options, Recipe
-from fedoptax.tasks.task import Task
+from collections.abc import Mapping
+from typing import Any
 
-MOST_CLIENTS = 100_000
-"""Of the tasks that draw each client's data: drawing so many takes minutes, and more than some gigabytes."""
+import jax
+import jax.numpy as jnp
+import numpy as np
 
+from fedoptax.algorithm import Tree
+from fedoptax.data.federated import FederatedData
+from fedoptax.errors import check_int, check_number
+from fedoptax.tasks.task import Task, masked_mean
 
-def counterexample(name: str, recipe: Recipe, given: Options) -> Task:
-    """Theorem 1 of FAFED."""
-    return analytic.counterexample()
-
-
-def quadratic(name: str, recipe: Recipe, given: Options) -> Task:
-    """Quadratics with a known optimum."""
-    return analytic.quadratic(_clients(recipe, given), seed=given.seed)
+FEATURES, CLASSES = 60, 10  # of synthetic(α, β)
 
 
-def synthetic(name: str, recipe: Recipe, given: Options) -> Task:
-    """synthetic(α, β) of FedProx."""
-    alpha, beta = (1.0 if value is None else value for value in (given.alpha, given.beta))
-    return analytic.synthetic(alpha, beta, _clients(recipe, given), seed=given.seed)
+def counterexample() -> Task:
+    """The one-dimensional problem of Theorem 1 (Wu et al. 2023, FAFED): three clients, x₀ = 10, optimum 0.
+
+    f₁(x) = 3x² for |x| ≤ 1, else 6|x| − 2; f₂ = f₃ = −x² for |x| ≤ 1, else −2|x| + 1; f = (f₁ + f₂ + f₃)/3. An
+    example (a, c) is a function: a x² for |x| ≤ 1, else 2a|x| − c. Each client holds one, so one epoch is one step, on
+    the exact gradient. The constants are as printed; f₁ then jumps by 1 at |x| = 1 (6|x| − 3 would be continuous),
+    which shows in reported losses only: the gradients, all that an algorithm sees, are those of the proof, 6 and −2 at
+    x₀.
+
+    Parameters: `{"x": ()}`. Metric: `distance`, |x|.
+    """
+    functions = [(3.0, 2.0), (-1.0, -1.0), (-1.0, -1.0)]
+    clients = FederatedData.from_clients([{"a": np.array([a]), "c": np.array([c])} for a, c in functions])
+
+    def loss(params: Tree, batch: Any, key: jax.Array) -> jax.Array:
+        x = params["x"]
+        a, c = batch["a"].astype(x.dtype), batch["c"].astype(x.dtype)
+        return masked_mean(jnp.where(jnp.abs(x) <= 1, a * x * x, 2 * a * jnp.abs(x) - c), {"mask": batch["mask"]})
+
+    return Task(
+        name="counterexample",
+        init=lambda key: {"x": jnp.asarray(10.0)},
+        loss=loss,
+        metrics=lambda params, batch: {"distance": jnp.abs(params["x"] - batch["optimum"])},
+        clients=clients,
+        test={"optimum": np.zeros(1)},
+        primary_metric="distance",
+        higher_is_better=False,
+        description="Theorem 1 of the FAFED paper: adaptive steps with each client's own v walk away from the optimum",
+        spec={"partition_seed": 0},
+        label=None,
+    )
 
 
-def _clients(recipe: Recipe, given: Options) -> int:
-    count = recipe.num_clients if given.num_clients is None else given.num_clients
-    if count > MOST_CLIENTS:
-        raise UsageError(f"num_clients: {count} given, allowed is at most {MOST_CLIENTS} where their data are drawn")
-    return count
+def quadratic(
+    num_clients: int = 20,
+    *,
+    dimension: int = 10,
+    examples: int = 20,
+    noise: float = 1.0,
+    heterogeneity: float = 1.0,
+    condition: float = 10.0,
+    seed: int = 0,
+) -> Task:
+    """Clients with quadratics of different curvature and centre, and a known optimum.
+
+    fᵢ(x) = meanⱼ ½ (x − bᵢⱼ)ᵀ Hᵢ (x − bᵢⱼ); f is their mean and f's optimum x* = (Σ Hᵢ)⁻¹ Σ Hᵢ b̄ᵢ. Hᵢ is a random
+    rotation of eigenvalues spread evenly in log from 1/condition to 1; bᵢⱼ = bᵢ + noise·εᵢⱼ and
+    bᵢ = 1 + heterogeneity·εᵢ with standard normal ε. x₀ = 0. Where b differs between clients of different H, local
+    steps drift: `fedavg` with several stops away from x*. An example is a function, (H, b), so each carries its
+    client's matrix.
+
+    Parameters: `{"x": (dimension,)}`, float64 under `jax.enable_x64`. Metrics: `distance`, ‖x − x*‖, and `excess`,
+    f(x) − f(x*) = ½ (x − x*)ᵀ H̄ (x − x*). x* is the task's test example: `task.test["optimum"][0]`.
+
+    Args:
+      num_clients: N.
+      dimension: of x.
+      examples: bᵢⱼ per client.
+      noise: spread of a client's examples, ≥ 0; 0 makes every minibatch gradient exact.
+      heterogeneity: spread of the clients' centres, ≥ 0; 0 (with noise 0) gives all clients one optimum.
+      condition: largest over smallest eigenvalue of Hᵢ, ≥ 1.
+      seed: of matrices, centres and noise.
+
+    Raises:
+      UsageError: a number is out of range.
+    """
+    for name, count in (("num_clients", num_clients), ("dimension", dimension), ("examples", examples)):
+        check_int(name, count)
+    check_number("noise", noise, 0.0)
+    check_number("heterogeneity", heterogeneity, 0.0)
+    check_number("condition", condition, 1.0)
+    rng = np.random.default_rng(seed)
+    eigenvalues = np.geomspace(1 / condition, 1, dimension) if dimension > 1 else np.ones(1)
+    matrices, centres, clients = [], [], []
+    for _ in range(num_clients):
+        rotation = np.linalg.qr(rng.normal(size=(dimension, dimension)))[0]
+        matrix = (rotation * eigenvalues) @ rotation.T
+        matrix = (matrix + matrix.T) / 2
+        b = 1 + heterogeneity * rng.normal(size=dimension) + noise * rng.normal(size=(examples, dimension))
+        matrices.append(matrix)
+        centres.append(b.mean(axis=0))
+        clients.append({"H": np.broadcast_to(matrix, (examples, dimension, dimension)), "b": b})
+    pull = sum(matrix @ centre for matrix, centre in zip(matrices, centres))
+    optimum = np.linalg.solve(np.sum(matrices, axis=0), pull)
+
+    def loss(params: Tree, batch: Any, key: jax.Array) -> jax.Array:
+        x = params["x"]
+        energies = _energy(batch["H"].astype(x.dtype), x - batch["b"].astype(x.dtype))
+        return masked_mean(energies, {"mask": batch["mask"]})
+
+    def metrics(params: Tree, batch: Any) -> dict[str, jax.Array]:
+        gap = params["x"].astype(batch["optimum"].dtype) - batch["optimum"]
+        return {"distance": jnp.sqrt(jnp.sum(gap * gap, axis=-1)), "excess": _energy(batch["H"], gap)}
+
+    return Task(
+        name="quadratic",
+        init=lambda key: {"x": jnp.zeros(dimension)},
+        loss=loss,
+        metrics=metrics,
+        clients=FederatedData.from_clients(clients),
+        test={"H": np.mean(matrices, axis=0)[None], "optimum": optimum[None]},
+        primary_metric="distance",
+        higher_is_better=False,
+        description=f"Quadratics of different curvature and centre in {dimension} dimensions, with a known optimum",
+        spec={
+            "num_clients": num_clients,
+            "dimension": dimension,
+            "examples": examples,
+            "noise": noise,
+            "heterogeneity": heterogeneity,
+            "condition": condition,
+            "partition_seed": seed,
+        },
+        label=None,
+    )
+
+
+def synthetic(
+    alpha: float = 1.0, beta: float = 1.0, num_clients: int = 30, *, test_share: float = 0.2, seed: int = 0
+) -> Task:
+    """synthetic(α, β) (Li et al. 2020, FedProx, Section 5.1): logistic regression, 60 features, 10 classes.
+
+    Device k labels with y = argmax(W_k x + b_k), entries of W_k and b_k ~ N(u_k, 1), u_k ~ N(0, α). Its x ~ N(v_k, Σ),
+    Σ diagonal with Σ_jj = j^−1.2, entries of v_k ~ N(B_k, 1), B_k ~ N(0, β): β says how much the devices' data differ.
+    α and β are variances, as the text has it (the authors' program takes them for standard deviations; the same at 0
+    and 1). Sizes are 50 + ⌊e^(4 + 2ε)⌋, from that program, "a power law". Of each device a random share goes to the
+    common test set.
+
+    α is meant to say how much the devices' models differ, but as defined, in the paper and in its program, it changes
+    nothing: u_k is one number for all entries, adds the same to all ten logits, and argmax does not see it. The models
+    differ, by the unit variance of their entries, as much at α = 0 as at any other. It is kept as published, so that
+    results compare.
+
+    Parameters: `{"kernel": (60, 10), "bias": (10,)}`, starting at 0. Metrics: `accuracy`, and `loss` (cross-entropy).
+
+    Args:
+      alpha: α ≥ 0; without effect, see above.
+      beta: β ≥ 0.
+      num_clients: devices.
+      test_share: of each device's examples, in (0, 1).
+      seed: of everything drawn.
+
+    Raises:
+      UsageError: a number is out of range.
+    """
+    check_number("alpha", alpha, 0.0)
+    check_number("beta", beta, 0.0)
+    check_int("num_clients", num_clients)
+    check_number("test_share", test_share, 0.0, 1.0, open_low=True)
+    rng = np.random.default_rng(seed)
+    spread = np.arange(1, FEATURES + 1) ** -0.6  # standard deviations
+    train: list[Mapping[str, np.ndarray]] = []
+    test: list[Mapping[str, np.ndarray]] = []
+    for _ in range(num_clients):
+        size = 50 + int(rng.lognormal(4, 2))
+        u, shift = rng.normal(0, np.sqrt(alpha)), rng.normal(0, np.sqrt(beta))
+        kernel, bias = rng.normal(u, 1, (FEATURES, CLASSES)), rng.normal(u, 1, CLASSES)
+        x = rng.normal(shift, 1, FEATURES) + spread * rng.normal(size=(size, FEATURES))
+        examples = {"x": x.astype(np.float32), "y": np.argmax(x @ kernel + bias, axis=1).astype(np.int32)}
+        cut = min(max(1, round(test_share * size)), size - 1)  # the examples are in random order
+        test.append({name: value[:cut] for name, value in examples.items()})
+        train.append({name: value[cut:] for name, value in examples.items()})
+
+    def log_probabilities(params: Tree, batch: Any) -> jax.Array:
+        x = batch["x"].astype(params["kernel"].dtype)
+        return jax.nn.log_softmax(x @ params["kernel"] + params["bias"])
+
+    def cross_entropy(log_p: jax.Array, batch: Any) -> jax.Array:
+        return -jnp.take_along_axis(log_p, batch["y"][:, None], axis=1)[:, 0]
+
+    def loss(params: Tree, batch: Any, key: jax.Array) -> jax.Array:
+        return masked_mean(cross_entropy(log_probabilities(params, batch), batch), {"mask": batch["mask"]})
+
+    def metrics(params: Tree, batch: Any) -> dict[str, jax.Array]:
+        log_p = log_probabilities(params, batch)
+        correct = jnp.argmax(log_p, axis=-1) == batch["y"]
+        return {"accuracy": correct.astype(jnp.float32), "loss": cross_entropy(log_p, batch)}
+
+    return Task(
+        name="synthetic",
+        init=lambda key: {"kernel": jnp.zeros((FEATURES, CLASSES)), "bias": jnp.zeros(CLASSES)},
+        loss=loss,
+        metrics=metrics,
+        clients=FederatedData.from_clients(train),
+        test={name: np.concatenate([part[name] for part in test]) for name in ("x", "y")},
+        primary_metric="accuracy",
+        description=f"synthetic({alpha:g}, {beta:g}): logistic regression on devices with models and data of their own",
+        spec={"alpha": alpha, "beta": beta, "num_clients": num_clients, "partition_seed": seed},
+    )
+
+
+def _energy(matrix: jax.Array, gap: jax.Array) -> jax.Array:
+    """½ gapᵀ H gap for a batch of (H, gap)."""
+    return 0.5 * jnp.einsum("bi,bij,bj->b", gap, matrix, gap)

@@ -1,7 +1,8 @@
-"""Image classification: digits, MNIST, Fashion-MNIST, CIFAR and EMNIST characters."""
+"""Images: classification of digits, MNIST, Fashion-MNIST, CIFAR and EMNIST; reconstruction of EMNIST; augmentation."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,34 +13,33 @@ import optax
 
 from fedoptax.algorithm import Tree
 from fedoptax.data.federated import FederatedData
-from fedoptax.data.images import Load, read
-from fedoptax.errors import UsageError
-from fedoptax.models import MODELS
-from fedoptax.models.model import Model
-from fedoptax.tasks.augmentation import AUGMENTATIONS, Augmentation, cropped_shape
-from fedoptax.tasks.division import divide
-from fedoptax.tasks.recipe import Options, Recipe
+from fedoptax.data.images import Load, emnist, read
+from fedoptax.errors import UsageError, check_choice
+from fedoptax.models import MODELS, Model, autoencoder
+from fedoptax.tasks.recipe import Recipe, TaskOptions, divide
 from fedoptax.tasks.task import Task, masked_mean
 
+Augmentation = Callable[[jax.Array, jax.Array | None], jax.Array]
+CROP = 24
+"""Height and width of an image after `crop`."""
 
-def classification(load: Load, scale: float) -> Callable[[str, Recipe, Options], Task]:
-    """The maker of a task on `load`'s images; models see x / scale, or what the augmentation makes of it."""
 
-    def make(name: str, recipe: Recipe, given: Options) -> Task:
-        model = given.model or recipe.model
-        augment = given.augment or ("crop" if model.startswith("resnet18") and "augment" in recipe.options else "none")
-        source = read(load, given.data_dir, given.partition)
-        division = divide(source, recipe, given)
-        spec = {
-            "model": model,
-            **({"augment": augment} if "augment" in recipe.options else {}),
-            **({"devices": given.devices} if given.devices is not None else {}),
-            **division.spec,
-        }
-        if given.devices is not None and given.devices < division.clients.num_clients:
-            least = division.clients.num_clients
-            raise UsageError(f"devices: {given.devices} given, allowed is at least num_clients, {least}")
-        shape = cropped_shape(source.input_shape) if augment == "crop" else source.input_shape
+def classification(load: Load, scale: float) -> Callable[[str, Recipe, TaskOptions], Task]:
+    """Return what builds a task on `load`'s images; models see x / scale, augmented if the options say so."""
+
+    def build(name: str, recipe: Recipe, options: TaskOptions) -> Task:
+        model = options.model or recipe.model
+        can_augment = "augment" in recipe.options
+        augment = options.augment or ("crop" if can_augment and model.startswith("resnet18") else "none")
+        check_choice("augment", augment, AUGMENTATIONS)
+        source = read(load, options.data_dir, options.partition)
+        division = divide(source, recipe, options)
+        devices, num_clients = options.devices, division.clients.num_clients
+        if devices is not None and devices < num_clients:
+            raise UsageError(f"devices must be >= num_clients, {num_clients}, got {devices}")
+        spec = {"model": model} | ({"augment": augment} if can_augment else {})
+        spec |= ({"devices": devices} if devices is not None else {}) | division.spec
+        shape = (CROP, CROP, *source.input_shape[2:]) if augment == "crop" else source.input_shape
         return image_classification(
             name,
             MODELS[model](shape, source.num_classes),
@@ -50,10 +50,10 @@ def classification(load: Load, scale: float) -> Callable[[str, Recipe, Options],
             spec,
             augment=AUGMENTATIONS[augment],
             test_owners=division.test_owners,
-            devices=given.devices,
+            devices=devices,
         )
 
-    return make
+    return build
 
 
 def image_classification(
@@ -68,7 +68,7 @@ def image_classification(
     test_owners: np.ndarray | None = None,
     devices: int | None = None,
 ) -> Task:
-    """Cross-entropy on examples `x` (n, …), given to the model as x / scale, with labels `y` (n,).
+    """Cross-entropy on examples `x` (n, …), which the model gets as x / scale, with labels `y` (n,).
 
     Metrics: `accuracy`, and `loss`, the cross-entropy in nats.
 
@@ -98,16 +98,105 @@ def image_classification(
         }
 
     return Task(
-        name,
-        model.init,
-        loss,
-        metrics,
-        clients,
-        test,
-        "accuracy",
-        True,
-        description,
-        dict(spec or {}),
+        name=name,
+        init=model.init,
+        loss=loss,
+        metrics=metrics,
+        clients=clients,
+        test=test,
+        primary_metric="accuracy",
+        description=description,
+        spec=dict(spec or {}),
         test_owners=test_owners,
         devices=devices,
     )
+
+
+def emnist_autoencoder(name: str, recipe: Recipe, options: TaskOptions) -> Task:
+    """EMNIST AE of "Adaptive Federated Optimization"; metric `mse_x1000`, lower is better."""
+    division = divide(read(emnist, options.data_dir, options.partition), recipe, options)
+    loss, metrics = reconstruction(autoencoder())
+    return Task(
+        name=name,
+        init=autoencoder().init,
+        loss=loss,
+        metrics=metrics,
+        clients=division.clients,
+        test=division.test,
+        primary_metric="mse_x1000",
+        higher_is_better=False,
+        description=recipe.summary,
+        spec={"model": recipe.model, **division.spec},
+        test_owners=division.test_owners,
+    )
+
+
+def reconstruction(model: Model) -> tuple[Callable[..., jax.Array], Callable[..., dict[str, jax.Array]]]:
+    """The loss and the metrics of reconstructing images, inverted (ink 1, background 0) and flattened.
+
+    The loss is the *sum* over the batch of each example's mean squared error, as in the paper's released code, so the
+    paper's client learning rates apply as they are (Reddi et al. 2021, Appendix C and Table 8).
+    """
+
+    def errors(params: Tree, batch: Any, key: jax.Array | None = None) -> jax.Array:
+        """Mean squared error of each example, (batch,)."""
+        dtype = jax.tree.leaves(params)[0].dtype
+        x = 1 - batch["x"].reshape(len(batch["x"]), -1).astype(dtype) / 255
+        return jnp.mean(jnp.square(model.apply(params, x, key) - x), axis=1)
+
+    def loss(params: Tree, batch: Any, key: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.where(batch["mask"], errors(params, batch, key), 0))
+
+    def metrics(params: Tree, batch: Any) -> dict[str, jax.Array]:
+        return {"mse_x1000": 1000 * errors(params, batch)}
+
+    return loss, metrics
+
+
+def crop(x: jax.Array, key: jax.Array | None) -> jax.Array:
+    """Crop and standardise; with a key (in training) at random places, flipped at random, else the centre.
+
+    The CIFAR preprocessing of "Adaptive Federated Optimization" (Reddi et al. 2021).
+
+    Args:
+      x: (n, height, width, channels), height and width at least 24.
+      key: of the offsets and the flips of each image, or None.
+
+    Returns:
+      (n, 24, 24, channels).
+    """
+    rows, columns = x.shape[1] - CROP, x.shape[2] - CROP
+    if key is None:
+        x = x[:, rows // 2 : rows // 2 + CROP, columns // 2 : columns // 2 + CROP]
+    else:
+        x = _crop_randomly(x, key, rows, columns)
+    return standardize(x)
+
+
+def standardize(x: jax.Array) -> jax.Array:
+    """Give every image mean 0 and deviation 1; a blank one, whose deviation is taken as 1/√(its numbers), is 0."""
+    axes = (1, 2, 3)
+    least = jnp.asarray(1 / math.sqrt(math.prod(x.shape[1:])), x.dtype)
+    mean, deviation = jnp.mean(x, axes, keepdims=True), jnp.std(x, axes, keepdims=True)
+    return (x - mean) / jnp.maximum(deviation, least)
+
+
+def _crop_randomly(x: jax.Array, key: jax.Array, rows: int, columns: int) -> jax.Array:
+    keys, n = jax.random.split(key, 3), x.shape[0]
+    top = jax.random.randint(keys[0], (n,), 0, rows + 1)
+    left = jax.random.randint(keys[1], (n,), 0, columns + 1)
+    flip = jax.random.bernoulli(keys[2], 0.5, (n, 1, 1, 1))
+
+    def crop_one(image: jax.Array, i: jax.Array, j: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_slice(image, (i, j, 0), (CROP, CROP, image.shape[2]))
+
+    cropped = jax.vmap(crop_one)(x, top, left)
+    return jnp.where(flip, cropped[:, :, ::-1], cropped)
+
+
+AUGMENTATIONS: dict[str, Augmentation | None] = {
+    "none": None,
+    "crop": crop,
+    "standardize": lambda x, key: standardize(x),
+}
+"""`load_task(augment=...)`: nothing, the papers' crop and flip, or only each image standardised."""

@@ -1,9 +1,9 @@
-"""What is learned: a model's loss and metrics over the examples of a federation."""
+"""A federated learning problem: a model's loss and metrics, and the examples of its clients."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -12,10 +12,11 @@ import numpy as np
 
 from fedoptax.algorithm import Tree
 from fedoptax.data.federated import FederatedData
-from fedoptax.errors import UsageError
-from fedoptax.hyper import check_positive
+from fedoptax.errors import UsageError, check_choice, check_int, check_number
 
 LossFn = Callable[[Tree, Any, jax.Array], jax.Array]
+DTYPES = ("float32", "bfloat16")
+"""What a training loss may be computed in."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,8 +28,8 @@ class Task:
       init: `key -> params`.
       loss: `(params, batch, key) -> scalar`, the mean loss over a batch `{field: array (batch, …)}`; `key` is for
         dropout. The last batch of a client may be padded; a loss that reads `batch["mask"]` (bool, True for a real
-        example) takes care of that itself (see `masked_mean`); one that does not is averaged over the real
-        examples one by one, which is the same for any mean over examples.
+        example) handles that itself (see `masked_mean`); one that does not is averaged over the real examples one by
+        one, which is the same for any mean over examples.
       metrics: `(params, batch) -> {name: values}`, per-example values (batch,), averaged over the test examples. A
         pair (values, weights) instead gives a weighted average, Σ weights · values / Σ weights.
       clients: the training examples and who holds them.
@@ -36,15 +37,15 @@ class Task:
       primary_metric: the metric that reports lead with; default `accuracy` if there is one, else the first by name.
       higher_is_better: of the primary metric.
       description: one line for people.
-      spec: what it takes to build the task again, written to a run's config.
+      spec: the options that build the task again, written to a run's config.
       label: the field that holds the class, for pictures of the partition; None if there is none.
       derived: further metrics, `{name: function}` of the averaged ones: perplexity is `exp` of the mean loss.
-      test_owners: the client that each test example belongs to, whole numbers (n,), for metrics client by client;
-        those that train have their numbers, others come after them. None if nobody knows.
+      test_owners: the client that each test example belongs to, whole numbers (n,), for metrics per client; clients
+        that train have their numbers, others come after them. None if that is not known.
       clip_norm: every minibatch gradient is clipped to this global 2-norm, where a paper's model needs it; None: not.
-      eval_batch: test examples that are evaluated together, by the memory that their activations take.
-      devices: if given, the number of clients, who hold no data of their own: each round the examples of `clients`, as
-        many shares as the cohort has clients, are allocated to the active ones (Fed-LAMB, Section 4).
+      eval_batch: test examples that are evaluated together; bounds the memory of their activations.
+      devices: if given, the number of clients, which hold no data of their own: each round the examples of `clients`,
+        as many shares as the cohort has clients, are allocated to the active ones (Fed-LAMB, Section 4).
 
     Raises:
       UsageError: `clip_norm` is not a number > 0, or `eval_batch` not a whole number from 1.
@@ -69,10 +70,8 @@ class Task:
 
     def __post_init__(self) -> None:
         if self.clip_norm is not None:
-            check_positive(clip_norm=self.clip_norm)
-        whole = isinstance(self.eval_batch, int | np.integer) and not isinstance(self.eval_batch, bool)
-        if not whole or self.eval_batch < 1:
-            raise UsageError(f"eval_batch: {self.eval_batch!r} given, allowed is a whole number >= 1")
+            check_number("clip_norm", self.clip_norm, 0.0, open_low=True)
+        check_int("eval_batch", self.eval_batch)
 
     @property
     def num_clients(self) -> int:
@@ -90,80 +89,117 @@ def masked_mean(values: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
 
 
 def padded_loss(loss: LossFn, params: Tree, batch: Mapping[str, jax.Array], key: jax.Array) -> jax.Array:
-    """`loss` on a padded batch (with its `mask`) such that padding counts for nothing.
+    """Evaluate `loss` on a padded batch (with its `mask`) such that padding does not count.
 
-    A loss that asks for the mask gets it. For any other, the mean over real examples of the loss of each alone.
+    A loss that reads the mask is called with it. For any other, the mean over real examples of the loss of each alone.
     """
     if _reads_mask(loss, params, batch, key):
         return loss(params, batch, key)
     examples = {name: value for name, value in batch.items() if name != "mask"}
 
-    def one(example: Tree, key: jax.Array) -> jax.Array:
+    def loss_of_one(example: Tree, key: jax.Array) -> jax.Array:
         return loss(params, jax.tree.map(lambda a: a[None], example), key)
 
-    losses = jax.vmap(one)(examples, jax.random.split(key, batch["mask"].shape[0]))
+    losses = jax.vmap(loss_of_one)(examples, jax.random.split(key, batch["mask"].shape[0]))
     return masked_mean(losses, batch)
 
 
 def _reads_mask(loss: LossFn, params: Tree, batch: Mapping[str, jax.Array], key: jax.Array) -> bool:
-    asked = _Asked()
+    reads = _MaskReads()
 
-    def tried(params: Tree, without: Mapping[str, jax.Array], key: jax.Array) -> Any:
+    def attempt(params: Tree, without: Mapping[str, jax.Array], key: jax.Array) -> Any:
         try:
-            return loss(params, _Unmasked(without, asked), key)
-        except KeyError as error:  # caught here: what passes JAX's functions costs a tenth of a second
+            return loss(params, _BatchWithoutMask(without, reads), key)
+        except KeyError as error:  # caught here: an exception that passes JAX's functions costs a tenth of a second
             if error.args == ("mask",):
-                asked.mask = True  # also where the loss copied the batch before
+                reads.happened = True  # also where the loss copied the batch before
                 return None
             raise
 
     without = {name: value for name, value in batch.items() if name != "mask"}
-    jax.eval_shape(tried, params, without, key)
-    return asked.mask
+    jax.eval_shape(attempt, params, without, key)
+    return reads.happened
 
 
 @dataclass(eq=False)
-class _Asked:
-    """Whether anybody asked for the mask."""
+class _MaskReads:
+    """Whether a loss has looked for the mask."""
 
-    mask: bool = False
+    happened: bool = False
 
 
-class _Unmasked(dict[Any, Any]):
-    """A batch without its mask that tells `asked` when a loss looks for that, in whichever way."""
+class _BatchWithoutMask(dict[Any, Any]):
+    """A batch without its mask that records in `reads` when a loss looks for that, in whichever way."""
 
-    def __init__(self, batch: Mapping[str, Any], asked: _Asked) -> None:
+    def __init__(self, batch: Mapping[str, Any], reads: _MaskReads) -> None:
         super().__init__(batch)
-        self.asked = asked
+        self.reads = reads
 
     def __getitem__(self, name: Any) -> Any:
-        self._note(name)
+        self._record(name)
         return super().__getitem__(name)
 
     def __contains__(self, name: Any) -> bool:
-        self._note(name)
+        self._record(name)
         return super().__contains__(name)
 
     def get(self, name: Any, default: Any = None) -> Any:
-        self._note(name)
+        self._record(name)
         return super().get(name, default)
 
-    def _note(self, name: Any) -> None:
-        self.asked.mask |= name == "mask"
+    def _record(self, name: Any) -> None:
+        self.reads.happened |= name == "mask"
 
 
 jax.tree_util.register_pytree_node(  # a loss may be jitted
-    _Unmasked,
-    lambda batch: (tuple(batch.values()), (tuple(batch), batch.asked)),
-    lambda form, values: _Unmasked(dict(zip(form[0], values)), form[1]),
+    _BatchWithoutMask,
+    lambda batch: (tuple(batch.values()), (tuple(batch), batch.reads)),
+    lambda form, values: _BatchWithoutMask(dict(zip(form[0], values)), form[1]),
 )
 
 
+def with_compute_dtype(task: Task, dtype: str) -> Task:
+    """Return `task` with its training loss computed in `dtype`.
+
+    Parameters and floating-point inputs are cast at the beginning of every loss, so activations and both passes are in
+    `dtype`; gradients come back in the parameters' own type. Everything an algorithm keeps, sends or averages, and the
+    evaluation, is as before. (Mixed precision as in Micikevicius et al. 2018; bfloat16 has the range of float32, so the
+    loss needs no scaling.)
+
+    Args:
+      task: any task.
+      dtype: `"bfloat16"`, or `"float32"` for the task as it is.
+
+    Raises:
+      UsageError: another type, or no task.
+
+    Example:
+      >>> import fedoptax as fx
+      >>> task = fx.with_compute_dtype(fx.load_task("quadratic"), "bfloat16")
+      >>> task.spec["compute_dtype"]
+      'bfloat16'
+    """
+    check_task(task)
+    check_choice("compute_dtype", dtype, DTYPES)
+    if dtype == "float32":
+        return task
+    loss, narrow = task.loss, jnp.dtype(dtype)
+
+    def narrow_loss(params: Tree, batch: Any, key: jax.Array) -> jax.Array:
+        return loss(_cast(params, narrow), _cast(batch, narrow), key).astype(jnp.float32)
+
+    return replace(task, loss=narrow_loss, spec={**task.spec, "compute_dtype": dtype})
+
+
+def _cast(tree: Tree, dtype: jnp.dtype) -> Tree:
+    return jax.tree.map(lambda a: a.astype(dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a, tree)
+
+
 def check_task(task: Any) -> None:
-    """Checks that `task` is one.
+    """Check that `task` is a `Task`.
 
     Raises:
       UsageError: it is something else, such as a task's name.
     """
     if not isinstance(task, Task):
-        raise UsageError(f"task: {task!r} given, allowed is a fedoptax.Task, such as load_task('digits')")
+        raise UsageError(f"task must be a fedoptax.Task, such as load_task('digits'), got {task!r}")

@@ -1,4 +1,4 @@
-"""Next token: characters of Shakespeare, words of Stack Overflow and of WikiText-2."""
+"""Text: the next character of Shakespeare, the next word or the tags of Stack Overflow, the next word of WikiText-2."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import jax.numpy as jnp
 import optax
 
 from fedoptax.algorithm import Tree
-from fedoptax.errors import UsageError
-from fedoptax.models import shakespeare_rnn, so_rnn, wikitext_lstm
-from fedoptax.models.model import Model
-from fedoptax.tasks.division import Division, divide
-from fedoptax.tasks.recipe import Options, Recipe
+from fedoptax.data.sources import shakespeare, stackoverflow, wikitext
+from fedoptax.data.sources.tokens import special_tokens
+from fedoptax.models import Model, shakespeare_rnn, so_logistic, so_rnn, wikitext_lstm
+from fedoptax.tasks.recipe import Division, Recipe, TaskOptions, divide
 from fedoptax.tasks.task import Task
 
 SHAKESPEARE_MODELS: dict[str, Callable[[int], Model]] = {
@@ -32,46 +31,51 @@ WIKITEXT_MODELS: dict[str, Callable[[int], Model]] = {
 }
 
 
-def shakespeare(name: str, recipe: Recipe, given: Options) -> Task:
+RECALL_AT = 5
+SO_WORDS, SO_TAGS = 10_000, 500
+
+
+def shakespeare_characters(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     """The next character of a role; accuracy leaves padding out (Reddi et al. 2021; McMahan et al. 2017)."""
-    from fedoptax.data.sources import shakespeare as source
-
-    data = source.load(given.data_dir)
-    model = given.model or recipe.model
-    net = SHAKESPEARE_MODELS[model](data.num_classes)
-    division = divide(data, recipe, given)
-    return next_token(name, net, division, recipe.summary, model, pad=source.SPECIAL.pad)
-
-
-def stackoverflow(name: str, recipe: Recipe, given: Options) -> Task:
-    """The next word of a user; accuracy leaves padding, OOV and end of sentence out (Reddi et al. 2021)."""
-    from fedoptax.data.sources import stackoverflow as source
-    from fedoptax.data.sources.tokens import special_tokens
-
-    data = source.load_nwp(given.data_dir, max_clients=given.num_clients)
-    special = special_tokens(data.num_classes - 4)
-    model = given.model or recipe.model
-    net = SO_MODELS[model](data.num_classes)
-    division = divide(data, recipe, given)
-    unscored = (special.oov, special.eos)
-    return next_token(name, net, division, recipe.summary, model, pad=special.pad, unscored=unscored, eval_batch=50)
-
-
-def wikitext(name: str, recipe: Recipe, given: Options) -> Task:
-    """The next word of an article or of a part of WikiText-2; perplexity, gradients clipped to norm 0.25 (FAFED)."""
-    from fedoptax.data.sources import wikitext as source
-
-    partition = given.partition or recipe.partitions[0]
-    parts = recipe.num_clients if given.num_clients is None else given.num_clients
-    if parts is not None and parts < 1:
-        raise UsageError(f"num_clients: {parts} given, allowed is a whole number >= 1")
-    data = source.load(given.data_dir, clients=parts if partition == "parts" else "articles")
-    model = given.model or recipe.model
-    division = divide(data, recipe, given)
+    source = shakespeare.load(options.data_dir)
+    model = options.model or recipe.model
     return next_token(
         name,
-        WIKITEXT_MODELS[model](data.num_classes),
-        division,
+        SHAKESPEARE_MODELS[model](source.num_classes),
+        divide(source, recipe, options),
+        recipe.summary,
+        model,
+        pad=shakespeare.SPECIAL.pad,
+    )
+
+
+def stackoverflow_words(name: str, recipe: Recipe, options: TaskOptions) -> Task:
+    """The next word of a user; accuracy leaves padding, OOV and end of sentence out (Reddi et al. 2021)."""
+    source = stackoverflow.load_nwp(options.data_dir, max_clients=options.num_clients)
+    special = special_tokens(source.num_classes - 4)
+    model = options.model or recipe.model
+    return next_token(
+        name,
+        SO_MODELS[model](source.num_classes),
+        divide(source, recipe, options),
+        recipe.summary,
+        model,
+        pad=special.pad,
+        unscored=(special.oov, special.eos),
+        eval_batch=50,
+    )
+
+
+def wikitext_words(name: str, recipe: Recipe, options: TaskOptions) -> Task:
+    """The next word of an article or of a part of WikiText-2; perplexity, gradients clipped to norm 0.25 (FAFED)."""
+    partition = options.partition or recipe.partitions[0]
+    parts = options.num_clients or recipe.num_clients
+    source = wikitext.load(options.data_dir, clients=parts if partition == "parts" else "articles")
+    model = options.model or recipe.model
+    return next_token(
+        name,
+        WIKITEXT_MODELS[model](source.num_classes),
+        divide(source, recipe, options),
         recipe.summary,
         model,
         pad=None,
@@ -96,7 +100,7 @@ def next_token(
 ) -> Task:
     """Cross-entropy of each token given those before it, averaged over the real tokens of a batch.
 
-    Metrics: `accuracy` over the tokens that are neither padding nor `unscored`, `loss` in nats a real token, and
+    Metrics: `accuracy` over the tokens that are neither padding nor `unscored`, `loss` in nats per real token, and
     `perplexity`, its exponential.
 
     Args:
@@ -109,41 +113,113 @@ def next_token(
       primary: the metric that reports lead with.
     """
 
-    def of_tokens(params: Tree, batch: Any, key: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
+    def predict(params: Tree, batch: Any, key: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
         logits = net.apply(params, batch["x"].astype(jnp.int32), key)
         return logits, optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"].astype(jnp.int32))
 
-    def real(y: jax.Array) -> jax.Array:
+    def is_real(y: jax.Array) -> jax.Array:
         return jnp.ones(y.shape, jnp.float32) if pad is None else (y != pad).astype(jnp.float32)
 
     def loss(params: Tree, batch: Any, key: jax.Array) -> jax.Array:
-        _, losses = of_tokens(params, batch, key)
-        counts = (real(batch["y"]) * batch["mask"][:, None]).astype(losses.dtype)
+        _, losses = predict(params, batch, key)
+        counts = (is_real(batch["y"]) * batch["mask"][:, None]).astype(losses.dtype)
         return jnp.sum(losses * counts) / jnp.maximum(jnp.sum(counts), 1)
 
     def metrics(params: Tree, batch: Any) -> dict[str, tuple[jax.Array, jax.Array]]:
-        logits, losses = of_tokens(params, batch)
+        logits, losses = predict(params, batch)
         y = batch["y"]
-        counts = real(y)
-        scored = counts
+        counts = scored = is_real(y)
         for token in unscored:
             scored = scored * (y != token)
         right = (jnp.argmax(logits, axis=-1) == y.astype(jnp.int32)).astype(jnp.float32)
         return {"accuracy": (right, scored), "loss": (losses, counts)}
 
     return Task(
-        name,
-        net.init,
-        loss,
-        metrics,
-        division.clients,
-        division.test,
-        primary,
-        primary == "accuracy",
-        description,
-        {"model": model, **division.spec},
+        name=name,
+        init=net.init,
+        loss=loss,
+        metrics=metrics,
+        clients=division.clients,
+        test=division.test,
+        primary_metric=primary,
+        higher_is_better=primary == "accuracy",
+        description=description,
+        spec={"model": model, **division.spec},
         derived={"perplexity": lambda means: jnp.exp(means["loss"])},
         test_owners=division.test_owners,
         clip_norm=clip_norm,
         eval_batch=eval_batch,
     )
+
+
+def stackoverflow_tags(name: str, recipe: Recipe, options: TaskOptions) -> Task:
+    """SO LR of "Adaptive Federated Optimization" (Reddi et al. 2021); metrics `recall_at_5` and `loss`.
+
+    The loss is the *sum* over the batch of each post's mean binary cross-entropy, as in the paper's released code, so
+    the paper's client learning rates apply as they are.
+    """
+    source = stackoverflow.load_tags(
+        options.data_dir, vocabulary=SO_WORDS, tags=SO_TAGS, max_clients=options.num_clients
+    )
+    division = divide(source, recipe, options)
+    model = so_logistic(SO_WORDS, SO_TAGS)
+
+    def predict(params: Tree, batch: Any, key: jax.Array | None = None) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Logits and true tags (batch, T), and each post's loss (batch,)."""
+        dtype = jax.tree.leaves(params)[0].dtype
+        bag = bag_of_words(batch["x"].astype(jnp.int32), batch["words"].astype(jnp.int32), SO_WORDS, dtype)
+        logits = model.apply(params, bag, key)
+        truth = tag_indicators(batch["y"].astype(jnp.int32), SO_TAGS, dtype)
+        return logits, truth, jnp.mean(optax.sigmoid_binary_cross_entropy(logits, truth), axis=1)
+
+    def loss(params: Tree, batch: Any, key: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.where(batch["mask"], predict(params, batch, key)[2], 0))
+
+    def metrics(params: Tree, batch: Any) -> dict[str, Any]:
+        logits, truth, losses = predict(params, batch)
+        return {"recall_at_5": recall(logits, truth), "loss": losses}
+
+    return Task(
+        name=name,
+        init=model.init,
+        loss=loss,
+        metrics=metrics,
+        clients=division.clients,
+        test=division.test,
+        primary_metric="recall_at_5",
+        description=recipe.summary,
+        spec={"model": recipe.model, **division.spec},
+        label=None,
+        test_owners=division.test_owners,
+    )
+
+
+def bag_of_words(ids: jax.Array, words: jax.Array, vocabulary: int, dtype: Any) -> jax.Array:
+    """The mean of the one-hot vectors of a post's words, where words outside the vocabulary are 0.
+
+    Args:
+      ids: (batch, L), 1 … V for words in the vocabulary, 0 for none.
+      words: (batch,), the number of all words of the post.
+      vocabulary: V.
+      dtype: of the result.
+
+    Returns:
+      (batch, V).
+    """
+    rows = jnp.arange(ids.shape[0])[:, None]
+    counts = jnp.zeros((ids.shape[0], vocabulary + 1), dtype).at[rows, ids].add(1)[:, 1:]
+    return counts / jnp.maximum(words, 1).astype(dtype)[:, None]
+
+
+def tag_indicators(ids: jax.Array, tags: int, dtype: Any) -> jax.Array:
+    """1 for each tag of a post, else 0, (batch, T): of ids (batch, L), 1 … T, or 0 for none."""
+    rows = jnp.arange(ids.shape[0])[:, None]
+    return jnp.zeros((ids.shape[0], tags + 1), dtype).at[rows, ids].set(1)[:, 1:]
+
+
+def recall(logits: jax.Array, tags: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Recall@5 of each post, (batch,), and its number of tags as weight: Σ found / Σ tags over a test set."""
+    best = jax.lax.top_k(logits, RECALL_AT)[1]
+    found = jnp.sum(jnp.take_along_axis(tags, best, axis=1), axis=1)
+    number = jnp.sum(tags, axis=1)
+    return found / jnp.maximum(number, 1), number

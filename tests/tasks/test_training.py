@@ -1,4 +1,4 @@
-"""Every task trains: on the real files where they are at hand, on tiny files in the same format where they are not."""
+"""Every task trains: on its real files where these are present, else on tiny files of the same format."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from python2_pickles import array, dictionary, integer, listing, text
 
 pytestmark = pytest.mark.slow
 
-# What the test asks of a task: its folder, options, what a round is, an algorithm, a bound below the first loss.
+# By task: the folder of its files, options of the task and of the run, an algorithm.
 REAL: dict[str, dict[str, Any]] = {
     "digits": {"algorithm": fx.fedadam(0.1, 0.1)},
     "mnist": {"folder": "mnist", "model": "fafed_fmnist_cnn", "algorithm": fx.fedavg(0.1)},
@@ -71,13 +71,13 @@ def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in LONG else n for n in REAL])
-def test_every_task_at_hand_trains(name: str) -> None:
-    asked = dict(REAL[name])
-    folder = asked.pop("folder", None)
+def test_task_trains_on_its_real_files(name: str) -> None:
+    options = dict(REAL[name])
+    folder = options.pop("folder", None)
     data_dir = None if folder is None else real_data(folder)
-    algorithm = asked.pop("algorithm")
-    run = {key: asked.pop(key) for key in ("rounds", "cohort_size", "batch_size") if key in asked}
-    task = fx.load_task(name, data_dir=data_dir, **asked)
+    algorithm = options.pop("algorithm")
+    run = {key: options.pop(key) for key in ("rounds", "cohort_size", "batch_size") if key in options}
+    task = fx.load_task(name, data_dir=data_dir, **options)
     result = train(task, algorithm, **run)
     assert learned(result), [row["train_loss"] for row in result.history]
     last = result.history[-1]
@@ -187,7 +187,7 @@ def test_stack_overflow_tags_train_and_recall_counts_tags(tmp_path: Path) -> Non
     assert result.history[-1]["test_recall_at_5"] > 0.9
 
 
-def test_every_named_task_is_tried() -> None:
-    elsewhere = {"synthetic", "quadratic", "counterexample"}  # tests/test_analytic_tasks.py
+def test_every_named_task_is_trained() -> None:
+    elsewhere = {"synthetic", "quadratic", "counterexample"}  # test_analytic.py
     here = {*REAL, "cifar100", "cifar100-coarse", "stackoverflow-nwp", "stackoverflow-lr"}
     assert here | elsewhere == set(TASKS)

@@ -1,0 +1,224 @@
+"""The named tasks: data, partition, model, loss, metrics, and the settings a comparison starts from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedoptax.data import images as files
+from fedoptax.errors import check_choice
+from fedoptax.models import MODELS
+from fedoptax.tasks import analytic
+from fedoptax.tasks.custom import PREFIX
+from fedoptax.tasks.custom import RECIPE as CUSTOM
+from fedoptax.tasks.images import classification, emnist_autoencoder
+from fedoptax.tasks.recipe import CENTRAL, TASK_OPTIONS, Recipe, TaskOptions, check_options
+from fedoptax.tasks.task import Task, with_compute_dtype
+from fedoptax.tasks.text import (
+    SHAKESPEARE_MODELS,
+    SO_MODELS,
+    WIKITEXT_MODELS,
+    shakespeare_characters,
+    stackoverflow_tags,
+    stackoverflow_words,
+    wikitext_words,
+)
+
+
+def _rounds(rounds: int, cohort_size: int, batch_size: int, eval_every: int) -> dict[str, Any]:
+    return {
+        "rounds": rounds,
+        "cohort_size": cohort_size,
+        "batch_size": batch_size,
+        "local_epochs": 1,
+        "eval_every": eval_every,
+    }
+
+
+def _synthetic(name: str, recipe: Recipe, options: TaskOptions) -> Task:
+    return analytic.synthetic(seed=options.seed, **{"num_clients": recipe.num_clients} | _analytic_arguments(options))
+
+
+def _quadratic(name: str, recipe: Recipe, options: TaskOptions) -> Task:
+    return analytic.quadratic(seed=options.seed, **{"num_clients": recipe.num_clients} | _analytic_arguments(options))
+
+
+def _analytic_arguments(options: TaskOptions) -> dict[str, Any]:
+    return {name: value for name, value in options.given().items() if name != "compute_dtype"}
+
+
+TASKS: dict[str, Recipe] = {
+    "digits": Recipe(
+        classification(files.digits, 16),
+        "UCI handwritten digits, 8x8 pixels, 10 classes; comes with scikit-learn, needs no download",
+        model="mlp",
+        num_clients=50,
+        models=tuple(MODELS),
+        options=("devices",),
+        partitions=CENTRAL,
+        defaults=_rounds(100, cohort_size=10, batch_size=10, eval_every=1),
+    ),
+    "mnist": Recipe(
+        classification(files.mnist, 255),
+        "MNIST handwritten digits, 28x28 pixels, 10 classes; by label, or by writer through QMNIST",
+        model="mlp",
+        num_clients=100,
+        models=tuple(MODELS),
+        options=("devices",),
+        partitions=(*CENTRAL, "writers"),
+        defaults=_rounds(100, cohort_size=10, batch_size=20, eval_every=2),
+    ),
+    "fashion-mnist": Recipe(
+        classification(files.fashion_mnist, 255),
+        "Fashion-MNIST clothes, 28x28 pixels, 10 classes",
+        model="cnn",
+        num_clients=100,
+        models=tuple(MODELS),
+        options=("devices",),
+        partitions=CENTRAL,
+        defaults=_rounds(100, cohort_size=10, batch_size=20, eval_every=2),
+    ),
+    "cifar10": Recipe(
+        classification(files.cifar10, 255),
+        "CIFAR-10 photographs, 32x32 pixels in colour, 10 classes",
+        model="resnet18",
+        num_clients=500,
+        models=tuple(MODELS),
+        options=("augment", "devices"),
+        partitions=CENTRAL,
+        defaults=_rounds(1000, cohort_size=10, batch_size=20, eval_every=50),
+    ),
+    "cifar100": Recipe(
+        classification(files.cifar100, 255),
+        "CIFAR-100 photographs, 32x32 pixels in colour, 100 classes; Pachinko allocation over both levels of labels",
+        model="resnet18",
+        num_clients=500,
+        models=tuple(MODELS),
+        options=("augment", "devices"),
+        partitions=("pachinko", *CENTRAL),
+        defaults=_rounds(1000, cohort_size=10, batch_size=20, eval_every=50),
+    ),
+    "cifar100-coarse": Recipe(
+        classification(files.cifar100_coarse, 255),
+        "CIFAR-100 photographs, 32x32 pixels in colour, its 20 superclasses",
+        model="resnet18",
+        num_clients=500,
+        models=tuple(MODELS),
+        options=("augment", "devices"),
+        partitions=CENTRAL,
+        defaults=_rounds(1000, cohort_size=10, batch_size=20, eval_every=50),
+    ),
+    "emnist-cr": Recipe(
+        classification(files.emnist, 255),
+        "EMNIST characters by writer, 28x28 pixels, 62 classes (TensorFlow Federated's files, or LEAF's FEMNIST)",
+        model="emnist_cnn",
+        num_clients=100,
+        models=tuple(MODELS),
+        options=("devices",),
+        partitions=("writers", *CENTRAL),
+        defaults=_rounds(500, cohort_size=10, batch_size=20, eval_every=25),
+    ),
+    "emnist-ae": Recipe(
+        emnist_autoencoder,
+        "EMNIST characters by writer, reconstructed by an autoencoder; mean squared error x 1000",
+        model="autoencoder",
+        num_clients=100,
+        partitions=("writers", *CENTRAL),
+        defaults=_rounds(500, cohort_size=10, batch_size=20, eval_every=25),
+    ),
+    "shakespeare": Recipe(
+        shakespeare_characters,
+        "Shakespeare's plays by role, the next of 90 characters",
+        model="rnn",
+        num_clients=0,
+        models=tuple(SHAKESPEARE_MODELS),
+        partitions=("roles",),
+        defaults=_rounds(300, cohort_size=10, batch_size=4, eval_every=50),
+    ),
+    "stackoverflow-nwp": Recipe(
+        stackoverflow_words,
+        "Stack Overflow by user, the next of 10,000 words (TensorFlow Federated's files)",
+        model="rnn",
+        num_clients=0,
+        models=tuple(SO_MODELS),
+        partitions=("users",),
+        defaults=_rounds(500, cohort_size=50, batch_size=16, eval_every=50),
+    ),
+    "stackoverflow-lr": Recipe(
+        stackoverflow_tags,
+        "Stack Overflow by user, the 500 commonest tags from a bag of 10,000 words (TensorFlow Federated's files)",
+        model="logistic",
+        num_clients=0,
+        partitions=("users",),
+        defaults=_rounds(500, cohort_size=10, batch_size=100, eval_every=50),
+    ),
+    "wikitext-2": Recipe(
+        wikitext_words,
+        "WikiText-2, the next of 33,278 words; 16 contiguous parts, or one client per article; perplexity",
+        model="lstm",
+        num_clients=16,
+        models=tuple(WIKITEXT_MODELS),
+        partitions=("parts", "articles"),
+        defaults={"rounds": 100, "cohort_size": 16, "batch_size": 20, "local_steps": 10, "eval_every": 20},
+    ),
+    "synthetic": Recipe(
+        _synthetic,
+        "synthetic(alpha, beta) of the FedProx paper: logistic regression, 60 features, 10 classes, uneven sizes",
+        model="logistic",
+        num_clients=30,
+        options=("alpha", "beta", "num_clients"),
+        defaults=_rounds(100, cohort_size=10, batch_size=10, eval_every=1),
+    ),
+    "quadratic": Recipe(
+        _quadratic,
+        "quadratics of different curvature and centre in 10 dimensions; the distance to the known optimum",
+        model="vector",
+        num_clients=20,
+        options=("num_clients",),
+        defaults=_rounds(100, cohort_size=10, batch_size=5, eval_every=1),
+    ),
+    "counterexample": Recipe(
+        lambda name, recipe, options: analytic.counterexample(),
+        "the FAFED paper's 1-D problem on which adaptive steps with each client's own v diverge; the distance to 0",
+        model="scalar",
+        num_clients=3,
+        defaults=_rounds(100, cohort_size=3, batch_size=1, eval_every=1),
+    ),
+}
+
+
+def recipe_of(name: str) -> Recipe:
+    """The recipe of a task: one of `TASKS`, or of `file:PATH`.
+
+    Raises:
+      UsageError: there is no such task.
+    """
+    if isinstance(name, str) and len(name) > len(PREFIX) and name.startswith(PREFIX):
+        return CUSTOM
+    check_choice("task", name, [*TASKS, f"{PREFIX}PATH"])
+    return TASKS[name]
+
+
+def load_task(name: str, **options: Any) -> Task:
+    """Load a named task, or `"file:PATH"`, a task on your own file or folder.
+
+    Args:
+      name: one of `TASKS`; or `file:` and the path of a `.npz`, `.csv` or `.parquet` file or of a folder of images, see
+        `fedoptax.data.own`.
+      options: the fields of `TaskOptions`: `partition`, `num_clients`, `model`, `seed`, `data_dir` and others; which
+        ones a task takes is `recipe_of(name).option_types()`.
+
+    Raises:
+      UsageError: an unknown name, an option that does not apply to the task, or a number out of range.
+      DataError: a data file is missing or broken.
+
+    Example:
+      >>> import fedoptax as fx
+      >>> fx.load_task("digits", partition="dirichlet", alpha=0.1, num_clients=20, seed=1).num_clients
+      20
+    """
+    recipe = recipe_of(name)
+    for option in options:
+        check_choice(f"option of task '{name}'", option, [*TASK_OPTIONS, "seed", "data_dir"])
+    chosen = TaskOptions(**options)
+    check_options(name, recipe, chosen)
+    return with_compute_dtype(recipe.build(name, recipe, chosen), chosen.compute_dtype or "float32")

@@ -1,0 +1,119 @@
+"""How a task's training and test examples are divided among clients."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import fedoptax as fx
+from fedoptax.cli.data_commands import table
+from fedoptax.data.sources import Source
+from fedoptax.engine.sampling import cohort_of_round
+from fedoptax.tasks import TASKS, TaskOptions
+from fedoptax.tasks.recipe import CENTRAL, divide
+from small import small_task
+
+RECIPE = TASKS["mnist"]
+
+
+def source(groups: Any, test_groups: Any) -> Source:
+    n, m = len(groups), len(test_groups)
+    return Source(
+        {"x": np.arange(n), "y": np.arange(n) % 3},
+        {"x": np.arange(m) + 100, "y": np.arange(m) % 3},
+        3,
+        (),
+        np.asarray(groups),
+        np.asarray(test_groups),
+    )
+
+
+@pytest.mark.parametrize("options", [
+    {"partition": "iid"}, {"partition": "dirichlet", "alpha": 0.1}, {"partition": "dirichlet-by-class"},
+    {"partition": "classes", "classes": 3}, {"partition": "similarity"}, {"partition": "powerlaw"},
+])  # fmt: skip
+def test_every_partition_holds_every_example_once(options: dict[str, Any]) -> None:
+    task = fx.load_task("digits", num_clients=20, **options)
+    assert (task.clients.num_clients, int(task.clients.offsets[-1])) == (20, 1438)
+    labels = [set(task.clients.client(i)["y"].tolist()) for i in range(20)]
+    if options["partition"] == "classes":
+        assert {len(held) for held in labels} == {3}
+    everything = fx.load_task("digits", partition="iid", num_clients=1)
+    assert sorted(map(bytes, task.clients.examples["x"])) == sorted(map(bytes, everything.clients.examples["x"]))
+    assert options.items() <= task.spec.items()
+
+
+@pytest.mark.parametrize("partition", CENTRAL)
+def test_test_examples_follow_the_training_examples(partition: str) -> None:
+    task = fx.load_task("digits", partition=partition, num_clients=8)
+    assert task.test is not None
+    assert task.test_owners is not None
+    assert len(task.test_owners) == len(task.test["y"]) == 359
+    train = np.stack([np.bincount(task.clients.client(i)["y"], minlength=10) for i in range(8)])
+    test = np.zeros((8, 10))
+    np.add.at(test, (task.test_owners, task.test["y"]), 1)
+    expected = test.sum(0) * train / train.sum(0)
+    assert np.abs(test - expected).max() < 1 + 1e-9  # rounding only
+
+
+def test_natural_clients_keep_their_test_examples() -> None:
+    division = divide(source([5, 2, 5, 7, 2], [7, 2, 9, 5]), RECIPE, TaskOptions(partition="writers"))
+    assert [division.clients.client(i)["x"].tolist() for i in range(3)] == [[1, 4], [0, 2], [3]]
+    np.testing.assert_array_equal(division.test_owners, [2, 0, 3, 1])  # 9 trains nowhere and comes last
+    assert division.spec == {"partition": "writers", "num_clients": 3, "partition_seed": 0}
+
+
+def test_clients_that_only_test_are_numbered_after_those_that_train() -> None:
+    division = divide(source([5, 2, 5, 7, 2], [4, 2, 4, 5, 3]), RECIPE, TaskOptions(partition="writers"))
+    np.testing.assert_array_equal(division.test_owners, [4, 0, 4, 1, 3])
+    others = divide(source([5, 2], [4, 3, 4]), RECIPE, TaskOptions(partition="writers"))
+    np.testing.assert_array_equal(others.test_owners, [3, 2, 3])
+    task = dataclasses.replace(small_task(), clients=division.clients, test_owners=division.test_owners)
+    column = [row[2] for row in table(task)]
+    assert column == ["test_examples", 1, 1, 0]
+    theirs = dataclasses.replace(task, clients=others.clients, test_owners=others.test_owners)
+    assert [row[2] for row in table(theirs)] == ["test_examples", "", ""]
+
+
+def test_first_natural_clients_keep_only_their_own_test_examples() -> None:
+    division = divide(source([2, 2, 5, 5, 7], [7, 2, 9, 5]), RECIPE, TaskOptions(partition="writers", num_clients=2))
+    assert division.clients.num_clients == 2
+    np.testing.assert_array_equal(division.test["x"], [101, 103])
+    np.testing.assert_array_equal(division.test_owners, [0, 1])
+    with pytest.raises(fx.UsageError, match="num_clients must be <= 3, the number of writers"):
+        divide(source([2, 2, 5, 5, 7], [7]), RECIPE, TaskOptions(partition="writers", num_clients=4))
+
+
+def test_test_examples_of_other_writers_are_all_kept() -> None:
+    division = divide(source([2, 2, 5], [9, 8, 9]), RECIPE, TaskOptions(partition="writers", num_clients=1))
+    np.testing.assert_array_equal(division.test["x"], [100, 101, 102])
+    np.testing.assert_array_equal(division.test_owners, [2, 1, 2])  # the one who trains is 0
+
+
+def test_examples_sorted_by_client_are_not_copied() -> None:
+    given = source([2, 2, 5], [2])
+    division = divide(given, RECIPE, TaskOptions(partition="writers"))
+    assert division.clients.examples["x"] is given.train["x"]
+
+
+@pytest.mark.long
+def test_active_devices_share_the_examples_of_each_round() -> None:
+    """Fed-LAMB's other reading: 20 devices without data, of which 7 share all the examples in each round."""
+    task, algorithm = small_task(devices=20), fx.scaffold(0.3)
+    options: dict[str, Any] = {"rounds": 3, "cohort_size": 7, "batch_size": 4}
+    runs = [
+        fx.run(task, algorithm, **options, **how)
+        for how in ({}, {"engine": "eager"}, {"examples": "stream"}, {"client_states": "host"})
+    ]
+    for other in runs[1:]:
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), runs[0].params, other.params)
+    controls = runs[0].clients.tree["hidden"]["bias"]
+    cohorts = {int(i) for r in range(3) for i in cohort_of_round(jax.random.key(0), r, 20, 7)}
+    assert {i for i in range(20) if np.any(controls[i])} == cohorts
+    with pytest.raises(fx.UsageError, match="cohort_size"):
+        fx.run(task, algorithm, rounds=1, cohort_size=5)
+    assert fx.load_task("digits", num_clients=10, devices=30).num_clients == 30

@@ -1,0 +1,107 @@
+"""The options of the named tasks: what each takes, what it refuses, and how a run's spec builds the task again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedoptax as fx
+from fedoptax.tasks import TASKS, recipe_of
+from fedoptax.tasks.recipe import PARTITION_OPTIONS, TASK_OPTIONS
+
+
+def test_each_task_lists_the_options_it_takes_with_their_types() -> None:
+    assert TASKS["counterexample"].option_types() == {"compute_dtype": str}
+    assert TASKS["synthetic"].option_types() == {
+        "alpha": float, "beta": float, "num_clients": int, "compute_dtype": str,
+    }  # fmt: skip
+    cifar = TASKS["cifar100"].option_types()
+    assert {name: cifar[name] for name in ("augment", "alpha_fine", "classes")} == {
+        "augment": str, "alpha_fine": float, "classes": int,
+    }  # fmt: skip
+    assert "client_column" in recipe_of("file:own.csv").option_types() and "client_column" not in cifar
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_recipes_are_complete(name: str) -> None:
+    recipe = TASKS[name]
+    assert set(recipe.option_types()) <= set(TASK_OPTIONS)
+    assert not recipe.models or recipe.model in recipe.models
+    assert set(recipe.partitions) <= set(PARTITION_OPTIONS)
+    work = {"local_epochs", "local_steps"}
+    assert set(recipe.defaults) - work == {"rounds", "cohort_size", "batch_size", "eval_every"}
+    assert len(work & set(recipe.defaults)) == 1
+
+
+@pytest.mark.parametrize("option", ["beta", "augment", "client_column"])
+def test_options_of_other_tasks_are_refused(option: str) -> None:
+    value = 1.0 if TASK_OPTIONS[option] is float else "crop"
+    with pytest.raises(fx.UsageError, match=f"^{option} must not be given for task 'digits'"):
+        fx.load_task("digits", **{option: value})
+
+
+@pytest.mark.parametrize("option", ["alpha", "shards", "similarity", "sigma", "classes"])
+def test_options_of_other_partitions_are_refused(option: str) -> None:
+    with pytest.raises(fx.UsageError, match=f"^{option} must not be given for partition 'iid'"):
+        fx.load_task("digits", partition="iid", **{option: 2})
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "argument"),
+    [
+        ("nothing", {}, "task"),
+        (7, {}, "task"),
+        ("file:", {}, "task"),
+        ("digits", {"aplha": 0.1}, "aplha"),
+        ("digits", {"partition": "writers"}, "partition"),
+        ("digits", {"partition": 3}, "partition"),
+        ("digits", {"model": "mpl"}, "model"),
+        ("digits", {"alpha": -1.0}, "alpha"),
+        ("digits", {"alpha": "0.1"}, "alpha"),
+        ("digits", {"alpha": float("nan")}, "alpha"),
+        ("digits", {"num_clients": 0}, "num_clients"),
+        ("digits", {"num_clients": 2.5}, "num_clients"),
+        ("digits", {"num_clients": 5000}, "num_clients"),
+        ("digits", {"num_clients": 10, "devices": 9}, "devices"),
+        ("digits", {"partition": "classes", "classes": 11}, "classes"),
+        ("digits", {"partition": "shards", "shards": 0}, "shards"),
+        ("digits", {"partition": "shards", "shards": 1000}, "shards"),
+        ("digits", {"partition": "similarity", "similarity": 101.0}, "similarity"),
+        ("digits", {"seed": -1}, "seed"),
+        ("digits", {"compute_dtype": "float8"}, "compute_dtype"),
+        ("cifar10", {"augment": "corp"}, "augment"),
+        ("quadratic", {"num_clients": 0}, "num_clients"),
+        ("synthetic", {"alpha": -0.1}, "alpha"),
+        ("synthetic", {"partition": "iid"}, "partition"),
+    ],
+)
+def test_wrong_options_are_refused_by_name(name: Any, options: dict[str, Any], argument: str) -> None:
+    with pytest.raises(fx.UsageError, match=argument) as caught:
+        fx.load_task(name, **options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("digits", {"num_clients": 7, "seed": 2, "devices": 9, "model": "logistic"}),
+        ("digits", {"partition": "shards", "shards": 3, "num_clients": 7}),
+        ("synthetic", {"num_clients": 7, "seed": 2, "beta": 0.5}),
+        ("quadratic", {"num_clients": 7, "seed": 2, "compute_dtype": "bfloat16"}),
+        ("counterexample", {}),
+    ],
+)
+def test_spec_builds_the_task_again(name: str, options: dict[str, Any]) -> None:
+    task = fx.load_task(name, **options)
+    given = {option: value for option, value in task.spec.items() if option in TASK_OPTIONS}
+    assert {k: v for k, v in options.items() if k != "seed"}.items() <= given.items()
+    again = fx.load_task(name, seed=task.spec["partition_seed"], **{k: given[k] for k in given if k in _taken(name)})
+    assert (again.spec, again.num_clients) == (task.spec, task.num_clients)
+    for field, array in task.clients.examples.items():
+        np.testing.assert_array_equal(array, again.clients.examples[field])
+
+
+def _taken(name: str) -> dict[str, type]:
+    return recipe_of(name).option_types()
