@@ -21,6 +21,9 @@ Tree = Any
 GradFn = Callable[[Tree, Any], tuple[jax.Array, Tree]]
 """`grad_fn(params, batch) -> (loss, grads)`, the convention of `jax.value_and_grad`."""
 
+ClientResult = tuple[Tree, Tree, jax.Array]
+"""`(upload, client, loss)`: what a client sends, what it keeps, and its mean loss."""
+
 Step = Callable[[Tree, Any], tuple[Tree, jax.Array]]
 """`step(carry, batch) -> (carry, loss)`: one local step of a client."""
 
@@ -53,7 +56,7 @@ class FedAlgorithm(NamedTuple):
     init: Callable[[Tree], Tree]
     init_client: Callable[[Tree], Tree]
     broadcast: Callable[[Tree], Tree]
-    client_update: Callable[[GradFn, Tree, Tree, Any], tuple[Tree, Tree, jax.Array]]
+    client_update: Callable[[GradFn, Tree, Tree, Any], ClientResult]
     server_update: Callable[[Tree, Tree, Cohort], Tree]
     params: Callable[[Tree], Tree]
     weighting: str = "examples"

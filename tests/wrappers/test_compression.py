@@ -74,7 +74,7 @@ def test_fields_can_be_named_and_second_moments_stay_positive() -> None:
     assert coded_fields(named) == {"v"}
     server, _, _ = federate(named, {"w": jnp.linspace(-1.0, 2.0, 16)}, DATA, 12)
     assert float(jnp.min(server.inner.v["w"])) >= 0 and np.isfinite(server.inner.params["w"]).all()
-    with pytest.raises(fx.UsageError, match=r"^fields must be .*params, m, v, steps.* got nothing"):
+    with pytest.raises(fx.UsageError, match=r"^fields must be among params, m, v, steps, got nothing"):
         coded_fields(fx.with_compression(fx.fafed(0.1), codecs.sign(), fields=("nothing", "m")))
 
 
@@ -90,7 +90,7 @@ def test_an_upload_of_unknown_fields_is_refused_and_a_bare_one_coded_whole() -> 
 
         return fx.with_compression(algorithm._replace(client_update=client_update), codecs.qsgd())
 
-    with pytest.raises(fx.UsageError, match=r"^fields must be .*news.* got none"):
+    with pytest.raises(fx.UsageError, match=r"^fields must be among news, got "):
         update(sending(Strange), sending(Strange).init(jnp.zeros(64)), (), jnp.ones(64))
     bare = sending(lambda news: news)
     assert _is_coded(update(bare, bare.init(jnp.zeros(64)), (), jnp.ones(64))[0])

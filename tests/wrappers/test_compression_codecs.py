@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import fedoptax as fx
 from fedoptax.algorithm import nbytes
-from fedoptax.wrappers.codecs import Codec, Coded, encoded, pack_bits, restored, unpack_bits
+from fedoptax.wrappers.codecs import Codec, Coded, decode_array, encode_array, pack_bits, unpack_bits
 
 codecs = fx.codecs
 KEY = jax.random.key(3)
@@ -28,8 +28,8 @@ def compiled(codec: Codec) -> Any:
     """`(array, key) -> (what is sent, what is decoded)`."""
 
     def run(array: jax.Array, key: Any) -> Any:
-        sent = encoded(codec, array, key)
-        return sent, restored(codec, sent)
+        sent = encode_array(codec, array, key)
+        return sent, decode_array(codec, sent)
 
     return jax.jit(run)
 
@@ -65,7 +65,7 @@ def test_packed_bits_come_back(bits: int, numbers: list[int]) -> None:
     ids=lambda v: v.name if isinstance(v, Codec) else str(v),
 )
 def test_bytes_are_those_of_the_formula(codec: Codec, size: int, expected: int) -> None:
-    sent = encoded(codec, jnp.linspace(-1, 1, size), KEY)
+    sent = encode_array(codec, jnp.linspace(-1, 1, size), KEY)
     assert isinstance(sent, Coded) and nbytes(sent) == expected
     assert sum(np.asarray(part).nbytes for part in sent.parts.values()) == expected
 
@@ -74,7 +74,7 @@ def test_bytes_are_those_of_the_formula(codec: Codec, size: int, expected: int) 
 def test_an_array_that_would_not_become_smaller_is_sent_as_it_is(codec: Codec) -> None:
     for shape in ((), (1,), (0,), (3, 0)):
         array = jnp.full(shape, 0.3)
-        assert encoded(codec, array, KEY) is array and restored(codec, array) is array
+        assert encode_array(codec, array, KEY) is array and decode_array(codec, array) is array
 
 
 @every
@@ -118,7 +118,7 @@ def test_alone_in_a_loop_and_in_a_batch_agree(codec: Codec) -> None:
 def test_qsgd_against_numpy(norm: str) -> None:
     """Section 3.1 with the same uniform numbers: level l or l + 1 of s, for buckets of 5 of 13 numbers."""
     v, s = np.random.default_rng(0).normal(size=13), 7
-    sent = encoded(codecs.qsgd(4, 5, norm), jnp.asarray(v, jnp.float32), KEY)
+    sent = encode_array(codecs.qsgd(4, 5, norm), jnp.asarray(v, jnp.float32), KEY)
     u = np.asarray(jax.random.uniform(KEY, (3, 5)), np.float64).ravel()
     expected = []
     for i, x in enumerate(v):
@@ -127,7 +127,7 @@ def test_qsgd_against_numpy(norm: str) -> None:
         level = math.floor(s * abs(x) / length)
         up = u[i] >= 1 - (s * abs(x) / length - level)
         expected.append(length * np.sign(x) * (level + up) / s)
-    np.testing.assert_allclose(restored(codecs.qsgd(4, 5, norm), sent), expected, rtol=1e-5)
+    np.testing.assert_allclose(decode_array(codecs.qsgd(4, 5, norm), sent), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import fedoptax as fx
 from fedoptax import _tree as tree
 from fedoptax.algorithm import FedAlgorithm, decoded
-from fedoptax.wrappers.privacy import PrivateUpload, into_ball, split_noise
+from fedoptax.wrappers.privacy import PrivateUpload, scale_into_ball, split_noise
 from sending import a_round, leaf, sender, stacked_round
 from small_rounds import ALL, close, federate, model, quadratic, scalars
 
@@ -44,9 +44,9 @@ def test_what_was_clipped_is_not_changed_by_clipping_it_again() -> None:
     rng = np.random.default_rng(3)
     for dtype in ("float32", "bfloat16", "float16"):
         for scale in (0.1, 1.0, 30.0):
-            once = into_ball({"a": jnp.asarray(scale * rng.normal(size=501), dtype)}, 1.5)
+            once = scale_into_ball({"a": jnp.asarray(scale * rng.normal(size=501), dtype)}, 1.5)
             assert float(np.linalg.norm(np.asarray(once["a"], np.float64))) <= 1.0
-            np.testing.assert_array_equal(into_ball(once, 1.0)["a"], once["a"])
+            np.testing.assert_array_equal(scale_into_ball(once, 1.0)["a"], once["a"])
 
 
 SIZE, DIMENSION = 3, 4

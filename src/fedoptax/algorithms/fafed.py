@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from fedoptax import _tree as tree
 from fedoptax.algorithm import (
+    ClientResult,
     Cohort,
     FedAlgorithm,
     GradFn,
@@ -87,9 +88,7 @@ def naive_adaptive(lr: LearningRate, b2: Any = 0.5) -> FedAlgorithm:
     def ratio(g: jax.Array, v: jax.Array) -> jax.Array:
         return jnp.where(v > 0, g / jnp.sqrt(v), jnp.zeros_like(g))
 
-    def client_update(
-        grad_fn: GradFn, message: NaiveMessage, v: Tree, batches: Any
-    ) -> tuple[NaiveUpload, Tree, jax.Array]:
+    def client_update(grad_fn: GradFn, message: NaiveMessage, v: Tree, batches: Any) -> ClientResult:
         eta = resolve_lr(lr, message.lr)
 
         def step(carry: tuple[Tree, Tree], batch: Any) -> tuple[tuple[Tree, Tree], jax.Array]:
@@ -156,14 +155,12 @@ def fafed(
     def init(params: Tree) -> FAFEDState:
         return FAFEDState(params, tree.zeros_like(params), tree.zeros_like(params), jnp.zeros((), jnp.int32))
 
-    def client_update(
-        grad_fn: GradFn, message: FAFEDState, x_prev: Tree, batches: Any
-    ) -> tuple[FAFEDUpload, Tree, jax.Array]:
+    def client_update(grad_fn: GradFn, message: FAFEDState, x_prev: Tree, batches: Any) -> ClientResult:
         steps = jnp.asarray(num_steps(batches), jnp.int32)
         end = message.t + steps - (0 if is_released else 1)  # line 9: the last iteration synchronises instead
         a = tree.root_plus(message.v, rho)  # line 14: that of the last synchronisation
 
-        def first_round(batches: Any) -> tuple[FAFEDUpload, Tree, jax.Array]:
+        def first_round(batches: Any) -> ClientResult:
             m, loss = mean_gradient(grad_fn, message.params, batches)  # line 2
             upload = FAFEDUpload(message.params, m, tree.square(m), steps if has_schedule else ())
             return upload, message.params, loss
@@ -177,7 +174,7 @@ def fafed(
             x_next = tree.add_scaled(x, -lr_at(lr, t), tree.divide(m, a))  # line 15
             return (t + 1, x, tree.select(t < end, x_next, x), m, v), loss
 
-        def later_round(batches: Any) -> tuple[FAFEDUpload, Tree, jax.Array]:
+        def later_round(batches: Any) -> ClientResult:
             start = (message.t, x_prev, message.params, message.m, message.v)
             (_, kept, x, m, v), loss = local_steps(step, start, batches)
             return FAFEDUpload(x, m, v, steps if has_schedule else ()), kept, loss

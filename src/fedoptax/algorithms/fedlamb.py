@@ -2,15 +2,9 @@
 
 *Layerwise and Dimensionwise Locally Adaptive Optimization Method*, Algorithm 1 (Fed-LAMB; lines as there), after
 Chen, Li, Li 2020, *Toward Communication Efficient Adaptive Gradient Method* (Local AMSGrad). Each round sends (θ̄, v̂)
-down and (θ, v) up: two vectors each way. Where the printed algorithm contradicts itself the readings are:
-
-- Line 8 takes the gradient at θ⁰; with several local steps that would be the same point every time. Here, as in Local
-  AMSGrad and the authors' code, it is taken at the current iterate.
-- Lines 9–10 overwrite m and v with their bias-corrected values, which compounds, and v starts from v̂, not from 0.
-  Default: no correction, as in Local AMSGrad; `bias_correction=True` divides a copy of m by 1 − β₁ˢ, s the steps taken
-  since m was last 0, and leaves v alone.
-- m carries no round index: it belongs to the device and survives rounds (`momentum="persist"`).
-- Line 2 starts v̂ at ε. Line 11 divides by √v̂ during the whole first round, so v̂₀ has its own name, `v0`.
+down and (θ, v) up: two vectors each way. The printed algorithm contradicts itself in places; docs/algorithms has the
+readings: the gradient is taken at the current iterate, there is no bias correction by default, m belongs to the
+device, and v̂ starts at `v0`.
 """
 
 from __future__ import annotations
@@ -22,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from fedoptax import _tree as tree
-from fedoptax.algorithm import Cohort, FedAlgorithm, GradFn, Tree, local_steps
+from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Tree, local_steps
 from fedoptax.errors import check_choice, check_flag, check_number, check_positive
 from fedoptax.schedules import LearningRate, check_lr, resolve_lr, value_to_send
 
@@ -168,9 +162,7 @@ def _local_adaptive(
     def broadcast(server: AMSState) -> AMSMessage:
         return AMSMessage(server.params, server.v_max, value_to_send(lr, server.round))
 
-    def client_update(
-        grad_fn: GradFn, message: AMSMessage, client: Any, batches: Any
-    ) -> tuple[AMSUpload, Any, jax.Array]:
+    def client_update(grad_fn: GradFn, message: AMSMessage, client: Any, batches: Any) -> ClientResult:
         theta, v_hat = message.params, message.v_max  # lines 5 and 6
         alpha = resolve_lr(lr, message.lr)
         m, s = client if persists else no_momentum(theta)
@@ -183,7 +175,7 @@ def _local_adaptive(
             m_hat = m
             if bias_correction:
                 s = s + 1
-                m_hat = tree.scale(1 / _one_minus_power(b1, s), m)  # line 9, on a copy of m
+                m_hat = tree.scale(1 / (1 - b1 ** s.astype(jnp.result_type(float))), m)  # line 9, on a copy of m
             p = tree.divide(m_hat, tree.root_plus(v_hat, eps))  # line 11
             theta = tree.add_scaled(theta, -alpha, direction(p, theta))  # line 12
             return (theta, m, v, s), loss
@@ -197,11 +189,6 @@ def _local_adaptive(
 
     init_client = no_momentum if persists else lambda params: ()
     return FedAlgorithm(init, init_client, broadcast, client_update, server_update, lambda s: s.params, "uniform")
-
-
-def _one_minus_power(b1: Any, steps: jax.Array) -> jax.Array:
-    s = steps.astype(jnp.result_type(float))
-    return 1 - jnp.asarray(b1, s.dtype) ** s
 
 
 def _layer_norms(params: Tree, layers: str) -> Tree:

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import optax
 
 from fedoptax import _tree as tree
-from fedoptax.algorithm import Cohort, FedAlgorithm, GradFn, Tree, local_steps
-from fedoptax.algorithms import optimizers as transforms
+from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Tree, local_steps
+from fedoptax.algorithms import optimizers
 from fedoptax.errors import UsageError, check_choice, check_flag, check_number, check_positive
 from fedoptax.schedules import LearningRate, check_lr, resolve_lr, value_to_send
 
@@ -80,35 +80,18 @@ def fedavg(client_lr: LearningRate, server_lr: LearningRate = 1.0) -> FedAlgorit
       UsageError: a learning rate is not a positive number or a schedule.
     """
     check_lr(client_lr=client_lr, server_lr=server_lr)
-    return _fedopt(_sgd, client_lr, transforms.descend(server_lr))
+    return _fedopt(_sgd, client_lr, optimizers.descend(server_lr))
 
 
 def fedavgm(client_lr: LearningRate, server_lr: LearningRate = 1.0, momentum: Any = 0.9) -> FedAlgorithm:
-    """FedAvgM (Hsu et al. 2019): m ← μ m + Δ; x ← x + η m.
-
-    Args:
-      client_lr: η_l > 0, a number or a schedule over rounds.
-      server_lr: η > 0, a number or a schedule over rounds.
-      momentum: μ in [0, 1).
-    """
-    check_lr(client_lr=client_lr, server_lr=server_lr)
-    check_number("momentum", momentum, 0, 1)
-    return _server(transforms.scale_by_momentum(momentum), client_lr, server_lr)
+    """FedAvgM (Hsu et al. 2019): m ← μ m + Δ; x ← x + η m; arguments as `fedavg`, and μ in [0, 1)."""
+    return _with_server_steps(optimizers.scale_by_momentum(momentum), client_lr, server_lr, momentum=momentum)
 
 
 def fedadagrad(client_lr: LearningRate, server_lr: LearningRate, b1: Any = 0.0, tau: Any = 1e-3) -> FedAlgorithm:
-    """FedAdagrad (Reddi et al. 2021, Algorithm 2): m ← β₁ m + (1−β₁) Δ; v ← v + Δ²; x ← x + η m/(√v + τ); v₀ = τ².
-
-    Args:
-      client_lr: η_l > 0, a number or a schedule over rounds.
-      server_lr: η > 0, a number or a schedule over rounds.
-      b1: β₁ in [0, 1).
-      tau: τ > 0, the degree of adaptivity (smaller is more adaptive).
-    """
-    check_lr(client_lr=client_lr, server_lr=server_lr)
-    check_number("b1", b1, 0, 1)
+    """FedAdagrad (Reddi et al. 2021, Algorithm 2): v ← v + Δ²; the rest as `fedadam`."""
     check_positive(tau=tau)
-    return _server(transforms.scale_by_fedadagrad(b1, tau), client_lr, server_lr)
+    return _with_server_steps(optimizers.scale_by_fedadagrad(b1, tau), client_lr, server_lr, b1=b1)
 
 
 def fedyogi(
@@ -120,9 +103,9 @@ def fedyogi(
     debias: bool = False,
 ) -> FedAlgorithm:
     """FedYogi (Reddi et al. 2021, Algorithm 2): v ← v − (1−β₂) Δ² sign(v − Δ²); the rest as `fedadam`."""
-    _check_adam(client_lr, server_lr, b1, b2, tau=tau)
+    check_positive(tau=tau)
     check_flag("debias", debias)
-    return _server(transforms.scale_by_fedyogi(b1, b2, tau, debias), client_lr, server_lr)
+    return _with_server_steps(optimizers.scale_by_fedyogi(b1, b2, tau, debias), client_lr, server_lr, b1=b1, b2=b2)
 
 
 def fedadam(
@@ -140,14 +123,17 @@ def fedadam(
       server_lr: η > 0, a number or a schedule over rounds.
       b1: β₁ in [0, 1).
       b2: β₂ in [0, 1).
-      tau: τ > 0, the degree of adaptivity.
+      tau: τ > 0, the degree of adaptivity (smaller is more adaptive); v starts at τ².
       debias: False is the paper (no bias correction, v starts at τ²). True is the convention of the authors' released
         code, Keras and torch (step η √(1−β₂ᵗ)/(1−β₁ᵗ) from t = 1, v starts at 0): use it with hyper-parameters that
         were published for it.
+
+    Raises:
+      UsageError: a number is outside its range.
     """
-    _check_adam(client_lr, server_lr, b1, b2, tau=tau)
+    check_positive(tau=tau)
     check_flag("debias", debias)
-    return _server(transforms.scale_by_fedadam(b1, b2, tau, debias), client_lr, server_lr)
+    return _with_server_steps(optimizers.scale_by_fedadam(b1, b2, tau, debias), client_lr, server_lr, b1=b1, b2=b2)
 
 
 def fedams(
@@ -157,16 +143,26 @@ def fedams(
 
     While v stays below ε, as it does for small pseudo-gradients, v̂ = ε and this is `fedavgm`: choose ε near Δ².
     """
-    _check_adam(client_lr, server_lr, b1, b2, eps=eps)
-    return _server(transforms.scale_by_fedams(b1, b2, eps), client_lr, server_lr)
+    check_positive(eps=eps)
+    return _with_server_steps(optimizers.scale_by_fedams(b1, b2, eps), client_lr, server_lr, b1=b1, b2=b2)
 
 
 def fedamsgrad(
     client_lr: LearningRate, server_lr: LearningRate, b1: Any = 0.9, b2: Any = 0.99, eps: Any = 1e-3
 ) -> FedAlgorithm:
     """FedAMSGrad (Wang, Lin, Chen 2022, option 2): v̂ ← max(v̂, v); x ← x + η m/(√v̂ + ε); v, v̂ start at 0."""
-    _check_adam(client_lr, server_lr, b1, b2, eps=eps)
-    return _server(transforms.scale_by_fedamsgrad(b1, b2, eps), client_lr, server_lr)
+    check_positive(eps=eps)
+    return _with_server_steps(optimizers.scale_by_fedamsgrad(b1, b2, eps), client_lr, server_lr, b1=b1, b2=b2)
+
+
+def _with_server_steps(
+    direction: optax.GradientTransformation, client_lr: LearningRate, server_lr: LearningRate, **momenta: Any
+) -> FedAlgorithm:
+    """SGD at the clients, steps of `server_lr` along `direction` at the server; `momenta` must lie in [0, 1)."""
+    check_lr(client_lr=client_lr, server_lr=server_lr)
+    for name, value in momenta.items():
+        check_number(name, value, 0, 1)
+    return _fedopt(_sgd, client_lr, optax.chain(direction, optimizers.descend(server_lr)))
 
 
 def _fedopt(
@@ -185,9 +181,7 @@ def _fedopt(
     def broadcast(server: FedOptState) -> FedOptMessage:
         return FedOptMessage(server.params, value_to_send(client_lr, server.round), server.client_opt_state)
 
-    def client_update(
-        grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Any
-    ) -> tuple[FedOptUpload, Tree, jax.Array]:
+    def client_update(grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Any) -> ClientResult:
         optimizer = client_optimizer(resolve_lr(client_lr, message.lr))
 
         def step(carry: tuple[Tree, Tree], batch: Any) -> tuple[tuple[Tree, Tree], jax.Array]:
@@ -210,16 +204,5 @@ def _fedopt(
     return FedAlgorithm(init, lambda params: (), broadcast, client_update, server_update, lambda s: s.params)
 
 
-def _server(direction: optax.GradientTransformation, client_lr: LearningRate, server_lr: LearningRate) -> FedAlgorithm:
-    return _fedopt(_sgd, client_lr, optax.chain(direction, transforms.descend(server_lr)))
-
-
 def _sgd(lr: Any) -> optax.GradientTransformation:
     return optax.stateless(lambda grads, params: tree.scale(-lr, grads))
-
-
-def _check_adam(client_lr: LearningRate, server_lr: LearningRate, b1: Any, b2: Any, **floor: Any) -> None:
-    check_lr(client_lr=client_lr, server_lr=server_lr)
-    check_number("b1", b1, 0, 1)
-    check_number("b2", b2, 0, 1)
-    check_positive(**floor)

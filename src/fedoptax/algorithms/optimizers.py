@@ -21,8 +21,6 @@ import optax
 from fedoptax import _tree as tree
 from fedoptax.schedules import LearningRate, lr_at
 
-Leafwise = Callable[[jax.Array, jax.Array], jax.Array]
-
 
 class MomentState(NamedTuple):
     """First moment m and second moment v, shaped like the parameters, and t, the number of updates made."""
@@ -58,7 +56,7 @@ def scale_by_momentum(momentum: Any) -> optax.GradientTransformation:
 
 def scale_by_fedadagrad(b1: Any = 0.0, tau: Any = 1e-3) -> optax.GradientTransformation:
     """FedAdagrad (Algorithm 2): m ← β₁ m + (1−β₁) d; v ← v + d²; the direction is m/(√v + τ). v starts at τ²."""
-    return _moments(b1, lambda v, d: v + d * d, tau, v0=tau**2)
+    return _scale_by_moments(lambda v, d: v + d * d, b1, tau)
 
 
 def scale_by_fedyogi(
@@ -73,79 +71,68 @@ def scale_by_fedyogi(
     def second(v: jax.Array, d: jax.Array) -> jax.Array:
         return v - jnp.asarray(1 - b2, v.dtype) * d * d * jnp.sign(v - d * d)
 
-    return _moments(b1, second, tau, v0=0.0 if debias else tau**2, bias=_bias(b1, b2) if debias else None)
+    return _scale_by_moments(second, b1, tau, debias_b2=b2 if debias else None)
 
 
 def scale_by_fedadam(
     b1: Any = 0.9, b2: Any = 0.99, tau: Any = 1e-3, debias: bool = False
 ) -> optax.GradientTransformation:
     """FedAdam (Algorithm 2): v ← β₂ v + (1−β₂) d²; m and direction as FedAdagrad; `debias` as in FedYogi."""
-    return _moments(b1, _second_ema(b2), tau, v0=0.0 if debias else tau**2, bias=_bias(b1, b2) if debias else None)
+
+    def second(v: jax.Array, d: jax.Array) -> jax.Array:
+        return tree.ema(b2, v, d * d)
+
+    return _scale_by_moments(second, b1, tau, debias_b2=b2 if debias else None)
 
 
 def scale_by_fedams(b1: Any = 0.9, b2: Any = 0.99, eps: Any = 1e-3) -> optax.GradientTransformation:
     """FedAMS: m, v as FedAdam; v̂ ← max(v̂, v, ε); the direction is m/√v̂. v and v̂ start at 0."""
-
-    def direction(m: jax.Array, v_max: jax.Array) -> jax.Array:
-        return m / jnp.sqrt(v_max)
-
-    return _max_moments(b1, b2, direction, floor=eps)
+    return _scale_by_max_moments(b1, b2, floor=eps, eps=0.0)
 
 
 def scale_by_fedamsgrad(b1: Any = 0.9, b2: Any = 0.99, eps: Any = 1e-3) -> optax.GradientTransformation:
     """FedAMSGrad (option 2 of FedAMS's paper): v̂ ← max(v̂, v); the direction is m/(√v̂ + ε)."""
-
-    def direction(m: jax.Array, v_max: jax.Array) -> jax.Array:
-        return m / (jnp.sqrt(v_max) + jnp.asarray(eps, m.dtype))
-
-    return _max_moments(b1, b2, direction, floor=0.0)
+    return _scale_by_max_moments(b1, b2, floor=0.0, eps=eps)
 
 
-def _moments(
-    b1: Any, second: Leafwise, tau: Any, v0: Any, bias: Callable[[jax.Array], jax.Array] | None = None
+def _scale_by_moments(
+    second: Callable[[jax.Array, jax.Array], jax.Array], b1: Any, tau: Any, debias_b2: Any = None
 ) -> optax.GradientTransformation:
+    """Algorithm 2, with v ← `second(v, d)`; `debias_b2` is the β₂ of a bias correction, None without one."""
+
     def init(params: Any) -> MomentState:
+        v0 = tau**2 if debias_b2 is None else 0.0
         return MomentState(tree.zeros_like(params), tree.full_like(params, v0), jnp.zeros((), jnp.int32))
 
     def update(d: Any, state: MomentState, params: Any = None) -> tuple[Any, MomentState]:
         del params
         m = tree.ema(b1, state.m, d)
         v = jax.tree.map(second, state.v, d)
-        count = state.updates_made + 1
-        direction = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + jnp.asarray(tau, v.dtype)), m, v)
-        if bias is not None:
-            direction = tree.scale(bias(count), direction)
-        return direction, MomentState(m, v, count)
+        t = state.updates_made + 1
+        direction = tree.divide(m, tree.root_plus(v, tau))
+        if debias_b2 is not None:
+            steps = t.astype(jnp.result_type(float))
+            direction = tree.scale(jnp.sqrt(1 - debias_b2**steps) / (1 - b1**steps), direction)
+        return direction, MomentState(m, v, t)
 
     return optax.GradientTransformation(init, update)
 
 
-def _max_moments(b1: Any, b2: Any, direction: Leafwise, floor: Any) -> optax.GradientTransformation:
+def _scale_by_max_moments(b1: Any, b2: Any, floor: Any, eps: Any) -> optax.GradientTransformation:
+    """FedAMS and FedAMSGrad: v̂ ← max(v̂, v, floor); the direction is m/(√v̂ + eps)."""
+
     def init(params: Any) -> MaxMomentState:
-        return MaxMomentState(tree.zeros_like(params), tree.zeros_like(params), tree.zeros_like(params))
+        zeros = tree.zeros_like(params)
+        return MaxMomentState(zeros, zeros, zeros)
+
+    def largest(old: jax.Array, new: jax.Array) -> jax.Array:
+        return jnp.maximum(jnp.maximum(old, new), jnp.asarray(floor, new.dtype))
 
     def update(d: Any, state: MaxMomentState, params: Any = None) -> tuple[Any, MaxMomentState]:
         del params
         m = tree.ema(b1, state.m, d)
-        v = jax.tree.map(_second_ema(b2), state.v, d)
-        v_max = jax.tree.map(
-            lambda old, new: jnp.maximum(jnp.maximum(old, new), jnp.asarray(floor, new.dtype)), state.v_max, v
-        )
-        return jax.tree.map(direction, m, v_max), MaxMomentState(m, v, v_max)
+        v = tree.ema(b2, state.v, tree.square(d))
+        v_max = jax.tree.map(largest, state.v_max, v)
+        return tree.divide(m, tree.root_plus(v_max, eps)), MaxMomentState(m, v, v_max)
 
     return optax.GradientTransformation(init, update)
-
-
-def _second_ema(b2: Any) -> Leafwise:
-    def second(v: jax.Array, d: jax.Array) -> jax.Array:
-        return jnp.asarray(b2, v.dtype) * v + jnp.asarray(1 - b2, v.dtype) * d * d
-
-    return second
-
-
-def _bias(b1: Any, b2: Any) -> Callable[[jax.Array], jax.Array]:
-    def factor(count: jax.Array) -> jax.Array:
-        t = count.astype(jnp.result_type(float))
-        return jnp.sqrt(1 - jnp.asarray(b2, t.dtype) ** t) / (1 - jnp.asarray(b1, t.dtype) ** t)
-
-    return factor

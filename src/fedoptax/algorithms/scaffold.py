@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from fedoptax import _tree as tree
 from fedoptax.algorithm import (
+    ClientResult,
     Cohort,
     FedAlgorithm,
     GradFn,
@@ -74,9 +75,7 @@ def scaffold(client_lr: LearningRate, server_lr: LearningRate = 1.0, option: str
     def broadcast(server: ScaffoldState) -> ScaffoldMessage:
         return ScaffoldMessage(server.params, server.control, value_to_send(client_lr, server.round))
 
-    def client_update(
-        grad_fn: GradFn, message: ScaffoldMessage, c_i: Tree, batches: Any
-    ) -> tuple[ScaffoldUpload, Tree, jax.Array]:
+    def client_update(grad_fn: GradFn, message: ScaffoldMessage, c_i: Tree, batches: Any) -> ClientResult:
         x, c, lr = message.params, message.control, resolve_lr(client_lr, message.lr)
 
         def step(y: Tree, batch: Any) -> tuple[Tree, jax.Array]:

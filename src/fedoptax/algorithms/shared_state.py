@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import optax
 
 from fedoptax import _tree as tree
-from fedoptax.algorithm import FedAlgorithm, GradFn, Tree
-from fedoptax.algorithms import optimizers as transforms
-from fedoptax.algorithms.fedopt import FedOptMessage, FedOptState, FedOptUpload, _fedopt, _sgd
+from fedoptax.algorithm import ClientResult, FedAlgorithm, GradFn, Tree
+from fedoptax.algorithms import optimizers
+from fedoptax.algorithms.fedopt import FedOptMessage, FedOptState, _fedopt, _sgd
 from fedoptax.errors import check_number, check_positive
 from fedoptax.schedules import LearningRate, check_lr
 
@@ -47,15 +47,13 @@ def local_adaalter(lr: LearningRate, b0: Any = 1.0, eps: Any = 1.0) -> FedAlgori
     check_lr(lr=lr)
     check_number("b0", b0, 0)
     check_positive(eps=eps)
-    algorithm = _fedopt(lambda lr: _adaalter(lr, b0, eps), lr, transforms.descend(1.0), "average")
+    algorithm = _fedopt(lambda lr: _adaalter(lr, b0, eps), lr, optimizers.descend(1.0), "average")
 
     def init(params: Tree) -> FedOptState:
         server = algorithm.init(params)
         return server._replace(client_opt_state=server.client_opt_state.b_squared)
 
-    def client_update(
-        grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Any
-    ) -> tuple[FedOptUpload, Tree, jax.Array]:
+    def client_update(grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Any) -> ClientResult:
         shared = AdaAlterState(message.client_opt_state, message.client_opt_state, jnp.zeros((), jnp.int32))
         message = message._replace(client_opt_state=shared)
         upload, client, loss = algorithm.client_update(grad_fn, message, client, batches)
@@ -88,8 +86,8 @@ def lookahead(
     check_number("b1", b1, 0, 1)
     check_number("b2", b2, 0, 1)
     check_positive(alpha=alpha, eps=eps)
-    adam = transforms.scale_by_fedadam(b1, b2, tau=eps, debias=True)
-    return _fedopt(lambda lr: optax.chain(adam, _sgd(lr)), client_lr, transforms.descend(alpha), client_state="average")
+    adam = optimizers.scale_by_fedadam(b1, b2, tau=eps, debias=True)
+    return _fedopt(lambda lr: optax.chain(adam, _sgd(lr)), client_lr, optimizers.descend(alpha), client_state="average")
 
 
 def _adaalter(lr: Any, b0: Any, eps: Any) -> optax.GradientTransformation:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from fedoptax import _tree as tree
 from fedoptax.algorithm import (
+    ClientResult,
     Cohort,
     FedAlgorithm,
     GradFn,
@@ -68,13 +69,11 @@ def stem(lr: LearningRate, alpha: LearningRate = 0.1) -> FedAlgorithm:
     def init(params: Tree) -> STEMState:
         return STEMState(params, tree.zeros_like(params), jnp.zeros((), jnp.int32))
 
-    def client_update(
-        grad_fn: GradFn, message: STEMState, x_prev: Tree, batches: Any
-    ) -> tuple[STEMUpload, Tree, jax.Array]:
+    def client_update(grad_fn: GradFn, message: STEMState, x_prev: Tree, batches: Any) -> ClientResult:
         steps = jnp.asarray(num_steps(batches), jnp.int32)
         last = message.t + steps - 1  # it synchronises instead of stepping
 
-        def first_round(batches: Any) -> tuple[STEMUpload, Tree, jax.Array]:
+        def first_round(batches: Any) -> ClientResult:
             m, loss = mean_gradient(grad_fn, message.params, batches)
             return STEMUpload(message.params, m, steps if has_schedule else ()), message.params, loss
 
@@ -86,7 +85,7 @@ def stem(lr: LearningRate, alpha: LearningRate = 0.1) -> FedAlgorithm:
             x_next = tree.select(t < last, tree.add_scaled(x, -lr_at(lr, t), m), x)
             return (t + 1, x, x_next, m), loss
 
-        def later_round(batches: Any) -> tuple[STEMUpload, Tree, jax.Array]:
+        def later_round(batches: Any) -> ClientResult:
             start = (message.t, x_prev, message.params, message.m)
             (_, kept, x, m), loss = local_steps(step, start, batches)
             return STEMUpload(x, m, steps if has_schedule else ()), kept, loss

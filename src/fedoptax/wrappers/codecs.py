@@ -134,7 +134,7 @@ def sign() -> Codec:
 CODECS: dict[str, Callable[..., Codec]] = {"qsgd": qsgd, "topk": topk, "sign": sign}
 
 
-def encoded(codec: Codec, leaf: jax.Array, key: Any = None) -> Any:
+def encode_array(codec: Codec, leaf: jax.Array, key: Any = None) -> Any:
     """A `Coded` in place of an array; the array itself where that would not be smaller (a few numbers)."""
     if leaf.size == 0:
         return leaf
@@ -142,8 +142,8 @@ def encoded(codec: Codec, leaf: jax.Array, key: Any = None) -> Any:
     return Coded(parts, leaf.shape, leaf.dtype.name) if nbytes(parts) < nbytes(leaf) else leaf
 
 
-def restored(codec: Codec, sent: Any) -> jax.Array:
-    """The array that `encoded` stands for."""
+def decode_array(codec: Codec, sent: Any) -> jax.Array:
+    """The array that `encode_array` made it of for."""
     if not isinstance(sent, Coded):
         return sent
     return codec.decode(sent.parts, math.prod(sent.shape)).astype(sent.dtype).reshape(sent.shape)

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import tree_flatten_with_path
 
-from fedoptax.algorithm import Cohort, FedAlgorithm, GradFn, Tree, decoded
+from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Tree, decoded
 from fedoptax.errors import UsageError
-from fedoptax.wrappers import codecs, randomness, uploads
+from fedoptax.wrappers import codecs, uploads
 from fedoptax.wrappers.codecs import Codec, Coded
 from fedoptax.wrappers.uploads import Message
 
@@ -27,7 +27,7 @@ class CompressionState(NamedTuple):
 
 
 class CompressionClient(NamedTuple):
-    """The client: the algorithm's state, and for each coded array what it has not sent yet (`()` without feedback)."""
+    """The client: the algorithm's state, and what it has not sent yet of each coded array."""
 
     inner: Tree
     unsent: Any
@@ -36,7 +36,7 @@ class CompressionClient(NamedTuple):
 def with_compression(
     algorithm: FedAlgorithm, codec: Codec, fields: Sequence[str] | None = None, seed: int = 0
 ) -> FedAlgorithm:
-    """Sends uploads coded, each array for itself; the server decodes each before the mean (`FedAlgorithm.decode`).
+    """Send uploads coded, each array for itself; the server decodes each before the mean (`FedAlgorithm.decode`).
 
     Coded are the floating-point arrays of an upload's model-sized vectors, as changes against what the client received
     (see `wrappers.uploads`), where that saves bytes. Second moments and the states of optimizers are sent as they are:
@@ -50,19 +50,19 @@ def with_compression(
     Args:
       algorithm: any algorithm; with privacy, the private one.
       codec: `codecs.qsgd(...)`, `codecs.topk(...)`, `codecs.sign()` or one of your own.
-      fields: of the upload, the names of those to code; None is `FIELDS`. An upload without fields is coded whole.
+      fields: the names of the upload's fields to code; None is `FIELDS`. An upload without fields is coded whole.
       seed: of the rounding.
 
     Raises:
-      UsageError: no codec, a wrong seed, uploads that are coded already, or (when a client runs) no field to code.
+      UsageError: no codec, a wrong seed, or (when a client runs) uploads that are coded already or no field to code.
     """
     if not isinstance(codec, Codec):
         raise UsageError(f"codec must be one of fedoptax.codecs, such as codecs.qsgd(), got {codec!r}")
-    words, chosen = randomness.key_words(seed), FIELDS if fields is None else tuple(fields)
-    is_change = algorithm.decode is not None  # what another wrapper sends
+    words, chosen = uploads.key_words(seed), FIELDS if fields is None else tuple(fields)
+    sends_changes = algorithm.decode is not None  # another wrapper made them
 
     def init(params: Tree) -> CompressionState:
-        return CompressionState(algorithm.init(params), randomness.first_key(words, params) if codec.random else ())
+        return CompressionState(algorithm.init(params), uploads.first_key(words, params) if codec.random else ())
 
     def init_client(params: Tree) -> Tree:
         inner = algorithm.init_client(params)
@@ -70,41 +70,41 @@ def with_compression(
             return inner
         form = uploads.upload_form(algorithm, params)
         leaves, _ = tree_flatten_with_path(form)
-        return CompressionClient(inner, tuple(jnp.zeros(a.shape, a.dtype) for p, a in leaves if coded(form, p, a)))
+        return CompressionClient(inner, tuple(jnp.zeros(a.shape, a.dtype) for p, a in leaves if is_chosen(form, p, a)))
 
     def broadcast(server: CompressionState) -> Message:
         return Message(algorithm.broadcast(server.inner), server.key)
 
-    def client_update(grad_fn: GradFn, message: Message, client: Tree, batches: Any) -> tuple[Tree, Tree, jax.Array]:
+    def client_update(grad_fn: GradFn, message: Message, client: Tree, batches: Any) -> ClientResult:
         inner = client.inner if codec.feedback else client
         upload, inner, loss = algorithm.client_update(grad_fn, message.inner, inner, batches)
-        _check_upload(upload, chosen, named=fields is not None)
-        change = upload if is_change else uploads.change(message.inner, upload, chosen)
+        _check_upload(upload, chosen, must_have_all=fields is not None)
+        change = upload if sends_changes else uploads.change_of(message.inner, upload, chosen)
         leaves, structure = tree_flatten_with_path(change)
-        to_code = [coded(upload, path, a) for path, a in leaves]
-        whole = [a for (_, a), yes in zip(leaves, to_code) if yes]
+        places = [i for i, (path, a) in enumerate(leaves) if is_chosen(upload, path, a)]
+        sent = [a for _, a in leaves]
+        whole = [sent[i] for i in places]
         if codec.feedback:
             whole = [a + unsent for a, unsent in zip(whole, client.unsent, strict=True)]
         keys = [None] * len(whole)
         if codec.random:
-            keys = list(jax.random.split(randomness.client_key(message.added, batches), len(whole)))
-        sent = [codecs.encoded(codec, a, key) for a, key in zip(whole, keys)]
-        parts = iter(sent)
-        tree = jax.tree.unflatten(structure, [next(parts) if yes else a for (_, a), yes in zip(leaves, to_code)])
-        if not codec.feedback:
-            return tree, inner, loss
-        return tree, CompressionClient(inner, _unsent(codec, whole, sent, client.unsent)), loss
+            keys = list(jax.random.split(uploads.client_key(message.added, batches), len(whole)))
+        for i, a, key in zip(places, whole, keys):
+            sent[i] = codecs.encode_array(codec, a, key)
+        if codec.feedback:
+            inner = CompressionClient(inner, _unsent(codec, whole, [sent[i] for i in places], client.unsent))
+        return jax.tree.unflatten(structure, sent), inner, loss
 
-    def coded(upload: Tree, path: Any, leaf: Any) -> bool:
+    def is_chosen(upload: Tree, path: Any, leaf: Any) -> bool:
         return uploads.is_floating(leaf) and (not hasattr(upload, "_fields") or uploads.field_of(path) in chosen)
 
     def decode(sent: Tree) -> Tree:
-        return decoded(algorithm, jax.tree.map(lambda node: codecs.restored(codec, node), sent, is_leaf=_is_coded))
+        return decoded(algorithm, jax.tree.map(lambda node: codecs.decode_array(codec, node), sent, is_leaf=_is_coded))
 
     def server_update(server: CompressionState, mean: Tree, cohort: Cohort) -> CompressionState:
-        if not is_change:
-            mean = uploads.clamped(uploads.restored(algorithm.broadcast(server.inner), mean, chosen))
-        key = randomness.split(server.key)[0] if codec.random else ()
+        if not sends_changes:
+            mean = uploads.clamp_moments(uploads.upload_of(algorithm.broadcast(server.inner), mean, chosen))
+        key = uploads.split_key(server.key)[0] if codec.random else ()
         return CompressionState(algorithm.server_update(server.inner, mean, cohort), key)
 
     return algorithm._replace(
@@ -119,23 +119,20 @@ def with_compression(
 
 
 def _unsent(codec: Codec, whole: Sequence[jax.Array], sent: Sequence[Any], before: Sequence[jax.Array]) -> tuple:
-    """What is left to send: the arrays minus what the server decodes; as before if they are not finite."""
-    finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in whole])) if whole else True
-    left = (a - codecs.restored(codec, s) for a, s in zip(whole, sent))
-    return tuple(jnp.where(finite, new, old) for new, old in zip(left, before))
+    """The arrays minus what the server decodes of them; as before if they are not finite."""
+    is_finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in whole])) if whole else True
+    left = (a - codecs.decode_array(codec, s) for a, s in zip(whole, sent))
+    return tuple(jnp.where(is_finite, new, old) for new, old in zip(left, before))
 
 
 def _is_coded(node: Any) -> bool:
     return isinstance(node, Coded)
 
 
-def _check_upload(upload: Tree, chosen: Sequence[str], named: bool) -> None:
+def _check_upload(upload: Tree, chosen: Sequence[str], must_have_all: bool) -> None:
     if any(map(_is_coded, jax.tree.leaves(upload, is_leaf=_is_coded))):
         raise UsageError("algorithm must not compress its uploads already: one codec is enough")
-    present = getattr(upload, "_fields", None)
-    if present is None:
-        return
-    strange = sorted(set(chosen) - set(present)) if named else []
-    if strange or not set(chosen) & set(present):
-        given = ", ".join(strange) or "none"
-        raise UsageError(f"fields must be names of the upload's fields ({', '.join(present)}), got {given}")
+    present = getattr(upload, "_fields", chosen)
+    strange = set(chosen) - set(present)
+    if strange and (must_have_all or strange == set(chosen)):
+        raise UsageError(f"fields must be among {', '.join(present)}, got {', '.join(sorted(strange))}")

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import keystr, tree_leaves_with_path
 
-from fedoptax.algorithm import Cohort, FedAlgorithm, GradFn, Tree
-from fedoptax.errors import UsageError, check_number, check_positive
-from fedoptax.wrappers import accounting, randomness, uploads
+from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Tree
+from fedoptax.errors import UsageError, check_number, check_positive, is_traced
+from fedoptax.wrappers import accounting, uploads
 from fedoptax.wrappers.gradients import global_norm
 from fedoptax.wrappers.uploads import Message
 
@@ -50,7 +50,7 @@ def with_privacy(
     nonnegative: Sequence[str] | None = None,
     seed: int | None = 0,
 ) -> FedAlgorithm:
-    """Makes what the server learns differentially private for each client as a whole (McMahan et al. 2018).
+    """Make the server's knowledge of each client differentially private, the client as a whole (McMahan et al. 2018).
 
     A client's upload, as a change against what it received, is clipped: all its numbers together to 2-norm C. The mean
     over the cohort S is uniform. The server adds noise of standard deviation zC/|S| to each coordinate, once, and gives
@@ -82,50 +82,49 @@ def with_privacy(
       UsageError: a number is outside its range; dp-accounting is not installed; the upload is coded already, or (when a
         client runs) holds whole numbers or fields of unknown sign.
     """
-    adaptive = target_quantile is not None
+    is_adaptive = target_quantile is not None
     check_positive(clip=clip, clip_lr=clip_lr)
     check_number("noise_multiplier", noise_multiplier, 0)
     accounting.check_available(delta)
-    if adaptive:
+    if is_adaptive:
         check_number("target_quantile", target_quantile, 0, 1)
     if bit_noise is not None:
-        check_bit_noise(bit_noise, noise_multiplier)
+        is_known = not is_traced(noise_multiplier)  # with σ_b <= z/2 the count alone spends more than z allows
+        check_number("bit_noise", bit_noise, float(noise_multiplier) / 2 if is_known else 0, open_low=True)
     if algorithm.decode is not None:
         raise UsageError("algorithm must not compress its uploads yet: with_compression(with_privacy(...), codec)")
-    words = randomness.key_words(seed)
+    words = uploads.key_words(seed)
     names = uploads.SECOND_MOMENTS if nonnegative is None else tuple(nonnegative)
 
     def init(params: Tree) -> PrivacyState:
-        start = jnp.asarray(clip, jnp.float32) if adaptive else ()
-        return PrivacyState(algorithm.init(params), randomness.first_key(words, params), start)
+        start = jnp.asarray(clip, jnp.float32) if is_adaptive else ()
+        return PrivacyState(algorithm.init(params), uploads.first_key(words, params), start)
 
     def broadcast(server: PrivacyState) -> Message:
         return Message(algorithm.broadcast(server.inner), server.clip)
 
-    def client_update(
-        grad_fn: GradFn, message: Message, client: Tree, batches: Any
-    ) -> tuple[PrivateUpload, Tree, jax.Array]:
+    def client_update(grad_fn: GradFn, message: Message, client: Tree, batches: Any) -> ClientResult:
         upload, client, loss = algorithm.client_update(grad_fn, message.inner, client, batches)
-        _check_upload(upload, names, believed=nonnegative is not None)
-        change, limit = uploads.change(message.inner, upload), message.added if adaptive else clip
+        _check_upload(upload, names, must_know_all=nonnegative is None)
+        change, limit = uploads.change_of(message.inner, upload), message.added if is_adaptive else clip
         norm = global_norm(change)
-        below = (norm <= jnp.asarray(limit, norm.dtype)).astype(jnp.float32) if adaptive else ()
-        return PrivateUpload(into_ball(change, limit), below), client, loss
+        below = (norm <= jnp.asarray(limit, norm.dtype)).astype(jnp.float32) if is_adaptive else ()
+        return PrivateUpload(scale_into_ball(change, limit), below), client, loss
 
     def decode(sent: PrivateUpload) -> PrivateUpload:
-        below = jnp.clip(jnp.nan_to_num(sent.below), 0, 1) if adaptive else ()
-        return PrivateUpload(into_ball(sent.change, 1.0), below)
+        below = jnp.clip(jnp.nan_to_num(sent.below), 0, 1) if is_adaptive else ()
+        return PrivateUpload(scale_into_ball(sent.change, 1.0), below)
 
     def server_update(server: PrivacyState, mean: PrivateUpload, cohort: Cohort) -> PrivacyState:
-        key, use = randomness.split(server.key)
+        key, use = uploads.split_key(server.key)
         z, size, length = noise_multiplier, jnp.asarray(cohort.size, jnp.float32), clip
         new_clip = server.clip
-        if adaptive:
+        if is_adaptive:
             z, sigma = split_noise(noise_multiplier, bit_noise, size)
             part = mean.below + sigma / size * jax.random.normal(jax.random.fold_in(use, 1), (), jnp.float32)
             length, new_clip = server.clip, server.clip * jnp.exp(-clip_lr * (part - target_quantile))
-        change = noisy(mean.change, jax.random.fold_in(use, 0), length, jnp.asarray(z, jnp.float32) / size)
-        upload = uploads.clamped(uploads.restored(algorithm.broadcast(server.inner), change), names)
+        change = add_noise(mean.change, jax.random.fold_in(use, 0), length, jnp.asarray(z, jnp.float32) / size)
+        upload = uploads.clamp_moments(uploads.upload_of(algorithm.broadcast(server.inner), change), names)
         return PrivacyState(algorithm.server_update(server.inner, upload, cohort), key, new_clip)
 
     return algorithm._replace(
@@ -140,7 +139,7 @@ def with_privacy(
     )
 
 
-def into_ball(change: Tree, radius: Any) -> Tree:
+def scale_into_ball(change: Tree, radius: Any) -> Tree:
     """change / max(‖change‖, radius), a tree of 2-norm at most 1; 0 if `change` is not finite.
 
     What is shortened ends two units in the last place inside the ball, so that rounding does not carry it out again.
@@ -157,7 +156,7 @@ def into_ball(change: Tree, radius: Any) -> Tree:
     return jax.tree.map(leaf, change)
 
 
-def noisy(mean: Tree, key: jax.Array, length: Any, spread: Any) -> Tree:
+def add_noise(mean: Tree, key: jax.Array, length: Any, spread: Any) -> Tree:
     """length · (mean + spread · n), where n is standard normal noise, independent in every coordinate."""
     leaves, structure = jax.tree.flatten(mean)
 
@@ -181,17 +180,7 @@ def split_noise(noise_multiplier: Any, bit_noise: Any, size: jax.Array) -> tuple
     return z / jnp.sqrt(1 - part * part), sigma
 
 
-def check_bit_noise(bit_noise: Any, noise_multiplier: Any) -> None:
-    """Checks that σ_b > z/2: with less the count alone spends more than z allows.
-
-    Raises:
-      UsageError: it is not.
-    """
-    least = 0.0 if isinstance(noise_multiplier, jax.core.Tracer) else float(noise_multiplier) / 2
-    check_number("bit_noise", bit_noise, least, open_low=True)
-
-
-def _check_upload(upload: Tree, nonnegative: Sequence[str], believed: bool) -> None:
+def _check_upload(upload: Tree, nonnegative: Sequence[str], must_know_all: bool) -> None:
     leaves = tree_leaves_with_path(upload)
     for path, leaf in leaves:
         if not uploads.is_floating(leaf):
@@ -201,8 +190,8 @@ def _check_upload(upload: Tree, nonnegative: Sequence[str], believed: bool) -> N
             )
     for path, _ in leaves:
         field = uploads.field_of(path)
-        known = field is None or field in uploads.VECTORS or uploads.is_nonnegative(path, nonnegative)
-        if not (known or believed):
+        is_known = field is None or field in uploads.VECTORS or uploads.is_nonnegative(path, nonnegative)
+        if must_know_all and not is_known:
             raise UsageError(
                 f"nonnegative must name the upload's fields that noise must not make negative, or be (): '{field}' "
                 "may hold second moments"

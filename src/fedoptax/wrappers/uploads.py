@@ -1,26 +1,32 @@
-"""What the wrappers of uploads share: what of an upload is news, and which numbers in it cannot be negative.
+"""What privacy and compression share: changes of uploads, their second moments, and keys in states.
 
 Some algorithms send a change (FedOpt's Δ), others a new value of what they were sent (FAFED's x, m, v). Clipping, noise
-and coding want the change in either case, so the wrappers send what differs from the message, and the server adds the
+and coding want the change in either case, so the wrappers send the difference from the message, and the server adds the
 message's part to the mean again. This is exact, because the weights of a mean sum to 1.
+
+A key is stored as the two uint32 words of a Threefry key, so that states are plain arrays.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.tree_util import GetAttrKey, tree_map_with_path
 
-from fedoptax.algorithm import FedAlgorithm, Tree
+from fedoptax import _tree as tree
+from fedoptax.algorithm import Batches, FedAlgorithm, Tree
+from fedoptax.errors import check_int
 
 VECTORS = ("delta", "params", "control_delta", "gradient", "m")
 """Fields of this package's uploads that are shaped like the model and may have any sign."""
 SECOND_MOMENTS = ("v", "nu")
 """Fields, of uploads and of the optimizers' states in them, that hold second moments: never negative."""
-_AS_SENT = {"v": "v_max"}  # Local AMSGrad and Fed-LAMB receive v̂ and send the v that starts from it
+_RECEIVED_AS = {"v": "v_max"}  # Local AMSGrad and Fed-LAMB receive v̂ and send the v that starts from it
 
 
 class Message(NamedTuple):
@@ -35,6 +41,9 @@ class Message(NamedTuple):
         return self.inner.params
 
 
+# ---------------------------------------------------------------- changes
+
+
 def is_floating(leaf: Any) -> bool:
     """Whether an array (or its struct) holds floating-point numbers."""
     return bool(jnp.issubdtype(leaf.dtype, jnp.floating))
@@ -45,36 +54,54 @@ def field_of(path: Sequence[Any]) -> str | None:
     return path[0].name if path and isinstance(path[0], GetAttrKey) else None
 
 
-def change(message: Any, upload: Tree, fields: Sequence[str] | None = None) -> Tree:
-    """What of an upload the server does not know: the upload minus `known`."""
-    return jax.tree.map(jnp.subtract, upload, known(message, upload, fields))
+def change_of(message: Any, upload: Tree, fields: Sequence[str] | None = None) -> Tree:
+    """The part of an upload that the server does not know: the upload minus `known_part`."""
+    return tree.sub(upload, known_part(message, upload, fields))
 
 
-def restored(message: Any, mean: Tree, fields: Sequence[str] | None = None) -> Tree:
-    """The mean upload from the mean of its changes, the inverse of `change`."""
-    return jax.tree.map(jnp.add, mean, known(message, mean, fields))
+def upload_of(message: Any, change: Tree, fields: Sequence[str] | None = None) -> Tree:
+    """The upload of a change, or the mean upload of a mean change: the inverse of `change_of`."""
+    return tree.add(change, known_part(message, change, fields))
 
 
-def known(message: Any, upload: Tree, fields: Sequence[str] | None = None) -> Tree:
-    """What the message has in the place of an upload's floating-point leaves, by field; 0 where it has nothing.
+def known_part(message: Any, upload: Tree, fields: Sequence[str] | None = None) -> Tree:
+    """The message's values in the places of an upload's floating-point leaves, field by field; 0 elsewhere.
 
     Args:
       message: what the client received.
       upload: what it sends, for its structure. A field is known if the message has one of its name and form.
       fields: of the upload, those to look up; None for all.
     """
-    nothing = jax.tree.map(jnp.zeros_like, upload)
-    names = [] if not hasattr(upload, "_fields") else upload._fields if fields is None else fields
+    nothing = tree.zeros_like(upload)
+    names = getattr(upload, "_fields", ())
     found = {}
-    for name in set(names).intersection(getattr(upload, "_fields", ())):
-        given, own = getattr(message, name, getattr(message, _AS_SENT.get(name, ""), None)), getattr(upload, name)
-        if _form(given) == _form(own):
-            found[name] = jax.tree.map(lambda a: a if is_floating(a) else jnp.zeros_like(a), given)
+    for name in names if fields is None else set(names).intersection(fields):
+        received = getattr(message, name, getattr(message, _RECEIVED_AS.get(name, ""), None))
+        if _form(received) == _form(getattr(upload, name)):
+            found[name] = jax.tree.map(lambda a: a if is_floating(a) else jnp.zeros_like(a), received)
     return nothing._replace(**found) if found else nothing
 
 
-def clamped(upload: Tree, nonnegative: Sequence[str] = SECOND_MOMENTS) -> Tree:
-    """The upload with 0 in place of negative numbers where there can be none."""
+def _form(tree: Tree) -> Any:
+    arrays = [a if hasattr(a, "dtype") else jnp.asarray(a) for a in jax.tree.leaves(tree)]
+    return jax.tree.structure(tree), [(a.shape, a.dtype) for a in arrays]
+
+
+def upload_form(algorithm: FedAlgorithm, params: Tree) -> Tree:
+    """The structure of an upload, as shape and dtype structs, from a round whose one batch is empty."""
+
+    def run_round(params: Tree) -> Tree:
+        message, client = algorithm.broadcast(algorithm.init(params)), algorithm.init_client(params)
+        return algorithm.client_update(lambda y, batch: (jnp.zeros(()), y), message, client, [()])[0]
+
+    return jax.eval_shape(run_round, params)
+
+
+# ---------------------------------------------------------------- second moments
+
+
+def clamp_moments(upload: Tree, nonnegative: Sequence[str] = SECOND_MOMENTS) -> Tree:
+    """The upload with 0 in place of negative numbers in the fields of the given names."""
     return tree_map_with_path(lambda path, a: jnp.maximum(a, 0) if is_nonnegative(path, nonnegative) else a, upload)
 
 
@@ -88,19 +115,72 @@ def is_nonnegative(path: Sequence[Any], nonnegative: Sequence[str]) -> bool:
     return any(name in nonnegative for name in inside)
 
 
-def upload_form(algorithm: FedAlgorithm, params: Tree) -> Tree:
-    """The structure of an upload, as shape and dtype structs: the round of a client whose batches nobody looks into."""
-
-    def trace(params: Tree) -> Tree:
-        message, client = algorithm.broadcast(algorithm.init(params)), algorithm.init_client(params)
-        return algorithm.client_update(lambda y, batch: (jnp.zeros(()), y), message, client, [()])[0]
-
-    return jax.eval_shape(trace, params)
+# ---------------------------------------------------------------- keys
 
 
-def _form(tree: Tree) -> Any:
-    return jax.tree.structure(tree), [(a.shape, a.dtype) for a in map(_struct, jax.tree.leaves(tree))]
+def key_words(seed: int | None) -> np.ndarray:
+    """The key of a seed, uint32 (2,); None draws 64 bits from the operating system.
+
+    Raises:
+      UsageError: the seed is not a whole number from 0 to 2^64 − 1.
+    """
+    seed = secrets.randbits(64) if seed is None else check_int("seed", seed, 0, 2**64 - 1)
+    return np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32)
 
 
-def _struct(leaf: Any) -> Any:
-    return leaf if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else jnp.asarray(leaf)
+def first_key(words: np.ndarray, params: Tree) -> jax.Array:
+    """The stored key before round 0. It depends on the initial parameters too, so runs of other seeds differ."""
+    return jax.random.key_data(jax.random.fold_in(_key(jnp.asarray(words)), digest(params)))
+
+
+def split_key(stored: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The stored key of the next round, and a key to use in this one, from which the former cannot be computed."""
+    following, use = jax.random.split(_key(stored))
+    return jax.random.key_data(following), use
+
+
+def client_key(stored: jax.Array, batches: Any) -> jax.Array:
+    """A key for one client in one round: the message's, mixed with the client's first minibatch.
+
+    Where a minibatch carries keys of its own, as the engines' do, these alone are mixed in, so that padding has no
+    effect; else all its numbers are.
+    """
+    first = batches.get(0) if isinstance(batches, Batches) else batches[0] if len(batches) else ()
+    keys = [leaf for leaf in jax.tree.leaves(first) if _is_key(leaf)]
+    return jax.random.fold_in(_key(stored), digest(keys or first))
+
+
+def _key(words: jax.Array) -> jax.Array:
+    return jax.random.wrap_key_data(words, impl="threefry2x32")
+
+
+def digest(tree: Tree) -> jax.Array:
+    """A uint32 that depends on every bit of every leaf and on its place; equal in every engine. Not cryptographic."""
+    total = jnp.uint32(len(jax.tree.leaves(tree)))
+    for leaf in jax.tree.leaves(tree):
+        words = _words(leaf)
+        places = _mix(jnp.arange(words.size, dtype=jnp.uint32))
+        total = _mix(total * jnp.uint32(31) + jnp.sum(_mix(words ^ places), dtype=jnp.uint32))
+    return total
+
+
+def _is_key(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _words(leaf: Any) -> jax.Array:
+    """The bits of an array as uint32, flat."""
+    array = jax.random.key_data(leaf) if _is_key(leaf) else jnp.asarray(leaf)
+    if array.dtype == jnp.bool_:
+        array = array.astype(jnp.uint8)
+    if jnp.issubdtype(array.dtype, jnp.complexfloating):
+        array = jnp.stack([array.real, array.imag])
+    small = {1: jnp.uint8, 2: jnp.uint16}.get(array.dtype.itemsize, jnp.uint32)
+    return jax.lax.bitcast_convert_type(array, small).astype(jnp.uint32).ravel()
+
+
+def _mix(x: jax.Array) -> jax.Array:
+    """The finaliser of MurmurHash3: each bit of the result depends on each bit of `x`."""
+    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+    return x ^ (x >> 16)
