@@ -1,6 +1,6 @@
 """What each special form of a layer saves: a round with it and without it, in turn, as a ratio.
 
-    python benchmarks/bench/layers.py [--shapes cnn,lstm] [--turns 5] [--json out.json]
+    python benchmarks/bench/layers.py [--shapes cnn,lstm] [--turns 3] [--json out.json]
 
 Each row is a shape of `shapes.py` on the default of the command line (a device per core) with one form off: what one
 would write instead. `off / on` is the median over turns of the two rounds' times, taken one after the other, so a
@@ -143,7 +143,8 @@ def measure(name: str, model: Model, turns: int, seconds: float) -> dict[str, fl
         seconds_per_round(task, 1)  # compiles
     rounds = {way: max(1, round(seconds / seconds_per_round(task, 2))) for way, task in tasks.items()}
     for way, task in tasks.items():
-        seconds_per_round(task, rounds[way])  # a program for so many rounds may be another one
+        if rounds[way] > 2:
+            seconds_per_round(task, rounds[way])  # compiles, if it is another program
     times = {way: [0.0] * turns for way in tasks}
     for turn in range(turns):
         for way, task in tasks.items():
@@ -156,7 +157,7 @@ def measure(name: str, model: Model, turns: int, seconds: float) -> dict[str, fl
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", default=",".join(SHAPES), help="shapes to measure, with commas between them")
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2.5, help="of each timed call")
     parser.add_argument("--json", type=Path, help="file for the numbers")
     options = parser.parse_args()

@@ -28,6 +28,7 @@ def list_names(what: str, as_json: bool) -> None:
                 "models": list(recipe.models),
                 "num_clients": recipe.num_clients,
                 "partitions": list(recipe.partitions),
+                "options": {option: kind.__name__ for option, kind in recipe.option_types().items()},
                 "presets": [f"paper:{setting}" for setting in PAPERS.get(name, {})],
                 **recipe.defaults,
             }
