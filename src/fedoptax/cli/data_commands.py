@@ -15,7 +15,7 @@ from fedoptax._progress import status
 from fedoptax.data.heterogeneity import measures
 from fedoptax.errors import RunError, UsageError
 from fedoptax.report.figures import partition_png
-from fedoptax.report.partition import partition as partition_picture
+from fedoptax.report.partition import make_partition
 from fedoptax.storage import folder as storage
 from fedoptax.storage.config import class_counts, partition_record
 from fedoptax.tasks import load_task
@@ -69,7 +69,7 @@ def partition(
     rows = table(task)
     about = {"name": task.name, **task.spec}
     config = {"task": about, "seed": seed, "partition": partition_record(task)}
-    picture = partition_picture(config)
+    picture = make_partition(config)
     assert picture is not None
     storage.write_atomically(folder / "partition.csv", _csv(rows).encode())
     storage.write_atomically(folder / "partition.png", partition_png(picture))

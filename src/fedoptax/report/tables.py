@@ -169,8 +169,7 @@ def _last_mean(values: pd.Series, window: int) -> float:
 
 def _last(run: Run, column: str) -> float:
     """The last value of a column; NaN without one."""
-    values = run.rows[column].dropna() if column in run.rows else []
-    return float(values.iloc[-1]) if len(values) else NAN
+    return float(run.rows[column].dropna().iloc[-1]) if run.has_metric(column) else NAN
 
 
 def _mean(values: Sequence[float]) -> float:

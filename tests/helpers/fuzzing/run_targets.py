@@ -91,11 +91,12 @@ WORDS = (
 
 def _report(name: str, data: bytes, folder: Path) -> None:
     """A report on a folder of two runs, one of which has the bytes in place of one of its files."""
+    from fedoptax.report.html import render
+    from fedoptax.report.titles import title_of
+
     from fedoptax.errors import RunError
     from fedoptax.report import final_table, history_table, load_runs, to_markdown
-    from fedoptax.report.html import render
     from fedoptax.report.tables import to_csv
-    from fedoptax.report.titles import title_of
 
     root = folder / "runs"
     write(root / "fedavg" / "seed-0", files())
@@ -134,8 +135,9 @@ def _figures() -> Target:
 
 def _search_report(data: bytes, folder: Path) -> None:
     """The sections and charts of a search whose tune.json is hostile."""
-    from fedoptax.errors import RunError
     from fedoptax.report.html import render
+
+    from fedoptax.errors import RunError
     from fedoptax.report.searches import load_searches, points_table
     from fedoptax.report.tables import to_csv
 
