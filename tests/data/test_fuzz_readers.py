@@ -24,7 +24,7 @@ CASES = int(os.environ.get("FEDOPTAX_FUZZ_CASES", "30"))
 SLOW = ("report-figures",)  # by design: it draws; the driver runs it
 
 
-@pytest.mark.parametrize("module", ["data_targets", "own_targets", "run_targets", "deploy_targets"])
+@pytest.mark.parametrize("module", ["data_targets", "own_targets", "deploy_targets"])
 def test_hostile_bytes_are_read_or_refused(tmp_path: Path, module: str) -> None:
     from importlib import import_module
 
