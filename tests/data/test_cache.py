@@ -1,157 +1,134 @@
-"""The cache of decoded data sets: keyed by content, shared by processes, rebuilt when damaged, never needed."""
+"""Arrays on disk are complete or absent, and decoded data are decoded once for each content of the files."""
 
-import multiprocessing
 import os
-import shutil
+import threading
 
 import numpy as np
 import pytest
 
-from damaged_stores import DAMAGE, change
-from fedoptax.data import cache as caching
-from fedoptax.data.cache import cache_dir, cached
-from fedoptax.data.store import StoreWriter
+import fedoptax as fx
+from fedoptax.data.cache import cache_dir, cached, open_arrays, write_arrays
 from fedoptax.errors import DataError
 
 
-def names(folder):
-    return sorted(path.name for path in folder.iterdir())
+def write_two(writer):
+    for start in (0, 3):
+        writer.append("x", np.arange(start, start + 3, dtype=np.float32).reshape(3, 1))
+    writer.append("names", np.array(["a", "bcd"]))
+    writer.append("none", np.empty((0, 4), np.int32))
 
 
-@pytest.fixture
-def build(tmp_path, monkeypatch):
-    """A source file and what decodes it; `build.calls` counts."""
-    monkeypatch.setenv("FEDOPTAX_CACHE", str(tmp_path / "cache"))
-    source = tmp_path / "source"
-    source.write_bytes(b"123")
-
-    def build(writer: StoreWriter):
-        build.calls += 1
-        writer.append("x", np.frombuffer(source.read_bytes(), np.uint8))
-
-    build.calls, build.source = 0, source
-    return build
+def test_arrays_grow_by_rows_and_are_mapped(tmp_path):
+    write_arrays(tmp_path / "a", write_two)
+    arrays = open_arrays(tmp_path / "a")
+    np.testing.assert_array_equal(arrays["x"], np.arange(6, dtype=np.float32).reshape(6, 1))
+    assert list(arrays["names"]) == ["a", "bcd"] and arrays["none"].shape == (0, 4)
+    assert isinstance(arrays["x"], np.memmap) and not arrays["x"].flags.writeable
 
 
-def test_the_second_time_is_read_from_the_cache(build):
-    for _ in range(3):
-        assert cached("set", [build.source], 1, build)["x"].tobytes() == b"123"
-    assert build.calls == 1
+@pytest.mark.parametrize("rows", [np.ones((2, 2), np.float32), np.ones((2, 1)), np.array([[None]])])
+def test_rows_of_another_form_are_refused_and_nothing_stays(tmp_path, rows):
+    def write(writer):
+        writer.append("x", np.ones((2, 1), np.float32))
+        writer.append("x", rows)
+
+    with pytest.raises(DataError, match=r"^x must hold"):
+        write_arrays(tmp_path / "a", write)
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_a_changed_source_is_decoded_again(build):
-    cached("set", [build.source], 1, build)
-    build.source.write_bytes(b"124")
-    assert cached("set", [build.source], 1, build)["x"].tobytes() == b"124"
-    assert build.calls == 2
+def test_a_folder_is_replaced_only_by_a_complete_one(tmp_path):
+    write_arrays(tmp_path / "a", lambda writer: writer.append("x", np.zeros(3)))
+    before = open_arrays(tmp_path / "a")
 
-
-def test_a_moved_source_is_not(build, tmp_path):
-    cached("set", [build.source], 1, build)
-    moved = build.source.rename(tmp_path / "moved")
-    cached("set", [moved], 1, build)
-    assert build.calls == 1
-
-
-def test_another_name_version_or_order_of_files_is_another_cache(build, tmp_path):
-    other = tmp_path / "other"
-    other.write_bytes(b"4")
-    both = [build.source, other]
-    for name, files, version in [
-        ("a", both, 1),
-        ("b", both, 1),
-        ("a", both, 2),
-        ("a", both[::-1], 1),
-        ("a", both[:1], 1),
-    ]:
-        cached(name, files, version, build)
-    assert build.calls == 5
-
-
-def test_the_cache_may_be_deleted_while_it_is_in_use(build):
-    arrays = cached("set", [build.source], 1, build)
-    shutil.rmtree(cache_dir())
-    assert arrays["x"].tobytes() == b"123"
-    assert cached("set", [build.source], 1, build)["x"].tobytes() == b"123"
-    assert build.calls == 2
-
-
-@pytest.mark.parametrize("kind", DAMAGE)
-def test_a_damaged_cache_is_built_again(build, kind):
-    cached("set", [build.source], 1, build)
-    (folder,) = cache_dir().iterdir()
-    name, edit = DAMAGE[kind]
-    change(folder / name, edit)
-    assert cached("set", [build.source], 1, build)["x"].tobytes() == b"123"
-    assert names(cache_dir()) == [folder.name]
-
-
-def test_a_source_that_cannot_be_read(build):
-    build.source.unlink()
-    with pytest.raises(DataError, match="source: cannot be read: No such file"):
-        cached("set", [build.source], 1, build)
-    assert not cache_dir().exists()
-
-
-def test_a_build_that_fails_leaves_nothing(build):
     def fail(writer):
-        writer.append("x", np.zeros(3))
-        raise DataError("broken")
+        writer.append("x", np.ones(3))
+        raise DataError("stopped")
 
-    with pytest.raises(DataError, match="broken"):
-        cached("set", [build.source], 1, fail)
-    assert names(cache_dir()) == []
-
-
-@pytest.mark.parametrize("obstacle", ["a file in the way", "no permission"])
-def test_without_a_writable_folder_everything_works_uncached(build, tmp_path, monkeypatch, obstacle):
-    if obstacle == "a file in the way":
-        monkeypatch.setenv("FEDOPTAX_CACHE", str(build.source / "cache"))
-    else:
-        monkeypatch.setattr(caching.os, "access", lambda path, mode: False)
-    for _ in range(2):
-        assert cached("set", [build.source], 1, build)["x"].tobytes() == b"123"
-    assert build.calls == 2
+    with pytest.raises(DataError, match="stopped"):
+        write_arrays(tmp_path / "a", fail)
+    assert open_arrays(tmp_path / "a")["x"][0] == 0
+    write_arrays(tmp_path / "a", lambda writer: writer.append("x", np.ones(4)))
+    assert len(open_arrays(tmp_path / "a")["x"]) == 4 and before["x"][0] == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-def test_the_users_cache_folder_is_the_default(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv("FEDOPTAX_CACHE", raising=False)
-    assert cache_dir().parts[-2:] == ("fedoptax", "arrays")
+def test_a_damaged_array_is_refused(tmp_path):
+    write_arrays(tmp_path / "a", write_two)
+    os.truncate(tmp_path / "a" / "x.npy", 100)
+    with pytest.raises(DataError, match="a' is damaged"):
+        open_arrays(tmp_path / "a")
+    with pytest.raises(DataError, match="missing"):
+        open_arrays(tmp_path / "missing")
 
 
-def _cached_slowly(source, barrier, results):
-    def build(writer):
-        barrier.wait(60)  # both build at the same time
-        writer.append("x", np.frombuffer(source.read_bytes(), np.uint8))
+class Source:
+    """A file whose length is decoded, and how often."""
 
-    results.put(cached("set", [source], 1, build)["x"].tobytes())
+    def __init__(self, folder, data=b"abc"):
+        self.path = folder / "source"
+        self.path.write_bytes(data)
+        self.decoded = 0
 
+    def load(self, version=1):
+        return cached("name", [self.path], version, self.build)["n"]
 
-def test_two_processes_at_once(build):
-    context = multiprocessing.get_context("spawn")
-    barrier, results = context.Barrier(2), context.Queue()
-    processes = [context.Process(target=_cached_slowly, args=(build.source, barrier, results)) for _ in range(2)]
-    for process in processes:
-        process.start()
-    assert [results.get(timeout=60) for _ in processes] == [b"123", b"123"]
-    for process in processes:
-        process.join()
-    assert len(names(cache_dir())) == 1
-    cached("set", [build.source], 1, build)
-    assert build.calls == 0
+    def build(self, writer):
+        self.decoded += 1
+        writer.append("n", np.array([len(self.path.read_bytes())]))
 
 
-def test_a_large_file_is_told_by_its_ends_its_size_and_its_time(build, monkeypatch):
-    monkeypatch.setattr(caching, "_LARGE", 10)
-    monkeypatch.setattr(caching, "_ENDS", 4)
-    keys = set()
-    for content in (b"0123456789abcdef", b"0123456789abcdeX", b"X123456789abcdef", b"0123456789abcdefg"):
-        build.source.write_bytes(content)
-        os.utime(build.source, ns=(0, 0))
-        cached("set", [build.source], 1, build)
-        keys |= set(names(cache_dir()))
-    assert len(keys) == build.calls == 4
-    os.utime(build.source, ns=(0, 1))
-    cached("set", [build.source], 1, build)
-    assert build.calls == 5
+def test_a_file_is_decoded_once_until_it_changes(tmp_path, cache):
+    source = Source(tmp_path)
+    assert [int(source.load()[0]) for _ in range(2)] == [3, 3] and source.decoded == 1
+    source.path.write_bytes(b"abcd")
+    assert source.load() == [4] and source.decoded == 2
+    source.load(version=2)
+    assert source.decoded == 3
+    os.utime(source.path, (1, 1))
+    source.load()
+    assert source.decoded == 4
+    for path in cache.glob("*/n.npy"):
+        os.truncate(path, 20)
+    assert source.load() == [4] and source.decoded == 5
+    assert not [path for path in cache.iterdir() if path.name.startswith(".")]
+
+
+def test_several_may_decode_at_once(tmp_path):
+    source = Source(tmp_path)
+    results = []
+    threads = [threading.Thread(target=lambda: results.append(int(source.load()[0]))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [3] * 8
+
+
+def test_what_cannot_be_decoded_is_not_kept(tmp_path, cache):
+    source = Source(tmp_path)
+    source.path.unlink()
+    with pytest.raises(DataError, match="source"):
+        source.load()
+    assert not list(cache.glob("*"))
+
+
+def test_where_nothing_can_be_kept_data_are_decoded_all_the_same(tmp_path, monkeypatch):
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("FEDOPTAX_CACHE", str(tmp_path / "file" / "below"))
+    assert Source(tmp_path).load() == [3]
+    monkeypatch.delenv("FEDOPTAX_CACHE")
+    assert cache_dir().name == "arrays"
+
+
+def test_a_federation_on_disk_equals_the_one_in_memory(tmp_path):
+    clients = [{"x": np.full((n, 2), n, np.float32), "y": np.arange(n)} for n in (2, 1, 3)]
+    fx.FederatedData.write(tmp_path / "f", iter(clients))
+    opened, given = fx.FederatedData.open(tmp_path / "f"), fx.FederatedData.from_clients(clients)
+    np.testing.assert_array_equal(opened.offsets, given.offsets)
+    for i in range(3):
+        for name, array in opened.client(i).items():
+            np.testing.assert_array_equal(array, given.client(i)[name])
+    (tmp_path / "f" / "offsets.npy").unlink()
+    with pytest.raises(DataError, match="no federation"):
+        fx.FederatedData.open(tmp_path / "f")

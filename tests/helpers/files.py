@@ -1,16 +1,26 @@
-"""What tests of files share: the real data sets where they are, tiny ones in their formats, the form of an error."""
+"""The real data sets where they are, and tiny ones in the same formats."""
+
+from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import os
+import pickle
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 import pytest
 
+from fedoptax.data.registry import DATA_SETS
 
-def real_data(dataset):
+
+def real_data(dataset: str) -> Path:
     """The folder with the subfolder `dataset`, or the test is skipped."""
     root = Path(os.environ.get("FEDOPTAX_DATA") or Path(__file__).parents[3] / "shared" / "data")
     if not (root / dataset).is_dir():
@@ -18,23 +28,15 @@ def real_data(dataset):
     return root
 
 
-def assert_one_line(error, path, *words):
-    """The error is one line that names the file and says each of `words`."""
-    message = str(error.value)
-    assert "\n" not in message
-    for word in (path.name, *words):
-        assert word in message
-
-
-def write(path, data):
-    """Writes bytes, packed if the name ends with `.gz`; makes the folders above."""
+def write(path: Path, data: bytes) -> Path:
+    """Write bytes, compressed if the name ends with `.gz`; make the folders above."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return path
 
 
-def write_tff(path, clients, **storage):
-    """TensorFlow Federated's HDF5 layout of `{client: {field: array or list of byte strings}}`."""
+def write_tff(path: Path, clients: Mapping[str, Mapping[str, Any]], **storage: Any) -> Path:
+    """Write TensorFlow Federated's HDF5 layout of `{client: {field: array or list of byte strings}}`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with h5py.File(path, "w") as file:
         file.create_group("examples")
@@ -45,8 +47,8 @@ def write_tff(path, clients, **storage):
     return path
 
 
-def write_leaf(path, users, **changes):
-    """LEAF's JSON of `{user: (images uint8 (n, 784), labels)}`; `changes` replace members of the document."""
+def write_leaf(path: Path, users: Mapping[str, tuple[np.ndarray, Sequence[int]]], /, **changes: Any) -> Path:
+    """Write LEAF's JSON of `{user: (images uint8 (n, 784), labels)}`; `changes` replace members of the document."""
     document = {
         "users": list(users),
         "num_samples": [len(y) for _, y in users.values()],
@@ -55,6 +57,39 @@ def write_leaf(path, users, **changes):
     return write(path, json.dumps(document | changes).encode())
 
 
-def nothing_is_kept(cache):
-    """Whether a cache folder holds nothing, neither whole nor in part."""
-    return not cache.is_dir() or not list(cache.iterdir())
+def idx(array: np.ndarray) -> bytes:
+    """An IDX file of bytes or 32-bit integers."""
+    code, kind = (0x08, "u1") if array.dtype == np.uint8 else (0x0C, ">i4")
+    return struct.pack(f">HBB{array.ndim}I", 0, code, array.ndim, *array.shape) + array.astype(kind).tobytes()
+
+
+def write_mnist(root: Path, dataset: str = "mnist", suffix: str = ".gz", n: int = 12) -> Path:
+    """Write MNIST's four files with n training and n / 2 test images, and QMNIST's two beside `mnist`."""
+    rng = np.random.default_rng(0)
+    for part, count in (("train", n), ("t10k", n // 2)):
+        x, y = rng.integers(0, 256, (count, 28, 28), np.uint8), (np.arange(count) % 10).astype(np.uint8)
+        write(root / dataset / f"{part}-images-idx3-ubyte{suffix}", idx(x))
+        write(root / dataset / f"{part}-labels-idx1-ubyte{suffix}", idx(y))
+        rows = np.zeros((count + 3, 8), np.int32)  # it goes on with digits that MNIST left out
+        rows[:count, 0], rows[:, 2] = y, 100 + np.arange(count + 3) // 4
+        name = "qmnist-train-labels-idx2-int" if part == "train" else "qmnist-test-labels-idx2-int"
+        write(root / "qmnist" / f"{name}{suffix}", idx(rows))
+    return root
+
+
+def write_cifar(root: Path, monkeypatch: pytest.MonkeyPatch, dataset: str, files: Mapping[str, Any]) -> Path:
+    """Write pickles of `{path: content}`, and publish their hashes for the time of the test."""
+    published = {}
+    for path, content in files.items():
+        data = content if isinstance(content, bytes) else pickle.dumps(content, protocol=4)
+        write(root / dataset / path, data)
+        published[path.removesuffix(".gz")] = f"md5:{hashlib.md5(data).hexdigest()}"
+    item = DATA_SETS[dataset].downloads[0]
+    members = tuple(replace(file, hash=published.get(file.path)) for file in item.members)
+    monkeypatch.setitem(DATA_SETS, dataset, replace(DATA_SETS[dataset], downloads=(replace(item, members=members),)))
+    return root
+
+
+def cifar_batch(x: np.ndarray, **labels: Sequence[int]) -> dict[str, Any]:
+    """The content of one of CIFAR's files, of images (n, 3, 32, 32)."""
+    return {"data": x.reshape(len(x), -1), **{name: list(values) for name, values in labels.items()}}

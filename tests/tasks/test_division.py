@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -10,8 +9,8 @@ import numpy as np
 import pytest
 
 import fedoptax as fx
-from fedoptax.cli.data_commands import table
-from fedoptax.data.sources import Source
+from fedoptax.data.datasets.source import Source
+from fedoptax.data.heterogeneity import client_table
 from fedoptax.engine.sampling import cohort_of_round
 from fedoptax.tasks import TASKS, TaskOptions
 from fedoptax.tasks.recipe import CENTRAL, divide
@@ -72,11 +71,9 @@ def test_clients_that_only_test_are_numbered_after_those_that_train() -> None:
     np.testing.assert_array_equal(division.test_owners, [4, 0, 4, 1, 3])
     others = divide(source([5, 2], [4, 3, 4]), RECIPE, TaskOptions(partition="writers"))
     np.testing.assert_array_equal(others.test_owners, [3, 2, 3])
-    task = dataclasses.replace(small_task(), clients=division.clients, test_owners=division.test_owners)
-    column = [row[2] for row in table(task)]
-    assert column == ["test_examples", 1, 1, 0]
-    theirs = dataclasses.replace(task, clients=others.clients, test_owners=others.test_owners)
-    assert [row[2] for row in table(theirs)] == ["test_examples", "", ""]
+    table = client_table(None, division.clients.sizes, division.test_owners)
+    np.testing.assert_array_equal(table["test_examples"], [1, 1, 0])
+    assert client_table(None, others.clients.sizes, others.test_owners)["test_examples"] == ""
 
 
 def test_first_natural_clients_keep_only_their_own_test_examples() -> None:

@@ -11,11 +11,9 @@ import numpy as np
 import pytest
 
 import fedoptax as fx
-from fedoptax.data.sources import cifar
 from fedoptax.engine.evaluation import evaluate_clients
 from fedoptax.tasks import TASKS
-from files import real_data, write_tff
-from python2_pickles import array, dictionary, integer, listing, text
+from files import cifar_batch, real_data, write_cifar, write_tff
 
 pytestmark = pytest.mark.slow
 
@@ -89,26 +87,21 @@ def test_task_trains_on_its_real_files(name: str) -> None:
         assert last[f"client_{task.primary_metric}_spread"] == pytest.approx(values.std(), rel=1e-2, abs=1e-3)
 
 
-def tiny_cifar100(root: Path) -> None:
+def write_tiny_cifar100(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
-    folder = root / "cifar100" / "cifar-100-python"
-    folder.mkdir(parents=True)
     fine = np.arange(400) % 100
     coarse = fine // 5
     x = np.clip(rng.normal(40 + 10 * coarse[:, None], 20, (400, 3072)), 0, 255).astype(np.uint8)
-    for part, n in (("train", 400), ("test", 100)):
-        rows = {"data": array((n, 3072), x[:n].tobytes()), "filenames": listing([text("image.png")] * n)}
-        rows |= {
-            name: listing(map(integer, labels[:n].tolist()))
-            for name, labels in (("fine_labels", fine), ("coarse_labels", coarse))
-        }
-        (folder / part).write_bytes(dictionary(rows))
+    files = {
+        f"cifar-100-python/{part}": cifar_batch(x[:n], fine_labels=fine[:n].tolist(), coarse_labels=coarse[:n].tolist())
+        for part, n in (("train", 400), ("test", 100))
+    }
+    write_cifar(root, monkeypatch, "cifar100", files)
 
 
 @pytest.mark.long
 def test_cifar100_trains_with_pachinko_crop_and_flip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cifar, "_CIFAR100", cifar._CIFAR100._replace(rows=400, test_rows=100))
-    tiny_cifar100(tmp_path)
+    write_tiny_cifar100(tmp_path, monkeypatch)
     for name, classes in (("cifar100", 100), ("cifar100-coarse", 20)):
         options = {"partition": "pachinko"} if name == "cifar100" else {"partition": "dirichlet", "alpha": 0.5}
         task = fx.load_task(name, model="logistic", augment="crop", num_clients=10, data_dir=tmp_path, **options)

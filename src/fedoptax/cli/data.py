@@ -1,44 +1,39 @@
-"""`fedoptax data`: fetch, check and look at data sets."""
+"""`fedoptax data`: fetch and check data sets, and show partitions."""
 
 from __future__ import annotations
 
+import json as json_
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from fedoptax.cli.garbage import import_kept
-from fedoptax.cli.old_options import (
-    Alpha,
-    AlphaFine,
-    Beta,
-    Classes,
-    ClientColumn,
-    DataDir,
-    Exponent,
-    ImageSize,
-    Json,
-    LabelColumn,
-    NumClients,
-    Overwrite,
-    Partition,
-    PartitionSeed,
-    Shards,
-    Sigma,
-    Similarity,
-    Task,
-    TestFraction,
-)
+from fedoptax._files import write_atomically
+from fedoptax._progress import status
+from fedoptax.cli.options import DataDir, Json, Overwrite, TaskOptions, command
+from fedoptax.errors import RunError, UsageError
 
-app = typer.Typer(name="data", help="Fetch, check and look at data sets.", rich_markup_mode=None)
+SHOWN = 10
+"""Clients in the printed table; all are in the file."""
+
+app = typer.Typer(name="data", help="Fetch and check data sets, and show partitions.", rich_markup_mode=None)
 
 
-OWN = ("partition_seed", "data_dir", "out", "overwrite", "json")  # options of `partition` that are none of the task's
+@dataclass(frozen=True, kw_only=True)
+class Partition(TaskOptions):
+    """The options of `fedoptax data partition`."""
+
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for partition.csv and partition.png. Default: a new one under runs/.")
+    ] = None
+    overwrite: Overwrite = False
+    json: Json = False
 
 
 @app.callback(invoke_without_command=True)
 def root(context: typer.Context) -> None:
-    """Fetch, check and look at data sets."""
+    """Fetch and check data sets, and show partitions."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 
@@ -48,11 +43,13 @@ def fetch(
     name: Annotated[str, typer.Argument(help="Data set, such as mnist; see `fedoptax data check`.")],
     data_dir: DataDir = None,
 ) -> None:
-    """Download a data set from its publisher, check its hash and unpack it; a broken download goes on.
+    """Download a data set from its publisher, check its hash and unpack it.
 
     Example: fedoptax data fetch fashion-mnist --data-dir data
     """
-    _commands().fetch(name, data_dir)
+    with status("starting"):
+        from fedoptax.data import fetch as work
+    print(f"{name}: {work.fetch(name, data_dir)}")
 
 
 @app.command()
@@ -61,48 +58,63 @@ def check(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Verify the files of data sets: their hashes, and what the readers count in them.
+    """Verify the files of data sets: their hashes, and the counts of what the readers find.
 
     Example: fedoptax data check mnist cifar10
     """
-    _commands().check(names or [], data_dir, json)
+    with status("starting"):
+        from fedoptax.cli.setup import print_table
+        from fedoptax.data import check as work
+        from fedoptax.data.registry import DATA_SETS
+    found = {}
+    for name in names or list(DATA_SETS):
+        with status(f"checking {name}"):
+            found[name] = work.check(name, data_dir)
+    if json:
+        print(json_.dumps({name: [row._asdict() for row in rows] for name, rows in found.items()}, indent=1))
+    else:
+        lines = [[name, *row] for name, rows in found.items() for row in rows]
+        print_table([["data set", "file", "status", "detail"], *lines, ["", *work.cache_row()]], left=True)
+    if names and (incomplete := [name for name, rows in found.items() if not work.is_complete(rows)]):
+        raise RunError(f"incomplete: {', '.join(incomplete)}")
 
 
-@app.command()
-def partition(
-    task: Task = "digits",
-    partition: Partition = None,
-    alpha: Alpha = None,
-    alpha_fine: AlphaFine = None,
-    beta: Beta = None,
-    classes: Classes = None,
-    shards: Shards = None,
-    similarity: Similarity = None,
-    sigma: Sigma = None,
-    exponent: Exponent = None,
-    client_column: ClientColumn = None,
-    label_column: LabelColumn = None,
-    test_fraction: TestFraction = None,
-    image_size: ImageSize = None,
-    num_clients: NumClients = None,
-    partition_seed: PartitionSeed = 0,
-    data_dir: DataDir = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for partition.csv and partition.png. Default: a new one under runs/.")
-    ] = None,
-    overwrite: Overwrite = False,
-    json: Json = False,
-) -> None:
+@command(app)
+def partition(given: Partition) -> None:
     """Show who holds what: measures of heterogeneity, a table of the clients, and a picture.
 
     Example: fedoptax data partition --task digits --partition dirichlet --alpha 0.1
     """
-    options = {name: value for name, value in locals().items() if name not in OWN}
-    _commands().partition(options, partition_seed, data_dir, out, overwrite, json)
-
-
-def _commands() -> Any:
-    from fedoptax._progress import status
-
     with status("starting"):
-        return import_kept("fedoptax.cli.data_commands")
+        import pandas as pd
+
+        from fedoptax.cli.setup import load, print_table, result_folder
+        from fedoptax.data.heterogeneity import client_table, measures
+        from fedoptax.report.figures import partition_png
+        from fedoptax.report.partition import partition as partition_picture
+        from fedoptax.storage.config import class_counts, partition_record
+    folder = result_folder(given.out, given.task, "partition")
+    table_file, picture_file = folder / "partition.csv", folder / "partition.png"
+    for file in (table_file, picture_file):
+        if file.exists() and not given.overwrite:
+            raise UsageError(f"--out must be another folder, or --overwrite be given: '{file}' exists")
+    task = load(given)
+    about = {"name": task.name, **task.spec}
+    picture = partition_picture({"task": about, "seed": given.partition_seed, "partition": partition_record(task)})
+    assert picture is not None
+    counts, sizes = class_counts(task), task.clients.sizes
+    table = pd.DataFrame(client_table(counts, sizes, task.test_owners))
+    write_atomically(table_file, table.to_csv(index=False, lineterminator="\n").encode())
+    write_atomically(picture_file, partition_png(picture))
+    summary = measures(counts, sizes)
+    if given.json:
+        print(json_.dumps({"out": str(folder), **about, **summary}, indent=1))
+        return
+    print(picture.sentence)
+    print_table([["measure", "value"], *([key, f"{value:.4g}"] for key, value in summary.items())])
+    print()
+    shown = table.iloc[:SHOWN, :5].astype(str)
+    print_table([list(shown.columns), *shown.to_numpy().tolist()])
+    if len(table) > SHOWN:
+        print(f"... and {len(table) - SHOWN} more clients, with the counts of every class, in partition.csv")
+    print(f"table and picture: {table_file}, {picture_file}")

@@ -1,29 +1,28 @@
-"""Decoded data sets, kept by the hash of the files they came from, so that the second start is quick.
-
-A cache is a folder of arrays (`fedoptax.data.store`). It may be deleted at any time, is rebuilt when it is damaged or
-the source changes, and may be written by two processes at once.
-"""
+"""Arrays on disk as folders of `.npy` files, read by memory map: decoded data sets, federations larger than memory."""
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
+import shutil
 import tempfile
+import uuid
 from collections.abc import Callable, Sequence
-from io import BufferedReader
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
-from fedoptax.data.store import StoreWriter, open_store, write_store
 from fedoptax.errors import DataError
 
 ENVIRONMENT = "FEDOPTAX_CACHE"
-_LARGE, _ENDS = 2**30, 2**20  # bytes
+Arrays = dict[str, np.ndarray]
 
 
 def cache_dir() -> Path:
-    """The folder of the caches: the environment's `FEDOPTAX_CACHE`, else `arrays` in the user's cache folder."""
+    """Return the folder of decoded data: the environment's `FEDOPTAX_CACHE`, else `arrays` in the user's cache."""
     if from_environment := os.environ.get(ENVIRONMENT):
         return Path(from_environment).expanduser()
     import pooch  # only here: it is slow to import
@@ -31,16 +30,15 @@ def cache_dir() -> Path:
     return Path(pooch.os_cache("fedoptax")) / "arrays"
 
 
-def cached(
-    name: str, files: Sequence[Path], version: int, build: Callable[[StoreWriter], None]
-) -> dict[str, np.ndarray]:
-    """The arrays that `build` makes of `files`: read from the cache, else built and kept.
+def cached(name: str, files: Sequence[Path], version: int, build: Callable[[ArrayWriter], None]) -> Arrays:
+    """Return the arrays that `build` makes of `files`, decoded once and kept.
+
+    What is kept may be deleted at any time; it is built anew when it is damaged or a file was changed.
 
     Args:
-      name: of the data set, with whatever options of the reader change the arrays.
-      files: the source files; the cache is keyed by what they hold, not by where they lie. (Of a file above 1 GiB the
-        key is size, time of change, and the first and last megabyte, since hashing it would take as long as reading.)
-      version: of the reader: a new number makes old caches void.
+      name: of the data set, with the reader's options that change the arrays.
+      files: the source files; path, size and time of change are the key.
+      version: of the reader: a new number makes old arrays void.
       build: `writer -> None` reads the files and writes the arrays.
 
     Returns:
@@ -49,51 +47,113 @@ def cached(
     Raises:
       DataError: a file cannot be read, or whatever `build` raises; nothing is kept then.
     """
-    folder = cache_dir() / f"{name}-{_digest(files, version)}"
     try:
-        return open_store(folder)
-    except DataError:
-        pass  # missing or damaged: built again
-    if not _writable(folder.parent):
-        return _build_aside(build)
-    write_store(folder, build, replace=False)
-    return open_store(folder)
+        states = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    except OSError as error:
+        raise DataError(f"{error.filename} cannot be read: {error.strerror}") from None
+    key = hashlib.sha256(f"{version} {states}".encode()).hexdigest()[:24]
+    folder = _writable_cache_dir() / f"{name}-{key}"
+    try:
+        return open_arrays(folder)
+    except DataError:  # missing or damaged
+        write_arrays(folder, build)
+        return open_arrays(folder)
 
 
-def _build_aside(build: Callable[[StoreWriter], None]) -> dict[str, np.ndarray]:
-    """Without a cache folder: built in a temporary one, whose maps outlive its removal."""
-    with tempfile.TemporaryDirectory(prefix="fedoptax-") as folder:
-        write_store(Path(folder) / "arrays", build)
-        return open_store(Path(folder) / "arrays")
+class ArrayWriter:
+    """Writes arrays to a folder, some rows at a time, so that they may be larger than memory."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[str, BinaryIO] = {}
+        self._forms: dict[str, tuple[tuple[int, ...], np.dtype]] = {}
+        self._closing = ExitStack()
+
+    def append(self, name: str, rows: np.ndarray) -> None:
+        """Add `rows` (n, …) to the end of the array `name`, all of one shape and type; the first call makes it.
+
+        Raises:
+          DataError: the rows have another shape or type than the first.
+        """
+        rows = np.ascontiguousarray(rows)
+        if rows.dtype.hasobject:
+            raise DataError(f"{name} must hold numbers or text of a fixed length, got objects")
+        if name not in self._files:
+            self._forms[name] = (0, *rows.shape[1:]), rows.dtype
+            self._files[name] = self._closing.enter_context((self._folder / f"{name}.npy").open("wb"))
+            self._write_header(name)
+        shape, dtype = self._forms[name]
+        if (rows.shape[1:], rows.dtype) != (shape[1:], dtype):
+            raise DataError(f"{name} must hold {dtype}{list(shape[1:])}, got {rows.dtype}{list(rows.shape[1:])}")
+        self._files[name].write(rows.data if rows.size else b"")
+        self._forms[name] = (shape[0] + len(rows), *shape[1:]), dtype
+
+    def __enter__(self) -> ArrayWriter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with self._closing:
+            for name, file in self._files.items():
+                file.seek(0)
+                self._write_header(name)
+                file.flush()
+                os.fsync(file.fileno())
+
+    def _write_header(self, name: str) -> None:
+        shape, dtype = self._forms[name]  # NumPy pads this header so that the number of rows may grow in place
+        header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(self._files[name], header)
 
 
-def _digest(files: Sequence[Path], version: int) -> str:
-    digest = hashlib.sha256(f"{version}".encode())
-    for path in files:
+def write_arrays(folder: Path, build: Callable[[ArrayWriter], None]) -> None:
+    """Make `folder` of the arrays that `build(writer)` writes, completely or not at all; an earlier one is replaced.
+
+    Raises:
+      DataError: the disk is full, or the folder cannot be written.
+    """
+    temporary, old = (folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.{end}") for end in ("tmp", "old"))
+    try:
+        temporary.mkdir(parents=True)
+        with ArrayWriter(temporary) as writer:
+            build(writer)
+        with suppress(FileNotFoundError):
+            os.replace(folder, old)
         try:
-            with path.open("rb") as file:
-                digest.update(_of_large(file) if path.stat().st_size > _LARGE else _of_all(file))
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
-    return digest.hexdigest()[:24]
+            os.replace(temporary, folder)
+        except OSError:
+            if not folder.exists():  # else another process has just put its own there
+                raise
+    except OSError as error:
+        raise DataError(f"'{folder}' cannot be written: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
 
 
-def _of_all(file: BufferedReader) -> bytes:
-    return hashlib.file_digest(file, "sha256").digest()
+def open_arrays(folder: Path) -> Arrays:
+    """Open the arrays of a folder, memory-mapped and read-only.
+
+    Raises:
+      DataError: there are none, or one is damaged. (Sizes are checked; contents are not read.)
+    """
+    try:
+        arrays = {path.stem: np.load(path, mmap_mode="r", allow_pickle=False) for path in sorted(folder.glob("*.npy"))}
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"'{folder}' is damaged: {error}") from None
+    if not arrays:
+        raise DataError(f"'{folder}' holds no arrays")
+    return arrays
 
 
-def _of_large(file: BufferedReader) -> bytes:
-    status = os.fstat(file.fileno())
-    digest = hashlib.sha256(f"{status.st_size} {status.st_mtime_ns}".encode())
-    for offset in (0, status.st_size - _ENDS):
-        file.seek(offset)
-        digest.update(file.read(_ENDS))
-    return digest.digest()
-
-
-def _writable(folder: Path) -> bool:
+def _writable_cache_dir() -> Path:
+    """Return `cache_dir()`, or if it cannot be written a temporary folder that goes when the process ends."""
+    folder = cache_dir()
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK | os.X_OK):
+            return folder
     except OSError:
-        return False
-    return os.access(folder, os.W_OK | os.X_OK)
+        pass
+    temporary = tempfile.mkdtemp(prefix="fedoptax-")
+    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+    return Path(temporary)

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from fedoptax.data.store import StoreWriter, open_store, write_store
+from fedoptax.data.cache import ArrayWriter, open_arrays, write_arrays
 from fedoptax.errors import DataError
 
-_FIELD, _OFFSETS = "field-", "offsets"  # names of the arrays in a store
-_CHECKED_ROWS = 4096  # looked at together, so that a check takes no memory
+_FIELD, _OFFSETS = "field-", "offsets"  # names of the arrays on disk
+_CHECKED_ROWS = 4096  # checked at once, so that a check takes little memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,13 +30,13 @@ class FederatedData:
 
     @classmethod
     def from_clients(cls, clients: Sequence[Mapping[str, Any]]) -> FederatedData:
-        """Joins one mapping a client, `{field: array (n_i, …)}`, with the same fields for every client.
+        """Join one mapping per client, `{field: array (n_i, …)}`, with the same fields for every client.
 
         Raises:
           DataError: no clients, an empty client, fields, shapes or dtypes that differ, or NaN or infinity in the data.
         """
         if not clients:
-            raise DataError("clients: none given, at least one is needed")
+            raise DataError("clients must be at least one, got none")
         rows = [{name: np.asarray(value) for name, value in client.items()} for client in clients]
         sizes = [_client_size(i, row, rows[0]) for i, row in enumerate(rows)]
         examples = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
@@ -44,76 +44,79 @@ class FederatedData:
 
     @classmethod
     def from_parts(cls, examples: Mapping[str, np.ndarray], parts: Sequence[np.ndarray]) -> FederatedData:
-        """Splits a central data set: client i holds the rows `parts[i]` of each array.
+        """Split a central data set: client i holds the rows `parts[i]` of each array.
 
         Raises:
-          DataError: no clients, an empty client, rows that are not there, arrays of unequal length, or NaN or infinity.
+          DataError: no clients, an empty client, rows out of range, arrays of unequal length, or NaN or infinity.
         """
         if not len(parts):
-            raise DataError("parts: none given, at least one is needed")
+            raise DataError("parts must be at least one, got none")
         least = min((len(array) for array in examples.values()), default=0)
         for i, part in enumerate(parts):
             if len(part) == 0:
-                raise DataError(f"client {i}: it holds no examples; every client needs at least one")
+                raise DataError(f"client {i} holds no examples; every client needs at least one")
             if np.min(part) < 0 or np.max(part) >= least:
-                raise DataError(f"client {i}: rows {np.min(part)} to {np.max(part)} given, there are 0 to {least - 1}")
+                raise DataError(f"client {i}: rows must be from 0 to {least - 1}, got {np.min(part)} to {np.max(part)}")
         if len({len(array) for array in examples.values()}) > 1:
-            raise DataError(f"fields of lengths {[len(array) for array in examples.values()]} given")
+            raise DataError(f"fields must be of one length, got {[len(array) for array in examples.values()]}")
         order = np.concatenate(parts)
         offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])])
         return cls._checked({name: array[order] for name, array in examples.items()}, offsets)
 
     @classmethod
     def from_groups(cls, examples: Mapping[str, np.ndarray], groups: np.ndarray) -> FederatedData:
-        """A central data set whose rows lie client after client: `groups` (n,) is the client of each, never decreasing.
+        """Take a central data set whose rows lie client after client; nothing is copied.
 
-        Nothing is copied, so arrays that are mapped from files stay there.
+        Args:
+          examples: field -> array (n, …).
+          groups: the client of each row, (n,), never decreasing.
 
         Raises:
           DataError: `groups` has another shape or decreases, or is not as long as the arrays, or there is NaN or
             infinity in the data.
         """
         if groups.ndim != 1 or len(groups) == 0 or np.any(groups[1:] < groups[:-1]):
-            raise DataError("groups: one a row, never decreasing, at least one is needed")
+            raise DataError("groups must be one per row, never decreasing, and at least one")
         starts = np.flatnonzero(groups[1:] != groups[:-1]) + 1
         return cls._checked(dict(examples), np.concatenate([[0], starts, [len(groups)]]))
 
     @staticmethod
     def write(folder: str | Path, clients: Iterable[Mapping[str, Any]]) -> None:
-        """Writes clients one by one to a new folder of files, for a federation larger than memory; see `open`.
+        """Write clients one by one to a folder, for a federation larger than memory; see `open`.
 
         Args:
-          folder: is made whole or not at all; an earlier one there is replaced.
-          clients: one mapping a client, as in `from_clients`; a generator holds only one of them at a time.
+          folder: is written completely or not at all; an earlier one there is replaced.
+          clients: one mapping per client, as in `from_clients`; of a generator only one client at a time is in memory.
 
         Raises:
           DataError: as in `from_clients`, or the folder cannot be written.
         """
 
-        def fill(writer: StoreWriter) -> None:
-            offsets, first = [0], None
+        def build(writer: ArrayWriter) -> None:
+            sizes: list[int] = []
+            first: dict[str, np.ndarray] = {}
             for i, client in enumerate(clients):
-                row = {name: np.asarray(value) for name, value in client.items()}
-                first = {name: value[:1] for name, value in row.items()} if first is None else first
-                offsets.append(offsets[-1] + _client_size(i, row, first))
-                for name, value in row.items():
+                rows = {name: np.asarray(value) for name, value in client.items()}
+                first = first or {name: value[:1] for name, value in rows.items()}
+                sizes.append(_client_size(i, rows, first))
+                for name, value in rows.items():
                     if _first_not_finite(value) is not None:
                         raise DataError(f"client {i}: field '{name}' holds NaN or infinity")
                     writer.append(_FIELD + name, value)
-            if first is None:
-                raise DataError("clients: none given, at least one is needed")
-            writer.append(_OFFSETS, np.asarray(offsets, np.int64))
+            if not sizes:
+                raise DataError("clients must be at least one, got none")
+            writer.append(_OFFSETS, np.concatenate([[0], np.cumsum(sizes)]))
 
-        write_store(Path(folder), fill)
+        write_arrays(Path(folder), build)
 
     @classmethod
     def open(cls, folder: str | Path) -> FederatedData:
-        """The federation that `write` wrote, mapped from its files: what is not asked for is not read.
+        """Open the federation that `write` wrote, mapped from its files: only what is used is read.
 
         Raises:
           DataError: it is missing, incomplete or damaged, or holds NaN or infinity.
         """
-        arrays = open_store(Path(folder))
+        arrays = open_arrays(Path(folder))
         examples = {name.removeprefix(_FIELD): array for name, array in arrays.items() if name.startswith(_FIELD)}
         offsets = np.array(arrays.get(_OFFSETS, ()), np.int64)
         total = {len(array) for array in examples.values()}
@@ -125,7 +128,7 @@ class FederatedData:
     def _checked(cls, examples: dict[str, np.ndarray], offsets: np.ndarray) -> FederatedData:
         lengths = {name: len(array) for name, array in examples.items()}
         if set(lengths.values()) != {int(offsets[-1])}:
-            raise DataError(f"fields of lengths {lengths} given for {offsets[-1]} rows of {len(offsets) - 1} clients")
+            raise DataError(f"fields must hold the {offsets[-1]} rows of {len(offsets) - 1} clients, got {lengths}")
         check_fields(examples)
         for name, array in examples.items():
             if (row := _first_not_finite(array)) is not None:
@@ -135,39 +138,39 @@ class FederatedData:
 
     @property
     def num_clients(self) -> int:
-        """N."""
+        """The number of clients, N."""
         return len(self.offsets) - 1
 
     @property
     def sizes(self) -> np.ndarray:
-        """Examples a client, int64 (N,)."""
+        """The number of examples per client, int64 (N,)."""
         return np.diff(self.offsets)
 
     def client(self, i: int) -> dict[str, np.ndarray]:
-        """The examples of client i, `{field: array (n_i, …)}` (views, not copies)."""
+        """Return the examples of client i, `{field: array (n_i, …)}` (views, not copies)."""
         return {name: array[self.offsets[i] : self.offsets[i + 1]] for name, array in self.examples.items()}
 
 
 def check_fields(examples: Mapping[str, np.ndarray]) -> None:
-    """Checks names and types of fields.
+    """Check the names and types of fields.
 
     Raises:
-      DataError: a field is called `mask`, the name of what tells real examples from padding, or holds no numbers.
+      DataError: a field is called `mask`, which tells examples from padding in a batch, or holds no numbers.
     """
     for name, array in examples.items():
         if name == "mask":
-            raise DataError("field 'mask' given; batches have one of that name, for padding: another name is needed")
+            raise DataError("field 'mask' must have another name: batches use it to tell examples from padding")
         if array.dtype.kind not in "biu" and not _is_real(array.dtype):
-            raise DataError(f"field '{name}' is of type {array.dtype}; numbers or booleans are needed")
+            raise DataError(f"field '{name}' must hold numbers or booleans, got {array.dtype}")
 
 
 def _is_real(dtype: np.dtype[Any]) -> bool:
-    """Whether numbers of this type may be NaN or infinite; bfloat16 and its like are of no kind that NumPy knows."""
+    """Whether numbers of this type may be NaN or infinite, also for bfloat16, which NumPy does not know."""
     return dtype.kind in "fc" or dtype.name.startswith(("bfloat", "float"))
 
 
 def _first_not_finite(array: np.ndarray) -> int | None:
-    """The first row of `array` with NaN or infinity; None if there is none."""
+    """Return the first row of `array` with NaN or infinity, or None."""
     if not _is_real(array.dtype):
         return None
     for start in range(0, len(array), _CHECKED_ROWS):
@@ -179,19 +182,19 @@ def _first_not_finite(array: np.ndarray) -> int | None:
 
 def _client_size(i: int, row: Mapping[str, np.ndarray], first: Mapping[str, np.ndarray]) -> int:
     if not row:
-        raise DataError(f"client {i}: it has no fields")
+        raise DataError(f"client {i} has no fields")
     if row.keys() != first.keys():
-        raise DataError(f"client {i}: fields {sorted(row)} given, client 0 has {sorted(first)}")
+        raise DataError(f"client {i}: fields must be {sorted(first)} as for client 0, got {sorted(row)}")
     lengths = {name: array.shape[0] if array.ndim else 0 for name, array in row.items()}
     if len(set(lengths.values())) != 1:
-        raise DataError(f"client {i}: fields of unequal length {lengths}")
+        raise DataError(f"client {i}: fields must be of one length, got {lengths}")
     size = next(iter(lengths.values()))
     if size == 0:
-        raise DataError(f"client {i}: it holds no examples; every client needs at least one")
+        raise DataError(f"client {i} holds no examples; every client needs at least one")
     for name, array in row.items():
         if array.shape[1:] != first[name].shape[1:] or array.dtype != first[name].dtype:
             raise DataError(
-                f"client {i}: field '{name}' has examples of {array.dtype}{list(array.shape[1:])}, "
-                f"client 0 of {first[name].dtype}{list(first[name].shape[1:])}"
+                f"client {i}: field '{name}' must be {first[name].dtype}{list(first[name].shape[1:])} as for client 0, "
+                f"got {array.dtype}{list(array.shape[1:])}"
             )
     return size

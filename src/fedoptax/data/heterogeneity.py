@@ -1,4 +1,4 @@
-"""How a partition looks: the classes every client holds, how far that is from the whole, and how sizes vary."""
+"""Measures of a partition: who holds which classes, how far that is from the whole, how sizes vary."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedoptax.errors import UsageError
 
 
 def label_counts(labels: ArrayLike, parts: Sequence[np.ndarray], num_classes: int) -> np.ndarray:
-    """How many examples of each class every client has: int64 of shape (N, num_classes).
+    """Count each client's examples of each class: int64 of shape (N, num_classes).
 
     Args:
       labels: integers from 0 to num_classes − 1, shape (n,).
@@ -23,20 +23,20 @@ def label_counts(labels: ArrayLike, parts: Sequence[np.ndarray], num_classes: in
     """
     y = np.asarray(labels, np.int64)
     if y.min() < 0 or y.max() >= num_classes:
-        raise UsageError(f"labels: {y.min()} to {y.max()} given; 0 to {num_classes - 1} is allowed")
+        raise UsageError(f"labels must be from 0 to {num_classes - 1}, got {y.min()} to {y.max()}")
     owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     flat = np.bincount(owner * num_classes + y[np.concatenate(parts)], minlength=len(parts) * num_classes)
     return flat.reshape(len(parts), num_classes)
 
 
 def heterogeneity(counts: ArrayLike) -> float:
-    """Mean total-variation distance of the clients' label distributions from that of all examples.
+    """Return the mean total-variation distance of the clients' labels from all labels.
 
     Args:
       counts: (N, C) as from `label_counts`; every client has an example.
 
     Returns:
-      From 0 (every client is like the whole) to less than 1 (one class a client, many classes).
+      From 0 (every client is like the whole) to less than 1 (one class per client, many classes).
 
     Raises:
       UsageError: `counts` has another shape, or a client has no example.
@@ -45,7 +45,7 @@ def heterogeneity(counts: ArrayLike) -> float:
 
 
 def label_skew(counts: ArrayLike) -> dict[str, float]:
-    """How the clients' label distributions qᵢ differ from that of all examples p, and from one class alone.
+    """Measure how the clients' label distributions qᵢ differ from that of all examples, p.
 
     Args:
       counts: (N, C) as from `label_counts`; every client has an example.
@@ -73,7 +73,7 @@ def label_skew(counts: ArrayLike) -> dict[str, float]:
 
 
 def quantity_skew(sizes: ArrayLike) -> dict[str, float]:
-    """How the numbers of examples of the clients differ.
+    """Measure how the clients' numbers of examples differ.
 
     Args:
       sizes: (N,), ≥ 0, one of them > 0.
@@ -88,7 +88,7 @@ def quantity_skew(sizes: ArrayLike) -> dict[str, float]:
     """
     n = np.sort(np.asarray(sizes, np.float64))
     if n.ndim != 1 or len(n) == 0 or n[0] < 0 or n[-1] <= 0:
-        raise UsageError(f"sizes: shape {n.shape} given; one number a client, >= 0 and not all 0, is allowed")
+        raise UsageError(f"sizes must be one number >= 0 per client, not all of them 0, got shape {n.shape}")
     ranks = np.arange(1, len(n) + 1)
     return {
         "size_min": float(n[0]),
@@ -99,11 +99,11 @@ def quantity_skew(sizes: ArrayLike) -> dict[str, float]:
 
 
 def measures(counts: ArrayLike | None, sizes: ArrayLike) -> dict[str, float]:
-    """All measures of a partition in one row: `quantity_skew`, and `label_skew` where there are labels.
+    """Return `quantity_skew`, and `label_skew` where there are labels, in one row.
 
     Args:
       counts: (N, C) as from `label_counts`, or None for examples without a class.
-      sizes: examples a client, (N,).
+      sizes: examples per client, (N,).
 
     Raises:
       UsageError: as these raise.
@@ -111,12 +111,31 @@ def measures(counts: ArrayLike | None, sizes: ArrayLike) -> dict[str, float]:
     return quantity_skew(sizes) | ({} if counts is None else label_skew(counts))
 
 
+def client_table(counts: np.ndarray | None, sizes: np.ndarray, test_owners: np.ndarray | None) -> dict[str, ArrayLike]:
+    """Return who holds what, one row per client: column -> values (N,); what is not known is `""` or left out.
+
+    Args:
+      counts: (N, C) as from `label_counts`, or None for examples without a class.
+      sizes: examples per client, (N,).
+      test_owners: the client of each test example, (m,), or None.
+    """
+    tests = np.bincount(() if test_owners is None else test_owners, minlength=len(sizes))[: len(sizes)]
+    columns: dict[str, ArrayLike] = {
+        "client": np.arange(len(sizes)),
+        "examples": sizes,
+        "test_examples": tests if tests.any() else "",  # all of them may be of other clients
+        "classes": "" if counts is None else (counts > 0).sum(1),
+        "largest_class": "" if counts is None else counts.argmax(1),
+    }
+    return columns | ({} if counts is None else {f"class_{c}": counts[:, c] for c in range(counts.shape[1])})
+
+
 def _distributions(counts: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    """The label distribution of each client, (N, C), and of all examples, (C,)."""
+    """Return the label distribution of each client, (N, C), and of all examples, (C,)."""
     table = np.asarray(counts, np.float64)
     sizes = table @ np.ones(table.shape[1]) if table.ndim == 2 else np.zeros(1)  # faster than a sum of short rows
     if not np.all(sizes > 0):
-        raise UsageError(f"counts: shape {table.shape} given; (clients, classes) with no empty client is allowed")
+        raise UsageError(f"counts must be (clients, classes) without an empty client, got shape {table.shape}")
     return table / sizes[:, None], table.sum(0) / table.sum()
 
 
@@ -125,6 +144,6 @@ def _total_variation(q: np.ndarray, p: np.ndarray) -> np.ndarray:
 
 
 def _entropy(p: np.ndarray) -> np.ndarray:
-    """In nats, over the last axis."""
+    """Return the entropy over the last axis, in nats."""
     logs = np.log(p, out=np.zeros_like(p), where=p > 0)
     return -np.einsum("...c,...c->...", p, logs)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
-
-GIB = 2**30
+from dataclasses import dataclass
 
 
-class File(NamedTuple):
+@dataclass(frozen=True)
+class File:
     """A file as the reader of its data set expects it.
 
     Attributes:
@@ -20,7 +19,8 @@ class File(NamedTuple):
     hash: str | None = None
 
 
-class Download(NamedTuple):
+@dataclass(frozen=True)
+class Download:
     """A file as it is offered for download.
 
     Attributes:
@@ -28,32 +28,29 @@ class Download(NamedTuple):
       urls: where it is offered, tried in this order.
       hash: `"md5:…"` or `"sha256:…"`, published.
       size: in bytes, published; `None` where it is not.
-      limit: the most bytes to accept where the size is not published.
-      files: what is kept of it if it is an archive; none if the readers take it as it is.
-      unpacked_limit: the most bytes that the archive may hold.
+      members: what is kept of it if it is an archive; empty if the readers take it as it is.
     """
 
     name: str
     urls: tuple[str, ...]
     hash: str
     size: int | None = None
-    limit: int = GIB
-    files: tuple[File, ...] = ()
-    unpacked_limit: int = GIB
+    members: tuple[File, ...] = ()
 
     @property
-    def wanted(self) -> tuple[File, ...]:
-        """The files that are there when the download is done."""
-        return self.files or (File(self.name, self.hash),)
+    def files(self) -> tuple[File, ...]:
+        """The files that are in the folder when the download is done."""
+        return self.members or (File(self.name, self.hash),)
 
 
-class DataSet(NamedTuple):
+@dataclass(frozen=True)
+class DataSet:
     """A data set as it is published.
 
     Attributes:
-      downloads: what to get; none if it cannot be downloaded.
-      counts: what a whole copy has, such as `train_examples`; empty where copies differ.
-      by_hand: how to make it where it cannot be downloaded; `{folder}` stands for its folder.
+      downloads: what to get; empty if it cannot be downloaded.
+      counts: numbers of a complete copy, such as `train_examples`; empty where copies differ.
+      by_hand: how to make it where it cannot be downloaded.
     """
 
     downloads: tuple[Download, ...]
@@ -62,7 +59,7 @@ class DataSet(NamedTuple):
 
 
 def _each(urls: tuple[str, ...], files: Mapping[str, tuple[int, str]]) -> tuple[Download, ...]:
-    """Files that are offered one by one: name -> (size, MD5); each address ends with the name."""
+    """Return files that are offered one by one: name -> (size, MD5); each address ends with the name."""
     return tuple(
         Download(name, tuple(url + name for url in urls), f"md5:{md5}", size) for name, (size, md5) in files.items()
     )
@@ -112,7 +109,7 @@ _CIFAR10 = Download(
     ("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",),
     "md5:c58f30108f718f92721af3b95e74349a",
     170_498_071,
-    files=(
+    members=(
         File("cifar-10-batches-py/data_batch_1", "md5:c99cafc152244af753f735de768cd75f"),
         File("cifar-10-batches-py/data_batch_2", "md5:d4bba439e000b95fd0a9bffe97cbabec"),
         File("cifar-10-batches-py/data_batch_3", "md5:54ebc095f3ab1f0389bbae665268c751"),
@@ -127,7 +124,7 @@ _CIFAR100 = Download(
     ("https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",),
     "md5:eb9058c3a382ffc7106e4002c42a8d85",
     169_001_437,
-    files=(
+    members=(
         File("cifar-100-python/train", "md5:16019d7e3df5f24257cddd939b257f8d"),
         File("cifar-100-python/test", "md5:f0ef6b0ae62326f3e7ffdfab6717acfc"),
         File("cifar-100-python/meta", "md5:7973b15100ade9c7d40fb424638fde48"),
@@ -138,15 +135,14 @@ _EMNIST = Download(
     "fed_emnist.tar.bz2",
     (f"{_TFF}fed_emnist.tar.bz2",),
     "sha256:fe1ed5a502cea3a952eb105920bff8cffb32836b5173cb18a57a32c3606f3ea0",
-    files=(File("fed_emnist_train.h5"), File("fed_emnist_test.h5")),
-    unpacked_limit=8 * GIB,
+    members=(File("fed_emnist_train.h5"), File("fed_emnist_test.h5")),
 )
 # SHA-256: TensorFlow Federated, `simulation/datasets/shakespeare.py` (2020).
 _SHAKESPEARE = Download(
     "shakespeare.tar.bz2",
     (f"{_TFF}shakespeare.tar.bz2",),
     "sha256:0285be9906cb5f268092eee4edeeacfc2af4574f2941f7cc2f08a321d7f5c707",
-    files=(File("shakespeare_train.h5"), File("shakespeare_test.h5")),
+    members=(File("shakespeare_train.h5"), File("shakespeare_test.h5")),
 )
 # SHA-256 of all three: TensorFlow Federated, `simulation/datasets/stackoverflow.py` (2020).
 _STACKOVERFLOW = (
@@ -154,29 +150,27 @@ _STACKOVERFLOW = (
         "stackoverflow.tar.bz2",
         (f"{_TFF}stackoverflow.tar.bz2",),
         "sha256:99eca2f8b8327a09e5fc123979df2d237acbc5e52322f6d86bf523ee47b961a2",
-        limit=32 * GIB,
-        files=(
+        members=(
             File("stackoverflow_train.h5"),
             File("stackoverflow_test.h5"),
             File("stackoverflow_held_out.h5"),
         ),
-        unpacked_limit=256 * GIB,
     ),
     Download(
         "stackoverflow.word_count.tar.bz2",
         (f"{_TFF}stackoverflow.word_count.tar.bz2",),
         "sha256:1dc00256d6e527c54b9756d968118378ae14e6692c0b3b6cad470cdd3f0c519c",
-        files=(File("stackoverflow.word_count"),),
+        members=(File("stackoverflow.word_count"),),
     ),
     Download(
         "stackoverflow.tag_count.tar.bz2",
         (f"{_TFF}stackoverflow.tag_count.tar.bz2",),
         "sha256:6fe281cec490d9384a290d560072438e7e2b377bbb823876ce7bd6f82696772d",
-        files=(File("stackoverflow.tag_count"),),
+        members=(File("stackoverflow.tag_count"),),
     ),
 )
-# MD5: of the files as ../shared/data holds them, equal to PyTorch's copy at this commit; the publisher's own address
-# (s3.amazonaws.com/research.metamind.io) no longer answers.
+# MD5: of PyTorch's copy at this commit; the publisher's own address (s3.amazonaws.com/research.metamind.io) no longer
+# answers.
 _WIKITEXT_2 = _each(
     (f"{_GITHUB}pytorch/examples/77f55b912142e11fcfdf5b530231fb9c52f181e8/word_language_model/data/wikitext-2/",),
     {
@@ -186,7 +180,7 @@ _WIKITEXT_2 = _each(
     },
 )
 
-DATA_SETS: Mapping[str, DataSet] = {
+DATA_SETS: dict[str, DataSet] = {
     "mnist": DataSet(_MNIST, {"train_examples": 60_000, "test_examples": 10_000}),
     "qmnist": DataSet(_QMNIST, {"train_clients": 539, "test_clients": 297}),
     "fashion-mnist": DataSet(_FASHION_MNIST, {"train_examples": 60_000, "test_examples": 10_000}),
@@ -200,8 +194,8 @@ DATA_SETS: Mapping[str, DataSet] = {
         (),
         {},
         by_hand="cannot be downloaded ready-made; make it with LEAF (github.com/TalwalkarLab/leaf, in data/femnist: "
-        "./preprocess.sh -s niid --sf 1.0 -k 0 -t sample) and put its data/train/*.json into {folder}/train and "
-        "data/test/*.json into {folder}/test",
+        "./preprocess.sh -s niid --sf 1.0 -k 0 -t sample) and put its data/train/*.json into femnist/train and "
+        "data/test/*.json into femnist/test",
     ),
     "shakespeare": DataSet(
         (_SHAKESPEARE,),
@@ -213,4 +207,4 @@ DATA_SETS: Mapping[str, DataSet] = {
         {"train_tokens": 2_088_628, "test_tokens": 245_569, "train_clients": 600, "test_clients": 60},
     ),
 }
-"""Name, which is also the subfolder's -> what is published of it."""
+"""The published data sets, by name, which is also the name of the subfolder."""

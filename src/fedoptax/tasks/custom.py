@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedoptax.data.own import load_file
-from fedoptax.data.sources import Source
+from fedoptax.data.custom import load_file
+from fedoptax.data.datasets.source import Source
 from fedoptax.errors import UsageError
 from fedoptax.models import MODELS
 from fedoptax.tasks.images import image_classification
@@ -21,7 +21,7 @@ PREFIX = "file:"
 
 
 def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
-    """Classification on a user's file; see `fedoptax.data.own.load_file` for the formats.
+    """Classification on a user's file; see `fedoptax.data.custom.load_file` for the formats.
 
     Images of whole numbers reach the model as x / 255; examples of one dimension (tables) are standardised with the
     mean and deviation of each feature over all training examples.

@@ -12,8 +12,9 @@ import numpy as np
 import optax
 
 from fedoptax.algorithm import Tree
+from fedoptax.data.datasets import emnist
+from fedoptax.data.datasets.source import Load
 from fedoptax.data.federated import FederatedData
-from fedoptax.data.images import Load, emnist, read
 from fedoptax.errors import UsageError, check_choice
 from fedoptax.models import MODELS, Model, autoencoder
 from fedoptax.tasks.recipe import Recipe, TaskOptions, divide
@@ -24,15 +25,21 @@ CROP = 24
 """Height and width of an image after `crop`."""
 
 
-def classification(load: Load, scale: float) -> Callable[[str, Recipe, TaskOptions], Task]:
-    """Return what builds a task on `load`'s images; models see x / scale, augmented if the options say so."""
+def classification(
+    load: Load, scale: float, load_with_writers: Load | None = None
+) -> Callable[[str, Recipe, TaskOptions], Task]:
+    """Return what builds a task on `load`'s images; models see x / scale, augmented if the options say so.
+
+    `load_with_writers` also reads the natural clients, where they are in files of their own.
+    """
 
     def build(name: str, recipe: Recipe, options: TaskOptions) -> Task:
         model = options.model or recipe.model
         can_augment = "augment" in recipe.options
         augment = options.augment or ("crop" if can_augment and model.startswith("resnet18") else "none")
         check_choice("augment", augment, AUGMENTATIONS)
-        source = read(load, options.data_dir, options.partition)
+        by_writer = options.partition == "writers" and load_with_writers
+        source = (by_writer or load)(options.data_dir)
         division = divide(source, recipe, options)
         devices, num_clients = options.devices, division.clients.num_clients
         if devices is not None and devices < num_clients:
@@ -114,7 +121,7 @@ def image_classification(
 
 def emnist_autoencoder(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     """EMNIST AE of "Adaptive Federated Optimization"; metric `mse_x1000`, lower is better."""
-    division = divide(read(emnist, options.data_dir, options.partition), recipe, options)
+    division = divide(emnist.load(options.data_dir), recipe, options)
     loss, metrics = reconstruction(autoencoder())
     return Task(
         name=name,

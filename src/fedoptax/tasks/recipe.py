@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 import numpy as np
 
 from fedoptax.data import partition as partitions
+from fedoptax.data.datasets.source import Source
 from fedoptax.data.federated import FederatedData
-from fedoptax.data.sources import Source
 from fedoptax.errors import UsageError, check_choice, check_int, check_number
 from fedoptax.tasks.task import DTYPES, Task
 
@@ -60,7 +60,7 @@ class TaskOptions:
         must be the cohort, are allocated the N shares (a reading of Fed-LAMB's experiments).
       model: `"logistic"`, `"mlp"`, `"cnn"`, …
       augment: of CIFAR: `"crop"` (24×24, flip, standardise; default for ResNet-18), `"standardize"` or `"none"`.
-      client_column, label_column, test_fraction, image_size: of `file:PATH`, see `fedoptax.data.own.load_file`.
+      client_column, label_column, test_fraction, image_size: of `file:PATH`, see `fedoptax.data.custom.load_file`.
       compute_dtype: `"bfloat16"` computes the training loss and its gradients in it, see `with_compute_dtype`; default
         `"float32"`.
       seed: of the partition, or of the data where a task draws them.

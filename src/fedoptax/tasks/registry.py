@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedoptax.data import images as files
+from fedoptax.data.datasets import cifar, digits, emnist, mnist
 from fedoptax.errors import check_choice
 from fedoptax.models import MODELS
 from fedoptax.tasks import analytic
@@ -48,7 +48,7 @@ def _analytic_arguments(options: TaskOptions) -> dict[str, Any]:
 
 TASKS: dict[str, Recipe] = {
     "digits": Recipe(
-        classification(files.digits, 16),
+        classification(digits.load, 16),
         "UCI handwritten digits, 8x8 pixels, 10 classes; comes with scikit-learn, needs no download",
         model="mlp",
         num_clients=50,
@@ -58,7 +58,7 @@ TASKS: dict[str, Recipe] = {
         defaults=_rounds(100, cohort_size=10, batch_size=10, eval_every=1),
     ),
     "mnist": Recipe(
-        classification(files.mnist, 255),
+        classification(mnist.load, 255, mnist.load_with_writers),
         "MNIST handwritten digits, 28x28 pixels, 10 classes; by label, or by writer through QMNIST",
         model="mlp",
         num_clients=100,
@@ -68,7 +68,7 @@ TASKS: dict[str, Recipe] = {
         defaults=_rounds(100, cohort_size=10, batch_size=20, eval_every=2),
     ),
     "fashion-mnist": Recipe(
-        classification(files.fashion_mnist, 255),
+        classification(mnist.load_fashion, 255),
         "Fashion-MNIST clothes, 28x28 pixels, 10 classes",
         model="cnn",
         num_clients=100,
@@ -78,7 +78,7 @@ TASKS: dict[str, Recipe] = {
         defaults=_rounds(100, cohort_size=10, batch_size=20, eval_every=2),
     ),
     "cifar10": Recipe(
-        classification(files.cifar10, 255),
+        classification(cifar.load10, 255),
         "CIFAR-10 photographs, 32x32 pixels in colour, 10 classes",
         model="resnet18",
         num_clients=500,
@@ -88,7 +88,7 @@ TASKS: dict[str, Recipe] = {
         defaults=_rounds(1000, cohort_size=10, batch_size=20, eval_every=50),
     ),
     "cifar100": Recipe(
-        classification(files.cifar100, 255),
+        classification(cifar.load100, 255),
         "CIFAR-100 photographs, 32x32 pixels in colour, 100 classes; Pachinko allocation over both levels of labels",
         model="resnet18",
         num_clients=500,
@@ -98,7 +98,7 @@ TASKS: dict[str, Recipe] = {
         defaults=_rounds(1000, cohort_size=10, batch_size=20, eval_every=50),
     ),
     "cifar100-coarse": Recipe(
-        classification(files.cifar100_coarse, 255),
+        classification(cifar.load100_coarse, 255),
         "CIFAR-100 photographs, 32x32 pixels in colour, its 20 superclasses",
         model="resnet18",
         num_clients=500,
@@ -108,7 +108,7 @@ TASKS: dict[str, Recipe] = {
         defaults=_rounds(1000, cohort_size=10, batch_size=20, eval_every=50),
     ),
     "emnist-cr": Recipe(
-        classification(files.emnist, 255),
+        classification(emnist.load, 255),
         "EMNIST characters by writer, 28x28 pixels, 62 classes (TensorFlow Federated's files, or LEAF's FEMNIST)",
         model="emnist_cnn",
         num_clients=100,
@@ -203,7 +203,7 @@ def load_task(name: str, **options: Any) -> Task:
 
     Args:
       name: one of `TASKS`; or `file:` and the path of a `.npz`, `.csv` or `.parquet` file or of a folder of images, see
-        `fedoptax.data.own`.
+        `fedoptax.data.custom`.
       options: the fields of `TaskOptions`: `partition`, `num_clients`, `model`, `seed`, `data_dir` and others; which
         ones a task takes is `recipe_of(name).option_types()`.
 

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import optax
 
 from fedoptax.algorithm import Tree
-from fedoptax.data.sources import shakespeare, stackoverflow, wikitext
-from fedoptax.data.sources.tokens import special_tokens
+from fedoptax.data.datasets import shakespeare, stackoverflow, wikitext
+from fedoptax.data.datasets.tokens import special_tokens
 from fedoptax.models import Model, shakespeare_rnn, so_logistic, so_rnn, wikitext_lstm
 from fedoptax.tasks.recipe import Division, Recipe, TaskOptions, divide
 from fedoptax.tasks.task import Task

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-MODULES = ("data_targets", "own_targets", "deploy_targets")
+MODULES = ("run_targets", "deploy_targets")
 LONGEST = 1000  # characters of a message: it is read by a person
 
 

@@ -1,7 +1,7 @@
-"""Dividing a data set among clients: iid, by size, by label, or as it naturally is.
+"""Partitioning a data set among clients: iid, by size, by label, or by its natural clients.
 
-Every division is one sorted int64 index array a client; together they hold every example exactly once,
-no client is empty, and the same seed gives the same division. (`with_shared` adds examples that all clients hold.)
+A partition is one sorted int64 index array per client; together they hold every example exactly once, no client is
+empty, and the same seed gives the same partition. (`with_shared` adds examples that all clients hold.)
 """
 
 from __future__ import annotations
@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedoptax.data.heterogeneity import heterogeneity, label_counts
-from fedoptax.data.partition.by_chance import by_size, iid
-from fedoptax.data.partition.by_dirichlet import dirichlet, dirichlet_by_class
-from fedoptax.data.partition.by_group import natural
-from fedoptax.data.partition.by_order import shards, similarity
-from fedoptax.data.partition.common import Parts
-from fedoptax.data.partition.few_classes import classes_per_client
-from fedoptax.data.partition.like_training import divide_test
-from fedoptax.data.partition.pachinko_allocation import pachinko
-from fedoptax.data.partition.shared import with_shared
+from fedoptax.data.partition.by_label import (
+    classes_per_client,
+    dirichlet,
+    dirichlet_by_class,
+    divide_test,
+    pachinko,
+    shards,
+    similarity,
+)
+from fedoptax.data.partition.dealing import Parts
+from fedoptax.data.partition.without_labels import by_size, iid, natural, with_shared
 
 __all__ = [
     "PARTITIONS",
@@ -48,4 +50,4 @@ PARTITIONS: dict[str, Callable[..., Parts]] = {
     "similarity": similarity,
     "natural": natural,
 }
-"""The ways to divide a data set, by name."""
+"""The partitions, by name."""

@@ -1,0 +1,1 @@
+"""The public data sets: each module reads its publisher's format into a `Source`."""

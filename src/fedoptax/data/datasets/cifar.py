@@ -1,0 +1,121 @@
+"""CIFAR-10 and CIFAR-100: 50,000 + 10,000 colour photographs of 32×32 pixels, in 10 or 100 classes.
+
+Krizhevsky, "Learning multiple layers of features from tiny images", 2009. Format: the "Python version" of
+https://www.cs.toronto.edu/~kriz/cifar.html, pickled dictionaries. A pickle can run code when it is read, so each file
+must have the published hash first, and may name nothing but NumPy's arrays.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedoptax.data.cache import ArrayWriter, cached
+from fedoptax.data.datasets.source import Source
+from fedoptax.data.files import check_hash, read_file, require_file
+from fedoptax.data.registry import DATA_SETS
+from fedoptax.errors import DataError, check_choice
+
+LABELS = ("fine", "coarse")
+"""CIFAR-100's two kinds of labels: 100 classes, or the 20 superclasses of five classes each."""
+
+_SHAPE = (32, 32, 3)
+_VERSION = 2  # of the cached arrays
+_ARRAY_NAMES = {
+    *(("numpy.core.multiarray", "_reconstruct"), ("numpy._core.multiarray", "_reconstruct")),
+    *(("numpy", "ndarray"), ("numpy", "dtype")),
+}
+
+
+def load10(data_dir: str | Path | None = None) -> Source:
+    """Read CIFAR-10's six batches, of `cifar10/cifar-10-batches-py/` or of `cifar10/`.
+
+    Args:
+      data_dir: as in `fedoptax.data.files.find_data_dir`. Batches may be compressed (`.xz`, `.gz`).
+
+    Returns:
+      x uint8 of shape (n, 32, 32, 3) in red, green, blue, y int32; there are no natural clients.
+
+    Raises:
+      DataError: a file is missing, or not the published one.
+    """
+    train = [f"cifar-10-batches-py/data_batch_{i}" for i in range(1, 6)]
+    arrays = _read("cifar10", data_dir, train, "cifar-10-batches-py/test_batch", ("labels",))
+    return Source(
+        train={"x": arrays["train_x"], "y": arrays["train_labels"]},
+        test={"x": arrays["test_x"], "y": arrays["test_labels"]},
+        num_classes=10,
+        input_shape=_SHAPE,
+    )
+
+
+def load100(data_dir: str | Path | None = None, labels: str = "fine") -> Source:
+    """Read CIFAR-100's two files, of `cifar100/cifar-100-python/` or of `cifar100/`.
+
+    Args:
+      data_dir: as in `fedoptax.data.files.find_data_dir`. Files may be compressed (`.xz`, `.gz`).
+      labels: what y is, one of `LABELS`.
+
+    Returns:
+      x uint8 of shape (n, 32, 32, 3) in red, green, blue, y int32, and `train_coarse`, the superclass of each
+      training image (int32), whatever y is; there are no natural clients.
+
+    Raises:
+      DataError: a file is missing, or not the published one.
+      UsageError: `labels` is none of `LABELS`.
+    """
+    check_choice("labels", labels, LABELS)
+    folder = "cifar-100-python"
+    arrays = _read("cifar100", data_dir, [f"{folder}/train"], f"{folder}/test", ("fine_labels", "coarse_labels"))
+    return Source(
+        train={"x": arrays["train_x"], "y": arrays[f"train_{labels}_labels"]},
+        test={"x": arrays["test_x"], "y": arrays[f"test_{labels}_labels"]},
+        num_classes=100 if labels == "fine" else 20,
+        input_shape=_SHAPE,
+        train_coarse=arrays["train_coarse_labels"],
+    )
+
+
+def load100_coarse(data_dir: str | Path | None = None) -> Source:
+    """Read CIFAR-100 with its 20 superclasses as labels; see `load100`."""
+    return load100(data_dir, labels="coarse")
+
+
+def _read(
+    dataset: str, data_dir: str | Path | None, train: list[str], test: str, labels: tuple[str, ...]
+) -> dict[str, np.ndarray]:
+    """Read the arrays `train_x`, `test_x` and one for each part and kind of label."""
+    hashes = {file.path: file.hash for item in DATA_SETS[dataset].downloads for file in item.files}
+    paths = {name: require_file(data_dir, dataset, name, Path(name).name) for name in (*train, test)}
+
+    def build(writer: ArrayWriter) -> None:
+        for name, path in paths.items():
+            data = read_file(path)
+            check_hash(path, data, hashes[name])
+            batch = _unpickle(path, data)
+            part = "test" if name == test else "train"
+            writer.append(f"{part}_x", batch["data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+            for kind in labels:
+                writer.append(f"{part}_{kind}", np.array(batch[kind], np.int32))
+
+    return cached(dataset, list(paths.values()), _VERSION, build)
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """Reads NumPy's arrays and plain data; any other name in the pickle is refused."""
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        if (module_name, global_name) not in _ARRAY_NAMES:
+            raise pickle.UnpicklingError(f"it names {module_name}.{global_name}")
+        return super().find_class(module_name, global_name)
+
+
+def _unpickle(path: Path, data: bytes) -> dict[str, Any]:
+    try:
+        return _ArrayUnpickler(io.BytesIO(data), encoding="latin1").load()  # strings of Python 2
+    except (pickle.UnpicklingError, EOFError, ValueError, KeyError, IndexError) as error:
+        raise DataError(f"{path} is not a pickle of arrays: {error}") from None

@@ -1,0 +1,62 @@
+"""The 1,797 handwritten digits of 8×8 pixels that come with scikit-learn: a data set that needs no download.
+
+Alpaydin and Kaynak, "Optical recognition of handwritten digits", UCI machine learning repository, 1998 (its
+test part), as bundled by scikit-learn.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+
+from fedoptax.data.datasets.source import Source
+
+_SPLIT_SEED = 0  # of the split only: a run's seed must not move examples between train and test
+
+
+def load(data_dir: str | Path | None = None) -> Source:
+    """Read the digits: 80 % of each class to train on (1,438) and 20 % to test on (359), always the same.
+
+    Args:
+      data_dir: not used; every data set takes it.
+
+    Returns:
+      x uint8 of shape (n, 8, 8, 1) with values 0 … 16 (ink 16), y int32; there are no natural clients.
+    """
+    rows = _read_bundled()
+    x, y = rows[:, :-1].reshape(-1, 8, 8, 1), rows[:, -1].astype(np.int32)
+    is_test = _stratified_fifth(y)
+    return Source(
+        train={"x": x[~is_test], "y": y[~is_test]},
+        test={"x": x[is_test], "y": y[is_test]},
+        num_classes=10,
+        input_shape=(8, 8, 1),
+    )
+
+
+def _stratified_fifth(y: np.ndarray) -> np.ndarray:
+    """Return a mask of shape (n,) that is true for a fifth of each class."""
+    rng = np.random.default_rng(_SPLIT_SEED)
+    mask = np.zeros(len(y), bool)
+    for label in range(10):
+        members = rng.permutation(np.flatnonzero(y == label))
+        mask[members[: round(len(members) / 5)]] = True
+    return mask
+
+
+def _read_bundled() -> np.ndarray:
+    """Read the file's rows, uint8 of shape (1797, 65): 64 pixels and the label.
+
+    `import sklearn.datasets` takes seconds (it imports SciPy's statistics and pandas), so its file is read in
+    place; a scikit-learn that keeps it elsewhere is asked for it.
+    """
+    spec = find_spec("sklearn")
+    path = Path(spec.origin or "sklearn").parent / "datasets" / "data" / "digits.csv.gz" if spec else None
+    if path is not None and path.is_file():
+        return np.loadtxt(path, np.uint8, delimiter=",")
+    from sklearn.datasets import load_digits
+
+    data, target = load_digits(return_X_y=True)
+    return np.column_stack([data, target]).astype(np.uint8)

@@ -1,0 +1,153 @@
+"""Federated EMNIST: handwritten digits and letters, 28×28 grey pixels, 62 classes, by writer.
+
+The task of "Adaptive Federated Optimization" has TensorFlow Federated's files: 3,400 writers, 671,585 + 77,483
+images. LEAF's FEMNIST are the same characters of NIST Special Database 19 in another division: Caldas et al., "LEAF: a
+benchmark for federated settings", 2018.
+"""
+
+from __future__ import annotations
+
+import json
+import string
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from fedoptax.data.cache import ArrayWriter, cached
+from fedoptax.data.datasets.source import Client, Source, write_clients
+from fedoptax.data.datasets.tff_hdf5 import open_clients
+from fedoptax.data.files import find_data_dir, read_file, require_file
+from fedoptax.errors import DataError
+
+CLASSES = (*string.digits, *string.ascii_uppercase, *string.ascii_lowercase)
+"""What the labels stand for: 0 … 9 digits, 10 … 35 upper case, 36 … 61 lower case."""
+
+_VERSION = 1  # of the cached arrays
+
+
+def load(data_dir: str | Path | None = None) -> Source:
+    """Read TensorFlow Federated's files if there is a folder `emnist/` or none at all, else LEAF's in `femnist/`.
+
+    Args:
+      data_dir: as in `fedoptax.data.files.find_data_dir`.
+
+    Returns:
+      x uint8 of shape (n, 28, 28, 1) with background 255 and ink towards 0, as both store it; y int32; the groups
+      are writers.
+
+    Raises:
+      DataError: a file is missing or broken.
+    """
+    folder = find_data_dir(data_dir)
+    return load_leaf(data_dir) if (folder / "femnist").is_dir() and not _has_tff(folder) else load_tff(data_dir)
+
+
+def load_tff(data_dir: str | Path | None = None) -> Source:
+    """Read `emnist/fed_emnist_{train,test}.h5`; see `load`."""
+    paths = {part: require_file(data_dir, "emnist", f"fed_emnist_{part}.h5") for part in ("train", "test")}
+
+    def build(writer: ArrayWriter) -> None:
+        codes: dict[str, int] = {}
+        for part, path in paths.items():
+            write_clients(writer, part, path, _tff_writers(path), codes)
+        writer.append("client_names", np.array(list(codes)))
+
+    return _source(cached("emnist", list(paths.values()), _VERSION, build))
+
+
+def load_leaf(data_dir: str | Path | None = None, unseen: bool = False) -> Source:
+    """Read all JSON files of `femnist/train/` and `femnist/test/`, LEAF's split of each writer's images.
+
+    Args:
+      data_dir: as in `fedoptax.data.files.find_data_dir`.
+      unseen: also read `femnist/test_unseen/`: test images of further writers, none of whose images are in `train/`.
+
+    Returns:
+      As `load`. Further writers are the test groups from N on, so `test_groups < N` tells the known ones.
+
+    Raises:
+      DataError: a file is missing or broken, a writer is in two files, or train and test share only some writers.
+    """
+    folder = find_data_dir(data_dir) / "femnist"
+    files = {part: _leaf_files(data_dir, part) for part in ("train", "test", *(["test_unseen"] if unseen else []))}
+
+    def build(writer: ArrayWriter) -> None:
+        codes: dict[str, int] = {}
+        trained: set[str] = set()
+        tested: set[str] = set()
+        write_clients(writer, "train", folder / "train", _leaf_writers(files["train"], trained), codes)
+        write_clients(writer, "test", folder / "test", _leaf_test_writers(files, trained, tested), codes)
+        writer.append("client_names", np.array(list(codes)))
+
+    paths = [path for part in files.values() for path in part]
+    return _source(cached("femnist-unseen" if unseen else "femnist", paths, _VERSION, build))
+
+
+def _has_tff(folder: Path) -> bool:
+    return any((folder / "emnist" / f"fed_emnist_{part}.h5").is_file() for part in ("train", "test"))
+
+
+def _source(arrays: dict[str, np.ndarray]) -> Source:
+    return Source(
+        train={"x": arrays["train_x"], "y": arrays["train_y"]},
+        test={"x": arrays["test_x"], "y": arrays["test_y"]},
+        num_classes=len(CLASSES),
+        input_shape=(28, 28, 1),
+        train_groups=arrays["train_groups"],
+        test_groups=arrays["test_groups"],
+        client_names=arrays["client_names"],
+        class_names=CLASSES,
+    )
+
+
+def _tff_writers(path: Path) -> Iterator[Client]:
+    with open_clients(path) as file:
+        for writer in file.names:
+            yield writer, _examples(path, writer, file.numbers(writer, "pixels"), file.numbers(writer, "label"))
+
+
+def _leaf_files(data_dir: str | Path | None, part: str) -> list[Path]:
+    """Return the part's JSON files, plain or compressed, each once and sorted by name."""
+    folder = find_data_dir(data_dir) / "femnist" / part
+    names = {path.name.removesuffix(".gz") for path in folder.glob("*.json*")}
+    return [require_file(data_dir, "femnist", f"{part}/{name}") for name in sorted(names) or ["*.json"]]
+
+
+def _leaf_writers(files: list[Path], seen: set[str]) -> Iterator[Client]:
+    """Read the writers of the files; each is added to `seen`, where none may be yet."""
+    for path in files:
+        data = read_file(path)
+        try:
+            document = json.loads(data)
+            for writer, count in zip(document["users"], document["num_samples"], strict=True):
+                if writer in seen:
+                    raise DataError(f"{path}: writer {writer!r} is also in another place")
+                seen.add(writer)
+                user = document["user_data"][writer]
+                fields = _examples(path, writer, np.array(user["x"]).reshape(-1, 28, 28), np.array(user["y"], np.int64))
+                if len(fields["y"]) != count:
+                    raise DataError(f"{path}: writer {writer!r} has {len(fields['y'])} images, 'num_samples' {count}")
+                yield writer, fields
+        except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
+            raise DataError(f"{path} is not one of LEAF's JSON files: {type(error).__name__}: {error}") from None
+
+
+def _leaf_test_writers(files: dict[str, list[Path]], trained: set[str], tested: set[str]) -> Iterator[Client]:
+    yield from _leaf_writers(files["test"], tested)
+    if trained & tested and trained != tested:  # LEAF splits by example or by writer: a file is missing
+        writer = min(trained ^ tested)
+        raise DataError(f"femnist/{'test' if writer in trained else 'train'} lacks writer {writer!r}; others are there")
+    yield from _leaf_writers(files.get("test_unseen", []), trained | tested)
+
+
+def _examples(path: Path, writer: str, x: np.ndarray, y: np.ndarray) -> dict[str, np.ndarray]:
+    """Return a writer's images as bytes, from pixels k / 255, and the labels."""
+    where = f"{path}: writer {writer!r}"
+    if x.shape[1:] != (28, 28) or y.shape != x.shape[:1] or y.dtype.kind not in "iu":
+        raise DataError(f"{where} must have images of 28×28 pixels, each with a label, got {x.shape} and {y.shape}")
+    if not np.all((x >= 0) & (x <= 1)):
+        raise DataError(f"{where} must have pixels from 0 to 1")
+    if len(y) and (y.min() < 0 or y.max() >= len(CLASSES)):
+        raise DataError(f"{where} must have labels from 0 to {len(CLASSES) - 1}, got {y.min()} to {y.max()}")
+    return {"x": np.rint(255 * x).astype(np.uint8)[..., None], "y": y.astype(np.int32)}

@@ -1,0 +1,96 @@
+"""Federated Shakespeare: the next character of what a role of a play says; one client a role.
+
+TensorFlow Federated's files: 715 roles, 16,068 + 2,356 snippets. Characters, special ids and chunks are those of the
+released code of Reddi et al., "Adaptive Federated Optimization", 2021 (google-research/federated,
+`utils/datasets/shakespeare_dataset.py`); the task is that of McMahan et al., 2017.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedoptax.data.cache import ArrayWriter, cached
+from fedoptax.data.datasets.source import Client, Source, write_clients
+from fedoptax.data.datasets.tff_hdf5 import open_clients
+from fedoptax.data.datasets.tokens import next_token, special_tokens
+from fedoptax.data.files import require_file
+
+CHARACTERS = "dhlptx@DHLPTX $(,048cgkoswCGKOSW[_#'/37;?bfjnrvzBFJNRVZ\"&*.26:\naeimquyAEIMQUY]!%)-159\r"
+"""The 86 characters with ids 1 … 86, in the order of TensorFlow Federated's text generation tutorial."""
+
+SPECIAL = special_tokens(len(CHARACTERS))
+"""The other ids: padding 0, out of vocabulary 87, beginning 88 and end of a snippet 89; 90 ids in all."""
+
+LENGTH = 80
+"""Characters of an input and of its target."""
+
+_IDS = np.full(256, SPECIAL.oov, np.uint8)  # of each byte
+_IDS[np.frombuffer(CHARACTERS.encode(), np.uint8)] = np.arange(1, len(CHARACTERS) + 1)
+_VERSION = 1  # of the cached arrays
+
+
+def load(data_dir: str | Path | None = None) -> Source:
+    """Read `shakespeare/shakespeare_{train,test}.h5`.
+
+    Each snippet, between its beginning and end ids, is padded to a multiple of 81 and cut into chunks of 81; an example
+    is a chunk without its last id (x) and without its first (y). (A chunk that holds nothing but an end has no target.)
+
+    Args:
+      data_dir: as in `fedoptax.data.files.find_data_dir`.
+
+    Returns:
+      x and y uint8 of shape (n, 80), where id 0 is padding, which counts for nothing in loss and metrics; the groups
+      are roles; `counts` has the number of snippets, `train_snippets` and `test_snippets`.
+
+    Raises:
+      DataError: a file is missing or broken.
+    """
+    paths = {part: require_file(data_dir, "shakespeare", f"shakespeare_{part}.h5") for part in ("train", "test")}
+
+    def build(writer: ArrayWriter) -> None:
+        codes: dict[str, int] = {}
+        for part, path in paths.items():
+            counts: list[int] = []
+            write_clients(writer, part, path, _roles(path, counts), codes)
+            writer.append("snippets", np.array([sum(counts)]))
+        writer.append("client_names", np.array(list(codes)))
+
+    arrays = cached("shakespeare", list(paths.values()), _VERSION, build)
+    return Source(
+        train=next_token(arrays["train_chunks"]),
+        test=next_token(arrays["test_chunks"]),
+        num_classes=len(CHARACTERS) + 4,
+        input_shape=(LENGTH,),
+        train_groups=arrays["train_groups"],
+        test_groups=arrays["test_groups"],
+        client_names=arrays["client_names"],
+        counts={f"{part}_snippets": int(count) for part, count in zip(paths, arrays["snippets"])},
+    )
+
+
+def encode(snippet: bytes) -> np.ndarray:
+    """Return the chunks of one snippet, uint8 (m, 81); bytes not in `CHARACTERS` are out of vocabulary."""
+    ids = np.full(-(-(len(snippet) + 2) // (LENGTH + 1)) * (LENGTH + 1), SPECIAL.pad, np.uint8)
+    ids[0], ids[len(snippet) + 1] = SPECIAL.bos, SPECIAL.eos
+    ids[1 : len(snippet) + 1] = _IDS[np.frombuffer(snippet, np.uint8)]
+    return ids.reshape(-1, LENGTH + 1)
+
+
+def decode(ids: ArrayLike) -> str:
+    """Return the characters of ids; padding, beginning and end are left out, `�` is out of vocabulary."""
+    letters = dict(enumerate(CHARACTERS, start=1)) | {SPECIAL.oov: "�"}
+    return "".join(letters.get(int(i), "") for i in np.ravel(ids))
+
+
+def _roles(path: Path, counts: list[int]) -> Iterator[Client]:
+    """Read the roles of a file as chunks; how many snippets each has is added to `counts`."""
+    with open_clients(path) as file:
+        for role in file.names:
+            snippets = file.text(role, "snippets")
+            counts.append(len(snippets))
+            chunks = [encode(snippet) for snippet in snippets]
+            yield role, {"chunks": np.concatenate(chunks) if chunks else np.empty((0, LENGTH + 1), np.uint8)}

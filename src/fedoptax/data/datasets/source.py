@@ -1,0 +1,132 @@
+"""A data set before it is divided among clients; a test part for one without; writing natural clients to the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedoptax.data.cache import ArrayWriter
+from fedoptax.errors import DataError, UsageError, check_number
+
+_MAX_NAME = 256
+_ROWS = 65_536  # written together: few writes, little memory
+
+
+class Source(NamedTuple):
+    """A data set before it is divided among clients: n examples to train on, m to test on.
+
+    Attributes:
+      train: `"x"` of shape (n, *input_shape) in its stored type, `"y"` int32 of shape (n,);
+        for text, both are ids of shape (n, length), or as its module says.
+      test: the same for the m test examples.
+      num_classes: labels are 0 … num_classes − 1.
+      input_shape: the shape of one example.
+      train_groups: the natural client (a writer, a role) of each training example, shape (n,), or `None`.
+      test_groups: the same for the test examples, shape (m,), or `None`.
+      train_coarse: the superclass of each training example, int32 of shape (n,), or `None` if classes have none.
+      client_names: the name of each natural client, by its number in the groups; those from N on have test examples
+        only. `None` where the groups are ids of another kind.
+      vocabulary: the word of each id, for text, or `None`.
+      counts: numbers that the arrays do not show, such as snippets before they are cut, or `None`.
+      class_names: what each label is called, or `None` if it has no other name than its number.
+    """
+
+    train: dict[str, np.ndarray]
+    test: dict[str, np.ndarray]
+    num_classes: int
+    input_shape: tuple[int, ...]
+    train_groups: np.ndarray | None = None
+    test_groups: np.ndarray | None = None
+    train_coarse: np.ndarray | None = None
+    client_names: np.ndarray | None = None
+    vocabulary: np.ndarray | None = None
+    counts: dict[str, int] | None = None
+    class_names: tuple[str, ...] | None = None
+
+
+Load = Callable[[str | Path | None], Source]
+"""Reads a data set from the folder of the data sets; see `fedoptax.data.files.find_data_dir`."""
+
+Client = tuple[str, Mapping[str, np.ndarray]]
+"""A client's name and its examples, `{field: array (n, …)}`."""
+
+
+def holdout(source: Source, fraction: float, seed: int) -> Source:
+    """Move a random `fraction` of every client's training examples to the test part.
+
+    Of nᵢ examples of a client fraction · nᵢ, to the nearest whole number, are moved, but at least one stays; a client
+    with few may have none to test on. Data without clients are split as one.
+
+    Args:
+      source: without test examples; it is not changed.
+      fraction: between 0 and 1, both excluded.
+      seed: of the choice.
+
+    Raises:
+      UsageError: `fraction` is out of range or too small to move an example, or there is a test part already.
+    """
+    check_number("fraction", fraction, 0, 1, open_low=True)
+    if len(source.test["y"]):
+        raise UsageError(f"fraction must be left out: there are {len(source.test['y'])} test examples, got {fraction}")
+    n = len(source.train["y"])
+    groups = np.zeros(n, np.int64) if source.train_groups is None else source.train_groups
+    _, owner, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    moved = np.minimum(np.floor(fraction * sizes + 0.5).astype(np.int64), sizes - 1)
+    if not moved.any():
+        raise UsageError(f"fraction must be larger for clients of at most {sizes.max()} examples, got {fraction}")
+    shuffled = np.random.default_rng(seed).permutation(n)
+    by_owner = shuffled[np.argsort(owner[shuffled], kind="stable")]  # client after client, each in random order
+    rank = np.arange(n) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    is_test = np.zeros(n, bool)
+    is_test[by_owner] = rank < np.repeat(moved, sizes)
+    return source._replace(
+        train={name: array[~is_test] for name, array in source.train.items()},
+        test={name: array[is_test] for name, array in source.train.items()},
+        train_groups=None if source.train_groups is None else groups[~is_test],
+        test_groups=None if source.train_groups is None else groups[is_test],
+    )
+
+
+def write_clients(writer: ArrayWriter, part: str, path: Path, clients: Iterable[Client], codes: dict[str, int]) -> None:
+    """Write the arrays `<part>_<field>` and `<part>_groups`, int32 codes of the clients.
+
+    Codes number the clients in the order in which they come, training part first: the training clients are 0 … N−1, and
+    clients with test examples only follow from N on. Clients without examples are left out.
+
+    Args:
+      writer: of the cache.
+      part: `"train"` or `"test"`.
+      path: where the clients come from, for the message.
+      clients: one by one; all have the same fields.
+      codes: of the clients that came before; new ones are added.
+
+    Raises:
+      DataError: no client has an example, a name is too long or cannot be printed; or whatever `clients` raises.
+    """
+    pending: list[Mapping[str, np.ndarray]] = []
+    rows = total = 0
+    for name, fields in clients:
+        if not (0 < len(name) <= _MAX_NAME and name.isprintable()):
+            raise DataError(f"{path}: a client's name must be 1 to {_MAX_NAME} printable characters, got {name[:80]!r}")
+        size = len(next(iter(fields.values())))
+        if size == 0:
+            continue
+        code = codes.setdefault(name, len(codes))
+        pending.append({**fields, "groups": np.full(size, code, np.int32)})
+        rows, total = rows + size, total + size
+        if rows >= _ROWS:
+            _flush(writer, part, pending)
+            rows = 0
+    _flush(writer, part, pending)
+    if total == 0:
+        raise DataError(f"{path} holds no examples")
+
+
+def _flush(writer: ArrayWriter, part: str, pending: list[Mapping[str, np.ndarray]]) -> None:
+    if pending:
+        for field in pending[0]:
+            writer.append(f"{part}_{field}", np.concatenate([fields[field] for fields in pending]))
+        pending.clear()

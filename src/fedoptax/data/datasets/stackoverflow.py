@@ -1,0 +1,295 @@
+"""Stack Overflow: sentences of questions and answers; one client per user. Two tasks: the next word, and the tags.
+
+TensorFlow Federated's files: 342,477 users with 135,818,730 sentences from before 2018 to train on, 204,088 users with
+16,586,035 sentences from after to test on. The held-out users of `stackoverflow_held_out.h5` are not used, as in
+Reddi et al., "Adaptive Federated Optimization" (AFO), 2021, whose released code says how sentences become ids
+(google-research/federated, `utils/datasets/stackoverflow_word_prediction.py`, `stackoverflow_tag_prediction.py`).
+
+A sentence has the fields `tokens` (its words, separated by single spaces), `title` (of the question) and `tags` (of
+the question, separated by `|`), and `creation_date`, `score` and `type` (question or answer), which are not read.
+
+The first reading holds one user at a time and takes 10 to 30 µs per sentence, so half an hour to an hour for all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple, dataclass
+from itertools import chain, repeat
+from pathlib import Path
+
+import numpy as np
+
+from fedoptax.data.cache import ArrayWriter, cached
+from fedoptax.data.datasets.source import Client, Source, write_clients
+from fedoptax.data.datasets.tff_hdf5 import ClientFile, open_clients
+from fedoptax.data.datasets.tokens import next_token, special_tokens
+from fedoptax.data.files import read_file, require_file
+from fedoptax.errors import DataError, check_int
+
+Encoder = Callable[..., dict[str, np.ndarray]]
+"""Makes a user's arrays of the user's texts, one list of byte strings per field."""
+
+MAX_TAGS = 5
+"""Tags of a sentence: Stack Overflow allows a question no more."""
+
+_FILES = ("stackoverflow_train.h5", "stackoverflow_test.h5", "stackoverflow.word_count", "stackoverflow.tag_count")
+_SAMPLE_SEED = 0  # of the test examples: a run's seed must not change what is measured
+_MAX_VOCABULARY = 2**16 - 4  # so that every id fits in uint16
+_VERSION = 1  # of the cached arrays
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """How much is read; see `load_nwp`."""
+
+    max_sentences: int | None
+    test_examples: int | None
+    max_clients: int | None
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value is not None:
+                check_int(name, value)
+
+
+def load_nwp(
+    data_dir: str | Path | None = None,
+    vocabulary: int = 10_000,
+    length: int = 20,
+    max_sentences: int | None = 1_000,
+    test_examples: int | None = 10_000,
+    max_clients: int | None = None,
+) -> Source:
+    """Read the sentences for next-word prediction, and `stackoverflow.word_count`.
+
+    A sentence is the id of its beginning, those of its first `length` words, and that of its end if it has fewer
+    words; x is all of that but the last id and y all but the first, padded. Ids: 0 padding, 1 … V the most frequent
+    words, V + 1 any other word, V + 2 beginning, V + 3 end (`special_tokens(V)`).
+
+    Args:
+      data_dir: as in `fedoptax.data.files.find_data_dir`; the files lie in `stackoverflow/`.
+      vocabulary: V.
+      length: words.
+      max_sentences: of a training user, the first ones; `None` for all. (AFO: 1,000.)
+      test_examples: how many test sentences, drawn from all by a fixed seed; `None` for all. AFO measures on 10,000
+        during training (section 4, "Validation metrics"), and on all at the end (appendix E.2).
+      max_clients: the first so many training users by name; `None` for all.
+
+    Returns:
+      x and y uint16 of shape (n, length), V + 4 classes; the groups are users; the vocabulary is that of the V words.
+
+    Raises:
+      UsageError: a number is out of range.
+      DataError: a file is missing or broken.
+    """
+    check_int("vocabulary", vocabulary, 1, _MAX_VOCABULARY)
+    check_int("length", length)
+    sizes = _Sizes(max_sentences, test_examples, max_clients)
+    paths = [require_file(data_dir, "stackoverflow", name) for name in _FILES[:3]]
+
+    def encoder() -> tuple[Encoder, dict[str, list[str]]]:
+        words = _read_words(paths[2], vocabulary)
+        return _word_encoder(words, length), {"vocabulary": words}
+
+    arrays = _arrays(f"stackoverflow-nwp-{vocabulary}-{length}", paths, ("tokens",), encoder, sizes)
+    return Source(
+        train=next_token(arrays["train_ids"]),
+        test=next_token(arrays["test_ids"]),
+        num_classes=vocabulary + 4,
+        input_shape=(length,),
+        train_groups=arrays["train_groups"],
+        test_groups=arrays["test_groups"],
+        client_names=arrays["client_names"],
+        vocabulary=arrays["vocabulary"],
+    )
+
+
+def load_tags(
+    data_dir: str | Path | None = None,
+    vocabulary: int = 10_000,
+    tags: int = 500,
+    max_words: int = 64,
+    max_sentences: int | None = 1_000,
+    test_examples: int | None = 10_000,
+    max_clients: int | None = None,
+) -> Source:
+    """Read the sentences for tag prediction, `stackoverflow.word_count` and `.tag_count`.
+
+    AFO's input is the mean over the words of sentence and title, in the vocabulary or not, of their one-hot vectors,
+    of which the V in the vocabulary are kept. V floats per example would be 5 TB, so the source holds ids, from which a
+    task builds the bag inside its program: entry i − 1 of it is the number of times that `x` holds i, divided by
+    `words`. The target is 1 for the tags in `y` and 0 for the others.
+
+    Args:
+      data_dir: as in `fedoptax.data.files.find_data_dir`; the files lie in `stackoverflow/`.
+      vocabulary: V, words.
+      tags: T, the most frequent ones; others are dropped.
+      max_words: words in the vocabulary that are kept of an example, the first ones.
+      max_sentences: as in `load_nwp`.
+      test_examples: as in `load_nwp`.
+      max_clients: as in `load_nwp`.
+
+    Returns:
+      x uint16 (n, max_words), ids 1 … V padded by 0; words uint16 (n,), the number of all words (0 for an empty
+      example); y uint16 (n, 5), tags 1 … T padded by 0; the groups are users; the vocabulary is that of the V words.
+
+    Raises:
+      UsageError: a number is out of range.
+      DataError: a file is missing or broken.
+    """
+    check_int("vocabulary", vocabulary, 1, _MAX_VOCABULARY)
+    check_int("tags", tags, 1, _MAX_VOCABULARY)
+    check_int("max_words", max_words)
+    sizes = _Sizes(max_sentences, test_examples, max_clients)
+    paths = [require_file(data_dir, "stackoverflow", name) for name in _FILES]
+
+    def encoder() -> tuple[Encoder, dict[str, list[str]]]:
+        words, names = _read_words(paths[2], vocabulary), _read_tags(paths[3], tags)
+        return _tag_encoder(words, names, max_words), {"vocabulary": words, "tags": names}
+
+    fields = ("tokens", "title", "tags")
+    arrays = _arrays(f"stackoverflow-tags-{vocabulary}-{tags}-{max_words}", paths, fields, encoder, sizes)
+    return Source(
+        train={name: arrays[f"train_{name}"] for name in ("x", "words", "y")},
+        test={name: arrays[f"test_{name}"] for name in ("x", "words", "y")},
+        num_classes=tags,
+        input_shape=(vocabulary,),
+        train_groups=arrays["train_groups"],
+        test_groups=arrays["test_groups"],
+        client_names=arrays["client_names"],
+        vocabulary=arrays["vocabulary"],
+        class_names=tuple(arrays["tags"].tolist()),
+    )
+
+
+def _arrays(
+    name: str,
+    paths: list[Path],
+    fields: tuple[str, ...],
+    encoder: Callable[[], tuple[Encoder, dict[str, list[str]]]],
+    sizes: _Sizes,
+) -> dict[str, np.ndarray]:
+    """Make a task's arrays of these fields of the users; `encoder()` also returns its vocabularies."""
+
+    def build(writer: ArrayWriter) -> None:
+        encode, lists = encoder()
+        codes: dict[str, int] = {}
+        with open_clients(paths[0]) as train, open_clients(paths[1]) as test:
+            write_clients(writer, "train", train.path, _train_users(train, fields, encode, sizes), codes)
+            write_clients(writer, "test", test.path, _test_users(test, fields, encode, sizes), codes)
+        writer.append("client_names", np.array(list(codes)))
+        for what, words in lists.items():
+            writer.append(what, np.array(words))
+
+    return cached("-".join([name, *map(str, astuple(sizes))]), paths, _VERSION, build)
+
+
+def _train_users(file: ClientFile, fields: tuple[str, ...], encode: Encoder, sizes: _Sizes) -> Iterator[Client]:
+    for user in file.names[: sizes.max_clients]:
+        yield user, encode(*_texts(file, user, fields, sizes.max_sentences))
+
+
+def _test_users(file: ClientFile, fields: tuple[str, ...], encode: Encoder, sizes: _Sizes) -> Iterator[Client]:
+    """Read the users of the test examples that are drawn, with those of their sentences."""
+    edges = np.concatenate([[0], np.cumsum([file.count(user, fields[0]) for user in file.names], dtype=np.int64)])
+    total = int(edges[-1])
+    wanted = total if sizes.test_examples is None else min(sizes.test_examples, total)
+    drawn = np.sort(np.random.default_rng(_SAMPLE_SEED).choice(total, wanted, replace=False)) if wanted else edges[:0]
+    for user, start, rows in zip(file.names, edges, np.split(drawn, np.searchsorted(drawn, edges[1:-1]))):
+        if len(rows):
+            texts = _texts(file, user, fields, None)
+            yield user, encode(*([text[row - start] for row in rows] for text in texts))
+
+
+def _texts(file: ClientFile, user: str, fields: tuple[str, ...], limit: int | None) -> list[list[bytes]]:
+    texts = [file.text(user, field, limit) for field in fields]
+    if len({len(text) for text in texts}) > 1:
+        raise DataError(f"{file.path}: user {user!r} must have fields of one length, got {[*map(len, texts)]}")
+    return texts
+
+
+def _read_words(path: Path, count: int) -> list[str]:
+    """Read the first `count` words of `stackoverflow.word_count`: lines `word count`, the most frequent word first."""
+    words: list[str] = []
+    try:
+        with path.open(encoding="utf-8", newline="\n") as file:
+            for line in file:
+                if len(words) == count:
+                    break
+                word, _ = line.split()
+                words.append(word)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: line {len(words) + 1}: {error}") from None
+    return _require_count(path, "words", words, count)
+
+
+def _read_tags(path: Path, count: int) -> list[str]:
+    """Read the `count` most frequent tags of `stackoverflow.tag_count`: one JSON object, `{tag: count, …}`."""
+    try:
+        counts = json.loads(read_file(path))
+        tags = sorted(counts, key=lambda tag: -counts[tag])[:count]
+    except (ValueError, TypeError, AttributeError) as error:
+        raise DataError(f"{path} is not a JSON object of tags and their counts: {error}") from None
+    return _require_count(path, "tags", tags, count)
+
+
+def _require_count(path: Path, what: str, names: list[str], count: int) -> list[str]:
+    if len(set(names)) < count:
+        raise DataError(f"{path} must hold {count} different {what}, got {len(set(names))}")
+    return names
+
+
+def _word_encoder(words: Sequence[str], length: int) -> Encoder:
+    """Encode `tokens` as `ids` uint16 (n, length + 1), padded.
+
+    A row is the beginning, the first `length` words, and the end if there are fewer. Words are separated by single
+    spaces, so an empty sentence has one word, the empty one, which is in no vocabulary.
+    """
+    special, ids = special_tokens(len(words)), _numbered(words)
+
+    def encode(sentences: list[bytes]) -> dict[str, np.ndarray]:
+        rows = [
+            [special.bos, *map(ids.get, sentence.split(b" ", length)[:length], repeat(special.oov)), special.eos]
+            for sentence in sentences
+        ]
+        return {"ids": _padded(rows, length + 1)}  # which cuts the end of the longest
+
+    return encode
+
+
+def _tag_encoder(words: Sequence[str], tags: Sequence[str], max_words: int) -> Encoder:
+    """Encode `tokens`, `title` and `tags` as in `load_tags`: `x` (n, max_words), `words` (n,) and `y` (n, 5), padded.
+
+    Here words are separated by white space of any length.
+    """
+    word_ids, tag_ids = _numbered(words), _numbered(tags)
+
+    def encode(sentences: list[bytes], titles: list[bytes], tagged: list[bytes]) -> dict[str, np.ndarray]:
+        texts = [b"%b %b" % pair for pair in zip(sentences, titles)]
+        found = [text.split() for text in texts]
+        return {
+            "x": _padded([[word_ids[word] for word in text if word in word_ids] for text in found], max_words),
+            "words": np.minimum([len(text) for text in found], np.iinfo(np.uint16).max).astype(np.uint16),
+            "y": _padded([[tag_ids[tag] for tag in _split_tags(line) if tag in tag_ids] for line in tagged], MAX_TAGS),
+        }
+
+    return encode
+
+
+def _split_tags(line: bytes) -> list[bytes]:
+    return list(dict.fromkeys(line.split(b"|")))
+
+
+def _padded(rows: list[list[int]], length: int) -> np.ndarray:
+    """Return the rows, cut or filled up with 0 to `length`."""
+    sizes = np.array([min(len(row), length) for row in rows], np.int64)
+    ids = chain.from_iterable(row[:length] for row in rows)
+    padded = np.zeros((len(rows), length), np.uint16)
+    padded[np.arange(length) < sizes[:, None]] = np.fromiter(ids, np.uint16, int(sizes.sum()))
+    return padded
+
+
+def _numbered(words: Sequence[str]) -> dict[bytes, int]:
+    return {word.encode(): i for i, word in enumerate(words, start=1)}

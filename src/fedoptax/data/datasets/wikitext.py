@@ -1,0 +1,168 @@
+"""WikiText-2: the next word of Wikipedia articles; one client per article, or contiguous parts of equal length.
+
+Merity et al., "Pointer sentinel mixture models", 2017: 2,088,628 / 217,646 / 245,569 tokens, 33,278 words. Text is
+taken as in PyTorch's word language model example: words are separated by white space, each line ends with `<eos>`, and
+ids are numbered by first appearance in the training part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedoptax.data.cache import ArrayWriter, cached
+from fedoptax.data.datasets.source import Client, Source, write_clients
+from fedoptax.data.datasets.tokens import next_token
+from fedoptax.data.files import read_file, require_file
+from fedoptax.errors import DataError, UsageError, check_choice, check_int
+
+EOS, UNKNOWN = "<eos>", "<unk>"
+
+_MAX_TITLE = 200
+_MAX_VOCABULARY = 2**16  # so that every id fits in uint16
+_VERSION = 1  # of the cached arrays
+
+Article = tuple[str, np.ndarray]
+"""A title, and the ids of the article's tokens, uint16 (t,)."""
+
+
+def load(
+    data_dir: str | Path | None = None, clients: str | int = "articles", length: int = 35, part: str = "test"
+) -> Source:
+    """Read `wikitext-2/train.txt` and `test.txt` or `valid.txt`, also as `wiki.*.tokens`.
+
+    A client's tokens are cut into windows of `length` inputs without overlap; the target of an input is the token after
+    it. What is left at the end, up to `length` tokens, is dropped, so that every target counts the same and no id is
+    lost to padding; `counts` says how much is used.
+
+    Args:
+      data_dir: as in `fedoptax.data.files.find_data_dir`.
+      clients: `"articles"` (600 to train, 60 others to test), or the number of contiguous parts of the training text
+        whose lengths differ by one token at most. (FAFED: 16 clients.)
+      length: of a window, in tokens.
+      part: `"test"`, or `"valid"` to choose hyper-parameters by.
+
+    Returns:
+      x and y uint16 of shape (n, length); test groups are articles, from N on; an article with no window is no client.
+      `counts` has `train_tokens` and `test_tokens`, all tokens, `<eos>` included, and `train_targets` and
+      `test_targets`, those that are predicted.
+
+    Raises:
+      UsageError: an argument is out of range.
+      DataError: a file is missing or broken, has no articles, or too little text.
+    """
+    if clients != "articles":
+        check_int("clients", clients)
+    check_int("length", length)
+    check_choice("part", part, ("test", "valid"))
+    paths = [require_file(data_dir, "wikitext-2", f"{name}.txt", f"wiki.{name}.tokens") for name in ("train", part)]
+
+    def build(writer: ArrayWriter) -> None:
+        ids: dict[str, int] = {}
+        train = _articles(paths[0], ids, grow=True)
+        test = _articles(paths[1], ids, grow=False)
+        held = train if clients == "articles" else _parts(train, int(clients))
+        names = _distinct([title for title, _ in (*held, *test)])
+        codes: dict[str, int] = {}
+        write_clients(writer, "train", paths[0], _windows(names, held, length), codes)
+        write_clients(writer, "test", paths[1], _windows(names[len(held) :], test, length), codes)
+        writer.append("client_names", np.array(list(codes)))
+        writer.append("vocabulary", np.array(list(ids)))
+        writer.append("tokens", np.array([sum(len(tokens) for _, tokens in articles) for articles in (train, test)]))
+
+    arrays = cached(f"wikitext-2-{clients}-{length}", paths, _VERSION, build)
+    counts = {f"{name}_tokens": int(count) for name, count in zip(("train", "test"), arrays["tokens"])}
+    counts |= {f"{name}_targets": len(arrays[f"{name}_windows"]) * length for name in ("train", "test")}
+    return Source(
+        train=next_token(arrays["train_windows"]),
+        test=next_token(arrays["test_windows"]),
+        num_classes=len(arrays["vocabulary"]),
+        input_shape=(length,),
+        train_groups=arrays["train_groups"],
+        test_groups=arrays["test_groups"],
+        client_names=arrays["client_names"],
+        vocabulary=arrays["vocabulary"],
+        counts=counts,
+    )
+
+
+def decode(ids: ArrayLike, vocabulary: np.ndarray) -> str:
+    """Return the words of ids, with a line end for each `<eos>`; `vocabulary` is that of the `Source`."""
+    text = " ".join(vocabulary[np.asarray(ids, np.int64).ravel()])
+    return "\n".join(line.strip() for line in text.split(EOS))
+
+
+def _articles(path: Path, ids: dict[str, int], grow: bool) -> list[Article]:
+    """Read the articles of a file; new words are added to `ids` if it may grow, else they are `<unk>`.
+
+    An article begins at a line ` = Title = `, one sign on each side, between empty lines; what comes before the first
+    one goes with it.
+    """
+    try:
+        text = read_file(path).decode()
+    except UnicodeDecodeError:
+        raise DataError(f"{path} is not text in UTF-8") from None
+    lines = [line.split() for line in text.removesuffix("\n").split("\n")]
+    starts = [
+        i
+        for i, line in enumerate(lines)
+        if _is_title(line) and not (i and lines[i - 1]) and not (i + 1 < len(lines) and lines[i + 1])
+    ]
+    if not starts:
+        raise DataError(f"{path} holds no article: no line ' = Title = ' between empty lines")
+    titles = [" ".join(lines[start][1:-1])[:_MAX_TITLE] for start in starts]
+    edges = [0, *starts[1:], len(lines)]
+    return [
+        (title, _numbered(path, lines[first:last], ids, grow))
+        for title, first, last in zip(titles, edges[:-1], edges[1:])
+    ]
+
+
+def _is_title(words: list[str]) -> bool:
+    return len(words) > 2 and words[0] == words[-1] == "=" and words[1] != "=" and words[-2] != "="
+
+
+def _distinct(titles: list[str]) -> list[str]:
+    """Return the titles, with a number after each repeated one: two articles are two clients."""
+    names: dict[str, None] = {}
+    last: dict[str, int] = {}
+    for title in titles:
+        name = title
+        while name in names:
+            last[title] = last.get(title, 1) + 1
+            name = f"{title} ({last[title]})"
+        names[name] = None
+    return list(names)
+
+
+def _numbered(path: Path, lines: list[list[str]], ids: dict[str, int], grow: bool) -> np.ndarray:
+    tokens = [word for line in lines for word in (*line, EOS)]
+    if grow:
+        for word in tokens:
+            ids.setdefault(word, len(ids))
+        if len(ids) > _MAX_VOCABULARY:
+            raise DataError(f"{path} must hold at most {_MAX_VOCABULARY} different words, got {len(ids)}")
+    unknown = ids.get(UNKNOWN)
+    found = [ids.get(word, unknown) for word in tokens]
+    if None in found:
+        word = tokens[found.index(None)]
+        raise DataError(f"{path}: {word[:80]!r} is not in the training text, nor is '{UNKNOWN}'")
+    return np.array(found, np.uint16)
+
+
+def _parts(articles: list[Article], clients: int) -> list[Article]:
+    stream = np.concatenate([tokens for _, tokens in articles])
+    if clients > len(stream):
+        raise UsageError(f"clients must be at most {len(stream)}, the number of tokens, got {clients}")
+    return [(f"part {i}", tokens) for i, tokens in enumerate(np.array_split(stream, clients))]
+
+
+def _windows(names: list[str], articles: list[Article], length: int) -> Iterator[Client]:
+    """Cut each article into windows of inputs and the last target, uint16 (n, length + 1)."""
+    for name, (_, tokens) in zip(names, articles):
+        count = max(len(tokens) - 1, 0) // length
+        starts = length * np.arange(count)[:, None]
+        yield name, {"windows": tokens[starts + np.arange(length + 1)]}

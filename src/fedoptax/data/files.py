@@ -1,0 +1,152 @@
+"""Where the data sets' files are, what they hold, and whether they are the published ones."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import lzma
+import os
+import zlib
+from pathlib import Path
+from typing import NamedTuple
+
+from fedoptax.data.registry import DATA_SETS, File
+from fedoptax.errors import DataError, UsageError
+
+ENVIRONMENT = "FEDOPTAX_DATA"
+HASHES = {"md5": "MD5", "sha256": "SHA-256"}
+"""The kinds of published hashes, and what they are called."""
+
+_SUFFIXES = ("", ".gz", ".xz")  # a file as it is, or compressed
+_UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError)
+
+
+def find_data_dir(data_dir: str | Path | None = None) -> Path:
+    """Find the folder of the data sets, one subfolder for each; it need not exist yet.
+
+    Args:
+      data_dir: an explicit folder (`~` is the user's home); `None` means the environment's `FEDOPTAX_DATA`,
+        else the user's cache folder.
+
+    Raises:
+      UsageError: `data_dir` is the empty string.
+    """
+    if data_dir is not None:
+        if not str(data_dir):
+            raise UsageError("data_dir must be the path of a folder, got ''")
+        return Path(data_dir).expanduser()
+    if from_environment := os.environ.get(ENVIRONMENT):
+        return Path(from_environment).expanduser()
+    import pooch  # only here: most runs name their folder, and the command line should start fast
+
+    return Path(pooch.os_cache("fedoptax"))
+
+
+def find_file(path: Path) -> Path | None:
+    """Find a file as it is or compressed, with `.gz` or `.xz` added to its name; `None` if there is neither."""
+    return next((found for suffix in _SUFFIXES if (found := path.with_name(path.name + suffix)).is_file()), None)
+
+
+def require_file(data_dir: str | Path | None, dataset: str, *names: str) -> Path:
+    """Return the path of a file of a data set, plain or compressed.
+
+    Args:
+      data_dir: as in `find_data_dir`.
+      dataset: the data set's subfolder, such as `"mnist"`.
+      names: the file's names below that folder; the first one that is found is taken.
+
+    Raises:
+      DataError: it is missing; the message says how to get it.
+    """
+    folder = find_data_dir(data_dir) / dataset
+    for name in names:
+        if path := find_file(folder / name):
+            return path
+    published = DATA_SETS.get(dataset)
+    how = (published and published.by_hand) or f"`fedoptax data fetch {dataset}` downloads it"
+    raise DataError(
+        f"{names[0]} not found in {folder}: {how}; --data-dir (data_dir=) or {ENVIRONMENT} names the folder that "
+        f"holds '{dataset}'"
+    )
+
+
+def read_file(path: Path) -> bytes:
+    """Read a file; if it is compressed by gzip or xz, by its content, return what it holds.
+
+    Raises:
+      DataError: it cannot be read, or is damaged.
+    """
+    try:
+        data = path.read_bytes()
+        if data.startswith(b"\x1f\x8b"):
+            return gzip.decompress(data)
+        if data.startswith(b"\xfd7zXZ\0"):
+            return lzma.decompress(data)
+        return data
+    except _UNREADABLE as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+
+
+def check_hash(path: Path, data: bytes, published: str | None) -> None:
+    """Check that `data`, the content of `path`, has the published hash, `"md5:…"` or `"sha256:…"`.
+
+    Raises:
+      DataError: it has not, or no hash of it is published.
+    """
+    kind, _, expected = (published or ":").partition(":")
+    if not expected or hashlib.new(kind, data, usedforsecurity=False).hexdigest() != expected:
+        raise DataError(f"{path} is not the published file: its hash is another one; delete it and fetch it again")
+
+
+class FileStatus(NamedTuple):
+    """What is known about a file of a data set.
+
+    Attributes:
+      status: `"ok"`, `"unverified"` (it is there, but no hash is known), `"differs"` or `"missing"`.
+      detail: why, in one line.
+    """
+
+    status: str
+    detail: str
+
+
+def file_status(folder: Path, file: File) -> FileStatus:
+    """Compare a file, plain or compressed as the readers take it, with its published hash.
+
+    Args:
+      folder: of the data set.
+      file: as published.
+
+    Raises:
+      DataError: it cannot be read.
+    """
+    path = folder / file.path
+    found = find_file(path)
+    if found is None and path.suffix == ".gz" and path.with_suffix("").is_file():
+        return FileStatus("unverified", "unpacked; the published hash is that of the packed file")
+    if found is None:
+        return FileStatus("missing", "")
+    if file.hash is None:
+        return FileStatus("unverified", "no hash of it is published")
+    kind, _, expected = file.hash.partition(":")
+    given = _hash(found, kind) if found == path else hashlib.new(kind, read_file(found)).hexdigest()
+    packed = "" if found == path else f"packed as {found.name}; "
+    if given == expected:
+        return FileStatus("ok", f"{packed}{HASHES[kind]} as published")
+    return FileStatus("differs", f"{packed}{HASHES[kind]} {given}; {expected} was published")
+
+
+def is_published(folder: Path, file: File) -> bool:
+    """Whether a file need not be downloaded: it is there and has the published hash, if there is one."""
+    try:
+        return file_status(folder, file).status == ("ok" if file.hash else "unverified")
+    except DataError:
+        return False
+
+
+def _hash(path: Path, kind: str) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, kind).hexdigest()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None

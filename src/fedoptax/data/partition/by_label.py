@@ -1,0 +1,319 @@
+"""Partitions by label: Dirichlet, Pachinko, a few classes per client, sorted shards; and test examples to match."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedoptax.data.heterogeneity import label_counts
+from fedoptax.data.partition.dealing import (
+    Parts,
+    apportion,
+    as_classes,
+    as_values,
+    check_alpha,
+    deal,
+    draw,
+    even,
+    generator,
+    parts_of,
+)
+from fedoptax.errors import UsageError, check_int, check_number
+
+_REDRAWS = 20
+
+
+def dirichlet(labels: ArrayLike, num_clients: int, alpha: float, seed: int) -> Parts:
+    """Give each client its own class distribution q ~ Dir(α, …, α), in equal sizes.
+
+    A client's examples are drawn by its q, without replacement; when a class is exhausted, q is renormalised over the
+    others. This is the CIFAR-10 partition of "Adaptive Federated Optimization". α is the parameter of each class: Hsu
+    et al. write Dir(α·p), so their α at a uniform prior p is this one times the number of classes.
+
+    Args:
+      labels: shape (n,).
+      num_clients: N, from 1 to n; every client gets n // N examples, the first n mod N one more.
+      alpha: concentration, > 0: near 0 a client has one class, at infinity the partition is iid.
+      seed: of all draws.
+
+    Raises:
+      UsageError: an argument is out of range.
+
+    Source: Hsu, Qi, Brown, "Measuring the effects of non-identical data distribution for federated visual
+    classification", 2019.
+    """
+    classes, left = as_classes(labels, num_clients)
+    check_alpha("alpha", alpha)
+    rng = generator(seed)
+    wanted = rng.dirichlet(np.full(len(left), alpha, np.float64), num_clients)
+    sizes = even(len(classes), num_clients)
+    counts = np.zeros((num_clients, len(left)), np.int64)
+    for client in rng.permutation(num_clients):  # in random order: the last ones take what is left
+        counts[client] = draw(rng, wanted[client], left, int(sizes[client]))
+        left = left - counts[client]
+    return parts_of(deal(classes, counts, rng), num_clients)
+
+
+def dirichlet_by_class(labels: ArrayLike, num_clients: int, alpha: float, seed: int, min_size: int = 1) -> Parts:
+    """Divide each class among the clients by its own draw of Dir(α, …, α); sizes vary.
+
+    Draws again, up to 20 times, until every client has `min_size` examples; then the clients that are still
+    short take the rest of theirs from the largest class of the largest client.
+
+    Args:
+      labels: shape (n,).
+      num_clients: N, from 1 to n.
+      alpha: concentration, > 0: near 0 a class belongs to one client, at infinity the partition is iid.
+      seed: of all draws.
+      min_size: the fewest examples a client may hold, from 1 to n // N.
+
+    Raises:
+      UsageError: an argument is out of range.
+
+    Source: Yurochkin et al., "Bayesian nonparametric federated learning of neural networks", 2019.
+    """
+    classes, totals = as_classes(labels, num_clients)
+    check_alpha("alpha", alpha)
+    check_int("min_size", min_size, 1, len(classes) // num_clients)
+    rng = generator(seed)
+    for _ in range(_REDRAWS):
+        shares = rng.dirichlet(np.full(num_clients, alpha, np.float64), len(totals))
+        edges = np.rint(np.cumsum(shares, axis=1) * totals[:, None]).astype(np.int64)
+        edges[:, -1] = totals
+        counts = np.diff(edges, axis=1, prepend=0).T.copy()
+        if counts.sum(1).min() >= min_size:
+            break
+    _fill(counts, min_size)
+    return parts_of(deal(classes, counts, rng), num_clients)
+
+
+def _fill(counts: np.ndarray, min_size: int) -> None:
+    """Move examples, in place, until every row of the (N, C) counts sums to at least `min_size`."""
+    sizes = counts.sum(1)
+    for client in np.flatnonzero(sizes < min_size):
+        while (short := min_size - int(sizes[client])) > 0:
+            donor = int(np.argmax(sizes))  # holds more than min_size, as someone holds less
+            label = int(np.argmax(counts[donor]))
+            moved = min(short, int(counts[donor, label]), int(sizes[donor]) - min_size)
+            counts[donor, label] -= moved
+            counts[client, label] += moved
+            sizes[donor] -= moved
+            sizes[client] += moved
+
+
+def pachinko(
+    coarse: ArrayLike,
+    fine: ArrayLike,
+    num_clients: int,
+    *,
+    seed: int,
+    alpha_coarse: float = 0.1,
+    alpha_fine: float = 10.0,
+) -> Parts:
+    """Give each client a distribution over coarse labels and one below each, in equal sizes.
+
+    An example of a client is drawn by its coarse distribution ~ Dir(alpha_coarse), then by that label's fine
+    distribution ~ Dir(alpha_fine), without replacement. A fine label that is exhausted is taken out and the
+    distribution over its siblings renormalised; a coarse label all of whose fine ones are exhausted likewise.
+    The defaults, with 500 clients, are the CIFAR-100 of "Adaptive Federated Optimization".
+
+    Args:
+      coarse: the coarse label of each example, shape (n,).
+      fine: its fine label, shape (n,); a fine label lies under one coarse label.
+      num_clients: N, from 1 to n; every client gets n // N examples, the first n mod N one more.
+      seed: of all draws.
+      alpha_coarse: concentration over the coarse labels, > 0: near 0 a client has one of them.
+      alpha_fine: concentration over the fine labels of a coarse one, > 0.
+
+    Raises:
+      UsageError: an argument is out of range, or the labels are no hierarchy.
+
+    Source: Reddi et al., "Adaptive federated optimization", 2021, appendix "Creating a federated CIFAR-100"; the
+    method is named after Li and McCallum, "Pachinko allocation", 2006.
+    """
+    check_alpha("alpha_coarse", alpha_coarse)
+    check_alpha("alpha_fine", alpha_fine)
+    classes, left = as_classes(fine, num_clients, "fine")
+    parent = _parents(classes, as_classes(coarse, num_clients, "coarse")[0])
+    children = [np.flatnonzero(parent == label) for label in range(parent.max() + 1)]
+    rng = generator(seed)
+    roots = rng.dirichlet(np.full(len(children), alpha_coarse, np.float64), num_clients)
+    leaves = [rng.dirichlet(np.full(len(below), alpha_fine, np.float64), num_clients) for below in children]
+    sizes = even(len(classes), num_clients)
+    counts = np.zeros((num_clients, len(left)), np.int64)
+    for client in rng.permutation(num_clients):  # in random order: the last ones take what is left
+        # All coarse draws come before the fine ones: a coarse label is exhausted when it was drawn as often as it
+        # has examples, whichever of its fine labels they were.
+        of_coarse = draw(rng, roots[client], np.array([left[below].sum() for below in children]), int(sizes[client]))
+        for label in np.flatnonzero(of_coarse):
+            below = children[label]
+            counts[client, below] = draw(rng, leaves[label][client], left[below], int(of_coarse[label]))
+        left = left - counts[client]
+    return parts_of(deal(classes, counts, rng), num_clients)
+
+
+def _parents(fine: np.ndarray, coarse: np.ndarray) -> np.ndarray:
+    """Return the coarse class of each fine class, (F,)."""
+    if len(fine) != len(coarse):
+        raise UsageError(f"coarse must hold as many labels as fine, {len(fine)}, got {len(coarse)}")
+    parent = np.empty(fine.max() + 1, np.int64)
+    parent[fine] = coarse
+    if np.any(astray := parent[fine] != coarse):
+        raise UsageError(f"coarse must be one label per fine label, got two for that of example {np.argmax(astray)}")
+    return parent
+
+
+def classes_per_client(labels: ArrayLike, num_clients: int, classes: int, seed: int) -> Parts:
+    """Give every client exactly `classes` random classes, in sizes as even as these allow.
+
+    A class is shared evenly by its clients; their number is in proportion to its size. With 5 of 10 classes this is
+    the high heterogeneity of FAFED; with 1, the one digit per device of Fed-LAMB.
+
+    Args:
+      labels: shape (n,), of C different classes.
+      num_clients: N, from 1 to n.
+      classes: from 1 to C.
+      seed: of all draws.
+
+    Raises:
+      UsageError: an argument is out of range; N · classes is less than C, so that some class would have no client; or
+        the classes have too few examples for so many clients.
+    """
+    codes, totals = as_classes(labels, num_clients)
+    least = -(-len(totals) // num_clients)  # fewer would leave a class without a client
+    check_int("classes", classes, least, len(totals))
+    rng = generator(seed)
+    holders = _assign(_slots(totals, num_clients, num_clients * classes), num_clients, classes, rng)
+    counts = np.zeros(holders.shape, np.int64)
+    for label in range(len(totals)):
+        clients = rng.permutation(np.flatnonzero(holders[:, label]))
+        smallest_first = clients[np.argsort(counts[clients].sum(1), kind="stable")]
+        counts[smallest_first, label] = even(int(totals[label]), len(clients))
+    return parts_of(deal(codes, counts, rng), num_clients)
+
+
+def _slots(totals: np.ndarray, num_clients: int, slots: int) -> np.ndarray:
+    """Return how many clients hold each class, (C,), so that the largest share is smallest."""
+    most = np.minimum(totals, num_clients)
+    if most.sum() < slots:
+        raise UsageError(
+            f"classes must be <= {most.sum() // num_clients} for {num_clients} clients of so few examples, "
+            f"got {slots // num_clients}"
+        )
+    held = np.ones_like(totals)
+    for _ in range(slots - len(totals)):
+        held[np.argmax(np.where(held < most, totals / held, 0.0))] += 1
+    return held
+
+
+def _assign(held: np.ndarray, num_clients: int, classes: int, rng: np.random.Generator) -> np.ndarray:
+    """Return a random (N, C) mask: `classes` true per row, held[c] ≤ N in column c."""
+    mask = np.zeros((num_clients, len(held)), bool)
+    held = held.copy()
+    for row, clients_left in enumerate(range(num_clients, 0, -1)):
+        # The earliest arrivals at rates `held` are a draw without replacement with those weights; a class
+        # that needs every client still to come is taken for certain, which keeps the rest solvable.
+        arrival = np.where(held > 0, rng.exponential(size=len(held)) / np.maximum(held, 1), np.inf)
+        arrival[held == clients_left] = -1.0
+        chosen = np.argpartition(arrival, classes - 1)[:classes]
+        mask[row, chosen] = True
+        held[chosen] -= 1
+    return mask
+
+
+def shards(labels: ArrayLike, num_clients: int, shards_per_client: int, seed: int) -> Parts:
+    """Sort the examples by label, cut them into N · s shards and deal s to each client.
+
+    A client holds at most as many classes as its shards touch: about s where a class fills many shards. Examples
+    of one class are shuffled before the cut. With 2 shards per client this is the non-iid MNIST of FedAvg.
+
+    Args:
+      labels: shape (n,).
+      num_clients: N, from 1 to n.
+      shards_per_client: s, from 1 to n // N; every shard has n // (N s) examples, n mod (N s) of them one more,
+        so that sizes differ by s at most.
+      seed: of the shuffle and the deal.
+
+    Raises:
+      UsageError: an argument is out of range.
+
+    Source: McMahan et al., "Communication-efficient learning of deep networks from decentralized data", 2017.
+    """
+    classes, _ = as_classes(labels, num_clients)
+    n = len(classes)
+    check_int("shards_per_client", shards_per_client, 1, n // num_clients)
+    rng = generator(seed)
+    dealt = rng.permutation(np.repeat(np.arange(num_clients), shards_per_client))
+    owner = np.empty(n, np.int64)
+    owner[_by_label(rng.permutation(n), classes)] = np.repeat(dealt, even(n, len(dealt)))
+    return parts_of(owner, num_clients)
+
+
+def similarity(labels: ArrayLike, num_clients: int, s: float, seed: int) -> Parts:
+    """Deal s % of the examples iid, the rest sorted by label, in equal sizes.
+
+    At 100 all are iid; at 0 a client holds neighbouring classes only. 95 is the low heterogeneity of FAFED.
+
+    Args:
+      labels: shape (n,).
+      num_clients: N, from 1 to n; every client gets n // N examples, the first n mod N one more.
+      s: the similarity in percent, from 0 to 100.
+      seed: of the choice of the iid examples and their shuffle, and of the order within a class.
+
+    Raises:
+      UsageError: an argument is out of range.
+
+    Source: Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated learning", 2020, section 7.
+    """
+    classes, _ = as_classes(labels, num_clients)
+    check_number("s", s, 0, 100, open_high=False)
+    n = len(classes)
+    shuffled = generator(seed).permutation(n)
+    num_iid = round(n * s / 100)
+    of_iid = even(num_iid, num_clients)
+    of_sorted = even(n, num_clients) - of_iid
+    owner = np.empty(n, np.int64)
+    owner[shuffled[:num_iid]] = np.repeat(np.arange(num_clients), of_iid)
+    owner[_by_label(shuffled[num_iid:], classes)] = np.repeat(np.arange(num_clients), of_sorted)
+    return parts_of(owner, num_clients)
+
+
+def _by_label(examples: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    return examples[np.argsort(classes[examples], kind="stable")]
+
+
+def divide_test(
+    train_labels: ArrayLike, train_parts: Sequence[np.ndarray], test_labels: ArrayLike, seed: int
+) -> np.ndarray:
+    """Deal the test examples to the clients by the classes that they train on.
+
+    The test examples of a class go to the clients in proportion to how many training examples of it they hold,
+    rounded by largest remainders with ties at random. A class that nobody holds goes by the clients' sizes. Every
+    test example goes to one client; a small client may get none.
+
+    Args:
+      train_labels: shape (n,).
+      train_parts: the N index arrays of any partition of the training examples.
+      test_labels: shape (m,).
+      seed: of the ties, and of which examples of a class go where.
+
+    Returns:
+      The client of each test example, int32 (m,).
+
+    Raises:
+      UsageError: labels of another shape, or none.
+    """
+    train, test = as_values("train_labels", train_labels), as_values("test_labels", test_labels)
+    names, classes = np.unique(np.concatenate([train, test]), return_inverse=True)
+    counts = label_counts(classes[: len(train)], train_parts, len(names))
+    sizes = counts.sum(1)
+    of_test = classes[len(train) :]
+    rng = generator(seed)
+    owners = np.empty(len(test), np.int32)
+    for label in np.unique(of_test):
+        members = rng.permutation(np.flatnonzero(of_test == label))
+        weights = counts[:, label] if counts[:, label].any() else sizes
+        owners[members] = np.repeat(np.arange(len(sizes)), apportion(len(members), weights, rng))
+    return owners

@@ -1,0 +1,120 @@
+"""Partitions that ignore the labels: iid in equal or unequal sizes, natural clients, a part that all clients share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedoptax.data.partition.dealing import Parts, apportion, as_values, even, generator, parts_of
+from fedoptax.errors import check_choice, check_int, check_number
+
+_MAX_SIGMA, _MIN_EXPONENT = 100.0, 0.01  # beyond them one client holds everything
+
+
+def iid(labels_or_n: ArrayLike | int, num_clients: int, seed: int) -> Parts:
+    """Shuffle the examples and cut them into parts of equal size (the first n mod N hold one more).
+
+    Args:
+      labels_or_n: the labels, shape (n,), of which only the number counts; or n.
+      num_clients: N, from 1 to n.
+      seed: of the shuffle.
+
+    Raises:
+      UsageError: an argument is out of range.
+    """
+    n = _number_of_examples(labels_or_n, num_clients)
+    return _deal_at_random(generator(seed), even(n, num_clients))
+
+
+def by_size(
+    labels_or_n: ArrayLike | int,
+    num_clients: int,
+    *,
+    seed: int,
+    distribution: str = "lognormal",
+    sigma: float = 1.0,
+    exponent: float = 1.5,
+) -> Parts:
+    """Deal iid examples in unequal sizes: quantity skew alone.
+
+    Every client draws a weight w and has nᵢ = 1 + (n − N) wᵢ / Σ w examples, rounded by largest remainders so that
+    they sum to n. `"lognormal"`: log w ~ Normal(0, σ²). `"powerlaw"`: w is Pareto, P(w > t) = t^(−exponent) for
+    t ≥ 1, so that the density falls as t^(−exponent − 1).
+
+    Args:
+      labels_or_n: the labels, shape (n,), of which only the number counts; or n.
+      num_clients: N, from 1 to n.
+      seed: of the sizes and the shuffle.
+      distribution: `"lognormal"` or `"powerlaw"`.
+      sigma: σ of `"lognormal"`, from 0 (equal sizes) to 100.
+      exponent: tail exponent of `"powerlaw"`, at least 0.01; the smaller, the heavier the tail (at 1 or less the
+        Pareto distribution has no mean, at 2 or less no variance).
+
+    Raises:
+      UsageError: an argument is out of range.
+
+    Source: quantity skew is a term of Kairouz et al., "Advances and open problems in federated learning", 2021,
+    section 3.1.
+    """
+    check_choice("distribution", distribution, ("lognormal", "powerlaw"))
+    n = _number_of_examples(labels_or_n, num_clients)
+    rng = generator(seed)
+    if distribution == "lognormal":
+        check_number("sigma", sigma, 0, _MAX_SIGMA, open_high=False)
+        log_weights = sigma * rng.normal(size=num_clients)
+    else:
+        check_number("exponent", exponent, _MIN_EXPONENT)
+        log_weights = rng.exponential(size=num_clients) / exponent  # the logarithm of a Pareto variable
+    weights = np.exp(log_weights - log_weights.max())
+    return _deal_at_random(rng, 1 + apportion(n - num_clients, weights, rng))
+
+
+def natural(groups: ArrayLike) -> Parts:
+    """Make one client per group (a writer, a role, a device), in the order of the sorted group ids.
+
+    Args:
+      groups: the group of each example, shape (n,), of any type that sorts.
+
+    Raises:
+      UsageError: `groups` is empty or has another shape.
+    """
+    ids, owner = np.unique(as_values("groups", groups), return_inverse=True)
+    return parts_of(owner, len(ids))
+
+
+def with_shared(parts: Sequence[np.ndarray], fraction: float, seed: int) -> Parts:
+    """Give every client, besides its own examples, the same random `fraction` of all of them.
+
+    This is the only partition in which an example is used more than once.
+
+    Args:
+      parts: the index arrays of a partition of n examples.
+      fraction: of n, from 0 to 1, rounded to whole examples.
+      seed: of the choice of the shared examples.
+
+    Returns:
+      One sorted index array per client, without repeated examples.
+
+    Raises:
+      UsageError: `fraction` is out of range.
+
+    Source: after Zhao et al., "Federated learning with non-iid data", 2018, section 4, who share a separate set.
+    """
+    check_number("fraction", fraction, 0, 1, open_high=False)
+    everything = np.concatenate(parts)
+    common = generator(seed).permutation(everything)[: round(fraction * len(everything))]
+    return [np.union1d(part, common) for part in parts]
+
+
+def _number_of_examples(labels_or_n: ArrayLike | int, num_clients: int) -> int:
+    n = int(labels_or_n) if isinstance(labels_or_n, int | np.integer) else len(as_values("labels", labels_or_n))
+    check_int("num_clients", num_clients, 1, n)
+    return n
+
+
+def _deal_at_random(rng: np.random.Generator, sizes: np.ndarray) -> Parts:
+    owner = np.empty(sizes.sum(), np.int64)
+    owner[rng.permutation(len(owner))] = np.repeat(np.arange(len(sizes)), sizes)
+    return parts_of(owner, len(sizes))

@@ -1,0 +1,292 @@
+"""Your own data: the same examples are the same `Source` in every format."""
+
+import csv
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedoptax.data.custom import from_dataset, load_file
+from fedoptax.data.datasets.source import Source, holdout
+from fedoptax.errors import DataError, UsageError
+
+
+class Part(NamedTuple):
+    """Examples x (n, …), labels (n,) and clients (n,), as a user has them."""
+
+    x: np.ndarray
+    y: np.ndarray
+    client: np.ndarray
+
+
+def vectors(seed=0, n=30, labels=("ant", "bee", "cow"), clients=("a", "b", "c")):
+    rng = np.random.default_rng(seed)
+    return Part(rng.normal(size=(n, 3)).astype(np.float32), rng.choice(labels, n), rng.choice(clients, n))
+
+
+def pictures(seed=0, each=2, channels=3):
+    """In the order in which the files of a folder are read."""
+    cells = [(client, label) for client in ("a", "b") for label in ("0", "1", "10") for _ in range(each)]
+    x = np.random.default_rng(seed).integers(0, 256, (len(cells), 5, 4, channels), np.uint8)
+    return Part(x, np.array([label for _, label in cells]), np.array([client for client, _ in cells]))
+
+
+def write_npz(path, train, test=None):
+    parts = {"": train} if test is None else {"": train, "_test": test}
+    arrays = {f"{name}{end}": value for end, part in parts.items() for name, value in part._asdict().items()}
+    np.savez_compressed(path, **arrays)
+    return path
+
+
+def columns_of(train, test=None):
+    """Column -> values; a column `part` where there is a test part."""
+    whole = train if test is None else Part(*(np.concatenate(pair) for pair in zip(train, test)))
+    columns: dict[str, Any] = {f"f{i}": whole.x[:, i] for i in range(whole.x.shape[1])}
+    columns |= {"client": whole.client, "label": whole.y}
+    if test is not None:
+        columns["part"] = np.repeat(["train", "test"], [len(train.y), len(test.y)])
+    return columns
+
+
+def write_table(path, columns):
+    if path.suffix == ".parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.table({name: pa.array(values) for name, values in columns.items()}), path)
+        return path
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, delimiter="\t" if path.suffix == ".tsv" else ",")
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values()))
+    return path
+
+
+def write_folder(root, part, suffix=".png"):
+    for i, (x, label, client) in enumerate(zip(*part)):
+        folder = root / str(client) / str(label)
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(x.squeeze()).save(folder / f"{i:04}{suffix}")
+    return root
+
+
+class Items:
+    """What `torch.utils.data.Dataset` is to those who read it."""
+
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return len(self.y)
+
+    def __getitem__(self, i):
+        return self.x[i], self.y[i]
+
+
+def assert_same(a: Source, b: Source) -> None:
+    for part_a, part_b in ((a.train, b.train), (a.test, b.test)):
+        for name in ("x", "y"):
+            assert part_a[name].dtype == part_b[name].dtype
+            np.testing.assert_array_equal(part_a[name], part_b[name])
+    assert (a.num_classes, a.input_shape, a.class_names) == (b.num_classes, b.input_shape, b.class_names)
+    for groups_a, groups_b in ((a.train_groups, b.train_groups), (a.test_groups, b.test_groups)):
+        assert (groups_a is None) == (groups_b is None)
+        if groups_a is not None:
+            assert groups_a.dtype == groups_b.dtype
+            np.testing.assert_array_equal(groups_a, groups_b)
+
+
+def hugging_face(**columns):
+    datasets = pytest.importorskip("datasets", reason="Hugging Face's datasets is not installed")
+    return datasets.Dataset.from_dict(columns)
+
+
+@pytest.mark.parametrize("names", [("ant", "bee", "cow"), (2, 10, -1)])
+def test_vectors_are_the_same_in_every_format(tmp_path, names):
+    train, test = vectors(0, labels=names, clients=names), vectors(1, 12, labels=names, clients=names)
+    expected = load_file(write_npz(tmp_path / "a.npz", train, test))
+    np.testing.assert_array_equal(expected.train["x"], train.x)
+    assert expected.class_names == tuple(str(name) for name in sorted(names))
+    np.testing.assert_array_equal(np.array(sorted(names))[expected.train["y"]], train.y)
+    np.testing.assert_array_equal(expected.test_groups, test.client)
+    for suffix in (".csv", ".tsv", ".parquet"):
+        path = write_table(tmp_path / f"a{suffix}", columns_of(train, test))
+        assert_same(load_file(path, split="part"), expected)
+    of_torch = from_dataset(
+        Items(train.x, train.y), test=Items(test.x, test.y), client=train.client, test_client=lambda i: test.client[i]
+    )
+    assert_same(of_torch, expected)
+    splits = {
+        split: hugging_face(x=part.x.tolist(), label=part.y.tolist(), client=part.client.tolist())
+        for split, part in (("train", train), ("test", test))
+    }
+    assert_same(from_dataset(splits), expected)
+    assert_same(from_dataset(splits["train"], test=splits["test"]), expected)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_are_the_same_in_every_format(tmp_path, channels):
+    train, test = pictures(0, channels=channels), pictures(1, each=1, channels=channels)
+    write_folder(tmp_path / "root" / "train", train)
+    write_folder(tmp_path / "root" / "test", test)
+    (tmp_path / "root" / "train" / "a" / ".hidden.png").write_bytes(b"")
+    (tmp_path / "root" / "train" / "a" / "0" / "notes.txt").write_bytes(b"")
+    expected = load_file(tmp_path / "root")
+    np.testing.assert_array_equal(expected.train["x"], train.x)
+    assert expected.class_names == ("0", "1", "10") and list(expected.test_groups) == list(test.client)
+    assert_same(load_file(write_npz(tmp_path / "a.npz", train, test)), expected)
+    of_pillow = [Image.fromarray(x.squeeze()) for x in train.x]
+    of_torch = from_dataset(
+        Items(np.moveaxis(train.x, -1, 1), train.y.astype(int)),
+        test=Items(np.moveaxis(test.x, -1, 1), test.y.astype(int)),
+        client=train.client,
+        test_client=test.client,
+        channels_first=True,
+    )
+    assert_same(of_torch, expected)
+    only_train = load_file(tmp_path / "root" / "train", test_fraction=0.0)
+    assert_same(from_dataset(Items(of_pillow, train.y), client=train.client), only_train)
+    images = hugging_face(image=of_pillow, label=train.y.tolist(), client=train.client.tolist())
+    assert_same(from_dataset(images), only_train)
+
+
+def test_types_of_features(tmp_path):
+    y = np.array([0, 1])
+    for given, kept in {"f8": "f4", "f2": "f2", "i8": "i4", "u1": "u1", "?": "u1", ">f4": "f4"}.items():
+        path = write_npz(tmp_path / "a.npz", Part(np.array([0, 1], given), y, np.array([0, 1])))
+        source = load_file(path, test_fraction=0.0)
+        assert source.train["x"].dtype == np.dtype(kept) and source.train["x"].shape == (2, 1)
+
+
+def test_names_that_are_not_whole_numbers_stay_text(tmp_path):
+    path = write_table(tmp_path / "a.csv", {"f": [1.0, 2.0], "client": ["007", "7"], "label": ["true", "false"]})
+    source = load_file(path, test_fraction=0.0)
+    assert list(source.train_groups) == ["007", "7"] and source.class_names == ("false", "true")
+
+
+def test_columns_may_be_named_and_chosen(tmp_path):
+    columns = {"petal": [1, 2], "site": ["n", "s"], "species": ["iris", "rose"], "sepal": [True, False]}
+    for suffix in (".csv", ".parquet"):
+        path = write_table(tmp_path / f"a{suffix}", columns)
+        options = {"label": "species", "client": "site", "test_fraction": 0.0}
+        np.testing.assert_array_equal(load_file(path, **options).train["x"], np.float32([[1, 1], [2, 0]]))
+        chosen = load_file(path, **options, features=["sepal"])
+        np.testing.assert_array_equal(chosen.train["x"], np.float32([[1], [0]]))
+        assert list(chosen.train_groups) == ["n", "s"]
+    dataset = hugging_face(**columns)
+    several = from_dataset(dataset, x=["petal", "sepal"], label="species", client="site")
+    np.testing.assert_array_equal(several.train["x"], np.float32([[1, 1], [2, 0]]))
+
+
+def test_a_class_label_keeps_its_order():
+    datasets = pytest.importorskip("datasets", reason="Hugging Face's datasets is not installed")
+    features = {"x": datasets.Value("float32"), "label": datasets.ClassLabel(names=["rose", "iris", "none"])}
+    dataset = datasets.Dataset.from_dict({"x": [1.0, 2.0], "label": [1, 0]}, features=datasets.Features(features))
+    source = from_dataset(dataset)
+    assert source.class_names == ("rose", "iris", "none") and list(source.train["y"]) == [1, 0]
+    assert source.train_groups is None
+
+
+def test_images_are_upright_of_one_size_and_grey_only_if_all_are(tmp_path):
+    folder = tmp_path / "root" / "me" / "cat"
+    folder.mkdir(parents=True)
+    grey = Image.fromarray(np.arange(20, dtype=np.uint8).reshape(4, 5))
+    exif = grey.getexif()
+    exif[0x0112] = 6  # turned by 90 degrees
+    grey.save(folder / "1.png", exif=exif)
+    source = load_file(tmp_path / "root", test_fraction=0.0)
+    np.testing.assert_array_equal(source.train["x"][0, :, :, 0], np.rot90(np.asarray(grey), -1))
+    Image.new("P", (9, 9), 1).save(folder / "2.gif")
+    with pytest.raises(DataError, match=r"2\.gif must have 5×4 pixels"):
+        load_file(tmp_path / "root")
+    resized = load_file(tmp_path / "root", image_size=(6, 7), test_fraction=0.0)
+    assert resized.train["x"].shape == (2, 6, 7, 3)
+    np.testing.assert_array_equal(resized.train["x"][0, :, :, 0], resized.train["x"][0, :, :, 2])
+
+
+def test_a_fraction_of_every_client_is_held_out(tmp_path):
+    client = np.repeat(["a", "b", "c", "d"], [10, 5, 1, 3])
+    part = Part(np.arange(19.0)[:, None], np.arange(19) % 2, client)
+    path = write_npz(tmp_path / "a.npz", part)
+    source = load_file(path)
+    held = {name: int((source.test_groups == name).sum()) for name in "abcd"}
+    assert held == {"a": 2, "b": 1, "c": 0, "d": 1}
+    assert sorted([*source.train["x"][:, 0], *source.test["x"][:, 0]]) == list(range(19))
+    whole = load_file(path, test_fraction=0.0)
+    assert len(whole.test["y"]) == 0
+    assert_same(holdout(whole, 0.2, 0), source)
+    assert not np.array_equal(holdout(whole, 0.2, 1).test["x"], source.test["x"])
+    without = holdout(whole._replace(train_groups=None, test_groups=None), 0.5, 0)
+    assert len(without.test["y"]) == 10 and without.test_groups is None
+    with pytest.raises(UsageError, match="fraction"):
+        holdout(whole, 0.01, 0)
+
+
+def npz(**changes):
+    return lambda path: np.savez(path / "a.npz", **{"x": np.ones((2, 3)), "y": [0, 1]} | changes)
+
+
+def table(text, name="a.csv"):
+    return lambda path: (path / name).write_text(text, encoding="utf-8")
+
+
+def image(place, mode="L"):
+    def make(path):
+        (path / "a" / place).parent.mkdir(parents=True)
+        Image.new(mode, (2, 2)).save(path / "a" / place)
+
+    return make
+
+
+BROKEN = {
+    "no label": (npz(y_test=[0]), {}, "a.npz"),
+    "lengths": (npz(y=[0]), {}, "as many"),
+    "another shape to test": (npz(x_test=np.ones((1, 2)), y_test=[0]), {}, "test examples"),
+    "clients of one part": (npz(client=[0, 1], x_test=np.ones((1, 3)), y_test=[0]), {}, "a.npz"),
+    "a fraction as label": (npz(y=[0.5, 1]), {}, "'y', row 1"),
+    "NaN": (npz(x=np.array([[1.0], [np.nan]])), {}, "'x', row 2"),
+    "too large a number": (npz(x=np.array([[1], [2**31]])), {}, "'x' must be within int32"),
+    "text as features": (npz(x=np.array(["a", "b"])), {}, "'x' must hold numbers"),
+    "objects": (npz(x=np.array([{}, {}])), {}, "a.npz"),
+    "no such array": (npz(), {"client": "site"}, "site"),
+    "a missing cell": (table("f,label\n1,a\n,b\n"), {}, "'f', row 2"),
+    "a missing label": (table("f,label\n1,a\n2,\n"), {}, "'label', row 2"),
+    "text in a cell": (table("f,label\nhigh,a\n2,b\n"), {}, "'f', row 1"),
+    "a row too long": (table("f,label\n1,a\n2,b,c\n"), {}, "a.csv"),
+    "no such column": (table("f,species\n1,a\n"), {}, "'label'"),
+    "no features": (table("label\na\n"), {}, "no columns of features"),
+    "no rows": (table("f,label\n"), {}, "no training examples"),
+    "another split": (table("f,label,part\n1,a,valid\n"), {"split": "part"}, "'part'"),
+    "no parquet": (table("PAR1", "a.parquet"), {}, "a.parquet"),
+    "an image too high up": (image("cat/1.png"), {}, "1.png"),
+    "16 bits": (image("me/cat/1.png", "I;16"), {}, "1.png"),
+    "no images": (lambda path: (path / "a").mkdir(), {}, "no images"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_data_are_refused_with_their_place(tmp_path, case):
+    make, options, words = BROKEN[case]
+    make(tmp_path)
+    (path,) = tmp_path.iterdir()
+    with pytest.raises(DataError) as error:
+        load_file(path, **options)
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "option"),
+    [
+        (table("f,label\n1,a\n"), {"image_size": 8}),
+        (npz(), {"split": "part"}),
+        (image("me/cat/1.png"), {"client": "me"}),
+        (image("me/cat/1.png"), {"image_size": 0}),
+        (npz(x_test=np.ones((1, 3)), y_test=[0]), {"test_fraction": 0.5}),
+    ],
+)
+def test_an_option_that_does_not_apply_is_named(tmp_path, make, option):
+    make(tmp_path)
+    (path,) = tmp_path.iterdir()
+    with pytest.raises(UsageError, match=next(iter(option)).removeprefix("test_")):
+        load_file(path, **option)

@@ -1,0 +1,254 @@
+"""The image data sets: digits, MNIST, Fashion-MNIST, CIFAR and EMNIST, from tiny files in their formats."""
+
+import gzip
+import json
+import lzma
+import os
+import pickle
+
+import numpy as np
+import pytest
+
+from fedoptax.data.datasets import cifar, digits, emnist, mnist
+from fedoptax.errors import DataError
+from files import cifar_batch, idx, real_data, write, write_cifar, write_leaf, write_mnist, write_tff
+
+
+def pixels(seed, n, shape):
+    return np.random.default_rng(seed).integers(0, 256, (n, *shape), np.uint8)
+
+
+# --- digits
+
+
+def test_digits_are_split_by_class_and_always_the_same():
+    source = digits.load()
+    assert (len(source.train["y"]), len(source.test["y"])) == (1438, 359)
+    assert source.input_shape == source.train["x"].shape[1:] == (8, 8, 1)
+    assert (source.train["x"].max(), source.train["x"].dtype, source.train["y"].dtype) == (16, np.uint8, np.int32)
+    everything = np.bincount(np.concatenate([source.train["y"], source.test["y"]]))
+    np.testing.assert_allclose(np.bincount(source.test["y"]) / everything, 0.2, atol=0.01)
+    np.testing.assert_array_equal(digits.load().test["x"], source.test["x"])
+
+
+# --- MNIST
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_mnist_packed_or_unpacked(tmp_path, suffix):
+    source = mnist.load(write_mnist(tmp_path, suffix=suffix))
+    assert source.train["x"].shape == (12, 28, 28, 1) and source.test["x"].shape == (6, 28, 28, 1)
+    np.testing.assert_array_equal(source.train["y"], np.arange(12) % 10)
+    assert (source.train["x"].dtype, source.train["y"].dtype, source.train_groups) == (np.uint8, np.int32, None)
+
+
+def test_mnist_by_writer(tmp_path):
+    source = mnist.load_with_writers(write_mnist(tmp_path))
+    np.testing.assert_array_equal(source.train_groups, 100 + np.arange(12) // 4)
+    np.testing.assert_array_equal(source.test_groups, 100 + np.arange(6) // 4)
+    assert source.train_groups.dtype == np.int32
+
+
+def test_fashion_mnist_lies_in_its_own_folder(tmp_path):
+    assert len(mnist.load_fashion(write_mnist(tmp_path, "fashion-mnist")).test["y"]) == 6
+
+
+@pytest.mark.parametrize(
+    ("file", "data"),
+    [
+        ("mnist/train-images-idx3-ubyte.gz", idx(pixels(0, 12, (28, 27)))),
+        ("mnist/train-images-idx3-ubyte.gz", idx(pixels(0, 12, (28, 28)))[:-1]),
+        ("mnist/train-images-idx3-ubyte.gz", idx(pixels(0, 12, (28, 28))) + b"x"),
+        ("mnist/train-images-idx3-ubyte.gz", b"\0\0\x09\x03" + bytes(12)),
+        ("mnist/train-labels-idx1-ubyte.gz", idx(pixels(0, 11, ()) % 10)),
+        ("mnist/train-labels-idx1-ubyte.gz", idx(np.full(12, 10, np.uint8))),
+        ("mnist/train-labels-idx1-ubyte.gz", b"\0\0\x08\x01\0"),
+        ("mnist/t10k-labels-idx1-ubyte.gz", b""),
+        ("qmnist/qmnist-train-labels-idx2-int.gz", idx(np.zeros((12, 7), np.int32))),
+        ("qmnist/qmnist-train-labels-idx2-int.gz", idx(np.ones((12, 8), np.int32))),
+    ],
+)
+def test_mnist_that_does_not_fit_together_is_refused(tmp_path, file, data):
+    write(write_mnist(tmp_path) / file, data)
+    with pytest.raises(DataError, match=file.split("/")[1]):
+        mnist.load_with_writers(tmp_path)
+
+
+# --- CIFAR
+
+
+def cifar10_files():
+    files = {
+        f"cifar-10-batches-py/data_batch_{i}": cifar_batch(pixels(i, 4, (3, 32, 32)), labels=[i, 0, 9, 3])
+        for i in range(1, 6)
+    }
+    return files | {"cifar-10-batches-py/test_batch": cifar_batch(pixels(0, 3, (3, 32, 32)), labels=[7, 8, 9])}
+
+
+def test_cifar10_has_its_channels_last(tmp_path, monkeypatch):
+    source = cifar.load10(write_cifar(tmp_path, monkeypatch, "cifar10", cifar10_files()))
+    x = np.concatenate([pixels(i, 4, (3, 32, 32)) for i in range(1, 6)])
+    np.testing.assert_array_equal(source.train["x"], x.transpose(0, 2, 3, 1))
+    np.testing.assert_array_equal(source.train["y"], [label for i in range(1, 6) for label in (i, 0, 9, 3)])
+    np.testing.assert_array_equal(source.test["y"], [7, 8, 9])
+    assert (source.num_classes, source.input_shape, source.train["y"].dtype) == (10, (32, 32, 3), np.int32)
+
+
+@pytest.mark.parametrize("labels", cifar.LABELS)
+def test_cifar100_has_two_kinds_of_labels(tmp_path, monkeypatch, labels):
+    files = {
+        "cifar-100-python/train": cifar_batch(pixels(1, 2, (3, 32, 32)), fine_labels=[99, 0], coarse_labels=[19, 1]),
+        "cifar-100-python/test": cifar_batch(pixels(0, 2, (3, 32, 32)), fine_labels=[5, 6], coarse_labels=[2, 3]),
+    }
+    source = cifar.load100(write_cifar(tmp_path, monkeypatch, "cifar100", files), labels)
+    np.testing.assert_array_equal(source.train_coarse, [19, 1])
+    expected = {"fine": (100, [99, 0], [5, 6]), "coarse": (20, [19, 1], [2, 3])}[labels]
+    assert (source.num_classes, list(source.train["y"]), list(source.test["y"])) == expected
+
+
+@pytest.mark.parametrize(("suffix", "compress"), [(".xz", lzma.compress), (".gz", gzip.compress)])
+def test_cifar_may_be_compressed_and_lie_one_folder_higher(tmp_path, monkeypatch, suffix, compress):
+    folder = write_cifar(tmp_path, monkeypatch, "cifar10", cifar10_files()) / "cifar10"
+    expected = cifar.load10(tmp_path)
+    for path in (folder / "cifar-10-batches-py").iterdir():
+        (folder / f"{path.name}{suffix}").write_bytes(compress(path.read_bytes()))
+        path.unlink()
+    np.testing.assert_array_equal(cifar.load10(tmp_path).train["x"], expected.train["x"])
+
+
+def test_a_batch_with_another_hash_is_not_unpickled(tmp_path, monkeypatch):
+    path = write_cifar(tmp_path, monkeypatch, "cifar10", cifar10_files()) / "cifar10/cifar-10-batches-py/test_batch"
+    path.write_bytes(pickle.dumps(RemovesAFile(tmp_path)))
+    with pytest.raises(DataError, match="test_batch is not the published file"):
+        cifar.load10(tmp_path)
+
+
+class RemovesAFile:
+    """A pickle that removes a file as soon as it is read."""
+
+    def __init__(self, folder):
+        self.path = str(write(folder / "precious", b""))
+
+    def __reduce__(self):
+        return os.remove, (self.path,)
+
+
+def test_a_pickle_may_name_only_arrays(tmp_path, monkeypatch):
+    files = cifar10_files() | {"cifar-10-batches-py/test_batch": pickle.dumps(RemovesAFile(tmp_path))}
+    write_cifar(tmp_path, monkeypatch, "cifar10", files)
+    with pytest.raises(DataError, match=r"test_batch .*names (posix|nt|os)\.remove"):
+        cifar.load10(tmp_path)
+    assert (tmp_path / "precious").exists()
+
+
+# --- EMNIST
+
+
+IMAGES = {"b": (pixels(1, 3, (784,)), [0, 61, 10]), "a": (pixels(2, 2, (784,)), [5, 5])}
+TESTED = {"b": (pixels(3, 1, (784,)), [1]), "a": (pixels(4, 1, (784,)), [2])}
+
+
+def write_emnist(root, train=IMAGES, test=TESTED):
+    for part, users in (("train", train), ("test", test)):
+        clients = {
+            name: {"pixels": (x.reshape(-1, 28, 28) / 255).astype(np.float32), "label": np.asarray(y, np.int32)}
+            for name, (x, y) in users.items()
+        }
+        write_tff(root / "emnist" / f"fed_emnist_{part}.h5", clients)
+    return root
+
+
+def write_femnist(root, train=IMAGES, test=TESTED):
+    write_leaf(root / "femnist" / "train" / "1.json.gz", train)
+    write_leaf(root / "femnist" / "test" / "1.json", test)
+    return root
+
+
+@pytest.mark.parametrize(("make", "names"), [(write_emnist, ["a", "b"]), (write_femnist, ["b", "a"])])
+def test_emnist_in_both_formats(tmp_path, make, names):
+    source = emnist.load(make(tmp_path))
+    assert list(source.client_names) == names  # TensorFlow Federated's are sorted, LEAF's in the order of the files
+    for part, users, groups in ((source.train, IMAGES, source.train_groups), (source.test, TESTED, source.test_groups)):
+        for code, name in enumerate(names):
+            np.testing.assert_array_equal(part["x"][groups == code], users[name][0].reshape(-1, 28, 28, 1))
+            np.testing.assert_array_equal(part["y"][groups == code], users[name][1])
+    assert (source.num_classes, source.input_shape, source.train["x"].dtype) == (62, (28, 28, 1), np.uint8)
+    assert source.class_names[61] == "z"
+
+
+def test_tensorflow_federated_goes_before_leaf(tmp_path):
+    write_femnist(write_emnist(tmp_path))
+    assert list(emnist.load(tmp_path).client_names) == ["a", "b"]
+
+
+def test_unseen_writers_come_after_those_that_train(tmp_path):
+    write_leaf(write_femnist(tmp_path) / "femnist" / "test_unseen" / "1.json", {"new": (pixels(5, 2, (784,)), [3, 4])})
+    source = emnist.load_leaf(tmp_path, unseen=True)
+    assert list(source.client_names) == ["b", "a", "new"]
+    np.testing.assert_array_equal(source.test_groups, [0, 1, 2, 2])
+    assert len(emnist.load_leaf(tmp_path).test["y"]) == 2
+
+
+ONE = pixels(0, 1, (784,))
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        {"users": ["b", "a"]},
+        {"num_samples": [3]},
+        {"num_samples": [3, 1]},
+        {"user_data": {}},
+        {"user_data": {"b": {"x": [[2.0] * 784], "y": [0]}}, "users": ["b"], "num_samples": [1]},
+        {"user_data": {"b": {"x": [[0.0] * 783], "y": [0]}}, "users": ["b"], "num_samples": [1]},
+        {"user_data": {"b": {"x": [[0.0] * 784], "y": [62]}}, "users": ["b"], "num_samples": [1]},
+        {"user_data": {"b": {"x": [[0.0] * 784], "y": []}}, "users": ["b"], "num_samples": [1]},
+        {"user_data": {"b": {"x": [["dark"] * 784], "y": [0]}}, "users": ["b"], "num_samples": [1]},
+        {"users": ["b\n", "a"]},
+    ],
+)
+def test_femnist_that_does_not_fit_together_is_refused(tmp_path, train):
+    write_leaf(write_femnist(tmp_path) / "femnist" / "train" / "1.json.gz", {"b": (ONE, [0]), "c": (ONE, [0])}, **train)
+    with pytest.raises(DataError, match=r"train|femnist"):
+        emnist.load(tmp_path)
+
+
+def test_a_writer_is_in_one_file_only_and_in_both_parts(tmp_path):
+    write_leaf(write_femnist(tmp_path) / "femnist" / "train" / "2.json", {"a": (ONE, [0])})
+    with pytest.raises(DataError, match=r"2\.json.*'a'"):
+        emnist.load(tmp_path)
+    write_leaf(tmp_path / "femnist" / "train" / "2.json", {"new": (ONE, [0])})
+    with pytest.raises(DataError, match="lacks writer 'new'"):
+        emnist.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"pixels": np.zeros((1, 28, 28), "f4")},
+        {"pixels": np.zeros((1, 28, 27), "f4"), "label": [0]},
+        {"pixels": np.full((1, 28, 28), np.nan, "f4"), "label": [0]},
+        {"pixels": np.zeros((1, 28, 28), "f4"), "label": [0, 1]},
+        {"pixels": np.zeros((1, 28, 28), "f4"), "label": [-1]},
+        {"pixels": np.zeros((1, 28, 28), "f4"), "label": [0.5]},
+        {"pixels": [b"dark"], "label": [0]},
+    ],
+)
+def test_emnist_that_does_not_fit_together_is_refused(tmp_path, fields):
+    write_tff(write_emnist(tmp_path) / "emnist" / "fed_emnist_train.h5", {"a": fields})
+    with pytest.raises(DataError, match=r"fed_emnist_train\.h5.*'a'"):
+        emnist.load(tmp_path)
+
+
+def test_leaf_json_may_be_anything(tmp_path):
+    for content in (b"[]", b"null", b'{"users": 3}', b"[" * 10**5, b"\xff", json.dumps({"users": ["a"]}).encode()):
+        write(write_femnist(tmp_path) / "femnist" / "train" / "1.json.gz", content)
+        with pytest.raises(DataError, match=r"1\.json"):
+            emnist.load(tmp_path)
+
+
+@pytest.mark.long
+def test_the_real_femnist_has_unseen_writers():
+    source = emnist.load_leaf(real_data("femnist"), unseen=True)
+    known = source.test_groups < 396
+    assert (len(source.client_names), known.sum(), (~known).sum()) == (710, 6_254, 9_259)

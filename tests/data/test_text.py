@@ -1,0 +1,310 @@
+"""The text data sets: Shakespeare, Stack Overflow and WikiText-2, from tiny files in their formats."""
+
+import json
+
+import h5py
+import numpy as np
+import pytest
+
+from fedoptax.data.datasets import shakespeare, stackoverflow, wikitext
+from fedoptax.data.datasets.tokens import special_tokens
+from fedoptax.errors import DataError
+from files import real_data, write, write_tff
+
+# --- Shakespeare
+
+
+def write_shakespeare(root, train, test):
+    for part, roles in (("train", train), ("test", test)):
+        clients = {role: {"snippets": np.array(snippets, "S")} for role, snippets in roles.items()}
+        write_tff(root / "shakespeare" / f"shakespeare_{part}.h5", clients)
+    return root
+
+
+def test_snippets_become_chunks_of_81(tmp_path):
+    long = b"To be, or not to be, that is the question: " * 4
+    source = shakespeare.load(write_shakespeare(tmp_path, {"HAMLET": [long, b"Words"]}, {"HAMLET": [b"Words"]}))
+    chunks = np.concatenate([source.train["x"], source.train["y"][:, -1:]], axis=1)
+    np.testing.assert_array_equal(source.train["x"][:, 1:], source.train["y"][:, :-1])
+    assert shakespeare.decode(chunks[:-1]) == long.decode()
+    bos, eos = shakespeare.SPECIAL.bos, shakespeare.SPECIAL.eos
+    assert (chunks[0, 0], chunks[-1, 0], chunks[-1, 6], chunks[-1, 7]) == (bos, bos, eos, 0)
+    assert source.counts == {"train_snippets": 2, "test_snippets": 1}
+    assert (source.num_classes, source.input_shape, source.train["x"].dtype) == (90, (80,), np.uint8)
+
+
+@pytest.mark.parametrize(("length", "chunks"), [(0, 1), (78, 1), (79, 1), (80, 2), (160, 2), (161, 3)])
+def test_a_snippet_is_padded_to_whole_chunks(length, chunks):
+    assert shakespeare.encode(b"a" * length).shape == (chunks, 81)
+
+
+def test_characters_have_the_published_ids():
+    assert len(set(shakespeare.CHARACTERS)) == 86
+    ids = shakespeare.encode(b"dh\xc3")[0]
+    np.testing.assert_array_equal(ids[:5], [88, 1, 2, 87, 89])
+    assert shakespeare.decode(ids) == "dh�"
+
+
+def test_roles_are_numbered_those_of_training_first(tmp_path):
+    roles = {"B": [b"b"], "A": [b"a", b"a"], "SILENT": []}
+    source = shakespeare.load(write_shakespeare(tmp_path, roles, {"C": [b"c"], "A": [b"a"]}))
+    assert list(source.client_names) == ["A", "B", "C"]
+    np.testing.assert_array_equal(source.train_groups, [0, 0, 1])
+    np.testing.assert_array_equal(source.test_groups, [0, 2])
+
+
+# --- Stack Overflow
+
+
+WORDS = ["the", "a", "list", "of", "code"]  # ids 1 … 5, then oov 6, bos 7, eos 8
+TAGS = {"rare": 1, "python": 9, "c#": 30, "numpy": 9}
+
+
+def user(*sentences, title=b"the title", tags=b"python|c#"):
+    n = len(sentences)
+    return {"tokens": list(sentences), "title": [title] * n, "tags": [tags] * n, "score": np.arange(n)}
+
+
+TRAIN = {
+    "2": user(b"the list", b"a list of code of a list", b"unknown words"),
+    "1": user(b"the", b"a", b"list"),
+    "3": user(b"", tags=b"rare|vb . net"),
+}
+TEST = {str(i): user(*[b"the"] * 10) for i in range(1, 6)} | {"9": user(b"code")}
+
+
+def write_stackoverflow(root, train=TRAIN, test=TEST, **storage):
+    folder = root / "stackoverflow"
+    write_tff(folder / "stackoverflow_train.h5", train, **storage)
+    write_tff(folder / "stackoverflow_test.h5", test, **storage)
+    write(folder / "stackoverflow.word_count", "".join(f"{word} {99 - i}\n" for i, word in enumerate(WORDS)).encode())
+    write(folder / "stackoverflow.tag_count", json.dumps(TAGS).encode())
+    return root
+
+
+def load_nwp(root, **options):
+    return stackoverflow.load_nwp(root, **{"vocabulary": 5, "length": 4, **options})
+
+
+def load_tags(root, **options):
+    return stackoverflow.load_tags(root, **{"vocabulary": 5, "tags": 3, "max_words": 4, **options})
+
+
+def test_the_special_ids_come_after_the_words():
+    assert special_tokens(10_000) == (0, 10_001, 10_002, 10_003)
+
+
+@pytest.mark.parametrize(
+    ("sentence", "ids"),
+    [
+        (b"the list", [7, 1, 3, 8, 0]),
+        (b"the list of", [7, 1, 3, 4, 8]),
+        (b"the list of code", [7, 1, 3, 4, 5]),  # of full length, so without an end
+        (b"the list of code a a", [7, 1, 3, 4, 5]),
+        (b"The tuple", [7, 6, 6, 8, 0]),
+        (b"", [7, 6, 8, 0, 0]),  # one word, the empty one
+        (b"the  list", [7, 1, 6, 3, 8]),
+    ],
+)
+def test_sentences_become_ids_shifted_by_one(tmp_path, sentence, ids):
+    source = load_nwp(write_stackoverflow(tmp_path, train={"1": user(sentence, b"a")}))
+    np.testing.assert_array_equal(source.train["x"], [ids[:-1], [7, 2, 8, 0]])
+    np.testing.assert_array_equal(source.train["y"], [ids[1:], [2, 8, 0, 0]])
+    assert source.train["x"].dtype == np.uint16
+
+
+def test_users_are_clients_in_the_order_of_their_names(tmp_path):
+    source = load_nwp(write_stackoverflow(tmp_path))
+    np.testing.assert_array_equal(source.train_groups, [0, 0, 0, 1, 1, 1, 2])
+    np.testing.assert_array_equal(np.bincount(source.test_groups), [10] * 5 + [1])
+    assert (source.num_classes, source.input_shape, list(source.vocabulary)) == (9, (4,), WORDS)
+    assert list(source.client_names) == ["1", "2", "3", "4", "5", "9"]
+
+
+def test_bags_of_words_and_tags(tmp_path):
+    fields = {
+        "tokens": [b"the list", b" of  of code code code", b"", b"unknown"],
+        "title": [b"a tuple", b"code the", b"", b""],
+        "tags": [b"numpy|c#", b"rare|python|python", b"", b"vb . net"],
+    }
+    source = load_tags(write_stackoverflow(tmp_path, train={"1": fields}))
+    np.testing.assert_array_equal(source.train["x"], [[1, 3, 2, 0], [4, 4, 5, 5], [0] * 4, [0] * 4])
+    np.testing.assert_array_equal(source.train["words"], [4, 7, 0, 1])  # all words, also those beyond max_words
+    np.testing.assert_array_equal(source.train["y"], [[3, 1, 0, 0, 0], [2, 0, 0, 0, 0], [0] * 5, [0] * 5])
+    assert (source.num_classes, source.input_shape) == (3, (5,))
+    assert source.class_names == ("c#", "python", "numpy")
+
+
+def test_users_and_sentences_may_be_limited(tmp_path):
+    write_stackoverflow(tmp_path)
+    few, every = load_nwp(tmp_path, max_sentences=2), load_nwp(tmp_path, max_sentences=None)
+    np.testing.assert_array_equal(few.train_groups, [0, 0, 1, 1, 2])
+    np.testing.assert_array_equal(few.train["x"], np.asarray(every.train["x"])[[0, 1, 3, 4, 6]])
+    np.testing.assert_array_equal(load_tags(tmp_path, max_sentences=1).train_groups, [0, 1, 2])
+    np.testing.assert_array_equal(np.bincount(load_nwp(tmp_path, max_clients=2).train_groups), [3, 3])
+
+
+def test_test_examples_are_drawn_from_all_and_always_the_same(tmp_path, monkeypatch):
+    sentences = [f"{WORDS[i % 5]} {WORDS[i // 5 % 5]} {WORDS[i // 25]}".encode() for i in range(125)]
+    write_stackoverflow(tmp_path, test={f"{i:02d}": user(*sentences[5 * i : 5 * i + 5]) for i in range(25)})
+    every, drawn = load_nwp(tmp_path, test_examples=None), load_nwp(tmp_path, test_examples=40)
+    assert (len(every.test["x"]), len(drawn.test["x"])) == (125, 40)
+    rows = {tuple(row): i for i, row in enumerate(every.test["y"])}
+    places = [rows[tuple(row)] for row in drawn.test["y"]]
+    assert places == sorted(set(places))  # none twice, user after user
+    assert len({i // 5 for i in places}) > 12
+    names, all_names = drawn.client_names[drawn.test_groups], every.client_names[every.test_groups]
+    assert list(names) == [all_names[i] for i in places]
+    monkeypatch.setenv("FEDOPTAX_CACHE", str(tmp_path / "other"))
+    np.testing.assert_array_equal(load_nwp(tmp_path, test_examples=40).test["y"], drawn.test["y"])
+
+
+def test_compressed_strings_and_strings_of_variable_length_are_the_same(tmp_path):
+    packed = load_nwp(write_stackoverflow(tmp_path / "packed", compression="gzip"))
+    write_stackoverflow(tmp_path / "variable")
+    for part, users in (("train", TRAIN), ("test", TEST)):
+        with h5py.File(tmp_path / "variable" / "stackoverflow" / f"stackoverflow_{part}.h5", "w") as file:
+            for name, fields in users.items():
+                file.create_dataset(f"examples/{name}/tokens", data=fields["tokens"], dtype=h5py.string_dtype())
+    variable = load_nwp(tmp_path / "variable")
+    np.testing.assert_array_equal(packed.train["x"], variable.train["x"])
+    np.testing.assert_array_equal(packed.test["y"], variable.test["y"])
+
+
+def test_other_options_are_cached_apart(tmp_path, cache):
+    write_stackoverflow(tmp_path)
+    words = [{}, {"length": 3}, {"vocabulary": 4}, {"max_sentences": 1}, {"test_examples": 3}, {"max_clients": 1}]
+    for _ in range(2):
+        for options in words:
+            load_nwp(tmp_path, **options)
+        load_tags(tmp_path, max_words=3)
+        assert len(list(cache.iterdir())) == len(words) + 1
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("stackoverflow.word_count", b"the 9\na 8\n"),
+        ("stackoverflow.word_count", b"the 9\na\n"),
+        ("stackoverflow.word_count", b"\xff 9\n"),
+        ("stackoverflow.word_count", b"the 9\n" * 5),
+        ("stackoverflow.tag_count", b"{}"),
+        ("stackoverflow.tag_count", b"[]"),
+        ("stackoverflow.tag_count", b'{"a": "b"}'),
+        ("stackoverflow.tag_count", b"the 9\n"),
+        ("stackoverflow_train.h5", {}),
+        ("stackoverflow_train.h5", {"1": {"tokens": [b"a"], "title": [b"a"]}}),
+        ("stackoverflow_train.h5", {"1": user(b"a") | {"tags": [b"a", b"b"]}}),
+        ("stackoverflow_train.h5", {"1": user(b"a") | {"tokens": np.zeros(1)}}),
+        ("stackoverflow_test.h5", {}),
+        ("stackoverflow_test.h5", b"no HDF5"),
+    ],
+)
+def test_broken_stackoverflow_is_refused_and_not_kept(tmp_path, cache, file, content):
+    path = write_stackoverflow(tmp_path) / "stackoverflow" / file
+    write(path, content) if isinstance(content, bytes) else write_tff(path, content)
+    with pytest.raises(DataError, match=file):
+        load_tags(tmp_path)
+    assert not list(cache.glob("*"))
+
+
+# --- WikiText-2
+
+
+ARTICLE = " \n = One = \n \n a b c d \n \n = = Section = = \n \n e = f = \n = not a title = \n a b \n \n"
+OTHER = " = Two = \n \n a <unk> g \n"
+TESTED = " \n = One = \n \n a z b \n \n = Three words here = \n \n a b c d e f g \n"
+
+
+def write_wikitext(root, train=ARTICLE + OTHER, test=TESTED):
+    write(root / "wikitext-2" / "train.txt", train.encode())
+    write(root / "wikitext-2" / "test.txt", test.encode())
+    return root
+
+
+def tokens(text):
+    return [word for line in text.removesuffix("\n").split("\n") for word in (*line.split(), "<eos>")]
+
+
+def test_articles_are_clients_and_start_at_their_titles(tmp_path):
+    source = wikitext.load(write_wikitext(tmp_path), length=1)
+    words = source.vocabulary[source.train["x"][:, 0]]
+    assert list(words[source.train_groups == 0]) == tokens(ARTICLE)[:-1]  # the last has no target
+    assert list(words[source.train_groups == 1]) == tokens(OTHER)[:-1]
+    assert list(source.vocabulary[source.train["y"][:, 0]][source.train_groups == 1]) == tokens(OTHER)[1:]
+    assert list(source.client_names) == ["One", "Two", "One (2)", "Three words here"]
+    assert set(source.test_groups) == {2, 3}
+
+
+def test_ids_are_numbered_by_first_appearance_in_the_training_text(tmp_path):
+    source = wikitext.load(write_wikitext(tmp_path), length=1)
+    assert list(source.vocabulary) == list(dict.fromkeys(tokens(ARTICLE + OTHER)))
+    assert source.num_classes == len(source.vocabulary)
+    words = list(source.vocabulary[source.test["x"][:, 0]][source.test_groups == 2])
+    assert words == ["<eos>", "=", "One", "=", "<eos>", "<eos>", "a", "<unk>", "b", "<eos>"]  # z is unknown
+    assert wikitext.decode(source.train["x"][:4], source.vocabulary) == "\n= One ="
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 12])
+def test_windows_follow_each_other_and_the_rest_is_dropped(tmp_path, length):
+    source = wikitext.load(write_wikitext(tmp_path), length=length)
+    counts = [(len(tokens(text)) - 1) // length for text in (ARTICLE, OTHER)]
+    assert np.array_equal(np.bincount(source.train_groups), [count for count in counts if count])
+    x, y = (np.asarray(source.train[name])[: counts[0]].ravel() for name in "xy")
+    assert list(source.vocabulary[x]) == tokens(ARTICLE)[: len(x)]
+    assert list(source.vocabulary[y]) == tokens(ARTICLE)[1 : len(x) + 1]
+    assert source.counts == {
+        "train_tokens": len(tokens(ARTICLE + OTHER)),
+        "test_tokens": len(tokens(TESTED)),
+        "train_targets": source.train["y"].size,
+        "test_targets": source.test["y"].size,
+    }
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+def test_parts_are_contiguous_and_of_equal_length(tmp_path, clients):
+    source = wikitext.load(write_wikitext(tmp_path), clients=clients, length=1)
+    parts = np.array_split(tokens(ARTICLE + OTHER), clients)
+    assert list(source.vocabulary[source.train["x"][:, 0]]) == [word for part in parts for word in part[:-1]]
+
+
+def test_the_files_may_have_their_other_names_and_validation_may_stand_for_test(tmp_path):
+    write_wikitext(tmp_path)
+    folder = tmp_path / "wikitext-2"
+    for part in ("train", "test"):
+        (folder / f"{part}.txt").rename(folder / f"wiki.{part}.tokens")
+    write(folder / "wiki.valid.tokens.gz", b" \n = Four = \n \n a b c \n")
+    assert len(wikitext.load(tmp_path, length=1).test["x"])
+    assert list(wikitext.load(tmp_path, length=1, part="valid").client_names) == ["One", "Two", "Four"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"\n = One = \nno empty line\n",
+        b"\n = = One = = \n \n",
+        b"\n = One = \n \n \xff \n",
+        b"\n = One = \n \n" + b" ".join(b"%d" % i for i in range(2**16)),
+        b"\n = \x07 = \n \n" + b"<unk> " * 99,
+        b" \n = Short <unk> = \n",
+    ],
+)
+def test_broken_wikitext_is_refused_and_not_kept(tmp_path, cache, text):
+    write(write_wikitext(tmp_path) / "wikitext-2" / "train.txt", text)
+    with pytest.raises(DataError, match=r"train\.txt"):
+        wikitext.load(tmp_path)
+    assert not list(cache.glob("*"))
+
+
+def test_a_new_word_is_refused_where_there_is_no_unknown_word(tmp_path):
+    write_wikitext(tmp_path, train=(ARTICLE + OTHER).replace("<unk>", "c"))
+    with pytest.raises(DataError, match=r"test\.txt: 'z'"):
+        wikitext.load(tmp_path, length=2)
+
+
+@pytest.mark.long
+def test_the_real_wikitext_has_the_published_counts():
+    source = wikitext.load(real_data("wikitext-2"), clients=16, part="valid")
+    assert (source.counts["train_tokens"], source.counts["test_tokens"]) == (2_088_628, 217_646)
+    assert (source.num_classes, source.train_groups.max(), len(np.unique(source.test_groups))) == (33_278, 15, 60)
