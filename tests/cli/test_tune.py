@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from command_line import fedoptax
-from fedoptax.report.searches import heat_map, load_searches, profiles
+from fedoptax.report.searches import load_searches, make_heat_map, make_profiles
 
 SMALL = ["--task", "quadratic", "--num-clients", "8", "--cohort-size", "3", "--batch-size", "5", "--rounds", "4"]
 
@@ -44,7 +44,7 @@ def test_heat_map_and_profile_show_the_scores_of_the_runs(tmp_path: Path) -> Non
     out = tmp_path / "a"
     assert fedoptax("tune", *SMALL, "--algorithm", "fedadam", *GRID, "--last", "2", "--out", out) == 0
     search = load_searches(tmp_path)[0]
-    found = heat_map(search)
+    found = make_heat_map(search)
     assert (found.x, found.y) == ("server_lr", "client_lr")
     assert (list(found.columns), list(found.rows)) == (["0.01", "0.1"], ["1", "0.1", "0.01"])
     values = {}
@@ -57,10 +57,10 @@ def test_heat_map_and_profile_show_the_scores_of_the_runs(tmp_path: Path) -> Non
         for j, column in enumerate(found.columns):
             assert found.cells[i][j].value == pytest.approx(values[row, column])
     best = min(values.values())
-    deepest = max((cell for row in found.cells for cell in row), key=lambda cell: cell.shade)
-    assert deepest.value == pytest.approx(best) and deepest.shade == 1
-    assert sum(cell.best for row in found.cells for cell in row) == 1
-    (curve,) = profiles([search])  # server_lr has two values only
+    deepest = max((cell for row in found.cells for cell in row), key=found.shade)
+    assert deepest.value == pytest.approx(best) and found.shade(deepest) == 1
+    assert sum(cell is search.best for row in found.cells for cell in row) == 1
+    (curve,) = make_profiles([search])  # server_lr has two values only
     assert curve.name == "client_lr"
     for at, value in curve.lines["fedadam"]:
         assert value == pytest.approx(min(v for (a, _), v in values.items() if a == f"{at:g}"))
@@ -74,10 +74,10 @@ def test_compare_tunes_each_algorithm_and_runs_the_best(tmp_path: Path, capsys: 
     assert "best: --set fedavg.client_lr=" in printed.out and "best: --set fedadam.client_lr=" in printed.out
     compared = json.loads((out / "compare.json").read_text())
     for search in load_searches(out):
-        assert len(search.points) == 4
+        assert len(search.trials) == 4
         winner = {**search.tuning.fixed, **search.best.values}
         assert compared["hyperparameters"][search.algorithm] == winner
-        seeds = {point.run.config["seed"] for point in search.points}
+        seeds = {point.run.config["seed"] for point in search.trials}
         assert seeds == {2}, "not a seed that is compared"
         for seed in (0, 1):
             config = json.loads((out / search.algorithm / f"seed-{seed}" / "config.json").read_text())

@@ -91,7 +91,7 @@ def partition(given: Partition) -> None:
         from fedoptax.cli.setup import load, print_table, result_folder
         from fedoptax.data.heterogeneity import client_table, measures
         from fedoptax.report.figures import partition_png
-        from fedoptax.report.partition import partition as partition_picture
+        from fedoptax.report.partition import make_partition
         from fedoptax.storage.config import class_counts, partition_record
     folder = result_folder(given.out, given.task, "partition")
     table_file, picture_file = folder / "partition.csv", folder / "partition.png"
@@ -100,7 +100,7 @@ def partition(given: Partition) -> None:
             raise UsageError(f"--out must be another folder, or --overwrite be given: '{file}' exists")
     task = load(given)
     about = {"name": task.name, **task.spec}
-    picture = partition_picture({"task": about, "seed": given.partition_seed, "partition": partition_record(task)})
+    picture = make_partition({"task": about, "seed": given.partition_seed, "partition": partition_record(task)})
     assert picture is not None
     counts, sizes = class_counts(task), task.clients.sizes
     table = pd.DataFrame(client_table(counts, sizes, task.test_owners))

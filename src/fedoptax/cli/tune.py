@@ -20,9 +20,8 @@ from fedoptax.experiments.result import Interrupted
 from fedoptax.experiments.search import SEARCHES
 from fedoptax.experiments.tuning import AllDiverged, Tuning, carry_out, rule_for
 from fedoptax.report import write_report
-from fedoptax.report.search_page import edge_warnings
-from fedoptax.report.searches import Search, Tested, load_searches
-from fedoptax.report.words import number, setting
+from fedoptax.report.searches import Search, Trial, edge_warnings, load_searches
+from fedoptax.report.words import format_number, format_setting
 from fedoptax.storage import folder as storage
 from fedoptax.tasks.task import Task
 
@@ -95,12 +94,12 @@ def _print_table(search: Search) -> None:
     print_table(
         [[*names, f"mean {rule.metric} of last {rule.last}", "status"]]
         + [
-            [*(setting(point.values[n]) for n in names), number(point.score), point.run.status]
+            [*(format_setting(point.values[n]) for n in names), format_number(point.score), point.run.status]
             for point in search.ranked[:SHOWN]
         ]
     )
-    lost = sum(point.run.status == "diverged" for point in search.points)
-    print(f"{len(search.points)} points" + (f", {lost} diverged" if lost else ""))
+    lost = sum(point.run.status == "diverged" for point in search.trials)
+    print(f"{len(search.trials)} points" + (f", {lost} diverged" if lost else ""))
 
 
 def _as_json(search: Search, out: Path, page: Path) -> dict[str, Any]:
@@ -112,11 +111,11 @@ def _as_json(search: Search, out: Path, page: Path) -> dict[str, Any]:
         "score": None if best is None else best.score,
         "hyperparameters": None if best is None else {**search.tuning.fixed, **best.values},
         "edges": search.edges,
-        "points": [_point(point) for point in search.points],
+        "points": [_point(point) for point in search.trials],
     }
 
 
-def _point(point: Tested) -> dict[str, Any]:
+def _point(point: Trial) -> dict[str, Any]:
     score = None if math.isnan(point.score) else point.score
     return {
         "values": dict(point.values),

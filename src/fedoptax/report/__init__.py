@@ -1,27 +1,33 @@
-"""Reports on runs: tables, figures and one HTML page, from nothing but the folders the runs left."""
+"""Reports on runs: tables, figures and one HTML page, from nothing but the folders that runs leave."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from fedoptax.errors import RunError
+from fedoptax._files import write_atomically
+from fedoptax.report.figures import draw_figures
 from fedoptax.report.groups import Group, group_runs
-from fedoptax.report.load import Run, found_runs, load_runs
-from fedoptax.report.tables import final_table, history_table, to_markdown
+from fedoptax.report.load import Run, load_runs
+from fedoptax.report.page import render
+from fedoptax.report.report import load_report
+from fedoptax.report.searches import points_table
+from fedoptax.report.tables import final_table, history_table, tabulate_history, to_csv, to_markdown
 
 __all__ = [
     "Group", "Run", "final_table", "group_runs", "history_table", "load_runs", "to_markdown", "write_report",
 ]  # fmt: skip
 
-_OURS = re.compile(r"(metric-rounds|metric-megabytes|train-loss-rounds|(partition|heat-map|profile)(-\d+)?)\.png")
+_FIGURE = re.compile(
+    r"(metric-rounds|metric-megabytes|train-loss-rounds|(partition|heat-map|profile)(-\d+)?)\.(png|svg)"
+)
 
 
 def write_report(path: str | Path, out: str | Path | None = None, target: float | None = None) -> Path:
-    """Writes report.html, figures/*.png, table.csv, table.md and history.csv of all runs at or below a folder.
+    """Write report.html, figures/*.png and *.svg, table.csv, table.md and history.csv of all runs at or below a folder.
 
-    Each file appears whole or not at all; what an earlier report left is replaced. Searches get heat maps, curves and
-    points.csv; where there are only searches, the runs are the best points of each.
+    Searches get heat maps, profiles and points.csv; where there are only searches, the runs are their best points.
+    Each file appears whole or not at all, and what an earlier report left is replaced.
 
     Args:
       path: a run, a comparison, a search, or a folder with any of these below it.
@@ -32,45 +38,31 @@ def write_report(path: str | Path, out: str | Path | None = None, target: float 
       The path of report.html.
 
     Raises:
-      RunError: no run there, a damaged one, or the report cannot be written.
+      RunError: there is no run, one is damaged, or the report cannot be written.
     """
-    from fedoptax.report.figures import figures
-    from fedoptax.report.html import render
-    from fedoptax.report.search_figures import search_figures
-    from fedoptax.report.searches import LEADING, load_searches, points_table
-    from fedoptax.report.tables import to_csv
-    from fedoptax.report.titles import title_of
-    from fedoptax.storage.folder import write_atomically
-
-    runs, searches = found_runs(path), load_searches(Path(path))
-    runs = runs or [point.run for search in searches for point in search.ranked[:LEADING]] or load_runs(path)
+    report = load_report(path, target)
     folder = Path(path if out is None else out)
-    if (folder / "figures").is_symlink():  # of a folder from others: it may lead anywhere
-        raise RunError(f"'{folder / 'figures'}' is a link; a folder is allowed")
-    table = final_table(runs, target)
-    pictures = {f"figures/{name}": data for name, data in (figures(runs) | search_figures(searches)).items()}
+    files = {f"figures/{name}": data for name, data in draw_figures(report).items()}
     texts = {
-        "table.csv": to_csv(table),
-        "table.md": to_markdown(table),
-        "history.csv": to_csv(history_table(runs)),
-        "report.html": render(runs, title_of(runs), target, searches, folder),
+        "table.csv": to_csv(report.table),
+        "table.md": to_markdown(report.table),
+        "history.csv": to_csv(tabulate_history(report.groups)),
+        "report.html": render(report, folder),
     }
-    if searches:
-        texts["points.csv"] = to_csv(points_table(searches))
-    stale = _left_over(folder) - {folder / name for name in (*pictures, *texts)}
-    for name, data in {**pictures, **{name: text.encode("utf-8", "replace") for name, text in texts.items()}}.items():
+    if report.searches:
+        texts["points.csv"] = to_csv(points_table([search for search, _ in report.searches]))
+    files |= {name: text.encode("utf-8", "replace") for name, text in texts.items()}
+    stale = _files_of_earlier_report(folder) - {folder / name for name in files}
+    for name, data in files.items():
         write_atomically(folder / name, data)
-    try:
-        for file in stale:
-            file.unlink(missing_ok=True)
-    except OSError as error:
-        raise RunError(f"'{folder}' holds files of an earlier report that cannot be removed: {error}") from error
+    for file in stale:
+        file.unlink(missing_ok=True)
     return folder / "report.html"
 
 
-def _left_over(folder: Path) -> set[Path]:
+def _files_of_earlier_report(folder: Path) -> set[Path]:
     """The files of an earlier report that not every report has."""
     if not (folder / "report.html").is_file():
-        return set()  # there was none: what bears such a name is somebody's own
-    pictures = {path for path in (folder / "figures").glob("*.png") if _OURS.fullmatch(path.name)}
-    return {path for path in {*pictures, folder / "points.csv"} if path.is_file()}
+        return set()  # without a report, files of such names are the user's own
+    figures = {path for path in (folder / "figures").glob("*") if _FIGURE.fullmatch(path.name)}
+    return {path for path in {*figures, folder / "points.csv"} if path.is_file()}

@@ -1,34 +1,37 @@
-"""PNG figures for papers and README files."""
+"""PNG and SVG figures for papers and README files, by Matplotlib."""
 
 from __future__ import annotations
 
 import io
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-from fedoptax.report.curves import Curve, curve, higher_is_better, limits, thin
-from fedoptax.report.groups import Group, group_runs
-from fedoptax.report.load import Run
-from fedoptax.report.partition import SHOWN, Partition, partitions
-from fedoptax.report.style import LIGHT, MATPLOTLIB_MARKERS, look
-from fedoptax.report.words import count, metric_name
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from fedoptax.report.curves import Curve, Metric, axis_limits
+from fedoptax.report.partition import SHOWN, Partition
+from fedoptax.report.report import Report
+from fedoptax.report.searches import HeatMap, Profile
+from fedoptax.report.style import LIGHT, look, shade_color
+from fedoptax.report.words import format_count, format_number, metric_title, metric_words
 
 #: Points a curve has at most in a figure.
 POINTS = 1000
-GREY = "#6a7079"
+GREY, INK, BARS = "#6a7079", "#24292f", "#8d98a7"
 _STYLE: dict[Any, Any] = {
     "font.size": 9.0,
     "axes.labelsize": 9.5,
-    "axes.titlesize": 10.5,
-    "axes.titleweight": "bold",
+    "axes.titlesize": 9.0,
     "axes.titlelocation": "left",
     "axes.titlepad": 9.0,
     "axes.spines.top": False,
@@ -42,212 +45,240 @@ _STYLE: dict[Any, Any] = {
     "ytick.color": GREY,
     "xtick.labelsize": 8.5,
     "ytick.labelsize": 8.5,
-    "axes.labelcolor": "#24292f",
-    "text.color": "#24292f",
+    "axes.labelcolor": INK,
+    "text.color": INK,
     "legend.frameon": False,
     "legend.fontsize": 8.5,
     "text.parse_math": False,
     "text.usetex": False,
     "font.family": "sans-serif",
-    "figure.dpi": 100.0,
     "savefig.dpi": 180.0,
+    "svg.hashsalt": "fedoptax",
 }
 
 
-def figures(runs: Sequence[Run]) -> dict[str, bytes]:
-    """All figures of a report as PNG, by file name; those without data are left out."""
-    groups = group_runs(runs)
-    metric = groups[0].metric
+def draw_figures(report: Report) -> dict[str, bytes]:
+    """Draw all figures of a report, by file name; those without data are left out."""
+    metrics = {metric.name: metric for metric in report.metrics}
+    primary = metrics.get(report.groups[0].metric)
+    drawn: dict[str, Figure] = {}
     with styled():
-        drawn: dict[str, Figure | None] = {
-            "metric-rounds.png": curve_figure(groups, metric, x="rounds"),
-            "metric-megabytes.png": curve_figure(groups, metric, x="megabytes"),
-            "train-loss-rounds.png": curve_figure(groups, "train_loss", x="rounds"),
-        }
-        for place, item in enumerate(partitions(groups), start=1):
-            drawn["partition.png" if place == 1 else f"partition-{place}.png"] = partition_figure(item)
-        return {name: png(figure) for name, figure in drawn.items() if figure is not None}
+        if primary is not None:
+            drawn["metric-rounds"] = draw_curves(primary, "rounds")
+            drawn["metric-megabytes"] = draw_curves(primary, "megabytes")
+        if "train_loss" in metrics:
+            drawn["train-loss-rounds"] = draw_curves(metrics["train_loss"], "rounds")
+        for place, partition in enumerate(report.partitions, start=1):
+            drawn["partition" if place == 1 else f"partition-{place}"] = draw_partition(partition)
+        for place, (_, heat_map) in enumerate(report.searches, start=1):
+            if heat_map is not None:
+                drawn["heat-map" if len(report.searches) == 1 else f"heat-map-{place}"] = draw_heat_map(heat_map)
+        for place, profile in enumerate(report.profiles, start=1):
+            drawn[f"profile-{place}"] = draw_profile(profile)
+        return {f"{name}.{kind}": _save(figure, kind) for name, figure in drawn.items() for kind in ("png", "svg")}
 
 
-def partition_png(item: Partition) -> bytes:
-    """The picture of a partition as PNG."""
+def partition_png(partition: Partition) -> bytes:
+    """Draw a partition as PNG."""
     with styled():
-        return png(partition_figure(item))
+        return _save(draw_partition(partition), "png")
 
 
-def curve_figure(groups: Sequence[Group], metric: str, x: str = "rounds") -> Figure | None:
-    """A metric of all groups: the mean over seeds as a line, ± standard deviation as a band.
+def draw_curves(metric: Metric, x: str = "rounds") -> Figure:
+    """Draw a metric of all groups: the mean over seeds as a line, ± standard deviation as a band.
 
     Args:
-      groups: from `group_runs`.
-      metric: a history column.
-      x: `"rounds"`, or `"megabytes"` for all that was sent both ways.
+      metric: with at least one curve.
+      x: `"rounds"`, or `"megabytes"` for what was sent both ways.
     """
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    found = [(group, curve(group, metric)) for group in groups]
-    curves = [(group, thin(c, POINTS)) for group, c in found if c is not None]
-    if not curves:
-        return None
-    rows = len(curves) if max(len(group.label) for group, _ in curves) <= 34 else 0
-    beside = 0 < rows <= 21
-    figure = Figure(figsize=(7.6, max(4.0, 0.19 * rows + 0.9) if beside else 4.2), layout="constrained")
+    curves = [curve.thinned(POINTS) for curve in metric.curves]
+    labels = [visible(curve.group.label) for curve in curves]
+    rows = len(curves) if max(map(len, labels)) <= 34 else 0
+    is_beside = 0 < rows <= 21
+    figure = Figure(figsize=(7.6, max(4.0, 0.19 * rows + 0.9) if is_beside else 4.2), layout="constrained")
     axes = figure.add_subplot()
-    for group, c in curves:
-        _draw_curve(axes, group, c, c.rounds if x == "rounds" else c.megabytes)
-    _scale(axes, metric, curves, higher_is_better(groups, metric))
+    lines = [_draw_curve(axes, curve, curve.rounds if x == "rounds" else curve.megabytes) for curve in curves]
+    _scale_values(axes, metric, curves)
     axes.set_xlabel("Round" if x == "rounds" else "Sent by and to all clients (MB)")
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10], integer=x == "rounds"))
     axes.margins(x=0.015)
-    several = max(len(c.seeds) for _, c in curves)
-    if several > 1:
-        note = f"mean of {several} seeds, band ± 1 standard deviation"
-        axes.set_title(note, loc="right", color=GREY, fontsize=8.5, fontweight="normal", pad=6)
-    handles = [axes.lines[place] for place in _main_lines(axes)]
-    labels = [visible(group.label) for group, _ in curves]
-    if beside:
-        figure.legend(handles, labels, loc="outside right upper", handlelength=3.2)
-    else:
-        figure.legend(handles, labels, loc="outside lower left", handlelength=3.2)
+    seeds = max(len(curve.seeds) for curve in curves)
+    if seeds > 1:
+        axes.set_title(f"mean of {seeds} seeds, band ± 1 standard deviation", loc="right", color=GREY, fontsize=8.5)
+    figure.legend(lines, labels, loc="outside right upper" if is_beside else "outside lower left", handlelength=3.2)
     return figure
 
 
-def partition_figure(item: Partition) -> Figure:
-    """Who holds which data: the first clients' classes and sizes, and how all sizes are distributed."""
-    from matplotlib.figure import Figure
-
-    rows = 0 if item.counts is None else item.counts.shape[1]
-    height = 3.4 if rows == 0 else min(6.5, 2.6 + 0.13 * max(rows, 8))
-    figure = Figure(figsize=(7.6, height), layout="constrained")
-    histogram = len(item.sizes) > 2
-    ratio = [2.6, 1] if histogram else [1]
-    if item.counts is None:
-        top, *side = figure.subplots(1, len(ratio), width_ratios=ratio, squeeze=False)[0]
-    else:
-        grid = figure.add_gridspec(2, len(ratio), width_ratios=ratio, height_ratios=[1, max(1.6, rows * 0.14)])
-        top = figure.add_subplot(grid[0, 0])
-        below = figure.add_subplot(grid[1, 0], sharex=top)
-        side = [figure.add_subplot(grid[:, 1])] if histogram else []
-        _draw_classes(figure, below, item)
-        top.tick_params(labelbottom=False, bottom=False)
-    _draw_sizes(top, item, is_last=item.counts is None)
-    for axes in side:
-        _draw_histogram(axes, item)
-    top.set_title(visible(item.title), fontsize=9, fontweight="normal")
-    return figure
-
-
-def _draw_curve(axes: Axes, group: Group, c: Curve, x: np.ndarray) -> None:
-    style = look(group.index)
+def _draw_curve(axes: Axes, curve: Curve, x: np.ndarray) -> Line2D:
+    style, index = look(curve.group.index), curve.group.index
     color = LIGHT[style.color]
-    shown = np.isfinite(c.mean) & np.isfinite(x)
+    shown = np.isfinite(curve.mean) & np.isfinite(x)
     size = max(1, int(shown.sum()))
-    axes.fill_between(x, c.mean - c.std, c.mean + c.std, color=color, alpha=0.15, linewidth=0)
-    axes.plot(
-        x[shown], c.mean[shown], color=color, linewidth=1.5, label=visible(group.label),
+    axes.fill_between(x, curve.mean - curve.std, curve.mean + curve.std, color=color, alpha=0.15, linewidth=0)
+    (line,) = axes.plot(
+        x[shown],
+        curve.mean[shown],
+        color=color,
+        linewidth=1.5,
         linestyle=(0, style.dash) if style.dash else "-",
-        marker=MATPLOTLIB_MARKERS[style.marker], markersize=4.2, markeredgecolor="white", markeredgewidth=0.5,
-        markevery=(min(size - 1, (group.index * 3) % max(1, size // 8)), max(1, size // 8)),
-    )  # fmt: skip
-    if group.diverged and shown.any():
-        axes.plot(x[shown][-1:], c.mean[shown][-1:], marker="x", color=color, markersize=8, markeredgewidth=2)
+        marker=style.matplotlib_marker,
+        markersize=4.2,
+        markeredgecolor="white",
+        markeredgewidth=0.5,
+        markevery=(min(size - 1, (index * 3) % max(1, size // 8)), max(1, size // 8)),
+    )
+    if curve.group.is_diverged and shown.any():
+        axes.plot(x[shown][-1:], curve.mean[shown][-1:], marker="x", color=color, markersize=8, markeredgewidth=2)
+    return line
 
 
-def _main_lines(axes: Axes) -> Iterator[int]:
-    """The places of the labelled lines: the crosses at the end of diverged curves have no label."""
-    for place, line in enumerate(axes.lines):
-        if not str(line.get_label()).startswith("_child"):
-            yield place
-
-
-def _scale(axes: Axes, metric: str, curves: Sequence[tuple[Group, Curve]], higher: bool) -> None:
-    """A logarithmic axis for losses over more than a factor of 20, else a linear one."""
-    from matplotlib.ticker import LogLocator, NullFormatter
-
-    values = np.concatenate([c.mean for _, c in curves])
+def _scale_values(axes: Axes, metric: Metric, curves: Sequence[Curve]) -> None:
+    """Choose a logarithmic axis for losses over more than a factor of 20, else a linear one."""
+    values = np.concatenate([curve.mean for curve in curves])
     values = values[np.isfinite(values)]
-    log = bool(not higher and values.size and values.min() > 0 and values.max() > 20 * values.min())
-    if log:
+    is_log = bool(not metric.higher_is_better and values.size and values.min() > 0 and values.max() > 20 * values.min())
+    if is_log:
         axes.set_yscale("log", subs=(2, 3, 5))
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.yaxis.set_minor_formatter(NullFormatter())
-    bounds = limits(curves, log)
-    if bounds is not None:
-        axes.set_ylim(*bounds)
-    axes.set_ylabel(metric_name(metric) + (" (log scale)" if log else ""))
+    limits = axis_limits(curves, is_log)
+    if limits is not None:
+        axes.set_ylim(*limits)
+    axes.set_ylabel(visible(metric_title(metric.name)) + (" (log scale)" if is_log else ""))
 
 
-def _draw_sizes(axes: Axes, item: Partition, is_last: bool) -> None:
-    shown = item.sizes[:SHOWN]
-    axes.bar(np.arange(len(shown)), shown, width=0.82, color="#8d98a7", linewidth=0)
+def draw_partition(partition: Partition) -> Figure:
+    """Draw how data are divided: the first clients' sizes and classes, and the distribution of all sizes."""
+    classes = 0 if partition.counts is None else partition.counts.shape[1]
+    height = 3.4 if classes == 0 else min(6.5, 2.6 + 0.13 * max(classes, 8))
+    figure = Figure(figsize=(7.6, height), layout="constrained")
+    ratio = [2.6, 1] if len(partition.sizes) > 2 else [1]
+    heights = [1, max(1.6, classes * 0.14)] if classes else [1]
+    grid = figure.add_gridspec(len(heights), len(ratio), width_ratios=ratio, height_ratios=heights)
+    top = figure.add_subplot(grid[0, 0])
+    below = figure.add_subplot(grid[1, 0], sharex=top) if classes else top
+    if classes:
+        _draw_classes(figure, below, partition)
+        top.tick_params(labelbottom=False, bottom=False)
+    _draw_sizes(top, partition)
+    below.set_xlabel(partition.client_title)
+    if len(partition.sizes) <= 12:
+        below.set_xticks(np.arange(len(partition.sizes)))
+    if len(ratio) > 1:
+        _draw_histogram(figure.add_subplot(grid[:, 1]), partition)
+    top.set_title(visible(partition.title))
+    return figure
+
+
+def _draw_sizes(axes: Axes, partition: Partition) -> None:
+    sizes = partition.sizes[:SHOWN]
+    axes.bar(np.arange(len(sizes)), sizes, width=0.82, color=BARS, linewidth=0)
     axes.set_ylabel("Examples")
     axes.grid(axis="x", visible=False)
-    axes.set_xlim(-0.6, len(shown) - 0.4)
-    if is_last:
-        _label_clients(axes, item)
+    axes.set_xlim(-0.6, len(sizes) - 0.4)
 
 
-def _draw_classes(figure: Figure, axes: Axes, item: Partition) -> None:
-    assert item.counts is not None
-    share = item.counts / np.maximum(1, item.counts.sum(1, keepdims=True))
-    image = axes.imshow(share.T, aspect="auto", cmap="Blues", vmin=0, vmax=item.top_share, interpolation="nearest")
+def _draw_classes(figure: Figure, axes: Axes, partition: Partition) -> None:
+    top, classes = partition.top_share, partition.shares.shape[1]
+    image = axes.imshow(partition.shares.T, aspect="auto", cmap="Blues", vmin=0, vmax=top, interpolation="nearest")
     axes.grid(visible=False)
     axes.set_ylabel("Class")
-    classes = share.shape[1]
     axes.set_yticks(np.arange(0, classes, max(1, -(-classes // 12))))
     for side in ("left", "bottom"):
         axes.spines[side].set_visible(False)
     axes.tick_params(length=0)
-    _label_clients(axes, item)
     bar = figure.colorbar(image, ax=axes, location="bottom", shrink=0.5, aspect=36, pad=0.02)
     bar.set_label("Share of the client's examples", fontsize=8.5)
-    ticks = [0, item.top_share / 2, item.top_share]
-    bar.set_ticks(ticks, labels=[f"{100 * tick:.0f} %" for tick in ticks])
+    bar.set_ticks([0, top / 2, top], labels=[f"{100 * tick:.0f} %" for tick in (0, top / 2, top)])
     bar.outline.set_visible(False)
 
 
-def _label_clients(axes: Axes, item: Partition) -> None:
-    total = len(item.sizes)
-    axes.set_xlabel("Client" if total <= SHOWN else f"Client (the first {SHOWN} of {total:,})")
-    if total <= 12:
-        axes.set_xticks(np.arange(total))
-
-
-def _draw_histogram(axes: Axes, item: Partition) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    axes.bar(item.edges[:-1] - 0.5, item.bins, width=np.diff(item.edges) * 0.9, align="edge", color="#8d98a7")
+def _draw_histogram(axes: Axes, partition: Partition) -> None:
+    edges = partition.edges
+    axes.bar(edges[:-1] - 0.5, partition.bins, width=np.diff(edges) * 0.9, align="edge", color=BARS)
     axes.grid(axis="x", visible=False)
-    axes.set_xlabel("Examples of a client")
+    axes.set_xlabel("Examples per client")
     axes.set_ylabel("Clients")
-    axes.set_title(f"Sizes of all {count(len(item.sizes), 'client')}", fontsize=9, fontweight="normal")
+    axes.set_title(f"Sizes of all {format_count(len(partition.sizes), 'client')}")
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10], integer=True))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 5, 10], integer=True))
 
 
-def visible(label: str) -> str:
-    """A label that Matplotlib shows: one line, and no leading underscore, which it takes for a hidden artist."""
-    text = " ".join(label.split()) or "–"
-    text = text if len(text) <= 72 else text[:71] + "…"
+def draw_heat_map(heat_map: HeatMap) -> Figure:
+    """Draw a number in each cell, a frame around the chosen one and a cross where a run diverged."""
+    shades = [[math.nan if cell is None else heat_map.shade(cell) for cell in row] for row in heat_map.cells]
+    columns, rows = heat_map.columns, heat_map.rows
+    figure = Figure(figsize=(1.6 + 0.62 * len(columns), 1.5 + 0.42 * len(rows)), layout="constrained")
+    axes = figure.add_subplot()
+    colors = LinearSegmentedColormap.from_list("shades", [shade_color(i / 10) for i in range(11)])
+    axes.imshow(np.array(shades, float), cmap=colors, vmin=0, vmax=1, aspect="auto")
+    axes.grid(visible=False)
+    for i, row in enumerate(heat_map.cells):
+        for j, cell in enumerate(row):
+            if cell is None:
+                continue
+            text = format_number(cell.value, 3) if cell.is_known else "×"
+            color = "white" if shades[i][j] > 0.6 else INK
+            axes.text(j, i, text, ha="center", va="center", fontsize=7.5, color=color)
+            if cell is heat_map.search.best:
+                axes.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, fill=False, edgecolor="#cf5300", linewidth=2))
+    axes.set_xticks(range(len(columns)), [visible(name, 20) for name in columns], rotation=45)
+    axes.set_yticks(range(len(rows)), [visible(name, 20) for name in rows])
+    axes.set_xlabel(visible(heat_map.x, 20))
+    axes.set_ylabel(visible(heat_map.y, 20))
+    axes.set_title(visible(f"{heat_map.search.algorithm}: {metric_words(heat_map.search.metric)}", 40))
+    return figure
+
+
+def draw_profile(profile: Profile) -> Figure:
+    """Draw lines (or dots, for a search without a grid) of the metric against one hyper-parameter."""
+    figure = Figure(figsize=(5.4, 3.4), layout="constrained")
+    axes = figure.add_subplot()
+    for place, (name, line) in enumerate(profile.lines.items()):
+        x, y = zip(*line, strict=True)
+        style, linestyle = look(place), "-" if profile.is_grid else "none"
+        axes.plot(
+            x,
+            y,
+            color=LIGHT[style.color],
+            marker=style.matplotlib_marker,
+            markersize=4.5,
+            linewidth=1.5,
+            linestyle=linestyle,
+            label=visible(name),
+        )
+    if profile.is_log:
+        axes.set_xscale("log")
+    axes.set_xlabel(visible(profile.name))
+    axes.set_ylabel(visible(profile.metric_title))
+    axes.legend()
+    return figure
+
+
+def visible(label: str, length: int = 72) -> str:
+    """Make a label that Matplotlib shows: one short line without control characters.
+
+    Matplotlib hides labels that start with an underscore, and would break an SVG at a control character.
+    """
+    text = "".join(letter if letter.isprintable() else "?" for letter in " ".join(label.split())) or "–"
+    text = text if len(text) <= length else text[: length - 1] + "…"
     return f" {text}" if text.startswith("_") else text
 
 
-def png(figure: Figure) -> bytes:
-    """The figure as a file."""
+def _save(figure: Figure, kind: str) -> bytes:
+    """Write the figure as a PNG or SVG file that depends on nothing but the data."""
     buffer = io.BytesIO()
+    metadata = {"Software": "fedoptax"} if kind == "png" else {"Creator": "fedoptax", "Date": None}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
-        figure.savefig(buffer, format="png", metadata={"Software": "fedoptax"})
+        figure.savefig(buffer, format=kind, metadata=metadata)
     return buffer.getvalue()
 
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Our look, whatever the user's matplotlibrc says."""
-    import matplotlib
-
+    """Apply our look, whatever the user's matplotlibrc says."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedoptax.report.load import Run
-from fedoptax.report.words import faults_in_words, setting
+from fedoptax.report.words import describe_faults, format_count, format_setting, join_words
 
-#: Fields of a config that follow from the others, name the place, differ by seed, or change no result (see
-#: `record.refuse_another`): they make no new group.
+#: Config fields that make no group: they follow from others, name a place, differ by seed, or change no result.
 NOT_SETTINGS = frozenset(
     {
         "format", "kind", "fedoptax", "seed", "num_params", "bytes", "partition", "environment", "command",
@@ -23,13 +22,13 @@ NOT_SETTINGS = frozenset(
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """The runs of one algorithm with one set of settings, a run a seed.
+    """The runs of one algorithm with one set of settings, one run per seed.
 
     Attributes:
-      label: what tables and figures call it; no two groups share one.
-      index: its place, which gives its colour and marker everywhere.
-      runs: one a seed, in the order they were found.
-      problem: the same for groups that solve the same task and so can be ranked.
+      label: the name in tables and figures; no two groups share one.
+      index: the place in the report, which gives colour and marker.
+      runs: one per seed, in the order they were found.
+      problem: equal for groups that solve the same task and so can be ranked.
     """
 
     label: str
@@ -54,31 +53,28 @@ class Group:
 
     @property
     def higher_is_better(self) -> bool:
-        """Whether more of `metric` is better."""
+        """Whether a higher `metric` is better."""
         return self.runs[0].higher_is_better
 
     @property
-    def complete(self) -> bool:
-        """Whether every run came to its end."""
+    def is_complete(self) -> bool:
+        """Whether every run completed."""
         return all(run.status == "completed" for run in self.runs)
 
     @property
-    def diverged(self) -> bool:
+    def is_diverged(self) -> bool:
         """Whether any run diverged."""
         return any(run.status == "diverged" for run in self.runs)
 
     @property
-    def counted(self) -> tuple[Run, ...]:
-        """The runs that end values are taken from.
-
-        These are the completed ones; if there is none, all that did not diverge.
-        """
-        whole = tuple(run for run in self.runs if run.status == "completed")
-        return whole or tuple(run for run in self.runs if run.status != "diverged")
+    def counted_runs(self) -> tuple[Run, ...]:
+        """The runs that final values are taken from: the completed ones, else all that did not diverge."""
+        completed = tuple(run for run in self.runs if run.status == "completed")
+        return completed or tuple(run for run in self.runs if run.status != "diverged")
 
     @property
     def status(self) -> str:
-        """The status of all runs, or how many of them have which."""
+        """The status of all runs, or how many have which."""
         states = [run.status for run in self.runs]
         if len(set(states)) == 1:
             return states[0]
@@ -87,63 +83,58 @@ class Group:
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """The groups of some runs, in the order of each group's first run."""
-    members: dict[tuple[tuple[str, str], ...], list[Run]] = defaultdict(list)
+    """Group runs by their settings, in the order of each group's first run."""
+    members: dict[frozenset[tuple[str, str]], list[Run]] = defaultdict(list)
     settings: list[dict[str, str]] = []
     for run in runs:
-        key, plain = _free_key(run, members)
-        if key not in members:
+        plain = {name: format_setting(value) for name, value in flatten(run.config).items()} | {"copy": "1"}
+        key = frozenset(plain.items())
+        while any(other.config["seed"] == run.config["seed"] for other in members[key]):
+            plain["copy"] = str(int(plain["copy"]) + 1)  # a repetition must not pass as another seed
+            key = frozenset(plain.items())
+        if not members[key]:
             settings.append(plain)
         members[key].append(run)
-    labels = _labels(settings)
     return [
         Group(label, index, tuple(group), _problem(plain, group[0]))
-        for index, (label, plain, group) in enumerate(zip(labels, settings, members.values(), strict=True))
+        for index, (label, plain, group) in enumerate(zip(_labels(settings), settings, members.values(), strict=True))
     ]
 
 
+def title_of(groups: Sequence[Group]) -> str:
+    """Write a heading: the algorithms and the tasks, or how many there are."""
+    names = list(dict.fromkeys(group.algorithm for group in groups))
+    tasks = list(dict.fromkeys(str(run.config["task"]["name"]) for group in groups for run in group.runs))
+    who = join_words(names) if len(names) <= 3 else format_count(len(names), "algorithm")
+    where = join_words(tasks) if len(tasks) <= 3 else format_count(len(tasks), "task")
+    return f"{who} on {where}"
+
+
 def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested dictionaries as one, with dotted names."""
+    """Flatten nested settings to one level with dotted names."""
     flat: dict[str, Any] = {}
     for name, item in value.items():
         full = f"{prefix}{name}"
         if full in NOT_SETTINGS:
             continue
-        if full == "faults":  # eight numbers, of which most say nothing
-            flat[full] = faults_in_words(item)
-            continue
-        flat |= flatten(item, f"{full}.") if isinstance(item, dict) else {full: item}
+        if full == "faults":
+            flat[full] = describe_faults(item)
+        else:
+            flat |= flatten(item, f"{full}.") if isinstance(item, dict) else {full: item}
     return flat
 
 
-def _free_key(
-    run: Run, members: Mapping[tuple[tuple[str, str], ...], list[Run]]
-) -> tuple[tuple[tuple[str, str], ...], dict[str, str]]:
-    """The run's settings; a repetition of settings and seed is counted, so that it does not pass as a seed."""
-    plain = {name: setting(value) for name, value in flatten(run.config).items()}
-    copy = 1
-    while True:
-        counted = plain | {"copy": str(copy)}
-        key = tuple(sorted(counted.items()))
-        if all(other.config["seed"] != run.config["seed"] for other in members.get(key, [])):
-            return key, counted
-        copy += 1
-
-
 def _problem(plain: Mapping[str, str], run: Run) -> str:
-    task = {name: value for name, value in plain.items() if name.startswith("task.")}
-    return repr((sorted(task.items()), run.metric, run.higher_is_better))
+    task = sorted((name, value) for name, value in plain.items() if name.startswith("task."))
+    return repr((task, run.metric, run.higher_is_better))
 
 
 def _labels(settings: Sequence[Mapping[str, str]]) -> list[str]:
-    """The algorithm's name each, followed by what tells it from others of that name."""
-    by_name: dict[str, list[Mapping[str, str]]] = defaultdict(list)
-    for plain in settings:
-        by_name[plain["algorithm.name"]].append(plain)
+    """Name each group by its algorithm and what distinguishes it from others of that name."""
     labels: list[str] = []
     for plain in settings:
         name = plain["algorithm.name"]
-        namesakes = by_name[name]
+        namesakes = [other for other in settings if other["algorithm.name"] == name]
         fields = dict.fromkeys(field for other in namesakes for field in other)
         differing = [field for field in fields if len({other.get(field) for other in namesakes}) > 1]
         parts = [f"{field.rsplit('.', 1)[-1]}={plain[field]}" for field in differing if field in plain]

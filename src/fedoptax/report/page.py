@@ -1,216 +1,274 @@
-"""What the HTML page says: texts and tables for its template, numbers for its script."""
+"""The report as one HTML page that needs nothing else: no network and no other file."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import math
+import os
 from collections.abc import Callable, Sequence
+from importlib import resources
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
 
-from fedoptax.report.curves import Curve, curve, higher_is_better, metric_names, thin
+from fedoptax.report import words
+from fedoptax.report.curves import Curve, axis_limits
 from fedoptax.report.groups import Group
 from fedoptax.report.load import Run
-from fedoptax.report.partition import SHOWN, Partition, partitions, title
-from fedoptax.report.style import DASHES, MARKERS, look
-from fedoptax.report.tables import final_table, shown_columns, shown_rows
-from fedoptax.report.verdict import verdicts
-from fedoptax.report.words import count, data_size, faults_in_words, listed, metric_name, one_of, setting
+from fedoptax.report.partition import SHOWN, Partition, task_title
+from fedoptax.report.report import Report
+from fedoptax.report.searches import HeatMap, Profile, Trial, describe_search, edge_warnings
+from fedoptax.report.style import SHADES, look, palette_css
+from fedoptax.report.tables import shown_columns, table_rows
+from fedoptax.report.words import describe_faults, format_count, join_values, join_words, metric_title
 
 #: Points a curve has at most on the page.
 POINTS = 2000
+#: The page's own script, in the order of use: one function scope holds it.
+SCRIPTS = ("charts.js", "curves.js", "page.js")
 
 
-def page(groups: Sequence[Group], runs: Sequence[Run], target: float | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The template's content and the script's data."""
-    table = final_table(runs, target)
-    found = verdicts(table)
-    parts, metrics = partitions(groups), metric_names(groups)
-    winners = {verdict.leader for verdict in found if verdict.clear}
-    leading_only = all((run.path.parent / "tune.json").is_file() for run in runs)
-    content = {
-        "intro": intro(groups, leading_only),
-        "facts": facts(groups),
-        "verdicts": [] if leading_only else [verdict.text for verdict in found],
-        "warnings": problems(groups),
-        "columns": shown_columns(table),
-        "rows": [
-            {"cells": row, "label": row["algorithm"], "look": look_of(group), "best": row["algorithm"] in winners}
-            for row, group in zip(shown_rows(table), groups, strict=True)
-        ],
-        "settings": [settings(group) for group in groups],
-        "partitions": [{"title": part.title, "sentence": part.sentence, "seed": part.seed} for part in parts],
-        "environment": environment(runs),
-        "commands": commands(runs),
-        "thinned": any(len(run.rows) > POINTS for run in runs),
-        "points": POINTS,
+def render(report: Report, folder: Path = Path()) -> str:
+    """Write a report as one self-contained page.
+
+    Every text from the runs is escaped; the page's policy forbids any script but its own, and all network.
+
+    Args:
+      report: from `load_report`.
+      folder: where the page will be; links lead from there.
+    """
+    environment = Environment(
+        loader=PackageLoader("fedoptax.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "look": look,
+        "number": words.format_number,
+        "setting": words.format_setting,
+        "title_of": metric_title,
+        "describe": describe_search,
+        "edge_warnings": edge_warnings,
+        "link": lambda path: relative_link(path, folder),
+        "shade": _shade_class,
         "sort_key": _sort_key,
-        "leading_only": leading_only,
     }
-    data = {
-        "groups": [_group_data(group, metrics) for group in groups],
+    own = "\n".join(map(_template, SCRIPTS))
+    scripts = [get_plotlyjs(), f'(() => {{\n"use strict";\n{own}\n}})();\n']
+    groups = report.groups
+    return environment.get_template("report.html").render(
+        report=report,
+        policy=make_policy(scripts),
+        style=Markup(palette_css() + _template("report.css")),
+        scripts=[Markup(text) for text in scripts],
+        data=Markup(json_for_html(chart_data(report))),
+        introduction=introduce(report),
+        facts=list_facts(groups),
+        incomplete=list_incomplete(groups),
+        has_spread=any(len(group.runs) > 1 for group in groups),
+        has_diverged=any(group.is_diverged for group in groups),
+        points=POINTS if any(len(run.rows) > POINTS for run in report.runs) else None,
+        columns=shown_columns(report.table),
+        rows=table_rows(report.table),
+        winners=[verdict.leader for verdict in report.verdicts if verdict.is_clear],
+        environment=list_environment(report.runs),
+        commands=list(dict.fromkeys(run.command for run in report.runs if run.command)),
+    )
+
+
+def make_policy(scripts: Sequence[str]) -> str:
+    """A content security policy that allows exactly these scripts, and nothing from elsewhere.
+
+    Styles are free: Plotly adds its own, and without network or script they can do no harm.
+    """
+    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    allowed = " ".join(f"'sha256-{text}'" for text in hashes)
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def json_for_html(value: Any) -> str:
+    """Write JSON that may stand between script tags: without a character that HTML or JavaScript treats specially."""
+    text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    for sign in "<>&\u2028\u2029":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return text
+
+
+def relative_link(target: Path, folder: Path) -> str:
+    """A link to a file at or below a folder; nothing for what lies elsewhere or is missing.
+
+    A folder's name, such as `javascript:x`, must not become a scheme.
+    """
+    path = os.path.relpath(target.resolve(), folder.resolve())
+    if path.startswith("..") or not target.is_file():
+        return ""
+    return "./" + quote(Path(path).as_posix().encode("utf-8", "surrogateescape"))
+
+
+def _template(name: str) -> str:
+    return (resources.files("fedoptax.report") / "templates" / name).read_text(encoding="utf-8")
+
+
+def _shade_class(heat_map: HeatMap, trial: Trial) -> str:
+    return f"s{round(heat_map.shade(trial) * (SHADES - 1))}" if trial.is_known else "lost"
+
+
+def _sort_key(value: Any) -> str:
+    """A cell's value for sorting; nothing for a missing number, which is sorted last."""
+    return "" if isinstance(value, float) and math.isnan(value) else str(value)
+
+
+def chart_data(report: Report) -> dict[str, Any]:
+    """The numbers that the page's scripts draw."""
+    return {
+        "groups": [_group_data(group) for group in report.groups],
         "metrics": [
-            {"name": name, "label": metric_name(name), "higher": higher_is_better(groups, name)} for name in metrics
+            {
+                "name": metric.name,
+                "label": metric_title(metric.name),
+                "higher": metric.higher_is_better,
+                "limits": axis_limits(metric.curves),
+                "logLimits": axis_limits(metric.curves, log=True),
+                "curves": [_curve_data(curve.thinned(POINTS)) for curve in metric.curves],
+            }
+            for metric in report.metrics
         ],
-        "partitions": [_partition_data(part) for part in parts],
+        "partitions": [_partition_data(partition) for partition in report.partitions],
+        "profiles": [_profile_data(profile, report) for profile in report.profiles],
     }
-    return content, data
 
 
-def intro(groups: Sequence[Group], leading_only: bool = False) -> str:
-    """What was done, in a few sentences; `leading_only` says that the runs are the best points of searches."""
-    configs = [group.config for group in groups]
-    tasks = list(dict.fromkeys(title(config) for config in configs))
-    models = [str(config["task"]["model"]) for config in configs if config["task"].get("model")]
-    trained = f"the {one_of(models)} model" if models else "a model"
-    what = count(len(groups), "configuration") if _repeated(groups) else count(len(groups), "algorithm")
-    what = f"The {count(len(groups), 'best point')}" if leading_only else what
-    who = groups[0].label if len(groups) == 1 else what
-    seeds = one_of([len(group.runs) for group in groups])
-    each = "each " if len(groups) > 1 else ""
-    text = f"{who} {each}trained {trained} on {listed(tasks[:4])}{' and more' if len(tasks) > 4 else ''}"
-    text += f", with {seeds} seed{'' if seeds == '1' else 's'}. "
-    described = {str(config["task"].get("description") or "").strip().rstrip(".") for config in configs}
-    text += f"The task: {described.pop()}. " if len(described) == 1 and described != {""} else ""
-    text += f"In each of {_field(configs, 'rounds')} rounds, {_field(configs, 'cohort_size')} of "
-    text += f"{_clients(configs)} clients were drawn, trained locally on their own data ({_work(configs)}) and "
-    return text + "sent their updates to the server."
+def _group_data(group: Group) -> dict[str, Any]:
+    style = look(group.index)
+    return {
+        "label": group.label,
+        "color": style.color,
+        "marker": style.plotly_marker,
+        "dash": ",".join(f"{length}px" for length in style.dash_pixels.split()) or "solid",
+        "diverged": group.is_diverged,
+    }
 
 
-def facts(groups: Sequence[Group]) -> list[tuple[str, str]]:
+def _curve_data(curve: Curve) -> dict[str, Any]:
+    return {
+        "group": curve.group.index,
+        "rounds": curve.rounds.tolist(),
+        "megabytes": _rounded(curve.megabytes),
+        "mean": _rounded(curve.mean),
+        "std": _rounded(curve.std),
+        "seeds": [_rounded(values) for values in curve.seeds] if len(curve.seeds) > 1 else [],
+    }
+
+
+def _partition_data(partition: Partition) -> dict[str, Any]:
+    return {
+        "title": partition.client_title,
+        "sizes": partition.sizes[:SHOWN].tolist(),
+        "counts": None if partition.counts is None else partition.counts.tolist(),
+        "top": None if partition.counts is None else partition.top_share,
+        "edges": partition.edges.tolist(),
+        "bins": partition.bins.tolist(),
+    }
+
+
+def _profile_data(profile: Profile, report: Report) -> dict[str, Any]:
+    looks = {} if report.is_of_search else {group.algorithm: look(group.index) for group in report.groups}
+    lines = []
+    for place, (label, line) in enumerate(profile.lines.items()):
+        style, (x, y) = looks.get(label, look(place)), zip(*line, strict=True)
+        lines.append({"label": label, "color": style.color, "marker": style.plotly_marker, "x": x, "y": y})
+    return {
+        "name": profile.name,
+        "metric": profile.metric_title,
+        "higher": profile.higher_is_better,
+        "isGrid": profile.is_grid,
+        "isLog": profile.is_log,
+        "lines": lines,
+    }
+
+
+def _rounded(values: np.ndarray) -> list[float | None]:
+    """Round to six significant digits, finer than a screen."""
+    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values.tolist()]
+
+
+def introduce(report: Report) -> str:
+    """Say in two sentences what was trained on what."""
+    groups = report.groups
+    tasks = list(dict.fromkeys(task_title(group.config) for group in groups))
+    models = [str(group.config["task"]["model"]) for group in groups if group.config["task"].get("model")]
+    is_repeated = len({group.algorithm for group in groups}) < len(groups)
+    who = format_count(len(groups), "configuration" if is_repeated else "algorithm")
+    if report.is_of_search:
+        who = f"The {format_count(len(groups), 'best point')}"
+    elif len(groups) == 1:
+        who = groups[0].label
+    seeds = join_values(len(group.runs) for group in groups)
+    text = f"{who} trained {f'the {join_values(models)} model' if models else 'a model'} on {join_words(tasks[:4])}"
+    text += f"{' and more' if len(tasks) > 4 else ''}, with {seeds} seed{'' if seeds == '1' else 's'}."
+    described = {str(group.config["task"].get("description") or "").strip().rstrip(".") for group in groups}
+    return f"{text} The task: {described.pop()}." if len(described) == 1 and described != {""} else text
+
+
+def list_facts(groups: Sequence[Group]) -> list[tuple[str, str]]:
     """The settings that all groups share, or their values."""
     configs = [group.config for group in groups]
+
+    def values(name: str) -> str:
+        return join_values(config[name] for config in configs if config.get(name) is not None)
+
+    def unless_default(name: str, default: str, describe: Callable[[Any], str]) -> str:
+        texts = [describe(config[name]) if config.get(name) else default for config in configs]
+        return "" if set(texts) == {default} else join_values(texts)
+
+    sizes = [(config.get("partition") or {}).get("sizes") for config in configs]
+    clients = [len(size) if size else config["task"].get("num_clients") for size, config in zip(sizes, configs)]
     pairs = [
-        ("Clients", _clients(configs)),
-        ("Cohort", _field(configs, "cohort_size")),
-        ("Rounds", _field(configs, "rounds")),
-        ("Batch size", _field(configs, "batch_size")),
-        ("Local epochs", _field(configs, "local_epochs")),
-        ("Local steps", _field(configs, "local_steps")),
-        ("Weighting", _field(configs, "weighting")),
-        ("Faults", _used(configs, "faults", "none", faults_in_words)),
-        ("Aggregation", _used(configs, "aggregate", "mean", str)),
-        ("Seeds", one_of([len(group.runs) for group in groups])),
-        ("Parameters", _field(configs, "num_params")),
+        ("Clients", join_values(number for number in clients if number is not None)),
+        ("Cohort", values("cohort_size")),
+        ("Rounds", values("rounds")),
+        ("Batch size", values("batch_size")),
+        ("Local epochs", values("local_epochs")),
+        ("Local steps", values("local_steps")),
+        ("Weighting", values("weighting")),
+        ("Faults", unless_default("faults", "none", describe_faults)),
+        ("Aggregation", unless_default("aggregate", "mean", str)),
+        ("Seeds", join_values(len(group.runs) for group in groups)),
+        ("Parameters", values("num_params")),
     ]
     return [(name, text) for name, text in pairs if text]
 
 
-def problems(groups: Sequence[Group]) -> list[str]:
-    """A line for every run that did not come to its end."""
+def list_incomplete(groups: Sequence[Group]) -> list[str]:
+    """A line for every run that did not complete."""
     lines = []
     for group in groups:
         for run in group.runs:
-            if run.status == "completed":
-                continue
-            done, rounds = run.summary.get("rounds_done"), run.config["rounds"]
-            state = {"running": "was still running, or was killed,"}.get(run.status, run.status)
-            text = f"{group.label}, seed {run.config['seed']}: {state} after {done} of {rounds} rounds"
-            message = run.summary.get("message")
-            lines.append(f"{text}: {message}" if message else f"{text}.")
+            if run.status != "completed":
+                state = "still running, or killed," if run.status == "running" else run.status
+                done, rounds = run.summary.get("rounds_done"), run.config["rounds"]
+                message = f": {run.summary['message']}" if run.summary.get("message") else "."
+                lines.append(
+                    f"{group.label}, seed {run.config['seed']}: {state} after {done} of {rounds} rounds{message}"
+                )
     return lines
 
 
-def settings(group: Group) -> dict[str, Any]:
-    """An algorithm's hyper-parameters and what it sends."""
-    algorithm, size = group.config["algorithm"], group.config.get("bytes") or {}
-    hypers = algorithm.get("hyperparameters") or {}
-    return {
-        "label": group.label,
-        "look": look_of(group),
-        "hyperparameters": [(name, setting(value)) for name, value in hypers.items()],
-        "up": data_size(size.get("up_per_client")),
-        "down": data_size(size.get("down_per_client")),
-        "reference": algorithm.get("reference") or "",
-    }
-
-
-def environment(runs: Sequence[Run]) -> list[tuple[str, str]]:
+def list_environment(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """Versions and devices of all runs."""
     records = [{"fedoptax": run.config.get("fedoptax")} | (run.config.get("environment") or {}) for run in runs]
     names = dict.fromkeys(name for record in records for name in record)
-    values = {name: [record[name] for record in records if record.get(name)] for name in names}
-    return [(name, one_of(found)) for name, found in values.items() if found]
-
-
-def commands(runs: Sequence[Run]) -> list[str]:
-    """The commands that made the runs, as far as the runs know them."""
-    return list(dict.fromkeys(run.command for run in runs if run.command))
-
-
-def look_of(group: Group) -> dict[str, Any]:
-    """How the page draws a group."""
-    style = look(group.index)
-    return {
-        "color": style.color,
-        "marker": MARKERS[style.marker],
-        "dash": DASHES.index(style.dash),
-        "dasharray": " ".join(f"{2 * length:g}" for length in style.dash),
-    }
-
-
-def _group_data(group: Group, metrics: Sequence[str]) -> dict[str, Any]:
-    curves = {name: curve(group, name) for name in metrics}
-    return {
-        "label": group.label,
-        **look_of(group),
-        "diverged": group.diverged,
-        "seeds": [run.config["seed"] for run in group.runs],
-        "curves": {name: _curve_data(thin(c, POINTS)) for name, c in curves.items() if c is not None},
-    }
-
-
-def _curve_data(c: Curve) -> dict[str, Any]:
-    return {
-        "rounds": c.rounds.tolist(),
-        "megabytes": _short(c.megabytes),
-        "seeds": [_short(values) for values in c.seeds],
-    }
-
-
-def _partition_data(part: Partition) -> dict[str, Any]:
-    return {
-        "clients": len(part.sizes),
-        "sizes": part.sizes[:SHOWN].tolist(),
-        "counts": None if part.counts is None else part.counts.tolist(),
-        "top": part.top_share,
-        "edges": part.edges.tolist(),
-        "bins": part.bins.tolist(),
-    }
-
-
-def _short(values: np.ndarray) -> list[float | None]:
-    """Six significant digits: finer than a screen."""
-    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values.tolist()]
-
-
-def _sort_key(value: Any) -> str:
-    """A cell's sorting value for the page; nothing for a missing number, which is sorted last."""
-    return "" if isinstance(value, float) and math.isnan(value) else str(value)
-
-
-def _repeated(groups: Sequence[Group]) -> bool:
-    return len({group.config["algorithm"]["name"] for group in groups}) < len(groups)
-
-
-def _clients(configs: Sequence[Any]) -> str:
-    sizes = [(config.get("partition") or {}).get("sizes") for config in configs]
-    known = [len(size) if size else config["task"].get("num_clients") for size, config in zip(sizes, configs)]
-    return one_of([value for value in known if value is not None])
-
-
-def _field(configs: Sequence[Any], name: str) -> str:
-    return one_of([config[name] for config in configs if config.get(name) is not None])
-
-
-def _used(configs: Sequence[Any], name: str, default: str, words: Callable[[Any], str]) -> str:
-    """What the configs say of a field that only some have; nothing if none does."""
-    values = [words(config[name]) if config.get(name) else default for config in configs]
-    return "" if set(values) == {default} else one_of(values)
-
-
-def _work(configs: Sequence[Any]) -> str:
-    epochs, steps = _field(configs, "local_epochs"), _field(configs, "local_steps")
-    parts = [f"{epochs} epoch{'' if epochs == '1' else 's'}"] if epochs else []
-    parts += [f"{steps} step{'' if steps == '1' else 's'}"] if steps else []
-    return f"{' or '.join(parts) or 'local steps'}, batches of {_field(configs, 'batch_size') or 'its size'}"
+    found = {name: join_values(record[name] for record in records if record.get(name)) for name in names}
+    return [(name, text) for name, text in found.items() if text]

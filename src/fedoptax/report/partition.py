@@ -1,4 +1,4 @@
-"""Who holds which data: the numbers behind the partition picture."""
+"""The numbers behind the picture of a task's data over its clients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedoptax.report.groups import Group
-from fedoptax.report.words import count, setting
+from fedoptax.report.words import format_count, format_setting
 
 #: Clients shown one by one; all of them are in the histogram.
 SHOWN = 100
@@ -22,11 +22,11 @@ class Partition:
     """A task's data over its clients.
 
     Attributes:
-      title: which task and partition.
+      title: the task and its partition.
       seed: of the run it was taken from.
       sizes: (N,) examples of every client.
-      counts: (min(N, 100), C) examples of the first clients by class, or None without classes.
-      heterogeneity: mean total-variation distance of the clients' labels from the whole, or None.
+      counts: (min(N, 100), C) examples of the first clients by class; None without classes.
+      heterogeneity: mean total-variation distance of the clients' labels from all labels, or None.
       edges: (B + 1,) bounds of the histogram of sizes.
       bins: (B,) clients between them.
     """
@@ -40,64 +40,70 @@ class Partition:
     bins: np.ndarray
 
     @property
+    def shares(self) -> np.ndarray:
+        """(min(N, 100), C) share of each class in a client's examples."""
+        assert self.counts is not None
+        return self.counts / np.maximum(1, self.counts.sum(1, keepdims=True))
+
+    @property
     def top_share(self) -> float:
-        """The end of the colour scale: the largest share of a class in a shown client, rounded up to a tenth."""
-        if self.counts is None:
-            return 1.0
-        share = self.counts / np.maximum(1, self.counts.sum(1, keepdims=True))
-        return max(1.0, np.ceil(10 * float(share.max()) - 1e-9)) / 10
+        """The end of the colour scale: the largest share, rounded up to a tenth."""
+        return max(1.0, np.ceil(10 * float(self.shares.max()) - 1e-9)) / 10
+
+    @property
+    def client_title(self) -> str:
+        """The title of the axis of clients."""
+        total = len(self.sizes)
+        return "Client" if total <= SHOWN else f"Client (the first {SHOWN} of {total:,})"
 
     @property
     def sentence(self) -> str:
         """The picture in words."""
         low, middle, high = np.percentile(self.sizes, [0, 50, 100])
-        text = f"{count(len(self.sizes), 'client')} hold {count(int(self.sizes.sum()), 'example')}: "
+        text = f"{format_count(len(self.sizes), 'client')} hold {format_count(int(self.sizes.sum()), 'example')}: "
         text += f"{low:,.0f} to {high:,.0f} each, median {middle:,.0f}."
         if self.heterogeneity is not None:
             text += (
-                f" Heterogeneity {self.heterogeneity:.2f} (mean total-variation distance of a client's"
-                " label distribution from the whole: 0 is alike, near 1 is one class a client)."
+                f" Heterogeneity {self.heterogeneity:.2f}: the mean total-variation distance between a client's labels"
+                " and all labels, 0 if all clients are alike, near 1 with one class per client."
             )
         return text
 
 
-def partitions(groups: Sequence[Group], most: int = 6) -> list[Partition]:
+def find_partitions(groups: Sequence[Group], most: int = 6) -> list[Partition]:
     """One partition for each different task among the groups."""
-    firsts = {group.problem: group for group in reversed(groups)}
-    ordered = sorted(firsts.values(), key=lambda group: group.index)
-    found = [partition(group.config) for group in ordered]
-    return [item for item in found if item is not None][:most]
+    firsts: dict[str, Group] = {}
+    for group in groups:
+        firsts.setdefault(group.problem, group)
+    found = [make_partition(group.config) for group in firsts.values()]
+    return [partition for partition in found if partition is not None][:most]
 
 
-def partition(config: Mapping[str, Any]) -> Partition | None:
+def make_partition(config: Mapping[str, Any]) -> Partition | None:
     """The partition that a config records; None if it records none."""
     record = config.get("partition")
-    if not isinstance(record, dict) or not record.get("sizes"):
+    if not record or not record.get("sizes"):
         return None
     sizes = np.asarray(record["sizes"], np.int64)
     labels = record.get("label_counts")
     edges, bins = _histogram(sizes)
     counts = np.asarray(labels[:SHOWN], np.int64) if labels else None
-    return Partition(
-        title(config), config["seed"], sizes, counts, record.get("heterogeneity"), edges, bins
-    )  # fmt: skip
+    return Partition(task_title(config), config["seed"], sizes, counts, record.get("heterogeneity"), edges, bins)
 
 
-def title(config: Mapping[str, Any]) -> str:
-    """A task and its partition, shortly: `digits (dirichlet partition, alpha 0.3)`."""
+def task_title(config: Mapping[str, Any]) -> str:
+    """Write a task and its partition: `digits (dirichlet partition, alpha 0.3)`."""
     task = config["task"]
     if not task.get("partition"):
         return str(task["name"])
-    options = [f", {name.replace('_', ' ')} {setting(task[name])}" for name in _OPTIONS if task.get(name) is not None]
+    options = [f", {name.replace('_', ' ')} {format_setting(task[name])}" for name in _OPTIONS if task.get(name)]
     return f"{task['name']} ({task['partition']} partition{''.join(options)})"
 
 
 def _histogram(sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """At most 24 bins of a whole number of examples each, the last one as full as possible."""
+    """Count sizes in at most 24 bins, each of the same whole number of examples."""
     low, high = int(sizes.min()), int(sizes.max())
-    span = high - low + 1
-    widths = {-(-span // count) for count in range(12, 25)}  # the smallest for each number of bins
-    width = min(widths, key=lambda w: (-(-span // w) * w - span, w))
+    width = -(-(high - low + 1) // 24)
     edges = np.arange(low, high + width + 1, width)
     bins, _ = np.histogram(sizes, edges - 0.5)
     return edges, bins

@@ -1,51 +1,70 @@
-"""Searches for hyper-parameters, read back from their folders: what was tried, heat maps, and curves over one value."""
+"""Searches for hyper-parameters read back from their folders: what was tried, heat maps, and profiles of one value."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fedoptax.errors import RunError
+import pandas as pd
+
 from fedoptax.experiments.grids import edges
-from fedoptax.experiments.tuning import FILE, Tuning
-from fedoptax.report.load import Run, load_run, writable
-from fedoptax.report.words import setting
+from fedoptax.experiments.tuning import Tuning
+from fedoptax.report.load import Run, find_folders, load_run
+from fedoptax.report.words import format_number, format_setting, join_words, metric_title, metric_words
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-LEADING = 6
-"""Points whose curves a search's own report shows."""
+#: Hyper-parameters that are tried first for the axes of a heat map, vertical and horizontal.
 AXES = (("client_lr", "server_lr"), ("lr", "alpha"))
-"""Pairs that are looked for first, for the axes of a heat map."""
 
 
 @dataclass(frozen=True, eq=False)
-class Tested:
-    """A point: its values, its score by the search's rule (NaN without one), its metric at the end, and its run."""
+class Trial:
+    """A point of a search that was run.
+
+    Attributes:
+      values: of the hyper-parameters that are searched.
+      score: by the search's rule; NaN without one.
+      metric: the run's own metric at its end; NaN if it did not complete.
+      run: what came of it.
+    """
 
     values: Mapping[str, Any]
     score: float
     metric: float
     run: Run
 
+    @property
+    def value(self) -> float:
+        """What maps and profiles show: the run's own metric, or the score if there is none."""
+        return self.metric if self.run.metric != "train_loss" else self.score
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is a value to show."""
+        return math.isfinite(self.value)
+
+    @property
+    def text(self) -> str:
+        """The values and what came of them, in one line."""
+        values = ", ".join(f"{name} {format_setting(value)}" for name, value in self.values.items())
+        return f"{values}: {self.run.status}"
+
 
 @dataclass(frozen=True, eq=False)
 class Search:
-    """One search.
+    """A search for hyper-parameters.
 
     Attributes:
       folder: where it is.
       tuning: what was to be tried.
-      points: what was tried, in that order.
+      trials: what was tried, in that order.
     """
 
     folder: Path
     tuning: Tuning
-    points: Sequence[Tested]
+    trials: Sequence[Trial]
 
     @property
     def algorithm(self) -> str:
@@ -53,14 +72,14 @@ class Search:
         return self.tuning.algorithm
 
     @property
-    def ranked(self) -> list[Tested]:
-        """The points, best first, those without a score last."""
+    def ranked(self) -> list[Trial]:
+        """The trials, best first, those without a score last."""
         sign = -1 if self.tuning.rule.higher_is_better else 1
-        return sorted(self.points, key=lambda point: (math.isnan(point.score), sign * point.score))
+        return sorted(self.trials, key=lambda trial: (math.isnan(trial.score), sign * trial.score))
 
     @property
-    def best(self) -> Tested | None:
-        """The best point; None if none came to its end."""
+    def best(self) -> Trial | None:
+        """The best trial; None if none completed."""
         ranked = self.ranked
         return ranked[0] if ranked and not math.isnan(ranked[0].score) else None
 
@@ -71,232 +90,220 @@ class Search:
         return edges(grid, self.best.values) if self.best is not None else {}
 
     @property
-    def judged(self) -> tuple[str, bool]:
-        """The metric that maps and curves show, and whether more of it is better."""
-        if not self.points or self.points[0].run.metric == "train_loss":
-            return self.tuning.rule.metric, self.tuning.rule.higher_is_better
-        return self.points[0].run.metric, self.points[0].run.higher_is_better
+    def metric(self) -> str:
+        """The metric that maps and profiles show."""
+        return self.trials[0].run.metric if self._has_own_metric else self.tuning.rule.metric
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether a higher `metric` is better."""
+        return self.trials[0].run.higher_is_better if self._has_own_metric else self.tuning.rule.higher_is_better
+
+    @property
+    def headers(self) -> list[str]:
+        """The columns of a table of trials: the values, `numbers`, and the status."""
+        metrics = dict.fromkeys(map(metric_words, (self.tuning.rule.metric, self.metric)))
+        return [*self.tuning.grid, *metrics, "status"]
+
+    def numbers(self, trial: Trial) -> list[float]:
+        """A trial's score, and its metric if that is another one."""
+        return [trial.score] if self.metric == self.tuning.rule.metric else [trial.score, trial.metric]
+
+    @property
+    def _has_own_metric(self) -> bool:
+        return bool(self.trials) and self.trials[0].run.metric != "train_loss"
 
 
 def load_searches(root: Path) -> list[Search]:
-    """All searches at or below a folder, by name; a search holds no other.
+    """Load all searches at or below a folder, by name.
 
     Raises:
       RunError: one is damaged.
     """
-    return [_load(folder) for folder in sorted(_folders(root, set()))]
-
-
-def _folders(root: Path, seen: set[Path]) -> Iterator[Path]:
-    place = root.resolve()
-    if place in seen:
-        return
-    seen.add(place)
-    if (root / FILE).is_file():
-        yield root
-        return
-    try:
-        children = [child for child in root.iterdir() if child.is_dir() and not child.name.startswith(".")]
-    except OSError as error:
-        raise RunError(f"'{root}' cannot be read: {error.strerror}") from error
-    for child in children:
-        if not (child / "config.json").is_file():
-            yield from _folders(child, seen)
+    return [_load(folder) for folder in sorted(path for path, mark, _ in find_folders(root) if mark == "tune.json")]
 
 
 def _load(folder: Path) -> Search:
-    tuning = Tuning.of(writable(asdict(Tuning.read(folder))))
-    found = (place for place in folder.glob("point-*") if (place / "config.json").is_file())
-    places = sorted(found, key=lambda place: (len(place.name), place.name))  # point-999 before point-1000
-    return Search(folder, tuning, [_tested(tuning, load_run(place, tuning.command or None)) for place in places])
+    tuning = Tuning.read(folder)
+    places = [place for place in folder.glob("point-*") if (place / "config.json").is_file()]
+    places.sort(key=lambda place: (len(place.name), place.name))  # point-999 before point-1000
+    return Search(folder, tuning, [_trial(tuning, load_run(place, tuning.command or None)) for place in places])
 
 
-def _tested(tuning: Tuning, run: Run) -> Tested:
+def _trial(tuning: Tuning, run: Run) -> Trial:
     given = run.config["algorithm"].get("hyperparameters") or {}
     rows = run.rows.astype(object).where(run.rows.notna(), None).to_dict("records")
     score = tuning.rule.score([{str(name): value for name, value in row.items()} for row in rows], run.status)
-    return Tested(
-        {name: _plain(given.get(name)) for name in tuning.grid}, score, _last_mean(run, tuning.rule.last), run
-    )
-
-
-def _plain(value: Any) -> Any:
-    """A value that can be compared and looked up; of a damaged config there may be others."""
-    return value if isinstance(value, str | bool) or _is_number(value) else str(value)
+    return Trial({name: given.get(name) for name in tuning.grid}, score, _last_mean(run, tuning.rule.last), run)
 
 
 def _last_mean(run: Run, last: int) -> float:
-    """The run's own metric as a mean over the last rounds; NaN if it did not come to its end."""
+    """The run's own metric as a mean over the last rounds; NaN if it did not complete."""
     if run.status != "completed" or run.metric not in run.rows:
         return math.nan
     values = run.rows[run.metric]
     late = values.iloc[-last:].dropna()
-    values = late if len(late) else values.dropna().iloc[-1:]
-    return float(values.mean()) if len(values) else math.nan
+    return float((late if len(late) else values.dropna().iloc[-1:]).mean())
 
 
 def points_table(searches: Sequence[Search]) -> pd.DataFrame:
-    """Every point of every search: algorithm, rank, its values, score, metric, rounds done, status and folder."""
-    import pandas as pd
-
+    """Tabulate every point of every search: algorithm, rank, values, score, metric, rounds done, status and folder."""
     rows = []
     for search in searches:
-        for rank, point in enumerate(search.ranked, start=1):
+        for rank, trial in enumerate(search.ranked, start=1):
             rows.append(
-                {"algorithm": search.algorithm, "rank": rank, **point.values, "score": point.score}
-                | {point.run.metric: point.metric, "rounds": len(point.run.rows), "status": point.run.status}
-                | {"folder": point.run.path.name}
+                {"algorithm": search.algorithm, "rank": rank, **trial.values, "score": trial.score}
+                | {trial.run.metric: trial.metric, "rounds": len(trial.run.rows), "status": trial.run.status}
+                | {"folder": trial.run.path.name}
             )
     return pd.DataFrame(rows)
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A cell of a heat map: the best of the points there.
-
-    Attributes:
-      value: of the metric; NaN if all points there diverged.
-      shade: 0 to 1, from the worst to the best of the map; NaN with the value.
-      text: all about it in one line.
-      best: whether the search's best point is here.
-      folder: of the point.
-    """
-
-    value: float
-    shade: float
-    text: str
-    best: bool
-    folder: Path
+def describe_search(search: Search) -> str:
+    """Say what was searched, by which rule, and what was found."""
+    rule, best = search.tuning.rule, search.best
+    lost = sum(trial.run.status == "diverged" for trial in search.trials)
+    text = f"{len(search.trials)} of {search.tuning.size} points" + (f", of which {lost} diverged" if lost else "")
+    text += f", ranked by the {metric_words(rule.metric)} {last_rounds(rule.last)}"
+    if best is None:
+        return f"{text}. None completed."
+    values = join_words([f"{name} {format_setting(value)}" for name, value in best.values.items()])
+    return f"{text}. Best: {values}, {metric_words(rule.metric)} {format_number(best.score)}."
 
 
-@dataclass(frozen=True)
+def last_rounds(last: int) -> str:
+    """Say over which rounds a score is taken."""
+    return "in the last round" if last == 1 else f"averaged over the last {last} rounds"
+
+
+def edge_warnings(search: Search) -> list[str]:
+    """Warn of every best value at an end of its grid."""
+    lines = []
+    for name, end in search.edges.items():
+        values = search.tuning.grid[name]
+        ends = f"{format_setting(min(values))} to {format_setting(max(values))}"
+        lines.append(f"The best {name} is the {end} of its grid ({ends}): a better one may lie beyond.")
+    return lines
+
+
+@dataclass(frozen=True, eq=False)
 class HeatMap:
     """The metric over two hyper-parameters (Reddi et al. 2021, Figure 2).
 
     Attributes:
-      algorithm: whose.
-      metric: a history column.
-      higher_is_better: of the metric.
+      search: whose map it is.
       x, y: the names of the hyper-parameters.
       columns, rows: their values, as text.
-      cells: a row for each of `rows`, None where nothing was run.
+      cells: the best trial for each pair, one list for each of `rows`; None where nothing was run.
       others: further hyper-parameters, over which each cell is the best.
-      last: rounds that each value is the mean of.
     """
 
-    algorithm: str
-    metric: str
-    higher_is_better: bool
+    search: Search
     x: str
     y: str
     columns: Sequence[str]
     rows: Sequence[str]
-    cells: Sequence[Sequence[Cell | None]]
+    cells: Sequence[Sequence[Trial | None]]
     others: Sequence[str]
-    last: int
+
+    @property
+    def caption(self) -> str:
+        """What the map shows."""
+        search = self.search
+        text = f"{search.algorithm}: {metric_words(search.metric)} {last_rounds(search.tuning.rule.last)}"
+        text += f", the best over {join_words(self.others)}" if self.others else ""
+        return f"{text}. Darker is better; the frame marks the chosen point, × one that diverged."
+
+    def shade(self, trial: Trial) -> float:
+        """A trial's place from the worst (0) to the best (1) of the map; NaN if it did not complete."""
+        known = [cell.value for row in self.cells for cell in row if cell is not None and cell.is_known]
+        low, high = (min(known), max(known)) if known else (0.0, 0.0)
+        share = 1.0 if high == low else (trial.value - low) / (high - low)
+        return share if self.search.higher_is_better else 1 - share
 
 
-def heat_map(search: Search) -> HeatMap | None:
-    """The map of a grid with two hyper-parameters or more, None for others."""
+def make_heat_map(search: Search) -> HeatMap | None:
+    """Make the map of a grid with two or more hyper-parameters; None for other searches."""
     grid = {name: values for name, values in search.tuning.grid.items() if len(values) > 1}
-    if search.tuning.search != "grid" or len(grid) < 2 or not search.points:
+    if search.tuning.search != "grid" or len(grid) < 2 or not search.trials:
         return None
     y, x = next((pair for pair in AXES if set(pair) <= set(grid)), tuple(grid)[:2])
-    (metric, higher), sign = search.judged, 1 if search.judged[1] else -1
-    chosen: dict[tuple[Any, Any], Tested] = {}
-    for point in search.points:
-        place = point.values[x], point.values[y]
-        if place not in chosen or _worth(point, sign) > _worth(chosen[place], sign):
-            chosen[place] = point
-    best = search.best
-    if best is not None:
-        chosen[best.values[x], best.values[y]] = best
-    known = [_value(point) for point in chosen.values() if math.isfinite(_value(point))]
-    low, high = (min(known), max(known)) if known else (0.0, 0.0)
+    sign = 1 if search.higher_is_better else -1
 
-    def cell(point: Tested | None) -> Cell | None:
-        if point is None:
-            return None
-        value = _value(point)
-        share = 1.0 if high == low else (value - low) / (high - low)
-        text = ", ".join(f"{name} {setting(v)}" for name, v in point.values.items()) + f": {point.run.status}"
-        return Cell(value, share if higher else 1 - share, text, point is best, point.run.path)
+    def worth(trial: Trial) -> tuple[bool, float]:
+        return trial is search.best, sign * trial.value if trial.is_known else -math.inf
 
+    chosen: dict[tuple[Any, Any], Trial] = {}
+    for trial in search.trials:
+        place = trial.values[x], trial.values[y]
+        if place not in chosen or worth(trial) > worth(chosen[place]):
+            chosen[place] = trial
     rows = list(reversed(grid[y]))
-    cells = [[cell(chosen.get((a, b))) for a in grid[x]] for b in rows]
-    names, others = [setting(a) for a in grid[x]], [name for name in grid if name not in (x, y)]
-    return HeatMap(
-        search.algorithm,
-        metric,
-        higher,
-        x,
-        y,
-        names,
-        [setting(b) for b in rows],
-        cells,
-        others,
-        search.tuning.rule.last,
-    )
+    cells = [[chosen.get((a, b)) for a in grid[x]] for b in rows]
+    others = [name for name in grid if name not in (x, y)]
+    return HeatMap(search, x, y, list(map(format_setting, grid[x])), list(map(format_setting, rows)), cells, others)
 
 
 @dataclass(frozen=True)
 class Profile:
-    """The best metric against one hyper-parameter (Reddi et al. 2021, Figure 3), a line an algorithm.
+    """The best metric against one hyper-parameter (Reddi et al. 2021, Figure 3), one line per algorithm.
 
     Attributes:
       name: the hyper-parameter.
       metric: a history column.
       higher_is_better: of the metric.
-      lines: by algorithm, (value, best metric over all else) by increasing value; a search without a grid gives a point
-        a trial.
-      joined: whether the points of a line belong together, as they do on a grid.
+      lines: by algorithm, (value, best metric over all else) by increasing value; a search without a grid gives one
+        point per trial.
+      is_grid: whether the values are those of a grid, so that a line may join them.
     """
 
     name: str
     metric: str
     higher_is_better: bool
     lines: Mapping[str, Sequence[tuple[float, float]]]
-    joined: bool
+    is_grid: bool
+
+    @property
+    def metric_title(self) -> str:
+        """The title of the axis of values."""
+        return metric_title(f"best {self.metric}" if self.is_grid else self.metric)
+
+    @property
+    def caption(self) -> str:
+        """What the profile shows."""
+        return f"{self.metric_title} against {self.name}; {'higher' if self.higher_is_better else 'lower'} is better"
+
+    @property
+    def is_log(self) -> bool:
+        """Whether the axis of the hyper-parameter should be logarithmic."""
+        return min(at for line in self.lines.values() for at, _ in line) > 0
 
 
-def profiles(searches: Sequence[Search]) -> list[Profile]:
-    """A profile for each hyper-parameter that has three values or more, of all searches that have it together."""
+def make_profiles(searches: Sequence[Search]) -> list[Profile]:
+    """Make a profile for each hyper-parameter with at least three values, of all searches that have it together."""
     found: dict[tuple[str, str, bool, bool], dict[str, list[tuple[float, float]]]] = {}
     for search in searches:
-        metric, higher = search.judged
+        is_grid = search.tuning.search == "grid"
         for name, values in search.tuning.grid.items():
-            is_grid = search.tuning.search == "grid"
             if not all(map(_is_number, values)) or (is_grid and len(values) < 3):
                 continue
-            line = _line(search, name, 1 if higher else -1, is_grid)
+            line = _line(search, name, is_grid)
             if len(line) > 1:
+                lines = found.setdefault((name, search.metric, search.higher_is_better, is_grid), {})
                 label = search.algorithm
-                lines = found.setdefault((name, metric, higher, is_grid), {})
                 while label in lines:
                     label += "′"
                 lines[label] = line
-    return [Profile(*key[:3], lines, key[3]) for key, lines in found.items()]
+    return [Profile(name, metric, higher, lines, is_grid) for (name, metric, higher, is_grid), lines in found.items()]
 
 
-def _line(search: Search, name: str, sign: int, best_only: bool) -> list[tuple[float, float]]:
-    points = [(float(p.values[name]), _value(p)) for p in search.points if _is_number(p.values[name])]
-    points = [(at, value) for at, value in points if math.isfinite(value)]
+def _line(search: Search, name: str, best_only: bool) -> list[tuple[float, float]]:
+    points = [(float(trial.values[name]), trial.value) for trial in search.trials if trial.is_known]
     if not best_only:
         return sorted(points)
-    best: dict[float, float] = {}
-    for at, value in points:
-        best[at] = value if at not in best or sign * value > sign * best[at] else best[at]
-    return sorted(best.items())
-
-
-def _value(point: Tested) -> float:
-    return point.metric if point.run.metric != "train_loss" else point.score
-
-
-def _worth(point: Tested, sign: int) -> float:
-    value = _value(point)
-    return sign * value if math.isfinite(value) else -math.inf
+    choose = max if search.higher_is_better else min
+    return [(at, choose(value for other, value in points if other == at)) for at in sorted({at for at, _ in points})]
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e100
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,7 +1,7 @@
-"""One look for every algorithm, the same in figures and on the page.
+"""The colour, marker and line of each algorithm, the same in figures and on the page.
 
 Seven colours that stay apart in deuteranopia, protanopia and tritanopia, each with its own marker; from the eighth
-algorithm on the colours come again with another line. Colour, marker and line together are unique up to 21.
+algorithm on the colours return with another line. Colour, marker and line together are unique up to 21 algorithms.
 """
 
 from __future__ import annotations
@@ -10,50 +10,64 @@ from dataclasses import dataclass
 
 LIGHT = ("#0068b0", "#cf5300", "#00997a", "#a8327f", "#d99a00", "#4aa8e0", "#2b2f36")
 DARK = ("#3d8fe0", "#ef6c2f", "#17b58b", "#d670bd", "#f3c552", "#8fd0ff", "#f4f5f7")
-MARKERS = ("circle", "square", "triangle", "diamond", "down", "plus", "cross")
-MATPLOTLIB_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+#: Markers as Matplotlib, Plotly and an SVG path around (0, 0) name them.
+MARKERS = (
+    ("o", "circle", "M-3.6,0a3.6,3.6 0 1,0 7.2,0a3.6,3.6 0 1,0 -7.2,0Z"),
+    ("s", "square", "M-3.3,-3.3H3.3V3.3H-3.3Z"),
+    ("^", "triangle-up", "M0,-4.4L4.3,3.4H-4.3Z"),
+    ("D", "diamond", "M0,-4.7L4.7,0L0,4.7L-4.7,0Z"),
+    ("v", "triangle-down", "M0,4.4L4.3,-3.4H-4.3Z"),
+    ("P", "cross", "M-1.5,-4.4H1.5V-1.5H4.4V1.5H1.5V4.4H-1.5V1.5H-4.4V-1.5H-1.5Z"),
+    ("X", "x", "M-4.3,-2.3L-2.3,-4.3L0,-2L2.3,-4.3L4.3,-2.3L2,0L4.3,2.3L2.3,4.3L0,2L-2.3,4.3L-4.3,2.3L-2,0Z"),
+)
 DASHES: tuple[tuple[float, ...], ...] = ((), (4, 2), (1.5, 1.8))
+
+SHADES = 12
+_RAMP = ((0xF2, 0xF6, 0xFB), (0x7F, 0xB5, 0xDD), (0x08, 0x45, 0x84))  # pale to deep blue
 
 
 @dataclass(frozen=True)
 class Look:
-    """How one algorithm is drawn.
+    """How an algorithm is drawn.
 
     Attributes:
-      color: its place in `LIGHT` and `DARK`.
-      marker: its place in `MARKERS`.
+      color: the place in `LIGHT` and `DARK`.
+      matplotlib_marker, plotly_marker, marker_path: the marker by each name, and as an SVG path around (0, 0).
       dash: lengths of line and gap in line widths; () is a solid line.
     """
 
     color: int
-    marker: int
+    matplotlib_marker: str
+    plotly_marker: str
+    marker_path: str
     dash: tuple[float, ...]
+
+    @property
+    def dash_pixels(self) -> str:
+        """The dash of a line two pixels wide, for SVG."""
+        return " ".join(f"{2 * length:g}" for length in self.dash)
 
 
 def look(index: int) -> Look:
-    """The look of the algorithm at a place in the order."""
+    """Choose the look of the algorithm at a place in the report."""
     size = len(LIGHT)
-    return Look(index % size, (index + index // size) % size, DASHES[(index // size) % len(DASHES)])
-
-
-SHADES = 12
-_RAMP = ((0xF2, 0xF6, 0xFB), (0x7F, 0xB5, 0xDD), (0x08, 0x45, 0x84))  # pale to deep blue, as in Matplotlib's "Blues"
+    return Look(index % size, *MARKERS[(index + index // size) % size], DASHES[(index // size) % len(DASHES)])
 
 
 def shade_color(share: float) -> str:
     """The colour of a heat map at a share from 0 (pale) to 1 (deep)."""
     place = 2 * min(max(share, 0.0), 1.0)
-    low = _RAMP[min(int(place), 1)]
-    high, part = _RAMP[min(int(place), 1) + 1], place - min(int(place), 1)
+    low, high, part = _RAMP[min(int(place), 1)], _RAMP[min(int(place), 1) + 1], place - min(int(place), 1)
     return "#" + "".join(f"{round(a + (b - a) * part):02x}" for a, b in zip(low, high, strict=True))
 
 
-def css() -> str:
-    """Rules that give a class `c0`, `c1`, … its colour in light and dark, and `s0`, …, `s11` those of heat maps."""
-    shades = "".join(
-        f".s{i}{{background:{shade_color(i / (SHADES - 1))};color:{'#10151b' if i < 0.6 * SHADES else '#fff'}}}"
-        for i in range(SHADES)
-    )
-    light = "".join(f".c{i}{{--c:{color}}}" for i, color in enumerate(LIGHT))
-    dark = "".join(f".c{i}{{--c:{color}}}" for i, color in enumerate(DARK))
-    return f"{light}\n{shades}\n@media screen and (prefers-color-scheme:dark){{{dark}}}\n"
+def palette_css() -> str:
+    """Write the colours as CSS: variables `--c0` … and classes `c0` … that use them, classes `s0` … for heat maps."""
+    light = "".join(f"--c{i}:{color};" for i, color in enumerate(LIGHT))
+    dark = "".join(f"--c{i}:{color};" for i, color in enumerate(DARK))
+    rules = [f":root{{{light}}}", f"@media screen and (prefers-color-scheme:dark){{:root:not(.printing){{{dark}}}}}"]
+    rules += [f".c{i}{{--c:var(--c{i})}}" for i in range(len(LIGHT))]
+    for i in range(SHADES):
+        ink = "#10151b" if i < 0.6 * SHADES else "#fff"
+        rules.append(f".s{i}{{background:{shade_color(i / (SHADES - 1))};color:{ink}}}")
+    return "\n".join(rules) + "\n"

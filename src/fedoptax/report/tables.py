@@ -1,55 +1,29 @@
-"""The numbers of a report: one row a group, one row a round, and both as text."""
+"""The numbers of a report: one row per group, one row per round, and both as text."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from fedoptax.report.groups import Group, group_runs
 from fedoptax.report.load import Run
-from fedoptax.report.words import DASH, data_size, duration, in_sentence, number, one_of, spread
-
-if TYPE_CHECKING:
-    import pandas as pd
+from fedoptax.report.words import (
+    DASH,
+    format_bytes,
+    format_duration,
+    format_number,
+    format_spread,
+    join_values,
+    metric_words,
+)
 
 NAN = float("nan")
 #: Share of the best group's final value that makes the automatic target.
 TARGET_SHARE = 0.95
-
-
-def final_table(runs: Sequence[Run], target: float | None = None) -> pd.DataFrame:
-    """What every algorithm reached and what it cost, one row a group of seeds.
-
-    End values (`final`, `best`, `last_mean`, `train_loss`) are means over the completed seeds, `counted` of them; over
-    the seeds that did not diverge if none completed.
-
-    Columns: `algorithm`, `problem` (equal where rows can be ranked), `metric`, `higher_is_better`, `seeds`, `counted`,
-    `final` and `final_std` (n − 1 below; NaN for one seed), `best` (over all evaluated rounds), `last_mean` (over the
-    evaluated ones of the last `last_window` rounds, min(100, rounds // 10) but at least 1), `train_loss`, `target`,
-    `rounds_to_target` (median over all seeds; inf if not reached), `bytes_to_target` (of all clients, both ways, up to
-    that round; likewise), `bytes_up` and `bytes_down` (a client and round),
-    `total_bytes` (mean over seeds), `seconds_per_round` (median over rounds and seeds), `participants` (a round, mean
-    over rounds and seeds) and `epsilon` (at the end, the largest of the seeds), `client_spread` and `client_worst` (the
-    standard deviation of the metric over clients, and its mean over the worst tenth of them, at the last evaluated
-    round, mean over seeds), all NaN where runs do not have them, `complete`, `status`.
-
-    Args:
-      runs: from `load_runs`.
-      target: the metric's value to be reached; None takes 95 % of the best group's final value (105 % where lower is
-        better) for each task.
-    """
-    import pandas as pd
-
-    groups = group_runs(runs)
-    rows = [_row(group) for group in groups]
-    for row, group in zip(rows, groups, strict=True):
-        row["target"] = _automatic_target(row, rows) if target is None else float(target)
-        row["rounds_to_target"] = _rounds_to(group, row["target"])
-        row["bytes_to_target"] = _bytes_to(group, row["target"])
-    return pd.DataFrame(rows, columns=list(_COLUMNS))
-
 
 _COLUMNS = (
     "algorithm", "problem", "metric", "higher_is_better", "seeds", "counted", "final", "final_std", "best",
@@ -58,27 +32,71 @@ _COLUMNS = (
     "complete", "status",
 )  # fmt: skip
 
+Row = dict[str, Any]
+
+
+def final_table(runs: Sequence[Run], target: float | None = None) -> pd.DataFrame:
+    """Tabulate what every algorithm reached and what it cost, one row per group of seeds.
+
+    Final values (`final`, `best`, `last_mean`, `train_loss`) are means over the completed seeds, `counted` of them, or
+    over the seeds that did not diverge if none completed.
+
+    Columns: `algorithm`, `problem` (equal where rows can be ranked), `metric`, `higher_is_better`, `seeds`, `counted`,
+    `final` and `final_std` (n − 1 below; NaN for one seed), `best` (over all evaluated rounds), `last_mean` (over the
+    evaluated ones of the last `last_window` rounds, min(100, rounds // 10) but at least 1), `train_loss`, `target`,
+    `rounds_to_target` (median over all seeds; inf if not reached), `bytes_to_target` (of all clients, both ways, up to
+    that round; likewise), `bytes_up` and `bytes_down` (per client and round), `total_bytes` (mean over seeds),
+    `seconds_per_round` (median over rounds and seeds), `participants` (per round, mean over rounds and seeds),
+    `epsilon` (at the end, the largest of the seeds), `client_spread` and `client_worst` (the standard deviation of the
+    metric over clients, and its mean over the worst tenth of them, at the last evaluated round, mean over seeds),
+    `complete`, `status`. What the runs do not have is NaN.
+
+    Args:
+      runs: from `load_runs`.
+      target: the metric's value to be reached; None takes 95 % of the best group's final value (105 % where lower is
+        better) for each task.
+    """
+    return tabulate(group_runs(runs), target)
+
+
+def tabulate(groups: Sequence[Group], target: float | None = None) -> pd.DataFrame:
+    """Make the table of `final_table` from groups."""
+    rows = [_final_row(group) for group in groups]
+    for row, group in zip(rows, groups, strict=True):
+        row["target"] = _automatic_target(row, rows) if target is None else float(target)
+        is_known = math.isfinite(row["target"])
+        reached = [_first_round(run, group, row["target"]) for run in group.runs] if is_known else []
+        row["rounds_to_target"] = _median(reached)
+        row["bytes_to_target"] = _median([_bytes_until(run, at) for run, at in zip(group.runs, reached)])
+    return pd.DataFrame(rows, columns=list(_COLUMNS))
+
 
 def history_table(runs: Sequence[Run]) -> pd.DataFrame:
-    """Every round of every run in one long table: the columns `algorithm` and `seed`, then the history's."""
-    import pandas as pd
+    """Tabulate every round of every run: the columns `algorithm` and `seed`, then the history's."""
+    return tabulate_history(group_runs(runs))
 
+
+def tabulate_history(groups: Sequence[Group]) -> pd.DataFrame:
+    """Make the table of `history_table` from groups."""
     parts = []
-    for group in group_runs(runs):
+    for group in groups:
         for run in group.runs:
             part = run.rows.copy()
             part.insert(0, "algorithm", group.label)
             part.insert(1, "seed", int(run.config["seed"]))
             parts.append(part)
-    filled = [part for part in parts if len(part)] or parts[:1]
-    return pd.concat(filled, ignore_index=True)
+    return pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
 
 
-def _row(group: Group) -> dict[str, Any]:
+def _final_row(group: Group) -> Row:
     window = max(1, min(100, int(group.config["rounds"]) // 10))
-    measured = [_measured(run) for run in group.counted]
-    finals = [float(values.iloc[-1]) for values in measured if len(values)]
+    measured = [values for values in map(_measured, group.counted_runs) if len(values)]
+    finals = pd.Series([values.iloc[-1] for values in measured], dtype=float)
     size = group.config.get("bytes") or {}
+    client_column = f"client_{group.metric.removeprefix('test_')}"
+    participants = [run.rows["participants"].mean() for run in group.runs if "participants" in run.rows]
+    seconds = [run.rows["seconds"].dropna() for run in group.runs if "seconds" in run.rows]
+    total = [sent.sum() for sent in (run.bytes_per_round() for run in group.runs) if sent is not None]
     return {
         "algorithm": group.label,
         "problem": group.problem,
@@ -86,34 +104,26 @@ def _row(group: Group) -> dict[str, Any]:
         "higher_is_better": group.higher_is_better,
         "seeds": len(group.runs),
         "counted": len(finals),
-        "final": _mean(finals),
-        "final_std": _std(finals),
-        "best": _mean([_best(values, group.higher_is_better) for values in measured if len(values)]),
-        "last_mean": _mean([_last_mean(values, window) for values in measured if len(values)]),
+        "final": finals.mean(),
+        "final_std": finals.std(),
+        "best": _mean([values.max() if group.higher_is_better else values.min() for values in measured]),
+        "last_mean": _mean([_last_mean(values, window) for values in measured]),
         "last_window": window,
-        "train_loss": _mean([_last(run, "train_loss") for run in group.counted]),
-        "client_spread": _over_clients(group, "spread"),
-        "client_worst": _over_clients(group, "worst_decile"),
-        "bytes_up": _number(size.get("up_per_client")),
-        "bytes_down": _number(size.get("down_per_client")),
-        "total_bytes": _mean([_total_bytes(run) for run in group.runs]),
-        "seconds_per_round": _seconds(group),
-        "participants": _mean(
-            [float(run.rows["participants"].mean()) for run in group.runs if "participants" in run.rows]
-        ),
-        "epsilon": _largest([_last(run, "epsilon") for run in group.runs]),
-        "complete": group.complete,
+        "train_loss": _mean([_last(run, "train_loss") for run in group.counted_runs]),
+        "client_spread": _mean([_last(run, f"{client_column}_spread") for run in group.counted_runs]),
+        "client_worst": _mean([_last(run, f"{client_column}_worst_decile") for run in group.counted_runs]),
+        "bytes_up": float(size.get("up_per_client") or NAN),
+        "bytes_down": float(size.get("down_per_client") or NAN),
+        "total_bytes": _mean(total),
+        "seconds_per_round": pd.concat(seconds).median() if seconds else NAN,
+        "participants": _mean(participants),
+        "epsilon": pd.Series([_last(run, "epsilon") for run in group.runs], dtype=float).max(),
+        "complete": group.is_complete,
         "status": group.status,
     }
 
 
-def _over_clients(group: Group, what: str) -> float:
-    """A number about the primary metric over clients, at the end."""
-    column = f"client_{group.metric.removeprefix('test_')}_{what}"
-    return _mean([_last(run, column) for run in group.counted])
-
-
-def _automatic_target(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> float:
+def _automatic_target(row: Row, rows: Sequence[Row]) -> float:
     rivals = [other for other in rows if other["problem"] == row["problem"] and math.isfinite(other["final"])]
     finals = [other["final"] for other in rivals if other["complete"]] or [other["final"] for other in rivals]
     if not finals:
@@ -123,34 +133,23 @@ def _automatic_target(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> fl
     return best - slack if row["higher_is_better"] else best + slack
 
 
-def _rounds_to(group: Group, target: float) -> float:
-    """The median over seeds of the first round that reaches the target; a seed that never does counts as inf."""
-    return _median([_first_round(run, group, target) for run in group.runs]) if math.isfinite(target) else NAN
-
-
-def _bytes_to(group: Group, target: float) -> float:
-    """The median over seeds of the bytes sent both ways up to that round; inf and NaN as there."""
-    if not math.isfinite(target):
-        return NAN
-    return _median([_bytes_until(run, _first_round(run, group, target)) for run in group.runs])
-
-
 def _first_round(run: Run, group: Group, target: float) -> float:
+    """The first round that reaches the target; inf if none does."""
     values = _measured(run)
     hits = values[values >= target] if group.higher_is_better else values[values <= target]
     return float(hits.index[0]) if len(hits) else math.inf
 
 
 def _bytes_until(run: Run, round: float) -> float:
-    columns = [name for name in ("bytes_up", "bytes_down") if name in run.rows]
+    sent = run.bytes_per_round()
     if math.isinf(round):
         return math.inf
-    return float(run.rows.loc[run.rows["round"] <= round, columns].to_numpy().sum()) if columns else NAN
+    return NAN if sent is None else float(sent[run.rows["round"] <= round].sum())
 
 
 def _median(values: Sequence[float]) -> float:
-    """The median; NaN if one is NaN."""
-    if any(math.isnan(value) for value in values):
+    """The median; NaN of nothing, and if one value is NaN."""
+    if not values or any(math.isnan(value) for value in values):
         return NAN
     ordered = sorted(values)
     low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
@@ -158,195 +157,128 @@ def _median(values: Sequence[float]) -> float:
 
 
 def _measured(run: Run) -> pd.Series:
-    """The primary metric at the rounds where it was evaluated, by round."""
+    """The primary metric by round, where it was evaluated."""
     rows = run.rows.set_index("round")
-    return rows[run.metric].dropna() if run.metric in rows else rows.index.to_series().astype(float).iloc[:0]
-
-
-def _best(values: pd.Series, higher: bool) -> float:
-    return float(values.max() if higher else values.min())
+    return rows[run.metric].dropna() if run.metric in rows else pd.Series(dtype=float)
 
 
 def _last_mean(values: pd.Series, window: int) -> float:
     """The mean over the last `window` rounds up to the last evaluated one."""
-    rounds = values.index.to_numpy()
-    return float(values[rounds > rounds[-1] - window].mean())
+    return float(values[values.index > values.index[-1] - window].mean())
 
 
 def _last(run: Run, column: str) -> float:
-    if column not in run.rows:
-        return NAN
-    values = run.rows[column].dropna()
-    return float(values.iloc[-1]) if len(values) else NAN
-
-
-def _total_bytes(run: Run) -> float:
-    columns = [name for name in ("bytes_up", "bytes_down") if name in run.rows]
-    return float(run.rows[columns].to_numpy().sum()) if columns and len(run.rows) else NAN
-
-
-def _seconds(group: Group) -> float:
-    import pandas as pd
-
-    parts = [run.rows["seconds"].dropna() for run in group.runs if "seconds" in run.rows]
-    parts = [part for part in parts if len(part)]
-    return float(pd.concat(parts).median()) if parts else NAN
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else NAN
+    """The last value of a column; NaN without one."""
+    return float(run.rows[column].dropna().iloc[-1]) if run.has_metric(column) else NAN
 
 
 def _mean(values: Sequence[float]) -> float:
-    finite = [value for value in values if math.isfinite(value)]
-    return math.fsum(finite) / len(finite) if finite else NAN
-
-
-def _largest(values: Sequence[float]) -> float:
-    return max((value for value in values if math.isfinite(value)), default=NAN)
-
-
-def _std(values: Sequence[float]) -> float:
-    if len(values) < 2:
-        return NAN
-    mean = math.fsum(values) / len(values)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    """The mean of what is not NaN."""
+    return float(pd.Series(values, dtype=float).mean())
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the final table as it is shown.
+    """A column of the final table as a reader sees it.
 
     Attributes:
+      name: the column of the table by which it is sorted.
       header: its title.
       hint: what exactly it holds.
-      text: what a cell says.
-      key: what a cell is sorted by.
+      text: writes a row's cell.
     """
 
+    name: str
     header: str
     hint: str
-    text: Callable[[dict[str, Any]], str]
-    key: Callable[[dict[str, Any]], float | str]
+    text: Callable[[Row], str]
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it is aligned to the left."""
+        return self.name in ("algorithm", "status")
 
 
 def shown_columns(table: pd.DataFrame) -> list[Column]:
-    """The final table's columns in the order and words of the report."""
-    metric = one_of([in_sentence(name) for name in table["metric"]])
-    window = one_of(table["last_window"])
-    target = one_of([number(value, 3) for value in table["target"]])
-    return [
-        Column("Algorithm", "", lambda r: str(r["algorithm"]), lambda r: str(r["algorithm"])),
-        Column(
-            f"Final {metric}",
-            "mean ± standard deviation over seeds, at the last evaluated round",
-            _final_text,
-            lambda r: r["final"],
-        ),
-        Column("Seeds", "runs that differ by nothing but their seed", _seeds_text, lambda r: r["seeds"]),
-        Column("Best", "best value at any evaluated round, mean over seeds", *_measure("best")),
-        Column(
-            f"Mean of last {window}",
+    """Choose the columns of the final table in the order and words of the report."""
+    metric = join_values(metric_words(name) for name in table["metric"])
+    target = join_values(format_number(value, 3) for value in table["target"])
+
+    def column(name: str, header: str, hint: str, write: Callable[[Any], str] = format_number) -> Column:
+        return Column(name, header, hint, lambda row: write(row[name]))
+
+    final_hint = "mean ± standard deviation over seeds, at the last evaluated round"
+    columns = [
+        column("algorithm", "Algorithm", "", str),
+        Column("final", f"Final {metric}", final_hint, lambda row: format_spread(row["final"], row["final_std"])),
+        Column("seeds", "Seeds", "runs that differ by nothing but their seed", _write_seeds),
+        column("best", "Best", "best value at any evaluated round, mean over seeds"),
+        column(
+            "last_mean",
+            f"Mean of last {join_values(table['last_window'])}",
             "mean over the evaluated ones of the last rounds, and over seeds",
-            *_measure("last_mean"),
         ),
-        Column("Train loss", "in the last round, mean over seeds", *_measure("train_loss")),
-        Column(
+        column("train_loss", "Train loss", "in the last round, mean over seeds"),
+        column(
+            "rounds_to_target",
             f"Rounds to {target}",
             f"first evaluated round with {metric} of {target}, median over seeds",
-            _rounds_text,
-            lambda r: r["rounds_to_target"],
+            _write_rounds,
         ),
-        Column(
-            f"Sent to {target}",
-            "by and to all clients up to that round, median over seeds",
-            _bytes_text,
-            lambda r: r["bytes_to_target"],
+        column(
+            "bytes_to_target",
+            f"Bytes to {target}",
+            "sent both ways by all clients up to that round, median over seeds",
+            lambda count: "not reached" if math.isinf(count) else format_bytes(count),
         ),
-        Column("Up", "bytes a client sends in a round", *_size("bytes_up")),
-        Column("Down", "bytes a client receives in a round", *_size("bytes_down")),
-        Column("Total sent", "all clients, all rounds, both ways", *_size("total_bytes")),
-        Column("Time a round", "median, without compilation", _time_text, lambda r: r["seconds_per_round"]),
-        *_circumstances(table),
-        Column("Status", "", lambda r: str(r["status"]), lambda r: str(r["status"])),
+        column("bytes_up", "Upload", "bytes that a client sends in a round", format_bytes),
+        column("bytes_down", "Download", "bytes that a client receives in a round", format_bytes),
+        column("total_bytes", "Total bytes", "all clients, all rounds, both ways", format_bytes),
+        column("seconds_per_round", "Time per round", "median, without compilation", format_duration),
     ]
-
-
-def _circumstances(table: pd.DataFrame) -> list[Column]:
-    """Columns that are shown if any run has them."""
-    hint = "clients whose uploads counted, of a round's cohort; mean over rounds and seeds"
-    columns = {
-        "client_spread": Column(
-            "Clients' spread",
+    optional = [
+        column(
+            "client_spread",
+            "Client std",
             "standard deviation of the metric over clients' own test examples, last evaluated round, mean over seeds",
-            *_measure("client_spread"),
         ),
-        "client_worst": Column(
-            "Worst tenth", "mean of the metric over the worst tenth of the clients, likewise", *_measure("client_worst")
-        ),
-        "participants": Column("Took part", hint, *_measure("participants")),
-        "epsilon": Column("Epsilon", "privacy spent at the end, the largest of the seeds", *_measure("epsilon")),
-    }
-    return [column for name, column in columns.items() if table[name].notna().any()]
+        column("client_worst", "Worst 10 %", "mean of the metric over the worst tenth of the clients, likewise"),
+        column("participants", "Participants", "clients per round whose uploads counted, mean over rounds and seeds"),
+        column("epsilon", "Epsilon", "privacy spent at the end, the largest of the seeds"),
+    ]
+    columns += [item for item in optional if table[item.name].notna().any()]
+    return [*columns, column("status", "Status", "", str)]
 
 
-def shown_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """The final table's rows as dictionaries."""
-    return [{str(name): value for name, value in row.items()} for row in table.to_dict("records")]
+def _write_seeds(row: Row) -> str:
+    seeds, counted = int(row["seeds"]), int(row["counted"])
+    return str(seeds) if counted == seeds else f"{counted} of {seeds}"
 
 
-def _final_text(row: dict[str, Any]) -> str:
-    return spread(row["final"], row["final_std"])
-
-
-def _seeds_text(row: dict[str, Any]) -> str:
-    whole, counted = int(row["seeds"]), int(row["counted"])
-    return str(whole) if counted == whole else f"{counted} of {whole}"
-
-
-def _rounds_text(row: dict[str, Any]) -> str:
-    rounds = row["rounds_to_target"]
+def _write_rounds(rounds: float) -> str:
     if math.isnan(rounds):
         return DASH
     return "not reached" if math.isinf(rounds) else f"{rounds:g}"
 
 
-def _bytes_text(row: dict[str, Any]) -> str:
-    sent = row["bytes_to_target"]
-    return "not reached" if math.isinf(sent) else data_size(sent)
-
-
-def _time_text(row: dict[str, Any]) -> str:
-    return duration(row["seconds_per_round"])
-
-
-def _measure(name: str) -> tuple[Callable[[dict[str, Any]], str], Callable[[dict[str, Any]], float]]:
-    return lambda row: number(row[name]), lambda row: row[name]
-
-
-def _size(name: str) -> tuple[Callable[[dict[str, Any]], str], Callable[[dict[str, Any]], float]]:
-    return lambda row: data_size(row[name]), lambda row: row[name]
+def table_rows(table: pd.DataFrame) -> list[Row]:
+    """The rows of a table as dictionaries."""
+    return [{str(name): value for name, value in row.items()} for row in table.to_dict("records")]
 
 
 def to_markdown(table: pd.DataFrame) -> str:
-    """The final table as a GitHub Markdown table, columns aligned in the source too."""
+    """Write the final table as a GitHub Markdown table, with columns aligned in the source too."""
     columns = shown_columns(table)
-    cells = [[_escape(column.header) for column in columns]]
-    cells += [[_escape(column.text(row)) for column in columns] for row in shown_rows(table)]
-    widths = [max(3, *map(len, column)) for column in zip(*cells, strict=True)]
-    left = [column.header in ("Algorithm", "Status") for column in columns]
-    rule = [f":{'-' * (w - 1)}" if is_left else f"{'-' * (w - 1)}:" for w, is_left in zip(widths, left, strict=True)]
-    lines = [_markdown_line(cells[0], widths, left), f"| {' | '.join(rule)} |"]
-    lines += [_markdown_line(line, widths, left) for line in cells[1:]]
-    return "\n".join(lines) + "\n"
-
-
-def _markdown_line(cells: Sequence[str], widths: Sequence[int], left: Sequence[bool]) -> str:
+    lines = [[_escape(column.header) for column in columns]]
+    lines += [[_escape(column.text(row)) for column in columns] for row in table_rows(table)]
+    widths = [max(3, *map(len, cells)) for cells in zip(*lines, strict=True)]
+    is_left = [column.is_text for column in columns]
+    rule = [f":{'-' * (w - 1)}" if left else f"{'-' * (w - 1)}:" for w, left in zip(widths, is_left, strict=True)]
     padded = [
-        cell.ljust(width) if is_left else cell.rjust(width)
-        for cell, width, is_left in zip(cells, widths, left, strict=True)
+        [cell.ljust(w) if left else cell.rjust(w) for cell, w, left in zip(line, widths, is_left, strict=True)]
+        for line in lines
     ]
-    return f"| {' | '.join(padded)} |"
+    return "".join(f"| {' | '.join(line)} |\n" for line in [padded[0], rule, *padded[1:]])
 
 
 def _escape(text: str) -> str:
@@ -355,5 +287,5 @@ def _escape(text: str) -> str:
 
 
 def to_csv(table: pd.DataFrame) -> str:
-    """A table as CSV with full precision; `inf` rounds to a target are rounds that were not enough."""
+    """Write a table as CSV with full precision; `inf` rounds to a target mean that it was not reached."""
     return table.drop(columns=["problem"], errors="ignore").to_csv(index=False, lineterminator="\n")

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_report import ramp, write_comparison, write_run
 
 from fedoptax.report import final_table, group_runs, history_table, load_runs, to_markdown
-from fedoptax.report.curves import curve
-from fedoptax.report.html import render
-from fedoptax.report.verdict import verdicts
+from fedoptax.report.curves import make_curve
+from fedoptax.report.page import list_incomplete
+from fedoptax.report.verdicts import find_verdicts
+from run_folders import ramp, write_comparison, write_run
 
 
-def test_final_values_by_hand(tmp_path: Path):
+def test_final_values_by_hand(tmp_path: Path) -> None:
     write_run(tmp_path / "0", ramp(0.90), seed=0)
     write_run(tmp_path / "1", ramp(0.80), seed=1)
     write_run(tmp_path / "2", [*ramp(0.70)[:-1], 0.60], seed=2)
@@ -31,7 +31,7 @@ def test_final_values_by_hand(tmp_path: Path):
     assert row["seconds_per_round"] == pytest.approx(0.02)
 
 
-def test_rounds_to_an_automatic_target_by_hand(tmp_path: Path):
+def test_rounds_and_bytes_to_a_target_by_hand(tmp_path: Path) -> None:
     for seed, values in enumerate([[0.5, 0.7, 0.9, 1.0], [0.2, 0.96, 0.97, 1.0], [0.95, 0.9, 0.9, 1.0]]):
         write_run(tmp_path / f"good-{seed}", values, seed=seed)
     for seed, values in enumerate([[0.1, 0.2, 0.99, 0.5], [0.1, 0.2, 0.3, 0.4]]):
@@ -39,12 +39,13 @@ def test_rounds_to_an_automatic_target_by_hand(tmp_path: Path):
     table = final_table(load_runs(tmp_path)).set_index("algorithm")
     assert table["target"].tolist() == pytest.approx([0.95, 0.95])
     assert table.loc["fedadam", "rounds_to_target"] == 2  # median of 4, 2, 1
-    assert table.loc["fedavg", "rounds_to_target"] == float("inf")  # one of two seeds never did
+    assert table.loc["fedadam", "bytes_to_target"] == 2 * 2 * 493800
+    assert table.loc["fedavg", "rounds_to_target"] == float("inf")  # one of two seeds never reached it
     given = final_table(load_runs(tmp_path), target=0.25).set_index("algorithm")
     assert given["rounds_to_target"].tolist() == [1, 3]
 
 
-def test_lower_is_better(tmp_path: Path):
+def test_lower_is_better(tmp_path: Path) -> None:
     common = {"primary_metric": "test_loss", "higher_is_better": False}
     write_run(tmp_path / "a", [None] * 4, losses=[4.0, 2.0, 1.04, 1.0], **common)
     write_run(tmp_path / "b", [None] * 4, losses=[4.0, 2.0, 1.5, 1.2], name="fedavg", **common)
@@ -54,63 +55,67 @@ def test_lower_is_better(tmp_path: Path):
     assert table["rounds_to_target"].tolist() == [3, float("inf")]
 
 
-def test_only_evaluated_rounds_count(tmp_path: Path):
-    values: list[float | None] = [None, 0.5, None, 0.6, None] * 8
-    write_run(tmp_path, values)
-    row = final_table(load_runs(tmp_path)).iloc[0]
-    assert row["final"] == 0.6
-    assert row["last_window"] == 4
+def test_only_evaluated_rounds_count(tmp_path: Path) -> None:
+    write_run(tmp_path, [None, 0.5, None, 0.6, None] * 8)
+    runs = load_runs(tmp_path)
+    row = final_table(runs).iloc[0]
+    assert (row["final"], row["last_window"]) == (0.6, 4)
     assert row["last_mean"] == pytest.approx(0.55)  # of rounds 36 to 39 the 37th and 39th were evaluated
-    assert curve(group_runs(load_runs(tmp_path))[0], "test_accuracy").rounds.tolist()[:3] == [2, 4, 7]
+    curve = make_curve(group_runs(runs)[0], "test_accuracy")
+    assert curve is not None and curve.rounds.tolist()[:3] == [2, 4, 7]
 
 
-def test_diverged_seeds_do_not_enter_end_values_and_are_said(tmp_path: Path):
+def test_diverged_seeds_do_not_enter_final_values_and_are_named(tmp_path: Path) -> None:
     write_run(tmp_path / "0", ramp(0.9), seed=0)
     write_run(tmp_path / "1", ramp(0.1, 4), seed=1, status="diverged", message="loss is not finite", rounds=20)
     write_run(tmp_path / "2", ramp(0.5), name="fedavg")
     runs = load_runs(tmp_path)
     table = final_table(runs)
-    assert table.loc[0, "final"] == 0.9
-    assert table.loc[0, "status"] == "1 of 2 diverged"
-    assert table.loc[0, "counted"] == 1
-    assert verdicts(table) == []
-    page = render(runs, "t")
-    assert "fedadam, seed 1: diverged after 4 of 20 rounds: loss is not finite" in page
+    assert table.loc[0, ["final", "status", "counted"]].tolist() == [0.9, "1 of 2 diverged", 1]
+    assert find_verdicts(table) == []
+    assert list_incomplete(group_runs(runs)) == ["fedadam, seed 1: diverged after 4 of 20 rounds: loss is not finite"]
     assert "1 of 2 diverged" in to_markdown(table)
 
 
-def test_a_winner_needs_separate_spreads(tmp_path: Path):
+def test_a_winner_needs_separate_spreads(tmp_path: Path) -> None:
     for seed, (good, bad) in enumerate([(0.90, 0.80), (0.91, 0.81), (0.92, 0.82)]):
         write_run(tmp_path / f"g{seed}", ramp(good), seed=seed)
         write_run(tmp_path / f"b{seed}", ramp(bad), seed=seed, name="fedavg")
-    (clear,) = verdicts(final_table(load_runs(tmp_path)))
-    assert clear.clear
-    assert clear.leader == "fedadam"
+    (clear,) = find_verdicts(final_table(load_runs(tmp_path)))
+    assert clear.is_clear and clear.leader == "fedadam"
     for seed, value in enumerate([0.89, 0.90, 0.91]):  # 0.90 ± 0.01 touches 0.91 ± 0.01
         write_run(tmp_path / f"n{seed}", ramp(value), seed=seed, name="fedyogi")
-    (near,) = verdicts(final_table(load_runs(tmp_path)))
-    assert not near.clear
+    (near,) = find_verdicts(final_table(load_runs(tmp_path)))
+    assert not near.is_clear
     assert near.text.endswith("fedyogi is within the spread.")
-    assert 'class="highlight"' not in render(load_runs(tmp_path), "t")
 
 
-def test_one_seed_shows_no_spread_and_no_winner(tmp_path: Path):
+def test_one_seed_shows_no_spread_and_no_winner(tmp_path: Path) -> None:
     write_run(tmp_path / "a", ramp(0.9))
     write_run(tmp_path / "b", ramp(0.1), name="fedavg")
     table = final_table(load_runs(tmp_path))
     assert table["final_std"].isna().all()
     assert "±" not in to_markdown(table)
-    assert not verdicts(table)[0].clear
+    assert not find_verdicts(table)[0].is_clear
 
 
-def test_markdown_has_equal_rows_and_escapes(tmp_path: Path):
+def test_markdown_has_equal_rows_and_escapes(tmp_path: Path) -> None:
     write_run(tmp_path / "a", ramp(0.9), name="a|b\n<b>x</b>")
     lines = to_markdown(final_table(load_runs(tmp_path))).splitlines()
     assert len({len(line) for line in lines}) == 1
+    assert "Bytes to 0.855" in lines[0]
     assert r"a\|b &lt;b&gt;x&lt;/b&gt;" in lines[2]
 
 
-def test_history_table_is_long(tmp_path: Path):
+def test_participants_are_a_column_if_any_run_counts_them(tmp_path: Path) -> None:
+    write_run(tmp_path, ramp(0.9, 2))
+    assert "Participants" not in to_markdown(final_table(load_runs(tmp_path)))
+    path = tmp_path / "history.jsonl"
+    path.write_text(path.read_text().replace('"seconds"', '"participants": 7, "seconds"'))
+    assert "Participants" in to_markdown(final_table(load_runs(tmp_path)))
+
+
+def test_history_table_is_long(tmp_path: Path) -> None:
     write_comparison(tmp_path, ["fedavg", "fedadam"], seeds=2, rounds=5)
     table = history_table(load_runs(tmp_path))
     assert len(table) == 20

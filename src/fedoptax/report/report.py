@@ -1,0 +1,86 @@
+"""Everything that a report says, computed once for tables, figures and page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from fedoptax.report.curves import Metric, find_metrics
+from fedoptax.report.groups import Group, group_runs, title_of
+from fedoptax.report.load import Run, find_runs, load_runs
+from fedoptax.report.partition import Partition, find_partitions
+from fedoptax.report.searches import HeatMap, Profile, Search, load_searches, make_heat_map, make_profiles
+from fedoptax.report.tables import tabulate
+from fedoptax.report.verdicts import Verdict, find_verdicts
+
+#: The number of points whose curves the report on a search shows.
+BEST_POINTS = 6
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """What is reported on some runs.
+
+    Attributes:
+      title: the heading.
+      runs: all of them.
+      groups: the runs by algorithm and settings.
+      metrics: what can be drawn, the primary metric first, each with its curves.
+      table: as `final_table` makes it.
+      verdicts: one for each task with rivals.
+      partitions: one for each task that records how its data are divided.
+      searches: for hyper-parameters, each with its heat map or None.
+      profiles: of the searches, all together.
+      is_of_search: whether the runs are the best points of searches.
+    """
+
+    title: str
+    runs: Sequence[Run]
+    groups: Sequence[Group]
+    metrics: Sequence[Metric]
+    table: pd.DataFrame
+    verdicts: Sequence[Verdict]
+    partitions: Sequence[Partition]
+    searches: Sequence[tuple[Search, HeatMap | None]]
+    profiles: Sequence[Profile]
+    is_of_search: bool
+
+
+def load_report(path: str | Path, target: float | None = None) -> Report:
+    """Load and evaluate all runs and searches at or below a folder; without runs, the best points of the searches.
+
+    Args:
+      path: a run, a comparison, a search, or a folder with any of these below it.
+      target: as in `final_table`.
+
+    Raises:
+      RunError: there is nothing, or something is damaged.
+    """
+    runs, searches = find_runs(path), load_searches(Path(path))
+    best = [trial.run for search in searches for trial in search.ranked[:BEST_POINTS]]
+    return make_report(runs or best or load_runs(path), searches, target, is_of_search=not runs and bool(best))
+
+
+def make_report(
+    runs: Sequence[Run], searches: Sequence[Search] = (), target: float | None = None, is_of_search: bool = False
+) -> Report:
+    """Evaluate runs and searches; see `Report`."""
+    groups = group_runs(runs)
+    table = tabulate(groups, target)
+    order = [group.algorithm for group in groups] + [search.algorithm for search in searches]
+    searches = sorted(searches, key=lambda search: order.index(search.algorithm))
+    return Report(
+        title=title_of(groups),
+        runs=runs,
+        groups=groups,
+        metrics=find_metrics(groups),
+        table=table,
+        verdicts=[] if is_of_search else find_verdicts(table),
+        partitions=find_partitions(groups),
+        searches=[(search, make_heat_map(search)) for search in searches],
+        profiles=make_profiles(searches),
+        is_of_search=is_of_search,
+    )

@@ -1,0 +1,105 @@
+// The curves with their controls, legend and table.
+const state = { metric: DATA.metrics[0], x: "rounds", log: false, spread: true, seeds: false, hidden: new Set() };
+
+const shownCurves = () => state.metric.curves.filter((curve) => !state.hidden.has(curve.group));
+const last = (values) => values.findLast(isNumber);
+
+function band(curve, x, style) {
+  const known = curve.mean.flatMap((mean, i) => (isNumber(mean) && isNumber(curve.std[i]) && isNumber(x[i]) ? [i] : []));
+  const around = [...known, ...[...known].reverse()];
+  const sign = (place) => (place < known.length ? 1 : -1);
+  const floor = state.log ? Math.min(...curve.mean.filter((mean) => mean > 0)) / 10 : -Infinity;
+  return {
+    x: around.map((i) => x[i]), y: around.map((i, place) => Math.max(floor, curve.mean[i] + sign(place) * curve.std[i])),
+    mode: "none", fill: "toself", fillcolor: `${style}24`, hoverinfo: "skip",
+  };
+}
+
+function tracesOf(curve) {
+  const group = DATA.groups[curve.group], style = color(`c${group.color}`), x = curve[state.x];
+  const traces = [];
+  if (state.spread && curve.std.some(isNumber)) traces.push(band(curve, x, style));
+  if (state.seeds || !curve.mean.some(isNumber)) {
+    for (const values of curve.seeds) {
+      traces.push({ x, y: values, mode: "lines", line: { color: style, width: 1, dash: group.dash }, opacity: 0.45, hoverinfo: "skip" });
+    }
+  }
+  const hasSpread = curve.std.some(isNumber);
+  traces.push({
+    x, y: curve.mean, customdata: curve.std, name: plain(group.label), mode: "lines+markers",
+    line: { color: style, width: 2, dash: group.dash }, marker: { symbol: group.marker, size: 8, maxdisplayed: 9, line: { color: color("paper"), width: 1 } },
+    hovertemplate: hasSpread ? "%{y:.4~g} ± %{customdata:.2~g}" : "%{y:.4~g}",
+  });
+  const end = curve.mean.findLastIndex(isNumber);
+  if (group.diverged && end >= 0) {
+    traces.push({ x: [x[end]], y: [curve.mean[end]], mode: "markers", marker: { symbol: "x-thin", size: 11, line: { color: style, width: 2.5 } }, hoverinfo: "skip" });
+  }
+  return traces;
+}
+
+// Diverged runs do not set the value axis while there are others.
+function valueRange(curves) {
+  const diverged = (curve) => DATA.groups[curve.group].diverged;
+  const limits = state.log ? state.metric.logLimits : state.metric.limits;
+  if (!limits || !curves.some(diverged) || curves.every(diverged)) return {};
+  return { range: state.log ? limits.map(Math.log10) : limits };
+}
+
+function drawCurves() {
+  const { metric } = state, curves = shownCurves(), isRounds = state.x === "rounds";
+  const title = isRounds ? "Round" : "Sent by and to all clients (MB)";
+  show(byId("chart"), curves.flatMap(tracesOf), {
+    hovermode: "x unified", hoversort: metric.higher ? "value descending" : "value ascending",
+    uirevision: [metric.name, state.x, state.log].join(), height: Math.min(620, Math.max(430, 26 * DATA.groups.length + 60)),
+    xaxis: axis(title, { showgrid: false, unifiedhovertitle: { text: isRounds ? "Round %{x}" : "%{x:.3~s} MB sent" } }),
+    yaxis: axis(metric.label + (state.log ? " (log scale)" : ""), { nticks: 7, type: state.log ? "log" : "linear", ...valueRange(curves) }),
+  });
+  byId("chart").setAttribute("aria-label", `${metric.label} of ${curves.length} algorithms; the table below has the values`);
+  fillLegend();
+  fillValues();
+}
+
+function fillLegend() {
+  document.querySelectorAll("#legend button").forEach((button, place) => {
+    const curve = state.metric.curves.find((other) => other.group === place);
+    button.setAttribute("aria-pressed", String(!state.hidden.has(place)));
+    button.querySelector(".last").textContent = DATA.groups[place].diverged ? "diverged" : format(curve && last(curve.mean));
+  });
+  byId("show-all").hidden = state.hidden.size === 0;
+}
+
+// The values of the curves at about ten rounds.
+function fillValues() {
+  const rounds = [...new Set(state.metric.curves.flatMap((curve) => curve.rounds))].sort((a, b) => a - b);
+  const step = Math.max(1, (rounds.length - 1) / 9);
+  const chosen = [...new Set(Array.from({ length: Math.min(10, rounds.length) }, (_, i) => rounds[Math.round(i * step)]))];
+  const row = (first, texts, tag) => {
+    const line = document.createElement("tr");
+    line.append(...[first, ...texts].map((text, i) => Object.assign(document.createElement(i ? tag : "th"), { textContent: text })));
+    return line;
+  };
+  const body = state.metric.curves.map((curve) =>
+    row(DATA.groups[curve.group].label, chosen.map((round) => format(curve.mean[curve.rounds.indexOf(round)])), "td"));
+  byId("values").tHead.replaceChildren(row(`${state.metric.label} at round`, chosen.map(String), "th"));
+  byId("values").tBodies[0].replaceChildren(...body);
+}
+
+function connectControls() {
+  const set = (name, value) => {
+    state[name] = value;
+    drawCurves();
+  };
+  byId("metric").addEventListener("change", (event) => set("metric", DATA.metrics[event.target.value]));
+  document.querySelectorAll("input[name=x]").forEach((input) => input.addEventListener("change", () => set("x", input.value)));
+  for (const name of ["log", "spread", "seeds"]) byId(name)?.addEventListener("change", (event) => set(name, event.target.checked));
+  byId("show-all").addEventListener("click", () => set("hidden", new Set()));
+  const places = DATA.groups.map((_, place) => place);
+  document.querySelectorAll("#legend button").forEach((button, place) => {
+    button.addEventListener("click", () => {
+      const hidden = new Set(state.hidden);
+      if (!hidden.delete(place)) hidden.add(place);
+      set("hidden", hidden);
+    });
+    button.addEventListener("dblclick", () => set("hidden", new Set(places.filter((other) => other !== place))));
+  });
+}

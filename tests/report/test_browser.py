@@ -1,0 +1,110 @@
+"""The page in a real browser: charts are drawn, every control works, and nothing is written to the console."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from browser import Page, needs_browser, open_and_use, open_page, without_scripts
+from fedoptax.report.page import render
+from fedoptax.report.report import load_report
+from run_folders import HOSTILE, ramp, write_comparison, write_named_run, write_run, write_search
+
+pytestmark = needs_browser
+
+#: Uses every control as a reader would, and notes in the page what it found.
+USE = """
+const note = (name, value) => { document.body.dataset[name] = String(value); };
+const chart = document.getElementById("chart");
+const isMean = (line) => line.style.strokeWidth === "2px";
+const paths = () => [...chart.querySelectorAll(".scatterlayer .js-line")].filter(isMean);
+const lines = () => paths().map((line) => line.getAttribute("d"));
+const legend = [...document.querySelectorAll("#legend button")];
+const before = lines();
+note("lines", before.length);
+Plotly.Fx.hover(chart, { xval: 10 }, ["xy"]);
+const rows = [...chart.querySelectorAll(".hoverlayer .legendtext")].map((text) => text.textContent);
+note("hover", rows.length);
+const values = rows.map((text) => parseFloat(text.split(" : ").at(-1))).filter((value) => !Number.isNaN(value));
+note("sorted", values.length > 1 && values.every((value, i) => i === 0 || value <= values[i - 1]));
+for (const input of document.querySelectorAll(".controls input")) {
+  input.click();
+  if (lines().some((line) => /NaN|Infinity|undefined/.test(line))) note("broken", input.id || input.value);
+}
+note("changed", lines().join() !== before.join());
+for (const input of document.querySelectorAll(".controls input")) input.click();
+document.querySelector("input[value=rounds]").click();
+for (const option of document.querySelectorAll("#metric option")) {
+  option.parentElement.value = option.value;
+  option.parentElement.dispatchEvent(new Event("change"));
+  if (lines().some((line) => /NaN|Infinity|undefined/.test(line))) note("broken", option.textContent);
+}
+legend[0].click();
+note("hidden", lines().length);
+legend[1].dispatchEvent(new MouseEvent("dblclick"));
+note("alone", lines().length);
+document.getElementById("show-all").click();
+note("all", lines().length);
+note("table", document.querySelectorAll("#values tbody tr").length);
+note("buttons", [...chart.querySelectorAll("button")].map((button) => button.getAttribute("aria-label")).join());
+const head = document.querySelectorAll("#final thead button")[1];
+const cells = "#final tbody td:nth-child(2)";
+const column = () => [...document.querySelectorAll(cells)].map((cell) => parseFloat(cell.textContent));
+head.click();
+const up = column();
+note("ascending", up.every((value, i) => i === 0 || value >= up[i - 1]));
+head.click();
+note("descending", column().join() === up.reverse().join());
+"""
+
+
+def write_page(folder: Path) -> Path:
+    path = folder / "report.html"
+    path.write_text(render(load_report(folder), folder), encoding="utf-8")
+    return path
+
+
+def test_every_control_works_and_the_console_is_silent(tmp_path: Path) -> None:
+    page = write_page(write_comparison(tmp_path / "runs", ["fedavg", "fedadam", "fedyogi"]))
+    found, console = open_and_use(page, tmp_path / "profile", USE)
+    assert console == []
+    expected = {
+        "lines": "3", "hover": "3", "sorted": "true", "changed": "true", "hidden": "2", "alone": "1", "all": "3",
+        "table": "3", "ascending": "true", "descending": "true",
+        "buttons": "Zoom in,Zoom out,Reset axes,Download plot as a PNG",
+    }  # fmt: skip
+    assert {name: found.body.get(f"data-{name}") for name in expected} == expected
+    assert "data-broken" not in found.body
+
+
+def test_hard_data_and_hostile_names_are_drawn(tmp_path: Path) -> None:
+    """Hostile, diverged, empty, constant, negative and unlabelled runs, and a search, under the page's own policy."""
+    runs = write_comparison(tmp_path / "runs", ["fedavg", "fedadam"], seeds=1, rounds=10)
+    write_named_run(runs / "hostile", HOSTILE + '<a href="https://x.invalid">x</a>&lt;b>')
+    write_run(runs / "diverged", ramp(0.3, 3), name="diverged", rounds=10, status="diverged", losses=[1.0, 1e12, None])
+    write_run(runs / "empty", [], name="empty", status="running", rounds=10)
+    write_run(runs / "constant", [0.5] * 10, name="constant", losses=[0.0] * 10)
+    write_run(runs / "negative", [-1.0, 0.0, 1.0], name="negative", losses=[-3.0, 0.0, 2.0])
+    write_run(runs / "point", [0.7], name="point")
+    sizes = {"sizes": [5, 5], "label_counts": None, "heterogeneity": None}
+    write_run(runs / "unlabelled", ramp(0.8), name="unlabelled", partition=sizes, task={"name": "other"})
+    grid = {HOSTILE: [0.1, 1.0, 10.0], "b": [1, 2, 3]}
+    write_search(runs / "search", {(a, b): 0.1 * b for a in grid[HOSTILE] for b in grid["b"]}, grid, algorithm=HOSTILE)
+    page = write_page(runs)
+    dom, console = open_page(page, tmp_path / "profile")
+    assert console == [] and 'data-ready="true"' in dom
+    elements = Page(without_scripts(dom)).elements
+    assert not [tag for tag, attrs in elements if tag in ("img", "iframe", "object")]
+    assert not [attrs for _, attrs in elements if "x.invalid" in f"{attrs.get('href')}{attrs.get('xlink:href')}"]
+    used, console = open_and_use(page, tmp_path / "profile", USE)
+    assert console == [] and "data-broken" not in used.body
+    assert len(used.with_class("js-plotly-plot")) >= 1 + 2 + 2  # curves, partitions, profiles
+
+
+def test_the_policy_stops_another_script(tmp_path: Path) -> None:
+    page = write_page(write_run(tmp_path / "run", ramp(0.9)))
+    text = page.read_text(encoding="utf-8")
+    evil = "<script>document.body.dataset.owned = '1'</script><img src='http://127.0.0.1:9/x' onerror='alert(1)'>"
+    page.write_text(text.replace("</main>", f"{evil}</main>"), encoding="utf-8")
+    dom, console = open_page(page, tmp_path / "profile")
+    assert Page(without_scripts(dom)).body.get("data-owned") is None
+    assert sum("Content Security Policy" in line for line in console) >= 2

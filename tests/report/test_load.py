@@ -1,0 +1,188 @@
+"""Runs read back from folders, grouped, labelled and made into curves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedoptax.errors import RunError
+from fedoptax.report import final_table, group_runs, load_runs
+from fedoptax.report.curves import axis_limits, find_metrics, make_curve
+from fedoptax.report.partition import make_partition
+from fedoptax.report.style import look
+from run_folders import label_counts, ramp, write_comparison, write_json, write_run
+
+# --- loading ---
+
+
+def test_a_comparison_keeps_its_own_order(tmp_path: Path) -> None:
+    write_comparison(tmp_path, ["fedyogi", "fedavg"], seeds=2, rounds=5)
+    runs = load_runs(tmp_path)
+    assert [(run.config["algorithm"]["name"], run.config["seed"]) for run in runs] == [
+        ("fedyogi", 0), ("fedyogi", 1), ("fedavg", 0), ("fedavg", 1)]  # fmt: skip
+    assert all(run.command and run.command.startswith("fedoptax compare") for run in runs)
+    assert list(runs[0].rows["round"]) == [1, 2, 3, 4, 5]
+
+
+def test_seed_folders_are_in_numeric_order(tmp_path: Path) -> None:
+    for seed in (10, 2, 1):
+        write_run(tmp_path / f"seed-{seed}", ramp(0.9), seed=seed)
+    assert [run.config["seed"] for run in load_runs(tmp_path)] == [1, 2, 10]
+
+
+def test_a_run_holds_no_other_runs(tmp_path: Path) -> None:
+    write_run(tmp_path, ramp(0.9))
+    write_run(tmp_path / "checkpoints" / "old", ramp(0.1))
+    assert len(load_runs(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("cut", [1, 20, 60])
+def test_an_unfinished_last_line_is_ignored(tmp_path: Path, cut: int) -> None:
+    write_run(tmp_path, ramp(0.9), status="running")
+    path = tmp_path / "history.jsonl"
+    path.write_bytes(path.read_bytes()[:-cut])
+    assert len(load_runs(tmp_path)[0].rows) == (20 if cut == 1 else 19)
+
+
+def test_a_damaged_line_in_the_middle_is_refused(tmp_path: Path) -> None:
+    write_run(tmp_path, ramp(0.9))
+    path = tmp_path / "history.jsonl"
+    lines = path.read_text().splitlines()
+    lines[4] = lines[4][:30]
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(RunError, match="line 5"):
+        load_runs(tmp_path)
+
+
+def test_rounds_out_of_order_are_refused(tmp_path: Path) -> None:
+    write_run(tmp_path, ramp(0.9, 2))
+    path = tmp_path / "history.jsonl"
+    path.write_text(path.read_text() * 2)
+    with pytest.raises(RunError, match="line 3"):
+        load_runs(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "part"),
+    [
+        ('{"format": 1', "config.json"),
+        ("[1]", "config.json"),
+        ('{"format": 2}', "format 2"),
+        ('{"format": 1, "task": {"name": "a"}}', "algorithm"),
+        ('{"format": 1, "task": {}, "algorithm": {"name": "a"}, "rounds": 1, "seed": 0}', "name"),
+    ],
+)
+def test_a_damaged_config_is_refused_in_one_line(tmp_path: Path, config: str, part: str) -> None:
+    write_run(tmp_path, ramp(0.9))
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(RunError, match=part) as caught:
+        load_runs(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_comparison_of_another_format_is_refused(tmp_path: Path) -> None:
+    write_json(write_comparison(tmp_path, ["fedavg"], seeds=1, rounds=2) / "compare.json", {"format": 7})
+    with pytest.raises(RunError, match="format 7"):
+        load_runs(tmp_path)
+
+
+def test_a_folder_without_runs_and_a_missing_one_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="no run"):
+        load_runs(tmp_path)
+    with pytest.raises(RunError, match="missing"):
+        load_runs(tmp_path / "missing")
+
+
+def test_values_that_are_not_finite_become_missing(tmp_path: Path) -> None:
+    write_run(tmp_path, [0.5, None, 0.7], losses=[1.0, float("nan"), float("inf")])
+    run = load_runs(tmp_path)[0]
+    assert run.rows["train_loss"].isna().tolist() == [False, True, True]
+    row = final_table([run]).iloc[0]
+    assert (row["final"], row["train_loss"]) == (0.7, 1.0)
+
+
+# --- groups and labels ---
+
+
+def test_labels_say_only_what_differs(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", ramp(0.9), hyper={"client_lr": 0.1, "server_lr": 0.01})
+    write_run(tmp_path / "b", ramp(0.9), hyper={"client_lr": 0.1, "server_lr": 0.03})
+    write_run(tmp_path / "c", ramp(0.9), name="fedavg", hyper={"client_lr": 0.1})
+    labels = [group.label for group in group_runs(load_runs(tmp_path))]
+    assert labels == ["fedadam (server_lr=0.01)", "fedadam (server_lr=0.03)", "fedavg"]
+
+
+def test_labels_distinguish_tasks_and_seeds_make_no_group(tmp_path: Path) -> None:
+    for alpha in (0.1, 1.0):
+        for seed in (0, 1):
+            task = {"name": "digits", "alpha": alpha, "seed": seed}
+            write_run(tmp_path / f"{alpha}-{seed}", ramp(0.9), seed=seed, task=task)
+    groups = group_runs(load_runs(tmp_path))
+    assert [group.label for group in groups] == ["fedadam (alpha=0.1)", "fedadam (alpha=1)"]
+    assert [len(group.runs) for group in groups] == [2, 2]
+    assert groups[0].problem != groups[1].problem
+
+
+def test_options_that_change_no_result_make_no_group(tmp_path: Path) -> None:
+    for seed, place in enumerate(("device", "host")):
+        options = {"mesh": seed + 1, "client_states": place, "client_loop": ("loop", "vmap")[seed]}
+        deployment = {"experiment": f"{seed}abc", "quorum": 0.5}  # the experiment's id is drawn anew for each run
+        write_run(tmp_path / str(seed), ramp(0.9), seed=seed, deployment=deployment, **options)
+    write_run(tmp_path / "other", ramp(0.9), deployment={"experiment": "2abc", "quorum": 1.0})
+    groups = group_runs(load_runs(tmp_path))
+    assert [group.label for group in groups] == ["fedadam (quorum=0.5)", "fedadam (quorum=1)"]
+    assert [len(group.runs) for group in groups] == [2, 1]
+
+
+def test_a_repeated_run_is_no_second_seed(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", ramp(0.9))
+    write_run(tmp_path / "b", ramp(0.9))
+    groups = group_runs(load_runs(tmp_path))
+    assert [group.label for group in groups] == ["fedadam (copy=1)", "fedadam (copy=2)"]
+
+
+# --- curves, partition, looks ---
+
+
+def test_mean_and_spread_stop_where_a_seed_stops(tmp_path: Path) -> None:
+    write_run(tmp_path / "0", [0.2, 0.4, 0.6], seed=0)
+    write_run(tmp_path / "1", [0.4, 0.6], seed=1, rounds=3, status="diverged")
+    curve = make_curve(group_runs(load_runs(tmp_path))[0], "test_accuracy")
+    assert curve is not None
+    assert curve.mean[:2].tolist() == pytest.approx([0.3, 0.5])
+    assert np.isnan(curve.mean[2])
+    assert curve.std[0] == pytest.approx(0.02**0.5)
+    assert curve.megabytes.tolist() == pytest.approx([0.9876, 1.9752, 2.9628])
+
+
+def test_thinning_keeps_both_ends(tmp_path: Path) -> None:
+    write_run(tmp_path, ramp(0.9, 5000))
+    curve = make_curve(group_runs(load_runs(tmp_path))[0], "test_accuracy")
+    assert curve is not None
+    short = curve.thinned(2000)
+    assert len(short.rounds) == 2000
+    assert (short.rounds[0], short.rounds[-1]) == (1, 5000)
+
+
+def test_the_primary_metric_comes_first_and_a_diverged_run_does_not_stretch_the_axis(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", ramp(0.9), losses=ramp(1.0))
+    write_run(tmp_path / "b", ramp(0.9), name="fedavg", losses=[1e30] * 20, status="diverged")
+    metrics = find_metrics(group_runs(load_runs(tmp_path)))
+    assert [metric.name for metric in metrics] == ["test_accuracy", "test_loss", "train_loss"]
+    assert [metric.higher_is_better for metric in metrics] == [True, False, False]
+    assert axis_limits(metrics[2].curves) == pytest.approx((0.05 - 0.038, 1.0 + 0.038))
+
+
+def test_the_histogram_of_a_partition_counts_every_client() -> None:
+    counts = label_counts(3400, 62)
+    record = {"sizes": np.sum(counts, 1).tolist(), "label_counts": counts}
+    partition = make_partition({"task": {"name": "emnist"}, "seed": 0, "partition": record})
+    assert partition is not None and partition.counts is not None
+    assert partition.counts.shape == (100, 62)
+    assert partition.bins.sum() == 3400 and len(partition.bins) <= 24
+
+
+def test_looks_are_unique_up_to_21() -> None:
+    assert len({look(i) for i in range(21)}) == 21

@@ -1,0 +1,144 @@
+"""The page and the files of a report: complete, self-contained, and safe from what the runs say."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from plotly.offline import get_plotlyjs
+
+from browser import Page, without_scripts
+from fedoptax.report import final_table, load_runs, write_report
+from fedoptax.report.figures import draw_figures
+from fedoptax.report.page import json_for_html, render
+from fedoptax.report.report import load_report
+from run_folders import HOSTILE, ramp, write_comparison, write_named_run, write_run, write_search
+
+HOSTILE_TEXTS = (
+    HOSTILE, "<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "' onmouseover='alert(1)",
+    "javascript:alert(1)", "]]><svg onload=alert(1)>", "</style><style>*{background:url(//x)}", "<!--", "--><b>",
+    "&lt;script&gt;", "{{ 7*7 }}", "{% include '/etc/passwd' %}", "\\u003cscript", "a\u2028b\u2029c", "\u202egnp.exe",
+    "</title><script>alert(1)</script>", "__proto__", "</SCRIPT ", "\n\n# x", "a" * 5000,
+)  # fmt: skip
+
+
+def page_of(folder: Path) -> Page:
+    return Page(without_scripts(render(load_report(folder), folder)))
+
+
+def shape(page: Page) -> list[tuple[str, tuple[str, ...]]]:
+    """The elements of a page with the names of their attributes."""
+    return [(tag, tuple(attrs)) for tag, attrs in page.elements]
+
+
+@pytest.fixture(scope="module")
+def harmless(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    return page_of(write_named_run(tmp_path_factory.mktemp("harmless") / "run", "name"))
+
+
+@pytest.mark.parametrize("text", HOSTILE_TEXTS, ids=lambda text: ascii(text)[:30])
+def test_hostile_names_add_no_markup(tmp_path: Path, text: str, harmless: Page) -> None:
+    page = page_of(write_named_run(tmp_path / "run", text))
+    assert shape(page) == shape(harmless)
+    (data,) = [part for part in page.texts if part.startswith('{"groups"')]
+    assert json.loads(data)["groups"][0]["label"] == text
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30))
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+def test_no_name_adds_markup(tmp_path_factory: pytest.TempPathFactory, harmless: Page, text: str) -> None:
+    assert shape(page_of(write_named_run(tmp_path_factory.mktemp("any") / "run", text))) == shape(harmless)
+
+
+def test_hostile_searches_add_no_markup(tmp_path: Path) -> None:
+    shapes = []
+    for text in ("name", HOSTILE):
+        grid = {text: [0.1, 1.0], "b": [text, "x"]}
+        ends = {(a, b): 0.5 for a in grid[text] for b in grid["b"]}
+        shapes.append(shape(page_of(write_search(tmp_path / text.replace("/", ""), ends, grid, algorithm=text))))
+    assert shapes[0] == shapes[1]
+
+
+def test_hostile_names_in_figures_stay_text(tmp_path: Path) -> None:
+    write_named_run(tmp_path / "a", "name")
+    write_named_run(tmp_path / "b", HOSTILE + "\x00--><script>")
+    tags = {
+        element.tag.rpartition("}")[2]
+        for name, data in draw_figures(load_report(tmp_path)).items()
+        if name.endswith(".svg")
+        for element in ElementTree.fromstring(data).iter()
+    }
+    assert "path" in tags and not tags & {"script", "img", "a", "foreignObject"}
+
+
+def test_json_for_html_escapes_and_keeps_the_value() -> None:
+    value = {"a<b>&c": "\u2028</script>\u2029", "n": [1.5, None]}
+    text = json_for_html(value)
+    assert not set("<>&\u2028\u2029") & set(text)
+    assert json.loads(text) == value
+
+
+def test_the_page_needs_nothing_else_and_its_policy_names_its_scripts(tmp_path: Path) -> None:
+    html = render(load_report(write_comparison(tmp_path, ["fedavg"], seeds=1, rounds=5)), tmp_path)
+    (rules,) = [attrs["content"] or "" for _, attrs in Page(without_scripts(html)).elements if "http-equiv" in attrs]
+    assert rules.startswith("default-src 'none'; script-src 'sha256-")
+    scripts = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
+    assert len(scripts) == 2
+    for script in scripts:
+        assert base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() in rules
+    assert "unsafe" not in rules.replace("style-src 'unsafe-inline'", "") and "http" not in rules
+    own = html.replace(get_plotlyjs(), "")
+    assert re.findall(r"""(?:src|href)=["']?([^"'\s>]+)""", own) == ["data:,"]
+    assert "://" not in own and not re.search(r"\son\w+=", without_scripts(own))
+    assert str(tmp_path) not in own
+
+
+def test_all_files_are_written_and_nothing_else(tmp_path: Path) -> None:
+    runs = write_comparison(tmp_path / "runs", ["fedavg", "fedadam"], seeds=2, rounds=10)
+    out = tmp_path / "elsewhere"
+    assert write_report(runs, out=out, target=0.5) == out / "report.html"
+    names = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+    figures = ("metric-rounds", "metric-megabytes", "train-loss-rounds", "partition")
+    assert names == {"report.html", "table.csv", "table.md", "history.csv"} | {
+        f"figures/{name}.{kind}" for name in figures for kind in ("png", "svg")
+    }
+    assert all(path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n") for path in (out / "figures").glob("*.png"))
+    assert "Rounds to 0.500" in (out / "table.md").read_text(encoding="utf-8")
+
+
+def test_figures_depend_on_nothing_but_the_runs(tmp_path: Path) -> None:
+    report = load_report(write_comparison(tmp_path, ["fedavg"], seeds=1, rounds=3))
+    assert draw_figures(report) == draw_figures(report)
+
+
+def test_twenty_algorithms(tmp_path: Path) -> None:
+    write_comparison(tmp_path, [f"algorithm-{i:02d}" for i in range(20)], seeds=1, rounds=10)
+    html = without_scripts(render(load_report(tmp_path), tmp_path))
+    assert html.count('scope="row"') == 2 * 20
+
+
+def test_odd_names_are_reported_on(tmp_path: Path) -> None:
+    for place, name in enumerate(["_hidden", "$\\frac{1}{2", "联邦", "", "a" * 500, "=1+1"]):
+        write_run(tmp_path / str(place), ramp(0.9, 2), name=name, partition=None)
+    assert write_report(tmp_path).is_file()
+
+
+def test_runs_without_rounds_metrics_or_partition(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [], status=None, partition=None, bytes=None, rounds=10)
+    (tmp_path / "a" / "history.jsonl").unlink()
+    html = render(load_report(tmp_path), tmp_path)
+    assert "still running, or killed, after 0 of 10 rounds" in html and "No round was recorded" in html
+    write_run(tmp_path / "b", [None] * 5, name="fedavg", primary_metric=None, higher_is_better=None, local_epochs=None)
+    sizes = {"sizes": [3, 4, 5], "label_counts": None, "heterogeneity": None}
+    write_run(tmp_path / "c", ramp(0.9), name="fedprox", partition=sizes)
+    write_report(tmp_path)
+    table = final_table(load_runs(tmp_path)).set_index("algorithm")
+    assert table.loc["fedavg", "metric"] == "train_loss"
+    assert table.loc["fedavg", "final"] == pytest.approx(0.4)

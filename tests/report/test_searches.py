@@ -1,0 +1,169 @@
+"""Searches in a report: maps, profiles, ranks, links; unfinished and damaged ones."""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from browser import without_scripts
+from fedoptax.errors import RunError
+from fedoptax.report import write_report
+from fedoptax.report.page import chart_data, render
+from fedoptax.report.report import load_report
+from fedoptax.report.searches import (
+    describe_search,
+    edge_warnings,
+    load_searches,
+    make_heat_map,
+    make_profiles,
+    points_table,
+)
+from run_folders import ramp, write_comparison, write_run, write_search
+
+GRID = {"a": [0.1, 1.0], "b": [0.01, 0.1, 1.0]}
+ENDS = {
+    (0.1, 0.01): 0.5, (0.1, 0.1): 0.9, (0.1, 1.0): None,
+    (1.0, 0.01): 0.7, (1.0, 0.1): 0.6, (1.0, 1.0): 0.3,
+}  # fmt: skip
+
+
+def test_a_map_by_hand(tmp_path: Path) -> None:
+    (search,) = load_searches(write_search(tmp_path / "s", ENDS, GRID))
+    found = make_heat_map(search)
+    assert found is not None
+    assert (found.y, found.x, search.metric) == ("a", "b", "test_accuracy")
+    assert (found.rows, found.columns) == (["1", "0.1"], ["0.01", "0.1", "1"])
+    values = [[cell.value for cell in row if cell] for row in found.cells]
+    assert values[0] == [0.7, 0.6, 0.3] and values[1][:2] == [0.5, 0.9] and math.isnan(values[1][2])
+    assert found.cells[1][1] is search.best
+    shades = [found.shade(cell) for row in found.cells for cell in row if cell]
+    assert shades[:5] == pytest.approx([(0.7 - 0.3) / 0.6, 0.5, 0, 1 / 3, 1])
+    assert search.edges == {"a": "lowest"}
+    assert edge_warnings(search) == ["The best a is the lowest of its grid (0.1 to 1): a better one may lie beyond."]
+    text = "6 of 6 points, of which 1 diverged, ranked by the train loss in the last round. "
+    assert describe_search(search) == text + "Best: a 0.1 and b 0.1, train loss 0.1000."
+    (profile,) = make_profiles([search])
+    assert profile.name == "b" and profile.lines == {"fedadam": [(0.01, 0.7), (0.1, 0.9), (1.0, 0.3)]}
+
+
+def test_values_are_means_of_the_last_rounds(tmp_path: Path) -> None:
+    (search,) = load_searches(write_search(tmp_path / "s", ENDS, GRID, last=2))
+    assert search.trials[0].metric == pytest.approx((0.3 + 0.5) / 2)
+    assert search.trials[0].score == pytest.approx((0.7 + 0.5) / 2)
+
+
+def test_a_third_hyper_parameter_is_taken_at_its_best(tmp_path: Path) -> None:
+    grid = {"a": [1, 2], "b": [1, 2], "c": [1, 2, 3]}
+    ends = {(a, b, c): 0.1 * a + 0.2 * b + (0.3 if c == 2 else 0) for a in (1, 2) for b in (1, 2) for c in (1, 2, 3)}
+    (search,) = load_searches(write_search(tmp_path / "s", ends, grid))
+    found = make_heat_map(search)
+    assert found is not None and found.others == ["c"]
+    assert [[cell.value for cell in row if cell] for row in found.cells] == [
+        [pytest.approx(0.1 * a + 0.2 * b + 0.3) for b in (1, 2)] for a in (2, 1)
+    ]
+    assert make_profiles([search])[0].lines["fedadam"] == [
+        (c, pytest.approx(0.6 + (0.3 if c == 2 else 0))) for c in (1, 2, 3)
+    ]
+
+
+def test_several_searches_share_a_profile(tmp_path: Path) -> None:
+    for name, shift in (("fedadam", 0.0), ("fedyogi", 0.1)):
+        ends = {(tau,): 0.3 + shift + 0.1 * i for i, tau in enumerate((1e-3, 1e-2, 1e-1))}
+        write_search(tmp_path / name, ends, {"tau": [1e-3, 1e-2, 1e-1]}, algorithm=name)
+    searches = load_searches(tmp_path)
+    (profile,) = make_profiles(searches)
+    assert list(profile.lines) == ["fedadam", "fedyogi"] and profile.is_log
+    table = points_table(searches)
+    assert table["rank"].tolist() == [1, 2, 3, 1, 2, 3]
+    assert table.groupby("algorithm")["tau"].first().to_dict() == {"fedadam": 0.1, "fedyogi": 0.1}
+
+
+def test_points_of_searches_are_not_compared_with_runs(tmp_path: Path) -> None:
+    write_comparison(tmp_path, ["fedavg", "fedadam"], rounds=5)
+    write_search(tmp_path / "tuning" / "fedadam", ENDS, GRID)
+    write_search(tmp_path / "tuning" / "a-fedavg", ENDS, GRID, algorithm="fedavg")
+    (tmp_path / "tuning" / "fedadam" / "report.html").touch()
+    report = load_report(tmp_path)
+    html = without_scripts(render(report, tmp_path))
+    assert 'href="./tuning/fedadam/report.html"' in html and "tuning/a-fedavg/report.html" not in html
+    assert 'href="./tuning/fedadam/point-001/history.jsonl"' in html
+    sections = [html.index(text) for text in ("Final values</h2>", "<b>fedavg</b>", "<b>fedadam</b>", "Settings</h2>")]
+    assert sections == sorted(sections)
+    lines = chart_data(report)["profiles"][0]["lines"]
+    assert [(line["label"], line["color"]) for line in lines] == [("fedavg", 0), ("fedadam", 1)]
+    assert not report.table["algorithm"].str.contains("a=").any()
+
+
+def test_an_unfinished_search_is_shown_as_far_as_it_is(tmp_path: Path) -> None:
+    folder = write_search(tmp_path / "s", ENDS, GRID)
+    shutil.rmtree(folder / "point-006")
+    (folder / "point-005" / "summary.json").unlink()
+    report = load_report(folder)
+    ((search, found),) = report.searches
+    assert found is not None and found.cells[0][2] is None
+    assert found.cells[0][1] is not None and not found.cells[0][1].is_known
+    assert describe_search(search).startswith("5 of 6 points")
+    assert report.is_of_search and len(report.runs) == 5
+    assert 'class="lost"' in render(report, folder)
+
+
+def test_a_search_of_which_nothing_completed_says_so(tmp_path: Path) -> None:
+    (search,) = load_searches(write_search(tmp_path / "s", dict.fromkeys(ENDS), GRID))
+    assert search.best is None and search.edges == {}
+    assert describe_search(search).endswith("None completed.")
+
+
+def test_trials_without_a_grid_are_dots(tmp_path: Path) -> None:
+    ends = {(0.02, 0.3): 0.5, (0.5, 0.1): 0.7, (0.9, 0.02): None}
+    (search,) = load_searches(write_search(tmp_path / "s", ends, GRID, search="optuna", trials=3))
+    assert make_heat_map(search) is None
+    first, second = make_profiles([search])
+    assert first.lines["fedadam"] == [(0.02, 0.5), (0.5, 0.7)] and not first.is_grid
+    assert second.lines["fedadam"] == [(0.1, 0.7), (0.3, 0.5)]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"grid": {"a": []}}, {"grid": [1]}, {"rule": 3}, {"search": "other"}, {"options": {}}, {"format": 2}],
+)
+def test_a_damaged_search_is_refused_in_one_line(tmp_path: Path, changes: dict[str, Any]) -> None:
+    write_search(tmp_path / "s", {}, **({"grid": GRID} | changes))
+    with pytest.raises(RunError, match=r"tune\.json") as error:
+        load_report(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_folder_named_like_a_scheme_makes_no_script_link(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", ramp(0.9))
+    folder = write_search(tmp_path / "javascript:alert(1)", ENDS, GRID)
+    (folder / "report.html").touch()
+    links = re.findall('href="([^"]*)"', without_scripts(render(load_report(tmp_path), tmp_path)))
+    assert "./javascript%3Aalert%281%29/report.html" in links
+    assert all(link == "data:," or re.fullmatch(r"\./[\w%./-]+", link) for link in links)
+
+
+def test_a_second_report_leaves_nothing_of_the_first(tmp_path: Path) -> None:
+    out = tmp_path / "report"
+    (out / "figures").mkdir(parents=True)
+    (out / "points.csv").write_text("mine")
+    for name in ("profile-7.png", "photo.png"):
+        (out / "figures" / name).write_bytes(b"mine")
+    write_run(tmp_path / "run", ramp(0.9))
+    write_report(tmp_path / "run", out)
+    assert (out / "points.csv").exists() and (out / "figures" / "profile-7.png").exists(), "of no report"
+    write_report(write_search(tmp_path / "s", ENDS, GRID), out)
+    figures = {path.name for path in (out / "figures").iterdir()}
+    assert {"heat-map.png", "heat-map.svg", "photo.png", "partition.png"} <= figures and "profile-7.png" not in figures
+    assert len(pd.read_csv(out / "points.csv")) == 6
+    write_report(tmp_path / "run", out)
+    names = {"metric-rounds", "metric-megabytes", "train-loss-rounds", "partition"}
+    assert {path.name for path in (out / "figures").iterdir()} == {
+        "photo.png", *(f"{name}.{kind}" for name in names for kind in ("png", "svg"))
+    }  # fmt: skip
+    assert not (out / "points.csv").exists() and (out / "table.csv").exists()
