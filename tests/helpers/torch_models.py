@@ -8,13 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
+import torch
 
 import fedoptax as fx
 import fedoptax.torch as ft
 from oracles.problem import Problem, flatten, nest
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed (pip install 'fedoptax[torch]')")
 torch.set_num_threads(1)
 
 

@@ -1,8 +1,10 @@
-"""One JAX and one PyTorch client on a real network compute what the simulation does with JAX alone."""
+"""Clients that train with PyTorch on a real network compute what the simulation does with JAX."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,14 +12,13 @@ import fedoptax as fx
 from federations import assert_params, deployment, need_flower, network_lines, processes_of
 
 need_flower()
-pytest.importorskip("torch", reason="PyTorch is not installed (pip install 'fedoptax[torch]')")
 
 from fedoptax.deploy.app_folder import write_app, write_keys  # noqa: E402
 from fedoptax.deploy.local import LocalFederation, LocalSettings  # noqa: E402
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
-MODULE = '''
+TASKS = '''
 """Logistic regression on digits, in JAX and in PyTorch."""
 
 from dataclasses import replace
@@ -35,10 +36,10 @@ def mixed(partition):
     import fedoptax.torch as ft
 
     task = twin()
-    return replace(ft.module_task("digits", *in_pytorch(), {}, task.clients), init=task.init)
+    return replace(ft.module_task("digits", module(), loss, {}, task.clients), init=task.init)
 
 
-def in_pytorch():
+def module():
     import torch
 
     class Dense(torch.nn.Module):
@@ -49,39 +50,71 @@ def in_pytorch():
         def forward(self, x):
             return x.flatten(1) / 16.0 @ self.kernel + self.bias  # pixels are 0 to 16
 
-    def loss(module, batch):
-        return torch.nn.functional.cross_entropy(module["dense1"](batch["x"]), batch["y"].long())
+    return torch.nn.ModuleDict({"dense1": Dense()})
 
-    return torch.nn.ModuleDict({"dense1": Dense()}), loss
+
+def loss(module, batch):
+    import torch
+
+    return torch.nn.functional.cross_entropy(module["dense1"](batch["x"]), batch["y"].long())
 '''
-LOOPS = '''
-"""Clients whose rounds are PyTorch loops."""
+MODULE_APP = """
+from fedoptax.torch.app import module_app
+from fedoptax_app.tasks import loss, module
 
-from fedoptax.torch import native
-from fedoptax.torch.flower_client import client_app
-from fedoptax_app.tasks import in_pytorch
+app = module_app(module(), loss)
+"""
+LOOP_APP = """
+import torch
 
-app = client_app(lambda algorithm: native("scaffold", *in_pytorch(), client_lr=0.05))
-'''
+from fedoptax.torch.app import loop_app
+from fedoptax_app.tasks import loss, module
 
 
-@pytest.mark.parametrize("kind", ["one JAX and one PyTorch client", "two PyTorch loops"])
-def test_over_the_network_it_is_the_simulation_in_jax(tmp_path: Path, kind: str) -> None:
-    function = "mixed" if kind.startswith("one") else "twin"
-    given = deployment("scaffold", task={"name": f"fedoptax_app.tasks:{function}"}, out=str(tmp_path / "run"))
-    write_keys(tmp_path / "keys", 2)
-    write_app(tmp_path / "app", given, "mixed")
-    package = tmp_path / "app" / "fedoptax_app"
-    (package / "tasks.py").write_text(MODULE)
-    if kind == "two PyTorch loops":
-        (package / "client_app.py").write_text(LOOPS)
+def train(module, examples, config):
+    batch = {name: torch.tensor(array) for name, array in examples.items()}
+    optimizer = torch.optim.SGD(module.parameters(), lr=config["client_lr"])
+    for _ in range(config["local_steps"]):
+        optimizer.zero_grad()
+        loss(module, batch).backward()
+        optimizer.step()
+    return len(batch["y"])
+
+
+app = loop_app(module(), train)
+"""
+MINIBATCHES = {"batch_size": 50}
+FULL_BATCHES = {"batch_size": 2000, "local_steps": 2}
+KINDS: dict[str, tuple[str, str, str | None, dict[str, Any]]] = {
+    "one JAX and one PyTorch client": ("scaffold", "mixed", None, MINIBATCHES),
+    "two modules": ("scaffold", "twin", MODULE_APP, MINIBATCHES),
+    "two loops": ("fedadam", "twin", LOOP_APP, FULL_BATCHES),
+}
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFederation]:
+    work = tmp_path_factory.mktemp("federation")
+    write_keys(work / "keys", 2)
+    with LocalFederation(work, LocalSettings(2, time_limit=800)) as running:
+        yield running
+    assert not processes_of(work)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_over_the_network_it_is_the_simulation_in_jax(federation: LocalFederation, tmp_path: Path, kind: str) -> None:
+    algorithm, function, client_app, options = KINDS[kind]
+    out, package = tmp_path / "run", tmp_path / "app" / "fedoptax_app"
+    task = {"name": f"fedoptax_app.tasks:{function}"}
+    given = deployment(algorithm, task=task, out=str(out), rounds=3, **options)
+    write_app(tmp_path / "app", given, "torch")
+    (package / "tasks.py").write_text(TASKS)
+    if client_app is not None:
+        (package / "client_app.py").write_text(client_app)
     (tmp_path / "run.toml").write_text("resume = false\n")
-    with LocalFederation(tmp_path, LocalSettings(2, time_limit=800)) as federation:
-        federation.run(tmp_path / "app", tmp_path / "run.toml", tmp_path / "log.txt", lambda: None)
-    assert not processes_of(tmp_path)
-    task = fx.load_task("digits", model="logistic", num_clients=2, partition="dirichlet-by-class")
-    wanted = fx.run(task, given.build_algorithm(), rounds=5, cohort_size=2, batch_size=50, seed=3)
-    assert_params(tmp_path / "run", wanted.params)
-    lines = network_lines(tmp_path / "run")
-    assert len(lines) == 5
+    federation.run(tmp_path / "app", tmp_path / "run.toml", tmp_path / "log.txt", lambda: None)
+    twin = fx.load_task("digits", model="logistic", num_clients=2, partition="dirichlet-by-class")
+    assert_params(out, fx.run(twin, given.build_algorithm(), rounds=3, cohort_size=2, seed=3, **options).params)
+    lines = network_lines(out)
+    assert len(lines) == 3
     assert all(sorted(line["accepted"]) == [0, 1] and line["faults"] == [] for line in lines)

@@ -1,13 +1,13 @@
-"""Between a module and this package's trees: parameters and buffers, by name, with every mismatch refused in one line.
+"""Between a module and this package's trees: parameters and buffers by name, arrays and tensors that share memory.
 
 The parameter `hidden.weight` of a module is the leaf `{"hidden": {"weight": …}}`, on the wire `hidden/weight`. Only
-parameters that are trained (`requires_grad`) travel. Buffers, such as the running statistics of batch normalisation,
-are not parameters: a server optimizer would give them a momentum and could make a variance negative.
+trained parameters (`requires_grad`) travel. Buffers, such as the running statistics of batch normalisation, are not
+parameters: a server optimizer would give them a momentum and could make a variance negative.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -21,19 +21,19 @@ from fedoptax.errors import UsageError
 
 
 def trained(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The module's trained parameters by name, `/` between the parts; one that is shared has its first name only.
+    """Return the module's trained parameters by name, `/` between the parts; shared ones once, by their first name.
 
     Raises:
       UsageError: it has none.
     """
     named = {name.replace(".", "/"): p for name, p in module.named_parameters() if p.requires_grad}
     if not named:
-        raise UsageError(f"module: {type(module).__name__} without trained parameters given; at least one is needed")
+        raise UsageError(f"module must have trained parameters, got {type(module).__name__} without")
     return named
 
 
 def params_from_module(module: nn.Module) -> Tree:
-    """A copy of the module's trained parameters, the tree that algorithms work on.
+    """Copy the module's trained parameters into a tree, the form that algorithms work on.
 
     Args:
       module: any module; what it shares between places, it shares in the tree.
@@ -44,11 +44,11 @@ def params_from_module(module: nn.Module) -> Tree:
     Raises:
       UsageError: no trained parameter, or one of a dtype that JAX does not hold (float64 without `jax_enable_x64`).
     """
-    return jax.tree.map(jnp.asarray, tree_of(module, list(trained(module).values())))
+    return nest({name: jnp.array(to_array(p, name)) for name, p in trained(module).items()})
 
 
 def load_params(module: nn.Module, params: Tree) -> None:
-    """Copies parameters into the module, in place; all of them, or none if one does not fit.
+    """Copy parameters into the module, in place; all of them, or none if one does not fit.
 
     Args:
       module: any module.
@@ -61,13 +61,13 @@ def load_params(module: nn.Module, params: Tree) -> None:
     _copy("params", trained(module), params)
 
 
-def buffers_from_module(module: nn.Module) -> dict[str, np.ndarray]:
-    """A copy of the module's persistent buffers by name; 64-bit integers as JAX holds them."""
-    return {name: to_array(f"buffer '{name}'", tensor) for name, tensor in _buffers(module).items()}
+def buffers_from_module(module: nn.Module) -> dict[str, jax.Array]:
+    """Copy the module's persistent buffers by name; 64-bit integers as JAX holds them."""
+    return {name: jnp.array(to_array(b, name)) for name, b in _buffers(module).items()}
 
 
 def load_buffers(module: nn.Module, buffers: Mapping[str, Any]) -> None:
-    """Copies buffers into the module, in place.
+    """Copy buffers into the module, in place.
 
     Raises:
       UsageError: a name is missing or unknown, or a shape differs.
@@ -75,33 +75,29 @@ def load_buffers(module: nn.Module, buffers: Mapping[str, Any]) -> None:
     _copy("buffers", _buffers(module), buffers, same_dtype=False)
 
 
-def to_array(what: str, tensor: Tensor) -> np.ndarray:
-    """A copy of a tensor as a NumPy array, of its dtype.
+def to_array(tensor: Tensor, name: str) -> jax.Array:
+    """Give a tensor to JAX by DLPack, without a copy where both keep it on the same device.
+
+    Args:
+      tensor: nobody may write to it as long as the array is used.
+      name: for the message.
 
     Raises:
-      UsageError: JAX does not hold the dtype; but integers of 64 bits become those of 32.
+      UsageError: JAX does not hold the dtype.
     """
-    host = tensor.detach().cpu().contiguous()
-    half = host.dtype == torch.bfloat16
-    array = host.view(torch.int16).numpy().view(jnp.bfloat16) if half else host.numpy()
-    held = jax.dtypes.canonicalize_dtype(array.dtype)
-    if held != array.dtype and array.dtype.kind not in "iu":
-        raise UsageError(f"module: {what} of {array.dtype} given, allowed is {held} unless jax_enable_x64 is set")
-    return array.astype(held)
+    if tensor.dtype == torch.float64 and jax.dtypes.canonicalize_dtype(np.float64) != np.float64:
+        raise UsageError(f"module must be of float32 unless jax_enable_x64 is set, got '{name}' of float64")
+    tensor = tensor.detach().contiguous()
+    if tensor.is_cuda and jax.default_backend() != "gpu":
+        tensor = tensor.cpu()
+    return jnp.from_dlpack(tensor)
 
 
 def to_tensor(array: Any) -> Tensor:
-    """A copy of an array as a tensor of its dtype on the CPU.
-
-    Raises:
-      UsageError: it is traced: a module cannot be part of a compiled program.
-    """
-    if isinstance(array, jax.core.Tracer):
-        raise UsageError("module: traced arrays given; allowed is fedoptax.eager.run_round, or a module_task")
-    host = np.array(array, order="C")
-    if host.dtype == jnp.bfloat16:
-        return torch.from_numpy(host.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(host)
+    """Give an array of JAX to PyTorch by DLPack, without a copy: nobody may write to it. NumPy's arrays are copied."""
+    if isinstance(array, jax.Array) or array.dtype == jnp.bfloat16:
+        return torch.from_dlpack(jnp.asarray(array))
+    return torch.tensor(array)
 
 
 def nest(named: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,27 +112,19 @@ def nest(named: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def flat(tree: Tree) -> dict[str, Any]:
-    """The inverse of `nest`, for any tree."""
+def flatten(tree: Tree) -> dict[str, Any]:
+    """The inverse of `nest`, for any tree; the names are in the order of its leaves."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
-def tensors(module: nn.Module, tree: Tree) -> list[Tensor]:
-    """A tree's leaves as tensors beside the module's parameters, in their order.
+def check_params(module: nn.Module, params: Tree) -> None:
+    """Check that parameters, arrays or their forms, are the module's.
 
     Raises:
       UsageError: a name is missing or unknown, or a shape or dtype differs.
     """
-    named = trained(module)
-    _check("params", named, flat(tree))
-    leaves = flat(tree)
-    return [to_tensor(leaves[name]).to(p.device) for name, p in named.items()]
-
-
-def tree_of(module: nn.Module, values: Sequence[Tensor]) -> Tree:
-    """Tensors in the order of the module's parameters as a tree of NumPy arrays."""
-    return nest({name: to_array(f"parameter '{name}'", value) for name, value in zip(trained(module), values)})
+    _check("params", trained(module), flatten(params))
 
 
 def _buffers(module: nn.Module) -> dict[str, Tensor]:
@@ -145,7 +133,7 @@ def _buffers(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _copy(what: str, places: Mapping[str, Tensor], given: Tree, same_dtype: bool = True) -> None:
-    leaves = flat(given)
+    leaves = flatten(given)
     _check(what, places, leaves, same_dtype)
     with torch.no_grad():
         for name, place in places.items():
@@ -155,15 +143,13 @@ def _copy(what: str, places: Mapping[str, Tensor], given: Tree, same_dtype: bool
 def _check(what: str, places: Mapping[str, Tensor], leaves: Mapping[str, Any], same_dtype: bool = True) -> None:
     missing, extra = sorted(places.keys() - leaves.keys()), sorted(leaves.keys() - places.keys())
     if missing or extra:
-        raise UsageError(f"{what}: missing {_some(missing)}, unknown {_some(extra)}; the module's names are allowed")
+        raise UsageError(f"{what} must have the module's names, got {_list(extra)} too much and lack {_list(missing)}")
     for name, place in places.items():
-        needed, leaf = str(place.dtype).removeprefix("torch."), leaves[name]
-        shape, dtype = tuple(np.shape(leaf)), str(getattr(leaf, "dtype", type(leaf).__name__))
-        if shape != tuple(place.shape) or (same_dtype and dtype != needed):
-            allowed = f"{needed}{list(place.shape)}"
-            raise UsageError(f"{what}: '{name}' of {dtype}{list(shape)} given, allowed is {allowed}")
+        leaf, dtype = leaves[name], str(place.dtype).removeprefix("torch.")
+        given = f"{getattr(leaf, 'dtype', type(leaf).__name__)}{list(np.shape(leaf))}"
+        if np.shape(leaf) != tuple(place.shape) or (same_dtype and getattr(leaf, "dtype", None) != dtype):
+            raise UsageError(f"{what} must hold '{name}' of {dtype}{list(place.shape)}, got {given}")
 
 
-def _some(names: Iterable[str]) -> str:
-    shown = [f"'{name}'" for name in names]
-    return ", ".join(shown[:3] + (["..."] if len(shown) > 3 else [])) or "none"
+def _list(names: list[str]) -> str:
+    return ", ".join([f"'{name}'" for name in names[:3]] + ["..."] * (len(names) > 3)) or "none"

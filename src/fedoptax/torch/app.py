@@ -1,0 +1,84 @@
+"""The Flower apps of clients that train with PyTorch, among any other clients of a deployment.
+
+A task of `module_task` needs none of this: it runs in the deployment's own app.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+from flwr.clientapp import ClientApp
+from torch import nn
+
+from fedoptax.algorithm import Tree
+from fedoptax.deploy.client import Client, default_client
+from fedoptax.deploy.config import Deployment
+from fedoptax.deploy.flower_client import client_app
+from fedoptax.tasks.task import Task
+from fedoptax.torch.gradients import ModuleLoss, with_module
+from fedoptax.torch.loop import Train, examples_and_loss, with_loop
+
+
+def module_app(module: nn.Module, loss: ModuleLoss) -> ClientApp:
+    """The app of clients that train a module by `with_module`, with any algorithm.
+
+    Their buffers are part of their state. Of the task they need the parameters' form and their examples, not the loss.
+
+    Args:
+      module: the module, with the names and shapes of the task's parameters.
+      loss: as in `torch_grad_fn`.
+    """
+
+    def make(task: Task, deployment: Deployment, partition: int) -> Client:
+        algorithm = deployment.build_algorithm(lambda base: with_module(base, module, loss))
+        return replace(default_client(task, deployment, partition), algorithm=algorithm)
+
+    return client_app(make)
+
+
+def loop_app(module: nn.Module, train: Train) -> ClientApp:
+    """The app of clients that train a module by a loop of their own, with any algorithm of the FedOpt family.
+
+    Args:
+      module: the module, with the names and shapes of the task's parameters.
+      train: `(module, examples, config) -> number of examples`; see `with_loop`. `examples` are the arrays of the
+        client's partition by field; `config` holds the deployment's hyper-parameters, `batch_size`, `local_epochs`,
+        `local_steps`, `seed` and `round`.
+    """
+
+    def make(task: Task, deployment: Deployment, partition: int) -> LoopClient:
+        client = default_client(task, deployment, partition)
+        return LoopClient(task, client.algorithm, client.work, partition, client.seed, deployment, module, train)
+
+    return client_app(make)
+
+
+@dataclass(frozen=True)
+class LoopClient(Client):
+    """A client of a deployment whose rounds are a training loop; see `loop_app` for the additional attributes."""
+
+    deployment: Deployment
+    module: nn.Module
+    loop: Train
+
+    def train(self, message: Tree, state: Tree, round: int) -> tuple[Tree, Tree, float, int]:
+        """Do the local work of a round; see `Client.train`."""
+        work = {"batch_size": self.work.batch_size, "local_epochs": self.work.epochs, "local_steps": self.work.steps}
+        config = {**self.deployment.hyperparameters, **work, "seed": self.seed, "round": round}
+        numbers: list[int] = []
+
+        def counted(module: nn.Module, examples: Any, config: Mapping[str, Any]) -> Any:
+            result = self.loop(module, examples, config)
+            numbers.append(examples_and_loss(result)[0])
+            return result
+
+        change = partial(with_loop, module=self.module, train=counted, config=config)
+        algorithm = self.deployment.build_algorithm(change)
+        no_gradient: Any = None
+        result = algorithm.client_update(no_gradient, message, state, [self.examples()])
+        upload, state, loss = jax.device_get(result)
+        return upload, state, float(loss), numbers[0]

@@ -1,0 +1,396 @@
+"""Local AMSGrad, Fed-LAMB, STEM and FAFED as PyTorch optimizers, each in its paper's lines.
+
+A client takes its local steps with `step`. At the end of a round, `upload` gives what it sends and `synchronize` takes
+what all clients sent:
+
+    uploads = [optimizer.upload() for optimizer in optimizers]
+    for optimizer in optimizers:
+        optimizer.synchronize(uploads)
+
+`synchronize()` alone is a federation of one. All state is in `state_dict()`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fedoptax.errors import UsageError, check_choice, check_flag, check_number
+
+Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
+"""What an optimizer takes: parameters, groups of them, or named parameters."""
+
+Closure = Callable[[], Any]
+"""Clears the gradients, computes the loss and its gradient, returns the loss."""
+
+Upload = list[dict[str, Tensor]]
+"""What a client sends: for each parameter the tensors that the server averages, by name."""
+
+Phi = str | Callable[[Tensor], Any]
+"""φ: `"clip"`, `"identity"`, or a function of a layer's norm, a tensor of one number, to a number."""
+
+
+class _FederatedOptimizer(Optimizer):
+    """An optimizer whose rounds end in a synchronisation."""
+
+    def upload(self) -> Upload:
+        """What this client sends at the end of a round, as copies."""
+        return [
+            {name: tensor.detach().clone() for name, tensor in self._sent(group, p).items()}
+            for group in self.param_groups
+            for p in group["params"]
+        ]
+
+    @torch.no_grad()
+    def synchronize(self, uploads: Sequence[Upload] | None = None) -> None:
+        """End a round: replace what was sent by the mean of all clients, and do the server's part.
+
+        Args:
+          uploads: of all clients, or their mean alone, in a list of one; None for a federation of one.
+        """
+        all_uploads = [self.upload()] if uploads is None else list(uploads)
+        members = [(group, p) for group in self.param_groups for p in group["params"]]
+        for (group, p), sent in zip(members, zip(*all_uploads, strict=True), strict=True):
+            mean = {name: torch.stack([each[name] for each in sent]).mean(0) for name in sent[0]}
+            self._receive(group, p, mean)
+        self._start_round()
+
+    @abstractmethod
+    def _sent(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
+        """What the client sends of one parameter."""
+
+    @abstractmethod
+    def _receive(self, group: dict[str, Any], p: Tensor, mean: dict[str, Tensor]) -> None:
+        """The server's part for one parameter."""
+
+    def _start_round(self) -> None:
+        """What remains to be done for all parameters."""
+
+
+class LocalAMSGrad(_FederatedOptimizer):
+    """Local AMSGrad (Chen, Li, Li 2020, *Toward Communication Efficient Adaptive Gradient Method*).
+
+    Fed-LAMB's Algorithm 1 with θ ← θ − α p in place of line 12; lines and readings are those of `fedoptax.fedlamb`. A
+    round sends θ and v up and takes v̂ ← max(v̂, mean v) (line 16); m stays with the client. Parameters without a
+    gradient do not move.
+
+    Args:
+      params: parameters or groups, as of any optimizer.
+      lr: α > 0.
+      b1: β₁ in [0, 1).
+      b2: β₂ in [0, 1).
+      eps: ε > 0.
+      v0: v̂₀ > 0, the starting value of v̂ and v (lines 2 and 6).
+      bias_correction: divide a copy of m by 1 − β₁ˢ, s the steps taken since m was 0.
+
+    Raises:
+      UsageError: a number is outside its range.
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float,
+        b1: float = 0.9,
+        b2: float = 0.999,
+        eps: float = 1e-8,
+        v0: float = 1e-4,
+        bias_correction: bool = False,
+        **options: Any,
+    ) -> None:
+        for name, value in (("lr", lr), ("eps", eps), ("v0", v0)):
+            check_number(name, value, 0, open_low=True)
+        for name, value in (("b1", b1), ("b2", b2)):
+            check_number(name, value, 0, 1)
+        check_flag("bias_correction", bias_correction)
+        defaults = {"lr": lr, "b1": b1, "b2": b2, "eps": eps, "v0": v0, "bias_correction": bias_correction}
+        super().__init__(params, defaults | options)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters, with m = 0 and v = v̂ = v₀."""
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        for p in group["params"]:
+            v = torch.full_like(p, group["v0"], requires_grad=False)
+            self.state[p] = {"m": torch.zeros_like(v), "v": v, "v_max": v.clone(), "steps": 0}
+
+    @torch.no_grad()
+    def step(self, closure: Closure | None = None) -> Any:
+        """Take one local step (lines 8 to 12); `closure` as of any optimizer."""
+        loss = _evaluate(closure)
+        for group in self.param_groups:
+            moving = [p for p in group["params"] if p.grad is not None]
+            for p, change in zip(moving, self._line_12(group, moving)):
+                p.sub_(change)
+        return loss
+
+    def _direction(self, group: dict[str, Any], p: Tensor) -> Tensor:
+        """Lines 9 to 11: m ← β₁ m + (1−β₁) g; v ← β₂ v + (1−β₂) g²; p = m/(√v̂ + ε)."""
+        state, g = self.state[p], p.grad
+        assert g is not None
+        state["steps"] += 1
+        state["m"].mul_(group["b1"]).add_(g, alpha=1 - group["b1"])
+        state["v"].mul_(group["b2"]).add_(g * g, alpha=1 - group["b2"])
+        direction = state["m"] / (state["v_max"].sqrt() + group["eps"])
+        return direction / (1 - group["b1"] ** state["steps"]) if group["bias_correction"] else direction
+
+    def _line_12(self, group: dict[str, Any], moving: Sequence[Tensor]) -> list[Tensor]:
+        """What is subtracted from each parameter."""
+        return [group["lr"] * self._direction(group, p) for p in moving]
+
+    def _sent(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
+        return {"params": p, "v": self.state[p]["v"]}
+
+    def _receive(self, group: dict[str, Any], p: Tensor, mean: dict[str, Tensor]) -> None:
+        p.copy_(mean["params"])
+        self.state[p]["v_max"] = torch.maximum(self.state[p]["v_max"], mean["v"])
+        self.state[p]["v"] = self.state[p]["v_max"].clone()
+
+
+class FedLAMB(LocalAMSGrad):
+    """Fed-LAMB (Karimi, Li, Li, *Layerwise and Dimensionwise Locally Adaptive Optimization Method*, Algorithm 1).
+
+    Local AMSGrad whose step is normalised layer by layer. Line 12, for a layer ℓ with u = p^ℓ + λ θ^ℓ:
+    θ^ℓ ← θ^ℓ − α φ(‖θ^ℓ‖) u/‖u‖; a layer with ‖u‖ = 0 does not move.
+
+    Args:
+      params: parameters or groups, as of any optimizer.
+      lr: α > 0.
+      b1: β₁ in [0, 1).
+      b2: β₂ in [0, 1).
+      eps: ε > 0.
+      v0: v̂₀ > 0.
+      weight_decay: λ ≥ 0.
+      phi: `"clip"`, φ(a) = min(max(a, 10⁻³), 10); `"identity"`; or a function of the layer's norm.
+      layers: `"tensor"`: each parameter is a layer; `"module"`: the parameters of a group whose names agree up to the
+        last part are one, for which `params` must be `module.named_parameters()`.
+      bias_correction: as in `LocalAMSGrad`.
+
+    Raises:
+      UsageError: a number is outside its range, an option is unknown, or names are needed and not given.
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float,
+        b1: float = 0.9,
+        b2: float = 0.999,
+        eps: float = 1e-8,
+        v0: float = 1e-4,
+        weight_decay: float = 0.0,
+        phi: Phi = "clip",
+        layers: str = "tensor",
+        bias_correction: bool = False,
+    ) -> None:
+        check_number("weight_decay", weight_decay, 0)
+        check_choice("layers", layers, ("tensor", "module"))
+        if not callable(phi):
+            check_choice("phi", phi, _PHI)
+            phi = _PHI[phi]
+        self._phi = phi
+        super().__init__(params, lr, b1, b2, eps, v0, bias_correction, weight_decay=weight_decay, layers=layers)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters, with m = 0 and v = v̂ = v₀."""
+        super().add_param_group(param_group)
+        if self.param_groups[-1]["layers"] == "module" and "param_names" not in self.param_groups[-1]:
+            raise UsageError("params must be module.named_parameters() with layers='module', got some without names")
+
+    def _line_12(self, group: dict[str, Any], moving: Sequence[Tensor]) -> list[Tensor]:
+        u = [self._direction(group, p).add(p, alpha=group["weight_decay"]) for p in moving]
+        layers: list[Any] = list(range(len(moving)))
+        if group["layers"] == "module":
+            names = {p: name.rpartition(".")[0] for p, name in zip(group["params"], group["param_names"])}
+            layers = [names[p] for p in moving]
+        norms_of_u, norms_of_theta = _norms(u, layers), _norms(moving, layers)
+        changes = []
+        for direction, layer in zip(u, layers):
+            norm = norms_of_u[layer]
+            length = group["lr"] * torch.as_tensor(self._phi(norms_of_theta[layer])).to(norm)
+            changes.append(torch.where(norm > 0, length / norm, 0.0).to(direction.dtype) * direction)
+        return changes
+
+
+class STEM(_FederatedOptimizer):
+    """STEM (Khanduri et al. 2021), in the form of `fedoptax.stem`.
+
+    In the first round `step` adds up the mean gradient at x₀, into m. Later, on one batch ξ: g = g(x; ξ) and
+    g₋ = g(x_prev; ξ); m ← g + (1−α)(m − g₋); x ← x − η m. The last step of a round is the server's, with the mean m:
+    a round sends up m and x from before that step.
+
+    Args:
+      params: parameters or groups, as of any optimizer.
+      lr: η > 0.
+      alpha: α in (0, 1].
+
+    Raises:
+      UsageError: a number is outside its range.
+    """
+
+    def __init__(self, params: Params, lr: float, alpha: float = 0.1, **options: Any) -> None:
+        check_number("lr", lr, 0, open_low=True)
+        check_number("alpha", alpha, 0, 1, open_low=True, open_high=False)
+        super().__init__(params, {"lr": lr, "alpha": alpha, "is_first_round": True, "steps": 0, **options})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters before its first round, with m = 0 and x_prev = x."""
+        super().add_param_group(param_group)
+        for p in self.param_groups[-1]["params"]:
+            self.state[p] = {"m": torch.zeros_like(p, requires_grad=False), "x_prev": p.detach().clone()}
+
+    @torch.no_grad()
+    def step(self, closure: Closure | None = None) -> Any:
+        """Take one local iteration on one batch; a missing gradient counts as 0.
+
+        Args:
+          closure: clears the gradients, computes the batch's loss and its gradient, returns the loss. After the first
+            round it is called twice, at x and at x_prev, with the same randomness.
+
+        Returns:
+          The loss at x.
+
+        Raises:
+          UsageError: there is no closure.
+        """
+        if closure is None:
+            raise UsageError("closure must be given, as a step takes the gradient at two points, got None")
+        members = [p for group in self.param_groups for p in group["params"]]
+        if self.param_groups[0]["is_first_round"]:
+            loss = _evaluate(closure)
+            g_prev = g = {p: _gradient(p) for p in members}
+        else:
+            with torch.random.fork_rng(sorted({p.get_device() for p in members if p.is_cuda})):
+                loss = _evaluate(closure)
+            g, x = {p: _gradient(p) for p in members}, {p: p.clone() for p in members}
+            for p in members:
+                p.copy_(self.state[p]["x_prev"])
+            _evaluate(closure)
+            g_prev = {p: _gradient(p) for p in members}
+            for p in members:
+                p.copy_(x[p])
+                self.state[p]["x_prev"] = x[p]
+        for group in self.param_groups:
+            group["steps"] += 1
+            group["last_lr"] = group["lr"]
+            for p in group["params"]:
+                if group["is_first_round"]:
+                    self.state[p]["m"].add_(g[p] - self.state[p]["m"], alpha=1 / group["steps"])
+                else:
+                    self._iterate(group, p, g[p], g_prev[p])
+        return loss
+
+    def _iterate(self, group: dict[str, Any], p: Tensor, g: Tensor, g_prev: Tensor) -> None:
+        state = self.state[p]
+        state["m"] = g + (1 - group["alpha"]) * (state["m"] - g_prev)
+        p.sub_(state["m"], alpha=group["lr"])
+
+    def _sent(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
+        has_iterated = group["steps"] and not group["is_first_round"]
+        return {"params": self.state[p]["x_prev"] if has_iterated else p, "m": self.state[p]["m"]}
+
+    def _receive(self, group: dict[str, Any], p: Tensor, mean: dict[str, Tensor]) -> None:
+        if group["is_first_round"]:
+            self.state[p]["x_prev"] = p.detach().clone()
+        self.state[p]["m"] = mean["m"]
+        p.copy_(mean["params"] - group.get("last_lr", group["lr"]) * mean["m"])
+
+    def _start_round(self) -> None:
+        for group in self.param_groups:
+            group.update(is_first_round=False, steps=0)
+
+
+class FAFED(STEM):
+    """FAFED at a client (Wu, Huang, Hu, Huang 2023, *Faster Adaptive Federated Learning*, Algorithm 2).
+
+    In the first round `step` adds up the mean gradient at x₀, into m, and v = m² (line 2); the server's step has no A
+    (line 3). Later, on one batch ξ: g = g(x; ξ) and g₋ = g(x_prev; ξ) (line 6); m ← g + (1−α)(m − g₋) (line 7);
+    v ← β v + (1−β) g² (line 8); x ← x − η m/A (line 15), where A = √v + ρ with the v of the last synchronisation
+    (line 14). The last step of a round is the server's, with the mean m and the new A (lines 10 to 12): a round sends
+    up m, v, and x from before that step.
+
+    Args:
+      params: parameters or groups, as of any optimizer.
+      lr: η > 0.
+      alpha: α in (0, 1].
+      beta: β in [0, 1).
+      rho: ρ > 0.
+      variant: `"paper"`, or `"released"`: the last step of a round is taken at the client, too, with the old A, and x
+        from after it is sent up.
+
+    Raises:
+      UsageError: a number is outside its range or the variant is unknown.
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float,
+        alpha: float = 0.1,
+        beta: float = 0.9,
+        rho: float = 0.01,
+        variant: str = "paper",
+    ) -> None:
+        check_number("beta", beta, 0, 1)
+        check_number("rho", rho, 0, open_low=True)
+        check_choice("variant", variant, ("paper", "released"))
+        super().__init__(params, lr, alpha, beta=beta, rho=rho, variant=variant)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters before its first round, with m = v = 0 and x_prev = x."""
+        super().add_param_group(param_group)
+        for p in self.param_groups[-1]["params"]:
+            self.state[p]["v"] = torch.zeros_like(p, requires_grad=False)
+
+    def _iterate(self, group: dict[str, Any], p: Tensor, g: Tensor, g_prev: Tensor) -> None:
+        state, beta = self.state[p], group["beta"]
+        state["m"] = g + (1 - group["alpha"]) * (state["m"] - g_prev)  # line 7
+        state["v"] = beta * state["v"] + (1 - beta) * g.square()  # line 8
+        p.sub_(state["m"] / state["A"], alpha=group["lr"])  # line 15
+
+    def _sent(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
+        sent, state = super()._sent(group, p), self.state[p]
+        if group["variant"] == "released":
+            sent["params"] = p
+        return sent | {"v": state["m"].square() if group["is_first_round"] else state["v"]}  # line 2
+
+    def _receive(self, group: dict[str, Any], p: Tensor, mean: dict[str, Tensor]) -> None:
+        A = mean["v"].sqrt() + group["rho"]
+        direction = mean["m"]
+        if not group["is_first_round"]:
+            direction = direction / A if group["variant"] == "paper" else torch.zeros_like(direction)
+        super()._receive(group, p, mean | {"m": direction})
+        self.state[p] |= {"m": mean["m"], "v": mean["v"], "A": A}
+
+
+_PHI: dict[str, Callable[[Tensor], Any]] = {
+    "clip": lambda norm: norm.clamp(1e-3, 10.0),
+    "identity": lambda norm: norm,
+}
+
+
+def _norms(values: Sequence[Tensor], layers: Sequence[Any]) -> dict[Any, Tensor]:
+    """The 2-norm of each layer, in at least float32."""
+    squares: dict[Any, Any] = {}
+    for value, layer in zip(values, layers):
+        wide = torch.promote_types(value.dtype, torch.float32)
+        squares[layer] = squares.get(layer, 0.0) + value.to(wide).square().sum()
+    return {layer: square.sqrt() for layer, square in squares.items()}
+
+
+def _evaluate(closure: Closure | None) -> Any:
+    """The loss that a closure returns; None without one."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
+def _gradient(p: Tensor) -> Tensor:
+    """A copy of a parameter's gradient; 0 where there is none."""
+    return torch.zeros_like(p) if p.grad is None else p.grad.clone()
