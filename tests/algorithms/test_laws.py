@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,95 +18,21 @@ from fedoptax.algorithm import FedAlgorithm, accumulate, accumulate_zero
 from fedoptax.experiments.presets import PRESETS
 from fedoptax.tasks import analytic
 from laws import LAWS, Factory
+from laws_table import CORE, ROWS, TABLE
 
-# ---------------------------------------------------------------- the table
-
-
-def fedopt_average(lr: float = 0.1, momentum: float = 0.5, server_lr: float = 0.8) -> FedAlgorithm:
-    return fx.fedopt(optax.sgd(lr, momentum=momentum), optax.sgd(server_lr), client_state="average")
-
-
-def fafed_scheduled(rho: float = 0.1, h: float = 1.0, w: float = 1.0, c: float = 5.0) -> FedAlgorithm:
-    lr, alpha = fx.fafed_schedule(rho, h, w, c)
-    return fx.fafed(lr, alpha, rho=rho)
-
-
-def fedavg_scheduled(client_lr: float = 0.2, server_lr: float = 0.8) -> FedAlgorithm:
-    def decay(r: Any) -> jax.Array:
-        return 1 / (1 + jnp.asarray(r, float))
-
-    return fx.fedavg(lambda r: client_lr * decay(r), lambda r: server_lr * decay(r))
-
-
-def prox_scaffold(client_lr: float = 0.1, mu: float = 0.3) -> FedAlgorithm:
-    return fx.with_prox(fx.scaffold(client_lr), mu)
-
-
-def prox_fafed(lr: float = 0.05, mu: float = 0.3) -> FedAlgorithm:
-    return fx.with_prox(fx.fafed(lr, rho=0.1), mu)
-
-
-def clipping_fedadam(client_lr: float = 0.1, max_norm: float = 0.5) -> FedAlgorithm:
-    return fx.with_clipping(fx.fedadam(client_lr, 0.05), max_norm)
-
-
-def clipping_fedlamb(lr: float = 0.05, max_norm: float = 0.5) -> FedAlgorithm:
-    return fx.with_clipping(fx.fedlamb(lr), max_norm)
-
-
-TABLE: dict[str, Factory] = {
-    "fedavg": partial(fx.fedavg, client_lr=0.1),
-    "fedavgm": partial(fx.fedavgm, client_lr=0.1, server_lr=0.7),
-    "fedadagrad": partial(fx.fedadagrad, client_lr=0.1, server_lr=0.1),
-    "fedyogi": partial(fx.fedyogi, client_lr=0.1, server_lr=0.05),
-    "fedadam": partial(fx.fedadam, client_lr=0.1, server_lr=0.05),
-    "fedams": partial(fx.fedams, client_lr=0.1, server_lr=0.05),
-    "fedamsgrad": partial(fx.fedamsgrad, client_lr=0.1, server_lr=0.02),
-    "fedprox": partial(fx.fedprox, client_lr=0.1, mu=0.3),
-    "scaffold": partial(fx.scaffold, client_lr=0.1),
-    "local_amsgrad": partial(fx.local_amsgrad, lr=0.01),
-    "fedlamb": partial(fx.fedlamb, lr=0.05, weight_decay=0.01),
-    "stem": partial(fx.stem, lr=0.05),
-    "fafed": partial(fx.fafed, lr=0.05, rho=0.1),
-    "naive_adaptive": partial(fx.naive_adaptive, lr=0.05),
-    "local_adaalter": partial(fx.local_adaalter, lr=0.3),
-    "lookahead": partial(fx.lookahead, client_lr=0.05, eps=1e-3),
-    "mimelite": partial(fx.mimelite, client_lr=0.1),
-    "mime": partial(fx.mime, client_lr=0.1),
+NEEDS_ENGINE = {
+    laws.padding_is_inert,
+    laws.engines_agree,
+    laws.interrupted_equals_whole,
+    laws.bytes_are_what_is_sent,
 }
-VARIANTS: dict[str, Factory] = {
-    "fedavg scheduled": fedavg_scheduled,
-    "fedadam debias": partial(fx.fedadam, client_lr=0.1, server_lr=0.05, debias=True),
-    "fedyogi debias": partial(fx.fedyogi, client_lr=0.1, server_lr=0.05, debias=True),
-    "fedopt average": fedopt_average,
-    "scaffold I": partial(fx.scaffold, client_lr=0.1, option="I"),
-    "fedlamb reset module": partial(fx.fedlamb, lr=0.05, layers="module", momentum="reset"),
-    "local_amsgrad unbiased": partial(fx.local_amsgrad, lr=0.01, bias_correction=True),
-    "fafed released": partial(fx.fafed, lr=0.05, rho=0.1, variant="released"),
-    "fafed scheduled": fafed_scheduled,
-    "mime adam": partial(fx.mime, client_lr=0.02, base="adam", eps=0.1),
-    "prox scaffold": prox_scaffold,
-    "prox fafed": prox_fafed,
-    "clipping fedadam": clipping_fedadam,
-    "clipping fedlamb": clipping_fedlamb,
-}
-ROWS = TABLE | VARIANTS
-SLOW = {laws.engines_agree, laws.interrupted_equals_whole}
-COMPILING = {laws.engines_agree, laws.padding_is_inert, laws.dtypes_stay}
-"""Of variants these run with the long tests: each compiles its programs anew."""
-CORE = ("fedavg", "fedadam", "scaffold", "fedlamb", "fafed", "mime")
-"""Of the other algorithms the laws that the engine holds, of padding and of interruptions, run with the long tests."""
-OF_A_FAMILY = {*fx.ALGORITHMS} - {*CORE}
-"""Of these, whose code is that of another in the table, the agreement of the engines runs with the long tests."""
+COMPILES = NEEDS_ENGINE | {laws.compiles_once, laws.hyperparameters_can_be_traced}
+"""Of variants these run with the long tests."""
 
 
 def marks(name: str, law: Any) -> list[Any]:
-    held_by_the_engine = (laws.padding_is_inert, laws.interrupted_equals_whole)
-    if (name in VARIANTS and law in COMPILING | SLOW) or (name not in CORE and law in held_by_the_engine):
-        return [pytest.mark.long]
-    if name in OF_A_FAMILY and law is laws.engines_agree:
-        return [pytest.mark.long]
-    return [pytest.mark.slow] if law in SLOW else []
+    is_long = name not in CORE and law in (NEEDS_ENGINE if name in TABLE else COMPILES)
+    return [pytest.mark.long] if is_long else []
 
 
 @pytest.mark.parametrize(
@@ -122,27 +45,6 @@ def test_law(name: str, law: Any) -> None:
 
 def test_every_algorithm_is_in_the_table() -> None:
     assert set(TABLE) == set(fx.ALGORITHMS)
-
-
-ORACLES = {
-    **dict.fromkeys(("fedavg", "fedavgm", "fedadagrad", "fedyogi", "fedadam", "fedams", "fedamsgrad"), "fedopt"),
-    "fedprox": "fedopt",
-    "scaffold": "scaffold",
-    **dict.fromkeys(("local_amsgrad", "fedlamb"), "fedlamb"),
-    **dict.fromkeys(("fafed", "stem", "naive_adaptive"), "fafed"),
-    **dict.fromkeys(("mime", "mimelite"), "mime"),
-    **dict.fromkeys(("local_adaalter", "lookahead"), "shared_state"),
-}
-"""Law 1: the transcription of its paper that each algorithm is compared with. All have one: no reasons are needed."""
-
-
-@pytest.mark.parametrize("name", fx.ALGORITHMS)
-def test_every_algorithm_has_an_oracle(name: str) -> None:
-    tests = Path(__file__).parent
-    assert name in ORACLES, f"{name} has no oracle: transcribe its paper in tests/oracles and compare"
-    text = (tests / f"test_oracle_{ORACLES[name]}.py").read_text()
-    assert re.search(rf"(?<![a-z_]){name}(?![a-z_])", text), f"test_oracle_{ORACLES[name]}.py does not test {name}"
-    assert (tests.parent / "helpers" / "oracles" / f"{ORACLES[name]}.py").is_file()
 
 
 SGD: dict[str, Factory] = {
@@ -182,7 +84,11 @@ FAULTS: list[tuple[Any, Factory, Any, str]] = [
 
 
 @pytest.mark.parametrize(
-    ("law", "fault", "error", "text"), FAULTS, ids=[f"{law.__name__}-{fault.__name__}" for law, fault, *_ in FAULTS]
+    ("law", "fault", "error", "text"),
+    [
+        pytest.param(*case, id=case[1].__name__, marks=[pytest.mark.long] if case[0] in NEEDS_ENGINE else [])
+        for case in FAULTS
+    ],
 )
 def test_a_faulty_algorithm_is_caught(law: Any, fault: Factory, error: Any, text: str) -> None:
     with pytest.raises(error, match=text):
@@ -238,7 +144,9 @@ def test_layerwise_normalisation_at_the_client_walks_away_too() -> None:
 CONVERGE = sorted(set(fx.ALGORITHMS) - {"naive_adaptive", "fedlamb"})
 
 
-@pytest.mark.parametrize("name", CONVERGE)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in ("fafed", "fedadam") else [pytest.mark.long]) for name in CONVERGE]
+)
 def test_the_others_converge_on_the_counterexample(name: str) -> None:
     """FAFED and FedAdam, as the paper has it, and all that share their adaptivity, with the presets of the task."""
     defaults: Any = dict(fx.TASKS["counterexample"].defaults)

@@ -12,17 +12,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_laws import ROWS, TABLE
 
 import fedoptax as fx
 import laws
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.engine.round import all_finite
+from laws_table import CORE, ROWS
 
 START = {"layer": {"kernel": np.array([[1.0, -0.5], [0.25, 2.0]]), "bias": np.zeros(2)}}
 SIGNS = {"layer": {"kernel": np.array([[1.0, -1.0], [1.0, 1.0]]), "bias": np.array([-1.0, 1.0])}}
 every = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in TABLE else [pytest.mark.long]) for name in ROWS]
+    "name",
+    [pytest.param(name, marks=[] if name in (*CORE, "fedadam", "fedlamb") else [pytest.mark.long]) for name in ROWS],
 )
 RATES = ("client_lr", "lr", "server_lr")
 

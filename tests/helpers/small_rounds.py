@@ -40,30 +40,11 @@ ALL: dict[str, Callable[..., FedAlgorithm]] = {
     "fedprox": lambda lr: fedprox(lr, 0.1),
     "clipped": lambda lr: with_clipping(fafed(lr), 1.0),
 }
-# Vectors of the size of the model: (down, up), and the bytes of scalars that travel beside them.
-VECTORS = {
-    "scaffold": (2, 2, 0, 0),
-    "scaffold_I": (2, 2, 0, 0),
-    "local_amsgrad": (2, 2, 0, 0),
-    "local_amsgrad_bias": (2, 2, 0, 0),
-    "fedlamb": (2, 2, 0, 0),
-    "fedlamb_reset": (2, 2, 0, 0),
-    "naive_adaptive": (1, 1, 0, 0),
-    "fafed": (3, 3, 4, 0),
-    "fafed_released": (3, 3, 4, 0),
-    "stem": (2, 2, 4, 0),
-    "mime": (3, 2, 0, 0),
-    "mime_adam": (4, 2, 0, 0),
-    "mimelite": (2, 2, 0, 0),
-    "mimelite_adam": (3, 2, 0, 0),
-    "local_adaalter": (2, 2, 0, 0),
-    "lookahead": (3, 3, 4, 4),
-    "fedprox": (1, 1, 0, 0),
-    "clipped": (3, 3, 4, 0),
-}
-STATEFUL = {"scaffold", "scaffold_I", "local_amsgrad", "local_amsgrad_bias", "fedlamb", "naive_adaptive"}
-STATEFUL |= {"fafed", "fafed_released", "stem", "clipped"}
-every = pytest.mark.parametrize("name", ALL)
+OFTEN = ("scaffold", "fedlamb", "fafed", "mime")
+every = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in OFTEN else [pytest.mark.long]) for name in ALL]
+)
+"""In `make test` some of them, the others with the long tests."""
 
 
 def quadratic(params: Any, batch: Any) -> tuple[jax.Array, Any]:

@@ -18,7 +18,7 @@ from fedoptax.deploy.wire import WireError, pack, unpack
 from fedoptax.engine.batches import LocalWork, client_batches, task_grad_fn
 from fedoptax.wrappers.codecs import Coded
 from sending import a_round, echo, leaf, sender
-from small_rounds import ALL, close, federate, model, quadratic
+from small_rounds import ALL, close, every, federate, model, quadratic
 
 codecs = fx.codecs
 DATA = [[(1.0, -1.0), (2.0, 0.5)], [(3.0, 2.0)]]
@@ -37,7 +37,7 @@ def _is_coded(node: Any) -> bool:
 # ---------------------------------------------------------------- what is coded
 
 
-@pytest.mark.parametrize("name", ALL)
+@every
 def test_an_accurate_codec_changes_little_in_any_algorithm(name: str) -> None:
     """Half precision of the changes, with error feedback."""
     algorithm = ALL[name](0.05)

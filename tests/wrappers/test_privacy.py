@@ -17,7 +17,7 @@ from fedoptax import _tree as tree
 from fedoptax.algorithm import FedAlgorithm, decoded
 from fedoptax.wrappers.privacy import PrivateUpload, scale_into_ball, split_noise
 from sending import a_round, leaf, sender, stacked_round
-from small_rounds import ALL, close, federate, model, quadratic, scalars
+from small_rounds import ALL, close, every, federate, model, quadratic, scalars
 
 accounting = import_module("fedoptax.wrappers.accounting")
 DELTA = 1e-5
@@ -94,7 +94,7 @@ REFUSED = {"lookahead": "^algorithm", "local_adaalter": "^nonnegative"}
 DATA = [[(1.0, -1.0), (2.0, 0.5)], [(3.0, 2.0)]]
 
 
-@pytest.mark.parametrize("name", ALL)
+@every
 def test_without_noise_and_with_a_long_clip_nothing_changes(name: str) -> None:
     algorithm = ALL[name](0.05)
     if name in REFUSED:

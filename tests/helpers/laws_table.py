@@ -1,0 +1,87 @@
+"""The rows of the laws' table: every algorithm, and variants of some."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import fedoptax as fx
+from fedoptax.algorithm import FedAlgorithm
+from laws import Factory
+
+
+def fedopt_average(lr: float = 0.1, momentum: float = 0.5, server_lr: float = 0.8) -> FedAlgorithm:
+    return fx.fedopt(optax.sgd(lr, momentum=momentum), optax.sgd(server_lr), client_state="average")
+
+
+def fafed_scheduled(rho: float = 0.1, h: float = 1.0, w: float = 1.0, c: float = 5.0) -> FedAlgorithm:
+    lr, alpha = fx.fafed_schedule(rho, h, w, c)
+    return fx.fafed(lr, alpha, rho=rho)
+
+
+def fedavg_scheduled(client_lr: float = 0.2, server_lr: float = 0.8) -> FedAlgorithm:
+    def decay(r: Any) -> jax.Array:
+        return 1 / (1 + jnp.asarray(r, float))
+
+    return fx.fedavg(lambda r: client_lr * decay(r), lambda r: server_lr * decay(r))
+
+
+def prox_scaffold(client_lr: float = 0.1, mu: float = 0.3) -> FedAlgorithm:
+    return fx.with_prox(fx.scaffold(client_lr), mu)
+
+
+def prox_fafed(lr: float = 0.05, mu: float = 0.3) -> FedAlgorithm:
+    return fx.with_prox(fx.fafed(lr, rho=0.1), mu)
+
+
+def clipping_fedadam(client_lr: float = 0.1, max_norm: float = 0.5) -> FedAlgorithm:
+    return fx.with_clipping(fx.fedadam(client_lr, 0.05), max_norm)
+
+
+def clipping_fedlamb(lr: float = 0.05, max_norm: float = 0.5) -> FedAlgorithm:
+    return fx.with_clipping(fx.fedlamb(lr), max_norm)
+
+
+TABLE: dict[str, Factory] = {
+    "fedavg": partial(fx.fedavg, client_lr=0.1),
+    "fedavgm": partial(fx.fedavgm, client_lr=0.1, server_lr=0.7),
+    "fedadagrad": partial(fx.fedadagrad, client_lr=0.1, server_lr=0.1),
+    "fedyogi": partial(fx.fedyogi, client_lr=0.1, server_lr=0.05),
+    "fedadam": partial(fx.fedadam, client_lr=0.1, server_lr=0.05),
+    "fedams": partial(fx.fedams, client_lr=0.1, server_lr=0.05),
+    "fedamsgrad": partial(fx.fedamsgrad, client_lr=0.1, server_lr=0.02),
+    "fedprox": partial(fx.fedprox, client_lr=0.1, mu=0.3),
+    "scaffold": partial(fx.scaffold, client_lr=0.1),
+    "local_amsgrad": partial(fx.local_amsgrad, lr=0.01),
+    "fedlamb": partial(fx.fedlamb, lr=0.05, weight_decay=0.01),
+    "stem": partial(fx.stem, lr=0.05),
+    "fafed": partial(fx.fafed, lr=0.05, rho=0.1),
+    "naive_adaptive": partial(fx.naive_adaptive, lr=0.05),
+    "local_adaalter": partial(fx.local_adaalter, lr=0.3),
+    "lookahead": partial(fx.lookahead, client_lr=0.05, eps=1e-3),
+    "mimelite": partial(fx.mimelite, client_lr=0.1),
+    "mime": partial(fx.mime, client_lr=0.1),
+}
+VARIANTS: dict[str, Factory] = {
+    "fedavg scheduled": fedavg_scheduled,
+    "fedadam debias": partial(fx.fedadam, client_lr=0.1, server_lr=0.05, debias=True),
+    "fedyogi debias": partial(fx.fedyogi, client_lr=0.1, server_lr=0.05, debias=True),
+    "fedopt average": fedopt_average,
+    "scaffold I": partial(fx.scaffold, client_lr=0.1, option="I"),
+    "fedlamb reset module": partial(fx.fedlamb, lr=0.05, layers="module", momentum="reset"),
+    "local_amsgrad unbiased": partial(fx.local_amsgrad, lr=0.01, bias_correction=True),
+    "fafed released": partial(fx.fafed, lr=0.05, rho=0.1, variant="released"),
+    "fafed scheduled": fafed_scheduled,
+    "mime adam": partial(fx.mime, client_lr=0.02, base="adam", eps=0.1),
+    "prox scaffold": prox_scaffold,
+    "prox fafed": prox_fafed,
+    "clipping fedadam": clipping_fedadam,
+    "clipping fedlamb": clipping_fedlamb,
+}
+ROWS = TABLE | VARIANTS
+CORE = ("fedavg", "scaffold", "fafed")
+"""Rows that share no code: they keep every law in `make test`, the other algorithms those that need no engine."""
