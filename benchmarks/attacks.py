@@ -31,14 +31,9 @@ from fedoptax.experiments.result import DivergedError
 
 ALGORITHMS = ("fedavg", "fedadam", "fedyogi", "scaffold", "fedlamb", "fafed")
 SEEDS, ROUNDS, COHORT, BATCH = (0, 1), 60, 10, 10
-ATTACKS = {
-    "none": fx.Faults(),
-    "30 % drop out": fx.Faults(dropout=0.3),
-    "deadline": fx.Faults(deadline=3.0),
-    "10 % NaN": fx.Faults(nonfinite=0.1),
-    "20 % × −10": fx.Faults(scaled=0.2, scale=-10.0),
-    "20 % × 100": fx.Faults(scaled=0.2, scale=100.0),
-}
+FAULTS = {"30 % drop out": fx.Faults(dropout=0.3), "deadline": fx.Faults(deadline=3.0)}
+CORRUPTIONS = {"10 % NaN": (0.1, math.nan), "20 % × −10": (0.2, -10.0), "20 % × 100": (0.2, 100.0)}  # rate, factor
+ATTACKS = ("none", *FAULTS, *CORRUPTIONS)
 AGGREGATORS = ("mean", "median", "trimmed_mean:0.2", "norm_clipping", "krum:2")
 RESULTS = Path(__file__).parent / "results"
 
@@ -52,8 +47,7 @@ r*: the server's state became NaN or infinite, in round r at the earliest of the
 - Attacks strike each client of each cohort with the given probability in each round, so that a cohort of {cohort} may
   have more liars than an aggregator bears. *NaN* and *×* spoil the whole upload: the updates of `fedavg`, `fedadam`,
   `fedyogi` and `scaffold`, but the parameters themselves (and moments) of `fedlamb` and `fafed`.
-- *Deadline*: {deadline:g} virtual seconds; a step of the median client takes 1, log-normal spread 0.5 over clients and
-  0.1 over rounds.
+- *Deadline*: {deadline:g} virtual seconds; a step of the median client takes 1, log-normal spread 0.5 over clients.
 - Clients whose uploads counted, of {cohort} a round: {participants}.
 - `norm_clipping`: the bound is the largest cohort mean of the uploads' norms in any round of a run without attack, with
   seed 0: {bounds}.
@@ -70,9 +64,10 @@ class Outcome(NamedTuple):
     participants: float
 
 
-def measure(task: fx.Task, name: str, aggregate: str, faults: fx.Faults, seed: int) -> Outcome:
+def measure(task: fx.Task, name: str, aggregate: str, attack: str, seed: int) -> Outcome:
+    faults = FAULTS.get(attack, fx.Faults())
     try:
-        result = fx.run(task, make(name), faults=faults, aggregate=aggregate, seed=seed, **options())
+        result = fx.run(task, make(name, attack), faults=faults, aggregate=aggregate, seed=seed, **options())
     except DivergedError as error:
         return Outcome(math.nan, len(error.result.history) + 1, math.nan)
     counts = [row["participants"] for row in result.history]
@@ -84,8 +79,24 @@ def options() -> dict[str, Any]:
 
 
 @cache  # equal algorithms share a compiled program
-def make(name: str) -> fx.FedAlgorithm:
-    return fx.ALGORITHMS[name](**PRESETS["digits"][name])
+def make(name: str, attack: str = "none") -> fx.FedAlgorithm:
+    algorithm = fx.ALGORITHMS[name](**PRESETS["digits"][name])
+    return with_corruption(algorithm, *CORRUPTIONS[attack]) if attack in CORRUPTIONS else algorithm
+
+
+def with_corruption(algorithm: fx.FedAlgorithm, rate: float, factor: float) -> fx.FedAlgorithm:
+    """The algorithm, of whose uploads each is multiplied by `factor` with probability `rate`."""
+
+    def client_update(grad_fn: Any, message: Any, client: Any, batches: Any) -> tuple[Any, Any, jax.Array]:
+        upload, client, loss = algorithm.client_update(grad_fn, message, client, batches)
+        lies = jax.random.uniform(jax.random.fold_in(batches.get(0).key, 1)) < rate  # of the client in this round
+
+        def corrupt(a: jax.Array) -> jax.Array:
+            return jnp.where(lies, factor * a, a).astype(a.dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a
+
+        return jax.tree.map(corrupt, upload), client, loss
+
+    return algorithm._replace(client_update=client_update)
 
 
 def bound_of(task: fx.Task, name: str) -> float:
@@ -154,8 +165,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for aggregator in AGGREGATORS:
             spelled = f"norm_clipping:{bounds[name]}" if aggregator == "norm_clipping" else aggregator
             cells = []
-            for attack, faults in ATTACKS.items():
-                outcomes = [measure(task, name, spelled, faults, seed) for seed in SEEDS]
+            for attack in ATTACKS:
+                outcomes = [measure(task, name, spelled, attack, seed) for seed in SEEDS]
                 cells.append(cell(outcomes))
                 if math.isnan(participants[attack]):
                     participants[attack] = float(np.mean([outcome.participants for outcome in outcomes]))
@@ -168,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         clients=task.num_clients,
         cohort=COHORT,
         batch=BATCH,
-        deadline=ATTACKS["deadline"].deadline,
+        deadline=FAULTS["deadline"].deadline,
         participants=", ".join(f"{attack} {count:.1f}" for attack, count in participants.items()),
         bounds=", ".join(f"`{name}` {bound:g}" for name, bound in bounds.items()),
         cores=os.cpu_count(),

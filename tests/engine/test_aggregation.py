@@ -14,9 +14,7 @@ import pytest
 import fedoptax as fx
 from fedoptax.algorithms.fedopt import FedOptUpload
 from fedoptax.deploy.server import Reply, next_state
-from fedoptax.engine.aggregation import Mean, _network, as_aggregator
-from fedoptax.engine.plan import RunOptions, make_plan
-from small import small_task
+from fedoptax.engine.aggregation import Mean, as_aggregator
 
 SIZE = 9
 GOOD = ("mean", "median", "trimmed_mean:0.2", "trimmed_mean:0.34", "norm_clipping:3.5", "krum:2", "krum:1,keep=3")
@@ -73,7 +71,7 @@ def combined(name: str, uploads: Any, weights: np.ndarray, here: Sequence[int]) 
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_it_equals_the_papers_rule_over_those_who_are_present(name: str) -> None:
+def test_an_aggregator_equals_its_papers_rule_over_present_uploads(name: str) -> None:
     for seed, here in enumerate([range(SIZE), [0, 1, 2, 3, 4, 6, 8], [1, 2, 3, 4, 5, 6, 7, 8]]):
         uploads, weights = uploads_of(seed), np.random.default_rng(seed).uniform(1, 9, SIZE)
         absent = [i for i in range(SIZE) if i not in here]
@@ -97,7 +95,7 @@ def test_complex_numbers_are_aggregated_as_their_two_parts(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_few_or_none_give_numbers(name: str) -> None:
+def test_few_uploads_or_none_give_finite_numbers(name: str) -> None:
     uploads, weights = uploads_of(0), np.ones(SIZE)
     uploads["a"][5:] = np.nan
     for here in ([], [3], [0, 4]):
@@ -105,7 +103,7 @@ def test_few_or_none_give_numbers(name: str) -> None:
     np.testing.assert_allclose(combined("median", uploads, weights, [3])[:-1], flat(uploads, 3), rtol=1e-6)
 
 
-def test_huge_uploads_give_numbers_and_do_not_win() -> None:
+def test_huge_uploads_give_finite_numbers_and_do_not_win() -> None:
     uploads, weights = uploads_of(1), np.ones(SIZE)
     uploads["a"][7:], uploads["b"][7:] = 3e38, -3e38
     for name in ("median", "trimmed_mean:0.34", "norm_clipping:3.5", "krum:2", "krum:1,keep=3"):
@@ -119,16 +117,7 @@ def test_krum_prefers_an_upload_beyond_all_squares_to_an_absent_one() -> None:
     assert float(chosen[0]) == pytest.approx(1e30)
 
 
-def test_the_sorting_network_sorts_whatever_the_number() -> None:
-    """By the zero-one principle: a network that sorts every sequence of zeros and ones sorts everything."""
-    for n in range(1, 15):
-        rows = list(((np.arange(2**n)[:, None] >> np.arange(n)) & 1).T)
-        for i, j in _network(n):
-            rows[i], rows[j] = np.minimum(rows[i], rows[j]), np.maximum(rows[i], rows[j])
-        assert (np.diff(rows, axis=0) >= 0).all(), n
-
-
-def test_the_fraction_is_exact() -> None:
+def test_the_trimmed_fraction_is_exact() -> None:
     """0.29 · 100 is a little less than 29 in binary; 29 are cut at each end all the same."""
     values = jnp.asarray(np.random.default_rng(0).permutation(100).astype(np.float32))
     values = values.at[values >= 71].set(1e6)
@@ -137,14 +126,14 @@ def test_the_fraction_is_exact() -> None:
     assert float(fx.TrimmedMean(0.28).combine(values, jnp.ones(100), everyone)) > 1e4
 
 
-def test_equal_scores_of_krum_are_taken_from_the_front() -> None:
+def test_krum_takes_the_first_of_equal_scores() -> None:
     uploads = jnp.asarray([[5.0], [0.0], [0.0], [0.0], [9.0]])
     everyone = jnp.ones(5, bool)
     rank = fx.Krum(1).scores(uploads, everyone)
     assert rank[1] == rank[2] == rank[3] == 0 and float(fx.Krum(1).combine(uploads, jnp.ones(5), everyone)[0]) == 0
 
 
-def test_texts_and_constructors_are_the_same_and_write_themselves() -> None:
+def test_texts_and_constructors_make_the_same_aggregators() -> None:
     made = (Mean(), fx.Median(), fx.TrimmedMean(0.2), fx.NormClipping(3.5), fx.Krum(2), fx.Krum(1, keep=3))
     texts = ("mean", "median", "trimmed_mean:0.2", "norm_clipping:3.5", "krum:2", "krum:1,keep=3")
     for aggregator, text in zip(made, texts, strict=True):
@@ -152,27 +141,14 @@ def test_texts_and_constructors_are_the_same_and_write_themselves() -> None:
     assert as_aggregator(str(fx.NormClipping(1 / 3))) == fx.NormClipping(1 / 3)
 
 
-WRONG = [
-    ("avg", "'avg' given, allowed is one of mean, median"),
-    ("krum", "'krum' given"),
-    ("krum:x", "'krum:x' given"),
-    ("krum:1,take=2", "given, allowed is one of"),
-    ("median:2", "'median:2' given"),
-    ("krum:-1", "F=-1 given, allowed is a whole number >= 0"),
-    ("krum:1,keep=0", "keep=0 given, allowed is a whole number >= 1"),
-    ("trimmed_mean:0.5", "0.5 given, allowed is a fraction >= 0 and < 0.5"),
-    ("trimmed_mean:nan", "nan given, allowed is a fraction"),
-    ("norm_clipping:0", "0.0 given, allowed is a norm > 0"),
-    ("norm_clipping:inf", "inf given, allowed is a norm > 0"),
-    (3, "3 given, allowed is one of"),
-]
+WRONG = ("avg", "krum", "krum:x", "krum:1,take=2", "median:2", "krum:-1", "krum:1,keep=0", "trimmed_mean:0.5",
+         "trimmed_mean:nan", "norm_clipping:0", "norm_clipping:inf", 3)  # fmt: skip
 
 
-@pytest.mark.parametrize(("given", "text"), WRONG, ids=str)
-def test_wrong_demands_are_refused(given: Any, text: str) -> None:
-    with pytest.raises(fx.UsageError, match="aggregate") as error:
+@pytest.mark.parametrize("given", WRONG, ids=str)
+def test_wrong_aggregators_are_refused(given: Any) -> None:
+    with pytest.raises(fx.UsageError, match="aggregate"):
         as_aggregator(given)
-    assert text in str(error.value)
 
 
 # --- deployments ---
@@ -187,17 +163,9 @@ MOVES = {"mean": np.average(VALUES, weights=COUNTS), "median": 2.0, "trimmed_mea
 
 
 @pytest.mark.parametrize("aggregate", MOVES)
-def test_a_deployments_server_aggregates_as_it_is_told(aggregate: str) -> None:
+def test_a_deployments_server_uses_the_aggregator(aggregate: str) -> None:
     algorithm = fx.fedavg(0.1)
     server = algorithm.init({"w": jnp.zeros(2)})
     state, loss, finite = next_state(algorithm, server, replies(VALUES), "examples", 5, as_aggregator(aggregate))
     assert finite and loss == pytest.approx(1)
     np.testing.assert_allclose(state.params["w"], MOVES[aggregate], rtol=1e-5)
-
-
-def test_a_private_algorithm_needs_a_mean() -> None:
-    algorithm = fx.fedavg(0.1)._replace(epsilon=lambda rounds, size, clients: 1.0)
-    assert make_plan(RunOptions(cohort_size=3), small_task(), algorithm).aggregate == Mean()
-    for aggregate in ("median", "norm_clipping:1.0"):  # the latter would scale an adaptive clip's bit
-        with pytest.raises(fx.UsageError, match="aggregate"):
-            make_plan(RunOptions(cohort_size=3, aggregate=aggregate), small_task(), algorithm)

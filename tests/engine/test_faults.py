@@ -15,16 +15,16 @@ import pytest
 from test_experiment import assert_same_results
 
 import fedoptax as fx
-from fedoptax.engine.batches import LocalWork, client_batches, local_steps_of, task_grad_fn
+from fedoptax.engine.batches import LocalWork, client_batches, count_local_steps, task_grad_fn
 from fedoptax.engine.data import device_data
 from fedoptax.engine.eager import run_round
-from fedoptax.engine.faults import COUNTS, Fate, fate_of_round, parse_faults
-from fedoptax.engine.sampling import cohort_of_round, round_key
+from fedoptax.engine.faults import COUNTS, Outcome, as_faults, sample_outcomes
+from fedoptax.engine.sampling import round_key, sample_cohort
 from fedoptax.experiments.result import DivergedError
 from fedoptax.tasks.task import Task, masked_mean
 
 SIZES = (7, 3, 11, 1, 6, 4, 9, 5)
-EVERYTHING = fx.Faults(dropout=0.2, deadline=2.6, nonfinite=0.15, scaled=0.25, scale=1.5, speed_spread=0.6)
+EVERYTHING = fx.Faults(dropout=0.2, deadline=2.6, speed_spread=0.6)
 OPTIONS: dict[str, Any] = {"cohort_size": 6, "batch_size": 4, "seed": 4, "weighting": "examples"}
 ROUNDS = 8
 
@@ -57,12 +57,21 @@ def run(name: str, rounds: int = ROUNDS, faults: Any = EVERYTHING, **changes: An
     return fx.run(line(), algorithm(name), rounds=rounds, faults=faults, **(OPTIONS | changes))
 
 
-def fate(round: int, faults: fx.Faults = EVERYTHING) -> tuple[np.ndarray, Fate]:
+def outcomes(round: int, faults: fx.Faults = EVERYTHING) -> tuple[np.ndarray, Outcome]:
     key = jax.random.key(OPTIONS["seed"])
-    cohort = cohort_of_round(key, round, len(SIZES), OPTIONS["cohort_size"])
-    steps = local_steps_of(jnp.asarray(SIZES)[cohort], LocalWork(OPTIONS["batch_size"]))
-    drawn = fate_of_round(faults.rates(), key, round, cohort, steps)
-    return np.asarray(cohort), jax.tree.map(np.asarray, drawn)
+    cohort = sample_cohort(key, round, len(SIZES), OPTIONS["cohort_size"])
+    steps = count_local_steps(jnp.asarray(SIZES)[cohort], LocalWork(OPTIONS["batch_size"]))
+    return np.asarray(cohort), jax.tree.map(np.asarray, sample_outcomes(faults.rates(), key, round, cohort, steps))
+
+
+def sends_nan(made: fx.FedAlgorithm, limit: float) -> fx.FedAlgorithm:
+    """The algorithm, whose uploads are NaN where the training loss is above a limit."""
+
+    def client_update(*given: Any) -> Any:
+        upload, client, loss = made.client_update(*given)
+        return jax.tree.map(lambda a: jnp.where(loss > limit, jnp.nan, a), upload), client, loss
+
+    return made._replace(client_update=client_update)
 
 
 def assert_close(a: Any, b: Any, rtol: float = 1e-5) -> None:
@@ -74,114 +83,88 @@ def assert_close(a: Any, b: Any, rtol: float = 1e-5) -> None:
 
 def test_clients_fail_as_often_as_asked_and_independently() -> None:
     n = 20_000
-    faults = fx.Faults(
-        dropout=0.3, nonfinite=0.1, scaled=0.2, deadline=6.0, step_seconds=2, speed_spread=0.5, jitter=0.2
-    )
-    draw = jax.jit(lambda r: fate_of_round(faults.rates(), jax.random.key(1), r, jnp.arange(n), jnp.full(n, 2)))
+    rates = fx.Faults(dropout=0.3, deadline=6.0, step_seconds=2, speed_spread=0.5).rates()
+    draw = jax.jit(lambda r: sample_outcomes(rates, jax.random.key(1), r, jnp.arange(n), jnp.full(n, 2)))
     first, second = (jax.tree.map(np.asarray, draw(r)) for r in (0, 1))
     slack = 4 * math.sqrt(0.25 / n)
-    for f in (first, second):
-        assert abs(f.dropped.mean() - 0.3) < slack
-        assert abs(f.nonfinite.mean() - 0.1) < slack and abs(f.scaled.mean() - 0.2) < slack
-        assert abs((f.nonfinite & f.scaled).mean() - 0.02) < slack and not (f.late & f.dropped).any()
-        # late: ln(2 · 2) + N(0, 0.5² + 0.2²) > ln 6, among those who did not drop out
-        z = math.log(6 / 4) / math.hypot(0.5, 0.2)
-        assert abs(f.late[~f.dropped].mean() - 0.5 * math.erfc(z / math.sqrt(2))) < 1.3 * slack
+    for drawn in (first, second):
+        assert abs(drawn.dropped.mean() - 0.3) < slack and not (drawn.late & drawn.dropped).any()
+        z = math.log(6 / 4) / 0.5  # late: ln(2 · 2) + N(0, 0.5²) > ln 6, among those that did not drop out
+        assert abs(drawn.late[~drawn.dropped].mean() - 0.5 * math.erfc(z / math.sqrt(2))) < 1.3 * slack
     assert abs((first.dropped & second.dropped).mean() - 0.09) < slack  # another round, another draw
-    logs = np.log([first.seconds / 4, second.seconds / 4])
-    assert logs[0].std() == pytest.approx(math.hypot(0.5, 0.2), rel=0.03)
-    assert (logs[0] - logs[1]).std() == pytest.approx(0.2 * math.sqrt(2), rel=0.03)  # the speed is the client's own
+    assert np.log(first.seconds / 4).std() == pytest.approx(0.5, rel=0.03)
+    np.testing.assert_array_equal(first.seconds, second.seconds)  # the speed is the client's own
 
 
-def test_a_clients_fate_does_not_depend_on_who_else_is_there() -> None:
+def test_a_clients_outcome_does_not_depend_on_the_cohort() -> None:
     key, rates = jax.random.key(1), EVERYTHING.rates()
-    all_ = fate_of_round(rates, key, 5, jnp.arange(12), jnp.full(12, 3))
-    some = fate_of_round(rates, key, 5, jnp.asarray([2, 11, 7]), jnp.full(3, 3))
+    all_ = sample_outcomes(rates, key, 5, jnp.arange(12), jnp.full(12, 3))
+    some = sample_outcomes(rates, key, 5, jnp.asarray([2, 11, 7]), jnp.full(3, 3))
     for a, b in zip(all_, some):
         np.testing.assert_array_equal(np.asarray(a)[[2, 11, 7]], np.asarray(b))
 
 
-def test_nobody_fails_without_rates_and_everybody_with_rate_1() -> None:
-    never = fate(0, fx.Faults())[1]
-    assert not (never.dropped | never.late | never.nonfinite | never.scaled).any()
-    always = fate(0, fx.Faults(dropout=1.0, nonfinite=1.0, scaled=1.0))[1]
-    assert always.dropped.all() and always.nonfinite.all() and always.scaled.all()
+def test_no_client_fails_without_rates_and_every_client_with_rate_1() -> None:
+    assert outcomes(0, fx.Faults())[1].answers.all()
+    assert outcomes(0, fx.Faults(dropout=1.0))[1].dropped.all()
 
 
 # --- what a round makes of it ---
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "aggregate"),
-    [
-        ("scaffold", "mean"),
-        pytest.param("fedlamb", "median", marks=pytest.mark.long),
-        pytest.param("fafed", "norm_clipping:4.0", marks=pytest.mark.long),
-        pytest.param("fedadam", "krum:0,keep=2", marks=pytest.mark.long),
-    ],
-)
-def test_eager_and_compiled_loop_and_vmap_are_one(name: str, aggregate: str) -> None:
-    eager = run(name, aggregate=aggregate, engine="eager")
-    counts = {column: eager.history.column(column) for column in COUNTS}
-    assert all(sum(row) > 0 for row in counts.values())  # everything happened
-    for loop in ("auto", "vmap") if name == "fedlamb" else ("auto",):
-        compiled = run(name, aggregate=aggregate, client_loop=loop)
-        for what in ("params", "state", "clients"):
-            a, b = (getattr(r, what) if what != "clients" else r.clients.tree for r in (eager, compiled))
-            assert_close(a, b, 1e-4)
-        assert {column: compiled.history.column(column) for column in COUNTS} == counts
-        for column in ("train_loss", "virtual_seconds"):
-            a, b = (np.asarray(r.history.column(column), float) for r in (eager, compiled))
-            np.testing.assert_allclose(a, b, rtol=1e-4)
-
-
-def test_a_round_is_one_of_those_whose_uploads_count() -> None:
-    """Against `run_round` over them alone: weights renormalised, |S| their number, N all, the others' states kept."""
-    faults = fx.Faults(dropout=0.2, deadline=2.6, nonfinite=0.15, speed_spread=0.6)
-    result = run("scaffold", faults=faults)
-    task, made, key, data = line(), algorithm("scaffold"), jax.random.key(OPTIONS["seed"]), device_data(line())
-    server, states = made.init(jnp.full(3, 2.0)), [made.init_client(jnp.full(3, 2.0)) for _ in SIZES]
-    grad_fn = jax.jit(task_grad_fn(task))
+def test_a_round_is_one_of_the_clients_whose_uploads_count() -> None:
+    """Against `run_round` over them alone: weights renormalised, |S| their number, N all, other states unchanged."""
+    task, base, key, data = line(), algorithm("scaffold"), jax.random.key(OPTIONS["seed"]), device_data(line())
+    limit = 9.0
+    made = sends_nan(base, limit)
+    result = fx.run(task, made, rounds=ROUNDS, faults=EVERYTHING, **OPTIONS)
+    server, states = base.init(jnp.full(3, 2.0)), [base.init_client(jnp.full(3, 2.0)) for _ in SIZES]
+    grad_fn, rejected = jax.jit(task_grad_fn(task)), 0
     for r in range(ROUNDS):
-        cohort, f = fate(r, faults)
-        counting = [int(i) for i in cohort[f.answers & ~f.nonfinite]]
-        row = result.history[r]
-        assert [row[name] for name in COUNTS] == [
-            len(counting), f.dropped.sum(), f.late.sum(), (f.answers & f.nonfinite).sum()
-        ]  # fmt: skip
-        assert row["virtual_seconds"] == pytest.approx(2.6 if f.late.any() else f.seconds[f.answers].max(), rel=1e-5)
-        assert row["bytes_down"] == 6 * 24 and row["bytes_up"] == 24 * f.answers.sum()
-        batches = []
-        for i in counting:
+        cohort, drawn = outcomes(r)
+        batches, losses = {}, {}
+        for i in map(int, cohort[drawn.answers]):
             own = jax.random.fold_in(round_key(key, r), i)
             made_batches = client_batches(data.examples, data.offsets[i], data.sizes[i], own, LocalWork(4), 11)
-            batches.append([made_batches.get(k) for k in range(int(made_batches.num_steps))])
-        weights = [SIZES[i] for i in counting]
+            batches[i] = [made_batches.get(k) for k in range(int(made_batches.num_steps))]
+            losses[i] = float(base.client_update(grad_fn, base.broadcast(server), states[i], batches[i])[2])
+        counting, row = [i for i in batches if losses[i] <= limit], result.history[r]
+        rejected += len(batches) - len(counting)
+        assert [row[name] for name in COUNTS] == [
+            len(counting), drawn.dropped.sum(), drawn.late.sum(), len(batches) - len(counting)
+        ]  # fmt: skip
+        seconds = 2.6 if drawn.late.any() else drawn.seconds[drawn.answers].max()
+        assert row["virtual_seconds"] == pytest.approx(seconds, rel=1e-5)
+        assert row["bytes_down"] == 6 * 24 and row["bytes_up"] == 24 * drawn.answers.sum()
         server, new, info = run_round(
-            made, grad_fn, server, [states[i] for i in counting], batches, weights, num_clients=len(SIZES)
-        )
+            base, grad_fn, server, [states[i] for i in counting], [batches[i] for i in counting],
+            [SIZES[i] for i in counting], num_clients=len(SIZES),
+        )  # fmt: skip
         assert row["train_loss"] == pytest.approx(float(info.train_loss), rel=1e-5)
         for i, state in zip(counting, new):
             states[i] = state
-    assert_close(result.params, made.params(server))
+    assert rejected > 0
+    assert_close(result.params, base.params(server))
     assert_close(result.clients.tree, jnp.stack(states))
 
 
-@pytest.mark.parametrize("faults", [{"dropout": 1.0}, {"nonfinite": 1.0}, {"deadline": 1e-6}], ids=str)
-def test_a_round_without_anybody_changes_nothing_and_the_run_goes_on(faults: dict[str, float]) -> None:
-    result = run("scaffold", rounds=3, faults=faults)
+@pytest.mark.parametrize(
+    ("faults", "which"),
+    [({"dropout": 1.0}, "dropped"), ({"deadline": 1e-6}, "late"), ({}, "rejected")],
+)
+def test_a_round_without_any_upload_changes_nothing(faults: dict[str, float], which: str) -> None:
+    made = sends_nan(algorithm("scaffold"), -1.0) if which == "rejected" else algorithm("scaffold")
+    result = fx.run(line(), made, rounds=3, faults=faults, **OPTIONS)
     assert result.status == "completed" and len(result.history) == 3
     np.testing.assert_array_equal(result.params, np.full(3, 2.0))
     np.testing.assert_array_equal(result.clients.tree, np.zeros((8, 3)))
-    which = dict(zip(("dropout", "nonfinite", "deadline"), ("dropped", "rejected", "late")))[next(iter(faults))]
     for row in result.history:
         assert row["train_loss"] is None and row["participants"] == 0 and row[which] == 6
         assert row["bytes_up"] == (144 if which == "rejected" else 0)
         assert row.get("virtual_seconds") == (pytest.approx(1e-6) if which == "late" else None)
 
 
-def test_too_few_for_krum_change_nothing() -> None:
+def test_a_round_with_too_few_uploads_for_krum_changes_nothing() -> None:
     result = run("fedadam", aggregate="krum:0,keep=2")
     before = None
     for r, row in enumerate(result.history):
@@ -192,15 +175,21 @@ def test_too_few_for_krum_change_nothing() -> None:
     np.testing.assert_array_equal(a.params, b.params)
 
 
-def test_a_server_that_diverges_is_still_told() -> None:
+def test_a_server_that_diverges_is_reported() -> None:
     """Uploads that are finite, and squares of them that are not."""
-    with pytest.raises(DivergedError, match="diverged in round 1") as error:
-        run("fedadam", faults=fx.Faults(scaled=1.0, scale=1e30), aggregate="krum:0,keep=2")
+
+    def client_update(*given: Any) -> Any:
+        upload, client, loss = algorithm("fedadam").client_update(*given)
+        return jax.tree.map(lambda a: 1e30 * a, upload), client, loss
+
+    huge = algorithm("fedadam")._replace(client_update=client_update)
+    with pytest.raises(DivergedError, match="round 1") as error:
+        fx.run(line(), huge, rounds=3, aggregate="krum:0,keep=2", **OPTIONS)
     assert len(error.value.result.history) == 0
     np.testing.assert_array_equal(error.value.result.params, np.full(3, 2.0))
 
 
-def test_without_faults_nothing_is_counted() -> None:
+def test_a_run_without_faults_counts_nothing() -> None:
     result = fx.run(line(), algorithm("scaffold"), rounds=2, **OPTIONS)
     assert set(result.history[0]) == {"round", "train_loss", "bytes_down", "bytes_up", "seconds"}
     quiet = run("scaffold", rounds=2, faults={})
@@ -219,12 +208,12 @@ def test_a_resumed_run_equals_one_that_was_not_interrupted(tmp_path: Path) -> No
     config = json.loads((tmp_path / "part" / "config.json").read_text())
     assert config["faults"]["dropout"] == 0.2 and "aggregate" not in config
     for change, what in (({"faults": None}, "faults"), ({"aggregate": "median"}, "aggregate")):
-        with pytest.raises(fx.RunError, match=f"another experiment: its {what} is"):
+        with pytest.raises(fx.RunError, match=what):
             run("scaffold", rounds=9, resume_from=tmp_path / "part", **change)
 
 
 @pytest.mark.long
-def test_points_of_a_sweep_meet_the_same_failures() -> None:
+def test_all_points_of_a_sweep_have_the_same_failures() -> None:
     points = fx.sweep(
         line(), lambda client_lr: fx.scaffold(client_lr), {"client_lr": [0.1, 0.05]}, rounds=4, faults=EVERYTHING,
         **OPTIONS,
@@ -233,56 +222,22 @@ def test_points_of_a_sweep_meet_the_same_failures() -> None:
     assert_close(points[0].params, run("scaffold", rounds=4).params)
 
 
-WRONG = [
-    ({"dropout": 1.5}, "dropout=1.5 given, allowed is a number from 0 to 1"),
-    ({"nonfinite": -0.1}, "nonfinite=-0.1 given"),
-    ({"scaled": "often"}, "scaled='often' given"),
-    ({"scaled": True}, "scaled=True given"),
-    ({"scale": math.nan}, "scale=nan given, allowed is a number"),
-    ({"deadline": 0}, "deadline=0 given, allowed is a number > 0"),
-    ({"step_seconds": 0.0}, "step_seconds=0.0 given, allowed is a number > 0"),
-    ({"jitter": -1}, "jitter=-1 given, allowed is a number >= 0"),
-    ({"drop": 0.1}, "unknown name 'drop'; did you mean 'dropout'?"),
-    (0.3, "0.3 given, allowed is fedoptax.Faults(...)"),
-]
+WRONG: list[Any] = [
+    {"dropout": 1.5}, {"dropout": True}, {"dropout": "often"}, {"speed_spread": -1}, {"deadline": 0},
+    {"step_seconds": 0.0}, {"drop": 0.1}, {"scaled": 0.1}, 0.3,
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("faults", "text"), WRONG, ids=str)
-def test_wrong_values_are_refused(faults: Any, text: str) -> None:
-    with pytest.raises(fx.UsageError, match="faults") as error:
-        run("scaffold", faults=faults)
-    assert text in str(error.value)
-
-
-def test_settings_of_the_command_line_are_values_by_name() -> None:
-    assert parse_faults(["dropout=0.3", "deadline=20"]) == {"dropout": 0.3, "deadline": 20} and parse_faults([]) is None
-    for wrong in ("dropout", "=0.1", "dropout="):
-        with pytest.raises(fx.UsageError, match="allowed is NAME=VALUE"):
-            parse_faults([wrong])
-
-
-def test_too_small_a_cohort_for_the_aggregator_is_refused() -> None:
-    with pytest.raises(fx.UsageError, match="krum:2 given with 6 clients a round, allowed with at least 7"):
-        run("scaffold", aggregate="krum:2")
+@pytest.mark.parametrize("faults", WRONG, ids=str)
+def test_wrong_values_are_refused(faults: Any) -> None:
+    with pytest.raises(fx.UsageError, match="faults"):
+        as_faults(faults)
 
 
 # --- privacy ---
 
 
-@pytest.mark.parametrize("engine", ["compiled", "eager"])
-def test_a_private_server_clips_what_was_multiplied_on_the_way(engine: str) -> None:
-    clip = 0.1
-    private = fx.with_privacy(fx.fedavg(0.1), clip, 0.0, 1e-3)
-    task, options = line(), OPTIONS | {"weighting": "uniform", "engine": engine, "rounds": 1}
-    moved = {
-        scale: np.linalg.norm(fx.run(task, private, faults=fx.Faults(scaled=1.0, scale=scale), **options).params - 2.0)
-        for scale in (1.0, -1000.0)
-    }
-    assert 0 < moved[1.0] <= clip
-    assert 0 < moved[-1000.0] <= clip
-
-
-def test_epsilon_is_of_those_who_hold_data() -> None:
+def test_epsilon_counts_the_clients_that_hold_data() -> None:
     """All shares take part in every round where they are dealt out to devices: nothing is sampled."""
     private = fx.with_privacy(fx.fedavg(0.1), 1.0, 2.0, 1e-3)
     task = fx.load_task("digits", num_clients=10, devices=40, model="logistic")
@@ -292,7 +247,7 @@ def test_epsilon_is_of_those_who_hold_data() -> None:
     assert private.epsilon(2, 10, 10) > private.epsilon(2, 10, 40)
 
 
-def test_epsilon_is_told_in_every_row_and_at_the_end(tmp_path: Path) -> None:
+def test_epsilon_is_in_every_row_and_in_the_summary(tmp_path: Path) -> None:
     asked: list[tuple[int, int, int]] = []
 
     def epsilon(rounds: int, cohort_size: int, num_clients: int) -> float:
@@ -305,5 +260,5 @@ def test_epsilon_is_told_in_every_row_and_at_the_end(tmp_path: Path) -> None:
     assert result.history.column("epsilon") == [None, 0.5, 0.75, 1.0, 1.25]
     assert asked == [(r, 6, 8) for r in range(1, 6)]
     assert json.loads((tmp_path / "a" / "summary.json").read_text())["final"]["epsilon"] == 1.25
-    with pytest.raises(fx.UsageError, match="aggregate: median given with an algorithm that accounts for privacy"):
+    with pytest.raises(fx.UsageError, match="aggregate"):
         fx.run(line(), private, rounds=5, aggregate="median", **options)

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 import fedoptax as fx
-from fedoptax import threefry
-from fedoptax.engine.sampling import FLOYD_LIMIT, cohort_of_round, permutation
+from fedoptax.engine.sampling import FLOYD_LIMIT, permutation, sample_cohort
 
 
 def cohorts(num_clients: int, size: int, rounds: int) -> np.ndarray:
-    draw = jax.jit(jax.vmap(lambda r: cohort_of_round(jax.random.key(4), r, num_clients, size)))
+    draw = jax.jit(jax.vmap(lambda r: sample_cohort(jax.random.key(4), r, num_clients, size)))
     return np.asarray(draw(jnp.arange(rounds)))
 
 
@@ -51,9 +50,9 @@ def test_double_precision_draws_the_same(exact: bool) -> None:
     """Also of fewer than there is room for: what is not used lies behind all others, however wide the numbers are."""
 
     def drawn() -> list[np.ndarray]:
-        key = threefry.key(3)
+        key = jax.random.key(3)
         orders = [permutation(key, jnp.int32(n), 300, exact)[:n] for n in (7, 65, 300)]
-        return [np.asarray(a) for a in (*orders, cohort_of_round(key, 5, 100, 7), cohort_of_round(key, 5, 3000, 2500))]
+        return [np.asarray(a) for a in (*orders, sample_cohort(key, 5, 100, 7), sample_cohort(key, 5, 3000, 2500))]
 
     single = drawn()
     with jax.enable_x64(True):

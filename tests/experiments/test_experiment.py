@@ -16,7 +16,6 @@ import pandas as pd
 import pytest
 
 import fedoptax as fx
-from fedoptax import threefry
 from fedoptax.engine.batches import LocalWork, client_batches
 from fedoptax.engine.client_states import OnDevice
 from fedoptax.experiments import run as experiment
@@ -293,7 +292,7 @@ def test_epochs_are_permutations_of_their_own_however_many() -> None:
 
     def first_of(epochs: int) -> list[list[int]]:
         work = LocalWork(batch_size=7, epochs=epochs)
-        batches = client_batches(data, jnp.int32(0), jnp.int32(7), threefry.key(3), work, 7)
+        batches = client_batches(data, jnp.int32(0), jnp.int32(7), jax.random.key(3), work, 7)
         return [np.asarray(batches.get(jnp.int32(k)).examples["x"]).tolist() for k in range(epochs)]
 
     three = first_of(3)

@@ -217,7 +217,7 @@ def padding_is_inert(make: Factory) -> None:
     junk = np.where(np.arange(sum(SIZES))[:, None] % 2, 1e30, -3.0) * np.ones(2)
     filled = data._replace(examples={**data.examples, "junk": jnp.asarray(junk, jnp.float32)})
     equal(advance(filled, 3), advance(data, 3))
-    cohort = set(np.asarray(fx.engine.sampling.cohort_of_round(key, 0, len(SIZES), COHORT)).tolist())
+    cohort = set(np.asarray(fx.engine.sampling.sample_cohort(key, 0, len(SIZES), COHORT)).tolist())
     absent = np.repeat([i not in cohort for i in range(len(SIZES))], SIZES)
     holes = {name: jnp.where(jnp.asarray(absent)[:, None], jnp.nan, a) for name, a in data.examples.items()}
     equal(advance(data._replace(examples=holes), 1), advance(data, 1))

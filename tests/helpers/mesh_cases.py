@@ -1,13 +1,12 @@
 """Run with 8 host devices: rounds on meshes of them against one device. Prints what was found as JSON.
 
 Arguments: cases, each ALGORITHM:LOOP:COHORT:DEVICES; or `steps`, which counts local steps; or `evaluation`; or
-`large`; or `lives:FOLDER`.
+`places:FOLDER`.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import sys
 from functools import lru_cache
 from typing import Any
@@ -16,17 +15,13 @@ import jax
 import numpy as np
 
 import fedoptax as fx
-from fedoptax.engine import mesh as sharded
-from fedoptax.engine.aggregation import as_aggregator
-from fedoptax.engine.batches import LocalWork
-from fedoptax.engine.plan import Plan
-from fedoptax.engine.program import Fixed, program
 from small import SIZES, masked_loss, small_task
 
 ALGORITHMS: dict[str, tuple[Any, dict[str, Any]]] = {
     "fedadam": (fx.fedadam(0.3, 0.1), {}),
     "scaffold": (fx.scaffold(0.3), {}),
     "fafed": (fx.fafed(0.1), {}),
+    "dropout": (fx.scaffold(0.3), {"faults": {"dropout": 0.3}}),
     "median": (fx.scaffold(0.3), {"aggregate": "median", "faults": {"dropout": 0.3}}),
 }
 TASK = small_task(test=None)
@@ -52,31 +47,12 @@ def result(name: str, loop: str, cohort: int, devices: int) -> Any:
     return jax.tree.map(lambda a: np.asarray(a, np.float64), (done.params, done.state, done.clients.tree, columns))
 
 
-def collectives(name: str, loop: str, cohort: int, devices: int) -> dict[str, int]:
-    """How many of each kind are in the compiled program (made already, as the same arguments give the same one)."""
-    algorithm, options = ALGORITHMS[name]
-    plan = Plan(cohort, LocalWork(4), algorithm.weighting, loop, mesh=devices)
-    if options:
-        plan = Plan(
-            cohort, LocalWork(4), algorithm.weighting, loop,
-            faults=True, aggregate=as_aggregator(options["aggregate"]), mesh=devices,
-        )  # fmt: skip
-    compiled: Any = program(TASK, Fixed(algorithm), plan).advance
-    text = compiled.compiled.as_text()
-    kinds = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")
-    return {kind: len(re.findall(rf" {kind}(?:-start)?\(", text)) for kind in kinds}
-
-
 def compare(case: str) -> dict[str, Any]:
     name, loop, cohort, devices = case.split(":")
     alone, many = (result(name, loop, int(cohort), d) for d in (1, int(devices)))
     worst = jax.tree.map(lambda a, b: float(np.max(np.abs(a - b) / (1 + np.abs(a)), initial=0)), alone, many)
     moved = float(np.max(np.abs(jax.tree.leaves(alone[0])[0] - np.asarray(jax.tree.leaves(TASK.init(None))[0]))))
-    return {
-        "worst": max(jax.tree.leaves(worst)),
-        "moved": moved,
-        **collectives(name, loop, int(cohort), int(devices)),
-    }
+    return {"worst": max(jax.tree.leaves(worst)), "moved": moved}
 
 
 def steps() -> dict[str, int]:
@@ -102,24 +78,7 @@ def evaluation() -> dict[str, float]:
     return {name: abs(value - many[name]) for name, value in alone.items() if name.startswith(("test_", "client_"))}
 
 
-def large() -> dict[str, float]:
-    """How far SCAFFOLD's states on 3 devices are from those on one, with clients of equal size, of which some devices
-    have one more, and every array taken for a large one."""
-    sharded.LARGE = 1
-    task = small_task(sizes=(6,) * 9, test=None)
-    options: dict[str, Any] = {"rounds": 3, "cohort_size": 7, "batch_size": 4, "seed": 3}
-    columns = {}
-    for loop in ("loop", "vmap"):
-        alone, many = (
-            fx.run(task, fx.scaffold(0.3), mesh=mesh, client_loop=loop, **options).clients.tree for mesh in (1, 3)
-        )
-        pairs = [(np.asarray(a), np.asarray(b)) for a, b in zip(*map(jax.tree.leaves, (alone, many)))]
-        assert all((a.reshape(9, -1) != 0).any(axis=1).sum() >= 7 for a, _ in pairs)
-        columns[loop] = max(float(np.max(np.abs(a - b) / (1 + np.abs(a)))) for a, b in pairs)
-    return columns
-
-
-def lives(folder: str) -> dict[str, float]:
+def places(folder: str) -> dict[str, float]:
     """How far runs on 4 devices are from each other: states on the host, examples streamed, resumed in between."""
     options: dict[str, Any] = {"cohort_size": 5, "batch_size": 4, "seed": 3, "mesh": 4}
     whole = fx.run(TASK, fx.scaffold(0.3), rounds=6, **options).state
@@ -137,12 +96,10 @@ def lives(folder: str) -> dict[str, float]:
 
 
 def found(case: str) -> dict[str, Any]:
-    if case.startswith("lives:"):
-        return lives(case.removeprefix("lives:"))
+    if case.startswith("places:"):
+        return places(case.removeprefix("places:"))
     if case == "evaluation":
         return evaluation()
-    if case == "large":
-        return large()
     return steps() if case == "steps" else compare(case)
 
 

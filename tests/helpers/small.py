@@ -12,7 +12,7 @@ from fedoptax.data.federated import FederatedData
 from fedoptax.engine.batches import client_batches
 from fedoptax.engine.data import device_data
 from fedoptax.engine.plan import Plan
-from fedoptax.engine.sampling import cohort_of_round, round_key
+from fedoptax.engine.sampling import round_key, sample_cohort
 from fedoptax.tasks.task import Task, masked_mean
 from oracles.problem import Batch, Problem, flatten, nest
 from oracles.problem import make as make_problem
@@ -78,7 +78,7 @@ class EngineProblem(Problem):
     def __init__(self, task: Task, plan: Plan, seed: int, rounds: int) -> None:
         key, data = jax.random.key(seed), device_data(task)
         cohorts = tuple(
-            tuple(int(i) for i in cohort_of_round(key, r, task.clients.num_clients, plan.cohort_size))
+            tuple(int(i) for i in sample_cohort(key, r, task.clients.num_clients, plan.cohort_size))
             for r in range(rounds)
         )
         params = flatten(jax.tree.map(np.asarray, task.init(key)))

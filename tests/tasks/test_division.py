@@ -11,7 +11,7 @@ import pytest
 import fedoptax as fx
 from fedoptax.data.datasets.source import Source
 from fedoptax.data.heterogeneity import client_table
-from fedoptax.engine.sampling import cohort_of_round
+from fedoptax.engine.sampling import sample_cohort
 from fedoptax.tasks import TASKS, TaskOptions
 from fedoptax.tasks.recipe import CENTRAL, divide
 from small import small_task
@@ -109,7 +109,7 @@ def test_active_devices_share_the_examples_of_each_round() -> None:
     for other in runs[1:]:
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), runs[0].params, other.params)
     controls = runs[0].clients.tree["hidden"]["bias"]
-    cohorts = {int(i) for r in range(3) for i in cohort_of_round(jax.random.key(0), r, 20, 7)}
+    cohorts = {int(i) for r in range(3) for i in sample_cohort(jax.random.key(0), r, 20, 7)}
     assert {i for i in range(20) if np.any(controls[i])} == cohorts
     with pytest.raises(fx.UsageError, match="cohort_size"):
         fx.run(task, algorithm, rounds=1, cohort_size=5)

@@ -13,8 +13,7 @@ from fedoptax.cli.options import Compare
 from fedoptax.cli.run import resume_command
 from fedoptax.cli.setup import Setup, algorithm_names, choose_grids, result_folder, set_up
 from fedoptax.cli.tune import print_best
-from fedoptax.engine.cores import use_cores
-from fedoptax.engine.xla import use_cache
+from fedoptax.engine.xla import use_cache, use_cores
 from fedoptax.errors import RunError, Stopped, UsageError, check_int
 from fedoptax.experiments.comparison import Comparison
 from fedoptax.experiments.comparison import compare as run_comparison

@@ -14,8 +14,7 @@ from fedoptax.cli.run import finish, join_processes, print_result
 from fedoptax.cli.setup import reload_task
 from fedoptax.cli.tune import carry_out_search
 from fedoptax.distributed import agreed, leads, shared_value
-from fedoptax.engine.cores import use_cores
-from fedoptax.engine.xla import use_cache
+from fedoptax.engine.xla import use_cache, use_cores
 from fedoptax.errors import UsageError
 from fedoptax.experiments import run as experiment
 from fedoptax.experiments.build import build

@@ -10,9 +10,8 @@ from pathlib import Path
 from fedoptax.cli.options import ProcessOptions, Run
 from fedoptax.cli.setup import result_folder, set_up
 from fedoptax.distributed import agreed, leads, several, shared_value
-from fedoptax.engine.cores import use_cores
 from fedoptax.engine.faults import COUNTS
-from fedoptax.engine.xla import use_cache
+from fedoptax.engine.xla import use_cache, use_cores
 from fedoptax.errors import RunError, Stopped
 from fedoptax.experiments import run as experiment
 from fedoptax.experiments.result import DivergedError, Interrupted, RunResult

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -14,9 +14,9 @@ from fedoptax.algorithm import FedAlgorithm
 from fedoptax.algorithms import ALGORITHMS
 from fedoptax.cli.options import Compare, ExperimentOptions, RoundOptions, TaskOptions, Tune
 from fedoptax.distributed import leads
-from fedoptax.engine.faults import parse_faults
+from fedoptax.engine.faults import as_faults
 from fedoptax.errors import RunError, UsageError, check_choice
-from fedoptax.experiments.build import build, find_constructor, find_preset, parse_settings, preset
+from fedoptax.experiments.build import build, find_constructor, find_preset, parse_settings, parse_value, preset
 from fedoptax.experiments.grids import Grid, default_grid, parse_grids
 from fedoptax.experiments.run import check_options
 from fedoptax.experiments.wrapping import wrap_as
@@ -46,6 +46,22 @@ class Setup:
     hyperparameters: dict[str, Hyperparameters]
     options: dict[str, Any]
     out: Path
+
+
+def parse_faults(settings: Sequence[str]) -> dict[str, Any] | None:
+    """Parse `NAME=VALUE` settings of `--fault` to values by name; None if there are none.
+
+    Raises:
+      UsageError: no `=`, an unknown name, or a value outside its range.
+    """
+    values: dict[str, Any] = {}
+    for setting in settings:
+        name, _, text = setting.partition("=")
+        if not name or not text:
+            raise UsageError(f"--fault must be NAME=VALUE, such as dropout=0.3, got {setting!r}")
+        values[name] = parse_value(text)
+    as_faults(values)
+    return values or None
 
 
 def set_up(

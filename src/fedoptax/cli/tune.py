@@ -13,8 +13,7 @@ from fedoptax._progress import bar, status
 from fedoptax.cli.options import Tune
 from fedoptax.cli.run import resume_command
 from fedoptax.cli.setup import choose_grids, print_table, result_folder, set_up
-from fedoptax.engine.cores import use_cores
-from fedoptax.engine.xla import use_cache
+from fedoptax.engine.xla import use_cache, use_cores
 from fedoptax.errors import Stopped, UsageError, check_choice
 from fedoptax.experiments.result import Interrupted
 from fedoptax.experiments.search import SEARCHES

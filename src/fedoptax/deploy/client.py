@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedoptax import threefry
 from fedoptax.algorithm import FedAlgorithm, Tree
 from fedoptax.deploy.config import Deployment
 from fedoptax.deploy.memory import INITIAL, StateFolder, blob_size, checked_experiment, from_blob, stale, to_blob
@@ -189,7 +188,7 @@ def client_update(task: Task, algorithm: FedAlgorithm, work: LocalWork, size: in
     def update(
         message: Tree, state: Tree, examples: Tree, seed: jax.Array, round: jax.Array, partition: jax.Array
     ) -> tuple[Tree, Tree, jax.Array]:
-        key = jax.random.fold_in(round_key(threefry.key(seed), round), partition)
+        key = jax.random.fold_in(round_key(jax.random.key(seed), round), partition)
         batches = client_batches(examples, jnp.int32(0), jnp.int32(size), key, work, size)
         return algorithm.client_update(grad_fn, message, state, batches)
 
@@ -202,7 +201,7 @@ def initial_state(task: Task, algorithm: FedAlgorithm) -> Any:
 
     @jax.jit
     def start(seed: jax.Array) -> Tree:
-        return algorithm.init_client(task.init(jax.random.fold_in(threefry.key(seed), 0)))
+        return algorithm.init_client(task.init(jax.random.fold_in(jax.random.key(seed), 0)))
 
     return start
 

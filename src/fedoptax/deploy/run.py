@@ -19,7 +19,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedoptax import threefry
 from fedoptax.algorithm import Tree
 from fedoptax.deploy.config import Deployment
 from fedoptax.deploy.memory import INITIAL, checked_experiment
@@ -32,7 +31,7 @@ from fedoptax.engine.client_states import OnDevice
 from fedoptax.engine.evaluation import column_names, evaluate, evaluation_data
 from fedoptax.engine.plan import Plan, make_plan
 from fedoptax.engine.program import Fixed, program
-from fedoptax.engine.sampling import cohort_of_round
+from fedoptax.engine.sampling import sample_cohort
 from fedoptax.errors import RunError, UsageError
 from fedoptax.experiments.run import Settings
 from fedoptax.experiments.wrapping import WRAPPERS
@@ -86,7 +85,7 @@ class Run:
         self._built = program(task, Fixed(self.algorithm), self.plan)
         self._upload = upload_form(task, self.algorithm, self.plan.work)
         self._most = deployment.max_examples or int(task.clients.sizes.max()) or MOST_EXAMPLES
-        self._key = threefry.key(deployment.seed)
+        self._key = jax.random.key(deployment.seed)
         self._settings = Settings(
             self.plan,
             deployment.rounds,
@@ -145,7 +144,7 @@ class Run:
     def _round(self, network: Network) -> None:
         begun = time.perf_counter()
         number = self.done
-        cohort = [int(i) for i in cohort_of_round(self._key, number, self.num_clients, self.plan.cohort_size)]
+        cohort = [int(i) for i in sample_cohort(self._key, number, self.num_clients, self.plan.cohort_size)]
         message = pack(jax.device_get(self.algorithm.broadcast(self.server)))
         network.begin(message, self._order)
         report = gather(network, cohort, self._check, self.limits, self._log)

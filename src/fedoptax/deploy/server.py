@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedoptax import threefry
 from fedoptax.algorithm import Cohort, FedAlgorithm, Tree, decoded, weighted_mean
 from fedoptax.deploy.wire import WireArray, WireError, shown, unpack
 from fedoptax.engine.aggregation import MEAN, Aggregator, stacked
@@ -52,7 +51,7 @@ def forms(task: Task, algorithm: FedAlgorithm) -> Forms:
         server = algorithm.init(params)
         return Forms(server, algorithm.init_client(params), algorithm.broadcast(server))
 
-    return jax.eval_shape(trace, threefry.key(0))
+    return jax.eval_shape(trace, jax.random.key(0))
 
 
 def upload_form(task: Task, algorithm: FedAlgorithm, work: LocalWork) -> Tree:
@@ -67,7 +66,7 @@ def upload_form(task: Task, algorithm: FedAlgorithm, work: LocalWork) -> Tree:
         name: jax.ShapeDtypeStruct((1, *array.shape[1:]), jax.dtypes.canonicalize_dtype(array.dtype))
         for name, array in task.clients.examples.items()
     }
-    return jax.eval_shape(trace, form.message, form.client, threefry.key(0), one, np.int32(1))
+    return jax.eval_shape(trace, form.message, form.client, jax.random.key(0), one, np.int32(1))
 
 
 def check_reply(raw: RawReply, upload: Tree, max_examples: int, decode: Callable[[Tree], Tree] | None = None) -> Reply:

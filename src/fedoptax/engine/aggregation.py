@@ -1,23 +1,21 @@
-"""How a round's uploads become one: the weighted mean, or rules that bear some uploads that lie.
+"""How a round's uploads are combined: the weighted mean, or rules that tolerate some uploads that lie.
 
-An aggregator sees the whole uploads of a cohort, as decoded, stacked leaf by leaf (S, …), of which only those that are
-`present` count; what the others hold is never read into the result. Sums are in float32 or wider, and integer leaves
-(counters) are rounded at the end, as in the weighted mean. A complex number counts as its two parts.
+An aggregator combines the decoded uploads of a cohort, stacked leaf by leaf (S, …), of which only those that are
+`present` count. Sums are in float32 or wider, and integer leaves (counters) are rounded at the end, as in the weighted
+mean. A complex number counts as its two parts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 
 from fedoptax.algorithm import Tree, accumulate, accumulate_result, accumulate_zero
-from fedoptax.errors import UsageError
-
-NETWORK_LIMIT = 16  # uploads: beyond it the network takes seconds to compile
+from fedoptax.errors import UsageError, check_int, check_number
 
 
 @dataclass(frozen=True)
@@ -29,17 +27,15 @@ class Mean:
     def __str__(self) -> str:
         return "mean"
 
-    def each(self, upload: Tree) -> Tree:
-        """The upload itself."""
+    def prepare(self, upload: Tree) -> Tree:
+        """Return what is averaged of an upload: the upload itself."""
         return upload
 
     def combine(self, uploads: Tree, weights: jax.Array, present: jax.Array) -> Tree:
         """The aggregate of stacked uploads (S, …); weights (S,) ≥ 0; present bool (S,), at least `least` of them."""
         weights = jnp.where(present, weights, 0)
         weights = weights / jnp.maximum(jnp.sum(weights), jnp.finfo(weights.dtype).tiny)
-        like = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), uploads)
-        parts = jax.vmap(lambda w, u: accumulate(accumulate_zero(like), w, self.each(u)))(weights, uploads)
-        return accumulate_result(jax.tree.map(lambda a: jnp.sum(a, axis=0), parts), like)
+        return accumulate_result(sum_weighted(weights, jax.vmap(self.prepare)(uploads)), uploads)
 
 
 MEAN = Mean()
@@ -58,14 +54,13 @@ class NormClipping(Mean):
     max_norm: float
 
     def __post_init__(self) -> None:
-        if not (_is_number(self.max_norm) and 0 < self.max_norm < math.inf):
-            raise UsageError(f"aggregate: norm_clipping:{self.max_norm} given, allowed is a norm > 0")
+        check_number("aggregate's norm", self.max_norm, 0, open_low=True)
 
     def __str__(self) -> str:
         return f"norm_clipping:{self.max_norm!r}"
 
-    def each(self, upload: Tree) -> Tree:
-        """The upload, clipped."""
+    def prepare(self, upload: Tree) -> Tree:
+        """Return the upload, clipped."""
         squares = [jnp.sum(jnp.square(_wide(a))) for a in jax.tree.leaves(upload) if _is_inexact(a)]
         if not squares:
             return upload
@@ -113,10 +108,7 @@ class TrimmedMean:
     least = 1
 
     def __post_init__(self) -> None:
-        if not (_is_number(self.fraction) and 0 <= self.fraction < 0.5):
-            raise UsageError(
-                f"aggregate: trimmed_mean:{self.fraction} given, allowed is a fraction >= 0 and < 0.5 (cut at each end)"
-            )
+        check_number("aggregate's fraction", self.fraction, 0, 0.5)
 
     def __str__(self) -> str:
         return f"trimmed_mean:{self.fraction!r}"
@@ -152,9 +144,8 @@ class Krum:
     keep: int = 1
 
     def __post_init__(self) -> None:
-        for name, value, low in (("F", self.faulty, 0), ("keep", self.keep, 1)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < low:
-                raise UsageError(f"aggregate: krum with {name}={value} given, allowed is a whole number >= {low}")
+        check_int("aggregate's F", self.faulty, 0)
+        check_int("aggregate's keep", self.keep)
 
     def __str__(self) -> str:
         return f"krum:{self.faulty}" + (f",keep={self.keep}" if self.keep > 1 else "")
@@ -189,13 +180,13 @@ class Krum:
 
 
 Aggregator = Mean | Median | TrimmedMean | Krum
-"""`least` is the fewest uploads it works with. A `Mean` sums `each(upload)` one by one; the others need all at once."""
+"""`least` is the fewest uploads it works with. A `Mean` adds up `prepare(upload)`, the others need all at once."""
 
 FORMS = "mean, median, trimmed_mean:FRACTION, norm_clipping:NORM, krum:F or krum:F,keep=M"
 
 
 def as_aggregator(given: str | Aggregator) -> Aggregator:
-    """`given`, or the aggregator that a text means: one of `FORMS`.
+    """Return `given`, or the aggregator that a text names in one of `FORMS`.
 
     Raises:
       UsageError: another text, or a number outside its range.
@@ -203,7 +194,7 @@ def as_aggregator(given: str | Aggregator) -> Aggregator:
     if isinstance(given, Aggregator):
         return given
     if not isinstance(given, str):
-        raise UsageError(f"aggregate: {given!r} given, allowed is one of {FORMS}")
+        raise UsageError(f"aggregate must be one of {FORMS}, got {given!r}")
     name, colon, text = given.partition(":")
     try:
         if not colon and name in ("mean", "median"):
@@ -220,11 +211,17 @@ def as_aggregator(given: str | Aggregator) -> Aggregator:
         raise
     except ValueError:
         pass
-    raise UsageError(f"aggregate: '{given}' given, allowed is one of {FORMS}")
+    raise UsageError(f"aggregate must be one of {FORMS}, got {given!r}")
+
+
+def sum_weighted(weights: jax.Array, uploads: Tree) -> Tree:
+    """Σ wᵢ uᵢ of stacked uploads, leaf by leaf in float32 or wider; an upload of weight 0 is never read."""
+    parts = jax.vmap(accumulate)(accumulate_zero(uploads), weights, uploads)
+    return jax.tree.map(lambda a: jnp.sum(a, axis=0), parts)
 
 
 def stacked(uploads: list[Tree]) -> Tree:
-    """Uploads of equal structure as one tree of leaves (S, …)."""
+    """Stack uploads of equal structure to one tree of leaves (S, …)."""
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *uploads)
 
 
@@ -232,40 +229,13 @@ def _by_coordinate(rule: Callable[[jax.Array], jax.Array], uploads: Tree, presen
     """`rule(values)` leaf by leaf, of the values (S, …) in increasing order, those not present behind all others."""
 
     def leaf(a: jax.Array) -> jax.Array:
-        result = rule(_sorted(_present_or(jnp.inf, _wide(a), present)))
+        result = rule(jnp.sort(_present_or(jnp.inf, _wide(a), present), axis=0))
         result = jnp.where(jnp.any(present), result, 0)
         if jnp.iscomplexobj(a):
             result = jax.lax.complex(result[..., 0], result[..., 1])
         return (jnp.round(result) if jnp.issubdtype(a.dtype, jnp.integer) else result).astype(a.dtype)
 
     return jax.tree.map(leaf, uploads)
-
-
-def _sorted(a: jax.Array) -> jax.Array:
-    """`a` (S, …) sorted along its first axis; numbers or infinities only.
-
-    XLA's sort takes 11 ms on a CPU for 10 uploads of 15,000 numbers; Batcher's network of minima and maxima takes 1.
-    """
-    if a.shape[0] > NETWORK_LIMIT:
-        return jnp.sort(a, axis=0)
-    rows = list(a)
-    for i, j in _network(len(rows)):
-        rows[i], rows[j] = jnp.minimum(rows[i], rows[j]), jnp.maximum(rows[i], rows[j])
-    return jnp.stack(rows)
-
-
-def _network(n: int) -> Iterator[tuple[int, int]]:
-    """The comparisons of Batcher's odd-even merge sort (1968) for n values, in order."""
-    block = 1  # what is sorted already
-    while block < n:
-        step = block
-        while step:
-            for start in range(step % block, n - step, 2 * step):
-                for low in range(start, min(start + step, n - step)):
-                    if low // (2 * block) == (low + step) // (2 * block):
-                        yield low, low + step
-            step //= 2
-        block *= 2
 
 
 def _present_or(value: float, a: jax.Array, present: jax.Array) -> jax.Array:
@@ -280,7 +250,3 @@ def _wide(a: jax.Array) -> jax.Array:
 
 def _is_inexact(a: jax.Array) -> bool:
     return bool(jnp.issubdtype(a.dtype, jnp.inexact))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

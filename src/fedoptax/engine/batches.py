@@ -10,12 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedoptax import threefry
 from fedoptax.algorithm import Batches, GradFn, Tree
 from fedoptax.engine.sampling import permutation
 from fedoptax.errors import UsageError
 from fedoptax.tasks.task import Task, padded_loss
-from fedoptax.waiting import after_backward
 from fedoptax.wrappers import clipped
 
 
@@ -40,11 +38,7 @@ def task_grad_fn(task: Task) -> GradFn:
 
     Two gradients on one batch share its randomness.
     """
-    gradient = jax.value_and_grad(partial(minibatch_loss, task))
-
-    def grad_fn(params: Tree, batch: Minibatch) -> tuple[jax.Array, Tree]:
-        return after_backward(*gradient(params, batch))
-
+    grad_fn = jax.value_and_grad(partial(minibatch_loss, task))
     return clipped(grad_fn, task.clip_norm) if task.clip_norm else grad_fn
 
 
@@ -56,17 +50,8 @@ def minibatch_loss(task: Task, params: Tree, batch: Minibatch) -> jax.Array:
     """
     value = padded_loss(task.loss, params, batch.examples, batch.key)
     if value.shape != ():
-        raise UsageError(f"loss of task '{task.name}': shape {value.shape} returned, allowed is a scalar")
+        raise UsageError(f"loss of task '{task.name}' must return a scalar, got shape {value.shape}")
     return value
-
-
-def form_of_grad_fn(task: Task, params: Tree, batch: Minibatch) -> GradFn:
-    """`task_grad_fn` for those who want the forms of what it gives: of the loss, and zeros, sooner than by tracing it.
-
-    `params` and `batch` are their forms.
-    """
-    loss = jax.eval_shape(partial(minibatch_loss, task), params, batch)
-    return lambda params, batch: (jnp.zeros((), loss.dtype), jax.tree.map(jnp.zeros_like, params))
 
 
 def minibatch_form(task: Task, batch_size: int) -> Minibatch:
@@ -76,7 +61,7 @@ def minibatch_form(task: Task, batch_size: int) -> Minibatch:
         for name, array in task.clients.examples.items()
     }
     form["mask"] = jax.ShapeDtypeStruct((batch_size,), np.dtype(bool))
-    return jax.eval_shape(lambda examples: Minibatch(examples, threefry.key(0)), form)
+    return jax.eval_shape(lambda examples: Minibatch(examples, jax.random.key(0)), form)
 
 
 def client_batches(
@@ -110,35 +95,35 @@ def client_batches(
 
     # A loop, not a list: each permutation in the program would take as long to compile as the first.
     orders = order(0)[None] if epochs == 1 else jax.lax.map(order, jnp.arange(epochs))
-    a_pass = _steps_of_a_pass(size, work)
+    steps = _steps_per_epoch(size, work)
 
     def get(k: Any) -> Minibatch:
         if work.steps is None:
-            epoch: Any = _whole(k, a_pass)
-            place = (k - epoch * a_pass) * work.batch_size + lanes
+            epoch: Any = _floor_div(k, steps)
+            place = (k - epoch * steps) * work.batch_size + lanes
             mask = place < size
         else:
             turns = k * work.batch_size + lanes
-            place = turns - _whole(turns, size) * size
+            place = turns - _floor_div(turns, size) * size
             epoch, mask = 0, lanes < size
         rows = offset + orders[epoch, jnp.where(mask, place, 0)]
         batch = {name: array.at[rows].get(mode="clip") for name, array in examples.items()}
         return Minibatch({**batch, "mask": mask}, jax.random.fold_in(dropout_key, k))
 
-    return Batches(epochs * a_pass if work.steps is None else jnp.int32(work.steps), get)
+    return Batches(epochs * steps if work.steps is None else jnp.int32(work.steps), get)
 
 
-def local_steps_of(sizes: jax.Array, work: LocalWork) -> jax.Array:
-    """How many local steps clients with so many examples take in a round, int32 in the shape of `sizes`."""
+def count_local_steps(sizes: jax.Array, work: LocalWork) -> jax.Array:
+    """Count the local steps per round of clients with so many examples, int32 in the shape of `sizes`."""
     if work.steps is not None:
         return jnp.full(sizes.shape, work.steps, jnp.int32)
-    return (work.epochs * _steps_of_a_pass(sizes, work)).astype(jnp.int32)
+    return (work.epochs * _steps_per_epoch(sizes, work)).astype(jnp.int32)
 
 
-def _steps_of_a_pass(size: jax.Array, work: LocalWork) -> jax.Array:
-    return _whole(size + work.batch_size - 1, work.batch_size)
+def _steps_per_epoch(size: jax.Array, work: LocalWork) -> jax.Array:
+    return _floor_div(size + work.batch_size - 1, work.batch_size)
 
 
-def _whole(a: Any, b: Any) -> jax.Array:
+def _floor_div(a: Any, b: Any) -> jax.Array:
     """a // b for numbers that are not negative: `//` would be ten operations, each with a kernel to compile."""
     return jax.lax.div(*jnp.broadcast_arrays(jnp.asarray(a, jnp.int32), jnp.asarray(b, jnp.int32)))

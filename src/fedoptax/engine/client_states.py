@@ -1,7 +1,7 @@
-"""Where the clients' states live between rounds: on the device while they fit, else in host memory.
+"""The clients' states between rounds: on the device while they fit, else in host memory.
 
-3,400 clients x 1.2 M float32 parameters are 16 GB. Beyond the device only the cohort's states travel: they are gathered
-before a round and put back after it, so the results are the same and a call advances one round.
+3,400 clients x 1.2 M float32 parameters are 16 GB. From the host, the cohort's states are copied to the device before a
+round and back after it, so the results are the same and a call advances one round.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedoptax.algorithm import Tree, nbytes
-from fedoptax.errors import RunError
 
 PLACES = ("auto", "device", "host")
 DEVICE_SHARE = 0.25  # of its memory, at most, for client states
@@ -33,11 +31,11 @@ class OnDevice:
         self.tree = jax.tree.map(lambda a: jnp.repeat(jnp.asarray(a)[None], num_clients, axis=0), initial)
 
     def take(self, cohort: Callable[[], np.ndarray]) -> Tree:
-        """The states that the program needs: all."""
+        """Return the states that the program needs: all."""
         return self.tree
 
     def put(self, tree: Tree) -> None:
-        """Takes back what `take` gave, changed."""
+        """Take back what `take` gave, changed."""
         self.tree = tree
 
 
@@ -56,18 +54,18 @@ class OnHost:
         self._ids = np.zeros(0, np.int64)
 
     def take(self, cohort: Callable[[], np.ndarray]) -> Tree:
-        """The states of the cohort of the coming round, stacked."""
+        """Return the states of the next round's cohort, stacked."""
         self._ids = np.asarray(cohort(), np.int64)
         return jax.tree.map(jnp.asarray, self.of(self._ids))
 
     def put(self, tree: Tree) -> None:
-        """Takes back the cohort's states, changed."""
+        """Take back the cohort's states, changed."""
         for rows, new in zip(self._rows, jax.tree.leaves(tree)):
             rows[self._ids] = np.asarray(new)
         self._seen[self._ids] = True
 
     def of(self, ids: np.ndarray) -> Tree:
-        """The states of some clients, stacked, as NumPy arrays."""
+        """Return the states of some clients, stacked, as NumPy arrays."""
         ids = np.asarray(ids, np.int64)
         leaves = []
         for rows, first in zip(self._rows, self._initial):
@@ -76,45 +74,33 @@ class OnHost:
         return jax.tree.unflatten(self._structure, leaves)
 
     def save(self, folder: Path) -> None:
-        """Writes the rows of the clients seen so far, whole or not at all.
+        """Write the rows of the clients seen so far to a new folder.
 
         Raises:
-          RunError: it cannot be written.
+          OSError: it cannot be written.
         """
-        if folder.exists():
-            return
         ids = np.flatnonzero(self._seen)
-        try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-            np.save(temporary / "ids.npy", ids)
-            for i, rows in enumerate(self._rows):
-                with (temporary / f"leaf-{i:05d}.bin").open("wb") as file:
-                    for part in _pieces(ids, self._initial[i]):
-                        file.write(np.ascontiguousarray(rows[part]).tobytes())
-                    file.flush()
-                    os.fsync(file.fileno())
-            (temporary / "form.json").write_text(json.dumps(self._form()))
-            os.replace(temporary, folder)
-        except OSError as error:
-            raise RunError(f"client states cannot be written to '{folder}': {error.strerror}") from error
+        folder.mkdir(parents=True)
+        np.save(folder / "ids.npy", ids)
+        for i, rows in enumerate(self._rows):
+            with (folder / f"leaf-{i:05d}.bin").open("wb") as file:
+                for part in _pieces(ids, self._initial[i]):
+                    file.write(np.ascontiguousarray(rows[part]).tobytes())
+        (folder / "form.json").write_text(json.dumps(self._form()))
 
     def load(self, folder: Path) -> None:
-        """Reads what `save` wrote.
+        """Read what `save` wrote.
 
         Raises:
-          ValueError: it is damaged or of another experiment.
+          ValueError: it is of another experiment.
         """
         if json.loads((folder / "form.json").read_text()) != self._form():
             raise ValueError("its client states are not those of this experiment")
         ids = np.load(folder / "ids.npy", allow_pickle=False)
         for i, rows in enumerate(self._rows):
-            path = folder / f"leaf-{i:05d}.bin"
-            wanted = len(ids) * self._initial[i].nbytes
-            if path.stat().st_size != wanted:
-                raise ValueError(f"{path.name} has {path.stat().st_size} bytes, {wanted} are needed")
             if len(ids):
-                stored = np.memmap(path, dtype=rows.dtype, mode="r", shape=(len(ids), *self._initial[i].shape))
+                shape = (len(ids), *self._initial[i].shape)
+                stored = np.memmap(folder / f"leaf-{i:05d}.bin", dtype=rows.dtype, mode="r", shape=shape)
                 for part in _pieces(np.arange(len(ids)), self._initial[i]):
                     rows[ids[part]] = stored[part]
         self._seen[:] = False
@@ -138,7 +124,7 @@ def choose_place(place: str, initial: Tree, num_clients: int, devices: int = 1) 
 
 
 def make_states(place: str, initial: Tree, num_clients: int) -> ClientStates:
-    """The states of all clients, each `initial`, on the `"device"` or the `"host"`."""
+    """Make the states of all clients, each `initial`, on the `"device"` or the `"host"`."""
     return (OnDevice if place == "device" else OnHost)(initial, num_clients)
 
 

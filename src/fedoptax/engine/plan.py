@@ -10,9 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedoptax import threefry
 from fedoptax.algorithm import FedAlgorithm
-from fedoptax.distributed import several
 from fedoptax.engine.aggregation import MEAN, Aggregator, Mean, as_aggregator
 from fedoptax.engine.batches import LocalWork
 from fedoptax.engine.client_states import PLACES, choose_place
@@ -152,9 +150,9 @@ def make_plan(options: RunOptions, task: Task, algorithm: FedAlgorithm) -> Plan:
     if algorithm.epsilon is not None:
         _check_privacy(options.weighting, aggregator)
     mesh = choose_mesh(options.mesh, options.cohort_size, options.engine)
-    client = jax.eval_shape(lambda key: algorithm.init_client(task.init(key)), threefry.key(0))
+    client = jax.eval_shape(lambda key: algorithm.init_client(task.init(key)), jax.random.key(0))
     place = choose_place(options.client_states, client, task.num_clients, mesh)
-    if several() and place != "device":
+    if jax.process_count() > 1 and place != "device":
         raise UsageError(f"client_states must be device with {jax.process_count()} processes, got {place!r}")
     return Plan(
         options.cohort_size,
@@ -183,7 +181,7 @@ def runs_sequentially(plan: Plan, task: Task) -> bool:
         return False
     if plan.mesh > 1 or plan.cohort_size > SMALL_COHORT or (plan.work.steps is None and np.ptp(task.clients.sizes)):
         return True
-    params = jax.eval_shape(task.init, threefry.key(0))
+    params = jax.eval_shape(task.init, jax.random.key(0))
     return sum(a.size for a in jax.tree.leaves(params)) > SMALL_MODEL
 
 

@@ -7,34 +7,29 @@ advances any number of rounds up to `MAX_ROUNDS` without recompiling, and stops 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedoptax import threefry
 from fedoptax._tree import on_device
 from fedoptax.algorithm import Batches, Cohort, FedAlgorithm, Tree, decoded, nbytes
-from fedoptax.distributed import several
-from fedoptax.engine.batches import Minibatch, form_of_grad_fn, minibatch_form
+from fedoptax.engine.batches import Minibatch, minibatch_form, task_grad_fn
 from fedoptax.engine.data import DeviceData
 from fedoptax.engine.evaluation import column_names, evaluate, evaluation_data
-from fedoptax.engine.faults import COUNTS, Faults, Rates
-from fedoptax.engine.guarded import guarded_round_function
-from fedoptax.engine.mesh import everywhere, over_mesh
+from fedoptax.engine.faults import COUNTS, Faults
+from fedoptax.engine.mesh import over_mesh, replicate
 from fedoptax.engine.plan import Plan
 from fedoptax.engine.round import round_function
+from fedoptax.engine.xla import AheadOfTime, cond, in_background, quick_options
 from fedoptax.errors import UsageError
 from fedoptax.tasks.task import Task
 
-Result = TypeVar("Result")
 MAX_ROUNDS = 256
 MakeAlgorithm = Callable[..., FedAlgorithm]
 
@@ -60,14 +55,14 @@ class Program:
       start: `(hypers, key) -> (server, client)`, the server's state and every client's state before round 0.
       advance: `(hypers, server, clients, data, key, start, stop, eval_every, last, rates) -> Advance`, rounds
         start…stop−1; `clients` are the states of all N clients, stacked, or with `plan.client_states = "host"` those of
-        the cohort of the one round that is run; `rates` are the `engine.faults.Rates` of a guarded plan, else None.
+        the cohort of the one round that is run; `rates` are the `engine.faults.Rates` if clients may fail.
       params: `(hypers, server) -> params`.
-      prepare: `(hypers, data, key) -> begin`: traces `advance` for these arguments, which its first call else does;
-        `begin()` has it compiled while the caller goes on.
+      prepare: `(hypers, data, key) -> begin`: traces `advance` for these arguments, which its first call does
+        otherwise; `begin()` compiles it while the caller goes on.
       columns: the names of the columns of an `Advance`'s rows.
       bytes_down, bytes_up: bytes of the message to, and the upload from, one client in one round.
       num_params: numbers in the model.
-      timings: seconds spent on making `advance`, `"compile"`, and how many of them its calls waited, `"waited"`.
+      timings: seconds spent on tracing and compiling `advance`, `"compile"`, and how many calls waited, `"waited"`.
     """
 
     start: Callable[..., tuple[Tree, Tree]]
@@ -119,7 +114,7 @@ class Point:
 
 
 def program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple[str, ...] = ()) -> Program:
-    """Builds the program of `make_algorithm(**hypers)` on `task`; `names` are the hyper-parameters left free.
+    """Build the program of `make_algorithm(**hypers)` on `task`; `names` are the hyper-parameters left free.
 
     The same arguments give the same program, compiled once: seeds and points of a sweep share it.
 
@@ -131,19 +126,25 @@ def program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple[
 
 @lru_cache(maxsize=8)
 def _program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple[str, ...]) -> Program:
-    @partial(jax.jit, compiler_options=_quickly())
+    @partial(jax.jit, compiler_options=quick_options())
     def start(hypers: Mapping[str, Any], key: jax.Array) -> tuple[Tree, Tree]:
         algorithm = make_algorithm(**hypers)
         params = task.init(jax.random.fold_in(key, 0))
         return algorithm.init(params), algorithm.init_client(params)
 
     shapes = {name: jax.ShapeDtypeStruct((), jnp.result_type(float)) for name in names}
-    begin = _ahead(start, shapes, jax.eval_shape(lambda: threefry.key(0)))
-    init_params = jax.eval_shape(task.init, threefry.key(0))
-    tests = column_names(task, init_params, evaluation_data(task))
-    columns = ("train_loss", *tests, *guarded_columns(plan))
+    key_shape = jax.eval_shape(lambda: jax.random.key(0))
+    starting = in_background(lambda: start.lower(shapes, key_shape).compile())
+    params = jax.eval_shape(task.init, key_shape)
+    counts = (*COUNTS, "virtual_seconds") if plan.has_outcomes else ()
+    columns = ("train_loss", *column_names(task, params, evaluation_data(task)), *counts)
 
-    def run(
+    def begin(hypers: Mapping[str, Any], key: jax.Array) -> tuple[Tree, Tree]:
+        with suppress(Exception):  # the call meets it again
+            starting()
+        return start(hypers, key)
+
+    def advance(
         hypers: Mapping[str, Any],
         server: Tree,
         clients: Tree,
@@ -151,90 +152,74 @@ def _program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple
         key: jax.Array,
         start: jax.Array,
         stop: jax.Array,
-        eval_every: jax.Array,
-        last: jax.Array,
-        rates: Rates | None = None,
+        *more: Any,
     ) -> Advance:
-        algorithm = make_algorithm(**hypers)
-        if plan.has_outcomes:
-            assert rates is not None
-            a_round = guarded_round_function(task, algorithm, plan, rates)
-        else:
-            a_round = round_function(task, algorithm, plan)
+        step = round_step(task, make_algorithm(**hypers), plan, columns)
+        first = Advance(server, clients, start, jnp.bool_(True), empty_rows(columns))
+        return jax.lax.while_loop(
+            lambda s: (s.round < stop) & s.finite, lambda state: step(state, data, key, start, *more), first
+        )
 
-        def body(state: Advance) -> Advance:
-            server, clients, loss, finite, *more = a_round(state.server, state.clients, data, key, state.round)
-            number = state.round + 1
-            row = [_row(["train_loss"], {"train_loss": loss})]
-            test = data.test
-            if test is not None:
-                due = (jax.lax.rem(number, eval_every) == 0) | (number == last)
-                row.append(
-                    jax.lax.cond(
-                        due & finite,
-                        lambda: _row(tests, evaluate(task, algorithm.params(server), test, plan.mesh)),
-                        lambda: jnp.full(len(tests), jnp.nan, jnp.float32),
-                    )
-                )
-            row += [_row(guarded_columns(plan), counts) for counts in more]
-            rows = state.rows.at[state.round - start].set(jnp.concatenate(row))
-            return Advance(server, clients, number, finite, rows)
+    on_devices = advance if plan.mesh == 1 else over_mesh(advance, plan.mesh)
+    compiled = AheadOfTime(jax.jit(on_devices, donate_argnums=(1, 2)))
 
-        empty = jnp.full((MAX_ROUNDS, len(columns)), jnp.nan, jnp.float32)
-        first = Advance(server, clients, start, jnp.bool_(True), empty)
-        return jax.lax.while_loop(lambda s: (s.round < stop) & s.finite, body, first)
-
-    def params_of(hypers: Mapping[str, Any], server: Tree) -> Tree:
-        return make_algorithm(**hypers).params(server)
-
-    down, up = _message_bytes(task, make_algorithm, plan, shapes, init_params)
-    size = sum(a.size for a in jax.tree.leaves(init_params))
-    timings = {"compile": 0.0, "waited": 0.0}
-    advance = _timed(run, plan, timings)
+    def placed(*args: Any) -> tuple[Any, ...]:
+        given = args if plan.faults else args[:9]  # without the rates
+        return given if plan.mesh == 1 else replicate(given, plan.mesh)
 
     def prepare(hypers: Mapping[str, Any], data: DeviceData, key: jax.Array) -> Callable[[], None]:
         server, client = jax.eval_shape(start, hypers, key)
         rows = task.num_clients if plan.client_states == "device" else plan.cohort_size
         clients = jax.tree.map(lambda a: jax.ShapeDtypeStruct((rows, *a.shape), a.dtype), client)
-        rates = Faults().rates() if plan.has_outcomes else None
-        return advance.prepare(hypers, server, clients, data, key, *[np.int32(0)] * 4, rates)
+        compiled.trace(*placed(hypers, server, clients, data, key, *[np.int32(0)] * 4, Faults().rates()))
+        return compiled.begin
 
-    return Program(begin, advance, params_of, prepare, columns, down, up, size, timings)
+    def params_of(hypers: Mapping[str, Any], server: Tree) -> Tree:
+        return make_algorithm(**hypers).params(server)
 
-
-def _quickly() -> dict[str, int]:
-    """Compiler options for a program that runs once: on a CPU a fifth of the time to compile, and the same numbers."""
-    return {"xla_backend_optimization_level": 1} if jax.default_backend() == "cpu" else {}
-
-
-def _ahead(jitted: Any, *shapes: Any) -> Callable[..., Any]:
-    """`jitted`, which is compiled for arguments like `shapes` while the caller goes on; a call waits for that."""
-    compiled = _meanwhile(lambda: jitted.lower(*shapes).compile())
-
-    def call(*args: Any) -> Any:
-        with suppress(Exception):  # the call meets it again
-            compiled()
-        return jitted(*args)
-
-    return call
+    down, up = _message_bytes(task, make_algorithm, plan, shapes, params)
+    size = sum(a.size for a in jax.tree.leaves(params))
+    call = lambda *args: compiled(*placed(*args))  # noqa: E731
+    return Program(begin, call, params_of, prepare, columns, down, up, size, compiled.timings)
 
 
-def _meanwhile(work: Callable[[], Result]) -> Callable[[], Result]:
-    """Does `work` while the caller goes on; what is returned waits for it and gives, or raises, what came of it."""
-    pool = ThreadPoolExecutor(1, thread_name_prefix="fedoptax-compile")
-    future = pool.submit(work)
-    pool.shutdown(wait=False)
-    return future.result
+def round_step(
+    task: Task, algorithm: FedAlgorithm, plan: Plan, columns: Sequence[str], is_eager: bool = False
+) -> Callable[..., Advance]:
+    """Make `(state, data, key, start, eval_every, last, rates) -> state`: a round, its evaluation if due, its row."""
+    run_round = round_function(task, algorithm, plan, is_eager)
+
+    @jax.jit
+    def test(server: Tree, data: Any) -> dict[str, jax.Array]:
+        return evaluate(task, algorithm.params(server), data, plan.mesh)
+
+    def step(
+        state: Advance, data: DeviceData, key: jax.Array, start: Any, eval_every: Any, last: Any, rates: Any = None
+    ) -> Advance:
+        result = run_round(state.server, state.clients, data, key, state.round, rates)
+        number, row = state.round + 1, result.columns
+        if data.test is not None:
+            names = [name for name in columns if name not in row]
+            is_due = (jax.lax.rem(number, jnp.int32(eval_every)) == 0) | (number == last)
+            tested = cond(
+                is_due & result.finite,
+                lambda: _stacked(names, test(result.server, data.test)),
+                lambda: jnp.full(len(names), jnp.nan, jnp.float32),
+            )
+            row = row | dict(zip(names, tested))
+        rows = state.rows.at[state.round - start].set(_stacked(columns, row))
+        return Advance(result.server, result.clients, number, result.finite, rows)
+
+    return step
 
 
-def guarded_columns(plan: Plan) -> list[str]:
-    """The columns of a round in which clients may fail."""
-    return [*COUNTS, "virtual_seconds"] if plan.has_outcomes else []
+def empty_rows(columns: Sequence[str]) -> jax.Array:
+    """The table of an `Advance` before its first round."""
+    return jnp.full((MAX_ROUNDS, len(columns)), jnp.nan, jnp.float32)
 
 
-def _row(names: Sequence[str], columns: Mapping[str, jax.Array]) -> jax.Array:
-    """One array for all columns: XLA makes kernels of each array that is written."""
-    return jnp.stack([columns[name].astype(jnp.float32) for name in names])
+def _stacked(names: Sequence[str], values: Mapping[str, jax.Array]) -> jax.Array:
+    return jnp.stack([values[name].astype(jnp.float32) for name in names])
 
 
 def _message_bytes(
@@ -254,7 +239,7 @@ def _message_bytes(
         return message, upload, (server, client), (new_server, new_client)
 
     batch = minibatch_form(task, plan.work.batch_size)
-    grad_fn = form_of_grad_fn(task, params, batch)
+    grad_fn = task_grad_fn(task)
     message, upload, before, after = jax.eval_shape(messages, shapes, params, batch, np.int32(1))
     for what, old, new in zip(
         ("server_update: the server's state", "client_update: the client's state"), before, after
@@ -273,75 +258,3 @@ def _check_same_form(what: str, old: Tree, new: Tree) -> None:
                 f"{what} changes at {jax.tree_util.keystr(path)}: {a.dtype}{list(a.shape)} before, "
                 f"{b.dtype}{list(b.shape)} after; allowed is no change"
             )
-
-
-def _timed(run: Callable[..., Advance], plan: Plan, timings: dict[str, float]) -> _Timed:
-    """`run`, jitted; it is given the key's words, whatever its type. On a mesh all lies whole on each device."""
-
-    def of_words(hypers: Any, server: Tree, clients: Tree, data: DeviceData, words: jax.Array, *more: Any) -> Advance:
-        return run(hypers, server, clients, data, threefry.wrapped(words), *more)
-
-    def placed(hypers: Any, server: Tree, clients: Tree, data: DeviceData, key: jax.Array, *more: Any) -> Any:
-        given = (hypers, server, clients, data, jax.random.key_data(key), *more)
-        return given if plan.mesh == 1 else everywhere(given, plan.mesh)
-
-    program = of_words if plan.mesh == 1 else over_mesh(of_words, plan.mesh)
-    return _Timed(jax.jit(program, donate_argnums=(1, 2)), timings, placed)
-
-
-_ARGUMENTS = 10  # of `run` in `program`
-
-
-class _Timed:
-    """A jitted function, compiled once, at the first call or ahead; notes how long that took, apart from the calls."""
-
-    def __init__(self, jitted: Any, timings: dict[str, float], placed: Callable[..., Any]) -> None:
-        self.jitted = jitted
-        self._lowered: Any = None
-        self._compiled: Callable[[], Any] | None = None
-        self._timings, self._placed = timings, placed
-
-    def __call__(self, *given: Any) -> Advance:
-        args = self._arguments(given)
-        begun = time.perf_counter()
-        self._lower(args)
-        if self._compiled is None:
-            made = self._compile()
-            self._compiled = lambda: made
-        compiled = self._compiled()
-        self._timings["waited"] += time.perf_counter() - begun
-        return compiled(*args)
-
-    def prepare(self, *given: Any) -> Callable[[], None]:
-        """Traces it for arguments, or their forms; what is returned begins to compile, once, while the caller goes on.
-
-        Of several processes each compiles when it is called: all of them have to meet for that.
-        """
-        self._lower(self._arguments(given))
-
-        def begin() -> None:
-            if self._compiled is None and not several():
-                self._compiled = _meanwhile(self._compile)
-
-        return begin
-
-    @property
-    def compiled(self) -> Any:
-        """The compiled program, waited for; None before it was asked for."""
-        return None if self._compiled is None else self._compiled()
-
-    def _arguments(self, given: tuple[Any, ...]) -> Any:
-        return self._placed(*given, *[None] * (_ARGUMENTS - len(given)))  # one form for all: rates may be left out
-
-    def _lower(self, args: Any) -> None:
-        if self._lowered is None and self._compiled is None:
-            begun = time.perf_counter()
-            self._lowered = self.jitted.lower(*args)
-            self._timings["compile"] += time.perf_counter() - begun
-
-    def _compile(self) -> Any:
-        begun = time.perf_counter()
-        lowered, self._lowered = self._lowered, None
-        compiled = lowered.compile()
-        self._timings["compile"] += time.perf_counter() - begun
-        return compiled

@@ -18,8 +18,8 @@ def round_key(key: jax.Array, round: jax.Array | int) -> jax.Array:
 
 
 @partial(jax.jit, static_argnums=(2, 3))
-def cohort_of_round(key: jax.Array, round: jax.Array | int, num_clients: int, size: int) -> jax.Array:
-    """The cohort of a round: `size` different clients, uniformly without replacement, int32 (size,), increasing.
+def sample_cohort(key: jax.Array, round: jax.Array | int, num_clients: int, size: int) -> jax.Array:
+    """Sample a round's cohort: `size` different clients, uniformly without replacement, int32 (size,), increasing.
 
     Cost: O(size²) cheap operations (Floyd's sampling), whatever the number of clients; a permutation of all clients
     for cohorts above `FLOYD_LIMIT`.
@@ -31,7 +31,7 @@ def cohort_of_round(key: jax.Array, round: jax.Array | int, num_clients: int, si
         return jnp.sort(jax.random.permutation(key, num_clients)[:size].astype(jnp.int32))
     # Floyd: for j = N−S … N−1 draw t uniform in 0…j; take t, or j if t was taken before.
     last = num_clients - size + jnp.arange(size, dtype=jnp.int32)
-    draws = _below(key, last + 1)
+    draws = jax.random.randint(key, last.shape, 0, last + 1, jnp.int32)
 
     def pick(i: jax.Array, chosen: jax.Array) -> jax.Array:
         taken = jnp.any(chosen == draws[i])
@@ -40,23 +40,13 @@ def cohort_of_round(key: jax.Array, round: jax.Array | int, num_clients: int, si
     return jnp.sort(jax.lax.fori_loop(0, size, pick, jnp.full((size,), -1, jnp.int32)))
 
 
-def _below(key: jax.Array, bounds: jax.Array) -> jax.Array:
-    """As `jax.random.randint(key, bounds.shape, 0, bounds, jnp.int32)`, which takes twice as long to compile."""
-    span = bounds.astype(jnp.uint32)
-    rem = jax.lax.rem
-    drawn = jax.vmap(lambda half: jax.random.bits(half, bounds.shape, jnp.uint32))(jax.random.split(key))
-    high, low = rem(drawn, jnp.broadcast_to(span, drawn.shape))
-    wrap = rem(jnp.full_like(span, 2**16), span)
-    return rem(high * rem(wrap * wrap, span) + low, span).astype(jnp.int32)
-
-
 def permutation(key: jax.Array, n: jax.Array, capacity: int, exact: bool = True, smallest: int = 0) -> jax.Array:
     """A uniform permutation of 0…n−1 in the first n places of an int32 array (capacity,), for a traced n ≤ capacity.
 
-    Sorting `capacity` random numbers for a client of a few examples would cost more than its training, so with `exact`
+    Sorting `capacity` random numbers for a client with few examples would cost more than its training, so with `exact`
     the sort is as long as the smallest power-of-four bucket that holds n. Vmapped code would run every bucket: there
-    `exact=False` sorts once at full length, with the same result. Buckets below `smallest`, if no n is, are not made:
-    each takes a fifth of a second to compile.
+    `exact=False` sorts once at full length, with the same result. Buckets that only n < `smallest` would use are not
+    made: each takes a fifth of a second to compile.
     """
     buckets = [capacity]
     while exact and buckets[0] > max(64, 4 * smallest):

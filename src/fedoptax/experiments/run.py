@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedoptax import threefry
 from fedoptax._progress import Update, bar
 from fedoptax.algorithm import FedAlgorithm, Tree
 from fedoptax.distributed import agree, agreed, check_same, leads, several, shared, shared_value
@@ -26,7 +25,7 @@ from fedoptax.engine.faults import COUNTS, Faults, as_faults
 from fedoptax.engine.mesh import here, mesh_again
 from fedoptax.engine.plan import Plan, RunOptions, make_plan
 from fedoptax.engine.program import MAX_ROUNDS, Fixed, Point, Program, program
-from fedoptax.engine.sampling import cohort_of_round
+from fedoptax.engine.sampling import sample_cohort
 from fedoptax.errors import UsageError, check_number, unknown
 from fedoptax.experiments.result import DivergedError, Interrupted, RunResult
 from fedoptax.experiments.signals import deferred_interrupt
@@ -244,14 +243,13 @@ def execute(task: Task, built: Program, hypers: Mapping[str, Any], settings: Set
     """Runs a program to the end, to a non-finite state or to Ctrl-C, and writes what is to be written."""
     config = run_config(task, settings, built)
     check_same(config)
-    key = threefry.key(settings.seed)
+    key = jax.random.key(settings.seed)
     with ExitStack() as stack:
         stop = stack.enter_context(deferred_interrupt())
         new = settings.out != settings.resume_from
         folder = agreed(lambda: RunFolder(settings.out, new, settings.checkpoint_every, stack))
         plan = settings.plan
-        examples = open_examples(task, plan.examples, key, plan.cohort_size, settings.rounds, plan.mesh)
-        stack.callback(examples.close)
+        examples = open_examples(task, plan.examples, key, plan.cohort_size, plan.mesh)
         compile_ahead = built.prepare(hypers, examples.of(0), key) if examples.many_rounds else None
         server, client = built.start(hypers, key)
         clients = make_states(plan.client_states, client, task.num_clients)
@@ -319,7 +317,7 @@ def _advance(
     begun = time.perf_counter()
     numbers = [np.int32(n) for n in (done, end, settings.eval_every, settings.rounds)]
     cohort_size, num_clients = settings.plan.cohort_size, task.num_clients
-    taken = clients.take(lambda: np.asarray(cohort_of_round(key, done, num_clients, cohort_size)))
+    taken = clients.take(lambda: np.asarray(sample_cohort(key, done, num_clients, cohort_size)))
     rates = (settings.faults or Faults()).rates() if settings.plan.has_outcomes else None
     result = built.advance(hypers, server, taken, examples.of(done), key, *numbers, rates)
     clients.put(result.clients)

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedoptax import threefry
 from fedoptax._progress import Update, bar
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.engine.aggregation import as_aggregator
@@ -140,7 +139,7 @@ def rule_for(task: Task, metric: str, last: int | None, rounds: int) -> Rule:
     Raises:
       UsageError: there is no such metric, or `last` is out of range.
     """
-    init = jax.eval_shape(task.init, threefry.key(0))
+    init = jax.eval_shape(task.init, jax.random.key(0))
     names = ["train_loss", *column_names(task, init, evaluation_data(task))]
     primary = f"test_{task.primary_metric}"
     directions = {n: higher_is_better(n) for n in names} | {primary: task.higher_is_better}

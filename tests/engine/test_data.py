@@ -1,10 +1,9 @@
-"""Examples streamed cohort by cohort: the same bits as from the device, for a federation larger than memory."""
+"""Examples read cohort by cohort: the same bits as from the device, for a federation larger than memory."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,8 @@ import fedoptax as fx
 from fedoptax.engine import data as stream
 from fedoptax.engine.client_states import device_bytes
 from fedoptax.engine.data import Streamed, choose_examples
-from small import noisy_loss, ragged_clients, small_task
+from fedoptax.engine.sampling import sample_cohort
+from small import ragged_clients, small_task
 
 OPTIONS: dict[str, Any] = {"cohort_size": 3, "batch_size": 4, "seed": 3}
 
@@ -27,62 +27,24 @@ def same(one: fx.RunResult, other: fx.RunResult) -> None:
         assert {k: v for k, v in a.items() if k != "seconds"} == {k: v for k, v in b.items() if k != "seconds"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("states", ["device", pytest.param("host", marks=pytest.mark.long)])
-@pytest.mark.parametrize("loop", ["loop", pytest.param("vmap", marks=pytest.mark.long)])
-def test_a_streamed_run_has_the_same_bits(loop: str, states: str) -> None:
-    task, algorithm = small_task(noisy_loss), fx.scaffold(0.3)
-    options = OPTIONS | {"rounds": 6, "client_loop": loop, "client_states": states, "weighting": "examples"}
-    same(
-        fx.run(task, algorithm, examples="device", **options),
-        fx.run(task, algorithm, examples="stream", **options),
-    )
-
-
-@pytest.mark.long
-def test_the_eager_engine_streams_too_and_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    task, algorithm = small_task(), fx.fedadam(0.3, 0.1)
-    whole = fx.run(task, algorithm, rounds=4, examples="stream", engine="eager", **OPTIONS)
-    fx.run(task, algorithm, rounds=2, examples="stream", engine="eager", out=tmp_path / "r", **OPTIONS)
-    resumed = fx.run(
-        task, algorithm, rounds=4, examples="device", engine="eager", resume_from=tmp_path / "r", **OPTIONS
-    )
-    same(whole, resumed)
-
-
-def test_the_next_round_is_read_ahead_and_nothing_after_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[tuple[str, tuple[int, ...]]] = []
-    original = Streamed._read
-
-    def noted(self: Streamed, cohort: np.ndarray) -> Any:
-        read.append((threading.current_thread().name, tuple(cohort)))
-        return original(self, cohort)
-
-    monkeypatch.setattr(Streamed, "_read", noted)
+def test_a_round_reads_its_cohort_alone() -> None:
     task, key = small_task(), jax.random.key(0)
-    examples = Streamed(task, key, 3, rounds=3)
-    first = examples.of(0)
-    examples.of(1)
-    examples.of(2)
-    examples.close()
-    cohorts = [tuple(np.asarray(stream.cohort_of_round(key, r, 7, 3)).tolist()) for r in range(3)]
-    assert [cohort for _, cohort in read] == cohorts
-    assert all(name.startswith("fedoptax-examples") for name, _ in read)
-    i = cohorts[0][1]
-    start, size = int(first.offsets[1]), int(first.sizes[1])
-    np.testing.assert_array_equal(first.examples["x"][start : start + size], task.clients.client(i)["x"])
-    assert len(first.examples["x"]) == 11 + 9 + 7  # room for the largest cohort there can be
+    examples = Streamed(task, key, 3)
+    for round in range(2):
+        data, cohort = examples.of(round), np.asarray(sample_cohort(key, round, 7, 3))
+        for place, client in enumerate(cohort):
+            start, size = int(data.offsets[place]), int(data.sizes[place])
+            np.testing.assert_array_equal(data.examples["x"][start : start + size], task.clients.client(client)["x"])
+        assert len(data.examples["x"]) == 11 + 9 + 7  # room for the largest cohort there can be
 
 
-def test_what_does_not_fit_on_the_device_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_that_do_not_fit_on_the_device_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     task = small_task()
     assert choose_examples("auto", task) == "device"
     nbytes = sum(a.nbytes for a in task.clients.examples.values())
     monkeypatch.setattr(stream, "device_bytes", lambda devices: int(nbytes / stream.DEVICE_SHARE) - 4)
     assert choose_examples("auto", task) == "stream"
     assert choose_examples("device", task) == "device"
-    with pytest.raises(fx.UsageError, match="examples: 'tape' given, allowed is one of auto, device, stream"):
-        choose_examples("tape", task)
     assert device_bytes() > 2**28
 
 

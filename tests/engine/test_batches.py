@@ -1,0 +1,86 @@
+"""Minibatches: every example once per epoch, padding without effect, gradients of the task."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedoptax as fx
+from fedoptax.engine.batches import LocalWork, Minibatch, client_batches, minibatch_form, task_grad_fn
+from fedoptax.engine.data import device_data
+from small import masked_loss, plain_loss, ragged_clients, small_task
+
+
+def test_padding_changes_no_bit() -> None:
+    """Whatever is in the padded places of a minibatch."""
+    data = device_data(small_task())
+    batches = client_batches(data.examples, data.offsets[1], data.sizes[1], jax.random.key(3), LocalWork(8), 11)
+    batch = batches.get(0).examples
+    mask = np.asarray(batch["mask"])
+    assert mask.tolist() == [True] * 3 + [False] * 5
+    garbage = {**batch, "x": jnp.where(mask[:, None], batch["x"], jnp.asarray([1e30, -7.0, 0.0, 3.0]))}
+    params, value = small_task().init(jax.random.key(0)), jax.jit(jax.value_and_grad(masked_loss))
+    one, other = (value(params, given, jax.random.key(1)) for given in (batch, garbage))
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def test_a_loss_without_mask_is_the_mean_over_real_examples() -> None:
+    batch = {**small_task().clients.client(2), "mask": np.arange(11) < 4}
+    params = small_task().init(jax.random.key(0))
+    plain, masked = (
+        task_grad_fn(small_task(loss))(params, Minibatch(batch, jax.random.key(0)))
+        for loss in (plain_loss, masked_loss)
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), plain, masked)
+
+
+@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize("size", [1, 7, 64, 300])
+def test_an_epoch_is_every_example_of_a_client_once(size: int, double: bool) -> None:
+    with jax.enable_x64(double):
+        examples, offset, n = {"row": jnp.arange(1000)}, jnp.int32(500), jnp.int32(size)
+        batches = client_batches(examples, offset, n, jax.random.key(size), LocalWork(8, epochs=2), capacity=300)
+        steps = [batches.get(k).examples for k in range(int(batches.num_steps))]
+    rows = [int(row) for step in steps for row in np.asarray(step["row"])[np.asarray(step["mask"])]]
+    assert len(steps) == 2 * -(-size // 8)
+    assert sorted(rows[:size]) == sorted(rows[size:]) == list(range(500, 500 + size))
+    assert size < 7 or rows[:size] != rows[size:]  # each epoch has its own order
+
+
+def test_local_steps_run_cyclically_through_one_permutation() -> None:
+    data = device_data(small_task())
+    batches = client_batches(data.examples, data.offsets[0], data.sizes[0], jax.random.key(0), LocalWork(4, 1, 7), 11)
+    x = np.concatenate([np.asarray(batches.get(k).examples["x"][:, 0]) for k in range(7)])
+    assert x.tolist() == (x[:7].tolist() * 4) and len(set(x[:7])) == 7  # 28 places for 7 examples: each 4 times
+    small = client_batches(data.examples, data.offsets[3], data.sizes[3], jax.random.key(0), LocalWork(4, 1, 2), 11)
+    assert np.asarray(small.get(1).examples["mask"]).tolist() == [True, False, False, False]
+
+
+def test_the_form_of_a_minibatch_is_known_beforehand() -> None:
+    task = small_task()
+    data = device_data(task)
+
+    def first() -> Any:
+        return client_batches(data.examples, jnp.int32(0), jnp.int32(5), jax.random.key(0), LocalWork(4), 11).get(0)
+
+    assert minibatch_form(task, 4) == jax.eval_shape(first)
+
+
+def test_a_task_can_ask_for_clipped_gradients() -> None:
+    batch = Minibatch({**ragged_clients().client(2), "mask": np.ones(11, bool)}, jax.random.key(1))
+    params = small_task().init(jax.random.key(0))
+    _, clipped = task_grad_fn(small_task(clip_norm=0.1))(params, batch)
+    _, whole = task_grad_fn(small_task())(params, batch)
+    norm = math.sqrt(sum(float(jnp.sum(g**2)) for g in jax.tree.leaves(whole)))
+    assert norm > 0.1
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b * 0.1 / norm, rtol=1e-5), clipped, whole)
+
+
+def test_a_loss_that_is_no_scalar_is_refused() -> None:
+    with pytest.raises(fx.UsageError, match="loss"):
+        fx.run(small_task(lambda params, batch, key: batch["mask"] * 1.0), fx.fedavg(0.1), rounds=1, cohort_size=2)

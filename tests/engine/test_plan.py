@@ -1,0 +1,112 @@
+"""Options of a run are checked once; the plan is made of them, the task and the algorithm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedoptax as fx
+from fedoptax.engine.batches import LocalWork
+from fedoptax.engine.mesh import choose_mesh, mesh_again
+from fedoptax.engine.plan import SMALL_MODEL, Plan, RunOptions, make_plan, runs_sequentially
+from small import small_task
+
+REFUSED: list[dict[str, Any]] = [
+    {"rounds": 0},
+    {"rounds": 2.5},
+    {"rounds": True},
+    {"cohort_size": 0},
+    {"batch_size": "20"},
+    {"local_epochs": -1},
+    {"local_steps": 0},
+    {"eval_every": 2**31},
+    {"seed": -1},
+    {"seed": 2**32},
+    {"mesh": 0},
+    {"mesh": 1.0},
+    {"weighting": "size"},
+    {"client_loop": "scan"},
+    {"client_states": "disk"},
+    {"examples": "tape"},
+    {"engine": "lazy"},
+    {"faults": 0.3},
+    {"aggregate": "avg"},
+]
+
+
+@pytest.mark.parametrize("options", REFUSED, ids=repr)
+def test_a_value_outside_its_range_is_refused_by_name(options: dict[str, Any]) -> None:
+    with pytest.raises(fx.UsageError, match=next(iter(options))):
+        RunOptions(**options)
+
+
+def test_numbers_of_numpy_become_ints() -> None:
+    options = RunOptions(rounds=np.int64(3), mesh=np.int64(1))  # type: ignore[arg-type]
+    assert type(options.rounds) is int and type(options.mesh) is int  # which JSON can hold
+
+
+@pytest.mark.parametrize(
+    ("options", "argument"),
+    [
+        ({"cohort_size": 8}, "cohort_size"),
+        ({"cohort_size": 6, "aggregate": "krum:2"}, "aggregate"),
+        ({"cohort_size": 3, "mesh": 99}, r"mesh.*JAX_NUM_CPU_DEVICES"),
+        ({"cohort_size": 3, "mesh": 2, "engine": "eager"}, "mesh"),
+    ],
+    ids=repr,
+)
+def test_options_that_do_not_fit_the_task_are_refused(options: dict[str, Any], argument: str) -> None:
+    with pytest.raises(fx.UsageError, match=argument):
+        make_plan(RunOptions(**options), small_task(), fx.fedavg(0.1))
+
+
+@pytest.mark.parametrize(
+    "options", [{"weighting": "examples"}, {"aggregate": "median"}, {"aggregate": "norm_clipping:1"}]
+)
+def test_a_private_algorithm_needs_a_uniform_mean(options: dict[str, Any]) -> None:
+    private = fx.fedavg(0.1)._replace(epsilon=lambda rounds, size, clients: 1.0, weighting="uniform")
+    plan = make_plan(RunOptions(cohort_size=3), small_task(), private)
+    assert (str(plan.aggregate), plan.weighting) == ("mean", "uniform")
+    with pytest.raises(fx.UsageError, match=next(iter(options))):
+        make_plan(RunOptions(cohort_size=3, **options), small_task(), private)
+
+
+def test_the_mesh_is_all_devices_but_at_most_one_per_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "device_count", lambda: 8)
+    assert [choose_mesh(mesh, size) for mesh, size in ((None, 30), (None, 3), (5, 3))] == [8, 3, 5]
+    assert choose_mesh(None, 3, "eager") == 1
+    assert [mesh_again(mesh) for mesh in (None, 8, 9)] == [None, 8, None]
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert choose_mesh(None, 3) == 8 and mesh_again(4) is None
+    with pytest.raises(fx.UsageError, match="mesh"):
+        choose_mesh(4, 3)
+    with pytest.raises(fx.UsageError, match="engine"):
+        choose_mesh(None, 3, "eager")
+
+
+LARGE = {"init": lambda key: {"w": jnp.zeros(SMALL_MODEL + 1)}}
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="the choice on a CPU")
+@pytest.mark.parametrize(
+    ("sizes", "changes", "options", "is_sequential"),
+    [
+        ((4, 4, 4), {}, {}, False),
+        ((4, 4, 5), {}, {}, True),
+        ((4, 4, 5), {}, {"work": LocalWork(2, steps=3)}, False),
+        ((4, 4, 4), {}, {"mesh": 2}, True),
+        ((4, 4, 4), LARGE, {}, True),
+        ((4, 4, 4), {}, {"cohort_size": 200}, True),
+        ((4, 4, 4), {}, {"client_loop": "loop"}, True),
+        ((4, 4, 5), LARGE, {"client_loop": "vmap"}, False),
+    ],
+)
+def test_clients_run_sequentially_or_at_once_by_model_and_sizes(
+    sizes: tuple[int, ...], changes: dict[str, Any], options: dict[str, Any], is_sequential: bool
+) -> None:
+    plan = Plan(**{"cohort_size": 2, "work": LocalWork(2)} | options)
+    assert runs_sequentially(plan, small_task(sizes=sizes, **changes)) is is_sequential

@@ -1,0 +1,185 @@
+"""A round equals the papers' transcriptions, and the engines agree, in all its forms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedoptax as fx
+from fedoptax.engine.batches import LocalWork
+from fedoptax.engine.plan import Plan
+from fedoptax.engine.program import Fixed, program
+from oracles import fedopt as oracle
+from oracles.compare import BITES, TOLERANCE, errors
+from oracles.problem import flatten
+from small import EngineProblem, masked_loss, noisy_loss, plain_loss, small_task
+
+RULES: dict[str, dict[str, Any]] = {
+    "fedavg": {"client_lr": 0.3, "server_lr": 1.0},
+    "fedavgm": {"client_lr": 0.2, "server_lr": 0.7, "momentum": 0.9},
+    "fedadagrad": {"client_lr": 0.3, "server_lr": 0.2, "b1": 0.0, "tau": 1e-2},
+    "fedyogi": {"client_lr": 0.3, "server_lr": 0.1, "tau": 1e-2},
+    "fedadam": {"client_lr": 0.3, "server_lr": 0.1, "tau": 1e-2},
+    "fedams": {"client_lr": 0.3, "server_lr": 0.1},
+    "fedamsgrad": {"client_lr": 0.3, "server_lr": 0.05},
+}
+ROUNDS, SEED = 4, 11
+
+
+def rounds_of(task: fx.Task, algorithm: fx.FedAlgorithm, **options: Any) -> list[np.ndarray]:
+    """The parameters after 1, 2, … rounds, from as many runs."""
+    given = {"cohort_size": 3, "batch_size": 4, "seed": SEED} | options
+    runs = (fx.run(task, algorithm, rounds=r, **given).params for r in range(1, ROUNDS + 1))
+    return [flatten(jax.tree.map(np.asarray, params)) for params in runs]
+
+
+@pytest.mark.parametrize(
+    ("rule", "client_loop", "dtype"),
+    [
+        ("fedadam", "loop", "float64"),
+        ("fedams", "vmap", "float64"),
+        *(pytest.param(rule, "loop", "float64", marks=pytest.mark.long) for rule in RULES),
+        pytest.param("fedadam", "loop", "float32", marks=pytest.mark.long),
+    ],
+)
+def test_the_engine_equals_algorithm_2(rule: str, client_loop: str, dtype: str) -> None:
+    with jax.enable_x64(dtype == "float64"):
+        task = small_task(dtype=dtype)
+        problem = EngineProblem(task, Plan(3, LocalWork(4, epochs=2)), SEED, ROUNDS)
+        want = oracle.run(problem, rule, **RULES[rule])
+        got = rounds_of(task, fx.ALGORITHMS[rule](**RULES[rule]), local_epochs=2, client_loop=client_loop)
+        assert max(errors(got, want).values()) < TOLERANCE[dtype]
+
+
+@pytest.mark.long
+def test_the_comparison_with_algorithm_2_notices_a_wrong_order_of_examples() -> None:
+    task = small_task()
+    want = oracle.run(EngineProblem(task, Plan(3, LocalWork(4)), SEED + 1, ROUNDS), "fedavg", **RULES["fedavg"])
+    assert max(errors(rounds_of(task, fx.fedavg(**RULES["fedavg"])), want).values()) > BITES
+
+
+def test_schedules_are_evaluated_on_the_server_and_travel() -> None:
+    task, plan = small_task(), Plan(3, LocalWork(4))
+    scheduled = fx.fedavg(optax.exponential_decay(0.3, 1, 0.5), server_lr=lambda r: 1.0 + r)
+    problem = EngineProblem(task, plan, SEED, ROUNDS)
+    want = oracle.run(problem, "fedavg", lambda r: 0.3 * 0.5**r, lambda r: 1.0 + r)
+    assert max(errors(rounds_of(task, scheduled), want).values()) < TOLERANCE["float32"]
+    constant, travels = (program(task, Fixed(made), plan) for made in (fx.fedavg(0.3), scheduled))
+    assert (travels.bytes_down - constant.bytes_down, travels.bytes_up - constant.bytes_up) == (4, 0)
+
+
+DROPOUT = {"faults": {"dropout": 0.3, "deadline": 2.6}}
+LOOP, VMAP, EAGER = {"client_loop": "loop"}, {"client_loop": "vmap"}, {"engine": "eager"}
+LONG = pytest.mark.long
+PAIRS = [  # algorithm, loss, what both have, the one, the other
+    ("fedadam", noisy_loss, {"local_epochs": 2}, LOOP, EAGER),
+    ("scaffold", masked_loss, {"local_steps": 5}, LOOP, VMAP),
+    ("fedavg", plain_loss, {}, LOOP, VMAP),
+    ("scaffold", masked_loss, DROPOUT, LOOP, EAGER),
+    ("fedadam", masked_loss, {"aggregate": "median", **DROPOUT}, LOOP, VMAP),
+    ("scaffold", noisy_loss, LOOP, {"client_states": "host"}, {"client_states": "device"}),
+    ("scaffold", noisy_loss, LOOP, {"examples": "stream"}, {"examples": "device"}),
+    pytest.param("scaffold", noisy_loss, VMAP, {"examples": "stream", "client_states": "host"}, {}, marks=LONG),
+    pytest.param("fedlamb", masked_loss, {}, LOOP, EAGER, marks=LONG),
+    pytest.param("fedlamb", masked_loss, DROPOUT, LOOP, VMAP, marks=LONG),
+    pytest.param("fedlamb", masked_loss, {"aggregate": "median", **DROPOUT}, LOOP, EAGER, marks=LONG),
+    pytest.param("fafed", masked_loss, {}, LOOP, EAGER, marks=LONG),
+    pytest.param("fafed", masked_loss, {"aggregate": "norm_clipping:4.0"}, LOOP, EAGER, marks=LONG),
+    pytest.param("fafed", masked_loss, DROPOUT, LOOP, {"client_loop": "loop", "client_states": "host"}, marks=LONG),
+    pytest.param("fedadam", masked_loss, {"aggregate": "krum:0,keep=2", **DROPOUT}, LOOP, EAGER, marks=LONG),
+    pytest.param("fedadam", masked_loss, {"aggregate": "trimmed_mean:0.2"}, LOOP, EAGER, marks=LONG),
+    pytest.param("fedadam", plain_loss, {"local_steps": 5}, VMAP, EAGER, marks=LONG),
+    pytest.param("scaffold", masked_loss, {}, {}, {"faults": {}}, marks=LONG),
+    pytest.param("scaffold", masked_loss, {"examples": "stream", **DROPOUT}, LOOP, EAGER, marks=LONG),
+    pytest.param("fedyogi", noisy_loss, {"weighting": "uniform"}, LOOP, EAGER, marks=LONG),
+]
+MAKE = {
+    "fedavg": lambda: fx.fedavg(0.3),
+    "fedadam": lambda: fx.fedadam(0.3, 0.1),
+    "fedyogi": lambda: fx.fedyogi(0.3, 0.1),
+    "scaffold": lambda: fx.scaffold(0.3),
+    "fedlamb": lambda: fx.fedlamb(0.05),
+    "fafed": lambda: fx.fafed(0.1),
+}
+
+
+@pytest.mark.parametrize(("name", "loss", "both", "one", "other"), PAIRS)
+def test_engines_agree(name: str, loss: Any, both: Any, one: Any, other: Any) -> None:
+    """Parameters, all states and the whole history, however the same rounds are run."""
+    task, algorithm = small_task(loss), MAKE[name]()
+    given = {"rounds": 4, "cohort_size": 5, "batch_size": 4, "seed": 3, **both}
+    a, b = (fx.run(task, algorithm, **given, **options) for options in (one, other))
+    states = [
+        result.clients.of(range(7)) if hasattr(result.clients, "of") else result.clients.tree for result in (a, b)
+    ]
+    left, right = (jax.tree.leaves((r.params, r.state, s)) for r, s in zip((a, b), states))
+    for x, y in zip(left, right, strict=True):
+        np.testing.assert_allclose(np.asarray(x, float), np.asarray(y, float), rtol=1e-4, atol=1e-5)
+    for column in a.history[0].keys() & b.history[0].keys() - {"seconds"}:
+        values = (np.asarray(r.history.column(column), float) for r in (a, b))
+        np.testing.assert_allclose(*values, rtol=1e-4, err_msg=column)
+
+
+def test_the_order_of_the_cohort_and_clients_of_weight_zero_do_not_matter() -> None:
+    algorithm, grad_fn = fx.fedadam(0.3, 0.1), jax.value_and_grad(lambda p, b: jnp.mean((p["w"] - b) ** 2))
+    server = algorithm.init({"w": jnp.asarray([1.0, -2.0])})
+    batches = [[jnp.asarray([1.0, 2.0])], [jnp.asarray([3.0, 0.5])] * 2, [jnp.asarray([jnp.nan, 0.0])]]
+    run_round = fx.eager.run_round
+    one, _, info = run_round(algorithm, grad_fn, server, [(), ()], batches[:2], [1.0, 3.0])
+    two, _, _ = run_round(algorithm, grad_fn, server, [(), ()], batches[1::-1], [3.0, 1.0])
+    three, _, info3 = run_round(algorithm, grad_fn, server, [(), (), ()], batches, [1.0, 3.0, 0.0], num_clients=9)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), one, two)
+    jax.tree.map(np.testing.assert_array_equal, one, three)
+    assert float(info.train_loss) == float(info3.train_loss)
+
+
+@pytest.mark.parametrize(
+    ("clients", "batches", "num_clients", "argument"),
+    [([], [], None, "clients"), ([()], [], None, "batches"), ([(), ()], [[], []], 1, "num_clients")],
+)
+def test_lists_that_do_not_fit_are_refused(clients: Any, batches: Any, num_clients: Any, argument: str) -> None:
+    with pytest.raises(fx.UsageError, match=argument):
+        fx.eager.run_round(fx.fedavg(0.1), None, None, clients, batches, num_clients=num_clients)  # type: ignore[arg-type]
+
+
+def test_work_is_exact_for_clients_of_unequal_size() -> None:
+    """One giant among clients of a few examples costs a round without it nothing: the number of steps is dynamic."""
+    counted: list[int] = []
+
+    def loss(params: Any, batch: Any, key: jax.Array) -> jax.Array:
+        jax.debug.callback(lambda: counted.append(1))
+        return masked_loss(params, batch, key)
+
+    task = small_task(loss, sizes=(4, 4, 400, 3))
+    for seed in range(3):
+        problem = EngineProblem(task, Plan(2, LocalWork(4)), seed, 1)
+        counted.clear()
+        fx.run(task, fx.fedavg(0.1), rounds=1, cohort_size=2, batch_size=4, seed=seed, client_loop="loop")
+        jax.effects_barrier()
+        assert len(counted) == sum(-(-int(task.clients.sizes[i]) // 4) for i in problem.cohorts[0])
+
+
+@pytest.mark.filterwarnings("error:Casting complex values")
+@pytest.mark.parametrize("options", [EAGER, LOOP, VMAP], ids=repr)
+def test_complex_uploads_keep_both_parts(options: dict[str, Any]) -> None:
+    """Each client sends its loss times some complex numbers: their mean is the mean loss times these."""
+    base, factors = fx.fedavg(0.3), np.asarray([1 + 2j, 3j], np.complex64)
+
+    def client_update(grad_fn: Any, message: Any, client: Any, batches: Any) -> Any:
+        upload, client, loss = base.client_update(grad_fn, message, client, batches)
+        return (upload, loss * factors), client, loss
+
+    algorithm = base._replace(
+        init=lambda params: (base.init(params), jnp.zeros(2, jnp.complex64)),
+        broadcast=lambda server: base.broadcast(server[0]),
+        client_update=client_update,
+        server_update=lambda server, mean, cohort: (base.server_update(server[0], mean[0], cohort), mean[1]),
+        params=lambda server: base.params(server[0]),
+    )
+    result = fx.run(small_task(), algorithm, rounds=2, cohort_size=3, batch_size=4, **options)
+    np.testing.assert_allclose(result.state[1], result.history[-1]["train_loss"] * factors, rtol=1e-5)

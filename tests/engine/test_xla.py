@@ -1,0 +1,94 @@
+"""Every core of a CPU is a device for the command line; compiling ahead hides no error."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedoptax.engine import xla
+from fedoptax.engine.xla import AheadOfTime, count_cores
+
+RUN = ["run", "--task", "quadratic", "--algorithm", "fedavg", "--rounds", "3", "--cohort-size", "4"]
+
+
+def command(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "JAX_NUM_CPU_DEVICES"} | changes
+    program = [sys.executable, "-W", "error::FutureWarning", "-m", "fedoptax.cli.main", *arguments]
+    return subprocess.run(program, env=environment, check=False, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("quota", "wanted"), [("max 100000", 6), ("150000 100000", 2), ("900000 100000", 6), ("50000 100000", 1), ("", 6)]
+)
+def test_a_container_has_the_cores_of_its_quota(
+    quota: str, wanted: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpu.max").write_text(quota, encoding="ascii")
+    monkeypatch.setattr(xla, "CPU_QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)), raising=False)
+    assert count_cores() == wanted
+    monkeypatch.setattr(xla, "CPU_QUOTA", tmp_path / "none")
+    assert count_cores() == 6
+
+
+def test_the_command_line_uses_the_cores_and_a_resumed_run_as_many_as_before(tmp_path: Path) -> None:
+    def mesh_after(*arguments: str, **changes: str) -> int:
+        done = command(*arguments, **changes)
+        assert done.returncode == 0, done.stderr
+        return json.loads((tmp_path / "run" / "config.json").read_text(encoding="utf-8"))["mesh"]
+
+    begun = mesh_after(*RUN, "--out", str(tmp_path / "run"))
+    assert begun == min(count_cores(), 4)
+    assert mesh_after("resume", str(tmp_path / "run"), "--rounds", "5", JAX_NUM_CPU_DEVICES="4") == begun
+
+
+@pytest.mark.long
+def test_a_mesh_in_double_precision_samples_the_same(tmp_path: Path) -> None:
+    """Clients of unequal size on two devices, and an evaluation that they share."""
+    columns = []
+    for double in ("0", "1"):
+        run = ["run", "--task", "digits", "--partition", "dirichlet", "--algorithm", "fedavg", "--preset", "none"]
+        run += ["--set", "client_lr=0.1", "--rounds", "2", "--out", str(tmp_path / double)]
+        done = command(*run, JAX_NUM_CPU_DEVICES="2", JAX_ENABLE_X64=double)
+        assert done.returncode == 0, done.stderr
+        lines = (tmp_path / double / "history.jsonl").read_text(encoding="utf-8").splitlines()
+        columns.append([row[name] for row in map(json.loads, lines) for name in ("train_loss", "test_loss")])
+    assert columns[0] == pytest.approx(columns[1], rel=1e-4)
+
+
+def test_devices_that_are_not_there_are_named(tmp_path: Path) -> None:
+    done = command(*RUN, "--out", str(tmp_path / "run"), JAX_PLATFORMS="abacus")
+    assert done.returncode == 1
+    assert "JAX_PLATFORMS" in done.stderr and "abacus" in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.long
+def test_a_run_compiles_anew_if_the_cache_has_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    nowhere = str(tmp_path / "file")
+    done = command(*RUN, "--out", str(tmp_path / "run"), XDG_CACHE_HOME=nowhere, HOME=nowhere)
+    assert done.returncode == 0
+    assert "Warning" not in done.stderr
+
+
+def test_an_error_in_compiling_ahead_is_raised_by_the_call() -> None:
+    class Refused:
+        def lower(self, *args: object) -> Refused:
+            return self
+
+        def compile(self) -> None:
+            raise ValueError("not today")
+
+    refused = AheadOfTime(Refused())
+    refused.trace(1)
+    refused.begin()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="not today"):
+            refused(1)
