@@ -24,6 +24,7 @@ _HOMES = {
     "fedoptax.engine.program": ("Point",),
     "fedoptax.engine.evaluation": ("evaluate_clients",),
     "fedoptax.engine.faults": ("Faults",),
+    "fedoptax.experiments.comparison": ("Compared", "compare"),
     "fedoptax.experiments.sweep": ("sweep",),
     "fedoptax.errors": ("DataError", "RunError", "UsageError"),
     "fedoptax.experiments.run": ("run",),
@@ -37,7 +38,7 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 _MODULES = {
     "algorithm": "algorithm", "algorithms": "algorithms", "analytic": "tasks.analytic",
     "codecs": "wrappers.codecs", "data": "data", "eager": "engine.eager", "engine": "engine", "errors": "errors",
-    "models": "models", "papers": "experiments.papers", "report": "report", "schedules": "schedules", "tasks": "tasks",
+    "models": "models", "papers": "experiments.presets", "report": "report", "schedules": "schedules", "tasks": "tasks",
     "torch": "torch", "transforms": "algorithms.optimizers",
 }  # fmt: skip
 

@@ -51,7 +51,8 @@ from fedoptax.engine.program import Point as Point
 from fedoptax.errors import DataError as DataError
 from fedoptax.errors import RunError as RunError
 from fedoptax.errors import UsageError as UsageError
-from fedoptax.experiments import papers as papers
+from fedoptax.experiments.comparison import Compared as Compared
+from fedoptax.experiments.comparison import compare as compare
 from fedoptax.experiments.result import RunResult as RunResult
 from fedoptax.experiments.run import run as run
 from fedoptax.experiments.sweep import sweep as sweep

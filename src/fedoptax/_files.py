@@ -1,13 +1,19 @@
-"""Writing files that a reader sees whole or not at all."""
+"""Files that a reader sees whole or not at all, and JSON whose errors name the file."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from fedoptax.errors import RunError
+import numpy as np
+
+from fedoptax.errors import RunError, brief
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -41,3 +47,66 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write strict JSON atomically, one line per field; numbers that are not finite become null.
+
+    Raises:
+      RunError: it cannot be written.
+    """
+
+    def dump(item: Any) -> str:
+        return json.dumps(item, allow_nan=False, ensure_ascii=False)
+
+    lines = [f" {dump(name)}: {dump(item)}" for name, item in to_plain(value).items()]
+    write_atomically(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode("utf-8", "replace"))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+      RunError: the file is missing, damaged, or not an object.
+    """
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"'{path}' cannot be read: {brief(getattr(error, 'strerror', None) or error)}") from error
+    if not isinstance(value, dict):
+        raise RunError(f"'{path}' is damaged: a JSON object is expected")
+    value.pop("checksum", None)  # files of earlier versions have one
+    return value
+
+
+@contextmanager
+def using(path: Path) -> Iterator[None]:
+    """Turn an error in the use of a file's content into one line that names the file.
+
+    Raises:
+      RunError: a field is missing or of another type.
+    """
+    try:
+        yield
+    except KeyError as error:
+        raise RunError(f"'{path}' is damaged: {error} is missing") from error
+    except (TypeError, ValueError, AttributeError, IndexError) as error:
+        raise RunError(f"'{path}' is damaged: {brief(error)}") from error
+
+
+def to_plain(value: Any) -> Any:
+    """Return `value` as `read_json` gives it back after `write_json`."""
+    if isinstance(value, Mapping):
+        return {str(name): to_plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    if isinstance(value, np.ndarray | np.generic) or hasattr(value, "__array__"):
+        return to_plain(np.asarray(value).tolist())
+    if isinstance(value, str | int | bool) or value is None:
+        return value
+    return finite_or_none(value) if isinstance(value, float) else str(value)
+
+
+def finite_or_none(value: Any) -> Any:
+    """Return `value`, or None for a float that is NaN or infinite."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

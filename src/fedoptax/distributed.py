@@ -1,126 +1,140 @@
-"""Several processes that run one program together, each on its own devices: who leads, and what they agree on.
+"""Several processes that run one program together, each on its own devices.
 
-All go through the same steps. The first one, process 0, leads: it alone reads and writes the run's folder and shows
-progress. Whatever decides which step comes next is agreed, or one process would wait for ever for another.
+All take the same steps. Process 0 is the leader: it alone reads and writes the run's folder and shows progress.
+Whatever decides which step comes next must be the same in all, or one process would wait for ever for another.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Callable, Mapping
+import pickle
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from fedoptax.algorithm import Tree
-from fedoptax.errors import LONGEST, RunError, UsageError, brief
-from fedoptax.storage.folder import read_back
+from fedoptax.errors import LONGEST, RunError, UsageError, brief, check_int
 
 T = TypeVar("T")
 _TEXT = 4 * LONGEST  # bytes of an error's message, at most
 _PIECE = 2**26  # bytes that are sent at a time
 
 
-def several() -> bool:
-    """Whether this is one of several processes; one that is alone touches no device for the answer."""
+def join(coordinator: str | None = None, processes: int | None = None, process: int | None = None) -> None:
+    """Connect this process to the others, before JAX has touched a device.
+
+    Give all arguments, or none if JAX can find them out: from Slurm, Open MPI, Kubernetes or a cloud's TPUs.
+
+    Args:
+      coordinator: `HOST:PORT`, where process 0 can be reached.
+      processes: how many there are.
+      process: the number of this one, from 0.
+
+    Raises:
+      UsageError: an argument is missing or wrong, or no cluster is found.
+      RunError: not all processes came in time.
+    """
+    given = {"--coordinator": coordinator, "--processes": processes, "--process": process}
+    missing = [name for name, value in given.items() if value is None]
+    if 0 < len(missing) < len(given):
+        raise UsageError(f"{missing[0]} must be given too: --coordinator, --processes and --process go together")
+    if coordinator is not None and process is not None:
+        host, _, port = coordinator.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+            raise UsageError(f"--coordinator must be HOST:PORT, got '{coordinator}'")
+        check_int("--process", process, 0, check_int("--processes", processes) - 1)
+    method = None if missing else "deactivate"
+    try:
+        jax.distributed.initialize(coordinator, processes, process, cluster_detection_method=method)
+    except ValueError as error:
+        if not missing or "be defined" not in str(error):
+            raise RunError(f"--distributed: {brief(error)}") from error
+        raise UsageError(
+            "--distributed found no Slurm, Open MPI, Kubernetes or TPU cluster; "
+            "give --coordinator HOST:PORT --processes N --process I"
+        ) from None
+    except RuntimeError as error:  # JAX's own is one
+        where, reason = coordinator or "the coordinator", brief(str(error).splitlines()[0])
+        raise RunError(f"--distributed: not all processes met at {where} ({reason})") from error
+
+
+def is_distributed() -> bool:
+    """Return whether this is one of several processes; one that is alone touches no device for the answer."""
     return jax.distributed.is_initialized() and jax.process_count() > 1
 
 
-def leads() -> bool:
-    """Whether this process leads, as one that is alone does."""
-    return not several() or jax.process_index() == 0
+def is_leader() -> bool:
+    """Return whether this process leads, as one that is alone does."""
+    return not is_distributed() or jax.process_index() == 0
 
 
-def agreed(action: Callable[[], T]) -> T:
-    """What `action` gives; where it fails in one process it fails in all, with the error of the first that failed.
+def run_on_all_or_fail(action: Callable[[], T]) -> T:
+    """Return what `action` returns; where it fails in one process, it fails in all with the first one's error.
 
     Raises:
-      UsageError, RunError: what `action` raised, here or elsewhere.
+      UsageError, RunError: what `action` raised, here or in another process.
     """
-    if not several():
+    if not is_distributed():
         return action()
     error: Exception | None = None
     try:
         value = action()
     except Exception as caught:
         error = caught
-    status = 0 if error is None else 2 if isinstance(error, UsageError) else 1
-    told = [(int(row[0]), row[1:].tobytes().rstrip(b"\0").decode()) for row in _everyones(_packed(status, error))]
+    outcomes = gather_from_all(_pack(error))
     if error is not None:
         raise error
-    for number, (status, text) in enumerate(told):
-        if status:
-            raise (UsageError if status == 2 else RunError)(f"process {number}: {text}")
+    for number, row in enumerate(outcomes):
+        if row[0]:
+            kind = UsageError if row[0] == 2 else RunError
+            raise kind(f"process {number}: {row[1:].tobytes().rstrip(bytes(1)).decode(errors='replace')}")
     return value
 
 
-def agree(signal: int, seconds: float) -> tuple[int, float]:
-    """The signal that came to any process, 0 for none, and the seconds that the leader measured."""
-    if not several():
-        return signal, seconds
-    everyone = _everyones(np.array([signal, seconds], np.float32))
-    return int(everyone[:, 0].max()), float(everyone[0, 1])
-
-
-def check_same(config: Mapping[str, Any]) -> None:
-    """Checks that all processes were given the same experiment.
+def check_same(text: str) -> None:
+    """Check that all processes were given the same text.
 
     Raises:
-      RunError: a process has another config than the leader.
+      RunError: one has another than the leader.
     """
-    if not several():
-        return
-    known = {name: value for name, value in config.items() if name not in ("environment", "trackers")}
-    digest = hashlib.sha256(json.dumps(read_back(known), sort_keys=True).encode()).digest()
-    everyone = _everyones(np.frombuffer(digest, np.uint8))
-    for number, row in enumerate(everyone):
-        if not np.array_equal(row, everyone[0]):
+    digests = gather_from_all(np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8))
+    for number, digest in enumerate(digests):
+        if not np.array_equal(digest, digests[0]):
             raise RunError(f"process {number} was given another experiment than process 0: other options, data or code")
 
 
-def shared(tree: Tree) -> Tree:
-    """The leader's arrays in every process, bit for bit; shapes and types are the same everywhere."""
-    if not several():
-        return tree
-    leaves, structure = jax.tree.flatten(tree)
-    done = []
-    for leaf in map(np.asarray, leaves):
-        sent = _shared_bytes(leaf.tobytes(), leaf.nbytes)
-        done.append(jnp.asarray(np.frombuffer(sent, leaf.dtype).reshape(leaf.shape)))
-    return jax.tree.unflatten(structure, done)
+def gather_from_all(array: np.ndarray | np.generic) -> np.ndarray:
+    """Return the arrays of all processes, equal in shape and dtype, stacked in the processes' order."""
+    if not is_distributed():
+        return np.asarray(array)[None]
+    from jax.experimental import multihost_utils
+
+    return np.asarray(multihost_utils.process_allgather(array)).reshape(jax.process_count(), *array.shape)
 
 
-def shared_value(value: Any) -> Any:
-    """The leader's value, of what JSON can hold, in every process."""
-    if not several():
+def broadcast(value: T) -> T:
+    """Return the leader's value in every process; its arrays become NumPy's, bit for bit."""
+    if not is_distributed():
         return value
-    data = json.dumps(value).encode()
-    length = np.frombuffer(_shared_bytes(np.int64(len(data)).tobytes(), 8), np.int64)[0]
-    return json.loads(_shared_bytes(data, int(length)))
+    data = pickle.dumps(jax.device_get(value)) if is_leader() else b""
+    length = int.from_bytes(_broadcast_bytes(len(data).to_bytes(8), 8))
+    return pickle.loads(_broadcast_bytes(data, length))
 
 
-def _packed(status: int, error: Exception | None) -> np.ndarray:
+def _pack(error: Exception | None) -> np.ndarray:
+    """Return a status (0, 1, or 2 for wrong usage) and an error's message as bytes of fixed length."""
     row = np.zeros(1 + _TEXT, np.uint8)
-    text = "" if error is None else brief(error if str(error) else type(error).__name__, LONGEST)
-    data = text.encode()[:_TEXT]
-    row[0] = status
-    row[1 : 1 + len(data)] = np.frombuffer(data, np.uint8)
+    if error is not None:
+        data = brief(error if str(error) else type(error).__name__, LONGEST).encode()[:_TEXT]
+        row[0] = 2 if isinstance(error, UsageError) else 1
+        row[1 : 1 + len(data)] = np.frombuffer(data, np.uint8)
     return row
 
 
-def _everyones(row: np.ndarray) -> np.ndarray:
-    """The rows of all processes, stacked in their order."""
+def _broadcast_bytes(data: bytes, length: int) -> bytes:
     from jax.experimental import multihost_utils
 
-    return np.asarray(multihost_utils.process_allgather(row)).reshape(jax.process_count(), *row.shape)
-
-
-def _shared_bytes(data: bytes, length: int) -> bytes:
-    from jax.experimental import multihost_utils
-
-    own = np.frombuffer(data if leads() else bytes(length), np.uint8)
+    own: Any = np.frombuffer(data if is_leader() else bytes(length), np.uint8)
     pieces = [own[i : i + _PIECE] for i in range(0, length, _PIECE)]
     return b"".join(np.asarray(multihost_utils.broadcast_one_to_all(piece)).tobytes() for piece in pieces)

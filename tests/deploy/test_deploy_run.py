@@ -27,7 +27,7 @@ from fedoptax.engine.client_states import OnDevice
 from fedoptax.errors import RunError, Stopped, UsageError
 from fedoptax.storage import folder as storage
 from fedoptax.storage.checkpoint import Checkpoints, rounds_of
-from fedoptax.storage.history_file import HistoryFile
+from fedoptax.storage.history import HistoryFile, read_rows
 
 
 def small(out: Path, **changes: Any) -> Deployment:
@@ -68,9 +68,7 @@ def test_what_ends_a_round_loses_that_round_alone(
     again = run_of(replace(given, resume=True))
     assert again.done == 1
     again.go(InMemory(given))
-    assert (
-        [row["round"] for row in storage.read_rows(tmp_path / "run", 3)] == rounds_told(tmp_path / "run") == [1, 2, 3]
-    )
+    assert [row["round"] for row in read_rows(tmp_path / "run", 3)] == rounds_told(tmp_path / "run") == [1, 2, 3]
 
 
 def test_resume_passes_over_a_checkpoint_without_rows_and_cuts_no_round(tmp_path: Path) -> None:
@@ -89,7 +87,7 @@ def test_resume_passes_over_a_checkpoint_without_rows_and_cuts_no_round(tmp_path
     again = run_of(replace(given, resume=True, rounds=5))
     assert again.done == 3
     again.go(InMemory(given))
-    assert len(storage.read_rows(out, 5)) == 5 and rounds_told(out) == [1, 2, 3, 4, 5]
+    assert len(read_rows(out, 5)) == 5 and rounds_told(out) == [1, 2, 3, 4, 5]
     assert rounds_of(out) == [4, 5]
     assert run_of(replace(given, resume=True, rounds=5)).done == 5
 

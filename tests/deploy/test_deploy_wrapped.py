@@ -23,6 +23,7 @@ from fedoptax.deploy.run import Run
 from fedoptax.deploy.server import RawReply
 from fedoptax.deploy.wire import WireArray
 from fedoptax.storage import folder as storage
+from fedoptax.storage.history import read_rows
 
 
 class InMemory:
@@ -66,7 +67,7 @@ def test_a_private_and_compressed_deployment_is_the_simulation(tmp_path: Path, m
     result = fx.run(
         task_of(), given.build_algorithm(), rounds=3, cohort_size=2, batch_size=50, seed=3, weighting="uniform"
     )
-    rows = storage.read_rows(tmp_path / "run", 3)
+    rows = read_rows(tmp_path / "run", 3)
     assert [row["epsilon"] for row in rows] == [row["epsilon"] for row in result.history]
     assert 0 < rows[0]["epsilon"] < rows[-1]["epsilon"]
     assert rows[-1]["bytes_up"] == result.history[-1]["bytes_up"] < rows[-1]["bytes_down"]

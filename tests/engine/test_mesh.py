@@ -15,7 +15,7 @@ import pytest
 
 import fedoptax as fx
 from fedoptax.engine.mesh import assign_clients
-from fedoptax.storage.config import refuse_another
+from fedoptax.storage.config import check_same_experiment
 
 TESTS = Path(__file__).parent
 SHORT = ["fedadam:vmap:7:8", "scaffold:loop:7:4", "median:loop:5:2", "steps", "evaluation"]
@@ -87,7 +87,7 @@ def test_clients_with_equal_work_are_dealt_in_turn(size: int, devices: int) -> N
 
 def test_another_division_among_devices_is_no_other_experiment(tmp_path: Path) -> None:
     there = {"seed": 1, "mesh": 8, "client_loop": "vmap"}
-    refuse_another(tmp_path, there, {"seed": 1})
-    refuse_another(tmp_path, {"seed": 1}, there)
+    check_same_experiment(tmp_path, there, {"seed": 1})
+    check_same_experiment(tmp_path, {"seed": 1}, there)
     with pytest.raises(fx.RunError, match="seed"):
-        refuse_another(tmp_path, there, {"seed": 2})
+        check_same_experiment(tmp_path, there, {"seed": 2})

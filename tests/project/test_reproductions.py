@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from command_line import parse
-from fedoptax.experiments.papers import paper_setting
+from fedoptax.experiments.presets import paper_setting
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "reproductions"
 WORDS = ("reproduced", "partly", "not reproduced", "not measured yet")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import fedoptax as fx
-from fedoptax.experiments.wrapping import parse_codec, parse_privacy, wrap
+from fedoptax.experiments.build import parse_codec, parse_privacy, wrap
 
 PRIVACY = "clip=0.5,noise_multiplier=0.01,delta=1e-5"
 

@@ -15,10 +15,8 @@ from fedoptax.cli.setup import Setup, algorithm_names, choose_grids, result_fold
 from fedoptax.cli.tune import print_best
 from fedoptax.engine.xla import use_cache, use_cores
 from fedoptax.errors import RunError, Stopped, UsageError, check_int
-from fedoptax.experiments.comparison import Comparison
-from fedoptax.experiments.comparison import compare as run_comparison
+from fedoptax.experiments.comparison import Comparison, run_comparison
 from fedoptax.experiments.grids import Grid
-from fedoptax.experiments.result import Interrupted
 from fedoptax.experiments.tuning import Tuning, rule_for
 from fedoptax.report import write_report
 from fedoptax.report.searches import load_searches
@@ -75,21 +73,20 @@ def carry_out_comparison(
     task: Task, comparison: Comparison, out: Path, as_json: bool = False, new: bool = False
 ) -> None:
     """Run what is left of a comparison, write its report and print its table."""
-    try:
-        _, diverged = run_comparison(task, comparison, out, new=new)
-    except Interrupted as stop:
-        raise Stopped(f"{stop}; continue with: {resume_command(out)}", stop.result.signal) from None
+    done = run_comparison(task, comparison, out, new=new)
+    if (stop := done.stopped) is not None:
+        raise Stopped(f"{stop.message}; continue with: {resume_command(out)}", stop.signal)
     searches = load_searches(out)
     with status("writing the report"):
         for search in searches:
             write_report(search.folder)
         page = write_report(out)
     if as_json:
-        print(json.dumps({"out": str(out), "report": str(page), "diverged": [str(e) for e in diverged]}, indent=1))
+        print(json.dumps({"out": str(out), "report": str(page), "diverged": done.diverged}, indent=1))
     else:
         for search in searches:
             print_best(search, f"{search.algorithm}.")
         print((out / "table.md").read_text(encoding="utf-8"))
         print(f"report: {page}")
-    if diverged:
-        raise RunError("; ".join(map(str, diverged)))
+    if done.diverged:
+        raise RunError("; ".join(done.diverged))

@@ -21,6 +21,7 @@ from fedoptax.engine.plan import make_plan
 from fedoptax.errors import RunError, Stopped, UsageError, check_int
 from fedoptax.experiments.build import parse_settings, parse_value, preset
 from fedoptax.storage import folder as storage
+from fedoptax.storage.history import read_lines
 from fedoptax.tasks import recipe_of
 from fedoptax.tasks.recipe import TASK_OPTIONS
 
@@ -78,8 +79,6 @@ def local(
     settings = _settings(place, nodes)
     if resume is None:
         storage.prepare(target)
-    else:
-        storage.check_plain(target)
     rounds = options.get("rounds")
     if rounds is None:  # not the app's of a run that was made longer
         rounds = deployment.rounds if resume is None else rounds_planned(resume, deployment.rounds)
@@ -124,7 +123,7 @@ def _run(work: Path, target: Path, settings: LocalSettings, rounds: int, resume:
 
 def _watcher(target: Path, update: Update) -> Callable[[], None]:
     def watch() -> None:
-        lines = storage.read_lines(target)
+        lines = read_lines(target)
         if lines:
             loss = json_.loads(lines[-1]).get("train_loss")
             update(len(lines), "" if loss is None else f"train_loss {loss:.4g}")
@@ -133,7 +132,7 @@ def _watcher(target: Path, update: Update) -> Callable[[], None]:
 
 
 def _rounds_done(target: Path) -> int:
-    return len(storage.read_lines(target))
+    return len(read_lines(target))
 
 
 def _tell(target: Path, json: bool) -> None:

@@ -12,7 +12,7 @@ from fedoptax.engine.plan import RunOptions, make_plan
 from fedoptax.engine.program import Fixed, program
 from fedoptax.errors import check_int
 from fedoptax.experiments.build import build, parse_settings, preset
-from fedoptax.experiments.papers import PAPERS, PaperSetting
+from fedoptax.experiments.presets import PAPERS, PaperSetting
 from fedoptax.storage.config import summary
 from fedoptax.tasks import TASKS, recipe_of
 

@@ -13,18 +13,17 @@ from fedoptax.cli.options import Resume
 from fedoptax.cli.run import finish, join_processes, print_result
 from fedoptax.cli.setup import reload_task
 from fedoptax.cli.tune import carry_out_search
-from fedoptax.distributed import agreed, leads, shared_value
+from fedoptax.distributed import broadcast, is_leader, run_on_all_or_fail
+from fedoptax.engine.plan import make_plan
 from fedoptax.engine.xla import use_cache, use_cores
 from fedoptax.errors import UsageError
 from fedoptax.experiments import run as experiment
-from fedoptax.experiments.build import build
+from fedoptax.experiments.build import build, wrap_as
 from fedoptax.experiments.comparison import Comparison
-from fedoptax.experiments.run import check_options
+from fedoptax.experiments.run import split_options
 from fedoptax.experiments.tuning import Tuning
-from fedoptax.experiments.wrapping import wrap_as
-from fedoptax.storage import folder as storage
 from fedoptax.storage.checkpoint import rounds_of
-from fedoptax.storage.stored import check_config
+from fedoptax.storage.config import read_config
 from fedoptax.tasks.task import Task
 
 RESUMED = (
@@ -72,12 +71,12 @@ def _check(
     """
     first = {key: values[0] for key, values in grid.items()}
     algorithm = wrap_as(build(name, {**values, **first}), options.get("wrappers") or {})
-    check_options(task, algorithm, **{key: value for key, value in options.items() if key != "wrappers"})
+    make_plan(split_options(options)[0], task, algorithm)
 
 
 def _resume_run(folder: Path, given: Resume, changes: dict[str, Any]) -> None:
     """Continue a run; of several processes only the first needs the folder, and sends its config to the others."""
-    config = shared_value(agreed(lambda: _read_config(folder, given.rounds) if leads() else None))
+    config: Any = broadcast(run_on_all_or_fail(lambda: _read_config(folder, given.rounds) if is_leader() else None))
     options = {name: config[name] for name in RESUMED if name in config} | changes
     if given.rounds is not None:
         options["rounds"] = given.rounds
@@ -87,24 +86,23 @@ def _resume_run(folder: Path, given: Resume, changes: dict[str, Any]) -> None:
         algorithm = wrap_as(build(name, hyperparameters), options.get("wrappers") or {})
         return reload_task(config["task"], given.data_dir), algorithm
 
-    task, algorithm = agreed(set_up)
+    task, algorithm = run_on_all_or_fail(set_up)
     result = finish(
         lambda: experiment.run(
             task, algorithm, label=name, hyperparameters=hyperparameters, resume_from=folder, **options
         ),
         folder,
     )
-    if leads():
+    if is_leader():
         print_result(result, folder, as_json=False)
 
 
 def _read_config(folder: Path, rounds: int | None) -> dict[str, Any]:
     if not (folder / "config.json").is_file():
         raise UsageError(f"'{folder}' is not the folder of a run, a comparison or a search")
-    config = storage.read_json(folder / "config.json")
+    config = read_config(folder)
     if "deployment" in config:
         raise UsageError(f"'{folder}' is of a deployment: continue with fedoptax deploy local --resume {folder}")
-    check_config(folder / "config.json", config)
     done = max([0, *rounds_of(folder)])
     if rounds is not None and rounds < done:
         raise UsageError(f"--rounds must be at least {done}, the rounds done, got {rounds}")

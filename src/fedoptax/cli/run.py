@@ -9,13 +9,12 @@ from pathlib import Path
 
 from fedoptax.cli.options import ProcessOptions, Run
 from fedoptax.cli.setup import result_folder, set_up
-from fedoptax.distributed import agreed, leads, several, shared_value
+from fedoptax.distributed import broadcast, is_distributed, is_leader, join, run_on_all_or_fail
 from fedoptax.engine.faults import COUNTS
 from fedoptax.engine.xla import use_cache, use_cores
-from fedoptax.errors import RunError, Stopped
+from fedoptax.errors import RunError, Stopped, UsageError
 from fedoptax.experiments import run as experiment
 from fedoptax.experiments.result import DivergedError, Interrupted, RunResult
-from fedoptax.joining import join
 from fedoptax.storage import folder as storage
 
 
@@ -25,9 +24,9 @@ def run(given: Run) -> None:
     use_cores()
     use_cache()
     name = given.algorithm
-    out = Path(shared_value(str(result_folder(given.out, given.task, name))))
-    setup = agreed(lambda: set_up(given, [name], out))
-    if leads():
+    out = Path(broadcast(str(result_folder(given.out, given.task, name))))
+    setup = run_on_all_or_fail(lambda: set_up(given, [name], out))
+    if is_leader():
         storage.prepare(out, given.overwrite)
     result = finish(
         lambda: experiment.run(
@@ -41,14 +40,16 @@ def run(given: Run) -> None:
         ),
         out,
     )
-    if leads():
+    if is_leader():
         print_result(result, out, given.json)
 
 
 def join_processes(given: ProcessOptions) -> None:
     """Connect this process to the others of a distributed run, if it is one of several."""
-    names = ("distributed", "coordinator", "processes", "process")
-    join({name: getattr(given, name) for name in names} | {"heartbeat": 60, "connect": 300})
+    if given.distributed:
+        join(given.coordinator, given.processes, given.process)
+    elif given.coordinator is not None or given.processes is not None or given.process is not None:
+        raise UsageError("--coordinator, --processes and --process need --distributed")
 
 
 def finish(work: Callable[[], RunResult], out: Path) -> RunResult:
@@ -61,7 +62,7 @@ def finish(work: Callable[[], RunResult], out: Path) -> RunResult:
     try:
         return work()
     except Interrupted as stop:
-        remedy = resume_command(out) + (" --distributed" if several() else "")
+        remedy = resume_command(out) + (" --distributed" if is_distributed() else "")
         raise Stopped(f"{stop}; continue with: {remedy}", stop.result.signal) from None
     except DivergedError as error:
         raise RunError(f"{error} (in {out})") from error

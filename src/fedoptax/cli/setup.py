@@ -13,13 +13,21 @@ from fedoptax._progress import status
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.algorithms import ALGORITHMS
 from fedoptax.cli.options import Compare, ExperimentOptions, RoundOptions, TaskOptions, Tune
-from fedoptax.distributed import leads
+from fedoptax.distributed import is_leader
 from fedoptax.engine.faults import as_faults
+from fedoptax.engine.plan import make_plan
 from fedoptax.errors import RunError, UsageError, check_choice
-from fedoptax.experiments.build import build, find_constructor, find_preset, parse_settings, parse_value, preset
+from fedoptax.experiments.build import (
+    build,
+    find_constructor,
+    find_preset,
+    parse_settings,
+    parse_value,
+    preset,
+    wrap_as,
+)
 from fedoptax.experiments.grids import Grid, default_grid, parse_grids
-from fedoptax.experiments.run import check_options
-from fedoptax.experiments.wrapping import wrap_as
+from fedoptax.experiments.run import split_options
 from fedoptax.storage import folder as storage
 from fedoptax.tasks import load_task, recipe_of
 from fedoptax.tasks.recipe import PARTITION_OPTIONS, TASK_OPTIONS
@@ -93,13 +101,13 @@ def set_up(
     algorithms = {
         name: wrap_as(build(name, hyperparameters[name] | (tried or {}).get(name, {})), wrappers) for name in names
     }
-    if leads():
+    if is_leader():
         storage.prepare(out, given.overwrite, remove=False)
     task_arguments, of_rounds = paper_options(given)
     task = load(given, task_arguments)
     options = with_task_defaults(given.task, task, of_rounds) | run_options
     for algorithm in algorithms.values():
-        check_options(task, algorithm, **options)
+        make_plan(split_options(options | {"out": out})[0], task, algorithm)
     return Setup(task, algorithms, hyperparameters, options | {"wrappers": wrappers}, out)
 
 
@@ -113,7 +121,7 @@ def paper_options(given: ExperimentOptions) -> tuple[dict[str, Any], dict[str, A
     setting = find_preset(given.task, given.preset)
     if setting is None:
         return task, rounds
-    if leads():
+    if is_leader():
         print(f"preset: {setting.source}; {setting.convention}", file=sys.stderr)
     of_paper = dict(setting.task)
     if task.get("partition") not in (None, of_paper.get("partition")):

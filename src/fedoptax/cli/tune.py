@@ -15,9 +15,7 @@ from fedoptax.cli.run import resume_command
 from fedoptax.cli.setup import choose_grids, print_table, result_folder, set_up
 from fedoptax.engine.xla import use_cache, use_cores
 from fedoptax.errors import Stopped, UsageError, check_choice
-from fedoptax.experiments.result import Interrupted
-from fedoptax.experiments.search import SEARCHES
-from fedoptax.experiments.tuning import AllDiverged, Tuning, carry_out, rule_for
+from fedoptax.experiments.tuning import SEARCHES, AllDiverged, Tuning, rule_for, run_search
 from fedoptax.report import write_report
 from fedoptax.report.searches import Search, Trial, edge_warnings, load_searches
 from fedoptax.report.words import format_number, format_setting
@@ -57,14 +55,10 @@ def tune(given: Tune) -> None:
 
 def carry_out_search(task: Task, tuning: Tuning, out: Path, as_json: bool = False, new: bool = False) -> None:
     """Run what is left of a search, write its report and print its points."""
-    all_diverged: AllDiverged | None = None
-    try:
-        with bar(f"{tuning.algorithm}: {tuning.size} points", tuning.size * int(tuning.options["rounds"])) as update:
-            carry_out(task, tuning, out, update, new)
-    except Interrupted as stop:
-        raise Stopped(f"{stop}; continue with: {resume_command(out)}", stop.result.signal) from None
-    except AllDiverged as error:
-        all_diverged = error
+    with bar(f"{tuning.algorithm}: {tuning.size} points", tuning.size * int(tuning.options["rounds"])) as update:
+        searched = run_search(task, tuning, out, update, new)
+    if (stop := searched.stopped) is not None:
+        raise Stopped(f"{stop.message}; continue with: {resume_command(out)}", stop.signal)
     with status("writing the report"):
         page = write_report(out)
     search = load_searches(out)[0]
@@ -74,8 +68,8 @@ def carry_out_search(task: Task, tuning: Tuning, out: Path, as_json: bool = Fals
         _print_table(search)
         print_best(search)
         print(f"report: {page}")
-    if all_diverged:
-        raise all_diverged
+    if search.best is None:
+        raise AllDiverged(tuning.algorithm, len(searched.tried))
 
 
 def print_best(search: Search, scope: str = "") -> None:

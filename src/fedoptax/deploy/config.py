@@ -15,8 +15,7 @@ from fedoptax.algorithm import FedAlgorithm
 from fedoptax.engine.aggregation import as_aggregator
 from fedoptax.engine.plan import WEIGHTINGS, RunOptions
 from fedoptax.errors import UsageError
-from fedoptax.experiments.build import build
-from fedoptax.experiments.wrapping import with_secret_seed, wrap
+from fedoptax.experiments.build import build, with_secret_seed, wrap
 from fedoptax.tasks.task import Task
 
 Plain = str | int | float | bool
@@ -35,7 +34,7 @@ class Deployment:
       rounds, cohort_size, batch_size, local_epochs, local_steps, weighting, seed, eval_every: as in `fedoptax.run`;
         `local_steps = 0` means none, `weighting = ""` the algorithm's own.
       aggregate: as in `fedoptax.run`, as a text.
-      privacy, compress: how the algorithm is wrapped, as texts (`fedoptax.experiments.wrapping`); "" is not at all. The
+      privacy, compress: how the algorithm is wrapped, as texts (`fedoptax.experiments.build`); "" is not at all. The
         noise's seed is the server's own (`seed=none`): a number would go to every node.
       quorum: the part of the cohort, in (0, 1], whose replies are enough for a round; the round waits for all until
         `round_timeout` all the same.

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedoptax._files import finite_or_none
 from fedoptax.algorithm import Tree
 from fedoptax.deploy.config import Deployment
 from fedoptax.deploy.memory import INITIAL, checked_experiment
@@ -33,15 +34,11 @@ from fedoptax.engine.plan import Plan, make_plan
 from fedoptax.engine.program import Fixed, program
 from fedoptax.engine.sampling import sample_cohort
 from fedoptax.errors import RunError, UsageError
-from fedoptax.experiments.run import Settings
-from fedoptax.experiments.wrapping import WRAPPERS
+from fedoptax.experiments.build import WRAPPERS
 from fedoptax.storage import folder as storage
 from fedoptax.storage.checkpoint import Checkpoints
-from fedoptax.storage.config import refuse_another, run_config
-from fedoptax.storage.history import History, Row, finite_or_none
-from fedoptax.storage.history_file import HistoryFile
-from fedoptax.storage.history_parquet import write_parquet
-from fedoptax.storage.summary import write_summary
+from fedoptax.storage.config import check_same_experiment, run_config
+from fedoptax.storage.history import History, HistoryFile, Row, read_rows
 from fedoptax.tasks.task import Task
 
 Log = Callable[[str], None]
@@ -86,16 +83,6 @@ class Run:
         self._upload = upload_form(task, self.algorithm, self.plan.work)
         self._most = deployment.max_examples or int(task.clients.sizes.max()) or MOST_EXAMPLES
         self._key = jax.random.key(deployment.seed)
-        self._settings = Settings(
-            self.plan,
-            deployment.rounds,
-            deployment.seed,
-            deployment.eval_every,
-            deployment.algorithm,
-            self.folder,
-            hyperparameters=dict(deployment.hyperparameters),
-            wrappers={name: text for name in WRAPPERS if (text := getattr(deployment, name))},
-        )
         self._stack = ExitStack()
         self.history = History()
         never = np.full(self.num_clients, INITIAL, np.int32)
@@ -214,7 +201,10 @@ class Run:
         return {"epsilon": finite_or_none(float(spent))}
 
     def _open(self) -> None:
-        config = run_config(self.task, self._settings, self._built)
+        deployment = self.deployment
+        named = {"name": deployment.algorithm, "hyperparameters": dict(deployment.hyperparameters)}
+        wrappers = {name: text for name in WRAPPERS if (text := getattr(deployment, name))}
+        config = run_config(self.task, named, deployment.options, self.plan, self._built, wrappers)
         there = (self.folder / "config.json").is_file()
         if self.deployment.resume and not there:
             raise UsageError(f"resume: '{self.folder}' given, allowed is the folder of a deployment")
@@ -227,14 +217,14 @@ class Run:
             config["deployment"] = self._resume(config)
         self.experiment = checked_experiment(config["deployment"]["experiment"])
         storage.write_json(self.folder / "config.json", config)
-        write_summary(self.folder, "running", None, self.history, 0.0)
+        storage.write_summary(self.folder, "running", None, self.history, 0.0)
         self._rows = HistoryFile(self.folder, self.history.rows)
         self._network = NetworkFile(self.folder, self.done)
         self._save()
 
     def _resume(self, config: dict[str, Any]) -> dict[str, Any]:
         there = storage.read_json(self.folder / "config.json")
-        refuse_another(self.folder, there, config)
+        check_same_experiment(self.folder, there, config)
         if not isinstance(there.get("deployment"), dict):
             raise RunError(f"'{self.folder}' holds a simulation; continue it with fedoptax resume")
         if self._checkpoints.rounds() or storage.read_status(self.folder) not in (None, "running"):
@@ -253,14 +243,14 @@ class Run:
             states = (self.server, jnp.asarray(self._at.accepted))
             done, (server, accepted) = self._checkpoints.restore(states, _none(), at_most)
             try:
-                return Done(done, server, np.asarray(accepted)), storage.read_rows(self.folder, done)
+                return Done(done, server, np.asarray(accepted)), read_rows(self.folder, done)
             except RunError as error:
                 at_most, reason = done - 1, reason or error
         raise reason
 
     def _save(self) -> None:
         states = (self.server, jnp.asarray(self._at.accepted))
-        self._checkpoints.save(self.done, states, _none(), self._rows.mark())
+        self._checkpoints.save(self.done, states, _none(), self._rows.sync())
         self._kept = [self._kept[1], self._at.accepted]
 
     def _finish(self, status: str, message: str | None) -> None:
@@ -268,8 +258,7 @@ class Run:
         try:
             self._save()
             storage.write_params(self.folder / "params.npz", self.algorithm.params(self.server))
-            write_parquet(self.folder / "history.parquet", history.rows)
-            write_summary(self.folder, status, message, history, 0.0, self._rows.mark())
+            storage.write_summary(self.folder, status, message, history, 0.0)
         finally:
             self._stack.close()
 

@@ -1,4 +1,4 @@
-"""From what a user types to an algorithm: names, `module:function`, `NAME=VALUE` settings, presets."""
+"""From what a user types to an algorithm: names, `module:function`, `NAME=VALUE` settings, presets, wrappers."""
 
 from __future__ import annotations
 
@@ -12,39 +12,47 @@ from typing import Any
 
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.algorithms import ALGORITHMS
-from fedoptax.errors import UsageError, unknown
-from fedoptax.experiments.papers import PAPERS, PaperSetting, paper_setting
-from fedoptax.experiments.presets import PRESETS
+from fedoptax.errors import UsageError, check_choice
+from fedoptax.experiments.presets import PAPERS, PRESETS, PaperSetting, paper_setting
 from fedoptax.schedules import is_schedule, parse_schedule
+from fedoptax.wrappers import with_compression, with_privacy
+from fedoptax.wrappers.codecs import CODECS, Codec
 
 Constructor = Callable[..., FedAlgorithm]
+WRAPPERS = ("privacy", "compress")
+PRIVACY = ("clip", "noise_multiplier", "delta", "target_quantile", "clip_lr", "bit_noise", "seed")
+"""The arguments of `with_privacy` that can be typed; the first three are needed."""
+
 _BORROWED = {"cifar100-coarse": "cifar100"}  # tasks without presets of their own start from a near one's
 
 
 def find_constructor(name: str) -> Constructor:
-    """The constructor of a name in `ALGORITHMS`, or of `module:function` on the path or in the current folder.
+    """Return the constructor of a name in `ALGORITHMS`, or of `module:function` on the path or in the current folder.
 
     Raises:
       UsageError: no such name, module or function.
     """
     if ":" not in name:
-        return ALGORITHMS[name] if name in ALGORITHMS else unknown("algorithm", name, ALGORITHMS)
+        check_choice("algorithm", name, ALGORITHMS)
+        return ALGORITHMS[name]
     module_name, _, attribute = name.partition(":")
     if not all(part.isidentifier() for part in (*module_name.split("."), attribute)):
-        raise UsageError(f"algorithm: '{name}' given, allowed is MODULE:FUNCTION")
+        raise UsageError(f"algorithm must be a name or MODULE:FUNCTION, got '{name}'")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         constructor = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError, ValueError) as error:
-        raise UsageError(f"algorithm: '{name}' given, allowed is MODULE:FUNCTION ({error})") from error
+        raise UsageError(f"algorithm '{name}' cannot be imported: {error}") from error
     if not callable(constructor):
-        raise UsageError(f"algorithm: '{name}' is not a function that makes an algorithm")
+        raise UsageError(f"algorithm '{name}' is not a function that makes an algorithm")
     return constructor
 
 
 def parse_settings(settings: Iterable[str], algorithms: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """`NAME=VALUE` (for every algorithm that has it) and `ALGORITHM.NAME=VALUE` as hyper-parameters by algorithm.
+    """Return the hyper-parameters by algorithm that texts set.
+
+    `NAME=VALUE` is for every algorithm that has it, `ALGORITHM.NAME=VALUE` for one.
 
     Raises:
       UsageError: no `=`, an algorithm that is not run, or a name that no algorithm has.
@@ -55,21 +63,20 @@ def parse_settings(settings: Iterable[str], algorithms: Iterable[str]) -> dict[s
     for setting in settings:
         left, equals, text = setting.partition("=")
         if not equals or not left or not text:
-            raise UsageError(f"--set: '{setting}' given, allowed is NAME=VALUE or ALGORITHM.NAME=VALUE")
+            raise UsageError(f"--set must be NAME=VALUE or ALGORITHM.NAME=VALUE, got '{setting}'")
         scope, dot, parameter = left.rpartition(".")
-        if dot and scope not in names:
-            unknown("--set: algorithm", scope, names)
-        having = [name for name in ([scope] if dot else names) if parameter in parameters[name]]
-        if not having:
-            allowed = parameters[scope] if dot else {p for known in parameters.values() for p in known}
-            unknown("--set: hyper-parameter", parameter, allowed)
-        for name in having:
-            chosen[name][parameter] = parse_value(text)
+        if dot:
+            check_choice("--set algorithm", scope, names)
+        scoped = [scope] if dot else names
+        check_choice("--set hyper-parameter", parameter, sorted({p for name in scoped for p in parameters[name]}))
+        for name in scoped:
+            if parameter in parameters[name]:
+                chosen[name][parameter] = parse_value(text)
     return chosen
 
 
 def parse_value(text: str) -> Any:
-    """A number, true, false, or else the text itself."""
+    """Return a number, true, false, or else the text itself."""
     try:
         return json.loads(text)
     except ValueError:
@@ -77,7 +84,7 @@ def parse_value(text: str) -> Any:
 
 
 def parameter_names(constructor: Constructor) -> list[str]:
-    """The hyper-parameters that a constructor takes."""
+    """Return the names of the hyper-parameters that a constructor takes."""
     return list(_parameters(constructor))
 
 
@@ -85,13 +92,13 @@ def _parameters(constructor: Constructor) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(constructor).parameters
     except ValueError as error:  # some functions written in C do not say
-        raise UsageError(f"algorithm: {constructor!r} given, allowed is a function with named parameters") from error
+        raise UsageError(f"algorithm must be a function with named parameters, got {constructor!r}") from error
 
 
 def preset(task: str, algorithm: str) -> dict[str, Any]:
-    """The hyper-parameters kept for an algorithm on a task: tuned here, else of its first paper, else none.
+    """Return the hyper-parameters kept for an algorithm on a task: tuned here, else of its first paper, else none.
 
-    A file of one's own starts from those of the digits: a starting point, not more.
+    A file of the user's own starts from those of the digits: a starting point, not more.
     """
     task = "digits" if task.startswith("file:") else _BORROWED.get(task, task)
     tuned = PRESETS.get(task, {}).get(algorithm)
@@ -102,7 +109,7 @@ def preset(task: str, algorithm: str) -> dict[str, Any]:
 
 
 def find_preset(task: str, name: str) -> PaperSetting | None:
-    """The paper setting that `--preset` means; None for `tuned` and `none`.
+    """Return the paper setting that `--preset` means; None for `tuned` and `none`.
 
     Raises:
       UsageError: an unknown preset.
@@ -111,20 +118,108 @@ def find_preset(task: str, name: str) -> PaperSetting | None:
 
 
 def build(name: str, hyperparameters: Mapping[str, Any]) -> FedAlgorithm:
-    """The algorithm of a name with hyper-parameters.
+    """Return the algorithm of a name with hyper-parameters.
 
     Raises:
       UsageError: a required hyper-parameter is missing, or one is out of its range.
     """
     constructor = find_constructor(name)
     parameters = _parameters(constructor)
-    if name in ALGORITHMS and (other := sorted(hyperparameters.keys() - parameters)):
-        unknown(f"hyper-parameter of {name}", other[0], parameters)
+    for parameter in hyperparameters if name in ALGORITHMS else ():
+        check_choice(f"hyper-parameter of {name}", parameter, parameters)
     for parameter, info in parameters.items():
         if info.default is info.empty and parameter not in hyperparameters:
-            raise UsageError(f"{name}: {parameter} is needed and no preset has it; give --set {parameter}=VALUE")
+            raise UsageError(f"{name} needs {parameter}, and no preset has it; give --set {parameter}=VALUE")
     values = {name: parse_schedule(value) if is_schedule(value) else value for name, value in hyperparameters.items()}
     algorithm = constructor(**values)
     if not isinstance(algorithm, FedAlgorithm):
-        raise UsageError(f"algorithm: '{name}' returned {type(algorithm).__name__}, allowed is a FedAlgorithm")
+        raise UsageError(f"algorithm '{name}' must return a FedAlgorithm, got {type(algorithm).__name__}")
     return algorithm
+
+
+def wrap_as(algorithm: FedAlgorithm, wrappers: Mapping[str, str]) -> FedAlgorithm:
+    """Return `algorithm` with what a run's config says was wrapped around it: texts by the names of `wrap`'s arguments.
+
+    Raises:
+      UsageError: as `wrap`, or it is something else.
+    """
+    if not isinstance(wrappers, Mapping) or not all(isinstance(text, str) for text in wrappers.values()):
+        raise UsageError(f"wrappers must be texts by name, got {wrappers!r}")
+    for name in wrappers:
+        check_choice("wrappers", name, WRAPPERS)
+    return wrap(algorithm, **wrappers)
+
+
+def wrap(algorithm: FedAlgorithm, privacy: str | None = None, compress: str | None = None) -> FedAlgorithm:
+    """Return `algorithm` with privacy and compression as they were typed; None leaves it as it is.
+
+    Args:
+      algorithm: the algorithm.
+      privacy: `NAME=VALUE,...`, arguments of `with_privacy`: `clip`, `noise_multiplier` and `delta` are needed;
+        `seed=none` draws the noise's seed from the operating system.
+      compress: the name of a codec, alone or with arguments: `sign`, `qsgd:bits=4,bucket=512`.
+
+    Raises:
+      UsageError: a text cannot be read, has an unknown name, or a value is out of its range.
+    """
+    if privacy is not None:
+        algorithm = with_privacy(algorithm, **parse_privacy(privacy))
+    if compress is not None:
+        algorithm = with_compression(algorithm, parse_codec(compress))
+    return algorithm
+
+
+def parse_privacy(text: str) -> dict[str, Any]:
+    """Return the arguments of `with_privacy` in a text such as `clip=1.0,noise_multiplier=0.5,delta=1e-5`.
+
+    Raises:
+      UsageError: it has another form, a name is unknown, given twice, or one that is needed is missing.
+    """
+    given = _pairs("--privacy", text, PRIVACY)
+    if missing := [name for name in PRIVACY[:3] if name not in given]:
+        raise UsageError(f"--privacy needs clip, noise_multiplier and delta, got no {', '.join(missing)} in '{text}'")
+    if given.get("seed") == "none":
+        given["seed"] = None
+    return given
+
+
+def with_secret_seed(text: str) -> str:
+    """Return a privacy text for a deployment, where it goes to every node: the noise's seed is drawn by the server.
+
+    Raises:
+      UsageError: as `parse_privacy`, or it names a seed: whoever knows that can subtract the noise.
+    """
+    given = parse_privacy(text)
+    if given.get("seed") is not None:
+        raise UsageError(
+            "--privacy of a deployment must have no seed (or seed=none): it goes to every node, and whoever knows the "
+            f"seed can subtract the noise; got '{text}'"
+        )
+    return text if "seed" in given else f"{text},seed=none"
+
+
+def parse_codec(text: str) -> Codec:
+    """Return the codec of a text such as `topk:fraction=0.01`.
+
+    Raises:
+      UsageError: there is no such codec, or an argument is unknown or out of its range.
+    """
+    name, colon, rest = text.partition(":")
+    check_choice("--compress", name, CODECS)
+    make: Callable[..., Codec] = CODECS[name]
+    return make(**_pairs(f"--compress {name}", rest, tuple(inspect.signature(make).parameters)) if colon else {})
+
+
+def _pairs(option: str, text: str, names: tuple[str, ...]) -> dict[str, Any]:
+    """Return `NAME=VALUE,NAME=VALUE` as a dictionary."""
+    given: dict[str, Any] = {}
+    for part in text.split(","):
+        name, equals, value = part.strip().partition("=")
+        if not equals or not value:
+            allowed = f"NAME=VALUE,... of {', '.join(names)}" if names else "given without arguments"
+            raise UsageError(f"{option} must be {allowed}, got '{text}'")
+        check_choice(f"{option} argument", name, names)
+        if name in given:
+            raise UsageError(f"{option}: {name} is given twice")
+        given[name] = parse_value(value)
+    return given

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fedoptax._files import read_json, to_plain, using, write_json
 from fedoptax._progress import bar
-from fedoptax.errors import RunError
-from fedoptax.experiments.build import build
-from fedoptax.experiments.result import DivergedError, Interrupted, RunResult
-from fedoptax.experiments.run import run
-from fedoptax.experiments.tuning import AllDiverged, Tuning, carry_out
-from fedoptax.experiments.wrapping import wrap_as
-from fedoptax.storage import folder as storage
-from fedoptax.storage.checkpoint import rounds_of
-from fedoptax.storage.finished import is_whole
-from fedoptax.storage.stored import check_comparison
-from fedoptax.tasks.task import Task
+from fedoptax.engine.plan import make_plan
+from fedoptax.errors import RunError, UsageError, check_int
+from fedoptax.experiments.build import build, preset, wrap_as
+from fedoptax.experiments.grids import check_grid
+from fedoptax.experiments.result import Interrupted, RunResult
+from fedoptax.experiments.run import split_options
+from fedoptax.experiments.tuning import (
+    AllDiverged,
+    Tuning,
+    check_not_own,
+    rule_for,
+    run_or_continue,
+    run_search,
+    storable,
+)
+from fedoptax.storage.config import FORMAT, check_format
+from fedoptax.storage.folder import is_finished, locked, prepare
+from fedoptax.storage.history import History, read_rows
+from fedoptax.tasks.task import Task, check_task
+from fedoptax.trackers import Tracker
+
+FILE = "compare.json"
 
 
 @dataclass(frozen=True)
@@ -44,108 +56,226 @@ class Comparison:
     tunings: dict[str, Tuning] = field(default_factory=dict)
 
     def save(self, folder: Path) -> None:
-        """Writes compare.json."""
-        storage.write_json(folder / "compare.json", {"format": storage.FORMAT, **asdict(self)})
+        """Write compare.json."""
+        write_json(folder / FILE, {"format": FORMAT, **asdict(self)})
 
     @classmethod
     def read(cls, folder: Path) -> Comparison:
-        """Reads compare.json.
+        """Read compare.json.
 
         Raises:
           RunError: it is missing, damaged or of another format.
         """
-        stored = storage.read_json(folder / "compare.json")
-        if stored.pop("format", None) != storage.FORMAT:
-            raise RunError(f"'{folder / 'compare.json'}' is not of format {storage.FORMAT}")
-        check_comparison(folder / "compare.json", stored)
-        try:
-            tunings = {name: Tuning.of(tuning) for name, tuning in stored.pop("tunings", {}).items()}
-            return cls(**stored, tunings=tunings)
-        except TypeError as error:
-            raise RunError(f"'{folder / 'compare.json'}' is damaged: {error}") from error
+        path = folder / FILE
+        stored = read_json(path)
+        check_format(path, stored)
+        with using(path):
+            del stored["format"]
+            tunings = {name: Tuning.from_dict(tuning) for name, tuning in stored.pop("tunings", {}).items()}
+            comparison = cls(**stored, tunings=tunings)
+            for name in comparison.algorithms:
+                dict(comparison.hyperparameters[name])
+            for seed in comparison.seeds:
+                check_int("seed", seed, 0)
+            return comparison
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The outcome of a comparison.
+
+    Attributes:
+      comparison: what was compared, with the hyper-parameters that were used.
+      histories: by algorithm, one per seed in their order.
+      diverged: one line per run or search that diverged.
+      folder: of the results.
+    """
+
+    comparison: Comparison
+    histories: Mapping[str, Sequence[History]]
+    diverged: Sequence[str]
+    folder: Path
 
 
 def compare(
-    task: Task, comparison: Comparison, out: Path, progress: bool | None = None, new: bool = False
-) -> tuple[list[RunResult], list[RunError]]:
-    """Runs what is not yet completed in `out`: every algorithm's search, if there is one, then all over every seed.
+    task: Task,
+    algorithms: Sequence[str],
+    out: str | Path,
+    *,
+    seeds: int | Sequence[int] = 3,
+    hyperparameters: Mapping[str, Mapping[str, Any]] | None = None,
+    grids: Mapping[str, Mapping[str, Sequence[Any]]] | None = None,
+    select: str = "train_loss",
+    last: int | None = None,
+    overwrite: bool = False,
+    progress: bool | None = None,
+    **options: Any,
+) -> Compared:
+    """Run several algorithms on one task over seeds; runs that are done in `out` are not run again.
 
     All algorithms of one seed start from the same parameters and see the same cohorts. One that diverges is kept up to
-    its last finite state and the others go on, also without one of whose search every point diverged. With `new` there
-    must be no results in `out` yet.
+    its last finite state, and the others go on.
+
+    Args:
+      task: the task.
+      algorithms: names in `ALGORITHMS`, or `MODULE:FUNCTION`.
+      out: a folder: a run folder for each algorithm and seed; `fedoptax.report.write_report(out)` draws it.
+      seeds: how many, counted from 0, or which.
+      hyperparameters: by algorithm; one that is not named has those of the task's preset.
+      grids: values by algorithm and hyper-parameter, searched first, with a seed that is not compared.
+      select: the metric that ranks the points of the searches.
+      last: the number of last rounds over which its mean is taken; None is 100, but at most a tenth of all.
+      overwrite: remove an earlier comparison in `out` instead of continuing it.
+      progress: show a bar on standard error; None shows it on a terminal.
+      **options: further arguments of `fedoptax.run`, the same for all runs.
 
     Returns:
-      The results that were computed now, and the errors of those that diverged.
+      The histories, and which runs diverged.
+
+    Raises:
+      UsageError: a name or value is refused; before anything runs.
+      RunError: `out` holds another comparison, or cannot be used.
+      Interrupted: Ctrl-C or a signal; a further call goes on.
+    """
+    check_task(task)
+    chosen = list(range(check_int("seeds", seeds))) if isinstance(seeds, int) else list(seeds)
+    if isinstance(algorithms, str) or not algorithms or not chosen:
+        raise UsageError("algorithms and seeds must not be empty, and algorithms a list of names")
+    check_not_own(options)
+    folder, grids = Path(out), dict(grids or {})
+    values = {name: dict((hyperparameters or {}).get(name, preset(task.name, name))) for name in algorithms}
+    rounds, _ = split_options(options)
+    for name in algorithms:
+        if name in grids:
+            check_grid(grids[name])
+        first = {key: tried[0] for key, tried in grids.get(name, {}).items()}
+        make_plan(rounds, task, wrap_as(build(name, values[name] | first), options.get("wrappers") or {}))
+    stored = {"rounds": rounds.rounds, **storable(options)}
+    spec, rule = {"name": task.name, **task.spec}, rule_for(task, select, last, rounds.rounds)
+    tunings = {
+        name: Tuning(
+            name,
+            {key: [to_plain(value) for value in tried] for key, tried in grid.items()},
+            {key: value for key, value in values[name].items() if key not in grid},
+            rule,
+            max(chosen) + 1,
+            spec,
+            stored,
+        )
+        for name, grid in grids.items()
+    }
+    comparison = Comparison(list(algorithms), values, chosen, spec, stored, tunings=tunings)
+    if (folder / FILE).is_file() and not overwrite:
+        there = Comparison.read(folder)
+        kept = there.hyperparameters if tunings else values  # by then those that were found
+        wanted = to_plain(asdict(replace(comparison, hyperparameters=kept, command=there.command)))
+        if to_plain(asdict(there)) != wanted:
+            raise RunError(f"'{folder / FILE}' is of another comparison; give another folder")
+        comparison = there
+    else:
+        prepare(folder, overwrite)
+    trackers = [one for one in options.get("trackers") or () if not isinstance(one, str)]
+    done = run_comparison(task, comparison, folder, progress, trackers=trackers)
+    if done.stopped is not None:
+        raise Interrupted(done.stopped)
+    return Compared(done.comparison, _histories(done.comparison, folder), done.diverged, folder)
+
+
+@dataclass
+class Outcome:
+    """A comparison as far as it came.
+
+    Attributes:
+      comparison: with the hyper-parameters that searches found, and without the algorithms whose points all diverged.
+      diverged: one line per run or search that diverged.
+      stopped: the run in or after which a signal stopped the comparison, else None.
+    """
+
+    comparison: Comparison
+    diverged: list[str] = field(default_factory=list)
+    stopped: RunResult | None = None
+
+
+def run_comparison(
+    task: Task,
+    comparison: Comparison,
+    out: Path,
+    progress: bool | None = None,
+    new: bool = False,
+    trackers: Sequence[Tracker] = (),
+) -> Outcome:
+    """Run what is not yet done in `out`: every algorithm's search, if there is one, then all over every seed.
+
+    With `new` there must be no results in `out` yet. `trackers` are objects that follow every run, besides those that
+    the comparison names.
 
     Raises:
       RunError: another process holds `out` or has filled it, or a run there cannot be continued.
     """
-    results: list[RunResult] = []
-    diverged: list[RunError] = []
-    with storage.locked(out, new):
+    done = Outcome(comparison)
+    followers = [*comparison.options.get("trackers", ()), *trackers]
+    with locked(out, new):
         comparison.save(out)
-        if comparison.tunings:
-            comparison, lost = _tuned(task, comparison, out, progress)
-            diverged += lost
-        for name, seed, folder in runs(comparison, out):
-            if is_whole(folder):
-                if (summary := storage.read_json(folder / "summary.json")).get("status") == "diverged":
-                    diverged.append(RunError(str(summary.get("message"))))  # before an interruption
+        _search(task, done, out, progress, trackers)
+        for name, seed, folder in runs(done.comparison, out):
+            if done.stopped is not None:
+                break
+            if is_finished(folder):
+                summary = read_json(folder / "summary.json")
+                if summary["status"] == "diverged":
+                    done.diverged.append(str(summary.get("message")))
                 continue
-            try:
-                results.append(_run_one(task, comparison, name, seed, folder, progress))
-            except DivergedError as error:
-                diverged.append(error)
-                results.append(error.result)
-            if results[-1].signal:  # it came in the last round or after it
-                raise Interrupted(replace(results[-1], message=f"stopped after {name}, seed {seed}"))
-    return results, diverged
+            values = done.comparison.hyperparameters[name]
+            algorithm = wrap_as(build(name, values), comparison.options.get("wrappers") or {})
+            described = {"label": name, "description": f"{name}, seed {seed}", "hyperparameters": values}
+            shown = {"seed": seed, "progress": progress, "trackers": followers, **described}
+            result = run_or_continue(task, algorithm, folder, comparison.options | shown)
+            if result.status == "diverged":
+                done.diverged.append(str(result.message))
+            if result.signal:
+                done.stopped = replace(result, message=result.message or f"stopped after {name}, seed {seed}")
+    return done
 
 
-def _tuned(task: Task, comparison: Comparison, out: Path, progress: bool | None) -> tuple[Comparison, list[RunError]]:
-    """The comparison with what every search found, without the algorithms of which no point came to its end."""
-    found, lost = dict(comparison.hyperparameters), list[RunError]()
+def _search(task: Task, done: Outcome, out: Path, progress: bool | None, trackers: Sequence[Tracker]) -> None:
+    """Run the searches of a comparison, and note in it what they found."""
+    comparison = done.comparison
+    found, kept = dict(comparison.hyperparameters), list(comparison.algorithms)
     for name, tuning in comparison.tunings.items():
         total = tuning.size * int(tuning.options["rounds"])
+        with bar(f"{name}: {tuning.size} points", total, enabled=progress) as update:
+            searched = run_search(task, tuning, search_folder(out, name), update, trackers=trackers)
+        if searched.stopped is not None:
+            done.stopped = searched.stopped
+            return
         try:
-            with bar(f"{name}: {tuning.size} points", total, enabled=progress) as update:
-                found[name] = carry_out(task, tuning, search_folder(out, name), update).hyperparameters
+            found[name] = searched.tuned().hyperparameters
         except AllDiverged as error:
-            lost.append(error)
-    replace(comparison, hyperparameters=found).save(out)
-    gone = {error.algorithm for error in lost if isinstance(error, AllDiverged)}
-    kept = [name for name in comparison.algorithms if name not in gone]
-    return replace(comparison, hyperparameters=found, algorithms=kept), lost
+            done.diverged.append(str(error))
+            kept.remove(name)
+    comparison = replace(comparison, hyperparameters=found)
+    comparison.save(out)
+    done.comparison = replace(comparison, algorithms=kept)
 
 
 def search_folder(out: Path, name: str) -> Path:
-    """Where the search for an algorithm's hyper-parameters is."""
+    """Return the folder of the search for an algorithm's hyper-parameters."""
     return out / "tuning" / name.replace(":", ".")
 
 
-def _run_one(
-    task: Task, comparison: Comparison, name: str, seed: int, folder: Path, progress: bool | None
-) -> RunResult:
-    source = folder if rounds_of(folder) else None
-    return run(
-        task,
-        wrap_as(build(name, comparison.hyperparameters[name]), comparison.options.get("wrappers") or {}),
-        seed=seed,
-        label=name,
-        description=f"{name}, seed {seed}",
-        hyperparameters=comparison.hyperparameters[name],
-        out=folder,
-        overwrite=source is None,
-        resume_from=source,
-        progress=progress,
-        **comparison.options,
-    )
-
-
-def runs(comparison: Comparison, out: Path) -> Sequence[tuple[str, int, Path]]:
-    """Algorithm, seed and folder of every run of the comparison, algorithm after algorithm."""
+def runs(comparison: Comparison, out: Path) -> list[tuple[str, int, Path]]:
+    """Return algorithm, seed and folder of every run of a comparison, algorithm after algorithm."""
     return [
         (name, seed, out / name.replace(":", ".") / f"seed-{seed}")
         for name in comparison.algorithms
         for seed in comparison.seeds
     ]
+
+
+def _histories(comparison: Comparison, out: Path) -> dict[str, list[History]]:
+    histories: dict[str, list[History]] = {name: [] for name in comparison.algorithms}
+    for name, _, folder in runs(comparison, out):
+        with using(folder / "summary.json"):
+            rounds = read_json(folder / "summary.json")["rounds_done"]
+        histories[name].append(History(read_rows(folder, rounds)))
+    return histories

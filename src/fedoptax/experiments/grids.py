@@ -9,19 +9,19 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from fedoptax.errors import UsageError, unknown
+from fedoptax.errors import UsageError, check_choice, check_int
 from fedoptax.experiments.build import find_constructor, parameter_names
 from fedoptax.schedules import is_schedule
 
 Grid = dict[str, tuple[Any, ...]]
-"""Name -> values, numbers increasing; a point takes one of each."""
+"""Values by name, numbers increasing; a point takes one of each."""
 
-STEPS = {"decade": 1, "half": 2, "quarter": 4}  # steps a factor of ten
+STEPS = {"decade": 1, "half": 2, "quarter": 4}  # steps per factor of ten
 ALLOWED = "NAME=VALUE,VALUE,... or NAME=LOW..HIGH (half decades; also LOW..HIGH:decade, :half or :quarter)"
 
 
 def parse_grids(texts: Iterable[str], algorithms: Iterable[str]) -> dict[str, Grid]:
-    """The grids of some algorithms: of some `NAME=VALUES`, each takes those whose NAME it has.
+    """Return the grids of some algorithms: each takes those `NAME=VALUES` whose NAME it has.
 
     Raises:
       UsageError: as `parse_grid`; or no algorithm has a name.
@@ -32,16 +32,16 @@ def parse_grids(texts: Iterable[str], algorithms: Iterable[str]) -> dict[str, Gr
         name = text.partition("=")[0]
         having = [key for key, constructor in constructors.items() if name in parameter_names(constructor)]
         if not having:
-            unknown("--grid: hyper-parameter", name, {n for c in constructors.values() for n in parameter_names(c)})
+            check_choice("--grid name", name, sorted({n for c in constructors.values() for n in parameter_names(c)}))
         for key in having:
             if name in grids[key]:
-                raise UsageError(f"--grid: {name} given twice, allowed is once")
+                raise UsageError(f"--grid: {name} is given twice")
             grids[key] |= parse_grid([text], constructors[key])
     return grids
 
 
 def parse_grid(texts: Iterable[str], constructor: Callable[..., Any]) -> Grid:
-    """The grid of some `NAME=VALUES` for the hyper-parameters of `constructor`.
+    """Return the grid of some `NAME=VALUES` for the hyper-parameters of `constructor`.
 
     VALUES are numbers or texts with commas, or `LOW..HIGH`, the log grid 10^(k/2) from LOW to HIGH (`:decade` and
     `:quarter` for other steps). `1e-3..1` is 10⁻³, 10⁻²·⁵, …, 10⁰. Commas within brackets separate nothing, so a
@@ -55,11 +55,10 @@ def parse_grid(texts: Iterable[str], constructor: Callable[..., Any]) -> Grid:
     for text in texts:
         name, equals, values = text.partition("=")
         if not equals or not values:
-            raise UsageError(f"--grid: '{text}' given, allowed is {ALLOWED}")
-        if name not in names:
-            unknown("--grid: hyper-parameter", name, names)
+            raise UsageError(f"--grid must be {ALLOWED}, got '{text}'")
+        check_choice("--grid name", name, names)
         if name in grid:
-            raise UsageError(f"--grid: {name} given twice, allowed is once")
+            raise UsageError(f"--grid: {name} is given twice")
         grid[name] = _values(text, values)
     return grid
 
@@ -69,7 +68,7 @@ RANGES = {"client_lr": (1e-3, 10.0), "server_lr": (1e-3, 10.0), "lr": (1e-4, 1.0
 
 
 def default_grid(constructor: Callable[..., Any], chosen: Mapping[str, Any], budget: int) -> Grid:
-    """At most `budget` points for an algorithm: its learning rates that have no default and were not chosen.
+    """Return at most `budget` points for an algorithm: its learning rates that have no default and were not chosen.
 
     Every rate gets as many values as the others, evenly on a logarithmic scale within `RANGES`, while the product
     allows it: 25 points are 25 values of one rate or 5 of each of two.
@@ -77,14 +76,11 @@ def default_grid(constructor: Callable[..., Any], chosen: Mapping[str, Any], bud
     Raises:
       UsageError: there is no such rate, or the budget is below 1.
     """
-    if budget < 1:
-        raise UsageError(f"--budget: {budget} given, allowed is a whole number >= 1")
+    check_int("--budget", budget)
     needed = [n for n, p in inspect.signature(constructor).parameters.items() if p.default is p.empty]
     names = [name for name in needed if name in RANGES and name not in chosen]
     if not names:
-        raise UsageError(
-            f"--grid: none given for {constructor.__name__}, whose rates are all set; allowed is {ALLOWED}"
-        )
+        raise UsageError(f"--grid is needed for {constructor.__name__}, whose rates are all set")
     sizes = [int(budget ** (1 / len(names)) + 1e-9)] * len(names)
     for i in range(len(sizes)):
         if math.prod(sizes) // sizes[i] * (sizes[i] + 1) <= budget:
@@ -93,30 +89,45 @@ def default_grid(constructor: Callable[..., Any], chosen: Mapping[str, Any], bud
 
 
 def _spaced(low: float, high: float, size: int) -> tuple[float, ...]:
-    """`size` values from low to high, evenly on a logarithmic scale; the middle for one alone."""
+    """Return `size` values from low to high, evenly on a logarithmic scale; the middle for one alone."""
     if size == 1:
         return (_short(math.sqrt(low * high)),)
     return tuple(_short(low * (high / low) ** (i / (size - 1))) for i in range(size))
 
 
 def _short(value: float) -> float:
-    """Four digits: what is printed is what was run."""
+    """Round to four digits: what is printed is what was run."""
     return float(f"{value:.4g}")
 
 
 def log_grid(low: float, high: float, steps: int = 2) -> tuple[float, ...]:
-    """10^(k/steps) for whole k, from `low` to `high` with both ends, where they are such powers."""
+    """Return 10^(k/steps) for whole k, from `low` to `high` with both ends, where they are such powers."""
     first, last = (math.log10(end) * steps for end in (low, high))
     return tuple(_short(10 ** (k / steps)) for k in range(math.ceil(first - 1e-6), math.floor(last + 1e-6) + 1))
 
 
+def check_grid(grid: Any) -> None:
+    """Check the form of a grid: some values for each of some names.
+
+    Raises:
+      UsageError: it has another form, or is empty.
+    """
+    if not isinstance(grid, Mapping):
+        raise UsageError(f"grid must be lists of values by the names of hyper-parameters, got {grid!r}")
+    for name, values in grid.items():
+        if isinstance(values, str) or not hasattr(values, "__len__") or not hasattr(values, "__iter__"):
+            raise UsageError(f"grid: {name} must be a list of values, got {values!r}")
+    if not grid or not all(len(values) for values in grid.values()):
+        raise UsageError("grid must not be empty")
+
+
 def points(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Every combination, the last name varying fastest."""
+    """Return every combination, the last name varying fastest."""
     return [dict(zip(grid, values)) for values in itertools.product(*grid.values())]
 
 
 def edges(grid: Mapping[str, Sequence[float]], point: Mapping[str, float]) -> dict[str, str]:
-    """The hyper-parameters whose value lies at an end of the grid: name -> `"lowest"` or `"highest"`.
+    """Return the hyper-parameters whose value lies at an end of the grid: name -> `"lowest"` or `"highest"`.
 
     One with a single value was not searched, and has no ends.
     """
@@ -131,23 +142,23 @@ def _values(text: str, values: str) -> tuple[Any, ...]:
     if ".." in values:
         ends, _, step = values.partition(":")
         low, _, high = ends.partition("..")
-        if step and step not in STEPS:
-            unknown("--grid: step", step, STEPS)
+        if step:
+            check_choice("--grid step", step, STEPS)
         first, last = _number(text, low), _number(text, high)
         if not 0 < first < last:
-            raise UsageError(f"--grid: '{text}' given, allowed is 0 < LOW < HIGH")
+            raise UsageError(f"--grid must have 0 < LOW < HIGH, got '{text}'")
         found = log_grid(first, last, STEPS[step or "half"])
         if not found:
-            raise UsageError(f"--grid: '{text}' given, allowed is a range that holds a step of the grid")
+            raise UsageError(f"--grid must have a range that holds a step of the grid, got '{text}'")
         return found
     parts = [_value(text, part.strip()) for part in re.split(r",(?![^(]*\))", values)]
     if len({(type(part), part) for part in parts}) != len(parts):
-        raise UsageError(f"--grid: '{text}' given, allowed are different values")
+        raise UsageError(f"--grid must have different values, got '{text}'")
     return tuple(sorted(parts)) if all(isinstance(part, float) for part in parts) else tuple(parts)
 
 
 def _value(text: str, part: str) -> Any:
-    """A finite number, a schedule, or a word; schedules alone stand beside numbers."""
+    """Return a finite number, a schedule, or a word; only schedules stand beside numbers."""
     try:
         float(part)
     except ValueError:
@@ -167,5 +178,5 @@ def _number(text: str, value: str) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise UsageError(f"--grid: '{value}' in '{text}' given, allowed is {ALLOWED}")
+        raise UsageError(f"--grid must be {ALLOWED}, got '{value}' in '{text}'")
     return number

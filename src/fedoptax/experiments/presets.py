@@ -1,123 +1,79 @@
-"""Hyper-parameters that work, by task and algorithm: what `run` and `compare` start from unless told otherwise.
+"""Hyper-parameters by task, of `presets.toml`: those that were tuned here, and the papers' own settings.
 
-Found by `fedoptax.sweep` on coarse, mostly half-decade grids with each task's defaults, by the mean training loss
-of the last rounds. Grids and results of digits, MNIST and Fashion-MNIST are in LOG.md; the analytic tasks had one seed.
+A task may have settings of several papers; the first is its `paper`, each can be asked for by name (`paper:fafed-low`).
 """
 
 from __future__ import annotations
 
+import re
+import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
 from typing import Any
 
-PRESETS: dict[str, dict[str, Mapping[str, Any]]] = {
-    "digits": {
-        "fedavg": {"client_lr": 10**-0.5, "server_lr": 10**0.5},
-        "fedavgm": {"client_lr": 10**-0.5, "server_lr": 1.0},
-        "fedadagrad": {"client_lr": 10**-0.5, "server_lr": 0.1},
-        "fedyogi": {"client_lr": 10**-0.5, "server_lr": 0.1},
-        "fedadam": {"client_lr": 0.1, "server_lr": 0.1},
-        "fedams": {"client_lr": 10**-0.5, "server_lr": 10**-1.5, "eps": 1e-6},
-        "fedamsgrad": {"client_lr": 0.1, "server_lr": 0.1},
-        "fedprox": {"client_lr": 10**-0.5, "mu": 0.01, "server_lr": 10**0.5},
-        "scaffold": {"client_lr": 10**-0.5, "server_lr": 10**0.5},
-        "local_amsgrad": {"lr": 10**-1.5, "v0": 1e-4},
-        "fedlamb": {"lr": 10**-1.25},
-        "stem": {"lr": 1.0, "alpha": 0.9},
-        "fafed": {"lr": 0.1, "alpha": 0.9, "rho": 0.1},
-        "naive_adaptive": {"lr": 0.01, "b2": 0.99},
-        "local_adaalter": {"lr": 1.0, "eps": 0.1},
-        "lookahead": {"client_lr": 10**-1.5, "alpha": 1.0},
-        "mimelite": {"client_lr": 1.0},
-        "mime": {"client_lr": 10**-0.5},
-    },
-    "mnist": {
-        "fedavg": {"client_lr": 10**-0.5, "server_lr": 1.0},
-        "fedavgm": {"client_lr": 10**-0.5, "server_lr": 1.0},
-        "fedadagrad": {"client_lr": 10**-0.5, "server_lr": 10**-1.5},
-        "fedyogi": {"client_lr": 10**-0.5, "server_lr": 10**-1.5},
-        "fedadam": {"client_lr": 10**-0.5, "server_lr": 10**-1.5},
-        "fedams": {"client_lr": 10**-0.5, "server_lr": 0.01, "eps": 1e-6},
-        "fedamsgrad": {"client_lr": 10**-0.5, "server_lr": 10**-1.5},
-        "fedprox": {"client_lr": 10**-0.5, "mu": 0.01, "server_lr": 1.0},
-        "scaffold": {"client_lr": 10**-0.5, "server_lr": 1.0},
-        "local_amsgrad": {"lr": 0.01},
-        "fedlamb": {"lr": 0.01},
-        "stem": {"lr": 10**-0.5, "alpha": 0.9},
-        "fafed": {"lr": 10**-1.5, "alpha": 0.9, "rho": 0.1},
-        "naive_adaptive": {"lr": 1e-3, "b2": 0.99},
-        "local_adaalter": {"lr": 10**-0.5, "eps": 0.1},
-        "lookahead": {"client_lr": 0.01, "alpha": 1.0},
-        "mimelite": {"client_lr": 10**-3.5, "base": "adam"},
-        "mime": {"client_lr": 10**-3.5, "base": "adam"},
-    },
-    "fashion-mnist": {
-        "fedavg": {"client_lr": 0.1, "server_lr": 1.0},
-        "fedavgm": {"client_lr": 0.1, "server_lr": 10**-0.5},
-        "fedadagrad": {"client_lr": 0.1, "server_lr": 10**-1.5},
-        "fedyogi": {"client_lr": 0.1, "server_lr": 10**-1.5},
-        "fedadam": {"client_lr": 0.1, "server_lr": 10**-1.5},
-        "fedams": {"client_lr": 0.1, "server_lr": 10**-1.5, "eps": 1e-6},
-        "fedamsgrad": {"client_lr": 0.1, "server_lr": 10**-1.5},
-    },
-    "synthetic": {
-        "fedavg": {"client_lr": 10**-2.5, "server_lr": 10.0},
-        "fedavgm": {"client_lr": 0.01, "server_lr": 1.0},
-        "fedadagrad": {"client_lr": 0.01, "server_lr": 10**-0.5},
-        "fedyogi": {"client_lr": 0.01, "server_lr": 10**-1.5},
-        "fedadam": {"client_lr": 0.01, "server_lr": 10**-1.5},
-        "fedams": {"client_lr": 0.01, "server_lr": 10**-0.5},
-        "fedamsgrad": {"client_lr": 0.01, "server_lr": 10**-1.5},
-        "fedprox": {"client_lr": 10**-2.5, "mu": 0.1, "server_lr": 10.0},
-        "scaffold": {"client_lr": 10**-2.5, "server_lr": 10**0.5},
-        "local_amsgrad": {"lr": 10**-2.75},
-        "fedlamb": {"lr": 10**-0.75},
-        "stem": {"lr": 10**-0.5, "alpha": 0.9},
-        "fafed": {"lr": 10**-0.5, "alpha": 0.9, "rho": 1.0},
-        "naive_adaptive": {"lr": 0.1, "b2": 0.99},
-        "local_adaalter": {"lr": 10.0, "eps": 0.1},
-        "lookahead": {"client_lr": 1e-3, "alpha": 1.0},
-        "mimelite": {"client_lr": 10**-2.5},
-        "mime": {"client_lr": 10**-2.5, "b1": 0.0},
-    },
-    "quadratic": {
-        "fedavg": {"client_lr": 10**-1.5, "server_lr": 1.0},
-        "fedavgm": {"client_lr": 10**-1.5, "server_lr": 0.1},
-        "fedadagrad": {"client_lr": 0.01, "server_lr": 10**-0.5},
-        "fedyogi": {"client_lr": 10**-1.5, "server_lr": 10**-1.5},
-        "fedadam": {"client_lr": 0.01, "server_lr": 10**-1.5},
-        "fedams": {"client_lr": 10**-1.5, "server_lr": 10**-1.5},
-        "fedamsgrad": {"client_lr": 0.01, "server_lr": 10**-1.5},
-        "fedprox": {"client_lr": 10**-1.5, "mu": 0.01, "server_lr": 1.0},
-        "scaffold": {"client_lr": 10**-1.5, "server_lr": 10**0.25},
-        "local_amsgrad": {"lr": 10**-2.25},
-        "fedlamb": {"lr": 10**-1.25},
-        "stem": {"lr": 10**-1.5, "alpha": 0.5},
-        "fafed": {"lr": 10**-1.5, "alpha": 0.1, "rho": 0.1},
-        "naive_adaptive": {"lr": 10**-1.5, "b2": 0.5},
-        "local_adaalter": {"lr": 10**-0.5, "eps": 1.0},
-        "lookahead": {"client_lr": 10**-1.5, "alpha": 0.5},
-        "mimelite": {"client_lr": 10**-1.5},
-        "mime": {"client_lr": 10**-1.5},
-    },
-    # naive_adaptive and fedlamb walk away from the optimum with any learning rate; the first has the paper's.
-    "counterexample": {
-        "fedavg": {"client_lr": 1.0, "server_lr": 1.0},
-        "fedavgm": {"client_lr": 1.0, "server_lr": 1.0},
-        "fedadagrad": {"client_lr": 1.0, "server_lr": 10**0.5},
-        "fedyogi": {"client_lr": 10**-0.5, "server_lr": 10**0.5},
-        "fedadam": {"client_lr": 1.0, "server_lr": 1.0},
-        "fedams": {"client_lr": 1.0, "server_lr": 10**0.5},
-        "fedamsgrad": {"client_lr": 1.0, "server_lr": 10**0.5},
-        "fedprox": {"client_lr": 1.0, "mu": 0.1},
-        "scaffold": {"client_lr": 1.0, "server_lr": 1.0},
-        "local_amsgrad": {"lr": 1.0},
-        "fedlamb": {"lr": 0.01},
-        "stem": {"lr": 1.0, "alpha": 0.9},
-        "fafed": {"lr": 1.0, "alpha": 0.1, "rho": 0.1},
-        "naive_adaptive": {"lr": 0.1, "b2": 0.5},
-        "local_adaalter": {"lr": 10**0.5, "eps": 0.1},
-        "lookahead": {"client_lr": 10**0.5, "alpha": 1.0},
-        "mimelite": {"client_lr": 10**0.5, "b1": 0.9},
-        "mime": {"client_lr": 10**-0.5, "b1": 0.0},
-    },
+from fedoptax.errors import unknown
+
+
+@dataclass(frozen=True)
+class PaperSetting:
+    """One experiment of a paper.
+
+    Attributes:
+      source: the paper and the place.
+      convention: which convention the learning rates belong to, and what is not the paper's.
+      task: options of `load_task`.
+      run: options of `fedoptax.run`.
+      hyperparameters: by algorithm; an algorithm that is not named keeps what the task has tuned for it.
+    """
+
+    source: str
+    convention: str
+    task: Mapping[str, Any] = field(default_factory=dict)
+    run: Mapping[str, Any] = field(default_factory=dict)
+    hyperparameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+def paper_setting(task: str, preset: str) -> PaperSetting:
+    """Return the setting that `paper` or `paper:NAME` means for a task.
+
+    Raises:
+      UsageError: the task has no paper setting, or none of that name.
+    """
+    settings = PAPERS.get(task, {})
+    name = preset.partition(":")[2] or next(iter(settings), "")
+    if name not in settings:
+        allowed = ["tuned", "none", *(f"paper:{known}" for known in settings), *(["paper"] if settings else [])]
+        unknown(f"--preset (of task '{task}')", preset, allowed)
+    return settings[name]
+
+
+def _powers(value: Any) -> Any:
+    """Return TOML's value with texts such as `10^-0.5` as numbers."""
+    if isinstance(value, dict):
+        return {name: _powers(item) for name, item in value.items()}
+    is_power = isinstance(value, str) and re.fullmatch(r"10\^-?[\d.]+", value)
+    return 10.0 ** float(value[3:]) if is_power else value
+
+
+def _setting(own: Mapping[str, Any], bases: Mapping[str, Any]) -> PaperSetting:
+    base = bases[own["base"]]
+    return PaperSetting(
+        base["source"],
+        own.get("convention", base["convention"]),
+        {**base.get("task", {}), **own.get("task", {})},
+        {**base.get("run", {}), **own.get("run", {})},
+        own.get("hyperparameters", base.get("hyperparameters", {})),
+    )
+
+
+_TABLES = _powers(tomllib.loads(files("fedoptax.experiments").joinpath("presets.toml").read_text(encoding="utf-8")))
+
+PRESETS: dict[str, dict[str, Mapping[str, Any]]] = _TABLES["tuned"]
+"""Tuned hyper-parameters by task and algorithm."""
+
+PAPERS: dict[str, dict[str, PaperSetting]] = {
+    task: {name: _setting(own, _TABLES["bases"]) for name, own in settings.items()}
+    for task, settings in _TABLES["papers"].items()
 }
+"""Paper settings by task and name; the first of a task is what `--preset paper` means."""

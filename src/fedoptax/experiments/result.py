@@ -1,4 +1,4 @@
-"""What a run leaves: a result, and the errors that bring the result of one that did not come to its end."""
+"""The result of a run, and the errors that carry the result of one that diverged or was interrupted."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fedoptax.storage.history import History
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run leaves.
+    """The result of a run.
 
     Attributes:
-      history: one row a round.
+      history: one row per round.
       params: the final parameters; after a divergence the last finite ones.
       state: the server's state.
       clients: the clients' states: an `OnDevice` (`.tree` is stacked over all N, `()` if clients keep nothing) or an
@@ -26,7 +26,7 @@ class RunResult:
       message: one line about a status other than completed, else None.
       folder: where it was written, or None.
       hyperparameters: the algorithm's, as far as they were given.
-      signal: the number of the signal that came meanwhile and asked to stop (2: Ctrl-C), else 0.
+      signal: the number of the signal that asked to stop (2: Ctrl-C), else 0; it may come in the last round.
     """
 
     history: History

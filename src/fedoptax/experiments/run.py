@@ -1,136 +1,105 @@
-"""A run: an algorithm on a task for some rounds, with progress, results on disk, and resuming."""
+"""A run: rounds until the end, with progress, results on disk, and resuming.
+
+`run_rounds` is the one loop for simulations and deployments. It is given something that advances rounds (`Rounds`) and
+does all else: the run folder, checkpoints, trackers, the progress bar, interrupts, divergence and resuming.
+"""
 
 from __future__ import annotations
 
-import inspect
+import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 
+from fedoptax._files import finite_or_none, read_json, to_plain
 from fedoptax._progress import Update, bar
+from fedoptax._tree import on_device
 from fedoptax.algorithm import FedAlgorithm, Tree
-from fedoptax.distributed import agree, agreed, check_same, leads, several, shared, shared_value
-from fedoptax.engine.aggregation import Aggregator
+from fedoptax.distributed import broadcast, check_same, gather_from_all, is_distributed, is_leader, run_on_all_or_fail
 from fedoptax.engine.client_states import PLACES, ClientStates, OnDevice, OnHost, make_states
-from fedoptax.engine.data import Examples, open_examples
+from fedoptax.engine.data import open_examples
 from fedoptax.engine.eager import eager_program
 from fedoptax.engine.faults import COUNTS, Faults, as_faults
 from fedoptax.engine.mesh import here, mesh_again
 from fedoptax.engine.plan import Plan, RunOptions, make_plan
-from fedoptax.engine.program import MAX_ROUNDS, Fixed, Point, Program, program
+from fedoptax.engine.program import MAX_ROUNDS, Fixed, Point, program
 from fedoptax.engine.sampling import sample_cohort
-from fedoptax.errors import UsageError, check_number, unknown
+from fedoptax.errors import UsageError, check_choice, check_number
 from fedoptax.experiments.result import DivergedError, Interrupted, RunResult
 from fedoptax.experiments.signals import deferred_interrupt
-from fedoptax.storage import folder as storage
 from fedoptax.storage.checkpoint import Checkpoints
-from fedoptax.storage.config import refuse_another, run_config
-from fedoptax.storage.history import History, Row, finite_or_none
-from fedoptax.storage.run_folder import RunFolder
+from fedoptax.storage.config import check_same_experiment, run_config
+from fedoptax.storage.folder import RunFolder, prepare, read_status
+from fedoptax.storage.history import History, Row, read_rows
 from fedoptax.tasks.task import Task, check_task
-from fedoptax.trackers import Tracker, as_trackers
+from fedoptax.trackers import Tracked, Tracker, TrackerGroup, as_trackers
 
-NOTED_ROWS = 1000  # of the history that the bar's note looks back
+NOTED_ROWS = 1000  # of the history that the progress bar's note looks at
 CALL_SECONDS = 0.4  # aim of one call into the program: a lively bar, a quick stop, little overhead
 
 
 @dataclass(frozen=True)
-class Settings:
-    """All of a run but task and algorithm, already checked."""
+class Record:
+    """What is written about a run, and where.
 
-    plan: Plan
-    rounds: int
-    seed: int
-    eval_every: int
-    label: str = "algorithm"
-    out: Path | None = None
-    resume_from: Path | None = None
-    checkpoint_every: float = 60.0
-    progress: bool | Update | None = None
-    description: str | None = None
-    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
-    faults: Faults | None = None
-    wrappers: Mapping[str, Any] = field(default_factory=dict)
-    epsilon: Callable[[int, int, int], float] | None = None
-    trackers: tuple[str | Tracker, ...] = ()
-
-
-def run(
-    task: Task,
-    algorithm: FedAlgorithm | Point,
-    *,
-    rounds: int = 100,
-    cohort_size: int = 10,
-    batch_size: int = 20,
-    local_epochs: int = 1,
-    local_steps: int | None = None,
-    weighting: str | None = None,
-    seed: int = 0,
-    eval_every: int = 1,
-    client_loop: str = "auto",
-    mesh: int | None = None,
-    client_states: str = "auto",
-    examples: str = "auto",
-    engine: str = "compiled",
-    faults: Faults | Mapping[str, Any] | None = None,
-    aggregate: str | Aggregator = "mean",
-    label: str = "algorithm",
-    description: str | None = None,
-    hyperparameters: Mapping[str, Any] | None = None,
-    wrappers: Mapping[str, Any] | None = None,
-    out: str | Path | None = None,
-    overwrite: bool = False,
-    resume_from: str | Path | None = None,
-    checkpoint_every: float = 60.0,
-    trackers: Sequence[str | Tracker] = (),
-    progress: bool | Update | None = None,
-) -> RunResult:
-    """Runs `algorithm` on `task`.
-
-    Args:
-      task: what is learned, and who holds the data.
-      algorithm: how; a `Point` shares its compilation with others.
-      rounds: communication rounds in total (a resumed run does what is left of them).
-      cohort_size: clients a round, sampled uniformly without replacement.
-      batch_size: examples a local step.
-      local_epochs: passes of a client over its examples in a round.
-      local_steps: if given, exactly so many local steps a round instead of whole epochs.
-      weighting: of the uploads, `"examples"` or `"uniform"`; None takes the paper's choice for the algorithm.
-      seed: of initialisation, cohorts, the order of examples and dropout; equal seeds give equal runs, and the same
-        initialisation and cohorts for every algorithm.
-      eval_every: rounds between evaluations on the test examples; the last round is always evaluated.
-      client_loop: `"loop"` runs a device's clients one after another, `"vmap"` all at once; `"auto"` takes the
-        faster by backend and model (see `engine.plan.runs_sequentially`).
-      mesh: so many devices share out each round's cohort, with results that are equal to rounding; None is all there
-        are, at most one a client, or as many as the run that is resumed had. A CPU is one device unless JAX is told
-        before its first use: `jax.config.update("jax_num_cpu_devices", 8)` makes each of 8 cores a device, which is
-        faster. In a program of several processes all devices take part.
-      client_states: where the clients' states are kept between rounds, `"device"` or `"host"`, with the same results;
-        `"auto"` takes the device if they fit, or what the run that is resumed took.
-      examples: `"device"` puts all training examples on the device; `"stream"` reads each round's cohort's from where
-        they lie, with the same results; `"auto"` streams what does not fit on the device.
-      engine: `"compiled"`, or `"eager"` for plain Python with the same result, to debug.
-      faults: how often clients fail, a `Faults` or its values by name; None: never.
-      aggregate: how uploads become one: `"mean"`, `"median"`, `"trimmed_mean:FRACTION"`, `"norm_clipping:NORM"`,
-        `"krum:F"` or `"krum:F,keep=M"`, or what these make (`engine.aggregation`).
+    Attributes:
       label: the algorithm's name in files and messages.
-      description: what the bar says; None is the label.
-      hyperparameters: the algorithm's, to be written to the config.
-      wrappers: what was wrapped around it, likewise; see `fedoptax.experiments.wrapping`.
+      hyperparameters: the algorithm's, for the config.
+      wrappers: what was wrapped around it, likewise; see `fedoptax.experiments.build.wrap`.
       out: a new folder for config, history, checkpoints, summary and final parameters; None writes nothing.
       overwrite: remove earlier results in `out`.
       resume_from: a run folder to continue from its last checkpoint; results go to `out`, by default the same folder.
       checkpoint_every: seconds between checkpoints.
-      trackers: names in `fedoptax.trackers.TRACKERS`, or objects that are such a `Tracker`; they need `out`.
-      progress: show a bar on standard error; None shows it on a terminal; a function `(rounds done, note)` is told
+      trackers: names in `fedoptax.trackers.TRACKERS`, or objects that are such a `Tracker`; they need a folder.
+      progress: show a bar on standard error; None shows it on a terminal; a function `(rounds done, note)` is called
         instead.
+      description: what the bar says; None is the label.
+
+    Raises:
+      UsageError: a value is outside its range, or there are trackers without a folder.
+    """
+
+    label: str = "algorithm"
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    wrappers: Mapping[str, Any] = field(default_factory=dict)
+    out: str | Path | None = None
+    overwrite: bool = False
+    resume_from: str | Path | None = None
+    checkpoint_every: float = 60.0
+    trackers: Sequence[str | Tracker] = ()
+    progress: bool | Update | None = None
+    description: str | None = None
+
+    def __post_init__(self) -> None:
+        check_number("checkpoint_every", self.checkpoint_every, 0)
+        as_trackers(self.trackers)
+
+    @property
+    def source(self) -> Path | None:
+        """The folder that is continued."""
+        return None if self.resume_from is None else Path(self.resume_from)
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder that is written."""
+        return self.source if self.out is None else Path(self.out)
+
+
+def run(task: Task, algorithm: FedAlgorithm | Point, **options: Any) -> RunResult:
+    """Run `algorithm` on `task`.
+
+    Args:
+      task: what is learned, and who holds the data.
+      algorithm: such as `fedavg(0.1)`; a `Point` shares its compilation with others.
+      **options: of the rounds, see `RunOptions` (`rounds`, `cohort_size`, `batch_size`, `seed`, ...), and of the
+        folder, see `Record` (`out`, `resume_from`, `trackers`, ...).
 
     Returns:
       The history, the final parameters and states.
@@ -141,62 +110,7 @@ def run(
       RunError: files cannot be written, or `resume_from` does not fit.
       Interrupted: Ctrl-C, SIGTERM or SIGHUP; the state after the last whole round is in its `result` (and in `out`).
     """
-    check_task(task)
-    if not isinstance(algorithm, FedAlgorithm | Point):
-        raise UsageError(f"algorithm: {algorithm!r} given, allowed is a FedAlgorithm, such as fedavg(0.1), or a Point")
-    point = algorithm if isinstance(algorithm, Point) else Point(Fixed(algorithm), {})
-    algorithm = point.algorithm
-    _check_files(checkpoint_every, trackers)
-    options = RunOptions(
-        rounds,
-        cohort_size,
-        batch_size,
-        local_epochs,
-        local_steps,
-        weighting,
-        seed,
-        eval_every,
-        client_loop,
-        mesh,
-        client_states,
-        examples,
-        engine,
-        faults,
-        aggregate,
-    )
-    source = None if resume_from is None else Path(resume_from)
-    begun = {} if source is None or several() else storage.read_json(source / "config.json")
-    if mesh is None and engine == "compiled" and begun:
-        options = replace(options, mesh=mesh_again(begun.get("mesh", 1)))  # equals an uninterrupted run bit for bit
-    if client_states == "auto" and begun.get("client_states") in PLACES:
-        options = replace(options, client_states=begun["client_states"])
-    if trackers and out is None and resume_from is None:
-        raise UsageError("trackers: given without out, allowed is with a folder for the run")
-    plan = make_plan(options, task, algorithm)
-    target = source if out is None else Path(out)
-    if target is not None and target != source:
-        agreed(lambda: storage.prepare(target, overwrite) if leads() else None)
-    settings = Settings(
-        plan,
-        options.rounds,
-        options.seed,
-        options.eval_every,
-        label,
-        target if leads() else None,
-        source if leads() else None,
-        checkpoint_every,
-        progress if leads() else False,
-        description,
-        dict(hyperparameters or {}),
-        as_faults(options.faults),
-        dict(wrappers or {}),
-        algorithm.epsilon,
-        tuple(trackers) if leads() else (),
-    )
-    if engine == "eager":
-        result = execute(task, eager_program(task, algorithm, plan), {}, settings)
-    else:
-        result = execute(task, program(task, point.make, plan, tuple(point.values)), point.arguments, settings)
+    result = simulate(task, algorithm, *split_options(options))
     if result.status == "diverged":
         raise DivergedError(str(result.message), result)
     if result.status == "interrupted":
@@ -204,165 +118,272 @@ def run(
     return result
 
 
-def check_options(task: Task, algorithm: FedAlgorithm, **options: Any) -> None:
-    """Checks options of `run` for runs that are still to come, without a folder.
+def split_options(options: Mapping[str, Any]) -> tuple[RunOptions, Record]:
+    """Return the options of `run` as those of the rounds and those of the folder.
 
     Raises:
-      UsageError: `run` has no such option, or would refuse a value.
+      UsageError: there is no such option, or a value is outside its range.
     """
-    check_names(options)
-    files = {name: options[name] for name in ("checkpoint_every", "trackers") if name in options}
-    _check_files(**files)
-    names = {field.name for field in fields(RunOptions)}
-    make_plan(RunOptions(**{name: value for name, value in options.items() if name in names}), task, algorithm)
-
-
-def check_names(options: Iterable[str], own: Sequence[str] = ()) -> None:
-    """Checks that `run` takes options of these names, of which the caller gives `own` by itself.
-
-    Raises:
-      UsageError: another name.
-    """
-    allowed = inspect.signature(run).parameters.keys() - {"task", "algorithm", *own}
+    of_rounds, of_folder = ({f.name for f in fields(kind)} for kind in (RunOptions, Record))
     for name in options:
-        if name not in allowed:
-            unknown("option", name, allowed)
+        check_choice("option", name, sorted(of_rounds | of_folder))
+    return (
+        RunOptions(**{name: value for name, value in options.items() if name in of_rounds}),
+        Record(**{name: value for name, value in options.items() if name in of_folder}),
+    )
 
 
-def _check_files(checkpoint_every: Any = 60.0, trackers: Any = ()) -> None:
-    """Check the options of the run folder.
+def simulate(task: Task, algorithm: FedAlgorithm | Point, options: RunOptions, record: Record) -> RunResult:
+    """Run `algorithm` on `task` as `run` does, but return also a run that diverged or was interrupted."""
+    check_task(task)
+    if not isinstance(algorithm, FedAlgorithm | Point):
+        raise UsageError(f"algorithm must be a FedAlgorithm, such as fedavg(0.1), or a Point, got {algorithm!r}")
+    if record.trackers and record.folder is None:
+        raise UsageError("trackers need a folder: give out")
+    point = algorithm if isinstance(algorithm, Point) else Point(Fixed(algorithm), {})
+    if record.source is not None and not is_distributed():
+        options = _as_begun(options, record.source)
+    plan = make_plan(options, task, point.algorithm)
+    if not is_leader():
+        record = replace(record, out=None, resume_from=None, trackers=(), progress=False)
+    new_folder = record.folder if record.folder != record.source else None
+    run_on_all_or_fail(lambda: new_folder and prepare(new_folder, record.overwrite))
+    simulation = Simulation(task, point, options, plan, record.label)
+    described = {"name": record.label, "hyperparameters": dict(record.hyperparameters)}
+    config = run_config(task, described, options, plan, simulation.program, record.wrappers, record.trackers)
+    check_same(json.dumps({k: v for k, v in to_plain(config).items() if k not in ("environment", "trackers")}))
+    return run_rounds(simulation, options.rounds, config, record)
+
+
+def _as_begun(options: RunOptions, folder: Path) -> RunOptions:
+    """Return options with the devices and the place of client states that a run began with: it is equal bit for bit."""
+    begun = read_json(folder / "config.json")
+    if options.mesh is None and options.engine == "compiled":
+        options = replace(options, mesh=mesh_again(begun.get("mesh", 1)))
+    if options.client_states == "auto" and begun.get("client_states") in PLACES:
+        options = replace(options, client_states=begun["client_states"])
+    return options
+
+
+class Step(NamedTuple):
+    """What came of one call of `Rounds.advance`.
+
+    Attributes:
+      rows: of the history, one per round that was completed, in order.
+      status: `"running"`; `"diverged"` or `"interrupted"` ends the run.
+      message: one line about such a status.
+      save: whether to write a checkpoint now; None leaves it to `Record.checkpoint_every`.
+    """
+
+    rows: list[Row]
+    status: str = "running"
+    message: str | None = None
+    save: bool | None = None
+
+
+class Rounds(Protocol):
+    """What advances a run: a simulation's program, or a deployment's network.
+
+    Attributes:
+      server: the server's state after the last completed round, as checkpoints keep it.
+      clients: all clients' states, likewise.
+      compile_seconds: spent on compiling for this run so far.
+    """
+
+    server: Tree
+    clients: ClientStates
+
+    @property
+    def compile_seconds(self) -> float: ...  # noqa: D102
+
+    def advance(self, done: int) -> Step:
+        """Do one or more of the rounds that follow the first `done`; states and rows change together."""
+
+    def saved(self) -> None:
+        """Take note that the states as they are were written to a checkpoint."""
+
+    def finish(self) -> Tree:
+        """Return the final parameters."""
+
+
+def run_rounds(rounds: Rounds, total: int, config: Mapping[str, Any], record: Record) -> RunResult:
+    """Advance a run to its end, or until it diverges or a signal comes, and write its folder.
+
+    Args:
+      rounds: before its first round; what was done before is restored to it.
+      total: how many rounds the run has in all.
+      config: for config.json; a folder that is continued must have the same.
+      record: what is written, and where. `record.out` is new or empty (`storage.folder.prepare`).
+
+    Returns:
+      The result, whose status says how the run ended.
 
     Raises:
-      UsageError: one is outside its range.
+      RunError: files cannot be written, or the folder cannot be continued.
     """
-    check_number("checkpoint_every", checkpoint_every, 0)
-    as_trackers(trackers)
-
-
-def execute(task: Task, built: Program, hypers: Mapping[str, Any], settings: Settings) -> RunResult:
-    """Runs a program to the end, to a non-finite state or to Ctrl-C, and writes what is to be written."""
-    config = run_config(task, settings, built)
-    check_same(config)
-    key = jax.random.key(settings.seed)
     with ExitStack() as stack:
         stop = stack.enter_context(deferred_interrupt())
-        new = settings.out != settings.resume_from
-        folder = agreed(lambda: RunFolder(settings.out, new, settings.checkpoint_every, stack))
-        plan = settings.plan
-        examples = open_examples(task, plan.examples, key, plan.cohort_size, plan.mesh)
-        compile_ahead = built.prepare(hypers, examples.of(0), key) if examples.many_rounds else None
-        server, client = built.start(hypers, key)
-        clients = make_states(plan.client_states, client, task.num_clients)
-        history, server = agreed(lambda: _resume(settings, config, server, clients))
-        if several():
-            history, server = History(shared_value(history.rows)), shared(server)
-            clients.put(shared(clients.take(lambda: np.arange(task.num_clients))))
-        done = len(history)
-        agreed(lambda: folder.begin(config, history, built.timings, settings.trackers))
-        if compile_ahead is not None and done < settings.rounds:
-            compile_ahead()
-            folder.ready()
-        update = stack.enter_context(
-            bar(settings.description or settings.label, settings.rounds, done, settings.progress)
-        )
-        many_rounds = examples.many_rounds and not isinstance(clients, OnHost)
-        status, message, number, length = "completed", None, 0, 1
-        while done < settings.rounds:
-            end = min(done + length, settings.rounds)
-            rows, server, finite, seconds = _advance(
-                task, built, hypers, settings, key, server, clients, examples, done, end
+        files = run_on_all_or_fail(lambda: _Files(record, stack))
+        history = run_on_all_or_fail(lambda: _restore(rounds, total, config, record))
+        if is_distributed():
+            history.rows, rounds.server, clients = broadcast(
+                (history.rows, rounds.server, rounds.clients.take(lambda: np.arange(0)))
             )
-            history.rows += rows
-            agreed(partial(folder.add, rows))
-            done += len(rows)
-            update(done, _note(task, history))
-            if not finite:
-                status = "diverged"
-                message = (
-                    f"{settings.label} diverged in round {done + 1} (seed {settings.seed}): loss or state is not "
-                    f"finite; the state after round {done} is kept"
-                )
-                break
-            number, seconds = agree(stop(), seconds)
-            if number and done < settings.rounds:
-                status, message = "interrupted", f"stopped after round {done} of {settings.rounds}"
-                break
-            length = max(1, min(MAX_ROUNDS, round(CALL_SECONDS / max(seconds, 1e-6)))) if many_rounds else 1
-            agreed(partial(folder.keep, done, server, clients))
-        if plan.mesh > 1:
-            server = here(server)
-            if isinstance(clients, OnDevice):
-                clients.put(here(clients.tree))
-        params = built.params(hypers, server)
-        agreed(lambda: folder.end(status, message, history, server, clients, params))
-        number, _ = agree(number or stop(), 0.0)  # one may have come meanwhile: whoever has more runs to do must know
-    given = dict(settings.hyperparameters)
-    return RunResult(history, params, server, clients, status, message, settings.out, given, number)
+            rounds.server = on_device(rounds.server)
+            rounds.clients.put(on_device(clients))
+        run_on_all_or_fail(lambda: files.begin(config, history))
+        update = stack.enter_context(
+            bar(record.description or record.label, total, len(history), enabled=record.progress)
+        )
+        status, message, signal = "running", None, 0
+        while status == "running" and len(history) < total:
+            step = rounds.advance(len(history))
+            history.rows += step.rows
+            status, message = step.status, step.message
+            run_on_all_or_fail(partial(files.add, step, history, rounds))
+            update(len(history), _note(history, config["primary_metric"]))
+            signal = int(gather_from_all(np.int32(stop())).max())
+            if signal and status == "running" and len(history) < total:
+                status, message = "interrupted", f"stopped after round {len(history)} of {total}"
+        status = "completed" if status == "running" else status
+        params = rounds.finish()
+        run_on_all_or_fail(lambda: files.end(status, message, history, params, rounds))
+        signal = signal or int(gather_from_all(np.int32(stop())).max())  # else the next of several runs would begin
+    return RunResult(
+        history, params, rounds.server, rounds.clients, status, message, record.folder,
+        dict(record.hyperparameters), signal,
+    )  # fmt: skip
 
 
-def _advance(
-    task: Task,
-    built: Program,
-    hypers: Mapping[str, Any],
-    settings: Settings,
-    key: jax.Array,
-    server: Tree,
-    clients: ClientStates,
-    examples: Examples,
-    done: int,
-    end: int,
-) -> tuple[list[Row], Tree, bool, float]:
-    """Rounds done…end−1: their rows (without the one that was not finite), the server, and seconds a round."""
-    waited_before = built.timings["waited"]
-    begun = time.perf_counter()
-    numbers = [np.int32(n) for n in (done, end, settings.eval_every, settings.rounds)]
-    cohort_size, num_clients = settings.plan.cohort_size, task.num_clients
-    taken = clients.take(lambda: np.asarray(sample_cohort(key, done, num_clients, cohort_size)))
-    rates = (settings.faults or Faults()).rates() if settings.plan.has_outcomes else None
-    result = built.advance(hypers, server, taken, examples.of(done), key, *numbers, rates)
-    clients.put(result.clients)
-    table = jax.device_get(result.rows)
-    holders = task.clients.num_clients  # not a task's `devices`, to whom all the data are dealt out in every round
-    finite, count = bool(result.finite), int(result.round) - done
-    seconds = time.perf_counter() - begun - (built.timings["waited"] - waited_before)
-    rows = [
-        _row(built, settings, holders, done + i + 1, dict(zip(built.columns, map(float, table[i]))))
-        | {"seconds": seconds / count}
-        for i in range(count if finite else count - 1)
-    ]
-    return rows, result.server, finite, seconds / count
+class _Files:
+    """The folder and the trackers of a run; nothing happens without a folder."""
+
+    def __init__(self, record: Record, stack: ExitStack) -> None:
+        self._record, self._trackers = record, TrackerGroup(as_trackers(record.trackers))
+        is_new = record.folder != record.source
+        self._folder = None
+        if record.folder is not None:
+            self._folder = RunFolder(record.folder, is_new, record.checkpoint_every, stack)
+
+    def begin(self, config: Mapping[str, Any], history: History) -> None:
+        if self._folder:
+            self._folder.begin(config, history)
+            self._trackers.start(Tracked(self._folder.path, config, len(history)))
+
+    def add(self, step: Step, history: History, rounds: Rounds) -> None:
+        if self._folder:
+            self._folder.add(step.rows)
+            self._trackers.rows(step.rows)
+            if self._folder.is_due() if step.save is None else step.save:
+                self._save(history, rounds)
+
+    def end(self, status: str, message: str | None, history: History, params: Tree, rounds: Rounds) -> None:
+        if self._folder:
+            self._save(history, rounds)
+            self._trackers.end(self._folder.end(status, message, history, params, rounds.compile_seconds))
+
+    def _save(self, history: History, rounds: Rounds) -> None:
+        assert self._folder is not None
+        self._folder.save(len(history), rounds.server, rounds.clients)
+        rounds.saved()
 
 
-def _row(built: Program, settings: Settings, holders: int, round: int, columns: Mapping[str, float]) -> Row:
-    """A row of the history without its time; `holders` are those whose data privacy protects."""
-    row: Row = {"round": round, **{name: finite_or_none(value) for name, value in columns.items()}}
-    cohort_size = answers = settings.plan.cohort_size
-    if settings.plan.has_outcomes:
-        row |= {name: int(columns[name]) for name in COUNTS}
-        answers = row["participants"] + row["rejected"]
-        if settings.faults is None or settings.faults.deadline is None:
-            del row["virtual_seconds"]
-    if settings.epsilon is not None:
-        row["epsilon"] = finite_or_none(float(settings.epsilon(round, cohort_size, holders)))
-    return row | {"bytes_down": cohort_size * built.bytes_down, "bytes_up": answers * built.bytes_up}
-
-
-def _resume(settings: Settings, config: Mapping[str, Any], server: Tree, clients: ClientStates) -> tuple[History, Tree]:
-    """What was done before, and the server's state after it; `clients` are filled."""
-    folder = settings.resume_from
+def _restore(rounds: Rounds, total: int, config: Mapping[str, Any], record: Record) -> History:
+    """Restore states to `rounds` from the folder that is continued, and return its history."""
+    folder = record.source
     if folder is None:
-        return History(), server
-    there = storage.read_json(folder / "config.json")
-    refuse_another(folder, there, config)
+        return History()
+    check_same_experiment(folder, read_json(folder / "config.json"), config)
     checkpoints = Checkpoints(folder)
-    if not checkpoints.rounds() and storage.read_status(folder) in (None, "running"):
-        return History(), server  # killed before its first checkpoint: begin again
-    done, server = checkpoints.restore(server, clients, settings.rounds)
-    return History(storage.read_rows(folder, done)), server
+    if not checkpoints.rounds() and read_status(folder) in (None, "running"):
+        return History()  # killed before its first checkpoint: begin again
+    done, rounds.server = checkpoints.restore(rounds.server, rounds.clients, total)
+    return History(read_rows(folder, done))
 
 
-def _note(task: Task, history: History) -> str:
-    recent = History(history.rows[-NOTED_ROWS:])  # a column may be missing, and this is called all the time
-    shown = [name for name in (f"test_{task.primary_metric}", "train_loss") if recent.last(name) is not None][:1]
+def _note(history: History, metric: str | None) -> str:
+    """Return the last metric and the privacy spent, for the progress bar; it is called often and looks at few rows."""
+    recent = History(history.rows[-NOTED_ROWS:])
+    shown = [name for name in (metric, "train_loss") if name and recent.last(name) is not None][:1]
     shown += ["epsilon"] if recent.last("epsilon") is not None else []
     return ", ".join(f"{name} {recent.last(name):.4g}" for name in shown)
+
+
+class Simulation:
+    """The rounds of an algorithm on a task, by its program; see `Rounds`."""
+
+    def __init__(self, task: Task, point: Point, options: RunOptions, plan: Plan, label: str) -> None:
+        self._task, self._options, self._plan, self._label = task, options, plan, label
+        self._epsilon, self._faults = point.algorithm.epsilon, as_faults(options.faults)
+        if options.engine == "eager":
+            self.program, self._values = eager_program(task, point.algorithm, plan), {}
+        else:
+            self.program, self._values = program(task, point.make, plan, tuple(point.values)), point.arguments
+        self._key, self._length = jax.random.key(options.seed), 1
+        self._compiled = self.program.timings["compile"]  # for another run of the same program
+        self._examples = open_examples(task, plan.examples, self._key, plan.cohort_size, plan.mesh)
+        begin = (
+            self.program.prepare(self._values, self._examples.of(0), self._key) if self._examples.many_rounds else None
+        )
+        self.server, client = self.program.start(self._values, self._key)
+        self.clients = make_states(plan.client_states, client, task.num_clients)
+        if begin is not None:
+            begin()
+
+    @property
+    def compile_seconds(self) -> float:
+        """Seconds spent on compiling for this run; 0 where another run had done it."""
+        return self.program.timings["compile"] - self._compiled
+
+    def advance(self, done: int) -> Step:
+        """Do about `CALL_SECONDS` of rounds."""
+        waited, begun = self.program.timings["waited"], time.perf_counter()
+        end, last = min(done + self._length, self._options.rounds), self._options.rounds
+        numbers = [np.int32(n) for n in (done, end, self._options.eval_every, last)]
+        size, num_clients = self._plan.cohort_size, self._task.num_clients
+        states = self.clients.take(lambda: np.asarray(sample_cohort(self._key, done, num_clients, size)))
+        rates = (self._faults or Faults()).rates() if self._plan.has_outcomes else None
+        data = self._examples.of(done)
+        result = self.program.advance(self._values, self.server, states, data, self._key, *numbers, rates)
+        self.server = result.server
+        self.clients.put(result.clients)
+        table = jax.device_get(result.rows)
+        finite, count = bool(result.finite), int(result.round) - done
+        seconds = (time.perf_counter() - begun - (self.program.timings["waited"] - waited)) / count
+        columns = [
+            dict(zip(self.program.columns, map(float, values))) for values in table[: count if finite else count - 1]
+        ]
+        rows = [self._row(done + i + 1, values) | {"seconds": seconds} for i, values in enumerate(columns)]
+        if not finite:
+            return Step(rows, "diverged", (
+                f"{self._label} diverged in round {done + count} (seed {self._options.seed}): loss or state is not "
+                f"finite; the state after round {done + count - 1} is kept"
+            ))  # fmt: skip
+        if self._examples.many_rounds and not isinstance(self.clients, OnHost):
+            seconds = float(gather_from_all(np.float32(seconds))[0])
+            self._length = max(1, min(MAX_ROUNDS, round(CALL_SECONDS / max(seconds, 1e-6))))
+        return Step(rows)
+
+    def saved(self) -> None:
+        """Do nothing."""
+
+    def finish(self) -> Tree:
+        """Return the final parameters; the states of a mesh come to one device."""
+        if self._plan.mesh > 1:
+            self.server = here(self.server)
+            if isinstance(self.clients, OnDevice):
+                self.clients.put(here(self.clients.tree))
+        return self.program.params(self._values, self.server)
+
+    def _row(self, round: int, columns: Mapping[str, float]) -> Row:
+        """Return a row of the history without its time."""
+        row: Row = {"round": round, **{name: finite_or_none(value) for name, value in columns.items()}}
+        cohort_size = answers = self._plan.cohort_size
+        if self._plan.has_outcomes:
+            row |= {name: int(columns[name]) for name in COUNTS}
+            answers = row["participants"] + row["rejected"]
+            if self._faults is None or self._faults.deadline is None:
+                del row["virtual_seconds"]
+        if self._epsilon is not None:  # of those who hold the data, which a task's `devices` share
+            row["epsilon"] = finite_or_none(float(self._epsilon(round, cohort_size, self._task.clients.num_clients)))
+        return row | {"bytes_down": cohort_size * self.program.bytes_down, "bytes_up": answers * self.program.bytes_up}

@@ -1,8 +1,7 @@
-"""Ctrl-C and the signals of schedulers, which wait for a whole round."""
+"""Ctrl-C and the signals of schedulers, which wait for the end of the current rounds."""
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
@@ -10,59 +9,55 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-POLITE = (signal.SIGTERM, signal.SIGHUP)
-"""What asks a process to end: of `kill`, batch systems before their time is up, and a terminal that closes."""
+POLITE = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))  # Windows has one
+"""The signals that ask a process to end: of `kill`, of batch systems, and of a terminal that closes."""
 
 
 @contextmanager
 def deferred_interrupt() -> Iterator[Callable[[], int]]:
-    """Within it, Ctrl-C, SIGTERM and SIGHUP only make the yielded function give the signal's number, not 0.
+    """Within it, a signal only makes the yielded function return its number, not 0.
 
     A second Ctrl-C interrupts at once; a second SIGTERM or SIGHUP does not, as some systems send both or to many
     processes. SIGHUP that is ignored, as under `nohup`, stays so. Outside the main thread, where signals cannot be
     handled, nothing changes.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: 0
-        return
-    asked: list[int] = []
+    received: list[int] = []
 
     def handler(number: int, frame: Any) -> None:
-        if asked:
+        if received:
             if number == signal.SIGINT:
                 raise KeyboardInterrupt
             return
-        asked.append(number)
+        received.append(number)
         hint = "; Ctrl-C again stops at once" if number == signal.SIGINT else ""
-        _say(f"\nstopping after the current rounds{hint}")
+        with suppress(OSError):  # the terminal may be gone
+            print(f"\nstopping after the current rounds{hint}", file=sys.stderr, flush=True)
 
-    with _handled(handler, (signal.SIGINT, *_heard())):
-        yield lambda: asked[0] if asked else 0
+    with _handled(handler, (signal.SIGINT, *_not_ignored())):
+        yield lambda: received[0] if received else 0
 
 
 @contextmanager
 def terminable() -> Iterator[Callable[[], int]]:
     """Within it, SIGTERM and SIGHUP raise `KeyboardInterrupt`, so that a process ends in good order wherever it is.
 
-    The yielded function gives the number of the signal that came, or 0.
+    The yielded function returns the number of the signal that came, or 0.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: 0
-        return
-    asked: list[int] = []
+    received: list[int] = []
 
     def handler(number: int, frame: Any) -> None:
-        asked.append(number)
+        received.append(number)
         raise KeyboardInterrupt
 
-    with _handled(handler, _heard()):
-        yield lambda: asked[0] if asked else 0
+    with _handled(handler, _not_ignored()):
+        yield lambda: received[0] if received else 0
 
 
 @contextmanager
-def _handled(handler: Callable[[int, Any], None], numbers: Iterable[signal.Signals]) -> Iterator[None]:
-    """Within it, `handler` takes these signals."""
-    before = {number: signal.signal(number, handler) for number in numbers}
+def _handled(handler: Callable[[int, Any], None], numbers: Iterable[int]) -> Iterator[None]:
+    """Within it, `handler` takes these signals, if this is the main thread."""
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, handler) for number in numbers} if is_main else {}
     try:
         yield
     finally:
@@ -70,35 +65,5 @@ def _handled(handler: Callable[[int, Any], None], numbers: Iterable[signal.Signa
             signal.signal(number, old)
 
 
-@contextmanager
-def ended_at_once() -> Iterator[None]:
-    """Within it, Ctrl-C, SIGTERM and SIGHUP end the process on the spot, with a line and the signal's exit status.
-
-    For imports, before there is anything to lose: native libraries turn an exception in their start into another, or
-    abort.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def handler(number: int, frame: Any) -> None:
-        cursor = "\x1b[?25h" if sys.stderr is not None and sys.stderr.isatty() else ""  # the spinner hides it
-        with suppress(OSError):
-            os.write(2, f"{cursor}fedoptax: interrupted\n".encode())
-        os._exit(128 + number)
-
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, *_heard())}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
-
-
-def _heard() -> list[signal.Signals]:
+def _not_ignored() -> list[int]:
     return [number for number in POLITE if signal.getsignal(number) not in (signal.SIG_IGN, None)]
-
-
-def _say(text: str) -> None:
-    with suppress(OSError):  # the terminal may be gone
-        print(text, file=sys.stderr, flush=True)

@@ -1,39 +1,86 @@
-"""A search for hyper-parameters: a run folder a point, one compilation for all, and the best by one rule."""
+"""A search for hyper-parameters: one run folder per point, one compilation for all, and the best by one rule."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
+from fedoptax._files import read_json, to_plain, using, write_json
 from fedoptax._progress import Update, bar
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.engine.aggregation import as_aggregator
 from fedoptax.engine.evaluation import column_names, evaluation_data
+from fedoptax.engine.plan import make_plan
 from fedoptax.engine.program import Point
-from fedoptax.errors import RunError, UsageError, check_int, unknown
-from fedoptax.experiments.build import build, find_constructor
-from fedoptax.experiments.grids import edges
-from fedoptax.experiments.result import DivergedError, Interrupted
-from fedoptax.experiments.run import check_names, check_options, run
-from fedoptax.experiments.search import SEARCHES, Search, check_grid, grid_search, optuna_search
-from fedoptax.experiments.selection import Rule, Tried, make_rule
-from fedoptax.experiments.wrapping import wrap_as
-from fedoptax.storage import folder as storage
+from fedoptax.errors import RunError, UsageError, check_choice, check_int
+from fedoptax.experiments.build import build, find_constructor, wrap_as
+from fedoptax.experiments.grids import check_grid, edges, points
+from fedoptax.experiments.result import Interrupted, RunResult
+from fedoptax.experiments.run import simulate, split_options
 from fedoptax.storage.checkpoint import rounds_of
-from fedoptax.storage.finished import is_whole
-from fedoptax.storage.history import Row, higher_is_better
-from fedoptax.storage.stored import check_tuning
+from fedoptax.storage.config import FORMAT, check_format
+from fedoptax.storage.folder import is_finished, locked, read_status
+from fedoptax.storage.history import Row, higher_is_better, read_rows
 from fedoptax.tasks.task import Task, check_task
 from fedoptax.trackers import Tracker
 
 FILE = "tune.json"
-OWN = ("rounds", "seed", "label", "hyperparameters", "out", "overwrite", "resume_from", "progress")
-"""Options of `fedoptax.run` that a search gives each of its runs by itself."""
+SEARCHES = ("grid", "optuna")
+LAST = 100
+"""Rounds that the rule of Reddi et al. 2021 (Section 5) averages over."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How points are ranked.
+
+    Reddi et al. 2021 choose by the mean training loss over the last 100 rounds: test examples have no say in it.
+
+    Attributes:
+      metric: a column of the history.
+      last: the number of last rounds over which its mean is taken, where it was evaluated.
+      higher_is_better: what better means.
+    """
+
+    metric: str = "train_loss"
+    last: int = LAST
+    higher_is_better: bool = False
+
+    def score(self, rows: Sequence[Row], status: str) -> float:
+        """Return the mean of the metric over the last rounds; NaN for a run that did not end or never measured it."""
+        if status != "completed" or not rows:
+            return math.nan
+        values = [row.get(self.metric) for row in rows[-self.last :]]
+        if not any(value is not None for value in values):  # rounds between evaluations: the last one there is
+            values = [value for row in rows if (value := row.get(self.metric)) is not None][-1:]
+        given = [value for value in values if value is not None]
+        return math.fsum(given) / len(given) if given else math.nan
+
+    def best(self, scores: Sequence[float]) -> int | None:
+        """Return the index of the best score, the first of equals; None if there is none."""
+        finite = [i for i, score in enumerate(scores) if math.isfinite(score)]
+        sign = -1 if self.higher_is_better else 1
+        return min(finite, key=lambda i: sign * scores[i]) if finite else None
+
+
+def rule_for(task: Task, metric: str, last: int | None, rounds: int) -> Rule:
+    """Return the rule by a metric of runs on a task; `last` is by default `LAST`, but at most a tenth of all rounds.
+
+    Raises:
+      UsageError: there is no such metric, or `last` is out of range.
+    """
+    init = jax.eval_shape(task.init, jax.random.key(0))
+    names = ["train_loss", *column_names(task, init, evaluation_data(task))]
+    check_choice("--select", metric, names)
+    last = max(1, min(LAST, rounds // 10)) if last is None else check_int("--last", last, 1, rounds)
+    is_primary = metric == f"test_{task.primary_metric}"
+    return Rule(metric, last, task.higher_is_better if is_primary else higher_is_better(metric))
 
 
 @dataclass(frozen=True)
@@ -49,7 +96,7 @@ class Tuning:
       task: name and options of the task.
       options: of `fedoptax.run`, the same for all points.
       search: one of `SEARCHES`.
-      trials: how many points, for a search that has no end of its own.
+      trials: the number of points, for a search that has no end of its own.
       command: that made it.
     """
 
@@ -65,39 +112,56 @@ class Tuning:
     command: str = ""
 
     def save(self, folder: Path) -> None:
-        """Writes tune.json."""
-        storage.write_json(folder / FILE, {"format": storage.FORMAT, **asdict(self)})
+        """Write tune.json."""
+        write_json(folder / FILE, {"format": FORMAT, **asdict(self)})
 
     @classmethod
     def read(cls, folder: Path) -> Tuning:
-        """Reads tune.json.
+        """Read tune.json.
 
         Raises:
           RunError: it is missing, damaged or of another format.
         """
-        stored = storage.read_json(folder / FILE)
-        if stored.pop("format", None) != storage.FORMAT:
-            raise RunError(f"'{folder / FILE}' is not of format {storage.FORMAT}")
-        check_tuning(folder / FILE, stored)
-        try:
-            return cls.of(stored)
-        except TypeError as error:
-            raise RunError(f"'{folder / FILE}' is damaged: {error}") from error
+        path = folder / FILE
+        stored = read_json(path)
+        check_format(path, stored)
+        with using(path):
+            return cls.from_dict({name: value for name, value in stored.items() if name != "format"})
 
     @classmethod
-    def of(cls, stored: Mapping[str, Any]) -> Tuning:
-        """From what `asdict` makes of it."""
-        return cls(**{**stored, "rule": Rule(**stored["rule"])})
+    def from_dict(cls, stored: Mapping[str, Any]) -> Tuning:
+        """Return the search that `dataclasses.asdict` made this dictionary of.
+
+        Raises:
+          KeyError, TypeError, ValueError: it did not.
+        """
+        tuning = cls(**{**stored, "rule": Rule(**stored["rule"])})
+        check_grid(tuning.grid)
+        check_choice("search", tuning.search, SEARCHES)
+        check_int("options.rounds", tuning.options["rounds"])
+        return tuning
 
     @property
     def size(self) -> int:
-        """How many points there are in all."""
-        if self.search != "grid":
-            return self.trials
-        product = 1
-        for values in self.grid.values():
-            product *= len(values)
-        return product
+        """The number of points."""
+        return self.trials if self.search != "grid" else math.prod(len(values) for values in self.grid.values())
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A point that was run.
+
+    Attributes:
+      values: its hyper-parameters, those that were searched.
+      score: by the rule; NaN if it diverged.
+      status: of its run.
+      folder: of its run.
+    """
+
+    values: Mapping[str, Any]
+    score: float
+    status: str
+    folder: Path | None
 
 
 @dataclass(frozen=True)
@@ -123,7 +187,7 @@ class Tuned:
 
 
 class AllDiverged(RunError):
-    """Not one point of a search came to its end."""
+    """All points of a search diverged."""
 
     def __init__(self, algorithm: str, points: int) -> None:
         super().__init__(f"{algorithm}: all {points} points of the search diverged; lower values are needed")
@@ -131,19 +195,6 @@ class AllDiverged(RunError):
 
     def __reduce__(self) -> tuple[Any, ...]:  # a process pool sends errors home by pickle
         return type(self), (self.algorithm, self.points)
-
-
-def rule_for(task: Task, metric: str, last: int | None, rounds: int) -> Rule:
-    """The rule by a metric of the runs on a task.
-
-    Raises:
-      UsageError: there is no such metric, or `last` is out of range.
-    """
-    init = jax.eval_shape(task.init, jax.random.key(0))
-    names = ["train_loss", *column_names(task, init, evaluation_data(task))]
-    primary = f"test_{task.primary_metric}"
-    directions = {n: higher_is_better(n) for n in names} | {primary: task.higher_is_better}
-    return make_rule(metric, last, rounds, {name: directions[name] for name in names})
 
 
 def tune(
@@ -162,7 +213,7 @@ def tune(
     progress: bool | None = None,
     **options: Any,
 ) -> Tuned:
-    """Searches for the hyper-parameters of an algorithm; what is done in `out` already is not done again.
+    """Search for the hyper-parameters of an algorithm; points that are done in `out` are not run again.
 
     Args:
       task: the task.
@@ -171,13 +222,13 @@ def tune(
       out: a folder: a run folder for each point and tune.json; `fedoptax.report.write_report(out)` draws it.
       fixed: the other hyper-parameters.
       select: the metric that ranks points, a column of the history.
-      last: it is the mean over so many last rounds; None is 100, but at most a tenth of all.
+      last: the number of last rounds over which its mean is taken; None is 100, but at most a tenth of all.
       seed: of every run, so all start from the same parameters and see the same cohorts.
       search: `"grid"`, or `"optuna"` (extra `optuna`).
       trials: points of a search with Optuna.
       rounds: of every run.
       progress: show a bar on standard error; None shows it on a terminal.
-      **options: further arguments of `fedoptax.run`, the same for all points. A tracker that is an object is told of
+      **options: further arguments of `fedoptax.run`, the same for all points. A tracker that is an object follows
         every run, and a further call may bring another.
 
     Returns:
@@ -191,35 +242,67 @@ def tune(
     """
     check_task(task)
     if not isinstance(algorithm, str):
-        raise UsageError(f"algorithm: {algorithm!r} given, allowed is a name, such as 'fedavg', or MODULE:FUNCTION")
+        raise UsageError(f"algorithm must be a name, such as 'fedavg', or MODULE:FUNCTION, got {algorithm!r}")
     check_grid(grid)
-    check_names(options, OWN)
-    rounds, seed = check_int("rounds", rounds), check_int("seed", seed, 0, 2**32 - 1)
-    trackers = [one for one in options.get("trackers") or () if not isinstance(one, str)]
-    if search not in SEARCHES:
-        unknown("search", search, SEARCHES)
+    check_not_own(options)
+    check_choice("search", search, SEARCHES)
+    options = {"rounds": check_int("rounds", rounds), **options}
+    split_options(options)
+    folder = Path(out)
     tuning = Tuning(
         algorithm,
-        {name: [_plain(value) for value in values] for name, values in grid.items()},
+        {name: [to_plain(value) for value in values] for name, values in grid.items()},
         dict(fixed or {}),
         rule_for(task, select, last, rounds),
-        seed,
+        check_int("seed", seed, 0, 2**32 - 1),
         {"name": task.name, **task.spec},
-        {"rounds": rounds, **_stored(options)},
+        storable(options),
         search,
-        0 if search == "grid" else trials,
+        0 if search == "grid" else check_int("trials", trials),
     )
-    there = Path(out) / FILE
-    if there.is_file() and replace(Tuning.read(Path(out)), command="") != Tuning.of(storage.read_back(asdict(tuning))):
-        raise RunError(f"'{there}' is of another search; give another folder")
+    if (folder / FILE).is_file() and replace(Tuning.read(folder), command="") != Tuning.from_dict(
+        to_plain(asdict(tuning))
+    ):
+        raise RunError(f"'{folder / FILE}' is of another search; give another folder")
+    trackers = [one for one in options.get("trackers") or () if not isinstance(one, str)]
     with bar(f"{algorithm}: {tuning.size} points", tuning.size * rounds, enabled=progress) as update:
-        return carry_out(task, tuning, Path(out), update, trackers=trackers)
+        searched = run_search(task, tuning, folder, update, trackers=trackers)
+    if searched.stopped is not None:
+        raise Interrupted(searched.stopped)
+    return searched.tuned()
 
 
-def carry_out(
+class Searched(NamedTuple):
+    """A search as far as it came.
+
+    Attributes:
+      tuning: what is searched.
+      tried: the points that were run to their end.
+      stopped: the run in or after which a signal stopped the search, else None.
+    """
+
+    tuning: Tuning
+    tried: list[Tried]
+    stopped: RunResult | None = None
+
+    def tuned(self) -> Tuned:
+        """Return the outcome.
+
+        Raises:
+          AllDiverged: every point did.
+        """
+        best = self.tuning.rule.best([one.score for one in self.tried])
+        if best is None:
+            raise AllDiverged(self.tuning.algorithm, len(self.tried))
+        numbers = {name: values for name, values in self.tuning.grid.items() if all(map(_is_number, values))}
+        found = self.tried[best]
+        return Tuned(self.tuning, self.tried, found, edges(numbers, found.values))
+
+
+def run_search(
     task: Task, tuning: Tuning, out: Path, update: Update, new: bool = False, trackers: Sequence[Tracker] = ()
-) -> Tuned:
-    """Runs the points that are not yet done in `out`, in folders `point-001`, …, and ranks all.
+) -> Searched:
+    """Run the points that are not yet done in `out`, in folders `point-001`, …
 
     Every point starts from the same parameters and sees the same cohorts. One that diverges is stopped there.
 
@@ -227,97 +310,77 @@ def carry_out(
       task: the task.
       tuning: what is searched.
       out: the folder; it has a tune.json afterwards.
-      update: is told the rounds done, of all points together, and the best score.
+      update: is called with the rounds done, of all points together, and the best score.
       new: there must be no results in `out` yet.
-      trackers: objects that are told of every run, besides those that `tuning` names.
+      trackers: objects that follow every run, besides those that `tuning` names.
 
     Raises:
       UsageError: a point's value is refused by the algorithm, or an option by `fedoptax.run`; before anything is
         written.
-      AllDiverged: every point did.
       RunError: `out` cannot be used.
-      Interrupted: Ctrl-C or a signal; a further call goes on.
     """
     find_constructor(tuning.algorithm)
-    search, make = _search(tuning), _maker(tuning)
+    suggest, make = _suggestions(tuning), _point_maker(tuning)
+    options = {**tuning.options, "trackers": [*tuning.options.get("trackers", ()), *trackers], "seed": tuning.seed}
     if tuning.search == "grid":
-        tried: list[Tried] = []
-        while (values := search(tried)) is not None:  # refuses what is out of range before anything runs
-            _ = make(values).algorithm
-            tried.append(Tried(values, 0.0, "", None))
-    if not (out / FILE).is_file() and (values := search([])) is not None:
-        check_options(task, make(values).algorithm, seed=tuning.seed, **tuning.options)
-    told = {"trackers": [*tuning.options.get("trackers", ()), *trackers]} if trackers else {}
-    running = replace(tuning, options={**tuning.options, **told})
-    with storage.locked(out, new):
+        for point in points(tuning.grid):
+            _ = make(point).algorithm  # refuses what is out of range before anything runs
+    if not (out / FILE).is_file() and (first := suggest([])) is not None:
+        make_plan(split_options(options | {"out": out})[0], task, make(first).algorithm)
+    tried: list[Tried] = []
+    with locked(out, new):
         tuning.save(out)
-        tried = []
-        while (values := search(tried)) is not None:
-            tried.append(_try(task, running, make(values), values, out, tried, update))
-    best = tuning.rule.best([one.score for one in tried])
-    if best is None:
-        raise AllDiverged(tuning.algorithm, len(tried))
-    return Tuned(tuning, tried, tried[best], edges(_numeric(tuning.grid), tried[best].values))
+        while (values := suggest(tried)) is not None:
+            folder, before = out / f"point-{len(tried) + 1:03d}", len(tried) * int(options["rounds"])
+            best = tuning.rule.best([one.score for one in tried])
+            note = "" if best is None else f"best {tuning.rule.metric} {tried[best].score:.4g}"
+            if is_finished(folder):
+                status = str(read_status(folder))
+                with using(folder / "summary.json"):
+                    rows = read_rows(folder, int(read_json(folder / "summary.json")["rounds_done"]))
+            else:
+                described = {"label": tuning.algorithm, "hyperparameters": {**tuning.fixed, **values}}
+                shown = {"progress": lambda done, _, before=before, note=note: update(before + done, note)}
+                result = run_or_continue(task, make(values), folder, options | described | shown)
+                if result.signal:
+                    return Searched(
+                        tuning, tried, replace(result, message=result.message or f"stopped after {folder.name}")
+                    )
+                status, rows = result.status, result.history.rows
+            update(before + int(options["rounds"]), note)
+            tried.append(Tried(values, tuning.rule.score(rows, status), status, folder))
+    return Searched(tuning, tried)
 
 
-def _stored(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options as tune.json can hold them: aggregators and trackers by name; tracker objects have none."""
-    stored = {name: _plain(value) for name, value in options.items() if name != "trackers"}
-    if "aggregate" in stored:
-        stored["aggregate"] = str(as_aggregator(stored["aggregate"]))
+def run_or_continue(task: Task, algorithm: FedAlgorithm | Point, folder: Path, options: Mapping[str, Any]) -> RunResult:
+    """Run an algorithm in a folder, from its last checkpoint if there is one, else anew."""
+    source = folder if rounds_of(folder) else None
+    where = {"out": folder, "overwrite": source is None, "resume_from": source}
+    return simulate(task, algorithm, *split_options({**options, **where}))
+
+
+def check_not_own(options: Mapping[str, Any]) -> None:
+    """Check that options hold none that each run of a search or a comparison gets of its own.
+
+    Raises:
+      UsageError: they do.
+    """
+    for name in ("label", "description", "hyperparameters", "out", "overwrite", "resume_from", "seed", "progress"):
+        if name in options:
+            raise UsageError(f"option {name} cannot be shared by several runs")
+
+
+def storable(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options as JSON keeps them: aggregators and trackers by name; tracker objects have none."""
+    stored = {name: to_plain(value) for name, value in options.items() if name != "trackers"}
+    if "aggregate" in options:
+        stored["aggregate"] = str(as_aggregator(options["aggregate"]))
     names = [one for one in options.get("trackers") or () if isinstance(one, str)]
     return stored | ({"trackers": names} if names else {})
 
 
-def _search(tuning: Tuning) -> Search:
-    if tuning.search == "grid":
-        return grid_search(tuning.grid)
-    return optuna_search(tuning.grid, tuning.trials, tuning.rule, tuning.seed)
-
-
-def _try(
-    task: Task, tuning: Tuning, point: Point, values: dict[str, Any], out: Path, tried: Sequence[Tried], update: Update
-) -> Tried:
-    number, rounds = len(tried), int(tuning.options["rounds"])
-    folder = out / f"point-{number + 1:03d}"
-    before, best = number * rounds, tuning.rule.best([one.score for one in tried])
-    note = "" if best is None else f"best {tuning.rule.metric} {tried[best].score:.4g}"
-    if is_whole(folder):
-        status = str(storage.read_status(folder))
-        done = int(storage.read_json(folder / "summary.json")["rounds_done"])
-        rows = storage.read_rows(folder, done)
-    else:
-        status, rows = _run(task, tuning, point, values, folder, lambda done, _: update(before + done, note))
-    update(before + rounds, note)
-    return Tried(values, tuning.rule.score(rows, status), status, folder)
-
-
-def _run(
-    task: Task, tuning: Tuning, point: Point, values: Mapping[str, Any], folder: Path, update: Update
-) -> tuple[str, list[Row]]:
-    source = folder if rounds_of(folder) else None
-    try:
-        result = run(
-            task,
-            point,
-            seed=tuning.seed,
-            label=tuning.algorithm,
-            hyperparameters={**tuning.fixed, **values},
-            out=folder,
-            overwrite=source is None,
-            resume_from=source,
-            progress=update,
-            **tuning.options,
-        )
-    except DivergedError as error:
-        result = error.result
-    if result.signal:  # it came in the last round or after it
-        raise Interrupted(replace(result, message=f"stopped after {folder.name}"))
-    return result.status, result.history.rows
-
-
-def _maker(tuning: Tuning) -> Callable[[Mapping[str, Any]], Point]:
-    """Makes points; those that differ in numbers alone share a constructor, and so a compilation."""
+def _point_maker(tuning: Tuning) -> Callable[[Mapping[str, Any]], Point]:
+    """Return a maker of points; those that differ in numbers alone share a constructor, and so a compilation."""
     made: dict[tuple[tuple[str, Any], ...], Callable[..., FedAlgorithm]] = {}
     wrappers = tuning.options.get("wrappers") or {}
 
@@ -335,14 +398,55 @@ def _maker(tuning: Tuning) -> Callable[[Mapping[str, Any]], Point]:
     return make
 
 
-def _plain(value: Any) -> Any:
-    """A NumPy scalar as a number of Python."""
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def _numeric(grid: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[float]]:
-    return {name: values for name, values in grid.items() if all(map(_is_number, values))}
-
-
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+Suggest = Callable[[Sequence[Tried]], dict[str, Any] | None]
+"""Returns the next point from those that were tried, None at the end; so an interrupted search goes on as if whole."""
+
+
+def _suggestions(tuning: Tuning) -> Suggest:
+    if tuning.search == "optuna":
+        return _optuna_suggestions(tuning.grid, tuning.trials, tuning.rule, tuning.seed)
+    every = points(tuning.grid)
+    return lambda tried: every[len(tried)] if len(tried) < len(every) else None
+
+
+def _optuna_suggestions(grid: Mapping[str, Sequence[Any]], trials: int, rule: Rule, seed: int) -> Suggest:
+    """Return `trials` points by Optuna's tree-structured Parzen estimator (Bergstra et al. 2011).
+
+    Numbers are a range from the smallest to the largest, searched on a logarithmic scale if all are above 0; texts are
+    choices.
+
+    Raises:
+      UsageError: Optuna is not installed.
+    """
+    if find_spec("optuna") is None:
+        raise UsageError("--search optuna needs a package: pip install 'fedoptax[optuna]'")
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    space: dict[str, Any] = {}
+    for name, values in grid.items():
+        if all(map(_is_number, values)):
+            low, high = float(min(values)), float(max(values))
+            space[name] = optuna.distributions.FloatDistribution(low, high, log=low > 0)
+        else:
+            space[name] = optuna.distributions.CategoricalDistribution(list(values))
+    direction = "maximize" if rule.higher_is_better else "minimize"
+
+    def suggest(tried: Sequence[Tried]) -> dict[str, Any] | None:
+        if len(tried) >= trials:
+            return None
+        sampler = optuna.samplers.TPESampler(seed=seed + len(tried))  # one per trial: no state to be resumed
+        study = optuna.create_study(direction=direction, sampler=sampler)
+        for one in tried:
+            is_known = math.isfinite(one.score)
+            state = optuna.trial.TrialState.COMPLETE if is_known else optuna.trial.TrialState.FAIL
+            value = one.score if is_known else None
+            trial = optuna.trial.create_trial(params=dict(one.values), distributions=space, value=value, state=state)
+            study.add_trial(trial)
+        return dict(study.ask(space).params)
+
+    return suggest

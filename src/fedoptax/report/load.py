@@ -12,8 +12,8 @@ from typing import Any
 import pandas as pd
 
 from fedoptax.errors import RunError, brief
-from fedoptax.storage.folder import FORMAT, read_json
-from fedoptax.storage.stored import check_config, check_summary
+from fedoptax.storage.config import check_format, read_config
+from fedoptax.storage.folder import read_json
 
 #: History columns that measure cost, not quality.
 COST_COLUMNS = ("round", "bytes_up", "bytes_down", "seconds", "dropped", "late", "rejected")
@@ -113,7 +113,7 @@ def find_folders(root: Path, command: str | None = None) -> Iterator[tuple[Path,
     first: list[str] = []
     if (root / "compare.json").is_file():
         comparison = read_json(root / "compare.json")
-        _check_format(root / "compare.json", comparison)
+        check_format(root / "compare.json", comparison)
         command = comparison.get("command") or None
         first = list(comparison.get("algorithms") or [])
     children = [child for child in root.iterdir() if child.is_dir() and not child.name.startswith(".")]
@@ -133,21 +133,12 @@ def load_run(folder: Path, command: str | None = None) -> Run:
     Raises:
       RunError: it is damaged, or of another format.
     """
-    config = read_json(folder / "config.json")
-    _check_format(folder / "config.json", config)
-    check_config(folder / "config.json", config)
+    config = read_config(folder)
     rows = _read_history(folder / "history.jsonl")
     summary: dict[str, Any] = {"status": "running", "rounds_done": len(rows)}
     if (folder / "summary.json").is_file():
         summary |= read_json(folder / "summary.json")
-        check_summary(folder / "summary.json", summary)
     return Run(folder, config, rows, summary, command or config.get("command") or None)
-
-
-def _check_format(path: Path, content: Mapping[str, Any]) -> None:
-    if content.get("format") != FORMAT:
-        given = brief(repr(content.get("format")))
-        raise RunError(f"'{path}' has format {given}; this version of fedoptax reads format {FORMAT}")
 
 
 def _read_history(path: Path) -> pd.DataFrame:

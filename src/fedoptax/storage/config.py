@@ -4,54 +4,76 @@ from __future__ import annotations
 
 import inspect
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 
 import fedoptax
+from fedoptax._files import read_json, to_plain, using
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.algorithms import ALGORITHMS
 from fedoptax.data.heterogeneity import heterogeneity, measures
-from fedoptax.engine.aggregation import MEAN
+from fedoptax.engine.faults import as_faults
+from fedoptax.engine.plan import Plan, RunOptions
 from fedoptax.engine.program import Program
 from fedoptax.errors import RunError
-from fedoptax.storage.folder import FORMAT, read_back
 from fedoptax.tasks.task import Task
 
-if TYPE_CHECKING:
-    from fedoptax.experiments.run import Settings
+FORMAT = 1
+FREE = {"rounds", "environment", "fedoptax", "eval_every", "client_states", "trackers", "client_loop", "mesh"}
+"""What may change when a run is continued."""
 
 
-def run_config(task: Task, settings: Settings, built: Program) -> dict[str, Any]:
-    """The config of a run as plain data."""
-    plan = settings.plan
-    return {
+def run_config(
+    task: Task,
+    algorithm: Mapping[str, Any],
+    options: RunOptions,
+    plan: Plan,
+    built: Program,
+    wrappers: Mapping[str, str],
+    trackers: Sequence[Any] = (),
+) -> dict[str, Any]:
+    """Return the config of a run as plain data; what is not used is not named.
+
+    Args:
+      task: the task.
+      algorithm: its `name` and `hyperparameters`.
+      options: of the run.
+      plan: of its rounds.
+      built: the program, for its bytes and parameters.
+      wrappers: the texts of `privacy` and `compress`.
+      trackers: those that have a name are noted.
+    """
+    config: dict[str, Any] = {
         "format": FORMAT,
         "kind": "run",
         "fedoptax": fedoptax.__version__,
         "task": {"name": task.name, "description": task.description, **task.spec},
-        "algorithm": {
-            "name": settings.label,
-            "hyperparameters": dict(settings.hyperparameters),
-            "reference": reference(settings.label),
-        },
-        "rounds": settings.rounds,
+        "algorithm": {**algorithm, "reference": reference(algorithm["name"])},
+        "rounds": options.rounds,
         "cohort_size": plan.cohort_size,
-        "batch_size": plan.work.batch_size,
-        "local_epochs": plan.work.epochs,
-        "local_steps": plan.work.steps,
+        "batch_size": options.batch_size,
+        "local_epochs": options.local_epochs,
+        "local_steps": options.local_steps,
         "weighting": plan.weighting,
-        **robustness(settings),
-        "seed": settings.seed,
-        "eval_every": settings.eval_every,
-        "client_states": plan.client_states,
-        **({} if plan.client_loop == "auto" else {"client_loop": plan.client_loop}),
-        "mesh": plan.mesh,
-        **({"trackers": names} if (names := [t for t in settings.trackers if isinstance(t, str)]) else {}),
+    }
+    if (faults := as_faults(options.faults)) is not None:
+        config["faults"] = asdict(faults)
+    if wrappers:
+        config["wrappers"] = dict(wrappers)
+    if str(plan.aggregate) != "mean":
+        config["aggregate"] = str(plan.aggregate)
+    config |= {"seed": options.seed, "eval_every": options.eval_every, "client_states": plan.client_states}
+    if plan.client_loop != "auto":
+        config["client_loop"] = plan.client_loop
+    config["mesh"] = plan.mesh
+    if names := [tracker for tracker in trackers if isinstance(tracker, str)]:
+        config["trackers"] = names
+    return config | {
         "num_params": built.num_params,
         "bytes": {"down_per_client": built.bytes_down, "up_per_client": built.bytes_up},
         "primary_metric": None if task.primary_metric is None else f"test_{task.primary_metric}",
@@ -61,34 +83,53 @@ def run_config(task: Task, settings: Settings, built: Program) -> dict[str, Any]
     }
 
 
-def robustness(settings: Settings) -> dict[str, Any]:
-    """Faults, aggregator and wrappers, as `fedoptax.run` takes them; what is not used is not named."""
-    aggregate = settings.plan.aggregate
-    record: dict[str, Any] = {} if settings.faults is None else {"faults": asdict(settings.faults)}
-    record |= {"wrappers": dict(settings.wrappers)} if settings.wrappers else {}
-    return record | ({} if aggregate == MEAN else {"aggregate": str(aggregate)})
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read a run's config.json.
+
+    Raises:
+      RunError: it is missing, damaged or of another format.
+    """
+    path = folder / "config.json"
+    config = read_json(path)
+    check_format(path, config)
+    with using(path):
+        names = config["task"]["name"], config["algorithm"]["name"]
+        if not all(isinstance(name, str) for name in names):
+            raise TypeError("a name is not a text")
+        if not all(isinstance(config[name], int) for name in ("rounds", "seed")):
+            raise TypeError("rounds or seed is not a whole number")
+        config["algorithm"]["hyperparameters"] = dict(config["algorithm"].get("hyperparameters") or {})
+    return config
 
 
-def refuse_another(folder: Path, there: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    """Compares the config of a run to be continued with the one that is there.
+def check_format(path: Path, content: Mapping[str, Any]) -> None:
+    """Check that a file is of the format that this version reads.
+
+    Raises:
+      RunError: it is of another.
+    """
+    if content.get("format") != FORMAT:
+        raise RunError(f"'{path}' is of format {content.get('format')!r}; this version of fedoptax reads {FORMAT}")
+
+
+def check_same_experiment(folder: Path, stored: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Check that a run to be continued is the one in a folder, by its config there and the one that was made anew.
 
     Raises:
       RunError: they differ in anything but the total of rounds, the rounds between evaluations, the environment, and
         how the same work is divided among devices.
     """
-    wanted, free = read_back(config), {"rounds", "environment", "fedoptax", "eval_every", "client_states", "trackers"}
-    free |= {"client_loop", "mesh"}
-    its_task = there.get("task")
-    if isinstance(its_task, dict) and "contents" not in its_task:  # of a file, which earlier versions did not tell
-        wanted["task"].pop("contents", None)
-    for name in sorted((wanted.keys() | {"faults", "aggregate", "wrappers"}) - free):
-        its, given = there.get(name), wanted.get(name)
-        if its != given:
-            raise RunError(f"'{folder}' belongs to another experiment: its {name} is {its!r}, {given!r} given")
+    config = to_plain(config)
+    if isinstance(task := stored.get("task"), dict) and "contents" not in task:  # of a file, in earlier versions
+        config["task"].pop("contents", None)
+    for name in sorted((config.keys() | {"faults", "aggregate", "wrappers"}) - FREE):
+        old, new = stored.get(name), config.get(name)
+        if old != new:
+            raise RunError(f"'{folder}' belongs to another experiment: its {name} is {old!r}, got {new!r}")
 
 
 def partition_record(task: Task, most: int = 1000) -> dict[str, Any]:
-    """Sizes of the clients, measures of their differences, and which classes the first `most` of them hold."""
+    """Return the sizes of the clients, measures of their differences, and the classes of the first `most`."""
     sizes, counts = task.clients.sizes, class_counts(task)
     return {
         "sizes": sizes.tolist(),
@@ -99,7 +140,7 @@ def partition_record(task: Task, most: int = 1000) -> dict[str, Any]:
 
 
 def class_counts(task: Task) -> np.ndarray | None:
-    """How many examples of each class every client holds, int64 (N, C); None for examples without a class."""
+    """Return the number of examples per client and class, int64 (N, C); None for examples without a class."""
     labels = task.clients.examples.get(task.label) if task.label else None
     if labels is None or labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         return None
@@ -109,7 +150,7 @@ def class_counts(task: Task) -> np.ndarray | None:
 
 
 def environment() -> dict[str, str]:
-    """Versions and the device, for the reader who wants to know why numbers differ."""
+    """Return versions and the device, for a reader who wants to know why numbers differ."""
     device = jax.devices()[0]
     return {
         "python": platform.python_version(),
@@ -120,11 +161,11 @@ def environment() -> dict[str, str]:
 
 
 def summary(constructor: Callable[..., FedAlgorithm]) -> str:
-    """What an algorithm is: the first line of its constructor's docstring."""
+    """Return the first line of a constructor's docstring, which says what the algorithm is."""
     return (inspect.getdoc(constructor) or constructor.__name__).splitlines()[0]
 
 
 def reference(name: str) -> str | None:
-    """The paper of an algorithm: what its summary says before the colon; None for one that is not the package's."""
+    """Return the paper of an algorithm: its summary up to the colon; None for one that is not the package's."""
     constructor = ALGORITHMS.get(name)
     return summary(constructor).split(":")[0] if constructor else None

@@ -1,114 +1,97 @@
 """A run on disk: config.json, history.jsonl, summary.json, params.npz and checkpoints/ in one folder.
 
 Every file is written beside its place and moved there, except the history, which only grows; a reader ignores an
-unfinished last line. JSON files carry a checksum of themselves. A lock keeps a second process out.
+unfinished last line. A lock keeps a second process out.
 """
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
-import json
+import io
 import os
 import shutil
-import stat
-import zipfile
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
+from filelock import FileLock, Timeout
 
-from fedoptax._files import write_atomically
-from fedoptax.errors import RunError, UsageError, brief
-from fedoptax.storage.history import Row, finite_or_none
+from fedoptax._files import read_json, write_atomically, write_json
+from fedoptax.algorithm import Tree
+from fedoptax.engine.client_states import ClientStates
+from fedoptax.errors import RunError, UsageError
+from fedoptax.storage.checkpoint import Checkpoints
+from fedoptax.storage.history import History, HistoryFile, Row
 
-FORMAT = 1
-MARKS = ("config.json", "compare.json", "tune.json", "sweep.json")
-"""What tells a folder of results from another."""
+MARKS = ("config.json", "compare.json", "tune.json")
+"""The files that tell a folder of results from another."""
 
-WRITTEN = (*MARKS, "history.jsonl", "history.parquet", "summary.json", "params.npz")
-_CHECKSUM = b'{\n "checksum": "'
-_DEEPEST = 50  # of JSON in a run's files
+LOCK = ".lock"
 
 
 def prepare(out: str | Path, overwrite: bool = False, remove: bool = True) -> Path:
-    """Checks that results may be written to `out`; removes earlier results there if `overwrite`.
+    """Check that results may be written to `out`, and remove earlier results there if `overwrite`.
 
-    Without `remove` they stay: what is asked for is to be checked whole before anything is lost.
+    Without `remove` they stay, so that all that is asked for can be checked before anything is lost.
 
     Raises:
       UsageError: the folder holds something, and `overwrite` is False or it is not fedoptax's.
-      RunError: it cannot be written to.
+      RunError: it cannot be written.
     """
     folder = Path(out)
-    if folder.is_symlink() and not folder.exists():
-        raise UsageError(f"out: '{folder}' is a link to what is not there, allowed is a folder to be made")
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"out: '{folder}' is a file, allowed is a folder to be made")
+        raise UsageError(f"out must be a folder, but '{folder}' is a file")
     if folder.is_dir() and not all(map(_is_leftover, folder.iterdir())):
-        ours = any((folder / name).is_file() for name in MARKS)
-        if not ours:
-            raise UsageError(f"out: '{folder}' holds other files, allowed is a new or empty folder")
+        if not any((folder / name).is_file() for name in MARKS):
+            raise UsageError(f"out must be a new or empty folder, but '{folder}' holds other files")
         if not overwrite:
             raise UsageError(
                 f"out: '{folder}' holds results already; give another folder, --overwrite, or `fedoptax resume`"
             )
         if remove:
-            with locked(folder):  # not under the feet of a running process
-                _remove(folder)
+            with locked(folder):
+                _clear(folder)
     parent = next(p for p in [folder, *folder.absolute().parents] if p.exists())
     if not os.access(parent, os.W_OK):
         raise RunError(f"out: '{folder}' cannot be written (no permission in '{parent}')")
     return folder
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Writes strict JSON atomically, a line a field; numbers that are not finite become null.
+@contextmanager
+def locked(folder: Path, new: bool = False) -> Iterator[None]:
+    """Hold a folder of results for this process, and make it if it is not there.
 
-    The first line is a checksum: SHA-256 of the bytes of all lines after it.
-    """
-
-    def dump(item: Any) -> str:
-        return json.dumps(item, allow_nan=False, ensure_ascii=False)
-
-    lines = [f" {dump(name)}: {dump(item)}" for name, item in _plain(value).items()]
-    body = (",\n".join(lines) + "\n}\n").encode("utf-8", "replace")
-    write_atomically(path, _CHECKSUM + hashlib.sha256(body).hexdigest().encode() + b'",\n' + body)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Reads a JSON object, without its checksum if it has one.
+    Args:
+      folder: the folder.
+      new: there must be no results in it yet.
 
     Raises:
-      RunError: the file is missing, damaged, or not an object.
+      RunError: another process holds it, or has filled a folder that should be new.
     """
+    lock = FileLock(folder / LOCK, blocking=False)
     try:
-        data = path.read_bytes()
-        value = json.loads(data)
-    except RecursionError:
-        raise RunError(f"'{path}' is damaged: it is nested too deeply") from None
-    except (OSError, ValueError) as error:
-        raise RunError(f"'{path}' cannot be read: {brief(getattr(error, 'strerror', None) or error)}") from error
-    if not isinstance(value, dict):
-        raise RunError(f"'{path}' is damaged: a JSON object is expected")
-    checksum = value.pop("checksum", None)
-    if checksum is not None and hashlib.sha256(data.partition(b'",\n')[2]).hexdigest() != checksum:
-        raise RunError(
-            f"'{path}' is damaged: its checksum does not fit (if it was changed on purpose, remove its checksum line)"
-        )
-    level: list[Any] = [value]
-    for _ in range(_DEEPEST):  # what reads it may go down by recursion
-        inner = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
-        level = [item for items in inner for item in items]
-    if level:
-        raise RunError(f"'{path}' is damaged: it is nested more than {_DEEPEST} deep")
-    return value
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout:
+        raise RunError(f"'{folder}' is in use by another process") from None
+    except OSError as error:
+        raise RunError(f"'{folder}' cannot be written: {error.strerror}") from error
+    try:
+        if new and any((folder / name).is_file() for name in MARKS):
+            raise RunError(f"'{folder}' was filled by another process meanwhile; give another folder")
+        for path in folder.iterdir():
+            if path.name != LOCK and path.is_file() and _is_leftover(path):
+                path.unlink(missing_ok=True)
+        yield
+    finally:
+        lock.release()
 
 
 def read_status(folder: Path) -> str | None:
-    """The status of a run by its summary.json; None if there is none yet.
+    """Return the status of a run by its summary.json; None if there is none yet.
 
     Raises:
       RunError: it is damaged.
@@ -117,70 +100,27 @@ def read_status(folder: Path) -> str | None:
     return read_json(path).get("status") if path.is_file() else None
 
 
-def read_back(value: Mapping[str, Any]) -> dict[str, Any]:
-    """The value as `read_json` would give it after `write_json`, to be compared with a stored one."""
-    return json.loads(json.dumps(_plain(value)))
-
-
-def read_rows(folder: Path, rounds: int) -> list[Row]:
-    """The first `rounds` rows of a run's history.
-
-    Raises:
-      RunError: there are fewer whole rows than that, or one is damaged.
-    """
-    path = folder / "history.jsonl"
-    rows: list[Row] = []
-    for number, line in enumerate(read_lines(folder)[:rounds], start=1):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise RunError(f"'{path}' is damaged at line {number}") from error
-        if not isinstance(row, dict) or row.get("round") != number:
-            raise RunError(f"'{path}' is damaged at line {number}: not the row of round {number}")
-        rows.append(row)
-    if len(rows) < rounds:
-        raise RunError(f"'{path}' holds {len(rows)} rounds, the checkpoint is of round {rounds}")
-    return rows
-
-
-def read_lines(folder: Path) -> list[str]:
-    """The whole lines of a run's history; a last line without its end, of a process that was killed, is left out."""
-    path = folder / "history.jsonl"
+def is_finished(folder: Path) -> bool:
+    """Return whether a run came to its end and has its results; else it is continued from its checkpoint."""
     try:
-        text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    except ValueError:
-        raise RunError(f"'{path}' is damaged: not UTF-8") from None
-    except OSError as error:
-        raise RunError(f"'{path}' cannot be read: {error.strerror}") from error
-    return text.split("\n")[:-1]
+        return read_status(folder) in ("completed", "diverged") and (folder / "params.npz").is_file()
+    except RunError:
+        return False
 
 
 def write_params(path: Path, params: Any) -> None:
-    """Writes a parameter tree as `.npz`, one array a leaf named by its key path (`dense1/kernel`)."""
-    import io
+    """Write a parameter tree as `.npz`, one array per leaf, named by its key path (`dense1/kernel`).
 
+    Raises:
+      RunError: it cannot be written.
+    """
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **named_leaves(params))
     write_atomically(path, buffer.getvalue())
 
 
-def check_params(path: Path) -> None:
-    """Checks that a file of parameters is whole.
-
-    Raises:
-      ValueError: it is missing, or its own checksums do not fit.
-    """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            if (bad := archive.testzip()) is not None:
-                raise ValueError(f"'{path}' is damaged: {bad}")
-    except (OSError, zipfile.BadZipFile, NotImplementedError) as error:
-        raise ValueError(f"'{path}' cannot be read: {error}") from error
-
-
 def named_leaves(tree: Any) -> dict[str, np.ndarray]:
-    """The leaves of a tree by key path, as NumPy arrays (bfloat16 as float32, which NumPy's files can hold)."""
-    import jax
+    """Return the leaves of a tree by key path, as NumPy arrays (bfloat16 as float32, which NumPy's files can hold)."""
 
     def array(leaf: Any) -> np.ndarray:
         value = np.asarray(leaf)
@@ -190,80 +130,116 @@ def named_leaves(tree: Any) -> dict[str, np.ndarray]:
     return {jax.tree_util.keystr(path, simple=True, separator="/") or "params": array(a) for path, a in leaves}
 
 
-def check_plain(folder: Path) -> None:
-    """Checks that a run folder holds nothing but files and folders: one from others may hold links that lead anywhere.
-
-    Raises:
-      RunError: it holds a link, a pipe or the like.
-    """
-    for root, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            path = Path(root) / name
-            if not stat.S_ISDIR(mode := path.lstat().st_mode) and not stat.S_ISREG(mode):
-                raise RunError(f"'{path}' is no plain file (a link or the like); a run folder holds none")
-
-
-@contextmanager
-def locked(folder: Path, new: bool = False) -> Iterator[None]:
-    """Holds the run folder for this process.
+def write_summary(
+    folder: Path, status: str, message: str | None, history: History, compile_seconds: float
+) -> dict[str, Any]:
+    """Write summary.json and return it.
 
     Args:
-      folder: it is made if it is not there.
-      new: there must be no results in it yet.
+      folder: of the run.
+      status: `"running"`, `"completed"`, `"interrupted"` or `"diverged"`.
+      message: one line about a status that needs it.
+      history: the rounds done.
+      compile_seconds: spent on compiling for this run; 0 where another run had done it.
 
     Raises:
-      RunError: another process holds it, or has filled a folder that should be new.
+      RunError: it cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / ".lock"
-    try:
-        place = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-    except OSError as error:
-        raise RunError(f"'{path}' cannot be opened: {error.strerror}") from error
-    with os.fdopen(place, "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            ours = os.path.samestat(os.fstat(file.fileno()), path.stat())  # else its holder has removed it meanwhile
-        except OSError:
-            ours = False
-        if not ours:
-            raise RunError(f"'{folder}' is in use by another process")
-        if new and any((folder / name).is_file() for name in MARKS):
-            raise RunError(f"'{folder}' was filled by another process meanwhile; give another folder")
-        for leftover in folder.iterdir():
-            if _is_leftover(leftover) and any(leftover.name.startswith(f".{name}.") for name in WRITTEN):
-                leftover.unlink(missing_ok=True)
-        yield
+    rows = history.rows
+    metrics = [
+        name
+        for name in (rows[-1] if rows else {})
+        if name in ("train_loss", "epsilon") or name.startswith(("test_", "client_"))
+    ]
+    summary = {
+        "status": status,
+        "message": message,
+        "rounds_done": len(rows),
+        "final": {name: history.last(name) for name in metrics},
+        "bytes_down": sum(row["bytes_down"] for row in rows),
+        "bytes_up": sum(row["bytes_up"] for row in rows),
+        "seconds": sum(row["seconds"] for row in rows),
+        "compile_seconds": compile_seconds,
+    }
+    write_json(folder / "summary.json", summary)
+    return summary
+
+
+class RunFolder:
+    """The folder of one run while it is written, held by this process from `open` to the end of `stack`.
+
+    Args:
+      folder: where.
+      new: there must be no results in it yet.
+      checkpoint_every: seconds between checkpoints.
+      stack: releases the lock when it closes.
+
+    Raises:
+      RunError: another process holds it.
+    """
+
+    def __init__(self, folder: Path, new: bool, checkpoint_every: float, stack: ExitStack) -> None:
+        self.path, self._new, self._every, self._stack = folder, new, checkpoint_every, stack
+        self._existed = folder.is_dir()
+        if self._existed:
+            stack.enter_context(locked(folder, new))
+
+    def begin(self, config: Mapping[str, Any], history: History) -> None:
+        """Write what is known before the first round; a new folder is made only now, when nothing can be refused.
+
+        Raises:
+          RunError: it cannot be written, or was filled by another process meanwhile.
+        """
+        if not self._existed:
+            self._stack.enter_context(locked(self.path, self._new))
+        write_json(self.path / "config.json", config)
+        write_summary(self.path, "running", None, history, 0.0)
+        self._rows = HistoryFile(self.path, history.rows)
+        self._checkpoints = Checkpoints(self.path, verified=None if self._new else len(history))
+        self._saved = time.monotonic()
+
+    def add(self, rows: list[Row]) -> None:
+        """Add rounds to the history.
+
+        Raises:
+          RunError: it cannot be written.
+        """
+        self._rows.append(rows)
+
+    def is_due(self) -> bool:
+        """Return whether it is time for a checkpoint."""
+        return time.monotonic() - self._saved > self._every
+
+    def save(self, done: int, server: Tree, clients: ClientStates) -> None:
+        """Save the states after `done` rounds.
+
+        Raises:
+          RunError: they cannot be written.
+        """
+        self._checkpoints.save(done, server, clients, self._rows.sync())
+        self._saved = time.monotonic()
+
+    def end(
+        self, status: str, message: str | None, history: History, params: Tree, compile_seconds: float
+    ) -> dict[str, Any]:
+        """Write the final parameters and the summary, and return the summary.
+
+        Raises:
+          RunError: they cannot be written.
+        """
+        write_params(self.path / "params.npz", params)
+        return write_summary(self.path, status, message, history, compile_seconds)
 
 
 def _is_leftover(path: Path) -> bool:
-    """Whether a file is a lock, or one that a killed process did not finish."""
-    return path.name == ".lock" or (path.name.startswith(".") and path.name.endswith(".tmp"))
+    """Return whether a file is a lock, or one that a killed process did not finish."""
+    return path.name == LOCK or (path.name.startswith(".") and path.name.endswith(".tmp"))
 
 
-def _remove(folder: Path) -> None:
-    """Removes a folder; what tells that it holds results goes last, so that a killed process can be repeated.
-
-    Of a link to a folder, link and folder stay: it says where results are wanted.
-    """
+def _clear(folder: Path) -> None:
+    """Empty a folder; what tells that it holds results goes last, so that a killed process can be repeated."""
     for path in sorted(folder.iterdir(), key=lambda path: path.name in MARKS):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
-        elif path.name != ".lock":
+        elif path.name != LOCK:
             path.unlink()
-    if folder.is_symlink():
-        (folder / ".lock").unlink(missing_ok=True)
-    else:
-        shutil.rmtree(folder)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(name): _plain(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, np.ndarray | np.generic) or hasattr(value, "__array__"):
-        return _plain(np.asarray(value).tolist())
-    if isinstance(value, str | int | bool) or value is None:
-        return value
-    return finite_or_none(value) if isinstance(value, float) else str(value)

@@ -1,19 +1,25 @@
-"""One row a round: what happened, what it cost."""
+"""One row per round: what happened and what it cost, in memory and in history.jsonl."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-import math
+import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedoptax.errors import UsageError
+from fedoptax._files import finite_or_none, write_atomically
+from fedoptax.errors import RunError, UsageError
 
 if TYPE_CHECKING:
     import pandas
 
 Row = dict[str, Any]
+FILE = "history.jsonl"
+COUNTS = ("round", "bytes_down", "bytes_up", "participants", "dropped", "late", "rejected")
+"""The columns of whole numbers."""
 
 
 class History:
@@ -40,15 +46,15 @@ class History:
         return self.rows[index]
 
     def last(self, column: str) -> float | None:
-        """The last value of a column that is not None; None if there is none."""
+        """Return the last value of a column that is not None; None if there is none."""
         return next((row[column] for row in reversed(self.rows) if row.get(column) is not None), None)
 
     def column(self, name: str) -> list[float | None]:
-        """All values of a column, None where there is none."""
+        """Return all values of a column, None where a row has no value."""
         return [row.get(name) for row in self.rows]
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A DataFrame with a row a round; missing values are NaN."""
+        """Return a DataFrame with one row per round; missing values are NaN."""
         import pandas as pd
 
         frame = pd.DataFrame(self.rows)
@@ -56,7 +62,9 @@ class History:
         return frame.astype(dict.fromkeys(metrics, float))
 
     def save(self, path: str | Path) -> Path:
-        """Writes the history as `.csv`, `.jsonl` or `.parquet`, by the path's ending.
+        """Write the history as `.csv`, `.jsonl` or `.parquet`, by the path's ending.
+
+        In a Parquet file counts are int64 and all else float64; null means no value, or none that is finite.
 
         Raises:
           UsageError: another ending.
@@ -65,13 +73,11 @@ class History:
         if path.suffix == ".csv":
             self.to_pandas().to_csv(path, index=False)
         elif path.suffix == ".jsonl":
-            path.write_text("".join(map(to_json_line, self.rows)), encoding="utf-8")
+            path.write_bytes(_encode(self.rows))
         elif path.suffix == ".parquet":
-            from fedoptax.storage.history_parquet import write_parquet
-
-            write_parquet(path, self.rows)
+            _write_parquet(path, self.rows)
         else:
-            raise UsageError(f"path: '{path.name}' given, allowed endings are .csv, .jsonl and .parquet")
+            raise UsageError(f"path must end in .csv, .jsonl or .parquet, got '{path.name}'")
         return path
 
 
@@ -80,15 +86,116 @@ LOWER = ("loss", "error", "perplexity", "nll", "distance", "excess", "spread", "
 
 
 def higher_is_better(column: str) -> bool:
-    """What better means for a column of which only the name is known."""
+    """Return whether more is better in a column of which only the name is known."""
     return not any(word in column.lower() for word in LOWER)
 
 
-def to_json_line(row: Mapping[str, Any]) -> str:
-    """A row as one line of strict JSON; numbers that are not finite become null."""
-    return json.dumps({name: finite_or_none(value) for name, value in row.items()}, allow_nan=False) + "\n"
+class HistoryFile:
+    """history.jsonl while a run writes it; it begins with `rows` and only grows.
+
+    Raises:
+      RunError: it cannot be written.
+    """
+
+    def __init__(self, folder: Path, rows: list[Row]) -> None:
+        self._path = folder / FILE
+        data = _encode(rows)
+        write_atomically(self._path, data)
+        self._length, self._hash = len(data), hashlib.sha256(data)
+
+    def append(self, rows: list[Row]) -> None:
+        """Add rows, all or none.
+
+        Raises:
+          RunError: they cannot be written.
+        """
+        data = _encode(rows)
+        try:
+            with self._path.open("ab") as file:
+                file.write(data)
+        except OSError as error:
+            with suppress(OSError):  # a reader leaves out an unfinished last line
+                os.truncate(self._path, self._length)
+            raise RunError(f"'{self._path}' cannot be written: {error.strerror}") from error
+        self._length += len(data)
+        self._hash.update(data)
+
+    def sync(self) -> dict[str, Any]:
+        """Flush all rows to disk and return their length in bytes and SHA-256.
+
+        Raises:
+          RunError: they cannot be written.
+        """
+        try:
+            with self._path.open("r+b") as file:
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise RunError(f"'{self._path}' cannot be written: {error.strerror}") from error
+        return {"bytes": self._length, "sha256": self._hash.hexdigest()}
 
 
-def finite_or_none(value: Any) -> Any:
-    """The value, or None for a float that is NaN or infinite."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def begins_with(folder: Path, part: Mapping[str, Any]) -> bool:
+    """Return whether a run's history begins with the rows that `HistoryFile.sync` told of."""
+    digest, left = hashlib.sha256(), int(part["bytes"])
+    with (folder / FILE).open("rb") as file:
+        while left and (data := file.read(min(left, 2**20))):
+            digest.update(data)
+            left -= len(data)
+    return not left and digest.hexdigest() == part["sha256"]
+
+
+def read_lines(folder: Path) -> list[str]:
+    """Return the complete lines of a run's history; an unfinished last line of a killed process is left out.
+
+    Raises:
+      RunError: the file is damaged or cannot be read.
+    """
+    path = folder / FILE
+    try:
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    except ValueError:
+        raise RunError(f"'{path}' is damaged: not UTF-8") from None
+    except OSError as error:
+        raise RunError(f"'{path}' cannot be read: {error.strerror}") from error
+    return text.split("\n")[:-1]
+
+
+def read_rows(folder: Path, rounds: int) -> list[Row]:
+    """Return the first `rounds` rows of a run's history.
+
+    Raises:
+      RunError: there are fewer, or one is damaged.
+    """
+    path = folder / FILE
+    rows: list[Row] = []
+    for number, line in enumerate(read_lines(folder)[:rounds], start=1):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise RunError(f"'{path}' is damaged at line {number}") from error
+        if not isinstance(row, dict) or row.get("round") != number:
+            raise RunError(f"'{path}' is damaged at line {number}: not the row of round {number}")
+        rows.append(row)
+    if len(rows) < rounds:
+        raise RunError(f"'{path}' holds {len(rows)} of {rounds} rounds")
+    return rows
+
+
+def _encode(rows: list[Row]) -> bytes:
+    """Return rows as lines of strict JSON; numbers that are not finite become null."""
+    plain = ({name: finite_or_none(value) for name, value in row.items()} for row in rows)
+    return "".join(json.dumps(row, allow_nan=False) + "\n" for row in plain).encode()
+
+
+def _write_parquet(path: Path, rows: list[Row]) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    names = dict.fromkeys(name for row in rows for name in row) or {"round": None}
+    columns = {
+        name: pa.array([finite_or_none(row.get(name)) for row in rows], pa.int64() if name in COUNTS else pa.float64())
+        for name in names
+    }
+    buffer = pa.BufferOutputStream()
+    parquet.write_table(pa.table(columns), buffer)
+    write_atomically(path, buffer.getvalue().to_pybytes())

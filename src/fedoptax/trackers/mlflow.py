@@ -9,11 +9,10 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedoptax.storage.history import Row
-from fedoptax.trackers import Tracked, Tracker, flat_config, numbers_of, title_of
+from fedoptax.trackers import Row, Tracked, Tracker, flatten_config, numbers_of, title_of
 
 _LONGEST = 250  # characters of a parameter's value
-_BATCH = 1000  # metrics a call, MLflow's limit
+_BATCH = 1000  # metrics per call, MLflow's limit
 _STATES = {"completed": "FINISHED", "diverged": "FAILED", "interrupted": "KILLED"}
 
 
@@ -21,7 +20,7 @@ class MLflow:
     """A tracker that logs to an MLflow store."""
 
     def start(self, run: Tracked) -> None:
-        """Begins a run there, or goes on with that of this folder."""
+        """Begin a run there, or continue that of this folder."""
         import mlflow
         from mlflow.tracking import MlflowClient
 
@@ -40,12 +39,12 @@ class MLflow:
         self._id = self._client.create_run(experiment, run_name=title_of(run.config)).info.run_id
         note.write_text(self._id, encoding="utf-8")
         parameters = [
-            mlflow.entities.Param(name, str(value)[:_LONGEST]) for name, value in flat_config(run.config).items()
+            mlflow.entities.Param(name, str(value)[:_LONGEST]) for name, value in flatten_config(run.config).items()
         ]
         self._client.log_batch(self._id, params=parameters[:100])
 
     def rows(self, rows: Sequence[Row]) -> None:
-        """A metric for each number of each row, with the round as its step."""
+        """Log a metric for each number of each row, with the round as its step."""
         import time
 
         from mlflow.entities import Metric
@@ -58,10 +57,10 @@ class MLflow:
             self._client.log_batch(self._id, metrics=metrics[begin : begin + _BATCH])
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        """Sets the state of the run there."""
+        """Set the state of the run there."""
         self._client.set_terminated(self._id, _STATES.get(str(summary["status"]), "FAILED"))
 
 
 def make() -> Tracker:
-    """The tracker."""
+    """Return the tracker."""
     return MLflow()

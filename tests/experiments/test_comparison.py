@@ -1,0 +1,102 @@
+"""Comparisons in Python: every algorithm over every seed, continued where they stopped."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedoptax as fx
+from fedoptax._files import read_json, write_json
+from fedoptax.experiments.comparison import Comparison
+from fedoptax.experiments.result import Interrupted
+
+TASK = fx.load_task("quadratic", num_clients=8)
+SMALL: dict[str, Any] = {"rounds": 3, "cohort_size": 3, "batch_size": 5}
+
+
+def losses(compared: fx.Compared) -> dict[str, list[list[float | None]]]:
+    return {name: [h.column("train_loss") for h in histories] for name, histories in compared.histories.items()}
+
+
+def test_every_algorithm_runs_over_every_seed(tmp_path: Path) -> None:
+    compared = fx.compare(TASK, ["fedavg", "fedadam"], tmp_path / "a", seeds=2, **SMALL)
+    assert compared.diverged == [] and set(compared.histories) == {"fedavg", "fedadam"}
+    rates = compared.comparison.hyperparameters["fedadam"]
+    for seed, history in enumerate(compared.histories["fedadam"]):
+        alone = fx.run(TASK, fx.fedadam(**rates), seed=seed, **SMALL)
+        assert history.column("train_loss") == pytest.approx(alone.history.column("train_loss"))
+    before = (tmp_path / "a" / "fedavg" / "seed-0" / "summary.json").stat().st_mtime_ns
+    again = fx.compare(TASK, ["fedavg", "fedadam"], tmp_path / "a", seeds=2, **SMALL)
+    assert losses(again) == losses(compared)
+    assert (tmp_path / "a" / "fedavg" / "seed-0" / "summary.json").stat().st_mtime_ns == before
+    with pytest.raises(fx.RunError, match="another comparison"):
+        fx.compare(TASK, ["fedavg", "fedadam"], tmp_path / "a", seeds=2, **SMALL | {"rounds": 4})
+    other = fx.compare(TASK, ["fedavg"], tmp_path / "a", seeds=[5], overwrite=True, **SMALL)
+    assert len(other.histories["fedavg"]) == 1 and not (tmp_path / "a" / "fedadam").exists()
+
+
+def test_rates_are_searched_first_and_diverged_runs_are_reported(tmp_path: Path) -> None:
+    grids = {"fedavg": {"client_lr": [1e-3, 0.03]}, "fedadam": {"client_lr": [1e29, 1e30]}}
+    values = {"scaffold": {"client_lr": 1e30}}
+    names = ["fedavg", "fedadam", "scaffold"]
+    given: dict[str, Any] = {"seeds": 2, "grids": grids, "hyperparameters": values, **SMALL}
+    compared = fx.compare(TASK, names, tmp_path / "a", **given)
+    assert compared.comparison.hyperparameters["fedavg"]["client_lr"] == 0.03
+    assert set(compared.histories) == {"fedavg", "scaffold"}
+    assert len(compared.diverged) == 3 and compared.diverged[0].startswith("fedadam: all 2 points")
+    shutil.rmtree(tmp_path / "a" / "fedavg" / "seed-1")
+    assert losses(fx.compare(TASK, names, tmp_path / "a", **given)) == losses(compared)
+
+
+def test_a_signal_stops_it_and_a_further_call_goes_on(tmp_path: Path) -> None:
+    whole = fx.compare(TASK, ["fedavg"], tmp_path / "whole", seeds=3, **SMALL)
+
+    class Sender:
+        def start(self, run: Any) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        def rows(self, rows: Any) -> None: ...
+        def end(self, summary: Any) -> None: ...
+
+    with pytest.raises(Interrupted):
+        fx.compare(TASK, ["fedavg"], tmp_path / "part", seeds=3, trackers=[Sender()], **SMALL)
+    assert losses(fx.compare(TASK, ["fedavg"], tmp_path / "part", seeds=3, **SMALL)) == losses(whole)
+
+
+@pytest.mark.parametrize(
+    ("algorithms", "options", "argument"),
+    [
+        ([], {}, "algorithms"),
+        ("fedavg", {}, "algorithms"),
+        (["fedavg", "fedsgd"], {}, "fedsgd"),
+        (["fedavg"], {"seeds": 0}, "seeds"),
+        (["fedavg"], {"hyperparameters": {"fedavg": {"client_lr": -1.0}}}, "client_lr"),
+        (["fedavg"], {"grids": {"fedavg": {"client_lr": []}}}, "grid"),
+        (["fedavg"], {"cohort_size": 100}, "cohort_size"),
+        (["fedavg"], {"select": "accuracy"}, "--select"),
+        (["fedavg"], {"label": "a"}, "label"),
+    ],
+)
+def test_a_wrong_argument_is_one_line_and_leaves_nothing_behind(
+    tmp_path: Path, algorithms: Any, options: dict[str, Any], argument: str
+) -> None:
+    with pytest.raises(fx.UsageError, match=argument) as error:
+        fx.compare(TASK, algorithms, tmp_path / "a", **SMALL | options)
+    assert "\n" not in str(error.value) and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("change", [
+    {"algorithms": 3}, {"hyperparameters": {}}, {"seeds": ["x"]}, {"tunings": {"a": {}}}, {"format": 9}, {"new": 1},
+])  # fmt: skip
+def test_a_damaged_file_is_one_line(tmp_path: Path, change: dict[str, Any]) -> None:
+    fx.compare(TASK, ["fedavg"], tmp_path, seeds=1, **SMALL)
+    path = tmp_path / "compare.json"
+    write_json(path, read_json(path) | change)
+    with pytest.raises(fx.RunError, match=r"compare\.json") as error:
+        Comparison.read(tmp_path)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,271 @@
+"""Runs: history, files, resuming, divergence, signals, refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedoptax as fx
+from fedoptax.experiments.result import DivergedError, Interrupted
+from fedoptax.storage.folder import locked, read_json
+from small import small_task
+
+OPTIONS: dict[str, Any] = {"cohort_size": 3, "batch_size": 4, "eval_every": 2, "seed": 3}
+TASK, ALGORITHM = small_task(), fx.fedadam(0.3, 0.1)
+
+
+def rows_without_time(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "history.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
+
+
+def assert_same_results(a: Path, b: Path) -> None:
+    """Equal parameters bit for bit, equal histories but for the time."""
+    with np.load(a / "params.npz") as left, np.load(b / "params.npz") as right:
+        assert sorted(left) == sorted(right)
+        for name in left:
+            np.testing.assert_array_equal(left[name], right[name])
+    assert rows_without_time(a) == rows_without_time(b)
+
+
+def test_the_history_has_one_row_per_round() -> None:
+    result = fx.run(TASK, ALGORITHM, rounds=5, **OPTIONS)
+    assert [row["round"] for row in result.history] == [1, 2, 3, 4, 5]
+    assert [row["test_nll"] is not None for row in result.history] == [False, True, False, True, True]
+    size = 4 * sum(a.size for a in jax.tree.leaves(result.params))
+    assert all(row["bytes_down"] == row["bytes_up"] == 3 * size for row in result.history)
+    assert all(row["seconds"] > 0 and row["train_loss"] > 0 for row in result.history)
+    values = np.asarray(TASK.metrics(result.params, TASK.test)["nll"])
+    assert result.history[-1]["test_nll"] == pytest.approx(values.mean(), rel=1e-5)
+    frame = result.history.to_pandas()
+    assert len(frame) == 5 and np.isnan(frame["test_nll"][0])
+    assert (result.status, result.message, result.folder) == ("completed", None, None)
+
+
+def test_a_task_without_test_examples_or_classes_runs(tmp_path: Path) -> None:
+    task = small_task(test=None, label=None, primary_metric=None)
+    result = fx.run(task, ALGORITHM, rounds=2, out=tmp_path / "a", **OPTIONS)
+    assert set(result.history[0]) == {"round", "train_loss", "bytes_down", "bytes_up", "seconds"}
+
+
+def test_equal_seeds_give_equal_files_and_other_seeds_do_not(tmp_path: Path) -> None:
+    for name, seed in (("a", 3), ("b", np.int64(3)), ("c", 4)):
+        fx.run(TASK, ALGORITHM, rounds=4, out=tmp_path / name, **(OPTIONS | {"seed": seed}))
+    assert_same_results(tmp_path / "a", tmp_path / "b")
+    assert (tmp_path / "a" / "config.json").read_bytes() == (tmp_path / "b" / "config.json").read_bytes()
+    with pytest.raises(AssertionError):
+        assert_same_results(tmp_path / "a", tmp_path / "c")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options"),
+    [
+        (fx.fedadam(0.3, 0.1), {}),
+        (fx.scaffold(0.1), {"client_states": "host"}),
+        (fx.fafed(0.1, 0.9, rho=0.1), {"local_steps": 2, "faults": {"dropout": 0.3}}),
+    ],
+    ids=["fedadam", "scaffold on the host", "fafed with faults"],
+)
+def test_a_resumed_run_equals_one_that_was_not_interrupted(
+    tmp_path: Path, algorithm: fx.FedAlgorithm, options: dict[str, Any]
+) -> None:
+    options = OPTIONS | options
+    fx.run(TASK, algorithm, rounds=9, out=tmp_path / "whole", **options)
+    for first in (2, 8):  # even: what is evaluated does not depend on where it stopped
+        part = tmp_path / f"part-{first}"
+        fx.run(TASK, algorithm, rounds=first, out=part, **options)
+        result = fx.run(TASK, algorithm, rounds=9, resume_from=part, **options)
+        assert len(result.history) == 9 and result.folder == part
+        assert_same_results(part, tmp_path / "whole")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_after_the_current_rounds_and_the_run_can_be_resumed(tmp_path: Path, number: int) -> None:
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    fx.run(TASK, ALGORITHM, rounds=9, out=whole, **OPTIONS)
+
+    def send(done: int, note: str) -> None:
+        os.kill(os.getpid(), number)
+
+    with pytest.raises(Interrupted, match="stopped after round 1 of 9") as stopped:
+        fx.run(TASK, ALGORITHM, rounds=9, out=part, progress=send, **OPTIONS)
+    assert stopped.value.result.signal == number
+    assert read_json(part / "summary.json")["status"] == "interrupted"
+    fx.run(TASK, ALGORITHM, rounds=9, resume_from=part, **OPTIONS)
+    assert_same_results(part, whole)
+
+
+def test_a_killed_process_loses_only_the_rounds_after_its_checkpoint(tmp_path: Path) -> None:
+    """Killed at any moment, by SIGKILL, while it writes a checkpoint after each call."""
+    run = ["--task", "digits", "--model", "logistic", "--num-clients", "8", "--cohort-size", "3", "--eval-every", "1"]
+    command = [sys.executable, "-m", "fedoptax.cli.main", "run", *run, "--algorithm", "scaffold"]
+    command += ["--checkpoint-every", "0", "--rounds", "1000000", "--out", str(tmp_path / "part")]
+    process = subprocess.Popen(command)
+    history = tmp_path / "part" / "history.jsonl"
+    try:
+        for _ in range(1200):
+            if history.is_file() and history.read_bytes().count(b"\n") > 20:
+                break
+            assert process.poll() is None
+            time.sleep(0.05)
+    finally:
+        process.kill()
+        process.wait()
+    rounds = max(int(path.name) for path in (tmp_path / "part" / "checkpoints").iterdir() if path.name.isdecimal()) + 5
+    task = fx.load_task("digits", model="logistic", num_clients=8)
+    config = read_json(tmp_path / "part" / "config.json")
+    values = config["algorithm"]["hyperparameters"]
+    options = {name: config[name] for name in ("cohort_size", "batch_size", "local_epochs", "weighting", "mesh")}
+    described = {"label": "scaffold", "hyperparameters": values}
+    algorithm = fx.scaffold(**values)
+    result = fx.run(task, algorithm, rounds=rounds, resume_from=tmp_path / "part", **options, **described)
+    assert len(result.history) == rounds
+    fx.run(task, algorithm, rounds=rounds, out=tmp_path / "whole", **options, **described)
+    assert_same_results(tmp_path / "part", tmp_path / "whole")
+
+
+def test_resuming_into_another_folder_leaves_the_first(tmp_path: Path) -> None:
+    fx.run(TASK, ALGORITHM, rounds=2, out=tmp_path / "a", **OPTIONS)
+    before = rows_without_time(tmp_path / "a")
+    fx.run(TASK, ALGORITHM, rounds=4, resume_from=tmp_path / "a", out=tmp_path / "b", **OPTIONS)
+    fx.run(TASK, ALGORITHM, rounds=4, out=tmp_path / "c", **OPTIONS)
+    assert rows_without_time(tmp_path / "a") == before
+    assert_same_results(tmp_path / "b", tmp_path / "c")
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path) -> None:
+    whole = fx.run(TASK, ALGORITHM, rounds=6, out=tmp_path / "whole", **OPTIONS)
+    part = tmp_path / "part"
+    fx.run(TASK, ALGORITHM, rounds=2, out=part, **OPTIONS)
+    fx.run(TASK, ALGORITHM, rounds=4, resume_from=part, **OPTIONS)
+    (part / "checkpoints" / "4" / "states.npz").write_bytes(b"broken")
+    result = fx.run(TASK, ALGORITHM, rounds=6, resume_from=part, **OPTIONS)
+    jax.tree.map(np.testing.assert_array_equal, result.params, whole.params)
+    shutil.rmtree(part / "checkpoints")
+    with pytest.raises(fx.RunError, match=r"no checkpoint .* can be used"):
+        fx.run(TASK, ALGORITHM, rounds=8, resume_from=part, **OPTIONS)
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path: Path) -> None:
+    fx.run(TASK, ALGORITHM, rounds=2, out=tmp_path / "a", **OPTIONS)
+    shutil.copytree(tmp_path / "a", tmp_path / "b", ignore=shutil.ignore_patterns("checkpoints", "summary.json"))
+    fx.run(TASK, ALGORITHM, rounds=2, resume_from=tmp_path / "b", **OPTIONS)
+    assert_same_results(tmp_path / "a", tmp_path / "b")
+
+
+def test_another_experiment_is_not_continued(tmp_path: Path) -> None:
+    fx.run(TASK, ALGORITHM, rounds=2, out=tmp_path / "a", **OPTIONS)
+    calls = [
+        (ALGORITHM, "a", {"seed": 4}, "its seed is 3, got 4"),
+        (fx.fedavg(0.1), "a", {}, "not those of this experiment"),
+        (ALGORITHM, "missing", {}, "cannot be read"),
+    ]
+    for algorithm, folder, options, reason in calls:
+        with pytest.raises(fx.RunError, match=reason):
+            fx.run(TASK, algorithm, rounds=4, resume_from=tmp_path / folder, **(OPTIONS | options))
+
+
+def test_results_are_not_overwritten_by_accident(tmp_path: Path) -> None:
+    out = tmp_path / "a"
+    fx.run(TASK, ALGORITHM, rounds=1, out=out, **OPTIONS)
+    with pytest.raises(fx.UsageError, match="holds results already"):
+        fx.run(TASK, ALGORITHM, rounds=1, out=out, **OPTIONS)
+    fx.run(TASK, ALGORITHM, rounds=2, out=out, overwrite=True, **OPTIONS)
+    assert len(rows_without_time(out)) == 2
+    for options in ({"resume_from": out}, {"out": out, "overwrite": True}):
+        with locked(out), pytest.raises(fx.RunError, match="is in use by another process"):
+            fx.run(TASK, ALGORITHM, rounds=3, **options, **OPTIONS)
+    assert len(rows_without_time(out)) == 2
+
+
+def test_a_diverged_run_says_where_and_keeps_its_last_finite_state(tmp_path: Path) -> None:
+    wild = fx.fedavg(lambda r: jnp.where(r < 3, 0.1, jnp.inf))
+    with pytest.raises(DivergedError, match=r"wild diverged in round 4 \(seed 3\).*after round 3 is kept") as caught:
+        fx.run(TASK, wild, rounds=50, label="wild", out=tmp_path / "a", **OPTIONS)
+    result = caught.value.result
+    assert result.status == "diverged" and len(result.history) == 3
+    assert all(np.isfinite(a).all() for a in jax.tree.leaves(result.params))
+    summary = read_json(tmp_path / "a" / "summary.json")
+    assert summary["status"] == "diverged" and summary["rounds_done"] == 3
+    with np.load(tmp_path / "a" / "params.npz") as params:
+        assert all(np.isfinite(params[name]).all() for name in params)
+    for error in (caught.value, Interrupted(result)):  # as a pool of processes brings them home
+        again = pickle.loads(pickle.dumps(error))
+        assert type(again) is type(error) and str(again) == str(error) == result.message
+        jax.tree.map(np.testing.assert_array_equal, again.result.params, result.params)
+    with pytest.raises(DivergedError) as eager:
+        fx.run(TASK, wild, rounds=50, label="wild", engine="eager", **OPTIONS)
+    assert str(eager.value) == str(caught.value)
+
+
+@pytest.mark.parametrize("place", ["device", "host"])
+def test_a_diverged_round_changes_no_client_state_either(place: str) -> None:
+    rates = [fx.scaffold(lambda r, end=end: jnp.where(r < 3, 0.1, end)) for end in (jnp.inf, 0.1)]
+    with pytest.raises(DivergedError) as caught:
+        fx.run(TASK, rates[0], rounds=9, client_states=place, **OPTIONS)
+    good = fx.run(TASK, rates[1], rounds=3, **OPTIONS)
+    clients = caught.value.result.clients
+    states = clients.tree if place == "device" else clients.of(np.arange(7))
+    jax.tree.map(np.testing.assert_array_equal, states, good.clients.tree)
+
+
+def refused(**options: Any) -> Callable[[Path], object]:
+    return lambda folder: fx.run(TASK, ALGORITHM, out=folder / "a", **(OPTIONS | options))
+
+
+REFUSALS: list[tuple[Callable[[Path], object], str]] = [
+    (refused(rounds=0), "rounds"),
+    (refused(rounds=True), "rounds"),
+    (refused(rounds=np.float64(2)), "rounds"),
+    (refused(cohort_size=8), "cohort_size"),
+    (refused(cohort_size=np.True_), "cohort_size"),
+    (refused(batch_size=2.5), "batch_size"),
+    (refused(local_epochs=0), "local_epochs"),
+    (refused(local_steps=0), "local_steps"),
+    (refused(weighting="size"), "weighting"),
+    (refused(engine="fast"), "engine"),
+    (refused(client_loop="scan"), "client_loop"),
+    (refused(client_states="cloud"), "client_states"),
+    (refused(examples="cloud"), "examples"),
+    (refused(mesh=0), "mesh"),
+    (refused(seed=-1), "seed"),
+    (refused(seed=np.int64(2**32)), "seed"),
+    (refused(eval_every=0), "eval_every"),
+    (refused(faults={"dropout": 2.0}), "dropout"),
+    (refused(aggregate="mode"), "aggregate"),
+    (refused(aggregate=fx.Krum(1)), "aggregate"),
+    (refused(checkpoint_every=-1), "checkpoint_every"),
+    (refused(trackers=["paper"]), "--track"),
+    (refused(cohort=3), "cohort_size"),
+    (lambda folder: fx.run(TASK, ALGORITHM, trackers=[object()]), "trackers"),
+    *((lambda folder, given=given: fx.run(TASK, given), "algorithm") for given in ("fedavg", fx.fedavg, None)),
+    *((lambda folder, given=given: fx.run(given, ALGORITHM), "task") for given in ("digits", None, 5)),
+    (lambda folder: fx.sweep("digits", fx.fedavg, {"client_lr": [0.1]}), "task"),
+    (lambda folder: fx.sweep(TASK, fx.fedavg, {"client_lr": [0.1]}, out=folder / "a"), "out"),
+    (lambda folder: fx.sweep(TASK, fx.fedavg, {"client_lr": ["x"]}), "client_lr"),
+    (lambda folder: fx.sweep(TASK, fx.fedavg, {"rate": [0.1]}), "rate"),
+    (lambda folder: fx.sweep(TASK, "fedavg", {"client_lr": [0.1]}), "make_algorithm"),
+]
+
+
+@pytest.mark.parametrize(("call", "argument"), REFUSALS)
+def test_a_wrong_argument_is_one_line_and_leaves_nothing_behind(
+    tmp_path: Path, call: Callable[[Path], object], argument: str
+) -> None:
+    with pytest.raises(fx.UsageError, match=argument) as error:
+        call(tmp_path)
+    assert "\n" not in str(error.value) and list(tmp_path.iterdir()) == []

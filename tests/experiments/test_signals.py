@@ -1,0 +1,89 @@
+"""Ctrl-C, SIGTERM and SIGHUP: they wait for the current rounds of a run, and end other work in good order."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedoptax as fx
+from fedoptax.experiments.result import Interrupted
+from fedoptax.experiments.signals import deferred_interrupt, terminable
+from fedoptax.storage.folder import RunFolder, is_finished
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@pytest.fixture(autouse=True)
+def usual_signals() -> Iterator[None]:
+    """As in a terminal, also where the tests run in the background or under nohup, which ignore some signals."""
+    usual = dict(zip(SIGNALS, (signal.default_int_handler, signal.SIG_DFL, signal.SIG_DFL)))
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    assert {number: signal.getsignal(number) for number in SIGNALS} == usual
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_the_first_signal_waits(number: signal.Signals) -> None:
+    with deferred_interrupt() as stop:
+        assert stop() == 0
+        os.kill(os.getpid(), number)
+        assert stop() == number
+
+
+def test_only_a_second_ctrl_c_stops_at_once() -> None:
+    with deferred_interrupt() as stop:
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP):
+            os.kill(os.getpid(), number)
+        assert stop() == signal.SIGTERM
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_signals_that_nohup_ignores_stay_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with terminable(), deferred_interrupt() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stop() == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_other_threads_are_left_alone() -> None:
+    def work() -> None:
+        with terminable(), deferred_interrupt() as stop:
+            found.append(stop())
+
+    found: list[int] = []
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [0]
+
+
+def test_a_signal_while_a_run_ends_stops_what_would_follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run is completed, as its last round was done; the next one of a search or a comparison is not begun."""
+    end = RunFolder.end
+
+    def slow_end(self: RunFolder, *given: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return end(self, *given)
+
+    monkeypatch.setattr(RunFolder, "end", slow_end)
+    task, options = fx.load_task("quadratic", num_clients=8), {"rounds": 2, "cohort_size": 3, "batch_size": 5}
+    with pytest.raises(Interrupted, match="stopped after point-001") as stopped:
+        fx.tune(task, "fedavg", {"client_lr": [0.1, 0.2]}, tmp_path / "search", **options)
+    assert (stopped.value.result.signal, stopped.value.result.status) == (signal.SIGTERM, "completed")
+    assert is_finished(tmp_path / "search" / "point-001") and not (tmp_path / "search" / "point-002").exists()
+    with pytest.raises(Interrupted, match="stopped after fedavg, seed 0"):
+        fx.compare(task, ["fedavg"], tmp_path / "compared", seeds=2, progress=False, **options)
+    places = [tmp_path / "compared" / "fedavg" / f"seed-{seed}" for seed in (0, 1)]
+    assert is_finished(places[0]) and not places[1].exists()

@@ -1,0 +1,164 @@
+"""Folders of results: who may write to one, leftovers of killed processes, disks that fill, damaged files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedoptax as fx
+from fedoptax._files import read_json, write_json
+from fedoptax.storage import folder as storage
+from fedoptax.storage.config import read_config
+from full_disks import largest_file
+
+VALUE = {"status": "completed", "final": {"test_accuracy": 0.125}, "rounds_done": 64}
+CONFIG = {
+    "format": 1,
+    "task": {"name": "digits"},
+    "algorithm": {"name": "fedavg", "hyperparameters": {"client_lr": 0.1}},
+    "rounds": 3,
+    "seed": 0,
+}
+
+
+def test_json_comes_back_with_what_is_not_finite_as_null(tmp_path: Path) -> None:
+    path = tmp_path / "summary.json"
+    write_json(path, VALUE | {"loss": np.float32("nan"), "sizes": np.arange(2), "grid": (1.5, float("inf"))})
+    assert read_json(path) == VALUE | {"loss": None, "sizes": [0, 1], "grid": [1.5, None]}
+
+
+def test_json_of_an_earlier_version_with_a_checksum_is_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"checksum": "0" * 64, **CONFIG}))
+    assert read_config(tmp_path) == CONFIG
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "{", "[]", "\xff", "{" * 100_000, json.dumps(CONFIG | {"format": 99})),
+        *(json.dumps({k: v for k, v in CONFIG.items() if k != name}) for name in CONFIG),
+        *(json.dumps(CONFIG | {name: value}) for name in CONFIG for value in ("x", None, [1])),
+        json.dumps(CONFIG | {"algorithm": {"name": "fedavg", "hyperparameters": 3}}),
+    ],
+)
+def test_a_damaged_config_is_one_line_that_names_it(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(fx.RunError, match=r"config\.json") as error:
+        read_config(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_only_a_new_folder_or_one_of_results_with_overwrite_is_taken(tmp_path: Path) -> None:
+    out, mine, file = tmp_path / "a", tmp_path / "mine", tmp_path / "file"
+    assert storage.prepare(out) == out and not out.exists()
+    (out / "checkpoints" / "4").mkdir(parents=True)
+    write_json(out / "config.json", CONFIG)
+    with pytest.raises(fx.UsageError, match="holds results already"):
+        storage.prepare(out)
+    storage.prepare(out, overwrite=True, remove=False)
+    assert (out / "config.json").is_file()
+    storage.prepare(out, overwrite=True)
+    assert [path for path in out.iterdir() if path.name != ".lock"] == []
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("years of work")
+    with pytest.raises(fx.UsageError, match="holds other files"):
+        storage.prepare(mine, overwrite=True)
+    file.touch()
+    with pytest.raises(fx.UsageError, match="is a file"):
+        storage.prepare(file, overwrite=True)
+    assert (mine / "thesis.txt").read_text() == "years of work"
+
+
+def test_overwriting_through_a_link_keeps_the_link(tmp_path: Path) -> None:
+    real, link = tmp_path / "real", tmp_path / "link"
+    link.symlink_to(real)
+    real.mkdir()
+    write_json(real / "config.json", CONFIG)
+    storage.prepare(link, overwrite=True)
+    assert link.is_symlink() and not (real / "config.json").exists()
+
+
+def test_a_removal_that_was_killed_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "checkpoints" / "4").mkdir(parents=True)
+    write_json(tmp_path / "config.json", VALUE)
+
+    def killed(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("shutil.rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            storage.prepare(tmp_path, overwrite=True)
+    storage.prepare(tmp_path, overwrite=True)
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_leftovers_of_a_killed_process_are_no_results(tmp_path: Path) -> None:
+    for name in (".lock", ".config.json.17.tmp"):
+        (tmp_path / name).touch()
+    storage.prepare(tmp_path)
+    with storage.locked(tmp_path, new=True):
+        assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+def test_a_folder_filled_meanwhile_is_not_written_over(tmp_path: Path) -> None:
+    storage.prepare(tmp_path)
+    with storage.locked(tmp_path, new=True):
+        write_json(tmp_path / "config.json", VALUE)
+    with pytest.raises(fx.RunError, match="was filled by another process"), storage.locked(tmp_path, new=True):
+        pass
+    assert read_json(tmp_path / "config.json") == VALUE
+
+
+def test_a_second_process_is_kept_out_until_the_first_ends(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from fedoptax.storage.folder import locked\n"
+        "with locked(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", code, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with holder:
+        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+        attempts: list[Callable[[], object]] = [lambda: storage.locked(tmp_path).__enter__()]
+        write_json(tmp_path / "config.json", VALUE)
+        attempts.append(lambda: storage.prepare(tmp_path, overwrite=True))
+        for attempt in attempts:
+            with pytest.raises(fx.RunError, match="is in use by another process"):
+                attempt()
+        holder.kill()
+    with storage.locked(tmp_path):
+        assert read_json(tmp_path / "config.json") == VALUE
+
+
+def test_a_file_on_a_full_disk_keeps_its_content(tmp_path: Path) -> None:
+    write_json(tmp_path / "summary.json", VALUE)
+    with largest_file(50), pytest.raises(fx.RunError, match=r"summary.json' cannot be written: File too large"):
+        write_json(tmp_path / "summary.json", {"status": "x" * 100})
+    assert read_json(tmp_path / "summary.json") == VALUE
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
+
+
+@pytest.mark.parametrize(("summary", "params", "is_finished"), [
+    ({"status": "completed"}, True, True),
+    ({"status": "diverged"}, True, True),
+    ({"status": "running"}, True, False),
+    ({"status": "completed"}, False, False),
+    (None, True, False),
+    ("{", True, False),
+])  # fmt: skip
+def test_a_run_is_finished_with_its_summary_and_parameters(
+    tmp_path: Path, summary: Any, params: bool, is_finished: bool
+) -> None:
+    if isinstance(summary, dict):
+        write_json(tmp_path / "summary.json", summary)
+    elif summary is not None:
+        (tmp_path / "summary.json").write_text(summary)
+    if params:
+        storage.write_params(tmp_path / "params.npz", {"w": np.arange(3.0)})
+    assert storage.is_finished(tmp_path) == is_finished
