@@ -269,3 +269,18 @@ def test_a_wrong_argument_is_one_line_and_leaves_nothing_behind(
     with pytest.raises(fx.UsageError, match=argument) as error:
         call(tmp_path)
     assert "\n" not in str(error.value) and list(tmp_path.iterdir()) == []
+
+
+def test_it_runs_where_there_is_no_fcntl(tmp_path: Path) -> None:
+    """As on Windows."""
+    code = """
+import sys
+sys.modules["fcntl"] = None
+from fedoptax.cli.main import main
+main(["run", "--task", "digits", "--model", "logistic", "--rounds", "3", "--out", sys.argv[1]])
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "a")], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(rows_without_time(tmp_path / "a")) == 3
