@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import shutil
@@ -22,24 +21,11 @@ import pytest
 import fedoptax as fx
 from fedoptax.experiments.result import DivergedError, Interrupted
 from fedoptax.storage.folder import locked, read_json
+from run_folders import assert_same_results, rows_without_time
 from small import small_task
 
 OPTIONS: dict[str, Any] = {"cohort_size": 3, "batch_size": 4, "eval_every": 2, "seed": 3}
 TASK, ALGORITHM = small_task(), fx.fedadam(0.3, 0.1)
-
-
-def rows_without_time(folder: Path) -> list[dict[str, Any]]:
-    lines = (folder / "history.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
-
-
-def assert_same_results(a: Path, b: Path) -> None:
-    """Equal parameters bit for bit, equal histories but for the time."""
-    with np.load(a / "params.npz") as left, np.load(b / "params.npz") as right:
-        assert sorted(left) == sorted(right)
-        for name in left:
-            np.testing.assert_array_equal(left[name], right[name])
-    assert rows_without_time(a) == rows_without_time(b)
 
 
 def test_the_history_has_one_row_per_round() -> None:
