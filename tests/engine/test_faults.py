@@ -21,7 +21,7 @@ from fedoptax.engine.faults import COUNTS, Outcome, as_faults, sample_outcomes
 from fedoptax.engine.sampling import round_key, sample_cohort
 from fedoptax.experiments.result import DivergedError
 from fedoptax.tasks.task import Task, masked_mean
-from run_folders import assert_same_results
+from same_results import assert_same_results
 
 SIZES = (7, 3, 11, 1, 6, 4, 9, 5)
 EVERYTHING = fx.Faults(dropout=0.2, deadline=2.6, speed_spread=0.6)

@@ -21,7 +21,7 @@ import pytest
 import fedoptax as fx
 from fedoptax.experiments.result import DivergedError, Interrupted
 from fedoptax.storage.folder import locked, read_json
-from run_folders import assert_same_results, rows_without_time
+from same_results import assert_same_results, rows_without_time
 from small import small_task
 
 OPTIONS: dict[str, Any] = {"cohort_size": 3, "batch_size": 4, "eval_every": 2, "seed": 3}
