@@ -256,7 +256,7 @@ def test_test_examples_go_to_the_clients_that_hold_their_class(train, test, clie
 
 
 @quick
-@given(st.integers(1, 100), st.integers(1, 20), st.floats(0, 1), st.integers(0, 3))
+@given(st.integers(1, 100), st.integers(1, 20), st.sampled_from([0, 0.01, 0.3, 1]), st.integers(0, 3))
 def test_shared_examples_belong_to_every_client(n, clients, fraction, seed):
     parts = iid(n, min(clients, n), seed)
     shared = with_shared(parts, fraction, seed)
