@@ -113,10 +113,11 @@ def test_what_cannot_be_decoded_is_not_kept(tmp_path, cache):
     assert not list(cache.glob("*"))
 
 
-def test_where_nothing_can_be_kept_data_are_decoded_all_the_same(tmp_path, monkeypatch):
+def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     (tmp_path / "file").write_bytes(b"")
     monkeypatch.setenv("FEDOPTAX_CACHE", str(tmp_path / "file" / "below"))
-    assert Source(tmp_path).load() == [3]
+    with pytest.raises(DataError, match=r"file.below.* cannot be written"):
+        Source(tmp_path).load()
     monkeypatch.delenv("FEDOPTAX_CACHE")
     assert cache_dir().name == "arrays"
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedoptax.data.check import READ, check, is_complete
+from fedoptax.data.check import READ, check, file_row, has_files, is_complete
 from fedoptax.data.custom import load_file
 from fedoptax.data.datasets import emnist, mnist, shakespeare, wikitext
 from fedoptax.data.datasets.source import Source
-from fedoptax.data.files import file_status, find_data_dir, is_published, read_file, require_file
+from fedoptax.data.files import find_data_dir, read_file, require_file
 from fedoptax.data.registry import DATA_SETS, DataSet, Download, File
 from fedoptax.errors import DataError
 from files import real_data, write, write_leaf, write_mnist, write_tff
@@ -65,13 +65,13 @@ def test_a_missing_file_comes_with_a_remedy(tmp_path, dataset, remedy):
 )
 def test_a_file_is_compared_with_its_published_hash(tmp_path, name, content, hash, status):
     (tmp_path / name).write_bytes(content)
-    assert file_status(tmp_path, File("f", hash)).status == status
-    assert is_published(tmp_path, File("f", hash)) == (status in ("ok", "unverified"))
+    assert file_row(tmp_path, File("f", hash)).status == status
+    assert has_files(tmp_path, [File("f", hash)]) == (status in ("ok", "unverified"))
 
 
 def test_an_unpacked_file_is_not_compared_with_the_hash_of_the_packed_one(tmp_path):
     (tmp_path / "f").write_bytes(DATA)
-    assert file_status(tmp_path, File("f.gz", MD5)).status == "unverified"
+    assert file_row(tmp_path, File("f.gz", MD5)).status == "unverified"
 
 
 # --- check

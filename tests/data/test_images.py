@@ -43,7 +43,7 @@ def test_mnist_packed_or_unpacked(tmp_path, suffix):
 
 
 def test_mnist_by_writer(tmp_path):
-    source = mnist.load_with_writers(write_mnist(tmp_path))
+    source = mnist.load(write_mnist(tmp_path), writers=True)
     np.testing.assert_array_equal(source.train_groups, 100 + np.arange(12) // 4)
     np.testing.assert_array_equal(source.test_groups, 100 + np.arange(6) // 4)
     assert source.train_groups.dtype == np.int32
@@ -71,7 +71,7 @@ def test_fashion_mnist_lies_in_its_own_folder(tmp_path):
 def test_mnist_that_does_not_fit_together_is_refused(tmp_path, file, data):
     write(write_mnist(tmp_path) / file, data)
     with pytest.raises(DataError, match=file.split("/")[1]):
-        mnist.load_with_writers(tmp_path)
+        mnist.load(tmp_path, writers=True)
 
 
 # --- CIFAR

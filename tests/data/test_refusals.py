@@ -82,8 +82,8 @@ FEDERATIONS = [
     (lambda: fx.FederatedData.from_clients([{"x": np.array([1, NAN])}]), DataError, "client 0"),
     (lambda: fx.FederatedData.from_clients([{"mask": np.ones(2)}]), DataError, "field"),
     (lambda: fx.FederatedData.from_clients([{"x": np.array(["a"])}]), DataError, "field"),
-    (lambda: fx.FederatedData.from_parts({"x": np.ones(2)}, []), DataError, "parts"),
-    (lambda: fx.FederatedData.from_parts({"x": np.ones(2)}, [np.array([2])]), DataError, "client 0"),
+    (lambda: fx.FederatedData.from_parts({"x": np.ones(2)}, []), DataError, "clients"),
+    (lambda: fx.FederatedData.from_parts({"x": np.ones(2)}, [np.array([2])]), DataError, "parts"),
     (lambda: fx.FederatedData.from_parts({"x": np.ones(2)}, [np.array([], int)]), DataError, "client 0"),
     (lambda: fx.FederatedData.from_groups({"x": np.ones(2)}, np.array([1, 0])), DataError, "groups"),
 ]

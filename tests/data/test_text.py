@@ -26,8 +26,9 @@ def test_snippets_become_chunks_of_81(tmp_path):
     source = shakespeare.load(write_shakespeare(tmp_path, {"HAMLET": [long, b"Words"]}, {"HAMLET": [b"Words"]}))
     chunks = np.concatenate([source.train["x"], source.train["y"][:, -1:]], axis=1)
     np.testing.assert_array_equal(source.train["x"][:, 1:], source.train["y"][:, :-1])
-    assert shakespeare.decode(chunks[:-1]) == long.decode()
     bos, eos = shakespeare.SPECIAL.bos, shakespeare.SPECIAL.eos
+    ids = [int(i) for i in chunks[:-1].ravel() if i not in (0, bos, eos)]
+    assert "".join(shakespeare.CHARACTERS[i - 1] for i in ids) == long.decode()
     assert (chunks[0, 0], chunks[-1, 0], chunks[-1, 6], chunks[-1, 7]) == (bos, bos, eos, 0)
     assert source.counts == {"train_snippets": 2, "test_snippets": 1}
     assert (source.num_classes, source.input_shape, source.train["x"].dtype) == (90, (80,), np.uint8)
@@ -42,7 +43,6 @@ def test_characters_have_the_published_ids():
     assert len(set(shakespeare.CHARACTERS)) == 86
     ids = shakespeare.encode(b"dh\xc3")[0]
     np.testing.assert_array_equal(ids[:5], [88, 1, 2, 87, 89])
-    assert shakespeare.decode(ids) == "dh�"
 
 
 def test_roles_are_numbered_those_of_training_first(tmp_path):
@@ -242,7 +242,6 @@ def test_ids_are_numbered_by_first_appearance_in_the_training_text(tmp_path):
     assert source.num_classes == len(source.vocabulary)
     words = list(source.vocabulary[source.test["x"][:, 0]][source.test_groups == 2])
     assert words == ["<eos>", "=", "One", "=", "<eos>", "<eos>", "a", "<unk>", "b", "<eos>"]  # z is unknown
-    assert wikitext.decode(source.train["x"][:4], source.vocabulary) == "\n= One ="
 
 
 @pytest.mark.parametrize("length", [1, 2, 7, 12])

@@ -9,7 +9,6 @@ import os
 import pickle
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +84,8 @@ def write_cifar(root: Path, monkeypatch: pytest.MonkeyPatch, dataset: str, files
         write(root / dataset / path, data)
         published[path.removesuffix(".gz")] = f"md5:{hashlib.md5(data).hexdigest()}"
     item = DATA_SETS[dataset].downloads[0]
-    members = tuple(replace(file, hash=published.get(file.path)) for file in item.members)
-    monkeypatch.setitem(DATA_SETS, dataset, replace(DATA_SETS[dataset], downloads=(replace(item, members=members),)))
+    members = tuple(file._replace(hash=published.get(file.path)) for file in item.members)
+    monkeypatch.setitem(DATA_SETS, dataset, DATA_SETS[dataset]._replace(downloads=(item._replace(members=members),)))
     return root
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import os
 import shutil
-import tempfile
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -45,14 +43,14 @@ def cached(name: str, files: Sequence[Path], version: int, build: Callable[[Arra
       Name -> array, memory-mapped and read-only.
 
     Raises:
-      DataError: a file cannot be read, or whatever `build` raises; nothing is kept then.
+      DataError: a file cannot be read, the cache cannot be written, or whatever `build` raises.
     """
     try:
         states = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     except OSError as error:
         raise DataError(f"{error.filename} cannot be read: {error.strerror}") from None
     key = hashlib.sha256(f"{version} {states}".encode()).hexdigest()[:24]
-    folder = _writable_cache_dir() / f"{name}-{key}"
+    folder = cache_dir() / f"{name}-{key}"
     try:
         return open_arrays(folder)
     except DataError:  # missing or damaged
@@ -143,17 +141,3 @@ def open_arrays(folder: Path) -> Arrays:
     if not arrays:
         raise DataError(f"'{folder}' holds no arrays")
     return arrays
-
-
-def _writable_cache_dir() -> Path:
-    """Return `cache_dir()`, or if it cannot be written a temporary folder that goes when the process ends."""
-    folder = cache_dir()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK | os.X_OK):
-            return folder
-    except OSError:
-        pass
-    temporary = tempfile.mkdtemp(prefix="fedoptax-")
-    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
-    return Path(temporary)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import hashlib
+from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,14 +14,12 @@ from fedoptax.data.cache import ENVIRONMENT, cache_dir
 from fedoptax.data.datasets import cifar, emnist, mnist, shakespeare, wikitext
 from fedoptax.data.datasets.source import Load
 from fedoptax.data.datasets.tff_hdf5 import open_clients
-from fedoptax.data.files import file_status, find_data_dir, require_file
-from fedoptax.data.registry import DATA_SETS
+from fedoptax.data.files import find_data_dir, find_file, read_file, require_file
+from fedoptax.data.registry import DATA_SETS, File
 from fedoptax.errors import DataError, unknown
 
 READ = "(read)"
 """What stands for the file in the row about reading the whole data set."""
-
-Counts = dict[str, int]
 
 
 class Row(NamedTuple):
@@ -35,6 +35,32 @@ class Row(NamedTuple):
     file: str
     status: str
     detail: str
+
+
+def file_row(folder: Path, file: File) -> Row:
+    """Compare a file of a data set, plain or compressed as the readers take it, with its published hash."""
+    path = folder / file.path
+    found = find_file(path)
+    if found is None and path.suffix == ".gz" and path.with_suffix("").is_file():
+        return Row(file.path, "unverified", "unpacked; the published hash is that of the packed file")
+    if found is None:
+        return Row(file.path, "missing", "")
+    if file.hash is None:
+        return Row(file.path, "unverified", "no hash of it is published")
+    kind, _, expected = file.hash.partition(":")
+    try:
+        given = hashlib.new(kind, path.read_bytes() if found == path else read_file(found)).hexdigest()
+    except (DataError, OSError) as error:
+        return Row(file.path, "broken", str(error))
+    packed = "" if found == path else f"packed as {found.name}; "
+    if given == expected:
+        return Row(file.path, "ok", f"{packed}{kind.upper()} as published")
+    return Row(file.path, "differs", f"{packed}{kind.upper()} {given}; {expected} was published")
+
+
+def has_files(folder: Path, files: Iterable[File]) -> bool:
+    """Whether files need not be downloaded: they are there, with the published hash if there is one."""
+    return all(file_row(folder, file).status == ("ok" if file.hash else "unverified") for file in files)
 
 
 def check(name: str, data_dir: str | Path | None = None) -> list[Row]:
@@ -56,12 +82,7 @@ def check(name: str, data_dir: str | Path | None = None) -> list[Row]:
     if not folder.is_dir():
         remedy = DATA_SETS[name].by_hand or f"`fedoptax data fetch {name}` downloads it"
         return [Row(f"{name}/", "missing", remedy)]
-    rows = []
-    for file in (file for item in DATA_SETS[name].downloads for file in item.files):
-        try:
-            rows.append(Row(file.path, *file_status(folder, file)))
-        except DataError as error:
-            rows.append(Row(file.path, "broken", str(error)))
+    rows = [file_row(folder, file) for item in DATA_SETS[name].downloads for file in item.files]
     return [*rows, _read(name, data_dir)]
 
 
@@ -74,57 +95,49 @@ def cache_row() -> Row:
     """Return how much space the decoded copies of data sets take, and where."""
     folder = cache_dir()
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    return Row(
-        str(folder),
-        "ok" if size else "missing",
-        f"{size / 1e6:,.1f} MB of decoded copies; may be deleted at any time; {ENVIRONMENT} names another folder",
-    )
+    detail = f"{size / 1e6:,.1f} MB of decoded copies; may be deleted at any time; {ENVIRONMENT} names another folder"
+    return Row(str(folder), "ok" if size else "missing", detail)
 
 
 def _read(name: str, data_dir: str | Path | None) -> Row:
     published = DATA_SETS[name].counts
     try:
-        counts = _COUNTERS[name](data_dir)
+        counts = _count(name, data_dir)
     except DataError as error:
         return Row(READ, "broken", str(error))
     text = ", ".join(f"{counts[key]:,} {key.replace('_', ' ')}" for key in published or counts)
-    wrong = [key for key in published if counts[key] != published[key]]
+    wrong = [f"{count:,} {key.replace('_', ' ')}" for key, count in published.items() if counts[key] != count]
     if wrong:
-        expected = ", ".join(f"{published[key]:,} {key.replace('_', ' ')}" for key in wrong)
-        return Row(READ, "differs", f"{text}; {expected} were published")
+        return Row(READ, "differs", f"{text}; {', '.join(wrong)} were published")
     return Row(READ, "ok", f"{text}, as published" if published else text)
 
 
-def _count(load: Load) -> Callable[[str | Path | None], Counts]:
-    def count(data_dir: str | Path | None) -> Counts:
-        source = load(data_dir)
-        counts = {"train_examples": len(source.train["y"]), "test_examples": len(source.test["y"])}
-        for part, groups in (("train", source.train_groups), ("test", source.test_groups)):
-            if groups is not None:
-                counts[f"{part}_clients"] = len(np.unique(groups))
-        return counts | (source.counts or {})
-
-    return count
-
-
-def _count_stackoverflow(data_dir: str | Path | None) -> Counts:
-    """Count only its users: to read 150 million sentences takes hours."""
-    counts = {}
-    for part in ("train", "test"):
-        with open_clients(require_file(data_dir, "stackoverflow", f"stackoverflow_{part}.h5")) as file:
-            counts[f"{part}_clients"] = len(file.names)
-    return counts
+def _count(name: str, data_dir: str | Path | None) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    if name == "stackoverflow":  # only its users: to read 150 million sentences takes hours
+        for part in ("train", "test"):
+            with open_clients(require_file(data_dir, "stackoverflow", f"stackoverflow_{part}.h5")) as file:
+                counts[f"{part}_clients"] = len(file.names)
+        return counts
+    source = _LOADERS[name](data_dir)
+    for part, examples, groups in (
+        ("train", source.train, source.train_groups),
+        ("test", source.test, source.test_groups),
+    ):
+        counts[f"{part}_examples"] = len(examples["y"])
+        if groups is not None:
+            counts[f"{part}_clients"] = len(np.unique(groups))
+    return counts | (source.counts or {})
 
 
-_COUNTERS: Mapping[str, Callable[[str | Path | None], Counts]] = {
-    "mnist": _count(mnist.load),
-    "qmnist": _count(mnist.load_with_writers),
-    "fashion-mnist": _count(mnist.load_fashion),
-    "cifar10": _count(cifar.load10),
-    "cifar100": _count(cifar.load100),
-    "emnist": _count(emnist.load_tff),
-    "femnist": _count(emnist.load_leaf),
-    "shakespeare": _count(shakespeare.load),
-    "stackoverflow": _count_stackoverflow,
-    "wikitext-2": _count(wikitext.load),
+_LOADERS: Mapping[str, Load] = {
+    "mnist": mnist.load,
+    "qmnist": partial(mnist.load, writers=True),
+    "fashion-mnist": mnist.load_fashion,
+    "cifar10": cifar.load10,
+    "cifar100": cifar.load100,
+    "emnist": emnist.load_tff,
+    "femnist": emnist.load_leaf,
+    "shakespeare": shakespeare.load,
+    "wikitext-2": wikitext.load,
 }

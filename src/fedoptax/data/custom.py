@@ -29,8 +29,6 @@ TEST_FRACTION = 0.2
 _FORMATS = ".npz, .csv, .tsv, .parquet, or a folder of images (client/class/image)"
 _TABLES = {".csv": ",", ".tsv": "\t", ".parquet": None}  # and what separates the cells
 _IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"}
-_GREY = {"1", "L", "LA"}
-_COLOUR = {"P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB"}  # of 8 bits per channel, as _GREY
 _WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")  # whole numbers as int64 prints them; "007" is a name
 
 Size = int | tuple[int, int]
@@ -262,19 +260,17 @@ def _stack(images: Iterable[tuple[str, Any]], image_size: Size | None) -> np.nda
     for name, image in images:
         try:
             with Image.open(image) if isinstance(image, Path) else nullcontext(image) as opened:
-                if opened.mode not in _GREY | _COLOUR:
-                    raise ValueError(f"8 bits per channel, grey or colour, are needed, got mode {opened.mode}")
-                upright = ImageOps.exif_transpose(opened).convert("L" if opened.mode in _GREY else "RGB")
+                if opened.mode.startswith(("I", "F")):
+                    raise ValueError(f"8 bits per channel are needed, got mode {opened.mode}")
+                upright = ImageOps.exif_transpose(opened).convert("L" if opened.mode in ("1", "L", "LA") else "RGB")
             if size is not None:
                 upright = upright.resize((size[1], size[0]), Image.Resampling.BILINEAR)
         except Exception as error:  # Pillow's decoders fail in many ways
             raise DataError(f"{name} cannot be read as an image: {brief(error)}") from None
         arrays.append(np.asarray(upright).reshape(upright.height, upright.width, -1))
         if arrays[-1].shape[:2] != arrays[0].shape[:2]:
-            raise DataError(
-                f"{name} must have {arrays[0].shape[0]}×{arrays[0].shape[1]} pixels as the first image, or image_size= "
-                f"must be given, got {upright.height}×{upright.width}"
-            )
+            first = "×".join(map(str, arrays[0].shape[:2]))
+            raise DataError(f"{name} must have {first} pixels as the first image, or image_size= must be given")
     channels = max(array.shape[2] for array in arrays)
     return np.stack([np.broadcast_to(array, (*array.shape[:2], channels)) for array in arrays])
 

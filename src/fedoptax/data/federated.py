@@ -35,11 +35,9 @@ class FederatedData:
         Raises:
           DataError: no clients, an empty client, fields, shapes or dtypes that differ, or NaN or infinity in the data.
         """
-        if not clients:
-            raise DataError("clients must be at least one, got none")
         rows = [{name: np.asarray(value) for name, value in client.items()} for client in clients]
         sizes = [_client_size(i, row, rows[0]) for i, row in enumerate(rows)]
-        examples = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+        examples = {name: np.concatenate([row[name] for row in rows]) for name in (rows or [{}])[0]}
         return cls._checked(examples, np.concatenate([[0], np.cumsum(sizes)]))
 
     @classmethod
@@ -49,17 +47,10 @@ class FederatedData:
         Raises:
           DataError: no clients, an empty client, rows out of range, arrays of unequal length, or NaN or infinity.
         """
-        if not len(parts):
-            raise DataError("parts must be at least one, got none")
-        least = min((len(array) for array in examples.values()), default=0)
-        for i, part in enumerate(parts):
-            if len(part) == 0:
-                raise DataError(f"client {i} holds no examples; every client needs at least one")
-            if np.min(part) < 0 or np.max(part) >= least:
-                raise DataError(f"client {i}: rows must be from 0 to {least - 1}, got {np.min(part)} to {np.max(part)}")
-        if len({len(array) for array in examples.values()}) > 1:
-            raise DataError(f"fields must be of one length, got {[len(array) for array in examples.values()]}")
-        order = np.concatenate(parts)
+        order = np.concatenate([np.empty(0, np.int64), *parts])
+        rows = min((len(array) for array in examples.values()), default=0)
+        if len(order) and not 0 <= order.min() <= order.max() < rows:
+            raise DataError(f"parts must hold rows from 0 to {rows - 1}, got {order.min()} to {order.max()}")
         offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])])
         return cls._checked({name: array[order] for name, array in examples.items()}, offsets)
 
@@ -118,14 +109,17 @@ class FederatedData:
         """
         arrays = open_arrays(Path(folder))
         examples = {name.removeprefix(_FIELD): array for name, array in arrays.items() if name.startswith(_FIELD)}
-        offsets = np.array(arrays.get(_OFFSETS, ()), np.int64)
-        total = {len(array) for array in examples.values()}
-        if len(offsets) < 2 or offsets[0] != 0 or np.any(np.diff(offsets) < 1) or total != {int(offsets[-1])}:
-            raise DataError(f"'{folder}' is no federation: fields of {sorted(total)} rows, {len(offsets)} offsets")
-        return cls._checked(examples, offsets)
+        if _OFFSETS not in arrays:
+            raise DataError(f"'{folder}' is no federation: it has no offsets")
+        return cls._checked(examples, np.array(arrays[_OFFSETS]))
 
     @classmethod
     def _checked(cls, examples: dict[str, np.ndarray], offsets: np.ndarray) -> FederatedData:
+        sizes = np.diff(offsets)
+        if not len(sizes):
+            raise DataError("clients must be at least one, got none")
+        if np.any(sizes < 1):
+            raise DataError(f"client {np.argmax(sizes < 1)} holds no examples; every client needs at least one")
         lengths = {name: len(array) for name, array in examples.items()}
         if set(lengths.values()) != {int(offsets[-1])}:
             raise DataError(f"fields must hold the {offsets[-1]} rows of {len(offsets) - 1} clients, got {lengths}")
@@ -186,15 +180,12 @@ def _client_size(i: int, row: Mapping[str, np.ndarray], first: Mapping[str, np.n
     if row.keys() != first.keys():
         raise DataError(f"client {i}: fields must be {sorted(first)} as for client 0, got {sorted(row)}")
     lengths = {name: array.shape[0] if array.ndim else 0 for name, array in row.items()}
-    if len(set(lengths.values())) != 1:
-        raise DataError(f"client {i}: fields must be of one length, got {lengths}")
-    size = next(iter(lengths.values()))
-    if size == 0:
-        raise DataError(f"client {i} holds no examples; every client needs at least one")
+    if len(set(lengths.values())) != 1 or 0 in lengths.values():
+        raise DataError(f"client {i}: fields must be of one length, and hold at least one example, got {lengths}")
     for name, array in row.items():
         if array.shape[1:] != first[name].shape[1:] or array.dtype != first[name].dtype:
             raise DataError(
                 f"client {i}: field '{name}' must be {first[name].dtype}{list(first[name].shape[1:])} as for client 0, "
                 f"got {array.dtype}{list(array.shape[1:])}"
             )
-    return size
+    return next(iter(lengths.values()))

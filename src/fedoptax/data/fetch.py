@@ -7,7 +7,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from fedoptax.data.files import find_data_dir, is_published
+from fedoptax.data.check import has_files
+from fedoptax.data.files import find_data_dir
 from fedoptax.data.registry import DATA_SETS, Download
 from fedoptax.errors import DataError, brief, unknown
 
@@ -40,7 +41,7 @@ def fetch(name: str, data_dir: str | Path | None = None, progress: bool | None =
     if not DATA_SETS[name].downloads:
         raise DataError(f"{name} {DATA_SETS[name].by_hand}")
     for item in DATA_SETS[name].downloads:
-        if not all(is_published(folder, file) for file in item.files):
+        if not has_files(folder, item.files):
             try:
                 _retrieve(item, folder, sys.stderr.isatty() if progress is None else progress)
                 _keep_members(item, folder)
@@ -60,8 +61,7 @@ def _retrieve(item: Download, folder: Path, progress: bool) -> None:
         shutil.rmtree(_unpacked(item, folder), ignore_errors=True)  # of a process that was killed
         processor = pooch.Untar(extract_dir=_unpacked(item, folder).name)
     folder.mkdir(parents=True, exist_ok=True)
-    size = "" if item.size is None else f", {item.size / 1e6:,.1f} MB"
-    print(f"downloading {item.name}{size}", file=sys.stderr)
+    print(f"downloading {item.name}", file=sys.stderr)
     reasons = []
     for url in item.urls:
         try:
@@ -80,9 +80,9 @@ def _keep_members(item: Download, folder: Path) -> None:
     if not item.members:
         return
     unpacked = _unpacked(item, folder)
-    for file in item.members:
-        if not is_published(unpacked, file):
-            raise DataError(f"{folder / item.name} lacks {file.path}, or holds another one than was published")
+    if not has_files(unpacked, item.members):
+        names = ", ".join(file.path for file in item.members)
+        raise DataError(f"{folder / item.name} lacks one of {names}, or holds another one than was published")
     for file in item.members:
         (folder / file.path).parent.mkdir(parents=True, exist_ok=True)
         os.replace(unpacked / file.path, folder / file.path)

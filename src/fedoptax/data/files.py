@@ -8,14 +8,11 @@ import lzma
 import os
 import zlib
 from pathlib import Path
-from typing import NamedTuple
 
-from fedoptax.data.registry import DATA_SETS, File
+from fedoptax.data.registry import DATA_SETS
 from fedoptax.errors import DataError, UsageError
 
 ENVIRONMENT = "FEDOPTAX_DATA"
-HASHES = {"md5": "MD5", "sha256": "SHA-256"}
-"""The kinds of published hashes, and what they are called."""
 
 _SUFFIXES = ("", ".gz", ".xz")  # a file as it is, or compressed
 _UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError)
@@ -91,62 +88,8 @@ def check_hash(path: Path, data: bytes, published: str | None) -> None:
     """Check that `data`, the content of `path`, has the published hash, `"md5:…"` or `"sha256:…"`.
 
     Raises:
-      DataError: it has not, or no hash of it is published.
+      DataError: it has another one, or none is published.
     """
-    kind, _, expected = (published or ":").partition(":")
-    if not expected or hashlib.new(kind, data, usedforsecurity=False).hexdigest() != expected:
+    kind, _, expected = (published or "md5:").partition(":")
+    if hashlib.new(kind, data).hexdigest() != expected:
         raise DataError(f"{path} is not the published file: its hash is another one; delete it and fetch it again")
-
-
-class FileStatus(NamedTuple):
-    """What is known about a file of a data set.
-
-    Attributes:
-      status: `"ok"`, `"unverified"` (it is there, but no hash is known), `"differs"` or `"missing"`.
-      detail: why, in one line.
-    """
-
-    status: str
-    detail: str
-
-
-def file_status(folder: Path, file: File) -> FileStatus:
-    """Compare a file, plain or compressed as the readers take it, with its published hash.
-
-    Args:
-      folder: of the data set.
-      file: as published.
-
-    Raises:
-      DataError: it cannot be read.
-    """
-    path = folder / file.path
-    found = find_file(path)
-    if found is None and path.suffix == ".gz" and path.with_suffix("").is_file():
-        return FileStatus("unverified", "unpacked; the published hash is that of the packed file")
-    if found is None:
-        return FileStatus("missing", "")
-    if file.hash is None:
-        return FileStatus("unverified", "no hash of it is published")
-    kind, _, expected = file.hash.partition(":")
-    given = _hash(found, kind) if found == path else hashlib.new(kind, read_file(found)).hexdigest()
-    packed = "" if found == path else f"packed as {found.name}; "
-    if given == expected:
-        return FileStatus("ok", f"{packed}{HASHES[kind]} as published")
-    return FileStatus("differs", f"{packed}{HASHES[kind]} {given}; {expected} was published")
-
-
-def is_published(folder: Path, file: File) -> bool:
-    """Whether a file need not be downloaded: it is there and has the published hash, if there is one."""
-    try:
-        return file_status(folder, file).status == ("ok" if file.hash else "unverified")
-    except DataError:
-        return False
-
-
-def _hash(path: Path, kind: str) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, kind).hexdigest()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None

@@ -1,4 +1,8 @@
-"""Measures of a partition: who holds which classes, how far that is from the whole, how sizes vary."""
+"""Measures of a partition: who holds which classes, how far that is from the whole, how sizes vary.
+
+`counts` is (N, C), the examples of each class per client, as from `label_counts`; no client is empty. A `UsageError`
+says which argument is not of its form.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +21,6 @@ def label_counts(labels: ArrayLike, parts: Sequence[np.ndarray], num_classes: in
       labels: integers from 0 to num_classes − 1, shape (n,).
       parts: the N index arrays of a partition.
       num_classes: C.
-
-    Raises:
-      UsageError: a label is out of range.
     """
     y = np.asarray(labels, np.int64)
     if y.min() < 0 or y.max() >= num_classes:
@@ -32,14 +33,8 @@ def label_counts(labels: ArrayLike, parts: Sequence[np.ndarray], num_classes: in
 def heterogeneity(counts: ArrayLike) -> float:
     """Return the mean total-variation distance of the clients' labels from all labels.
 
-    Args:
-      counts: (N, C) as from `label_counts`; every client has an example.
-
     Returns:
       From 0 (every client is like the whole) to less than 1 (one class per client, many classes).
-
-    Raises:
-      UsageError: `counts` has another shape, or a client has no example.
     """
     return float(_total_variation(*_distributions(counts)).mean())
 
@@ -47,17 +42,11 @@ def heterogeneity(counts: ArrayLike) -> float:
 def label_skew(counts: ArrayLike) -> dict[str, float]:
     """Measure how the clients' label distributions qᵢ differ from that of all examples, p.
 
-    Args:
-      counts: (N, C) as from `label_counts`; every client has an example.
-
     Returns:
       `total_variation_mean`, `total_variation_max`: over the clients, of TV(qᵢ, p) = ½ Σ |qᵢ − p|, from 0 to 1.
       `jensen_shannon_mean`: of the divergence H(½(qᵢ + p)) − ½(H(qᵢ) + H(p)) in bits, from 0 to 1, H the entropy.
       `classes_mean`: of the number of different classes a client holds.
       `effective_classes_mean`: of exp H(qᵢ), H in nats: from 1 (one class) to C (all equally often).
-
-    Raises:
-      UsageError: `counts` has another shape, or a client has no example.
     """
     q, p = _distributions(counts)
     distance = _total_variation(q, p)
@@ -82,9 +71,6 @@ def quantity_skew(sizes: ArrayLike) -> dict[str, float]:
       `size_min`, `size_median`, `size_max`: in examples.
       `size_gini`: the Gini coefficient Σᵢⱼ |nᵢ − nⱼ| / (2 N Σᵢ nᵢ): 0 when all are equal, 1 − 1/N when one client
       has everything.
-
-    Raises:
-      UsageError: `sizes` has another shape, or holds no example.
     """
     n = np.sort(np.asarray(sizes, np.float64))
     if n.ndim != 1 or len(n) == 0 or n[0] < 0 or n[-1] <= 0:
@@ -104,9 +90,6 @@ def measures(counts: ArrayLike | None, sizes: ArrayLike) -> dict[str, float]:
     Args:
       counts: (N, C) as from `label_counts`, or None for examples without a class.
       sizes: examples per client, (N,).
-
-    Raises:
-      UsageError: as these raise.
     """
     return quantity_skew(sizes) | ({} if counts is None else label_skew(counts))
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class File:
+class File(NamedTuple):
     """A file as the reader of its data set expects it.
 
     Attributes:
@@ -19,22 +18,19 @@ class File:
     hash: str | None = None
 
 
-@dataclass(frozen=True)
-class Download:
+class Download(NamedTuple):
     """A file as it is offered for download.
 
     Attributes:
       name: the file's name.
       urls: where it is offered, tried in this order.
       hash: `"md5:…"` or `"sha256:…"`, published.
-      size: in bytes, published; `None` where it is not.
       members: what is kept of it if it is an archive; empty if the readers take it as it is.
     """
 
     name: str
     urls: tuple[str, ...]
     hash: str
-    size: int | None = None
     members: tuple[File, ...] = ()
 
     @property
@@ -43,8 +39,7 @@ class Download:
         return self.members or (File(self.name, self.hash),)
 
 
-@dataclass(frozen=True)
-class DataSet:
+class DataSet(NamedTuple):
     """A data set as it is published.
 
     Attributes:
@@ -58,11 +53,9 @@ class DataSet:
     by_hand: str = ""
 
 
-def _each(urls: tuple[str, ...], files: Mapping[str, tuple[int, str]]) -> tuple[Download, ...]:
-    """Return files that are offered one by one: name -> (size, MD5); each address ends with the name."""
-    return tuple(
-        Download(name, tuple(url + name for url in urls), f"md5:{md5}", size) for name, (size, md5) in files.items()
-    )
+def _each(urls: tuple[str, ...], files: Mapping[str, str]) -> tuple[Download, ...]:
+    """Return files that are offered one by one: name -> MD5; each address ends with the name."""
+    return tuple(Download(name, tuple(url + name for url in urls), f"md5:{md5}") for name, md5 in files.items())
 
 
 _TFF = "https://storage.googleapis.com/tff-datasets-public/"
@@ -76,18 +69,18 @@ _MNIST = _each(
         "http://yann.lecun.com/exdb/mnist/",
     ),
     {
-        "train-images-idx3-ubyte.gz": (9_912_422, "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
-        "train-labels-idx1-ubyte.gz": (28_881, "d53e105ee54ea40749a09fcbcd1e9432"),
-        "t10k-images-idx3-ubyte.gz": (1_648_877, "9fb629c4189551a2d022fa330f9573f3"),
-        "t10k-labels-idx1-ubyte.gz": (4_542, "ec29112dd5afa0611ce80d1b7f02629c"),
+        "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+        "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
+        "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+        "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
     },
 )
 # MD5: torchvision, `datasets/mnist.py`. Only the labels: they name the writers of MNIST's digits.
 _QMNIST = _each(
     (f"{_GITHUB}facebookresearch/qmnist/94061367ec2e099ea18c553c75727ecf849ddb9b/",),
     {
-        "qmnist-train-labels-idx2-int.gz": (463_024, "0058f8dd561b90ffdd0f734c6a30e5e4"),
-        "qmnist-test-labels-idx2-int.gz": (526_800, "5b5b05890a5e13444e108efe57b788aa"),
+        "qmnist-train-labels-idx2-int.gz": "0058f8dd561b90ffdd0f734c6a30e5e4",
+        "qmnist-test-labels-idx2-int.gz": "5b5b05890a5e13444e108efe57b788aa",
     },
 )
 # MD5: the table in the README of github.com/zalandoresearch/fashion-mnist.
@@ -97,10 +90,10 @@ _FASHION_MNIST = _each(
         f"{_GITHUB}zalandoresearch/fashion-mnist/b2617bb6d3ffa2e429640350f613e3291e10b141/data/fashion/",
     ),
     {
-        "train-images-idx3-ubyte.gz": (26_421_880, "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
-        "train-labels-idx1-ubyte.gz": (29_515, "25c81989df183df01b3e8a0aad5dffbe"),
-        "t10k-images-idx3-ubyte.gz": (4_422_102, "bef4ecab320f06d8554ea6380940ec79"),
-        "t10k-labels-idx1-ubyte.gz": (5_148, "bb300cfdad3c16e7a12a480ee83cd310"),
+        "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
+        "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
+        "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
     },
 )
 # MD5 of the archive and of its files: torchvision, `datasets/cifar.py`; the archive's also on the publisher's page.
@@ -108,7 +101,6 @@ _CIFAR10 = Download(
     "cifar-10-python.tar.gz",
     ("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",),
     "md5:c58f30108f718f92721af3b95e74349a",
-    170_498_071,
     members=(
         File("cifar-10-batches-py/data_batch_1", "md5:c99cafc152244af753f735de768cd75f"),
         File("cifar-10-batches-py/data_batch_2", "md5:d4bba439e000b95fd0a9bffe97cbabec"),
@@ -123,7 +115,6 @@ _CIFAR100 = Download(
     "cifar-100-python.tar.gz",
     ("https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",),
     "md5:eb9058c3a382ffc7106e4002c42a8d85",
-    169_001_437,
     members=(
         File("cifar-100-python/train", "md5:16019d7e3df5f24257cddd939b257f8d"),
         File("cifar-100-python/test", "md5:f0ef6b0ae62326f3e7ffdfab6717acfc"),
@@ -174,9 +165,9 @@ _STACKOVERFLOW = (
 _WIKITEXT_2 = _each(
     (f"{_GITHUB}pytorch/examples/77f55b912142e11fcfdf5b530231fb9c52f181e8/word_language_model/data/wikitext-2/",),
     {
-        "train.txt": (10_797_148, "34a77ebe59551b3a3b3d8c0a2797c976"),
-        "valid.txt": (1_121_681, "d756d22ab2310e7e60c094bea5c5a8eb"),
-        "test.txt": (1_256_449, "781c9418ab9414bd09e4aad825aae752"),
+        "train.txt": "34a77ebe59551b3a3b3d8c0a2797c976",
+        "valid.txt": "d756d22ab2310e7e60c094bea5c5a8eb",
+        "test.txt": "781c9418ab9414bd09e4aad825aae752",
     },
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from fedoptax.data.datasets import cifar, digits, emnist, mnist
@@ -58,7 +59,7 @@ TASKS: dict[str, Recipe] = {
         defaults=_rounds(100, cohort_size=10, batch_size=10, eval_every=1),
     ),
     "mnist": Recipe(
-        classification(mnist.load, 255, mnist.load_with_writers),
+        classification(mnist.load, 255, partial(mnist.load, writers=True)),
         "MNIST handwritten digits, 28x28 pixels, 10 classes; by label, or by writer through QMNIST",
         model="mlp",
         num_clients=100,
@@ -98,7 +99,7 @@ TASKS: dict[str, Recipe] = {
         defaults=_rounds(1000, cohort_size=10, batch_size=20, eval_every=50),
     ),
     "cifar100-coarse": Recipe(
-        classification(cifar.load100_coarse, 255),
+        classification(partial(cifar.load100, labels="coarse"), 255),
         "CIFAR-100 photographs, 32x32 pixels in colour, its 20 superclasses",
         model="resnet18",
         num_clients=500,

@@ -34,14 +34,8 @@ _ARRAY_NAMES = {
 def load10(data_dir: str | Path | None = None) -> Source:
     """Read CIFAR-10's six batches, of `cifar10/cifar-10-batches-py/` or of `cifar10/`.
 
-    Args:
-      data_dir: as in `fedoptax.data.files.find_data_dir`. Batches may be compressed (`.xz`, `.gz`).
-
     Returns:
       x uint8 of shape (n, 32, 32, 3) in red, green, blue, y int32; there are no natural clients.
-
-    Raises:
-      DataError: a file is missing, or not the published one.
     """
     train = [f"cifar-10-batches-py/data_batch_{i}" for i in range(1, 6)]
     arrays = _read("cifar10", data_dir, train, "cifar-10-batches-py/test_batch", ("labels",))
@@ -57,7 +51,6 @@ def load100(data_dir: str | Path | None = None, labels: str = "fine") -> Source:
     """Read CIFAR-100's two files, of `cifar100/cifar-100-python/` or of `cifar100/`.
 
     Args:
-      data_dir: as in `fedoptax.data.files.find_data_dir`. Files may be compressed (`.xz`, `.gz`).
       labels: what y is, one of `LABELS`.
 
     Returns:
@@ -65,7 +58,6 @@ def load100(data_dir: str | Path | None = None, labels: str = "fine") -> Source:
       training image (int32), whatever y is; there are no natural clients.
 
     Raises:
-      DataError: a file is missing, or not the published one.
       UsageError: `labels` is none of `LABELS`.
     """
     check_choice("labels", labels, LABELS)
@@ -78,11 +70,6 @@ def load100(data_dir: str | Path | None = None, labels: str = "fine") -> Source:
         input_shape=_SHAPE,
         train_coarse=arrays["train_coarse_labels"],
     )
-
-
-def load100_coarse(data_dir: str | Path | None = None) -> Source:
-    """Read CIFAR-100 with its 20 superclasses as labels; see `load100`."""
-    return load100(data_dir, labels="coarse")
 
 
 def _read(

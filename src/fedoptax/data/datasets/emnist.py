@@ -27,20 +27,15 @@ _VERSION = 1  # of the cached arrays
 
 
 def load(data_dir: str | Path | None = None) -> Source:
-    """Read TensorFlow Federated's files if there is a folder `emnist/` or none at all, else LEAF's in `femnist/`.
-
-    Args:
-      data_dir: as in `fedoptax.data.files.find_data_dir`.
+    """Read LEAF's files in `femnist/` if there are no TensorFlow Federated's in `emnist/`.
 
     Returns:
       x uint8 of shape (n, 28, 28, 1) with background 255 and ink towards 0, as both store it; y int32; the groups
       are writers.
-
-    Raises:
-      DataError: a file is missing or broken.
     """
     folder = find_data_dir(data_dir)
-    return load_leaf(data_dir) if (folder / "femnist").is_dir() and not _has_tff(folder) else load_tff(data_dir)
+    is_leaf = (folder / "femnist").is_dir() and not (folder / "emnist" / "fed_emnist_train.h5").is_file()
+    return load_leaf(data_dir) if is_leaf else load_tff(data_dir)
 
 
 def load_tff(data_dir: str | Path | None = None) -> Source:
@@ -48,10 +43,7 @@ def load_tff(data_dir: str | Path | None = None) -> Source:
     paths = {part: require_file(data_dir, "emnist", f"fed_emnist_{part}.h5") for part in ("train", "test")}
 
     def build(writer: ArrayWriter) -> None:
-        codes: dict[str, int] = {}
-        for part, path in paths.items():
-            write_clients(writer, part, path, _tff_writers(path), codes)
-        writer.append("client_names", np.array(list(codes)))
+        write_clients(writer, {part: (path, _tff_writers(path)) for part, path in paths.items()})
 
     return _source(cached("emnist", list(paths.values()), _VERSION, build))
 
@@ -60,32 +52,21 @@ def load_leaf(data_dir: str | Path | None = None, unseen: bool = False) -> Sourc
     """Read all JSON files of `femnist/train/` and `femnist/test/`, LEAF's split of each writer's images.
 
     Args:
-      data_dir: as in `fedoptax.data.files.find_data_dir`.
       unseen: also read `femnist/test_unseen/`: test images of further writers, none of whose images are in `train/`.
 
     Returns:
       As `load`. Further writers are the test groups from N on, so `test_groups < N` tells the known ones.
-
-    Raises:
-      DataError: a file is missing or broken, a writer is in two files, or train and test share only some writers.
     """
     folder = find_data_dir(data_dir) / "femnist"
     files = {part: _leaf_files(data_dir, part) for part in ("train", "test", *(["test_unseen"] if unseen else []))}
 
     def build(writer: ArrayWriter) -> None:
-        codes: dict[str, int] = {}
         trained: set[str] = set()
-        tested: set[str] = set()
-        write_clients(writer, "train", folder / "train", _leaf_writers(files["train"], trained), codes)
-        write_clients(writer, "test", folder / "test", _leaf_test_writers(files, trained, tested), codes)
-        writer.append("client_names", np.array(list(codes)))
+        train = (folder / "train", _leaf_writers(files["train"], trained))
+        write_clients(writer, {"train": train, "test": (folder / "test", _leaf_test_writers(files, trained))})
 
     paths = [path for part in files.values() for path in part]
     return _source(cached("femnist-unseen" if unseen else "femnist", paths, _VERSION, build))
-
-
-def _has_tff(folder: Path) -> bool:
-    return any((folder / "emnist" / f"fed_emnist_{part}.h5").is_file() for part in ("train", "test"))
 
 
 def _source(arrays: dict[str, np.ndarray]) -> Source:
@@ -133,7 +114,8 @@ def _leaf_writers(files: list[Path], seen: set[str]) -> Iterator[Client]:
             raise DataError(f"{path} is not one of LEAF's JSON files: {type(error).__name__}: {error}") from None
 
 
-def _leaf_test_writers(files: dict[str, list[Path]], trained: set[str], tested: set[str]) -> Iterator[Client]:
+def _leaf_test_writers(files: dict[str, list[Path]], trained: set[str]) -> Iterator[Client]:
+    tested: set[str] = set()
     yield from _leaf_writers(files["test"], tested)
     if trained & tested and trained != tested:  # LEAF splits by example or by writer: a file is missing
         writer = min(trained ^ tested)

@@ -24,14 +24,10 @@ def load(data_dir: str | Path | None = None, writers: bool = False) -> Source:
     """Read the four files of `mnist/`, and on request the writers from `qmnist/`.
 
     Args:
-      data_dir: as in `fedoptax.data.files.find_data_dir`.
       writers: also read who wrote each digit, as the natural clients (539 to train, 297 others to test).
 
     Returns:
       x uint8 of shape (n, 28, 28, 1) with ink 255, y int32; groups (writer ids, int32) when asked for.
-
-    Raises:
-      DataError: a file is missing or broken, or QMNIST's labels are not those of MNIST.
     """
     source = _load(data_dir, "mnist")
     if not writers:
@@ -40,11 +36,6 @@ def load(data_dir: str | Path | None = None, writers: bool = False) -> Source:
         train_groups=_writers(data_dir, "qmnist-train-labels-idx2-int", source.train["y"]),
         test_groups=_writers(data_dir, "qmnist-test-labels-idx2-int", source.test["y"]),
     )
-
-
-def load_with_writers(data_dir: str | Path | None = None) -> Source:
-    """Read MNIST with its writers; see `load`."""
-    return load(data_dir, writers=True)
 
 
 def load_fashion(data_dir: str | Path | None = None) -> Source:

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from fedoptax.data.cache import ArrayWriter, cached
 from fedoptax.data.datasets.source import Client, Source, write_clients
@@ -39,25 +38,14 @@ def load(data_dir: str | Path | None = None) -> Source:
     Each snippet, between its beginning and end ids, is padded to a multiple of 81 and cut into chunks of 81; an example
     is a chunk without its last id (x) and without its first (y). (A chunk that holds nothing but an end has no target.)
 
-    Args:
-      data_dir: as in `fedoptax.data.files.find_data_dir`.
-
     Returns:
       x and y uint8 of shape (n, 80), where id 0 is padding, which counts for nothing in loss and metrics; the groups
       are roles; `counts` has the number of snippets, `train_snippets` and `test_snippets`.
-
-    Raises:
-      DataError: a file is missing or broken.
     """
     paths = {part: require_file(data_dir, "shakespeare", f"shakespeare_{part}.h5") for part in ("train", "test")}
 
     def build(writer: ArrayWriter) -> None:
-        codes: dict[str, int] = {}
-        for part, path in paths.items():
-            counts: list[int] = []
-            write_clients(writer, part, path, _roles(path, counts), codes)
-            writer.append("snippets", np.array([sum(counts)]))
-        writer.append("client_names", np.array(list(codes)))
+        write_clients(writer, {part: (path, _roles(path)) for part, path in paths.items()})
 
     arrays = cached("shakespeare", list(paths.values()), _VERSION, build)
     return Source(
@@ -68,7 +56,7 @@ def load(data_dir: str | Path | None = None) -> Source:
         train_groups=arrays["train_groups"],
         test_groups=arrays["test_groups"],
         client_names=arrays["client_names"],
-        counts={f"{part}_snippets": int(count) for part, count in zip(paths, arrays["snippets"])},
+        counts={f"{part}_snippets": int((arrays[f"{part}_chunks"] == SPECIAL.bos).sum()) for part in paths},
     )
 
 
@@ -80,17 +68,9 @@ def encode(snippet: bytes) -> np.ndarray:
     return ids.reshape(-1, LENGTH + 1)
 
 
-def decode(ids: ArrayLike) -> str:
-    """Return the characters of ids; padding, beginning and end are left out, `�` is out of vocabulary."""
-    letters = dict(enumerate(CHARACTERS, start=1)) | {SPECIAL.oov: "�"}
-    return "".join(letters.get(int(i), "") for i in np.ravel(ids))
-
-
-def _roles(path: Path, counts: list[int]) -> Iterator[Client]:
-    """Read the roles of a file as chunks; how many snippets each has is added to `counts`."""
+def _roles(path: Path) -> Iterator[Client]:
+    """Read the roles of a file as chunks."""
     with open_clients(path) as file:
         for role in file.names:
-            snippets = file.text(role, "snippets")
-            counts.append(len(snippets))
-            chunks = [encode(snippet) for snippet in snippets]
+            chunks = [encode(snippet) for snippet in file.text(role, "snippets")]
             yield role, {"chunks": np.concatenate(chunks) if chunks else np.empty((0, LENGTH + 1), np.uint8)}

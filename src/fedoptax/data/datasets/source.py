@@ -12,7 +12,6 @@ from fedoptax.data.cache import ArrayWriter
 from fedoptax.errors import DataError, UsageError, check_number
 
 _MAX_NAME = 256
-_ROWS = 65_536  # written together: few writes, little memory
 
 
 class Source(NamedTuple):
@@ -90,43 +89,30 @@ def holdout(source: Source, fraction: float, seed: int) -> Source:
     )
 
 
-def write_clients(writer: ArrayWriter, part: str, path: Path, clients: Iterable[Client], codes: dict[str, int]) -> None:
-    """Write the arrays `<part>_<field>` and `<part>_groups`, int32 codes of the clients.
+def write_clients(writer: ArrayWriter, parts: Mapping[str, tuple[Path, Iterable[Client]]]) -> None:
+    """Write the arrays `<part>_<field>`, `<part>_groups` (int32 codes of the clients) and `client_names`.
 
-    Codes number the clients in the order in which they come, training part first: the training clients are 0 … N−1, and
-    clients with test examples only follow from N on. Clients without examples are left out.
+    Codes number the clients in the order in which they come: the training clients are 0 … N−1, and clients with test
+    examples only follow from N on. Clients without examples are left out.
 
     Args:
       writer: of the cache.
-      part: `"train"` or `"test"`.
-      path: where the clients come from, for the message.
-      clients: one by one; all have the same fields.
-      codes: of the clients that came before; new ones are added.
+      parts: `"train"`, then `"test"` -> where the clients come from, for messages, and the clients one by one.
 
     Raises:
-      DataError: no client has an example, a name is too long or cannot be printed; or whatever `clients` raises.
+      DataError: no client has an example, a name is too long or cannot be printed; or whatever the clients raise.
     """
-    pending: list[Mapping[str, np.ndarray]] = []
-    rows = total = 0
-    for name, fields in clients:
-        if not (0 < len(name) <= _MAX_NAME and name.isprintable()):
-            raise DataError(f"{path}: a client's name must be 1 to {_MAX_NAME} printable characters, got {name[:80]!r}")
-        size = len(next(iter(fields.values())))
-        if size == 0:
-            continue
-        code = codes.setdefault(name, len(codes))
-        pending.append({**fields, "groups": np.full(size, code, np.int32)})
-        rows, total = rows + size, total + size
-        if rows >= _ROWS:
-            _flush(writer, part, pending)
-            rows = 0
-    _flush(writer, part, pending)
-    if total == 0:
-        raise DataError(f"{path} holds no examples")
-
-
-def _flush(writer: ArrayWriter, part: str, pending: list[Mapping[str, np.ndarray]]) -> None:
-    if pending:
-        for field in pending[0]:
-            writer.append(f"{part}_{field}", np.concatenate([fields[field] for fields in pending]))
-        pending.clear()
+    codes: dict[str, int] = {}
+    for part, (path, clients) in parts.items():
+        total = 0
+        for name, fields in clients:
+            if not (0 < len(name) <= _MAX_NAME and name.isprintable()):
+                raise DataError(f"{path}: a client must have a name of 1 to {_MAX_NAME} characters, got {name[:80]!r}")
+            if size := len(next(iter(fields.values()))):
+                groups = np.full(size, codes.setdefault(name, len(codes)), np.int32)
+                for field, rows in {**fields, "groups": groups}.items():
+                    writer.append(f"{part}_{field}", rows)
+                total += size
+        if total == 0:
+            raise DataError(f"{path} holds no examples")
+    writer.append("client_names", np.array(list(codes)))

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple, dataclass
 from itertools import chain, repeat
 from pathlib import Path
 
@@ -40,20 +39,6 @@ _MAX_VOCABULARY = 2**16 - 4  # so that every id fits in uint16
 _VERSION = 1  # of the cached arrays
 
 
-@dataclass(frozen=True)
-class _Sizes:
-    """How much is read; see `load_nwp`."""
-
-    max_sentences: int | None
-    test_examples: int | None
-    max_clients: int | None
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if value is not None:
-                check_int(name, value)
-
-
 def load_nwp(
     data_dir: str | Path | None = None,
     vocabulary: int = 10_000,
@@ -69,7 +54,6 @@ def load_nwp(
     words, V + 1 any other word, V + 2 beginning, V + 3 end (`special_tokens(V)`).
 
     Args:
-      data_dir: as in `fedoptax.data.files.find_data_dir`; the files lie in `stackoverflow/`.
       vocabulary: V.
       length: words.
       max_sentences: of a training user, the first ones; `None` for all. (AFO: 1,000.)
@@ -82,18 +66,14 @@ def load_nwp(
 
     Raises:
       UsageError: a number is out of range.
-      DataError: a file is missing or broken.
     """
     check_int("vocabulary", vocabulary, 1, _MAX_VOCABULARY)
-    check_int("length", length)
-    sizes = _Sizes(max_sentences, test_examples, max_clients)
+    counts = {"max_sentences": max_sentences, "test_examples": test_examples, "max_clients": max_clients}
+    _check_counts(length=length, **counts)
     paths = [require_file(data_dir, "stackoverflow", name) for name in _FILES[:3]]
-
-    def encoder() -> tuple[Encoder, dict[str, list[str]]]:
-        words = _read_words(paths[2], vocabulary)
-        return _word_encoder(words, length), {"vocabulary": words}
-
-    arrays = _arrays(f"stackoverflow-nwp-{vocabulary}-{length}", paths, ("tokens",), encoder, sizes)
+    words = _read_words(paths[2], vocabulary)
+    encode = _word_encoder(words, length)
+    arrays = _cached_users(f"nwp-{vocabulary}-{length}", paths, ("tokens",), encode, **counts)
     return Source(
         train=next_token(arrays["train_ids"]),
         test=next_token(arrays["test_ids"]),
@@ -102,7 +82,7 @@ def load_nwp(
         train_groups=arrays["train_groups"],
         test_groups=arrays["test_groups"],
         client_names=arrays["client_names"],
-        vocabulary=arrays["vocabulary"],
+        vocabulary=np.array(words),
     )
 
 
@@ -123,13 +103,10 @@ def load_tags(
     `words`. The target is 1 for the tags in `y` and 0 for the others.
 
     Args:
-      data_dir: as in `fedoptax.data.files.find_data_dir`; the files lie in `stackoverflow/`.
       vocabulary: V, words.
       tags: T, the most frequent ones; others are dropped.
       max_words: words in the vocabulary that are kept of an example, the first ones.
-      max_sentences: as in `load_nwp`.
-      test_examples: as in `load_nwp`.
-      max_clients: as in `load_nwp`.
+      max_sentences, test_examples, max_clients: as in `load_nwp`.
 
     Returns:
       x uint16 (n, max_words), ids 1 … V padded by 0; words uint16 (n,), the number of all words (0 for an empty
@@ -137,20 +114,16 @@ def load_tags(
 
     Raises:
       UsageError: a number is out of range.
-      DataError: a file is missing or broken.
     """
     check_int("vocabulary", vocabulary, 1, _MAX_VOCABULARY)
     check_int("tags", tags, 1, _MAX_VOCABULARY)
-    check_int("max_words", max_words)
-    sizes = _Sizes(max_sentences, test_examples, max_clients)
+    counts = {"max_sentences": max_sentences, "test_examples": test_examples, "max_clients": max_clients}
+    _check_counts(max_words=max_words, **counts)
     paths = [require_file(data_dir, "stackoverflow", name) for name in _FILES]
-
-    def encoder() -> tuple[Encoder, dict[str, list[str]]]:
-        words, names = _read_words(paths[2], vocabulary), _read_tags(paths[3], tags)
-        return _tag_encoder(words, names, max_words), {"vocabulary": words, "tags": names}
-
-    fields = ("tokens", "title", "tags")
-    arrays = _arrays(f"stackoverflow-tags-{vocabulary}-{tags}-{max_words}", paths, fields, encoder, sizes)
+    words, names = _read_words(paths[2], vocabulary), _read_tags(paths[3], tags)
+    encode = _tag_encoder(words, names, max_words)
+    name = f"tags-{vocabulary}-{tags}-{max_words}"
+    arrays = _cached_users(name, paths, ("tokens", "title", "tags"), encode, **counts)
     return Source(
         train={name: arrays[f"train_{name}"] for name in ("x", "words", "y")},
         test={name: arrays[f"test_{name}"] for name in ("x", "words", "y")},
@@ -159,43 +132,44 @@ def load_tags(
         train_groups=arrays["train_groups"],
         test_groups=arrays["test_groups"],
         client_names=arrays["client_names"],
-        vocabulary=arrays["vocabulary"],
-        class_names=tuple(arrays["tags"].tolist()),
+        vocabulary=np.array(words),
+        class_names=tuple(names),
     )
 
 
-def _arrays(
+def _check_counts(**counts: int | None) -> None:
+    for name, count in counts.items():
+        if count is not None:
+            check_int(name, count)
+
+
+def _cached_users(
     name: str,
     paths: list[Path],
     fields: tuple[str, ...],
-    encoder: Callable[[], tuple[Encoder, dict[str, list[str]]]],
-    sizes: _Sizes,
+    encode: Encoder,
+    max_sentences: int | None,
+    test_examples: int | None,
+    max_clients: int | None,
 ) -> dict[str, np.ndarray]:
-    """Make a task's arrays of these fields of the users; `encoder()` also returns its vocabularies."""
+    """Return what `encode` makes of these fields of the users of the first two files."""
 
     def build(writer: ArrayWriter) -> None:
-        encode, lists = encoder()
-        codes: dict[str, int] = {}
         with open_clients(paths[0]) as train, open_clients(paths[1]) as test:
-            write_clients(writer, "train", train.path, _train_users(train, fields, encode, sizes), codes)
-            write_clients(writer, "test", test.path, _test_users(test, fields, encode, sizes), codes)
-        writer.append("client_names", np.array(list(codes)))
-        for what, words in lists.items():
-            writer.append(what, np.array(words))
+            users = ((user, encode(*_texts(train, user, fields, max_sentences))) for user in train.names[:max_clients])
+            parts = {"train": (paths[0], users), "test": (paths[1], _test_users(test, fields, encode, test_examples))}
+            write_clients(writer, parts)
 
-    return cached("-".join([name, *map(str, astuple(sizes))]), paths, _VERSION, build)
+    return cached(f"stackoverflow-{name}-{max_sentences}-{test_examples}-{max_clients}", paths, _VERSION, build)
 
 
-def _train_users(file: ClientFile, fields: tuple[str, ...], encode: Encoder, sizes: _Sizes) -> Iterator[Client]:
-    for user in file.names[: sizes.max_clients]:
-        yield user, encode(*_texts(file, user, fields, sizes.max_sentences))
-
-
-def _test_users(file: ClientFile, fields: tuple[str, ...], encode: Encoder, sizes: _Sizes) -> Iterator[Client]:
+def _test_users(
+    file: ClientFile, fields: tuple[str, ...], encode: Encoder, test_examples: int | None
+) -> Iterator[Client]:
     """Read the users of the test examples that are drawn, with those of their sentences."""
     edges = np.concatenate([[0], np.cumsum([file.count(user, fields[0]) for user in file.names], dtype=np.int64)])
     total = int(edges[-1])
-    wanted = total if sizes.test_examples is None else min(sizes.test_examples, total)
+    wanted = total if test_examples is None else min(test_examples, total)
     drawn = np.sort(np.random.default_rng(_SAMPLE_SEED).choice(total, wanted, replace=False)) if wanted else edges[:0]
     for user, start, rows in zip(file.names, edges, np.split(drawn, np.searchsorted(drawn, edges[1:-1]))):
         if len(rows):
@@ -269,17 +243,14 @@ def _tag_encoder(words: Sequence[str], tags: Sequence[str], max_words: int) -> E
     def encode(sentences: list[bytes], titles: list[bytes], tagged: list[bytes]) -> dict[str, np.ndarray]:
         texts = [b"%b %b" % pair for pair in zip(sentences, titles)]
         found = [text.split() for text in texts]
+        different = [dict.fromkeys(line.split(b"|")) for line in tagged]
         return {
             "x": _padded([[word_ids[word] for word in text if word in word_ids] for text in found], max_words),
             "words": np.minimum([len(text) for text in found], np.iinfo(np.uint16).max).astype(np.uint16),
-            "y": _padded([[tag_ids[tag] for tag in _split_tags(line) if tag in tag_ids] for line in tagged], MAX_TAGS),
+            "y": _padded([[tag_ids[tag] for tag in line if tag in tag_ids] for line in different], MAX_TAGS),
         }
 
     return encode
-
-
-def _split_tags(line: bytes) -> list[bytes]:
-    return list(dict.fromkeys(line.split(b"|")))
 
 
 def _padded(rows: list[list[int]], length: int) -> np.ndarray:

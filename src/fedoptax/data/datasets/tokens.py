@@ -8,14 +8,7 @@ import numpy as np
 
 
 class SpecialTokens(NamedTuple):
-    """Ids that stand for no word or character; a vocabulary of V has 1 … V, V + 4 ids in all.
-
-    Attributes:
-      pad: 0, fills up a short sequence.
-      oov: V + 1, stands for whatever is not in the vocabulary.
-      bos: V + 2, begins a sequence.
-      eos: V + 3, ends one.
-    """
+    """Ids that stand for no word or character: padding, out of vocabulary, beginning and end of a sequence."""
 
     pad: int
     oov: int
@@ -24,7 +17,7 @@ class SpecialTokens(NamedTuple):
 
 
 def special_tokens(vocabulary: int) -> SpecialTokens:
-    """Return the special ids for a vocabulary of that size.
+    """Return the special ids beside those of a vocabulary of V, 1 … V: V + 4 ids in all.
 
     Source: the released code of Reddi et al., "Adaptive Federated Optimization", 2021 (google-research/federated,
     `utils/datasets/shakespeare_dataset.py` and `stackoverflow_word_prediction.py`).

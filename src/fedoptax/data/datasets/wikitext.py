@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from fedoptax.data.cache import ArrayWriter, cached
 from fedoptax.data.datasets.source import Client, Source, write_clients
@@ -39,7 +38,6 @@ def load(
     lost to padding; `counts` says how much is used.
 
     Args:
-      data_dir: as in `fedoptax.data.files.find_data_dir`.
       clients: `"articles"` (600 to train, 60 others to test), or the number of contiguous parts of the training text
         whose lengths differ by one token at most. (FAFED: 16 clients.)
       length: of a window, in tokens.
@@ -52,7 +50,6 @@ def load(
 
     Raises:
       UsageError: an argument is out of range.
-      DataError: a file is missing or broken, has no articles, or too little text.
     """
     if clients != "articles":
         check_int("clients", clients)
@@ -66,10 +63,8 @@ def load(
         test = _articles(paths[1], ids, grow=False)
         held = train if clients == "articles" else _parts(train, int(clients))
         names = _distinct([title for title, _ in (*held, *test)])
-        codes: dict[str, int] = {}
-        write_clients(writer, "train", paths[0], _windows(names, held, length), codes)
-        write_clients(writer, "test", paths[1], _windows(names[len(held) :], test, length), codes)
-        writer.append("client_names", np.array(list(codes)))
+        windows = _windows(names, held, length), _windows(names[len(held) :], test, length)
+        write_clients(writer, dict(zip(("train", "test"), zip(paths, windows))))
         writer.append("vocabulary", np.array(list(ids)))
         writer.append("tokens", np.array([sum(len(tokens) for _, tokens in articles) for articles in (train, test)]))
 
@@ -87,12 +82,6 @@ def load(
         vocabulary=arrays["vocabulary"],
         counts=counts,
     )
-
-
-def decode(ids: ArrayLike, vocabulary: np.ndarray) -> str:
-    """Return the words of ids, with a line end for each `<eos>`; `vocabulary` is that of the `Source`."""
-    text = " ".join(vocabulary[np.asarray(ids, np.int64).ravel()])
-    return "\n".join(line.strip() for line in text.split(EOS))
 
 
 def _articles(path: Path, ids: dict[str, int], grow: bool) -> list[Article]:

@@ -6,8 +6,6 @@ empty, and the same seed gives the same partition. (`with_shared` adds examples 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from fedoptax.data.heterogeneity import heterogeneity, label_counts
 from fedoptax.data.partition.by_label import (
     classes_per_client,
@@ -22,7 +20,6 @@ from fedoptax.data.partition.dealing import Parts
 from fedoptax.data.partition.without_labels import by_size, iid, natural, with_shared
 
 __all__ = [
-    "PARTITIONS",
     "Parts",
     "by_size",
     "classes_per_client",
@@ -38,16 +35,3 @@ __all__ = [
     "similarity",
     "with_shared",
 ]
-
-PARTITIONS: dict[str, Callable[..., Parts]] = {
-    "iid": iid,
-    "by_size": by_size,
-    "dirichlet": dirichlet,
-    "dirichlet_by_class": dirichlet_by_class,
-    "pachinko": pachinko,
-    "classes_per_client": classes_per_client,
-    "shards": shards,
-    "similarity": similarity,
-    "natural": natural,
-}
-"""The partitions, by name."""

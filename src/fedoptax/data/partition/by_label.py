@@ -1,4 +1,8 @@
-"""Partitions by label: Dirichlet, Pachinko, a few classes per client, sorted shards; and test examples to match."""
+"""Partitions by label: Dirichlet, Pachinko, a few classes per client, sorted shards; and test examples to match.
+
+Each takes the labels, (n,), the number of clients N, from 1 to n, and the seed of all its draws, and raises a
+`UsageError` if an argument is out of range. In equal sizes, a client has n // N examples, the first n mod N one more.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +37,7 @@ def dirichlet(labels: ArrayLike, num_clients: int, alpha: float, seed: int) -> P
     et al. write Dir(α·p), so their α at a uniform prior p is this one times the number of classes.
 
     Args:
-      labels: shape (n,).
-      num_clients: N, from 1 to n; every client gets n // N examples, the first n mod N one more.
       alpha: concentration, > 0: near 0 a client has one class, at infinity the partition is iid.
-      seed: of all draws.
-
-    Raises:
-      UsageError: an argument is out of range.
 
     Source: Hsu, Qi, Brown, "Measuring the effects of non-identical data distribution for federated visual
     classification", 2019.
@@ -63,14 +61,8 @@ def dirichlet_by_class(labels: ArrayLike, num_clients: int, alpha: float, seed: 
     short take the rest of theirs from the largest class of the largest client.
 
     Args:
-      labels: shape (n,).
-      num_clients: N, from 1 to n.
       alpha: concentration, > 0: near 0 a class belongs to one client, at infinity the partition is iid.
-      seed: of all draws.
       min_size: the fewest examples a client may hold, from 1 to n // N.
-
-    Raises:
-      UsageError: an argument is out of range.
 
     Source: Yurochkin et al., "Bayesian nonparametric federated learning of neural networks", 2019.
     """
@@ -122,8 +114,6 @@ def pachinko(
     Args:
       coarse: the coarse label of each example, shape (n,).
       fine: its fine label, shape (n,); a fine label lies under one coarse label.
-      num_clients: N, from 1 to n; every client gets n // N examples, the first n mod N one more.
-      seed: of all draws.
       alpha_coarse: concentration over the coarse labels, > 0: near 0 a client has one of them.
       alpha_fine: concentration over the fine labels of a coarse one, > 0.
 
@@ -172,10 +162,7 @@ def classes_per_client(labels: ArrayLike, num_clients: int, classes: int, seed: 
     the high heterogeneity of FAFED; with 1, the one digit per device of Fed-LAMB.
 
     Args:
-      labels: shape (n,), of C different classes.
-      num_clients: N, from 1 to n.
-      classes: from 1 to C.
-      seed: of all draws.
+      classes: from 1 to C, the number of different labels.
 
     Raises:
       UsageError: an argument is out of range; N · classes is less than C, so that some class would have no client; or
@@ -230,14 +217,8 @@ def shards(labels: ArrayLike, num_clients: int, shards_per_client: int, seed: in
     of one class are shuffled before the cut. With 2 shards per client this is the non-iid MNIST of FedAvg.
 
     Args:
-      labels: shape (n,).
-      num_clients: N, from 1 to n.
       shards_per_client: s, from 1 to n // N; every shard has n // (N s) examples, n mod (N s) of them one more,
         so that sizes differ by s at most.
-      seed: of the shuffle and the deal.
-
-    Raises:
-      UsageError: an argument is out of range.
 
     Source: McMahan et al., "Communication-efficient learning of deep networks from decentralized data", 2017.
     """
@@ -257,13 +238,7 @@ def similarity(labels: ArrayLike, num_clients: int, s: float, seed: int) -> Part
     At 100 all are iid; at 0 a client holds neighbouring classes only. 95 is the low heterogeneity of FAFED.
 
     Args:
-      labels: shape (n,).
-      num_clients: N, from 1 to n; every client gets n // N examples, the first n mod N one more.
       s: the similarity in percent, from 0 to 100.
-      seed: of the choice of the iid examples and their shuffle, and of the order within a class.
-
-    Raises:
-      UsageError: an argument is out of range.
 
     Source: Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated learning", 2020, section 7.
     """

@@ -1,4 +1,8 @@
-"""Partitions that ignore the labels: iid in equal or unequal sizes, natural clients, a part that all clients share."""
+"""Partitions that ignore the labels: iid in equal or unequal sizes, natural clients, a part that all clients share.
+
+Each takes the labels, (n,), of which only the number counts, or n itself; the number of clients N, from 1 to n; and the
+seed of all its draws. A `UsageError` says which argument is out of range.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +18,7 @@ _MAX_SIGMA, _MIN_EXPONENT = 100.0, 0.01  # beyond them one client holds everythi
 
 
 def iid(labels_or_n: ArrayLike | int, num_clients: int, seed: int) -> Parts:
-    """Shuffle the examples and cut them into parts of equal size (the first n mod N hold one more).
-
-    Args:
-      labels_or_n: the labels, shape (n,), of which only the number counts; or n.
-      num_clients: N, from 1 to n.
-      seed: of the shuffle.
-
-    Raises:
-      UsageError: an argument is out of range.
-    """
+    """Shuffle the examples and cut them into parts of equal size (the first n mod N hold one more)."""
     n = _number_of_examples(labels_or_n, num_clients)
     return _deal_at_random(generator(seed), even(n, num_clients))
 
@@ -44,16 +39,10 @@ def by_size(
     t ≥ 1, so that the density falls as t^(−exponent − 1).
 
     Args:
-      labels_or_n: the labels, shape (n,), of which only the number counts; or n.
-      num_clients: N, from 1 to n.
-      seed: of the sizes and the shuffle.
       distribution: `"lognormal"` or `"powerlaw"`.
       sigma: σ of `"lognormal"`, from 0 (equal sizes) to 100.
       exponent: tail exponent of `"powerlaw"`, at least 0.01; the smaller, the heavier the tail (at 1 or less the
         Pareto distribution has no mean, at 2 or less no variance).
-
-    Raises:
-      UsageError: an argument is out of range.
 
     Source: quantity skew is a term of Kairouz et al., "Advances and open problems in federated learning", 2021,
     section 3.1.
@@ -96,9 +85,6 @@ def with_shared(parts: Sequence[np.ndarray], fraction: float, seed: int) -> Part
 
     Returns:
       One sorted index array per client, without repeated examples.
-
-    Raises:
-      UsageError: `fraction` is out of range.
 
     Source: after Zhao et al., "Federated learning with non-iid data", 2018, section 4, who share a separate set.
     """
