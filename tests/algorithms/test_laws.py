@@ -18,29 +18,34 @@ from fedoptax.algorithm import FedAlgorithm, accumulate, accumulate_zero
 from fedoptax.experiments.presets import PRESETS
 from fedoptax.tasks import analytic
 from laws import LAWS, Factory
-from laws_table import CORE, ROWS, TABLE
+from laws_table import CORE, ROWS, TABLE, VARIANTS, WRAPPED
 
+ALL_ROWS = ROWS | WRAPPED
 NEEDS_ENGINE = {
     laws.padding_is_inert,
     laws.engines_agree,
     laws.interrupted_equals_whole,
     laws.bytes_are_what_is_sent,
 }
-COMPILES = NEEDS_ENGINE | {laws.compiles_once, laws.hyperparameters_can_be_traced}
-"""Of variants these run with the long tests."""
+LONG = (
+    (TABLE, NEEDS_ENGINE),
+    (VARIANTS, NEEDS_ENGINE | {laws.compiles_once, laws.hyperparameters_can_be_traced}),
+    (WRAPPED, {*LAWS} - {laws.weight_zero_counts_for_nothing, laws.continues_in_another_process}),
+)
+"""Groups of rows, and the laws that they keep with the long tests only: each compiles its programs anew."""
 
 
 def marks(name: str, law: Any) -> list[Any]:
-    is_long = name not in CORE and law in (NEEDS_ENGINE if name in TABLE else COMPILES)
+    is_long = name not in CORE and any(name in rows and law in long for rows, long in LONG)
     return [pytest.mark.long] if is_long else []
 
 
 @pytest.mark.parametrize(
     ("name", "law"),
-    [pytest.param(name, law, id=f"{name}-{law.__name__}", marks=marks(name, law)) for name in ROWS for law in LAWS],
+    [pytest.param(name, law, id=f"{name}-{law.__name__}", marks=marks(name, law)) for name in ALL_ROWS for law in LAWS],
 )
 def test_law(name: str, law: Any) -> None:
-    law(ROWS[name])
+    law(ALL_ROWS[name])
 
 
 def test_every_algorithm_is_in_the_table() -> None:
@@ -155,24 +160,6 @@ def test_the_others_converge_on_the_counterexample(name: str) -> None:
     assert distances(result)[-10:].max() < 0.1
 
 
-@pytest.mark.parametrize("phi", ["clip", "identity"])
-def test_fedlamb_steps_by_alpha_phi_of_the_layers_norm(phi: str) -> None:
-    """One client, one step, through the compiled engine: ‖Δθ^ℓ‖ = α φ(‖θ^ℓ‖) in every layer."""
-    params = {"small": 1e-5, "usual": 0.7, "large": 40.0}
-    layers = {name: jnp.asarray([0.6, -0.8], jnp.float32) * scale for name, scale in params.items()}
-
-    def loss(params: Any, batch: Any, key: jax.Array) -> jax.Array:
-        moved = sum(jnp.sum((layer - 3.0) ** 2) for layer in params.values())
-        return moved * fx.masked_mean(batch["x"], {"mask": batch["mask"]})
-
-    one = fx.FederatedData.from_clients([{"x": np.ones(1, "f4")}])
-    task = fx.Task("layers", lambda key: layers, loss, lambda p, b: {}, one, label=None)
-    result = fx.run(task, fx.fedlamb(0.05, phi=phi), rounds=1, cohort_size=1, batch_size=1)
-    for name, norm in params.items():
-        step = float(jnp.linalg.norm(result.params[name] - layers[name]))
-        assert step == pytest.approx(0.05 * (np.clip(norm, 1e-3, 10) if phi == "clip" else norm), rel=2e-4)
-
-
 def squared_errors(algorithm: FedAlgorithm, counts: list[int], seeds: int, rounds: int) -> tuple[np.ndarray, float]:
     """E‖x − x*‖² after `rounds` of 3 noisy steps on f = ½‖x‖² for each number of clients; and without noise.
 
@@ -226,7 +213,7 @@ def test_the_error_of_fafed_falls_linearly_with_the_number_of_clients() -> None:
 
 def test_a_move_is_made_in_the_table() -> None:
     """The laws are not held by standing still."""
-    for make in ROWS.values():
+    for make in TABLE.values():
         algorithm = make()
         server, _ = laws.eager_rounds(algorithm, rounds=3)
         moved = tree.sub(algorithm.params(server), laws.start())

@@ -16,7 +16,7 @@ import pytest
 
 import fedoptax as fx
 from oracles import fafed, fedlamb, fedopt, mime, scaffold, shared_state
-from oracles.compare import assert_matches
+from oracles.compare import assert_differ, assert_matches
 from oracles.problem import Problem, Tree, full, make
 
 PROBLEMS = {"partial": make(), "full": full(make()), "equal": full(make(steps=(3,) * 7))}
@@ -302,6 +302,21 @@ def test_the_library_equals_the_paper(name: str) -> None:
 
 def test_every_algorithm_has_an_oracle() -> None:
     assert set(fx.ALGORITHMS) <= {name.split()[0] for name in CASES}
+
+
+def test_the_problem_tells_variants_and_weights_apart() -> None:
+    partial, equal = PROBLEMS["partial"], PROBLEMS["equal"]
+    for one, other in (
+        (fedopt.run(partial, "fedavg", 0.3), fedopt.run(partial, "fedavg", 0.3, weighting="uniform")),
+        (fedopt.run(partial, "fedadam", 0.3, 0.05), fedopt.run(partial, "fedadam", 0.3, 0.05, debias=True)),
+        (scaffold.run(partial, 0.2, option=1), scaffold.run(partial, 0.2, option=2)),
+        (scaffold.run(partial, 0.2), scaffold.run(partial, 0.2, mu=0.5)),
+        (fedlamb.run(partial, 3e-2, lamb=True), fedlamb.run(partial, 3e-2, lamb=True, momentum="reset")),
+        (fedlamb.run(partial, 3e-2, lamb=True), fedlamb.run(partial, 3e-2, lamb=True, layers="module")),
+        (fafed.run(equal, 0.01, rho=0.1), fafed.run(equal, 0.01, rho=0.1, variant="released")),
+        (mime.run(partial, 0.1), mime.run(partial, 0.1, control="previous")),
+    ):
+        assert_differ(one, other)
 
 
 def test_alpha_of_equation_5_is_cut_at_one() -> None:

@@ -46,6 +46,22 @@ def clipping_fedlamb(lr: float = 0.05, max_norm: float = 0.5) -> FedAlgorithm:
     return fx.with_clipping(fx.fedlamb(lr), max_norm)
 
 
+def private_fedadam(server_lr: float = 0.05, clip: float = 0.5, noise_multiplier: float = 0.1) -> FedAlgorithm:
+    return fx.with_privacy(fx.with_prox(fx.fedadam(0.1, server_lr), 0.1), clip, noise_multiplier, 1e-3)
+
+
+def quantised_fedadam(client_lr: float = 0.1, server_lr: float = 0.05) -> FedAlgorithm:
+    return fx.with_prox(fx.with_compression(fx.fedadam(client_lr, server_lr), fx.codecs.qsgd(bits=2, bucket=4)), 0.1)
+
+
+def sparse_fafed(lr: float = 0.05, rho: float = 0.1) -> FedAlgorithm:
+    return fx.with_compression(fx.fafed(lr, rho=rho), fx.codecs.topk(0.25))
+
+
+def quantised_private_stem(lr: float = 0.05, clip: float = 1.0, noise_multiplier: float = 0.1) -> FedAlgorithm:
+    return fx.with_compression(fx.with_privacy(fx.stem(lr), clip, noise_multiplier, 1e-3), fx.codecs.qsgd(bits=4))
+
+
 TABLE: dict[str, Factory] = {
     "fedavg": partial(fx.fedavg, client_lr=0.1),
     "fedavgm": partial(fx.fedavgm, client_lr=0.1, server_lr=0.7),
@@ -81,6 +97,12 @@ VARIANTS: dict[str, Factory] = {
     "prox fafed": prox_fafed,
     "clipping fedadam": clipping_fedadam,
     "clipping fedlamb": clipping_fedlamb,
+}
+WRAPPED: dict[str, Factory] = {
+    "private fedadam": private_fedadam,
+    "quantised fedadam": quantised_fedadam,
+    "sparse fafed": sparse_fafed,
+    "quantised private stem": quantised_private_stem,
 }
 ROWS = TABLE | VARIANTS
 CORE = ("fedavg", "scaffold", "fafed")
