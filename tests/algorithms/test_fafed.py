@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from fedoptax.algorithm import Batches
-from fedoptax.algorithms import fafed, fafed_schedule, naive_adaptive, stem
+from fedoptax.algorithms import fafed, naive_adaptive, stem
 from fedoptax.algorithms.fedopt import fedadam
 from small_rounds import close, federate, quadratic, scalars
 
@@ -53,22 +53,6 @@ def test_naive_adaptive_does_not_move_where_v_is_zero() -> None:
     assert float(path[-1]["x"]) == 1.0
 
 
-def test_stem_is_fafed_with_a_equal_to_one() -> None:
-    rho, data = 1e8, [[(1.0, -1.0), (2.0, 0.5), (0.5, 1.0)], [(3.0, 2.0)], [(1.5, 0.0), (1.0, 4.0)]]
-
-    def lr(t: Any) -> jax.Array:  # A = √v + ρ = ρ to float precision; round 0 does not divide by A
-        return jnp.where(jnp.asarray(t) == 0, 0.05, 0.05 * rho)
-
-    _, _, path = federate(stem(0.05, 0.3), scalars(3.0), data, 6)
-    _, _, same = federate(fafed(lr, 0.3, rho=rho), scalars(3.0), data, 6)
-    close([p["x"] for p in same], [p["x"] for p in path])
-
-
-def test_stem_with_alpha_1_one_client_one_step_is_sgd() -> None:
-    _, _, path = federate(stem(0.1, 1.0), scalars(1.0), [[(1.0, 0.0)]], 5)
-    close([p["x"] for p in path], [0.9**t for t in range(6)])
-
-
 @pytest.mark.parametrize("make", [lambda: stem(0.5), lambda: fafed(0.5), lambda: fafed(0.5, variant="released")])
 def test_a_client_without_batches_uploads_the_model_that_it_got(make: Callable) -> None:
     def towards(params: Any, batch: Any) -> Any:
@@ -81,12 +65,6 @@ def test_a_client_without_batches_uploads_the_model_that_it_got(make: Callable) 
     assert float(path[-1]["x"]) > 0.1
     close(upload.params, message.params)
     close(upload.m, message.m)
-
-
-def test_fafed_schedule_is_equation_5() -> None:
-    lr, alpha = fafed_schedule(rho=0.01, h=100.0, w=1.0, c=0.5)
-    close([lr(0), lr(7), alpha(0), alpha(1), alpha(8)], [1.0, 0.5, 0.5, 0.5, 0.125])
-    assert float(fafed_schedule(1.0, 1.0, 1.0, 3.0)[1](1)) == 1.0  # cut off
 
 
 def test_fafed_computes_k_gradients_in_round_0_and_2k_later() -> None:

@@ -52,23 +52,6 @@ def test_every_algorithm_is_in_the_table() -> None:
     assert set(TABLE) == set(fx.ALGORITHMS)
 
 
-SGD: dict[str, Factory] = {
-    "fedavg": lambda: fx.fedavg(0.1),
-    "fedavgm without momentum": lambda: fx.fedavgm(0.1, 1.0, momentum=0.0),
-    "fedprox": lambda: fx.fedprox(0.1, 5.0),  # one step from x: the proximal term is 0
-    "fedopt": lambda: fx.fedopt(optax.sgd(0.1), optax.sgd(1.0)),
-    "scaffold": lambda: fx.scaffold(0.1),
-    "scaffold I": lambda: fx.scaffold(0.1, option="I"),
-    "mimelite without momentum": lambda: fx.mimelite(0.1, b1=0.0),
-    "clipping out of reach": lambda: fx.with_clipping(fx.scaffold(0.1), 1e6),
-}
-
-
-@pytest.mark.parametrize("name", SGD)
-def test_one_client_and_one_step_is_sgd(name: str) -> None:
-    laws.reduces_to_sgd(SGD[name])
-
-
 # ---------------------------------------------------------------- the laws can fail
 
 FAULTS: list[tuple[Any, Factory, Any, str]] = [

@@ -1,0 +1,96 @@
+"""Where one algorithm is another, and where SCAFFOLD is better than FedAvg."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedoptax as fx
+import laws
+from fedoptax import _tree as tree
+from fedoptax.algorithm import FedAlgorithm
+from laws import Factory
+from small_rounds import TWO, close, federate, model, quadratic, scalars
+
+SGD: dict[str, Factory] = {
+    "fedavg": lambda: fx.fedavg(0.1),
+    "fedavgm without momentum": lambda: fx.fedavgm(0.1, 1.0, momentum=0.0),
+    "fedprox": lambda: fx.fedprox(0.1, 5.0),  # one step from x: the proximal term is 0
+    "fedopt": lambda: fx.fedopt(optax.sgd(0.1), optax.sgd(1.0)),
+    "scaffold": lambda: fx.scaffold(0.1),
+    "scaffold I": lambda: fx.scaffold(0.1, option="I"),
+    "stem without momentum": lambda: fx.stem(0.1, alpha=1.0),
+    "mimelite without momentum": lambda: fx.mimelite(0.1, b1=0.0),
+    "clipping out of reach": lambda: fx.with_clipping(fx.scaffold(0.1), 1e6),
+}
+
+
+@pytest.mark.parametrize("name", SGD)
+def test_one_client_and_one_step_is_sgd(name: str) -> None:
+    laws.reduces_to_sgd(SGD[name])
+
+
+def test_fedopt_of_sgd_and_sgd_is_fedavg_bit_for_bit() -> None:
+    batches = [[(1.0, 2.0), (1.0, 3.3)], [(2.0, -1.0)]]
+    general = federate(fx.fedopt(optax.sgd(0.25), optax.sgd(1.0)), model(), batches, 3)[2]
+    close(general, federate(fx.fedavg(0.25), model(), batches, 3)[2], rtol=0, atol=0)
+
+
+def test_mimelite_without_momentum_is_uniform_fedavg() -> None:
+    _, _, lite = federate(fx.mimelite(0.05, b1=0.0), scalars(5.0), TWO, 5)
+    close(lite, federate(fx.fedavg(0.05), scalars(5.0), TWO, 5)[2])
+
+
+def test_stem_is_fafed_with_a_equal_to_one() -> None:
+    rho, data = 1e8, [[(1.0, -1.0), (2.0, 0.5), (0.5, 1.0)], [(3.0, 2.0)], [(1.5, 0.0), (1.0, 4.0)]]
+
+    def lr(t: Any) -> jax.Array:  # A = √v + ρ = ρ to float precision; round 0 does not divide by A
+        return jnp.where(jnp.asarray(t) == 0, 0.05, 0.05 * rho)
+
+    _, _, same = federate(fx.fafed(lr, 0.3, rho=rho), scalars(3.0), data, 6)
+    close(same, federate(fx.stem(0.05, 0.3), scalars(3.0), data, 6)[2])
+
+
+def first_step(algorithm: FedAlgorithm, params: Any, batch: Any) -> Any:
+    message, client = algorithm.broadcast(algorithm.init(params)), algorithm.init_client(params)
+    return tree.sub(algorithm.client_update(quadratic, message, client, [batch])[0].params, params)
+
+
+def test_fedlamb_with_one_layer_has_the_direction_of_fed_ams() -> None:
+    params = {"w": jnp.array([1.0, -2.0, 0.5])}
+    lamb, ams = (np.asarray(first_step(a, params, (1.0, 3.0))["w"]) for a in (fx.fedlamb(0.01), fx.local_amsgrad(0.01)))
+    close(lamb / np.linalg.norm(lamb), ams / np.linalg.norm(ams))
+
+
+def test_fedlamb_does_not_move_without_a_direction() -> None:
+    params = {"w": jnp.array([1.0, 1.0])}
+    close(first_step(fx.fedlamb(0.1), params, (1.0, 1.0)), {"w": jnp.zeros(2)}, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("option", ["I", "II"])
+def test_scaffold_reaches_the_optimum_where_fedavg_does_not(option: str) -> None:
+    _, clients, path = federate(fx.scaffold(0.05, option=option), scalars(5.0), TWO, 120)
+    assert float(path[-1]["x"]) == pytest.approx(1.4, abs=1e-4)
+    assert float(sum(c["x"] for c in clients)) == pytest.approx(0.0, abs=1e-3)  # cᵢ = ∇fᵢ(x*)
+    _, _, drifted = federate(fx.fedavg(0.05), scalars(5.0), TWO, 120)
+    assert abs(float(drifted[-1]["x"]) - 1.4) > 0.1
+
+
+def test_scaffold_reaches_the_optimum_with_partial_participation() -> None:
+    server, clients, path = federate(fx.scaffold(0.05), scalars(5.0), TWO, 400, cohorts=[[0], [1], [1], [0]])
+    assert float(path[-1]["x"]) == pytest.approx(1.4, abs=1e-3)
+    assert float(server.control["x"]) == pytest.approx(float(sum(c["x"] for c in clients)) / 2, abs=1e-5)
+
+
+@pytest.mark.parametrize("option", ["I", "II"])
+def test_a_client_of_scaffold_without_batches_keeps_its_control(option: str) -> None:
+    algorithm = fx.scaffold(0.1, option=option)
+    server = algorithm.init(scalars(1.0))._replace(control=scalars(3.0))
+    upload, client, loss = algorithm.client_update(quadratic, algorithm.broadcast(server), scalars(1.0), [])
+    assert (float(upload.delta["x"]), float(upload.control_delta["x"])) == (0.0, 0.0)
+    assert (float(client["x"]), float(loss)) == (1.0, 0.0)
