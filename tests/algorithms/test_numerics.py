@@ -136,36 +136,3 @@ def test_extreme_rates_end_finite_or_are_told(name: str) -> None:
         assert (point.status == "completed") == (len(point.history) == 4)
         for row in point.history:
             assert all(value is None or np.isfinite(value) for value in row.values() if not isinstance(value, str))
-
-
-MIXED = {
-    "large": np.full((300, 200), 3e38, np.float32),
-    "small": np.full(7, -3e38, np.float32),
-    "half": np.ones(5, jnp.bfloat16),
-    "whole": np.arange(3),
-    "none": np.zeros((0, 3), np.float32),
-    "scalar": np.float32(1e-45).reshape(1),
-    "complex": np.full(3, 3e38 + 3e38j, np.complex64),
-}
-
-
-def test_large_numbers_are_finite() -> None:
-    """Although their sums are not."""
-    for tree in (MIXED, {}, {"whole": MIXED["whole"]}):
-        assert bool(all_finite(tree))
-        assert bool(jax.jit(all_finite)(tree))
-    with jax.enable_x64(True):
-        assert bool(all_finite({"double": jnp.array([1e300, -1e308])}))
-
-
-@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-@pytest.mark.parametrize("leaf", ["large", "small", "half", "scalar", "complex"])
-def test_one_number_that_is_not_finite_is_found(leaf: str, value: float) -> None:
-    array = np.array(MIXED[leaf])
-    array.flat[-1] = value
-    assert not bool(all_finite(MIXED | {leaf: array}))
-
-
-@pytest.mark.parametrize("value", [complex(0, np.inf), complex(1, np.nan), complex(-np.inf, 0)])
-def test_one_part_that_is_not_finite_is_found(value: complex) -> None:
-    assert not bool(all_finite({"z": jnp.asarray([1j, value], jnp.complex64)}))

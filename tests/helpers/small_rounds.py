@@ -40,7 +40,7 @@ ALL: dict[str, Callable[..., FedAlgorithm]] = {
     "fedprox": lambda lr: fedprox(lr, 0.1),
     "clipped": lambda lr: with_clipping(fafed(lr), 1.0),
 }
-OFTEN = ("scaffold", "fedlamb", "fafed", "mime")
+OFTEN = ("scaffold", "fafed")
 every = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in OFTEN else [pytest.mark.long]) for name in ALL]
 )

@@ -195,7 +195,7 @@ def test_the_bytes_of_a_round_are_those_after_coding() -> None:
     assert told == [(2 * 8004, 2 * 8004), (2 * 8004, 2 * (20 * 8 + 4))]
 
 
-@pytest.mark.parametrize("codec", [codecs.qsgd(2, 3), codecs.topk(0.25), codecs.sign()], ids=lambda c: c.name)
+@pytest.mark.parametrize("codec", [codecs.qsgd(2, 3), codecs.topk(0.25)], ids=lambda c: c.name)
 def test_coded_uploads_cross_the_wire(codec: Any) -> None:
     algorithm = fx.with_compression(fx.with_privacy(fx.fedavg(0.1), 1.0, 0.1, 1e-3), codec)
     form = upload_form(laws.TASK, algorithm, LocalWork(2))
@@ -218,19 +218,6 @@ def test_places_outside_an_array_are_ignored() -> None:
     codec = codecs.topk(0.2)
     sent = {"values": leaf([1.0, 2.0]), "places": jnp.asarray([1000, 3], jnp.int32)}
     assert list(map(float, codec.decode(sent, 10))) == [0, 0, 0, 2, 0, 0, 0, 0, 0, 0]
-
-
-@pytest.mark.long
-def test_compression_does_not_lengthen_a_private_upload() -> None:
-    """The server clips what it decoded, so the sensitivity stays; ε is that of the private algorithm."""
-    private = fx.with_privacy(sender(), 0.5, 0.0, 1e-3)
-    for codec in (codecs.qsgd(2, 4), codecs.topk(0.1), codecs.sign()):
-        algorithm = fx.with_compression(private, codec)
-        assert algorithm.epsilon is private.epsilon and algorithm.weighting == "uniform"
-        server, client = algorithm.init(jnp.zeros(40)), algorithm.init_client(jnp.zeros(40))
-        for key in jax.random.split(jax.random.key(2), 2):
-            sent, client = update(algorithm, server, client, 9 * jax.random.normal(key, (40,)))
-            assert float(jnp.linalg.norm(decoded(algorithm, sent).change.delta)) <= 1
 
 
 def test_an_algorithm_is_compressed_once() -> None:

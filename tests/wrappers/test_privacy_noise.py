@@ -92,6 +92,7 @@ def test_the_state_does_not_hold_the_key_of_past_noise() -> None:
     assert {leaf.dtype.name for leaf in jax.tree.leaves(later)} == {"float32", "uint32"}
 
 
+@pytest.mark.long
 def test_half_precision_parameters_stay_so() -> None:
     algorithm = fx.with_privacy(sender(), 1.0, 1.0, 1e-5)
     start = {"w": jnp.zeros(4000, jnp.bfloat16)}
