@@ -15,7 +15,7 @@ from oracles.problem import Problem, Tree, flatten, nest
 
 TOLERANCE = {"float64": 1e-6, "float32": 1e-4}
 DTYPES = list(TOLERANCE)
-DIFFERENT = 1e-3
+BITES = 1e-3
 """How far variants must be apart: a thousand tolerances in float64, ten in float32."""
 
 
@@ -113,4 +113,4 @@ def assert_matches(
 def assert_differ(got: Sequence[Tree], want: Sequence[Tree]) -> None:
     """Two trajectories are far outside every tolerance of each other."""
     worst = max(errors(got, want).values())
-    assert worst > DIFFERENT, f"they are only {worst:.1e} apart"
+    assert worst > BITES, f"they are only {worst:.1e} apart"
