@@ -11,15 +11,16 @@ from fedoptax.report.groups import Group, group_runs
 from fedoptax.report.load import Run, load_runs
 from fedoptax.report.page import render
 from fedoptax.report.report import load_report
-from fedoptax.report.searches import points_table
+from fedoptax.report.searches import tabulate_points
 from fedoptax.report.tables import final_table, history_table, tabulate_history, to_csv, to_markdown
 
 __all__ = [
     "Group", "Run", "final_table", "group_runs", "history_table", "load_runs", "to_markdown", "write_report",
 ]  # fmt: skip
 
-_FIGURE = re.compile(
-    r"(metric-rounds|metric-megabytes|train-loss-rounds|(partition|heat-map|profile)(-\d+)?)\.(png|svg)"
+#: Files that not every report has.
+_NOT_ALWAYS = re.compile(
+    r"points\.csv|(metric-rounds|metric-megabytes|train-loss-rounds|(partition|heat-map|profile)(-\d+)?)\.(png|svg)"
 )
 
 
@@ -42,27 +43,21 @@ def write_report(path: str | Path, out: str | Path | None = None, target: float 
     """
     report = load_report(path, target)
     folder = Path(path if out is None else out)
-    files = {f"figures/{name}": data for name, data in draw_figures(report).items()}
+    figures = draw_figures(report)
+    files = {f"figures/{name}": data for name, data in figures.items()}
     texts = {
         "table.csv": to_csv(report.table),
         "table.md": to_markdown(report.table),
         "history.csv": to_csv(tabulate_history(report.groups)),
-        "report.html": render(report, folder),
+        "report.html": render(report, figures, folder),
     }
     if report.searches:
-        texts["points.csv"] = to_csv(points_table([search for search, _ in report.searches]))
+        texts["points.csv"] = to_csv(tabulate_points([search for search, _ in report.searches]))
     files |= {name: text.encode("utf-8", "replace") for name, text in texts.items()}
-    stale = _files_of_earlier_report(folder) - {folder / name for name in files}
+    has_report = (folder / "report.html").is_file()  # else files of such names are the user's own
     for name, data in files.items():
         write_atomically(folder / name, data)
-    for file in stale:
-        file.unlink(missing_ok=True)
+    for file in [*(folder / "figures").glob("*"), folder / "points.csv"] if has_report else []:
+        if _NOT_ALWAYS.fullmatch(file.name) and file.relative_to(folder).as_posix() not in files:
+            file.unlink(missing_ok=True)
     return folder / "report.html"
-
-
-def _files_of_earlier_report(folder: Path) -> set[Path]:
-    """The files of an earlier report that not every report has."""
-    if not (folder / "report.html").is_file():
-        return set()  # without a report, files of such names are the user's own
-    figures = {path for path in (folder / "figures").glob("*") if _FIGURE.fullmatch(path.name)}
-    return {path for path in {*figures, folder / "points.csv"} if path.is_file()}

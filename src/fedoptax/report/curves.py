@@ -15,19 +15,12 @@ from fedoptax.storage.history import higher_is_better as is_better_by_name
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """One metric of one group at the rounds where any seed has it.
-
-    Attributes:
-      group: whose metric it is.
-      rounds: (P,) round numbers.
-      megabytes: (P,) sent both ways by all clients up to then, in 10⁶ bytes, mean over seeds.
-      seeds: (S, P) the values, NaN where a seed has none.
-    """
+    """One metric of one group at the rounds where any seed has it."""
 
     group: Group
-    rounds: np.ndarray
-    megabytes: np.ndarray
-    seeds: np.ndarray
+    rounds: np.ndarray  # (P,)
+    megabytes: np.ndarray  # (P,) sent both ways by all clients up to then, in 10⁶ bytes, mean over seeds
+    seeds: np.ndarray  # (S, P) the values, NaN where a seed has none
 
     @property
     def mean(self) -> np.ndarray:
@@ -52,13 +45,7 @@ class Curve:
 
 @dataclass(frozen=True, eq=False)
 class Metric:
-    """A metric with the curves of all groups that have it.
-
-    Attributes:
-      name: the history column.
-      higher_is_better: whether a higher value is better.
-      curves: in the order of the groups.
-    """
+    """A history column with the curves of all groups that have it, in the order of the groups."""
 
     name: str
     higher_is_better: bool

@@ -5,14 +5,13 @@ from __future__ import annotations
 import io
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
@@ -22,11 +21,9 @@ from fedoptax.report.curves import Curve, Metric, axis_limits
 from fedoptax.report.partition import SHOWN, Partition
 from fedoptax.report.report import Report
 from fedoptax.report.searches import HeatMap, Profile
-from fedoptax.report.style import LIGHT, look, shade_color
+from fedoptax.report.style import LIGHT, look
 from fedoptax.report.words import format_count, format_number, metric_title, metric_words
 
-#: Points a curve has at most in a figure.
-POINTS = 1000
 GREY, INK, BARS = "#6a7079", "#24292f", "#8d98a7"
 _STYLE: dict[Any, Any] = {
     "font.size": 9.0,
@@ -47,6 +44,10 @@ _STYLE: dict[Any, Any] = {
     "ytick.labelsize": 8.5,
     "axes.labelcolor": INK,
     "text.color": INK,
+    "lines.linewidth": 1.5,
+    "lines.markersize": 4.3,
+    "lines.markeredgecolor": "white",
+    "lines.markeredgewidth": 0.5,
     "legend.frameon": False,
     "legend.fontsize": 8.5,
     "text.parse_math": False,
@@ -61,6 +62,7 @@ def draw_figures(report: Report) -> dict[str, bytes]:
     """Draw all figures of a report, by file name; those without data are left out."""
     metrics = {metric.name: metric for metric in report.metrics}
     primary = metrics.get(report.groups[0].metric)
+    places = {} if report.is_of_search else {group.algorithm: group.index for group in report.groups}
     drawn: dict[str, Figure] = {}
     with styled():
         if primary is not None:
@@ -74,7 +76,7 @@ def draw_figures(report: Report) -> dict[str, bytes]:
             if heat_map is not None:
                 drawn["heat-map" if len(report.searches) == 1 else f"heat-map-{place}"] = draw_heat_map(heat_map)
         for place, profile in enumerate(report.profiles, start=1):
-            drawn[f"profile-{place}"] = draw_profile(profile)
+            drawn[f"profile-{place}"] = draw_profile(profile, places)
         return {f"{name}.{kind}": _save(figure, kind) for name, figure in drawn.items() for kind in ("png", "svg")}
 
 
@@ -91,7 +93,7 @@ def draw_curves(metric: Metric, x: str = "rounds") -> Figure:
       metric: with at least one curve.
       x: `"rounds"`, or `"megabytes"` for what was sent both ways.
     """
-    curves = [curve.thinned(POINTS) for curve in metric.curves]
+    curves = metric.curves
     labels = [visible(curve.group.label) for curve in curves]
     rows = len(curves) if max(map(len, labels)) <= 34 else 0
     is_beside = 0 < rows <= 21
@@ -115,20 +117,11 @@ def _draw_curve(axes: Axes, curve: Curve, x: np.ndarray) -> Line2D:
     shown = np.isfinite(curve.mean) & np.isfinite(x)
     size = max(1, int(shown.sum()))
     axes.fill_between(x, curve.mean - curve.std, curve.mean + curve.std, color=color, alpha=0.15, linewidth=0)
-    (line,) = axes.plot(
-        x[shown],
-        curve.mean[shown],
-        color=color,
-        linewidth=1.5,
-        linestyle=(0, style.dash) if style.dash else "-",
-        marker=style.matplotlib_marker,
-        markersize=4.2,
-        markeredgecolor="white",
-        markeredgewidth=0.5,
-        markevery=(min(size - 1, (index * 3) % max(1, size // 8)), max(1, size // 8)),
-    )
+    every = (min(size - 1, (index * 3) % max(1, size // 8)), max(1, size // 8))
+    (line,) = axes.plot(x[shown], curve.mean[shown], color=color, marker=style.matplotlib_marker, markevery=every)
+    line.set_linestyle((0, style.dash) if style.dash else "-")
     if curve.group.is_diverged and shown.any():
-        axes.plot(x[shown][-1:], curve.mean[shown][-1:], marker="x", color=color, markersize=8, markeredgewidth=2)
+        axes.plot(x[shown][-1:], curve.mean[shown][-1:], marker="x", color=color, mec=color, markersize=8, mew=2)
     return line
 
 
@@ -161,7 +154,11 @@ def draw_partition(partition: Partition) -> Figure:
     if classes:
         _draw_classes(figure, below, partition)
         top.tick_params(labelbottom=False, bottom=False)
-    _draw_sizes(top, partition)
+    sizes = partition.sizes[:SHOWN]
+    top.bar(np.arange(len(sizes)), sizes, width=0.82, color=BARS, linewidth=0)
+    top.set_ylabel("Examples")
+    top.grid(axis="x", visible=False)
+    top.set_xlim(-0.6, len(sizes) - 0.4)
     below.set_xlabel(partition.client_title)
     if len(partition.sizes) <= 12:
         below.set_xticks(np.arange(len(partition.sizes)))
@@ -169,14 +166,6 @@ def draw_partition(partition: Partition) -> Figure:
         _draw_histogram(figure.add_subplot(grid[:, 1]), partition)
     top.set_title(visible(partition.title))
     return figure
-
-
-def _draw_sizes(axes: Axes, partition: Partition) -> None:
-    sizes = partition.sizes[:SHOWN]
-    axes.bar(np.arange(len(sizes)), sizes, width=0.82, color=BARS, linewidth=0)
-    axes.set_ylabel("Examples")
-    axes.grid(axis="x", visible=False)
-    axes.set_xlim(-0.6, len(sizes) - 0.4)
 
 
 def _draw_classes(figure: Figure, axes: Axes, partition: Partition) -> None:
@@ -211,14 +200,13 @@ def draw_heat_map(heat_map: HeatMap) -> Figure:
     columns, rows = heat_map.columns, heat_map.rows
     figure = Figure(figsize=(1.6 + 0.62 * len(columns), 1.5 + 0.42 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
-    colors = LinearSegmentedColormap.from_list("shades", [shade_color(i / 10) for i in range(11)])
-    axes.imshow(np.array(shades, float), cmap=colors, vmin=0, vmax=1, aspect="auto")
+    axes.imshow(np.array(shades, float), cmap="Blues", vmin=0, vmax=1, aspect="auto")
     axes.grid(visible=False)
     for i, row in enumerate(heat_map.cells):
         for j, cell in enumerate(row):
             if cell is None:
                 continue
-            text = format_number(cell.value, 3) if cell.is_known else "×"
+            text = format_number(cell.value, 3) if math.isfinite(cell.value) else "×"
             color = "white" if shades[i][j] > 0.6 else INK
             axes.text(j, i, text, ha="center", va="center", fontsize=7.5, color=color)
             if cell is heat_map.search.best:
@@ -231,23 +219,18 @@ def draw_heat_map(heat_map: HeatMap) -> Figure:
     return figure
 
 
-def draw_profile(profile: Profile) -> Figure:
-    """Draw lines (or dots, for a search without a grid) of the metric against one hyper-parameter."""
+def draw_profile(profile: Profile, places: Mapping[str, int]) -> Figure:
+    """Draw lines (or dots, for a search without a grid) of the metric against one hyper-parameter.
+
+    Algorithms look as they do in the curves, whose `places` these are.
+    """
     figure = Figure(figsize=(5.4, 3.4), layout="constrained")
     axes = figure.add_subplot()
     for place, (name, line) in enumerate(profile.lines.items()):
         x, y = zip(*line, strict=True)
-        style, linestyle = look(place), "-" if profile.is_grid else "none"
-        axes.plot(
-            x,
-            y,
-            color=LIGHT[style.color],
-            marker=style.matplotlib_marker,
-            markersize=4.5,
-            linewidth=1.5,
-            linestyle=linestyle,
-            label=visible(name),
-        )
+        style = look(places.get(name, place))
+        (drawn,) = axes.plot(x, y, color=LIGHT[style.color], marker=style.matplotlib_marker, label=visible(name))
+        drawn.set_linestyle("-" if profile.is_grid else "none")
     if profile.is_log:
         axes.set_xscale("log")
     axes.set_xlabel(visible(profile.name))
@@ -272,7 +255,7 @@ def _save(figure: Figure, kind: str) -> bytes:
     metadata = {"Software": "fedoptax"} if kind == "png" else {"Creator": "fedoptax", "Date": None}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
-        figure.savefig(buffer, format=kind, metadata=metadata)
+        figure.savefig(buffer, format=kind, metadata=metadata, transparent=kind == "svg")
     return buffer.getvalue()
 
 

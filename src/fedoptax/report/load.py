@@ -82,22 +82,10 @@ def load_runs(path: str | Path) -> list[Run]:
     Raises:
       RunError: there is no run, or one is damaged or of another format.
     """
-    runs = find_runs(path)
+    runs = [load_run(folder, command) for folder, mark, command in find_folders(Path(path)) if mark == "config.json"]
     if not runs:
         raise RunError(f"'{Path(path)}' holds no run: there is no config.json in it or below it")
     return runs
-
-
-def find_runs(path: str | Path) -> list[Run]:
-    """Load all runs as `load_runs` does; there may be none.
-
-    Raises:
-      RunError: `path` is no folder, or a run in it is damaged.
-    """
-    root = Path(path)
-    if not root.is_dir():
-        raise RunError(f"'{root}' is not a folder with runs")
-    return [load_run(folder, command) for folder, mark, command in find_folders(root) if mark == "config.json"]
 
 
 def find_folders(root: Path, command: str | None = None) -> Iterator[tuple[Path, str, str | None]]:
@@ -105,7 +93,12 @@ def find_folders(root: Path, command: str | None = None) -> Iterator[tuple[Path,
 
     Yields:
       The folder, the file that marks it (`config.json` or `tune.json`), and the command line of its comparison.
+
+    Raises:
+      RunError: `root` is no folder, or a comparison in it is damaged.
     """
+    if not root.is_dir():
+        raise RunError(f"'{root}' is not a folder with runs")
     for mark in ("config.json", "tune.json"):
         if (root / mark).is_file():
             yield root, mark, command

@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -22,26 +22,28 @@ from fedoptax.report import words
 from fedoptax.report.curves import Curve, axis_limits
 from fedoptax.report.groups import Group
 from fedoptax.report.load import Run
-from fedoptax.report.partition import SHOWN, Partition, task_title
+from fedoptax.report.partition import task_title
 from fedoptax.report.report import Report
-from fedoptax.report.searches import HeatMap, Profile, Trial, describe_search, edge_warnings
-from fedoptax.report.style import SHADES, look, palette_css
+from fedoptax.report.searches import describe_search, edge_warnings, tabulate_points
+from fedoptax.report.style import look, palette_css
 from fedoptax.report.tables import shown_columns, table_rows
 from fedoptax.report.words import describe_faults, format_count, join_values, join_words, metric_title
 
 #: Points a curve has at most on the page.
 POINTS = 2000
+_FACT_NAMES = {"aggregate": "Aggregation", "num_params": "Parameters"}
 #: The page's own script, in the order of use: one function scope holds it.
-SCRIPTS = ("charts.js", "curves.js", "page.js")
+SCRIPTS = ("curves.js", "page.js")
 
 
-def render(report: Report, folder: Path = Path()) -> str:
+def render(report: Report, figures: Mapping[str, bytes], folder: Path) -> str:
     """Write a report as one self-contained page.
 
     Every text from the runs is escaped; the page's policy forbids any script but its own, and all network.
 
     Args:
       report: from `load_report`.
+      figures: from `draw_figures`; partitions, heat maps and profiles are shown on the page.
       folder: where the page will be; links lead from there.
     """
     environment = Environment(
@@ -59,7 +61,8 @@ def render(report: Report, folder: Path = Path()) -> str:
         "describe": describe_search,
         "edge_warnings": edge_warnings,
         "link": lambda path: relative_link(path, folder),
-        "shade": _shade_class,
+        "figure": lambda name, text: _image(figures.get(f"{name}.svg", b""), text),
+        "points": lambda searches: table_rows(tabulate_points(searches)),
         "sort_key": _sort_key,
     }
     own = "\n".join(map(_template, SCRIPTS))
@@ -121,8 +124,10 @@ def _template(name: str) -> str:
     return (resources.files("fedoptax.report") / "templates" / name).read_text(encoding="utf-8")
 
 
-def _shade_class(heat_map: HeatMap, trial: Trial) -> str:
-    return f"s{round(heat_map.shade(trial) * (SHADES - 1))}" if trial.is_known else "lost"
+def _image(svg: bytes, text: str) -> Markup:
+    """A figure within the page; as an image, an SVG can neither run scripts nor load anything."""
+    data = base64.b64encode(svg).decode()
+    return Markup('<img class="figure" alt="{}" src="data:image/svg+xml;base64,{}">').format(text, data)
 
 
 def _sort_key(value: Any) -> str:
@@ -145,8 +150,6 @@ def chart_data(report: Report) -> dict[str, Any]:
             }
             for metric in report.metrics
         ],
-        "partitions": [_partition_data(partition) for partition in report.partitions],
-        "profiles": [_profile_data(profile, report) for profile in report.profiles],
     }
 
 
@@ -172,33 +175,6 @@ def _curve_data(curve: Curve) -> dict[str, Any]:
     }
 
 
-def _partition_data(partition: Partition) -> dict[str, Any]:
-    return {
-        "title": partition.client_title,
-        "sizes": partition.sizes[:SHOWN].tolist(),
-        "counts": None if partition.counts is None else partition.counts.tolist(),
-        "top": None if partition.counts is None else partition.top_share,
-        "edges": partition.edges.tolist(),
-        "bins": partition.bins.tolist(),
-    }
-
-
-def _profile_data(profile: Profile, report: Report) -> dict[str, Any]:
-    looks = {} if report.is_of_search else {group.algorithm: look(group.index) for group in report.groups}
-    lines = []
-    for place, (label, line) in enumerate(profile.lines.items()):
-        style, (x, y) = looks.get(label, look(place)), zip(*line, strict=True)
-        lines.append({"label": label, "color": style.color, "marker": style.plotly_marker, "x": x, "y": y})
-    return {
-        "name": profile.name,
-        "metric": profile.metric_title,
-        "higher": profile.higher_is_better,
-        "isGrid": profile.is_grid,
-        "isLog": profile.is_log,
-        "lines": lines,
-    }
-
-
 def _rounded(values: np.ndarray) -> list[float | None]:
     """Round to six significant digits, finer than a screen."""
     return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values.tolist()]
@@ -208,47 +184,35 @@ def introduce(report: Report) -> str:
     """Say in two sentences what was trained on what."""
     groups = report.groups
     tasks = list(dict.fromkeys(task_title(group.config) for group in groups))
-    models = [str(group.config["task"]["model"]) for group in groups if group.config["task"].get("model")]
+    models = [group.config["task"]["model"] for group in groups if group.config["task"].get("model")]
     is_repeated = len({group.algorithm for group in groups}) < len(groups)
     who = format_count(len(groups), "configuration" if is_repeated else "algorithm")
-    if report.is_of_search:
-        who = f"The {format_count(len(groups), 'best point')}"
-    elif len(groups) == 1:
-        who = groups[0].label
+    who = f"The {format_count(len(groups), 'best point')}" if report.is_of_search else who
     seeds = join_values(len(group.runs) for group in groups)
     text = f"{who} trained {f'the {join_values(models)} model' if models else 'a model'} on {join_words(tasks[:4])}"
     text += f"{' and more' if len(tasks) > 4 else ''}, with {seeds} seed{'' if seeds == '1' else 's'}."
-    described = {str(group.config["task"].get("description") or "").strip().rstrip(".") for group in groups}
-    return f"{text} The task: {described.pop()}." if len(described) == 1 and described != {""} else text
+    descriptions = {group.config["task"].get("description") or "" for group in groups}
+    return f"{text} The task: {descriptions.pop()}" if len(descriptions) == 1 and descriptions != {""} else text
 
 
 def list_facts(groups: Sequence[Group]) -> list[tuple[str, str]]:
     """The settings that all groups share, or their values."""
-    configs = [group.config for group in groups]
-
-    def values(name: str) -> str:
-        return join_values(config[name] for config in configs if config.get(name) is not None)
-
-    def unless_default(name: str, default: str, describe: Callable[[Any], str]) -> str:
-        texts = [describe(config[name]) if config.get(name) else default for config in configs]
-        return "" if set(texts) == {default} else join_values(texts)
-
-    sizes = [(config.get("partition") or {}).get("sizes") for config in configs]
-    clients = [len(size) if size else config["task"].get("num_clients") for size, config in zip(sizes, configs)]
-    pairs = [
-        ("Clients", join_values(number for number in clients if number is not None)),
-        ("Cohort", values("cohort_size")),
-        ("Rounds", values("rounds")),
-        ("Batch size", values("batch_size")),
-        ("Local epochs", values("local_epochs")),
-        ("Local steps", values("local_steps")),
-        ("Weighting", values("weighting")),
-        ("Faults", unless_default("faults", "none", describe_faults)),
-        ("Aggregation", unless_default("aggregate", "mean", str)),
-        ("Seeds", join_values(len(group.runs) for group in groups)),
-        ("Parameters", values("num_params")),
+    configs = [
+        dict(group.config)
+        | {
+            "clients": len((group.config.get("partition") or {}).get("sizes") or []) or None,
+            "faults": describe_faults(group.config.get("faults") or {}),
+            "aggregate": group.config.get("aggregate") or "mean",
+            "seeds": len(group.runs),
+        }
+        for group in groups
     ]
-    return [(name, text) for name, text in pairs if text]
+    names = ("clients", "cohort_size", "rounds", "batch_size", "local_epochs", "local_steps", "weighting", "faults")
+    facts = {}
+    for name in (*names, "aggregate", "seeds", "num_params"):
+        facts[name] = join_values(config[name] for config in configs if config.get(name) is not None)
+    defaults = ("none", "mean", "")
+    return [(_FACT_NAMES.get(name) or metric_title(name), text) for name, text in facts.items() if text not in defaults]
 
 
 def list_incomplete(groups: Sequence[Group]) -> list[str]:

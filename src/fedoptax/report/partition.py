@@ -19,25 +19,15 @@ _OPTIONS = ("alpha", "alpha_fine", "classes", "shards", "similarity", "sigma", "
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """A task's data over its clients.
-
-    Attributes:
-      title: the task and its partition.
-      seed: of the run it was taken from.
-      sizes: (N,) examples of every client.
-      counts: (min(N, 100), C) examples of the first clients by class; None without classes.
-      heterogeneity: mean total-variation distance of the clients' labels from all labels, or None.
-      edges: (B + 1,) bounds of the histogram of sizes.
-      bins: (B,) clients between them.
-    """
+    """A task's data over its clients."""
 
     title: str
-    seed: int
-    sizes: np.ndarray
-    counts: np.ndarray | None
-    heterogeneity: float | None
-    edges: np.ndarray
-    bins: np.ndarray
+    seed: int  # of the run it was taken from
+    sizes: np.ndarray  # (N,) examples of every client
+    counts: np.ndarray | None  # (min(N, 100), C) examples of the first clients by class
+    heterogeneity: float | None  # mean total-variation distance of the clients' labels from all labels
+    edges: np.ndarray  # (B + 1,) bounds of the histogram of sizes
+    bins: np.ndarray  # (B,) clients between them
 
     @property
     def shares(self) -> np.ndarray:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from fedoptax.report.curves import Metric, find_metrics
 from fedoptax.report.groups import Group, group_runs, title_of
-from fedoptax.report.load import Run, find_runs, load_runs
+from fedoptax.report.load import Run, find_folders, load_runs
 from fedoptax.report.partition import Partition, find_partitions
 from fedoptax.report.searches import HeatMap, Profile, Search, load_searches, make_heat_map, make_profiles
 from fedoptax.report.tables import tabulate
@@ -22,31 +22,18 @@ BEST_POINTS = 6
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """What is reported on some runs.
-
-    Attributes:
-      title: the heading.
-      runs: all of them.
-      groups: the runs by algorithm and settings.
-      metrics: what can be drawn, the primary metric first, each with its curves.
-      table: as `final_table` makes it.
-      verdicts: one for each task with rivals.
-      partitions: one for each task that records how its data are divided.
-      searches: for hyper-parameters, each with its heat map or None.
-      profiles: of the searches, all together.
-      is_of_search: whether the runs are the best points of searches.
-    """
+    """What is reported on some runs."""
 
     title: str
     runs: Sequence[Run]
     groups: Sequence[Group]
-    metrics: Sequence[Metric]
-    table: pd.DataFrame
+    metrics: Sequence[Metric]  # the primary one first
+    table: pd.DataFrame  # as `final_table` makes it
     verdicts: Sequence[Verdict]
     partitions: Sequence[Partition]
     searches: Sequence[tuple[Search, HeatMap | None]]
     profiles: Sequence[Profile]
-    is_of_search: bool
+    is_of_search: bool  # whether the runs are the best points of searches
 
 
 def load_report(path: str | Path, target: float | None = None) -> Report:
@@ -59,19 +46,14 @@ def load_report(path: str | Path, target: float | None = None) -> Report:
     Raises:
       RunError: there is nothing, or something is damaged.
     """
-    runs, searches = find_runs(path), load_searches(Path(path))
+    searches = load_searches(Path(path))
     best = [trial.run for search in searches for trial in search.ranked[:BEST_POINTS]]
-    return make_report(runs or best or load_runs(path), searches, target, is_of_search=not runs and bool(best))
-
-
-def make_report(
-    runs: Sequence[Run], searches: Sequence[Search] = (), target: float | None = None, is_of_search: bool = False
-) -> Report:
-    """Evaluate runs and searches; see `Report`."""
+    is_of_search = bool(best) and all(mark == "tune.json" for _, mark, _ in find_folders(Path(path)))
+    runs = best if is_of_search else load_runs(path)
     groups = group_runs(runs)
     table = tabulate(groups, target)
     order = [group.algorithm for group in groups] + [search.algorithm for search in searches]
-    searches = sorted(searches, key=lambda search: order.index(search.algorithm))
+    searches.sort(key=lambda search: order.index(search.algorithm))
     return Report(
         title=title_of(groups),
         runs=runs,

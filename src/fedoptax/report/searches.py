@@ -21,46 +21,22 @@ AXES = (("client_lr", "server_lr"), ("lr", "alpha"))
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """A point of a search that was run.
+    """A point of a search that was run."""
 
-    Attributes:
-      values: of the hyper-parameters that are searched.
-      score: by the search's rule; NaN without one.
-      metric: the run's own metric at its end; NaN if it did not complete.
-      run: what came of it.
-    """
-
-    values: Mapping[str, Any]
-    score: float
-    metric: float
+    values: Mapping[str, Any]  # of the hyper-parameters that are searched
+    score: float  # by the search's rule, NaN without one
+    metric: float  # the run's own metric at its end, NaN if it did not complete
     run: Run
 
     @property
     def value(self) -> float:
-        """What maps and profiles show: the run's own metric, or the score if there is none."""
+        """What maps and profiles show: the run's own metric, or the score if it has none."""
         return self.metric if self.run.metric != "train_loss" else self.score
-
-    @property
-    def is_known(self) -> bool:
-        """Whether there is a value to show."""
-        return math.isfinite(self.value)
-
-    @property
-    def text(self) -> str:
-        """The values and what came of them, in one line."""
-        values = ", ".join(f"{name} {format_setting(value)}" for name, value in self.values.items())
-        return f"{values}: {self.run.status}"
 
 
 @dataclass(frozen=True, eq=False)
 class Search:
-    """A search for hyper-parameters.
-
-    Attributes:
-      folder: where it is.
-      tuning: what was to be tried.
-      trials: what was tried, in that order.
-    """
+    """A search for hyper-parameters: what was to be tried, and what was, in that order."""
 
     folder: Path
     tuning: Tuning
@@ -80,8 +56,7 @@ class Search:
     @property
     def best(self) -> Trial | None:
         """The best trial; None if none completed."""
-        ranked = self.ranked
-        return ranked[0] if ranked and not math.isnan(ranked[0].score) else None
+        return next((trial for trial in self.ranked if not math.isnan(trial.score)), None)
 
     @property
     def edges(self) -> dict[str, str]:
@@ -92,26 +67,26 @@ class Search:
     @property
     def metric(self) -> str:
         """The metric that maps and profiles show."""
-        return self.trials[0].run.metric if self._has_own_metric else self.tuning.rule.metric
+        own = self.trials[0].run.metric if self.trials else "train_loss"
+        return own if own != "train_loss" else self.tuning.rule.metric
 
     @property
     def higher_is_better(self) -> bool:
         """Whether a higher `metric` is better."""
-        return self.trials[0].run.higher_is_better if self._has_own_metric else self.tuning.rule.higher_is_better
+        rule = self.tuning.rule
+        return rule.higher_is_better if self.metric == rule.metric else self.trials[0].run.higher_is_better
 
-    @property
-    def headers(self) -> list[str]:
-        """The columns of a table of trials: the values, `numbers`, and the status."""
-        metrics = dict.fromkeys(map(metric_words, (self.tuning.rule.metric, self.metric)))
-        return [*self.tuning.grid, *metrics, "status"]
 
-    def numbers(self, trial: Trial) -> list[float]:
-        """A trial's score, and its metric if that is another one."""
-        return [trial.score] if self.metric == self.tuning.rule.metric else [trial.score, trial.metric]
+def load_search(folder: Path) -> Search:
+    """Load the search in a folder.
 
-    @property
-    def _has_own_metric(self) -> bool:
-        return bool(self.trials) and self.trials[0].run.metric != "train_loss"
+    Raises:
+      RunError: it is damaged.
+    """
+    tuning = Tuning.read(folder)
+    places = [place for place in folder.glob("point-*") if (place / "config.json").is_file()]
+    places.sort(key=lambda place: (len(place.name), place.name))  # point-999 before point-1000
+    return Search(folder, tuning, [_trial(tuning, load_run(place, tuning.command or None)) for place in places])
 
 
 def load_searches(root: Path) -> list[Search]:
@@ -120,14 +95,9 @@ def load_searches(root: Path) -> list[Search]:
     Raises:
       RunError: one is damaged.
     """
-    return [_load(folder) for folder in sorted(path for path, mark, _ in find_folders(root) if mark == "tune.json")]
-
-
-def _load(folder: Path) -> Search:
-    tuning = Tuning.read(folder)
-    places = [place for place in folder.glob("point-*") if (place / "config.json").is_file()]
-    places.sort(key=lambda place: (len(place.name), place.name))  # point-999 before point-1000
-    return Search(folder, tuning, [_trial(tuning, load_run(place, tuning.command or None)) for place in places])
+    return [
+        load_search(folder) for folder in sorted(path for path, mark, _ in find_folders(root) if mark == "tune.json")
+    ]
 
 
 def _trial(tuning: Tuning, run: Run) -> Trial:
@@ -146,7 +116,7 @@ def _last_mean(run: Run, last: int) -> float:
     return float((late if len(late) else values.dropna().iloc[-1:]).mean())
 
 
-def points_table(searches: Sequence[Search]) -> pd.DataFrame:
+def tabulate_points(searches: Sequence[Search]) -> pd.DataFrame:
     """Tabulate every point of every search: algorithm, rank, values, score, metric, rounds done, status and folder."""
     rows = []
     for search in searches:
@@ -164,15 +134,14 @@ def describe_search(search: Search) -> str:
     rule, best = search.tuning.rule, search.best
     lost = sum(trial.run.status == "diverged" for trial in search.trials)
     text = f"{len(search.trials)} of {search.tuning.size} points" + (f", of which {lost} diverged" if lost else "")
-    text += f", ranked by the {metric_words(rule.metric)} {last_rounds(rule.last)}"
+    text += f", ranked by the {metric_words(rule.metric)} {_last_rounds(rule.last)}"
     if best is None:
         return f"{text}. None completed."
     values = join_words([f"{name} {format_setting(value)}" for name, value in best.values.items()])
     return f"{text}. Best: {values}, {metric_words(rule.metric)} {format_number(best.score)}."
 
 
-def last_rounds(last: int) -> str:
-    """Say over which rounds a score is taken."""
+def _last_rounds(last: int) -> str:
     return "in the last round" if last == 1 else f"averaged over the last {last} rounds"
 
 
@@ -188,36 +157,30 @@ def edge_warnings(search: Search) -> list[str]:
 
 @dataclass(frozen=True, eq=False)
 class HeatMap:
-    """The metric over two hyper-parameters (Reddi et al. 2021, Figure 2).
-
-    Attributes:
-      search: whose map it is.
-      x, y: the names of the hyper-parameters.
-      columns, rows: their values, as text.
-      cells: the best trial for each pair, one list for each of `rows`; None where nothing was run.
-      others: further hyper-parameters, over which each cell is the best.
-    """
+    """The metric over two hyper-parameters (Reddi et al. 2021, Figure 2)."""
 
     search: Search
-    x: str
-    y: str
-    columns: Sequence[str]
-    rows: Sequence[str]
-    cells: Sequence[Sequence[Trial | None]]
-    others: Sequence[str]
+    x: str  # the hyper-parameter of the columns
+    y: str  # the hyper-parameter of the rows
+    columns: Sequence[str]  # values of x
+    rows: Sequence[str]  # values of y
+    cells: Sequence[Sequence[Trial | None]]  # by row, the best trial of each cell; None where nothing was run
+    others: Sequence[str]  # further hyper-parameters, over which each cell is the best
 
     @property
     def caption(self) -> str:
         """What the map shows."""
         search = self.search
-        text = f"{search.algorithm}: {metric_words(search.metric)} {last_rounds(search.tuning.rule.last)}"
+        text = f"{search.algorithm}: {metric_words(search.metric)} {_last_rounds(search.tuning.rule.last)}"
         text += f", the best over {join_words(self.others)}" if self.others else ""
         return f"{text}. Darker is better; the frame marks the chosen point, × one that diverged."
 
     def shade(self, trial: Trial) -> float:
-        """A trial's place from the worst (0) to the best (1) of the map; NaN if it did not complete."""
-        known = [cell.value for row in self.cells for cell in row if cell is not None and cell.is_known]
-        low, high = (min(known), max(known)) if known else (0.0, 0.0)
+        """A trial's place from the worst (0) to the best (1) of the map; 0 if it did not complete."""
+        if not math.isfinite(trial.value):
+            return 0.0
+        known = [cell.value for row in self.cells for cell in row if cell is not None and math.isfinite(cell.value)]
+        low, high = min(known, default=0.0), max(known, default=0.0)
         share = 1.0 if high == low else (trial.value - low) / (high - low)
         return share if self.search.higher_is_better else 1 - share
 
@@ -231,15 +194,13 @@ def make_heat_map(search: Search) -> HeatMap | None:
     sign = 1 if search.higher_is_better else -1
 
     def worth(trial: Trial) -> tuple[bool, float]:
-        return trial is search.best, sign * trial.value if trial.is_known else -math.inf
+        return trial is search.best, sign * trial.value if math.isfinite(trial.value) else -math.inf
 
-    chosen: dict[tuple[Any, Any], Trial] = {}
-    for trial in search.trials:
-        place = trial.values[x], trial.values[y]
-        if place not in chosen or worth(trial) > worth(chosen[place]):
-            chosen[place] = trial
+    best: dict[tuple[Any, Any], Trial] = {}
+    for trial in sorted(search.trials, key=worth):
+        best[trial.values[x], trial.values[y]] = trial
     rows = list(reversed(grid[y]))
-    cells = [[chosen.get((a, b)) for a in grid[x]] for b in rows]
+    cells = [[best.get((a, b)) for a in grid[x]] for b in rows]
     others = [name for name in grid if name not in (x, y)]
     return HeatMap(search, x, y, list(map(format_setting, grid[x])), list(map(format_setting, rows)), cells, others)
 
@@ -248,13 +209,7 @@ def make_heat_map(search: Search) -> HeatMap | None:
 class Profile:
     """The best metric against one hyper-parameter (Reddi et al. 2021, Figure 3), one line per algorithm.
 
-    Attributes:
-      name: the hyper-parameter.
-      metric: a history column.
-      higher_is_better: of the metric.
-      lines: by algorithm, (value, best metric over all else) by increasing value; a search without a grid gives one
-        point per trial.
-      is_grid: whether the values are those of a grid, so that a line may join them.
+    A line holds (value, best metric over all else) by increasing value; without a grid, one point per trial.
     """
 
     name: str
@@ -298,7 +253,7 @@ def make_profiles(searches: Sequence[Search]) -> list[Profile]:
 
 
 def _line(search: Search, name: str, best_only: bool) -> list[tuple[float, float]]:
-    points = [(float(trial.values[name]), trial.value) for trial in search.trials if trial.is_known]
+    points = [(float(trial.values[name]), trial.value) for trial in search.trials if math.isfinite(trial.value)]
     if not best_only:
         return sorted(points)
     choose = max if search.higher_is_better else min

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 LIGHT = ("#0068b0", "#cf5300", "#00997a", "#a8327f", "#d99a00", "#4aa8e0", "#2b2f36")
 DARK = ("#3d8fe0", "#ef6c2f", "#17b58b", "#d670bd", "#f3c552", "#8fd0ff", "#f4f5f7")
-#: Markers as Matplotlib, Plotly and an SVG path around (0, 0) name them.
 MARKERS = (
     ("o", "circle", "M-3.6,0a3.6,3.6 0 1,0 7.2,0a3.6,3.6 0 1,0 -7.2,0Z"),
     ("s", "square", "M-3.3,-3.3H3.3V3.3H-3.3Z"),
@@ -22,25 +21,16 @@ MARKERS = (
 )
 DASHES: tuple[tuple[float, ...], ...] = ((), (4, 2), (1.5, 1.8))
 
-SHADES = 12
-_RAMP = ((0xF2, 0xF6, 0xFB), (0x7F, 0xB5, 0xDD), (0x08, 0x45, 0x84))  # pale to deep blue
-
 
 @dataclass(frozen=True)
 class Look:
-    """How an algorithm is drawn.
+    """How an algorithm is drawn."""
 
-    Attributes:
-      color: the place in `LIGHT` and `DARK`.
-      matplotlib_marker, plotly_marker, marker_path: the marker by each name, and as an SVG path around (0, 0).
-      dash: lengths of line and gap in line widths; () is a solid line.
-    """
-
-    color: int
+    color: int  # place in `LIGHT` and `DARK`
     matplotlib_marker: str
     plotly_marker: str
-    marker_path: str
-    dash: tuple[float, ...]
+    marker_path: str  # of an SVG, around (0, 0)
+    dash: tuple[float, ...]  # lengths of line and gap in line widths; () is a solid line
 
     @property
     def dash_pixels(self) -> str:
@@ -54,20 +44,8 @@ def look(index: int) -> Look:
     return Look(index % size, *MARKERS[(index + index // size) % size], DASHES[(index // size) % len(DASHES)])
 
 
-def shade_color(share: float) -> str:
-    """The colour of a heat map at a share from 0 (pale) to 1 (deep)."""
-    place = 2 * min(max(share, 0.0), 1.0)
-    low, high, part = _RAMP[min(int(place), 1)], _RAMP[min(int(place), 1) + 1], place - min(int(place), 1)
-    return "#" + "".join(f"{round(a + (b - a) * part):02x}" for a, b in zip(low, high, strict=True))
-
-
 def palette_css() -> str:
-    """Write the colours as CSS: variables `--c0` … and classes `c0` … that use them, classes `s0` … for heat maps."""
+    """Write the colours as CSS variables `--c0`, `--c1`, … for light and dark."""
     light = "".join(f"--c{i}:{color};" for i, color in enumerate(LIGHT))
     dark = "".join(f"--c{i}:{color};" for i, color in enumerate(DARK))
-    rules = [f":root{{{light}}}", f"@media screen and (prefers-color-scheme:dark){{:root:not(.printing){{{dark}}}}}"]
-    rules += [f".c{i}{{--c:var(--c{i})}}" for i in range(len(LIGHT))]
-    for i in range(SHADES):
-        ink = "#10151b" if i < 0.6 * SHADES else "#fff"
-        rules.append(f".s{i}{{background:{shade_color(i / (SHADES - 1))};color:{ink}}}")
-    return "\n".join(rules) + "\n"
+    return f":root{{{light}}}\n@media screen and (prefers-color-scheme:dark){{:root:not(.printing){{{dark}}}}}\n"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from fedoptax.report.groups import Group, group_runs
@@ -24,13 +25,6 @@ from fedoptax.report.words import (
 NAN = float("nan")
 #: Share of the best group's final value that makes the automatic target.
 TARGET_SHARE = 0.95
-
-_COLUMNS = (
-    "algorithm", "problem", "metric", "higher_is_better", "seeds", "counted", "final", "final_std", "best",
-    "last_mean", "last_window", "train_loss", "target", "rounds_to_target", "bytes_to_target", "client_spread",
-    "client_worst", "bytes_up", "bytes_down", "total_bytes", "seconds_per_round", "participants", "epsilon",
-    "complete", "status",
-)  # fmt: skip
 
 Row = dict[str, Any]
 
@@ -68,7 +62,7 @@ def tabulate(groups: Sequence[Group], target: float | None = None) -> pd.DataFra
         reached = [_first_round(run, group, row["target"]) for run in group.runs] if is_known else []
         row["rounds_to_target"] = _median(reached)
         row["bytes_to_target"] = _median([_bytes_until(run, at) for run, at in zip(group.runs, reached)])
-    return pd.DataFrame(rows, columns=list(_COLUMNS))
+    return pd.DataFrame(rows)
 
 
 def history_table(runs: Sequence[Run]) -> pd.DataFrame:
@@ -110,6 +104,7 @@ def _final_row(group: Group) -> Row:
         "last_mean": _mean([_last_mean(values, window) for values in measured]),
         "last_window": window,
         "train_loss": _mean([_last(run, "train_loss") for run in group.counted_runs]),
+        **dict.fromkeys(("target", "rounds_to_target", "bytes_to_target")),
         "client_spread": _mean([_last(run, f"{client_column}_spread") for run in group.counted_runs]),
         "client_worst": _mean([_last(run, f"{client_column}_worst_decile") for run in group.counted_runs]),
         "bytes_up": float(size.get("up_per_client") or NAN),
@@ -148,12 +143,7 @@ def _bytes_until(run: Run, round: float) -> float:
 
 
 def _median(values: Sequence[float]) -> float:
-    """The median; NaN of nothing, and if one value is NaN."""
-    if not values or any(math.isnan(value) for value in values):
-        return NAN
-    ordered = sorted(values)
-    low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
-    return (low + high) / 2
+    return float(np.median(values)) if values else NAN
 
 
 def _measured(run: Run) -> pd.Series:
@@ -179,19 +169,12 @@ def _mean(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the final table as a reader sees it.
+    """A column of the final table as a reader sees it."""
 
-    Attributes:
-      name: the column of the table by which it is sorted.
-      header: its title.
-      hint: what exactly it holds.
-      text: writes a row's cell.
-    """
-
-    name: str
+    name: str  # of the table's column by which it is sorted
     header: str
-    hint: str
-    text: Callable[[Row], str]
+    hint: str  # what exactly it holds
+    text: Callable[[Row], str]  # writes a row's cell
 
     @property
     def is_text(self) -> bool:
@@ -203,33 +186,34 @@ def shown_columns(table: pd.DataFrame) -> list[Column]:
     """Choose the columns of the final table in the order and words of the report."""
     metric = join_values(metric_words(name) for name in table["metric"])
     target = join_values(format_number(value, 3) for value in table["target"])
+    window = join_values(table["last_window"])
 
     def column(name: str, header: str, hint: str, write: Callable[[Any], str] = format_number) -> Column:
         return Column(name, header, hint, lambda row: write(row[name]))
 
-    final_hint = "mean ± standard deviation over seeds, at the last evaluated round"
-    columns = [
+    def write_final(row: Row) -> str:
+        return format_spread(row["final"], row["final_std"])
+
+    def write_seeds(row: Row) -> str:
+        return str(row["seeds"]) if row["counted"] == row["seeds"] else f"{row['counted']} of {row['seeds']}"
+
+    first = [
         column("algorithm", "Algorithm", "", str),
-        Column("final", f"Final {metric}", final_hint, lambda row: format_spread(row["final"], row["final_std"])),
-        Column("seeds", "Seeds", "runs that differ by nothing but their seed", _write_seeds),
+        Column("final", f"Final {metric}", "mean ± standard deviation over seeds, last evaluated round", write_final),
+        Column("seeds", "Seeds", "runs that differ by nothing but their seed", write_seeds),
         column("best", "Best", "best value at any evaluated round, mean over seeds"),
         column(
-            "last_mean",
-            f"Mean of last {join_values(table['last_window'])}",
-            "mean over the evaluated ones of the last rounds, and over seeds",
+            "last_mean", f"Mean of last {window}", "mean over the evaluated ones of the last rounds, and over seeds"
         ),
         column("train_loss", "Train loss", "in the last round, mean over seeds"),
         column(
             "rounds_to_target",
             f"Rounds to {target}",
-            f"first evaluated round with {metric} of {target}, median over seeds",
-            _write_rounds,
+            "first such evaluated round, median over seeds",
+            _reached(_write_rounds),
         ),
         column(
-            "bytes_to_target",
-            f"Bytes to {target}",
-            "sent both ways by all clients up to that round, median over seeds",
-            lambda count: "not reached" if math.isinf(count) else format_bytes(count),
+            "bytes_to_target", f"Bytes to {target}", "of all clients, both ways, up to then", _reached(format_bytes)
         ),
         column("bytes_up", "Upload", "bytes that a client sends in a round", format_bytes),
         column("bytes_down", "Download", "bytes that a client receives in a round", format_bytes),
@@ -237,28 +221,21 @@ def shown_columns(table: pd.DataFrame) -> list[Column]:
         column("seconds_per_round", "Time per round", "median, without compilation", format_duration),
     ]
     optional = [
-        column(
-            "client_spread",
-            "Client std",
-            "standard deviation of the metric over clients' own test examples, last evaluated round, mean over seeds",
-        ),
-        column("client_worst", "Worst 10 %", "mean of the metric over the worst tenth of the clients, likewise"),
+        column("client_spread", "Client std", "standard deviation over clients' own test examples, mean over seeds"),
+        column("client_worst", "Worst 10 %", "mean over the worst tenth of the clients, and over seeds"),
         column("participants", "Participants", "clients per round whose uploads counted, mean over rounds and seeds"),
         column("epsilon", "Epsilon", "privacy spent at the end, the largest of the seeds"),
     ]
-    columns += [item for item in optional if table[item.name].notna().any()]
-    return [*columns, column("status", "Status", "", str)]
-
-
-def _write_seeds(row: Row) -> str:
-    seeds, counted = int(row["seeds"]), int(row["counted"])
-    return str(seeds) if counted == seeds else f"{counted} of {seeds}"
+    shown = [item for item in optional if table[item.name].notna().any()]
+    return [*first, *shown, column("status", "Status", "", str)]
 
 
 def _write_rounds(rounds: float) -> str:
-    if math.isnan(rounds):
-        return DASH
-    return "not reached" if math.isinf(rounds) else f"{rounds:g}"
+    return DASH if math.isnan(rounds) else f"{rounds:g}"
+
+
+def _reached(write: Callable[[float], str]) -> Callable[[float], str]:
+    return lambda value: "not reached" if math.isinf(value) else write(value)
 
 
 def table_rows(table: pd.DataFrame) -> list[Row]:

@@ -14,17 +14,11 @@ from fedoptax.report.words import format_number, format_spread, join_words, metr
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the final values of one task's groups say.
+    """What the final values of one task's groups say."""
 
-    Attributes:
-      leader: the group with the best mean.
-      is_clear: whether its mean ± standard deviation overlaps with no other's.
-      text: the same in one sentence.
-    """
-
-    leader: str
-    is_clear: bool
-    text: str
+    leader: str  # the label of the group with the best mean
+    is_clear: bool  # whether its mean ± standard deviation overlaps with no other's
+    text: str  # the same in one sentence
 
 
 def find_verdicts(table: pd.DataFrame) -> list[Verdict]:

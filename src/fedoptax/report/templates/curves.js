@@ -1,4 +1,32 @@
 // The curves with their controls, legend and table.
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const byId = (id) => document.getElementById(id);
+const isNumber = (value) => typeof value === "number";
+const format = (value) => (isNumber(value) ? value.toPrecision(4) : "–");
+// Plotly reads some tags and entities in a text as markup: a name from a run must not be read so.
+const plain = (text) => text.replace(/[&<>]/g, (sign) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;" })[sign]);
+
+const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+
+function axis(title, more = {}) {
+  return {
+    title: { text: plain(title), font: { color: color("ink"), size: 12 }, standoff: 8 },
+    gridcolor: color("faint"), linecolor: color("rule"), zeroline: false, automargin: true, ...more,
+  };
+}
+
+function show(holder, traces, layout) {
+  const label = { bgcolor: color("paper"), bordercolor: color("rule"), font: { color: color("ink"), size: 12 }, namelength: 40 };
+  const common = {
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, hoverlabel: label, bargap: 0.08,
+    font: { family: getComputedStyle(document.body).fontFamily, color: color("soft"), size: 12 },
+    margin: { l: 46, r: 8, t: 10, b: 40 }, modebar: { bgcolor: "rgba(0,0,0,0)", color: color("rule"), activecolor: color("soft") },
+    width: document.documentElement.classList.contains("printing") ? Math.min(holder.clientWidth, 660) : undefined,
+  };
+  const config = { responsive: true, displaylogo: false, modeBarButtons: [["zoomIn2d", "zoomOut2d", "resetScale2d", "toImage"]] };
+  Plotly.react(holder, traces, { ...common, ...layout }, config);
+}
+
 const state = { metric: DATA.metrics[0], x: "rounds", log: false, spread: true, seeds: false, hidden: new Set() };
 
 const shownCurves = () => state.metric.curves.filter((curve) => !state.hidden.has(curve.group));

@@ -34,8 +34,6 @@ function makeSortable(table) {
 
 function drawAll() {
   if (state.metric) drawCurves();
-  document.querySelectorAll(".partition-chart").forEach((holder, place) => drawPartition(holder, DATA.partitions[place]));
-  document.querySelectorAll(".profile-chart").forEach((holder, place) => drawProfile(holder, DATA.profiles[place]));
 }
 
 function setPrinting(isPrinting) {
