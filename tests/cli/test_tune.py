@@ -33,7 +33,7 @@ def test_tune_ranks_points_and_resumes(tmp_path: Path, capsys: pytest.CaptureFix
     assert ours <= {p.name for p in out.iterdir()}
     assert {p.name for p in (out / "figures").iterdir()} >= {"heat-map.png", "profile-1.png"}
     page = (out / "report.html").read_text()
-    assert len(re.findall(r'class="s\d+', page)) == 6 and "6 of 6 points" in page
+    assert "6 of 6 points" in page and page.count("data:image/svg+xml") >= 2
     times = {p: p.stat().st_mtime_ns for p in out.glob("point-*/history.jsonl")}
     assert fedoptax("resume", out) == 0
     assert {p: p.stat().st_mtime_ns for p in out.glob("point-*/history.jsonl")} == times
@@ -57,8 +57,7 @@ def test_heat_map_and_profile_show_the_scores_of_the_runs(tmp_path: Path) -> Non
         for j, column in enumerate(found.columns):
             assert found.cells[i][j].value == pytest.approx(values[row, column])
     best = min(values.values())
-    deepest = max((cell for row in found.cells for cell in row), key=found.shade)
-    assert deepest.value == pytest.approx(best) and found.shade(deepest) == 1
+    assert min(cell.value for row in found.cells for cell in row) == pytest.approx(best)
     assert sum(cell is search.best for row in found.cells for cell in row) == 1
     (curve,) = make_profiles([search])  # server_lr has two values only
     assert curve.name == "client_lr"

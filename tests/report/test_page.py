@@ -30,7 +30,7 @@ HOSTILE_TEXTS = (
 
 
 def page_of(folder: Path) -> Page:
-    return Page(without_scripts(render(load_report(folder), folder)))
+    return Page(without_scripts(render(load_report(folder), {}, folder)))
 
 
 def shape(page: Page) -> list[tuple[str, tuple[str, ...]]]:
@@ -86,7 +86,7 @@ def test_json_for_html_escapes_and_keeps_the_value() -> None:
 
 
 def test_the_page_needs_nothing_else_and_its_policy_names_its_scripts(tmp_path: Path) -> None:
-    html = render(load_report(write_comparison(tmp_path, ["fedavg"], seeds=1, rounds=5)), tmp_path)
+    html = render(load_report(write_comparison(tmp_path, ["fedavg"], seeds=1, rounds=5)), {}, tmp_path)
     (rules,) = [attrs["content"] or "" for _, attrs in Page(without_scripts(html)).elements if "http-equiv" in attrs]
     assert rules.startswith("default-src 'none'; script-src 'sha256-")
     scripts = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
@@ -95,7 +95,7 @@ def test_the_page_needs_nothing_else_and_its_policy_names_its_scripts(tmp_path: 
         assert base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() in rules
     assert "unsafe" not in rules.replace("style-src 'unsafe-inline'", "") and "http" not in rules
     own = html.replace(get_plotlyjs(), "")
-    assert re.findall(r"""(?:src|href)=["']?([^"'\s>]+)""", own) == ["data:,"]
+    assert all(link.startswith("data:") for link in re.findall(r"""(?:src|href)=["']?([^"'\s>]+)""", own))
     assert "://" not in own and not re.search(r"\son\w+=", without_scripts(own))
     assert str(tmp_path) not in own
 
@@ -120,7 +120,7 @@ def test_figures_depend_on_nothing_but_the_runs(tmp_path: Path) -> None:
 
 def test_twenty_algorithms(tmp_path: Path) -> None:
     write_comparison(tmp_path, [f"algorithm-{i:02d}" for i in range(20)], seeds=1, rounds=10)
-    html = without_scripts(render(load_report(tmp_path), tmp_path))
+    html = without_scripts(render(load_report(tmp_path), {}, tmp_path))
     assert html.count('scope="row"') == 2 * 20
 
 
@@ -133,7 +133,7 @@ def test_odd_names_are_reported_on(tmp_path: Path) -> None:
 def test_runs_without_rounds_metrics_or_partition(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [], status=None, partition=None, bytes=None, rounds=10)
     (tmp_path / "a" / "history.jsonl").unlink()
-    html = render(load_report(tmp_path), tmp_path)
+    html = render(load_report(tmp_path), {}, tmp_path)
     assert "still running, or killed, after 0 of 10 rounds" in html and "No round was recorded" in html
     write_run(tmp_path / "b", [None] * 5, name="fedavg", primary_metric=None, higher_is_better=None, local_epochs=None)
     sizes = {"sizes": [3, 4, 5], "label_counts": None, "heterogeneity": None}

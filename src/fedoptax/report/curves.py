@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
 from fedoptax.report.groups import Group
-from fedoptax.report.load import CIRCUMSTANCES, Run
+from fedoptax.report.load import CIRCUMSTANCES
 from fedoptax.storage.history import higher_is_better as is_better_by_name
 
 
@@ -70,15 +70,14 @@ def find_metrics(groups: Sequence[Group]) -> list[Metric]:
 
 def make_curve(group: Group, metric: str) -> Curve | None:
     """Make the curve of a group's metric over the seeds that have it; None if none has."""
-    columns = [_column(run, metric) for run in group.runs if run.has_metric(metric)]
+    by_round = [run.rows.set_index("round") for run in group.runs]
+    columns = [rows[metric].dropna() for rows, run in zip(by_round, group.runs) if run.has_metric(metric)]
     if not columns:
         return None
-    rounds = np.unique(np.concatenate([at for at, _ in columns]))
-    seeds = np.stack([_align(rounds, at, values) for at, values in columns])
-    sent = np.stack([_megabytes(run, rounds) for run in group.runs])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # no seed counted bytes for a round
-        return Curve(group, rounds, np.nanmean(sent, axis=0), seeds)
+    seeds = pd.concat(columns, axis=1).sort_index()
+    sent = [pd.Series(run.bytes_per_round().cumsum().to_numpy(), run.rows["round"]) for run in group.runs]
+    megabytes = pd.concat(sent, axis=1).reindex(seeds.index).mean(axis=1) / 1e6
+    return Curve(group, seeds.index.to_numpy(int), megabytes.to_numpy(float), seeds.to_numpy(float).T)
 
 
 def axis_limits(curves: Sequence[Curve], log: bool = False) -> tuple[float, float] | None:
@@ -97,26 +96,3 @@ def axis_limits(curves: Sequence[Curve], log: bool = False) -> tuple[float, floa
         return low / (high / low) ** 0.04, high * (high / low) ** 0.04 if high > low else high * 1.1
     margin = 0.04 * (high - low) or abs(high) * 0.1 or 1.0
     return low - margin, high + margin
-
-
-def _column(run: Run, metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """The rounds where a run has the metric, and its values there."""
-    values = run.rows[metric].to_numpy(float)
-    is_known = np.isfinite(values)
-    return run.rows["round"].to_numpy(int)[is_known], values[is_known]
-
-
-def _megabytes(run: Run, rounds: np.ndarray) -> np.ndarray:
-    """The megabytes that a run had sent by some rounds, NaN where it did not count them."""
-    per_round = run.bytes_per_round()
-    if per_round is None:
-        return np.full(rounds.shape, np.nan)
-    return _align(rounds, run.rows["round"].to_numpy(int), per_round.to_numpy(float).cumsum() / 1e6)
-
-
-def _align(rounds: np.ndarray, at: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Values given at some rounds as values at all `rounds`, NaN where there is none."""
-    is_kept = np.isin(at, rounds)
-    aligned = np.full(rounds.shape, np.nan)
-    aligned[np.searchsorted(rounds, at[is_kept])] = values[is_kept]
-    return aligned

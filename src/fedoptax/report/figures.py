@@ -27,21 +27,16 @@ from fedoptax.report.words import format_count, format_number, metric_title, met
 GREY, INK, BARS = "#6a7079", "#24292f", "#8d98a7"
 _STYLE: dict[Any, Any] = {
     "font.size": 9.0,
-    "axes.labelsize": 9.5,
     "axes.titlesize": 9.0,
     "axes.titlelocation": "left",
-    "axes.titlepad": 9.0,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": "#9aa1aa",
     "axes.grid": True,
     "axes.axisbelow": True,
     "grid.color": "#e6e8eb",
-    "grid.linewidth": 0.7,
     "xtick.color": GREY,
     "ytick.color": GREY,
-    "xtick.labelsize": 8.5,
-    "ytick.labelsize": 8.5,
     "axes.labelcolor": INK,
     "text.color": INK,
     "lines.linewidth": 1.5,
@@ -133,7 +128,7 @@ def _scale_values(axes: Axes, metric: Metric, curves: Sequence[Curve]) -> None:
     if is_log:
         axes.set_yscale("log", subs=(2, 3, 5))
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_formatter(NullFormatter())
     limits = axis_limits(curves, is_log)
     if limits is not None:
@@ -184,8 +179,10 @@ def _draw_classes(figure: Figure, axes: Axes, partition: Partition) -> None:
 
 
 def _draw_histogram(axes: Axes, partition: Partition) -> None:
-    edges = partition.edges
-    axes.bar(edges[:-1] - 0.5, partition.bins, width=np.diff(edges) * 0.9, align="edge", color=BARS)
+    low, high = int(partition.sizes.min()), int(partition.sizes.max())
+    width = -(-(high - low + 1) // 24)
+    bins = [edge - 0.5 for edge in range(low, high + width + 1, width)]
+    axes.hist(partition.sizes, bins, rwidth=0.9, color=BARS)
     axes.grid(axis="x", visible=False)
     axes.set_xlabel("Examples per client")
     axes.set_ylabel("Clients")
@@ -196,18 +193,20 @@ def _draw_histogram(axes: Axes, partition: Partition) -> None:
 
 def draw_heat_map(heat_map: HeatMap) -> Figure:
     """Draw a number in each cell, a frame around the chosen one and a cross where a run diverged."""
-    shades = [[math.nan if cell is None else heat_map.shade(cell) for cell in row] for row in heat_map.cells]
+    values = np.array([[math.nan if cell is None else cell.value for cell in row] for row in heat_map.cells], float)
     columns, rows = heat_map.columns, heat_map.rows
     figure = Figure(figsize=(1.6 + 0.62 * len(columns), 1.5 + 0.42 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
-    axes.imshow(np.array(shades, float), cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    worth = values if heat_map.search.higher_is_better else -values
+    image = axes.imshow(worth, cmap="Blues", aspect="auto")
+    depths = np.ma.filled(image.norm(worth), 0.0)
     axes.grid(visible=False)
     for i, row in enumerate(heat_map.cells):
         for j, cell in enumerate(row):
             if cell is None:
                 continue
             text = format_number(cell.value, 3) if math.isfinite(cell.value) else "×"
-            color = "white" if shades[i][j] > 0.6 else INK
+            color = "white" if depths[i, j] > 0.6 else INK
             axes.text(j, i, text, ha="center", va="center", fontsize=7.5, color=color)
             if cell is heat_map.search.best:
                 axes.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, fill=False, edgecolor="#cf5300", linewidth=2))
@@ -233,6 +232,7 @@ def draw_profile(profile: Profile, places: Mapping[str, int]) -> Figure:
         drawn.set_linestyle("-" if profile.is_grid else "none")
     if profile.is_log:
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlabel(visible(profile.name))
     axes.set_ylabel(visible(profile.metric_title))
     axes.legend()

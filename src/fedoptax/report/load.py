@@ -65,10 +65,9 @@ class Run:
         """Whether the run has any value of a metric."""
         return metric in self.rows and bool(self.rows[metric].notna().any())
 
-    def bytes_per_round(self) -> pd.Series | None:
-        """Bytes sent both ways by all clients in each round; None if nothing was counted."""
-        columns = [name for name in ("bytes_up", "bytes_down") if name in self.rows]
-        return self.rows[columns].sum(axis=1, min_count=1) if columns and len(self.rows) else None
+    def bytes_per_round(self) -> pd.Series:
+        """Bytes sent both ways by all clients in each round; NaN where none were counted."""
+        return self.rows.reindex(columns=["bytes_up", "bytes_down"]).sum(axis=1, min_count=1)
 
 
 def load_runs(path: str | Path) -> list[Run]:

@@ -191,8 +191,8 @@ def introduce(report: Report) -> str:
     seeds = join_values(len(group.runs) for group in groups)
     text = f"{who} trained {f'the {join_values(models)} model' if models else 'a model'} on {join_words(tasks[:4])}"
     text += f"{' and more' if len(tasks) > 4 else ''}, with {seeds} seed{'' if seeds == '1' else 's'}."
-    descriptions = {group.config["task"].get("description") or "" for group in groups}
-    return f"{text} The task: {descriptions.pop()}" if len(descriptions) == 1 and descriptions != {""} else text
+    descriptions = {(group.config["task"].get("description") or "").rstrip(".") for group in groups}
+    return f"{text} The task: {descriptions.pop()}." if len(descriptions) == 1 and descriptions != {""} else text
 
 
 def list_facts(groups: Sequence[Group]) -> list[tuple[str, str]]:

@@ -26,8 +26,6 @@ class Partition:
     sizes: np.ndarray  # (N,) examples of every client
     counts: np.ndarray | None  # (min(N, 100), C) examples of the first clients by class
     heterogeneity: float | None  # mean total-variation distance of the clients' labels from all labels
-    edges: np.ndarray  # (B + 1,) bounds of the histogram of sizes
-    bins: np.ndarray  # (B,) clients between them
 
     @property
     def shares(self) -> np.ndarray:
@@ -76,9 +74,8 @@ def make_partition(config: Mapping[str, Any]) -> Partition | None:
         return None
     sizes = np.asarray(record["sizes"], np.int64)
     labels = record.get("label_counts")
-    edges, bins = _histogram(sizes)
     counts = np.asarray(labels[:SHOWN], np.int64) if labels else None
-    return Partition(task_title(config), config["seed"], sizes, counts, record.get("heterogeneity"), edges, bins)
+    return Partition(task_title(config), config["seed"], sizes, counts, record.get("heterogeneity"))
 
 
 def task_title(config: Mapping[str, Any]) -> str:
@@ -88,12 +85,3 @@ def task_title(config: Mapping[str, Any]) -> str:
         return str(task["name"])
     options = [f", {name.replace('_', ' ')} {format_setting(task[name])}" for name in _OPTIONS if task.get(name)]
     return f"{task['name']} ({task['partition']} partition{''.join(options)})"
-
-
-def _histogram(sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Count sizes in at most 24 bins, each of the same whole number of examples."""
-    low, high = int(sizes.min()), int(sizes.max())
-    width = -(-(high - low + 1) // 24)
-    edges = np.arange(low, high + width + 1, width)
-    bins, _ = np.histogram(sizes, edges - 0.5)
-    return edges, bins

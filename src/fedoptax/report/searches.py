@@ -77,27 +77,20 @@ class Search:
         return rule.higher_is_better if self.metric == rule.metric else self.trials[0].run.higher_is_better
 
 
-def load_search(folder: Path) -> Search:
-    """Load the search in a folder.
-
-    Raises:
-      RunError: it is damaged.
-    """
-    tuning = Tuning.read(folder)
-    places = [place for place in folder.glob("point-*") if (place / "config.json").is_file()]
-    places.sort(key=lambda place: (len(place.name), place.name))  # point-999 before point-1000
-    return Search(folder, tuning, [_trial(tuning, load_run(place, tuning.command or None)) for place in places])
-
-
 def load_searches(root: Path) -> list[Search]:
     """Load all searches at or below a folder, by name.
 
     Raises:
       RunError: one is damaged.
     """
-    return [
-        load_search(folder) for folder in sorted(path for path, mark, _ in find_folders(root) if mark == "tune.json")
-    ]
+    return [_load(folder) for folder in sorted(path for path, mark, _ in find_folders(root) if mark == "tune.json")]
+
+
+def _load(folder: Path) -> Search:
+    tuning = Tuning.read(folder)
+    places = [place for place in folder.glob("point-*") if (place / "config.json").is_file()]
+    places.sort(key=lambda place: (len(place.name), place.name))  # point-999 before point-1000
+    return Search(folder, tuning, [_trial(tuning, load_run(place, tuning.command or None)) for place in places])
 
 
 def _trial(tuning: Tuning, run: Run) -> Trial:
@@ -173,16 +166,7 @@ class HeatMap:
         search = self.search
         text = f"{search.algorithm}: {metric_words(search.metric)} {_last_rounds(search.tuning.rule.last)}"
         text += f", the best over {join_words(self.others)}" if self.others else ""
-        return f"{text}. Darker is better; the frame marks the chosen point, × one that diverged."
-
-    def shade(self, trial: Trial) -> float:
-        """A trial's place from the worst (0) to the best (1) of the map; 0 if it did not complete."""
-        if not math.isfinite(trial.value):
-            return 0.0
-        known = [cell.value for row in self.cells for cell in row if cell is not None and math.isfinite(cell.value)]
-        low, high = min(known, default=0.0), max(known, default=0.0)
-        share = 1.0 if high == low else (trial.value - low) / (high - low)
-        return share if self.search.higher_is_better else 1 - share
+        return f"{text}. The frame marks the chosen point, × one that diverged."
 
 
 def make_heat_map(search: Search) -> HeatMap | None:

@@ -10,17 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fedoptax.report import words
 from fedoptax.report.groups import Group, group_runs
 from fedoptax.report.load import Run
-from fedoptax.report.words import (
-    DASH,
-    format_bytes,
-    format_duration,
-    format_number,
-    format_spread,
-    join_values,
-    metric_words,
-)
 
 NAN = float("nan")
 #: Share of the best group's final value that makes the automatic target.
@@ -72,14 +64,9 @@ def history_table(runs: Sequence[Run]) -> pd.DataFrame:
 
 def tabulate_history(groups: Sequence[Group]) -> pd.DataFrame:
     """Make the table of `history_table` from groups."""
-    parts = []
-    for group in groups:
-        for run in group.runs:
-            part = run.rows.copy()
-            part.insert(0, "algorithm", group.label)
-            part.insert(1, "seed", int(run.config["seed"]))
-            parts.append(part)
-    return pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
+    parts = {(group.label, int(run.config["seed"])): run.rows for group in groups for run in group.runs}
+    filled = {key: rows for key, rows in parts.items() if len(rows)} or parts
+    return pd.concat(filled, names=["algorithm", "seed"]).reset_index([0, 1])
 
 
 def _final_row(group: Group) -> Row:
@@ -90,7 +77,6 @@ def _final_row(group: Group) -> Row:
     client_column = f"client_{group.metric.removeprefix('test_')}"
     participants = [run.rows["participants"].mean() for run in group.runs if "participants" in run.rows]
     seconds = [run.rows["seconds"].dropna() for run in group.runs if "seconds" in run.rows]
-    total = [sent.sum() for sent in (run.bytes_per_round() for run in group.runs) if sent is not None]
     return {
         "algorithm": group.label,
         "problem": group.problem,
@@ -109,7 +95,7 @@ def _final_row(group: Group) -> Row:
         "client_worst": _mean([_last(run, f"{client_column}_worst_decile") for run in group.counted_runs]),
         "bytes_up": float(size.get("up_per_client") or NAN),
         "bytes_down": float(size.get("down_per_client") or NAN),
-        "total_bytes": _mean(total),
+        "total_bytes": _mean([run.bytes_per_round().sum(min_count=1) for run in group.runs]),
         "seconds_per_round": pd.concat(seconds).median() if seconds else NAN,
         "participants": _mean(participants),
         "epsilon": pd.Series([_last(run, "epsilon") for run in group.runs], dtype=float).max(),
@@ -136,10 +122,7 @@ def _first_round(run: Run, group: Group, target: float) -> float:
 
 
 def _bytes_until(run: Run, round: float) -> float:
-    sent = run.bytes_per_round()
-    if math.isinf(round):
-        return math.inf
-    return NAN if sent is None else float(sent[run.rows["round"] <= round].sum())
+    return math.inf if math.isinf(round) else float(run.bytes_per_round()[run.rows["round"] <= round].sum(min_count=1))
 
 
 def _median(values: Sequence[float]) -> float:
@@ -184,15 +167,15 @@ class Column:
 
 def shown_columns(table: pd.DataFrame) -> list[Column]:
     """Choose the columns of the final table in the order and words of the report."""
-    metric = join_values(metric_words(name) for name in table["metric"])
-    target = join_values(format_number(value, 3) for value in table["target"])
-    window = join_values(table["last_window"])
+    metric = words.join_values(words.metric_words(name) for name in table["metric"])
+    target = words.join_values(words.format_number(value, 3) for value in table["target"])
+    window = words.join_values(table["last_window"])
 
-    def column(name: str, header: str, hint: str, write: Callable[[Any], str] = format_number) -> Column:
+    def column(name: str, header: str, hint: str, write: Callable[[Any], str] = words.format_number) -> Column:
         return Column(name, header, hint, lambda row: write(row[name]))
 
     def write_final(row: Row) -> str:
-        return format_spread(row["final"], row["final_std"])
+        return words.format_spread(row["final"], row["final_std"])
 
     def write_seeds(row: Row) -> str:
         return str(row["seeds"]) if row["counted"] == row["seeds"] else f"{row['counted']} of {row['seeds']}"
@@ -210,15 +193,18 @@ def shown_columns(table: pd.DataFrame) -> list[Column]:
             "rounds_to_target",
             f"Rounds to {target}",
             "first such evaluated round, median over seeds",
-            _reached(_write_rounds),
+            _reached("{:g}".format),
         ),
         column(
-            "bytes_to_target", f"Bytes to {target}", "of all clients, both ways, up to then", _reached(format_bytes)
+            "bytes_to_target",
+            f"Bytes to {target}",
+            "of all clients, both ways, up to then",
+            _reached(words.format_bytes),
         ),
-        column("bytes_up", "Upload", "bytes that a client sends in a round", format_bytes),
-        column("bytes_down", "Download", "bytes that a client receives in a round", format_bytes),
-        column("total_bytes", "Total bytes", "all clients, all rounds, both ways", format_bytes),
-        column("seconds_per_round", "Time per round", "median, without compilation", format_duration),
+        column("bytes_up", "Upload", "bytes that a client sends in a round", words.format_bytes),
+        column("bytes_down", "Download", "bytes that a client receives in a round", words.format_bytes),
+        column("total_bytes", "Total bytes", "all clients, all rounds, both ways", words.format_bytes),
+        column("seconds_per_round", "Time per round", "median, without compilation", words.format_duration),
     ]
     optional = [
         column("client_spread", "Client std", "standard deviation over clients' own test examples, mean over seeds"),
@@ -230,12 +216,8 @@ def shown_columns(table: pd.DataFrame) -> list[Column]:
     return [*first, *shown, column("status", "Status", "", str)]
 
 
-def _write_rounds(rounds: float) -> str:
-    return DASH if math.isnan(rounds) else f"{rounds:g}"
-
-
 def _reached(write: Callable[[float], str]) -> Callable[[float], str]:
-    return lambda value: "not reached" if math.isinf(value) else write(value)
+    return lambda value: "not reached" if math.isinf(value) else words.DASH if math.isnan(value) else write(value)
 
 
 def table_rows(table: pd.DataFrame) -> list[Row]:

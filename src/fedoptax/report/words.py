@@ -39,23 +39,13 @@ def format_spread(mean: float, std: float) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """Write a number of bytes in decimal units.
-
-    Examples:
-      >>> format_bytes(49380), format_bytes(1.5e9), format_bytes(float("nan"))
-      ('49.4 kB', '1.5 GB', '–')
-    """
+    """Write a number of bytes in decimal units: `49.4 kB`, `1.5 GB`."""
     return EngFormatter("B", places=1)(count) if math.isfinite(count) else DASH
 
 
 def format_duration(seconds: float) -> str:
-    """Write seconds with a fitting unit.
-
-    Examples:
-      >>> format_duration(0.01234), format_duration(2.5)
-      ('12.34 ms', '2.50 s')
-    """
-    return EngFormatter("s", places=2)(seconds) if math.isfinite(seconds) else DASH
+    """Write seconds with a fitting unit: `12.3 ms`, `2.5 s`."""
+    return EngFormatter("s", places=1)(seconds) if math.isfinite(seconds) else DASH
 
 
 def format_setting(value: Any) -> str:
@@ -75,12 +65,7 @@ def format_setting(value: Any) -> str:
 
 
 def describe_faults(faults: dict[str, Any]) -> str:
-    """List the faults of a run, without those that never happen.
-
-    Examples:
-      >>> describe_faults({"dropout": 0.3, "deadline": None, "step_seconds": 1.0})
-      'dropout 0.3'
-    """
+    """List the faults of a run, without those that never happen: `dropout 0.3`."""
     given = {name: value for name, value in faults.items() if value}
     parts = [name for name in given if _FAULT_DETAILS.get(name, name) in given]
     return ", ".join(f"{name.replace('_', ' ')} {format_setting(given[name])}" for name in parts) or "none"

@@ -3,34 +3,11 @@ const DATA = JSON.parse(document.getElementById("data").textContent);
 const byId = (id) => document.getElementById(id);
 const isNumber = (value) => typeof value === "number";
 const format = (value) => (isNumber(value) ? value.toPrecision(4) : "–");
+const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 // Plotly reads some tags and entities in a text as markup: a name from a run must not be read so.
 const plain = (text) => text.replace(/[&<>]/g, (sign) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;" })[sign]);
 
-const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
-
-function axis(title, more = {}) {
-  return {
-    title: { text: plain(title), font: { color: color("ink"), size: 12 }, standoff: 8 },
-    gridcolor: color("faint"), linecolor: color("rule"), zeroline: false, automargin: true, ...more,
-  };
-}
-
-function show(holder, traces, layout) {
-  const label = { bgcolor: color("paper"), bordercolor: color("rule"), font: { color: color("ink"), size: 12 }, namelength: 40 };
-  const common = {
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, hoverlabel: label, bargap: 0.08,
-    font: { family: getComputedStyle(document.body).fontFamily, color: color("soft"), size: 12 },
-    margin: { l: 46, r: 8, t: 10, b: 40 }, modebar: { bgcolor: "rgba(0,0,0,0)", color: color("rule"), activecolor: color("soft") },
-    width: document.documentElement.classList.contains("printing") ? Math.min(holder.clientWidth, 660) : undefined,
-  };
-  const config = { responsive: true, displaylogo: false, modeBarButtons: [["zoomIn2d", "zoomOut2d", "resetScale2d", "toImage"]] };
-  Plotly.react(holder, traces, { ...common, ...layout }, config);
-}
-
 const state = { metric: DATA.metrics[0], x: "rounds", log: false, spread: true, seeds: false, hidden: new Set() };
-
-const shownCurves = () => state.metric.curves.filter((curve) => !state.hidden.has(curve.group));
-const last = (values) => values.findLast(isNumber);
 
 function band(curve, x, style) {
   const known = curve.mean.flatMap((mean, i) => (isNumber(mean) && isNumber(curve.std[i]) && isNumber(x[i]) ? [i] : []));
@@ -45,14 +22,13 @@ function band(curve, x, style) {
 
 function tracesOf(curve) {
   const group = DATA.groups[curve.group], style = color(`c${group.color}`), x = curve[state.x];
-  const traces = [];
-  if (state.spread && curve.std.some(isNumber)) traces.push(band(curve, x, style));
+  const traces = [], hasSpread = curve.std.some(isNumber);
+  if (state.spread && hasSpread) traces.push(band(curve, x, style));
   if (state.seeds || !curve.mean.some(isNumber)) {
     for (const values of curve.seeds) {
       traces.push({ x, y: values, mode: "lines", line: { color: style, width: 1, dash: group.dash }, opacity: 0.45, hoverinfo: "skip" });
     }
   }
-  const hasSpread = curve.std.some(isNumber);
   traces.push({
     x, y: curve.mean, customdata: curve.std, name: plain(group.label), mode: "lines+markers",
     line: { color: style, width: 2, dash: group.dash }, marker: { symbol: group.marker, size: 8, maxdisplayed: 9, line: { color: color("paper"), width: 1 } },
@@ -73,16 +49,34 @@ function valueRange(curves) {
   return { range: state.log ? limits.map(Math.log10) : limits };
 }
 
+function axis(title, more) {
+  const name = { text: plain(title), font: { color: color("ink"), size: 12 }, standoff: 8 };
+  return { title: name, gridcolor: color("faint"), linecolor: color("rule"), zeroline: false, automargin: true, ...more };
+}
+
 function drawCurves() {
-  const { metric } = state, curves = shownCurves(), isRounds = state.x === "rounds";
-  const title = isRounds ? "Round" : "Sent by and to all clients (MB)";
-  show(byId("chart"), curves.flatMap(tracesOf), {
+  const { metric } = state, isRounds = state.x === "rounds", none = "rgba(0,0,0,0)", chart = byId("chart");
+  const curves = metric.curves.filter((curve) => !state.hidden.has(curve.group));
+  const isPrinting = document.documentElement.classList.contains("printing");
+  const layout = {
+    xaxis: axis(isRounds ? "Round" : "Sent by and to all clients (MB)", {
+      showgrid: false, unifiedhovertitle: { text: isRounds ? "Round %{x}" : "%{x:.3~s} MB sent" },
+    }),
+    yaxis: axis(metric.label + (state.log ? " (log scale)" : ""), {
+      nticks: 7, type: state.log ? "log" : "linear", ...valueRange(curves),
+    }),
     hovermode: "x unified", hoversort: metric.higher ? "value descending" : "value ascending",
-    uirevision: [metric.name, state.x, state.log].join(), height: Math.min(620, Math.max(430, 26 * DATA.groups.length + 60)),
-    xaxis: axis(title, { showgrid: false, unifiedhovertitle: { text: isRounds ? "Round %{x}" : "%{x:.3~s} MB sent" } }),
-    yaxis: axis(metric.label + (state.log ? " (log scale)" : ""), { nticks: 7, type: state.log ? "log" : "linear", ...valueRange(curves) }),
-  });
-  byId("chart").setAttribute("aria-label", `${metric.label} of ${curves.length} algorithms; the table below has the values`);
+    hoverlabel: { bgcolor: color("paper"), bordercolor: color("rule"), font: { color: color("ink"), size: 12 }, namelength: 40 },
+    font: { family: getComputedStyle(document.body).fontFamily, color: color("soft"), size: 12 },
+    modebar: { bgcolor: none, color: color("soft"), activecolor: color("ink") },
+    paper_bgcolor: none, plot_bgcolor: none, showlegend: false, margin: { l: 46, r: 8, t: 10, b: 40 },
+    width: isPrinting ? Math.min(chart.clientWidth, 500) : undefined,
+    height: Math.min(620, Math.max(430, 26 * DATA.groups.length + 60)),
+    uirevision: [metric.name, state.x, state.log].join(), // the reader's zoom stays while these do
+  };
+  const buttons = [["zoomIn2d", "zoomOut2d", "resetScale2d", "toImage"]];
+  Plotly.react(chart, curves.flatMap(tracesOf), layout, { responsive: true, displaylogo: false, modeBarButtons: buttons });
+  chart.setAttribute("aria-label", `${metric.label} of ${curves.length} algorithms; the table below has the values`);
   fillLegend();
   fillValues();
 }
@@ -91,7 +85,7 @@ function fillLegend() {
   document.querySelectorAll("#legend button").forEach((button, place) => {
     const curve = state.metric.curves.find((other) => other.group === place);
     button.setAttribute("aria-pressed", String(!state.hidden.has(place)));
-    button.querySelector(".last").textContent = DATA.groups[place].diverged ? "diverged" : format(curve && last(curve.mean));
+    button.querySelector(".last").textContent = DATA.groups[place].diverged ? "diverged" : format(curve?.mean.findLast(isNumber));
   });
   byId("show-all").hidden = state.hidden.size === 0;
 }
