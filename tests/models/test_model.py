@@ -10,22 +10,9 @@ import pytest
 from flax import nnx
 from jax import lax
 
+from fedoptax import models
 from fedoptax.errors import UsageError
-from fedoptax.models import (
-    MODELS,
-    autoencoder,
-    cnn,
-    count_params,
-    emnist_cnn,
-    functional,
-    mlp,
-    resnet9,
-    resnet18,
-    shakespeare_rnn,
-    so_logistic,
-    so_rnn,
-    wikitext_lstm,
-)
+from fedoptax.models import MODELS, cnn, count_params, emnist_cnn, functional, mlp
 from small_models import KEY, init, normal, paths, some_params
 
 SIZES = [
@@ -45,7 +32,9 @@ SIZES = [
     ("lenet", (28, 28, 1), 10, 44_426),
     ("lenet", (32, 32, 3), 10, 62_006),
 ]
-TOO_LARGE_FOR_DIGITS = ("cifar_cnn", "fafed_fmnist_cnn", "lenet")
+
+
+RESNETS = ("resnet18", "resnet9")
 
 
 @pytest.mark.parametrize(("name", "shape", "classes", "parameters"), SIZES)
@@ -58,13 +47,6 @@ def test_models_have_the_published_sizes(name, shape, classes, parameters):
 
 def test_every_classifier_has_a_known_size():
     assert {name for name, *_ in SIZES} == set(MODELS)
-
-
-@pytest.mark.parametrize("name", sorted(set(MODELS) - set(TOO_LARGE_FOR_DIGITS)))
-def test_models_fit_the_digits(name):
-    model = MODELS[name]((8, 8, 1), 10)
-    params = jax.eval_shape(model.init, KEY)
-    assert jax.eval_shape(model.apply, params, np.zeros((3, 8, 8, 1))).shape == (3, 10)
 
 
 def test_parameters_are_plain_dictionaries():
@@ -121,6 +103,7 @@ def test_dropout_keeps_the_mean_and_layers_draw_independently():
     assert np.abs(np.corrcoef(out) - np.eye(3)).max() < 0.05
 
 
+@pytest.mark.long
 def test_dropout_of_channels_drops_whole_channels():
     """With a second convolution of kernel 0 and bias 1, a dropped channel is 0 at all its 16 pixels."""
     model = cnn((28, 28, 1), 20)
@@ -133,7 +116,7 @@ def test_dropout_of_channels_drops_whole_channels():
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32, jnp.float64])
-@pytest.mark.parametrize("name", ["mlp_dropout", "cnn"])
+@pytest.mark.parametrize("name", ["mlp_dropout", "cnn", *(pytest.param(n, marks=pytest.mark.long) for n in RESNETS)])
 def test_logits_have_the_dtype_of_the_parameters(name, dtype):
     model = MODELS[name]((8, 8, 1), 10)
     with jax.enable_x64(dtype == jnp.float64), jax.numpy_dtype_promotion("strict"):
@@ -173,12 +156,13 @@ def test_apply_works_in_jit_vmap_grad_and_loops():
 def test_first_use_under_jit_leaks_nothing():
     model = mlp((4,), 2, hidden=(3,), dropout=0.5)
     with jax.checking_leaks():
-        params = init(model)
-        logits = jax.jit(model.apply)(params, jnp.ones((2, 4)))
-    np.testing.assert_allclose(logits, model.apply(params, jnp.ones((2, 4))), rtol=1e-5)
-    np.testing.assert_array_equal(model.init(KEY)["dense1"]["bias"], params["dense1"]["bias"])
+        params = jax.eval_shape(model.init, KEY)
+        jax.eval_shape(jax.jit(model.apply), params, jnp.ones((2, 4)))
+    params = some_params(model)
+    assert np.isfinite(model.apply(params, jnp.ones((2, 4)))).all()
 
 
+@pytest.mark.long
 def test_kernels_start_at_the_usual_scale():
     """Kernels have variance 1 / fan-in (Glorot uniform: 2 / (fan-in + fan-out)), biases are zero."""
     params = init(cnn((28, 28, 1), 10))
@@ -186,25 +170,6 @@ def test_kernels_start_at_the_usual_scale():
     assert not np.any(params["conv2"]["bias"])
     params = init(emnist_cnn((28, 28, 1), 62))
     assert np.var(params["conv2"]["kernel"]) == pytest.approx(2 / (9 * 32 + 9 * 64), rel=0.05)
-
-
-def test_a_list_of_layers_has_string_keys():
-    class Stack(nnx.Module):
-        def __init__(self, rngs):
-            self.layers = nnx.List([nnx.Linear(2, 2, rngs=rngs) for _ in range(2)])
-
-        def __call__(self, x):
-            for layer in self.layers:
-                x = layer(x)
-            return x
-
-    model = functional(Stack)
-    params = some_params(model)
-    assert paths(params) == ["layers/0/bias", "layers/0/kernel", "layers/1/bias", "layers/1/kernel"]
-    x = normal(0, (3, 2))
-    first, second = params["layers"]["0"], params["layers"]["1"]
-    expected = (x @ first["kernel"] + first["bias"]) @ second["kernel"] + second["bias"]
-    np.testing.assert_allclose(model.apply(params, x), expected, rtol=1e-5)
 
 
 def test_batch_statistics_are_refused():
@@ -233,23 +198,23 @@ def test_missing_parameters_are_named():
         (lambda: cnn((3, 8, 1), 10), "input_shape"),
         (lambda: cnn((28, 28, 1), 10, dropout=-0.1), "dropout"),
         (lambda: emnist_cnn((5, 8, 1), 62), "input_shape"),
-        (lambda: autoencoder(()), "sizes"),
-        (lambda: autoencoder((784,)), "sizes"),
-        (lambda: autoencoder((784, 0)), "sizes"),
-        (lambda: resnet18((7, 8, 3), 10), "input_shape"),
-        (lambda: resnet9((8, 8), 10), "input_shape"),
-        (lambda: resnet9((8, 8, 3), 1), "num_classes"),
-        (lambda: resnet18((8, 8, 3), 10, width=0), "width"),
-        (lambda: resnet18((8, 8, 3), 10, width=3), "width"),
-        (lambda: shakespeare_rnn(1), "vocabulary"),
-        (lambda: shakespeare_rnn(90, embedding=0), "embedding"),
-        (lambda: shakespeare_rnn(90, units=()), "units"),
-        (lambda: so_rnn(90, units=0), "units"),
-        (lambda: wikitext_lstm(90, units=0), "units"),
-        (lambda: wikitext_lstm(90, layers=0), "layers"),
-        (lambda: wikitext_lstm(90, dropout=1.0), "dropout"),
-        (lambda: so_logistic(0), "vocabulary"),
-        (lambda: so_logistic(10, tags=0), "tags"),
+        (lambda: models.autoencoder(()), "sizes"),
+        (lambda: models.autoencoder((784,)), "sizes"),
+        (lambda: models.autoencoder((784, 0)), "sizes"),
+        (lambda: models.resnet18((7, 8, 3), 10), "input_shape"),
+        (lambda: models.resnet9((8, 8), 10), "input_shape"),
+        (lambda: models.resnet9((8, 8, 3), 1), "num_classes"),
+        (lambda: models.resnet18((8, 8, 3), 10, width=0), "width"),
+        (lambda: models.resnet18((8, 8, 3), 10, width=3), "width"),
+        (lambda: models.shakespeare_rnn(1), "vocabulary"),
+        (lambda: models.shakespeare_rnn(90, embedding=0), "embedding"),
+        (lambda: models.shakespeare_rnn(90, units=()), "units"),
+        (lambda: models.so_rnn(90, units=0), "units"),
+        (lambda: models.wikitext_lstm(90, units=0), "units"),
+        (lambda: models.wikitext_lstm(90, layers=0), "layers"),
+        (lambda: models.wikitext_lstm(90, dropout=1.0), "dropout"),
+        (lambda: models.so_logistic(0), "vocabulary"),
+        (lambda: models.so_logistic(10, tags=0), "tags"),
     ],
 )
 def test_wrong_arguments_are_refused_by_name(call, argument):

@@ -22,8 +22,9 @@ from fedoptax.tasks.task import Task, masked_mean, padded_loss
 
 pytestmark = pytest.mark.usefixtures("clean_home")
 
-FULL = fx.load_task("digits", model="logistic", num_clients=8)
-NARROW = fx.load_task("digits", model="logistic", num_clients=8, compute_dtype="bfloat16")
+FULL, NARROW = (
+    fx.load_task("digits", model="logistic", num_clients=8, compute_dtype=dtype) for dtype in ("float32", "bfloat16")
+)
 
 
 def make_batch(task: fx.Task) -> Minibatch:

@@ -33,19 +33,7 @@ REAL: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-LONG = (
-    "digits",
-    "cifar10",
-    "emnist-cr",
-    "emnist-ae",
-    "fashion-mnist",
-    "mnist",
-    "shakespeare",
-    "wikitext-2",
-)  # `make test-long`
-
-
-def few(task: fx.Task, n: int = 60) -> fx.Task:
+def with_few_test_examples(task: fx.Task, n: int = 60) -> fx.Task:
     """The task with the first `n` of its test examples."""
     assert task.test is not None
     owners = None if task.test_owners is None else task.test_owners[:n]
@@ -55,7 +43,7 @@ def few(task: fx.Task, n: int = 60) -> fx.Task:
 def train(task: fx.Task, algorithm: fx.FedAlgorithm, **options: Any) -> fx.RunResult:
     settings = {"rounds": 8, "cohort_size": 4, "batch_size": 20, "local_steps": 3}
     settings |= options
-    return fx.run(few(task), algorithm, eval_every=settings["rounds"], **settings)
+    return fx.run(with_few_test_examples(task), algorithm, eval_every=settings["rounds"], **settings)
 
 
 def learned(result: fx.RunResult) -> bool:
@@ -68,7 +56,8 @@ def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("FEDOPTAX_CACHE", str(tmp_path_factory.getbasetemp() / "task-caches"))
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in LONG else n for n in REAL])
+@pytest.mark.long
+@pytest.mark.parametrize("name", REAL)
 def test_task_trains_on_its_real_files(name: str) -> None:
     options = dict(REAL[name])
     folder = options.pop("folder", None)
@@ -81,7 +70,7 @@ def test_task_trains_on_its_real_files(name: str) -> None:
     last = result.history[-1]
     assert np.isfinite(last[f"test_{task.primary_metric}"])
     if task.test_owners is not None:
-        by_client = evaluate_clients(few(task), result.params)[str(task.primary_metric)]
+        by_client = evaluate_clients(with_few_test_examples(task), result.params)[str(task.primary_metric)]
         values = by_client[np.isfinite(by_client)]
         assert last[f"client_{task.primary_metric}_mean"] == pytest.approx(values.mean(), rel=1e-3)
         assert last[f"client_{task.primary_metric}_spread"] == pytest.approx(values.std(), rel=1e-2, abs=1e-3)
