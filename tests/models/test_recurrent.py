@@ -63,6 +63,7 @@ def test_hidden_states_and_gradients_are_those_of_the_definition(dtype, toleranc
     assert_close(ours, plain, tolerance)
 
 
+@pytest.mark.long
 def test_lstm_trains_clients_at_once_in_a_compiled_loop():
     """Weights and inputs of three clients under `vmap`, gradient steps in a loop: as one after another."""
     clients = [jnp.stack(arrays) for arrays in zip(*(arguments(jnp.float32, seed) for seed in (0, 10, 20)))]

@@ -113,7 +113,8 @@ def tiny_emnist(root: Path) -> None:
         write_tff(root / "emnist" / f"fed_emnist_{part}.h5", clients)
 
 
-@pytest.mark.parametrize("name", ["emnist-cr", pytest.param("emnist-ae", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["emnist-cr", "emnist-ae"])
 def test_emnist_trains_on_tensorflow_federateds_files(name: str, tmp_path: Path) -> None:
     tiny_emnist(tmp_path)
     model = {"model": "logistic"} if name == "emnist-cr" else {}
