@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedoptax.errors import RunError, brief
+from fedoptax.errors import RunError, shorten
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -72,7 +72,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"'{path}' cannot be read: {brief(getattr(error, 'strerror', None) or error)}") from error
+        raise RunError(f"'{path}' cannot be read: {shorten(getattr(error, 'strerror', None) or error)}") from error
     if not isinstance(value, dict):
         raise RunError(f"'{path}' is damaged: a JSON object is expected")
     value.pop("checksum", None)  # files of earlier versions have one
@@ -91,7 +91,7 @@ def using(path: Path) -> Iterator[None]:
     except KeyError as error:
         raise RunError(f"'{path}' is damaged: {error} is missing") from error
     except (TypeError, ValueError, AttributeError, IndexError) as error:
-        raise RunError(f"'{path}' is damaged: {brief(error)}") from error
+        raise RunError(f"'{path}' is damaged: {shorten(error)}") from error
 
 
 def to_plain(value: Any) -> Any:

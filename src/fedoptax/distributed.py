@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from fedoptax.errors import LONGEST, RunError, UsageError, brief, check_int
+from fedoptax.errors import LONGEST, RunError, UsageError, check_int, shorten
 
 T = TypeVar("T")
 _TEXT = 4 * LONGEST  # bytes of an error's message, at most
@@ -49,13 +49,13 @@ def join(coordinator: str | None = None, processes: int | None = None, process: 
         jax.distributed.initialize(coordinator, processes, process, cluster_detection_method=method)
     except ValueError as error:
         if not missing or "be defined" not in str(error):
-            raise RunError(f"--distributed: {brief(error)}") from error
+            raise RunError(f"--distributed: {shorten(error)}") from error
         raise UsageError(
             "--distributed found no Slurm, Open MPI, Kubernetes or TPU cluster; "
             "give --coordinator HOST:PORT --processes N --process I"
         ) from None
     except RuntimeError as error:  # JAX's own is one
-        where, reason = coordinator or "the coordinator", brief(str(error).splitlines()[0])
+        where, reason = coordinator or "the coordinator", shorten(str(error).splitlines()[0])
         raise RunError(f"--distributed: not all processes met at {where} ({reason})") from error
 
 
@@ -126,7 +126,7 @@ def _pack(error: Exception | None) -> np.ndarray:
     """Return a status (0, 1, or 2 for wrong usage) and an error's message as bytes of fixed length."""
     row = np.zeros(1 + _TEXT, np.uint8)
     if error is not None:
-        data = brief(error if str(error) else type(error).__name__, LONGEST).encode()[:_TEXT]
+        data = shorten(error if str(error) else type(error).__name__, LONGEST).encode()[:_TEXT]
         row[0] = 2 if isinstance(error, UsageError) else 1
         row[1 : 1 + len(data)] = np.frombuffer(data, np.uint8)
     return row

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import operator
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from difflib import get_close_matches
-from typing import Any, NoReturn
+from typing import Any
 
 LONGEST = 1000
 """Characters that an error's message may have: people read it, and what it quotes may come from anywhere."""
@@ -45,17 +45,6 @@ def shorten(text: object, most: int = 300) -> str:
     if len(line) > most:
         line = f"{line[: most - most // 3 - 1]}…{line[len(line) - most // 3 :]}"
     return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in line)
-
-
-brief = shorten  # its name in rooms that are still being moved
-
-
-def unknown(what: str, given: str, allowed: Iterable[str]) -> NoReturn:
-    """Raise a `UsageError` for a name that is not one of `allowed`, with the nearest name as a remedy."""
-    names = sorted(allowed)
-    near = get_close_matches(given, names, n=1)
-    hint = f"; did you mean '{near[0]}'?" if near else ""
-    raise UsageError(f"{what}: unknown name '{given}'{hint} (allowed: {', '.join(names)})")
 
 
 def check_int(name: str, value: Any, low: int = 1, high: int = 2**31 - 1) -> int:

@@ -121,9 +121,9 @@ def test_what_was_begun_on_a_file_does_not_go_on_with_other_contents(capsys: pyt
 @pytest.mark.parametrize(
     ("arguments", "status", "text"),
     [
-        (["data", "check", "nope"], 2, "data set: unknown name 'nope'"),
+        (["data", "check", "nope"], 2, "data set must be one of"),
         (["data", "check", "mnist"], 1, "incomplete: mnist"),
-        (["data", "fetch", "nope"], 2, "data set: unknown name 'nope'"),
+        (["data", "fetch", "nope"], 2, "data set must be one of"),
         (["data", "fetch", "femnist"], 1, "LEAF"),
         (["data", "partition", "--task", "mnist"], 1, "`fedoptax data fetch mnist` downloads it"),
         (["data", "partition", "--task", "digits", "--task-set", "shards=2"], 2, "shards"),

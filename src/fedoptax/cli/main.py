@@ -20,7 +20,7 @@ from fedoptax._progress import status
 from fedoptax.cli.data import app as data_app
 from fedoptax.cli.deploy import deploy_app
 from fedoptax.cli.options import Bytes, Compare, Json, Resume, Run, Tune, command
-from fedoptax.errors import RunError, Stopped, UsageError, brief, check_number
+from fedoptax.errors import RunError, Stopped, UsageError, check_number, shorten
 from fedoptax.experiments.signals import terminable
 
 # else typer 0.20 writes [default: 1] as \[default: 1] for rich, which does not print our help
@@ -183,7 +183,7 @@ def _exit_status(work: Callable[[], Any]) -> int:
 
 
 def _fail(message: object, status: int) -> int:
-    print(f"fedoptax: {brief(' '.join(str(message).split()), 2000)}", file=sys.stderr)
+    print(f"fedoptax: {shorten(' '.join(str(message).split()), 2000)}", file=sys.stderr)
     return status
 
 

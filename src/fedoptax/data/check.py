@@ -16,7 +16,7 @@ from fedoptax.data.datasets.source import Load
 from fedoptax.data.datasets.tff_hdf5 import open_clients
 from fedoptax.data.files import find_data_dir, find_file, read_file, require_file
 from fedoptax.data.registry import DATA_SETS, File
-from fedoptax.errors import DataError, unknown
+from fedoptax.errors import DataError, check_choice
 
 READ = "(read)"
 """What stands for the file in the row about reading the whole data set."""
@@ -76,8 +76,7 @@ def check(name: str, data_dir: str | Path | None = None) -> list[Row]:
     Raises:
       UsageError: an unknown name.
     """
-    if name not in DATA_SETS:
-        unknown("data set", name, DATA_SETS)
+    check_choice("data set", name, DATA_SETS)
     folder = find_data_dir(data_dir) / name
     if not folder.is_dir():
         remedy = DATA_SETS[name].by_hand or f"`fedoptax data fetch {name}` downloads it"

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedoptax.data.datasets.source import Source, holdout
-from fedoptax.errors import DataError, UsageError, brief, check_int, check_number
+from fedoptax.errors import DataError, UsageError, check_int, check_number, shorten
 
 TEST_FRACTION = 0.2
 """How much of every client's data is held out if there is no test part and no other fraction is given."""
@@ -154,7 +154,7 @@ def _load_arrays(path: Path, features: str = "x", label: str = "y", client: str 
             ends = ("", "_test") if any(f"{name}_test" in archive for name in names) else ("",)
             arrays = {name + end: archive[name + end] for end in ends for name in names}
     except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path} cannot be read as a NumPy archive: {brief(error)}") from None
+        raise DataError(f"{path} cannot be read as a NumPy archive: {shorten(error)}") from None
     train, *test = [
         _Part(
             _as_numbers(f"{path}: '{features}{end}'", arrays[features + end]),
@@ -196,12 +196,14 @@ def _load_table(
                     low_memory=False,
                 )
     except (OSError, ValueError, Warning) as error:  # pandas' and Arrow's errors are kinds of ValueError
-        raise DataError(f"{path} cannot be read as a table: {brief(error)}") from None
+        raise DataError(f"{path} cannot be read as a table: {shorten(error)}") from None
     client = "client" if client is None and "client" in frame.columns else client
     texts = [name for name in (label, client, split) if name is not None]
     columns = [name for name in frame.columns if name not in texts] if features is None else list(features)
     if missing := [name for name in (*texts, *columns) if name not in frame.columns]:
-        raise DataError(f"{path} lacks the column {missing[0]!r}; it has {brief(', '.join(map(repr, frame.columns)))}")
+        raise DataError(
+            f"{path} lacks the column {missing[0]!r}; it has {shorten(', '.join(map(repr, frame.columns)))}"
+        )
     if not columns:
         raise DataError(f"{path} has no columns of features besides {', '.join(texts)}")
     x = np.empty((len(frame), len(columns)), np.float32)
@@ -266,7 +268,7 @@ def _stack(images: Iterable[tuple[str, Any]], image_size: Size | None) -> np.nda
             if size is not None:
                 upright = upright.resize((size[1], size[0]), Image.Resampling.BILINEAR)
         except Exception as error:  # Pillow's decoders fail in many ways
-            raise DataError(f"{name} cannot be read as an image: {brief(error)}") from None
+            raise DataError(f"{name} cannot be read as an image: {shorten(error)}") from None
         arrays.append(np.asarray(upright).reshape(upright.height, upright.width, -1))
         if arrays[-1].shape[:2] != arrays[0].shape[:2]:
             first = "×".join(map(str, arrays[0].shape[:2]))
@@ -320,7 +322,7 @@ def _items(split: str, part: Any, client: ClientOf | None, image_size: Size | No
         try:
             examples = np.stack([np.asarray(item[0]) for item in items])
         except (TypeError, ValueError, RuntimeError) as error:  # of shapes that differ; a tensor with a gradient
-            raise DataError(f"{where}: x must be numbers of one shape: {brief(error)}") from None
+            raise DataError(f"{where}: x must be numbers of one shape: {shorten(error)}") from None
     ids = None
     if client is not None:
         ids = [client(i) for i in range(len(items))] if callable(client) else list(np.asarray(client))
@@ -358,7 +360,7 @@ def _as_names(where: str, values: Any) -> list[str]:
         name = value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value
         name = name.decode("utf-8", "replace") if isinstance(name, bytes) else name
         if not isinstance(name, str | int) or name == "":
-            raise DataError(f"{where}, row {row + 1}: a whole number or text is needed, got {brief(repr(name), 40)}")
+            raise DataError(f"{where}, row {row + 1}: a whole number or text is needed, got {shorten(repr(name), 40)}")
         names.append(str(name))
     return names
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from fedoptax.data.check import has_files
 from fedoptax.data.files import find_data_dir
 from fedoptax.data.registry import DATA_SETS, Download
-from fedoptax.errors import DataError, brief, unknown
+from fedoptax.errors import DataError, check_choice, shorten
 
 TIMEOUT = 30.0
 """Seconds to wait for a connection and for each next byte."""
@@ -35,8 +35,7 @@ def fetch(name: str, data_dir: str | Path | None = None, progress: bool | None =
       DataError: no server gives the published file, or the folder cannot be written. One line, with the addresses and
         the folder for doing it by hand.
     """
-    if name not in DATA_SETS:
-        unknown("data set", name, DATA_SETS)
+    check_choice("data set", name, DATA_SETS)
     folder = find_data_dir(data_dir) / name
     if not DATA_SETS[name].downloads:
         raise DataError(f"{name} {DATA_SETS[name].by_hand}")
@@ -68,7 +67,7 @@ def _retrieve(item: Download, folder: Path, progress: bool) -> None:
             pooch.retrieve(url, item.hash, item.name, folder, processor, downloader)
             return
         except (OSError, EOFError, ValueError) as error:  # of the network or the disk; another hash than the published
-            reasons.append(f"{url} ({brief(error, 160)})")
+            reasons.append(f"{url} ({shorten(error, 160)})")
     raise DataError(
         f"{item.name} not downloaded: {'; '.join(reasons)}; without a network, get it elsewhere, put it into {folder} "
         "and run this again"

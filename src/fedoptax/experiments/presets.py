@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
-from fedoptax.errors import unknown
+from fedoptax.errors import check_choice
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def paper_setting(task: str, preset: str) -> PaperSetting:
     name = preset.partition(":")[2] or next(iter(settings), "")
     if name not in settings:
         allowed = ["tuned", "none", *(f"paper:{known}" for known in settings), *(["paper"] if settings else [])]
-        unknown(f"--preset (of task '{task}')", preset, allowed)
+        check_choice(f"--preset (of task '{task}')", preset, allowed)
     return settings[name]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedoptax.errors import RunError, brief
+from fedoptax.errors import RunError, shorten
 from fedoptax.storage.config import check_format, read_config
 from fedoptax.storage.folder import read_json
 
@@ -147,7 +147,7 @@ def _read_history(path: Path) -> pd.DataFrame:
         except (ValueError, TypeError, KeyError) as error:
             if number == len(lines):
                 break  # the run is being written, or was killed
-            raise RunError(f"'{path}' is damaged at line {number}: {brief(repr(error))}") from error
+            raise RunError(f"'{path}' is damaged at line {number}: {shorten(repr(error))}") from error
         if not is_later:
             raise RunError(f"'{path}' is damaged at line {number}: round {row['round']} after {last}")
         rows.append(row)

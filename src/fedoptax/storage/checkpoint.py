@@ -27,7 +27,7 @@ from fedoptax._files import read_json, sync_folder, write_json
 from fedoptax._tree import on_device
 from fedoptax.algorithm import Tree
 from fedoptax.engine.client_states import ClientStates, OnHost
-from fedoptax.errors import RunError, brief
+from fedoptax.errors import RunError, shorten
 from fedoptax.storage.history import begins_with
 
 KEEP = 2
@@ -182,4 +182,4 @@ def _digest(folder: Path, sync: bool = False) -> str:
 def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{Path(error.filename).name}: {error.strerror}" if error.filename else error.strerror
-    return brief(error)
+    return shorten(error)

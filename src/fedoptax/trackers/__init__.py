@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedoptax.errors import UsageError, brief, check_choice
+from fedoptax.errors import UsageError, check_choice, shorten
 
 Row = Mapping[str, Any]
 
@@ -68,7 +68,7 @@ class TrackerGroup:
                 call(tracker)
             except Exception as error:
                 self._trackers.remove(tracker)
-                why = brief(" ".join(f"{type(error).__name__}: {error}".split()))
+                why = shorten(" ".join(f"{type(error).__name__}: {error}".split()))
                 print(f"fedoptax: {type(tracker).__name__} no longer follows the run: {why}", file=sys.stderr)
 
 
