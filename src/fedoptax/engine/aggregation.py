@@ -193,24 +193,24 @@ def as_aggregator(given: str | Aggregator) -> Aggregator:
     """
     if isinstance(given, Aggregator):
         return given
-    if not isinstance(given, str):
-        raise UsageError(f"aggregate must be one of {FORMS}, got {given!r}")
-    name, colon, text = given.partition(":")
+    name, colon, text = str(given).partition(":")
+    faulty, comma, keep = text.partition(",keep=")
     try:
-        if not colon and name in ("mean", "median"):
-            return MEAN if name == "mean" else Median()
-        if colon and name == "trimmed_mean":
-            return TrimmedMean(float(text))
-        if colon and name == "norm_clipping":
-            return NormClipping(float(text))
-        if colon and name == "krum":
-            faulty, comma, rest = text.partition(",")
-            if rest.startswith("keep=") or not comma:
-                return Krum(int(faulty), int(rest.removeprefix("keep=")) if comma else 1)
+        match name, bool(colon):
+            case "mean", False:
+                return MEAN
+            case "median", False:
+                return Median()
+            case "trimmed_mean", True:
+                return TrimmedMean(float(text))
+            case "norm_clipping", True:
+                return NormClipping(float(text))
+            case "krum", True:
+                return Krum(int(faulty), int(keep) if comma else 1)
     except UsageError:
         raise
     except ValueError:
-        pass
+        pass  # a text where a number must be
     raise UsageError(f"aggregate must be one of {FORMS}, got {given!r}")
 
 

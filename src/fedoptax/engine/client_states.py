@@ -7,7 +7,6 @@ round and back after it, so the results are the same and a call advances one rou
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +20,6 @@ from fedoptax.algorithm import Tree, nbytes
 
 PLACES = ("auto", "device", "host")
 DEVICE_SHARE = 0.25  # of its memory, at most, for client states
-PIECE = 2**24  # bytes of client states that are saved or loaded at a time
 
 
 class OnDevice:
@@ -84,8 +82,8 @@ class OnHost:
         np.save(folder / "ids.npy", ids)
         for i, rows in enumerate(self._rows):
             with (folder / f"leaf-{i:05d}.bin").open("wb") as file:
-                for part in _pieces(ids, self._initial[i]):
-                    file.write(np.ascontiguousarray(rows[part]).tobytes())
+                for client in ids:  # row by row, as all may be half of the memory
+                    file.write(rows[client].tobytes())
         (folder / "form.json").write_text(json.dumps(self._form()))
 
     def load(self, folder: Path) -> None:
@@ -98,11 +96,9 @@ class OnHost:
             raise ValueError("its client states are not those of this experiment")
         ids = np.load(folder / "ids.npy", allow_pickle=False)
         for i, rows in enumerate(self._rows):
-            if len(ids):
-                shape = (len(ids), *self._initial[i].shape)
-                stored = np.memmap(folder / f"leaf-{i:05d}.bin", dtype=rows.dtype, mode="r", shape=shape)
-                for part in _pieces(np.arange(len(ids)), self._initial[i]):
-                    rows[ids[part]] = stored[part]
+            with (folder / f"leaf-{i:05d}.bin").open("rb") as file:
+                for client in ids:
+                    rows[client] = np.frombuffer(file.read(rows[0].nbytes), rows.dtype).reshape(rows.shape[1:])
         self._seen[:] = False
         self._seen[ids] = True
 
@@ -141,8 +137,3 @@ def host_bytes() -> int:
     except OSError:
         return physical
     return min(physical, int(limit)) if limit.isdigit() else physical
-
-
-def _pieces(ids: np.ndarray, row: np.ndarray) -> list[np.ndarray]:
-    """The ids in pieces of some megabytes."""
-    return np.array_split(ids, max(1, math.ceil(len(ids) * row.nbytes / PIECE)))

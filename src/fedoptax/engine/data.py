@@ -7,7 +7,6 @@ are the results.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -39,21 +38,15 @@ class DeviceData(NamedTuple):
 
 
 @lru_cache(maxsize=4)
-def device_data(task: Task) -> DeviceData:
-    """The task's arrays on the device, put there once."""
-    return _data(task, lambda array: on_device(np.array(array)))
-
-
-@lru_cache(maxsize=4)
-def mesh_data(task: Task, devices: int) -> DeviceData:
-    """The same, whole on each of so many devices."""
-    return _data(task, lambda array: replicate(array, devices))
-
-
-def _data(task: Task, put: Callable[[Any], jax.Array]) -> DeviceData:
+def device_data(task: Task, devices: int = 1) -> DeviceData:
+    """Put the task's arrays on the device, or whole on each of so many devices, once."""
     total = int(task.clients.offsets[-1])
     if total >= 2**31:
         raise UsageError(f"task '{task.name}' must have fewer than 2^31 examples, got {total}")
+
+    def put(array: Any) -> jax.Array:
+        return on_device(np.array(array)) if devices == 1 else replicate(array, devices)
+
     return DeviceData(
         {name: put(array) for name, array in task.clients.examples.items()},
         put(np.asarray(task.clients.offsets[:-1], np.int32)),
@@ -72,7 +65,7 @@ class Resident:
 
     def of(self, round: int) -> DeviceData:
         """Return what the program reads in the rounds from `round` on."""
-        return device_data(self._task) if self._devices == 1 else mesh_data(self._task, self._devices)
+        return device_data(self._task, self._devices)
 
 
 class Streamed:

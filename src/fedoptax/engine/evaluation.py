@@ -18,7 +18,7 @@ from fedoptax.errors import DataError, UsageError, check_choice
 from fedoptax.tasks.task import Task
 
 BY_CLIENT = ("mean", "spread", "worst_decile")  # of the primary metric
-Sums = dict[str, tuple[jax.Array, jax.Array]]  # metric -> Σ weights·values and Σ weights, each (owners,) or scalar
+Sums = dict[str, tuple[jax.Array, jax.Array]]  # metric -> Σ weights·values and Σ weights, each (owners,)
 
 
 class EvaluationData(NamedTuple):
@@ -69,11 +69,11 @@ def evaluate(task: Task, params: Tree, data: EvaluationData, mesh: int = 1) -> d
       standard deviation) and `client_NAME_worst_decile` (the mean over the worst tenth of the clients, at least one),
       every client that has test examples counting once.
     """
-    names, table = _sums(task, params, data, mesh)
-    columns = {f"test_{name}": value for name, value in _values(task, _named(names, jnp.sum(table, axis=0))).items()}
+    sums = _sums(task, params, data, mesh)
+    total = {name: (jnp.sum(value), jnp.sum(weight)) for name, (value, weight) in sums.items()}
+    columns = {f"test_{name}": value for name, value in _values(task, total).items()}
     if data.owners is None:
         return columns
-    sums = _named(names, table)
     values = _values(task, sums)
     name = primary_metric(task, values)
     present = jnp.all(jnp.stack([weight > 0 for _, weight in sums.values()]), axis=0)
@@ -93,7 +93,7 @@ def evaluate_clients(task: Task, params: Tree) -> dict[str, np.ndarray]:
 
     @jax.jit
     def by_client(params: Tree, data: EvaluationData) -> dict[str, jax.Array]:
-        sums = _named(*_sums(task, params, data))
+        sums = _sums(task, params, data)
         present = jnp.all(jnp.stack([weight > 0 for _, weight in sums.values()]), axis=0)
         return {name: jnp.where(present, value, jnp.nan) for name, value in _values(task, sums).items()}
 
@@ -132,56 +132,37 @@ def client_summary(values: jax.Array, present: jax.Array, higher_is_better: bool
     return dict(zip(BY_CLIENT, (mean, spread, worst if higher_is_better else -worst)))
 
 
-def _sums(task: Task, params: Tree, data: EvaluationData, mesh: int = 1) -> tuple[list[str], jax.Array]:
-    """The metrics, and a table (owners, 2·metrics) of their Σ weights·values and Σ weights; padding counts nothing."""
-    owners = 1 if task.test_owners is None else _num_owners(task)
-    names: list[str] = []
+def _sums(task: Task, params: Tree, data: EvaluationData, mesh: int = 1) -> Sums:
+    """Sum each metric's weights·values and weights per owner, or over all examples; padding counts for nothing."""
+    owners = 1 if task.test_owners is None else int(np.max(np.asarray(task.test_owners))) + 1
 
-    def of_batch(examples: Tree, owner: jax.Array | None) -> jax.Array:
-        metrics = task.metrics(params, examples)
-        names[:] = metrics
-        columns = []
-        for given in metrics.values():
+    def of_batch(examples: Tree, owner: jax.Array | None) -> Sums:
+        def add_up(values: jax.Array) -> jax.Array:
+            by_example = jnp.sum(values.reshape(len(values), -1), axis=1, dtype=jnp.float32)
+            if owner is None:
+                return jnp.sum(by_example, keepdims=True)
+            return jax.ops.segment_sum(by_example, owner, owners)
+
+        sums = {}
+        for name, given in task.metrics(params, examples).items():
             values, weights = given if isinstance(given, tuple) else (given, jnp.ones_like(given, jnp.float32))
             weights = jnp.where(examples["mask"].reshape(-1, *[1] * (weights.ndim - 1)), weights, 0)
-            columns += [_by_example(jnp.where(weights > 0, weights * values, 0)), _by_example(weights)]
-        return _by_owner(jnp.stack(columns, axis=1), owner, owners)
+            sums[name] = add_up(jnp.where(weights > 0, weights * values, 0)), add_up(weights)
+        return sums
 
-    first = jax.tree.map(lambda a: a[0], data)
-    zero = jnp.zeros(jax.eval_shape(of_batch, *first).shape, jnp.float32)
+    def add(i: jax.Array, total: Sums) -> Sums:
+        return jax.tree.map(jnp.add, total, of_batch(*jax.tree.map(lambda a: a[i], data)))
 
-    def add(i: jax.Array, total: jax.Array) -> jax.Array:
-        return total + of_batch(*jax.tree.map(lambda a: a[i], data))
-
+    form = jax.eval_shape(of_batch, *jax.tree.map(lambda a: a[0], data))
+    zero = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), form)
     batches = data.examples["mask"].shape[0]
     if mesh == 1:
-        return names, jax.lax.fori_loop(0, batches, add, zero)
+        return jax.lax.fori_loop(0, batches, add, zero)
     device = jax.lax.axis_index(AXIS)
-    mine = jax.lax.div(batches - device + mesh - 1, jnp.int32(mesh))
-    return names, all_reduced(jax.lax.fori_loop(0, mine, lambda i, total: add(device + i * mesh, total), zero))
-
-
-def _named(names: list[str], table: jax.Array) -> Sums:
-    return {name: (table[..., 2 * i], table[..., 2 * i + 1]) for i, name in enumerate(names)}
-
-
-def _by_example(values: jax.Array) -> jax.Array:
-    """Sums of `values` (batch, …) over all axes but the first."""
-    return jnp.sum(values.reshape(len(values), -1), axis=1, dtype=jnp.float32)
-
-
-def _by_owner(columns: jax.Array, owner: jax.Array | None, owners: int) -> jax.Array:
-    """Sums of `columns` (batch, columns) over the examples of each owner, (owners, columns)."""
-    if owner is None:
-        return jnp.sum(columns, axis=0, keepdims=True)
-    return jax.ops.segment_sum(columns, owner, owners)
+    own = jax.lax.div(batches - device + mesh - 1, jnp.int32(mesh))
+    return all_reduced(jax.lax.fori_loop(0, own, lambda i, total: add(device + i * mesh, total), zero))
 
 
 def _values(task: Task, sums: Sums) -> dict[str, jax.Array]:
     means = {name: value / jnp.maximum(weight, 1e-30) for name, (value, weight) in sums.items()}
     return means | {name: derive(means) for name, derive in task.derived.items()}
-
-
-@lru_cache(maxsize=8)
-def _num_owners(task: Task) -> int:
-    return int(np.max(np.asarray(task.test_owners))) + 1

@@ -157,7 +157,9 @@ def _program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple
         step = round_step(task, make_algorithm(**hypers), plan, columns)
         first = Advance(server, clients, start, jnp.bool_(True), empty_rows(columns))
         return jax.lax.while_loop(
-            lambda s: (s.round < stop) & s.finite, lambda state: step(state, data, key, start, *more), first
+            lambda state: (state.round < stop) & state.finite,
+            lambda state: step(state, data, key, start, *more),
+            first,
         )
 
     on_devices = advance if plan.mesh == 1 else over_mesh(advance, plan.mesh)
@@ -166,6 +168,9 @@ def _program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple
     def placed(*args: Any) -> tuple[Any, ...]:
         given = args if plan.faults else args[:9]  # without the rates
         return given if plan.mesh == 1 else replicate(given, plan.mesh)
+
+    def call(*args: Any) -> Advance:
+        return compiled(*placed(*args))
 
     def prepare(hypers: Mapping[str, Any], data: DeviceData, key: jax.Array) -> Callable[[], None]:
         server, client = jax.eval_shape(start, hypers, key)
@@ -179,7 +184,6 @@ def _program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple
 
     down, up = _message_bytes(task, make_algorithm, plan, shapes, params)
     size = sum(a.size for a in jax.tree.leaves(params))
-    call = lambda *args: compiled(*placed(*args))  # noqa: E731
     return Program(begin, call, params_of, prepare, columns, down, up, size, compiled.timings)
 
 

@@ -17,7 +17,7 @@ from fedoptax.algorithm import Cohort, FedAlgorithm, Tree, accumulate, accumulat
 from fedoptax.engine.aggregation import MEAN, Mean, sum_weighted
 from fedoptax.engine.batches import client_batches, count_local_steps, task_grad_fn
 from fedoptax.engine.data import DeviceData
-from fedoptax.engine.faults import Outcome, Rates, sample_outcomes, virtual_seconds
+from fedoptax.engine.faults import Faults, Outcome, Rates, sample_outcomes, virtual_seconds
 from fedoptax.engine.mesh import all_gathered, all_reduced, assign_clients, own_share
 from fedoptax.engine.plan import Plan, runs_sequentially
 from fedoptax.engine.sampling import round_key, sample_cohort
@@ -35,7 +35,7 @@ class Member(NamedTuple):
       place: where its examples are in the data.
       row: where its state is among the states.
       weight: of its upload; the cohort's sum to 1.
-      outcome: what happens to it, or None if clients do not fail.
+      outcome: what happens to it, or None if no client can fail and no upload be rejected.
     """
 
     client: jax.Array
@@ -104,6 +104,7 @@ def round_function(
     def run(
         server: Tree, clients: Tree, data: DeviceData, key: jax.Array, round: jax.Array, rates: Rates | None = None
     ) -> RoundResult:
+        rates = Faults().rates() if rates is None else rates
         members = sample_members(task, plan, data, key, round, rates)
         message, client_keys = algorithm.broadcast(server), round_key(key, round)
 
@@ -116,16 +117,14 @@ def round_function(
             def skip() -> tuple[Sent, Tree]:
                 return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(traced, *given))
 
-            outcome = member.outcome
-            sent, new_state = train() if outcome is None else cond(outcome.answers, train, skip)
-            accepted = None
-            if plan.has_outcomes:
-                accepted = jnp.isfinite(sent.loss) & all_finite(sent.upload)
-                accepted = accepted if outcome is None else accepted & outcome.answers
-                new_state = _where(accepted, new_state, state)
+            if member.outcome is None:
+                sent, state = train()
+                return sent, Kept(state, None)
+            sent, new_state = cond(member.outcome.answers, train, skip)
+            accepted = member.outcome.answers & jnp.isfinite(sent.loss) & all_finite(sent.upload)
             if isinstance(plan.aggregate, Mean):
                 sent = sent._replace(upload=plan.aggregate.prepare(sent.upload))
-            return sent, Kept(new_state, accepted)
+            return sent, Kept(_where(accepted, new_state, state), accepted)
 
         if is_eager:
             trained = _train_at_once(_map_in_python(train_member), members, clients, plan)
@@ -141,18 +140,15 @@ def round_function(
     return run
 
 
-def sample_members(
-    task: Task, plan: Plan, data: DeviceData, key: jax.Array, round: jax.Array, rates: Rates | None
-) -> Member:
-    """The members of a round's cohort, stacked."""
+def sample_members(task: Task, plan: Plan, data: DeviceData, key: jax.Array, round: jax.Array, rates: Rates) -> Member:
+    """Sample a round's cohort, and what happens to its members, stacked."""
     cohort, own = sample_cohort(key, round, task.num_clients, plan.cohort_size), jnp.arange(plan.cohort_size)
     places = cohort if plan.examples == "device" and task.devices is None else own
     rows = cohort if plan.client_states == "device" else own
     sizes = data.sizes[places]
     weights = sizes.astype(jnp.result_type(float)) if plan.weighting == "examples" else jnp.ones(sizes.shape)
     outcomes = None
-    if plan.faults:
-        assert rates is not None
+    if plan.has_outcomes:
         outcomes = sample_outcomes(rates, key, round, cohort, count_local_steps(sizes, plan.work))
     return Member(cohort, places, rows, weights / jnp.sum(weights), outcomes)
 
@@ -242,14 +238,14 @@ def _finish(
     clients: Tree,
     members: Member,
     trained: _Trained,
-    rates: Rates | None,
+    rates: Rates,
 ) -> RoundResult:
     """Aggregate what the members sent, update the server, and keep the members' states."""
     size, order = plan.cohort_size, trained.order
     total, is_enough = trained.sent, jnp.bool_(True)
     count: Any = size
     columns: dict[str, jax.Array] = {}
-    if trained.kept.accepted is not None:
+    if members.outcome is not None and trained.kept.accepted is not None:
         accepted = _in_order(trained.kept.accepted, order, size)
         count, weight = jnp.sum(accepted), jnp.sum(jnp.where(accepted, members.weight, 0))
         is_enough = (count >= plan.aggregate.least) & (weight > 0)
@@ -260,7 +256,13 @@ def _finish(
             uploads, losses = _in_order(total, order, size)
             upload = plan.aggregate.combine(uploads, members.weight, accepted)
             total = Sent(upload, MEAN.combine(losses, members.weight, accepted))
-        columns = _counts(members.outcome, accepted, rates)
+        columns = {
+            "participants": count,
+            "dropped": jnp.sum(members.outcome.dropped),
+            "late": jnp.sum(members.outcome.late),
+            "rejected": jnp.sum(members.outcome.answers & ~accepted),
+            "virtual_seconds": virtual_seconds(rates, members.outcome),
+        }
     upload, loss = accumulate_result(total, trained.form)
     new_server = algorithm.server_update(server, upload, Cohort(count, task.num_clients))
     finite = jnp.isfinite(loss) & all_finite(new_server)
@@ -272,21 +274,6 @@ def _finish(
         finite | ~is_enough,
         {"train_loss": jnp.where(is_enough, loss, jnp.nan), **columns},
     )
-
-
-def _counts(outcome: Outcome | None, accepted: jax.Array, rates: Rates | None) -> dict[str, jax.Array]:
-    """The columns of `faults.COUNTS`, and the virtual seconds."""
-    if outcome is None or rates is None:
-        none = jnp.int32(0)
-        counts = {"dropped": none, "late": none, "rejected": jnp.sum(~accepted), "virtual_seconds": jnp.float32(0)}
-    else:
-        counts = {
-            "dropped": jnp.sum(outcome.dropped),
-            "late": jnp.sum(outcome.late),
-            "rejected": jnp.sum(outcome.answers & ~accepted),
-            "virtual_seconds": virtual_seconds(rates, outcome),
-        }
-    return {"participants": jnp.sum(accepted)} | counts
 
 
 def _in_order(tree: Tree, order: jax.Array, size: int) -> Tree:
