@@ -3,7 +3,7 @@
     python benchmarks/bench/tricks.py             # about 10 minutes; nothing else should run meanwhile
     python benchmarks/bench/tricks.py --turns 3
 
-Every measurement is a process of its own. `cores`: milliseconds per round of a shape with a device per core, against one
+Each measurement is a process of its own. `cores`: milliseconds per round of a shape with a device per core, or with one
 device. The others: seconds from the first line of `fx.run` to the end of its first round of the MLP.
 """
 
@@ -65,9 +65,8 @@ def measure(case: str, without: str) -> float:
     if without == "quick":
         program.quick_options = dict  # type: ignore[assignment]
     xla.use_cache(0)
-    from shapes import ALGORITHM
+    from shapes import ALGORITHM, task_of
     from shapes import SHAPES as ALL
-    from shapes import task_of
 
     import fedoptax as fx
 

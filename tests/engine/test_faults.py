@@ -115,7 +115,7 @@ def test_no_client_fails_without_rates_and_every_client_with_rate_1() -> None:
 def test_a_round_is_one_of_the_clients_whose_uploads_count() -> None:
     """Against `run_round` over them alone: weights renormalised, |S| their number, N all, other states unchanged."""
     task, base, key, data = line(), algorithm("scaffold"), jax.random.key(OPTIONS["seed"]), device_data(line())
-    limit = 9.0
+    limit = 4.5
     made = sends_nan(base, limit)
     result = fx.run(task, made, rounds=ROUNDS, faults=EVERYTHING, **OPTIONS)
     server, states = base.init(jnp.full(3, 2.0)), [base.init_client(jnp.full(3, 2.0)) for _ in SIZES]

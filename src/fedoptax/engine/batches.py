@@ -34,7 +34,7 @@ class Minibatch(NamedTuple):
 
 
 def task_grad_fn(task: Task) -> GradFn:
-    """`(params, minibatch) -> (loss, grads)` for `task`, clipped if it says so.
+    """Make `(params, minibatch) -> (loss, grads)` for `task`, clipped if the task asks for it.
 
     Two gradients on one batch share its randomness.
     """
@@ -43,10 +43,10 @@ def task_grad_fn(task: Task) -> GradFn:
 
 
 def minibatch_loss(task: Task, params: Tree, batch: Minibatch) -> jax.Array:
-    """The loss on a minibatch, in which padding counts for nothing.
+    """Compute the loss on a minibatch, in which padding counts for nothing.
 
     Raises:
-      UsageError: it is no scalar.
+      UsageError: the task's loss is no scalar.
     """
     value = padded_loss(task.loss, params, batch.examples, batch.key)
     if value.shape != ():
@@ -74,14 +74,14 @@ def client_batches(
     exact: bool = True,
     smallest: int = 0,
 ) -> Batches:
-    """The minibatches of one client in one round, each a `Minibatch`, made when asked for.
+    """Make the minibatches of one client in one round, each a `Minibatch` that is gathered when asked for.
 
     Args:
       examples: the federation's flat arrays, (total, …) each.
       offset: the client's first row, a traced int.
       size: n, the client's number of examples, a traced int.
       key: the client's key for this round.
-      work: how much it does. With `epochs`, each epoch is a new permutation in ⌈n/b⌉ batches, the last one padded.
+      work: the local work. With `epochs`, each epoch is a new permutation in ⌈n/b⌉ batches, the last one padded.
         With `steps`, K batches run cyclically through one permutation.
       capacity: the largest n in the federation.
       exact, smallest: see `permutation`.
@@ -95,35 +95,28 @@ def client_batches(
 
     # A loop, not a list: each permutation in the program would take as long to compile as the first.
     orders = order(0)[None] if epochs == 1 else jax.lax.map(order, jnp.arange(epochs))
-    steps = _steps_per_epoch(size, work)
+    steps_per_epoch = _count_batches(size, work)
 
     def get(k: Any) -> Minibatch:
         if work.steps is None:
-            epoch: Any = _floor_div(k, steps)
-            place = (k - epoch * steps) * work.batch_size + lanes
+            epoch: Any = k // steps_per_epoch
+            place = (k % steps_per_epoch) * work.batch_size + lanes
             mask = place < size
         else:
-            turns = k * work.batch_size + lanes
-            place = turns - _floor_div(turns, size) * size
-            epoch, mask = 0, lanes < size
+            epoch, place, mask = 0, (k * work.batch_size + lanes) % size, lanes < size
         rows = offset + orders[epoch, jnp.where(mask, place, 0)]
         batch = {name: array.at[rows].get(mode="clip") for name, array in examples.items()}
         return Minibatch({**batch, "mask": mask}, jax.random.fold_in(dropout_key, k))
 
-    return Batches(epochs * steps if work.steps is None else jnp.int32(work.steps), get)
+    return Batches(epochs * steps_per_epoch if work.steps is None else jnp.int32(work.steps), get)
 
 
 def count_local_steps(sizes: jax.Array, work: LocalWork) -> jax.Array:
     """Count the local steps per round of clients with so many examples, int32 in the shape of `sizes`."""
     if work.steps is not None:
         return jnp.full(sizes.shape, work.steps, jnp.int32)
-    return (work.epochs * _steps_per_epoch(sizes, work)).astype(jnp.int32)
+    return (work.epochs * _count_batches(sizes, work)).astype(jnp.int32)
 
 
-def _steps_per_epoch(size: jax.Array, work: LocalWork) -> jax.Array:
-    return _floor_div(size + work.batch_size - 1, work.batch_size)
-
-
-def _floor_div(a: Any, b: Any) -> jax.Array:
-    """a // b for numbers that are not negative: `//` would be ten operations, each with a kernel to compile."""
-    return jax.lax.div(*jnp.broadcast_arrays(jnp.asarray(a, jnp.int32), jnp.asarray(b, jnp.int32)))
+def _count_batches(size: jax.Array, work: LocalWork) -> jax.Array:
+    return (size + work.batch_size - 1) // work.batch_size

@@ -159,7 +159,7 @@ def _sums(task: Task, params: Tree, data: EvaluationData, mesh: int = 1) -> Sums
     if mesh == 1:
         return jax.lax.fori_loop(0, batches, add, zero)
     device = jax.lax.axis_index(AXIS)
-    own = jax.lax.div(batches - device + mesh - 1, jnp.int32(mesh))
+    own = (batches - device + mesh - 1) // mesh
     return all_reduced(jax.lax.fori_loop(0, own, lambda i, total: add(device + i * mesh, total), zero))
 
 

@@ -204,7 +204,7 @@ def round_step(
         number, row = state.round + 1, result.columns
         if data.test is not None:
             names = [name for name in columns if name not in row]
-            is_due = (jax.lax.rem(number, jnp.int32(eval_every)) == 0) | (number == last)
+            is_due = (number % eval_every == 0) | (number == last)
             tested = cond(
                 is_due & result.finite,
                 lambda: _stacked(names, test(result.server, data.test)),
