@@ -48,7 +48,8 @@ class Pair:
     def end(self, number: int, limit: float = 300) -> tuple[int, str, str]:
         process = self.processes[number]
         out, err = process.communicate(timeout=limit)
-        return process.returncode, out, err
+        own = "".join(line for line in out.splitlines(keepends=True) if not line.startswith("[Gloo]"))
+        return process.returncode, own, err
 
     def wait_for_rows(self, history: Path, rows: int) -> None:
         for _ in range(1200):

@@ -6,15 +6,15 @@ import pytest
 
 import fedoptax as fx
 from fedoptax.errors import UsageError
-from fedoptax.experiments.grids import default_grid, edges, log_grid, parse_grid, parse_grids, points
+from fedoptax.experiments.grids import default_grid, edges, log_grid, parse_grids, points
 
 
 def test_values_and_ranges() -> None:
-    grid = parse_grid(["client_lr=0.1,0.01", "server_lr=1e-2..1", "tau=1e-4..1e-2:decade"], fx.fedadam)
+    grid = parse_grids(["client_lr=0.1,0.01", "server_lr=1e-2..1", "tau=1e-4..1e-2:decade"], ["fedadam"])["fedadam"]
     assert grid["client_lr"] == (0.01, 0.1)
     assert grid["server_lr"] == (0.01, 0.03162, 0.1, 0.3162, 1)  # four digits: what is printed is what was run
     assert grid["tau"] == (1e-4, 1e-3, 1e-2)
-    assert len(parse_grid(["lr=1..10:quarter"], fx.fedlamb)["lr"]) == 5
+    assert len(parse_grids(["lr=1..10:quarter"], ["fedlamb"])["fedlamb"]["lr"]) == 5
 
 
 def test_a_range_holds_only_whole_steps() -> None:
@@ -46,14 +46,14 @@ def test_edges() -> None:
 )
 def test_wrong_grids_are_refused_in_one_line(text: str) -> None:
     with pytest.raises(UsageError) as error:
-        parse_grid([text], fx.fedadam)
+        parse_grids([text], ["fedadam"])["fedadam"]
     assert "--grid" in str(error.value) and "\n" not in str(error.value)
 
 
 def test_words_and_schedules() -> None:
-    grid = parse_grid(["option=I,II", "client_lr=0.1,cosine(0.1, 100),.5"], fx.scaffold)
+    grid = parse_grids(["option=I,II", "client_lr=0.1,cosine(0.1, 100),.5"], ["scaffold"])["scaffold"]
     assert grid == {"option": ("I", "II"), "client_lr": (0.1, "cosine(0.1, 100)", 0.5)}
-    assert parse_grid(["debias=true,false"], fx.fedadam) == {"debias": (True, False)}
+    assert parse_grids(["debias=true,false"], ["fedadam"])["fedadam"] == {"debias": (True, False)}
 
 
 def test_grids_go_to_the_algorithms_that_have_them() -> None:
@@ -78,4 +78,4 @@ def test_without_a_rate_to_search_a_grid_is_asked_for() -> None:
 
 def test_a_name_twice_is_refused() -> None:
     with pytest.raises(UsageError, match="client_lr"):
-        parse_grid(["client_lr=1,2", "client_lr=3"], fx.fedadam)
+        parse_grids(["client_lr=1,2", "client_lr=3"], ["fedadam"])["fedadam"]

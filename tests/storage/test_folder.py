@@ -145,10 +145,11 @@ def test_a_file_on_a_full_disk_keeps_its_content(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("summary", "params", "is_finished"), [
-    ({"status": "completed"}, True, True),
-    ({"status": "diverged"}, True, True),
-    ({"status": "running"}, True, False),
-    ({"status": "completed"}, False, False),
+    ({"status": "completed", "rounds_done": 3}, True, True),
+    ({"status": "diverged", "rounds_done": 0}, True, True),
+    ({"status": "running", "rounds_done": 3}, True, False),
+    ({"status": "completed", "rounds_done": 3}, False, False),
+    ({"status": "completed"}, True, False),
     (None, True, False),
     ("{", True, False),
 ])  # fmt: skip

@@ -18,7 +18,7 @@ from fedoptax.engine.plan import make_plan
 from fedoptax.engine.xla import use_cache, use_cores
 from fedoptax.errors import UsageError
 from fedoptax.experiments import run as experiment
-from fedoptax.experiments.build import build, wrap_as
+from fedoptax.experiments.build import build, wrap
 from fedoptax.experiments.comparison import Comparison
 from fedoptax.experiments.run import split_options
 from fedoptax.experiments.tuning import Tuning
@@ -70,7 +70,7 @@ def _check(
       UsageError: the runs would refuse them.
     """
     first = {key: values[0] for key, values in grid.items()}
-    algorithm = wrap_as(build(name, {**values, **first}), options.get("wrappers") or {})
+    algorithm = wrap(build(name, {**values, **first}), **options.get("wrappers") or {})
     make_plan(split_options(options)[0], task, algorithm)
 
 
@@ -83,7 +83,7 @@ def _resume_run(folder: Path, given: Resume, changes: dict[str, Any]) -> None:
     name, hyperparameters = config["algorithm"]["name"], config["algorithm"].get("hyperparameters") or {}
 
     def set_up() -> tuple[Task, FedAlgorithm]:
-        algorithm = wrap_as(build(name, hyperparameters), options.get("wrappers") or {})
+        algorithm = wrap(build(name, hyperparameters), **options.get("wrappers") or {})
         return reload_task(config["task"], given.data_dir), algorithm
 
     task, algorithm = run_on_all_or_fail(set_up)

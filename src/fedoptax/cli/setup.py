@@ -24,7 +24,7 @@ from fedoptax.experiments.build import (
     parse_settings,
     parse_value,
     preset,
-    wrap_as,
+    wrap,
 )
 from fedoptax.experiments.grids import Grid, default_grid, parse_grids
 from fedoptax.experiments.run import split_options
@@ -99,7 +99,7 @@ def set_up(
     wrappers = {name: text for name in ("privacy", "compress") if (text := getattr(given, name)) is not None}
     hyperparameters = choose_hyperparameters(given, names)
     algorithms = {
-        name: wrap_as(build(name, hyperparameters[name] | (tried or {}).get(name, {})), wrappers) for name in names
+        name: wrap(build(name, hyperparameters[name] | (tried or {}).get(name, {})), **wrappers) for name in names
     }
     if is_leader():
         storage.prepare(out, given.overwrite, remove=False)

@@ -227,7 +227,7 @@ class Run:
         check_same_experiment(self.folder, there, config)
         if not isinstance(there.get("deployment"), dict):
             raise RunError(f"'{self.folder}' holds a simulation; continue it with fedoptax resume")
-        if self._checkpoints.rounds() or storage.read_status(self.folder) not in (None, "running"):
+        if self._checkpoints.rounds() or storage.read_summary(self.folder).get("status", "running") != "running":
             refuse_fewer(self.folder, self.deployment.rounds)
             self._at, rows = self._restored()
             self._kept = [None, None]

@@ -137,19 +137,6 @@ def build(name: str, hyperparameters: Mapping[str, Any]) -> FedAlgorithm:
     return algorithm
 
 
-def wrap_as(algorithm: FedAlgorithm, wrappers: Mapping[str, str]) -> FedAlgorithm:
-    """Return `algorithm` with what a run's config says was wrapped around it: texts by the names of `wrap`'s arguments.
-
-    Raises:
-      UsageError: as `wrap`, or it is something else.
-    """
-    if not isinstance(wrappers, Mapping) or not all(isinstance(text, str) for text in wrappers.values()):
-        raise UsageError(f"wrappers must be texts by name, got {wrappers!r}")
-    for name in wrappers:
-        check_choice("wrappers", name, WRAPPERS)
-    return wrap(algorithm, **wrappers)
-
-
 def wrap(algorithm: FedAlgorithm, privacy: str | None = None, compress: str | None = None) -> FedAlgorithm:
     """Return `algorithm` with privacy and compression as they were typed; None leaves it as it is.
 

@@ -11,7 +11,7 @@ from fedoptax._files import read_json, to_plain, using, write_json
 from fedoptax._progress import bar
 from fedoptax.engine.plan import make_plan
 from fedoptax.errors import RunError, UsageError, check_int
-from fedoptax.experiments.build import build, preset, wrap_as
+from fedoptax.experiments.build import build, preset, wrap
 from fedoptax.experiments.grids import check_grid
 from fedoptax.experiments.result import Interrupted, RunResult
 from fedoptax.experiments.run import split_options
@@ -25,7 +25,7 @@ from fedoptax.experiments.tuning import (
     storable,
 )
 from fedoptax.storage.config import FORMAT, check_format
-from fedoptax.storage.folder import is_finished, locked, prepare
+from fedoptax.storage.folder import is_finished, locked, prepare, read_summary
 from fedoptax.storage.history import History, read_rows
 from fedoptax.tasks.task import Task, check_task
 from fedoptax.trackers import Tracker
@@ -80,21 +80,29 @@ class Comparison:
             return comparison
 
 
-@dataclass(frozen=True)
+@dataclass
 class Compared:
     """The outcome of a comparison.
 
     Attributes:
-      comparison: what was compared, with the hyper-parameters that were used.
-      histories: by algorithm, one per seed in their order.
-      diverged: one line per run or search that diverged.
+      comparison: with the hyper-parameters that searches found, and without the algorithms whose points all diverged.
       folder: of the results.
+      diverged: one line per run or search that diverged.
+      stopped: the run in or after which a signal stopped the comparison, else None.
     """
 
     comparison: Comparison
-    histories: Mapping[str, Sequence[History]]
-    diverged: Sequence[str]
     folder: Path
+    diverged: list[str] = field(default_factory=list)
+    stopped: RunResult | None = None
+
+    @property
+    def histories(self) -> dict[str, list[History]]:
+        """By algorithm, one per seed in their order, as the folder holds them."""
+        histories: dict[str, list[History]] = {name: [] for name in self.comparison.algorithms}
+        for name, _, folder in runs(self.comparison, self.folder):
+            histories[name].append(History(read_rows(folder, read_summary(folder)["rounds_done"])))
+        return histories
 
 
 def compare(
@@ -144,12 +152,12 @@ def compare(
     check_not_own(options)
     folder, grids = Path(out), dict(grids or {})
     values = {name: dict((hyperparameters or {}).get(name, preset(task.name, name))) for name in algorithms}
-    rounds, _ = split_options(options)
+    rounds, record = split_options(options)
     for name in algorithms:
         if name in grids:
             check_grid(grids[name])
         first = {key: tried[0] for key, tried in grids.get(name, {}).items()}
-        make_plan(rounds, task, wrap_as(build(name, values[name] | first), options.get("wrappers") or {}))
+        make_plan(rounds, task, wrap(build(name, values[name] | first), **record.wrappers))
     stored = {"rounds": rounds.rounds, **storable(options)}
     spec, rule = {"name": task.name, **task.spec}, rule_for(task, select, last, rounds.rounds)
     tunings = {
@@ -178,22 +186,7 @@ def compare(
     done = run_comparison(task, comparison, folder, progress, trackers=trackers)
     if done.stopped is not None:
         raise Interrupted(done.stopped)
-    return Compared(done.comparison, _histories(done.comparison, folder), done.diverged, folder)
-
-
-@dataclass
-class Outcome:
-    """A comparison as far as it came.
-
-    Attributes:
-      comparison: with the hyper-parameters that searches found, and without the algorithms whose points all diverged.
-      diverged: one line per run or search that diverged.
-      stopped: the run in or after which a signal stopped the comparison, else None.
-    """
-
-    comparison: Comparison
-    diverged: list[str] = field(default_factory=list)
-    stopped: RunResult | None = None
+    return done
 
 
 def run_comparison(
@@ -203,7 +196,7 @@ def run_comparison(
     progress: bool | None = None,
     new: bool = False,
     trackers: Sequence[Tracker] = (),
-) -> Outcome:
+) -> Compared:
     """Run what is not yet done in `out`: every algorithm's search, if there is one, then all over every seed.
 
     With `new` there must be no results in `out` yet. `trackers` are objects that follow every run, besides those that
@@ -212,7 +205,7 @@ def run_comparison(
     Raises:
       RunError: another process holds `out` or has filled it, or a run there cannot be continued.
     """
-    done = Outcome(comparison)
+    done = Compared(comparison, out)
     followers = [*comparison.options.get("trackers", ()), *trackers]
     with locked(out, new):
         comparison.save(out)
@@ -221,12 +214,11 @@ def run_comparison(
             if done.stopped is not None:
                 break
             if is_finished(folder):
-                summary = read_json(folder / "summary.json")
-                if summary["status"] == "diverged":
-                    done.diverged.append(str(summary.get("message")))
+                if (summary := read_summary(folder))["status"] == "diverged":
+                    done.diverged.append(str(summary["message"]))
                 continue
             values = done.comparison.hyperparameters[name]
-            algorithm = wrap_as(build(name, values), comparison.options.get("wrappers") or {})
+            algorithm = wrap(build(name, values), **comparison.options.get("wrappers") or {})
             described = {"label": name, "description": f"{name}, seed {seed}", "hyperparameters": values}
             shown = {"seed": seed, "progress": progress, "trackers": followers, **described}
             result = run_or_continue(task, algorithm, folder, comparison.options | shown)
@@ -237,19 +229,19 @@ def run_comparison(
     return done
 
 
-def _search(task: Task, done: Outcome, out: Path, progress: bool | None, trackers: Sequence[Tracker]) -> None:
+def _search(task: Task, done: Compared, out: Path, progress: bool | None, trackers: Sequence[Tracker]) -> None:
     """Run the searches of a comparison, and note in it what they found."""
     comparison = done.comparison
     found, kept = dict(comparison.hyperparameters), list(comparison.algorithms)
     for name, tuning in comparison.tunings.items():
         total = tuning.size * int(tuning.options["rounds"])
         with bar(f"{name}: {tuning.size} points", total, enabled=progress) as update:
-            searched = run_search(task, tuning, search_folder(out, name), update, trackers=trackers)
-        if searched.stopped is not None:
-            done.stopped = searched.stopped
+            tuned = run_search(task, tuning, search_folder(out, name), update, trackers=trackers)
+        if tuned.stopped is not None:
+            done.stopped = tuned.stopped
             return
         try:
-            found[name] = searched.tuned().hyperparameters
+            found[name] = tuned.hyperparameters
         except AllDiverged as error:
             done.diverged.append(str(error))
             kept.remove(name)
@@ -270,12 +262,3 @@ def runs(comparison: Comparison, out: Path) -> list[tuple[str, int, Path]]:
         for name in comparison.algorithms
         for seed in comparison.seeds
     ]
-
-
-def _histories(comparison: Comparison, out: Path) -> dict[str, list[History]]:
-    histories: dict[str, list[History]] = {name: [] for name in comparison.algorithms}
-    for name, _, folder in runs(comparison, out):
-        with using(folder / "summary.json"):
-            rounds = read_json(folder / "summary.json")["rounds_done"]
-        histories[name].append(History(read_rows(folder, rounds)))
-    return histories

@@ -1,4 +1,4 @@
-"""Grids of hyper-parameters as a user types them, and where on a grid a point lies."""
+"""Grids of hyper-parameters as a user types them, and their points."""
 
 from __future__ import annotations
 
@@ -23,44 +23,27 @@ ALLOWED = "NAME=VALUE,VALUE,... or NAME=LOW..HIGH (half decades; also LOW..HIGH:
 def parse_grids(texts: Iterable[str], algorithms: Iterable[str]) -> dict[str, Grid]:
     """Return the grids of some algorithms: each takes those `NAME=VALUES` whose NAME it has.
 
-    Raises:
-      UsageError: as `parse_grid`; or no algorithm has a name.
-    """
-    constructors = {name: find_constructor(name) for name in algorithms}
-    grids: dict[str, Grid] = {name: {} for name in constructors}
-    for text in texts:
-        name = text.partition("=")[0]
-        having = [key for key, constructor in constructors.items() if name in parameter_names(constructor)]
-        if not having:
-            check_choice("--grid name", name, sorted({n for c in constructors.values() for n in parameter_names(c)}))
-        for key in having:
-            if name in grids[key]:
-                raise UsageError(f"--grid: {name} is given twice")
-            grids[key] |= parse_grid([text], constructors[key])
-    return grids
-
-
-def parse_grid(texts: Iterable[str], constructor: Callable[..., Any]) -> Grid:
-    """Return the grid of some `NAME=VALUES` for the hyper-parameters of `constructor`.
-
     VALUES are numbers or texts with commas, or `LOW..HIGH`, the log grid 10^(k/2) from LOW to HIGH (`:decade` and
     `:quarter` for other steps). `1e-3..1` is 10⁻³, 10⁻²·⁵, …, 10⁰. Commas within brackets separate nothing, so a
     schedule such as `cosine(0.1, 100)` is one value.
 
     Raises:
-      UsageError: an unknown name or one given twice, no `=`, or values that are not different, or not finite.
+      UsageError: a name that no algorithm has or one given twice, no `=`, or values that are not different, or not
+        finite.
     """
-    names = parameter_names(constructor)
-    grid: Grid = {}
+    parameters = {name: parameter_names(find_constructor(name)) for name in algorithms}
+    grids: dict[str, Grid] = {name: {} for name in parameters}
     for text in texts:
         name, equals, values = text.partition("=")
         if not equals or not values:
             raise UsageError(f"--grid must be {ALLOWED}, got '{text}'")
-        check_choice("--grid name", name, names)
-        if name in grid:
-            raise UsageError(f"--grid: {name} is given twice")
-        grid[name] = _values(text, values)
-    return grid
+        check_choice("--grid name", name, sorted({known for names in parameters.values() for known in names}))
+        for algorithm, names in parameters.items():
+            if name in names:
+                if name in grids[algorithm]:
+                    raise UsageError(f"--grid: {name} is given twice")
+                grids[algorithm][name] = _values(text, values)
+    return grids
 
 
 RANGES = {"client_lr": (1e-3, 10.0), "server_lr": (1e-3, 10.0), "lr": (1e-4, 1.0)}
@@ -180,3 +163,40 @@ def _number(text: str, value: str) -> float:
     if not math.isfinite(number):
         raise UsageError(f"--grid must be {ALLOWED}, got '{value}' in '{text}'")
     return number
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value of a grid is a number, not a word or a flag."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def suggest_by_optuna(
+    grid: Mapping[str, Sequence[Any]], tried: Sequence[tuple[Mapping[str, Any], float]], maximize: bool, seed: int
+) -> dict[str, Any]:
+    """Return the next point by Optuna's tree-structured Parzen estimator (Bergstra et al. 2011).
+
+    Args:
+      grid: numbers are a range from the smallest to the largest, searched on a logarithmic scale if all are above 0;
+        texts are choices.
+      tried: the points so far and their scores; NaN for those that failed.
+      maximize: whether a higher score is better.
+      seed: of the first suggestion.
+    """
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    space: dict[str, Any] = {}
+    for name, values in grid.items():
+        if all(map(is_number, values)):
+            low, high = float(min(values)), float(max(values))
+            space[name] = optuna.distributions.FloatDistribution(low, high, log=low > 0)
+        else:
+            space[name] = optuna.distributions.CategoricalDistribution(list(values))
+    sampler = optuna.samplers.TPESampler(seed=seed + len(tried))  # one per trial: no state to be resumed
+    study = optuna.create_study(direction="maximize" if maximize else "minimize", sampler=sampler)
+    for known, score in tried:
+        is_known = math.isfinite(score)
+        state = optuna.trial.TrialState.COMPLETE if is_known else optuna.trial.TrialState.FAIL
+        value = score if is_known else None
+        study.add_trial(optuna.trial.create_trial(params=dict(known), distributions=space, value=value, state=state))
+    return dict(study.ask(space).params)

@@ -32,11 +32,12 @@ from fedoptax.engine.plan import Plan, RunOptions, make_plan
 from fedoptax.engine.program import MAX_ROUNDS, Fixed, Point, program
 from fedoptax.engine.sampling import sample_cohort
 from fedoptax.errors import UsageError, check_choice, check_number
+from fedoptax.experiments.build import WRAPPERS
 from fedoptax.experiments.result import DivergedError, Interrupted, RunResult
 from fedoptax.experiments.signals import deferred_interrupt
 from fedoptax.storage.checkpoint import Checkpoints
 from fedoptax.storage.config import check_same_experiment, run_config
-from fedoptax.storage.folder import RunFolder, prepare, read_status
+from fedoptax.storage.folder import RunFolder, prepare, read_summary
 from fedoptax.storage.history import History, Row, read_rows
 from fedoptax.tasks.task import Task, check_task
 from fedoptax.trackers import Tracked, Tracker, TrackerGroup, as_trackers
@@ -79,6 +80,10 @@ class Record:
 
     def __post_init__(self) -> None:
         check_number("checkpoint_every", self.checkpoint_every, 0)
+        for name, text in self.wrappers.items():
+            check_choice("wrappers", name, WRAPPERS)
+            if not isinstance(text, str):
+                raise UsageError(f"wrappers: {name} must be a text, got {text!r}")
         as_trackers(self.trackers)
 
     @property
@@ -223,7 +228,9 @@ def run_rounds(rounds: Rounds, total: int, config: Mapping[str, Any], record: Re
     """
     with ExitStack() as stack:
         stop = stack.enter_context(deferred_interrupt())
-        files = run_on_all_or_fail(lambda: _Files(record, stack))
+        trackers = TrackerGroup(as_trackers(record.trackers))
+        is_new = record.folder != record.source
+        folder = run_on_all_or_fail(lambda: RunFolder(record.folder, is_new, record.checkpoint_every, stack))
         history = run_on_all_or_fail(lambda: _restore(rounds, total, config, record))
         if is_distributed():
             history.rows, rounds.server, clients = broadcast(
@@ -231,7 +238,24 @@ def run_rounds(rounds: Rounds, total: int, config: Mapping[str, Any], record: Re
             )
             rounds.server = on_device(rounds.server)
             rounds.clients.put(on_device(clients))
-        run_on_all_or_fail(lambda: files.begin(config, history))
+
+        def begin() -> None:
+            folder.begin(config, history)
+            if record.folder is not None:
+                trackers.start(Tracked(record.folder, config, len(history)))
+
+        def write(step: Step) -> None:
+            folder.add(step.rows)
+            trackers.rows(step.rows)
+            if folder.is_due() if step.save is None else step.save:
+                folder.save(len(history), rounds.server, rounds.clients)
+                rounds.saved()
+
+        def end(status: str, message: str | None, params: Tree) -> None:
+            folder.save(len(history), rounds.server, rounds.clients)
+            trackers.end(folder.end(status, message, history, params, rounds.compile_seconds))
+
+        run_on_all_or_fail(begin)
         update = stack.enter_context(
             bar(record.description or record.label, total, len(history), enabled=record.progress)
         )
@@ -240,52 +264,19 @@ def run_rounds(rounds: Rounds, total: int, config: Mapping[str, Any], record: Re
             step = rounds.advance(len(history))
             history.rows += step.rows
             status, message = step.status, step.message
-            run_on_all_or_fail(partial(files.add, step, history, rounds))
+            run_on_all_or_fail(partial(write, step))
             update(len(history), _note(history, config["primary_metric"]))
             signal = int(gather_from_all(np.int32(stop())).max())
             if signal and status == "running" and len(history) < total:
                 status, message = "interrupted", f"stopped after round {len(history)} of {total}"
         status = "completed" if status == "running" else status
         params = rounds.finish()
-        run_on_all_or_fail(lambda: files.end(status, message, history, params, rounds))
+        run_on_all_or_fail(lambda: end(status, message, params))
         signal = signal or int(gather_from_all(np.int32(stop())).max())  # else the next of several runs would begin
     return RunResult(
         history, params, rounds.server, rounds.clients, status, message, record.folder,
         dict(record.hyperparameters), signal,
     )  # fmt: skip
-
-
-class _Files:
-    """The folder and the trackers of a run; nothing happens without a folder."""
-
-    def __init__(self, record: Record, stack: ExitStack) -> None:
-        self._record, self._trackers = record, TrackerGroup(as_trackers(record.trackers))
-        is_new = record.folder != record.source
-        self._folder = None
-        if record.folder is not None:
-            self._folder = RunFolder(record.folder, is_new, record.checkpoint_every, stack)
-
-    def begin(self, config: Mapping[str, Any], history: History) -> None:
-        if self._folder:
-            self._folder.begin(config, history)
-            self._trackers.start(Tracked(self._folder.path, config, len(history)))
-
-    def add(self, step: Step, history: History, rounds: Rounds) -> None:
-        if self._folder:
-            self._folder.add(step.rows)
-            self._trackers.rows(step.rows)
-            if self._folder.is_due() if step.save is None else step.save:
-                self._save(history, rounds)
-
-    def end(self, status: str, message: str | None, history: History, params: Tree, rounds: Rounds) -> None:
-        if self._folder:
-            self._save(history, rounds)
-            self._trackers.end(self._folder.end(status, message, history, params, rounds.compile_seconds))
-
-    def _save(self, history: History, rounds: Rounds) -> None:
-        assert self._folder is not None
-        self._folder.save(len(history), rounds.server, rounds.clients)
-        rounds.saved()
 
 
 def _restore(rounds: Rounds, total: int, config: Mapping[str, Any], record: Record) -> History:
@@ -295,7 +286,7 @@ def _restore(rounds: Rounds, total: int, config: Mapping[str, Any], record: Reco
         return History()
     check_same_experiment(folder, read_json(folder / "config.json"), config)
     checkpoints = Checkpoints(folder)
-    if not checkpoints.rounds() and read_status(folder) in (None, "running"):
+    if not checkpoints.rounds() and read_summary(folder).get("status", "running") == "running":
         return History()  # killed before its first checkpoint: begin again
     done, rounds.server = checkpoints.restore(rounds.server, rounds.clients, total)
     return History(read_rows(folder, done))

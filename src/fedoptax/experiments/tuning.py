@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -19,13 +20,13 @@ from fedoptax.engine.evaluation import column_names, evaluation_data
 from fedoptax.engine.plan import make_plan
 from fedoptax.engine.program import Point
 from fedoptax.errors import RunError, UsageError, check_choice, check_int
-from fedoptax.experiments.build import build, find_constructor, wrap_as
-from fedoptax.experiments.grids import check_grid, edges, points
+from fedoptax.experiments.build import build, find_constructor, wrap
+from fedoptax.experiments.grids import check_grid, edges, is_number, points, suggest_by_optuna
 from fedoptax.experiments.result import Interrupted, RunResult
 from fedoptax.experiments.run import simulate, split_options
 from fedoptax.storage.checkpoint import rounds_of
 from fedoptax.storage.config import FORMAT, check_format
-from fedoptax.storage.folder import is_finished, locked, read_status
+from fedoptax.storage.folder import is_finished, locked, read_summary
 from fedoptax.storage.history import Row, higher_is_better, read_rows
 from fedoptax.tasks.task import Task, check_task
 from fedoptax.trackers import Tracker
@@ -164,28 +165,6 @@ class Tried:
     folder: Path | None
 
 
-@dataclass(frozen=True)
-class Tuned:
-    """The outcome of a search.
-
-    Attributes:
-      tuning: what was searched.
-      tried: every point, in the order they were run.
-      best: the best of them.
-      edges: the hyper-parameters whose best value is the lowest or highest of the grid: name -> which.
-    """
-
-    tuning: Tuning
-    tried: Sequence[Tried]
-    best: Tried
-    edges: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def hyperparameters(self) -> dict[str, Any]:
-        """The best point's, with those that were fixed."""
-        return {**self.tuning.fixed, **self.best.values}
-
-
 class AllDiverged(RunError):
     """All points of a search diverged."""
 
@@ -195,6 +174,44 @@ class AllDiverged(RunError):
 
     def __reduce__(self) -> tuple[Any, ...]:  # a process pool sends errors home by pickle
         return type(self), (self.algorithm, self.points)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The outcome of a search.
+
+    Attributes:
+      tuning: what was searched.
+      tried: every point, in the order they were run.
+      stopped: the run in or after which a signal stopped the search, else None.
+    """
+
+    tuning: Tuning
+    tried: Sequence[Tried]
+    stopped: RunResult | None = None
+
+    @property
+    def best(self) -> Tried:
+        """The best point.
+
+        Raises:
+          AllDiverged: every point did.
+        """
+        index = self.tuning.rule.best([one.score for one in self.tried])
+        if index is None:
+            raise AllDiverged(self.tuning.algorithm, len(self.tried))
+        return self.tried[index]
+
+    @property
+    def edges(self) -> dict[str, str]:
+        """The hyper-parameters whose best value is the lowest or highest of the grid: name -> which."""
+        numbers = {name: values for name, values in self.tuning.grid.items() if all(map(is_number, values))}
+        return edges(numbers, self.best.values)
+
+    @property
+    def hyperparameters(self) -> dict[str, Any]:
+        """The best point's, with those that were fixed."""
+        return {**self.tuning.fixed, **self.best.values}
 
 
 def tune(
@@ -266,42 +283,16 @@ def tune(
         raise RunError(f"'{folder / FILE}' is of another search; give another folder")
     trackers = [one for one in options.get("trackers") or () if not isinstance(one, str)]
     with bar(f"{algorithm}: {tuning.size} points", tuning.size * rounds, enabled=progress) as update:
-        searched = run_search(task, tuning, folder, update, trackers=trackers)
-    if searched.stopped is not None:
-        raise Interrupted(searched.stopped)
-    return searched.tuned()
-
-
-class Searched(NamedTuple):
-    """A search as far as it came.
-
-    Attributes:
-      tuning: what is searched.
-      tried: the points that were run to their end.
-      stopped: the run in or after which a signal stopped the search, else None.
-    """
-
-    tuning: Tuning
-    tried: list[Tried]
-    stopped: RunResult | None = None
-
-    def tuned(self) -> Tuned:
-        """Return the outcome.
-
-        Raises:
-          AllDiverged: every point did.
-        """
-        best = self.tuning.rule.best([one.score for one in self.tried])
-        if best is None:
-            raise AllDiverged(self.tuning.algorithm, len(self.tried))
-        numbers = {name: values for name, values in self.tuning.grid.items() if all(map(_is_number, values))}
-        found = self.tried[best]
-        return Tuned(self.tuning, self.tried, found, edges(numbers, found.values))
+        tuned = run_search(task, tuning, folder, update, trackers=trackers)
+    if tuned.stopped is not None:
+        raise Interrupted(tuned.stopped)
+    _ = tuned.best  # of which there may be none
+    return tuned
 
 
 def run_search(
     task: Task, tuning: Tuning, out: Path, update: Update, new: bool = False, trackers: Sequence[Tracker] = ()
-) -> Searched:
+) -> Tuned:
     """Run the points that are not yet done in `out`, in folders `point-001`, …
 
     Every point starts from the same parameters and sees the same cohorts. One that diverges is stopped there.
@@ -320,7 +311,9 @@ def run_search(
       RunError: `out` cannot be used.
     """
     find_constructor(tuning.algorithm)
-    suggest, make = _suggestions(tuning), _point_maker(tuning)
+    if tuning.search == "optuna" and find_spec("optuna") is None:
+        raise UsageError("--search optuna needs a package: pip install 'fedoptax[optuna]'")
+    suggest, make = partial(_next_point, tuning), _point_maker(tuning)
     options = {**tuning.options, "trackers": [*tuning.options.get("trackers", ()), *trackers], "seed": tuning.seed}
     if tuning.search == "grid":
         for point in points(tuning.grid):
@@ -335,21 +328,20 @@ def run_search(
             best = tuning.rule.best([one.score for one in tried])
             note = "" if best is None else f"best {tuning.rule.metric} {tried[best].score:.4g}"
             if is_finished(folder):
-                status = str(read_status(folder))
-                with using(folder / "summary.json"):
-                    rows = read_rows(folder, int(read_json(folder / "summary.json")["rounds_done"]))
+                summary = read_summary(folder)
+                status, rows = summary["status"], read_rows(folder, summary["rounds_done"])
             else:
                 described = {"label": tuning.algorithm, "hyperparameters": {**tuning.fixed, **values}}
                 shown = {"progress": lambda done, _, before=before, note=note: update(before + done, note)}
                 result = run_or_continue(task, make(values), folder, options | described | shown)
                 if result.signal:
-                    return Searched(
+                    return Tuned(
                         tuning, tried, replace(result, message=result.message or f"stopped after {folder.name}")
                     )
                 status, rows = result.status, result.history.rows
             update(before + int(options["rounds"]), note)
             tried.append(Tried(values, tuning.rule.score(rows, status), status, folder))
-    return Searched(tuning, tried)
+    return Tuned(tuning, tried)
 
 
 def run_or_continue(task: Task, algorithm: FedAlgorithm | Point, folder: Path, options: Mapping[str, Any]) -> RunResult:
@@ -385,10 +377,10 @@ def _point_maker(tuning: Tuning) -> Callable[[Mapping[str, Any]], Point]:
     wrappers = tuning.options.get("wrappers") or {}
 
     def constructor(chosen: Mapping[str, Any]) -> Callable[..., FedAlgorithm]:
-        return lambda **free: wrap_as(build(tuning.algorithm, {**tuning.fixed, **chosen, **free}), wrappers)
+        return lambda **free: wrap(build(tuning.algorithm, {**tuning.fixed, **chosen, **free}), **wrappers)
 
     def make(values: Mapping[str, Any]) -> Point:
-        free = {name: float(value) for name, value in values.items() if _is_number(value)}
+        free = {name: float(value) for name, value in values.items() if is_number(value)}
         chosen = {name: value for name, value in values.items() if name not in free}
         key = tuple(sorted(chosen.items(), key=repr))
         if key not in made:
@@ -398,55 +390,11 @@ def _point_maker(tuning: Tuning) -> Callable[[Mapping[str, Any]], Point]:
     return make
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-Suggest = Callable[[Sequence[Tried]], dict[str, Any] | None]
-"""Returns the next point from those that were tried, None at the end; so an interrupted search goes on as if whole."""
-
-
-def _suggestions(tuning: Tuning) -> Suggest:
-    if tuning.search == "optuna":
-        return _optuna_suggestions(tuning.grid, tuning.trials, tuning.rule, tuning.seed)
-    every = points(tuning.grid)
-    return lambda tried: every[len(tried)] if len(tried) < len(every) else None
-
-
-def _optuna_suggestions(grid: Mapping[str, Sequence[Any]], trials: int, rule: Rule, seed: int) -> Suggest:
-    """Return `trials` points by Optuna's tree-structured Parzen estimator (Bergstra et al. 2011).
-
-    Numbers are a range from the smallest to the largest, searched on a logarithmic scale if all are above 0; texts are
-    choices.
-
-    Raises:
-      UsageError: Optuna is not installed.
-    """
-    if find_spec("optuna") is None:
-        raise UsageError("--search optuna needs a package: pip install 'fedoptax[optuna]'")
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    space: dict[str, Any] = {}
-    for name, values in grid.items():
-        if all(map(_is_number, values)):
-            low, high = float(min(values)), float(max(values))
-            space[name] = optuna.distributions.FloatDistribution(low, high, log=low > 0)
-        else:
-            space[name] = optuna.distributions.CategoricalDistribution(list(values))
-    direction = "maximize" if rule.higher_is_better else "minimize"
-
-    def suggest(tried: Sequence[Tried]) -> dict[str, Any] | None:
-        if len(tried) >= trials:
-            return None
-        sampler = optuna.samplers.TPESampler(seed=seed + len(tried))  # one per trial: no state to be resumed
-        study = optuna.create_study(direction=direction, sampler=sampler)
-        for one in tried:
-            is_known = math.isfinite(one.score)
-            state = optuna.trial.TrialState.COMPLETE if is_known else optuna.trial.TrialState.FAIL
-            value = one.score if is_known else None
-            trial = optuna.trial.create_trial(params=dict(one.values), distributions=space, value=value, state=state)
-            study.add_trial(trial)
-        return dict(study.ask(space).params)
-
-    return suggest
+def _next_point(tuning: Tuning, tried: Sequence[Tried]) -> dict[str, Any] | None:
+    """Return the next point, None at the end: a function of what was tried, so an interrupted search goes on."""
+    if len(tried) >= tuning.size:
+        return None
+    if tuning.search == "grid":
+        return points(tuning.grid)[len(tried)]
+    known = [(one.values, one.score) for one in tried]
+    return suggest_by_optuna(tuning.grid, known, tuning.rule.higher_is_better, tuning.seed)

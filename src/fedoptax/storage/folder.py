@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from filelock import FileLock, Timeout
 
-from fedoptax._files import read_json, write_atomically, write_json
+from fedoptax._files import read_json, using, write_atomically, write_json
 from fedoptax.algorithm import Tree
 from fedoptax.engine.client_states import ClientStates
 from fedoptax.errors import RunError, UsageError
@@ -90,20 +90,26 @@ def locked(folder: Path, new: bool = False) -> Iterator[None]:
         lock.release()
 
 
-def read_status(folder: Path) -> str | None:
-    """Return the status of a run by its summary.json; None if there is none yet.
+def read_summary(folder: Path) -> dict[str, Any]:
+    """Return a run's summary.json with its `status`, `rounds_done` and `message`; empty if there is none yet.
 
     Raises:
       RunError: it is damaged.
     """
     path = folder / "summary.json"
-    return read_json(path).get("status") if path.is_file() else None
+    if not path.is_file():
+        return {}
+    summary = read_json(path)
+    with using(path):
+        if not isinstance(summary["status"], str) or not isinstance(summary["rounds_done"], int):
+            raise TypeError("status must be a text and rounds_done a whole number")
+    return {"message": None, **summary}
 
 
 def is_finished(folder: Path) -> bool:
     """Return whether a run came to its end and has its results; else it is continued from its checkpoint."""
     try:
-        return read_status(folder) in ("completed", "diverged") and (folder / "params.npz").is_file()
+        return read_summary(folder).get("status") in ("completed", "diverged") and (folder / "params.npz").is_file()
     except RunError:
         return False
 
@@ -166,10 +172,10 @@ def write_summary(
 
 
 class RunFolder:
-    """The folder of one run while it is written, held by this process from `open` to the end of `stack`.
+    """The folder of one run while it is written, held by this process until `stack` closes.
 
     Args:
-      folder: where.
+      folder: where; None writes nothing.
       new: there must be no results in it yet.
       checkpoint_every: seconds between checkpoints.
       stack: releases the lock when it closes.
@@ -178,10 +184,10 @@ class RunFolder:
       RunError: another process holds it.
     """
 
-    def __init__(self, folder: Path, new: bool, checkpoint_every: float, stack: ExitStack) -> None:
-        self.path, self._new, self._every, self._stack = folder, new, checkpoint_every, stack
-        self._existed = folder.is_dir()
-        if self._existed:
+    def __init__(self, folder: Path | None, new: bool, checkpoint_every: float, stack: ExitStack) -> None:
+        self._folder, self._new, self._every, self._stack = folder, new, checkpoint_every, stack
+        self._existed = folder is not None and folder.is_dir()
+        if folder is not None and self._existed:
             stack.enter_context(locked(folder, new))
 
     def begin(self, config: Mapping[str, Any], history: History) -> None:
@@ -190,12 +196,14 @@ class RunFolder:
         Raises:
           RunError: it cannot be written, or was filled by another process meanwhile.
         """
+        if self._folder is None:
+            return
         if not self._existed:
-            self._stack.enter_context(locked(self.path, self._new))
-        write_json(self.path / "config.json", config)
-        write_summary(self.path, "running", None, history, 0.0)
-        self._rows = HistoryFile(self.path, history.rows)
-        self._checkpoints = Checkpoints(self.path, verified=None if self._new else len(history))
+            self._stack.enter_context(locked(self._folder, self._new))
+        write_json(self._folder / "config.json", config)
+        write_summary(self._folder, "running", None, history, 0.0)
+        self._rows = HistoryFile(self._folder, history.rows)
+        self._checkpoints = Checkpoints(self._folder, verified=None if self._new else len(history))
         self._saved = time.monotonic()
 
     def add(self, rows: list[Row]) -> None:
@@ -204,11 +212,12 @@ class RunFolder:
         Raises:
           RunError: it cannot be written.
         """
-        self._rows.append(rows)
+        if self._folder is not None:
+            self._rows.append(rows)
 
     def is_due(self) -> bool:
         """Return whether it is time for a checkpoint."""
-        return time.monotonic() - self._saved > self._every
+        return self._folder is not None and time.monotonic() - self._saved > self._every
 
     def save(self, done: int, server: Tree, clients: ClientStates) -> None:
         """Save the states after `done` rounds.
@@ -216,8 +225,9 @@ class RunFolder:
         Raises:
           RunError: they cannot be written.
         """
-        self._checkpoints.save(done, server, clients, self._rows.sync())
-        self._saved = time.monotonic()
+        if self._folder is not None:
+            self._checkpoints.save(done, server, clients, self._rows.sync())
+            self._saved = time.monotonic()
 
     def end(
         self, status: str, message: str | None, history: History, params: Tree, compile_seconds: float
@@ -227,8 +237,10 @@ class RunFolder:
         Raises:
           RunError: they cannot be written.
         """
-        write_params(self.path / "params.npz", params)
-        return write_summary(self.path, status, message, history, compile_seconds)
+        if self._folder is None:
+            return {}
+        write_params(self._folder / "params.npz", params)
+        return write_summary(self._folder, status, message, history, compile_seconds)
 
 
 def _is_leftover(path: Path) -> bool:
