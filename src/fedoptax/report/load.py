@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,9 +10,10 @@ from typing import Any
 
 import pandas as pd
 
-from fedoptax.errors import RunError, shorten
+from fedoptax._files import read_json
+from fedoptax.errors import RunError
 from fedoptax.storage.config import check_format, read_config
-from fedoptax.storage.folder import read_json
+from fedoptax.storage.history import read_lines, read_rows
 
 #: History columns that measure cost, not quality.
 COST_COLUMNS = ("round", "bytes_up", "bytes_down", "seconds", "dropped", "late", "rejected")
@@ -126,30 +126,10 @@ def load_run(folder: Path, command: str | None = None) -> Run:
       RunError: it is damaged, or of another format.
     """
     config = read_config(folder)
-    rows = _read_history(folder / "history.jsonl")
+    rows = read_rows(folder, rounds=len(read_lines(folder)))
     summary: dict[str, Any] = {"status": "running", "rounds_done": len(rows)}
     if (folder / "summary.json").is_file():
         summary |= read_json(folder / "summary.json")
-    return Run(folder, config, rows, summary, command or config.get("command") or None)
-
-
-def _read_history(path: Path) -> pd.DataFrame:
-    """Read a history without its last line if that is unfinished."""
-    lines = path.read_bytes().split(b"\n") if path.is_file() else []
-    rows: list[dict[str, Any]] = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        last = rows[-1]["round"] if rows else 0
-        try:
-            row = json.loads(line)
-            is_later = row["round"] > last
-        except (ValueError, TypeError, KeyError) as error:
-            if number == len(lines):
-                break  # the run is being written, or was killed
-            raise RunError(f"'{path}' is damaged at line {number}: {shorten(repr(error))}") from error
-        if not is_later:
-            raise RunError(f"'{path}' is damaged at line {number}: round {row['round']} after {last}")
-        rows.append(row)
     frame = pd.DataFrame(rows or {"round": []}).apply(pd.to_numeric, errors="coerce").astype(float)
-    return frame.where(frame.abs() < _LARGEST).astype({"round": int})
+    frame = frame.where(frame.abs() < _LARGEST).astype({"round": int})
+    return Run(folder, config, frame, summary, command or config.get("command") or None)

@@ -61,7 +61,9 @@ def format_setting(value: Any) -> str:
         return "none"
     if isinstance(value, list | tuple):
         return ", ".join(map(format_setting, value))
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return DASH if math.isnan(value) else f"{value:.6g}"
+    return str(value)
 
 
 def describe_faults(faults: dict[str, Any]) -> str:
