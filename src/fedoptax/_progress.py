@@ -1,4 +1,4 @@
-"""A progress bar on standard error: rounds, rounds a second, the metric, time left. Silent if that is no terminal."""
+"""A progress bar on standard error, if that is a terminal: rounds, rounds per second, the metric, time left."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ Update = Callable[[int, str], None]
 
 
 def silent(done: int, note: str) -> None:
-    """An update that shows nothing."""
+    """Show nothing."""
 
 
 @contextmanager
 def bar(description: str, total: int, done: int = 0, enabled: bool | Update | None = None) -> Iterator[Update]:
-    """A bar of `total` rounds, `done` of them already done.
+    """Show a bar of `total` rounds, `done` of them already done.
 
-    `enabled=None` asks whether stderr is a terminal; an `Update` is told instead, as part of a bar of its own.
+    `enabled=None` shows it if stderr is a terminal; an `Update` is called instead of a bar.
     """
     if callable(enabled):
         yield enabled
@@ -54,7 +54,7 @@ def bar(description: str, total: int, done: int = 0, enabled: bool | Update | No
 
 @contextmanager
 def status(text: str) -> Iterator[None]:
-    """Shows that something without a count is going on, if stderr is a terminal."""
+    """Show that something without a count is going on, if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield
         return

@@ -69,7 +69,7 @@ class Record:
 
     label: str = "algorithm"
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
-    wrappers: Mapping[str, Any] = field(default_factory=dict)
+    wrappers: Mapping[str, str] = field(default_factory=dict)
     out: str | Path | None = None
     overwrite: bool = False
     resume_from: str | Path | None = None
@@ -80,10 +80,10 @@ class Record:
 
     def __post_init__(self) -> None:
         check_number("checkpoint_every", self.checkpoint_every, 0)
-        for name, text in self.wrappers.items():
+        if not isinstance(self.wrappers, Mapping) or not all(isinstance(text, str) for text in self.wrappers.values()):
+            raise UsageError(f"wrappers must be texts by name, got {self.wrappers!r}")
+        for name in self.wrappers:
             check_choice("wrappers", name, WRAPPERS)
-            if not isinstance(text, str):
-                raise UsageError(f"wrappers: {name} must be a text, got {text!r}")
         as_trackers(self.trackers)
 
     @property
@@ -151,8 +151,8 @@ def simulate(task: Task, algorithm: FedAlgorithm | Point, options: RunOptions, r
     plan = make_plan(options, task, point.algorithm)
     if not is_leader():
         record = replace(record, out=None, resume_from=None, trackers=(), progress=False)
-    new_folder = record.folder if record.folder != record.source else None
-    run_on_all_or_fail(lambda: new_folder and prepare(new_folder, record.overwrite))
+    new = None if record.folder == record.source else record.folder
+    run_on_all_or_fail(lambda: None if new is None else prepare(new, record.overwrite))
     simulation = Simulation(task, point, options, plan, record.label)
     described = {"name": record.label, "hyperparameters": dict(record.hyperparameters)}
     config = run_config(task, described, options, plan, simulation.program, record.wrappers, record.trackers)
@@ -161,7 +161,7 @@ def simulate(task: Task, algorithm: FedAlgorithm | Point, options: RunOptions, r
 
 
 def _as_begun(options: RunOptions, folder: Path) -> RunOptions:
-    """Return options with the devices and the place of client states that a run began with: it is equal bit for bit."""
+    """Return options with the devices and the place of client states of a run: continued so, it is equal bit for bit."""
     begun = read_json(folder / "config.json")
     if options.mesh is None and options.engine == "compiled":
         options = replace(options, mesh=mesh_again(begun.get("mesh", 1)))
