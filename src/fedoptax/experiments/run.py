@@ -161,7 +161,7 @@ def simulate(task: Task, algorithm: FedAlgorithm | Point, options: RunOptions, r
 
 
 def _as_begun(options: RunOptions, folder: Path) -> RunOptions:
-    """Return options with the devices and the place of client states of a run: continued so, it is equal bit for bit."""
+    """Return options with the devices and the place of client states that a run began with, for equal bits."""
     begun = read_json(folder / "config.json")
     if options.mesh is None and options.engine == "compiled":
         options = replace(options, mesh=mesh_again(begun.get("mesh", 1)))
