@@ -1,11 +1,11 @@
-"""Small deployments for the tests, what they must give, and the processes they leave."""
+"""Small deployments for the tests, their expected results, and the processes they leave."""
 
 from __future__ import annotations
 
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import psutil
 import pytest
 
 from fedoptax.algorithm import FedAlgorithm
+from fedoptax.deploy.client import Client, Order
 from fedoptax.deploy.config import Deployment, build_task
+from fedoptax.deploy.rounds import Arrived
+from fedoptax.deploy.server import RawReply
+from fedoptax.deploy.wire import WireArray
 from fedoptax.engine.batches import LocalWork, client_batches, task_grad_fn
 from fedoptax.engine.eager import run_round
 from fedoptax.engine.sampling import round_key
@@ -31,7 +36,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 
 
 def need_flower() -> None:
-    """Skips where Flower is not installed."""
+    """Skip the test where Flower is not installed."""
     pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fedoptax[flower]')")
 
 
@@ -39,7 +44,7 @@ task_of = cache(lambda: build_task(deployment()))  # the task of all of them, lo
 
 
 def deployment(algorithm: str = "scaffold", **changes: Any) -> Deployment:
-    """Logistic regression on digits, three clients of unequal data, two a round."""
+    """Logistic regression on digits, three clients with unequal data, two per round."""
     given: dict[str, Any] = {
         "task": {"name": "digits", "model": "logistic", "num_clients": 3, "partition": "dirichlet-by-class"},
         "algorithm": algorithm,
@@ -72,7 +77,7 @@ def expected_params(given: Deployment, accepted: Sequence[Sequence[int]]) -> Any
     server, states = algorithm.init(params), [algorithm.init_client(params)] * task.clients.num_clients
     grad_fn = jax.jit(task_grad_fn(task))
     for number, cohort in enumerate(accepted):
-        batches = [batches_of(task, i, number, given.seed, given.options.work) for i in cohort]
+        batches = [batches_of(task, i, number, given.seed, given.work) for i in cohort]
         sizes = [int(task.clients.sizes[i]) for i in cohort]
         weights = sizes if weighting == "examples" else None
         old = [states[i] for i in cohort]
@@ -83,7 +88,7 @@ def expected_params(given: Deployment, accepted: Sequence[Sequence[int]]) -> Any
 
 
 def network_lines(out: Path) -> list[dict[str, Any]]:
-    """What the server tells of each round's messages."""
+    """The lines of network.jsonl."""
     path = out / "network.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
@@ -98,22 +103,50 @@ def assert_params(out: Path, params: Any, atol: float = 2e-5) -> None:
 
 
 def processes_of(work: Path) -> dict[int, str]:
-    """The processes that have the work folder in their environment or command line, with their commands."""
+    """The running processes that have the work folder in their environment or command line, with their commands."""
     found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
+    for process in psutil.process_iter():
         try:
-            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ")
-            text = (folder / "environ").read_bytes() + command
-        except OSError:
+            command = " ".join(process.cmdline())
+            if str(work) in f"{process.environ()} {command}" and process.status() != psutil.STATUS_ZOMBIE:
+                found[process.pid] = command
+        except psutil.Error:
             continue
-        if str(work).encode() in text and int(folder.name) != os.getpid():
-            found[int(folder.name)] = command.decode(errors="replace")
+    found.pop(os.getpid(), None)
     return found
 
 
 def wait_until(condition: Callable[[], Any], seconds: float, what: str) -> None:
-    """Waits for something, or fails."""
+    """Wait for something, or fail."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"{what}: not within {seconds:.0f} s"
         time.sleep(0.3)
+
+
+class InMemory:
+    """A `Network` of clients that answer at once, with their states in a folder."""
+
+    def __init__(self, given: Deployment, states: Path) -> None:
+        algorithm = given.build_algorithm()
+        numbers = range(task_of().clients.num_clients)
+        self.clients = [Client(task_of(), algorithm, given.work, i, given.seed) for i in numbers]
+        self.states, self.orders = states, list[Mapping[str, Any]]()
+        self._due: list[Arrived] = []
+
+    def begin(self, arrays: Mapping[str, WireArray], order: Callable[[int], Mapping[str, Any]]) -> None:
+        self._arrays, self._order = arrays, order
+
+    def connected(self) -> Mapping[int, str]:
+        return {i: f"node-{i}" for i in range(len(self.clients))}
+
+    def send(self, partitions: Sequence[int]) -> Mapping[int, int]:
+        for i in partitions:
+            self.orders.append(self._order(i))
+            answer = self.clients[i].answer(self._arrays, Order.read(self.orders[-1]), self.states / f"node-{i}")
+            self._due.append(Arrived(i, f"node-{i}", RawReply(answer.arrays, answer.numbers), 1))
+        return dict.fromkeys(partitions, 1)
+
+    def receive(self) -> list[Arrived]:
+        due, self._due = self._due, []
+        return due

@@ -96,12 +96,6 @@ class RoundOptions:
         str,
         typer.Option(help="mean, median, trimmed_mean:0.2, norm_clipping:1.0, krum:2 or krum:2,keep=5."),
     ] = "mean"
-    fault: Annotated[
-        list[str],
-        typer.Option(
-            "--fault", metavar="NAME=VALUE", help="Failing clients: dropout (a rate), deadline (virtual seconds) ..."
-        ),
-    ] = field(default_factory=list)
     privacy: Annotated[
         str | None,
         typer.Option(
@@ -112,6 +106,23 @@ class RoundOptions:
         str | None,
         typer.Option(help="Codec of uploads: qsgd:bits=4, topk:fraction=0.01 or sign.", metavar="CODEC"),
     ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningOptions(TaskOptions, RoundOptions):
+    """The options that simulations and deployments share."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """How a simulation computes its rounds."""
+
+    fault: Annotated[
+        list[str],
+        typer.Option(
+            "--fault", metavar="NAME=VALUE", help="Failing clients: dropout (a rate), deadline (virtual seconds) ..."
+        ),
+    ] = field(default_factory=list)
     client_loop: Annotated[
         str, typer.Option(help="loop (a device's clients one after another), vmap (all at once), or auto: the faster.")
     ] = "auto"
@@ -154,7 +165,7 @@ class ProcessOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExperimentOptions(TaskOptions, RoundOptions, OutputOptions):
+class ExperimentOptions(LearningOptions, EngineOptions, OutputOptions):
     """The options that run, compare and tune share."""
 
 

@@ -12,10 +12,9 @@ from typing import Any
 from fedoptax._progress import status
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.algorithms import ALGORITHMS
-from fedoptax.cli.options import Compare, ExperimentOptions, RoundOptions, TaskOptions, Tune
-from fedoptax.distributed import is_leader
-from fedoptax.engine.faults import as_faults
-from fedoptax.engine.plan import make_plan
+from fedoptax.cli.options import Compare, ExperimentOptions, LearningOptions, RoundOptions, TaskOptions, Tune
+from fedoptax.distributed import leads
+from fedoptax.engine.faults import parse_faults
 from fedoptax.errors import RunError, UsageError, check_choice
 from fedoptax.experiments.build import (
     build,
@@ -111,7 +110,7 @@ def set_up(
     return Setup(task, algorithms, hyperparameters, options | {"wrappers": wrappers}, out)
 
 
-def paper_options(given: ExperimentOptions) -> tuple[dict[str, Any], dict[str, Any]]:
+def paper_options(given: LearningOptions) -> tuple[dict[str, Any], dict[str, Any]]:
     """The options of the task and of rounds that were given, and where none was, those of `--preset paper`.
 
     Raises:
@@ -154,7 +153,7 @@ def with_task_defaults(name: str, task: Task, given: Mapping[str, Any]) -> dict[
     return {"local_epochs": 1, **defaults, **given}
 
 
-def choose_hyperparameters(given: ExperimentOptions, names: list[str]) -> dict[str, Hyperparameters]:
+def choose_hyperparameters(given: LearningOptions, names: list[str]) -> dict[str, Hyperparameters]:
     """Hyper-parameters by algorithm: those given by `--set`, else of the paper, else of the task's preset."""
     chosen = parse_settings(given.set_, names)
     setting = find_preset(given.task, given.preset)
@@ -235,15 +234,3 @@ def print_table(rows: list[list[str]], left: bool = False) -> None:
     for row in rows:
         cells = (f"{cell:{'<' if left or i == 0 else '>'}{width}}" for i, (cell, width) in enumerate(zip(row, widths)))
         print("  ".join(cells).rstrip())
-
-
-def check_measures(options: Mapping[str, Any]) -> bool:
-    """Whether a measure of local work is given.
-
-    Raises:
-      UsageError: both are, epochs and steps.
-    """
-    measures = [name for name in ("local_epochs", "local_steps") if options.get(name) is not None]
-    if len(measures) > 1:
-        raise UsageError("--local-epochs cannot be given with --local-steps")
-    return bool(measures)

@@ -1,11 +1,19 @@
-"""A client's round: from the server's message and what the client kept to its upload, as one compiled call.
+"""A client's round: from the server's message and the client's kept state to its upload, as one compiled call.
 
 Minibatches, dropout keys and arithmetic are those of the simulation for the same client, round and seed.
+
+What a client keeps between rounds is on its node's disk: its state after each round that the server may come back to.
+The server says in every message after which round (`base`) it last used this client's reply, and to which it may go
+back when it is restored from a checkpoint (`kept`). So a state whose upload was lost on the way is not built upon, and
+a round that is repeated begins where it began before: the network computes what the simulation does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+import io
+import re
+import zipfile
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,60 +23,111 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedoptax import threefry
+from fedoptax._files import write_atomically
 from fedoptax.algorithm import FedAlgorithm, Tree
 from fedoptax.deploy.config import Deployment
-from fedoptax.deploy.memory import INITIAL, StateFolder, blob_size, checked_experiment, from_blob, stale, to_blob
-from fedoptax.deploy.server import Forms, forms
+from fedoptax.deploy.server import forms
 from fedoptax.deploy.wire import WireArray, WireError, pack, shown, unpack
 from fedoptax.engine.batches import LocalWork, client_batches, task_grad_fn
 from fedoptax.engine.sampling import round_key
-from fedoptax.errors import UsageError
+from fedoptax.errors import RunError, check_int
 from fedoptax.tasks.task import Task
 
-MOST_KEPT = 16  # rounds that a server may name
-
-Blobs = MutableMapping[int, bytes]
-"""The states that a client has in memory, by round."""
+INITIAL = -1
+"""The "round" after which a client has its initial state."""
 
 
 class Order(NamedTuple):
-    """What the server asks of a client, apart from the message itself; see `memory` for `base`, `keep` and `kept`."""
+    """What the server asks of a client, apart from the message itself.
+
+    Attributes:
+      experiment: the run's id, 32 hexadecimal digits.
+      round: the round, from 0.
+      base: the round whose reply of this client the server used last; `INITIAL` if none.
+      kept: what `base` may be after the server is restored from one of its checkpoints.
+    """
 
     experiment: str
     round: int
     base: int
-    keep: int
-    kept: tuple[int, ...] | None = None
+    kept: tuple[int, ...] = ()
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Order:
-        """The order in a message.
+        """Return the order in a message.
 
         Raises:
-          WireError: a value is missing or out of range.
+          WireError: the experiment is missing or not an id, which names a folder.
+          UsageError: another value is missing or out of range.
         """
-
-        def whole(name: str, value: object, low: int) -> int:
-            if not isinstance(value, int) or isinstance(value, bool) or not low <= value < 2**31:
-                raise WireError(f"{name}: {shown(value)} instead of a whole number from {low}")
-            return value
-
-        experiment = checked_experiment(given.get("experiment"))
-        kept = given.get("kept")  # a server of an earlier version, or just resumed, does not tell
-        if kept is not None and (not isinstance(kept, list) or len(kept) > MOST_KEPT):
-            raise WireError(f"kept: {shown(kept)} instead of at most {MOST_KEPT} whole numbers")
-        each = None if kept is None else tuple(whole("kept", round, INITIAL) for round in kept)
-        lowest = {"round": 0, "base": INITIAL, "keep": INITIAL}
-        numbers = {name: whole(name, given.get(name), low) for name, low in lowest.items()}
-        return cls(experiment, **numbers, kept=each)
+        experiment, kept = given.get("experiment"), given.get("kept")
+        if not isinstance(experiment, str) or not re.fullmatch("[0-9a-f]{32}", experiment):
+            raise WireError(f"experiment: {shown(experiment)} instead of 32 hexadecimal digits")
+        if not isinstance(kept, list):
+            raise WireError(f"kept: {shown(kept)} instead of a list")
+        return cls(
+            experiment,
+            check_int("round", given.get("round"), 0),
+            check_int("base", given.get("base"), INITIAL),
+            tuple(check_int("kept", round, INITIAL) for round in kept),
+        )
 
 
 class Answer(NamedTuple):
-    """A client's upload by name, its numbers, and the state it keeps, as bytes by round."""
+    """A client's upload by name, and its numbers."""
 
     arrays: dict[str, WireArray]
     numbers: dict[str, int | float]
-    kept: dict[int, bytes]
+
+
+class StateFolder:
+    """The states of one client in one experiment, `ROUND.npz`, in a folder that only its owner may enter.
+
+    Args:
+      root: the node's folder for states.
+      experiment: the experiment's id.
+      partition: the client.
+    """
+
+    def __init__(self, root: Path, experiment: str, partition: int) -> None:
+        self._private, self.folder = root / experiment, root / experiment / str(partition)
+
+    def read(self, round: int, like: Tree) -> Tree | None:
+        """Return the state after a round; None if there is none, or it is damaged or of another form."""
+        structs, structure = jax.tree.flatten(like)
+        try:
+            content = io.BytesIO(self._path(round).read_bytes())
+            with np.load(content, allow_pickle=False) as stored:  # a zip has a checksum of each array
+                leaves = [stored[f"{i:05d}"].view(s.dtype).reshape(s.shape) for i, s in enumerate(structs)]
+        except (OSError, ValueError, KeyError, EOFError, NotImplementedError, zipfile.BadZipFile):
+            return None
+        return jax.tree.unflatten(structure, leaves)
+
+    def write(self, round: int, state: Tree) -> None:
+        """Write the state after a round; it is on the disk when this returns.
+
+        Raises:
+          RunError: it cannot be written.
+        """
+        buffer = io.BytesIO()
+        arrays = [np.ascontiguousarray(leaf).reshape(-1).view(np.uint8) for leaf in jax.tree.leaves(state)]
+        np.savez(buffer, allow_pickle=False, **{f"{i:05d}": array for i, array in enumerate(arrays)})
+        try:
+            self._private.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"'{self._private}' cannot be written: {error.strerror}") from error
+        write_atomically(self._path(round), buffer.getvalue())
+
+    def drop(self, before: int, wanted: Iterable[int]) -> None:
+        """Remove the states after rounds before `before`, apart from those that are wanted."""
+        names = {str(round) for round in wanted}
+        for path in self.folder.glob("*.npz"):
+            if path.stem.isdecimal() and int(path.stem) < before and path.stem not in names:
+                path.unlink(missing_ok=True)
+
+    def _path(self, round: int) -> Path:
+        return self.folder / f"{round}.npz"
 
 
 @dataclass(frozen=True)
@@ -76,9 +135,9 @@ class Client:
     """One client of a federation.
 
     Attributes:
-      task: whole, or with this client's examples alone.
+      task: the whole federation, or with this client's examples alone.
       algorithm: the algorithm.
-      work: its local work of a round.
+      work: its local work per round.
       partition: its number in the federation.
       seed: of the experiment.
     """
@@ -90,7 +149,7 @@ class Client:
     seed: int
 
     def examples(self) -> dict[str, np.ndarray]:
-        """Its examples.
+        """Return its examples.
 
         Raises:
           UsageError: the task has several clients, and not this one.
@@ -98,20 +157,15 @@ class Client:
         clients = self.task.clients
         if clients.num_clients == 1:
             return clients.client(0)
-        if not 0 <= self.partition < clients.num_clients:
-            raise UsageError(
-                f"partition-id: {self.partition} given, allowed is 0 to {clients.num_clients - 1} for this task"
-            )
-        return clients.client(self.partition)
+        return clients.client(check_int("partition-id", self.partition, 0, clients.num_clients - 1))
 
-    def answer(self, arrays: Mapping[str, WireArray], order: Order, blobs: Blobs, folder: StateFolder | None) -> Answer:
-        """Does a round's work.
+    def answer(self, arrays: Mapping[str, WireArray], order: Order, root: Path) -> Answer:
+        """Do the work of a round.
 
         Args:
           arrays: the server's message.
           order: what to do.
-          blobs: the states in memory.
-          folder: where the states are on disk, or None; the new one is written there before this returns.
+          root: the node's folder for states; the new state is written before this returns.
 
         Raises:
           WireError: the message is not what the algorithm sends.
@@ -119,19 +173,16 @@ class Client:
         """
         form = forms(self.task, self.algorithm)
         message = unpack(arrays, form.message)
-        state, lost = self._state(form, order, blobs, folder)
+        states, has_state = StateFolder(root, order.experiment, self.partition), bool(jax.tree.leaves(form.client))
+        state = states.read(order.base, form.client) if has_state and order.base != INITIAL else None
+        is_lost = has_state and order.base != INITIAL and state is None
+        if state is None:
+            state = initial_state(self.task, self.algorithm)(np.uint32(self.seed))
         upload, new_state, loss, size = self.train(message, state, order.round)
-        kept = dict(blobs)
-        if jax.tree.leaves(form.client):
-            kept[order.round] = to_blob(new_state)
-            if folder is not None:
-                folder.write(order.round, kept[order.round])
-                folder.drop(r for r in stale(folder.rounds(), *order[2:]) if r != order.round)
-        for round in stale(kept, *order[2:]):
-            if round != order.round:
-                del kept[round]
-        told = {"num-examples": size, "train-loss": loss, "state-lost": int(lost)}
-        return Answer(pack(upload), told, kept)
+        if has_state:
+            states.write(order.round, new_state)
+            states.drop(order.round, {order.base, *order.kept})
+        return Answer(pack(upload), {"num-examples": size, "train-loss": loss, "state-lost": int(is_lost)})
 
     def train(self, message: Tree, state: Tree, round: int) -> tuple[Tree, Tree, float, int]:
         """Do the local work of a round; a subclass may do it in another way.
@@ -151,30 +202,15 @@ class Client:
         upload, new_state, loss = jax.device_get(update(message, state, examples, *numbers))
         return upload, new_state, float(loss), size
 
-    def _state(self, form: Forms, order: Order, blobs: Blobs, folder: StateFolder | None) -> tuple[Tree, bool]:
-        """The state after round `order.base`, and whether it should be there but is not: then it begins anew."""
-        lost = False
-        if order.base != INITIAL and jax.tree.leaves(form.client):
-            on_disk = None if folder is None else folder.read(order.base, blob_size(form.client))
-            for blob in (blobs.get(order.base), on_disk):
-                try:
-                    if blob is not None:
-                        return from_blob(blob, form.client), False
-                except WireError:
-                    continue
-            lost = True
-        return initial_state(self.task, self.algorithm)(np.uint32(self.seed)), lost
-
 
 def default_client(task: Task, deployment: Deployment, partition: int) -> Client:
     """Make the client whose rounds are compiled."""
-    algorithm = deployment.build_algorithm()
-    return Client(task, algorithm, deployment.options.work, partition, deployment.seed)
+    return Client(task, deployment.build_algorithm(), deployment.work, partition, deployment.seed)
 
 
 @lru_cache(maxsize=4)
 def client_update(task: Task, algorithm: FedAlgorithm, work: LocalWork, size: int) -> Any:
-    """`(message, state, examples, seed, round, partition) -> (upload, state, loss)`, compiled as one program.
+    """Return `(message, state, examples, seed, round, partition) -> (upload, state, loss)`, compiled as one program.
 
     Args:
       task: the task.
@@ -197,15 +233,10 @@ def client_update(task: Task, algorithm: FedAlgorithm, work: LocalWork, size: in
 
 @lru_cache(maxsize=4)
 def initial_state(task: Task, algorithm: FedAlgorithm) -> Any:
-    """`seed -> state`: a client's state before its first round, as in the simulation."""
+    """Return `seed -> state`: a client's state before its first round, as in the simulation."""
 
     @jax.jit
     def start(seed: jax.Array) -> Tree:
         return algorithm.init_client(task.init(jax.random.fold_in(jax.random.key(seed), 0)))
 
     return start
-
-
-def state_folder(root: str | None, order: Order, partition: int) -> StateFolder | None:
-    """The node's folder for this client's states; None if the node names none."""
-    return None if not root else StateFolder(Path(root).expanduser(), order.experiment, partition)

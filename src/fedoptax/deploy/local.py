@@ -1,35 +1,38 @@
 """A real Flower federation as processes of this machine: a SuperLink and SuperNodes, with TLS and node authentication.
 
 ```
-WORK/app, WORK/keys      as `app_folder` writes them
+WORK/app, WORK/keys      as `app` and `keys` write them
 WORK/flower/             Flower's home of the command line: where the SuperLink is, and its CA
 WORK/superlink/          the SuperLink's home and log
 WORK/nodes/I/            a SuperNode's home, log and client state
 ```
-Everything listens on the loopback interface only and ends with the context, or with the process that holds it.
+Everything listens on the loopback interface only and ends with the context.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-from fedoptax.deploy.processes import Processes, free_ports, wait_for_port
-from fedoptax.deploy.toml_text import toml_text
+import psutil
+import tomli_w
+
+from fedoptax._files import write_atomically
 from fedoptax.deploy.wire import shown
-from fedoptax.errors import RunError, UsageError
-from fedoptax.storage import folder as storage
+from fedoptax.errors import RunError, check_int, check_number
 
 ADDRESS = "127.0.0.1"
 NAME = "local"  # of the SuperLink, in Flower's configuration
-REVIVE_EVERY = 10.0
-INHERITED = ("FLWR_", "FLOWER_")  # of Flower's own environment: nothing of the user's takes part in a trial
+GRACE = 10.0  # seconds between asking processes to end and killing them
+Process = subprocess.Popen[bytes]
 
 
 @dataclass(frozen=True)
@@ -37,10 +40,10 @@ class LocalSettings:
     """How a local federation is run.
 
     Attributes:
-      nodes: SuperNodes, one a client.
+      nodes: SuperNodes, one per client.
       port: of the SuperLink; 0 takes a free one.
       node_port: of the first SuperNode, the next has the next; 0 takes free ones.
-      time_limit: seconds after which everything is stopped.
+      time_limit: seconds after which a run is stopped.
       start_timeout: seconds that a process may take to start.
       data_dir: where the data sets are, or None.
     """
@@ -53,155 +56,150 @@ class LocalSettings:
     data_dir: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.nodes < 1:
-            raise UsageError(f"nodes: {self.nodes} given, allowed is a whole number >= 1")
-        for name, port, span in (("port", self.port, 1), ("node_port", self.node_port, self.nodes)):
-            if port != 0 and not 1024 <= port <= 65536 - span:
-                raise UsageError(f"{name}: {port} given, allowed is 0 or 1024 to {65536 - span}")
-        for name in ("time_limit", "start_timeout"):
-            if not getattr(self, name) > 0:
-                raise UsageError(f"{name}: {getattr(self, name)} given, allowed is a number of seconds above 0")
+        check_int("nodes", self.nodes)
+        for name, last in (("port", 65535), ("node_port", 65536 - self.nodes)):
+            if getattr(self, name) != 0:
+                check_int(name, getattr(self, name), 1024, last)
+        check_number("time_limit", self.time_limit, 0, open_low=True)
+        check_number("start_timeout", self.start_timeout, 0, open_low=True)
 
 
+@dataclass
 class LocalFederation:
     """A running federation; leaving the context ends all its processes.
 
-    Args:
+    Attributes:
       work: its folder, with `app` and `keys` in it.
       settings: how it is run.
+      nodes: the SuperNodes' processes, by partition.
     """
 
-    def __init__(self, work: Path, settings: LocalSettings) -> None:
-        self.work, self.settings = work.absolute(), settings
-        self._processes = Processes(settings.time_limit)
-        self.nodes: dict[int, subprocess.Popen[bytes]] = {}
-        self._node_started: dict[int, float] = {}
+    work: Path
+    settings: LocalSettings
+    nodes: dict[int, Process] = field(default_factory=dict)
 
     def __enter__(self) -> LocalFederation:
-        self._processes.__enter__()
+        self.work = self.work.absolute()
+        self._started: list[Process] = []
+        self._end = time.monotonic() + self.settings.time_limit
         try:
             self._start()
-        except BaseException as error:
-            self.__exit__(type(error), error, None)
+        except BaseException:
+            stop(self._started)
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._processes.__exit__(kind, error, trace)
+        stop(self._started)
 
-    def start_node(self, node: int, key: Path | None = None, ca: Path | None = None) -> subprocess.Popen[bytes]:
-        """Starts the SuperNode of a partition, or starts it again; `key` and `ca` other than its own are for tests."""
+    def start_node(self, node: int, key: Path | None = None, ca: Path | None = None) -> Process:
+        """Start the SuperNode of a partition; `key` and `ca` other than its own are for tests."""
         home = self.work / "nodes" / str(node)
-        home.mkdir(parents=True, exist_ok=True)
-        config = f'partition-id={node} num-partitions={self.settings.nodes} state-dir="{home / "state"}"'
         command = [
-            _program("flower-supernode"),
+            "flower-supernode",
             "--root-certificates", str(ca or self.work / "keys" / "ca.crt"),
-            "--superlink", f"{ADDRESS}:{self.port}",
+            "--superlink", f"{ADDRESS}:{self._port}",
             "--host", ADDRESS,
             "--port", str(self._node_ports[node]),
             "--auth-supernode-private-key", str(key or self.work / "keys" / f"node-{node}"),
-            "--node-config", config,
+            "--node-config", f'partition-id={node} state-dir="{home / "state"}"',
         ]  # fmt: skip
-        process = self._processes.start(command, home / "log.txt", self._environment(home / "flower"))
-        self.nodes[node], self._node_started[node] = process, time.monotonic()
-        return process
-
-    def stop_node(self, node: int) -> None:
-        """Ends a SuperNode and what it runs."""
-        self._processes.stop(self.nodes.pop(node))
-
-    def revive(self) -> None:
-        """Starts those SuperNodes again that ended by themselves, at most every `REVIVE_EVERY` seconds each.
-
-        After a SuperNode was killed the SuperLink takes it for alive until it misses its heartbeats, about a minute,
-        and refuses the new one, which then ends.
-        """
-        for node, process in list(self.nodes.items()):
-            if process.poll() is not None and time.monotonic() - self._node_started[node] >= REVIVE_EVERY:
-                self.stop_node(node)
-                self.start_node(node)
+        self.nodes[node] = self._run(command, home / "log.txt", home / "flower")
+        return self.nodes[node]
 
     def run(self, app: Path, settings: Path, log: Path, watch: Callable[[], None]) -> None:
-        """Runs an app to its end.
+        """Run an app to its end.
 
         Args:
           app: the app's folder.
           settings: a TOML file with values that replace those of the app's config.
-          log: takes what the run tells.
+          log: takes the run's log.
           watch: is called about twice a second.
 
         Raises:
-          RunError: the app could not be run, or a server process ended.
+          RunError: the app could not be run, the SuperLink ended, or the time is up.
         """
-        command = [_program("flwr"), "run", str(app), NAME, "--stream", "--run-config", str(settings)]
-        process = self._processes.start(command, log, self._environment(self.work / "flower"))
+        command = ["flwr", "run", str(app), NAME, "--stream", "--run-config", str(settings)]
+        process = self._run(command, log, self.work / "flower")
         while process.poll() is None:
             if self._superlink.poll() is not None:
-                raise RunError(f"the SuperLink ended with status {self._superlink.returncode}: {self._superlink_log}")
-            self.revive()
+                raise RunError(f"the SuperLink ended: {last_words(self.work / 'superlink' / 'log.txt')}")
+            if time.monotonic() > self._end:
+                raise RunError(f"stopped after {self.settings.time_limit:.0f} s (--time-limit)")
             watch()
             time.sleep(0.5)
         watch()
-        self._processes.stop(process)
         if process.returncode:
             raise RunError(f"flwr run ended with status {process.returncode}: {last_words(log)}")
 
     def _start(self) -> None:
-        settings = self.settings
+        settings, keys, home = self.settings, self.work / "keys", self.work / "flower"
         ports = free_ports(1 + settings.nodes)
-        self.port = settings.port or ports[0]
-        first = settings.node_port
-        self._node_ports = {i: first + i if first else ports[1 + i] for i in range(settings.nodes)}
-        keys = self.work / "keys"
-        self._configure()
-        home = self.work / "superlink"
-        home.mkdir(parents=True, exist_ok=True)
-        self._superlink_log = home / "log.txt"
+        self._port = settings.port or ports[0]
+        self._node_ports = [settings.node_port + i if settings.node_port else ports[1 + i] for i in range(len(ports) - 1)]
+        link = {"address": f"{ADDRESS}:{self._port}", "root-certificates": str(keys / "ca.crt")}
+        write_atomically(home / "config.toml", tomli_w.dumps({"superlink": {"default": NAME, NAME: link}}).encode())
         command = [
-            _program("flower-superlink"),
+            "flower-superlink",
             "--host", ADDRESS,
-            "--port", str(self.port),
+            "--port", str(self._port),
             "--ssl-ca-certfile", str(keys / "ca.crt"),
             "--ssl-certfile", str(keys / "server.crt"),
             "--ssl-keyfile", str(keys / "server.key"),
             "--enable-supernode-auth",
             "--disable-runtime-dependency-installation",
         ]  # fmt: skip
-        self._superlink = self._processes.start(command, self._superlink_log, self._environment(home / "flower"))
-        what = f"the SuperLink (log: {self._superlink_log})"
-        wait_for_port(self.port, self._superlink, settings.start_timeout, what)
-        registering = [self._register(node) for node in range(settings.nodes)]
-        for node, (process, log) in enumerate(registering):
+        log = self.work / "superlink" / "log.txt"
+        self._superlink = self._run(command, log, self.work / "superlink" / "flower")
+        self._wait_for_superlink(log)
+        logs = [self.work / "nodes" / str(node) / "register.txt" for node in range(settings.nodes)]
+        register = ["flwr", "supernode", "register"]
+        registering = [
+            self._run([*register, str(keys / f"node-{node}.pub"), NAME], log, home) for node, log in enumerate(logs)
+        ]
+        for process, log in zip(registering, logs):
             try:
                 status = process.wait(settings.start_timeout)
             except subprocess.TimeoutExpired:
-                raise RunError(f"the key of node {node} was not registered in {settings.start_timeout:.0f} s") from None
-            self._processes.stop(process)
+                status = -1
             if status:
-                raise RunError(f"the key of node {node} was not registered: {last_words(log)}")
+                raise RunError(f"a node's key was not registered: {last_words(log)}")
         for node in range(settings.nodes):
             self.start_node(node)
 
-    def _configure(self) -> None:
-        config = (
-            f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\naddress = "{ADDRESS}:{self.port}"\n'
-            f"root-certificates = {toml_text(str(self.work / 'keys' / 'ca.crt'))}\n"
-        )
-        storage.write_atomically(self.work / "flower" / "config.toml", config.encode())
+    def _wait_for_superlink(self, log: Path) -> None:
+        end = time.monotonic() + self.settings.start_timeout
+        while self._superlink.poll() is None and time.monotonic() < end:
+            with socket.socket() as probe:
+                probe.settimeout(1)
+                if probe.connect_ex((ADDRESS, self._port)) == 0:
+                    return
+            time.sleep(0.2)
+        raise RunError(f"the SuperLink did not start: {last_words(log)}")
 
-    def _register(self, node: int) -> tuple[subprocess.Popen[bytes], Path]:
-        home = self.work / "nodes" / str(node)
-        home.mkdir(parents=True, exist_ok=True)
-        log, public = home / "register.txt", self.work / "keys" / f"node-{node}.pub"
-        log.unlink(missing_ok=True)
-        command = [_program("flwr"), "supernode", "register", str(public), NAME]
-        return self._processes.start(command, log, self._environment(self.work / "flower")), log
+    def _run(self, command: list[str], log: Path, home: Path) -> Process:
+        """Start one of Flower's programs with its output in a new file."""
+        program = Path(sys.executable).with_name(command[0])
+        log.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with log.open("wb") as file:
+                process = subprocess.Popen(
+                    [str(program), *command[1:]],
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    env=self._environment(home),
+                    start_new_session=True,  # Ctrl-C comes to us alone, and we end them in order
+                )
+        except OSError as error:
+            raise RunError(f"'{program}' cannot be started: {error.strerror}") from error
+        self._started.append(process)
+        return process
 
-    def _environment(self, home: Path) -> dict[str, str]:
-        ours = {name: value for name, value in os.environ.items() if not name.startswith(INHERITED)}
+    def _environment(self, home: Path) -> Mapping[str, str]:
+        ours = {name: value for name, value in os.environ.items() if not name.startswith(("FLWR_", "FLOWER_"))}
         ours["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{ours.get('PATH', '')}"
         ours |= {
             "FLWR_HOME": str(home),
@@ -214,18 +212,36 @@ class LocalFederation:
         return ours
 
 
+def stop(started: list[Process]) -> None:
+    """End processes and what they started: politely, and after `GRACE` seconds by force."""
+    running = [psutil.Process(process.pid) for process in started if process.poll() is None]
+    family = [*running, *(child for process in running for child in process.children(recursive=True))]
+    for process in family:
+        with suppress(psutil.NoSuchProcess):
+            process.terminate()
+    _, left = psutil.wait_procs(family, timeout=GRACE)
+    for process in left:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(left)
+    for child in started:
+        child.wait()
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports of the loopback interface that nobody listens on now."""
+    sockets = [socket.create_server((ADDRESS, 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
 def last_words(log: Path) -> str:
-    """The last line of a log that says something, for an error's message."""
+    """Return the last line of a log that tells something, for an error's message."""
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return "no log"
+        lines = []
     telling = [line for line in lines if "rror" in line] or [line for line in lines if line.strip()]
-    return f"{shown(telling[-1]) if telling else 'nothing said'} (log: {log})"
-
-
-def _program(name: str) -> str:
-    program = Path(sys.executable).parent / name
-    if not program.is_file():
-        raise UsageError(f"{name}: not installed; allowed is an environment with fedoptax[flower]")
-    return str(program)
+    return f"{shown(telling[-1]) if telling else 'nothing'} (log: {log})"

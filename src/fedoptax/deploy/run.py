@@ -1,278 +1,269 @@
-"""A deployment's run at the server: rounds until the end, and the same folder as a simulated run writes.
+"""A deployment's run at the server: its rounds for the run loop of `experiments.run`, in the same kind of folder.
 
-Besides, `network.jsonl` tells of every round who took part, who was left out and why, and the bytes on the wire.
-
-A round is done at one moment: its lines are on the file, then the run's state is replaced as a whole. So whatever ends
-the run, a signal or a full disk, each saved state has its rows, and the run can be resumed.
+Besides, `network.jsonl` has one line per round: who took part, who was left out and why, and the bytes on the wire.
 """
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections import deque
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedoptax._files import finite_or_none
+from fedoptax import threefry
+from fedoptax._files import finite_or_none, read_json, using, write_atomically
 from fedoptax.algorithm import Tree
+from fedoptax.deploy.client import INITIAL
 from fedoptax.deploy.config import Deployment
-from fedoptax.deploy.memory import INITIAL, checked_experiment
-from fedoptax.deploy.network_file import NetworkFile
-from fedoptax.deploy.resuming import refuse_fewer
-from fedoptax.deploy.rounds import Limits, Network, NoQuorum, gather, wait_for_nodes
+from fedoptax.deploy.rounds import Limits, Log, Network, NoQuorum, RoundReport, gather, wait_for_nodes
 from fedoptax.deploy.server import RawReply, Reply, check_reply, next_state, upload_form
 from fedoptax.deploy.wire import pack
-from fedoptax.engine.client_states import OnDevice
+from fedoptax.engine.client_states import ClientStates, OnDevice
 from fedoptax.engine.evaluation import column_names, evaluate, evaluation_data
 from fedoptax.engine.plan import Plan, make_plan
 from fedoptax.engine.program import Fixed, program
-from fedoptax.engine.sampling import sample_cohort
-from fedoptax.errors import RunError, UsageError
-from fedoptax.experiments.build import WRAPPERS
-from fedoptax.storage import folder as storage
-from fedoptax.storage.checkpoint import Checkpoints
-from fedoptax.storage.config import check_same_experiment, run_config
-from fedoptax.storage.history import History, HistoryFile, Row, read_rows
+from fedoptax.engine.sampling import cohort_of_round
+from fedoptax.errors import RunError, UsageError, check_int
+from fedoptax.experiments.run import Record, Step, run_rounds
+from fedoptax.experiments.signals import deferred_interrupt
+from fedoptax.storage.checkpoint import KEEP, rounds_of
+from fedoptax.storage.config import run_config
+from fedoptax.storage.folder import prepare
+from fedoptax.storage.history import Row
 from fedoptax.tasks.task import Task
 
-Log = Callable[[str], None]
-MOST_EXAMPLES = 10**9  # believed of a client where nothing tells how many there can be
+FILE = "network.jsonl"
+MOST_EXAMPLES = 10**9
+"""Believed of a client where nothing tells how many it can have."""
 
 
-class Diverged(RunError):
-    """Loss or state became NaN or infinite."""
-
-
-class Done(NamedTuple):
-    """What a run has after `rounds` rounds: the server's state, and in which round each client was last heard."""
-
-    rounds: int
-    server: Tree
-    accepted: np.ndarray
-
-
-class Run:
-    """One deployment from its first or its last whole round on; all files in `deployment.out`.
+def run_deployment(deployment: Deployment, task: Task, network: Network, log: Log) -> None:
+    """Run a deployment from its first round, or from its last checkpoint; all files go to `deployment.out`.
 
     Args:
       deployment: what is run.
       task: as the server sees it.
+      network: what carries the messages.
       log: takes lines for people.
 
     Raises:
-      UsageError: the deployment cannot be carried out on the task, its folder holds a run and is not to be resumed, or
-        more rounds are done there than it is to have.
-      RunError: the folder cannot be written, or the run there is another.
+      UsageError: the deployment cannot be carried out on the task, its folder holds a run that is not to be resumed,
+        or more rounds are done there than it is to have.
+      RunError: a file cannot be written, the run in the folder is another, too few clients answered for too long, or
+        loss or state became NaN or infinite; the state after the last completed round is kept.
+    """
+    folder = Path(deployment.out).expanduser().absolute()
+    if deployment.resume:
+        identity = read_identity(folder)
+        check_int("rounds", deployment.rounds, max(rounds_of(folder), default=1))
+    else:
+        prepare(folder)
+        identity = {"experiment": uuid.uuid4().hex, "quorum": deployment.quorum}
+    rounds = NetworkRounds(deployment, task, network, folder, identity["experiment"], log)
+    algorithm = {"name": deployment.algorithm, "hyperparameters": dict(deployment.hyperparameters)}
+    trackers = deployment.tracker_names
+    config = run_config(task, algorithm, deployment, rounds.plan, rounds.program, deployment.wrappers, trackers)
+    record = Record(
+        label=deployment.algorithm,
+        hyperparameters=deployment.hyperparameters,
+        wrappers=deployment.wrappers,
+        out=folder,
+        resume_from=folder if deployment.resume else None,
+        checkpoint_every=deployment.checkpoint_every,
+        trackers=trackers,
+        progress=False,
+    )
+    result = run_rounds(rounds, deployment.rounds, config | {"deployment": identity}, record)
+    if result.status != "completed":
+        raise RunError(str(result.message))
+
+
+def read_identity(folder: Path) -> dict[str, Any]:
+    """Return what a deployment's config says of it: the experiment's id and its quorum.
+
+    Raises:
+      UsageError: the folder holds no deployment.
+    """
+    path = folder / "config.json"
+    identity = read_json(path).get("deployment") if path.is_file() else None
+    if not isinstance(identity, dict):
+        raise UsageError(f"resume must name the folder of a deployment, got '{folder}'")
+    with using(path):
+        return {"experiment": str(identity["experiment"]), "quorum": float(identity["quorum"])}
+
+
+class NetworkRounds:
+    """The rounds of a deployment, see `experiments.run.Rounds`.
+
+    In place of the clients' states, which are with the clients, checkpoints hold after which round each client's reply
+    was last used, now and at the checkpoint before.
     """
 
-    def __init__(self, deployment: Deployment, task: Task, log: Log) -> None:
-        self.deployment, self.task, self._log = deployment, task, log
-        self.algorithm = deployment.build_algorithm()
-        self.plan = make_plan(deployment.options, task, self.algorithm)
-        self.num_clients = task.clients.num_clients
-        self.limits = Limits(deployment.quorum, deployment.round_timeout, deployment.wait_limit)
-        _check_quorum(self.limits, self.plan)
-        self.folder = Path(deployment.out).expanduser().absolute()
-        self._built = program(task, Fixed(self.algorithm), self.plan)
-        self._upload = upload_form(task, self.algorithm, self.plan.work)
+    def __init__(
+        self, deployment: Deployment, task: Task, network: Network, folder: Path, experiment: str, log: Log
+    ) -> None:
+        self._deployment, self._task, self._network, self._log = deployment, task, network, log
+        self._algorithm, self._experiment, self._file = deployment.build_algorithm(), experiment, folder / FILE
+        self.plan = make_plan(deployment, task, self._algorithm)
+        self._limits = Limits(deployment.quorum, deployment.round_timeout, deployment.wait_limit)
+        _check_quorum(self._limits, self.plan)
+        self.program = program(task, Fixed(self._algorithm), self.plan)
+        self._upload = upload_form(task, self._algorithm, self.plan.work)
         self._most = deployment.max_examples or int(task.clients.sizes.max()) or MOST_EXAMPLES
-        self._key = jax.random.key(deployment.seed)
-        self._stack = ExitStack()
-        self.history = History()
-        never = np.full(self.num_clients, INITIAL, np.int32)
-        self._kept: list[np.ndarray | None] = [never] * 2  # `accepted` of the last two checkpoints, None if not known
-        self._at = Done(0, self._built.start({}, self._key)[0], never)
-        self._evaluated = jax.jit(lambda params, data: evaluate(task, params, data))  # one for all rounds
-        try:
-            self._open()
-        except BaseException:
-            self._stack.close()
-            raise
+        self._key = threefry.key(deployment.seed)
+        self._evaluate = jax.jit(lambda params, data: evaluate(task, params, data))
+        self.server: Tree = self.program.start({}, self._key)[0]
+        self._states = OnDevice((), 0)
+        self.clients: ClientStates = self._states
+        never = np.full(task.clients.num_clients, INITIAL, np.int32)
+        self._checkpoints = deque([never] * KEEP, maxlen=KEEP)
+        self._put(never)
+        self._is_ready = False
 
     @property
-    def done(self) -> int:
-        """Rounds done."""
-        return self._at.rounds
+    def compile_seconds(self) -> float:
+        """Nothing is compiled ahead of the rounds."""
+        return 0.0
 
-    @property
-    def server(self) -> Tree:
-        """The server's state after them."""
-        return self._at.server
+    def advance(self, done: int) -> Step:
+        """Do one round."""
+        total, name = self._deployment.rounds, self._deployment.algorithm
+        with deferred_interrupt() as stop:
 
-    def go(self, network: Network) -> None:
-        """Runs what is left of the rounds.
+            def sleep(seconds: float) -> None:
+                end = time.monotonic() + seconds
+                while time.monotonic() < end and not stop():
+                    time.sleep(0.1)
+                if stop():
+                    raise KeyboardInterrupt
 
-        Raises:
-          NoQuorum: too few clients answered for too long; the state after the last whole round is saved.
-          Diverged: loss or state is not finite; likewise.
-          RunError: the files cannot be written.
-        """
-        status, message = "interrupted", "the server was stopped"
-        try:
-            wait_for_nodes(network, self.num_clients, self.limits, self._log)
-            while self.done < self.deployment.rounds:
-                self._round(network)
-            status, message = "completed", ""
-        except NoQuorum as error:
-            message = str(error)
-            raise NoQuorum(f"round {self.done + 1}: {error}; resume continues it") from error
-        except RunError as error:
-            status, message = "diverged" if isinstance(error, Diverged) else status, str(error)
-            raise
-        finally:
-            self._finish(status, message or None)
-
-    def _round(self, network: Network) -> None:
-        begun = time.perf_counter()
-        number = self.done
-        cohort = [int(i) for i in sample_cohort(self._key, number, self.num_clients, self.plan.cohort_size)]
-        message = pack(jax.device_get(self.algorithm.broadcast(self.server)))
-        network.begin(message, self._order)
-        report = gather(network, cohort, self._check, self.limits, self._log)
-        server, loss, finite = next_state(
-            self.algorithm,
-            self.server,
-            list(report.replies.values()),
-            self.plan.weighting,
-            self.num_clients,
-            self.plan.aggregate,
+            try:
+                if not self._is_ready:
+                    self._make_ready(done, sleep)
+                begun = time.perf_counter()
+                cohort, report = self._gather(done, sleep)
+            except KeyboardInterrupt:
+                return Step([], "interrupted", f"stopped after round {done} of {total}")
+            except NoQuorum as error:
+                return Step([], "interrupted", f"round {done + 1}: {error}; resume continues it")
+        replies, num_clients = list(report.replies.values()), self._task.clients.num_clients
+        server, loss, is_finite = next_state(
+            self._algorithm, self.server, replies, self.plan.weighting, num_clients, self.plan.aggregate
         )
-        if not finite:
-            raise Diverged(
-                f"{self.deployment.algorithm} diverged in round {number + 1} (seed {self.deployment.seed}): loss or "
-                f"state is not finite; the state after round {number} is kept"
-            )
-        accepted = self._at.accepted.copy()
-        accepted[list(report.replies)] = number
-        done = Done(number + 1, server, accepted)
+        if not is_finite:
+            return Step([], "diverged", (
+                f"{name} diverged in round {done + 1} (seed {self._deployment.seed}): loss or state is not finite; the "
+                f"state after round {done} is kept"
+            ))  # fmt: skip
+        accepted = np.array(self._accepted)
+        accepted[list(report.replies)] = done
         row: Row = {
-            "round": done.rounds,
+            "round": done + 1,
             "train_loss": loss,
-            **self._evaluate(done),
-            "bytes_down": report.sent * self._built.bytes_down,
-            "bytes_up": len(report.replies) * self._built.bytes_up,
-            **self._privacy(done),
+            **self._measure(done + 1, server),
+            "bytes_down": report.sent * self.program.bytes_down,
+            "bytes_up": len(replies) * self.program.bytes_up,
+            **self._spent(done + 1),
             "seconds": time.perf_counter() - begun,
         }
-        self._network.append(done.rounds, cohort, report)
-        self._rows.append([row])
-        self.history.rows.append(row)
-        self._at = done  # all at once, and only now that the files tell of it
-        if self.done % self.deployment.checkpoint_every == 0 or self.done == self.deployment.rounds:
-            self._save()
-        left_out = f", {len(cohort) - len(report.replies)} left out" if len(report.replies) < len(cohort) else ""
-        self._log(f"round {self.done} of {self.deployment.rounds}: train_loss {loss:.4g}{left_out}")
+        self._write(done + 1, cohort, report)
+        self.server = server
+        self._put(accepted)
+        left_out = f", {len(cohort) - len(replies)} left out" if len(replies) < len(cohort) else ""
+        self._log(f"round {done + 1} of {total}: train_loss {loss:.4g}{left_out}")
+        return Step([row])
 
-    def _order(self, partition: int) -> dict[str, Any]:
-        kept = [int(accepted[partition]) for accepted in self._kept if accepted is not None]
-        known = len(kept) == len(self._kept)
-        return {
-            "experiment": self.experiment,
-            "round": self.done,
-            "base": int(self._at.accepted[partition]),
-            "keep": min(kept) if known else INITIAL,
-            **({"kept": kept} if known else {}),
-        }
+    def saved(self) -> None:
+        """Take note of what the clients must keep for the checkpoint that was written."""
+        self._checkpoints.append(self._accepted)
+        self._put(self._accepted)
+
+    def finish(self) -> Tree:
+        """Return the final parameters."""
+        return self._algorithm.params(self.server)
+
+    @property
+    def _accepted(self) -> np.ndarray:
+        """After which round each client's reply was last used."""
+        return np.asarray(self._states.tree[0])
+
+    def _put(self, accepted: np.ndarray) -> None:
+        self._states.put((jnp.asarray(accepted), jnp.asarray(self._checkpoints[-1])))
+
+    def _make_ready(self, done: int, sleep: Any) -> None:
+        """Wait for the nodes, and take up what a checkpoint told."""
+        if done:
+            self._checkpoints.extend([np.asarray(self._states.tree[1]), self._accepted])
+        if self._file.exists():
+            write_atomically(self._file, _lines_up_to(self._file, done))
+        wait_for_nodes(self._network, self._task.clients.num_clients, self._limits, self._log, sleep=sleep)
+        self._is_ready = True
+
+    def _gather(self, done: int, sleep: Any) -> tuple[list[int], RoundReport]:
+        num_clients = self._task.clients.num_clients
+        cohort = [int(i) for i in cohort_of_round(self._key, done, num_clients, self.plan.cohort_size)]
+        accepted = self._accepted
+
+        def order(partition: int) -> dict[str, Any]:
+            kept = sorted({int(checkpoint[partition]) for checkpoint in self._checkpoints})
+            return {"experiment": self._experiment, "round": done, "base": int(accepted[partition]), "kept": kept}
+
+        self._network.begin(pack(jax.device_get(self._algorithm.broadcast(self.server))), order)
+        return cohort, gather(self._network, cohort, self._check, self._limits, self._log, sleep=sleep)
 
     def _check(self, raw: RawReply) -> Reply:
-        return check_reply(raw, self._upload, self._most, self.algorithm.decode)
+        return check_reply(raw, self._upload, self._most, self._algorithm.decode)
 
-    def _evaluate(self, done: Done) -> Row:
-        data = evaluation_data(self.task)
-        due = done.rounds % self.deployment.eval_every == 0 or done.rounds == self.deployment.rounds
-        params = self.algorithm.params(done.server)
+    def _measure(self, round: int, server: Tree) -> Row:
+        data, params = evaluation_data(self._task), self._algorithm.params(server)
         if data is None:
             return {}
-        if not due:
-            return dict.fromkeys(column_names(self.task, params, data))
-        values = self._evaluated(params, data)
-        return {name: finite_or_none(float(value)) for name, value in sorted(values.items())}
+        if round % self._deployment.eval_every and round != self._deployment.rounds:
+            return dict.fromkeys(column_names(self._task, params, data))
+        return {name: finite_or_none(float(value)) for name, value in sorted(self._evaluate(params, data).items())}
 
-    def _privacy(self, done: Done) -> Row:
-        if self.algorithm.epsilon is None:
+    def _spent(self, round: int) -> Row:
+        if self._algorithm.epsilon is None:
             return {}
-        spent = self.algorithm.epsilon(done.rounds, self.plan.cohort_size, self.num_clients)
-        return {"epsilon": finite_or_none(float(spent))}
+        epsilon = self._algorithm.epsilon(round, self.plan.cohort_size, self._task.clients.num_clients)
+        return {"epsilon": finite_or_none(float(epsilon))}
 
-    def _open(self) -> None:
-        deployment = self.deployment
-        named = {"name": deployment.algorithm, "hyperparameters": dict(deployment.hyperparameters)}
-        wrappers = {name: text for name in WRAPPERS if (text := getattr(deployment, name))}
-        config = run_config(self.task, named, deployment.options, self.plan, self._built, wrappers)
-        there = (self.folder / "config.json").is_file()
-        if self.deployment.resume and not there:
-            raise UsageError(f"resume: '{self.folder}' given, allowed is the folder of a deployment")
-        if not self.deployment.resume:
-            storage.prepare(self.folder)
-            config["deployment"] = {"experiment": uuid.uuid4().hex, "quorum": self.deployment.quorum}
-        self._stack.enter_context(storage.locked(self.folder, new=not self.deployment.resume))
-        self._checkpoints = Checkpoints(self.folder)
-        if self.deployment.resume:
-            config["deployment"] = self._resume(config)
-        self.experiment = checked_experiment(config["deployment"]["experiment"])
-        storage.write_json(self.folder / "config.json", config)
-        storage.write_summary(self.folder, "running", None, self.history, 0.0)
-        self._rows = HistoryFile(self.folder, self.history.rows)
-        self._network = NetworkFile(self.folder, self.done)
-        self._save()
-
-    def _resume(self, config: dict[str, Any]) -> dict[str, Any]:
-        there = storage.read_json(self.folder / "config.json")
-        check_same_experiment(self.folder, there, config)
-        if not isinstance(there.get("deployment"), dict):
-            raise RunError(f"'{self.folder}' holds a simulation; continue it with fedoptax resume")
-        if self._checkpoints.rounds() or storage.read_summary(self.folder).get("status", "running") != "running":
-            refuse_fewer(self.folder, self.deployment.rounds)
-            self._at, rows = self._restored()
-            self._kept = [None, None]
-            self.history = History(rows)
-        self._log(f"continuing after round {self.done}")
-        return there["deployment"]
-
-    def _restored(self) -> tuple[Done, list[Row]]:
-        """The newest sound checkpoint of whose rounds the history has all rows, and these."""
-        at_most, reason = self.deployment.rounds, None
-        while reason is None or any(round <= at_most for round in self._checkpoints.rounds()):
-            self._checkpoints = Checkpoints(self.folder)  # anew: it would not save again what it has read
-            states = (self.server, jnp.asarray(self._at.accepted))
-            done, (server, accepted) = self._checkpoints.restore(states, _none(), at_most)
-            try:
-                return Done(done, server, np.asarray(accepted)), read_rows(self.folder, done)
-            except RunError as error:
-                at_most, reason = done - 1, reason or error
-        raise reason
-
-    def _save(self) -> None:
-        states = (self.server, jnp.asarray(self._at.accepted))
-        self._checkpoints.save(self.done, states, _none(), self._rows.sync())
-        self._kept = [self._kept[1], self._at.accepted]
-
-    def _finish(self, status: str, message: str | None) -> None:
-        history = History(self.history.rows[: self.done])  # a signal may have come between row and state
+    def _write(self, round: int, cohort: list[int], report: RoundReport) -> None:
+        line = {
+            "round": round,
+            "cohort": cohort,
+            "accepted": list(report.replies),
+            "faults": [{"partition": i, "node": node, "reason": reason} for i, node, reason in report.faults],
+            "wire_bytes_down": report.bytes_down,
+            "wire_bytes_up": report.bytes_up,
+        }
         try:
-            self._save()
-            storage.write_params(self.folder / "params.npz", self.algorithm.params(self.server))
-            storage.write_summary(self.folder, status, message, history, 0.0)
-        finally:
-            self._stack.close()
+            with self._file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise RunError(f"'{self._file}' cannot be written: {error.strerror}") from error
+
+
+def _lines_up_to(path: Path, done: int) -> bytes:
+    """Return the lines of the first `done` rounds; a killed process may have left others, and half of one."""
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)[:done]
+    except OSError as error:
+        raise RunError(f"'{path}' cannot be read: {error.strerror}") from error
+    return b"".join(line for line in lines if line.endswith(b"\n"))
 
 
 def _check_quorum(limits: Limits, plan: Plan) -> None:
-    """Refuses a quorum with which a round could have too few uploads for the aggregator."""
-    enough, least = limits.needed(plan.cohort_size), plan.aggregate.least
-    if enough < least:
+    """Refuse a quorum with which a round could have too few uploads for the aggregator."""
+    least = plan.aggregate.least
+    if limits.needed(plan.cohort_size) < least:
         raise UsageError(
-            f"quorum: {limits.quorum:g} given, {enough} of {plan.cohort_size} clients, allowed with {plan.aggregate} "
-            f"is at least {least / plan.cohort_size:.3g}, {least} clients"
+            f"quorum must be >= {least / plan.cohort_size:.3g} with {plan.aggregate}, which needs {least} of "
+            f"{plan.cohort_size} clients, got {limits.quorum:g}"
         )
-
-
-def _none() -> OnDevice:
-    """In the place of the clients' states, which are with the clients."""
-    return OnDevice((), 0)

@@ -16,7 +16,7 @@ from fedoptax.engine.batches import LocalWork, client_batches, task_grad_fn
 from fedoptax.engine.round import all_finite
 from fedoptax.tasks.task import Task
 
-LARGEST = float(np.finfo(np.float32).max)  # of a number that is believed: beyond it is infinity as float32
+LARGEST = float(np.finfo(np.float32).max)
 
 
 class RawReply(NamedTuple):
@@ -28,7 +28,7 @@ class RawReply(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """A client's reply that was found sound."""
+    """A client's sound reply."""
 
     upload: Tree
     loss: float
@@ -36,26 +36,24 @@ class Reply(NamedTuple):
 
 
 class Forms(NamedTuple):
-    """The structures of an algorithm on a task, as shape and dtype structs: what is kept, and what is sent down."""
+    """The structures of an algorithm's client state and message on a task, as shape and dtype structs."""
 
-    server: Tree
     client: Tree
     message: Tree
 
 
 def forms(task: Task, algorithm: FedAlgorithm) -> Forms:
-    """The structures of the states and of the message, by abstract evaluation: nothing is computed."""
+    """Return the structures by abstract evaluation: nothing is computed."""
 
     def trace(key: jax.Array) -> Forms:
         params = task.init(key)
-        server = algorithm.init(params)
-        return Forms(server, algorithm.init_client(params), algorithm.broadcast(server))
+        return Forms(algorithm.init_client(params), algorithm.broadcast(algorithm.init(params)))
 
     return jax.eval_shape(trace, jax.random.key(0))
 
 
 def upload_form(task: Task, algorithm: FedAlgorithm, work: LocalWork) -> Tree:
-    """The structure of an upload, likewise."""
+    """Return the structure of an upload, likewise."""
     form = forms(task, algorithm)
 
     def trace(message: Tree, client: Tree, key: jax.Array, examples: Tree, n: jax.Array) -> Tree:
@@ -70,32 +68,42 @@ def upload_form(task: Task, algorithm: FedAlgorithm, work: LocalWork) -> Tree:
 
 
 def check_reply(raw: RawReply, upload: Tree, max_examples: int, decode: Callable[[Tree], Tree] | None = None) -> Reply:
-    """A reply, believed only after every part of it was compared with what it must be.
+    """Return a reply after every part of it was compared with what it must be.
 
     Args:
       raw: the reply.
       upload: the expected upload, as structs.
       max_examples: the largest number of examples that is believed.
-      decode: the algorithm's, of coded uploads; what it makes of this one must be finite too.
+      decode: the algorithm's, of coded uploads; the decoded upload must be finite too.
 
     Raises:
       WireError: it is an error, the upload is not what is expected, or a number is missing, not finite or out of range.
     """
     if raw.error is not None:
         raise WireError(shown(raw.error))
-    examples, loss = raw.numbers.get("num-examples"), raw.numbers.get("train-loss")
-    if not isinstance(examples, int) or isinstance(examples, bool) or not 1 <= examples <= max_examples:
-        raise WireError(f"num-examples: {shown(examples)} instead of a whole number from 1 to {max_examples}")
-    if not isinstance(loss, float) or not believable(loss):
+    examples, loss = check_count(raw.numbers, max_examples), raw.numbers.get("train-loss")
+    if not isinstance(loss, float) or not is_float32(loss):
         raise WireError(f"train-loss: {shown(loss)} instead of a finite number of float32")
-    sent = unpack(raw.arrays, upload)
-    if decode is not None and not all_finite(decode(jax.tree.map(jnp.asarray, sent))):
+    tree = unpack(raw.arrays, upload)
+    if decode is not None and not all_finite(decode(jax.tree.map(jnp.asarray, tree))):
         raise WireError("upload: NaN or infinity once it is decoded")
-    return Reply(sent, loss, examples)
+    return Reply(tree, loss, examples)
 
 
-def believable(number: float) -> bool:
-    """Whether a number is finite, as float32 too: one client's must not make the mean of all infinite."""
+def check_count(numbers: Mapping[str, Any], max_examples: int) -> int:
+    """Return the number of examples that a reply claims.
+
+    Raises:
+      WireError: it is missing, or not a whole number from 1 to `max_examples`.
+    """
+    count = numbers.get("num-examples")
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= max_examples:
+        raise WireError(f"num-examples: {shown(count)} instead of a whole number from 1 to {max_examples}")
+    return count
+
+
+def is_float32(number: float) -> bool:
+    """Return whether a number is finite in float32: one client's loss must not make the mean of all infinite."""
     return abs(number) <= LARGEST
 
 
@@ -107,9 +115,9 @@ def next_state(
     num_clients: int,
     aggregator: Aggregator = MEAN,
 ) -> tuple[Tree, float, bool]:
-    """The server's state after a round in which `replies` came, in the cohort's order.
+    """Return the server's state after a round with these replies, in the cohort's order.
 
-    Those that did not come count as if they had not been asked: |S| is the number of replies, and the weights are
+    Clients without a reply count as if they had not been asked: |S| is the number of replies, and the weights are
     renormalised over them. There are at least as many replies as the aggregator needs.
 
     Returns:
@@ -117,9 +125,10 @@ def next_state(
     """
     weights = [reply.examples for reply in replies] if weighting == "examples" else None
     trees = [decoded(algorithm, jax.tree.map(jnp.asarray, reply.upload)) for reply in replies]
-    loss = float(np.average([reply.loss for reply in replies], weights=weights))  # float64: no sum of theirs overflows
-    upload = weighted_mean(trees, weights)
-    if aggregator != MEAN:
+    loss = float(np.average([reply.loss for reply in replies], weights=weights))  # float64: their sum cannot overflow
+    if aggregator == MEAN:
+        upload = weighted_mean(trees, weights)
+    else:
         shares = jnp.ones(len(trees)) if weights is None else jnp.asarray(weights, jnp.result_type(float))
         upload = aggregator.combine(stacked(trees), shares, jnp.ones(len(trees), bool))
     server = algorithm.server_update(server, upload, Cohort(len(replies), num_clients))

@@ -1,9 +1,9 @@
-"""Trees on the wire: named arrays with a declared dtype and shape, rebuilt only into a structure that is known before.
+"""Trees of arrays as messages: named arrays, rebuilt only into a structure that is known beforehand.
 
-The other side is not trusted: names, shapes, dtypes, sizes and finiteness are compared with the expected structure
-before anything is allocated, and every fault is a `WireError`. An array travels as the bytes of a `.npy` file, which is
-what Flower's own `Array` holds; dtypes that such files do not know (bfloat16) travel as unsigned integers of their
-size.
+The sender is not trusted: names, shapes, dtypes and sizes are compared with the expected structure before anything is
+allocated, then the numbers must be finite; every fault is a `WireError`. An array travels as the bytes of a `.npy`
+file, which is what Flower's own `Array` holds; dtypes that such files do not know (bfloat16) travel as unsigned
+integers of the same size.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import numpy as np
 from fedoptax.algorithm import Tree
 from fedoptax.errors import RunError, UsageError
 
-STYPE = "numpy.ndarray"  # Flower's name of the serialisation
-HEADER_LIMIT = 4096  # bytes of a .npy header, far above what any of our arrays needs
-SHOWN = 80  # characters of a foreign text in a message
+STYPE = "numpy.ndarray"  # Flower's name for this serialisation
+HEADER_LIMIT = 4096  # bytes of a .npy header, far more than any of our arrays needs
+SHOWN = 80  # characters quoted of a text from elsewhere
 
 
 class WireError(RunError):
-    """What came over the network is not what was expected; one line that says where and why."""
+    """A message is not what was expected; one line says where and why."""
 
 
 class WireArray(NamedTuple):
-    """An array as it travels: what it is said to be, and the bytes of a `.npy` file."""
+    """An array as it travels: its declared form, and the bytes of a `.npy` file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -41,38 +41,38 @@ Expected = dict[str, jax.ShapeDtypeStruct]
 
 
 def expected_of(tree: Tree) -> Expected:
-    """The names, shapes and dtypes of a tree's leaves (arrays, or the structs of `jax.eval_shape`).
+    """Return the names, shapes and dtypes of a tree's leaves (arrays, or the structs of `jax.eval_shape`).
 
-    A name is the key path, as in RFC 6901 without the first slash: keys joined by `/`, with `~` and `/` inside a key
-    written `~0` and `~1`; `.` for a tree that is one array.
+    A name is the key path as in RFC 6901, without the first slash: keys joined by `/`, with `~` and `/` inside a key
+    written `~0` and `~1`; `.` for a tree that is a single array.
 
     Raises:
-      UsageError: two leaves have one name.
+      UsageError: two leaves have the same name.
     """
     named: Expected = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = "/".join(_key(entry) for entry in path) or "."
         if name in named:
-            raise UsageError(f"tree: two leaves named '{name}' given, allowed is one of each name")
+            raise UsageError(f"tree must have different names, got '{name}' twice")
         array = leaf if hasattr(leaf, "dtype") and hasattr(leaf, "shape") else jnp.asarray(leaf)
         named[name] = jax.ShapeDtypeStruct(array.shape, array.dtype)
     return named
 
 
 def pack(tree: Tree) -> dict[str, WireArray]:
-    """The leaves of a tree, by name, in their dtypes.
+    """Return the leaves of a tree by name, in their dtypes.
 
     Raises:
-      UsageError: two leaves have one name, or one is not an array of numbers.
+      UsageError: two leaves have the same name, or one is not an array of numbers.
     """
     return {name: _pack_array(name, leaf) for name, leaf in zip(expected_of(tree), jax.tree.leaves(tree))}
 
 
 def unpack(arrays: Mapping[str, WireArray], like: Tree, finite: bool = True) -> Tree:
-    """Rebuilds the tree that `pack` took, as NumPy arrays in the structure of `like`.
+    """Rebuild the tree that `pack` took, as NumPy arrays in the structure of `like`.
 
     Args:
-      arrays: what came over the network.
+      arrays: the message.
       like: the expected tree: arrays, or the structs of `jax.eval_shape`.
       finite: whether NaN and infinity are refused.
 
@@ -92,12 +92,12 @@ def unpack(arrays: Mapping[str, WireArray], like: Tree, finite: bool = True) -> 
 
 
 def escaped(key: str) -> str:
-    """A key as a part of a name, see `expected_of`."""
+    """Return a key as it stands in a name, see `expected_of`."""
     return key.replace("~", "~0").replace("/", "~1")
 
 
 def shown(text: object) -> str:
-    """A foreign text in a message: one line, printable, not long."""
+    """Quote a text from elsewhere: one short line of printable characters."""
     line = " ".join(str(text).split())
     line = "".join(c if c.isprintable() else "?" for c in line)
     return line if len(line) <= SHOWN else line[: SHOWN - 3] + "..."
@@ -105,10 +105,10 @@ def shown(text: object) -> str:
 
 def _pack_array(name: str, leaf: Any) -> WireArray:
     if jnp.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.extended):
-        raise UsageError(f"array '{name}': dtype {leaf.dtype} given, allowed are numbers")
+        raise UsageError(f"array '{name}' must hold numbers, got {leaf.dtype}")
     array = np.asarray(leaf) if hasattr(leaf, "dtype") else np.asarray(jnp.asarray(leaf))
     if array.dtype.kind in "OUSMm":
-        raise UsageError(f"array '{name}': dtype {array.dtype} given, allowed are numbers")
+        raise UsageError(f"array '{name}' must hold numbers, got {array.dtype}")
     buffer = io.BytesIO()
     np.lib.format.write_array(buffer, np.ascontiguousarray(array).reshape(array.shape).view(_stored(array.dtype)))
     return WireArray(array.dtype.name, array.shape, STYPE, buffer.getvalue())
@@ -119,21 +119,21 @@ def _unpack_array(name: str, given: WireArray, struct: jax.ShapeDtypeStruct, fin
     if given.stype != STYPE:
         raise WireError(f"array '{name}': serialised as '{shown(given.stype)}' instead of '{STYPE}'")
     if given.dtype != dtype.name or tuple(given.shape) != shape:
-        told = f"{shown(given.dtype)}{shown(list(given.shape))}"
-        raise WireError(f"array '{name}': {told} instead of {dtype.name}{list(shape)}")
+        declared = f"{shown(given.dtype)}{shown(list(given.shape))}"
+        raise WireError(f"array '{name}': {declared} instead of {dtype.name}{list(shape)}")
     size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     if not size < len(given.data) <= size + HEADER_LIMIT:
-        raise WireError(f"array '{name}': {len(given.data)} bytes, {size} and a short header are needed")
+        raise WireError(f"array '{name}': {len(given.data)} bytes instead of {size} and a short header")
     buffer = io.BytesIO(given.data)
     stored_shape, in_columns, stored = _header(name, buffer)
     if (stored_shape, stored) != (shape, _stored(dtype)) or len(given.data) - buffer.tell() != size:
         raise WireError(
-            f"array '{name}': its bytes hold {stored}{shown(list(stored_shape))}, not what they are said to"
+            f"array '{name}': its bytes hold {stored}{shown(list(stored_shape))}, not what is declared"
         )
     order: Any = "F" if in_columns else "C"
     array = np.frombuffer(given.data, stored, offset=buffer.tell()).reshape(shape, order=order).view(dtype)
     if dtype == np.bool_ and np.any(array.view(np.uint8) > 1):
-        raise WireError(f"array '{name}': bytes that are neither true nor false")
+        raise WireError(f"array '{name}': bytes other than true and false")
     if finite and jnp.issubdtype(dtype, jnp.inexact) and not np.isfinite(array).all():
         raise WireError(f"array '{name}': NaN or infinity")
     return array
@@ -146,13 +146,13 @@ def _header(name: str, buffer: io.BytesIO) -> tuple[tuple[int, ...], bool, np.dt
             return np.lib.format.read_array_header_1_0(buffer, HEADER_LIMIT)
         if major == 2:
             return np.lib.format.read_array_header_2_0(buffer, HEADER_LIMIT)
-    except Exception as error:  # a parser of foreign bytes: whatever it raises means that they are damaged
+    except Exception as error:  # whatever a parser of untrusted bytes raises, they are damaged
         raise WireError(f"array '{name}': damaged ({type(error).__name__})") from error
     raise WireError(f"array '{name}': version {major} of the .npy format instead of 1 or 2")
 
 
 def _stored(dtype: np.dtype) -> np.dtype:
-    """The dtype in the file: itself, or an unsigned integer of its size where NumPy has no name for it."""
+    """Return the dtype in the file: itself, or an unsigned integer of its size where NumPy has no name for it."""
     return dtype if dtype.kind in "biufc" and dtype.isbuiltin == 1 else np.dtype(f"u{dtype.itemsize}")
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from fedoptax.algorithm import Tree
 from fedoptax.deploy.client import Client, default_client
 from fedoptax.deploy.config import Deployment
-from fedoptax.deploy.flower_client import client_app
+from fedoptax.deploy.flower import client_app
 from fedoptax.tasks.task import Task
 from fedoptax.torch.gradients import ModuleLoss, with_module
 from fedoptax.torch.loop import Train, examples_and_loss, with_loop

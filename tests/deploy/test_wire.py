@@ -1,4 +1,4 @@
-"""Trees on the wire: what goes in comes out, and nothing else is believed."""
+"""Trees on the wire: what is packed comes out, and anything else is refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ trees = st.recursive(
 
 
 @given(trees)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_a_tree_comes_back_bit_for_bit_with_its_dtypes(tree: Any) -> None:
     back = unpack(pack(tree), tree)
     assert jax.tree.structure(back) == jax.tree.structure(tree)
@@ -53,7 +53,7 @@ def test_a_tree_comes_back_bit_for_bit_with_its_dtypes(tree: Any) -> None:
 
 @given(trees)
 @settings(max_examples=40, deadline=None)
-def test_every_leaf_has_a_name_of_its_own(tree: Any) -> None:
+def test_every_leaf_has_its_own_name(tree: Any) -> None:
     assert len(expected_of(tree)) == len(jax.tree.leaves(tree))
 
 
@@ -77,10 +77,10 @@ def test_the_messages_of_every_algorithm_travel(name: str) -> None:
     jax.tree.map(np.testing.assert_array_equal, message, unpack(pack(message), jax.eval_shape(lambda: message)))
 
 
-def test_what_is_no_number_is_refused() -> None:
-    with pytest.raises(UsageError, match="allowed are numbers"):
+def test_keys_and_texts_are_refused() -> None:
+    with pytest.raises(UsageError, match="must hold numbers"):
         pack({"key": jax.random.key(0)})
-    with pytest.raises(UsageError, match="allowed are numbers"):
+    with pytest.raises(UsageError, match="must hold numbers"):
         pack({"text": np.array(["a"])})
 
 
@@ -98,19 +98,19 @@ W = np.ones((2, 3), np.float32)
 HOSTILE = {
     "missing": ({"n": GOOD["n"]}, "1 missing \\('w'\\)"),
     "extra": ({**GOOD, "../evil\n": GOOD["n"]}, "1 unknown \\('../evil'\\)"),
-    "shape told": ({**GOOD, "w": npy(W, shape=(3, 2))}, "instead of float32"),
+    "declared shape": ({**GOOD, "w": npy(W, shape=(3, 2))}, "instead of float32"),
     "shape huge": ({**GOOD, "w": npy(W, shape=(10**12, 10**12))}, "instead of float32"),
     "shape nonsense": ({**GOOD, "w": npy(W, shape=("a", None))}, "instead of float32"),
-    "dtype told": ({**GOOD, "w": npy(W, dtype="float64")}, "float64\\[2, 3\\] instead"),
+    "declared dtype": ({**GOOD, "w": npy(W, dtype="float64")}, "float64\\[2, 3\\] instead"),
     "dtype nonsense": ({**GOOD, "w": npy(W, dtype="x" * 1000)}, "instead of float32"),
     "stype": ({**GOOD, "w": npy(W, stype="pickle")}, "serialised as 'pickle'"),
-    "shape inside": ({**GOOD, "w": npy(W.T)}, "not what they are said"),
-    "dtype inside": ({**GOOD, "w": npy(W.astype("i4"))}, "not what they are said"),
-    "byte order inside": ({**GOOD, "w": npy(W.astype(">f4"))}, "not what they are said"),
+    "shape inside": ({**GOOD, "w": npy(W.T)}, "not what is declared"),
+    "dtype inside": ({**GOOD, "w": npy(W.astype("i4"))}, "not what is declared"),
+    "byte order inside": ({**GOOD, "w": npy(W.astype(">f4"))}, "not what is declared"),
     "objects inside": ({**GOOD, "w": npy(np.array([[None, {}, 1]]))}, "array 'w'"),
-    "oversized": ({**GOOD, "w": npy(np.ones((2000, 3), np.float32))}, "24128 bytes, 24 and"),
-    "trailing": ({**GOOD, "w": npy(W)._replace(data=npy(W).data + b"x")}, "not what they are said"),
-    "truncated": ({**GOOD, "w": npy(W)._replace(data=npy(W).data[:-1])}, "not what they are said"),
+    "oversized": ({**GOOD, "w": npy(np.ones((2000, 3), np.float32))}, "24128 bytes instead of 24"),
+    "trailing": ({**GOOD, "w": npy(W)._replace(data=npy(W).data + b"x")}, "not what is declared"),
+    "truncated": ({**GOOD, "w": npy(W)._replace(data=npy(W).data[:-1])}, "not what is declared"),
     "empty": ({**GOOD, "w": npy(W, data=b"")}, "0 bytes"),
     "noise": ({**GOOD, "w": npy(W, data=b"\x00" * 100)}, "damaged"),
     "version": ({**GOOD, "w": npy(W, data=b"\x93NUMPY\x09\x00" + b"v" * 60)}, "version 9|damaged"),
@@ -128,7 +128,7 @@ def test_a_hostile_record_is_refused_in_one_line(case: str) -> None:
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 400
 
 
-def test_nan_is_let_through_only_where_it_is_asked_for() -> None:
+def test_nan_passes_only_where_it_is_asked_for() -> None:
     bad = pack({"x": np.array([np.nan], ml_dtypes.bfloat16)})
     like = {"x": jax.ShapeDtypeStruct((1,), jnp.bfloat16)}
     with pytest.raises(WireError, match="NaN"):
@@ -136,9 +136,9 @@ def test_nan_is_let_through_only_where_it_is_asked_for() -> None:
     assert np.isnan(unpack(bad, like, finite=False)["x"].astype(np.float32)).all()
 
 
-def test_bytes_that_are_no_truth_values_are_refused() -> None:
+def test_booleans_other_than_0_and_1_are_refused() -> None:
     flag = pack({"b": np.array([True])})["b"]
-    with pytest.raises(WireError, match="neither true nor false"):
+    with pytest.raises(WireError, match="true and false"):
         unpack({"b": flag._replace(data=flag.data[:-1] + b"\x07")}, {"b": jax.ShapeDtypeStruct((1,), np.bool_)})
 
 
@@ -153,7 +153,7 @@ wire_arrays = st.builds(
 
 
 @given(st.dictionaries(names, wire_arrays, max_size=4), st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_record_is_either_refused_or_sound(record: dict[str, WireArray], data: st.DataObject) -> None:
     if data.draw(st.booleans()):  # nearer to a good one: some bytes of its arrays changed
         flipped = bytearray(GOOD["w"].data)
@@ -173,6 +173,6 @@ def test_a_large_declared_array_costs_no_memory() -> None:
         unpack({"w": WireArray("float32", (2**40,), STYPE, b"\x93NUMPY" * 10)}, struct)
 
 
-def test_foreign_text_is_shown_on_one_short_line() -> None:
+def test_quoted_text_is_one_short_line() -> None:
     assert shown("a\nb\x1b[31m" + "c" * 500).startswith("a b?[31mccc") and len(shown("x" * 500)) <= 80
     assert HEADER_LIMIT < 10_000

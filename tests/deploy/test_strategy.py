@@ -1,4 +1,4 @@
-"""`FedoptaxStrategy` in a Flower project: the algorithm of the simulation, ordinary clients, statistics left alone."""
+"""`FedoptaxStrategy` in a Flower project: the simulation's algorithm, ordinary clients, statistics left alone."""
 
 from __future__ import annotations
 
@@ -38,12 +38,8 @@ def loss(params: Any, batch: Any) -> jax.Array:
 
 
 @pytest.fixture(autouse=True)
-def inside_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flower's messages want to know whose they are."""
-    from flwr.supercore.task_identity import TaskIdentity
-
-    for name in ("run_id", "node_id", "task_id"):
-        monkeypatch.setattr(TaskIdentity, f"_{name}", 1)
+def in_a_run(inside_a_flower_run: None) -> None:
+    """Messages can be made."""
 
 
 class FakeGrid:
@@ -98,7 +94,7 @@ def simulated(algorithm: fx.FedAlgorithm, cohorts: list[list[int]]) -> Any:
     return algorithm.params(server)
 
 
-def test_a_loss_that_float32_cannot_hold_leaves_out_its_node_alone() -> None:
+def test_a_loss_beyond_float32_leaves_out_its_node_alone() -> None:
     def spoil(node: int, number: int, content: RecordDict) -> None:
         if node == 11:
             content["metrics"]["train-loss"] = 1e39
@@ -108,7 +104,7 @@ def test_a_loss_that_float32_cannot_hold_leaves_out_its_node_alone() -> None:
 
 
 @pytest.mark.parametrize("make", [fx.fedavg, fx.fedavgm, fx.fedadagrad, fx.fedadam, fx.fedyogi, fx.fedams])
-def test_it_computes_what_the_simulation_does(make: Any) -> None:
+def test_the_strategy_equals_the_simulation(make: Any) -> None:
     algorithm = make(client_lr=RATE, server_lr=0.05)
     grid = FakeGrid()
     result = FedoptaxStrategy(algorithm, fraction_train=0.5, seed=7).start(grid, record(START), num_rounds=4)
@@ -193,11 +189,11 @@ def test_metrics_of_the_clients_are_weighted() -> None:
 
 @pytest.mark.parametrize("make", [lambda: fx.scaffold(0.1), lambda: fx.fedlamb(0.1), lambda: fx.fafed(0.1)])
 def test_an_algorithm_whose_clients_do_more_is_refused(make: Callable[[], fx.FedAlgorithm]) -> None:
-    with pytest.raises(fx.UsageError, match="its clients do more than train"):
+    with pytest.raises(fx.UsageError, match="algorithm"):
         FedoptaxStrategy(make()).start(FakeGrid(), record(START), num_rounds=1)
 
 
-def test_the_migration_page_tells_the_truth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_of_the_migration_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[2] / "docs" / "flower-migration.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"^```py\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     monkeypatch.chdir(tmp_path)

@@ -1,0 +1,102 @@
+"""The folder of a ready Flower app: `pyproject.toml` and two thin modules, what `flwr run` sends to every node."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedoptax import __version__
+from fedoptax._files import write_atomically
+from fedoptax.deploy.config import Deployment, from_table, to_table
+from fedoptax.errors import UsageError
+
+NAME = "federation"
+FLOWER, FLOWER_END = "1.41.0", "1.42"
+FILES = {
+    "LICENSE": "As you choose: Flower demands a license file in every app.\n",
+    "README.md": (
+        "# A federation\n\nMade by `fedoptax deploy init`. `pyproject.toml` holds the settings of the run;\n"
+        "`flwr run . SUPERLINK` runs it where a SuperLink and SuperNodes are up. See docs/deploy.md of fedoptax.\n"
+    ),
+    "fedoptax_app/__init__.py": '"""A federation, made by fedoptax deploy init."""\n',
+    "fedoptax_app/server_app.py": (
+        '"""The server: rounds, quorum, checkpoints."""\n\n'
+        "from fedoptax.deploy.flower import server_app\n\napp = server_app()\n"
+    ),
+    "fedoptax_app/client_app.py": (
+        '"""A client: one partition of the task."""\n\n'
+        "from fedoptax.deploy.flower import client_app\n\napp = client_app()\n"
+    ),
+}
+
+
+def write_app(folder: Path, deployment: Deployment, name: str = NAME) -> None:
+    """Write the app into a new or empty folder.
+
+    Args:
+      folder: the folder.
+      deployment: goes into the app's config.
+      name: of the app, for Flower.
+
+    Raises:
+      UsageError: the folder is not empty, or a value cannot stand in the config.
+      RunError: a file cannot be written.
+    """
+    check_empty(folder)
+    for path, text in ({"pyproject.toml": make_pyproject(deployment, name)} | FILES).items():
+        write_atomically(folder / path, text.encode())
+
+
+def read_app(folder: Path) -> Deployment:
+    """Return the deployment of an app folder.
+
+    Raises:
+      UsageError: it is not an app's, or its config is wrong.
+    """
+    path = folder / "pyproject.toml"
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"'{path}' must be the pyproject.toml of an app by fedoptax deploy init") from error
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, dict) else {key: value}
+    return from_table(flat)
+
+
+def check_empty(folder: Path) -> None:
+    """Check that a folder is new or empty.
+
+    Raises:
+      UsageError: it is not.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"folder must be new or empty, got '{folder}'")
+
+
+def make_pyproject(deployment: Deployment, name: str = NAME) -> str:
+    """Return the app's `pyproject.toml`, as Flower demands it."""
+    project = {
+        "name": name,
+        "version": "1.0.0",
+        "description": "A federation by fedoptax",
+        "license": {"file": "LICENSE"},
+        "dependencies": [f"flwr>={FLOWER},<{FLOWER_END}", f"fedoptax>={__version__}"],
+    }
+    app = {
+        "publisher": "fedoptax",
+        "fab-format-version": 1,
+        "flwr-version-target": FLOWER,
+        "components": {"serverapp": "fedoptax_app.server_app:app", "clientapp": "fedoptax_app.client_app:app"},
+        "config": to_table(deployment),
+    }
+    return tomli_w.dumps(
+        {
+            "build-system": {"requires": ["hatchling>=1.25"], "build-backend": "hatchling.build"},
+            "project": project,
+            "tool": {"hatch": {"build": {"targets": {"wheel": {"packages": ["."]}}}}, "flwr": {"app": app}},
+        }
+    )

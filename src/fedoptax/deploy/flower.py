@@ -1,0 +1,248 @@
+"""The Flower apps of a deployment: a ServerApp and a ClientApp, and the messages between them.
+
+With `strategy`, the only module that knows Flower. A message to a client has two records: `arrays`, the algorithm's
+message by names, and `order`; a reply has `arrays`, the upload, and `metrics`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from fedoptax.deploy.client import Client, Order, default_client
+from fedoptax.deploy.config import Deployment, build_task, from_table
+from fedoptax.deploy.rounds import Arrived
+from fedoptax.deploy.run import run_deployment
+from fedoptax.deploy.server import RawReply
+from fedoptax.deploy.wire import WireArray, WireError, shown
+from fedoptax.engine.xla import use_cache
+from fedoptax.errors import check_int
+from fedoptax.tasks.task import Task
+
+ARRAYS, ORDER, METRICS, HELLO = "arrays", "order", "metrics", "hello"
+MakeClient = Callable[[Task, Deployment, int], Client]
+
+flower_log = logging.getLogger("flwr")
+
+
+def server_app() -> ServerApp:
+    """Return the ServerApp of a deployment; its settings come from the app's config."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        use_cache(0.0)
+        flower_log.propagate = False  # JAX's libraries give the root logger a handler: every line came twice
+        deployment = from_table(context.run_config)
+        task = build_task(deployment)
+        ttl = max(deployment.round_timeout, deployment.wait_limit) + 60
+        run_deployment(deployment, task, FlowerNetwork(grid, task.clients.num_clients, ttl), flower_log.info)
+
+    return app
+
+
+def client_app(make_client: MakeClient = default_client) -> ClientApp:
+    """Return the ClientApp of a deployment; its settings come from the app's config and the node's.
+
+    A node's config has `partition-id`, and may have `state-dir` (a folder for the client's state; default
+    `fedoptax-state` in Flower's home) and `data-dir`.
+
+    Args:
+      make_client: makes the client of a partition.
+    """
+    app = ClientApp()
+
+    @app.query()
+    def hello(message: Message, context: Context) -> Message:
+        return Message(RecordDict({HELLO: MetricRecord({"partition-id": _partition(context)})}), reply_to=message)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        use_cache(0.0)
+        arrays, order = read_request(message.content)
+        deployment, partition = from_table(context.run_config), _partition(context)
+        data_dir = context.node_config.get("data-dir")
+        task = build_task(deployment, partition, None if data_dir is None else str(data_dir))
+        answer = make_client(task, deployment, partition).answer(arrays, order, _state_dir(context))
+        content = RecordDict({ARRAYS: to_record(answer.arrays), METRICS: MetricRecord(answer.numbers)})
+        return Message(content, reply_to=message)
+
+    return app
+
+
+class FlowerNetwork:
+    """Flower's grid as a `rounds.Network`: partitions instead of node ids, one bad reply spoils no other.
+
+    Args:
+      grid: Flower's.
+      num_clients: N; a node with a partition outside 0 … N − 1 is left out.
+      ttl: seconds that a message lives.
+    """
+
+    def __init__(self, grid: Grid, num_clients: int, ttl: float) -> None:
+        self._grid, self._num_clients, self._ttl = grid, num_clients, ttl
+        self._greeted: set[int] = set()  # nodes that were asked for their partition
+        self._partitions: dict[int, int] = {}  # by node, in the order in which they answered
+        self._hellos: dict[str, int] = {}  # nodes by message
+        self._pending: dict[str, tuple[int, int]] = {}  # partition and node by message of this round
+        self._is_cautious = False
+
+    def begin(self, arrays: Mapping[str, WireArray], order: Callable[[int], Mapping[str, Any]]) -> None:
+        """See `Network`."""
+        self._arrays, self._order, self._pending = to_record(arrays), order, {}
+
+    def connected(self) -> Mapping[int, str]:
+        """See `Network`; new nodes are asked for their partition first."""
+        online = set(self._grid.get_node_ids())
+        self._greeted &= online
+        self._greet(online - self._greeted)
+        for message_id, message in self._pull(self._hellos, self._greet).items():
+            self._meet(self._hellos.pop(message_id), message)
+        self._partitions = {node: partition for node, partition in self._partitions.items() if node in online}
+        return {partition: str(node) for partition, node in self._nodes().items()}
+
+    def send(self, partitions: Sequence[int]) -> Mapping[int, int]:
+        """See `Network`."""
+        nodes = self._nodes()
+        to = [(partition, nodes[partition]) for partition in partitions if partition in nodes]
+        contents = [
+            RecordDict({ARRAYS: self._arrays, ORDER: ConfigRecord(dict(self._order(partition)))}) for partition, _ in to
+        ]
+        sent = self._push([node for _, node in to], contents, MessageType.TRAIN)
+        self._pending |= {message_id: target for message_id, target in zip(sent, to) if message_id}
+        return {
+            partition: count_bytes(content) for (partition, _), content, key in zip(to, contents, sent) if key
+        }
+
+    def receive(self) -> list[Arrived]:
+        """See `Network`."""
+        arrived = []
+        for message_id, message in self._pull(self._pending, self._send_again).items():
+            partition, node = self._pending.pop(message_id)
+            size, reply = read_reply(message, node)
+            arrived.append(Arrived(partition, str(node), reply, size))
+        return arrived
+
+    def _nodes(self) -> dict[int, int]:
+        """Return nodes by partition; of several nodes with the same partition the first counts."""
+        return {partition: node for node, partition in reversed(self._partitions.items())}
+
+    def _greet(self, nodes: Iterable[int]) -> None:
+        nodes = sorted(nodes)
+        sent = self._push(nodes, [RecordDict() for _ in nodes], MessageType.QUERY)
+        self._hellos |= {message_id: node for message_id, node in zip(sent, nodes) if message_id}
+        self._greeted |= set(nodes)
+
+    def _meet(self, node: int, message: Message | None) -> None:
+        if message is None or message.has_error():
+            reason = "it cannot be read" if message is None else shown(message.error.reason)
+            flower_log.info("node %s did not tell its partition: %s", node, reason)
+            return
+        record = message.content.get(HELLO)
+        partition = record.get("partition-id") if isinstance(record, MetricRecord) else None
+        if not isinstance(partition, int) or not 0 <= partition < self._num_clients:
+            last = self._num_clients - 1
+            flower_log.info("node %s left out: partition %s instead of 0 to %d", node, shown(partition), last)
+            return
+        if partition in self._partitions.values():
+            flower_log.info("node %s left out: partition %d has a node already", node, partition)
+        self._partitions[node] = partition
+
+    def _send_again(self, pending: Iterable[tuple[int, int]]) -> None:
+        self.send([partition for partition, _ in pending])
+
+    def _push(self, nodes: Sequence[int], contents: Sequence[RecordDict], kind: str) -> list[str | None]:
+        messages = [Message(c, node, kind, ttl=self._ttl) for c, node in zip(contents, nodes)]
+        return list(self._grid.push_messages(messages)) if messages else []
+
+    def _pull(self, pending: dict[str, Any], repeat: Callable[[Iterable[Any]], None]) -> dict[str, Message | None]:
+        """Return the replies that have come by the id of our message; None for one that cannot be read.
+
+        One pull fetches all. A malformed reply raises and takes with it all that are fetched along, and the SuperLink
+        gives none out twice: the messages are repeated, and from then on each reply is fetched by itself.
+        """
+        if not self._is_cautious:
+            try:
+                return self._fetch(pending, list(pending))
+            except Exception:  # whatever Flower's parser raises
+                self._grid.get_node_ids()  # raises too if it is the SuperLink that does not answer
+                flower_log.info("a reply cannot be read: from now on each is fetched by itself")
+                self._is_cautious = True
+                again = list(pending.values())
+                pending.clear()
+                repeat(again)
+                return {}
+        found: dict[str, Message | None] = {}
+        for message_id in pending:
+            try:
+                found |= self._fetch(pending, [message_id])
+            except Exception:
+                self._grid.get_node_ids()
+                found[message_id] = None
+        return found
+
+    def _fetch(self, pending: Mapping[str, Any], message_ids: list[str]) -> dict[str, Message | None]:
+        messages = list(self._grid.pull_messages(message_ids)) if message_ids else []
+        replies = {message.metadata.reply_to_message_id: message for message in messages}
+        return {message_id: message for message_id, message in replies.items() if message_id in pending}
+
+
+def to_record(arrays: Mapping[str, WireArray]) -> ArrayRecord:
+    """Return named arrays as one ArrayRecord."""
+    return ArrayRecord({name: Array(a.dtype, a.shape, a.stype, a.data) for name, a in arrays.items()})
+
+
+def from_record(record: ArrayRecord) -> dict[str, WireArray]:
+    """Return an ArrayRecord as named arrays, unchecked."""
+    return {name: WireArray(a.dtype, a.shape, a.stype, a.data) for name, a in record.items()}
+
+
+def read_request(content: RecordDict) -> tuple[dict[str, WireArray], Order]:
+    """Return the arrays and the order of a message.
+
+    Raises:
+      WireError: it does not have exactly these.
+    """
+    arrays, order = content.get(ARRAYS), content.get(ORDER)
+    if len(content) != 2 or not isinstance(arrays, ArrayRecord) or not isinstance(order, ConfigRecord):
+        raise WireError(f"records {shown(list(content))} instead of '{ARRAYS}' and '{ORDER}'")
+    return from_record(arrays), Order.read(order)
+
+
+def read_reply(message: Message | None, node: int) -> tuple[int, RawReply]:
+    """Return a reply's bytes and its content, unchecked; what cannot be a reply becomes one with an error."""
+    if message is None:
+        return 0, RawReply({}, {}, "a message that cannot be read")
+    if message.has_error():
+        return 0, RawReply({}, {}, f"error {message.error.code}: {shown(message.error.reason)}")
+    if message.metadata.src_node_id != node:
+        return 0, RawReply({}, {}, f"sent by node {message.metadata.src_node_id}")
+    try:
+        content = message.content
+        arrays, numbers = content.get(ARRAYS), content.get(METRICS)
+        if len(content) != 2 or not isinstance(arrays, ArrayRecord) or not isinstance(numbers, MetricRecord):
+            raise WireError(f"records {shown(list(content))} instead of '{ARRAYS}' and '{METRICS}'")
+        return count_bytes(content), RawReply(from_record(arrays), dict(numbers))
+    except Exception as error:  # untrusted content in whatever form
+        return 0, RawReply({}, {}, f"{type(error).__name__}: {shown(error)}")
+
+
+def count_bytes(content: RecordDict) -> int:
+    """Return the bytes of a message's arrays, numbers and their names, as they are serialised."""
+    return sum(record.count_bytes() for record in content.values())
+
+
+def _partition(context: Context) -> int:
+    return check_int("partition-id", context.node_config.get("partition-id"), 0)
+
+
+def _state_dir(context: Context) -> Path:
+    home = Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr")
+    return Path(str(context.node_config.get("state-dir") or home / "fedoptax-state")).expanduser()

@@ -1,0 +1,124 @@
+"""What `deploy init` writes: settings that read back unchanged, keys that nobody else may read; wrong settings."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from federations import deployment, need_flower
+from fedoptax.deploy.config import Deployment, build_task, from_table, to_table
+from fedoptax.errors import UsageError
+
+need_flower()
+
+from fedoptax.deploy.app import read_app, write_app  # noqa: E402
+from fedoptax.deploy.keys import make_keys, write_keys  # noqa: E402
+
+
+def flat(table: dict[str, Any]) -> dict[str, Any]:
+    """As Flower hands a table to the app."""
+    inner = {f"{k}.{n}": v for k, values in table.items() if isinstance(values, dict) for n, v in values.items()}
+    return {k: v for k, v in table.items() if not isinstance(v, dict)} | inner
+
+
+def test_a_deployment_comes_back_from_its_table() -> None:
+    given = deployment("fafed", hyperparameters={"lr": 1, "rule": "adam", "x": True}, quorum=1, resume=True)
+    assert from_table(flat(to_table(given))) == given
+    given = deployment(local_steps=3, weighting="uniform", aggregate="trimmed_mean:0.2", track="tensorboard")
+    assert from_table(flat(to_table(given))) == given
+
+
+@pytest.mark.parametrize(
+    ("wrong", "name"),
+    [({"rounds": "5"}, "rounds"), ({"rounds": True}, "rounds"), ({"quorum": 0.0}, "quorum"), ({"quorum": 1.5}, "quorum"),
+     ({"colour": 1}, "colour"), ({"mesh": 2}, "mesh"), ({"round-timeout": -1.0}, "round_timeout"),
+     ({"round-timeout": float("nan")}, "round_timeout"), ({"rounds.x": 1}, "rounds"), ({"weighting": "a"}, "weighting"),
+     ({"task": "digits"}, "task"), ({"max-examples": -1}, "max_examples"), ({"checkpoint-every": -1}, "checkpoint_every"),
+     ({"resume": 1}, "resume"), ({"out": 1}, "out")],
+)  # fmt: skip
+def test_a_wrong_setting_is_refused_by_name(wrong: dict[str, Any], name: str) -> None:
+    with pytest.raises(UsageError, match=name):
+        from_table(flat(to_table(deployment())) | wrong)
+
+
+PRIVACY = "clip=1.0,noise_multiplier=2.0,delta=1e-4"
+
+
+@pytest.mark.parametrize("text", [PRIVACY, f"{PRIVACY},seed=none"])
+def test_nodes_never_learn_the_seed_of_the_noise(text: str) -> None:
+    given = from_table(flat(to_table(deployment("fedadam", privacy=text))))
+    assert given.privacy == f"{PRIVACY},seed=none"
+    server, node = (given.build_algorithm().init({"w": np.zeros(2, np.float32)}) for _ in range(2))
+    assert not np.array_equal(jax.random.key_data(server.key), jax.random.key_data(node.key))
+    with pytest.raises(UsageError, match="seed"):
+        deployment("fedadam", privacy=f"{PRIVACY},seed=0")
+
+
+def test_a_list_cannot_stand_in_the_config() -> None:
+    with pytest.raises(UsageError, match="hyperparameters"):
+        to_table(deployment(hyperparameters={"client_lr": [0.1]}))
+
+
+def test_a_task_can_be_a_function_of_the_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_deployed_task.py").write_text(
+        "from fedoptax import load_task\n"
+        "def make(partition):\n    return load_task('digits', num_clients=3)\n"
+        "def wrong(partition):\n    return 1\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    made = build_task(Deployment(task={"name": "own_deployed_task:make"}, algorithm="fedavg"), 1)
+    assert made.clients.num_clients == 3
+    for name in ("own_deployed_task:other", "own_deployed_task:wrong", "nowhere:make", ".:make"):
+        with pytest.raises(UsageError, match="task"):
+            build_task(Deployment(task={"name": name}, algorithm="fedavg"))
+
+
+def test_the_app_folder_reads_back_and_holds_no_secret(tmp_path: Path) -> None:
+    given = deployment("scaffold", out='runs/a "quoted" \\ name\n \x7f \x85 é \U0001f680')
+    write_app(tmp_path / "app", given)
+    write_keys(tmp_path / "keys", make_keys(2))
+    assert read_app(tmp_path / "app") == given
+    text = "".join(path.read_text() for path in (tmp_path / "app").rglob("*") if path.is_file())
+    assert "PRIVATE" not in text and str(tmp_path) not in text
+    table = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())
+    assert table["tool"]["flwr"]["app"]["components"]["serverapp"] == "fedoptax_app.server_app:app"
+    with pytest.raises(UsageError, match="folder"):
+        write_app(tmp_path / "app", given)
+    (tmp_path / "app" / "pyproject.toml").write_text("[tool")
+    with pytest.raises(UsageError, match="pyproject"):
+        read_app(tmp_path / "app")
+
+
+def test_private_keys_have_mode_600_and_certificates_name_their_hosts(tmp_path: Path) -> None:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+
+    before = os.umask(0)
+    try:
+        write_keys(tmp_path / "keys", make_keys(2, ("superlink.example.org", "192.0.2.7")))
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "keys").iterdir()}
+    private = {name for name, mode in modes.items() if mode == 0o600}
+    assert private == {"server.key", "node-0", "node-1"} and (tmp_path / "keys").stat().st_mode & 0o777 == 0o700
+    contents = {path.name: path.read_bytes() for path in (tmp_path / "keys").iterdir()}
+    assert {name for name, content in contents.items() if b"PRIVATE KEY" in content} == private
+    ca, server = (x509.load_pem_x509_certificate(contents[name]) for name in ("ca.crt", "server.crt"))
+    server.verify_directly_issued_by(ca)
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["superlink.example.org"]
+    assert [str(a) for a in names.get_values_for_type(x509.IPAddress)] == ["192.0.2.7"]
+    key = load_ssh_private_key(contents["node-0"], None)
+    assert key.public_key() == load_ssh_public_key(contents["node-0.pub"])
+
+
+@pytest.mark.parametrize("host", ["", "a b", "a..b", "x" * 64])
+def test_a_host_that_no_certificate_can_name_is_refused(host: str) -> None:
+    with pytest.raises(UsageError, match="host"):
+        make_keys(1, ("superlink.example.org", host))

@@ -1,0 +1,173 @@
+"""A client's work and its kept states without Flower: equal to the simulation, and to the round it is asked for."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from federations import ALGORITHMS, batches_of, deployment, task_of
+from fedoptax.deploy.client import INITIAL, Answer, Client, Order, StateFolder
+from fedoptax.deploy.server import RawReply, check_reply, forms, next_state, upload_form
+from fedoptax.deploy.wire import WireError, pack
+from fedoptax.engine.batches import task_grad_fn
+from fedoptax.engine.eager import run_round
+from fedoptax.errors import RunError, UsageError
+
+algorithm_of = cache(lambda name: deployment(name).build_algorithm())  # one each, so that programs compile once
+EXPERIMENT = "0123456789abcdef" * 2
+
+
+class Node:
+    """A client with its folder."""
+
+    def __init__(self, algorithm: str, partition: int, root: Path) -> None:
+        given = deployment(algorithm)
+        self.client = Client(task_of(), algorithm_of(algorithm), given.work, partition, given.seed)
+        self.root = root
+
+    def answer(self, message: Any, round: int, base: int, kept: tuple[int, ...] = ()) -> Answer:
+        return self.client.answer(pack(message), Order(EXPERIMENT, round, base, kept), self.root)
+
+    def kept_rounds(self) -> list[int]:
+        return sorted(int(path.stem) for path in self.root.rglob("*.npz"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [n if n == "scaffold" else pytest.param(n, marks=pytest.mark.long) for n in ALGORITHMS]
+)
+def test_client_and_server_compute_the_eager_round(name: str, tmp_path: Path) -> None:
+    made = deployment(name)
+    task, algorithm, work = task_of(), algorithm_of(name), made.work
+    params = task.init(jax.random.fold_in(jax.random.key(made.seed), 0))
+    server, states = algorithm.init(params), [algorithm.init_client(params)] * 3
+    wanted, cohort, grad_fn = server, [0, 2], jax.jit(task_grad_fn(task))
+    nodes = {i: Node(name, i, tmp_path / str(i)) for i in cohort}
+    for round in range(2):
+        batches = [batches_of(task, i, round, made.seed, work) for i in cohort]
+        sizes = [int(task.clients.sizes[i]) for i in cohort]
+        weights = sizes if algorithm.weighting == "examples" else None
+        old = [states[i] for i in cohort]
+        wanted, new, info = run_round(algorithm, grad_fn, wanted, old, batches, weights, 3)
+        states = [new[0], states[1], new[1]]
+        message = algorithm.broadcast(server)
+        answers = [nodes[i].answer(message, round, round - 1) for i in cohort]
+        form = upload_form(task, algorithm, work)
+        replies = [check_reply(RawReply(a.arrays, a.numbers), form, 2000) for a in answers]
+        server, loss, is_finite = next_state(algorithm, server, replies, algorithm.weighting, 3)
+        assert is_finite and loss == pytest.approx(float(info.train_loss), rel=1e-5)
+    for a, b in zip(jax.tree.leaves(server), jax.tree.leaves(wanted)):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_a_state_or_loss_that_is_not_finite_is_noticed(tmp_path: Path) -> None:
+    task, algorithm, node = task_of(), algorithm_of("fedadam"), Node("fedadam", 1, tmp_path)
+    server = algorithm.init(task.init(jax.random.key(0)))
+    answer = node.answer(algorithm.broadcast(server), 0, INITIAL)
+    reply = check_reply(RawReply(answer.arrays, answer.numbers), upload_form(task, algorithm, node.client.work), 2000)
+    huge = reply._replace(upload=jax.tree.map(lambda a: np.full_like(a, 3e38), reply.upload))
+    assert not next_state(algorithm, server, [huge], "uniform", 3)[2]
+    assert next_state(algorithm, server, [reply], "uniform", 3)[2]
+    assert not next_state(algorithm, server, [reply._replace(loss=float("inf"))], "uniform", 3)[2]
+    assert list(tmp_path.rglob("*")) == []  # FedAdam's clients keep nothing
+
+
+@pytest.fixture
+def scaffold(tmp_path: Path) -> tuple[Node, Any]:
+    node = Node("scaffold", 1, tmp_path / "node")
+    return node, algorithm_of("scaffold").broadcast(algorithm_of("scaffold").init(task_of().init(jax.random.key(1))))
+
+
+def same(a: Answer, b: Answer) -> bool:
+    return a.arrays == b.arrays and a.numbers["train-loss"] == b.numbers["train-loss"]
+
+
+def test_a_lost_upload_is_not_built_upon(scaffold: tuple[Node, Any], tmp_path: Path) -> None:
+    node, message = scaffold
+    assert same(node.answer(message, 0, INITIAL), node.answer(message, 0, INITIAL))
+    after_loss = node.answer(message, 3, INITIAL)
+    assert same(after_loss, Node("scaffold", 1, tmp_path / "fresh").answer(message, 3, INITIAL))
+    assert node.kept_rounds() == [3]  # the server never heard of the state after round 0
+
+
+def test_a_restored_server_finds_the_earlier_state(scaffold: tuple[Node, Any]) -> None:
+    node, message = scaffold
+    node.answer(message, 0, INITIAL)
+    second = node.answer(message, 1, 0)
+    node.answer(message, 2, 1, kept=(0,))  # the last checkpoint knows of round 0 alone
+    assert same(node.answer(message, 1, 0), second)
+    assert not same(node.answer(message, 1, INITIAL), second)
+
+
+def test_the_state_outlives_the_process_and_damage_counts_as_lost(scaffold: tuple[Node, Any], tmp_path: Path) -> None:
+    node, message = scaffold
+    node.answer(message, 0, INITIAL)
+    restarted = Node("scaffold", 1, node.root).answer(message, 1, 0)
+    anew = Node("scaffold", 1, tmp_path / "fresh").answer(message, 1, 0)
+    assert (restarted.numbers["state-lost"], anew.numbers["state-lost"]) == (0, 1) and not same(restarted, anew)
+    assert (node.root / EXPERIMENT).stat().st_mode & 0o777 == 0o700
+    (file,) = node.root.rglob("0.npz")
+    sound = file.read_bytes()
+    place = len(sound) // 2
+    for damaged in (sound[:place] + bytes([sound[place] ^ 1]) + sound[place + 1 :], sound[:-50], b"noise", b""):
+        file.write_bytes(damaged)
+        assert node.answer(message, 1, 0).numbers["state-lost"] == 1
+
+
+def test_only_states_that_the_server_may_ask_for_are_kept(scaffold: tuple[Node, Any]) -> None:
+    node, message = scaffold
+    for round in range(6):
+        node.answer(message, round, round - 1, kept=tuple(range(round)))
+    node.answer(message, 6, 5, kept=(1, 3))
+    assert node.kept_rounds() == [1, 3, 5, 6]
+    node.answer(message, 2, 1)  # a late answer to an older message takes no newer state away
+    assert node.kept_rounds() == [1, 2, 3, 5, 6]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"round": -1}, {"round": "0"}, {"base": -2}, {"kept": None}, {"round": True}, {"round": 2**40}, {"kept": 3},
+     {"kept": [0, -2]}, {"kept": ["0"]}, {"experiment": "../../etc"}, {"experiment": EXPERIMENT.upper()},
+     {"experiment": 5}],
+)  # fmt: skip
+def test_a_senseless_order_is_refused_by_the_name_of_its_value(wrong: dict[str, Any]) -> None:
+    good = {"experiment": EXPERIMENT, "round": 0, "base": INITIAL, "kept": [INITIAL, 3]}
+    assert Order.read(good) == Order(EXPERIMENT, 0, INITIAL, (INITIAL, 3))
+    with pytest.raises((WireError, UsageError), match=next(iter(wrong))):
+        Order.read(good | wrong)
+
+
+def test_the_message_of_another_algorithm_is_refused(scaffold: tuple[Node, Any]) -> None:
+    node, message = scaffold
+    with pytest.raises(WireError, match="arrays"):
+        node.answer({"params": message}, 0, INITIAL)
+
+
+def test_a_state_folder_that_cannot_be_written_is_a_run_error(tmp_path: Path) -> None:
+    (tmp_path / EXPERIMENT).write_text("a file where a folder should be")
+    with pytest.raises(RunError, match=EXPERIMENT):
+        StateFolder(tmp_path, EXPERIMENT, 0).write(0, {"c": np.zeros(3)})
+
+
+@given(st.binary(max_size=300))
+@settings(max_examples=50, deadline=None)
+def test_noise_is_no_state(tmp_path_factory: pytest.TempPathFactory, noise: bytes) -> None:
+    folder = StateFolder(tmp_path_factory.getbasetemp(), EXPERIMENT, 0)
+    state = {"c": np.arange(3, dtype=np.float32)}
+    folder.write(0, state)
+    read = folder.read(0, state)
+    assert read is not None and np.array_equal(read["c"], state["c"])
+    (folder.folder / "0.npz").write_bytes(noise)
+    assert folder.read(0, state) is None
+
+
+def test_forms_cost_no_computation() -> None:
+    form = forms(task_of(), algorithm_of("fedlamb"))
+    assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(form))

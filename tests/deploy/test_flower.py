@@ -1,0 +1,168 @@
+"""Flower's grid as a network: partitions instead of nodes, and one bad reply spoils no other. No processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from federations import need_flower
+from fedoptax.deploy.server import RawReply, check_reply
+from fedoptax.deploy.wire import WireError, pack
+
+need_flower()
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict  # noqa: E402
+
+from fedoptax.deploy.flower import FlowerNetwork, read_reply, read_request, to_record  # noqa: E402
+
+ARRAYS = pack({"w": np.ones(2, np.float32)})
+
+
+@pytest.fixture(autouse=True)
+def in_a_run(inside_a_flower_run: None) -> None:
+    """Messages can be made."""
+
+
+class Grid:
+    """Nodes that say which partition they have and return a reply; `malformed` ones break the pull they are in.
+
+    As with Flower's SuperLink, a reply is given out once, also by a pull that fails.
+    """
+
+    def __init__(self, partitions: dict[int, Any], malformed: Iterable[int] = ()) -> None:
+        self.partitions, self.malformed = partitions, set(malformed)
+        self.pulls, self.is_down = list[int](), False
+        self._waiting: dict[str, Message] = {}
+
+    def get_node_ids(self) -> list[int]:
+        if self.is_down:
+            raise ConnectionError("no SuperLink")
+        return list(self.partitions)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        ids = []
+        for message in messages:
+            ids.append(f"message {len(self._waiting)}")
+            message.metadata.__dict__["_message_id"] = ids[-1]
+            self._waiting[ids[-1]] = message
+        return ids
+
+    def pull_messages(self, ids: Iterable[str]) -> list[Message]:
+        if self.is_down:
+            raise ConnectionError("no SuperLink")
+        messages = [message for key in ids if (message := self._waiting.get(key)) and not isinstance(message, str)]
+        self.pulls.append(len(messages))
+        for key in ids:
+            self._waiting[key] = ""  # type: ignore[assignment]  # given out
+        replies = []
+        for message in messages:
+            node, is_hello = message.metadata.dst_node_id, message.metadata.message_type == "query"
+            if node in self.malformed and not is_hello:
+                raise ValueError("malformed")
+            hello = RecordDict({"hello": MetricRecord({"partition-id": self.partitions[node]})})
+            numbers = MetricRecord({"num-examples": node, "train-loss": 0.5})
+            work = RecordDict({"arrays": to_record(ARRAYS), "metrics": numbers})
+            reply = Message(hello if is_hello else work, reply_to=message)
+            reply.metadata.__dict__["_src_node_id"] = node
+            replies.append(reply)
+        return replies
+
+
+def network_of(grid: Any, num_clients: int = 3) -> FlowerNetwork:
+    network = FlowerNetwork(grid, num_clients, 60)
+    network.begin(ARRAYS, lambda partition: {"round": 0, "partition": partition})
+    return network
+
+
+def test_nodes_are_asked_for_their_partition_once_and_the_first_of_each_counts() -> None:
+    grid = Grid({11: 1, 22: 0, 33: 1, 44: 7, 55: -1})
+    network = network_of(grid)
+    assert network.connected() == {1: "11", 0: "22"}
+    pulls = len(grid.pulls)
+    assert network.connected() == {1: "11", 0: "22"} and sum(grid.pulls[pulls:]) == 0
+    del grid.partitions[11]
+    assert network.connected() == {1: "33", 0: "22"}
+    del grid.partitions[33]
+    grid.partitions[11] = 2
+    assert network.connected() == {2: "11", 0: "22"}
+
+
+def test_sound_replies_are_fetched_in_one_pull() -> None:
+    grid = Grid({11: 0, 22: 1, 33: 2})
+    network = network_of(grid)
+    network.connected()
+    sizes = network.send([2, 0, 1])
+    assert sizes.keys() == {0, 1, 2} and min(sizes.values()) > 8
+    grid.pulls.clear()
+    arrived = network.receive()
+    assert grid.pulls == [3] and {(a.partition, a.node) for a in arrived} == {(0, "11"), (1, "22"), (2, "33")}
+    assert all(check_reply(a.reply, {"w": np.ones(2, np.float32)}, 100).loss == 0.5 for a in arrived)
+    assert network.receive() == []
+
+
+def test_a_malformed_reply_spoils_no_other() -> None:
+    grid = Grid({11: 0, 22: 1, 33: 2}, malformed=[22])
+    network = network_of(grid)
+    network.connected()
+    network.send([0, 1, 2])
+    assert network.receive() == []  # it took the others with it, so all are asked again, each by itself
+    arrived = {a.partition: a.reply for a in network.receive()}
+    assert arrived.keys() == {0, 1, 2}
+    assert [arrived[i].error for i in range(3)] == [None, "a message that cannot be read", None]
+    network.begin(ARRAYS, lambda partition: {"round": 1})
+    network.send([0, 1, 2])
+    assert len(network.receive()) == 3
+
+
+def test_a_superlink_that_is_down_is_no_nodes_fault() -> None:
+    grid = Grid({11: 0})
+    network = network_of(grid)
+    network.connected()
+    network.send([0])
+    grid.is_down = True
+    with pytest.raises(ConnectionError):
+        network.receive()
+
+
+def test_replies_to_an_earlier_round_are_not_taken_for_this_one() -> None:
+    network = network_of(Grid({11: 0}))
+    network.connected()
+    network.send([0])
+    network.begin(ARRAYS, lambda partition: {"round": 1})
+    assert network.receive() == []
+
+
+ORDER = ConfigRecord({"experiment": "0" * 32, "round": 1, "base": -1, "kept": [0]})
+NUMBERS = MetricRecord({"num-examples": 5, "train-loss": 0.5})
+OTHER = [
+    {}, {"arrays": to_record(ARRAYS)}, {"arrays": NUMBERS, "metrics": NUMBERS, "order": ORDER},
+    {"arrays": to_record(ARRAYS), "metrics": ORDER, "order": NUMBERS},
+    {"arrays": to_record(ARRAYS), "metrics": NUMBERS, "order": ORDER, "more": ArrayRecord()},
+]  # fmt: skip
+
+
+def message_with(content: RecordDict, sender: int = 11) -> Message:
+    request = Message(RecordDict(), 11, "train")
+    request.metadata.__dict__["_message_id"] = "1"
+    reply = Message(content, reply_to=request)
+    reply.metadata.__dict__["_src_node_id"] = sender
+    return reply
+
+
+@pytest.mark.parametrize("records", OTHER)
+def test_a_message_with_other_records_is_refused_in_one_line(records: dict[str, Any]) -> None:
+    _, raw = read_reply(message_with(RecordDict({k: v for k, v in records.items() if k != "order"} | {"x": NUMBERS})), 11)
+    with pytest.raises(WireError):
+        check_reply(raw, {"w": np.ones(2, np.float32)}, 100)
+    assert raw.error and "\n" not in raw.error
+    with pytest.raises(WireError, match="records"):
+        read_request(RecordDict({k: v for k, v in records.items() if k != "metrics"} | {"x": NUMBERS}))
+
+
+def test_a_reply_under_another_nodes_name_is_refused() -> None:
+    content = RecordDict({"arrays": to_record(ARRAYS), "metrics": NUMBERS})
+    assert read_reply(message_with(content), 11) == (read_reply(message_with(content), 11)[0], RawReply(ARRAYS, NUMBERS))
+    assert "node 12" in str(read_reply(message_with(content, sender=12), 11)[1].error)

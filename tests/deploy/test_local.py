@@ -1,0 +1,164 @@
+"""`fedoptax deploy local` as a person uses it: refusals, Ctrl-C, a killed server, resuming; no process is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from command_line import fedoptax
+from federations import (
+    assert_params,
+    deployment,
+    expected_params,
+    need_flower,
+    network_lines,
+    processes_of,
+    wait_until,
+)
+from fedoptax._files import read_json, write_json
+from fedoptax.errors import UsageError
+
+need_flower()
+
+from fedoptax.deploy import local as local_module  # noqa: E402
+from fedoptax.deploy.app import read_app, write_app  # noqa: E402
+from fedoptax.deploy.local import LocalSettings, free_ports, last_words, stop  # noqa: E402
+
+LOGISTIC = ["--task", "digits", "--model", "logistic", "--algorithm", "fedavg", "--set", "client_lr=0.1"]
+
+
+def test_init_writes_an_app_and_keys_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "new"
+    assert fedoptax("deploy", "init", folder, "--nodes", 2, "--host", "a b", *LOGISTIC) == 2
+    assert fedoptax("deploy", "init", folder, "--nodes", 2, "--privacy", "clip=1,noise_multiplier=1,delta=1e-3,seed=1",
+                    *LOGISTIC) == 2  # fmt: skip
+    assert fedoptax("deploy", "init", folder, "--nodes", 0, *LOGISTIC) == 2
+    assert not folder.exists()
+    assert fedoptax("deploy", "init", folder, "--nodes", 2, *LOGISTIC, "--rounds", 7, "--quorum", 0.9) == 0
+    assert f"deploy local --app {folder}" in capsys.readouterr().out
+    made = read_app(folder / "app")
+    assert (made.rounds, made.quorum, made.cohort_size, made.task["num_clients"]) == (7, 0.9, 2, 2)
+    assert len(list((folder / "keys").glob("node-*.pub"))) == 2
+    assert fedoptax("deploy", "init", folder, *LOGISTIC) == 2
+    own = tmp_path / "own"
+    assert fedoptax("deploy", "init", own, "--nodes", 3, "--task", "fedoptax_app.task:make", "--algorithm", "fedavg",
+                    "--set", "client_lr=0.1") == 0  # fmt: skip
+    assert read_app(own / "app").cohort_size == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [(["--nodes", 0], "nodes"), (["--nodes", 2, "--num-clients", 3], "nodes"), (["--port", 80], "port"),
+     (["--nodes", 2, "--node-port", 65535], "node_port"), (["--time-limit", 0], "time_limit"),
+     (["--quorum", 2], "quorum"), (["--resume", "missing"], "pyproject")],
+)  # fmt: skip
+def test_a_wrong_option_is_refused_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str | int], name: str
+) -> None:
+    given = [str(tmp_path / a) if a == "missing" else a for a in arguments]
+    out = [] if "--resume" in arguments else ["--out", tmp_path / "run"]
+    assert fedoptax("deploy", "local", *given, *out, *([] if "--resume" in arguments else LOGISTIC)) == 2
+    error = capsys.readouterr().err
+    assert name in error and error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_resumed_run_keeps_its_app_and_its_rounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, work = tmp_path / "run", tmp_path / "run-network"
+    write_app(work / "app", deployment("fedadam", rounds=4))
+    (work / "keys").mkdir()
+    (work / "keys" / "node-0.pub").touch()
+    (out / "checkpoints" / "6").mkdir(parents=True)
+    write_json(out / "config.json", {"rounds": 8})
+    for wrong, name in (
+        (["--rounds", 5], "--rounds"), (["--nodes", 2], "--nodes"), (["--seed", 5], "--seed"),
+        (["--set", "client_lr=1"], "--set"), (["--out", tmp_path / "other"], "--out"),
+    ):  # fmt: skip
+        assert fedoptax("deploy", "local", "--resume", out, *wrong) == 2
+        assert name in capsys.readouterr().err
+    server = socket.create_server(("127.0.0.1", 0))
+    with server:  # the SuperLink's port is taken, so that it ends at once
+        port = server.getsockname()[1]
+        assert fedoptax("deploy", "local", "--resume", out, "--port", port, "--start-timeout", 30) == 1
+    assert f"--resume {out} --rounds 8" in capsys.readouterr().err
+    assert processes_of(tmp_path) == {}
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(UsageError, match="start_timeout"):
+        LocalSettings(2, start_timeout=float("inf"))
+    assert len(set(free_ports(5))) == 5
+
+
+STUBBORN = "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+CHILD = STUBBORN + "time.sleep(600)"
+PARENT = STUBBORN + f"subprocess.Popen([sys.executable, '-c', {CHILD!r}], start_new_session=True); time.sleep(600)"
+
+
+def test_processes_end_with_their_children_even_against_their_will(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_module, "GRACE", 0.5)
+    process = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)])
+    family = psutil.Process(process.pid)
+    wait_until(family.children, 30, "a child in a session of its own")
+    (child,) = family.children()
+    stop([process])
+    assert process.poll() is not None and not child.is_running()
+
+
+def test_the_last_telling_line_of_a_log_is_quoted(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("first\nValueError: this one\nlater\n")
+    assert last_words(tmp_path / "log").startswith("ValueError: this one")
+    assert "nothing" in last_words(tmp_path / "none")
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a background job ignores it
+        "from fedoptax.cli.main import main; main()"
+    )
+    command = [sys.executable, "-c", code, "deploy", "local", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_ctrl_c_and_a_killed_server_lose_no_round_and_leave_no_process(tmp_path: Path) -> None:
+    out, work = tmp_path / "run", tmp_path / "run-network"
+    given = deployment("scaffold", hyperparameters={"client_lr": 0.05, "server_lr": 1.0}, rounds=5, out=str(out))
+    new = ["--nodes=3", "--algorithm=scaffold", "--set=client_lr=0.05", "--set=server_lr=1.0", "--rounds=5", "--seed=3"]
+    new += ["--cohort-size=2", "--batch-size=50", "--quorum=1.0", f"--out={out}", "--model=logistic"]
+    new += ["--partition=dirichlet-by-class"]
+
+    first = start(*new)
+    wait_until(lambda: len(network_lines(out)) >= 1 or first.poll() is not None, 400, "a round")
+    first.send_signal(signal.SIGINT)
+    _, error = first.communicate(timeout=60)
+    assert first.returncode == 130, error
+    assert "stopped after round" in error and f"--resume {out}" in error
+    assert processes_of(work) == {}
+    assert read_json(out / "summary.json")["status"] == "interrupted"
+
+    second = start("--resume", str(out))
+    wait_until(lambda: len(network_lines(out)) >= 3 or second.poll() is not None, 400, "another round")
+    assert second.poll() is None, second.communicate()
+    (server,) = [pid for pid, command in processes_of(work).items() if "flwr-serverapp" in command]
+    os.kill(server, signal.SIGKILL)
+    _, error = second.communicate(timeout=300)
+    assert second.returncode == 1 and f"--resume {out}" in error, error
+    assert processes_of(work) == {}
+
+    third = start("--resume", str(out), "--json")
+    text, error = third.communicate(timeout=600)
+    assert third.returncode == 0, error
+    assert '"rounds_done": 5' in text
+    assert processes_of(work) == {}
+    assert_params(out, expected_params(given, [line["accepted"] for line in network_lines(out)]))

@@ -1,0 +1,239 @@
+"""Flower's real processes on loopback, with TLS and node authentication: equal to the simulation; hostile nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedoptax as fx
+from command_line import fedoptax
+from federations import (
+    ALGORITHMS,
+    assert_params,
+    deployment,
+    expected_params,
+    need_flower,
+    network_lines,
+    processes_of,
+    task_of,
+    wait_until,
+)
+from fedoptax._files import read_json
+from fedoptax.errors import RunError
+from fedoptax.report.load import load_runs
+
+need_flower()
+
+from fedoptax.deploy.app import write_app  # noqa: E402
+from fedoptax.deploy.keys import make_keys, write_keys  # noqa: E402
+from fedoptax.deploy.local import LocalFederation, LocalSettings  # noqa: E402
+
+pytestmark = pytest.mark.timeout(1200)
+
+
+@pytest.mark.slow
+def test_a_round_over_the_network_is_the_simulation_and_leaves_no_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    task = ["--task", "digits", "--model", "logistic", "--nodes", 1, "--batch-size", 100]
+    algorithm = ["--algorithm", "fedadam", "--set", "client_lr=0.1", "--set", "server_lr=0.1", "--rounds", 1]
+    limits = ["--time-limit", 600, "--wait-limit", 500]
+    assert fedoptax("deploy", "local", *task, *algorithm, *limits, "--out", out, "--json") == 0
+    assert processes_of(tmp_path) == {}
+    simulated = fx.run(
+        fx.load_task("digits", model="logistic", num_clients=1),
+        fx.fedadam(client_lr=0.1, server_lr=0.1), rounds=1, cohort_size=1, batch_size=100, mesh=1,
+    )  # fmt: skip
+    assert_params(out, simulated.params)
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["rounds_done"] == 1 and printed["bytes_up"] == simulated.history[0]["bytes_up"]
+    assert fedoptax("deploy", "local", "--resume", out, "--rounds", 0) == 2
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFederation]:
+    work = tmp_path_factory.mktemp("federation")
+    write_keys(work / "keys", make_keys(3))
+    with LocalFederation(work, LocalSettings(3, time_limit=1100)) as running:
+        yield running
+    assert processes_of(work) == {}
+
+
+@pytest.fixture(scope="module")
+def runs(federation: LocalFederation) -> Path:
+    """Five rounds of four algorithms, all at once on one SuperLink."""
+
+    def one(name: str) -> None:
+        folder = federation.work / name
+        write_app(folder / "app", replace(deployment(name), out=str(folder / "run")), f"trial-{name}")
+        (folder / "run.toml").write_text("resume = false\n")
+        federation.run(folder / "app", folder / "run.toml", folder / "log.txt", lambda: None)
+
+    with ThreadPoolExecutor(len(ALGORITHMS)) as pool:
+        list(pool.map(one, ALGORITHMS))
+    return federation.work
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_five_rounds_over_the_network_equal_the_eager_round(runs: Path, name: str) -> None:
+    given, out = deployment(name), runs / name / "run"
+    algorithm = given.build_algorithm()
+    wanted = fx.run(task_of(), algorithm, rounds=5, cohort_size=2, batch_size=50, seed=3, engine="eager", label=name)
+    rows = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
+    for row, simulated in zip(rows, wanted.history):
+        assert row.keys() == simulated.keys()
+        assert row["train_loss"] == pytest.approx(simulated["train_loss"], rel=1e-4)
+        assert row["test_accuracy"] == pytest.approx(simulated["test_accuracy"], abs=0.005)
+        for column in ("round", "bytes_up", "bytes_down"):
+            assert row[column] == simulated[column]
+    assert_params(out, wanted.params)
+    assert read_json(out / "summary.json")["status"] == "completed"
+    for line, row in zip(network_lines(out), rows):
+        assert line["faults"] == [] and line["accepted"] == line["cohort"]
+        assert row["bytes_down"] < line["wire_bytes_down"] < 1.5 * row["bytes_down"] + 5_000
+    assert [run.status for run in load_runs(out)] == ["completed"]
+
+
+@pytest.mark.long
+def test_client_states_are_in_folders_for_their_owner_only(runs: Path) -> None:
+    files = list((runs / "nodes").rglob("state/*/*/*.npz"))
+    assert files and {path.parents[1].stat().st_mode & 0o777 for path in files} == {0o700}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("wrong", ["key", "ca"])
+def test_a_node_with_an_unregistered_key_or_another_ca_is_refused(
+    federation: LocalFederation, tmp_path: Path, wrong: str
+) -> None:
+    write_keys(tmp_path / "other", make_keys(1))
+    node = {"key": 0, "ca": 1}[wrong]
+    federation.nodes[node].terminate()
+    federation.nodes[node].wait()
+    file = tmp_path / "other" / {"key": "node-0", "ca": "ca.crt"}[wrong]
+    process = federation.start_node(node, **{wrong: file})
+    log = federation.work / "nodes" / str(node) / "log.txt"
+    said = ("uthenti", "onnection attempt failed")
+    wait_until(lambda: process.poll() is not None or any(text in log.read_text() for text in said), 60, "refusal")
+    assert "SuperNode ID" not in log.read_text()
+    process.terminate()
+    process.wait()
+
+
+FAULTY = '''"""A client that misbehaves by round and partition."""
+
+import time
+
+import numpy as np
+from flwr.app import Array, Context, Message
+from flwr.clientapp import ClientApp
+
+from fedoptax.deploy.flower import client_app
+
+good = client_app()
+app = ClientApp()
+
+
+@app.query()
+def query(message: Message, context: Context) -> Message:
+    return good(message, context)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    fault = message.content["order"]["round"], context.node_config["partition-id"]
+    if fault == (3, 0):
+        raise MemoryError("this node has no memory left")
+    reply = good(message, context)
+    arrays, numbers = reply.content["arrays"], reply.content["metrics"]
+    name = next(iter(arrays))
+    like = arrays[name].numpy()
+    if fault == (1, 0):
+        arrays[name] = Array(np.full_like(like, np.nan))
+    elif fault == (1, 1):
+        arrays[name] = Array(like.reshape(1, -1))
+    elif fault == (2, 0):
+        arrays["more"] = Array(np.zeros(5_000_000, np.float32))
+    elif fault == (2, 1):
+        numbers["num-examples"] = -5
+    elif fault == (3, 1):
+        time.sleep(SLEEP)
+    elif fault == (4, 0):
+        arrays[name] = Array("float32", like.shape, "numpy.ndarray", b"no array")
+    elif fault == (4, 1):
+        numbers["train-loss"] = 1e39
+    return reply
+'''
+
+
+@pytest.mark.long
+def test_faulty_and_dying_nodes_are_left_out_and_the_rest_is_exact(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    given = deployment("scaffold", cohort_size=3, rounds=6, quorum=0.3, round_timeout=60.0, out=str(out))
+    write_app(tmp_path / "app", given, "faulty")
+    write_keys(tmp_path / "keys", make_keys(3))
+    (tmp_path / "app" / "fedoptax_app" / "client_app.py").write_text(FAULTY.replace("SLEEP", "90"))
+    (tmp_path / "run.toml").write_text("resume = false\n")
+    (tmp_path / "resume.toml").write_text("resume = true\nrounds = 8\n")
+    with LocalFederation(tmp_path, LocalSettings(3, time_limit=1100)) as federation:
+        was_killed = False
+
+        def watch() -> None:
+            nonlocal was_killed
+            if len(network_lines(out)) >= 5 and not was_killed:
+                was_killed = True
+                os.killpg(federation.nodes[2].pid, signal.SIGKILL)
+
+        federation.run(tmp_path / "app", tmp_path / "run.toml", tmp_path / "log.txt", watch)
+        log = tmp_path / "nodes" / "2" / "log.txt"
+
+        def has_returned() -> bool:  # the SuperLink refuses the node until it has missed the dead one's heartbeats
+            if federation.nodes[2].poll() is not None:
+                federation.start_node(2)
+            return "SuperNode ID" in log.read_text()
+
+        federation.start_node(2)
+        wait_until(has_returned, 240, "the return of the killed node")
+        federation.run(tmp_path / "app", tmp_path / "resume.toml", tmp_path / "log2.txt", lambda: None)
+    assert processes_of(tmp_path) == {}
+    lines = network_lines(out)
+    faults = {(line["round"] - 1, fault["partition"]): fault["reason"] for line in lines for fault in line["faults"]}
+    wanted = {
+        (1, 0): "NaN or infinity", (1, 1): "instead of float32", (2, 0): "1 unknown", (2, 1): "num-examples: -5",
+        (3, 0): "no memory left", (3, 1): "no reply in time", (4, 0): "bytes", (4, 1): "train-loss",
+    }  # fmt: skip
+    assert all(text in faults[key] for key, text in wanted.items())
+    assert was_killed and [line["accepted"] for line in lines[:5]] == [[0, 1, 2], [2], [2], [2], [2]]
+    text = (tmp_path / "log.txt").read_text()
+    assert text.count("reply left out") >= 7 and "PRIVATE KEY" not in text
+    assert read_json(out / "summary.json")["status"] == "completed"
+    assert [line["accepted"] for line in lines[6:]] == [[0, 1, 2]] * 2  # it came back, and with its state
+    assert_params(out, expected_params(given, [line["accepted"] for line in lines]))
+
+
+@pytest.mark.long
+def test_a_node_with_a_false_partition_takes_no_part(tmp_path: Path) -> None:
+    given = deployment("fedadam", rounds=1, cohort_size=3, quorum=0.5, wait_limit=30.0, out=str(tmp_path / "run"))
+    write_app(tmp_path / "app", given, "false")
+    write_keys(tmp_path / "keys", make_keys(3))
+    app = tmp_path / "app" / "fedoptax_app" / "client_app.py"
+    app.write_text(
+        "import os\nfrom fedoptax.deploy import flower\n\nread = flower._partition\n"
+        "flower._partition = lambda context: [0, 0, 7][read(context)]\napp = flower.client_app()\n"
+    )
+    (tmp_path / "run.toml").write_text("resume = false\n")
+    with LocalFederation(tmp_path, LocalSettings(3, time_limit=600)) as federation:
+        with pytest.raises(RunError):
+            federation.run(tmp_path / "app", tmp_path / "run.toml", tmp_path / "log.txt", lambda: None)
+    log = (tmp_path / "log.txt").read_text()
+    assert "partition 7 instead of 0 to 2" in log and "partition 0 has a node already" in log
+    assert "no quorum: 1 sound replies of 3" in log

@@ -1,0 +1,161 @@
+"""A round over an unreliable network: quorum, deadlines, bad replies. No processes; the clock is turned by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedoptax.deploy.rounds import Arrived, Limits, NoQuorum, RoundReport, gather, wait_for_nodes
+from fedoptax.deploy.server import RawReply, check_reply
+from fedoptax.deploy.wire import WireArray, WireError, pack
+
+UPLOAD = {"w": np.zeros(2, np.float32)}
+LIMITS = Limits(quorum=0.5, round_timeout=60, wait_limit=300, poll=1)
+Away = Callable[[float], set[int]]
+
+
+def sound(value: float = 1.0, examples: Any = 10, loss: Any = 0.5) -> RawReply:
+    return RawReply(pack({"w": np.full(2, value, np.float32)}), {"num-examples": examples, "train-loss": loss})
+
+
+class Clock:
+    """Time that passes only when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class TimedNetwork:
+    """Clients that answer after some seconds, perhaps wrongly, or never (None)."""
+
+    def __init__(self, clock: Clock, answers: Mapping[int, tuple[float, RawReply] | None], away: Away) -> None:
+        self.clock, self.answers, self.away = clock, answers, away
+        self.requests = list[int]()
+        self._due: list[tuple[float, int, RawReply]] = []
+
+    def begin(self, arrays: Mapping[str, WireArray], order: Callable[[int], Mapping[str, Any]]) -> None:
+        raise AssertionError("not part of a round")
+
+    def connected(self) -> Mapping[int, str]:
+        return {i: f"node-{i}" for i in self.answers if i not in self.away(self.clock.now)}
+
+    def send(self, partitions: Sequence[int]) -> Mapping[int, int]:
+        for i in partitions:
+            self.requests.append(i)
+            if (answer := self.answers[i]) is not None:
+                self._due.append((self.clock.now + answer[0], i, answer[1]))
+        return dict.fromkeys(partitions, 100)
+
+    def receive(self) -> list[Arrived]:
+        arrived = [due for due in self._due if due[0] <= self.clock.now]
+        self._due = [due for due in self._due if due[0] > self.clock.now]
+        return [Arrived(partition, f"node-{partition}", reply, 200) for _, partition, reply in arrived]
+
+
+def run_round(
+    answers: Mapping[int, tuple[float, RawReply] | None], limits: Limits = LIMITS, away: Away = lambda now: set()
+) -> tuple[RoundReport, TimedNetwork, Clock, list[str]]:
+    clock, lines = Clock(), list[str]()
+    network = TimedNetwork(clock, answers, away)
+    report = gather(
+        network, list(answers), lambda raw: check_reply(raw, UPLOAD, 100), limits, lines.append, clock, clock.sleep
+    )
+    return report, network, clock, lines
+
+
+GOOD = (3.0, sound())
+
+
+def test_all_replies_are_taken_in_the_cohorts_order_without_further_waiting() -> None:
+    report, network, clock, lines = run_round({4: (9.0, sound()), 1: GOOD, 2: (5.0, sound())})
+    assert list(report.replies) == [4, 1, 2] and report.faults == [] and lines == []
+    assert clock.now == pytest.approx(9, abs=2) and network.requests == [4, 1, 2]
+    assert (report.bytes_down, report.bytes_up, report.sent) == (300, 600, 3)
+
+
+BAD = {
+    "nan": sound(np.nan),
+    "infinity": sound(-np.inf),
+    "shape": RawReply(pack({"w": np.zeros(3, np.float32)}), sound().numbers),
+    "dtype": RawReply(pack({"w": np.zeros(2, np.float16)}), sound().numbers),
+    "name": RawReply(pack({"v": np.zeros(2, np.float32)}), sound().numbers),
+    "extra leaf": RawReply(pack({"w": np.zeros(2, np.float32), "x": np.zeros(1)}), sound().numbers),
+    "oversized": RawReply(pack({"w": np.zeros(10**6, np.float32)}), sound().numbers),
+    "no arrays": RawReply({}, sound().numbers),
+    "no numbers": RawReply(sound().arrays, {}),
+    "error": RawReply({}, {}, "error 1: out of\nmemory"),
+    "negative count": sound(examples=-5),
+    "zero count": sound(examples=0),
+    "enormous count": sound(examples=10**9),
+    "fractional count": sound(examples=0.5),
+    "list of counts": sound(examples=[1, 2]),
+    "loss that is nan": sound(loss=float("nan")),
+    "loss that is text": sound(loss="0"),
+    "loss that is infinite as float32": sound(loss=-1e39),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_reply_is_left_out_with_its_node_and_reason_in_one_line(case: str) -> None:
+    report, network, _, lines = run_round({0: GOOD, 1: (1.0, BAD[case]), 2: GOOD})
+    assert list(report.replies) == [0, 2] and network.requests.count(1) == 1
+    assert [(i, node) for i, node, _ in report.faults] == [(1, "node-1")]
+    assert lines[0].startswith("partition 1 (node node-1): reply left out: ") and "\n" not in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("delay", "away", "seconds", "reason"),
+    [(200.0, lambda now: set(), 60, "no reply in time"), (3.0, lambda now: {1}, 3, "not connected"),
+     (200.0, lambda now: {1} if now > 10 else set(), 11, "not connected")],
+    ids=["late", "away", "gone meanwhile"],
+)  # fmt: skip
+def test_with_a_quorum_the_round_waits_only_for_those_who_may_answer_in_time(
+    delay: float, away: Away, seconds: float, reason: str
+) -> None:
+    report, _, clock, lines = run_round({0: GOOD, 1: (delay, sound()), 2: GOOD}, away=away)
+    assert list(report.replies) == [0, 2] and clock.now == pytest.approx(seconds, abs=2)
+    assert len(lines) == 1 and reason in lines[0]
+
+
+def test_without_a_quorum_the_round_waits_for_nodes_that_come() -> None:
+    report, _, clock, _ = run_round({0: GOOD, 1: GOOD, 2: GOOD}, away=lambda now: {1, 2} if now < 100 else {2})
+    assert list(report.replies) == [0, 1] and 100 < clock.now < 110
+
+
+def test_without_a_quorum_the_round_stops_at_the_limit_or_once_none_is_possible() -> None:
+    with pytest.raises(NoQuorum, match="1 sound replies of 3, 2 are needed, within 300 s"):
+        run_round({0: GOOD, 1: None, 2: GOOD}, away=lambda now: {2})
+    with pytest.raises(NoQuorum, match=r"too few others can still answer.*NaN or infinity"):
+        run_round({0: GOOD, 1: (1.0, sound(np.nan)), 2: (1.0, sound(np.nan))})
+
+
+def test_an_upload_that_is_infinite_once_decoded_is_refused() -> None:
+    def decode(tree: Any) -> Any:
+        return {"w": tree["w"] * 2}
+
+    assert check_reply(sound(1e38), UPLOAD, 100, decode).upload["w"][0] == np.float32(1e38)  # as it was sent
+    with pytest.raises(WireError, match="decoded"):
+        check_reply(sound(3e38), UPLOAD, 100, decode)
+
+
+def test_the_quorum_is_rounded_up() -> None:
+    assert [Limits(quorum).needed(10) for quorum in (0.01, 0.5, 0.51, 0.7, 1.0)] == [1, 5, 6, 7, 10]
+    assert Limits(0.5).needed(1) == 1
+
+
+def test_a_run_waits_for_all_nodes_until_the_limit() -> None:
+    clock, lines = Clock(), list[str]()
+    network = TimedNetwork(clock, {0: GOOD, 1: GOOD}, lambda now: {1} if now < 20 else set())
+    wait_for_nodes(network, 2, LIMITS, lines.append, clock, clock.sleep)
+    assert clock.now == pytest.approx(20, abs=2) and lines == ["waiting for nodes: 1 of 2 are connected"]
+    wait_for_nodes(network, 3, LIMITS, lines.append, clock, clock.sleep)
+    assert clock.now == pytest.approx(320, abs=3)

@@ -1,0 +1,209 @@
+"""A deployment's run at the server: what was done is kept however it ends, and resuming goes on from there."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedoptax as fx
+from federations import InMemory, assert_params, deployment, network_lines, task_of
+from fedoptax._files import read_json
+from fedoptax.deploy import run as run_module
+from fedoptax.deploy.config import Deployment
+from fedoptax.deploy.run import run_deployment
+from fedoptax.deploy.server import RawReply
+from fedoptax.deploy.wire import pack
+from fedoptax.errors import RunError, UsageError
+from fedoptax.storage.checkpoint import rounds_of
+from fedoptax.storage.history import HistoryFile, read_rows
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = run_module.Limits
+    monkeypatch.setattr(run_module, "Limits", lambda *given: limits(*given, poll=0.01))
+
+
+def small(out: Path, algorithm: str = "fedadam", **changes: Any) -> Deployment:
+    return deployment(algorithm, **({"out": str(out), "rounds": 3} | changes))
+
+
+def go(given: Deployment, network: Any = None, lines: list[str] | None = None) -> None:
+    network = network or InMemory(given, Path(given.out).with_name("nodes"))
+    run_deployment(given, task_of(), network, (lines if lines is not None else []).append)
+
+
+def rounds_in(out: Path) -> tuple[list[int], list[int]]:
+    """The rounds of the history and of network.jsonl."""
+    rows = (out / "history.jsonl").read_text().splitlines()
+    return [json.loads(row)["round"] for row in rows], [line["round"] for line in network_lines(out)]
+
+
+@pytest.mark.parametrize("algorithm", ["fedadam", pytest.param("scaffold", marks=pytest.mark.slow)])
+def test_a_deployment_is_the_simulation(tmp_path: Path, algorithm: str) -> None:
+    given = small(tmp_path / "run", algorithm)
+    lines = list[str]()
+    go(given, lines=lines)
+    wanted = fx.run(task_of(), given.build_algorithm(), rounds=3, cohort_size=2, batch_size=50, seed=3, mesh=1)
+    rows = read_rows(tmp_path / "run", 3)
+    for row, simulated in zip(rows, wanted.history):
+        assert row.keys() == simulated.keys()
+        assert row["train_loss"] == pytest.approx(simulated["train_loss"], rel=1e-4)
+        assert [row[name] for name in ("round", "bytes_up", "bytes_down")] == [
+            simulated[name] for name in ("round", "bytes_up", "bytes_down")
+        ]
+    assert_params(tmp_path / "run", wanted.params)
+    assert read_json(tmp_path / "run" / "summary.json")["status"] == "completed"
+    assert len(lines) == 3 and lines[0].startswith("round 1 of 3: train_loss")
+
+
+@pytest.mark.long
+def test_a_private_and_compressed_deployment_is_the_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secrets, "randbits", lambda bits: 7)  # the noise's seed, which a deployment draws
+    privacy, compress = "clip=0.5,noise_multiplier=1.0,delta=1e-3", "topk:fraction=0.2"
+    given = small(tmp_path / "run", privacy=privacy, compress=compress)
+    go(given)
+    result = fx.run(
+        task_of(), given.build_algorithm(), rounds=3, cohort_size=2, batch_size=50, seed=3, weighting="uniform"
+    )
+    rows = read_rows(tmp_path / "run", 3)
+    assert [row["epsilon"] for row in rows] == [row["epsilon"] for row in result.history]
+    assert 0 < rows[0]["epsilon"] < rows[-1]["epsilon"]
+    assert rows[-1]["bytes_up"] == result.history[-1]["bytes_up"] < rows[-1]["bytes_down"]
+    assert_params(tmp_path / "run", result.params)
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["before the row", "after the row"])
+def test_a_full_disk_loses_the_current_round_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: bool
+) -> None:
+    append = HistoryFile.append
+
+    def fail(file: HistoryFile, rows: Any) -> None:
+        is_second = rows and rows[0]["round"] == 2
+        if not is_second or written:
+            append(file, rows)
+        if is_second:
+            raise RunError("no space left")
+
+    out = tmp_path / "run"
+    monkeypatch.setattr(HistoryFile, "append", fail)
+    with pytest.raises(RunError, match="no space left"):
+        go(small(out))
+    monkeypatch.undo()
+    assert rounds_of(out)[-1] == 1
+    with (out / "network.jsonl").open("a") as file:
+        file.write('{"round": 3, "cohort": [1')  # as a killed process leaves it
+    go(small(out, resume=True))
+    assert rounds_in(out) == ([1, 2, 3], [1, 2, 3])
+
+
+@pytest.mark.slow
+def test_a_resumed_deployment_equals_an_uninterrupted_one(tmp_path: Path) -> None:
+    go(small(tmp_path / "whole" / "run", "scaffold", rounds=4))
+    part = tmp_path / "part" / "run"
+    go(small(part, "scaffold", rounds=2))
+    with pytest.raises(UsageError, match="rounds"):
+        go(small(part, "scaffold", rounds=1, resume=True))
+    go(small(part, "scaffold", rounds=4, resume=True))
+    assert (part / "params.npz").read_bytes() == (tmp_path / "whole" / "run" / "params.npz").read_bytes()
+    assert rounds_in(part) == ([1, 2, 3, 4], [1, 2, 3, 4])
+
+
+def test_a_sigterm_ends_a_round_that_waits_and_leaves_a_summary(tmp_path: Path) -> None:
+    class Silent(InMemory):
+        def receive(self) -> list[Any]:
+            if len(self.orders) > 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+                return []
+            return super().receive()
+
+    given = small(tmp_path / "run")
+    with pytest.raises(RunError, match="stopped after round 1 of 3"):
+        go(given, Silent(given, tmp_path / "nodes"))
+    summary = read_json(tmp_path / "run" / "summary.json")
+    assert (summary["status"], summary["rounds_done"]) == ("interrupted", 1)
+
+
+def test_without_a_quorum_the_run_stops_and_can_be_resumed(tmp_path: Path) -> None:
+    class Failing(InMemory):
+        def receive(self) -> list[Any]:
+            return [arrived._replace(reply=RawReply({}, {}, "error")) for arrived in super().receive()]
+
+    given = small(tmp_path / "run")
+    with pytest.raises(RunError, match="round 1: no quorum"):
+        go(given, Failing(given, tmp_path / "nodes"))
+    assert read_json(tmp_path / "run" / "summary.json")["status"] == "interrupted"
+    go(replace(given, resume=True))
+    assert rounds_in(tmp_path / "run") == ([1, 2, 3], [1, 2, 3])
+
+
+class Enormous(InMemory):
+    """Clients whose uploads are of the right form and hold one large number throughout."""
+
+    value = 1e30
+
+    def receive(self) -> list[Any]:
+        return [arrived._replace(reply=self._enlarge(arrived.reply)) for arrived in super().receive()]
+
+    def _enlarge(self, reply: RawReply) -> RawReply:
+        value = {name: self.value if a.dtype == "float32" else 255 for name, a in reply.arrays.items()}
+        arrays = {name: pack(np.full(a.shape, value[name], a.dtype))["."] for name, a in reply.arrays.items()}
+        return RawReply(arrays, reply.numbers)
+
+
+def test_uploads_of_1e30_end_the_run_with_the_state_before_them(tmp_path: Path) -> None:
+    given = small(tmp_path / "run")
+    with pytest.raises(RunError, match="diverged in round 1"):
+        go(given, Enormous(given, tmp_path / "nodes"))
+    assert read_json(tmp_path / "run" / "summary.json")["status"] == "diverged"
+    with np.load(tmp_path / "run" / "params.npz") as params:
+        assert all(np.isfinite(array).all() for array in params.values())
+
+
+def test_codes_that_decode_to_infinity_are_refused_when_they_arrive(tmp_path: Path) -> None:
+    given = small(tmp_path / "run", compress="qsgd:bits=2")
+    network = Enormous(given, tmp_path / "nodes")
+    network.value = 3.4e38
+    with pytest.raises(RunError, match="once it is decoded"):
+        go(given, network)
+
+
+def test_clients_keep_the_states_of_two_checkpoints_and_find_them_after_a_resume(tmp_path: Path) -> None:
+    given = small(tmp_path / "run", "scaffold", rounds=4, cohort_size=3)
+    network = InMemory(given, tmp_path / "nodes")
+    go(given, network)
+    assert [dict(order) | {"experiment": ""} for order in network.orders[::3]] == [
+        {"experiment": "", "round": round, "base": round - 1, "kept": sorted({max(round - 2, -1), round - 1})}
+        for round in range(4)
+    ]
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "4")  # as if the server was killed in round 4
+    again = InMemory(given, tmp_path / "nodes")
+    go(replace(given, resume=True), again)
+    assert [order["base"] for order in again.orders] == [2] * 3 and again.orders[0]["kept"] == [1, 2]
+
+
+def test_a_quorum_that_is_too_small_for_the_aggregator_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="quorum"):
+        go(small(tmp_path / "run", cohort_size=3, aggregate="krum:0", quorum=0.3))
+
+
+def test_resuming_needs_the_folder_of_a_deployment(tmp_path: Path) -> None:
+    fx.run(task_of(), fx.fedavg(0.1), rounds=1, cohort_size=2, out=tmp_path / "simulation")
+    for folder in ("simulation", "nothing"):
+        with pytest.raises(UsageError, match="resume"):
+            go(small(tmp_path / folder, resume=True))
+    go(small(tmp_path / "run"))
+    with pytest.raises(UsageError, match="out"):
+        go(small(tmp_path / "run"))
+    with pytest.raises(RunError, match="another experiment"):
+        go(small(tmp_path / "run", resume=True, seed=4))
