@@ -36,11 +36,12 @@ def test_a_deployment_comes_back_from_its_table() -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "name"),
-    [({"rounds": "5"}, "rounds"), ({"rounds": True}, "rounds"), ({"quorum": 0.0}, "quorum"), ({"quorum": 1.5}, "quorum"),
-     ({"colour": 1}, "colour"), ({"mesh": 2}, "mesh"), ({"round-timeout": -1.0}, "round_timeout"),
-     ({"round-timeout": float("nan")}, "round_timeout"), ({"rounds.x": 1}, "rounds"), ({"weighting": "a"}, "weighting"),
-     ({"task": "digits"}, "task"), ({"max-examples": -1}, "max_examples"), ({"checkpoint-every": -1}, "checkpoint_every"),
-     ({"resume": 1}, "resume"), ({"out": 1}, "out")],
+    [({"rounds": "5"}, "rounds"), ({"rounds": True}, "rounds"), ({"rounds.x": 1}, "rounds"),
+     ({"quorum": 0.0}, "quorum"), ({"quorum": 1.5}, "quorum"), ({"colour": 1}, "colour"), ({"mesh": 2}, "mesh"),
+     ({"task": "digits"}, "task"), ({"round-timeout": -1.0}, "round_timeout"),
+     ({"round-timeout": float("nan")}, "round_timeout"), ({"weighting": "a"}, "weighting"),
+     ({"max-examples": -1}, "max_examples"), ({"resume": 1}, "resume"),
+     ({"checkpoint-every": -1}, "checkpoint_every"), ({"out": 1}, "out")],
 )  # fmt: skip
 def test_a_wrong_setting_is_refused_by_name(wrong: dict[str, Any], name: str) -> None:
     with pytest.raises(UsageError, match=name):

@@ -39,10 +39,8 @@ class Node:
         return sorted(int(path.stem) for path in self.root.rglob("*.npz"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [n if n == "scaffold" else pytest.param(n, marks=pytest.mark.long) for n in ALGORITHMS]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_client_and_server_compute_the_eager_round(name: str, tmp_path: Path) -> None:
     made = deployment(name)
     task, algorithm, work = task_of(), algorithm_of(name), made.work

@@ -154,7 +154,9 @@ def message_with(content: RecordDict, sender: int = 11) -> Message:
 
 @pytest.mark.parametrize("records", OTHER)
 def test_a_message_with_other_records_is_refused_in_one_line(records: dict[str, Any]) -> None:
-    _, raw = read_reply(message_with(RecordDict({k: v for k, v in records.items() if k != "order"} | {"x": NUMBERS})), 11)
+    _, raw = read_reply(
+        message_with(RecordDict({k: v for k, v in records.items() if k != "order"} | {"x": NUMBERS})), 11
+    )
     with pytest.raises(WireError):
         check_reply(raw, {"w": np.ones(2, np.float32)}, 100)
     assert raw.error and "\n" not in raw.error
@@ -164,5 +166,8 @@ def test_a_message_with_other_records_is_refused_in_one_line(records: dict[str, 
 
 def test_a_reply_under_another_nodes_name_is_refused() -> None:
     content = RecordDict({"arrays": to_record(ARRAYS), "metrics": NUMBERS})
-    assert read_reply(message_with(content), 11) == (read_reply(message_with(content), 11)[0], RawReply(ARRAYS, NUMBERS))
+    assert read_reply(message_with(content), 11) == (
+        read_reply(message_with(content), 11)[0],
+        RawReply(ARRAYS, NUMBERS),
+    )
     assert "node 12" in str(read_reply(message_with(content, sender=12), 11)[1].error)

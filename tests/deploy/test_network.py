@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import fedoptax as fx
@@ -231,9 +230,8 @@ def test_a_node_with_a_false_partition_takes_no_part(tmp_path: Path) -> None:
         "flower._partition = lambda context: [0, 0, 7][read(context)]\napp = flower.client_app()\n"
     )
     (tmp_path / "run.toml").write_text("resume = false\n")
-    with LocalFederation(tmp_path, LocalSettings(3, time_limit=600)) as federation:
-        with pytest.raises(RunError):
-            federation.run(tmp_path / "app", tmp_path / "run.toml", tmp_path / "log.txt", lambda: None)
+    with LocalFederation(tmp_path, LocalSettings(3, time_limit=600)) as federation, pytest.raises(RunError):
+        federation.run(tmp_path / "app", tmp_path / "run.toml", tmp_path / "log.txt", lambda: None)
     log = (tmp_path / "log.txt").read_text()
     assert "partition 7 instead of 0 to 2" in log and "partition 0 has a node already" in log
     assert "no quorum: 1 sound replies of 3" in log

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -20,8 +21,8 @@ from fedoptax._files import read_json
 from fedoptax.deploy import run as run_module
 from fedoptax.deploy.config import Deployment
 from fedoptax.deploy.run import run_deployment
-from fedoptax.deploy.server import RawReply
-from fedoptax.deploy.wire import pack
+from fedoptax.deploy.server import RawReply, check_reply, upload_form
+from fedoptax.deploy.wire import WireError, pack
 from fedoptax.errors import RunError, UsageError
 from fedoptax.storage.checkpoint import rounds_of
 from fedoptax.storage.history import HistoryFile, read_rows
@@ -148,16 +149,13 @@ def test_without_a_quorum_the_run_stops_and_can_be_resumed(tmp_path: Path) -> No
 
 
 class Enormous(InMemory):
-    """Clients whose uploads are of the right form and hold one large number throughout."""
-
-    value = 1e30
+    """Clients whose uploads are of the right form and hold 1e30 throughout."""
 
     def receive(self) -> list[Any]:
         return [arrived._replace(reply=self._enlarge(arrived.reply)) for arrived in super().receive()]
 
     def _enlarge(self, reply: RawReply) -> RawReply:
-        value = {name: self.value if a.dtype == "float32" else 255 for name, a in reply.arrays.items()}
-        arrays = {name: pack(np.full(a.shape, value[name], a.dtype))["."] for name, a in reply.arrays.items()}
+        arrays = {name: pack(np.full(a.shape, 1e30, a.dtype))["."] for name, a in reply.arrays.items()}
         return RawReply(arrays, reply.numbers)
 
 
@@ -170,12 +168,17 @@ def test_uploads_of_1e30_end_the_run_with_the_state_before_them(tmp_path: Path) 
         assert all(np.isfinite(array).all() for array in params.values())
 
 
-def test_codes_that_decode_to_infinity_are_refused_when_they_arrive(tmp_path: Path) -> None:
+def test_codes_that_decode_to_infinity_are_refused(tmp_path: Path) -> None:
     given = small(tmp_path / "run", compress="qsgd:bits=2")
-    network = Enormous(given, tmp_path / "nodes")
-    network.value = 3.4e38
-    with pytest.raises(RunError, match="once it is decoded"):
-        go(given, network)
+    algorithm = given.build_algorithm()
+    form = upload_form(task_of(), algorithm, given.work)
+
+    def largest(struct: Any) -> np.ndarray:
+        return np.full(struct.shape, 3.4e38 if np.issubdtype(struct.dtype, np.floating) else 255, struct.dtype)
+
+    raw = RawReply(pack(jax.tree.map(largest, form)), {"num-examples": 1, "train-loss": 0.5})
+    with pytest.raises(WireError, match="decoded"):
+        check_reply(raw, form, 10, algorithm.decode)
 
 
 def test_clients_keep_the_states_of_two_checkpoints_and_find_them_after_a_resume(tmp_path: Path) -> None:

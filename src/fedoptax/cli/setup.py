@@ -13,8 +13,9 @@ from fedoptax._progress import status
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.algorithms import ALGORITHMS
 from fedoptax.cli.options import Compare, ExperimentOptions, LearningOptions, RoundOptions, TaskOptions, Tune
-from fedoptax.distributed import leads
-from fedoptax.engine.faults import parse_faults
+from fedoptax.distributed import is_leader
+from fedoptax.engine.faults import as_faults
+from fedoptax.engine.plan import make_plan
 from fedoptax.errors import RunError, UsageError, check_choice
 from fedoptax.experiments.build import (
     build,

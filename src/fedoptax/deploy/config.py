@@ -35,7 +35,7 @@ class Deployment(RunOptions):
         see `build_task`.
       algorithm: a name in `ALGORITHMS`, or `MODULE:FUNCTION`.
       hyperparameters: of the algorithm.
-      privacy, compress: how the algorithm is wrapped, as texts (`fedoptax.experiments.wrapping`); "" means not at all.
+      privacy, compress: how the algorithm is wrapped, as texts (`fedoptax.experiments.build`); "" means not at all.
         The noise's seed is the server's own (`seed=none`): a number would go to every node.
       quorum: the fraction of the cohort, in (0, 1], whose replies are enough for a round; the round still waits for all
         until `round_timeout`.

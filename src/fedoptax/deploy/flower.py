@@ -117,9 +117,7 @@ class FlowerNetwork:
         ]
         sent = self._push([node for _, node in to], contents, MessageType.TRAIN)
         self._pending |= {message_id: target for message_id, target in zip(sent, to) if message_id}
-        return {
-            partition: count_bytes(content) for (partition, _), content, key in zip(to, contents, sent) if key
-        }
+        return {partition: count_bytes(content) for (partition, _), content, key in zip(to, contents, sent) if key}
 
     def receive(self) -> list[Arrived]:
         """See `Network`."""

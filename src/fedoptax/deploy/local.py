@@ -138,7 +138,9 @@ class LocalFederation:
         settings, keys, home = self.settings, self.work / "keys", self.work / "flower"
         ports = free_ports(1 + settings.nodes)
         self._port = settings.port or ports[0]
-        self._node_ports = [settings.node_port + i if settings.node_port else ports[1 + i] for i in range(len(ports) - 1)]
+        self._node_ports = [
+            settings.node_port + i if settings.node_port else ports[1 + i] for i in range(len(ports) - 1)
+        ]
         link = {"address": f"{ADDRESS}:{self._port}", "root-certificates": str(keys / "ca.crt")}
         write_atomically(home / "config.toml", tomli_w.dumps({"superlink": {"default": NAME, NAME: link}}).encode())
         command = [

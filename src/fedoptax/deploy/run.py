@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedoptax import threefry
 from fedoptax._files import finite_or_none, read_json, using, write_atomically
 from fedoptax.algorithm import Tree
 from fedoptax.deploy.client import INITIAL
@@ -28,7 +27,7 @@ from fedoptax.engine.client_states import ClientStates, OnDevice
 from fedoptax.engine.evaluation import column_names, evaluate, evaluation_data
 from fedoptax.engine.plan import Plan, make_plan
 from fedoptax.engine.program import Fixed, program
-from fedoptax.engine.sampling import cohort_of_round
+from fedoptax.engine.sampling import sample_cohort
 from fedoptax.errors import RunError, UsageError, check_int
 from fedoptax.experiments.run import Record, Step, run_rounds
 from fedoptax.experiments.signals import deferred_interrupt
@@ -116,7 +115,7 @@ class NetworkRounds:
         self.program = program(task, Fixed(self._algorithm), self.plan)
         self._upload = upload_form(task, self._algorithm, self.plan.work)
         self._most = deployment.max_examples or int(task.clients.sizes.max()) or MOST_EXAMPLES
-        self._key = threefry.key(deployment.seed)
+        self._key = jax.random.key(deployment.seed)
         self._evaluate = jax.jit(lambda params, data: evaluate(task, params, data))
         self.server: Tree = self.program.start({}, self._key)[0]
         self._states = OnDevice((), 0)
@@ -207,7 +206,7 @@ class NetworkRounds:
 
     def _gather(self, done: int, sleep: Any) -> tuple[list[int], RoundReport]:
         num_clients = self._task.clients.num_clients
-        cohort = [int(i) for i in cohort_of_round(self._key, done, num_clients, self.plan.cohort_size)]
+        cohort = [int(i) for i in sample_cohort(self._key, done, num_clients, self.plan.cohort_size)]
         accepted = self._accepted
 
         def order(partition: int) -> dict[str, Any]:

@@ -183,8 +183,8 @@ class FedoptaxStrategy(Strategy):
         message = self.algorithm.broadcast(self._server)
         if not isinstance(message, FedOptMessage) or jax.tree.leaves((message.lr, message.client_opt_state)):
             raise UsageError(
-                "algorithm must be FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi or FedAMS with a constant client rate; "
-                "the clients of others do more than train the model (see fedoptax deploy init)"
+                "algorithm must be FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi, FedAMS with a constant rate; the "
+                "clients of others do more than train the model (see fedoptax deploy init)"
             )
 
     def _messages(

@@ -127,9 +127,7 @@ def _unpack_array(name: str, given: WireArray, struct: jax.ShapeDtypeStruct, fin
     buffer = io.BytesIO(given.data)
     stored_shape, in_columns, stored = _header(name, buffer)
     if (stored_shape, stored) != (shape, _stored(dtype)) or len(given.data) - buffer.tell() != size:
-        raise WireError(
-            f"array '{name}': its bytes hold {stored}{shown(list(stored_shape))}, not what is declared"
-        )
+        raise WireError(f"array '{name}': its bytes hold {stored}{shown(list(stored_shape))}, not what is declared")
     order: Any = "F" if in_columns else "C"
     array = np.frombuffer(given.data, stored, offset=buffer.tell()).reshape(shape, order=order).view(dtype)
     if dtype == np.bool_ and np.any(array.view(np.uint8) > 1):
