@@ -214,8 +214,9 @@ def _run(work: Path, out: Path, settings: Any, overrides: dict[str, Any], label:
     """
     import tomli_w
 
-    from fedoptax._files import read_json, write_atomically
+    from fedoptax._files import write_atomically
     from fedoptax.deploy.local import LocalFederation, last_words
+    from fedoptax.storage.folder import read_summary
     from fedoptax.storage.history import read_lines
 
     config, log = work / "run-config.toml", work / "run-log.txt"
@@ -230,7 +231,7 @@ def _run(work: Path, out: Path, settings: Any, overrides: dict[str, Any], label:
                 update(len(lines), f"train_loss {json.loads(lines[-1])['train_loss']:.4g}")
 
         federation.run(work / "app", config, log, watch)
-    summary = read_json(out / "summary.json") if (out / "summary.json").is_file() else {}
+    summary = read_summary(out)
     if summary.get("status") != "completed":
         raise RunError(summary.get("message") or last_words(log))
 
@@ -242,9 +243,9 @@ def _rounds_done(out: Path) -> int:
 
 
 def _print_result(out: Path, as_json: bool) -> None:
-    from fedoptax._files import read_json
+    from fedoptax.storage.folder import read_summary
 
-    summary = read_json(out / "summary.json")
+    summary = read_summary(out)
     if as_json:
         keys = ("rounds_done", "final", "bytes_down", "bytes_up")
         print(json.dumps({"out": str(out), **{key: summary.get(key) for key in keys}}, indent=1))
