@@ -35,8 +35,7 @@ def shakespeare_rnn(vocabulary: int = 90, embedding: int = 8, units: Sequence[in
     Raises:
       UsageError: an argument is out of range, or on use ids are not integers (batch, time).
     """
-    init = _KERAS._replace(kernel=he_normal())
-    return _language_model(vocabulary, embedding, units, None, 0.0, init)
+    return _language_model(vocabulary, embedding, units, _KERAS._replace(kernel=he_normal()))
 
 
 def so_rnn(vocabulary: int = 10_004, embedding: int = 96, units: int = 670) -> Model:
@@ -56,7 +55,7 @@ def so_rnn(vocabulary: int = 10_004, embedding: int = 96, units: int = 670) -> M
     Raises:
       UsageError: as `shakespeare_rnn`.
     """
-    return _language_model(vocabulary, embedding, (units,), embedding, 0.0, _KERAS)
+    return _language_model(vocabulary, embedding, (units,), _KERAS, projection=embedding)
 
 
 def wikitext_lstm(vocabulary: int = 33_278, units: int = 650, layers: int = 2, dropout: float = 0.5) -> Model:
@@ -83,7 +82,7 @@ def wikitext_lstm(vocabulary: int = 33_278, units: int = 650, layers: int = 2, d
     check_int("units", units)
     weights, recurrent = _uniform(0.1), _uniform(units**-0.5)
     init = _Initializers(weights, recurrent, recurrent, 0.0, weights)
-    return _language_model(vocabulary, units, (units,) * layers, None, dropout, init)
+    return _language_model(vocabulary, units, (units,) * layers, init, dropout=dropout)
 
 
 def so_logistic(vocabulary: int = 10_000, tags: int = 500) -> Model:
@@ -134,9 +133,9 @@ def _language_model(
     vocabulary: int,
     embedding: int,
     units: Sequence[int],
-    projection: int | None,
-    dropout: float,
     init: _Initializers,
+    projection: int | None = None,
+    dropout: float = 0.0,
 ) -> Model:
     check_int("vocabulary", vocabulary, 2)
     check_int("embedding", embedding)
@@ -145,7 +144,7 @@ def _language_model(
     for size in units:
         check_int("units", size)
     check_number("dropout", dropout, 0.0, 1.0)
-    return functional(lambda rngs: _LanguageModel(vocabulary, embedding, units, projection, dropout, init, rngs))
+    return functional(partial(_LanguageModel, vocabulary, embedding, units, init, projection, dropout))
 
 
 class _LanguageModel(nnx.Module):
@@ -154,9 +153,9 @@ class _LanguageModel(nnx.Module):
         vocabulary: int,
         embedding: int,
         units: Sequence[int],
+        init: _Initializers,
         projection: int | None,
         dropout: float,
-        init: _Initializers,
         rngs: nnx.Rngs,
     ) -> None:
         self.embedding = nnx.Embed(
