@@ -30,7 +30,7 @@ class Task:
         dropout. The last batch of a client may be padded; a loss that reads `batch["mask"]` (bool, True for a real
         example) handles that itself (see `masked_mean`); one that does not is averaged over the real examples one by
         one, which is the same for any mean over examples.
-      metrics: `(params, batch) -> {name: values}`, per-example values (batch,), averaged over the test examples. A
+      metrics: `(params, batch) -> {name: values}`, one value per example (batch,), averaged over the test examples. A
         pair (values, weights) instead gives a weighted average, Σ weights · values / Σ weights.
       clients: the training examples and who holds them.
       test: central test examples `{field: array (n, …)}`, or None.
@@ -105,56 +105,52 @@ def padded_loss(loss: LossFn, params: Tree, batch: Mapping[str, jax.Array], key:
 
 
 def _reads_mask(loss: LossFn, params: Tree, batch: Mapping[str, jax.Array], key: jax.Array) -> bool:
-    reads = _MaskReads()
+    is_read = False
 
     def attempt(params: Tree, without: Mapping[str, jax.Array], key: jax.Array) -> Any:
-        try:
-            return loss(params, _BatchWithoutMask(without, reads), key)
-        except KeyError as error:  # caught here: an exception that passes JAX's functions costs a tenth of a second
-            if error.args == ("mask",):
-                reads.happened = True  # also where the loss copied the batch before
-                return None
-            raise
+        nonlocal is_read
+        try:  # in here: an exception that passes `eval_shape` costs a tenth of a second
+            return loss(params, _BatchWithoutMask(without), key)
+        except _MaskRead:
+            is_read = True
+        except KeyError as error:  # of a copy of the batch
+            if error.args != ("mask",):
+                raise
+            is_read = True
+        return None
 
     without = {name: value for name, value in batch.items() if name != "mask"}
     jax.eval_shape(attempt, params, without, key)
-    return reads.happened
+    return is_read
 
 
-@dataclass(eq=False)
-class _MaskReads:
-    """Whether a loss has looked for the mask."""
-
-    happened: bool = False
+class _MaskRead(Exception):
+    """A loss looks for the mask."""
 
 
 class _BatchWithoutMask(dict[Any, Any]):
-    """A batch without its mask that records in `reads` when a loss looks for that, in whichever way."""
-
-    def __init__(self, batch: Mapping[str, Any], reads: _MaskReads) -> None:
-        super().__init__(batch)
-        self.reads = reads
+    """A batch without its mask that raises `_MaskRead` when a loss looks for that, in whichever way."""
 
     def __getitem__(self, name: Any) -> Any:
-        self._record(name)
-        return super().__getitem__(name)
+        return super().__getitem__(_refuse_mask(name))
 
     def __contains__(self, name: Any) -> bool:
-        self._record(name)
-        return super().__contains__(name)
+        return super().__contains__(_refuse_mask(name))
 
     def get(self, name: Any, default: Any = None) -> Any:
-        self._record(name)
-        return super().get(name, default)
+        return super().get(_refuse_mask(name), default)
 
-    def _record(self, name: Any) -> None:
-        self.reads.happened |= name == "mask"
+
+def _refuse_mask(name: Any) -> Any:
+    if name == "mask":
+        raise _MaskRead
+    return name
 
 
 jax.tree_util.register_pytree_node(  # a loss may be jitted
     _BatchWithoutMask,
-    lambda batch: (tuple(batch.values()), (tuple(batch), batch.reads)),
-    lambda form, values: _BatchWithoutMask(dict(zip(form[0], values)), form[1]),
+    lambda batch: (tuple(batch.values()), tuple(batch)),
+    lambda names, values: _BatchWithoutMask(zip(names, values)),
 )
 
 
