@@ -76,17 +76,11 @@ class RunOptions:
     aggregate: str | Aggregator = "mean"
 
     def __post_init__(self) -> None:
-        checked: dict[str, Any] = {
-            name: check_int(name, getattr(self, name))
-            for name in ("rounds", "cohort_size", "batch_size", "local_epochs", "eval_every")
-        }
-        checked |= {
-            name: check_int(name, value)
-            for name in ("local_steps", "mesh")
-            if (value := getattr(self, name)) is not None
-        }
+        counts = ["rounds", "cohort_size", "batch_size", "local_epochs", "eval_every"]
+        counts += [name for name in ("local_steps", "mesh") if getattr(self, name) is not None]
+        checked: dict[str, Any] = {name: check_int(name, getattr(self, name)) for name in counts}
         checked["seed"] = check_int("seed", self.seed, 0, 2**32 - 1)
-        checked["faults"], checked["aggregate"] = as_faults(self.faults), as_aggregator(self.aggregate)
+        checked |= {"faults": as_faults(self.faults), "aggregate": as_aggregator(self.aggregate)}
         for name, value in checked.items():
             object.__setattr__(self, name, value)
         if self.weighting is not None:

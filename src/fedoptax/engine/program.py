@@ -78,12 +78,12 @@ class Program:
 
 @dataclass(frozen=True)
 class Fixed:
-    """Makes always the same algorithm: a program without free hyper-parameters. Equal for equal algorithms."""
+    """A constructor of one algorithm, without free hyper-parameters; equal for equal algorithms."""
 
     algorithm: FedAlgorithm
 
     def __call__(self) -> FedAlgorithm:
-        """The algorithm."""
+        """Return the algorithm."""
         return self.algorithm
 
 
@@ -182,7 +182,7 @@ def _program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple
     def params_of(hypers: Mapping[str, Any], server: Tree) -> Tree:
         return make_algorithm(**hypers).params(server)
 
-    down, up = _message_bytes(task, make_algorithm, plan, shapes, params)
+    down, up = _count_message_bytes(task, make_algorithm, plan, shapes, params)
     size = sum(a.size for a in jax.tree.leaves(params))
     return Program(begin, call, params_of, prepare, columns, down, up, size, compiled.timings)
 
@@ -226,10 +226,10 @@ def _stacked(names: Sequence[str], values: Mapping[str, jax.Array]) -> jax.Array
     return jnp.stack([values[name].astype(jnp.float32) for name in names])
 
 
-def _message_bytes(
+def _count_message_bytes(
     task: Task, make_algorithm: MakeAlgorithm, plan: Plan, shapes: Mapping[str, Any], params: Tree
 ) -> tuple[int, int]:
-    """Bytes of the real message and upload, by abstract evaluation; checks that states keep their form on the way."""
+    """Count the bytes of message and upload by abstract evaluation, and check that states keep their form."""
 
     def messages(hypers: Mapping[str, Any], params: Tree, batch: Minibatch, steps: jax.Array) -> tuple[Tree, ...]:
         algorithm = make_algorithm(**hypers)
@@ -245,20 +245,16 @@ def _message_bytes(
     batch = minibatch_form(task, plan.work.batch_size)
     grad_fn = task_grad_fn(task)
     message, upload, before, after = jax.eval_shape(messages, shapes, params, batch, np.int32(1))
-    for what, old, new in zip(
-        ("server_update: the server's state", "client_update: the client's state"), before, after
-    ):
-        _check_same_form(what, old, new)
+    for name, old, new in zip(("server_update", "client_update"), before, after):
+        _check_same_form(name, old, new)
     return nbytes(message), nbytes(upload)
 
 
-def _check_same_form(what: str, old: Tree, new: Tree) -> None:
+def _check_same_form(name: str, old: Tree, new: Tree) -> None:
     before, after = str(jax.tree.structure(old)), str(jax.tree.structure(new))
     if before != after:
-        raise UsageError(f"{what} changes structure: {before} before, {after} after; allowed is no change")
+        raise UsageError(f"{name} must keep the state's structure {before}, got {after}")
     for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(old), jax.tree.leaves(new)):
         if (a.shape, a.dtype) != (b.shape, b.dtype):
-            raise UsageError(
-                f"{what} changes at {jax.tree_util.keystr(path)}: {a.dtype}{list(a.shape)} before, "
-                f"{b.dtype}{list(b.shape)} after; allowed is no change"
-            )
+            place, form, given = jax.tree_util.keystr(path), f"{a.dtype}{list(a.shape)}", f"{b.dtype}{list(b.shape)}"
+            raise UsageError(f"{name} must keep the state's {place} {form}, got {given}")
