@@ -18,7 +18,7 @@ from fedoptax.engine.mesh import assign_clients
 from fedoptax.storage.config import check_same_experiment
 
 TESTS = Path(__file__).parent
-SHORT = ["fedadam:vmap:7:8", "scaffold:loop:7:4", "median:loop:5:2", "steps", "evaluation"]
+SHORT = ["scaffold:loop:7:4", "steps", "evaluation"]
 LONG = [
     f"{name}:{loop}:{cohort}:{devices}"
     for name in ("fedadam", "scaffold", "fafed", "dropout", "median")
