@@ -10,12 +10,13 @@ const plain = (text) => text.replace(/[&<>]/g, (sign) => ({ "&": "&amp;", "<": "
 const state = { metric: DATA.metrics[0], x: "rounds", log: false, spread: true, seeds: false, hidden: new Set() };
 
 function band(curve, x, style) {
-  const known = curve.mean.flatMap((mean, i) => (isNumber(mean) && isNumber(curve.std[i]) && isNumber(x[i]) ? [i] : []));
+  const places = [...curve.mean.keys()];
+  const known = places.filter((i) => isNumber(curve.mean[i]) && isNumber(curve.std[i]) && isNumber(x[i]));
   const around = [...known, ...[...known].reverse()];
-  const sign = (place) => (place < known.length ? 1 : -1);
+  const edge = (i, place) => curve.mean[i] + (place < known.length ? curve.std[i] : -curve.std[i]);
   const floor = state.log ? Math.min(...curve.mean.filter((mean) => mean > 0)) / 10 : -Infinity;
   return {
-    x: around.map((i) => x[i]), y: around.map((i, place) => Math.max(floor, curve.mean[i] + sign(place) * curve.std[i])),
+    x: around.map((i) => x[i]), y: around.map((i, place) => Math.max(floor, edge(i, place))),
     mode: "none", fill: "toself", fillcolor: `${style}24`, hoverinfo: "skip",
   };
 }
@@ -25,18 +26,19 @@ function tracesOf(curve) {
   const traces = [], hasSpread = curve.std.some(isNumber);
   if (state.spread && hasSpread) traces.push(band(curve, x, style));
   if (state.seeds || !curve.mean.some(isNumber)) {
-    for (const values of curve.seeds) {
-      traces.push({ x, y: values, mode: "lines", line: { color: style, width: 1, dash: group.dash }, opacity: 0.45, hoverinfo: "skip" });
-    }
+    const line = { color: style, width: 1, dash: group.dash };
+    for (const y of curve.seeds) traces.push({ x, y, mode: "lines", line, opacity: 0.45, hoverinfo: "skip" });
   }
   traces.push({
     x, y: curve.mean, customdata: curve.std, name: plain(group.label), mode: "lines+markers",
-    line: { color: style, width: 2, dash: group.dash }, marker: { symbol: group.marker, size: 8, maxdisplayed: 9, line: { color: color("paper"), width: 1 } },
+    line: { color: style, width: 2, dash: group.dash },
+    marker: { symbol: group.marker, size: 8, maxdisplayed: 9, line: { color: color("paper"), width: 1 } },
     hovertemplate: hasSpread ? "%{y:.4~g} ± %{customdata:.2~g}" : "%{y:.4~g}",
   });
   const end = curve.mean.findLastIndex(isNumber);
   if (group.diverged && end >= 0) {
-    traces.push({ x: [x[end]], y: [curve.mean[end]], mode: "markers", marker: { symbol: "x-thin", size: 11, line: { color: style, width: 2.5 } }, hoverinfo: "skip" });
+    const marker = { symbol: "x-thin", size: 11, line: { color: style, width: 2.5 } };
+    traces.push({ x: [x[end]], y: [curve.mean[end]], mode: "markers", marker, hoverinfo: "skip" });
   }
   return traces;
 }
@@ -51,7 +53,8 @@ function valueRange(curves) {
 
 function axis(title, more) {
   const name = { text: plain(title), font: { color: color("ink"), size: 12 }, standoff: 8 };
-  return { title: name, gridcolor: color("faint"), linecolor: color("rule"), zeroline: false, automargin: true, ...more };
+  const lines = { gridcolor: color("faint"), linecolor: color("rule"), zeroline: false };
+  return { title: name, automargin: true, ...lines, ...more };
 }
 
 function drawCurves() {
@@ -66,7 +69,7 @@ function drawCurves() {
       nticks: 7, type: state.log ? "log" : "linear", ...valueRange(curves),
     }),
     hovermode: "x unified", hoversort: metric.higher ? "value descending" : "value ascending",
-    hoverlabel: { bgcolor: color("paper"), bordercolor: color("rule"), font: { color: color("ink"), size: 12 }, namelength: 40 },
+    hoverlabel: { bgcolor: color("paper"), bordercolor: color("rule"), font: { color: color("ink") }, namelength: 40 },
     font: { family: getComputedStyle(document.body).fontFamily, color: color("soft"), size: 12 },
     modebar: { bgcolor: none, color: color("soft"), activecolor: color("ink") },
     paper_bgcolor: none, plot_bgcolor: none, showlegend: false, margin: { l: 46, r: 8, t: 10, b: 40 },
@@ -74,8 +77,8 @@ function drawCurves() {
     height: Math.min(620, Math.max(430, 26 * DATA.groups.length + 60)),
     uirevision: [metric.name, state.x, state.log].join(), // the reader's zoom stays while these do
   };
-  const buttons = [["zoomIn2d", "zoomOut2d", "resetScale2d", "toImage"]];
-  Plotly.react(chart, curves.flatMap(tracesOf), layout, { responsive: true, displaylogo: false, modeBarButtons: buttons });
+  const modeBarButtons = [["zoomIn2d", "zoomOut2d", "resetScale2d", "toImage"]];
+  Plotly.react(chart, curves.flatMap(tracesOf), layout, { responsive: true, displaylogo: false, modeBarButtons });
   chart.setAttribute("aria-label", `${metric.label} of ${curves.length} algorithms; the table below has the values`);
   fillLegend();
   fillValues();
@@ -85,7 +88,8 @@ function fillLegend() {
   document.querySelectorAll("#legend button").forEach((button, place) => {
     const curve = state.metric.curves.find((other) => other.group === place);
     button.setAttribute("aria-pressed", String(!state.hidden.has(place)));
-    button.querySelector(".last").textContent = DATA.groups[place].diverged ? "diverged" : format(curve?.mean.findLast(isNumber));
+    const last = format(curve?.mean.findLast(isNumber));
+    button.querySelector(".last").textContent = DATA.groups[place].diverged ? "diverged" : last;
   });
   byId("show-all").hidden = state.hidden.size === 0;
 }
@@ -94,10 +98,12 @@ function fillLegend() {
 function fillValues() {
   const rounds = [...new Set(state.metric.curves.flatMap((curve) => curve.rounds))].sort((a, b) => a - b);
   const step = Math.max(1, (rounds.length - 1) / 9);
-  const chosen = [...new Set(Array.from({ length: Math.min(10, rounds.length) }, (_, i) => rounds[Math.round(i * step)]))];
+  const places = Array.from({ length: Math.min(10, rounds.length) }, (_, i) => Math.round(i * step));
+  const chosen = places.map((place) => rounds[place]);
   const row = (first, texts, tag) => {
     const line = document.createElement("tr");
-    line.append(...[first, ...texts].map((text, i) => Object.assign(document.createElement(i ? tag : "th"), { textContent: text })));
+    const cell = (text, name) => Object.assign(document.createElement(name), { textContent: text });
+    line.append(cell(first, "th"), ...texts.map((text) => cell(text, tag)));
     return line;
   };
   const body = state.metric.curves.map((curve) =>
@@ -112,8 +118,12 @@ function connectControls() {
     drawCurves();
   };
   byId("metric").addEventListener("change", (event) => set("metric", DATA.metrics[event.target.value]));
-  document.querySelectorAll("input[name=x]").forEach((input) => input.addEventListener("change", () => set("x", input.value)));
-  for (const name of ["log", "spread", "seeds"]) byId(name)?.addEventListener("change", (event) => set(name, event.target.checked));
+  for (const input of document.querySelectorAll("input[name=x]")) {
+    input.addEventListener("change", () => set("x", input.value));
+  }
+  for (const name of ["log", "spread", "seeds"]) {
+    byId(name)?.addEventListener("change", (event) => set(name, event.target.checked));
+  }
   byId("show-all").addEventListener("click", () => set("hidden", new Set()));
   const places = DATA.groups.map((_, place) => place);
   document.querySelectorAll("#legend button").forEach((button, place) => {
