@@ -34,9 +34,9 @@ def check_lr(**rates: LearningRate) -> None:
             check_positive(**{name: lr})
 
 
-def lr_at(lr: LearningRate, round: Any) -> Any:
-    """The learning rate of a round, where the round is known: at the server."""
-    return lr(round) if callable(lr) else lr
+def value_at(rate: LearningRate, t: Any) -> Any:
+    """The value of a number or schedule at round (or iteration) t, where t is known."""
+    return rate(t) if callable(rate) else rate
 
 
 def value_to_send(lr: LearningRate, round: Any) -> Any:

@@ -25,7 +25,7 @@ from fedoptax.algorithm import (
     run_either,
 )
 from fedoptax.errors import check_choice, check_number, check_positive
-from fedoptax.schedules import LearningRate, check_lr, cube_root, lr_at, resolve_lr, value_to_send
+from fedoptax.schedules import LearningRate, check_lr, cube_root, resolve_lr, value_at, value_to_send
 
 
 class NaiveState(NamedTuple):
@@ -125,13 +125,11 @@ def fafed(
     Round 0 costs K gradients, later ones 2K. Down: three vectors and t; up: three vectors.
 
     The paper outputs a random iterate; `params` is the last synchronised x. `x_prev` is the client's own iterate before
-    the synchronisation (line 6 indexes it by i), kept between rounds. Full participation is the algorithm. With a
-    smaller cohort x_prev may be rounds old, and for a client first sampled after round 0 it is x₀: its first m is
-    biased by (1−α)(∇f at the later point − ∇fᵢ(x_prev)) until its momentum forgets it.
+    the synchronisation (line 6 indexes it by i), kept between rounds. The algorithm has everyone take part: with a
+    smaller cohort x_prev may be rounds old (x₀ at first), and biases m until the momentum forgets it.
 
-    A round of unequal K advances t by the clients' mean K, rounded; client i's steps are at t, t+1, …, t+Kᵢ−1 and the
-    server's at t + mean K − 1. For that, K is one more number in the upload, but only when `lr` or `alpha` is a
-    schedule.
+    A round of unequal K advances t by the clients' mean K, rounded; client i's steps are at t, …, t+Kᵢ−1 and the
+    server's at t + mean K − 1. Uploads hold K only when `lr` or `alpha` is a schedule.
 
     Args:
       lr: η > 0, a number or a schedule over the iterations t.
@@ -169,9 +167,9 @@ def fafed(
             t, x_prev, x, m, v = carry
             loss, g = grad_fn(x, batch)  # line 6
             _, g_prev = grad_fn(x_prev, batch)  # line 6
-            m = tree.add_scaled(g, 1 - lr_at(alpha, t), tree.sub(m, g_prev))  # line 7
+            m = tree.add_scaled(g, 1 - value_at(alpha, t), tree.sub(m, g_prev))  # line 7
             v = tree.ema(beta, v, tree.square(g))  # line 8
-            x_next = tree.add_scaled(x, -lr_at(lr, t), tree.divide(m, a))  # line 15
+            x_next = tree.add_scaled(x, -value_at(lr, t), tree.divide(m, a))  # line 15
             return (t + 1, x, tree.select(t < end, x_next, x), m, v), loss
 
         def later_round(batches: Any) -> ClientResult:
@@ -182,12 +180,11 @@ def fafed(
         return run_either(message.t == 0, first_round, later_round, batches)
 
     def server_update(server: FAFEDState, mean: FAFEDUpload, cohort: Cohort) -> FAFEDState:
-        del cohort
         is_first = server.t == 0
         t = jnp.where(is_first, 1, server.t + (mean.steps if has_schedule else 1))
         a = tree.root_plus(mean.v, rho)  # line 10
         direction = tree.select(is_first, mean.m, tree.divide(mean.m, a))  # line 3 has no A
-        eta = jnp.where(is_first | (not is_released), lr_at(lr, t - 1), 0.0)
+        eta = jnp.where(is_first | (not is_released), value_at(lr, t - 1), 0.0)
         return FAFEDState(tree.add_scaled(mean.params, -eta, direction), mean.m, mean.v, t)  # lines 3 and 12
 
     return FedAlgorithm(

@@ -65,17 +65,7 @@ def local_amsgrad(
 ) -> FedAlgorithm:
     """Local AMSGrad (Chen, Li, Li 2020), "Fed-AMS": Fed-LAMB's Algorithm 1 with θ ← θ − α p in place of line 12.
 
-    Args:
-      lr: α > 0, a number or a schedule over rounds.
-      b1: β₁ in [0, 1).
-      b2: β₂ in [0, 1).
-      eps: ε > 0 of line 11.
-      v0: v̂₀ > 0, the starting value of v̂ (line 2).
-      momentum: `"persist"`: m is the client's and survives rounds; `"reset"`: stateless clients, m = 0 each round.
-      bias_correction: divide a copy of m by 1 − β₁ˢ.
-
-    Raises:
-      UsageError: a number is outside its range or an option is unknown.
+    Arguments and errors are those of `fedlamb`.
     """
     return _local_adaptive(lr, b1, b2, eps, v0, momentum, bias_correction, lambda p, theta: p)
 
@@ -184,7 +174,6 @@ def _local_adaptive(
         return AMSUpload(theta, v), Momentum(m, s) if persists else (), loss  # line 14
 
     def server_update(server: AMSState, mean: AMSUpload, cohort: Cohort) -> AMSState:
-        del cohort
         return AMSState(mean.params, jax.tree.map(jnp.maximum, server.v_max, mean.v), server.round + 1)  # line 16
 
     init_client = no_momentum if persists else lambda params: ()

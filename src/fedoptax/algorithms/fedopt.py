@@ -195,7 +195,6 @@ def _fedopt(
         return FedOptUpload(tree.sub(y, message.params), state if average else ()), client, loss
 
     def server_update(server: FedOptState, mean: FedOptUpload, cohort: Cohort) -> FedOptState:
-        del cohort
         pseudo_gradient = tree.scale(-1, mean.delta)
         updates, opt_state = server_optimizer.update(pseudo_gradient, server.opt_state, server.params)
         params = optax.apply_updates(server.params, updates)

@@ -132,7 +132,6 @@ def _mime(client_lr: LearningRate, base: str, b1: Any, b2: Any, eps: Any, correc
         return MimeUpload(tree.sub(y, x), accumulate_result(gradient, x)), client, loss
 
     def server_update(server: MimeState, mean: MimeUpload, cohort: Cohort) -> MimeState:
-        del cohort
         stats = track(mean.gradient, server.stats)
         control = mean.gradient if corrects_drift else ()
         return MimeState(tree.add(server.params, mean.delta), stats, control, server.round + 1)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import optax
 
 from fedoptax import _tree as tree
-from fedoptax.schedules import LearningRate, lr_at
+from fedoptax.schedules import LearningRate, value_at
 
 
 class MomentState(NamedTuple):
@@ -40,14 +40,13 @@ class MaxMomentState(NamedTuple):
 
 def descend(learning_rate: LearningRate) -> optax.GradientTransformation:
     """u ← −η_t d, with η a constant or a schedule over server updates (rounds, from 0)."""
-    return optax.scale_by_schedule(lambda round: -lr_at(learning_rate, round))
+    return optax.scale_by_schedule(lambda round: -value_at(learning_rate, round))
 
 
 def scale_by_momentum(momentum: Any) -> optax.GradientTransformation:
     """FedAvgM: m ← μ m + d; the direction is m."""
 
     def update(d: Any, m: Any, params: Any = None) -> tuple[Any, Any]:
-        del params
         m = tree.add_scaled(d, momentum, m)
         return m, m
 
@@ -105,7 +104,6 @@ def _scale_by_moments(
         return MomentState(tree.zeros_like(params), tree.full_like(params, v0), jnp.zeros((), jnp.int32))
 
     def update(d: Any, state: MomentState, params: Any = None) -> tuple[Any, MomentState]:
-        del params
         m = tree.ema(b1, state.m, d)
         v = jax.tree.map(second, state.v, d)
         t = state.updates_made + 1
@@ -129,7 +127,6 @@ def _scale_by_max_moments(b1: Any, b2: Any, floor: Any, eps: Any) -> optax.Gradi
         return jnp.maximum(jnp.maximum(old, new), jnp.asarray(floor, new.dtype))
 
     def update(d: Any, state: MaxMomentState, params: Any = None) -> tuple[Any, MaxMomentState]:
-        del params
         m = tree.ema(b1, state.m, d)
         v = tree.ema(b2, state.v, tree.square(d))
         v_max = jax.tree.map(largest, state.v_max, v)

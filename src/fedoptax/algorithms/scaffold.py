@@ -24,7 +24,7 @@ from fedoptax.algorithm import (
     steps_or_one,
 )
 from fedoptax.errors import check_choice
-from fedoptax.schedules import LearningRate, check_lr, lr_at, resolve_lr, value_to_send
+from fedoptax.schedules import LearningRate, check_lr, resolve_lr, value_at, value_to_send
 
 
 class ScaffoldState(NamedTuple):
@@ -92,7 +92,7 @@ def scaffold(client_lr: LearningRate, server_lr: LearningRate = 1.0, option: str
         return ScaffoldUpload(tree.sub(y, x), tree.sub(c_plus, c_i)), c_plus, loss  # lines 13 and 14
 
     def server_update(server: ScaffoldState, mean: ScaffoldUpload, cohort: Cohort) -> ScaffoldState:
-        x = tree.add_scaled(server.params, lr_at(server_lr, server.round), mean.delta)  # lines 16 and 17
+        x = tree.add_scaled(server.params, value_at(server_lr, server.round), mean.delta)  # lines 16 and 17
         c = tree.add_scaled(server.control, cohort.size / cohort.num_clients, mean.control_delta)  # line 17
         return ScaffoldState(x, c, server.round + 1)
 

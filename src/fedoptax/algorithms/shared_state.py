@@ -96,7 +96,6 @@ def _adaalter(lr: Any, b0: Any, eps: Any) -> optax.GradientTransformation:
         return AdaAlterState(start, start, jnp.zeros((), jnp.int32))
 
     def update(grads: Tree, state: AdaAlterState, params: Tree = None) -> tuple[Tree, AdaAlterState]:
-        del params
         steps = state.steps + 1
 
         def leaf(g: jax.Array, b_squared: jax.Array) -> jax.Array:

@@ -24,7 +24,7 @@ from fedoptax.algorithm import (
     run_either,
 )
 from fedoptax.errors import check_number
-from fedoptax.schedules import LearningRate, check_lr, lr_at
+from fedoptax.schedules import LearningRate, check_lr, value_at
 
 
 class STEMState(NamedTuple):
@@ -81,8 +81,8 @@ def stem(lr: LearningRate, alpha: LearningRate = 0.1) -> FedAlgorithm:
             t, x_prev, x, m = carry
             loss, g = grad_fn(x, batch)
             _, g_prev = grad_fn(x_prev, batch)
-            m = tree.add_scaled(g, 1 - lr_at(alpha, t), tree.sub(m, g_prev))
-            x_next = tree.select(t < last, tree.add_scaled(x, -lr_at(lr, t), m), x)
+            m = tree.add_scaled(g, 1 - value_at(alpha, t), tree.sub(m, g_prev))
+            x_next = tree.select(t < last, tree.add_scaled(x, -value_at(lr, t), m), x)
             return (t + 1, x, x_next, m), loss
 
         def later_round(batches: Any) -> ClientResult:
@@ -93,9 +93,8 @@ def stem(lr: LearningRate, alpha: LearningRate = 0.1) -> FedAlgorithm:
         return run_either(message.t == 0, first_round, later_round, batches)
 
     def server_update(server: STEMState, mean: STEMUpload, cohort: Cohort) -> STEMState:
-        del cohort
         t = jnp.where(server.t == 0, 1, server.t + (mean.steps if has_schedule else 1))
-        return STEMState(tree.add_scaled(mean.params, -lr_at(lr, t - 1), mean.m), mean.m, t)
+        return STEMState(tree.add_scaled(mean.params, -value_at(lr, t - 1), mean.m), mean.m, t)
 
     return FedAlgorithm(
         init, lambda params: params, lambda server: server, client_update, server_update, lambda s: s.params, "uniform"

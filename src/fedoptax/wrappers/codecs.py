@@ -105,7 +105,6 @@ def topk(fraction: float = 0.01) -> Codec:
     check_number("fraction", fraction, 0, 1, open_low=True, open_high=False)
 
     def encode(flat: jax.Array, key: Any) -> Parts:
-        del key
         size = jnp.where(jnp.isnan(flat), jnp.inf, jnp.abs(flat))  # what is not a number must be seen
         _, places = jax.lax.top_k(size, math.ceil(fraction * flat.size))
         return {"values": flat[places], "places": places.astype(jnp.int32)}
@@ -121,7 +120,6 @@ def sign() -> Codec:
     """The signs, one bit a number, times the mean absolute value, with error feedback (Wang, Lin, Chen 2022)."""
 
     def encode(flat: jax.Array, key: Any) -> Parts:
-        del key
         bits = pack_bits((flat >= 0).astype(jnp.uint8), 1)
         return {"bits": bits, "scale": jnp.mean(jnp.abs(flat.astype(jnp.float32)))}
 
