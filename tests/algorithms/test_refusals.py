@@ -22,6 +22,10 @@ def private(**changes: Any) -> fx.FedAlgorithm:
     return fx.with_privacy(fx.fedavg(0.1), **({"clip": 1.0, "noise_multiplier": 1.0, "delta": 1e-5} | changes))
 
 
+def run_round(clients: Any, batches: Any, **options: Any) -> Any:
+    return fx.eager.run_round(fx.fedavg(0.1), lambda p, b: (b, p), jnp.ones(1), clients, batches, **options)
+
+
 REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     "a rate below 0": (lambda: fx.fedavg(-0.1), "client_lr"),
     "a rate of 0": (lambda: fx.fedavg(0.1, 0), "server_lr"),
@@ -101,6 +105,9 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     "schedule of a module": (lambda: parse_schedule("fx.constant(1)"), "schedule"),
     "schedule with a star": (lambda: parse_schedule("constant(*[1])"), "schedule"),
     "schedule too deep to parse": (lambda: parse_schedule("constant(" * 500 + "1" + ")" * 500), "schedule"),
+    "eager round of no clients": (lambda: run_round([], []), "clients"),
+    "eager round without batches": (lambda: run_round([()], []), "batches"),
+    "eager round of too many clients": (lambda: run_round([(), ()], [[], []], num_clients=1), "num_clients"),
     "weighted_mean of nothing": (lambda: fx.weighted_mean([]), "trees"),
     "weighted_mean with too many weights": (lambda: fx.weighted_mean([jnp.ones(1)], [1.0, 2.0]), "weights"),
     "weighted_mean with weights of 0": (lambda: fx.weighted_mean([jnp.ones(2)] * 2, [0, 0]), "weights"),

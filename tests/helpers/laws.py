@@ -1,6 +1,6 @@
-"""What must hold for every algorithm. Each law is a function of a factory; it passes or raises an AssertionError.
+"""The laws of every algorithm. Each is a function of a factory; it passes or raises an AssertionError.
 
-To hold your own algorithm to them, give its constructor with values for what has no default:
+To test your own algorithm, give its constructor with values for the arguments that have no default:
 
     from functools import partial
     from laws import LAWS
@@ -25,9 +25,8 @@ import numpy as np
 
 import fedoptax as fx
 from fedoptax.algorithm import Batches, Cohort, FedAlgorithm, decoded
-from fedoptax.engine.batches import LocalWork
 from fedoptax.engine.data import DeviceData, device_data
-from fedoptax.engine.plan import Plan
+from fedoptax.engine.plan import RunOptions, make_plan
 from fedoptax.engine.program import Fixed, program
 
 Factory = Callable[..., FedAlgorithm]
@@ -91,12 +90,8 @@ def batches(dtype: str = "float32") -> list[list[Any]]:
 
 @lru_cache(maxsize=64)
 def algorithm_of(make: Factory) -> FedAlgorithm:
-    """One algorithm a factory: compiled programs are kept by it."""
+    """One algorithm per factory: compiled programs are kept by it."""
     return make()
-
-
-def plan(algorithm: FedAlgorithm, client_loop: str = "loop") -> Plan:
-    return Plan(COHORT, LocalWork(BATCH), algorithm.weighting, client_loop)
 
 
 def run(algorithm: FedAlgorithm, rounds: int = ROUNDS, client_loop: str = "loop", **options: Any) -> fx.RunResult:
@@ -206,7 +201,8 @@ def weight_zero_counts_for_nothing(make: Factory) -> None:
 def padding_is_inert(make: Factory) -> None:
     """Compiled rounds give the same bits whatever stands in the padded places, and in clients that take no part."""
     algorithm = algorithm_of(make)
-    built = program(TASK, Fixed(algorithm), plan(algorithm))
+    options = RunOptions(cohort_size=COHORT, batch_size=BATCH, client_loop="loop")
+    built = program(TASK, Fixed(algorithm), make_plan(options, TASK, algorithm))
     data, key, n = device_data(TASK), jax.random.key(SEED), jnp.int32
 
     def advance(data: DeviceData, rounds: int) -> Any:
@@ -263,7 +259,7 @@ def _forms_stay(algorithm: FedAlgorithm, dtype: str) -> None:
 
 @lru_cache(maxsize=4)
 def traced_round(make: Factory) -> tuple[Callable[..., Any], list[int]]:
-    """A compiled round of (hyper-parameters, server, clients), and a list with one entry a trace."""
+    """A compiled round of (hyper-parameters, server, clients), and a list with one entry per trace."""
     traces: list[int] = []
 
     def round_(hypers: dict[str, Any], server: Any, clients: list[Any]) -> Any:

@@ -14,7 +14,6 @@ from fedoptax.engine.eager import run_round
 from oracles.problem import Problem, Tree, flatten, nest
 
 TOLERANCE = {"float64": 1e-6, "float32": 1e-4}
-DTYPES = list(TOLERANCE)
 BITES = 1e-3
 """How far variants must be apart: a thousand tolerances in float64, ten in float32."""
 
