@@ -6,6 +6,7 @@ The problem has several clients of unequal K; "partial" draws three of seven, "f
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -44,6 +45,12 @@ def add(algorithm: str, library: Callable[[], fx.FedAlgorithm], oracle: Any, **o
         CASES[f"{algorithm} {len(CASES)} {dtype}"] = Case(library, oracle, dtype=dtype, **options)
 
 
+def add_all(algorithm: str, library: Any, oracle: Any, hypers: list[dict[str, Any]], **options: Any) -> None:
+    """Cases of hyper-parameters that have the same names in the library and in the oracle."""
+    for hyper in hypers:
+        add(algorithm, partial(library, **hyper), lambda p, hyper=hyper: oracle(p, **hyper), **options)
+
+
 def falling(first: float, factor: float = 0.8) -> Callable[[Any], Any]:
     """A schedule over rounds."""
     return lambda t: first * factor**t
@@ -51,55 +58,54 @@ def falling(first: float, factor: float = 0.8) -> Callable[[Any], Any]:
 
 # ---------------------------------------------------------------- the FedOpt family: Reddi et al. 2021, Algorithm 2
 
-SERVERS: list[tuple[str, dict[str, Any]]] = [
-    ("fedavg", {"client_lr": 0.3, "server_lr": 1.0}),
-    ("fedavg", {"client_lr": falling(0.3), "server_lr": falling(2.5)}),
-    ("fedavgm", {"client_lr": 0.2, "server_lr": 0.7, "momentum": 0.9}),
-    ("fedavgm", {"client_lr": 0.3, "server_lr": 1.0, "momentum": 0.5}),
-    ("fedadagrad", {"client_lr": 0.3, "server_lr": 0.2, "b1": 0.0, "tau": 1e-3}),
-    ("fedadagrad", {"client_lr": 0.1, "server_lr": 0.5, "b1": 0.6, "tau": 0.1}),
-    ("fedyogi", {"client_lr": 0.3, "server_lr": 0.05, "b1": 0.9, "b2": 0.99, "tau": 1e-2}),
-    ("fedyogi", {"client_lr": 0.1, "server_lr": 0.2, "b1": 0.3, "b2": 0.7, "tau": 0.3}),
-    ("fedyogi", {"client_lr": 0.3, "server_lr": 0.03, "b1": 0.9, "b2": 0.99, "tau": 1e-2, "debias": True}),
-    ("fedadam", {"client_lr": 0.3, "server_lr": 0.05, "b1": 0.9, "b2": 0.99, "tau": 1e-2}),
-    ("fedadam", {"client_lr": 0.1, "server_lr": 0.2, "b1": 0.0, "b2": 0.5, "tau": 0.1}),
-    ("fedadam", {"client_lr": 0.3, "server_lr": 0.03, "b1": 0.9, "b2": 0.99, "tau": 1e-2, "debias": True}),
-    ("fedadam", {"client_lr": falling(0.4), "server_lr": falling(0.1), "tau": 1e-2}),
-    ("fedams", {"client_lr": 0.3, "server_lr": 0.05, "b1": 0.9, "b2": 0.99, "eps": 1e-3}),
-    ("fedams", {"client_lr": 0.3, "server_lr": 0.1, "b1": 0.5, "b2": 0.3, "eps": 1e-2}),
-    ("fedamsgrad", {"client_lr": 0.3, "server_lr": 0.02, "b1": 0.9, "b2": 0.99, "eps": 1e-3}),
-    ("fedamsgrad", {"client_lr": 0.3, "server_lr": 0.1, "b1": 0.5, "b2": 0.3, "eps": 1e-2}),
-]
-for rule, hyper in SERVERS:
-    add(
-        rule,
-        lambda rule=rule, hyper=hyper: fx.ALGORITHMS[rule](**hyper),
-        lambda problem, rule=rule, hyper=hyper: fedopt.run(problem, rule, **hyper),
-        weighting="examples",
-    )
-for weighting, problem in (("uniform", "partial"), ("examples", "full")):
-    add(
-        "fedadam",
-        lambda: fx.fedadam(0.3, 0.05, tau=1e-2),
-        lambda p, w=weighting: fedopt.run(p, "fedadam", 0.3, 0.05, tau=1e-2, weighting=w),
-        weighting=weighting,
-        problem=problem,
-    )
+SERVERS: dict[str, list[dict[str, Any]]] = {
+    "fedavg": [
+        {"client_lr": 0.3, "server_lr": 1.0},
+        {"client_lr": falling(0.3), "server_lr": falling(2.5)},
+    ],
+    "fedavgm": [
+        {"client_lr": 0.2, "server_lr": 0.7, "momentum": 0.9},
+        {"client_lr": 0.3, "server_lr": 1.0, "momentum": 0.5},
+    ],
+    "fedadagrad": [
+        {"client_lr": 0.3, "server_lr": 0.2, "b1": 0.0, "tau": 1e-3},
+        {"client_lr": 0.1, "server_lr": 0.5, "b1": 0.6, "tau": 0.1},
+    ],
+    "fedyogi": [
+        {"client_lr": 0.3, "server_lr": 0.05, "b1": 0.9, "b2": 0.99, "tau": 1e-2},
+        {"client_lr": 0.1, "server_lr": 0.2, "b1": 0.3, "b2": 0.7, "tau": 0.3},
+        {"client_lr": 0.3, "server_lr": 0.03, "b1": 0.9, "b2": 0.99, "tau": 1e-2, "debias": True},
+    ],
+    "fedadam": [
+        {"client_lr": 0.3, "server_lr": 0.05, "b1": 0.9, "b2": 0.99, "tau": 1e-2},
+        {"client_lr": 0.1, "server_lr": 0.2, "b1": 0.0, "b2": 0.5, "tau": 0.1},
+        {"client_lr": 0.3, "server_lr": 0.03, "b1": 0.9, "b2": 0.99, "tau": 1e-2, "debias": True},
+        {"client_lr": falling(0.4), "server_lr": falling(0.1), "tau": 1e-2},
+    ],
+    "fedams": [
+        {"client_lr": 0.3, "server_lr": 0.05, "b1": 0.9, "b2": 0.99, "eps": 1e-3},
+        {"client_lr": 0.3, "server_lr": 0.1, "b1": 0.5, "b2": 0.3, "eps": 1e-2},
+    ],
+    "fedamsgrad": [
+        {"client_lr": 0.3, "server_lr": 0.02, "b1": 0.9, "b2": 0.99, "eps": 1e-3},
+        {"client_lr": 0.3, "server_lr": 0.1, "b1": 0.5, "b2": 0.3, "eps": 1e-2},
+    ],
+}
+for rule, hypers in SERVERS.items():
+    add_all(rule, fx.ALGORITHMS[rule], partial(fedopt.run, rule=rule), hypers, weighting="examples")
+fedadam = partial(fedopt.run, rule="fedadam")
+add_all("fedadam", fx.fedadam, partial(fedadam, weighting="uniform"), SERVERS["fedadam"][:1])
+add_all("fedadam", fx.fedadam, fedadam, SERVERS["fedadam"][:1], weighting="examples", problem="full")
 add(
     "fedopt",
     lambda: fx.fedopt(optax.sgd(0.2), optax.sgd(0.7, momentum=0.8)),
     lambda p: fedopt.run(p, "fedavgm", 0.2, 0.7, momentum=0.8),
     weighting="examples",
 )
-for mu in (0.1, 2.0):
-    add(
-        "fedprox",
-        lambda mu=mu: fx.fedprox(0.3, mu),
-        lambda p, mu=mu: fedopt.run(p, "fedavg", 0.3, mu=mu),
-        weighting="examples",
-    )
+PROX: list[dict[str, Any]] = [{"client_lr": 0.3, "mu": 0.1}, {"client_lr": 0.3, "mu": 2.0}]
+add_all("fedprox", fx.fedprox, partial(fedopt.run, rule="fedavg"), PROX, weighting="examples")
 add(
-    "fedprox around fedyogi",
+    "fedprox",
     lambda: fx.with_prox(fx.fedyogi(0.3, 0.05, tau=1e-2), 2.0),
     lambda p: fedopt.run(p, "fedyogi", 0.3, 0.05, tau=1e-2, mu=2.0),
     weighting="examples",
@@ -107,30 +113,19 @@ add(
 
 # ---------------------------------------------------------------- SCAFFOLD: Karimireddy et al. 2020b, Algorithm 1
 
+RATES: list[dict[str, Any]] = [
+    {"client_lr": 0.2, "server_lr": 1.0},
+    {"client_lr": 0.1, "server_lr": 1.7},
+    {"client_lr": falling(0.2), "server_lr": falling(1.2, 0.9)},
+]
 for number, option in ((2, "II"), (1, "I")):
-    for rates in ((0.2, 1.0), (0.1, 1.7), (falling(0.2), falling(1.2, 0.9))):
-        add(
-            "scaffold",
-            lambda rates=rates, option=option: fx.scaffold(*rates, option=option),
-            lambda p, rates=rates, number=number: scaffold.run(p, *rates, number),
-        )
-for weighting, problem in (("examples", "partial"), ("uniform", "full")):
-    add(
-        "scaffold",
-        lambda: fx.scaffold(0.2),
-        lambda p, w=weighting: scaffold.run(p, 0.2, weighting=w),
-        weighting=weighting,
-        problem=problem,
-    )
+    add_all("scaffold", partial(fx.scaffold, option=option), partial(scaffold.run, option=number), RATES)
+by_examples = partial(scaffold.run, weighting="examples")
+add_all("scaffold", fx.scaffold, by_examples, RATES[:1], weighting="examples", problem="full")
 add("scaffold", lambda: fx.with_prox(fx.scaffold(0.2), 0.5), lambda p: scaffold.run(p, 0.2, mu=0.5))
 
 # ---------------------------------------------------------------- Fed-AMS and Fed-LAMB: Karimi, Li, Li, Algorithm 1
 
-PHI: dict[str, Any] = {
-    "identity": ("identity", fedlamb.identity),
-    "narrow": (lambda norm: jnp.clip(norm, 0.2, 0.7), lambda norm: min(max(norm, 0.2), 0.7)),
-}
-"""The library's φ and the oracle's; without one both take the default, clip(·, 1e-3, 10)."""
 AMS: list[dict[str, Any]] = [
     {"lr": 1e-3, "b1": 0.9, "b2": 0.999, "eps": 1e-8, "v0": 1e-4},
     {"lr": 2e-2, "b1": 0.5, "b2": 0.7, "eps": 1e-2, "v0": 0.1},
@@ -143,39 +138,24 @@ LAMB: list[dict[str, Any]] = [
     {"lr": 3e-2},
     {"lr": 3e-2, "b1": 0.5, "b2": 0.7, "v0": 1e-2, "weight_decay": 0.5},
     {"lr": 3e-2, "b2": 0.9, "weight_decay": 0.1, "layers": "module"},
-    {"lr": 3e-2, "b2": 0.9, "weight_decay": 0.1, "phi": "identity"},
-    {"lr": 3e-2, "b2": 0.9, "weight_decay": 0.1, "phi": "identity", "layers": "module"},
-    {"lr": 5e-2, "b2": 0.9, "phi": "narrow"},
     {"lr": 3e-2, "b2": 0.9, "momentum": "reset"},
     {"lr": 3e-2, "b2": 0.9, "weight_decay": 0.5, "bias_correction": True},
 ]
-
-
-def with_phi(hyper: dict[str, Any], side: int) -> dict[str, Any]:
-    return {name: PHI[value][side] if name == "phi" else value for name, value in hyper.items()}
-
-
-for hyper in AMS:
-    add(
-        "local_amsgrad",
-        lambda hyper=hyper: fx.local_amsgrad(**hyper),
-        lambda p, hyper=hyper: fedlamb.run(p, lamb=False, **hyper),
-    )
-for hyper in LAMB:
-    # a zero bias with a norm of its own never moves under the identity
-    is_still = hyper.get("phi") == "identity" and "layers" not in hyper
+lamb = partial(fedlamb.run, lamb=True)
+add_all("local_amsgrad", fx.local_amsgrad, partial(fedlamb.run, lamb=False), AMS)
+add_all("fedlamb", fx.fedlamb, lamb, LAMB)
+add_all("fedlamb", fx.fedlamb, partial(lamb, weighting="examples"), LAMB[:1], weighting="examples", problem="full")
+for layers in ("tensor", "module"):
     add(
         "fedlamb",
-        lambda hyper=hyper: fx.fedlamb(**with_phi(hyper, 0)),
-        lambda p, hyper=hyper: fedlamb.run(p, lamb=True, **with_phi(hyper, 1)),
-        still=("hidden/bias",) if is_still else (),
+        lambda layers=layers: fx.fedlamb(3e-2, b2=0.9, weight_decay=0.1, phi="identity", layers=layers),
+        lambda p, layers=layers: lamb(p, 3e-2, b2=0.9, weight_decay=0.1, phi=fedlamb.identity, layers=layers),
+        still=("hidden/bias",) if layers == "tensor" else (),  # it starts at 0, and has a norm of its own
     )
 add(
     "fedlamb",
-    lambda: fx.fedlamb(3e-2, b2=0.9),
-    lambda p: fedlamb.run(p, 3e-2, lamb=True, b2=0.9, weighting="examples"),
-    weighting="examples",
-    problem="full",
+    lambda: fx.fedlamb(5e-2, b2=0.9, phi=lambda norm: jnp.clip(norm, 0.2, 0.7)),
+    lambda p: lamb(p, 5e-2, b2=0.9, phi=lambda norm: min(max(norm, 0.2), 0.7)),
 )
 
 # ---------------------------------------------------------------- FAFED, STEM, naive: Wu et al. 2023, Algorithms 1, 2
@@ -185,51 +165,26 @@ FAFED: list[dict[str, Any]] = [
     {"lr": 0.02, "alpha": 0.9, "beta": 0.1, "rho": 0.05},
     {"lr": 0.03, "alpha": 0.5, "beta": 0.5, "rho": 0.1, "variant": "released"},
 ]
-SCHEDULE = {"rho": 0.1, "h": 0.6, "w": 1.5, "c": 200.0}
-
-
-def add_fafed(problem: str = "partial", weighting: str = "uniform", **hyper: Any) -> None:
-    add(
-        "fafed",
-        lambda: fx.fafed(**hyper),
-        lambda p: fafed.run(p, weighting=weighting, **hyper),
-        problem=problem,
-        weighting=weighting,
-    )
-
-
-for hyper in FAFED:
-    for problem in ("partial", "full", "equal"):
-        add_fafed(problem, **hyper)
-add_fafed(weighting="examples", **FAFED[0])
-for variant in ("paper", "released"):
-    for problem in ("partial", "equal"):
+for problem in PROBLEMS:
+    add_all("fafed", fx.fafed, fafed.run, FAFED, problem=problem)
+    for variant in ("paper", "released"):
         add(
             "fafed",
-            lambda variant=variant: fx.fafed(*fx.fafed_schedule(**SCHEDULE), rho=SCHEDULE["rho"], variant=variant),
-            lambda p, variant=variant: fafed.run(
-                p, *fafed.equation_5(**SCHEDULE), rho=SCHEDULE["rho"], variant=variant
-            ),
+            lambda variant=variant: fx.fafed(*fx.fafed_schedule(0.1, 0.6, 1.5, 200.0), rho=0.1, variant=variant),
+            lambda p, variant=variant: fafed.run(p, *fafed.equation_5(0.1, 0.6, 1.5, 200.0), rho=0.1, variant=variant),
             problem=problem,
         )
-for lr, alpha, problem in ((0.1, 0.1, "partial"), (0.2, 0.9, "equal")):
-    add(
-        "stem",
-        lambda lr=lr, alpha=alpha: fx.stem(lr, alpha),
-        lambda p, lr=lr, alpha=alpha: fafed.run(p, lr, alpha, adaptive=False),
-        problem=problem,
-    )
+add_all("fafed", fx.fafed, partial(fafed.run, weighting="examples"), FAFED[:1], weighting="examples")
+stem = partial(fafed.run, adaptive=False)
+add_all("stem", fx.stem, stem, [{"lr": 0.1, "alpha": 0.1}])
+add_all("stem", fx.stem, stem, [{"lr": 0.2, "alpha": 0.9}], problem="equal")
 add(
     "stem",
     lambda: fx.stem(*fx.fafed_schedule(1.0, 0.2, 1.5, 10.0)),
-    lambda p: fafed.run(p, *fafed.equation_5(1.0, 0.2, 1.5, 10.0), adaptive=False),
+    lambda p: stem(p, *fafed.equation_5(1.0, 0.2, 1.5, 10.0)),
 )
-for lr, b2 in ((0.03, 0.5), (0.01, 0.9)):
-    add(
-        "naive_adaptive",
-        lambda lr=lr, b2=b2: fx.naive_adaptive(lr, b2),
-        lambda p, lr=lr, b2=b2: fafed.run_naive(p, lr, b2),
-    )
+NAIVE = [{"lr": 0.03, "b2": 0.5}, {"lr": 0.01, "b2": 0.9}]
+add_all("naive_adaptive", fx.naive_adaptive, fafed.run_naive, NAIVE)
 
 # ---------------------------------------------------------------- Mime, MimeLite: Karimireddy et al. 2020a, Algorithm 1
 
@@ -241,32 +196,15 @@ MIME: list[dict[str, Any]] = [
 ]
 
 
-def run_mime(problem: Problem, is_mime: bool, weighting: str = "uniform", **hyper: Any) -> list[Tree]:
+def run_mime(problem: Problem, client_lr: Any, base: str, **options: Any) -> list[Tree]:
     """Mime's control is that of the previous round, a deviation that the library declares; 0 in the first."""
-    base, lr = {"sgd": "sgdm", "adam": "adam"}[hyper.pop("base")], hyper.pop("client_lr")
-    return mime.run(problem, lr, base, is_mime, weighting=weighting, control="previous", **hyper)
+    return mime.run(problem, client_lr, {"sgd": "sgdm"}.get(base, base), control="previous", **options)
 
 
-for hyper in MIME:
-    add(
-        "mimelite",
-        lambda hyper=hyper: fx.mimelite(**hyper),
-        lambda p, hyper=hyper: run_mime(p, False, **hyper),
-    )
-    add(
-        "mime",
-        lambda hyper=hyper: fx.mime(**hyper),
-        lambda p, hyper=hyper: run_mime(p, True, **hyper),
-        since=1,
-    )
-add(
-    "mime",
-    lambda: fx.mime(**MIME[2]),
-    lambda p: run_mime(p, True, "examples", **MIME[2]),
-    weighting="examples",
-    problem="full",
-    since=1,
-)
+add_all("mimelite", fx.mimelite, partial(run_mime, mime=False), MIME)
+add_all("mime", fx.mime, run_mime, MIME, since=1)
+by_examples = partial(run_mime, weighting="examples")
+add_all("mime", fx.mime, by_examples, MIME[2:3], weighting="examples", problem="full", since=1)
 
 # ---------------------------------------------------------------- client optimizers whose state is averaged
 
@@ -277,19 +215,17 @@ for client_state in ("reset", "average"):
         lambda p, client_state=client_state: shared_state.run_momentum(p, 0.05, 0.8, 0.9, client_state),
         weighting="examples",
     )
-for rate, eps, b0 in ((0.5, 1.0, 1.0), (0.2, 0.3, 0.5), (falling(0.1), 0.1, 0.1)):
-    add(
-        "local_adaalter",
-        lambda rate=rate, eps=eps, b0=b0: fx.local_adaalter(rate, b0, eps),
-        lambda p, rate=rate, eps=eps, b0=b0: shared_state.run_adaalter(p, rate, eps, b0, weighting="uniform"),
-    )
-for rate, slow, b2, eps in ((0.02, 0.5, 0.999, 1e-3), (falling(0.02), 0.8, 0.9, 1e-2)):
-    add(
-        "lookahead",
-        lambda rate=rate, slow=slow, b2=b2, eps=eps: fx.lookahead(rate, slow, b2=b2, eps=eps),
-        lambda p, rate=rate, slow=slow, b2=b2, eps=eps: shared_state.run_lookahead(p, rate, slow, b2=b2, eps=eps),
-        weighting="examples",
-    )
+ADAALTER: list[dict[str, Any]] = [
+    {"lr": 0.5, "eps": 1.0, "b0": 1.0},
+    {"lr": 0.2, "eps": 0.3, "b0": 0.5},
+    {"lr": falling(0.1), "eps": 0.1, "b0": 0.1},
+]
+LOOKAHEAD: list[dict[str, Any]] = [
+    {"client_lr": 0.02, "alpha": 0.5, "b2": 0.999, "eps": 1e-3},
+    {"client_lr": falling(0.02), "alpha": 0.8, "b2": 0.9, "eps": 1e-2},
+]
+add_all("local_adaalter", fx.local_adaalter, partial(shared_state.run_adaalter, weighting="uniform"), ADAALTER)
+add_all("lookahead", fx.lookahead, shared_state.run_lookahead, LOOKAHEAD, weighting="examples")
 
 
 @pytest.mark.parametrize("name", CASES)
