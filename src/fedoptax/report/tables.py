@@ -168,7 +168,7 @@ class Column:
 def shown_columns(table: pd.DataFrame) -> list[Column]:
     """Choose the columns of the final table in the order and words of the report."""
     metric = words.join_values(words.metric_words(name) for name in table["metric"])
-    target = words.join_values(words.format_number(value, 3) for value in table["target"])
+    target = words.join_values(words.format_number(value, 3) for value in table["target"].dropna()) or "target"
     window = words.join_values(table["last_window"])
 
     def column(name: str, header: str, hint: str, write: Callable[[Any], str] = words.format_number) -> Column:
