@@ -204,7 +204,6 @@ ONE = pixels(0, 1, (784,))
         {"user_data": {"b": {"x": [[0.0] * 784], "y": [62]}}, "users": ["b"], "num_samples": [1]},
         {"user_data": {"b": {"x": [[0.0] * 784], "y": []}}, "users": ["b"], "num_samples": [1]},
         {"user_data": {"b": {"x": [["dark"] * 784], "y": [0]}}, "users": ["b"], "num_samples": [1]},
-        {"users": ["b\n", "a"]},
     ],
 )
 def test_femnist_that_does_not_fit_together_is_refused(tmp_path, train):

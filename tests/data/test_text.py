@@ -285,7 +285,6 @@ def test_the_files_may_have_their_other_names_and_validation_may_stand_for_test(
         b"\n = = One = = \n \n",
         b"\n = One = \n \n \xff \n",
         b"\n = One = \n \n" + b" ".join(b"%d" % i for i in range(2**16)),
-        b"\n = \x07 = \n \n" + b"<unk> " * 99,
         b" \n = Short <unk> = \n",
     ],
 )

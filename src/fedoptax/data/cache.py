@@ -7,7 +7,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
 
@@ -29,7 +29,7 @@ def cache_dir() -> Path:
 
 
 def cached(name: str, files: Sequence[Path], version: int, build: Callable[[ArrayWriter], None]) -> Arrays:
-    """Return the arrays that `build` makes of `files`, decoded once and kept.
+    """Return the arrays that `build` makes of `files`, decoded once and kept, mapped from files and read-only.
 
     What is kept may be deleted at any time; it is built anew when it is damaged or a file was changed.
 
@@ -38,9 +38,6 @@ def cached(name: str, files: Sequence[Path], version: int, build: Callable[[Arra
       files: the source files; path, size and time of change are the key.
       version: of the reader: a new number makes old arrays void.
       build: `writer -> None` reads the files and writes the arrays.
-
-    Returns:
-      Name -> array, memory-mapped and read-only.
 
     Raises:
       DataError: a file cannot be read, the cache cannot be written, or whatever `build` raises.
@@ -54,7 +51,7 @@ def cached(name: str, files: Sequence[Path], version: int, build: Callable[[Arra
     try:
         return open_arrays(folder)
     except DataError:  # missing or damaged
-        write_arrays(folder, build)
+        write_arrays(folder, build, keep=True)
         return open_arrays(folder)
 
 
@@ -103,8 +100,10 @@ class ArrayWriter:
         np.lib.format.write_array_header_1_0(self._files[name], header)
 
 
-def write_arrays(folder: Path, build: Callable[[ArrayWriter], None]) -> None:
-    """Make `folder` of the arrays that `build(writer)` writes, completely or not at all; an earlier one is replaced.
+def write_arrays(folder: Path, build: Callable[[ArrayWriter], None], keep: bool = False) -> None:
+    """Make `folder` of the arrays that `build(writer)` writes, completely or not at all.
+
+    An earlier folder is replaced, or kept if it is readable and `keep` says so: another process may have been faster.
 
     Raises:
       DataError: the disk is full, or the folder cannot be written.
@@ -114,13 +113,14 @@ def write_arrays(folder: Path, build: Callable[[ArrayWriter], None]) -> None:
         temporary.mkdir(parents=True)
         with ArrayWriter(temporary) as writer:
             build(writer)
-        with suppress(FileNotFoundError):
-            os.replace(folder, old)
         try:
             os.replace(temporary, folder)
         except OSError:
-            if not folder.exists():  # else another process has just put its own there
+            if not folder.exists():
                 raise
+            if not (keep and _is_readable(folder)):
+                os.replace(folder, old)
+                os.replace(temporary, folder)
     except OSError as error:
         raise DataError(f"'{folder}' cannot be written: {error.strerror or error}") from None
     finally:
@@ -141,3 +141,10 @@ def open_arrays(folder: Path) -> Arrays:
     if not arrays:
         raise DataError(f"'{folder}' holds no arrays")
     return arrays
+
+
+def _is_readable(folder: Path) -> bool:
+    try:
+        return bool(open_arrays(folder))
+    except DataError:
+        return False

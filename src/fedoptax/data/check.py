@@ -64,14 +64,7 @@ def has_files(folder: Path, files: Iterable[File]) -> bool:
 
 
 def check(name: str, data_dir: str | Path | None = None) -> list[Row]:
-    """Check one data set.
-
-    Args:
-      name: one of `DATA_SETS`.
-      data_dir: as in `fedoptax.data.files.find_data_dir`.
-
-    Returns:
-      One row per published file, then one for what the reader counts in them.
+    """Check a data set of `DATA_SETS`: one row per published file, then one for the reader's counts.
 
     Raises:
       UsageError: an unknown name.
@@ -119,13 +112,9 @@ def _count(name: str, data_dir: str | Path | None) -> dict[str, int]:
                 counts[f"{part}_clients"] = len(file.names)
         return counts
     source = _LOADERS[name](data_dir)
-    for part, examples, groups in (
-        ("train", source.train, source.train_groups),
-        ("test", source.test, source.test_groups),
-    ):
-        counts[f"{part}_examples"] = len(examples["y"])
-        if groups is not None:
-            counts[f"{part}_clients"] = len(np.unique(groups))
+    groups = {"train": source.train_groups, "test": source.test_groups}
+    counts = {"train_examples": len(source.train["y"]), "test_examples": len(source.test["y"])}
+    counts |= {f"{part}_clients": len(np.unique(ids)) for part, ids in groups.items() if ids is not None}
     return counts | (source.counts or {})
 
 

@@ -21,9 +21,6 @@ from numpy.typing import ArrayLike
 from fedoptax.data.datasets.source import Source, holdout
 from fedoptax.errors import DataError, UsageError, check_int, check_number, shorten
 
-TEST_FRACTION = 0.2
-"""How much of every client's data is held out if there is no test part and no other fraction is given."""
-
 _FORMATS = ".npz, .csv, .tsv, .parquet, or a folder of images (client/class/image)"
 _TABLES = {".csv": ",", ".tsv": "\t", ".parquet": None}  # and what separates the cells
 _IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"}
@@ -87,7 +84,7 @@ def load_file(
         raise UsageError(f"{min(others)} does not apply to '{path}', got {options[min(others)]!r}")
     source = read(path, **options)
     if test_fraction is None:
-        test_fraction = 0.0 if len(source.test["y"]) else TEST_FRACTION
+        test_fraction = 0.0 if len(source.test["y"]) else 0.2
     return holdout(source, test_fraction, seed) if test_fraction else source
 
 
@@ -120,8 +117,7 @@ def from_dataset(
       channels_first: examples are (channels, height, width), PyTorch's order; they become (height, width, channels).
 
     Raises:
-      UsageError: `dataset` is no such data set, or `client` is not one value per item.
-      DataError: a split or column is missing, or examples are not numbers of one shape.
+      UsageError, DataError: `dataset` is no such data set, lacks something, or holds no numbers of one shape.
     """
     splits = dict(dataset) if isinstance(dataset, Mapping) else {"train": dataset, "test": test}
     if splits.get("train") is None:
@@ -321,13 +317,11 @@ def _items(split: str, part: Any, client: ClientOf | None, image_size: Size | No
             examples = np.stack([np.asarray(item[0]) for item in items])
         except (TypeError, ValueError, RuntimeError) as error:  # of shapes that differ; a tensor with a gradient
             raise DataError(f"{where}: x must be numbers of one shape: {shorten(error)}") from None
-    ids = None
-    if client is not None:
-        ids = [client(i) for i in range(len(items))] if callable(client) else list(np.asarray(client))
-        if len(ids) != len(items):
-            raise UsageError(f"client must be one id for each of the {len(items)} items, got {len(ids)}")
-        ids = _as_names(f"{where}: client", ids)
-    return _Part(_as_numbers(f"{where}: x", examples), _as_names(f"{where}: y", [item[1] for item in items]), ids)
+    ids = np.asarray([client(i) for i in range(len(items))] if callable(client) else client)
+    if client is not None and ids.shape != (len(items),):
+        raise UsageError(f"client must be one id for each of the {len(items)} items, got shape {ids.shape}")
+    names = None if client is None else _as_names(f"{where}: client", ids)
+    return _Part(_as_numbers(f"{where}: x", examples), _as_names(f"{where}: y", [item[1] for item in items]), names)
 
 
 def _as_numbers(where: str, values: Any) -> np.ndarray:
@@ -368,13 +362,9 @@ def _build(where: str, train: _Part, test: _Part | None = None, *, class_names: 
     if len(train.x) == 0:
         raise DataError(f"{where} holds no training examples")
     test = test or _Part(train.x[:0], [], None if train.client is None else [])
-    if (test.x.shape[1:], test.x.dtype) != (train.x.shape[1:], train.x.dtype):
-        raise DataError(
-            f"{where}: test examples must be {train.x.dtype}{list(train.x.shape[1:])} as the training examples, got "
-            f"{test.x.dtype}{list(test.x.shape[1:])}"
-        )
-    if (train.client is None) != (test.client is None):
-        raise DataError(f"{where}: clients must be given for both the training and the test examples, or for neither")
+    forms = [f"{part.x.dtype}{list(part.x.shape[1:])}" for part in (train, test)]
+    if forms[0] != forms[1] or (train.client is None) != (test.client is None):
+        raise DataError(f"{where}: test examples must be {forms[0]}, and have clients only if these do, got {forms[1]}")
     for part in (train, test):
         lengths = [len(column) for column in part if column is not None]
         if len(set(lengths)) > 1:

@@ -58,13 +58,8 @@ class FederatedData:
     def from_groups(cls, examples: Mapping[str, np.ndarray], groups: np.ndarray) -> FederatedData:
         """Take a central data set whose rows lie client after client; nothing is copied.
 
-        Args:
-          examples: field -> array (n, …).
-          groups: the client of each row, (n,), never decreasing.
-
         Raises:
-          DataError: `groups` has another shape or decreases, or is not as long as the arrays, or there is NaN or
-            infinity in the data.
+          DataError: `groups`, the client of each row, (n,), decreases or has another shape; or NaN or infinity.
         """
         if groups.ndim != 1 or len(groups) == 0 or np.any(groups[1:] < groups[:-1]):
             raise DataError("groups must be one per row, never decreasing, and at least one")

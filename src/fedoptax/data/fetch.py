@@ -17,7 +17,7 @@ TIMEOUT = 30.0
 
 
 def fetch(name: str, data_dir: str | Path | None = None, progress: bool | None = None) -> Path:
-    """Download a data set, or what is missing of it, and unpack it to its publisher's layout.
+    """Download what is missing of a data set and unpack it; return its folder.
 
     Files that are there with their published hash are left alone. An archive that was put into the folder by hand is
     unpacked without a network.
@@ -26,9 +26,6 @@ def fetch(name: str, data_dir: str | Path | None = None, progress: bool | None =
       name: one of `DATA_SETS`.
       data_dir: as in `fedoptax.data.files.find_data_dir`.
       progress: whether to show a bar on standard error; `None` asks whether that is a terminal.
-
-    Returns:
-      The data set's folder.
 
     Raises:
       UsageError: an unknown name.

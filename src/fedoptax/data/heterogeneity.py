@@ -62,10 +62,7 @@ def label_skew(counts: ArrayLike) -> dict[str, float]:
 
 
 def quantity_skew(sizes: ArrayLike) -> dict[str, float]:
-    """Measure how the clients' numbers of examples differ.
-
-    Args:
-      sizes: (N,), ≥ 0, one of them > 0.
+    """Measure how the clients' numbers of examples, (N,), differ.
 
     Returns:
       `size_min`, `size_median`, `size_max`: in examples.
@@ -85,22 +82,14 @@ def quantity_skew(sizes: ArrayLike) -> dict[str, float]:
 
 
 def measures(counts: ArrayLike | None, sizes: ArrayLike) -> dict[str, float]:
-    """Return `quantity_skew`, and `label_skew` where there are labels, in one row.
-
-    Args:
-      counts: (N, C) as from `label_counts`, or None for examples without a class.
-      sizes: examples per client, (N,).
-    """
+    """Return `quantity_skew`, and `label_skew` unless `counts` is None for examples without a class, in one row."""
     return quantity_skew(sizes) | ({} if counts is None else label_skew(counts))
 
 
 def client_table(counts: np.ndarray | None, sizes: np.ndarray, test_owners: np.ndarray | None) -> dict[str, ArrayLike]:
     """Return who holds what, one row per client: column -> values (N,); what is not known is `""` or left out.
 
-    Args:
-      counts: (N, C) as from `label_counts`, or None for examples without a class.
-      sizes: examples per client, (N,).
-      test_owners: the client of each test example, (m,), or None.
+    `sizes` is (N,); `test_owners` is the client of each test example, (m,), or None.
     """
     tests = np.bincount(() if test_owners is None else test_owners, minlength=len(sizes))[: len(sizes)]
     columns: dict[str, ArrayLike] = {

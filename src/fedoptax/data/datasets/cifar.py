@@ -56,9 +56,6 @@ def load100(data_dir: str | Path | None = None, labels: str = "fine") -> Source:
     Returns:
       x uint8 of shape (n, 32, 32, 3) in red, green, blue, y int32, and `train_coarse`, the superclass of each
       training image (int32), whatever y is; there are no natural clients.
-
-    Raises:
-      UsageError: `labels` is none of `LABELS`.
     """
     check_choice("labels", labels, LABELS)
     folder = "cifar-100-python"

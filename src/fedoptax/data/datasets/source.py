@@ -11,8 +11,6 @@ import numpy as np
 from fedoptax.data.cache import ArrayWriter
 from fedoptax.errors import DataError, UsageError, check_number
 
-_MAX_NAME = 256
-
 
 class Source(NamedTuple):
     """A data set before it is divided among clients: n examples to train on, m to test on.
@@ -93,21 +91,13 @@ def write_clients(writer: ArrayWriter, parts: Mapping[str, tuple[Path, Iterable[
     """Write the arrays `<part>_<field>`, `<part>_groups` (int32 codes of the clients) and `client_names`.
 
     Codes number the clients in the order in which they come: the training clients are 0 … N−1, and clients with test
-    examples only follow from N on. Clients without examples are left out.
-
-    Args:
-      writer: of the cache.
-      parts: `"train"`, then `"test"` -> where the clients come from, for messages, and the clients one by one.
-
-    Raises:
-      DataError: no client has an example, a name is too long or cannot be printed; or whatever the clients raise.
+    examples only follow from N on. Clients without examples are left out. `parts` is `"train"`, then `"test"` -> where
+    the clients come from, for messages, and the clients one by one.
     """
     codes: dict[str, int] = {}
     for part, (path, clients) in parts.items():
         total = 0
         for name, fields in clients:
-            if not (0 < len(name) <= _MAX_NAME and name.isprintable()):
-                raise DataError(f"{path}: a client must have a name of 1 to {_MAX_NAME} characters, got {name[:80]!r}")
             if size := len(next(iter(fields.values()))):
                 groups = np.full(size, codes.setdefault(name, len(codes)), np.int32)
                 for field, rows in {**fields, "groups": groups}.items():

@@ -63,9 +63,6 @@ def load_nwp(
 
     Returns:
       x and y uint16 of shape (n, length), V + 4 classes; the groups are users; the vocabulary is that of the V words.
-
-    Raises:
-      UsageError: a number is out of range.
     """
     check_int("vocabulary", vocabulary, 1, _MAX_VOCABULARY)
     counts = {"max_sentences": max_sentences, "test_examples": test_examples, "max_clients": max_clients}
@@ -111,9 +108,6 @@ def load_tags(
     Returns:
       x uint16 (n, max_words), ids 1 … V padded by 0; words uint16 (n,), the number of all words (0 for an empty
       example); y uint16 (n, 5), tags 1 … T padded by 0; the groups are users; the vocabulary is that of the V words.
-
-    Raises:
-      UsageError: a number is out of range.
     """
     check_int("vocabulary", vocabulary, 1, _MAX_VOCABULARY)
     check_int("tags", tags, 1, _MAX_VOCABULARY)

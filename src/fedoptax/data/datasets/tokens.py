@@ -26,12 +26,5 @@ def special_tokens(vocabulary: int) -> SpecialTokens:
 
 
 def next_token(sequences: np.ndarray) -> dict[str, np.ndarray]:
-    """Make inputs x, all tokens but the last, and targets y, all but the first.
-
-    Args:
-      sequences: ids of shape (n, length + 1).
-
-    Returns:
-      `x` and `y` of shape (n, length), views of `sequences`.
-    """
+    """Make x, all tokens but the last, and y, all but the first, of ids (n, length + 1)."""
     return {"x": sequences[:, :-1], "y": sequences[:, 1:]}

@@ -47,9 +47,6 @@ def load(
       x and y uint16 of shape (n, length); test groups are articles, from N on; an article with no window is no client.
       `counts` has `train_tokens` and `test_tokens`, all tokens, `<eos>` included, and `train_targets` and
       `test_targets`, those that are predicted.
-
-    Raises:
-      UsageError: an argument is out of range.
     """
     if clients != "articles":
         check_int("clients", clients)

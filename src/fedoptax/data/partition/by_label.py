@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedoptax.data.heterogeneity import label_counts
 from fedoptax.data.partition.dealing import (
     Parts,
     apportion,
@@ -276,19 +275,15 @@ def divide_test(
 
     Returns:
       The client of each test example, int32 (m,).
-
-    Raises:
-      UsageError: labels of another shape, or none.
     """
     train, test = as_values("train_labels", train_labels), as_values("test_labels", test_labels)
-    names, classes = np.unique(np.concatenate([train, test]), return_inverse=True)
-    counts = label_counts(classes[: len(train)], train_parts, len(names))
-    sizes = counts.sum(1)
-    of_test = classes[len(train) :]
+    sizes = np.array([len(part) for part in train_parts])
+    clients = np.arange(len(sizes))
+    held, holders = train[np.concatenate(train_parts)], np.repeat(clients, sizes)
     rng = generator(seed)
     owners = np.empty(len(test), np.int32)
-    for label in np.unique(of_test):
-        members = rng.permutation(np.flatnonzero(of_test == label))
-        weights = counts[:, label] if counts[:, label].any() else sizes
-        owners[members] = np.repeat(np.arange(len(sizes)), apportion(len(members), weights, rng))
+    for label in np.unique(test):
+        members = rng.permutation(np.flatnonzero(test == label))
+        weights = np.bincount(holders[held == label], minlength=len(sizes))
+        owners[members] = np.repeat(clients, apportion(len(members), weights if weights.any() else sizes, rng))
     return owners
