@@ -18,7 +18,7 @@ from fedoptax.algorithm import FedAlgorithm, accumulate, accumulate_zero
 from fedoptax.experiments.presets import PRESETS
 from fedoptax.tasks import analytic
 from laws import LAWS, Factory
-from laws_table import CORE, ROWS, TABLE, VARIANTS, WRAPPED
+from laws_table import CORE, OWN_CODE, ROWS, TABLE, VARIANTS, WRAPPED
 
 ALL_ROWS = ROWS | WRAPPED
 NEEDS_ENGINE = {
@@ -30,7 +30,8 @@ NEEDS_ENGINE = {
 LONG = (
     (TABLE, NEEDS_ENGINE),
     (VARIANTS, NEEDS_ENGINE | {laws.compiles_once, laws.hyperparameters_can_be_traced}),
-    (WRAPPED, {*LAWS} - {laws.weight_zero_counts_for_nothing, laws.continues_in_another_process}),
+    (WRAPPED, {*LAWS} - {laws.continues_in_another_process}),
+    ({*TABLE} - {*OWN_CODE}, {laws.compiles_once, laws.hyperparameters_can_be_traced}),
 )
 """Groups of rows, and the laws that they keep with the long tests only: each compiles its programs anew."""
 

@@ -105,5 +105,7 @@ WRAPPED: dict[str, Factory] = {
     "quantised private stem": quantised_private_stem,
 }
 ROWS = TABLE | VARIANTS
+OWN_CODE = ("fedavg", "scaffold", "fedlamb", "stem", "fafed", "naive_adaptive", "mime", "local_adaalter")
+"""Algorithms whose code is not another row's with other constants."""
 CORE = ("fedavg", "scaffold", "fafed")
 """Rows that share no code: they keep every law in `make test`, the other algorithms those that need no engine."""
