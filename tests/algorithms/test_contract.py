@@ -1,4 +1,4 @@
-"""The contract's few operations: local steps, the weighted mean, bytes, hyper-parameter checks."""
+"""The contract's few operations: local steps, the weighted mean, bytes."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_client_of_weight_zero_counts_for_nothing_even_if_it_failed() -> None:
     np.testing.assert_array_equal(fx.weighted_mean(trees, [2.0, 0.0])["a"], [1.0])
 
 
-def test_nbytes_counts_what_is_sent() -> None:
+def test_nbytes_is_the_size_of_a_message() -> None:
     tree = {"a": jnp.ones((3, 4)), "b": (jnp.ones(5, jnp.bfloat16), np.int64(1)), "none": ()}
     assert fx.nbytes(tree) == 48 + 10 + 8
     assert fx.nbytes(jax.eval_shape(lambda: jnp.ones((3, 4)))) == 48
@@ -97,7 +97,7 @@ def test_one_client_one_step_is_sgd() -> None:
     assert (float(info.train_loss), info.bytes_down, info.bytes_up) == (2.0, 4, 4)
 
 
-def test_averaged_client_state_is_sent_both_ways_and_averaged() -> None:
+def test_an_averaged_client_state_travels_both_ways() -> None:
     algorithm = fx.fedopt(optax.adam(0.1), optax.sgd(1.0), client_state="average")
     server = algorithm.init(jnp.asarray([4.0]))
     batches = [[jnp.asarray([2.0])] * 2, [jnp.asarray([1.0])] * 4]

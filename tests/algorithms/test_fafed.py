@@ -1,4 +1,4 @@
-"""FAFED, STEM and the naive method on Theorem 1's problem, and what the oracles do not show."""
+"""FAFED, STEM and the naive method on Theorem 1's problem, and the number of gradients."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def test_bfloat16_stays_finite(name: str) -> None:
 
 
 @every
-def test_a_client_without_batches_does_no_harm(name: str) -> None:
+def test_a_client_without_batches_does_not_spoil_a_round(name: str) -> None:
     """An empty client beside one that works: finite, and the loss is that of the steps that were made."""
     server, clients, losses = rounds_of(ROWS[name](), [[], [0.5]])
     assert_finite(server, clients, losses)
@@ -119,7 +119,7 @@ def test_a_client_without_batches_does_no_harm(name: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ROWS)
-def test_extreme_rates_end_finite_or_are_told(name: str) -> None:
+def test_extreme_rates_end_finite_or_are_reported(name: str) -> None:
     """`run` with rates of 1e-30 and 1e30: it completes with finite results, or says that it diverged and keeps the last
     finite state. The history holds no NaN either way."""
     make = ROWS[name]

@@ -1,4 +1,4 @@
-"""The problem of the oracles: its gradient is right, and it is as ragged and heterogeneous as it claims."""
+"""The problem of the oracles: its gradient is right, and its clients are ragged and heterogeneous."""
 
 from __future__ import annotations
 

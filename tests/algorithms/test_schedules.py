@@ -1,4 +1,4 @@
-"""Schedules by name: their values, and texts that are no schedule."""
+"""Schedules by name, and their values."""
 
 from __future__ import annotations
 

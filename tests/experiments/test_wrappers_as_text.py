@@ -53,7 +53,7 @@ def test_values_are_read_as_numbers_and_none() -> None:
         ({"compress": "sign:"}, "--compress sign"),
     ],
 )
-def test_a_mistake_is_told_in_one_line(options: dict[str, Any], argument: str) -> None:
+def test_a_mistake_is_reported_in_one_line(options: dict[str, Any], argument: str) -> None:
     with pytest.raises(fx.UsageError, match=f"^{argument}") as error:
         wrap(fx.fedavg(0.1), **options)
     assert "\n" not in str(error.value)

@@ -106,6 +106,6 @@ WRAPPED: dict[str, Factory] = {
 }
 ROWS = TABLE | VARIANTS
 OWN_CODE = ("fedavg", "scaffold", "fedlamb", "stem", "fafed", "naive_adaptive", "mime", "local_adaalter")
-"""Algorithms whose code is not another row's with other constants."""
+"""Algorithms that are not another row's code with other constants."""
 CORE = ("fedavg", "scaffold", "fafed")
 """Rows that share no code: they keep every law in `make test`, the other algorithms those that need no engine."""

@@ -1,4 +1,4 @@
-"""`with_compression`: what is coded, error feedback, independent rounding, the wire, nesting."""
+"""`with_compression`: the coded fields, error feedback, independent rounding, the wire, nesting."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_fields_can_be_named_and_second_moments_stay_positive() -> None:
         coded_fields(fx.with_compression(fx.fafed(0.1), codecs.sign(), fields=("nothing", "m")))
 
 
-def test_an_upload_of_unknown_fields_is_refused_and_a_bare_one_coded_whole() -> None:
+def test_unknown_fields_are_refused_and_an_upload_without_fields_is_coded_whole() -> None:
     class Strange(NamedTuple):
         news: Any
 
@@ -100,7 +100,7 @@ def test_an_upload_of_unknown_fields_is_refused_and_a_bare_one_coded_whole() -> 
 
 
 @pytest.mark.parametrize("codec", [codecs.topk(0.1), codecs.sign()], ids=lambda c: c.name)
-def test_what_was_sent_and_what_is_left_is_what_was_to_be_sent(codec: Any) -> None:
+def test_decoded_uploads_and_the_residual_sum_to_the_changes(codec: Any) -> None:
     """Σ decoded + the last residual = Σ changes, for two leaves of which one is too small to code."""
     algorithm = fx.with_compression(sender(), codec)
     start = {"a": jnp.zeros((6, 10)), "b": jnp.zeros(1)}
@@ -116,7 +116,7 @@ def test_what_was_sent_and_what_is_left_is_what_was_to_be_sent(codec: Any) -> No
     assert float(arrived["b"][0]) == 12
 
 
-def test_what_is_left_is_sent_as_soon_as_it_is_the_largest() -> None:
+def test_the_residual_is_sent_once_it_is_the_largest() -> None:
     algorithm = fx.with_compression(sender(), codecs.topk(0.2))
     server, client = algorithm.init(jnp.zeros(5)), algorithm.init_client(jnp.zeros(5))
     sent = []
@@ -126,7 +126,7 @@ def test_what_is_left_is_sent_as_soon_as_it_is_the_largest() -> None:
     assert sent == [[3, 0, 0, 0, 0], [0, 4, 0, 0, 0], [6, 0, 0, 0, 0], [0, 4, 0, 0, 0]]
 
 
-def test_an_upload_that_is_not_finite_leaves_what_is_left_untouched() -> None:
+def test_an_upload_that_is_not_finite_leaves_the_residual_untouched() -> None:
     algorithm = fx.with_compression(sender(), codecs.topk(0.2))
     server, client = algorithm.init(jnp.zeros(5)), algorithm.init_client(jnp.zeros(5))
     _, client = update(algorithm, server, client, leaf([3.0, 2.0, 1.0, 0.0, 0.0]))
@@ -164,7 +164,7 @@ def test_clients_and_rounds_are_rounded_independently() -> None:
     np.testing.assert_array_equal(again.delta.parts["codes"], same.delta.parts["codes"])
 
 
-def test_padding_has_no_part_in_the_rounding() -> None:
+def test_padding_does_not_change_the_rounding() -> None:
     """A minibatch of the engines has its own key: what stands in its padded places does not matter."""
     algorithm = fx.with_compression(fx.fedavg(0.1), codecs.qsgd(2, 4))
     message, size = algorithm.broadcast(algorithm.init(laws.start())), laws.SIZES[0]
@@ -184,7 +184,7 @@ def test_padding_has_no_part_in_the_rounding() -> None:
 # ---------------------------------------------------------------- bytes, the wire, privacy
 
 
-def test_the_bytes_of_a_round_are_those_after_coding() -> None:
+def test_a_round_reports_the_coded_bytes() -> None:
     plain, coded = fx.fedavg(0.1), fx.with_compression(fx.fedavg(0.1), codecs.topk(0.01))
     big = {"w": jnp.ones((50, 40)), "b": jnp.zeros(())}
     told = []

@@ -1,4 +1,4 @@
-"""Codecs of arrays: what is sent, how many bytes, and what the receiver makes of it."""
+"""Codecs of arrays: their parts, their bytes, and the decoded arrays."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ every = pytest.mark.parametrize("codec", ALL, ids=lambda c: c.name)
 
 @lru_cache
 def compiled(codec: Codec) -> Any:
-    """`(array, key) -> (what is sent, what is decoded)`."""
+    """`(array, key) -> (coded, decoded)`."""
 
     def run(array: jax.Array, key: Any) -> Any:
         sent = encode_array(codec, array, key)
@@ -43,7 +43,7 @@ def there_and_back(codec: Codec, array: Any, key: Any = KEY) -> jax.Array:
     st.integers(1, 8),
     st.sampled_from([0, 13]).flatmap(lambda n: st.lists(st.integers(0, 255), min_size=n, max_size=n)),
 )
-def test_packed_bits_come_back(bits: int, numbers: list[int]) -> None:
+def test_packed_bits_unpack_to_the_same_numbers(bits: int, numbers: list[int]) -> None:
     codes = (np.array(numbers, int) % 2**bits).astype(np.uint8)
     packed = np.asarray(pack_bits(jnp.asarray(codes), bits))
     text = "".join(f"{code:0{bits}b}" for code in codes)
@@ -64,7 +64,7 @@ def test_packed_bits_come_back(bits: int, numbers: list[int]) -> None:
     ],
     ids=lambda v: v.name if isinstance(v, Codec) else str(v),
 )
-def test_bytes_are_those_of_the_formula(codec: Codec, size: int, expected: int) -> None:
+def test_bytes_follow_the_formula(codec: Codec, size: int, expected: int) -> None:
     sent = jax.eval_shape(partial(encode_array, codec), jnp.ones(size), KEY)
     assert isinstance(sent, Coded) and nbytes(sent) == expected
 
@@ -88,7 +88,7 @@ def test_shape_and_dtype_stay_and_zero_stays_zero(codec: Codec) -> None:
 
 @every
 @pytest.mark.parametrize("bad", [np.nan, -np.inf])
-def test_what_is_not_finite_stays_so(codec: Codec, bad: float) -> None:
+def test_an_array_that_is_not_finite_decodes_to_one_that_is_not(codec: Codec, bad: float) -> None:
     array = np.ones(300, np.float32)
     array[77] = bad
     sent, back = compiled(codec)(jnp.asarray(array), KEY)

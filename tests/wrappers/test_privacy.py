@@ -40,7 +40,7 @@ def test_all_leaves_are_clipped_together(norm: float) -> None:
     close(after, jax.tree.map(lambda a: shrink * np.asarray(a), own), rtol=1e-6, atol=0)
 
 
-def test_what_was_clipped_is_not_changed_by_clipping_it_again() -> None:
+def test_clipping_twice_changes_nothing_more() -> None:
     rng = np.random.default_rng(3)
     for dtype in ("float32", "bfloat16", "float16"):
         for scale in (0.1, 1.0, 30.0):
@@ -218,7 +218,7 @@ def test_algorithms_that_cannot_be_private_are_refused_in_one_line() -> None:
         federate(silent(fx.fafed(lr, alpha, rho=0.1)), scalars(1.0), DATA, 1)
 
 
-def test_a_missing_accountant_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_accountant_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accounting, "find_spec", lambda name: None)
     with pytest.raises(fx.UsageError, match="dp-accounting"):
         silent(fx.fedavg(0.1))

@@ -10,8 +10,6 @@ from dp_accounting import GaussianDpEvent, NeighboringRelation, SampledWithoutRe
 from dp_accounting.rdp import RdpAccountant
 from scipy import integrate, optimize, stats
 
-import fedoptax as fx
-from fedoptax.wrappers import accounting
 from fedoptax.wrappers.accounting import epsilon
 
 DELTA = 1e-5
@@ -83,12 +81,3 @@ def test_more_rounds_cost_more_and_more_noise_or_clients_less() -> None:
 def test_sampling_never_costs(z: float, cohort: int) -> None:
     """Where the sampled bound is loose, that of everyone holds."""
     assert epsilon(z, DELTA, 20, cohort, 100) <= epsilon(z, DELTA, 20, 100, 100)
-
-
-def test_a_round_is_computed_once() -> None:
-    algorithm = fx.with_privacy(fx.fedavg(0.1), 1.0, 1.25, DELTA)
-    assert algorithm.epsilon is not None
-    before = accounting._renyi.cache_info().misses
-    for r in range(1, 40):
-        algorithm.epsilon(r, 11, 321)
-    assert accounting._renyi.cache_info().misses == before + 1

@@ -1,9 +1,9 @@
-"""The privacy that rounds spend, by Google's dp-accounting (the extra `privacy`).
+"""The ε that rounds spend, by Google's dp-accounting (the extra `privacy`).
 
 Neighbours differ by one client replaced by any other. The mean of |S| uploads of norm ≤ C then moves by at most 2C/|S|
 and its noise has the standard deviation zC/|S|: z/2 times the sensitivity. That ratio is what RdpAccountant's formulas
 take under REPLACE_ONE (`_compute_rdp_sample_wor_gaussian`: "the ratio … to the l2-sensitivity"; the docstring of
-`GaussianDpEvent`, s/C, is that of add-or-remove), hence the factor 1/2. A test keeps watch over this convention.
+`GaussianDpEvent`, s/C, is that of add-or-remove), hence the factor 1/2. A test checks this convention.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def epsilon(noise_multiplier: Any, delta: float, rounds: int, cohort_size: int, 
     """The ε at δ that `rounds` rounds spend, each a Gaussian mean over a cohort sampled without replacement.
 
     The smaller of two upper bounds: Rényi accounting of the sampled mechanism (Wang, Balle, Kasiviswanathan 2019,
-    Theorem 27, via dp-accounting), and the exact ε of the mechanism without the help of sampling (Balle, Wang 2018),
-    which is all there is when everyone takes part.
+    Theorem 27, via dp-accounting), and the exact ε of the mechanism without sampling (Balle, Wang 2018), the
+    only one when everyone takes part.
 
     Args:
       noise_multiplier: z ≥ 0.

@@ -1,9 +1,9 @@
-"""Codecs of arrays for `with_compression`: what is sent is as small as it is counted, bits packed into bytes.
+"""Codecs of arrays for `with_compression`: bits packed into bytes, so that arrays are as small as they are counted.
 
 QSGD: Alistarh et al. 2017, *QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding*. Top-k and scaled
 sign, with error feedback: Wang, Lin, Chen 2022, *Communication-Efficient Adaptive Federated Learning* (FedCAMS).
 
-A number that is not finite makes what is decoded not finite, so that it can be refused.
+A number that is not finite makes the decoded array not finite, so that it can be refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Parts = dict[str, jax.Array]
 
 @dataclass(frozen=True, eq=False)
 class Coded:
-    """A coded array: what is sent, and the shape and dtype of what it stands for (static, so they cost nothing)."""
+    """A coded array: the parts that are sent, and the original's shape and dtype (static, so they cost nothing)."""
 
     parts: Parts
     shape: tuple[int, ...]
@@ -35,15 +35,15 @@ jax.tree_util.register_dataclass(Coded, data_fields=["parts"], meta_fields=["sha
 
 
 class Codec(NamedTuple):
-    """How one array is coded.
+    """The coding of one array.
 
     Attributes:
       name: of the codec.
-      encode: `(flat, key) -> parts`, what is sent for a flat floating-point array of at least one number; `key` is a
-        random key, None unless `random`.
+      encode: `(flat, key) -> parts` of a flat floating-point array of at least one number; `key` is a random key, None
+        unless `random`.
       decode: `(parts, size) -> flat`, the array again, of `size` numbers; its dtype is set afterwards.
       random: whether it rounds at random, which makes it unbiased.
-      feedback: whether the client keeps what was not sent and adds it to what it sends next (error feedback).
+      feedback: whether the client keeps the error and adds it to its next upload (error feedback).
     """
 
     name: str
@@ -97,7 +97,7 @@ def topk(fraction: float = 0.01) -> Codec:
     """The largest numbers of each array, values and int32 places, with error feedback (Wang, Lin, Chen 2022).
 
     Args:
-      fraction: in (0, 1], the part that is sent: ⌈fraction · size⌉ numbers of each array.
+      fraction: in (0, 1]; ⌈fraction · size⌉ numbers of each array are sent.
 
     Raises:
       UsageError: the fraction is outside its range.
@@ -105,7 +105,7 @@ def topk(fraction: float = 0.01) -> Codec:
     check_number("fraction", fraction, 0, 1, open_low=True, open_high=False)
 
     def encode(flat: jax.Array, key: Any) -> Parts:
-        size = jnp.where(jnp.isnan(flat), jnp.inf, jnp.abs(flat))  # what is not a number must be seen
+        size = jnp.where(jnp.isnan(flat), jnp.inf, jnp.abs(flat))  # so that a NaN is sent
         _, places = jax.lax.top_k(size, math.ceil(fraction * flat.size))
         return {"values": flat[places], "places": places.astype(jnp.int32)}
 
@@ -117,7 +117,7 @@ def topk(fraction: float = 0.01) -> Codec:
 
 
 def sign() -> Codec:
-    """The signs, one bit a number, times the mean absolute value, with error feedback (Wang, Lin, Chen 2022)."""
+    """The signs, one bit per number, times the mean absolute value, with error feedback (Wang, Lin, Chen 2022)."""
 
     def encode(flat: jax.Array, key: Any) -> Parts:
         bits = pack_bits((flat >= 0).astype(jnp.uint8), 1)
@@ -141,7 +141,7 @@ def encode_array(codec: Codec, leaf: jax.Array, key: Any = None) -> Any:
 
 
 def decode_array(codec: Codec, sent: Any) -> jax.Array:
-    """The array that `encode_array` made it of for."""
+    """The array again that `encode_array` coded."""
     if not isinstance(sent, Coded):
         return sent
     return codec.decode(sent.parts, math.prod(sent.shape)).astype(sent.dtype).reshape(sent.shape)
