@@ -185,10 +185,3 @@ def test_seed_decides_the_data(name: str) -> None:
 def test_wrong_numbers_are_refused_by_name(make: Any, argument: str) -> None:
     with pytest.raises(fx.UsageError, match=f"^{argument} must"):
         make()
-
-
-@pytest.mark.parametrize("name", ANALYTIC)
-def test_presets_name_known_algorithms_and_build(name: str) -> None:
-    assert set(PRESETS[name]) == set(fx.ALGORITHMS)
-    for algorithm, values in PRESETS[name].items():
-        fx.ALGORITHMS[algorithm](**values)
