@@ -26,9 +26,9 @@ def losses(compared: fx.Compared) -> dict[str, list[list[float | None]]]:
 def test_every_algorithm_runs_over_every_seed(tmp_path: Path) -> None:
     compared = fx.compare(TASK, ["fedavg", "fedadam"], tmp_path / "a", seeds=2, **SMALL)
     assert compared.diverged == [] and set(compared.histories) == {"fedavg", "fedadam"}
-    rates = compared.comparison.hyperparameters["fedadam"]
-    for seed, history in enumerate(compared.histories["fedadam"]):
-        alone = fx.run(TASK, fx.fedadam(**rates), seed=seed, **SMALL)
+    algorithm = fx.fedavg(**compared.comparison.hyperparameters["fedavg"])
+    for seed, history in enumerate(compared.histories["fedavg"]):
+        alone = fx.run(TASK, algorithm, seed=seed, **SMALL)
         assert history.column("train_loss") == pytest.approx(alone.history.column("train_loss"))
     before = (tmp_path / "a" / "fedavg" / "seed-0" / "summary.json").stat().st_mtime_ns
     again = fx.compare(TASK, ["fedavg", "fedadam"], tmp_path / "a", seeds=2, **SMALL)
@@ -41,16 +41,21 @@ def test_every_algorithm_runs_over_every_seed(tmp_path: Path) -> None:
 
 
 def test_rates_are_searched_first_and_diverged_runs_are_reported(tmp_path: Path) -> None:
-    grids = {"fedavg": {"client_lr": [1e-3, 0.03]}, "fedadam": {"client_lr": [1e29, 1e30]}}
-    values = {"scaffold": {"client_lr": 1e30}}
-    names = ["fedavg", "fedadam", "scaffold"]
-    given: dict[str, Any] = {"seeds": 2, "grids": grids, "hyperparameters": values, **SMALL}
+    names, given = ["fedavg", "fedadam"], {"seeds": 2, "hyperparameters": {"fedadam": {"client_lr": 1e30}}, **SMALL}
+    given["hyperparameters"]["fedadam"]["server_lr"] = 1e30
+    given["grids"] = {"fedavg": {"client_lr": [1e-3, 0.03]}}
     compared = fx.compare(TASK, names, tmp_path / "a", **given)
     assert compared.comparison.hyperparameters["fedavg"]["client_lr"] == 0.03
-    assert set(compared.histories) == {"fedavg", "scaffold"}
-    assert len(compared.diverged) == 3 and compared.diverged[0].startswith("fedadam: all 2 points")
+    assert set(compared.histories) == {"fedavg", "fedadam"}
+    assert len(compared.diverged) == 2 and all(line.startswith("fedadam diverged") for line in compared.diverged)
     shutil.rmtree(tmp_path / "a" / "fedavg" / "seed-1")
     assert losses(fx.compare(TASK, names, tmp_path / "a", **given)) == losses(compared)
+
+
+def test_an_algorithm_whose_points_all_diverge_is_left_out(tmp_path: Path) -> None:
+    grids = {"fedavg": {"client_lr": [1e29, 1e30]}}
+    compared = fx.compare(TASK, ["fedavg"], tmp_path, seeds=1, grids=grids, **SMALL)
+    assert compared.histories == {} and compared.diverged[0].startswith("fedavg: all 2 points")
 
 
 def test_a_signal_stops_it_and_a_further_call_goes_on(tmp_path: Path) -> None:

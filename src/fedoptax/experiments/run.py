@@ -177,13 +177,11 @@ class Step(NamedTuple):
       rows: of the history, one per round that was completed, in order.
       status: `"running"`; `"diverged"` or `"interrupted"` ends the run.
       message: one line about such a status.
-      save: whether to write a checkpoint now; None leaves it to `Record.checkpoint_every`.
     """
 
     rows: list[Row]
     status: str = "running"
     message: str | None = None
-    save: bool | None = None
 
 
 class Rounds(Protocol):
@@ -247,7 +245,7 @@ def run_rounds(rounds: Rounds, total: int, config: Mapping[str, Any], record: Re
         def write(step: Step) -> None:
             folder.add(step.rows)
             trackers.rows(step.rows)
-            if folder.is_due() if step.save is None else step.save:
+            if folder.is_due():
                 folder.save(len(history), rounds.server, rounds.clients)
                 rounds.saved()
 

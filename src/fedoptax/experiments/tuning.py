@@ -17,6 +17,7 @@ from fedoptax._progress import Update, bar
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.engine.aggregation import as_aggregator
 from fedoptax.engine.evaluation import column_names, evaluation_data
+from fedoptax.engine.faults import as_faults
 from fedoptax.engine.plan import make_plan
 from fedoptax.engine.program import Point
 from fedoptax.errors import RunError, UsageError, check_choice, check_int
@@ -367,6 +368,8 @@ def storable(options: Mapping[str, Any]) -> dict[str, Any]:
     stored = {name: to_plain(value) for name, value in options.items() if name != "trackers"}
     if "aggregate" in options:
         stored["aggregate"] = str(as_aggregator(options["aggregate"]))
+    if (faults := as_faults(options.get("faults"))) is not None:
+        stored["faults"] = asdict(faults)
     names = [one for one in options.get("trackers") or () if isinstance(one, str)]
     return stored | ({"trackers": names} if names else {})
 
