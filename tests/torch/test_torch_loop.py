@@ -14,9 +14,13 @@ from fedoptax.deploy.server import upload_form
 from oracles.compare import grad_fn
 from oracles.problem import make
 from small import small_task
-from torch_models import Net, NormNet, cross_entropy, net, rounds, torch
+from torch_models import Net, assert_close, cross_entropy, net, rounds, torch
 
 PROBLEM = make()
+
+
+def as_tensors(batch):
+    return {name: torch.tensor(array) for name, array in batch.items()}
 
 
 def sgd(module, examples, config):
@@ -24,7 +28,7 @@ def sgd(module, examples, config):
     optimizer = torch.optim.SGD(module.parameters(), lr=config["lr"] if "lr" in config else config["client_lr"])
     for batch in examples:
         optimizer.zero_grad()
-        cross_entropy(module, {name: torch.tensor(array) for name, array in batch.items()}).backward()
+        cross_entropy(module, as_tensors(batch)).backward()
         optimizer.step()
     return sum(len(batch["y"]) for batch in examples)
 
@@ -43,9 +47,7 @@ def test_a_loop_of_sgd_equals_the_algorithms_clients(algorithm) -> None:
         want = rounds(algorithm, grad_fn, PROBLEM, "float64")
         looped = ft.with_loop(algorithm, net(PROBLEM, "float64"), sgd, {"client_lr": 0.1})
         got = rounds(in_one(looped), None, PROBLEM, "float64")
-        for a, b in zip(got[0], want[0], strict=True):
-            for name in b:
-                np.testing.assert_allclose(a[name], b[name], rtol=1e-9, atol=1e-10)
+        assert_close(got[0], want[0], rtol=1e-9, atol=1e-10)
 
 
 def test_wrappers_and_any_optimizer_go_with_a_loop() -> None:
@@ -58,12 +60,13 @@ def test_wrappers_and_any_optimizer_go_with_a_loop() -> None:
             optimizer.step()
         return len(examples["y"]), loss.item()
 
-    module = NormNet()
+    module, losses = Net(), []
     algorithm = fx.with_compression(ft.with_loop(fx.fedavg(0.1), module, adam), fx.codecs.topk(0.5))
-    params = ft.params_from_module(module)
-    server, clients, losses = algorithm.init(params), [algorithm.init_client(params)] * 2, []
-    batch = {"x": torch.randn(40, 4), "y": torch.arange(40) % 3}
-    batch["x"][:, :3] += 3 * torch.nn.functional.one_hot(batch["y"], 3)
+    params, batch = (
+        ft.params_from_module(module),
+        as_tensors({"x": np.float32(PROBLEM.batches(0, 3)[0]["x"]), "y": PROBLEM.batches(0, 3)[0]["y"]}),
+    )
+    server, clients = algorithm.init(params), [algorithm.init_client(params)] * 2
     for _ in range(8):
         server, clients, info = fx.eager.run_round(algorithm, None, server, clients, [[batch], [batch]])
         losses.append(float(info.train_loss))
@@ -104,9 +107,8 @@ def test_a_deployed_loop_is_told_the_round_and_tells_its_examples() -> None:
     base = default_client(small_task(), given, 2)
     client = LoopClient(base.task, base.algorithm, base.work, base.partition, base.seed, given, module, train)
     params = ft.params_from_module(module)
-    upload, _, loss, examples = client.train(
-        base.algorithm.broadcast(base.algorithm.init(params)), base.algorithm.init_client(params), 4
-    )
+    message = base.algorithm.broadcast(base.algorithm.init(params))
+    upload, _, loss, examples = client.train(message, base.algorithm.init_client(params), 4)
     assert (loss, examples) == (0.25, 5)
     wanted = upload_form(base.task, base.algorithm, base.work)
     assert jax.tree.map(np.shape, upload) == jax.tree.map(np.shape, wanted)

@@ -27,29 +27,21 @@ def minibatch(examples, mask=None, seed=0):
 
 def test_parameters_go_out_and_in_by_name() -> None:
     module, other = Net(), Net()
-    params = {
-        "hidden": {"kernel": np.full((4, 5), 2, np.float32), "bias": np.arange(5, dtype=np.float32)},
-        "out": {"kernel": np.ones((5, 3), np.float32), "bias": np.zeros(3, np.float32)},
-    }
+    params = jax.tree.map(lambda a: a + 1, ft.params_from_module(module))
+    assert jax.tree.map(np.shape, params["hidden"]) == {"kernel": (4, 5), "bias": (5,)} and len(params["out"]) == 2
     ft.load_params(module, params)
-    assert module.hidden.bias.tolist() == [0, 1, 2, 3, 4]
-    out = ft.params_from_module(module)
-    assert jax.tree.structure(out) == jax.tree.structure(params)
-    ft.load_params(other, {"/".join(k.key for k in path): a for path, a in jax.tree_util.tree_leaves_with_path(out)})
+    assert module.hidden.bias.tolist() == [1] * 5
+    ft.load_params(other, {"/".join(k.key for k in path): a for path, a in jax.tree_util.tree_leaves_with_path(params)})
     assert all(torch.equal(a, b) for a, b in zip(module.parameters(), other.parameters()))
 
 
 def test_trees_are_copies_both_ways() -> None:
-    module = Net()
+    module, ones = Net(), jnp.ones(5)
     params = ft.params_from_module(module)
+    ft.load_params(module, {**params, "hidden": {**params["hidden"], "bias": ones}})
     with torch.no_grad():
         module.hidden.bias.fill_(9)
-    assert not params["hidden"]["bias"].any()
-    array = jnp.zeros(5)
-    ft.load_params(module, {**params, "hidden": {**params["hidden"], "bias": array}})
-    with torch.no_grad():
-        module.hidden.bias.fill_(7)
-    assert not array.any()
+    assert not params["hidden"]["bias"].any() and (ones == 1).all()
 
 
 def test_frozen_parameters_stay_and_shared_ones_go_once() -> None:
@@ -58,9 +50,9 @@ def test_frozen_parameters_stay_and_shared_ones_go_once() -> None:
     assert set(ft.params_from_module(module)) == {"out"}
     tied = torch.nn.ModuleDict({"a": torch.nn.Linear(3, 3), "b": torch.nn.Linear(3, 3)})
     tied["b"].weight = tied["a"].weight
-    assert jax.tree.map(jnp.shape, ft.params_from_module(tied)) == {
-        "a": {"weight": (3, 3), "bias": (3,)},
-        "b": {"bias": (3,)},
+    assert {name: set(part) for name, part in ft.params_from_module(tied).items()} == {
+        "a": {"weight", "bias"},
+        "b": {"bias"},
     }
     module.requires_grad_(False)
     with pytest.raises(fx.UsageError, match="module"):
@@ -74,14 +66,12 @@ def test_half_precision_crosses_exactly() -> None:
     params = ft.params_from_module(module)
     assert params["hidden"]["kernel"].dtype == jnp.bfloat16
     np.testing.assert_array_equal(params["hidden"]["kernel"].astype(np.float32), module.hidden.kernel.detach().float())
-    other = Net().to(torch.bfloat16)
-    ft.load_params(other, params)
-    assert torch.equal(other.hidden.kernel, module.hidden.kernel)
     algorithm = ft.with_module(fx.fedadam(0.1, 0.1), module, cross_entropy)
     own = [{"x": jnp.asarray(b["x"], jnp.bfloat16), "y": b["y"]} for b in batches(0)]
     server = algorithm.init(params)
     server, _, _ = fx.eager.run_round(algorithm, None, server, [algorithm.init_client(params)], [own])
     assert {a.dtype for a in jax.tree.leaves(algorithm.params(server))} == {jnp.dtype(jnp.bfloat16)}
+    ft.load_params(module, algorithm.params(server))
 
 
 def test_parameters_that_do_not_fit_are_refused_and_nothing_is_loaded() -> None:
@@ -102,17 +92,16 @@ def test_parameters_that_do_not_fit_are_refused_and_nothing_is_loaded() -> None:
 def test_a_gradient_shares_memory_both_ways_and_leaves_the_module_alone() -> None:
     module, seen = Net(), []
 
-    def loss(module, batch):
-        seen.append(module.hidden.kernel.data_ptr())
-        module.hidden.kernel.register_hook(lambda grad: seen.append(grad.data_ptr()))
-        return cross_entropy(module, batch)
+    def remember(p):
+        seen.extend((p.data_ptr(), p.grad.data_ptr()))
 
-    params = jax.tree.map(lambda a: a + 1, ft.params_from_module(module))
+    module.hidden.kernel.register_post_accumulate_grad_hook(remember)
     before = ft.params_from_module(module)
-    ft.torch_grad_fn(module, loss)(params, batches(0)[0])
-    assert seen[0] == params["hidden"]["kernel"].unsafe_buffer_pointer() != module.hidden.kernel.data_ptr()
+    params = jax.tree.map(lambda a: a + 1, before)
+    _, grads = ft.torch_grad_fn(module, cross_entropy)(params, batches(0)[0])
+    assert seen == [tree["hidden"]["kernel"].unsafe_buffer_pointer() for tree in (params, grads)]
     jax.tree.map(np.testing.assert_array_equal, ft.params_from_module(module), before)
-    assert module.hidden.kernel.grad is None
+    assert module.hidden.kernel.grad is None and module.hidden.kernel.data_ptr() not in seen
 
 
 @pytest.mark.parametrize(("loss", "given"), [(lambda m, b: m(b["x"]), "shape"), (lambda m, b: 1.0, "float")])
@@ -121,10 +110,6 @@ def test_a_loss_that_is_not_a_number_is_refused(loss, given: str) -> None:
     params = ft.params_from_module(module)
     with pytest.raises(fx.UsageError, match=f"loss .*{given}"):
         ft.torch_grad_fn(module, loss)(params, batches(0)[0])
-    algorithm = ft.with_module(fx.fedavg(0.1), module, loss)
-    for _ in range(2):  # the first failure leaves nothing behind
-        with pytest.raises(fx.UsageError, match=f"loss .*{given}"):
-            fx.eager.run_round(algorithm, None, algorithm.init(params), [algorithm.init_client(params)], [batches(0)])
 
 
 @pytest.mark.parametrize("algorithm", [fx.fedadam(0.1, 0.5), fx.fafed(0.1)], ids=["fedadam", "fafed"])
@@ -134,20 +119,17 @@ def test_running_statistics_stay_with_their_client(algorithm) -> None:
     params = ft.params_from_module(module)
     server, clients = algorithm.init(params), [algorithm.init_client(params) for _ in range(3)]
     start = clients[0].buffers
+    upload = algorithm.client_update(None, algorithm.broadcast(server), clients[0], batches(0))[0]
+    assert "running" not in str(jax.tree.structure((server, algorithm.broadcast(server), upload)))
     for r in range(6):
-        upload = algorithm.client_update(None, algorithm.broadcast(server), clients[0], batches(0, r))[0]
-        for tree in (server, algorithm.broadcast(server), upload):
-            paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
-            assert paths and not [path for path in paths if "running" in path or "tracked" in path]
         own = [batches(i, r) for i in (0, 3, 6)]
         server, clients, _ = fx.eager.run_round(algorithm, None, server, clients, own)
     assert set(start) == {"norm/running_mean", "norm/running_var", "norm/num_batches_tracked"}
     for client, i in zip(clients, (0, 3, 6)):
         assert (client.buffers["norm/running_var"] >= 0).all()
         assert client.buffers["norm/num_batches_tracked"] == 6 * len(batches(i)), "one update per minibatch"
-    means = [client.buffers["norm/running_mean"] for client in clients]
-    assert not np.allclose(means[0], means[1]) and not np.allclose(means[0], start["norm/running_mean"])
-    assert start["norm/num_batches_tracked"] == 0
+    means = [state["norm/running_mean"] for state in (start, clients[0].buffers, clients[1].buffers)]
+    assert not np.allclose(means[1], means[0]) and not np.allclose(means[1], means[2])
 
 
 def test_two_gradients_on_a_batch_share_its_randomness() -> None:
@@ -157,17 +139,10 @@ def test_two_gradients_on_a_batch_share_its_randomness() -> None:
     jax.tree.map(np.testing.assert_array_equal, first, second)
     assert module.norm.num_batches_tracked == 1
     assert float(grad_fn(params, dict(batch))[0]) != float(first[0])
+    torch.manual_seed(5)
     losses = [float(grad_fn(params, minibatch(batch, seed=k))[0]) for k in (1, 2, 1)]
     assert losses[0] == losses[2] != losses[1]
-
-
-def test_the_callers_random_numbers_go_on_as_before() -> None:
-    grad_fn, params = ft.torch_grad_fn(module := NormNet(), cross_entropy), ft.params_from_module(module)
-    torch.manual_seed(5)
-    expected = torch.rand(3)
-    torch.manual_seed(5)
-    grad_fn(params, minibatch(batches(0)[0]))
-    assert torch.equal(torch.rand(3), expected)
+    assert torch.equal(torch.rand(3), torch.manual_seed(5) and torch.rand(3)), "the caller's random numbers go on"
 
 
 def test_padding_is_not_part_of_a_batch() -> None:
@@ -178,20 +153,3 @@ def test_padding_is_not_part_of_a_batch() -> None:
     padded["x"][:n], padded["y"][:n] = batch["x"], batch["y"]
     got = grad_fn(params, minibatch(padded, np.arange(9) < n))
     jax.tree.map(np.testing.assert_array_equal, got, grad_fn(params, batch))
-
-
-@pytest.mark.parametrize("through", ["with_module", "torch_grad_fn"])
-def test_a_compiled_round_equals_the_eager_one(through: str) -> None:
-    module = Net()
-    params, grad_fn, plain = ft.params_from_module(module), ft.torch_grad_fn(module, cross_entropy), fx.fafed(0.1)
-    algorithm = ft.with_module(plain, module, cross_entropy) if through == "with_module" else plain
-
-    def both_rounds(server):
-        client = algorithm.init_client(params)
-        for r in range(2):
-            server, (client,), _ = fx.eager.run_round(algorithm, grad_fn, server, [client], [batches(0, r)])
-        return server
-
-    got, want = jax.jit(both_rounds)(algorithm.init(params)), both_rounds(algorithm.init(params))
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want)):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)

@@ -19,12 +19,13 @@ from fedoptax.deploy.local import LocalFederation, LocalSettings  # noqa: E402
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
-TASKS = '''
-"""Logistic regression on digits, in JAX and in PyTorch."""
-
+TASKS = """
 from dataclasses import replace
 
+import torch
+
 import fedoptax as fx
+import fedoptax.torch as ft
 
 
 def twin(partition=None):
@@ -32,33 +33,26 @@ def twin(partition=None):
 
 
 def mixed(partition):
-    if partition != 1:
-        return twin()
-    import fedoptax.torch as ft
-
     task = twin()
-    return replace(ft.module_task("digits", module(), loss, {}, task.clients), init=task.init)
+    return replace(ft.module_task("digits", module(), loss, {}, task.clients), init=task.init) if partition else task
+
+
+class Dense(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.kernel, self.bias = torch.nn.Parameter(torch.zeros(64, 10)), torch.nn.Parameter(torch.zeros(10))
+
+    def forward(self, x):
+        return x.flatten(1) / 16.0 @ self.kernel + self.bias  # pixels are 0 to 16
 
 
 def module():
-    import torch
-
-    class Dense(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.kernel, self.bias = torch.nn.Parameter(torch.zeros(64, 10)), torch.nn.Parameter(torch.zeros(10))
-
-        def forward(self, x):
-            return x.flatten(1) / 16.0 @ self.kernel + self.bias  # pixels are 0 to 16
-
     return torch.nn.ModuleDict({"dense1": Dense()})
 
 
 def loss(module, batch):
-    import torch
-
     return torch.nn.functional.cross_entropy(module["dense1"](batch["x"]), batch["y"].long())
-'''
+"""
 MODULE_APP = """
 from fedoptax.torch.app import module_app
 from fedoptax_app.tasks import loss, module

@@ -1,11 +1,7 @@
-"""The Flower apps of clients that train with PyTorch, among any other clients of a deployment.
-
-A task of `module_task` needs none of this: it runs in the deployment's own app.
-"""
+"""The Flower apps of clients that train with PyTorch; a `module_task` runs in the deployment's own app."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -52,7 +48,7 @@ def loop_app(module: nn.Module, train: Train) -> ClientApp:
 
     def make(task: Task, deployment: Deployment, partition: int) -> LoopClient:
         client = default_client(task, deployment, partition)
-        return LoopClient(task, client.algorithm, client.work, partition, client.seed, deployment, module, train)
+        return LoopClient(**vars(client), deployment=deployment, module=module, loop=train)
 
     return client_app(make)
 
@@ -69,16 +65,14 @@ class LoopClient(Client):
         """Do the local work of a round; see `Client.train`."""
         work = {"batch_size": self.work.batch_size, "local_epochs": self.work.epochs, "local_steps": self.work.steps}
         config = {**self.deployment.hyperparameters, **work, "seed": self.seed, "round": round}
-        numbers: list[int] = []
+        results: list[tuple[int, float]] = []
 
-        def counted(module: nn.Module, examples: Any, config: Mapping[str, Any]) -> Any:
-            result = self.loop(module, examples, config)
-            numbers.append(examples_and_loss(result)[0])
-            return result
+        def remembering(*args: Any) -> tuple[int, float]:
+            results.append(examples_and_loss(self.loop(*args)))
+            return results[0]
 
-        change = partial(with_loop, module=self.module, train=counted, config=config)
-        algorithm = self.deployment.build_algorithm(change)
-        no_gradient: Any = None
-        result = algorithm.client_update(no_gradient, message, state, [self.examples()])
-        upload, state, loss = jax.device_get(result)
-        return upload, state, float(loss), numbers[0]
+        change = partial(with_loop, module=self.module, train=remembering, config=config)
+        update: Any = self.deployment.build_algorithm(change).client_update
+        upload, state, _ = jax.device_get(update(None, message, state, [self.examples()]))
+        (examples, loss), *_ = results
+        return upload, state, loss, examples

@@ -47,11 +47,12 @@ def with_loop(
         if any(map(is_traced, jax.tree.leaves(message))):  # a wrapper asks for the form of an upload
             check_params(module, message.params)
             return FedOptUpload(message.params, ()), client, jnp.zeros(())
-        (examples,) = batches
+        if len(batches) != 1:
+            raise UsageError(f"batches must be [examples], the one argument of the training loop, got {len(batches)}")
         load_params(module, message.params)
         before = {name: p.detach().clone() for name, p in trained(module).items()}
         lr = {} if isinstance(message.lr, tuple) else {"lr": float(message.lr)}
-        _, loss = examples_and_loss(train(module, examples, {**(config or {}), **lr}))
+        _, loss = examples_and_loss(train(module, batches[0], {**(config or {}), **lr}))
         with torch.no_grad():
             delta = {name: to_array(p - before[name], name) for name, p in trained(module).items()}
         return FedOptUpload(nest(delta), ()), client, jnp.asarray(loss, jnp.float32)
@@ -60,10 +61,6 @@ def with_loop(
 
 
 def examples_and_loss(result: Any) -> tuple[int, float]:
-    """What a training loop returned: the number of examples, and the mean loss or 0.
-
-    Raises:
-      UsageError: it is something else.
-    """
+    """Return the number of examples, and the mean loss or 0, of what `train` returned; refuse anything else."""
     number, loss = result if isinstance(result, tuple) and len(result) == 2 else (result, 0.0)
     return check_int("the number of examples that train returns", number), float(loss)

@@ -7,12 +7,12 @@ what all clients sent:
     for optimizer in optimizers:
         optimizer.synchronize(uploads)
 
-`synchronize()` alone is a federation of one. All state is in `state_dict()`.
+`synchronize()` alone is a federation of one. All state is in `state_dict()`. An argument that is outside its range
+raises `UsageError`.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -25,9 +25,6 @@ from fedoptax.errors import UsageError, check_choice, check_flag, check_number
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 """What an optimizer takes: parameters, groups of them, or named parameters."""
 
-Closure = Callable[[], Any]
-"""Clears the gradients, computes the loss and its gradient, returns the loss."""
-
 Upload = list[dict[str, Tensor]]
 """What a client sends: for each parameter the tensors that the server averages, by name."""
 
@@ -36,40 +33,40 @@ Phi = str | Callable[[Tensor], Any]
 
 
 class _FederatedOptimizer(Optimizer):
-    """An optimizer whose rounds end in a synchronisation."""
+    """An optimizer with rounds: `_sent` gives what is sent of a parameter, `_receive` takes the mean of all clients."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters, in the state before the first round."""
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        self.state |= {p: self._start(group, p.detach()) for p in group["params"]}
 
     def upload(self) -> Upload:
         """What this client sends at the end of a round, as copies."""
-        return [
-            {name: tensor.detach().clone() for name, tensor in self._sent(group, p).items()}
-            for group in self.param_groups
-            for p in group["params"]
-        ]
+        sent = [self._sent(group, p) for group in self.param_groups for p in group["params"]]
+        return [{name: tensor.detach().clone() for name, tensor in tensors.items()} for tensors in sent]
 
     @torch.no_grad()
     def synchronize(self, uploads: Sequence[Upload] | None = None) -> None:
         """End a round: replace what was sent by the mean of all clients, and do the server's part.
 
         Args:
-          uploads: of all clients, or their mean alone, in a list of one; None for a federation of one.
+          uploads: of all clients; None for a federation of one.
         """
-        all_uploads = [self.upload()] if uploads is None else list(uploads)
+        all_uploads = [self.upload()] if uploads is None else uploads
         members = [(group, p) for group in self.param_groups for p in group["params"]]
         for (group, p), sent in zip(members, zip(*all_uploads, strict=True), strict=True):
-            mean = {name: torch.stack([each[name] for each in sent]).mean(0) for name in sent[0]}
+            mean = {name: torch.stack([tensors[name] for tensors in sent]).mean(0) for name in sent[0]}
             self._receive(group, p, mean)
-        self._start_round()
 
-    @abstractmethod
+    def _start(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
+        raise NotImplementedError
+
     def _sent(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
-        """What the client sends of one parameter."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _receive(self, group: dict[str, Any], p: Tensor, mean: dict[str, Tensor]) -> None:
-        """The server's part for one parameter."""
-
-    def _start_round(self) -> None:
-        """What remains to be done for all parameters."""
+        raise NotImplementedError
 
 
 class LocalAMSGrad(_FederatedOptimizer):
@@ -82,14 +79,10 @@ class LocalAMSGrad(_FederatedOptimizer):
     Args:
       params: parameters or groups, as of any optimizer.
       lr: α > 0.
-      b1: β₁ in [0, 1).
-      b2: β₂ in [0, 1).
+      b1, b2: β₁ and β₂ in [0, 1).
       eps: ε > 0.
       v0: v̂₀ > 0, the starting value of v̂ and v (lines 2 and 6).
       bias_correction: divide a copy of m by 1 − β₁ˢ, s the steps taken since m was 0.
-
-    Raises:
-      UsageError: a number is outside its range.
     """
 
     def __init__(
@@ -108,19 +101,15 @@ class LocalAMSGrad(_FederatedOptimizer):
         for name, value in (("b1", b1), ("b2", b2)):
             check_number(name, value, 0, 1)
         check_flag("bias_correction", bias_correction)
-        defaults = {"lr": lr, "b1": b1, "b2": b2, "eps": eps, "v0": v0, "bias_correction": bias_correction}
-        super().__init__(params, defaults | options)
+        options |= {"lr": lr, "b1": b1, "b2": b2, "eps": eps, "v0": v0, "bias_correction": bias_correction}
+        super().__init__(params, options)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters, with m = 0 and v = v̂ = v₀."""
-        super().add_param_group(param_group)
-        group = self.param_groups[-1]
-        for p in group["params"]:
-            v = torch.full_like(p, group["v0"], requires_grad=False)
-            self.state[p] = {"m": torch.zeros_like(v), "v": v, "v_max": v.clone(), "steps": 0}
+    def _start(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
+        v = torch.full_like(p, group["v0"])
+        return {"m": torch.zeros_like(p), "v": v, "v_max": v.clone(), "steps": 0}
 
     @torch.no_grad()
-    def step(self, closure: Closure | None = None) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one local step (lines 8 to 12); `closure` as of any optimizer."""
         loss = _evaluate(closure)
         for group in self.param_groups:
@@ -159,20 +148,11 @@ class FedLAMB(LocalAMSGrad):
     θ^ℓ ← θ^ℓ − α φ(‖θ^ℓ‖) u/‖u‖; a layer with ‖u‖ = 0 does not move.
 
     Args:
-      params: parameters or groups, as of any optimizer.
-      lr: α > 0.
-      b1: β₁ in [0, 1).
-      b2: β₂ in [0, 1).
-      eps: ε > 0.
-      v0: v̂₀ > 0.
+      params, lr, b1, b2, eps, v0, bias_correction: as in `LocalAMSGrad`.
       weight_decay: λ ≥ 0.
       phi: `"clip"`, φ(a) = min(max(a, 10⁻³), 10); `"identity"`; or a function of the layer's norm.
       layers: `"tensor"`: each parameter is a layer; `"module"`: the parameters of a group whose names agree up to the
         last part are one, for which `params` must be `module.named_parameters()`.
-      bias_correction: as in `LocalAMSGrad`.
-
-    Raises:
-      UsageError: a number is outside its range, an option is unknown, or names are needed and not given.
     """
 
     def __init__(
@@ -192,15 +172,13 @@ class FedLAMB(LocalAMSGrad):
         check_choice("layers", layers, ("tensor", "module"))
         if not callable(phi):
             check_choice("phi", phi, _PHI)
-            phi = _PHI[phi]
-        self._phi = phi
+        self._phi: Callable[[Tensor], Any] = phi if callable(phi) else _PHI[phi]
         super().__init__(params, lr, b1, b2, eps, v0, bias_correction, weight_decay=weight_decay, layers=layers)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters, with m = 0 and v = v̂ = v₀."""
-        super().add_param_group(param_group)
-        if self.param_groups[-1]["layers"] == "module" and "param_names" not in self.param_groups[-1]:
+    def _start(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
+        if group["layers"] == "module" and "param_names" not in group:
             raise UsageError("params must be module.named_parameters() with layers='module', got some without names")
+        return super()._start(group, p)
 
     def _line_12(self, group: dict[str, Any], moving: Sequence[Tensor]) -> list[Tensor]:
         u = [self._direction(group, p).add(p, alpha=group["weight_decay"]) for p in moving]
@@ -228,9 +206,6 @@ class STEM(_FederatedOptimizer):
       params: parameters or groups, as of any optimizer.
       lr: η > 0.
       alpha: α in (0, 1].
-
-    Raises:
-      UsageError: a number is outside its range.
     """
 
     def __init__(self, params: Params, lr: float, alpha: float = 0.1, **options: Any) -> None:
@@ -238,14 +213,11 @@ class STEM(_FederatedOptimizer):
         check_number("alpha", alpha, 0, 1, open_low=True, open_high=False)
         super().__init__(params, {"lr": lr, "alpha": alpha, "is_first_round": True, "steps": 0, **options})
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters before its first round, with m = 0 and x_prev = x."""
-        super().add_param_group(param_group)
-        for p in self.param_groups[-1]["params"]:
-            self.state[p] = {"m": torch.zeros_like(p, requires_grad=False), "x_prev": p.detach().clone()}
+    def _start(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
+        return {"m": torch.zeros_like(p), "x_prev": p.clone()}
 
     @torch.no_grad()
-    def step(self, closure: Closure | None = None) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one local iteration on one batch; a missing gradient counts as 0.
 
         Args:
@@ -261,29 +233,34 @@ class STEM(_FederatedOptimizer):
         if closure is None:
             raise UsageError("closure must be given, as a step takes the gradient at two points, got None")
         members = [p for group in self.param_groups for p in group["params"]]
-        if self.param_groups[0]["is_first_round"]:
+        is_first_round = self.param_groups[0]["is_first_round"]
+        if is_first_round:
             loss = _evaluate(closure)
-            g_prev = g = {p: _gradient(p) for p in members}
         else:
             with torch.random.fork_rng(sorted({p.get_device() for p in members if p.is_cuda})):
                 loss = _evaluate(closure)
-            g, x = {p: _gradient(p) for p in members}, {p: p.clone() for p in members}
+            g = {p: _gradient(p) for p in members}
             for p in members:
+                x = p.clone()
                 p.copy_(self.state[p]["x_prev"])
+                self.state[p]["x_prev"] = x
             _evaluate(closure)
-            g_prev = {p: _gradient(p) for p in members}
-            for p in members:
-                p.copy_(x[p])
-                self.state[p]["x_prev"] = x[p]
         for group in self.param_groups:
             group["steps"] += 1
             group["last_lr"] = group["lr"]
             for p in group["params"]:
-                if group["is_first_round"]:
-                    self.state[p]["m"].add_(g[p] - self.state[p]["m"], alpha=1 / group["steps"])
+                if is_first_round:
+                    self.state[p]["m"].add_(_gradient(p) - self.state[p]["m"], alpha=1 / group["steps"])
                 else:
-                    self._iterate(group, p, g[p], g_prev[p])
+                    p.copy_(self.state[p]["x_prev"])
+                    self._iterate(group, p, g[p], _gradient(p))
         return loss
+
+    def synchronize(self, uploads: Sequence[Upload] | None = None) -> None:
+        """End a round; see `LocalAMSGrad.synchronize`."""
+        super().synchronize(uploads)
+        for group in self.param_groups:
+            group.update(is_first_round=False, steps=0)
 
     def _iterate(self, group: dict[str, Any], p: Tensor, g: Tensor, g_prev: Tensor) -> None:
         state = self.state[p]
@@ -300,10 +277,6 @@ class STEM(_FederatedOptimizer):
         self.state[p]["m"] = mean["m"]
         p.copy_(mean["params"] - group.get("last_lr", group["lr"]) * mean["m"])
 
-    def _start_round(self) -> None:
-        for group in self.param_groups:
-            group.update(is_first_round=False, steps=0)
-
 
 class FAFED(STEM):
     """FAFED at a client (Wu, Huang, Hu, Huang 2023, *Faster Adaptive Federated Learning*, Algorithm 2).
@@ -315,16 +288,11 @@ class FAFED(STEM):
     up m, v, and x from before that step.
 
     Args:
-      params: parameters or groups, as of any optimizer.
-      lr: η > 0.
-      alpha: α in (0, 1].
+      params, lr, alpha: as in `STEM`.
       beta: β in [0, 1).
       rho: ρ > 0.
       variant: `"paper"`, or `"released"`: the last step of a round is taken at the client, too, with the old A, and x
         from after it is sent up.
-
-    Raises:
-      UsageError: a number is outside its range or the variant is unknown.
     """
 
     def __init__(
@@ -340,12 +308,6 @@ class FAFED(STEM):
         check_number("rho", rho, 0, open_low=True)
         check_choice("variant", variant, ("paper", "released"))
         super().__init__(params, lr, alpha, beta=beta, rho=rho, variant=variant)
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters before its first round, with m = v = 0 and x_prev = x."""
-        super().add_param_group(param_group)
-        for p in self.param_groups[-1]["params"]:
-            self.state[p]["v"] = torch.zeros_like(p, requires_grad=False)
 
     def _iterate(self, group: dict[str, Any], p: Tensor, g: Tensor, g_prev: Tensor) -> None:
         state, beta = self.state[p], group["beta"]
@@ -368,10 +330,7 @@ class FAFED(STEM):
         self.state[p] |= {"m": mean["m"], "v": mean["v"], "A": A}
 
 
-_PHI: dict[str, Callable[[Tensor], Any]] = {
-    "clip": lambda norm: norm.clamp(1e-3, 10.0),
-    "identity": lambda norm: norm,
-}
+_PHI: dict[str, Any] = {"clip": lambda norm: norm.clamp(1e-3, 10.0), "identity": lambda norm: norm}
 
 
 def _norms(values: Sequence[Tensor], layers: Sequence[Any]) -> dict[Any, Tensor]:
@@ -383,7 +342,7 @@ def _norms(values: Sequence[Tensor], layers: Sequence[Any]) -> dict[Any, Tensor]
     return {layer: square.sqrt() for layer, square in squares.items()}
 
 
-def _evaluate(closure: Closure | None) -> Any:
+def _evaluate(closure: Callable[[], Any] | None) -> Any:
     """The loss that a closure returns; None without one."""
     if closure is None:
         return None

@@ -21,11 +21,7 @@ from fedoptax.errors import UsageError
 
 
 def trained(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the module's trained parameters by name, `/` between the parts; shared ones once, by their first name.
-
-    Raises:
-      UsageError: it has none.
-    """
+    """Return the module's trained parameters by name, `/` between the parts; raise a `UsageError` if it has none."""
     named = {name.replace(".", "/"): p for name, p in module.named_parameters() if p.requires_grad}
     if not named:
         raise UsageError(f"module must have trained parameters, got {type(module).__name__} without")
@@ -35,16 +31,13 @@ def trained(module: nn.Module) -> dict[str, nn.Parameter]:
 def params_from_module(module: nn.Module) -> Tree:
     """Copy the module's trained parameters into a tree, the form that algorithms work on.
 
-    Args:
-      module: any module; what it shares between places, it shares in the tree.
-
     Returns:
-      Nested dictionaries of arrays in the parameters' shapes and dtypes.
+      Nested dictionaries of arrays in the parameters' shapes and dtypes; what the module shares is there once.
 
     Raises:
-      UsageError: no trained parameter, or one of a dtype that JAX does not hold (float64 without `jax_enable_x64`).
+      UsageError: no trained parameter, or one of float64 without `jax_enable_x64`.
     """
-    return nest({name: jnp.array(to_array(p, name)) for name, p in trained(module).items()})
+    return nest({name: to_array(p.clone(), name) for name, p in trained(module).items()})
 
 
 def load_params(module: nn.Module, params: Tree) -> None:
@@ -62,35 +55,25 @@ def load_params(module: nn.Module, params: Tree) -> None:
 
 
 def buffers_from_module(module: nn.Module) -> dict[str, jax.Array]:
-    """Copy the module's persistent buffers by name; 64-bit integers as JAX holds them."""
-    return {name: jnp.array(to_array(b, name)) for name, b in _buffers(module).items()}
+    """Copy the module's persistent buffers by name, 64-bit integers as JAX holds them."""
+    return {name: to_array(b.clone(), name) for name, b in _buffers(module).items()}
 
 
 def load_buffers(module: nn.Module, buffers: Mapping[str, Any]) -> None:
-    """Copy buffers into the module, in place.
-
-    Raises:
-      UsageError: a name is missing or unknown, or a shape differs.
-    """
+    """Copy buffers into the module, in place; raise a `UsageError` if a name or shape is not the module's."""
     _copy("buffers", _buffers(module), buffers, same_dtype=False)
 
 
 def to_array(tensor: Tensor, name: str) -> jax.Array:
-    """Give a tensor to JAX by DLPack, without a copy where both keep it on the same device.
-
-    Args:
-      tensor: nobody may write to it as long as the array is used.
-      name: for the message.
+    """Give a tensor to JAX by DLPack; where both are on one device, nothing is copied and nobody may write to it.
 
     Raises:
-      UsageError: JAX does not hold the dtype.
+      UsageError: it is of float64 without `jax_enable_x64`; `name` is for the message.
     """
     if tensor.dtype == torch.float64 and jax.dtypes.canonicalize_dtype(np.float64) != np.float64:
         raise UsageError(f"module must be of float32 unless jax_enable_x64 is set, got '{name}' of float64")
     tensor = tensor.detach().contiguous()
-    if tensor.is_cuda and jax.default_backend() != "gpu":
-        tensor = tensor.cpu()
-    return jnp.from_dlpack(tensor)
+    return jnp.from_dlpack(tensor.cpu() if tensor.is_cuda and jax.default_backend() != "gpu" else tensor)
 
 
 def to_tensor(array: Any) -> Tensor:
@@ -119,11 +102,7 @@ def flatten(tree: Tree) -> dict[str, Any]:
 
 
 def check_params(module: nn.Module, params: Tree) -> None:
-    """Check that parameters, arrays or their forms, are the module's.
-
-    Raises:
-      UsageError: a name is missing or unknown, or a shape or dtype differs.
-    """
+    """Check that parameters, arrays or their forms, are the module's; raise a `UsageError` if not."""
     _check("params", trained(module), flatten(params))
 
 
@@ -143,13 +122,9 @@ def _copy(what: str, places: Mapping[str, Tensor], given: Tree, same_dtype: bool
 def _check(what: str, places: Mapping[str, Tensor], leaves: Mapping[str, Any], same_dtype: bool = True) -> None:
     missing, extra = sorted(places.keys() - leaves.keys()), sorted(leaves.keys() - places.keys())
     if missing or extra:
-        raise UsageError(f"{what} must have the module's names, got {_list(extra)} too much and lack {_list(missing)}")
+        raise UsageError(f"{what} must have the module's names, got too many: {extra}, and too few: {missing}")
     for name, place in places.items():
         leaf, dtype = leaves[name], str(place.dtype).removeprefix("torch.")
         given = f"{getattr(leaf, 'dtype', type(leaf).__name__)}{list(np.shape(leaf))}"
         if np.shape(leaf) != tuple(place.shape) or (same_dtype and getattr(leaf, "dtype", None) != dtype):
             raise UsageError(f"{what} must hold '{name}' of {dtype}{list(place.shape)}, got {given}")
-
-
-def _list(names: list[str]) -> str:
-    return ", ".join([f"'{name}'" for name in names[:3]] + ["..."] * (len(names) > 3)) or "none"
