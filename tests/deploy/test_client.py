@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from federations import ALGORITHMS, batches_of, deployment, task_of
-from fedoptax.deploy.client import INITIAL, Answer, Client, Order, StateFolder
+from fedoptax.deploy.client import INITIAL, Client, Order, StateFolder
 from fedoptax.deploy.server import RawReply, check_reply, forms, next_state, upload_form
 from fedoptax.deploy.wire import WireError, pack
 from fedoptax.engine.batches import task_grad_fn
@@ -32,7 +32,7 @@ class Node:
         self.client = Client(task_of(), algorithm_of(algorithm), given.work, partition, given.seed)
         self.root = root
 
-    def answer(self, message: Any, round: int, base: int, kept: tuple[int, ...] = ()) -> Answer:
+    def answer(self, message: Any, round: int, base: int, kept: tuple[int, ...] = ()) -> RawReply:
         return self.client.answer(pack(message), Order(EXPERIMENT, round, base, kept), self.root)
 
     def kept_rounds(self) -> list[int]:
@@ -58,7 +58,7 @@ def test_client_and_server_compute_the_eager_round(name: str, tmp_path: Path) ->
         message = algorithm.broadcast(server)
         answers = [nodes[i].answer(message, round, round - 1) for i in cohort]
         form = upload_form(task, algorithm, work)
-        replies = [check_reply(RawReply(a.arrays, a.numbers), form, 2000) for a in answers]
+        replies = [check_reply(a, form, 2000) for a in answers]
         server, loss, is_finite = next_state(algorithm, server, replies, algorithm.weighting, 3)
         assert is_finite and loss == pytest.approx(float(info.train_loss), rel=1e-5)
     for a, b in zip(jax.tree.leaves(server), jax.tree.leaves(wanted)):
@@ -69,7 +69,7 @@ def test_a_state_or_loss_that_is_not_finite_is_noticed(tmp_path: Path) -> None:
     task, algorithm, node = task_of(), algorithm_of("fedadam"), Node("fedadam", 1, tmp_path)
     server = algorithm.init(task.init(jax.random.key(0)))
     answer = node.answer(algorithm.broadcast(server), 0, INITIAL)
-    reply = check_reply(RawReply(answer.arrays, answer.numbers), upload_form(task, algorithm, node.client.work), 2000)
+    reply = check_reply(answer, upload_form(task, algorithm, node.client.work), 2000)
     huge = reply._replace(upload=jax.tree.map(lambda a: np.full_like(a, 3e38), reply.upload))
     assert not next_state(algorithm, server, [huge], "uniform", 3)[2]
     assert next_state(algorithm, server, [reply], "uniform", 3)[2]
@@ -83,7 +83,7 @@ def scaffold(tmp_path: Path) -> tuple[Node, Any]:
     return node, algorithm_of("scaffold").broadcast(algorithm_of("scaffold").init(task_of().init(jax.random.key(1))))
 
 
-def same(a: Answer, b: Answer) -> bool:
+def same(a: RawReply, b: RawReply) -> bool:
     return a.arrays == b.arrays and a.numbers["train-loss"] == b.numbers["train-loss"]
 
 

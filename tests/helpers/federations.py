@@ -20,7 +20,6 @@ from fedoptax.algorithm import FedAlgorithm
 from fedoptax.deploy.client import Client, Order
 from fedoptax.deploy.config import Deployment, build_task
 from fedoptax.deploy.rounds import Arrived
-from fedoptax.deploy.server import RawReply
 from fedoptax.deploy.wire import WireArray
 from fedoptax.engine.batches import LocalWork, client_batches, task_grad_fn
 from fedoptax.engine.eager import run_round
@@ -144,7 +143,7 @@ class InMemory:
         for i in partitions:
             self.orders.append(self._order(i))
             answer = self.clients[i].answer(self._arrays, Order.read(self.orders[-1]), self.states / f"node-{i}")
-            self._due.append(Arrived(i, f"node-{i}", RawReply(answer.arrays, answer.numbers), 1))
+            self._due.append(Arrived(i, f"node-{i}", answer, 1))
         return dict.fromkeys(partitions, 1)
 
     def receive(self) -> list[Arrived]:

@@ -36,11 +36,6 @@ FILES = {
 def write_app(folder: Path, deployment: Deployment, name: str = NAME) -> None:
     """Write the app into a new or empty folder.
 
-    Args:
-      folder: the folder.
-      deployment: goes into the app's config.
-      name: of the app, for Flower.
-
     Raises:
       UsageError: the folder is not empty, or a value cannot stand in the config.
       RunError: a file cannot be written.

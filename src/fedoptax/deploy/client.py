@@ -26,7 +26,7 @@ import numpy as np
 from fedoptax._files import write_atomically
 from fedoptax.algorithm import FedAlgorithm, Tree
 from fedoptax.deploy.config import Deployment
-from fedoptax.deploy.server import forms
+from fedoptax.deploy.server import RawReply, forms
 from fedoptax.deploy.wire import WireArray, WireError, pack, shown, unpack
 from fedoptax.engine.batches import LocalWork, client_batches, task_grad_fn
 from fedoptax.engine.sampling import round_key
@@ -73,21 +73,8 @@ class Order(NamedTuple):
         )
 
 
-class Answer(NamedTuple):
-    """A client's upload by name, and its numbers."""
-
-    arrays: dict[str, WireArray]
-    numbers: dict[str, int | float]
-
-
 class StateFolder:
-    """The states of one client in one experiment, `ROUND.npz`, in a folder that only its owner may enter.
-
-    Args:
-      root: the node's folder for states.
-      experiment: the experiment's id.
-      partition: the client.
-    """
+    """The states of one client in one experiment, `ROUND.npz`, in a folder that only its owner may enter."""
 
     def __init__(self, root: Path, experiment: str, partition: int) -> None:
         self._private, self.folder = root / experiment, root / experiment / str(partition)
@@ -158,7 +145,7 @@ class Client:
             return clients.client(0)
         return clients.client(check_int("partition-id", self.partition, 0, clients.num_clients - 1))
 
-    def answer(self, arrays: Mapping[str, WireArray], order: Order, root: Path) -> Answer:
+    def answer(self, arrays: Mapping[str, WireArray], order: Order, root: Path) -> RawReply:
         """Do the work of a round.
 
         Args:
@@ -181,7 +168,7 @@ class Client:
         if has_state:
             states.write(order.round, new_state)
             states.drop(order.round, {order.base, *order.kept})
-        return Answer(pack(upload), {"num-examples": size, "train-loss": loss, "state-lost": int(is_lost)})
+        return RawReply(pack(upload), {"num-examples": size, "train-loss": loss, "state-lost": int(is_lost)})
 
     def train(self, message: Tree, state: Tree, round: int) -> tuple[Tree, Tree, float, int]:
         """Do the local work of a round; a subclass may do it in another way.
@@ -211,11 +198,7 @@ def default_client(task: Task, deployment: Deployment, partition: int) -> Client
 def client_update(task: Task, algorithm: FedAlgorithm, work: LocalWork, size: int) -> Any:
     """Return `(message, state, examples, seed, round, partition) -> (upload, state, loss)`, compiled as one program.
 
-    Args:
-      task: the task.
-      algorithm: the algorithm.
-      work: the local work of a round.
-      size: the client's number of examples.
+    `size` is the client's number of examples.
     """
     grad_fn = task_grad_fn(task)
 

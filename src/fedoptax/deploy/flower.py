@@ -71,7 +71,7 @@ def client_app(make_client: MakeClient = default_client) -> ClientApp:
         data_dir = context.node_config.get("data-dir")
         task = build_task(deployment, partition, None if data_dir is None else str(data_dir))
         answer = make_client(task, deployment, partition).answer(arrays, order, _state_dir(context))
-        content = RecordDict({ARRAYS: to_record(answer.arrays), METRICS: MetricRecord(answer.numbers)})
+        content = RecordDict({ARRAYS: to_record(answer.arrays), METRICS: MetricRecord(dict(answer.numbers))})
         return Message(content, reply_to=message)
 
     return app
@@ -121,8 +121,8 @@ class FlowerNetwork:
 
     def receive(self) -> list[Arrived]:
         """See `Network`."""
-        arrived = []
-        for message_id, message in self._pull(self._pending, self._send_again).items():
+        arrived, again = [], lambda targets: self.send([partition for partition, _ in targets])
+        for message_id, message in self._pull(self._pending, again).items():
             partition, node = self._pending.pop(message_id)
             size, reply = read_reply(message, node)
             arrived.append(Arrived(partition, str(node), reply, size))
@@ -153,14 +153,11 @@ class FlowerNetwork:
             flower_log.info("node %s left out: partition %d has a node already", node, partition)
         self._partitions[node] = partition
 
-    def _send_again(self, pending: Iterable[tuple[int, int]]) -> None:
-        self.send([partition for partition, _ in pending])
-
     def _push(self, nodes: Sequence[int], contents: Sequence[RecordDict], kind: str) -> list[str | None]:
         messages = [Message(c, node, kind, ttl=self._ttl) for c, node in zip(contents, nodes)]
         return list(self._grid.push_messages(messages)) if messages else []
 
-    def _pull(self, pending: dict[str, Any], repeat: Callable[[Iterable[Any]], None]) -> dict[str, Message | None]:
+    def _pull(self, pending: dict[str, Any], repeat: Callable[[list[Any]], Any]) -> dict[str, Message | None]:
         """Return the replies that have come by the id of our message; None for one that cannot be read.
 
         One pull fetches all. A malformed reply raises and takes with it all that are fetched along, and the SuperLink

@@ -156,17 +156,15 @@ class LocalFederation:
         log = self.work / "superlink" / "log.txt"
         self._superlink = self._run(command, log, self.work / "superlink" / "flower")
         self._wait_for_superlink(log)
-        logs = [self.work / "nodes" / str(node) / "register.txt" for node in range(settings.nodes)]
         register = ["flwr", "supernode", "register"]
-        registering = [
-            self._run([*register, str(keys / f"node-{node}.pub"), NAME], log, home) for node, log in enumerate(logs)
-        ]
-        for process, log in zip(registering, logs):
-            try:
-                status = process.wait(settings.start_timeout)
-            except subprocess.TimeoutExpired:
-                status = -1
-            if status:
+        registering = {}
+        for node in range(settings.nodes):
+            log = self.work / "nodes" / str(node) / "register.txt"
+            registering[log] = self._run([*register, str(keys / f"node-{node}.pub"), NAME], log, home)
+        for log, process in registering.items():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(settings.start_timeout)
+            if process.returncode != 0:
                 raise RunError(f"a node's key was not registered: {last_words(log)}")
         for node in range(settings.nodes):
             self.start_node(node)
@@ -241,9 +239,6 @@ def free_ports(count: int) -> list[int]:
 
 def last_words(log: Path) -> str:
     """Return the last line of a log that tells something, for an error's message."""
-    try:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
     telling = [line for line in lines if "rror" in line] or [line for line in lines if line.strip()]
     return f"{shown(telling[-1]) if telling else 'nothing'} (log: {log})"

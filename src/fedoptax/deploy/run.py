@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedoptax._files import finite_or_none, read_json, using, write_atomically
+from fedoptax._files import finite_or_none, read_json, write_atomically
 from fedoptax.algorithm import Tree
 from fedoptax.deploy.client import INITIAL
 from fedoptax.deploy.config import Deployment
@@ -25,7 +25,7 @@ from fedoptax.deploy.server import RawReply, Reply, check_reply, next_state, upl
 from fedoptax.deploy.wire import pack
 from fedoptax.engine.client_states import ClientStates, OnDevice
 from fedoptax.engine.evaluation import column_names, evaluate, evaluation_data
-from fedoptax.engine.plan import Plan, make_plan
+from fedoptax.engine.plan import make_plan
 from fedoptax.engine.program import Fixed, program
 from fedoptax.engine.sampling import sample_cohort
 from fedoptax.errors import RunError, UsageError, check_int
@@ -59,42 +59,31 @@ def run_deployment(deployment: Deployment, task: Task, network: Network, log: Lo
     """
     folder = Path(deployment.out).expanduser().absolute()
     if deployment.resume:
-        identity = read_identity(folder)
+        config = folder / "config.json"
+        identity = read_json(config).get("deployment") if config.is_file() else None
+        if identity is None:
+            raise UsageError(f"resume must name the folder of a deployment, got '{folder}'")
         check_int("rounds", deployment.rounds, max(rounds_of(folder), default=1))
     else:
         prepare(folder)
         identity = {"experiment": uuid.uuid4().hex, "quorum": deployment.quorum}
     rounds = NetworkRounds(deployment, task, network, folder, identity["experiment"], log)
     algorithm = {"name": deployment.algorithm, "hyperparameters": dict(deployment.hyperparameters)}
-    trackers = deployment.tracker_names
-    config = run_config(task, algorithm, deployment, rounds.plan, rounds.program, deployment.wrappers, trackers)
+    trackers, wrappers = deployment.tracker_names, deployment.wrappers
+    described = run_config(task, algorithm, deployment, rounds.plan, rounds.program, wrappers, trackers)
     record = Record(
         label=deployment.algorithm,
         hyperparameters=deployment.hyperparameters,
-        wrappers=deployment.wrappers,
+        wrappers=wrappers,
         out=folder,
         resume_from=folder if deployment.resume else None,
         checkpoint_every=deployment.checkpoint_every,
         trackers=trackers,
         progress=False,
     )
-    result = run_rounds(rounds, deployment.rounds, config | {"deployment": identity}, record)
+    result = run_rounds(rounds, deployment.rounds, described | {"deployment": identity}, record)
     if result.status != "completed":
         raise RunError(str(result.message))
-
-
-def read_identity(folder: Path) -> dict[str, Any]:
-    """Return what a deployment's config says of it: the experiment's id and its quorum.
-
-    Raises:
-      UsageError: the folder holds no deployment.
-    """
-    path = folder / "config.json"
-    identity = read_json(path).get("deployment") if path.is_file() else None
-    if not isinstance(identity, dict):
-        raise UsageError(f"resume must name the folder of a deployment, got '{folder}'")
-    with using(path):
-        return {"experiment": str(identity["experiment"]), "quorum": float(identity["quorum"])}
 
 
 class NetworkRounds:
@@ -104,6 +93,8 @@ class NetworkRounds:
     was last used, now and at the checkpoint before.
     """
 
+    compile_seconds = 0.0  # clients compile, each in its own process
+
     def __init__(
         self, deployment: Deployment, task: Task, network: Network, folder: Path, experiment: str, log: Log
     ) -> None:
@@ -111,7 +102,9 @@ class NetworkRounds:
         self._algorithm, self._experiment, self._file = deployment.build_algorithm(), experiment, folder / FILE
         self.plan = make_plan(deployment, task, self._algorithm)
         self._limits = Limits(deployment.quorum, deployment.round_timeout, deployment.wait_limit)
-        _check_quorum(self._limits, self.plan)
+        needed, least = self._limits.needed(self.plan.cohort_size), self.plan.aggregate.least
+        if needed < least:
+            raise UsageError(f"quorum must leave {self.plan.aggregate} at least {least} uploads, got {needed} of them")
         self.program = program(task, Fixed(self._algorithm), self.plan)
         self._upload = upload_form(task, self._algorithm, self.plan.work)
         self._most = deployment.max_examples or int(task.clients.sizes.max()) or MOST_EXAMPLES
@@ -124,11 +117,6 @@ class NetworkRounds:
         self._checkpoints = deque([never] * KEEP, maxlen=KEEP)
         self._put(never)
         self._is_ready = False
-
-    @property
-    def compile_seconds(self) -> float:
-        """Nothing is compiled ahead of the rounds."""
-        return 0.0
 
     def advance(self, done: int) -> Step:
         """Do one round."""
@@ -168,14 +156,19 @@ class NetworkRounds:
             **self._measure(done + 1, server),
             "bytes_down": report.sent * self.program.bytes_down,
             "bytes_up": len(replies) * self.program.bytes_up,
-            **self._spent(done + 1),
             "seconds": time.perf_counter() - begun,
         }
+        if self._algorithm.epsilon is not None:
+            row["epsilon"] = finite_or_none(
+                float(self._algorithm.epsilon(done + 1, self.plan.cohort_size, num_clients))
+            )
         self._write(done + 1, cohort, report)
         self.server = server
         self._put(accepted)
         left_out = f", {len(cohort) - len(replies)} left out" if len(replies) < len(cohort) else ""
         self._log(f"round {done + 1} of {total}: train_loss {loss:.4g}{left_out}")
+        if stop() and done + 1 < total:
+            return Step([row], "interrupted", f"stopped after round {done + 1} of {total}")
         return Step([row])
 
     def saved(self) -> None:
@@ -199,8 +192,8 @@ class NetworkRounds:
         """Wait for the nodes, and take up what a checkpoint told."""
         if done:
             self._checkpoints.extend([np.asarray(self._states.tree[1]), self._accepted])
-        if self._file.exists():
-            write_atomically(self._file, _lines_up_to(self._file, done))
+        if self._file.exists():  # a killed process may have left more lines, and half of one
+            write_atomically(self._file, b"".join(self._file.read_bytes().splitlines(keepends=True)[:done]))
         wait_for_nodes(self._network, self._task.clients.num_clients, self._limits, self._log, sleep=sleep)
         self._is_ready = True
 
@@ -213,11 +206,11 @@ class NetworkRounds:
             kept = sorted({int(checkpoint[partition]) for checkpoint in self._checkpoints})
             return {"experiment": self._experiment, "round": done, "base": int(accepted[partition]), "kept": kept}
 
-        self._network.begin(pack(jax.device_get(self._algorithm.broadcast(self.server))), order)
-        return cohort, gather(self._network, cohort, self._check, self._limits, self._log, sleep=sleep)
+        def check(raw: RawReply) -> Reply:
+            return check_reply(raw, self._upload, self._most, self._algorithm.decode)
 
-    def _check(self, raw: RawReply) -> Reply:
-        return check_reply(raw, self._upload, self._most, self._algorithm.decode)
+        self._network.begin(pack(jax.device_get(self._algorithm.broadcast(self.server))), order)
+        return cohort, gather(self._network, cohort, check, self._limits, self._log, sleep=sleep)
 
     def _measure(self, round: int, server: Tree) -> Row:
         data, params = evaluation_data(self._task), self._algorithm.params(server)
@@ -226,12 +219,6 @@ class NetworkRounds:
         if round % self._deployment.eval_every and round != self._deployment.rounds:
             return dict.fromkeys(column_names(self._task, params, data))
         return {name: finite_or_none(float(value)) for name, value in sorted(self._evaluate(params, data).items())}
-
-    def _spent(self, round: int) -> Row:
-        if self._algorithm.epsilon is None:
-            return {}
-        epsilon = self._algorithm.epsilon(round, self.plan.cohort_size, self._task.clients.num_clients)
-        return {"epsilon": finite_or_none(float(epsilon))}
 
     def _write(self, round: int, cohort: list[int], report: RoundReport) -> None:
         line = {
@@ -247,22 +234,3 @@ class NetworkRounds:
                 file.write(json.dumps(line) + "\n")
         except OSError as error:
             raise RunError(f"'{self._file}' cannot be written: {error.strerror}") from error
-
-
-def _lines_up_to(path: Path, done: int) -> bytes:
-    """Return the lines of the first `done` rounds; a killed process may have left others, and half of one."""
-    try:
-        lines = path.read_bytes().splitlines(keepends=True)[:done]
-    except OSError as error:
-        raise RunError(f"'{path}' cannot be read: {error.strerror}") from error
-    return b"".join(line for line in lines if line.endswith(b"\n"))
-
-
-def _check_quorum(limits: Limits, plan: Plan) -> None:
-    """Refuse a quorum with which a round could have too few uploads for the aggregator."""
-    least = plan.aggregate.least
-    if limits.needed(plan.cohort_size) < least:
-        raise UsageError(
-            f"quorum must be >= {least / plan.cohort_size:.3g} with {plan.aggregate}, which needs {least} of "
-            f"{plan.cohort_size} clients, got {limits.quorum:g}"
-        )

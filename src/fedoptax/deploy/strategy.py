@@ -135,14 +135,10 @@ class FedoptaxStrategy(Strategy):
         if not sound:
             return None, None
         is_statistic = {name: self.buffer(name, array) for name, array in self._model.items()}
-        updates = [
-            Reply(
-                FedOptUpload({n: model[n] - sent for n, sent in self._model.items() if not is_statistic[n]}, ()),
-                loss,
-                count,
-            )
-            for model, count, loss in sound
-        ]
+        updates = []
+        for model, count, loss in sound:
+            change = {n: model[n] - sent for n, sent in self._model.items() if not is_statistic[n]}
+            updates.append(Reply(FedOptUpload(change, ()), loss, count))
         size = max(self._num_nodes, len(sound))
         server, loss, is_finite = next_state(self.algorithm, self._server, updates, self.algorithm.weighting, size)
         if not is_finite:
@@ -194,9 +190,8 @@ class FedoptaxStrategy(Strategy):
             flower_log.info("waiting for nodes: %d of %d are connected", len(nodes), self.min_nodes)
             time.sleep(1)
         self._num_nodes = len(nodes)
-        chosen = random.Random(f"{self.seed} {kind} {number}").sample(
-            nodes, max(self.min_nodes, int(fraction * len(nodes)))
-        )
+        size = max(self.min_nodes, int(fraction * len(nodes)))
+        chosen = random.Random(f"{self.seed} {kind} {number}").sample(nodes, size)
         config["server-round"] = number
         content = RecordDict({"arrays": arrays, "config": config})
         return [Message(content, node, kind) for node in chosen]
