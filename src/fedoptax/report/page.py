@@ -200,7 +200,8 @@ def list_facts(groups: Sequence[Group]) -> list[tuple[str, str]]:
     configs = [
         dict(group.config)
         | {
-            "clients": len((group.config.get("partition") or {}).get("sizes") or []) or None,
+            "clients": len((group.config.get("partition") or {}).get("sizes") or [])
+            or group.config["task"].get("num_clients"),
             "faults": describe_faults(group.config.get("faults") or {}),
             "aggregate": group.config.get("aggregate") or "mean",
             "seeds": len(group.runs),
