@@ -63,6 +63,8 @@ class TaskOptions:
         Raises:
           UsageError: `--task-set` has another form, or repeats an option.
         """
+        from fedoptax.experiments.build import parse_value
+
         names = ("model", "partition", "alpha", "num_clients", "client_column", "label_column")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         for name, text in split_pairs("--task-set", self.task_set).items():
@@ -293,13 +295,3 @@ def split_pairs(option: str, texts: list[str]) -> dict[str, str]:
             raise UsageError(f"{option}: {name} is given twice")
         pairs[name] = value
     return pairs
-
-
-def parse_value(text: str) -> Any:
-    """A number, true, false, or else the text itself."""
-    import json
-
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -12,9 +12,16 @@ from typing import Any
 from fedoptax._progress import status
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.algorithms import ALGORITHMS
-from fedoptax.cli.options import Compare, ExperimentOptions, LearningOptions, RoundOptions, TaskOptions, Tune
+from fedoptax.cli.options import (
+    Compare,
+    ExperimentOptions,
+    LearningOptions,
+    RoundOptions,
+    TaskOptions,
+    Tune,
+    split_pairs,
+)
 from fedoptax.distributed import is_leader
-from fedoptax.engine.faults import as_faults
 from fedoptax.engine.plan import make_plan
 from fedoptax.errors import RunError, UsageError, check_choice
 from fedoptax.experiments.build import (
@@ -56,22 +63,6 @@ class Setup:
     out: Path
 
 
-def parse_faults(settings: Sequence[str]) -> dict[str, Any] | None:
-    """Parse `NAME=VALUE` settings of `--fault` to values by name; None if there are none.
-
-    Raises:
-      UsageError: no `=`, an unknown name, or a value outside its range.
-    """
-    values: dict[str, Any] = {}
-    for setting in settings:
-        name, _, text = setting.partition("=")
-        if not name or not text:
-            raise UsageError(f"--fault must be NAME=VALUE, such as dropout=0.3, got {setting!r}")
-        values[name] = parse_value(text)
-    as_faults(values)
-    return values or None
-
-
 def set_up(
     given: ExperimentOptions,
     names: list[str],
@@ -90,7 +81,8 @@ def set_up(
       UsageError: an option is wrong, or `out` holds results.
     """
     recipe_of(given.task)
-    run_options: dict[str, Any] = {"aggregate": given.aggregate, "faults": parse_faults(given.fault)}
+    faults = {name: parse_value(text) for name, text in split_pairs("--fault", given.fault).items()}
+    run_options: dict[str, Any] = {"aggregate": given.aggregate, "faults": faults or None}
     run_options |= {"trackers": list(given.track), "checkpoint_every": given.checkpoint_every}
     run_options |= {
         name: getattr(given, name) for name in ("client_loop", "mesh", "client_states", "examples", "engine")
