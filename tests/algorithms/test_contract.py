@@ -38,10 +38,6 @@ def test_local_steps_with_a_traced_number_of_steps_equals_the_list() -> None:
     np.testing.assert_allclose(many[0], [1, 3, 7, 15, 31])
 
 
-def test_no_steps_give_loss_zero_not_nan() -> None:
-    assert float(fx.local_steps(step, jnp.float32(1.0), [])[1]) == 0.0
-
-
 def test_weighted_mean_by_hand() -> None:
     trees = [{"a": jnp.asarray([1.0, 2.0]), "n": jnp.int32(3)}, {"a": jnp.asarray([5.0, 6.0]), "n": jnp.int32(4)}]
     mean = fx.weighted_mean(trees, [1, 3])
@@ -87,14 +83,6 @@ def test_nbytes_is_the_size_of_a_message() -> None:
 
 def quadratic(params: Any, batch: Any) -> Any:
     return jax.value_and_grad(lambda p: 0.5 * jnp.sum((p - batch) ** 2))(params)
-
-
-def test_one_client_one_step_is_sgd() -> None:
-    algorithm = fx.fedavg(0.25)
-    server = algorithm.init(jnp.asarray([4.0]))
-    server, _, info = fx.eager.run_round(algorithm, quadratic, server, [()], [[jnp.asarray([2.0])]])
-    assert float(algorithm.params(server)[0]) == 4.0 - 0.25 * 2.0
-    assert (float(info.train_loss), info.bytes_down, info.bytes_up) == (2.0, 4, 4)
 
 
 def test_an_averaged_client_state_travels_both_ways() -> None:

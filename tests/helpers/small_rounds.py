@@ -40,11 +40,11 @@ ALL: dict[str, Callable[..., FedAlgorithm]] = {
     "fedprox": lambda lr: fedprox(lr, 0.1),
     "clipped": lambda lr: with_clipping(fafed(lr), 1.0),
 }
-OFTEN = ("scaffold", "fafed")
+OFTEN = ("fafed",)
 every = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in OFTEN else [pytest.mark.long]) for name in ALL]
 )
-"""In `make test` some of them, the others with the long tests."""
+"""In `make test` one of them, the others with the long tests."""
 
 
 def quadratic(params: Any, batch: Any) -> tuple[jax.Array, Any]:

@@ -50,11 +50,11 @@ def test_an_accurate_codec_changes_little_in_any_algorithm(name: str) -> None:
 
 
 def coded_fields(algorithm: Any) -> set[str]:
-    params = {"w": jnp.ones((8, 8))}
-    server, client = algorithm.init(params), algorithm.init_client(params)
-    upload, _, _ = algorithm.client_update(
-        lambda p, b: (jnp.zeros(()), p), algorithm.broadcast(server), client, [jnp.ones(3)]
-    )
+    def upload_of(params: Any) -> Any:
+        message, client = algorithm.broadcast(algorithm.init(params)), algorithm.init_client(params)
+        return algorithm.client_update(lambda p, b: (jnp.zeros(()), p), message, client, [jnp.ones(3)])[0]
+
+    upload = jax.eval_shape(upload_of, {"w": jnp.ones((8, 8))})
     fields = upload._asdict().items()
     return {n for n, part in fields if any(isinstance(a, Coded) for a in jax.tree.leaves(part, is_leaf=_is_coded))}
 
@@ -91,15 +91,17 @@ def test_unknown_fields_are_refused_and_an_upload_without_fields_is_coded_whole(
         return fx.with_compression(algorithm._replace(client_update=client_update), codecs.qsgd())
 
     with pytest.raises(fx.UsageError, match=r"^fields must be among news, got "):
-        update(sending(Strange), sending(Strange).init(jnp.zeros(64)), (), jnp.ones(64))
+        jax.eval_shape(lambda own: update(sending(Strange), sending(Strange).init(own), (), own), jnp.ones(64))
     bare = sending(lambda news: news)
-    assert _is_coded(update(bare, bare.init(jnp.zeros(64)), (), jnp.ones(64))[0])
+    assert _is_coded(jax.eval_shape(lambda own: update(bare, bare.init(own), (), own)[0], jnp.ones(64)))
 
 
 # ---------------------------------------------------------------- error feedback
 
 
-@pytest.mark.parametrize("codec", [codecs.topk(0.1), codecs.sign()], ids=lambda c: c.name)
+@pytest.mark.parametrize(
+    "codec", [codecs.topk(0.1), pytest.param(codecs.sign(), marks=pytest.mark.long)], ids=lambda c: c.name
+)
 def test_decoded_uploads_and_the_residual_sum_to_the_changes(codec: Any) -> None:
     """Σ decoded + the last residual = Σ changes, for two leaves of which one is too small to code."""
     algorithm = fx.with_compression(sender(), codec)
@@ -195,7 +197,9 @@ def test_a_round_reports_the_coded_bytes() -> None:
     assert told == [(2 * 8004, 2 * 8004), (2 * 8004, 2 * (20 * 8 + 4))]
 
 
-@pytest.mark.parametrize("codec", [codecs.qsgd(2, 3), codecs.topk(0.25)], ids=lambda c: c.name)
+@pytest.mark.parametrize(
+    "codec", [codecs.topk(0.25), pytest.param(codecs.qsgd(2, 3), marks=pytest.mark.long)], ids=lambda c: c.name
+)
 def test_coded_uploads_cross_the_wire(codec: Any) -> None:
     algorithm = fx.with_compression(fx.with_privacy(fx.fedavg(0.1), 1.0, 0.1, 1e-3), codec)
     form = upload_form(laws.TASK, algorithm, LocalWork(2))
@@ -223,4 +227,4 @@ def test_places_outside_an_array_are_ignored() -> None:
 def test_an_algorithm_is_compressed_once() -> None:
     twice = fx.with_compression(fx.with_compression(sender(), codecs.qsgd()), codecs.qsgd())
     with pytest.raises(fx.UsageError, match=r"^algorithm"):
-        update(twice, twice.init(jnp.zeros(40)), (), jnp.ones(40))
+        jax.eval_shape(lambda own: update(twice, twice.init(own), (), own), jnp.ones(40))

@@ -31,7 +31,7 @@ def silent(algorithm: FedAlgorithm, clip: float = 1.0, **options: Any) -> FedAlg
 # ---------------------------------------------------------------- clipping
 
 
-@pytest.mark.parametrize("norm", [0.0, 0.5, 2.0, 2.0000002, 8.0, 1e18])
+@pytest.mark.parametrize("norm", [0.0, 2.0, 2.0000002, 1e18])
 def test_all_leaves_are_clipped_together(norm: float) -> None:
     own = {"u": leaf([0.6 * norm, 0.0]), "v": {"w": leaf([[0.0], [-0.8 * norm]])}}
     algorithm = silent(sender(), 2.0)
