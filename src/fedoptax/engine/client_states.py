@@ -130,7 +130,9 @@ def device_bytes(devices: int = 1) -> int:
 
 
 def host_bytes() -> int:
-    """Memory of this machine, or of the container that the process runs in, in bytes."""
+    """Memory of this machine, or of the container that the process runs in, in bytes; 8 GiB where neither is known."""
+    if not hasattr(os, "sysconf"):  # Windows
+        return 2**33
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
