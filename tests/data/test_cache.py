@@ -9,6 +9,7 @@ import pytest
 import fedoptax as fx
 from fedoptax.data.cache import cache_dir, cached, open_arrays, write_arrays
 from fedoptax.errors import DataError
+from full_disks import largest_file
 
 
 def write_two(writer):
@@ -51,6 +52,16 @@ def test_a_folder_is_replaced_only_by_a_complete_one(tmp_path):
     write_arrays(tmp_path / "a", lambda writer: writer.append("x", np.ones(4)))
     assert len(open_arrays(tmp_path / "a")["x"]) == 4 and before["x"][0] == 0
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path):
+    def build(writer):
+        for _ in range(100):
+            writer.append("x", np.ones((100, 10)))
+
+    with largest_file(10_000), pytest.raises(DataError, match=r"a' cannot be written"):
+        write_arrays(tmp_path / "a", build)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_damaged_array_is_refused(tmp_path):
