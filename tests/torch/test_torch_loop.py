@@ -25,7 +25,7 @@ def as_tensors(batch):
 
 def sgd(module, examples, config):
     """The loop of an institution: its own optimizer, its own order of the examples."""
-    optimizer = torch.optim.SGD(module.parameters(), lr=config["lr"] if "lr" in config else config["client_lr"])
+    optimizer = torch.optim.SGD(module.parameters(), lr=config.get("lr", config["client_lr"]))
     for batch in examples:
         optimizer.zero_grad()
         cross_entropy(module, as_tensors(batch)).backward()

@@ -107,9 +107,8 @@ def test_a_gradient_shares_memory_both_ways_and_leaves_the_module_alone() -> Non
 @pytest.mark.parametrize(("loss", "given"), [(lambda m, b: m(b["x"]), "shape"), (lambda m, b: 1.0, "float")])
 def test_a_loss_that_is_not_a_number_is_refused(loss, given: str) -> None:
     module = Net()
-    params = ft.params_from_module(module)
     with pytest.raises(fx.UsageError, match=f"loss .*{given}"):
-        ft.torch_grad_fn(module, loss)(params, batches(0)[0])
+        ft.torch_grad_fn(module, loss)(ft.params_from_module(module), batches(0)[0])
 
 
 @pytest.mark.parametrize("algorithm", [fx.fedadam(0.1, 0.5), fx.fafed(0.1)], ids=["fedadam", "fafed"])

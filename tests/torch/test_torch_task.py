@@ -24,9 +24,10 @@ def nll(module, batch):
 
 def torch_task(loss=cross_entropy, module=None):
     twin = small_task()
-    module = net(make(), "float32") if module is None else module
     more = {"primary_metric": "nll", "higher_is_better": False}
-    return ft.module_task("small", module, loss, {"nll": nll}, twin.clients, twin.test, **more)
+    return ft.module_task(
+        "small", module or net(make(), "float32"), loss, {"nll": nll}, twin.clients, twin.test, **more
+    )
 
 
 @pytest.mark.parametrize("client_loop", ["loop", "vmap"])
