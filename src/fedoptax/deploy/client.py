@@ -146,12 +146,7 @@ class Client:
         return clients.client(check_int("partition-id", self.partition, 0, clients.num_clients - 1))
 
     def answer(self, arrays: Mapping[str, WireArray], order: Order, root: Path) -> RawReply:
-        """Do the work of a round.
-
-        Args:
-          arrays: the server's message.
-          order: what to do.
-          root: the node's folder for states; the new state is written before this returns.
+        """Do the work of a round; when this returns, the new state is in `root`, the node's folder for states.
 
         Raises:
           WireError: the message is not what the algorithm sends.

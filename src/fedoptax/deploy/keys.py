@@ -16,7 +16,6 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from fedoptax.errors import RunError, UsageError
 
-DAYS = 365
 HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
@@ -34,7 +33,7 @@ def make_keys(nodes: int, hosts: Sequence[str] = HOSTS) -> dict[str, bytes]:
       UsageError: a host is not one that a certificate can hold.
     """
     ca = trustme.CA()
-    end = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=DAYS)
+    end = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=365)
     try:
         server = ca.issue_cert(*hosts, not_after=end)
     except ValueError as error:

@@ -110,13 +110,9 @@ class LocalFederation:
         return self.nodes[node]
 
     def run(self, app: Path, settings: Path, log: Path, watch: Callable[[], None]) -> None:
-        """Run an app to its end.
+        """Run the app in a folder to its end, and call `watch` about twice a second.
 
-        Args:
-          app: the app's folder.
-          settings: a TOML file with values that replace those of the app's config.
-          log: takes the run's log.
-          watch: is called about twice a second.
+        `settings` is a TOML file with values that replace those of the app's config; `log` takes the run's log.
 
         Raises:
           RunError: the app could not be run, the SuperLink ended, or the time is up.

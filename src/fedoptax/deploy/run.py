@@ -45,12 +45,6 @@ MOST_EXAMPLES = 10**9
 def run_deployment(deployment: Deployment, task: Task, network: Network, log: Log) -> None:
     """Run a deployment from its first round, or from its last checkpoint; all files go to `deployment.out`.
 
-    Args:
-      deployment: what is run.
-      task: as the server sees it.
-      network: what carries the messages.
-      log: takes lines for people.
-
     Raises:
       UsageError: the deployment cannot be carried out on the task, its folder holds a run that is not to be resumed,
         or more rounds are done there than it is to have.

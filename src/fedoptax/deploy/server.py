@@ -16,8 +16,6 @@ from fedoptax.engine.batches import LocalWork, client_batches, task_grad_fn
 from fedoptax.engine.round import all_finite
 from fedoptax.tasks.task import Task
 
-LARGEST = float(np.finfo(np.float32).max)
-
 
 class RawReply(NamedTuple):
     """What a node sent back, unchecked: named arrays and named numbers; or `error`, why there are none."""
@@ -104,7 +102,7 @@ def check_count(numbers: Mapping[str, Any], max_examples: int) -> int:
 
 def is_float32(number: float) -> bool:
     """Return whether a number is finite in float32: one client's loss must not make the mean of all infinite."""
-    return abs(number) <= LARGEST
+    return abs(number) <= float(np.finfo(np.float32).max)
 
 
 def next_state(
