@@ -67,13 +67,14 @@ def test_the_device_is_chosen_if_it_has_room(monkeypatch: pytest.MonkeyPatch) ->
         *(pytest.param(m, marks=pytest.mark.long) for m in (lambda: fx.fedlamb(0.05), lambda: fx.fafed(0.1))),
     ],
 )
-def test_both_places_give_the_same_bits_interrupted_or_not(make: Any, tmp_path: Path) -> None:
+def test_host_states_and_streamed_examples_give_the_same_bits_interrupted_or_not(make: Any, tmp_path: Path) -> None:
     options: dict[str, Any] = {"cohort_size": 3, "batch_size": 4, "seed": 3}
     algorithm, task = make(), small_task()
     whole = fx.run(task, algorithm, rounds=5, client_states="device", **options)
     assert isinstance(whole.clients, OnDevice)
     out = tmp_path / "host"
-    fx.run(task, algorithm, rounds=3, client_states="host", out=out, **options)
-    result = fx.run(task, algorithm, rounds=5, client_states="host", resume_from=out, **options)
+    options |= {"client_states": "host", "examples": "stream"}
+    fx.run(task, algorithm, rounds=3, out=out, **options)
+    result = fx.run(task, algorithm, rounds=5, resume_from=out, **options)
     jax.tree.map(np.testing.assert_array_equal, result.params, whole.params)
     jax.tree.map(np.testing.assert_array_equal, result.clients.of(np.arange(7)), whole.clients.tree)

@@ -99,16 +99,11 @@ def test_derived_metrics_are_computed_from_averages_and_per_client() -> None:
     assert found["client_perplexity_mean"] == pytest.approx(np.mean(of), rel=1e-5)
 
 
-def test_the_columns_reach_the_history_of_both_engines() -> None:
+def test_the_columns_reach_the_history() -> None:
     task = small_task(test_owners=OWNED_BY)
-    options: dict[str, Any] = {"rounds": 2, "cohort_size": 3, "batch_size": 4}
-    compiled = fx.run(task, fx.fedavg(0.3), **options).history
-    eager = fx.run(task, fx.fedavg(0.3), engine="eager", **options).history
-    names = {"client_nll_mean", "client_nll_spread", "client_nll_worst_decile", "test_nll"}
-    assert names <= set(compiled[-1])
-    for name in names:
-        assert compiled[-1][name] == pytest.approx(eager[-1][name], rel=1e-4)
-    assert compiled[-1]["client_nll_worst_decile"] > compiled[-1]["client_nll_mean"]
+    row = fx.run(task, fx.fedavg(0.3), rounds=2, cohort_size=3, batch_size=4).history[-1]
+    assert {"client_nll_mean", "client_nll_spread", "client_nll_worst_decile", "test_nll"} <= set(row)
+    assert row["client_nll_worst_decile"] > row["client_nll_mean"]
 
 
 @pytest.mark.parametrize("owners", [np.zeros(10, int), np.zeros(11), np.full(11, -1)])

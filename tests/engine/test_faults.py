@@ -240,6 +240,7 @@ def test_wrong_values_are_refused(faults: Any) -> None:
 # --- privacy ---
 
 
+@pytest.mark.long
 def test_epsilon_counts_the_clients_that_hold_data() -> None:
     """All shares take part in every round where they are dealt out to devices: nothing is sampled."""
     private = fx.with_privacy(fx.fedavg(0.1), 1.0, 2.0, 1e-3)

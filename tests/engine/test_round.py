@@ -81,7 +81,7 @@ PAIRS = [  # algorithm, loss, what both have, the one, the other
     ("scaffold", masked_loss, {"local_steps": 5}, LOOP, VMAP),
     ("scaffold", masked_loss, DROPOUT, LOOP, EAGER),
     ("fedadam", masked_loss, {"aggregate": "median", **DROPOUT}, LOOP, VMAP),
-    ("scaffold", noisy_loss, LOOP, {"client_states": "host", "examples": "stream"}, {}),
+    pytest.param("scaffold", noisy_loss, LOOP, {"client_states": "host", "examples": "stream"}, {}, marks=LONG),
     pytest.param("scaffold", noisy_loss, VMAP, {"client_states": "host"}, {"examples": "stream"}, marks=LONG),
     pytest.param("fedavg", plain_loss, {}, LOOP, VMAP, marks=LONG),
     pytest.param("fedavg", plain_loss, {"weighting": "uniform"}, VMAP, EAGER, marks=LONG),

@@ -66,8 +66,8 @@ def mesh_again(mesh: int | None) -> int | None:
 
 
 @lru_cache
-def mesh_of(devices: int) -> Mesh:
-    """The first so many devices in a row."""
+def make_mesh(devices: int) -> Mesh:
+    """Make a mesh of the first so many devices."""
     return Mesh(np.array(jax.devices()[:devices]), (AXIS,))
 
 
@@ -75,7 +75,7 @@ def over_mesh(program: Callable[..., Tree], devices: int) -> Callable[..., Tree]
     """Run `program` on every device; in it `own_share`, `all_reduced` and `all_gathered` may be used."""
     everything = PartitionSpec()
     # check_vma would have gradients by parameters, which are the same everywhere, summed over all devices
-    return jax.shard_map(program, mesh=mesh_of(devices), in_specs=everything, out_specs=everything, check_vma=False)
+    return jax.shard_map(program, mesh=make_mesh(devices), in_specs=everything, out_specs=everything, check_vma=False)
 
 
 def replicate(tree: Tree, devices: int) -> Tree:
@@ -83,7 +83,7 @@ def replicate(tree: Tree, devices: int) -> Tree:
 
     Of an array's shape, a `ShapeDtypeStruct`, it makes the shape with its place.
     """
-    place = NamedSharding(mesh_of(devices), PartitionSpec())
+    place = NamedSharding(make_mesh(devices), PartitionSpec())
 
     def put(a: Any) -> Any:
         if isinstance(a, jax.ShapeDtypeStruct):

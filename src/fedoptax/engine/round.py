@@ -155,7 +155,7 @@ def sample_members(task: Task, plan: Plan, data: DeviceData, key: jax.Array, rou
 
 def all_finite(tree: Tree) -> jax.Array:
     """Whether every floating-point or complex number of `tree` is finite: 0 times another number is not 0."""
-    sums = [jnp.sum(0 * a) for a in jax.tree.leaves(tree) if jnp.issubdtype(a.dtype, jnp.inexact)]
+    sums = [jnp.sum(0 * jnp.asarray(a)) for a in jax.tree.leaves(tree) if jnp.issubdtype(a.dtype, jnp.inexact)]
     return jnp.all(jnp.array([jnp.isfinite(s) for s in sums], bool))
 
 
