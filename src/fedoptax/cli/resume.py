@@ -7,21 +7,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedoptax._progress import bar
 from fedoptax.algorithm import FedAlgorithm
-from fedoptax.cli.compare import carry_out_comparison
+from fedoptax.cli.compare import report_comparison
 from fedoptax.cli.options import Resume
-from fedoptax.cli.run import finish, join_processes, print_result
+from fedoptax.cli.run import finish, join_processes, print_result, resume_command
 from fedoptax.cli.setup import reload_task
-from fedoptax.cli.tune import carry_out_search
+from fedoptax.cli.tune import report_search
 from fedoptax.distributed import broadcast, is_leader, run_on_all_or_fail
 from fedoptax.engine.plan import make_plan
 from fedoptax.engine.xla import use_cache, use_cores
-from fedoptax.errors import UsageError
+from fedoptax.errors import Stopped, UsageError
 from fedoptax.experiments import run as experiment
 from fedoptax.experiments.build import build, wrap
-from fedoptax.experiments.comparison import Comparison
+from fedoptax.experiments.comparison import Comparison, run_comparison
+from fedoptax.experiments.result import RunResult
 from fedoptax.experiments.run import split_options
-from fedoptax.experiments.tuning import Tuning
+from fedoptax.experiments.tuning import Tuning, run_search
 from fedoptax.storage.checkpoint import rounds_of
 from fedoptax.storage.config import read_config
 from fedoptax.tasks.task import Task
@@ -50,15 +52,25 @@ def resume(given: Resume) -> None:
         name = comparison.algorithms[0]
         searched = comparison.tunings[name].grid if name in comparison.tunings else {}
         _check(task, name, comparison.hyperparameters[name], searched, comparison.options)
-        carry_out_comparison(task, comparison, folder)
+        compared = run_comparison(task, comparison, folder)
+        _raise_if_stopped(compared.stopped, folder)
+        report_comparison(compared)
     elif (folder / "tune.json").is_file():
         tuning = Tuning.read(folder)
         tuning = replace(tuning, options=tuning.options | changes)
         task = reload_task(tuning.task, given.data_dir)
         _check(task, tuning.algorithm, tuning.fixed, tuning.grid, tuning.options)
-        carry_out_search(task, tuning, folder)
+        with bar(f"{tuning.algorithm}: {tuning.size} points", tuning.size * int(tuning.options["rounds"])) as update:
+            tuned = run_search(task, tuning, folder, update)
+        _raise_if_stopped(tuned.stopped, folder)
+        report_search(folder)
     else:
         _resume_run(folder, given, changes)
+
+
+def _raise_if_stopped(stopped: RunResult | None, folder: Path) -> None:
+    if stopped is not None:
+        raise Stopped(f"{stopped.message}; continue with: {resume_command(folder)}", stopped.signal)
 
 
 def _check(

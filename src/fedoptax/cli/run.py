@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from fedoptax.cli.options import ProcessOptions, Run
 from fedoptax.cli.setup import result_folder, set_up
@@ -14,8 +15,10 @@ from fedoptax.engine.faults import COUNTS
 from fedoptax.engine.xla import use_cache, use_cores
 from fedoptax.errors import RunError, Stopped, UsageError
 from fedoptax.experiments import run as experiment
+from fedoptax.experiments.build import build, wrap
 from fedoptax.experiments.result import DivergedError, Interrupted, RunResult
-from fedoptax.storage import folder as storage
+
+Result = TypeVar("Result")
 
 
 def run(given: Run) -> None:
@@ -26,19 +29,11 @@ def run(given: Run) -> None:
     name = given.algorithm
     out = Path(broadcast(str(result_folder(given.out, given.task, name))))
     setup = run_on_all_or_fail(lambda: set_up(given, [name], out))
-    if is_leader():
-        storage.prepare(out, given.overwrite)
+    hyperparameters = setup.hyperparameters[name]
+    algorithm = wrap(build(name, hyperparameters), **setup.options["wrappers"])
+    about = {"seed": given.seed, "label": name, "hyperparameters": hyperparameters}
     result = finish(
-        lambda: experiment.run(
-            setup.task,
-            setup.algorithms[name],
-            seed=given.seed,
-            label=name,
-            hyperparameters=setup.hyperparameters[name],
-            out=out,
-            **setup.options,
-        ),
-        out,
+        lambda: experiment.run(setup.task, algorithm, out=out, overwrite=given.overwrite, **about, **setup.options), out
     )
     if is_leader():
         print_result(result, out, given.json)
@@ -52,12 +47,12 @@ def join_processes(given: ProcessOptions) -> None:
         raise UsageError("--coordinator, --processes and --process need --distributed")
 
 
-def finish(work: Callable[[], RunResult], out: Path) -> RunResult:
-    """The result of a run.
+def finish(work: Callable[[], Result], out: Path) -> Result:
+    """The result of `work`, a run or several in the folder `out`.
 
     Raises:
       Stopped: a signal stopped it; the message says how to continue.
-      RunError: it diverged.
+      RunError: it was one run and diverged.
     """
     try:
         return work()

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from fedoptax._progress import status
-from fedoptax.algorithm import FedAlgorithm
 from fedoptax.algorithms import ALGORITHMS
 from fedoptax.cli.options import (
     Compare,
@@ -22,16 +21,13 @@ from fedoptax.cli.options import (
     split_pairs,
 )
 from fedoptax.distributed import is_leader
-from fedoptax.engine.plan import make_plan
 from fedoptax.errors import RunError, UsageError, check_choice
 from fedoptax.experiments.build import (
-    build,
     find_constructor,
     find_preset,
     parse_settings,
     parse_value,
     preset,
-    wrap,
 )
 from fedoptax.experiments.grids import Grid, default_grid, parse_grids
 from fedoptax.experiments.run import split_options
@@ -39,68 +35,49 @@ from fedoptax.storage import folder as storage
 from fedoptax.tasks import load_task, recipe_of
 from fedoptax.tasks.recipe import PARTITION_OPTIONS, TASK_OPTIONS
 from fedoptax.tasks.task import Task
-from fedoptax.trackers import as_trackers
-
-Hyperparameters = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What the options of a command ask for, checked, with nothing written yet.
+    """What the options of a command ask for.
 
     Attributes:
       task: the task, loaded.
-      algorithms: by name.
       hyperparameters: by name of the algorithm.
-      options: of `fedoptax.run`.
+      options: of `fedoptax.run`, the same for all runs of the command.
       out: the folder for results.
     """
 
     task: Task
-    algorithms: dict[str, FedAlgorithm]
-    hyperparameters: dict[str, Hyperparameters]
+    hyperparameters: dict[str, dict[str, Any]]
     options: dict[str, Any]
     out: Path
 
 
-def set_up(
-    given: ExperimentOptions,
-    names: list[str],
-    out: Path,
-    tried: Mapping[str, Hyperparameters] | None = None,
-) -> Setup:
-    """Check the options of a command and load its task.
+def set_up(given: ExperimentOptions, names: list[str], out: Path) -> Setup:
+    """Load the task that the options of a command name, and collect the options of its runs.
 
     Args:
       given: the options.
       names: of the algorithms.
       out: the folder for results; it must be new, or may be replaced.
-      tried: hyper-parameters of the first point of a search, by name of the algorithm.
 
     Raises:
       UsageError: an option is wrong, or `out` holds results.
     """
     recipe_of(given.task)
     faults = {name: parse_value(text) for name, text in split_pairs("--fault", given.fault).items()}
-    run_options: dict[str, Any] = {"aggregate": given.aggregate, "faults": faults or None}
-    run_options |= {"trackers": list(given.track), "checkpoint_every": given.checkpoint_every}
-    run_options |= {
-        name: getattr(given, name) for name in ("client_loop", "mesh", "client_states", "examples", "engine")
-    }
-    as_trackers(given.track)
     wrappers = {name: text for name in ("privacy", "compress") if (text := getattr(given, name)) is not None}
+    same = ("aggregate", "client_loop", "mesh", "client_states", "examples", "engine", "checkpoint_every")
+    options = {name: getattr(given, name) for name in same}
+    options |= {"faults": faults or None, "trackers": given.track, "wrappers": wrappers}
     hyperparameters = choose_hyperparameters(given, names)
-    algorithms = {
-        name: wrap(build(name, hyperparameters[name] | (tried or {}).get(name, {})), **wrappers) for name in names
-    }
+    task_arguments, of_rounds = paper_options(given)
+    split_options(of_rounds | options | {"out": out})
     if is_leader():
         storage.prepare(out, given.overwrite, remove=False)
-    task_arguments, of_rounds = paper_options(given)
     task = load(given, task_arguments)
-    options = with_task_defaults(given.task, task, of_rounds) | run_options
-    for algorithm in algorithms.values():
-        make_plan(split_options(options | {"out": out})[0], task, algorithm)
-    return Setup(task, algorithms, hyperparameters, options | {"wrappers": wrappers}, out)
+    return Setup(task, hyperparameters, with_task_defaults(given.task, task, of_rounds) | options, out)
 
 
 def paper_options(given: LearningOptions) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -146,7 +123,7 @@ def with_task_defaults(name: str, task: Task, given: Mapping[str, Any]) -> dict[
     return {"local_epochs": 1, **defaults, **given}
 
 
-def choose_hyperparameters(given: LearningOptions, names: list[str]) -> dict[str, Hyperparameters]:
+def choose_hyperparameters(given: LearningOptions, names: list[str]) -> dict[str, dict[str, Any]]:
     """Hyper-parameters by algorithm: those given by `--set`, else of the paper, else of the task's preset."""
     chosen = parse_settings(given.set_, names)
     setting = find_preset(given.task, given.preset)

@@ -6,21 +6,21 @@ import json
 import math
 import shlex
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedoptax._progress import bar, status
+from fedoptax._progress import status
 from fedoptax.cli.options import Tune
-from fedoptax.cli.run import resume_command
+from fedoptax.cli.run import finish
 from fedoptax.cli.setup import choose_grids, print_table, result_folder, set_up
 from fedoptax.engine.xla import use_cache, use_cores
-from fedoptax.errors import Stopped, UsageError, check_choice
-from fedoptax.experiments.tuning import SEARCHES, AllDiverged, Tuning, rule_for, run_search
+from fedoptax.errors import UsageError, check_choice
+from fedoptax.experiments import tuning
+from fedoptax.experiments.tuning import SEARCHES, AllDiverged
 from fedoptax.report import write_report
 from fedoptax.report.searches import Search, Trial, edge_warnings, load_searches
 from fedoptax.report.words import format_number, format_setting
-from fedoptax.storage import folder as storage
-from fedoptax.tasks.task import Task
 
 SHOWN = 10  # points in the table on the terminal
 DEFAULT_TRIALS = 25
@@ -35,30 +35,35 @@ def tune(given: Tune) -> None:
     if given.trials is not None and given.search == "grid":
         raise UsageError("--trials needs --search optuna")
     grid = choose_grids(given, [name], DEFAULT_TRIALS)[name]
-    first = {key: values[0] for key, values in grid.items()}
-    setup = set_up(given, [name], result_folder(given.out, given.task, f"tune-{name}"), {name: first})
-    tuning = Tuning(
-        name,
-        {key: list(values) for key, values in grid.items()},
-        {key: value for key, value in setup.hyperparameters[name].items() if key not in grid},
-        rule_for(setup.task, given.select or "train_loss", given.last, setup.options["rounds"]),
-        given.seed,
-        {"name": setup.task.name, **setup.task.spec},
-        setup.options,
-        given.search,
-        0 if given.search == "grid" else given.trials or DEFAULT_TRIALS,
-        shlex.join(["fedoptax", *sys.argv[1:]]),
-    )
-    storage.prepare(setup.out, given.overwrite)
-    carry_out_search(setup.task, tuning, setup.out, given.json, new=True)
+    setup = set_up(given, [name], result_folder(given.out, given.task, f"tune-{name}"))
+    with suppress(AllDiverged):  # `report_search` raises it again
+        finish(
+            lambda: tuning.tune(
+                setup.task,
+                name,
+                grid,
+                setup.out,
+                fixed={key: value for key, value in setup.hyperparameters[name].items() if key not in grid},
+                select=given.select or "train_loss",
+                last=given.last,
+                overwrite=given.overwrite,
+                command=shlex.join(["fedoptax", *sys.argv[1:]]),
+                seed=given.seed,
+                search=given.search,
+                trials=given.trials or DEFAULT_TRIALS,
+                **setup.options,
+            ),
+            setup.out,
+        )
+    report_search(setup.out, given.json)
 
 
-def carry_out_search(task: Task, tuning: Tuning, out: Path, as_json: bool = False, new: bool = False) -> None:
-    """Run what is left of a search, write its report and print its points."""
-    with bar(f"{tuning.algorithm}: {tuning.size} points", tuning.size * int(tuning.options["rounds"])) as update:
-        searched = run_search(task, tuning, out, update, new)
-    if (stop := searched.stopped) is not None:
-        raise Stopped(f"{stop.message}; continue with: {resume_command(out)}", stop.signal)
+def report_search(out: Path, as_json: bool = False) -> None:
+    """Write the report of a search and print its points.
+
+    Raises:
+      AllDiverged: every point did.
+    """
     with status("writing the report"):
         page = write_report(out)
     search = load_searches(out)[0]
@@ -69,7 +74,7 @@ def carry_out_search(task: Task, tuning: Tuning, out: Path, as_json: bool = Fals
         print_best(search)
         print(f"report: {page}")
     if search.best is None:
-        raise AllDiverged(tuning.algorithm, len(searched.tried))
+        raise AllDiverged(search.algorithm, len(search.trials))
 
 
 def print_best(search: Search, scope: str = "") -> None:

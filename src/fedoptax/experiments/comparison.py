@@ -117,6 +117,7 @@ def compare(
     last: int | None = None,
     overwrite: bool = False,
     progress: bool | None = None,
+    command: str = "",
     **options: Any,
 ) -> Compared:
     """Run several algorithms on one task over seeds; runs that are done in `out` are not run again.
@@ -135,6 +136,7 @@ def compare(
       last: the number of last rounds over which its mean is taken; None is 100, but at most a tenth of all.
       overwrite: remove an earlier comparison in `out` instead of continuing it.
       progress: show a bar on standard error; None shows it on a terminal.
+      command: that reports show as the way to reproduce them.
       **options: further arguments of `fedoptax.run`, the same for all runs.
 
     Returns:
@@ -172,7 +174,7 @@ def compare(
         )
         for name, grid in grids.items()
     }
-    comparison = Comparison(list(algorithms), values, chosen, spec, stored, tunings=tunings)
+    comparison = Comparison(list(algorithms), values, chosen, spec, stored, command, tunings)
     if (folder / FILE).is_file() and not overwrite:
         there = Comparison.read(folder)
         kept = there.hyperparameters if tunings else values  # by then those that were found
@@ -194,20 +196,18 @@ def run_comparison(
     comparison: Comparison,
     out: Path,
     progress: bool | None = None,
-    new: bool = False,
     trackers: Sequence[Tracker] = (),
 ) -> Compared:
     """Run what is not yet done in `out`: every algorithm's search, if there is one, then all over every seed.
 
-    With `new` there must be no results in `out` yet. `trackers` are objects that follow every run, besides those that
-    the comparison names.
+    `trackers` are objects that follow every run, besides those that the comparison names.
 
     Raises:
-      RunError: another process holds `out` or has filled it, or a run there cannot be continued.
+      RunError: another process holds `out`, or a run there cannot be continued.
     """
     done = Compared(comparison, out)
     followers = [*comparison.options.get("trackers", ()), *trackers]
-    with locked(out, new):
+    with locked(out):
         comparison.save(out)
         _search(task, done, out, progress, trackers)
         for name, seed, folder in runs(done.comparison, out):

@@ -21,13 +21,13 @@ from fedoptax.engine.faults import as_faults
 from fedoptax.engine.plan import make_plan
 from fedoptax.engine.program import Point
 from fedoptax.errors import RunError, UsageError, check_choice, check_int
-from fedoptax.experiments.build import build, find_constructor, wrap
+from fedoptax.experiments.build import build, wrap
 from fedoptax.experiments.grids import check_grid, edges, is_number, points, suggest_by_optuna
 from fedoptax.experiments.result import Interrupted, RunResult
 from fedoptax.experiments.run import simulate, split_options
 from fedoptax.storage.checkpoint import rounds_of
 from fedoptax.storage.config import FORMAT, check_format
-from fedoptax.storage.folder import is_finished, locked, read_summary
+from fedoptax.storage.folder import is_finished, locked, prepare, read_summary
 from fedoptax.storage.history import Row, higher_is_better, read_rows
 from fedoptax.tasks.task import Task, check_task
 from fedoptax.trackers import Tracker
@@ -228,7 +228,9 @@ def tune(
     search: str = "grid",
     trials: int = 25,
     rounds: int = 100,
+    overwrite: bool = False,
     progress: bool | None = None,
+    command: str = "",
     **options: Any,
 ) -> Tuned:
     """Search for the hyper-parameters of an algorithm; points that are done in `out` are not run again.
@@ -245,7 +247,9 @@ def tune(
       search: `"grid"`, or `"optuna"` (extra `optuna`).
       trials: points of a search with Optuna.
       rounds: of every run.
+      overwrite: remove an earlier search in `out` instead of continuing it.
       progress: show a bar on standard error; None shows it on a terminal.
+      command: that reports show as the way to reproduce them.
       **options: further arguments of `fedoptax.run`, the same for all points. A tracker that is an object follows
         every run, and a further call may bring another.
 
@@ -277,11 +281,15 @@ def tune(
         storable(options),
         search,
         0 if search == "grid" else check_int("trials", trials),
+        command,
     )
-    if (folder / FILE).is_file() and replace(Tuning.read(folder), command="") != Tuning.from_dict(
-        to_plain(asdict(tuning))
-    ):
-        raise RunError(f"'{folder / FILE}' is of another search; give another folder")
+    if (folder / FILE).is_file() and not overwrite:
+        there = Tuning.read(folder)
+        if there != Tuning.from_dict(to_plain(asdict(replace(tuning, command=there.command)))):
+            raise RunError(f"'{folder / FILE}' is of another search; give another folder")
+    else:
+        _check(task, tuning)
+        prepare(folder, overwrite)
     trackers = [one for one in options.get("trackers") or () if not isinstance(one, str)]
     with bar(f"{algorithm}: {tuning.size} points", tuning.size * rounds, enabled=progress) as update:
         tuned = run_search(task, tuning, folder, update, trackers=trackers)
@@ -291,9 +299,7 @@ def tune(
     return tuned
 
 
-def run_search(
-    task: Task, tuning: Tuning, out: Path, update: Update, new: bool = False, trackers: Sequence[Tracker] = ()
-) -> Tuned:
+def run_search(task: Task, tuning: Tuning, out: Path, update: Update, trackers: Sequence[Tracker] = ()) -> Tuned:
     """Run the points that are not yet done in `out`, in folders `point-001`, …
 
     Every point starts from the same parameters and sees the same cohorts. One that diverges is stopped there.
@@ -303,7 +309,6 @@ def run_search(
       tuning: what is searched.
       out: the folder; it has a tune.json afterwards.
       update: is called with the rounds done, of all points together, and the best score.
-      new: there must be no results in `out` yet.
       trackers: objects that follow every run, besides those that `tuning` names.
 
     Raises:
@@ -311,18 +316,11 @@ def run_search(
         written.
       RunError: `out` cannot be used.
     """
-    find_constructor(tuning.algorithm)
-    if tuning.search == "optuna" and find_spec("optuna") is None:
-        raise UsageError("--search optuna needs a package: pip install 'fedoptax[optuna]'")
+    _check(task, tuning)
     suggest, make = partial(_next_point, tuning), _point_maker(tuning)
     options = {**tuning.options, "trackers": [*tuning.options.get("trackers", ()), *trackers], "seed": tuning.seed}
-    if tuning.search == "grid":
-        for point in points(tuning.grid):
-            _ = make(point).algorithm  # refuses what is out of range before anything runs
-    if not (out / FILE).is_file() and (first := suggest([])) is not None:
-        make_plan(split_options(options | {"out": out})[0], task, make(first).algorithm)
     tried: list[Tried] = []
-    with locked(out, new):
+    with locked(out):
         tuning.save(out)
         while (values := suggest(tried)) is not None:
             folder, before = out / f"point-{len(tried) + 1:03d}", len(tried) * int(options["rounds"])
@@ -372,6 +370,20 @@ def storable(options: Mapping[str, Any]) -> dict[str, Any]:
         stored["faults"] = asdict(faults)
     names = [one for one in options.get("trackers") or () if isinstance(one, str)]
     return stored | ({"trackers": names} if names else {})
+
+
+def _check(task: Task, tuning: Tuning) -> None:
+    """Check that a search can be carried out.
+
+    Raises:
+      UsageError: Optuna is not installed, a point's value is refused by the algorithm, or an option by `fedoptax.run`.
+    """
+    if tuning.search == "optuna" and find_spec("optuna") is None:
+        raise UsageError("--search optuna needs a package: pip install 'fedoptax[optuna]'")
+    make, first = _point_maker(tuning), {name: values[0] for name, values in tuning.grid.items()}
+    for point in points(tuning.grid) if tuning.search == "grid" else [first]:
+        algorithm = make(point).algorithm
+    make_plan(split_options(tuning.options)[0], task, algorithm)
 
 
 def _point_maker(tuning: Tuning) -> Callable[[Mapping[str, Any]], Point]:
