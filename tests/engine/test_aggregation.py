@@ -82,7 +82,7 @@ def test_an_aggregator_equals_its_papers_rule_over_present_uploads(name: str) ->
             np.testing.assert_allclose(combined(name, uploads, weights, here), want, rtol=2e-6, atol=2e-6)
 
 
-@pytest.mark.parametrize("name", GOOD)
+@pytest.mark.parametrize("name", ["median", "norm_clipping:3.5", "krum:1,keep=3"])
 def test_complex_numbers_are_aggregated_as_their_two_parts(name: str) -> None:
     uploads, weights = uploads_of(3), np.random.default_rng(3).uniform(1, 9, SIZE)
     real, imaginary = np.array(uploads["a"]), np.array(uploads["a"])[::-1] * 2

@@ -13,7 +13,7 @@ import pytest
 import fedoptax as fx
 from fedoptax.engine import client_states as states
 from fedoptax.engine.client_states import OnDevice, OnHost, choose_place, host_bytes
-from small import small_task
+from small import line
 
 INITIAL = {"a": np.array([1.0, 2.0], np.float32), "b": (jnp.asarray(3, jnp.bfloat16), np.int32(4))}
 
@@ -69,12 +69,13 @@ def test_the_device_is_chosen_if_it_has_room(monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_host_states_and_streamed_examples_give_the_same_bits_interrupted_or_not(make: Any, tmp_path: Path) -> None:
     options: dict[str, Any] = {"cohort_size": 3, "batch_size": 4, "seed": 3}
-    algorithm, task = make(), small_task()
+    algorithm, task = make(), line()
     whole = fx.run(task, algorithm, rounds=5, client_states="device", **options)
     assert isinstance(whole.clients, OnDevice)
+    assert set(whole.history[0]) == {"round", "train_loss", "bytes_down", "bytes_up", "seconds"}
     out = tmp_path / "host"
     options |= {"client_states": "host", "examples": "stream"}
     fx.run(task, algorithm, rounds=3, out=out, **options)
     result = fx.run(task, algorithm, rounds=5, resume_from=out, **options)
     jax.tree.map(np.testing.assert_array_equal, result.params, whole.params)
-    jax.tree.map(np.testing.assert_array_equal, result.clients.of(np.arange(7)), whole.clients.tree)
+    jax.tree.map(np.testing.assert_array_equal, result.clients.of(np.arange(8)), whole.clients.tree)

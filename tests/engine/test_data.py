@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -16,15 +15,7 @@ from fedoptax.engine import data as stream
 from fedoptax.engine.client_states import device_bytes
 from fedoptax.engine.data import Streamed, choose_examples
 from fedoptax.engine.sampling import sample_cohort
-from small import ragged_clients, small_task
-
-OPTIONS: dict[str, Any] = {"cohort_size": 3, "batch_size": 4, "seed": 3}
-
-
-def same(one: fx.RunResult, other: fx.RunResult) -> None:
-    jax.tree.map(np.testing.assert_array_equal, one.params, other.params)
-    for a, b in zip(one.history, other.history, strict=True):
-        assert {k: v for k, v in a.items() if k != "seconds"} == {k: v for k, v in b.items() if k != "seconds"}
+from small import small_task
 
 
 def test_a_round_reads_its_cohort_alone() -> None:
@@ -46,22 +37,6 @@ def test_examples_that_do_not_fit_on_the_device_are_streamed(monkeypatch: pytest
     assert choose_examples("auto", task) == "stream"
     assert choose_examples("device", task) == "device"
     assert device_bytes() > 2**28
-
-
-@pytest.mark.long
-def test_a_federation_on_disk_is_mapped_not_read(tmp_path: Path) -> None:
-    data = ragged_clients()
-    fx.FederatedData.write(tmp_path / "f", (data.client(i) for i in range(data.num_clients)))
-    opened = fx.FederatedData.open(tmp_path / "f")
-    np.testing.assert_array_equal(opened.offsets, data.offsets)
-    assert set(opened.examples) == {"x", "y"}
-    for name, array in opened.examples.items():
-        assert isinstance(array, np.memmap)
-        np.testing.assert_array_equal(array, data.examples[name])
-    same(
-        fx.run(small_task(clients=opened), fx.fedavg(0.3), rounds=3, examples="stream", **OPTIONS),
-        fx.run(small_task(clients=ragged_clients()), fx.fedavg(0.3), rounds=3, **OPTIONS),
-    )
 
 
 def test_rows_in_the_order_of_clients_are_not_copied() -> None:
@@ -93,7 +68,7 @@ print("resident", flush=True)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="the memory limit is Linux's")
 def test_a_federation_larger_than_the_memory_allowed_runs_by_streaming_only(tmp_path: Path) -> None:
     """400 MB of examples and 150 MB of room: streaming works, and without it the same run fails."""

@@ -40,9 +40,12 @@ def columns(task: fx.Task) -> dict[str, float]:
     return {name: float(value) for name, value in found.items()}
 
 
-@pytest.mark.parametrize("owners", [None, OWNED_BY])
-@pytest.mark.parametrize("derived", [{}, {"exp": lambda m: jnp.exp(m["first"]), "tokens": lambda m: 2 * m["tokens"]}])
-@pytest.mark.parametrize("primary", ["tokens", None])
+DERIVED = {"exp": lambda m: jnp.exp(m["first"]), "tokens": lambda m: 2 * m["tokens"]}
+
+
+@pytest.mark.parametrize(
+    ("owners", "derived", "primary"), [(None, DERIVED, None), (OWNED_BY, {}, None), (OWNED_BY, DERIVED, "tokens")]
+)
 def test_the_names_of_the_columns_are_known_beforehand(owners: Any, derived: Any, primary: str | None) -> None:
     task = values_task(test_owners=owners, derived=derived, primary_metric=primary)
     assert column_names(task, None, evaluation_data(task)) == sorted(columns(task))
@@ -58,8 +61,7 @@ def test_averages_are_weighted_and_padding_counts_for_nothing(batch: int) -> Non
     )
 
 
-@pytest.mark.parametrize("higher", [True, False])
-@pytest.mark.parametrize("batch", [500, 4])
+@pytest.mark.parametrize(("batch", "higher"), [(500, True), (4, False)])
 def test_every_client_counts_once(batch: int, higher: bool) -> None:
     task = values_task(higher, test_owners=OWNED_BY, eval_batch=batch)
     x = rows(task)[:, 0]
@@ -97,13 +99,6 @@ def test_derived_metrics_are_computed_from_averages_and_per_client() -> None:
     of = [math.exp(x[i == OWNED_BY].mean()) for i in (0, 2, 4)]
     assert found["client_perplexity_worst_decile"] == pytest.approx(max(of), rel=1e-5)
     assert found["client_perplexity_mean"] == pytest.approx(np.mean(of), rel=1e-5)
-
-
-def test_the_columns_reach_the_history() -> None:
-    task = small_task(test_owners=OWNED_BY)
-    row = fx.run(task, fx.fedavg(0.3), rounds=2, cohort_size=3, batch_size=4).history[-1]
-    assert {"client_nll_mean", "client_nll_spread", "client_nll_worst_decile", "test_nll"} <= set(row)
-    assert row["client_nll_worst_decile"] > row["client_nll_mean"]
 
 
 @pytest.mark.parametrize("owners", [np.zeros(10, int), np.zeros(11), np.full(11, -1)])

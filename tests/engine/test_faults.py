@@ -1,10 +1,9 @@
-"""Clients that fail: who, how often, what the round makes of it; the same in every engine and after resuming."""
+"""Clients that fail: who, how often, and what the round makes of it."""
 
 from __future__ import annotations
 
 import json
 import math
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,48 +19,25 @@ from fedoptax.engine.eager import run_round
 from fedoptax.engine.faults import COUNTS, Outcome, as_faults, sample_outcomes
 from fedoptax.engine.sampling import round_key, sample_cohort
 from fedoptax.experiments.result import DivergedError
-from fedoptax.tasks.task import Task, masked_mean
-from same_results import assert_same_results
+from small import LINE_SIZES as SIZES
+from small import line
 
-SIZES = (7, 3, 11, 1, 6, 4, 9, 5)
 EVERYTHING = fx.Faults(dropout=0.2, deadline=2.6, speed_spread=0.6)
 OPTIONS: dict[str, Any] = {"cohort_size": 6, "batch_size": 4, "seed": 4, "weighting": "examples"}
 ROUNDS = 8
+FEDADAM, SCAFFOLD = fx.fedadam(0.1, 0.05), fx.scaffold(0.1)
 
 
-@cache
-def line() -> Task:
-    """One vector to be learned, as the mean of the clients' vectors: small, so that XLA compiles it quickly."""
-    rng = np.random.default_rng(0)
-    clients = [{"x": (rng.normal(size=(n, 3)) + i / 4).astype(np.float32)} for i, n in enumerate(SIZES)]
-
-    def loss(params: Any, batch: Any, key: jax.Array) -> jax.Array:
-        return masked_mean(jnp.sum(jnp.square(params - batch["x"]), axis=1), {"mask": batch["mask"]})
-
-    data = fx.FederatedData.from_clients(clients)
-    return Task("line", lambda key: jnp.full(3, 2.0), loss, lambda p, b: {}, data, label=None, spec={"made": "here"})
-
-
-@cache
-def algorithm(name: str) -> fx.FedAlgorithm:
-    made = {
-        "fedadam": lambda: fx.fedadam(0.1, 0.05),
-        "scaffold": lambda: fx.scaffold(0.1),
-        "fedlamb": lambda: fx.fedlamb(0.05),
-        "fafed": lambda: fx.fafed(lambda t: 0.05 / (1 + t), rho=1.0),
-    }
-    return made[name]()
-
-
-def run(name: str, rounds: int = ROUNDS, faults: Any = EVERYTHING, **changes: Any) -> fx.RunResult:
-    return fx.run(line(), algorithm(name), rounds=rounds, faults=faults, **(OPTIONS | changes))
+def run(algorithm: fx.FedAlgorithm, rounds: int = ROUNDS, faults: Any = EVERYTHING, **changes: Any) -> fx.RunResult:
+    return fx.run(line(), algorithm, rounds=rounds, faults=faults, **(OPTIONS | changes))
 
 
 def outcomes(round: int, faults: fx.Faults = EVERYTHING) -> tuple[np.ndarray, Outcome]:
     key = jax.random.key(OPTIONS["seed"])
     cohort = sample_cohort(key, round, len(SIZES), OPTIONS["cohort_size"])
     steps = count_local_steps(jnp.asarray(SIZES)[cohort], LocalWork(OPTIONS["batch_size"]))
-    return np.asarray(cohort), jax.tree.map(np.asarray, sample_outcomes(faults.rates(), key, round, cohort, steps))
+    drawn = jax.jit(sample_outcomes)(faults.rates(), key, round, cohort, steps)
+    return np.asarray(cohort), jax.tree.map(np.asarray, drawn)
 
 
 def sends_nan(made: fx.FedAlgorithm, limit: float) -> fx.FedAlgorithm:
@@ -112,9 +88,9 @@ def test_no_client_fails_without_rates_and_every_client_with_rate_1() -> None:
 # --- what a round makes of it ---
 
 
-def test_a_round_is_one_of_the_clients_whose_uploads_count() -> None:
+def test_a_round_with_faults_is_a_round_of_the_clients_that_count() -> None:
     """Against `run_round` over them alone: weights renormalised, |S| their number, N all, other states unchanged."""
-    task, base, key, data = line(), algorithm("scaffold"), jax.random.key(OPTIONS["seed"]), device_data(line())
+    task, base, key, data = line(), SCAFFOLD, jax.random.key(OPTIONS["seed"]), device_data(line())
     limit = 4.5
     made = sends_nan(base, limit)
     result = fx.run(task, made, rounds=ROUNDS, faults=EVERYTHING, **OPTIONS)
@@ -153,10 +129,10 @@ def test_a_round_is_one_of_the_clients_whose_uploads_count() -> None:
 
 @pytest.mark.parametrize(
     ("faults", "which"),
-    [({"dropout": 1.0}, "dropped"), ({"deadline": 1e-6}, "late"), ({}, "rejected")],
+    [({"dropout": 1.0}, "dropped"), ({"deadline": 1e-6}, "late"), pytest.param({}, "rejected", marks=pytest.mark.long)],
 )
 def test_a_round_without_any_upload_changes_nothing(faults: dict[str, float], which: str) -> None:
-    made = sends_nan(algorithm("scaffold"), -1.0) if which == "rejected" else algorithm("scaffold")
+    made = sends_nan(SCAFFOLD, -1.0) if which == "rejected" else SCAFFOLD
     result = fx.run(line(), made, rounds=3, faults=faults, **OPTIONS)
     assert result.status == "completed" and len(result.history) == 3
     np.testing.assert_array_equal(result.params, np.full(3, 2.0))
@@ -167,52 +143,34 @@ def test_a_round_without_any_upload_changes_nothing(faults: dict[str, float], wh
         assert row.get("virtual_seconds") == (pytest.approx(1e-6) if which == "late" else None)
 
 
+@pytest.mark.long
 def test_a_round_with_too_few_uploads_for_krum_changes_nothing() -> None:
-    result = run("fedadam", aggregate="krum:0,keep=2")
+    result = run(FEDADAM, aggregate="krum:0,keep=2")
     before = None
     for r, row in enumerate(result.history):
         assert (row["train_loss"] is None) == (row["participants"] < 4)
         before = before or (r if row["train_loss"] is None else None)
     assert before is not None  # it happened
-    a, b = (run("fedadam", rounds=r, aggregate="krum:0,keep=2") for r in (before, before + 1) if r)
+    a, b = (run(FEDADAM, rounds=r, aggregate="krum:0,keep=2") for r in (before, before + 1) if r)
     np.testing.assert_array_equal(a.params, b.params)
 
 
+@pytest.mark.long
 def test_a_server_that_diverges_is_reported() -> None:
     """Uploads that are finite, and squares of them that are not."""
 
     def client_update(*given: Any) -> Any:
-        upload, client, loss = algorithm("fedadam").client_update(*given)
+        upload, client, loss = FEDADAM.client_update(*given)
         return jax.tree.map(lambda a: 1e30 * a, upload), client, loss
 
-    huge = algorithm("fedadam")._replace(client_update=client_update)
+    huge = FEDADAM._replace(client_update=client_update)
     with pytest.raises(DivergedError, match="round 1") as error:
         fx.run(line(), huge, rounds=3, aggregate="krum:0,keep=2", **OPTIONS)
     assert len(error.value.result.history) == 0
     np.testing.assert_array_equal(error.value.result.params, np.full(3, 2.0))
 
 
-def test_a_run_without_faults_counts_nothing() -> None:
-    result = fx.run(line(), algorithm("scaffold"), rounds=2, **OPTIONS)
-    assert set(result.history[0]) == {"round", "train_loss", "bytes_down", "bytes_up", "seconds"}
-    quiet = run("scaffold", rounds=2, faults={})
-    assert_close(result.params, quiet.params)
-    assert quiet.history[0]["participants"] == 6 and "virtual_seconds" not in quiet.history[0]
-
-
-# --- files, sweeps, wrong values ---
-
-
-def test_a_resumed_run_equals_one_that_was_not_interrupted(tmp_path: Path) -> None:
-    run("scaffold", out=tmp_path / "whole", client_states="host")
-    run("scaffold", rounds=3, out=tmp_path / "part")
-    run("scaffold", out=tmp_path / "part", resume_from=tmp_path / "part")
-    assert_same_results(tmp_path / "part", tmp_path / "whole")
-    config = json.loads((tmp_path / "part" / "config.json").read_text())
-    assert config["faults"]["dropout"] == 0.2 and "aggregate" not in config
-    for change, what in (({"faults": None}, "faults"), ({"aggregate": "median"}, "aggregate")):
-        with pytest.raises(fx.RunError, match=what):
-            run("scaffold", rounds=9, resume_from=tmp_path / "part", **change)
+# --- sweeps, wrong values ---
 
 
 @pytest.mark.long
@@ -222,7 +180,7 @@ def test_all_points_of_a_sweep_have_the_same_failures() -> None:
         **OPTIONS,
     )  # fmt: skip
     assert points[0].history.column("participants") == points[1].history.column("participants")
-    assert_close(points[0].params, run("scaffold", rounds=4).params)
+    assert_close(points[0].params, run(SCAFFOLD, rounds=4).params)
 
 
 WRONG: list[Any] = [
@@ -258,7 +216,7 @@ def test_epsilon_is_in_every_row_and_in_the_summary(tmp_path: Path) -> None:
         asked.append((rounds, cohort_size, num_clients))
         return rounds / 4 if rounds > 1 else math.inf
 
-    private = algorithm("scaffold")._replace(epsilon=epsilon)
+    private = SCAFFOLD._replace(epsilon=epsilon)
     options = OPTIONS | {"weighting": "uniform"}
     result = fx.run(line(), private, rounds=5, out=tmp_path / "a", **options)
     assert result.history.column("epsilon") == [None, 0.5, 0.75, 1.0, 1.25]

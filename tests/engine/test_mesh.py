@@ -18,7 +18,7 @@ from fedoptax.engine.mesh import assign_clients
 from fedoptax.storage.config import check_same_experiment
 
 TESTS = Path(__file__).parent
-SHORT = ["scaffold:loop:7:4", "steps", "evaluation"]
+SHORT = "scaffold:loop:7:4"
 LONG = [
     f"{name}:{loop}:{cohort}:{devices}"
     for name in ("fedadam", "scaffold", "fafed", "dropout", "median")
@@ -38,18 +38,18 @@ def on_eight(cases: list[str]) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def check(cases: list[str]) -> None:
+def check(cases: list[str]) -> dict[str, Any]:
     found = on_eight(cases)
     if counts := found.pop("steps", None):
         assert counts["counted"] == counts["wanted"]  # padding takes no step, and no client takes one twice
-    if columns := found.pop("evaluation", None):
-        assert len(columns) > 3 and max(columns.values()) < 1e-5, columns
     for case, seen in found.items():
         assert seen["worst"] < 2e-5 and seen["moved"] > 1e-2, (case, seen)
+    return found
 
 
 def test_meshes_give_what_one_device_gives() -> None:
-    check(SHORT)
+    columns = check([SHORT])[SHORT]["evaluated"]
+    assert len(columns) > 3 and max(columns.values()) < 1e-5, columns
 
 
 @pytest.mark.long
@@ -60,10 +60,10 @@ def test_places_and_interruptions_change_no_bit_on_a_mesh(tmp_path: Path) -> Non
 
 @pytest.mark.long
 def test_every_algorithm_on_every_mesh() -> None:
-    check(LONG)
+    check(["steps", *LONG])
 
 
-@pytest.mark.parametrize("devices", [1, 2, 3, 8])
+@pytest.mark.parametrize("devices", [3, 8])
 @pytest.mark.parametrize("limited", [False, True])
 def test_clients_go_largest_first_to_the_device_with_the_least_work(devices: int, limited: bool) -> None:
     work = np.random.default_rng(0).lognormal(3, 1, 10).astype(np.int32)
@@ -85,7 +85,7 @@ def test_clients_with_equal_work_are_dealt_in_turn(size: int, devices: int) -> N
     assert counts.max() - counts.min() <= 1
 
 
-def test_another_division_among_devices_is_no_other_experiment(tmp_path: Path) -> None:
+def test_a_run_may_continue_on_another_mesh(tmp_path: Path) -> None:
     there = {"seed": 1, "mesh": 8, "client_loop": "vmap"}
     check_same_experiment(tmp_path, there, {"seed": 1})
     check_same_experiment(tmp_path, {"seed": 1}, there)

@@ -30,13 +30,12 @@ def test_one_compilation_serves_any_number_of_rounds_and_every_seed() -> None:
     assert built.timings["compile"] == compiled
 
 
-@pytest.mark.parametrize("has_faults", [False, True])
-def test_a_program_can_be_compiled_while_the_caller_goes_on(has_faults: bool) -> None:
+def test_a_program_can_be_compiled_while_the_caller_goes_on() -> None:
     task, algorithm = small_task(), fx.scaffold(client_lr=0.05, server_lr=1.0)
-    key, rates = jax.random.key(3), Faults().rates() if has_faults else None
+    key, rates = jax.random.key(3), Faults().rates()
 
     def after(ahead: bool) -> tuple[Any, dict[str, float]]:
-        built = program(task, lambda: algorithm, Plan(3, LocalWork(4), faults=has_faults))
+        built = program(task, lambda: algorithm, Plan(3, LocalWork(4), faults=True))
         if ahead:
             begin = built.prepare({}, device_data(task), key)
             begin()

@@ -14,6 +14,7 @@ import fedoptax as fx
 from fedoptax.engine.batches import LocalWork
 from fedoptax.engine.plan import Plan
 from fedoptax.engine.program import Fixed, program
+from fedoptax.engine.sampling import sample_cohort
 from oracles import fedopt as oracle
 from oracles.compare import BITES, TOLERANCE, errors
 from oracles.problem import flatten
@@ -29,6 +30,7 @@ RULES: dict[str, dict[str, Any]] = {
     "fedamsgrad": {"client_lr": 0.3, "server_lr": 0.05},
 }
 ROUNDS, SEED = 4, 11
+LONG = pytest.mark.long
 
 
 def rounds_of(task: fx.Task, algorithm: fx.FedAlgorithm, **options: Any) -> list[np.ndarray]:
@@ -42,9 +44,9 @@ def rounds_of(task: fx.Task, algorithm: fx.FedAlgorithm, **options: Any) -> list
     ("rule", "client_loop", "dtype"),
     [
         ("fedadam", "loop", "float64"),
-        ("fedams", "vmap", "float64"),
-        *(pytest.param(rule, "loop", "float64", marks=pytest.mark.long) for rule in RULES),
-        pytest.param("fedadam", "loop", "float32", marks=pytest.mark.long),
+        pytest.param("fedams", "vmap", "float64", marks=LONG),
+        *(pytest.param(rule, "loop", "float64", marks=LONG) for rule in RULES if rule != "fedadam"),
+        pytest.param("fedadam", "loop", "float32", marks=LONG),
     ],
 )
 def test_the_engine_equals_algorithm_2(rule: str, client_loop: str, dtype: str) -> None:
@@ -56,7 +58,7 @@ def test_the_engine_equals_algorithm_2(rule: str, client_loop: str, dtype: str) 
         assert max(errors(got, want).values()) < TOLERANCE[dtype]
 
 
-@pytest.mark.long
+@LONG
 def test_the_comparison_with_algorithm_2_notices_a_wrong_order_of_examples() -> None:
     task = small_task()
     want = oracle.run(EngineProblem(task, Plan(3, LocalWork(4)), SEED + 1, ROUNDS), "fedavg", **RULES["fedavg"])
@@ -74,20 +76,20 @@ def test_schedules_are_evaluated_on_the_server_and_travel() -> None:
 
 
 DROPOUT = {"faults": {"dropout": 0.3, "deadline": 2.6}}
+MEDIAN = {"aggregate": "median", **DROPOUT}
 LOOP, VMAP, EAGER = {"client_loop": "loop"}, {"client_loop": "vmap"}, {"engine": "eager"}
-LONG = pytest.mark.long
 PAIRS = [  # algorithm, loss, what both have, the one, the other
-    ("fedadam", noisy_loss, {"local_epochs": 2}, LOOP, EAGER),
-    ("scaffold", masked_loss, {"local_steps": 5}, LOOP, VMAP),
-    ("scaffold", masked_loss, DROPOUT, LOOP, EAGER),
-    ("fedadam", masked_loss, {"aggregate": "median", **DROPOUT}, LOOP, VMAP),
+    ("scaffold", noisy_loss, MEDIAN, LOOP, VMAP),
+    ("scaffold", noisy_loss, MEDIAN, LOOP, EAGER),
+    pytest.param("fedadam", noisy_loss, {"local_epochs": 2}, LOOP, EAGER, marks=LONG),
+    pytest.param("scaffold", masked_loss, {"local_steps": 5}, LOOP, VMAP, marks=LONG),
     pytest.param("scaffold", noisy_loss, LOOP, {"client_states": "host", "examples": "stream"}, {}, marks=LONG),
     pytest.param("scaffold", noisy_loss, VMAP, {"client_states": "host"}, {"examples": "stream"}, marks=LONG),
     pytest.param("fedavg", plain_loss, {}, LOOP, VMAP, marks=LONG),
     pytest.param("fedavg", plain_loss, {"weighting": "uniform"}, VMAP, EAGER, marks=LONG),
     pytest.param("fedlamb", masked_loss, {}, LOOP, EAGER, marks=LONG),
     pytest.param("fedlamb", masked_loss, DROPOUT, LOOP, VMAP, marks=LONG),
-    pytest.param("fedlamb", masked_loss, {"aggregate": "median", **DROPOUT}, LOOP, EAGER, marks=LONG),
+    pytest.param("fedlamb", masked_loss, MEDIAN, LOOP, EAGER, marks=LONG),
     pytest.param("fafed", masked_loss, {}, LOOP, EAGER, marks=LONG),
     pytest.param("fafed", masked_loss, {"aggregate": "norm_clipping:4.0"}, LOOP, EAGER, marks=LONG),
     pytest.param("fafed", masked_loss, DROPOUT, LOOP, {"client_loop": "loop", "client_states": "host"}, marks=LONG),
@@ -157,17 +159,16 @@ def test_work_is_exact_for_clients_of_unequal_size() -> None:
 
     task = small_task(loss, sizes=(4, 4, 400, 3))
     for seed in range(3):
-        problem = EngineProblem(task, Plan(2, LocalWork(4)), seed, 1)
+        cohort = sample_cohort(jax.random.key(seed), 0, 4, 2)
         counted.clear()
         fx.run(task, fx.fedavg(0.1), rounds=1, cohort_size=2, batch_size=4, seed=seed, client_loop="loop")
         jax.effects_barrier()
-        assert len(counted) == sum(-(-int(task.clients.sizes[i]) // 4) for i in problem.cohorts[0])
+        assert len(counted) == sum(-(-int(task.clients.sizes[i]) // 4) for i in cohort)
 
 
 @pytest.mark.filterwarnings("error:Casting complex values")
-@pytest.mark.parametrize(
-    "options", [LOOP, pytest.param(EAGER, marks=LONG), pytest.param(VMAP, marks=LONG)], ids=["loop", "eager", "vmap"]
-)
+@LONG
+@pytest.mark.parametrize("options", [LOOP, EAGER, VMAP], ids=["loop", "eager", "vmap"])
 def test_complex_uploads_keep_both_parts(options: dict[str, Any]) -> None:
     """Each client sends its loss times some complex numbers: their mean is the mean loss times these."""
     base, factors = fx.fedavg(0.3), np.asarray([1 + 2j, 3j], np.complex64)

@@ -10,13 +10,16 @@ import pytest
 import fedoptax as fx
 from fedoptax.engine.sampling import FLOYD_LIMIT, permutation, sample_cohort
 
+order = jax.jit(permutation, static_argnums=(2, 3, 4))
+cohort = jax.jit(sample_cohort, static_argnums=(2, 3))
+
 
 def cohorts(num_clients: int, size: int, rounds: int) -> np.ndarray:
     draw = jax.jit(jax.vmap(lambda r: sample_cohort(jax.random.key(4), r, num_clients, size)))
     return np.asarray(draw(jnp.arange(rounds)))
 
 
-@pytest.mark.parametrize(("num_clients", "size"), [(7, 3), (10, 9), (10, 10), (5, 1), (100_000, 20), (4000, 3000)])
+@pytest.mark.parametrize(("num_clients", "size"), [(10, 9), (10, 10), (5, 1), (100_000, 20), (4000, 3000)])
 def test_a_cohort_is_different_clients_in_order(num_clients: int, size: int) -> None:
     drawn = cohorts(num_clients, size, 3)
     assert drawn.shape == (3, size) and drawn.min() >= 0 and drawn.max() < num_clients
@@ -32,24 +35,22 @@ def test_cohorts_are_uniform_over_subsets() -> None:
     assert chi2 < 43.8  # the 0.1 % point of chi-square with 19 degrees of freedom
 
 
-@pytest.mark.parametrize("n", [1, 2, 63, 64, 65, 256, 300])
-def test_a_permutation_of_n_is_one_and_does_not_depend_on_buckets(n: int) -> None:
-    make = jax.jit(lambda key, n, *told: permutation(key, n, 300, *told), static_argnums=(2, 3))
+@pytest.mark.parametrize("n", [1, 64, 65, 300])
+def test_a_permutation_does_not_depend_on_buckets(n: int) -> None:
     ways = ((True, 0), (False, 0), (True, n))  # all buckets, one, and those that clients of at least n examples need
-    exact, whole, few = (np.asarray(make(jax.random.key(n), jnp.int32(n), *way))[:n] for way in ways)
+    exact, whole, few = (np.asarray(order(jax.random.key(n), jnp.int32(n), 300, *way))[:n] for way in ways)
     np.testing.assert_array_equal(np.sort(exact), np.arange(n))
     np.testing.assert_array_equal(exact, whole)
     np.testing.assert_array_equal(exact, few)
 
 
-@pytest.mark.parametrize("exact", [True, False])
-def test_double_precision_draws_the_same(exact: bool) -> None:
+def test_double_precision_draws_the_same() -> None:
     """Also of fewer than there is room for: what is not used lies behind all others, however wide the numbers are."""
 
     def drawn() -> list[np.ndarray]:
         key = jax.random.key(3)
-        orders = [permutation(key, jnp.int32(n), 300, exact)[:n] for n in (7, 65, 300)]
-        return [np.asarray(a) for a in (*orders, sample_cohort(key, 5, 100, 7), sample_cohort(key, 5, 3000, 2500))]
+        orders = [order(key, jnp.int32(n), 300, exact, 0)[:n] for exact in (True, False) for n in (7, 65, 300)]
+        return [np.asarray(a) for a in (*orders, cohort(key, 5, 100, 7), cohort(key, 5, 3000, 2500))]
 
     single = drawn()
     with jax.enable_x64(True):

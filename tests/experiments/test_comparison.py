@@ -23,33 +23,25 @@ def losses(compared: fx.Compared) -> dict[str, list[list[float | None]]]:
     return {name: [h.column("train_loss") for h in histories] for name, histories in compared.histories.items()}
 
 
-def test_every_algorithm_runs_over_every_seed(tmp_path: Path) -> None:
-    compared = fx.compare(TASK, ["fedavg", "fedadam"], tmp_path / "a", seeds=2, **SMALL)
-    assert compared.diverged == [] and set(compared.histories) == {"fedavg", "fedadam"}
-    algorithm = fx.fedavg(**compared.comparison.hyperparameters["fedavg"])
-    for seed, history in enumerate(compared.histories["fedavg"]):
-        alone = fx.run(TASK, algorithm, seed=seed, **SMALL)
-        assert history.column("train_loss") == pytest.approx(alone.history.column("train_loss"))
-    before = (tmp_path / "a" / "fedavg" / "seed-0" / "summary.json").stat().st_mtime_ns
-    again = fx.compare(TASK, ["fedavg", "fedadam"], tmp_path / "a", seeds=2, **SMALL)
-    assert losses(again) == losses(compared)
-    assert (tmp_path / "a" / "fedavg" / "seed-0" / "summary.json").stat().st_mtime_ns == before
-    with pytest.raises(fx.RunError, match="another comparison"):
-        fx.compare(TASK, ["fedavg", "fedadam"], tmp_path / "a", seeds=2, **SMALL | {"rounds": 4})
-    other = fx.compare(TASK, ["fedavg"], tmp_path / "a", seeds=[5], overwrite=True, **SMALL)
-    assert len(other.histories["fedavg"]) == 1 and not (tmp_path / "a" / "fedadam").exists()
-
-
-def test_rates_are_searched_first_and_diverged_runs_are_reported(tmp_path: Path) -> None:
-    names, given = ["fedavg", "fedadam"], {"seeds": 2, "hyperparameters": {"fedadam": {"client_lr": 1e30}}, **SMALL}
-    given["hyperparameters"]["fedadam"]["server_lr"] = 1e30
-    given["grids"] = {"fedavg": {"client_lr": [1e-3, 0.03]}}
+def test_rates_are_searched_first_and_every_algorithm_runs_over_every_seed(tmp_path: Path) -> None:
+    names, given = ["fedavg", "fedadam"], {"seeds": 2, "grids": {"fedavg": {"client_lr": [1e-3, 0.03]}}, **SMALL}
+    given["hyperparameters"] = {"fedadam": {"client_lr": 1e30, "server_lr": 1e30}}
     compared = fx.compare(TASK, names, tmp_path / "a", **given)
-    assert compared.comparison.hyperparameters["fedavg"]["client_lr"] == 0.03
     assert set(compared.histories) == {"fedavg", "fedadam"}
     assert len(compared.diverged) == 2 and all(line.startswith("fedadam diverged") for line in compared.diverged)
+    found = compared.comparison.hyperparameters["fedavg"]
+    assert found["client_lr"] == 0.03
+    for seed, history in enumerate(compared.histories["fedavg"]):
+        alone = fx.run(TASK, fx.fedavg(**found), seed=seed, **SMALL)
+        assert history.column("train_loss") == pytest.approx(alone.history.column("train_loss"))
+    before = (tmp_path / "a" / "fedavg" / "seed-0" / "summary.json").stat().st_mtime_ns
     shutil.rmtree(tmp_path / "a" / "fedavg" / "seed-1")
     assert losses(fx.compare(TASK, names, tmp_path / "a", **given)) == losses(compared)
+    assert (tmp_path / "a" / "fedavg" / "seed-0" / "summary.json").stat().st_mtime_ns == before
+    with pytest.raises(fx.RunError, match="another comparison"):
+        fx.compare(TASK, names, tmp_path / "a", **given | {"rounds": 4})
+    other = fx.compare(TASK, ["fedavg"], tmp_path / "a", seeds=[5], overwrite=True, **SMALL)
+    assert len(other.histories["fedavg"]) == 1 and not (tmp_path / "a" / "fedadam").exists()
 
 
 def test_an_algorithm_whose_points_all_diverge_is_left_out(tmp_path: Path) -> None:
@@ -95,13 +87,12 @@ def test_a_wrong_argument_is_one_line_and_leaves_nothing_behind(
     assert "\n" not in str(error.value) and list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("change", [
-    {"algorithms": 3}, {"hyperparameters": {}}, {"seeds": ["x"]}, {"tunings": {"a": {}}}, {"format": 9}, {"new": 1},
-])  # fmt: skip
-def test_a_damaged_file_is_one_line(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
     fx.compare(TASK, ["fedavg"], tmp_path, seeds=1, **SMALL)
-    path = tmp_path / "compare.json"
-    write_json(path, read_json(path) | change)
-    with pytest.raises(fx.RunError, match=r"compare\.json") as error:
-        Comparison.read(tmp_path)
-    assert "\n" not in str(error.value)
+    good = read_json(tmp_path / "compare.json")
+    changes = {"algorithms": 3, "hyperparameters": {}, "seeds": ["x"], "tunings": {"a": {}}, "format": 9, "new": 1}
+    for change in ({name: value} for name, value in changes.items()):
+        write_json(tmp_path / "compare.json", good | change)
+        with pytest.raises(fx.RunError, match=r"compare\.json") as error:
+            Comparison.read(tmp_path)
+        assert "\n" not in str(error.value)

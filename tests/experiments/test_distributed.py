@@ -134,7 +134,7 @@ def test_ctrl_c_at_one_stops_both_after_the_same_round(asked: int, tmp_path: Pat
 
 
 @pytest.mark.long
-def test_what_fails_in_one_fails_in_all(tmp_path: Path, start: Start) -> None:
+def test_a_failure_in_one_process_ends_both(tmp_path: Path, start: Start) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "mine.txt").write_text("in the way")
     run = ("run", *SMALL, "--rounds", "3")
@@ -183,7 +183,7 @@ def test_processes_that_do_not_meet_are_one_line(monkeypatch: pytest.MonkeyPatch
         join("127.0.0.1:9", 2, 0)
 
 
-def test_a_process_alone_leads_and_agrees_with_itself() -> None:
+def test_a_single_process_is_the_leader() -> None:
     assert is_leader() and run_on_all_or_fail(lambda: 3) == 3 and broadcast({"a": 1}) == {"a": 1}
     assert gather_from_all(np.int32(2)).tolist() == [2]
     check_same("text")

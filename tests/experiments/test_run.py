@@ -20,7 +20,7 @@ import pytest
 
 import fedoptax as fx
 from fedoptax.experiments.result import DivergedError, Interrupted
-from fedoptax.storage.folder import locked, read_json
+from fedoptax.storage.folder import read_json
 from same_results import assert_same_results, rows_without_time
 from small import small_task
 
@@ -42,12 +42,6 @@ def test_the_history_has_one_row_per_round() -> None:
     assert (result.status, result.message, result.folder) == ("completed", None, None)
 
 
-def test_a_task_without_test_examples_or_classes_runs(tmp_path: Path) -> None:
-    task = small_task(test=None, label=None, primary_metric=None)
-    result = fx.run(task, ALGORITHM, rounds=2, out=tmp_path / "a", **OPTIONS)
-    assert set(result.history[0]) == {"round", "train_loss", "bytes_down", "bytes_up", "seconds"}
-
-
 def test_equal_seeds_give_equal_files_and_other_seeds_do_not(tmp_path: Path) -> None:
     for name, seed in (("a", 3), ("b", np.int64(3)), ("c", 4)):
         fx.run(TASK, ALGORITHM, rounds=4, out=tmp_path / name, **(OPTIONS | {"seed": seed}))
@@ -61,10 +55,10 @@ def test_equal_seeds_give_equal_files_and_other_seeds_do_not(tmp_path: Path) -> 
     ("algorithm", "options"),
     [
         (fx.fedadam(0.3, 0.1), {}),
-        (fx.scaffold(0.1), {"client_states": "host"}),
+        (fx.scaffold(0.1), {"client_states": "host", "faults": {"dropout": 0.2, "deadline": 2.6, "speed_spread": 0.6}}),
         (fx.fafed(0.1, 0.9, rho=0.1), {"local_steps": 2}),
     ],
-    ids=["fedadam", "scaffold on the host", "fafed"],
+    ids=["fedadam", "scaffold on the host with faults", "fafed"],
 )
 def test_a_resumed_run_equals_one_that_was_not_interrupted(
     tmp_path: Path, algorithm: fx.FedAlgorithm, options: dict[str, Any]
@@ -133,19 +127,6 @@ def test_resuming_into_another_folder_leaves_the_first(tmp_path: Path) -> None:
     assert_same_results(tmp_path / "b", tmp_path / "c")
 
 
-def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path) -> None:
-    whole = fx.run(TASK, ALGORITHM, rounds=6, out=tmp_path / "whole", **OPTIONS)
-    part = tmp_path / "part"
-    fx.run(TASK, ALGORITHM, rounds=2, out=part, **OPTIONS)
-    fx.run(TASK, ALGORITHM, rounds=4, resume_from=part, **OPTIONS)
-    (part / "checkpoints" / "4" / "states.npz").write_bytes(b"broken")
-    result = fx.run(TASK, ALGORITHM, rounds=6, resume_from=part, **OPTIONS)
-    jax.tree.map(np.testing.assert_array_equal, result.params, whole.params)
-    shutil.rmtree(part / "checkpoints")
-    with pytest.raises(fx.RunError, match=r"no checkpoint .* can be used"):
-        fx.run(TASK, ALGORITHM, rounds=8, resume_from=part, **OPTIONS)
-
-
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path: Path) -> None:
     fx.run(TASK, ALGORITHM, rounds=2, out=tmp_path / "a", **OPTIONS)
     shutil.copytree(tmp_path / "a", tmp_path / "b", ignore=shutil.ignore_patterns("checkpoints", "summary.json"))
@@ -158,6 +139,8 @@ def test_another_experiment_is_not_continued(tmp_path: Path) -> None:
     calls = [
         (ALGORITHM, "a", {"seed": 4}, "its seed is 3, got 4"),
         (fx.fedavg(0.1), "a", {}, "not those of this experiment"),
+        (ALGORITHM, "a", {"faults": {"dropout": 0.1}}, "faults"),
+        (ALGORITHM, "a", {"aggregate": "median"}, "aggregate"),
         (ALGORITHM, "missing", {}, "cannot be read"),
     ]
     for algorithm, folder, options, reason in calls:
@@ -165,26 +148,17 @@ def test_another_experiment_is_not_continued(tmp_path: Path) -> None:
             fx.run(TASK, algorithm, rounds=4, resume_from=tmp_path / folder, **(OPTIONS | options))
 
 
-def test_results_are_not_overwritten_by_accident(tmp_path: Path) -> None:
-    out = tmp_path / "a"
-    fx.run(TASK, ALGORITHM, rounds=1, out=out, **OPTIONS)
-    with pytest.raises(fx.UsageError, match="holds results already"):
-        fx.run(TASK, ALGORITHM, rounds=1, out=out, **OPTIONS)
-    fx.run(TASK, ALGORITHM, rounds=2, out=out, overwrite=True, **OPTIONS)
-    assert len(rows_without_time(out)) == 2
-    for options in ({"resume_from": out}, {"out": out, "overwrite": True}):
-        with locked(out), pytest.raises(fx.RunError, match="is in use by another process"):
-            fx.run(TASK, ALGORITHM, rounds=3, **options, **OPTIONS)
-    assert len(rows_without_time(out)) == 2
-
-
-def test_a_diverged_run_says_where_and_keeps_its_last_finite_state(tmp_path: Path) -> None:
-    wild = fx.fedavg(lambda r: jnp.where(r < 3, 0.1, jnp.inf))
+@pytest.mark.parametrize("place", ["device", pytest.param("host", marks=pytest.mark.long)])
+def test_a_diverged_run_says_where_and_keeps_its_last_finite_state(tmp_path: Path, place: str) -> None:
+    """Of the server and of every client."""
+    wild, options = fx.scaffold(lambda r: jnp.where(r < 3, 0.1, jnp.inf)), OPTIONS | {"client_states": place}
     with pytest.raises(DivergedError, match=r"wild diverged in round 4 \(seed 3\).*after round 3 is kept") as caught:
-        fx.run(TASK, wild, rounds=50, label="wild", out=tmp_path / "a", **OPTIONS)
-    result = caught.value.result
+        fx.run(TASK, wild, rounds=50, label="wild", out=tmp_path / "a", **options)
+    result, good = caught.value.result, fx.run(TASK, wild, rounds=3, **options)
     assert result.status == "diverged" and len(result.history) == 3
-    assert all(np.isfinite(a).all() for a in jax.tree.leaves(result.params))
+    jax.tree.map(np.testing.assert_array_equal, result.params, good.params)
+    states = [r.clients.tree if place == "device" else r.clients.of(np.arange(7)) for r in (result, good)]
+    jax.tree.map(np.testing.assert_array_equal, *states)
     summary = read_json(tmp_path / "a" / "summary.json")
     assert summary["status"] == "diverged" and summary["rounds_done"] == 3
     with np.load(tmp_path / "a" / "params.npz") as params:
@@ -195,41 +169,15 @@ def test_a_diverged_run_says_where_and_keeps_its_last_finite_state(tmp_path: Pat
         jax.tree.map(np.testing.assert_array_equal, again.result.params, result.params)
 
 
-@pytest.mark.parametrize("place", ["device", pytest.param("host", marks=pytest.mark.long)])
-def test_a_diverged_round_changes_no_client_state_either(place: str) -> None:
-    rates = [fx.scaffold(lambda r, end=end: jnp.where(r < 3, 0.1, end)) for end in (jnp.inf, 0.1)]
-    with pytest.raises(DivergedError) as caught:
-        fx.run(TASK, rates[0], rounds=9, client_states=place, **OPTIONS)
-    good = fx.run(TASK, rates[1], rounds=3, **OPTIONS)
-    clients = caught.value.result.clients
-    states = clients.tree if place == "device" else clients.of(np.arange(7))
-    jax.tree.map(np.testing.assert_array_equal, states, good.clients.tree)
-
-
 def refused(**options: Any) -> Callable[[Path], object]:
     return lambda folder: fx.run(TASK, ALGORITHM, out=folder / "a", **(OPTIONS | options))
 
 
 REFUSALS: list[tuple[Callable[[Path], object], str]] = [
     (refused(rounds=0), "rounds"),
-    (refused(rounds=True), "rounds"),
-    (refused(rounds=np.float64(2)), "rounds"),
     (refused(cohort_size=8), "cohort_size"),
-    (refused(cohort_size=np.True_), "cohort_size"),
-    (refused(batch_size=2.5), "batch_size"),
-    (refused(local_epochs=0), "local_epochs"),
-    (refused(local_steps=0), "local_steps"),
-    (refused(weighting="size"), "weighting"),
-    (refused(engine="fast"), "engine"),
-    (refused(client_loop="scan"), "client_loop"),
-    (refused(client_states="cloud"), "client_states"),
-    (refused(examples="cloud"), "examples"),
-    (refused(mesh=0), "mesh"),
-    (refused(seed=-1), "seed"),
     (refused(seed=np.int64(2**32)), "seed"),
-    (refused(eval_every=0), "eval_every"),
     (refused(faults={"dropout": 2.0}), "dropout"),
-    (refused(aggregate="mode"), "aggregate"),
     (refused(aggregate=fx.Krum(1)), "aggregate"),
     (refused(checkpoint_every=-1), "checkpoint_every"),
     (refused(trackers=["paper"]), "--track"),

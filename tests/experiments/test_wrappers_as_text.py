@@ -12,7 +12,7 @@ from fedoptax.experiments.build import parse_codec, parse_privacy, wrap
 PRIVACY = "clip=0.5,noise_multiplier=0.01,delta=1e-5"
 
 
-def test_nothing_typed_changes_nothing() -> None:
+def test_no_wrapper_gives_the_algorithm_itself() -> None:
     algorithm = fx.fedavg(0.1)
     assert wrap(algorithm) is algorithm
 

@@ -1,7 +1,6 @@
 """Run with 8 host devices: rounds on meshes of them against one device. Prints what was found as JSON.
 
-Arguments: cases, each ALGORITHM:LOOP:COHORT:DEVICES; or `steps`, which counts local steps; or `evaluation`; or
-`places:FOLDER`.
+Arguments: cases, each ALGORITHM:LOOP:COHORT:DEVICES; or `steps`, which counts local steps; or `places:FOLDER`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import jax
 import numpy as np
 
 import fedoptax as fx
-from small import SIZES, masked_loss, small_task
+from small import SIZES, masked_loss, ragged_clients, small_task
 
 ALGORITHMS: dict[str, tuple[Any, dict[str, Any]]] = {
     "fedadam": (fx.fedadam(0.3, 0.1), {}),
@@ -24,13 +23,15 @@ ALGORITHMS: dict[str, tuple[Any, dict[str, Any]]] = {
     "dropout": (fx.scaffold(0.3), {"faults": {"dropout": 0.3}}),
     "median": (fx.scaffold(0.3), {"aggregate": "median", "faults": {"dropout": 0.3}}),
 }
-TASK = small_task(test=None)
+OWNERS = np.repeat(np.arange(len(SIZES)), SIZES)
+TASK = small_task(test=ragged_clients(dtype="float32").examples, test_owners=OWNERS, eval_batch=3)
+assert -(-sum(SIZES) // 3) % 4  # of four devices some evaluate a batch more than others
 ROUNDS = 4
 
 
 @lru_cache
 def result(name: str, loop: str, cohort: int, devices: int) -> Any:
-    """Everything that a run leaves, as float64 arrays."""
+    """Everything that a run leaves, as float64 arrays: parameters, states, and the columns of the history."""
     algorithm, options = ALGORITHMS[name]
     done = fx.run(
         TASK,
@@ -52,7 +53,9 @@ def compare(case: str) -> dict[str, Any]:
     alone, many = (result(name, loop, int(cohort), d) for d in (1, int(devices)))
     worst = jax.tree.map(lambda a, b: float(np.max(np.abs(a - b) / (1 + np.abs(a)), initial=0)), alone, many)
     moved = float(np.max(np.abs(jax.tree.leaves(alone[0])[0] - np.asarray(jax.tree.leaves(TASK.init(None))[0]))))
-    return {"worst": max(jax.tree.leaves(worst)), "moved": moved}
+    columns = {name: float(np.max(np.abs(a - many[3][name]))) for name, a in alone[3].items()}
+    evaluated = {name: far for name, far in columns.items() if name.startswith(("test_", "client_"))}
+    return {"worst": max(jax.tree.leaves(worst)), "moved": moved, "evaluated": evaluated}
 
 
 def steps() -> dict[str, int]:
@@ -67,15 +70,6 @@ def steps() -> dict[str, int]:
     fx.run(task, fx.fedavg(0.1), rounds=1, cohort_size=3, batch_size=4, client_loop="loop", mesh=2)
     jax.effects_barrier()
     return {"counted": len(counted), "wanted": 1 + 3 + 5}
-
-
-def evaluation() -> dict[str, float]:
-    """How far the columns of evaluated rounds on 3 devices are from those on one: batches of unequal number, owners."""
-    owned = small_task(test=TASK.clients.examples, test_owners=np.repeat(np.arange(len(SIZES)), SIZES), eval_batch=3)
-    assert -(-sum(SIZES) // 3) % 3  # some devices evaluate a batch more than others
-    options: dict[str, Any] = {"rounds": 2, "cohort_size": 3, "batch_size": 4, "seed": 3}
-    alone, many = (fx.run(owned, fx.fedavg(0.1), mesh=mesh, **options).history[-1] for mesh in (1, 3))
-    return {name: abs(value - many[name]) for name, value in alone.items() if name.startswith(("test_", "client_"))}
 
 
 def places(folder: str) -> dict[str, float]:
@@ -98,8 +92,6 @@ def places(folder: str) -> dict[str, float]:
 def found(case: str) -> dict[str, Any]:
     if case.startswith("places:"):
         return places(case.removeprefix("places:"))
-    if case == "evaluation":
-        return evaluation()
     return steps() if case == "steps" else compare(case)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -70,6 +71,22 @@ def small_task(loss: Any = masked_loss, dtype: str = "float32", sizes: tuple[int
         "higher_is_better": False,
     }
     return Task(**(settings | changes))
+
+
+LINE_SIZES = (7, 3, 11, 1, 6, 4, 9, 5)
+
+
+@cache
+def line() -> Task:
+    """One vector to be learned, as the mean of the clients' vectors: small, so that XLA compiles it quickly."""
+    rng = np.random.default_rng(0)
+    clients = [{"x": (rng.normal(size=(n, 3)) + i / 4).astype(np.float32)} for i, n in enumerate(LINE_SIZES)]
+
+    def loss(params: Any, batch: Any, key: jax.Array) -> jax.Array:
+        return masked_mean(jnp.sum(jnp.square(params - batch["x"]), axis=1), {"mask": batch["mask"]})
+
+    data = FederatedData.from_clients(clients)
+    return Task("line", lambda key: jnp.full(3, 2.0), loss, lambda p, b: {}, data, label=None, spec={"made": "here"})
 
 
 class EngineProblem(Problem):

@@ -60,13 +60,5 @@ def test_a_measured_page_says_what_the_recipe_says(name: str) -> None:
         assert (page.parent / figure).is_file(), figure
 
 
-def test_the_index_is_that_of_the_recipes() -> None:
+def test_the_index_lists_the_recipes() -> None:
     assert (FOLDER / "README.md").read_text(encoding="utf-8") == run.index()
-
-
-def test_an_unknown_recipe_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["run.py", "no-such"])
-    with pytest.raises(SystemExit) as stopped:
-        run.main()
-    assert stopped.value.code == 2
-    assert "'no-such' given, allowed is one of" in capsys.readouterr().err

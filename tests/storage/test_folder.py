@@ -28,7 +28,7 @@ CONFIG = {
 }
 
 
-def test_json_comes_back_with_what_is_not_finite_as_null(tmp_path: Path) -> None:
+def test_json_holds_null_for_non_finite_numbers(tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
     write_json(path, VALUE | {"loss": np.float32("nan"), "sizes": np.arange(2), "grid": (1.5, float("inf"))})
     assert read_json(path) == VALUE | {"loss": None, "sizes": [0, 1], "grid": [1.5, None]}
@@ -74,15 +74,6 @@ def test_only_a_new_folder_or_one_of_results_with_overwrite_is_taken(tmp_path: P
     with pytest.raises(fx.UsageError, match="is a file"):
         storage.prepare(file, overwrite=True)
     assert (mine / "thesis.txt").read_text() == "years of work"
-
-
-def test_overwriting_through_a_link_keeps_the_link(tmp_path: Path) -> None:
-    real, link = tmp_path / "real", tmp_path / "link"
-    link.symlink_to(real)
-    real.mkdir()
-    write_json(real / "config.json", CONFIG)
-    storage.prepare(link, overwrite=True)
-    assert link.is_symlink() and not (real / "config.json").exists()
 
 
 def test_a_removal_that_was_killed_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ ROWS: list[dict[str, Any]] = [
 FINITE = [{k: v if not isinstance(v, float) or math.isfinite(v) else None for k, v in row.items()} for row in ROWS]
 
 
-def test_it_is_saved_by_its_ending(tmp_path: Path) -> None:
+def test_a_history_is_saved_in_the_format_of_its_suffix(tmp_path: Path) -> None:
     history = History(ROWS)
     lines = history.save(tmp_path / "a.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == FINITE
