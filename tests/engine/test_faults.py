@@ -13,14 +13,13 @@ import numpy as np
 import pytest
 
 import fedoptax as fx
-from fedoptax.engine.batches import LocalWork, client_batches, count_local_steps, task_grad_fn
-from fedoptax.engine.data import device_data
+from fedoptax.engine.batches import LocalWork, count_local_steps, task_grad_fn
 from fedoptax.engine.eager import run_round
 from fedoptax.engine.faults import COUNTS, Outcome, as_faults, sample_outcomes
 from fedoptax.engine.sampling import round_key, sample_cohort
 from fedoptax.experiments.result import DivergedError
 from small import LINE_SIZES as SIZES
-from small import line
+from small import batch_maker, line
 
 EVERYTHING = fx.Faults(dropout=0.2, deadline=2.6, speed_spread=0.6)
 OPTIONS: dict[str, Any] = {"cohort_size": 6, "batch_size": 4, "seed": 4, "weighting": "examples"}
@@ -36,8 +35,7 @@ def outcomes(round: int, faults: fx.Faults = EVERYTHING) -> tuple[np.ndarray, Ou
     key = jax.random.key(OPTIONS["seed"])
     cohort = sample_cohort(key, round, len(SIZES), OPTIONS["cohort_size"])
     steps = count_local_steps(jnp.asarray(SIZES)[cohort], LocalWork(OPTIONS["batch_size"]))
-    drawn = jax.jit(sample_outcomes)(faults.rates(), key, round, cohort, steps)
-    return np.asarray(cohort), jax.tree.map(np.asarray, drawn)
+    return np.asarray(cohort), jax.tree.map(np.asarray, sample_outcomes(faults.rates(), key, round, cohort, steps))
 
 
 def sends_nan(made: fx.FedAlgorithm, limit: float) -> fx.FedAlgorithm:
@@ -90,7 +88,7 @@ def test_no_client_fails_without_rates_and_every_client_with_rate_1() -> None:
 
 def test_a_round_with_faults_is_a_round_of_the_clients_that_count() -> None:
     """Against `run_round` over them alone: weights renormalised, |S| their number, N all, other states unchanged."""
-    task, base, key, data = line(), SCAFFOLD, jax.random.key(OPTIONS["seed"]), device_data(line())
+    task, base, key, make_batches = line(), SCAFFOLD, jax.random.key(OPTIONS["seed"]), batch_maker(line(), LocalWork(4))
     limit = 4.5
     made = sends_nan(base, limit)
     result = fx.run(task, made, rounds=ROUNDS, faults=EVERYTHING, **OPTIONS)
@@ -100,9 +98,7 @@ def test_a_round_with_faults_is_a_round_of_the_clients_that_count() -> None:
         cohort, drawn = outcomes(r)
         batches, losses = {}, {}
         for i in map(int, cohort[drawn.answers]):
-            own = jax.random.fold_in(round_key(key, r), i)
-            made_batches = client_batches(data.examples, data.offsets[i], data.sizes[i], own, LocalWork(4), 11)
-            batches[i] = [made_batches.get(k) for k in range(int(made_batches.num_steps))]
+            batches[i] = make_batches(i, round_key(key, r))
             losses[i] = float(base.client_update(grad_fn, base.broadcast(server), states[i], batches[i])[2])
         counting, row = [i for i in batches if losses[i] <= limit], result.history[r]
         rejected += len(batches) - len(counting)

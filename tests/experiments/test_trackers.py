@@ -1,6 +1,6 @@
 """Trackers: every row arrives once, also over an interruption; one that fails harms no run.
 
-Those of TensorBoard, MLflow and W&B run where these are installed (`make test-extras`).
+Those of TensorBoard, MLflow and W&B run where these are installed (`make test-all`).
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ import fedoptax as fx
 from fedoptax.engine.batches import LocalWork
 from fedoptax.engine.plan import Plan
 from fedoptax.engine.program import Point, program
-from fedoptax.experiments.build import preset
 from fedoptax.experiments.tuning import AllDiverged, Rule, Tuning, rule_for, run_search
 from fedoptax.storage import folder as storage
 from fedoptax.storage.history import read_lines
@@ -53,22 +52,6 @@ def test_points_share_a_compilation() -> None:
     assert seconds[0] > 0 and len(set(seconds)) == 1
 
 
-@pytest.mark.parametrize("name", fx.ALGORITHMS)
-def test_every_rate_and_constant_can_be_left_free(name: str) -> None:
-    """A grid may name any hyper-parameter that is a number: the program is built with it as an argument."""
-    import inspect
-
-    parameters = inspect.signature(fx.ALGORITHMS[name]).parameters
-    values = {n: p.default for n, p in parameters.items() if p.default is not p.empty} | preset("digits", name)
-    numbers = {n: v for n, v in values.items() if isinstance(v, float) and not isinstance(v, bool)}
-    numbers |= {n: 0.1 for n, p in parameters.items() if n not in values}
-    fixed = {n: v for n, v in values.items() if n not in numbers}
-    plan = Plan(3, LocalWork(5), "uniform")
-    built = program(TASK, partial(fx.ALGORITHMS[name], **fixed), plan, tuple(numbers))
-    assert built.bytes_up > 0
-    assert {"client_lr", "lr"} & set(numbers)
-
-
 def test_a_diverged_point_is_stopped_and_never_best(tmp_path: Path) -> None:
     tuned = fx.tune(TASK, "fedavg", {"client_lr": [0.1, 1e30]}, tmp_path, **SMALL)
     lost = tuned.tried[1]
@@ -93,7 +76,7 @@ def test_finished_points_are_not_run_again(tmp_path: Path) -> None:
 
     spec = Tuning.read(tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        run_search(TASK, spec, tmp_path / "broken", stop, new=True)
+        run_search(TASK, spec, tmp_path / "broken", stop)
     before = (tmp_path / "broken" / "point-001" / "summary.json").stat().st_mtime_ns
     again = fx.tune(TASK, "fedadam", GRID, tmp_path / "broken", **SMALL)
     assert (tmp_path / "broken" / "point-001" / "summary.json").stat().st_mtime_ns == before

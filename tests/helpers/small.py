@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedoptax.data.federated import FederatedData
-from fedoptax.engine.batches import client_batches
+from fedoptax.engine.batches import LocalWork, Minibatch, client_batches, count_local_steps
 from fedoptax.engine.data import device_data
 from fedoptax.engine.plan import Plan
 from fedoptax.engine.sampling import round_key, sample_cohort
@@ -89,11 +90,29 @@ def line() -> Task:
     return Task("line", lambda key: jnp.full(3, 2.0), loss, lambda p, b: {}, data, label=None, spec={"made": "here"})
 
 
+def batch_maker(task: Task, work: LocalWork) -> Callable[[int, jax.Array], list[Minibatch]]:
+    """Make `(client, key of the round) -> minibatches` as the engine draws them; compiled once for all clients."""
+    data, sizes = device_data(task), task.clients.sizes
+    most = int(count_local_steps(jnp.asarray(sizes), work).max())
+
+    @jax.jit
+    def draw(client: jax.Array, key: jax.Array) -> tuple[jax.Array, Minibatch]:
+        own = jax.random.fold_in(key, client)
+        made = client_batches(data.examples, data.offsets[client], data.sizes[client], own, work, int(sizes.max()))
+        return made.num_steps, jax.vmap(made.get)(jnp.arange(most))
+
+    def batches(client: int, key: jax.Array) -> list[Minibatch]:
+        number, stacked = draw(client, key)
+        return [jax.tree.map(lambda a, k=k: a[k], stacked) for k in range(int(number))]
+
+    return batches
+
+
 class EngineProblem(Problem):
     """The oracles' problem with the cohorts and minibatches that the engine draws for a task."""
 
     def __init__(self, task: Task, plan: Plan, seed: int, rounds: int) -> None:
-        key, data = jax.random.key(seed), device_data(task)
+        key, make_batches = jax.random.key(seed), batch_maker(task, plan.work)
         cohorts = tuple(
             tuple(int(i) for i in sample_cohort(key, r, task.clients.num_clients, plan.cohort_size))
             for r in range(rounds)
@@ -103,11 +122,7 @@ class EngineProblem(Problem):
         drawn: dict[tuple[int, int], list[Batch]] = {}
         for r, cohort in enumerate(cohorts):
             for i in cohort:
-                client_key = jax.random.fold_in(round_key(key, r), i)
-                batches = client_batches(
-                    data.examples, data.offsets[i], data.sizes[i], client_key, plan.work, max(task.clients.sizes)
-                )
-                drawn[r, i] = [_real(batches.get(k).examples) for k in range(int(batches.num_steps))]
+                drawn[r, i] = [_real(batch.examples) for batch in make_batches(i, round_key(key, r))]
         object.__setattr__(self, "drawn", drawn)
         object.__setattr__(self, "sizes", task.clients.sizes)
 
