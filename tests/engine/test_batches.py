@@ -13,14 +13,12 @@ import pytest
 import fedoptax as fx
 from fedoptax.engine.batches import LocalWork, Minibatch, client_batches, minibatch_form, task_grad_fn
 from fedoptax.engine.data import device_data
-from small import masked_loss, plain_loss, ragged_clients, small_task
+from small import batch_maker, masked_loss, plain_loss, ragged_clients, small_task
 
 
 def test_padding_changes_no_bit() -> None:
     """Whatever is in the padded places of a minibatch."""
-    data = device_data(small_task())
-    batches = client_batches(data.examples, data.offsets[1], data.sizes[1], jax.random.key(3), LocalWork(8), 11)
-    batch = batches.get(0).examples
+    batch = batch_maker(small_task(), LocalWork(8))(1, jax.random.key(3))[0].examples
     mask = np.asarray(batch["mask"])
     assert mask.tolist() == [True] * 3 + [False] * 5
     garbage = {**batch, "x": jnp.where(mask[:, None], batch["x"], jnp.asarray([1e30, -7.0, 0.0, 3.0]))}
@@ -47,27 +45,24 @@ def draw_rows(size: jax.Array, epochs: int) -> tuple[jax.Array, list[jax.Array]]
     return batches.num_steps, [steps["row"], steps["mask"]]
 
 
-@pytest.mark.parametrize("double", [False, True])
-def test_an_epoch_is_every_example_of_a_client_once(double: bool) -> None:
+def test_an_epoch_is_every_example_of_a_client_once() -> None:
     """In an order of its own, whatever the number of epochs."""
-    with jax.enable_x64(double):
-        draw = jax.jit(lambda size: [draw_rows(size, epochs) for epochs in (1, 2)])
-        for size in (1, 7, 64, 300):
-            (one, alone), (two, both) = jax.device_get(draw(jnp.int32(size)))
-            first, rows = (drawn[:n][mask[:n]].tolist() for n, (drawn, mask) in ((one, alone), (two, both)))
-            assert two == 2 * one == 2 * -(-size // 8)
-            assert sorted(rows[:size]) == sorted(rows[size:]) == list(range(500, 500 + size))
-            assert rows[:size] == first
-            assert size < 7 or rows[:size] != rows[size:]
+    draw = jax.jit(lambda size: [draw_rows(size, epochs) for epochs in (1, 2)])
+    for size in (1, 7, 64, 300):
+        (one, alone), (two, both) = jax.device_get(draw(jnp.int32(size)))
+        first, rows = (drawn[:n][mask[:n]].tolist() for n, (drawn, mask) in ((one, alone), (two, both)))
+        assert two == 2 * one == 2 * -(-size // 8)
+        assert sorted(rows[:size]) == sorted(rows[size:]) == list(range(500, 500 + size))
+        assert rows[:size] == first
+        assert size < 7 or rows[:size] != rows[size:]
 
 
 def test_local_steps_run_cyclically_through_one_permutation() -> None:
-    data = device_data(small_task())
-    batches = client_batches(data.examples, data.offsets[0], data.sizes[0], jax.random.key(0), LocalWork(4, 1, 7), 11)
-    x = np.concatenate([np.asarray(batches.get(k).examples["x"][:, 0]) for k in range(7)])
+    steps = batch_maker(small_task(), LocalWork(4, 1, 7))(0, jax.random.key(0))
+    x = np.concatenate([np.asarray(step.examples["x"][:, 0]) for step in steps])
     assert x.tolist() == (x[:7].tolist() * 4) and len(set(x[:7])) == 7  # 28 places for 7 examples: each 4 times
-    small = client_batches(data.examples, data.offsets[3], data.sizes[3], jax.random.key(0), LocalWork(4, 1, 2), 11)
-    assert np.asarray(small.get(1).examples["mask"]).tolist() == [True, False, False, False]
+    small = batch_maker(small_task(), LocalWork(4, 1, 2))(3, jax.random.key(0))
+    assert np.asarray(small[1].examples["mask"]).tolist() == [True, False, False, False]
 
 
 def test_the_form_of_a_minibatch_is_known_beforehand() -> None:
