@@ -53,7 +53,7 @@ def compare(case: str) -> dict[str, Any]:
     alone, many = (result(name, loop, int(cohort), d) for d in (1, int(devices)))
     worst = jax.tree.map(lambda a, b: float(np.max(np.abs(a - b) / (1 + np.abs(a)), initial=0)), alone, many)
     moved = float(np.max(np.abs(jax.tree.leaves(alone[0])[0] - np.asarray(jax.tree.leaves(TASK.init(None))[0]))))
-    columns = {name: float(np.max(np.abs(a - many[3][name]))) for name, a in alone[3].items()}
+    columns = {name: float(np.max(np.abs(np.subtract(a, many[3][name])))) for name, a in alone[3].items()}
     evaluated = {name: far for name, far in columns.items() if name.startswith(("test_", "client_"))}
     return {"worst": max(jax.tree.leaves(worst)), "moved": moved, "evaluated": evaluated}
 
