@@ -9,12 +9,10 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from federations import ALGORITHMS, batches_of, deployment, task_of
 from fedoptax.deploy.client import INITIAL, Client, Order, StateFolder
-from fedoptax.deploy.server import RawReply, check_reply, forms, next_state, upload_form
+from fedoptax.deploy.server import RawReply, check_reply, next_state, upload_form
 from fedoptax.deploy.wire import WireError, pack
 from fedoptax.engine.batches import task_grad_fn
 from fedoptax.engine.eager import run_round
@@ -152,20 +150,3 @@ def test_a_state_folder_that_cannot_be_written_is_a_run_error(tmp_path: Path) ->
     (tmp_path / EXPERIMENT).write_text("a file where a folder should be")
     with pytest.raises(RunError, match=EXPERIMENT):
         StateFolder(tmp_path, EXPERIMENT, 0).write(0, {"c": np.zeros(3)})
-
-
-@given(st.binary(max_size=300))
-@settings(max_examples=50, deadline=None)
-def test_noise_is_no_state(tmp_path_factory: pytest.TempPathFactory, noise: bytes) -> None:
-    folder = StateFolder(tmp_path_factory.getbasetemp(), EXPERIMENT, 0)
-    state = {"c": np.arange(3, dtype=np.float32)}
-    folder.write(0, state)
-    read = folder.read(0, state)
-    assert read is not None and np.array_equal(read["c"], state["c"])
-    (folder.folder / "0.npz").write_bytes(noise)
-    assert folder.read(0, state) is None
-
-
-def test_forms_cost_no_computation() -> None:
-    form = forms(task_of(), algorithm_of("fedlamb"))
-    assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(form))

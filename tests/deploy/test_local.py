@@ -23,13 +23,12 @@ from federations import (
     wait_until,
 )
 from fedoptax._files import read_json, write_json
-from fedoptax.errors import UsageError
 
 need_flower()
 
 from fedoptax.deploy import local as local_module  # noqa: E402
 from fedoptax.deploy.app import read_app, write_app  # noqa: E402
-from fedoptax.deploy.local import LocalSettings, free_ports, last_words, stop  # noqa: E402
+from fedoptax.deploy.local import last_words, stop  # noqa: E402
 
 LOGISTIC = ["--task", "digits", "--model", "logistic", "--algorithm", "fedavg", "--set", "client_lr=0.1"]
 
@@ -57,7 +56,8 @@ def test_init_writes_an_app_and_keys_once(tmp_path: Path, capsys: pytest.Capture
     ("arguments", "name"),
     [(["--nodes", 0], "nodes"), (["--nodes", 2, "--num-clients", 3], "nodes"), (["--port", 80], "port"),
      (["--nodes", 2, "--node-port", 65535], "node_port"), (["--time-limit", 0], "time_limit"),
-     (["--quorum", 2], "quorum"), (["--resume", "missing"], "pyproject")],
+     (["--start-timeout", "inf"], "start_timeout"), (["--quorum", 2], "quorum"),
+     (["--resume", "missing"], "pyproject")],
 )  # fmt: skip
 def test_a_wrong_option_is_refused_before_anything_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str | int], name: str
@@ -89,12 +89,6 @@ def test_a_resumed_run_keeps_its_app_and_its_rounds(tmp_path: Path, capsys: pyte
         assert fedoptax("deploy", "local", "--resume", out, "--port", port, "--start-timeout", 30) == 1
     assert f"--resume {out} --rounds 8" in capsys.readouterr().err
     assert processes_of(tmp_path) == {}
-
-
-def test_settings_are_checked() -> None:
-    with pytest.raises(UsageError, match="start_timeout"):
-        LocalSettings(2, start_timeout=float("inf"))
-    assert len(set(free_ports(5))) == 5
 
 
 STUBBORN = "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "

@@ -155,7 +155,9 @@ def train(message: Message, context: Context) -> Message:
     arrays, numbers = reply.content["arrays"], reply.content["metrics"]
     name = next(iter(arrays))
     like = arrays[name].numpy()
-    if fault == (1, 0):
+    if fault == (0, 1):
+        arrays[name] = Array(np.full_like(like, 1e30))
+    elif fault == (1, 0):
         arrays[name] = Array(np.full_like(like, np.nan))
     elif fault == (1, 1):
         arrays[name] = Array(like.reshape(1, -1))
@@ -206,13 +208,14 @@ def test_faulty_and_dying_nodes_are_left_out_and_the_rest_is_exact(tmp_path: Pat
     lines = network_lines(out)
     faults = {(line["round"] - 1, fault["partition"]): fault["reason"] for line in lines for fault in line["faults"]}
     wanted = {
-        (1, 0): "NaN or infinity", (1, 1): "instead of float32", (2, 0): "1 unknown", (2, 1): "num-examples: -5",
-        (3, 0): "no memory left", (3, 1): "no reply in time", (4, 0): "bytes", (4, 1): "train-loss",
+        (0, 1): "upload: norm", (1, 0): "NaN or infinity", (1, 1): "instead of float32", (2, 0): "1 unknown",
+        (2, 1): "num-examples: -5", (3, 0): "no memory left", (3, 1): "no reply in time", (4, 0): "bytes",
+        (4, 1): "train-loss",
     }  # fmt: skip
     assert all(text in faults[key] for key, text in wanted.items())
-    assert was_killed and [line["accepted"] for line in lines[:5]] == [[0, 1, 2], [2], [2], [2], [2]]
+    assert was_killed and [line["accepted"] for line in lines[:5]] == [[0, 2], [2], [2], [2], [2]]
     text = (tmp_path / "log.txt").read_text()
-    assert text.count("reply left out") >= 7 and "PRIVATE KEY" not in text
+    assert text.count("reply left out") >= 8 and "PRIVATE KEY" not in text
     assert read_json(out / "summary.json")["status"] == "completed"
     assert [line["accepted"] for line in lines[6:]] == [[0, 1, 2]] * 2  # it came back, and with its state
     assert_params(out, expected_params(given, [line["accepted"] for line in lines]))

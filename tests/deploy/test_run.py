@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import fedoptax as fx
-from federations import InMemory, assert_params, deployment, network_lines, task_of
+from federations import InMemory, assert_params, deployment, expected_params, network_lines, task_of
 from fedoptax._files import read_json
 from fedoptax.deploy import run as run_module
 from fedoptax.deploy.config import Deployment
@@ -149,17 +149,34 @@ def test_without_a_quorum_the_run_stops_and_can_be_resumed(tmp_path: Path) -> No
 
 
 class Enormous(InMemory):
-    """Clients whose uploads are of the right form and hold 1e30 throughout."""
+    """Clients of whom the `liars` send uploads of the right form that hold 1e30 throughout."""
+
+    liars: tuple[int, ...] = (0, 1, 2)
 
     def receive(self) -> list[Any]:
-        return [arrived._replace(reply=self._enlarge(arrived.reply)) for arrived in super().receive()]
+        return [a._replace(reply=self._enlarge(a.reply)) if a.partition in self.liars else a for a in super().receive()]
 
     def _enlarge(self, reply: RawReply) -> RawReply:
-        arrays = {name: pack(np.full(a.shape, 1e30, a.dtype))["."] for name, a in reply.arrays.items()}
-        return RawReply(arrays, reply.numbers)
+        floats = {name: a for name, a in reply.arrays.items() if a.dtype == "float32"}
+        huge = {name: pack(np.full(a.shape, 1e30, np.float32))["."] for name, a in floats.items()}
+        return RawReply({**reply.arrays, **huge}, reply.numbers)
 
 
-def test_uploads_of_1e30_end_the_run_with_the_state_before_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "compress"),
+    [("fedadam", ""), *(pytest.param(*case, marks=pytest.mark.slow)
+                        for case in (("fedadam", "topk:fraction=0.2"), ("fedlamb", ""), ("fafed", "")))],
+)  # fmt: skip
+def test_an_upload_of_1e30_is_left_out_and_the_rest_is_exact(tmp_path: Path, algorithm: str, compress: str) -> None:
+    given = small(tmp_path / "run", algorithm, compress=compress, cohort_size=3, quorum=0.5)
+    network = Enormous(given, tmp_path / "nodes")
+    network.liars = (1,)
+    go(given, network)
+    assert [line["accepted"] for line in network_lines(tmp_path / "run")] == [[0, 2]] * 3
+    assert_params(tmp_path / "run", expected_params(given, [[0, 2]] * 3))
+
+
+def test_a_diverged_run_keeps_the_state_before(tmp_path: Path) -> None:
     given = small(tmp_path / "run")
     with pytest.raises(RunError, match="diverged in round 1"):
         go(given, Enormous(given, tmp_path / "nodes"))

@@ -51,12 +51,6 @@ def test_a_tree_comes_back_bit_for_bit_with_its_dtypes(tree: Any) -> None:
         assert np.ascontiguousarray(a).tobytes() == np.ascontiguousarray(b).tobytes()
 
 
-@given(trees)
-@settings(max_examples=40, deadline=None)
-def test_every_leaf_has_its_own_name(tree: Any) -> None:
-    assert len(expected_of(tree)) == len(jax.tree.leaves(tree))
-
-
 def test_names_are_key_paths_with_slashes_in_keys_escaped() -> None:
     tree = {"a/b": {"c": jnp.ones(2)}, "a": {"b~": [jnp.ones(1)]}}
     assert set(expected_of(tree)) == {"a~1b/c", "a/b~0/0"}
@@ -113,8 +107,8 @@ HOSTILE = {
     "truncated": ({**GOOD, "w": npy(W)._replace(data=npy(W).data[:-1])}, "not what is declared"),
     "empty": ({**GOOD, "w": npy(W, data=b"")}, "0 bytes"),
     "noise": ({**GOOD, "w": npy(W, data=b"\x00" * 100)}, "damaged"),
-    "version": ({**GOOD, "w": npy(W, data=b"\x93NUMPY\x09\x00" + b"v" * 60)}, "version 9|damaged"),
-    "header without end": ({**GOOD, "w": npy(W, data=b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + b"(" * 90)}, "damaged"),
+    "version": ({**GOOD, "w": npy(W, data=b"\x93NUMPY\x09\x00" + b"v" * 60)}, r"version \(9, 0\)"),
+    "header without end": ({**GOOD, "w": npy(W, data=b"\x93NUMPY\x01\x00\xff\xff" + b"(" * 90)}, "damaged"),
     "nan": ({**GOOD, "w": npy(W * np.nan)}, "NaN or infinity"),
     "infinity": ({**GOOD, "w": npy(W * np.inf)}, "NaN or infinity"),
 }
@@ -128,12 +122,9 @@ def test_a_hostile_record_is_refused_in_one_line(case: str) -> None:
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 400
 
 
-def test_nan_passes_only_where_it_is_asked_for() -> None:
-    bad = pack({"x": np.array([np.nan], ml_dtypes.bfloat16)})
-    like = {"x": jax.ShapeDtypeStruct((1,), jnp.bfloat16)}
+def test_nan_is_noticed_in_bfloat16() -> None:
     with pytest.raises(WireError, match="NaN"):
-        unpack(bad, like)
-    assert np.isnan(unpack(bad, like, finite=False)["x"].astype(np.float32)).all()
+        unpack(pack({"x": np.array([np.nan], ml_dtypes.bfloat16)}), {"x": jax.ShapeDtypeStruct((1,), jnp.bfloat16)})
 
 
 def test_booleans_other_than_0_and_1_are_refused() -> None:

@@ -152,10 +152,10 @@ class Client:
           WireError: the message is not what the algorithm sends.
           RunError: the state cannot be written.
         """
-        form = forms(self.task, self.algorithm)
-        message = unpack(arrays, form.message)
-        states, has_state = StateFolder(root, order.experiment, self.partition), bool(jax.tree.leaves(form.client))
-        state = states.read(order.base, form.client) if has_state and order.base != INITIAL else None
+        client_form, message_form = forms(self.task, self.algorithm)
+        message = unpack(arrays, message_form)
+        states, has_state = StateFolder(root, order.experiment, self.partition), bool(jax.tree.leaves(client_form))
+        state = states.read(order.base, client_form) if has_state and order.base != INITIAL else None
         is_lost = has_state and order.base != INITIAL and state is None
         if state is None:
             state = initial_state(self.task, self.algorithm)(np.uint32(self.seed))

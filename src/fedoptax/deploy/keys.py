@@ -22,12 +22,9 @@ HOSTS = ("localhost", "127.0.0.1", "::1")
 def make_keys(nodes: int, hosts: Sequence[str] = HOSTS) -> dict[str, bytes]:
     """Make certificates and keys as the contents of files by name; nothing is written.
 
-    The files are `ca.crt`, `server.crt` and `server.key`, and `node-I` with `node-I.pub` for each node: P-384 in
-    OpenSSH's format, as Flower demands. The CA's own key is not kept, so nobody can sign with it later.
-
-    Args:
-      nodes: the number of nodes.
-      hosts: names and addresses under which nodes reach the server.
+    The files are `ca.crt`, `server.crt` and `server.key` for a server with the names and addresses in `hosts`, and
+    `node-I` with `node-I.pub` for each node: P-384 in OpenSSH's format, as Flower demands. The CA's own key is not
+    kept, so nobody can sign with it later.
 
     Raises:
       UsageError: a host is not one that a certificate can hold.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from fedoptax.deploy.server import RawReply, Reply
+from fedoptax.deploy.server import RawReply, Reply, find_enormous
 from fedoptax.deploy.wire import WireArray, WireError
 from fedoptax.errors import RunError
 
@@ -99,19 +99,14 @@ def gather(
 ) -> RoundReport:
     """Collect the sound replies of a cohort: of all who answer in time, at least a quorum.
 
-    Args:
-      network: ready to send the round's message.
-      cohort: the partitions that are asked.
-      check: raises `WireError` for a reply that is not sound.
-      limits: of time and number.
-      log: takes one line per fault.
-      clock, sleep: of time, in seconds.
+    `network` is ready to send the round's message, `check` raises `WireError` for a reply that is not sound, and `log`
+    takes one line per fault.
 
     Raises:
       NoQuorum: there is no quorum within `limits.wait_limit`, or there can be none any more.
     """
     report, needed = RoundReport(), limits.needed(len(cohort))
-    asked, unanswered = set[int](), set(cohort)
+    asked, unanswered, senders = set[int](), set(cohort), dict[int, str]()
     begun = clock()
 
     def leave_out(partition: int, node: str, reason: str) -> None:
@@ -128,13 +123,19 @@ def gather(
             if partition not in unanswered:
                 continue
             unanswered.remove(partition)
+            senders[partition] = node
             try:
                 report.replies[partition] = check(raw)
             except WireError as error:
                 leave_out(partition, node, f"reply left out: {error}")
-        spent, missing = clock() - begun, needed - len(report.replies)
-        is_waiting = any(i in nodes for i in unanswered & asked)
-        if missing <= 0 and (not is_waiting or spent >= limits.round_timeout):
+        spent = clock() - begun
+        is_over = spent >= limits.round_timeout or not any(i in nodes for i in unanswered & asked)
+        if is_over and len(report.replies) >= needed:
+            for partition, reason in find_enormous(report.replies).items():
+                del report.replies[partition]
+                leave_out(partition, senders[partition], f"reply left out: {reason}")
+        missing = needed - len(report.replies)
+        if is_over and missing <= 0:
             break
         if missing > len(unanswered):
             raise NoQuorum(_no_quorum(report, cohort, needed, "and too few others can still answer"))
@@ -168,7 +169,5 @@ def wait_for_nodes(
 
 
 def _no_quorum(report: RoundReport, cohort: Sequence[int], needed: int, when: str) -> str:
-    reasons = "; ".join(f"partition {i} (node {node}): {reason}" for i, node, reason in report.faults[-3:])
-    return f"no quorum: {len(report.replies)} sound replies of {len(cohort)}, {needed} are needed, {when}" + (
-        f" ({reasons})" if reasons else ""
-    )
+    reasons = "".join(f"; partition {i} (node {node}): {reason}" for i, node, reason in report.faults[-3:])
+    return f"no quorum: {len(report.replies)} sound replies of {len(cohort)}, {needed} are needed, {when}{reasons}"

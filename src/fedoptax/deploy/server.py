@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from statistics import median_low
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedoptax.algorithm import Cohort, FedAlgorithm, Tree, decoded, weighted_mean
+from fedoptax.algorithm import Cohort, FedAlgorithm, Tree, weighted_mean
 from fedoptax.deploy.wire import WireArray, WireError, shown, unpack
 from fedoptax.engine.aggregation import MEAN, Aggregator, stacked
 from fedoptax.engine.batches import LocalWork, client_batches, task_grad_fn
 from fedoptax.engine.round import all_finite
 from fedoptax.tasks.task import Task
+
+NORM_FACTOR = 1000.0  # of an upload to its round's median: more than uneven amounts of data and work explain
 
 
 class RawReply(NamedTuple):
@@ -26,33 +30,26 @@ class RawReply(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """A client's sound reply."""
+    """A client's sound reply, its upload decoded."""
 
     upload: Tree
     loss: float
     examples: int
 
 
-class Forms(NamedTuple):
-    """The structures of an algorithm's client state and message on a task, as shape and dtype structs."""
+def forms(task: Task, algorithm: FedAlgorithm) -> tuple[Tree, Tree]:
+    """Return the structures of a client's state and of the message to it, by abstract evaluation."""
 
-    client: Tree
-    message: Tree
-
-
-def forms(task: Task, algorithm: FedAlgorithm) -> Forms:
-    """Return the structures by abstract evaluation: nothing is computed."""
-
-    def trace(key: jax.Array) -> Forms:
+    def trace(key: jax.Array) -> tuple[Tree, Tree]:
         params = task.init(key)
-        return Forms(algorithm.init_client(params), algorithm.broadcast(algorithm.init(params)))
+        return algorithm.init_client(params), algorithm.broadcast(algorithm.init(params))
 
     return jax.eval_shape(trace, jax.random.key(0))
 
 
 def upload_form(task: Task, algorithm: FedAlgorithm, work: LocalWork) -> Tree:
     """Return the structure of an upload, likewise."""
-    form = forms(task, algorithm)
+    client_form, message_form = forms(task, algorithm)
 
     def trace(message: Tree, client: Tree, key: jax.Array, examples: Tree, n: jax.Array) -> Tree:
         batches = client_batches(examples, n, n, key, work, 1)
@@ -62,7 +59,7 @@ def upload_form(task: Task, algorithm: FedAlgorithm, work: LocalWork) -> Tree:
         name: jax.ShapeDtypeStruct((1, *array.shape[1:]), jax.dtypes.canonicalize_dtype(array.dtype))
         for name, array in task.clients.examples.items()
     }
-    return jax.eval_shape(trace, form.message, form.client, jax.random.key(0), one, np.int32(1))
+    return jax.eval_shape(trace, message_form, client_form, jax.random.key(0), one, np.int32(1))
 
 
 def check_reply(raw: RawReply, upload: Tree, max_examples: int, decode: Callable[[Tree], Tree] | None = None) -> Reply:
@@ -72,7 +69,7 @@ def check_reply(raw: RawReply, upload: Tree, max_examples: int, decode: Callable
       raw: the reply.
       upload: the expected upload, as structs.
       max_examples: the largest number of examples that is believed.
-      decode: the algorithm's, of coded uploads; the decoded upload must be finite too.
+      decode: the algorithm's, of coded uploads.
 
     Raises:
       WireError: it is an error, the upload is not what is expected, or a number is missing, not finite or out of range.
@@ -83,8 +80,10 @@ def check_reply(raw: RawReply, upload: Tree, max_examples: int, decode: Callable
     if not isinstance(loss, float) or not is_float32(loss):
         raise WireError(f"train-loss: {shown(loss)} instead of a finite number of float32")
     tree = unpack(raw.arrays, upload)
-    if decode is not None and not all_finite(decode(jax.tree.map(jnp.asarray, tree))):
-        raise WireError("upload: NaN or infinity once it is decoded")
+    if decode is not None:
+        tree = decode(jax.tree.map(jnp.asarray, tree))
+        if not all_finite(tree):
+            raise WireError("upload: NaN or infinity once it is decoded")
     return Reply(tree, loss, examples)
 
 
@@ -105,6 +104,23 @@ def is_float32(number: float) -> bool:
     return abs(number) <= float(np.finfo(np.float32).max)
 
 
+def find_enormous(replies: Mapping[Any, Reply]) -> dict[Any, str]:
+    """Return the replies whose uploads are out of all proportion to the others', each with its reason in one line.
+
+    The measure is the lower median of the norms, so that of two the larger is refused. Below 1 it counts as 1: where
+    others change next to nothing, an ordinary upload is not enormous.
+    """
+    norms = {key: norm(reply.upload) for key, reply in replies.items()}
+    bound = NORM_FACTOR * max(1.0, median_low(norms.values()))
+    reason = f"instead of at most {bound:.3g}, by the median of the round"
+    return {key: f"upload: norm {size:.3g} {reason}" for key, size in norms.items() if size > bound}
+
+
+def norm(upload: Tree) -> float:
+    """Return the 2-norm over all leaves together; in float64, where no square of a float32 overflows."""
+    return math.hypot(*(np.linalg.norm(np.abs(leaf).astype(np.float64)) for leaf in jax.tree.leaves(upload)))
+
+
 def next_state(
     algorithm: FedAlgorithm,
     server: Tree,
@@ -122,7 +138,7 @@ def next_state(
       The new state, the weighted mean training loss, and whether both are finite.
     """
     weights = [reply.examples for reply in replies] if weighting == "examples" else None
-    trees = [decoded(algorithm, jax.tree.map(jnp.asarray, reply.upload)) for reply in replies]
+    trees = [jax.tree.map(jnp.asarray, reply.upload) for reply in replies]
     loss = float(np.average([reply.loss for reply in replies], weights=weights))  # float64: their sum cannot overflow
     if aggregator == MEAN:
         upload = weighted_mean(trees, weights)

@@ -24,7 +24,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from fedoptax.algorithm import FedAlgorithm, Tree, weighted_mean
 from fedoptax.algorithms.fedopt import FedOptMessage, FedOptUpload
 from fedoptax.deploy.flower import flower_log, from_record
-from fedoptax.deploy.server import Reply, check_count, is_float32, next_state
+from fedoptax.deploy.server import Reply, check_count, find_enormous, is_float32, next_state
 from fedoptax.deploy.wire import WireError, escaped, shown, unpack
 from fedoptax.engine.client_states import OnDevice
 from fedoptax.errors import UsageError, check_int, check_number
@@ -43,8 +43,8 @@ class FedoptaxStrategy(Strategy):
     """A Flower strategy whose server is a `FedAlgorithm` of the FedOpt family.
 
     Statistics (`buffer`) are averaged as they come back; the server's optimizer never sees them. A reply with other
-    names, shapes or dtypes than the model's, with numbers that are not finite or a count out of range is left out and
-    logged.
+    names, shapes or dtypes than the model's, with numbers that are not finite, a count out of range or a change out of
+    all proportion to the others' is left out and logged.
 
     Args:
       algorithm: the algorithm.
@@ -123,30 +123,33 @@ class FedoptaxStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return the round's messages: the model, to a fraction of the nodes."""
-        if self._server is None:
-            self._begin(arrays)
         return self._messages(server_round, arrays, config, grid, self.fraction_train, MessageType.TRAIN)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Update the server with all sound replies; without any, or if it is not finite, nothing changes."""
-        sound = list(_sound(replies, self._read))
+        sound = dict(_sound(replies, self._read))
         if not sound:
             return None, None
         is_statistic = {name: self.buffer(name, array) for name, array in self._model.items()}
-        updates = []
-        for model, count, loss in sound:
+        updates: dict[int, Reply] = {}
+        for node, (model, count, loss) in sound.items():
             change = {n: model[n] - sent for n, sent in self._model.items() if not is_statistic[n]}
-            updates.append(Reply(FedOptUpload(change, ()), loss, count))
+            updates[node] = Reply(FedOptUpload(change, ()), loss, count)
+        for node, reason in find_enormous(updates).items():
+            flower_log.info("node %s: reply left out: %s", node, reason)
+            del updates[node], sound[node]
         size = max(self._num_nodes, len(sound))
-        server, loss, is_finite = next_state(self.algorithm, self._server, updates, self.algorithm.weighting, size)
+        server, loss, is_finite = next_state(
+            self.algorithm, self._server, list(updates.values()), self.algorithm.weighting, size
+        )
         if not is_finite:
             flower_log.info("round %d changes nothing: the server's new state is not finite", server_round)
             return None, None
         self._server = server
-        statistics = [{n: jnp.asarray(model[n]) for n in model if is_statistic[n]} for model, _, _ in sound]
-        self._put(weighted_mean(statistics, [count for _, count, _ in sound]))
+        statistics = [{n: jnp.asarray(model[n]) for n in model if is_statistic[n]} for model, _, _ in sound.values()]
+        self._put(weighted_mean(statistics, [count for _, count, _ in sound.values()]))
         self._put(self.algorithm.params(self._server))
         return self._arrays(), MetricRecord({"train-loss": loss, "replies": len(sound)})
 
@@ -160,7 +163,7 @@ class FedoptaxStrategy(Strategy):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Return the means of the metrics that all sound replies have, weighted by their examples."""
-        rows = list(_sound(replies, self._read_metrics))
+        rows = [row for _, row in _sound(replies, self._read_metrics)]
         if not rows:
             return None
         names = set.intersection(*(set(values) for values, _ in rows)) - {"num-examples"}
@@ -232,15 +235,16 @@ class FedoptaxStrategy(Strategy):
         return done
 
 
-def _sound(replies: Iterable[Message], read: Callable[[RecordDict], Any]) -> Iterator[Any]:
-    """Yield what `read` makes of the replies in the order of their nodes; one that is refused is logged."""
+def _sound(replies: Iterable[Message], read: Callable[[RecordDict], Any]) -> Iterator[tuple[int, Any]]:
+    """Yield each node with what `read` makes of its reply, in the nodes' order; one that is refused is logged."""
     for message in sorted(replies, key=lambda message: message.metadata.src_node_id):
+        node = message.metadata.src_node_id
         try:
             if message.has_error():
                 raise WireError(f"error {message.error.code}: {shown(message.error.reason)}")
-            yield read(message.content)
+            yield node, read(message.content)
         except WireError as error:
-            flower_log.info("node %s: reply left out: %s", message.metadata.src_node_id, error)
+            flower_log.info("node %s: reply left out: %s", node, error)
 
 
 def _only(records: Any, kind: str) -> Any:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedoptax.algorithm import Tree
-from fedoptax.errors import RunError, UsageError
+from fedoptax.errors import RunError, UsageError, shorten
 
 STYPE = "numpy.ndarray"  # Flower's name for this serialisation
 HEADER_LIMIT = 4096  # bytes of a .npy header, far more than any of our arrays needs
@@ -37,10 +37,7 @@ class WireArray(NamedTuple):
     data: bytes
 
 
-Expected = dict[str, jax.ShapeDtypeStruct]
-
-
-def expected_of(tree: Tree) -> Expected:
+def expected_of(tree: Tree) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the names, shapes and dtypes of a tree's leaves (arrays, or the structs of `jax.eval_shape`).
 
     A name is the key path as in RFC 6901, without the first slash: keys joined by `/`, with `~` and `/` inside a key
@@ -49,7 +46,7 @@ def expected_of(tree: Tree) -> Expected:
     Raises:
       UsageError: two leaves have the same name.
     """
-    named: Expected = {}
+    named: dict[str, jax.ShapeDtypeStruct] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = "/".join(_key(entry) for entry in path) or "."
         if name in named:
@@ -68,13 +65,8 @@ def pack(tree: Tree) -> dict[str, WireArray]:
     return {name: _pack_array(name, leaf) for name, leaf in zip(expected_of(tree), jax.tree.leaves(tree))}
 
 
-def unpack(arrays: Mapping[str, WireArray], like: Tree, finite: bool = True) -> Tree:
-    """Rebuild the tree that `pack` took, as NumPy arrays in the structure of `like`.
-
-    Args:
-      arrays: the message.
-      like: the expected tree: arrays, or the structs of `jax.eval_shape`.
-      finite: whether NaN and infinity are refused.
+def unpack(arrays: Mapping[str, WireArray], like: Tree) -> Tree:
+    """Rebuild the tree that `pack` took, as NumPy arrays in the structure of `like` (arrays, or structs).
 
     Raises:
       WireError: a name is missing or unknown, a dtype, shape or size differs, the bytes are damaged, or a number is not
@@ -87,7 +79,7 @@ def unpack(arrays: Mapping[str, WireArray], like: Tree, finite: bool = True) -> 
             f"{len(arrays)} arrays instead of {len(expected)}: {len(missing)} missing{_first(missing)}, "
             f"{len(extra)} unknown{_first(extra)}"
         )
-    leaves = [_unpack_array(name, arrays[name], struct, finite) for name, struct in expected.items()]
+    leaves = [_unpack_array(name, arrays[name], struct) for name, struct in expected.items()]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
@@ -98,9 +90,7 @@ def escaped(key: str) -> str:
 
 def shown(text: object) -> str:
     """Quote a text from elsewhere: one short line of printable characters."""
-    line = " ".join(str(text).split())
-    line = "".join(c if c.isprintable() else "?" for c in line)
-    return line if len(line) <= SHOWN else line[: SHOWN - 3] + "..."
+    return shorten(" ".join(str(text).split()), SHOWN)
 
 
 def _pack_array(name: str, leaf: Any) -> WireArray:
@@ -114,7 +104,7 @@ def _pack_array(name: str, leaf: Any) -> WireArray:
     return WireArray(array.dtype.name, array.shape, STYPE, buffer.getvalue())
 
 
-def _unpack_array(name: str, given: WireArray, struct: jax.ShapeDtypeStruct, finite: bool) -> np.ndarray:
+def _unpack_array(name: str, given: WireArray, struct: jax.ShapeDtypeStruct) -> np.ndarray:
     dtype, shape = np.dtype(struct.dtype), tuple(struct.shape)
     if given.stype != STYPE:
         raise WireError(f"array '{name}': serialised as '{shown(given.stype)}' instead of '{STYPE}'")
@@ -132,21 +122,18 @@ def _unpack_array(name: str, given: WireArray, struct: jax.ShapeDtypeStruct, fin
     array = np.frombuffer(given.data, stored, offset=buffer.tell()).reshape(shape, order=order).view(dtype)
     if dtype == np.bool_ and np.any(array.view(np.uint8) > 1):
         raise WireError(f"array '{name}': bytes other than true and false")
-    if finite and jnp.issubdtype(dtype, jnp.inexact) and not np.isfinite(array).all():
+    if jnp.issubdtype(dtype, jnp.inexact) and not np.isfinite(array).all():
         raise WireError(f"array '{name}': NaN or infinity")
     return array
 
 
 def _header(name: str, buffer: io.BytesIO) -> tuple[tuple[int, ...], bool, np.dtype]:
     try:
-        major, _ = np.lib.format.read_magic(buffer)
-        if major == 1:
+        if (version := np.lib.format.read_magic(buffer)) == (1, 0):
             return np.lib.format.read_array_header_1_0(buffer, HEADER_LIMIT)
-        if major == 2:
-            return np.lib.format.read_array_header_2_0(buffer, HEADER_LIMIT)
     except Exception as error:  # whatever a parser of untrusted bytes raises, they are damaged
         raise WireError(f"array '{name}': damaged ({type(error).__name__})") from error
-    raise WireError(f"array '{name}': version {major} of the .npy format instead of 1 or 2")
+    raise WireError(f"array '{name}': version {version} of the .npy format instead of (1, 0)")
 
 
 def _stored(dtype: np.dtype) -> np.dtype:
