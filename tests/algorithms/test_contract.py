@@ -70,11 +70,6 @@ def test_weighted_mean_of_numpys_doubles_is_in_jaxs_numbers() -> None:
     assert mean.dtype == jnp.float32 and float(mean[0]) == 3.0
 
 
-def test_a_client_of_weight_zero_counts_for_nothing_even_if_it_failed() -> None:
-    trees = [{"a": jnp.asarray([1.0])}, {"a": jnp.asarray([jnp.nan])}]
-    np.testing.assert_array_equal(fx.weighted_mean(trees, [2.0, 0.0])["a"], [1.0])
-
-
 def test_nbytes_is_the_size_of_a_message() -> None:
     tree = {"a": jnp.ones((3, 4)), "b": (jnp.ones(5, jnp.bfloat16), np.int64(1)), "none": ()}
     assert fx.nbytes(tree) == 48 + 10 + 8

@@ -25,14 +25,6 @@ def theorem1(params: Any, batch: Any) -> tuple[jax.Array, Any]:
 THEOREM1 = [[jnp.float32(3.0)], [jnp.float32(-1.0)], [jnp.float32(-1.0)]]
 
 
-def test_naive_adaptive_walks_away_from_the_optimum() -> None:
-    _, _, path = federate(naive_adaptive(0.1, 0.5), scalars(10.0), THEOREM1, 20, theorem1)
-    assert float(path[1]["x"]) == pytest.approx(10 + 0.1 / (3 * 0.5**0.5), rel=1e-6)  # 10.047140…
-    for t in range(1, 21):
-        step = float(path[t]["x"] - path[t - 1]["x"])
-        assert step == pytest.approx(0.1 / (3 * (1 - 0.5**t) ** 0.5), abs=5e-6)
-
-
 @pytest.mark.parametrize(
     "make",
     [

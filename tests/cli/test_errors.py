@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -24,45 +23,30 @@ WRONG = [
     (["run", "--preset", "paper"], 2, "preset"),
     (["run", "--preset", "none"], 2, "client_lr"),
     (["run", "--rounds", "0"], 2, "rounds"),
-    (["run", "--rounds", "3000000000"], 2, "rounds"),
     (["run", "--rounds", "many"], 2, "--rounds"),
     (["run", "--seed", "-1"], 2, "seed"),
     (["run", "--cohort-size", "51"], 2, "cohort_size"),
     (["run", "--local-epochs", "2", "--local-steps", "3"], 2, "--local-epochs"),
-    (["run", "--partition", "random"], 2, "random"),
-    (["run", "--partition-seed", "-1"], 2, "seed"),
     (["run", "--alpha", "0"], 2, "alpha"),
-    (["run", "--model", "transformer"], 2, "transformer"),
-    (["run", "--num-clients", "0"], 2, "num_clients"),
     (["run", "--task-set", "classes"], 2, "--task-set"),
-    (["run", "--task-set", "colour=1"], 2, "colour"),
     (["run", "--task-set", "alpha=1", "--alpha", "1"], 2, "alpha"),
     (["run", "--engine", "fast"], 2, "engine"),
     (["run", "--mesh", "99"], 2, "mesh"),
     (["run", "--checkpoint-every", "-1"], 2, "checkpoint_every"),
     (["run", "--fault", "dropuot=0.1"], 2, "dropout"),
-    (["run", "--fault", "dropout=1.5"], 2, "dropout"),
     (["run", "--aggregate", "average"], 2, "aggregate"),
-    (["run", "--aggregate", "krum:5"], 2, "krum"),
     (["run", "--process", "1"], 2, "--process"),
-    (["run", "--task", "mnist", "--data-dir", "nowhere"], 1, "train-images-idx3-ubyte"),
     (["compare", "--algorithms", "fedavg,fedavg"], 2, "--algorithms"),
     (["compare", "--seeds", "0"], 2, "--seeds"),
-    (["compare", "--client-loop", "fast"], 2, "client_loop"),
     (["compare", "--budget", "4"], 2, "--budget"),
     (["compare", "--grid", "client_lr=1,2"], 2, "--grid"),
     (["compare", "--last", "3"], 2, "--last"),
     (["tune", "--grid", "rate=1,2"], 2, "rate"),
-    (["tune", "--grid", "client_lr=1,1"], 2, "client_lr"),
-    (["tune", "--grid", "client_lr=0.1,-1"], 2, "client_lr"),
     ([*TUNE, "--set", "client_lr=0.1"], 2, "client_lr"),
     ([*TUNE, "--select", "distance"], 2, "select"),
-    ([*TUNE, "--last", "999"], 2, "last"),
     ([*TUNE, "--search", "random"], 2, "--search"),
     ([*TUNE, "--trials", "3"], 2, "--trials"),
-    ([*TUNE, "--batch-size", "0"], 2, "batch_size"),
     (["bytes", "--rounds", "-5"], 2, "rounds"),
-    (["bytes", "--cohort-size", "0"], 2, "cohort_size"),
     (["list", "models"], 2, "models"),
     (["report", "nowhere"], 2, "nowhere"),
     (["resume", "nowhere"], 2, "nowhere"),
@@ -100,12 +84,3 @@ def test_folder_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.C
     assert fedoptax("run", *SMALL, "--out", tmp_path / "file" / "a") == 1
     error = capsys.readouterr().err
     assert str(tmp_path / "file") in error and error.count("\n") == 1
-
-
-def test_divergence_is_status_1_and_the_others_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    wild = ["--algorithms", "fedavg,fedavgm", "--seeds", "1", "--set", "fedavg.server_lr=1e38"]
-    assert fedoptax("compare", *SMALL, *wild, "--out", "b") == 1
-    error = capsys.readouterr().err
-    assert "fedavg diverged in round" in error and "fedavgm" not in error and error.count("\n") == 1
-    assert json.loads((tmp_path / "b" / "fedavgm" / "seed-0" / "summary.json").read_text())["status"] == "completed"
-    assert (tmp_path / "b" / "report.html").is_file()

@@ -106,7 +106,10 @@ def test_a_missing_data_set_comes_with_a_remedy(tmp_path, name):
     assert {row.status for row in rows[:-1]} <= {"missing"} and rows[-1].status == "broken"
 
 
-@pytest.mark.parametrize("name", ["mnist", "qmnist", "fashion-mnist", "wikitext-2", "shakespeare"])
+LATER = [pytest.param(name, marks=pytest.mark.long) for name in ("qmnist", "fashion-mnist", "wikitext-2")]
+
+
+@pytest.mark.parametrize("name", ["mnist", "shakespeare", *LATER])
 def test_the_real_data_sets_are_complete(name):
     assert is_complete(check(name, real_data(name)))
 

@@ -261,15 +261,3 @@ def test_shared_examples_belong_to_every_client(n, clients, fraction, seed):
         assert np.all(np.diff(after) > 0) and after.dtype == np.int64
         assert set(before) <= set(after) <= set(before) | common
     assert same(shared, with_shared(parts, fraction, seed))
-
-
-def test_thousands_of_clients():
-    labels = np.random.default_rng(0).integers(0, 62, 60_000)
-    for parts in (
-        iid(labels, 3400, seed=0),
-        by_size(labels, 3400, seed=0),
-        dirichlet(labels, 3400, 0.1, seed=0),
-        classes_per_client(labels, 3400, 5, seed=0),
-        pachinko(labels // 10, labels, 3400, seed=0),
-    ):
-        assert_divides(parts, 60_000, 3400)

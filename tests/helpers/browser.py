@@ -35,10 +35,6 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         self.texts.append(data)
 
-    def with_class(self, name: str) -> list[dict[str, str | None]]:
-        """The attributes of all elements of a class."""
-        return [attrs for _, attrs in self.elements if name in (attrs.get("class") or "").split()]
-
     @property
     def body(self) -> dict[str, str | None]:
         return next(attrs for tag, attrs in self.elements if tag == "body")

@@ -27,7 +27,7 @@ def dense(x, layers, activation):
 
 CNNS = [
     # build, input shape, padding, activation, which convolutions are pooled
-    (cifar_cnn, (32, 32, 3), "VALID", jax.nn.relu, (True, True, False)),
+    pytest.param(cifar_cnn, (32, 32, 3), "VALID", jax.nn.relu, (True, True, False), marks=pytest.mark.long),
     (fafed_fmnist_cnn, (28, 28, 1), "VALID", jnp.tanh, (True, True)),
     pytest.param(fafed_cifar_cnn, (32, 32, 3), "SAME", jax.nn.relu, (True, True, True), marks=pytest.mark.long),
     pytest.param(lenet, (28, 28, 1), "VALID", jax.nn.relu, (True, True), marks=pytest.mark.long),

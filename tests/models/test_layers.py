@@ -15,15 +15,15 @@ from jax import lax
 
 from fedoptax.errors import UsageError
 from fedoptax.models import functional, winograd
-from fedoptax.models.layers import NARROW, Conv, GroupNorm, Linear, conv, max_pool, product
-from small_models import KEY, normal, some_params
+from fedoptax.models.layers import NARROW, GroupNorm, Linear, conv, max_pool, product
+from small_models import KEY, normal
 
 CONVS = [
     # x (n, h, w, in), kernel (h, w, in, out), strides, padding
     ((2, 6, 7, 3), (3, 3, 3, 4), (1, 1), "SAME"),
-    ((1, 9, 8, 2), (3, 2, 2, 5), (2, 3), "VALID"),
+    pytest.param((1, 9, 8, 2), (3, 2, 2, 5), (2, 3), "VALID", marks=pytest.mark.long),
     ((1, 9, 8, 2), (4, 3, 2, 5), (3, 2), "SAME"),
-    ((3, 5, 5, 1), (5, 5, 1, 2), (1, 1), "VALID"),
+    pytest.param((3, 5, 5, 1), (5, 5, 1, 2), (1, 1), "VALID", marks=pytest.mark.long),
 ]
 
 
@@ -62,9 +62,9 @@ def test_convolution_by_patches_gives_the_numbers_of_lax(x_shape, k_shape, strid
 WINOGRAD = [
     # x (n, h, w, in), out, padding, dtype: tiles of 4 x 4, of 2 x 2, parts of tiles, what "auto" chooses
     ((2, 6, 10, 3), 4, "VALID", jnp.float64),
-    ((3, 8, 4, 2), 3, "VALID", jnp.float64),
+    pytest.param((3, 8, 4, 2), 3, "VALID", jnp.float64, marks=pytest.mark.long),
     ((2, 5, 9, 2), 1, "SAME", jnp.float64),
-    ((8, 12, 11, 24), 16, "SAME", jnp.float32),
+    pytest.param((8, 12, 11, 24), 16, "SAME", jnp.float32, marks=pytest.mark.long),
 ]
 
 
@@ -138,10 +138,10 @@ def test_convolution_trains_clients_at_once_in_a_compiled_loop(lowering):
     ("shape", "size", "stride", "padding"),
     [
         ((2, 7, 5, 3), 2, None, "VALID"),
-        ((1, 9, 10, 2), 3, None, "VALID"),
+        pytest.param((1, 9, 10, 2), 3, None, "VALID", marks=pytest.mark.long),
         ((2, 6, 5, 3), 3, 2, "SAME"),  # of ResNet-18
         ((1, 5, 4, 2), 2, 1, "SAME"),
-        ((1, 7, 7, 2), 2, 3, "VALID"),
+        pytest.param((1, 7, 7, 2), 2, 3, "VALID", marks=pytest.mark.long),
     ],
 )
 def test_max_pool_gives_the_numbers_of_lax(shape, size, stride, padding):
@@ -196,15 +196,6 @@ def test_linear_is_the_layer_of_flax(shape):
     x = normal(2, shape)
     np.testing.assert_allclose(ours(x), theirs(x), rtol=1e-6)
     assert ours(x.astype(jnp.int32)).dtype == theirs(x.astype(jnp.int32)).dtype == jnp.float32
-
-
-def test_conv_layer_has_strides_and_may_have_no_bias():
-    model = functional(lambda rngs: Conv(2, 3, 3, strides=(2, 2), padding="SAME", use_bias=False, rngs=rngs))
-    params, x = some_params(model), normal(0, (1, 7, 8, 2))
-    assert set(params) == {"kernel"}
-    expected = conv(x, params["kernel"], (2, 2), "SAME")
-    np.testing.assert_allclose(model.apply(params, x), expected, rtol=1e-5)
-    assert expected.shape == (1, 4, 4, 3)
 
 
 FEATURES, GROUPS = 6, 3

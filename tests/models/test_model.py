@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax import lax
 
 from fedoptax import models
 from fedoptax.errors import UsageError
@@ -131,28 +130,7 @@ def test_logits_have_the_dtype_of_the_parameters(name, dtype):
             assert {leaf.dtype for leaf in leaves} == {jnp.dtype(dtype)}
 
 
-def test_apply_works_in_jit_vmap_grad_and_loops():
-    """Training three clients at once in a compiled loop is training each by itself in Python."""
-    model = mlp((5,), 3, hidden=(4,), dropout=0.2)
-    params = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf, -leaf]), some_params(model))
-    x, keys = normal(0, (3, 6, 5)), jax.random.split(jax.random.key(1), 3)
-
-    @jax.jit
-    def step(params, x, key):
-        gradient = jax.grad(lambda params: jnp.sum(model.apply(params, x, key) ** 2))(params)
-        return jax.tree.map(lambda p, g: p - 0.01 * g, params, gradient)
-
-    def train(params, x, key):
-        return lax.fori_loop(0, 4, lambda k, params: step(params, x, jax.random.fold_in(key, k)), params)
-
-    ours = jax.jit(jax.vmap(train))(params, x, keys)
-    for i in range(3):
-        one = jax.tree.map(lambda leaf, i=i: leaf[i], params)
-        for k in range(4):
-            one = step(one, x[i], jax.random.fold_in(keys[i], k))
-        jax.tree.map(lambda a, b, i=i: np.testing.assert_allclose(a[i], b, rtol=1e-5, atol=1e-6), ours, one)
-
-
+@pytest.mark.long
 def test_first_use_under_jit_leaks_nothing():
     model = mlp((4,), 2, hidden=(3,), dropout=0.5)
     with jax.checking_leaks():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from browser import Page, needs_browser, open_and_use, open_page, without_scripts
 from fedoptax.report.page import render
 from fedoptax.report.report import load_report
@@ -77,9 +79,9 @@ def test_every_control_works_and_the_console_is_silent(tmp_path: Path) -> None:
     assert "data-broken" not in found.body
 
 
-def test_hard_data_and_hostile_names_are_drawn(tmp_path: Path) -> None:
-    """Hostile, diverged, empty, constant, negative and unlabelled runs, and a search, under the page's own policy."""
-    runs = write_comparison(tmp_path / "runs", ["fedavg", "fedadam"], seeds=1, rounds=10)
+def write_hard_page(folder: Path) -> Path:
+    """Hostile, diverged, empty, constant, negative and unlabelled runs, and a search."""
+    runs = write_comparison(folder / "runs", ["fedavg", "fedadam"], seeds=1, rounds=10)
     write_named_run(runs / "hostile", HOSTILE + '<a href="https://x.invalid">x</a>&lt;b>')
     write_run(runs / "diverged", ramp(0.3, 3), name="diverged", rounds=10, status="diverged", losses=[1.0, 1e12, None])
     write_run(runs / "empty", [], name="empty", status="running", rounds=10)
@@ -90,15 +92,23 @@ def test_hard_data_and_hostile_names_are_drawn(tmp_path: Path) -> None:
     write_run(runs / "unlabelled", ramp(0.8), name="unlabelled", partition=sizes, task={"name": "other"})
     grid = {HOSTILE: [0.1, 1.0, 10.0], "b": [1, 2, 3]}
     write_search(runs / "search", {(a, b): 0.1 * b for a in grid[HOSTILE] for b in grid["b"]}, grid, algorithm=HOSTILE)
-    page = write_page(runs)
-    dom, console = open_page(page, tmp_path / "profile")
+    return write_page(runs)
+
+
+def test_hard_data_and_hostile_names_are_drawn(tmp_path: Path) -> None:
+    """Under the page's own policy."""
+    dom, console = open_page(write_hard_page(tmp_path), tmp_path / "profile")
     assert console == [] and 'data-ready="true"' in dom
     elements = Page(without_scripts(dom)).elements
     assert all(
         (attrs.get("class"), attrs.get("onerror")) == ("figure", None) for tag, attrs in elements if tag == "img"
     )
     assert not [attrs for _, attrs in elements if "x.invalid" in f"{attrs.get('href')}{attrs.get('xlink:href')}"]
-    used, console = open_and_use(page, tmp_path / "profile", USE)
+
+
+@pytest.mark.long
+def test_every_control_works_on_hard_data(tmp_path: Path) -> None:
+    used, console = open_and_use(write_hard_page(tmp_path), tmp_path / "profile", USE)
     assert console == [] and "data-broken" not in used.body
 
 

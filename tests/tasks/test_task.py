@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,7 +11,6 @@ import numpy as np
 import pytest
 
 import fedoptax as fx
-from command_line import fedoptax
 from fedoptax.data.federated import FederatedData
 from fedoptax.engine.batches import Minibatch, task_grad_fn
 from fedoptax.engine.evaluation import column_names, evaluate, evaluation_data, primary_metric
@@ -62,15 +59,6 @@ def test_bfloat16_learns_digits_about_as_well() -> None:
         for task in (FULL, NARROW)
     ]
     assert accuracies[0] > 0.8 and accuracies[1] == pytest.approx(accuracies[0], abs=0.03)
-
-
-@pytest.mark.long
-def test_compute_dtype_is_part_of_a_run_and_of_resuming(tmp_path: Path) -> None:
-    command = ["run", "--task", "quadratic", "--algorithm", "fedavg", "--set", "client_lr=0.1", "--rounds", "2"]
-    assert fedoptax(*command, "--task-set", "compute_dtype=bfloat16", "--out", tmp_path / "a") == 0
-    config = json.loads((tmp_path / "a" / "config.json").read_text(encoding="utf-8"))
-    assert config["task"]["compute_dtype"] == "bfloat16"
-    assert fedoptax("resume", tmp_path / "a", "--rounds", 3) == 0
 
 
 @pytest.mark.parametrize("way", ["masked_mean", "get", "in", "item", "copied", "jitted", "none"])

@@ -101,30 +101,6 @@ def test_cifar100_trains_with_pachinko_crop_and_flip(tmp_path: Path, monkeypatch
         assert learned(result)
 
 
-def tiny_emnist(root: Path) -> None:
-    rng = np.random.default_rng(0)
-    for part, n in (("train", 12), ("test", 4)):
-        clients = {}
-        for i in range(5):
-            y = rng.integers(0, 62, n).astype(np.int32)
-            x = np.ones((n, 28, 28), np.float32)
-            x[np.arange(n), 5 + y // 4, :] = 0
-            clients[f"f{i:04d}_00"] = {"pixels": x, "label": y}
-        write_tff(root / "emnist" / f"fed_emnist_{part}.h5", clients)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["emnist-cr", "emnist-ae"])
-def test_emnist_trains_on_tensorflow_federateds_files(name: str, tmp_path: Path) -> None:
-    tiny_emnist(tmp_path)
-    model = {"model": "logistic"} if name == "emnist-cr" else {}
-    task = fx.load_task(name, data_dir=tmp_path, **model)
-    assert (task.clients.num_clients, int(task.clients.offsets[-1])) == (5, 60)
-    result = train(task, fx.fedavg(0.003 if name == "emnist-cr" else 10.0), rounds=12)
-    assert learned(result)
-    assert ("client_accuracy_mean" if name == "emnist-cr" else "client_mse_x1000_mean") in result.history[-1]
-
-
 WORDS = ["the", "a", "how", "to", "python", "java", "list", "sort", "use", "error"]
 
 
