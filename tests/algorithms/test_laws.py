@@ -107,7 +107,7 @@ def test_naive_adaptive_walks_away_for_every_choice_of_its_parameters() -> None:
         assert np.all(np.diff(distances(point)) > 0)
 
 
-def test_layerwise_normalisation_at_the_client_walks_away_too() -> None:
+def test_fedlamb_walks_away_too() -> None:
     """In one dimension u/‖u‖ is a sign, so Fed-LAMB, too, moves by α φ(|x|)/3 against the mean gradient."""
     result = fx.run(fx.load_task("counterexample"), fx.fedlamb(0.1), rounds=30, cohort_size=3, batch_size=1)
     np.testing.assert_allclose(distances(result), 10 + 10 * 0.1 / 3 * np.arange(1, 31), rtol=1e-5)
@@ -177,7 +177,7 @@ def test_the_error_of_fafed_falls_linearly_with_the_number_of_clients() -> None:
     assert exact < 0.1 * errors.min()  # what is left is variance, not the way from the start
 
 
-def test_a_move_is_made_in_the_table() -> None:
+def test_every_algorithm_of_the_table_moves() -> None:
     """The laws are not held by standing still."""
     for make in TABLE.values():
         algorithm = make()

@@ -64,7 +64,7 @@ FINITE = {
 
 
 @every
-def test_gradients_whose_squares_can_be_held_leave_everything_finite(name: str) -> None:
+def test_gradients_with_finite_squares_leave_everything_finite(name: str) -> None:
     for case, size in FINITE.items():
         assert_finite({case: rounds_of(ROWS[name](), [[size, size], [size], [-size, size, size]])})
 

@@ -113,7 +113,7 @@ def test_check_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     assert {row["status"] for rows in json.loads(capsys.readouterr().out).values() for row in rows} == {"missing"}
 
 
-def test_the_group_alone_tells_what_it_can_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_without_a_command_lists_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert fedoptax("data") == 0
     printed = capsys.readouterr().out
     assert all(command in printed for command in ("fetch", "check", "partition"))

@@ -28,7 +28,7 @@ def test_arrays_grow_by_rows_and_are_mapped(tmp_path):
 
 
 @pytest.mark.parametrize("rows", [np.ones((2, 2), np.float32), np.ones((2, 1)), np.array([[None]])])
-def test_rows_of_another_form_are_refused_and_nothing_stays(tmp_path, rows):
+def test_rows_of_another_form_are_refused_and_leave_nothing(tmp_path, rows):
     def write(writer):
         writer.append("x", np.ones((2, 1), np.float32))
         writer.append("x", rows)
@@ -105,7 +105,7 @@ def test_a_file_is_decoded_once_until_it_changes(tmp_path, cache):
     assert not [path for path in cache.iterdir() if path.name.startswith(".")]
 
 
-def test_several_may_decode_at_once(tmp_path):
+def test_threads_may_decode_at_once(tmp_path):
     source = Source(tmp_path)
     results = []
     threads = [threading.Thread(target=lambda: results.append(int(source.load()[0]))) for _ in range(8)]
@@ -116,7 +116,7 @@ def test_several_may_decode_at_once(tmp_path):
     assert results == [3] * 8
 
 
-def test_what_cannot_be_decoded_is_not_kept(tmp_path, cache):
+def test_a_failed_decoding_is_not_cached(tmp_path, cache):
     source = Source(tmp_path)
     source.path.unlink()
     with pytest.raises(DataError, match="source"):

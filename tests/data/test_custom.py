@@ -188,7 +188,7 @@ def test_a_class_label_keeps_its_order():
     assert source.train_groups is None
 
 
-def test_images_are_upright_of_one_size_and_grey_only_if_all_are(tmp_path):
+def test_images_are_turned_upright_and_must_have_one_size(tmp_path):
     folder = tmp_path / "root" / "me" / "cat"
     folder.mkdir(parents=True)
     grey = Image.fromarray(np.arange(20, dtype=np.uint8).reshape(4, 5))

@@ -44,13 +44,13 @@ QUICK = ("digits", "mnist", "shakespeare")
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_the_federation_of_a_real_data_set_is_the_same_as_ever(name):
+def test_a_real_data_set_gives_the_recorded_federation(name):
     keys = keys_of(name)[:1]
     assert checksums(keys) == {key: EXPECTED[key] for key in keys}
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
-def test_every_partition_of_a_real_data_set_is_the_same_as_ever(name):
+def test_every_partition_of_a_real_data_set_is_the_recorded_one(name):
     keys = keys_of(name)
     assert checksums(keys) == {key: EXPECTED[key] for key in keys}

@@ -120,13 +120,13 @@ def files_in(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_of_an_archive_the_members_stay(tmp_path, archive):
+def test_only_the_members_of_an_archive_are_kept(tmp_path, archive):
     for _ in range(2):
         assert files_in(fetch("mnist", tmp_path)) == MEMBERS
     assert archive.asked == ["data.tar.gz"]
 
 
-def test_what_a_killed_process_left_is_replaced(tmp_path, archive):
+def test_leftovers_of_a_killed_process_are_replaced(tmp_path, archive):
     partly = tmp_path / "mnist" / ".data.tar.gz.unpacked" / "batches"
     partly.mkdir(parents=True)
     (partly / "two").write_bytes(b"sec")

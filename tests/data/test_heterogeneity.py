@@ -36,7 +36,7 @@ def test_one_class_per_client():
     assert skew["jensen_shannon_mean"] == pytest.approx(-(m * np.log2(m)).sum() - 1.0)
 
 
-def test_clients_that_are_like_the_whole():
+def test_clients_like_the_whole_have_no_skew():
     skew = label_skew([[1, 2, 1], [10, 20, 10]])
     assert skew["total_variation_max"] == skew["jensen_shannon_mean"] == pytest.approx(0.0, abs=1e-12)
     assert skew["effective_classes_mean"] == pytest.approx(2**1.5)

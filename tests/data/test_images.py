@@ -49,7 +49,7 @@ def test_mnist_by_writer(tmp_path):
     assert source.train_groups.dtype == np.int32
 
 
-def test_fashion_mnist_lies_in_its_own_folder(tmp_path):
+def test_fashion_mnist_has_its_own_folder(tmp_path):
     assert len(mnist.load_fashion(write_mnist(tmp_path, "fashion-mnist")).test["y"]) == 6
 
 
@@ -68,7 +68,7 @@ def test_fashion_mnist_lies_in_its_own_folder(tmp_path):
         ("qmnist/qmnist-train-labels-idx2-int.gz", idx(np.ones((12, 8), np.int32))),
     ],
 )
-def test_mnist_that_does_not_fit_together_is_refused(tmp_path, file, data):
+def test_inconsistent_mnist_is_refused(tmp_path, file, data):
     write(write_mnist(tmp_path) / file, data)
     with pytest.raises(DataError, match=file.split("/")[1]):
         mnist.load(tmp_path, writers=True)
@@ -107,7 +107,7 @@ def test_cifar100_has_two_kinds_of_labels(tmp_path, monkeypatch, labels):
 
 
 @pytest.mark.parametrize(("suffix", "compress"), [(".xz", lzma.compress), (".gz", gzip.compress)])
-def test_cifar_may_be_compressed_and_lie_one_folder_higher(tmp_path, monkeypatch, suffix, compress):
+def test_cifar_is_read_compressed_and_from_the_folder_above(tmp_path, monkeypatch, suffix, compress):
     folder = write_cifar(tmp_path, monkeypatch, "cifar10", cifar10_files()) / "cifar10"
     expected = cifar.load10(tmp_path)
     for path in (folder / "cifar-10-batches-py").iterdir():
@@ -176,7 +176,7 @@ def test_emnist_in_both_formats(tmp_path, make, names):
     assert source.class_names[61] == "z"
 
 
-def test_tensorflow_federated_goes_before_leaf(tmp_path):
+def test_tensorflow_federateds_files_are_preferred_to_leafs(tmp_path):
     write_femnist(write_emnist(tmp_path))
     assert list(emnist.load(tmp_path).client_names) == ["a", "b"]
 
@@ -206,13 +206,13 @@ ONE = pixels(0, 1, (784,))
         {"user_data": {"b": {"x": [["dark"] * 784], "y": [0]}}, "users": ["b"], "num_samples": [1]},
     ],
 )
-def test_femnist_that_does_not_fit_together_is_refused(tmp_path, train):
+def test_inconsistent_femnist_is_refused(tmp_path, train):
     write_leaf(write_femnist(tmp_path) / "femnist" / "train" / "1.json.gz", {"b": (ONE, [0]), "c": (ONE, [0])}, **train)
     with pytest.raises(DataError, match=r"train|femnist"):
         emnist.load(tmp_path)
 
 
-def test_a_writer_is_in_one_file_only_and_in_both_parts(tmp_path):
+def test_a_writer_in_two_files_or_in_one_part_alone_is_refused(tmp_path):
     write_leaf(write_femnist(tmp_path) / "femnist" / "train" / "2.json", {"a": (ONE, [0])})
     with pytest.raises(DataError, match=r"2\.json.*'a'"):
         emnist.load(tmp_path)
@@ -233,7 +233,7 @@ def test_a_writer_is_in_one_file_only_and_in_both_parts(tmp_path):
         {"pixels": [b"dark"], "label": [0]},
     ],
 )
-def test_emnist_that_does_not_fit_together_is_refused(tmp_path, fields):
+def test_inconsistent_emnist_is_refused(tmp_path, fields):
     write_tff(write_emnist(tmp_path) / "emnist" / "fed_emnist_train.h5", {"a": fields})
     with pytest.raises(DataError, match=r"fed_emnist_train\.h5.*'a'"):
         emnist.load(tmp_path)

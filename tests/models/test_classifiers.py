@@ -53,7 +53,7 @@ def test_logits_are_computed_layer_by_layer(build, shape, padding, activation, p
 @pytest.mark.parametrize(
     ("build", "smallest"), [(cifar_cnn, 18), (fafed_fmnist_cnn, 10), (fafed_cifar_cnn, 8), (lenet, 16)]
 )
-def test_smallest_image_is_the_smallest_that_works(build, smallest):
+def test_images_below_the_smallest_are_refused(build, smallest):
     model = build((smallest, smallest + 1, 2), 3)
     x = jnp.ones((1, smallest, smallest + 1, 2))
     assert jax.eval_shape(model.apply, jax.eval_shape(model.init, KEY), x).shape == (1, 3)

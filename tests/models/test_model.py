@@ -67,7 +67,7 @@ def test_key_decides_the_parameters():
     assert not np.array_equal(first["dense1"]["kernel"], other["dense1"]["kernel"])
 
 
-def test_keys_may_be_raw_words():
+def test_keys_may_be_raw_arrays():
     model = mlp((3,), 2, hidden=(), dropout=0.5)
     params = jax.tree.map(np.asarray, model.init(jax.random.PRNGKey(0)))
     jax.tree.map(np.testing.assert_array_equal, params, model.init(jax.random.key(0)))

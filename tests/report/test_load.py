@@ -184,5 +184,5 @@ def test_a_partition_keeps_all_sizes_and_the_classes_of_the_first_clients() -> N
     assert len(partition.sizes) == 3400 and partition.sentence.startswith("3,400 clients hold ")
 
 
-def test_looks_are_unique_up_to_21() -> None:
+def test_the_first_21_looks_are_unique() -> None:
     assert len({look(i) for i in range(21)}) == 21

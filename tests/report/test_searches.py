@@ -96,7 +96,7 @@ def test_points_of_searches_are_not_compared_with_runs(tmp_path: Path) -> None:
     assert not report.table["algorithm"].str.contains("a=").any()
 
 
-def test_an_unfinished_search_is_shown_as_far_as_it_is(tmp_path: Path) -> None:
+def test_an_unfinished_search_shows_the_points_it_has(tmp_path: Path) -> None:
     folder = write_search(tmp_path / "s", ENDS, GRID)
     shutil.rmtree(folder / "point-006")
     (folder / "point-005" / "summary.json").unlink()
@@ -109,7 +109,7 @@ def test_an_unfinished_search_is_shown_as_far_as_it_is(tmp_path: Path) -> None:
     assert 'alt="fedadam: test accuracy' in render(report, draw_figures(report), folder)
 
 
-def test_a_search_of_which_nothing_completed_says_so(tmp_path: Path) -> None:
+def test_a_search_without_a_completed_point_says_so(tmp_path: Path) -> None:
     (search,) = load_searches(write_search(tmp_path / "s", dict.fromkeys(ENDS), GRID))
     assert search.best is None and search.edges == {}
     assert describe_search(search).endswith("None completed.")

@@ -66,7 +66,7 @@ def test_natural_clients_keep_their_test_examples() -> None:
     assert division.spec == {"partition": "writers", "num_clients": 3, "partition_seed": 0}
 
 
-def test_clients_that_only_test_are_numbered_after_those_that_train() -> None:
+def test_clients_without_training_examples_come_last() -> None:
     division = divide(source([5, 2, 5, 7, 2], [4, 2, 4, 5, 3]), RECIPE, TaskOptions(partition="writers"))
     np.testing.assert_array_equal(division.test_owners, [4, 0, 4, 1, 3])
     others = divide(source([5, 2], [4, 3, 4]), RECIPE, TaskOptions(partition="writers"))

@@ -125,7 +125,7 @@ def tiny_stackoverflow(root: Path) -> None:
 
 
 @pytest.mark.long
-def test_stack_overflow_next_word_trains_and_scores_neither_padding_nor_oov_nor_eos(tmp_path: Path) -> None:
+def test_stack_overflow_next_word_trains_and_scores_real_words_alone(tmp_path: Path) -> None:
     tiny_stackoverflow(tmp_path)
     task = fx.load_task("stackoverflow-nwp", model="rnn_small", data_dir=tmp_path)
     assert task.clients.num_clients == 6

@@ -168,7 +168,7 @@ def test_wrappers_of_gradients_nest_inside_and_outside() -> None:
 
 
 @pytest.mark.parametrize(("noise", "rel"), [(0.0, 0.03), (1.0, 0.2)])
-def test_the_clip_goes_to_the_quantile_of_the_norms(noise: float, rel: float) -> None:
+def test_the_clip_converges_to_the_quantile_of_the_norms(noise: float, rel: float) -> None:
     """41 clients with norms 10^(i/20): the clip starts 1000 times too short and ends where γ of them are below it."""
     norms = 10 ** (np.arange(41) / 20)
     own = {"w": leaf(np.stack([norms, 0 * norms], axis=1))}
@@ -191,7 +191,7 @@ def test_an_adaptive_round_by_hand() -> None:
     assert float(after.clip) == pytest.approx(2 * np.exp(-0.2 * (2 / 3 - 0.5)), rel=1e-6)
 
 
-def test_update_and_count_together_spend_what_the_noise_multiplier_says() -> None:
+def test_update_and_count_share_the_budget_of_the_noise_multiplier() -> None:
     """z⁻² = z_Δ⁻² + (2σ_b)⁻², and the paper's σ_b = |S|/20 where the cohort is large."""
     for z, bit_noise, size in ((1.0, None, 400), (1.0, None, 10), (0.3, 2.0, 10), (4.0, None, 10)):
         update, count = map(float, split_noise(z, bit_noise, jnp.float32(size)))

@@ -26,7 +26,7 @@ def test_a_known_figure() -> None:
 
 
 @pytest.mark.parametrize(("z", "rounds"), [(1.0, 1), (4.0, 10), (20.0, 500), (0.5, 3)])
-def test_everyone_takes_part_is_exact(z: float, rounds: int) -> None:
+def test_epsilon_is_exact_if_everyone_takes_part(z: float, rounds: int) -> None:
     """T rounds are one Gaussian mechanism with sensitivity 2C/|S| and T times the precision: μ = 2√T/z."""
     mu = 2 * math.sqrt(rounds) / z
     expected = optimize.brentq(lambda e: gaussian_delta(e, mu) - DELTA, 0, 500)
@@ -34,7 +34,7 @@ def test_everyone_takes_part_is_exact(z: float, rounds: int) -> None:
 
 
 @pytest.mark.parametrize(("z", "cohort", "clients"), [(2.0, 10, 100), (1.0, 5, 1000), (4.0, 50, 100)])
-def test_a_sampled_round_lies_between_what_is_reached_and_what_is_proved(z: float, cohort: int, clients: int) -> None:
+def test_epsilon_of_a_sampled_round_lies_between_known_bounds(z: float, cohort: int, clients: int) -> None:
     """Reached: all clients send +C, or one sends −C. Proved: Wang, Balle, Kasiviswanathan 2019, Theorem 9."""
     q, mu = cohort / clients, 2 / z
 
