@@ -14,17 +14,15 @@ from fedoptax.errors import RunError, UsageError, check_int
 from fedoptax.experiments.build import build, preset, wrap
 from fedoptax.experiments.grids import check_grid
 from fedoptax.experiments.result import Interrupted, RunResult
-from fedoptax.experiments.run import split_options
+from fedoptax.experiments.run import run_or_continue, split_options
 from fedoptax.experiments.tuning import (
     AllDiverged,
     Tuning,
     check_not_own,
     rule_for,
-    run_or_continue,
     run_search,
-    storable,
 )
-from fedoptax.storage.config import FORMAT, check_format
+from fedoptax.storage.config import FORMAT, check_format, plain_options
 from fedoptax.storage.folder import is_finished, locked, prepare, read_summary
 from fedoptax.storage.history import History, read_rows
 from fedoptax.tasks.task import Task, check_task
@@ -160,7 +158,7 @@ def compare(
             check_grid(grids[name])
         first = {key: tried[0] for key, tried in grids.get(name, {}).items()}
         make_plan(rounds, task, wrap(build(name, values[name] | first), **record.wrappers))
-    stored = {"rounds": rounds.rounds, **storable(options)}
+    stored = {"rounds": rounds.rounds, **plain_options(options)}
     spec, rule = {"name": task.name, **task.spec}, rule_for(task, select, last, rounds.rounds)
     tunings = {
         name: Tuning(

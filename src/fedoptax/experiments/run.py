@@ -35,7 +35,7 @@ from fedoptax.errors import UsageError, check_choice, check_number
 from fedoptax.experiments.build import WRAPPERS
 from fedoptax.experiments.result import DivergedError, Interrupted, RunResult
 from fedoptax.experiments.signals import deferred_interrupt
-from fedoptax.storage.checkpoint import Checkpoints
+from fedoptax.storage.checkpoint import Checkpoints, rounds_of
 from fedoptax.storage.config import check_same_experiment, run_config
 from fedoptax.storage.folder import RunFolder, prepare, read_summary
 from fedoptax.storage.history import History, Row, read_rows
@@ -158,6 +158,13 @@ def simulate(task: Task, algorithm: FedAlgorithm | Point, options: RunOptions, r
     config = run_config(task, described, options, plan, simulation.program, record.wrappers, record.trackers)
     check_same(json.dumps({k: v for k, v in to_plain(config).items() if k not in ("environment", "trackers")}))
     return run_rounds(simulation, options.rounds, config, record)
+
+
+def run_or_continue(task: Task, algorithm: FedAlgorithm | Point, folder: Path, options: Mapping[str, Any]) -> RunResult:
+    """Run an algorithm in a folder, from its last checkpoint if there is one, else anew."""
+    source = folder if rounds_of(folder) else None
+    where = {"out": folder, "overwrite": source is None, "resume_from": source}
+    return simulate(task, algorithm, *split_options({**options, **where}))
 
 
 def _as_begun(options: RunOptions, folder: Path) -> RunOptions:

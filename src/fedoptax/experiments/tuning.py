@@ -15,18 +15,15 @@ import jax
 from fedoptax._files import read_json, to_plain, using, write_json
 from fedoptax._progress import Update, bar
 from fedoptax.algorithm import FedAlgorithm
-from fedoptax.engine.aggregation import as_aggregator
 from fedoptax.engine.evaluation import column_names, evaluation_data
-from fedoptax.engine.faults import as_faults
 from fedoptax.engine.plan import make_plan
 from fedoptax.engine.program import Point
 from fedoptax.errors import RunError, UsageError, check_choice, check_int
 from fedoptax.experiments.build import build, wrap
 from fedoptax.experiments.grids import check_grid, edges, is_number, points, suggest_by_optuna
 from fedoptax.experiments.result import Interrupted, RunResult
-from fedoptax.experiments.run import simulate, split_options
-from fedoptax.storage.checkpoint import rounds_of
-from fedoptax.storage.config import FORMAT, check_format
+from fedoptax.experiments.run import run_or_continue, split_options
+from fedoptax.storage.config import FORMAT, check_format, plain_options
 from fedoptax.storage.folder import is_finished, locked, prepare, read_summary
 from fedoptax.storage.history import Row, higher_is_better, read_rows
 from fedoptax.tasks.task import Task, check_task
@@ -278,7 +275,7 @@ def tune(
         rule_for(task, select, last, rounds),
         check_int("seed", seed, 0, 2**32 - 1),
         {"name": task.name, **task.spec},
-        storable(options),
+        plain_options(options),
         search,
         0 if search == "grid" else check_int("trials", trials),
         command,
@@ -343,13 +340,6 @@ def run_search(task: Task, tuning: Tuning, out: Path, update: Update, trackers: 
     return Tuned(tuning, tried)
 
 
-def run_or_continue(task: Task, algorithm: FedAlgorithm | Point, folder: Path, options: Mapping[str, Any]) -> RunResult:
-    """Run an algorithm in a folder, from its last checkpoint if there is one, else anew."""
-    source = folder if rounds_of(folder) else None
-    where = {"out": folder, "overwrite": source is None, "resume_from": source}
-    return simulate(task, algorithm, *split_options({**options, **where}))
-
-
 def check_not_own(options: Mapping[str, Any]) -> None:
     """Check that options hold none that each run of a search or a comparison gets of its own.
 
@@ -359,17 +349,6 @@ def check_not_own(options: Mapping[str, Any]) -> None:
     for name in ("label", "description", "hyperparameters", "out", "overwrite", "resume_from", "seed", "progress"):
         if name in options:
             raise UsageError(f"option {name} cannot be shared by several runs")
-
-
-def storable(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options as JSON keeps them: aggregators and trackers by name; tracker objects have none."""
-    stored = {name: to_plain(value) for name, value in options.items() if name != "trackers"}
-    if "aggregate" in options:
-        stored["aggregate"] = str(as_aggregator(options["aggregate"]))
-    if (faults := as_faults(options.get("faults"))) is not None:
-        stored["faults"] = asdict(faults)
-    names = [one for one in options.get("trackers") or () if isinstance(one, str)]
-    return stored | ({"trackers": names} if names else {})
 
 
 def _check(task: Task, tuning: Tuning) -> None:

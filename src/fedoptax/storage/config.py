@@ -17,6 +17,7 @@ from fedoptax._files import read_json, to_plain, using
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.algorithms import ALGORITHMS
 from fedoptax.data.heterogeneity import heterogeneity, measures
+from fedoptax.engine.aggregation import as_aggregator
 from fedoptax.engine.faults import as_faults
 from fedoptax.engine.plan import Plan, RunOptions
 from fedoptax.engine.program import Program
@@ -169,3 +170,14 @@ def reference(name: str) -> str | None:
     """Return the paper of an algorithm: its summary up to the colon; None for one that is not the package's."""
     constructor = ALGORITHMS.get(name)
     return summary(constructor).split(":")[0] if constructor else None
+
+
+def plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of `fedoptax.run` as JSON keeps them: aggregators and trackers by name, objects left out."""
+    stored = {name: to_plain(value) for name, value in options.items() if name != "trackers"}
+    if "aggregate" in options:
+        stored["aggregate"] = str(as_aggregator(options["aggregate"]))
+    if (faults := as_faults(options.get("faults"))) is not None:
+        stored["faults"] = asdict(faults)
+    names = [one for one in options.get("trackers") or () if isinstance(one, str)]
+    return stored | ({"trackers": names} if names else {})
