@@ -43,6 +43,7 @@ def test_tune_ranks_points_and_resumes(tmp_path: Path, capsys: pytest.CaptureFix
     assert fedoptax("tune", *SMALL, *GRID, "--out", out) == 2  # holds results
 
 
+@pytest.mark.long  # tests/experiments/test_comparison.py shows it without the command line
 def test_compare_tunes_each_algorithm_and_runs_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "b"
     given = ["--algorithms", "fedavg,fedadam", "--seeds", "2", "--tune", "--budget", "4"]
