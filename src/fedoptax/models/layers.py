@@ -142,7 +142,7 @@ def _max_of_windows(windows: jax.Array) -> jax.Array:
 def _max_of_windows_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
     """JAX's own rule, with the maxima of a window counted place by place and its gradient divided before it is spread.
 
-    Measured: 0.87 and 0.93 of the round of `cnn` (2 cores, in turn), as XLA passes over all of `windows` otherwise.
+    Measured: 0.84 and 0.93 of the round of `cnn` (2 cores, in turn), as XLA passes over all of `windows` otherwise.
     """
     (windows,), (change,) = primals, tangents
     y = _max_of_windows(windows)
