@@ -17,11 +17,7 @@ from fedoptax.errors import RunError, shorten
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that a reader sees the old content or the new, never a part.
-
-    Raises:
-      RunError: it cannot be written.
-    """
+    """Write a file so that a reader sees the old content or the new, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
@@ -50,11 +46,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write strict JSON atomically, one line per field; numbers that are not finite become null.
-
-    Raises:
-      RunError: it cannot be written.
-    """
+    """Write strict JSON atomically, one line per field; numbers that are not finite become null."""
 
     def dump(item: Any) -> str:
         return json.dumps(item, allow_nan=False, ensure_ascii=False)
@@ -64,11 +56,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Raises:
-      RunError: the file is missing, damaged, or not an object.
-    """
+    """Read a JSON object."""
     try:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
@@ -81,11 +69,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def using(path: Path) -> Iterator[None]:
-    """Turn an error in the use of a file's content into one line that names the file.
-
-    Raises:
-      RunError: a field is missing or of another type.
-    """
+    """Turn an error in the use of a file's content into one line that names the file."""
     try:
         yield
     except KeyError as error:

@@ -30,10 +30,6 @@ def join(coordinator: str | None = None, processes: int | None = None, process: 
       coordinator: `HOST:PORT`, where process 0 can be reached.
       processes: how many there are.
       process: the number of this one, from 0.
-
-    Raises:
-      UsageError: an argument is missing or wrong, or no cluster is found.
-      RunError: not all processes came in time.
     """
     given = {"--coordinator": coordinator, "--processes": processes, "--process": process}
     missing = [name for name, value in given.items() if value is None]
@@ -70,11 +66,7 @@ def is_leader() -> bool:
 
 
 def run_on_all_or_fail(action: Callable[[], T]) -> T:
-    """Return what `action` returns; where it fails in one process, it fails in all with the first one's error.
-
-    Raises:
-      UsageError, RunError: what `action` raised, here or in another process.
-    """
+    """Return what `action` returns; where it fails in one process, it fails in all with the first one's error."""
     if not is_distributed():
         return action()
     error: Exception | None = None
@@ -93,11 +85,7 @@ def run_on_all_or_fail(action: Callable[[], T]) -> T:
 
 
 def check_same(text: str) -> None:
-    """Check that all processes were given the same text.
-
-    Raises:
-      RunError: one has another than the leader.
-    """
+    """Check that all processes were given the same text."""
     digests = gather_from_all(np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8))
     for number, digest in enumerate(digests):
         if not np.array_equal(digest, digests[0]):

@@ -1,4 +1,8 @@
-"""The errors that a user meets, the exit status each gets at the command line, and the checks of arguments."""
+"""The errors that a user meets, the exit status each gets at the command line, and the checks of arguments.
+
+Everywhere in the package an argument that is wrong raises `UsageError`, and work that fails `RunError`; the docstrings
+of the public functions say when.
+"""
 
 from __future__ import annotations
 

@@ -52,11 +52,7 @@ def compare(given: Compare) -> None:
 
 
 def report_comparison(done: Compared, as_json: bool = False) -> None:
-    """Write the report of a comparison and print its table.
-
-    Raises:
-      RunError: a run or a search diverged.
-    """
+    """Write the report of a comparison and print its table."""
     out = done.folder
     searches = load_searches(out)
     with status("writing the report"):

@@ -207,11 +207,7 @@ def _refuse_changes(given: Local) -> None:
 
 
 def _run(work: Path, out: Path, settings: Any, overrides: dict[str, Any], label: str) -> None:
-    """Run the app in `work` and wait for its end.
-
-    Raises:
-      RunError: it did not complete.
-    """
+    """Run the app in `work` and wait for its end."""
     import tomli_w
 
     from fedoptax._files import write_atomically

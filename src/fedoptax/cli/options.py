@@ -281,11 +281,7 @@ def _default_of(of: Any) -> Any:
 
 
 def split_pairs(option: str, texts: list[str]) -> dict[str, str]:
-    """`NAME=VALUE` texts of a repeatable option as a dictionary.
-
-    Raises:
-      UsageError: a text has another form, or a name is given twice.
-    """
+    """`NAME=VALUE` texts of a repeatable option as a dictionary."""
     pairs: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")

@@ -76,11 +76,7 @@ def _raise_if_stopped(stopped: RunResult | None, folder: Path) -> None:
 def _check(
     task: Task, name: str, values: Mapping[str, Any], grid: Mapping[str, list[Any]], options: Mapping[str, Any]
 ) -> None:
-    """Check the options of runs before the folder is changed.
-
-    Raises:
-      UsageError: the runs would refuse them.
-    """
+    """Check the options of runs before the folder is changed."""
     first = {key: values[0] for key, values in grid.items()}
     algorithm = wrap(build(name, {**values, **first}), **options.get("wrappers") or {})
     make_plan(split_options(options)[0], task, algorithm)

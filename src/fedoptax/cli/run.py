@@ -48,12 +48,7 @@ def join_processes(given: ProcessOptions) -> None:
 
 
 def finish(work: Callable[[], Result], out: Path) -> Result:
-    """The result of `work`, a run or several in the folder `out`.
-
-    Raises:
-      Stopped: a signal stopped it; the message says how to continue.
-      RunError: it was one run and diverged.
-    """
+    """The result of `work`, a run or several in the folder `out`."""
     try:
         return work()
     except Interrupted as stop:

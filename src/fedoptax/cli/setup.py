@@ -61,9 +61,6 @@ def set_up(given: ExperimentOptions, names: list[str], out: Path) -> Setup:
       given: the options.
       names: of the algorithms.
       out: the folder for results; it must be new, or may be replaced.
-
-    Raises:
-      UsageError: an option is wrong, or `out` holds results.
     """
     recipe_of(given.task)
     faults = {name: parse_value(text) for name, text in split_pairs("--fault", given.fault).items()}
@@ -81,11 +78,7 @@ def set_up(given: ExperimentOptions, names: list[str], out: Path) -> Setup:
 
 
 def paper_options(given: LearningOptions) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options of the task and of rounds that were given, and where none was, those of `--preset paper`.
-
-    Raises:
-      UsageError: no such preset, or both measures of local work are given.
-    """
+    """The options of the task and of rounds that were given, and where none was, those of `--preset paper`."""
     task, rounds = given.task_arguments(), round_arguments(given)
     setting = find_preset(given.task, given.preset)
     if setting is None:
@@ -102,11 +95,7 @@ def paper_options(given: LearningOptions) -> tuple[dict[str, Any], dict[str, Any
 
 
 def round_arguments(given: RoundOptions) -> dict[str, Any]:
-    """The options of rounds that have a default of the task or the algorithm, and were given.
-
-    Raises:
-      UsageError: both measures of local work are.
-    """
+    """The options of rounds that have a default of the task or the algorithm, and were given."""
     names = ("rounds", "cohort_size", "batch_size", "local_epochs", "local_steps", "weighting", "eval_every")
     chosen = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
     if "local_epochs" in chosen and "local_steps" in chosen:
@@ -133,11 +122,7 @@ def choose_hyperparameters(given: LearningOptions, names: list[str]) -> dict[str
 
 
 def choose_grids(given: Compare | Tune, names: list[str], budget: int) -> dict[str, Grid]:
-    """The values to search per algorithm: those of `--grid`, else `budget` points of its learning rates.
-
-    Raises:
-      UsageError: a name that no algorithm has, wrong values, or a hyper-parameter that is set as well.
-    """
+    """The values to search per algorithm: those of `--grid`, else `budget` points of its learning rates."""
     chosen = parse_settings(given.set_, names)
     grids = parse_grids(given.grid, names)
     for name in names:
@@ -147,11 +132,7 @@ def choose_grids(given: Compare | Tune, names: list[str], budget: int) -> dict[s
 
 
 def algorithm_names(text: str) -> list[str]:
-    """The algorithms of a list with commas; `all` means every one.
-
-    Raises:
-      UsageError: an unknown name, none, or one given twice.
-    """
+    """The algorithms of a list with commas; `all` means every one."""
     names = list(ALGORITHMS) if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
     if not names or len(set(names)) != len(names):
         raise UsageError(f"--algorithms must be different names separated by commas, or all, got {text!r}")
@@ -161,11 +142,7 @@ def algorithm_names(text: str) -> list[str]:
 
 
 def load(given: TaskOptions, arguments: Mapping[str, Any] | None = None) -> Task:
-    """The task that the options name, with `arguments` of `load_task`; None takes those of the options.
-
-    Raises:
-      UsageError: there is no such task or option of a task.
-    """
+    """The task that the options name, with `arguments` of `load_task`; None takes those of the options."""
     arguments = given.task_arguments() if arguments is None else arguments
     for name in arguments:
         check_choice("--task-set", name, TASK_OPTIONS)
@@ -174,12 +151,7 @@ def load(given: TaskOptions, arguments: Mapping[str, Any] | None = None) -> Task
 
 
 def reload_task(spec: Mapping[str, Any], data_dir: Path | None) -> Task:
-    """The task that a run folder names.
-
-    Raises:
-      UsageError: it was made in Python and has no name.
-      RunError: it is a file whose contents have changed.
-    """
+    """The task that a run folder names."""
     name = str(spec.get("name"))
     try:
         recipe_of(name)

@@ -59,11 +59,7 @@ def tune(given: Tune) -> None:
 
 
 def report_search(out: Path, as_json: bool = False) -> None:
-    """Write the report of a search and print its points.
-
-    Raises:
-      AllDiverged: every point did.
-    """
+    """Write the report of a search and print its points."""
     with status("writing the report"):
         page = write_report(out)
     search = load_searches(out)[0]

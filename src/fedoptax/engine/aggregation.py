@@ -186,11 +186,7 @@ FORMS = "mean, median, trimmed_mean:FRACTION, norm_clipping:NORM, krum:F or krum
 
 
 def as_aggregator(given: str | Aggregator) -> Aggregator:
-    """Return `given`, or the aggregator that a text names in one of `FORMS`.
-
-    Raises:
-      UsageError: another text, or a number outside its range.
-    """
+    """Return `given`, or the aggregator that a text names in one of `FORMS`."""
     if isinstance(given, Aggregator):
         return given
     name, colon, text = str(given).partition(":")

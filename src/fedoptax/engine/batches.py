@@ -43,11 +43,7 @@ def task_grad_fn(task: Task) -> GradFn:
 
 
 def minibatch_loss(task: Task, params: Tree, batch: Minibatch) -> jax.Array:
-    """Compute the loss on a minibatch, in which padding counts for nothing.
-
-    Raises:
-      UsageError: the task's loss is no scalar.
-    """
+    """Compute the loss on a minibatch, in which padding counts for nothing."""
     value = padded_loss(task.loss, params, batch.examples, batch.key)
     if value.shape != ():
         raise UsageError(f"loss of task '{task.name}' must return a scalar, got shape {value.shape}")

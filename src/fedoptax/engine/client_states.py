@@ -72,11 +72,7 @@ class OnHost:
         return jax.tree.unflatten(self._structure, leaves)
 
     def save(self, folder: Path) -> None:
-        """Write the rows of the clients seen so far to a new folder.
-
-        Raises:
-          OSError: it cannot be written.
-        """
+        """Write the rows of the clients seen so far to a new folder."""
         ids = np.flatnonzero(self._seen)
         folder.mkdir(parents=True)
         np.save(folder / "ids.npy", ids)
@@ -87,11 +83,7 @@ class OnHost:
         (folder / "form.json").write_text(json.dumps(self._form()))
 
     def load(self, folder: Path) -> None:
-        """Read what `save` wrote.
-
-        Raises:
-          ValueError: it is of another experiment.
-        """
+        """Read what `save` wrote."""
         if json.loads((folder / "form.json").read_text()) != self._form():
             raise ValueError("its client states are not those of this experiment")
         ids = np.load(folder / "ids.npy", allow_pickle=False)

@@ -30,11 +30,7 @@ class EvaluationData(NamedTuple):
 
 @lru_cache(maxsize=4)
 def evaluation_data(task: Task) -> EvaluationData | None:
-    """Put the task's test examples on the device, once; None if it has none.
-
-    Raises:
-      DataError: fields of unequal length, no examples, or owners that do not fit.
-    """
+    """Put the task's test examples on the device, once; None if it has none."""
     if task.test is None:
         return None
     arrays = {name: np.asarray(value) for name, value in task.test.items()}

@@ -117,11 +117,7 @@ def virtual_seconds(rates: Rates, outcome: Outcome) -> jax.Array:
 
 
 def as_faults(given: Faults | Mapping[str, Any] | None) -> Faults | None:
-    """Return `given`, or the faults with these values by name, as a run's config holds them.
-
-    Raises:
-      UsageError: an unknown name, or a value outside its range.
-    """
+    """Return `given`, or the faults with these values by name, as a run's config holds them."""
     if given is None or isinstance(given, Faults):
         return given
     if not isinstance(given, Mapping):

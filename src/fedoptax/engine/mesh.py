@@ -28,10 +28,6 @@ def choose_mesh(mesh: int | None, cohort_size: int, engine: str = "compiled") ->
 
     None means all devices, at most one per client. A CPU is one device, or with `xla.use_cores` one per core. A program
     of several processes always uses all their devices. The eager engine uses one.
-
-    Raises:
-      UsageError: more than there are, or several with the eager engine.
-      RunError: JAX has no device of the kind that it was told to use.
     """
     devices, processes = _device_count(), jax.process_count()
     if engine == "eager":

@@ -129,12 +129,7 @@ class Plan:
 
 
 def make_plan(options: RunOptions, task: Task, algorithm: FedAlgorithm) -> Plan:
-    """Decide how the rounds of `algorithm` on `task` are run.
-
-    Raises:
-      UsageError: an option does not fit the task (a cohort larger than the federation), the algorithm (its accounting
-        of privacy would be wrong), the other options or the devices.
-    """
+    """Decide how the rounds of `algorithm` on `task` are run."""
     aggregator = as_aggregator(options.aggregate)
     _check_cohort(options.cohort_size, task)
     if options.cohort_size < aggregator.least:

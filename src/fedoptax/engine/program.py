@@ -117,9 +117,6 @@ def program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple[
     """Build the program of `make_algorithm(**hypers)` on `task`; `names` are the hyper-parameters left free.
 
     The same arguments give the same program, compiled once: seeds and points of a sweep share it.
-
-    Raises:
-      UsageError: the algorithm changes the structure, shape or dtype of a state between rounds.
     """
     return _program(task, make_algorithm, plan, names)
 

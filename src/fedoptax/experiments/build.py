@@ -27,11 +27,7 @@ _BORROWED = {"cifar100-coarse": "cifar100"}  # tasks without presets of their ow
 
 
 def find_constructor(name: str) -> Constructor:
-    """Return the constructor of a name in `ALGORITHMS`, or of `module:function` on the path or in the current folder.
-
-    Raises:
-      UsageError: no such name, module or function.
-    """
+    """Return the constructor of a name in `ALGORITHMS`, or of `module:function`, also of the current folder."""
     if ":" not in name:
         check_choice("algorithm", name, ALGORITHMS)
         return ALGORITHMS[name]
@@ -53,9 +49,6 @@ def parse_settings(settings: Iterable[str], algorithms: Iterable[str]) -> dict[s
     """Return the hyper-parameters by algorithm that texts set.
 
     `NAME=VALUE` is for every algorithm that has it, `ALGORITHM.NAME=VALUE` for one.
-
-    Raises:
-      UsageError: no `=`, an algorithm that is not run, or a name that no algorithm has.
     """
     names = list(algorithms)
     parameters = {name: parameter_names(find_constructor(name)) for name in names}
@@ -109,20 +102,12 @@ def preset(task: str, algorithm: str) -> dict[str, Any]:
 
 
 def find_preset(task: str, name: str) -> PaperSetting | None:
-    """Return the paper setting that `--preset` means; None for `tuned` and `none`.
-
-    Raises:
-      UsageError: an unknown preset.
-    """
+    """Return the paper setting that `--preset` means; None for `tuned` and `none`."""
     return None if name in ("tuned", "none") else paper_setting(task, name)
 
 
 def build(name: str, hyperparameters: Mapping[str, Any]) -> FedAlgorithm:
-    """Return the algorithm of a name with hyper-parameters.
-
-    Raises:
-      UsageError: a required hyper-parameter is missing, or one is out of its range.
-    """
+    """Return the algorithm of a name with hyper-parameters."""
     constructor = find_constructor(name)
     parameters = _parameters(constructor)
     for parameter in hyperparameters if name in ALGORITHMS else ():
@@ -145,9 +130,6 @@ def wrap(algorithm: FedAlgorithm, privacy: str | None = None, compress: str | No
       privacy: `NAME=VALUE,...`, arguments of `with_privacy`: `clip`, `noise_multiplier` and `delta` are needed;
         `seed=none` draws the noise's seed from the operating system.
       compress: the name of a codec, alone or with arguments: `sign`, `qsgd:bits=4,bucket=512`.
-
-    Raises:
-      UsageError: a text cannot be read, has an unknown name, or a value is out of its range.
     """
     if privacy is not None:
         algorithm = with_privacy(algorithm, **parse_privacy(privacy))
@@ -157,11 +139,7 @@ def wrap(algorithm: FedAlgorithm, privacy: str | None = None, compress: str | No
 
 
 def parse_privacy(text: str) -> dict[str, Any]:
-    """Return the arguments of `with_privacy` in a text such as `clip=1.0,noise_multiplier=0.5,delta=1e-5`.
-
-    Raises:
-      UsageError: it has another form, a name is unknown, given twice, or one that is needed is missing.
-    """
+    """Return the arguments of `with_privacy` in a text such as `clip=1.0,noise_multiplier=0.5,delta=1e-5`."""
     given = _pairs("--privacy", text, PRIVACY)
     if missing := [name for name in PRIVACY[:3] if name not in given]:
         raise UsageError(f"--privacy needs clip, noise_multiplier and delta, got no {', '.join(missing)} in '{text}'")
@@ -171,11 +149,7 @@ def parse_privacy(text: str) -> dict[str, Any]:
 
 
 def with_secret_seed(text: str) -> str:
-    """Return a privacy text for a deployment, where it goes to every node: the noise's seed is drawn by the server.
-
-    Raises:
-      UsageError: as `parse_privacy`, or it names a seed: whoever knows that can subtract the noise.
-    """
+    """Return a privacy text for a deployment, where it goes to every node: the noise's seed is drawn by the server."""
     given = parse_privacy(text)
     if given.get("seed") is not None:
         raise UsageError(
@@ -186,11 +160,7 @@ def with_secret_seed(text: str) -> str:
 
 
 def parse_codec(text: str) -> Codec:
-    """Return the codec of a text such as `topk:fraction=0.01`.
-
-    Raises:
-      UsageError: there is no such codec, or an argument is unknown or out of its range.
-    """
+    """Return the codec of a text such as `topk:fraction=0.01`."""
     name, colon, rest = text.partition(":")
     check_choice("--compress", name, CODECS)
     make: Callable[..., Codec] = CODECS[name]

@@ -59,11 +59,7 @@ class Comparison:
 
     @classmethod
     def read(cls, folder: Path) -> Comparison:
-        """Read compare.json.
-
-        Raises:
-          RunError: it is missing, damaged or of another format.
-        """
+        """Read compare.json."""
         path = folder / FILE
         stored = read_json(path)
         check_format(path, stored)
@@ -199,9 +195,6 @@ def run_comparison(
     """Run what is not yet done in `out`: every algorithm's search, if there is one, then all over every seed.
 
     `trackers` are objects that follow every run, besides those that the comparison names.
-
-    Raises:
-      RunError: another process holds `out`, or a run there cannot be continued.
     """
     done = Compared(comparison, out)
     followers = [*comparison.options.get("trackers", ()), *trackers]

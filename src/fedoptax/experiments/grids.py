@@ -26,10 +26,6 @@ def parse_grids(texts: Iterable[str], algorithms: Iterable[str]) -> dict[str, Gr
     VALUES are numbers or texts with commas, or `LOW..HIGH`, the log grid 10^(k/2) from LOW to HIGH (`:decade` and
     `:quarter` for other steps). `1e-3..1` is 10⁻³, 10⁻²·⁵, …, 10⁰. Commas within brackets separate nothing, so a
     schedule such as `cosine(0.1, 100)` is one value.
-
-    Raises:
-      UsageError: a name that no algorithm has or one given twice, no `=`, or values that are not different, or not
-        finite.
     """
     parameters = {name: parameter_names(find_constructor(name)) for name in algorithms}
     grids: dict[str, Grid] = {name: {} for name in parameters}
@@ -55,9 +51,6 @@ def default_grid(constructor: Callable[..., Any], chosen: Mapping[str, Any], bud
 
     Every rate gets as many values as the others, evenly on a logarithmic scale within `RANGES`, while the product
     allows it: 25 points are 25 values of one rate or 5 of each of two.
-
-    Raises:
-      UsageError: there is no such rate, or the budget is below 1.
     """
     check_int("--budget", budget)
     needed = [n for n, p in inspect.signature(constructor).parameters.items() if p.default is p.empty]
@@ -90,11 +83,7 @@ def log_grid(low: float, high: float, steps: int = 2) -> tuple[float, ...]:
 
 
 def check_grid(grid: Any) -> None:
-    """Check the form of a grid: some values for each of some names.
-
-    Raises:
-      UsageError: it has another form, or is empty.
-    """
+    """Check the form of a grid: some values for each of some names."""
     if not isinstance(grid, Mapping):
         raise UsageError(f"grid must be lists of values by the names of hyper-parameters, got {grid!r}")
     for name, values in grid.items():

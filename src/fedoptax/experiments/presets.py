@@ -35,11 +35,7 @@ class PaperSetting:
 
 
 def paper_setting(task: str, preset: str) -> PaperSetting:
-    """Return the setting that `paper` or `paper:NAME` means for a task.
-
-    Raises:
-      UsageError: the task has no paper setting, or none of that name.
-    """
+    """Return the setting that `paper` or `paper:NAME` means for a task."""
     settings = PAPERS.get(task, {})
     name = preset.partition(":")[2] or next(iter(settings), "")
     if name not in settings:

@@ -124,11 +124,7 @@ def run(task: Task, algorithm: FedAlgorithm | Point, **options: Any) -> RunResul
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[RunOptions, Record]:
-    """Return the options of `run` as those of the rounds and those of the folder.
-
-    Raises:
-      UsageError: there is no such option, or a value is outside its range.
-    """
+    """Return the options of `run` as those of the rounds and those of the folder."""
     of_rounds, of_folder = ({f.name for f in fields(kind)} for kind in (RunOptions, Record))
     for name in options:
         check_choice("option", name, sorted(of_rounds | of_folder))
@@ -227,9 +223,6 @@ def run_rounds(rounds: Rounds, total: int, config: Mapping[str, Any], record: Re
 
     Returns:
       The result, whose status says how the run ended.
-
-    Raises:
-      RunError: files cannot be written, or the folder cannot be continued.
     """
     with ExitStack() as stack:
         stop = stack.enter_context(deferred_interrupt())

@@ -62,11 +62,7 @@ def sweep(
 
 
 def _point(make_algorithm: Callable[..., FedAlgorithm], values: Mapping[str, Any]) -> Point:
-    """Return a point of the grid.
-
-    Raises:
-      UsageError: it is no constructor, has no such hyper-parameter or needs another, or a value is no number.
-    """
+    """Return a point of the grid."""
     if not callable(make_algorithm):
         raise UsageError(f"make_algorithm must be a constructor, such as fedavg, got {make_algorithm!r}")
     try:

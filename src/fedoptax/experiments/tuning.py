@@ -69,11 +69,7 @@ class Rule:
 
 
 def rule_for(task: Task, metric: str, last: int | None, rounds: int) -> Rule:
-    """Return the rule by a metric of runs on a task; `last` is by default `LAST`, but at most a tenth of all rounds.
-
-    Raises:
-      UsageError: there is no such metric, or `last` is out of range.
-    """
+    """Return the rule by a metric of runs on a task; `last` is by default `LAST`, but at most a tenth of all rounds."""
     init = jax.eval_shape(task.init, jax.random.key(0))
     names = ["train_loss", *column_names(task, init, evaluation_data(task))]
     check_choice("--select", metric, names)
@@ -116,11 +112,7 @@ class Tuning:
 
     @classmethod
     def read(cls, folder: Path) -> Tuning:
-        """Read tune.json.
-
-        Raises:
-          RunError: it is missing, damaged or of another format.
-        """
+        """Read tune.json."""
         path = folder / FILE
         stored = read_json(path)
         check_format(path, stored)
@@ -129,11 +121,7 @@ class Tuning:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Tuning:
-        """Return the search that `dataclasses.asdict` made this dictionary of.
-
-        Raises:
-          KeyError, TypeError, ValueError: it did not.
-        """
+        """Return the search that `dataclasses.asdict` made this dictionary of."""
         tuning = cls(**{**stored, "rule": Rule(**stored["rule"])})
         check_grid(tuning.grid)
         check_choice("search", tuning.search, SEARCHES)
@@ -307,11 +295,6 @@ def run_search(task: Task, tuning: Tuning, out: Path, update: Update, trackers: 
       out: the folder; it has a tune.json afterwards.
       update: is called with the rounds done, of all points together, and the best score.
       trackers: objects that follow every run, besides those that `tuning` names.
-
-    Raises:
-      UsageError: a point's value is refused by the algorithm, or an option by `fedoptax.run`; before anything is
-        written.
-      RunError: `out` cannot be used.
     """
     _check(task, tuning)
     suggest, make = partial(_next_point, tuning), _point_maker(tuning)
@@ -341,22 +324,14 @@ def run_search(task: Task, tuning: Tuning, out: Path, update: Update, trackers: 
 
 
 def check_not_own(options: Mapping[str, Any]) -> None:
-    """Check that options hold none that each run of a search or a comparison gets of its own.
-
-    Raises:
-      UsageError: they do.
-    """
+    """Check that options hold none that each run of a search or a comparison gets of its own."""
     for name in ("label", "description", "hyperparameters", "out", "overwrite", "resume_from", "seed", "progress"):
         if name in options:
             raise UsageError(f"option {name} cannot be shared by several runs")
 
 
 def _check(task: Task, tuning: Tuning) -> None:
-    """Check that a search can be carried out.
-
-    Raises:
-      UsageError: Optuna is not installed, a point's value is refused by the algorithm, or an option by `fedoptax.run`.
-    """
+    """Check that a search can be carried out."""
     if tuning.search == "optuna" and find_spec("optuna") is None:
         raise UsageError("--search optuna needs a package: pip install 'fedoptax[optuna]'")
     make, first = _point_maker(tuning), {name: values[0] for name, values in tuning.grid.items()}

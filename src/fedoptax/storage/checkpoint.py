@@ -58,9 +58,6 @@ class Checkpoints:
           server: the server's state.
           clients: all clients' states.
           history: what `HistoryFile.sync` returned; None if there is no history.
-
-        Raises:
-          RunError: the folder cannot be written.
         """
         if round in self._verified:
             return
@@ -93,9 +90,6 @@ class Checkpoints:
           server: a server's state of the same form.
           clients: all clients' states, to be replaced.
           at_most: the last round that may be restored.
-
-        Raises:
-          RunError: there is none, or it belongs to another experiment.
         """
         reasons = []
         for round in reversed(self.rounds()):

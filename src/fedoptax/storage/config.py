@@ -85,11 +85,7 @@ def run_config(
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read a run's config.json.
-
-    Raises:
-      RunError: it is missing, damaged or of another format.
-    """
+    """Read a run's config.json."""
     path = folder / "config.json"
     config = read_json(path)
     check_format(path, config)
@@ -104,22 +100,13 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def check_format(path: Path, content: Mapping[str, Any]) -> None:
-    """Check that a file is of the format that this version reads.
-
-    Raises:
-      RunError: it is of another.
-    """
+    """Check that a file is of the format that this version reads."""
     if content.get("format") != FORMAT:
         raise RunError(f"'{path}' is of format {content.get('format')!r}; this version of fedoptax reads {FORMAT}")
 
 
 def check_same_experiment(folder: Path, stored: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    """Check that a run to be continued is the one in a folder, by its config there and the one that was made anew.
-
-    Raises:
-      RunError: they differ in anything but the total of rounds, the rounds between evaluations, the environment, and
-        how the same work is divided among devices.
-    """
+    """Check that a run to be continued is the one in a folder, by its config there and the one that was made anew."""
     config = to_plain(config)
     if isinstance(task := stored.get("task"), dict) and "contents" not in task:  # of a file, in earlier versions
         config["task"].pop("contents", None)

@@ -36,10 +36,6 @@ def prepare(out: str | Path, overwrite: bool = False, remove: bool = True) -> Pa
     """Check that results may be written to `out`, and remove earlier results there if `overwrite`.
 
     Without `remove` they stay, so that all that is asked for can be checked before anything is lost.
-
-    Raises:
-      UsageError: the folder holds something, and `overwrite` is False or it is not fedoptax's.
-      RunError: it cannot be written.
     """
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
@@ -67,9 +63,6 @@ def locked(folder: Path, new: bool = False) -> Iterator[None]:
     Args:
       folder: the folder.
       new: there must be no results in it yet.
-
-    Raises:
-      RunError: another process holds it, or has filled a folder that should be new.
     """
     lock = FileLock(folder / LOCK, blocking=False)
     try:
@@ -91,11 +84,7 @@ def locked(folder: Path, new: bool = False) -> Iterator[None]:
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """Return a run's summary.json with its `status`, `rounds_done` and `message`; empty if there is none yet.
-
-    Raises:
-      RunError: it is damaged.
-    """
+    """Return a run's summary.json with its `status`, `rounds_done` and `message`; empty if there is none yet."""
     path = folder / "summary.json"
     if not path.is_file():
         return {}
@@ -115,11 +104,7 @@ def is_finished(folder: Path) -> bool:
 
 
 def write_params(path: Path, params: Any) -> None:
-    """Write a parameter tree as `.npz`, one array per leaf, named by its key path (`dense1/kernel`).
-
-    Raises:
-      RunError: it cannot be written.
-    """
+    """Write a parameter tree as `.npz`, one array per leaf, named by its key path (`dense1/kernel`)."""
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **named_leaves(params))
     write_atomically(path, buffer.getvalue())
@@ -147,9 +132,6 @@ def write_summary(
       message: one line about a status that needs it.
       history: the rounds done.
       compile_seconds: spent on compiling for this run; 0 where another run had done it.
-
-    Raises:
-      RunError: it cannot be written.
     """
     rows = history.rows
     metrics = [
@@ -179,9 +161,6 @@ class RunFolder:
       new: there must be no results in it yet.
       checkpoint_every: seconds between checkpoints.
       stack: releases the lock when it closes.
-
-    Raises:
-      RunError: another process holds it.
     """
 
     def __init__(self, folder: Path | None, new: bool, checkpoint_every: float, stack: ExitStack) -> None:
@@ -191,11 +170,7 @@ class RunFolder:
             stack.enter_context(locked(folder, new))
 
     def begin(self, config: Mapping[str, Any], history: History) -> None:
-        """Write what is known before the first round; a new folder is made only now, when nothing can be refused.
-
-        Raises:
-          RunError: it cannot be written, or was filled by another process meanwhile.
-        """
+        """Write what is known before the first round; a new folder is made only now, when nothing can be refused."""
         if self._folder is None:
             return
         if not self._existed:
@@ -207,11 +182,7 @@ class RunFolder:
         self._saved = time.monotonic()
 
     def add(self, rows: list[Row]) -> None:
-        """Add rounds to the history.
-
-        Raises:
-          RunError: it cannot be written.
-        """
+        """Add rounds to the history."""
         if self._folder is not None:
             self._rows.append(rows)
 
@@ -220,11 +191,7 @@ class RunFolder:
         return self._folder is not None and time.monotonic() - self._saved > self._every
 
     def save(self, done: int, server: Tree, clients: ClientStates) -> None:
-        """Save the states after `done` rounds.
-
-        Raises:
-          RunError: they cannot be written.
-        """
+        """Save the states after `done` rounds."""
         if self._folder is not None:
             self._checkpoints.save(done, server, clients, self._rows.sync())
             self._saved = time.monotonic()
@@ -232,11 +199,7 @@ class RunFolder:
     def end(
         self, status: str, message: str | None, history: History, params: Tree, compile_seconds: float
     ) -> dict[str, Any]:
-        """Write the final parameters and the summary, and return the summary.
-
-        Raises:
-          RunError: they cannot be written.
-        """
+        """Write the final parameters and the summary, and return the summary."""
         if self._folder is None:
             return {}
         write_params(self._folder / "params.npz", params)

@@ -91,11 +91,7 @@ def higher_is_better(column: str) -> bool:
 
 
 class HistoryFile:
-    """history.jsonl while a run writes it; it begins with `rows` and only grows.
-
-    Raises:
-      RunError: it cannot be written.
-    """
+    """history.jsonl while a run writes it; it begins with `rows` and only grows."""
 
     def __init__(self, folder: Path, rows: list[Row]) -> None:
         self._path = folder / FILE
@@ -104,11 +100,7 @@ class HistoryFile:
         self._length, self._hash = len(data), hashlib.sha256(data)
 
     def append(self, rows: list[Row]) -> None:
-        """Add rows, all or none.
-
-        Raises:
-          RunError: they cannot be written.
-        """
+        """Add rows, all or none."""
         data = _encode(rows)
         try:
             with self._path.open("ab") as file:
@@ -121,11 +113,7 @@ class HistoryFile:
         self._hash.update(data)
 
     def sync(self) -> dict[str, Any]:
-        """Flush all rows to disk and return their length in bytes and SHA-256.
-
-        Raises:
-          RunError: they cannot be written.
-        """
+        """Flush all rows to disk and return their length in bytes and SHA-256."""
         try:
             with self._path.open("r+b") as file:
                 os.fsync(file.fileno())
@@ -145,11 +133,7 @@ def begins_with(folder: Path, part: Mapping[str, Any]) -> bool:
 
 
 def read_lines(folder: Path) -> list[str]:
-    """Return the complete lines of a run's history; an unfinished last line of a killed process is left out.
-
-    Raises:
-      RunError: the file is damaged or cannot be read.
-    """
+    """Return the complete lines of a run's history; an unfinished last line of a killed process is left out."""
     path = folder / FILE
     try:
         text = path.read_text(encoding="utf-8") if path.is_file() else ""
@@ -161,11 +145,7 @@ def read_lines(folder: Path) -> list[str]:
 
 
 def read_rows(folder: Path, rounds: int) -> list[Row]:
-    """Return the first `rounds` rows of a run's history.
-
-    Raises:
-      RunError: there are fewer, or one is damaged.
-    """
+    """Return the first `rounds` rows of a run's history."""
     path = folder / FILE
     rows: list[Row] = []
     for number, line in enumerate(read_lines(folder)[:rounds], start=1):

@@ -147,11 +147,7 @@ class Recipe:
 
 
 def check_options(name: str, recipe: Recipe, options: TaskOptions) -> None:
-    """Check that the task `name` takes the options.
-
-    Raises:
-      UsageError: an option that the task or its partition does not take, or an unknown partition or model.
-    """
+    """Check that the task `name` takes the options."""
     allowed = recipe.option_types()
     for option in options.given():
         if option not in allowed:
@@ -184,9 +180,6 @@ def divide(source: Source, recipe: Recipe, options: TaskOptions) -> Division:
     Test examples are divided like the training examples: to the same natural clients, or so that a client's test labels
     are distributed like its training labels. Where no test example belongs to a client that trains (MNIST's writers),
     all are kept with their own clients.
-
-    Raises:
-      UsageError: an option that the partition does not have, or a number out of range.
     """
     name = options.partition or recipe.partitions[0]
     settings = _partition_settings(name, options)

@@ -188,11 +188,7 @@ TASKS: dict[str, Recipe] = {
 
 
 def recipe_of(name: str) -> Recipe:
-    """The recipe of a task: one of `TASKS`, or of `file:PATH`.
-
-    Raises:
-      UsageError: there is no such task.
-    """
+    """The recipe of a task: one of `TASKS`, or of `file:PATH`."""
     if isinstance(name, str) and len(name) > len(PREFIX) and name.startswith(PREFIX):
         return CUSTOM
     check_choice("task", name, [*TASKS, f"{PREFIX}PATH"])

@@ -192,10 +192,6 @@ def _cast(tree: Tree, dtype: jnp.dtype) -> Tree:
 
 
 def check_task(task: Any) -> None:
-    """Check that `task` is a `Task`.
-
-    Raises:
-      UsageError: it is something else, such as a task's name.
-    """
+    """Check that `task` is a `Task`."""
     if not isinstance(task, Task):
         raise UsageError(f"task must be a fedoptax.Task, such as load_task('digits'), got {task!r}")

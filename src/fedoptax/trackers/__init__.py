@@ -78,11 +78,7 @@ TRACKERS = tuple(_PACKAGES)
 
 
 def as_trackers(given: Iterable[str | Tracker]) -> list[Tracker]:
-    """Return the trackers that are named, or given as they are.
-
-    Raises:
-      UsageError: an unknown name, one given twice, or one whose package is not installed.
-    """
+    """Return the trackers that are named, or given as they are."""
     chosen = list(given)
     names = [one for one in chosen if isinstance(one, str)]
     for name in names:

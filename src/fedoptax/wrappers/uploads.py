@@ -119,11 +119,7 @@ def is_nonnegative(path: Sequence[Any], nonnegative: Sequence[str]) -> bool:
 
 
 def key_words(seed: int | None) -> np.ndarray:
-    """The key of a seed, uint32 (2,); None draws 64 bits from the operating system.
-
-    Raises:
-      UsageError: the seed is not a whole number from 0 to 2^64 − 1.
-    """
+    """The key of a seed, uint32 (2,); None draws 64 bits from the operating system."""
     seed = secrets.randbits(64) if seed is None else check_int("seed", seed, 0, 2**64 - 1)
     return np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32)
 
