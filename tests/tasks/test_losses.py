@@ -12,7 +12,7 @@ import pytest
 from fedoptax.data.federated import FederatedData
 from fedoptax.models import Model, autoencoder
 from fedoptax.tasks.images import crop, reconstruction, standardize
-from fedoptax.tasks.recipe import Division
+from fedoptax.tasks.task import Task
 from fedoptax.tasks.text import bag_of_words, next_token, recall, tag_indicators
 
 KEY = jax.random.key(0)
@@ -26,9 +26,9 @@ def token_task(**options: Any) -> Any:
     net = Model(lambda key: {"table": table}, lambda params, x, key=None: params["table"][x])
     x = RNG.integers(1, VOCABULARY, (6, 4)).astype(np.uint8)
     y = np.array([[2, 3, 5, 7], [1, 7, 0, 0], [0, 0, 0, 0], [4, 5, 6, 1], [5, 5, 7, 0], [3, 2, 1, 4]], np.uint8)
-    division = Division(FederatedData.from_clients([{"x": x, "y": y}]), {"x": x, "y": y}, None, {})
-    settings = {"pad": PAD, "unscored": (OOV, EOS)} | options
-    return next_token("tokens", net, division, "", "table", **settings), np.asarray(table), x, y
+    learned = next_token(net, **{"pad": PAD, "unscored": (OOV, EOS)} | options)
+    clients = FederatedData.from_clients([{"x": x, "y": y}])
+    return Task(name="tokens", clients=clients, **learned), np.asarray(table), x, y
 
 
 def cross_entropies(table: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -60,10 +60,10 @@ def test_next_token_accuracy_leaves_out_padding_and_unscored_tokens() -> None:
 
 
 def test_perplexity_is_the_exponential_of_the_mean_loss() -> None:
-    task, *_ = token_task(pad=None, unscored=(), primary="perplexity", clip_norm=0.25)
+    task, *_ = token_task(pad=None, unscored=(), primary="perplexity")
     assert float(task.derived["perplexity"]({"loss": jnp.float32(2.0)})) == pytest.approx(np.exp(2.0))
-    assert (task.primary_metric, task.higher_is_better, task.clip_norm) == ("perplexity", False, 0.25)
-    counted = task.metrics(task.init(KEY), {k: jnp.asarray(a) for k, a in task.test.items()})["accuracy"][1]
+    assert (task.primary_metric, task.higher_is_better) == ("perplexity", False)
+    counted = task.metrics(task.init(KEY), {k: jnp.asarray(a) for k, a in task.clients.examples.items()})["accuracy"][1]
     assert (np.asarray(counted) == 1).all()
 
 
@@ -87,7 +87,8 @@ def test_recall_counts_all_tags_of_the_test_set() -> None:
 def test_reconstruction_sums_over_the_batch_what_its_metric_averages() -> None:
     x = RNG.integers(0, 256, (5, 28, 28, 1), np.uint8)
     model = autoencoder()
-    loss, metrics = reconstruction(model)
+    learned = reconstruction(model)
+    loss, metrics = learned["loss"], learned["metrics"]
     params = model.init(KEY)
     target = 1 - x.reshape(5, 784) / 255
     errors = np.mean((np.asarray(model.apply(params, target.astype(np.float32))) - target) ** 2, axis=1)

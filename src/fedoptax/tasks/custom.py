@@ -12,8 +12,8 @@ from fedoptax.data.custom import load_file
 from fedoptax.data.datasets.source import Source
 from fedoptax.errors import UsageError
 from fedoptax.models import MODELS
-from fedoptax.tasks.images import image_classification
-from fedoptax.tasks.recipe import CENTRAL, Recipe, TaskOptions, divide
+from fedoptax.tasks.images import cross_entropy
+from fedoptax.tasks.recipe import CENTRAL, Recipe, TaskOptions, make_task
 from fedoptax.tasks.task import Task
 
 PREFIX = "file:"
@@ -42,18 +42,16 @@ def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
         if options.partition == "clients":
             raise UsageError(f"partition must not be 'clients' where a file names none, as {path.name}")
         options = replace(options, partition=options.partition or "dirichlet")
-    division = divide(source, recipe, options)
     model = options.model or ("cnn" if is_image and min(source.input_shape[:2]) >= 4 else recipe.model)
     reading = {option: value for option, value in options.given().items() if option in recipe.options}
-    return image_classification(
-        name,
-        MODELS[model](source.input_shape, source.num_classes),
-        255.0 if source.train["x"].dtype == np.uint8 else 1.0,
-        division.clients,
-        division.test if len(next(iter(division.test.values()))) else None,
-        f"{path.name}, {source.num_classes} classes",
-        {"model": model, **reading, **division.spec, "contents": contents},
-        test_owners=division.test_owners,
+    scale = 255.0 if source.train["x"].dtype == np.uint8 else 1.0
+    learned = cross_entropy(MODELS[model](source.input_shape, source.num_classes), scale)
+    task = make_task(name, recipe, options, source, {"model": model, **reading}, learned)
+    return replace(
+        task,
+        test=task.test if len(source.test["y"]) else None,
+        description=f"{path.name}, {source.num_classes} classes",
+        spec={**task.spec, "contents": contents},
     )
 
 

@@ -17,7 +17,7 @@ from fedoptax.data.datasets.source import Load
 from fedoptax.data.federated import FederatedData
 from fedoptax.errors import UsageError, check_choice
 from fedoptax.models import MODELS, Model, autoencoder
-from fedoptax.tasks.recipe import Recipe, TaskOptions, divide
+from fedoptax.tasks.recipe import Recipe, TaskOptions, make_task
 from fedoptax.tasks.task import Task, masked_mean
 
 Augmentation = Callable[[jax.Array, jax.Array | None], jax.Array]
@@ -35,30 +35,21 @@ def classification(
 
     def build(name: str, recipe: Recipe, options: TaskOptions) -> Task:
         model = options.model or recipe.model
-        can_augment = "augment" in recipe.options
-        augment = options.augment or ("crop" if can_augment and model.startswith("resnet18") else "none")
+        spec: dict[str, Any] = {}
+        if "augment" in recipe.options:
+            spec["augment"] = options.augment or ("crop" if model.startswith("resnet18") else "none")
+        if options.devices is not None:
+            spec["devices"] = options.devices
+        augment = spec.get("augment", "none")
         check_choice("augment", augment, AUGMENTATIONS)
         by_writer = options.partition == "writers" and load_with_writers
         source = (by_writer or load)(options.data_dir)
-        division = divide(source, recipe, options)
-        devices, num_clients = options.devices, division.clients.num_clients
-        if devices is not None and devices < num_clients:
-            raise UsageError(f"devices must be >= num_clients, {num_clients}, got {devices}")
-        spec = {"model": model} | ({"augment": augment} if can_augment else {})
-        spec |= ({"devices": devices} if devices is not None else {}) | division.spec
         shape = (CROP, CROP, *source.input_shape[2:]) if augment == "crop" else source.input_shape
-        return image_classification(
-            name,
-            MODELS[model](shape, source.num_classes),
-            scale,
-            division.clients,
-            division.test,
-            recipe.summary,
-            spec,
-            augment=AUGMENTATIONS[augment],
-            test_owners=division.test_owners,
-            devices=devices,
-        )
+        learned = cross_entropy(MODELS[model](shape, source.num_classes), scale, AUGMENTATIONS[augment])
+        task = make_task(name, recipe, options, source, {"model": model, **spec}, learned, devices=options.devices)
+        if options.devices is not None and options.devices < task.clients.num_clients:
+            raise UsageError(f"devices must be >= num_clients, {task.clients.num_clients}, got {options.devices}")
+        return task
 
     return build
 
@@ -69,29 +60,30 @@ def image_classification(
     scale: float,
     clients: FederatedData,
     test: Mapping[str, np.ndarray] | None,
-    description: str = "",
-    spec: Mapping[str, Any] | None = None,
     augment: Augmentation | None = None,
-    test_owners: np.ndarray | None = None,
-    devices: int | None = None,
+    **attributes: Any,
 ) -> Task:
     """Cross-entropy on examples `x` (n, …), which the model gets as x / scale, with labels `y` (n,).
 
     Metrics: `accuracy`, and `loss`, the cross-entropy in nats.
 
     Args:
-      name, clients, test, description, spec, test_owners, devices: as in `Task`.
+      name, clients, test: as in `Task`.
       model: x to logits.
       scale: the largest pixel.
       augment: `(x / scale, key) -> x`, applied to each batch; the key is None in evaluation.
+      **attributes: further attributes of `Task`.
     """
+    return Task(name=name, clients=clients, test=test, **cross_entropy(model, scale, augment), **attributes)
+
+
+def cross_entropy(model: Model, scale: float, augment: Augmentation | None = None) -> dict[str, Any]:
+    """Return `init`, `loss` and `metrics` of `image_classification`."""
 
     def logits(params: Tree, batch: Any, key: jax.Array | None = None) -> jax.Array:
         dtype = jax.tree.leaves(params)[0].dtype
         x = batch["x"].astype(dtype) / jnp.asarray(scale, dtype)
-        if augment is not None:
-            x = augment(x, key)
-        return model.apply(params, x, key)
+        return model.apply(params, x if augment is None else augment(x, key), key)
 
     def loss(params: Tree, batch: Any, key: jax.Array) -> jax.Array:
         losses = optax.softmax_cross_entropy_with_integer_labels(logits(params, batch, key), batch["y"])
@@ -104,42 +96,17 @@ def image_classification(
             "loss": optax.softmax_cross_entropy_with_integer_labels(out, batch["y"]),
         }
 
-    return Task(
-        name=name,
-        init=model.init,
-        loss=loss,
-        metrics=metrics,
-        clients=clients,
-        test=test,
-        primary_metric="accuracy",
-        description=description,
-        spec=dict(spec or {}),
-        test_owners=test_owners,
-        devices=devices,
-    )
+    return {"init": model.init, "loss": loss, "metrics": metrics, "primary_metric": "accuracy"}
 
 
 def emnist_autoencoder(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     """EMNIST AE of "Adaptive Federated Optimization"; metric `mse_x1000`, lower is better."""
-    division = divide(emnist.load(options.data_dir), recipe, options)
-    loss, metrics = reconstruction(autoencoder())
-    return Task(
-        name=name,
-        init=autoencoder().init,
-        loss=loss,
-        metrics=metrics,
-        clients=division.clients,
-        test=division.test,
-        primary_metric="mse_x1000",
-        higher_is_better=False,
-        description=recipe.summary,
-        spec={"model": recipe.model, **division.spec},
-        test_owners=division.test_owners,
-    )
+    learned = reconstruction(autoencoder())
+    return make_task(name, recipe, options, emnist.load(options.data_dir), {"model": recipe.model}, learned)
 
 
-def reconstruction(model: Model) -> tuple[Callable[..., jax.Array], Callable[..., dict[str, jax.Array]]]:
-    """The loss and the metrics of reconstructing images, inverted (ink 1, background 0) and flattened.
+def reconstruction(model: Model) -> dict[str, Any]:
+    """Return `init`, `loss` and `metrics` of reconstructing images, inverted (ink 1, background 0) and flattened.
 
     The loss is the *sum* over the batch of each example's mean squared error, as in the paper's released code, so the
     paper's client learning rates apply as they are (Reddi et al. 2021, Appendix C and Table 8).
@@ -157,7 +124,8 @@ def reconstruction(model: Model) -> tuple[Callable[..., jax.Array], Callable[...
     def metrics(params: Tree, batch: Any) -> dict[str, jax.Array]:
         return {"mse_x1000": 1000 * errors(params, batch)}
 
-    return loss, metrics
+    names = {"primary_metric": "mse_x1000", "higher_is_better": False}
+    return {"init": model.init, "loss": loss, "metrics": metrics, **names}
 
 
 def crop(x: jax.Array, key: jax.Array | None) -> jax.Array:

@@ -174,6 +174,29 @@ class Division(NamedTuple):
     spec: dict[str, Any]
 
 
+def make_task(
+    name: str,
+    recipe: Recipe,
+    options: TaskOptions,
+    source: Source,
+    spec: Mapping[str, Any],
+    learned: Mapping[str, Any],
+    **attributes: Any,
+) -> Task:
+    """Divide a data set by the options, and return the task of it: `learned` and `attributes` are `Task`'s."""
+    division = divide(source, recipe, options)
+    return Task(
+        name=name,
+        clients=division.clients,
+        test=division.test,
+        test_owners=division.test_owners,
+        description=recipe.summary,
+        spec={**spec, **division.spec},
+        **learned,
+        **attributes,
+    )
+
+
 def divide(source: Source, recipe: Recipe, options: TaskOptions) -> Division:
     """Divide a data set by the partition of the options, or else the task's default.
 

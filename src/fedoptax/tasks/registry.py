@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -25,98 +26,80 @@ from fedoptax.tasks.text import (
 )
 
 
-def _rounds(rounds: int, cohort_size: int, batch_size: int, eval_every: int) -> dict[str, Any]:
-    return {
-        "rounds": rounds,
-        "cohort_size": cohort_size,
-        "batch_size": batch_size,
-        "local_epochs": 1,
-        "eval_every": eval_every,
-    }
+def _rounds(rounds: int, cohort_size: int, batch_size: int, eval_every: int, **local_work: int) -> dict[str, int]:
+    work = local_work or {"local_epochs": 1}
+    return {"rounds": rounds, "cohort_size": cohort_size, "batch_size": batch_size, "eval_every": eval_every, **work}
 
 
-def _synthetic(name: str, recipe: Recipe, options: TaskOptions) -> Task:
-    return analytic.synthetic(seed=options.seed, **{"num_clients": recipe.num_clients} | _analytic_arguments(options))
+def _images(build: Any, summary: str, model: str, num_clients: int, defaults: dict[str, int], **changes: Any) -> Recipe:
+    """A recipe of labelled images, which any image model classifies."""
+    usual = {"models": tuple(MODELS), "options": ("devices",), "partitions": CENTRAL}
+    return Recipe(build, summary, model, num_clients, defaults=defaults, **(usual | changes))
 
 
-def _quadratic(name: str, recipe: Recipe, options: TaskOptions) -> Task:
-    return analytic.quadratic(seed=options.seed, **{"num_clients": recipe.num_clients} | _analytic_arguments(options))
+def _analytic(make: Callable[..., Task]) -> Callable[[str, Recipe, TaskOptions], Task]:
+    def build(name: str, recipe: Recipe, options: TaskOptions) -> Task:
+        given = {option: value for option, value in options.given().items() if option != "compute_dtype"}
+        return make(seed=options.seed, **{"num_clients": recipe.num_clients} | given)
 
-
-def _analytic_arguments(options: TaskOptions) -> dict[str, Any]:
-    return {name: value for name, value in options.given().items() if name != "compute_dtype"}
+    return build
 
 
 TASKS: dict[str, Recipe] = {
-    "digits": Recipe(
+    "digits": _images(
         classification(digits.load, 16),
         "UCI handwritten digits, 8x8 pixels, 10 classes; comes with scikit-learn, needs no download",
         model="mlp",
         num_clients=50,
-        models=tuple(MODELS),
-        options=("devices",),
-        partitions=CENTRAL,
         defaults=_rounds(100, cohort_size=10, batch_size=10, eval_every=1),
     ),
-    "mnist": Recipe(
+    "mnist": _images(
         classification(mnist.load, 255, partial(mnist.load, writers=True)),
         "MNIST handwritten digits, 28x28 pixels, 10 classes; by label, or by writer through QMNIST",
         model="mlp",
         num_clients=100,
-        models=tuple(MODELS),
-        options=("devices",),
-        partitions=(*CENTRAL, "writers"),
         defaults=_rounds(100, cohort_size=10, batch_size=20, eval_every=2),
+        partitions=(*CENTRAL, "writers"),
     ),
-    "fashion-mnist": Recipe(
+    "fashion-mnist": _images(
         classification(mnist.load_fashion, 255),
         "Fashion-MNIST clothes, 28x28 pixels, 10 classes",
         model="cnn",
         num_clients=100,
-        models=tuple(MODELS),
-        options=("devices",),
-        partitions=CENTRAL,
         defaults=_rounds(100, cohort_size=10, batch_size=20, eval_every=2),
     ),
-    "cifar10": Recipe(
+    "cifar10": _images(
         classification(cifar.load10, 255),
         "CIFAR-10 photographs, 32x32 pixels in colour, 10 classes",
         model="resnet18",
         num_clients=500,
-        models=tuple(MODELS),
-        options=("augment", "devices"),
-        partitions=CENTRAL,
         defaults=_rounds(1000, cohort_size=10, batch_size=20, eval_every=50),
+        options=("augment", "devices"),
     ),
-    "cifar100": Recipe(
+    "cifar100": _images(
         classification(cifar.load100, 255),
         "CIFAR-100 photographs, 32x32 pixels in colour, 100 classes; Pachinko allocation over both levels of labels",
         model="resnet18",
         num_clients=500,
-        models=tuple(MODELS),
+        defaults=_rounds(1000, cohort_size=10, batch_size=20, eval_every=50),
         options=("augment", "devices"),
         partitions=("pachinko", *CENTRAL),
-        defaults=_rounds(1000, cohort_size=10, batch_size=20, eval_every=50),
     ),
-    "cifar100-coarse": Recipe(
+    "cifar100-coarse": _images(
         classification(partial(cifar.load100, labels="coarse"), 255),
         "CIFAR-100 photographs, 32x32 pixels in colour, its 20 superclasses",
         model="resnet18",
         num_clients=500,
-        models=tuple(MODELS),
-        options=("augment", "devices"),
-        partitions=CENTRAL,
         defaults=_rounds(1000, cohort_size=10, batch_size=20, eval_every=50),
+        options=("augment", "devices"),
     ),
-    "emnist-cr": Recipe(
+    "emnist-cr": _images(
         classification(emnist.load, 255),
         "EMNIST characters by writer, 28x28 pixels, 62 classes (TensorFlow Federated's files, or LEAF's FEMNIST)",
         model="emnist_cnn",
         num_clients=100,
-        models=tuple(MODELS),
-        options=("devices",),
-        partitions=("writers", *CENTRAL),
         defaults=_rounds(500, cohort_size=10, batch_size=20, eval_every=25),
+        partitions=("writers", *CENTRAL),
     ),
     "emnist-ae": Recipe(
         emnist_autoencoder,
@@ -159,10 +142,10 @@ TASKS: dict[str, Recipe] = {
         num_clients=16,
         models=tuple(WIKITEXT_MODELS),
         partitions=("parts", "articles"),
-        defaults={"rounds": 100, "cohort_size": 16, "batch_size": 20, "local_steps": 10, "eval_every": 20},
+        defaults=_rounds(100, cohort_size=16, batch_size=20, eval_every=20, local_steps=10),
     ),
     "synthetic": Recipe(
-        _synthetic,
+        _analytic(analytic.synthetic),
         "synthetic(alpha, beta) of the FedProx paper: logistic regression, 60 features, 10 classes, uneven sizes",
         model="logistic",
         num_clients=30,
@@ -170,7 +153,7 @@ TASKS: dict[str, Recipe] = {
         defaults=_rounds(100, cohort_size=10, batch_size=10, eval_every=1),
     ),
     "quadratic": Recipe(
-        _quadratic,
+        _analytic(analytic.quadratic),
         "quadratics of different curvature and centre in 10 dimensions; the distance to the known optimum",
         model="vector",
         num_clients=20,

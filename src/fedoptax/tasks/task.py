@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.interpreters.partial_eval import dce_jaxpr
 
 from fedoptax.algorithm import Tree
 from fedoptax.data.federated import FederatedData
@@ -105,53 +106,8 @@ def padded_loss(loss: LossFn, params: Tree, batch: Mapping[str, jax.Array], key:
 
 
 def _reads_mask(loss: LossFn, params: Tree, batch: Mapping[str, jax.Array], key: jax.Array) -> bool:
-    is_read = False
-
-    def attempt(params: Tree, without: Mapping[str, jax.Array], key: jax.Array) -> Any:
-        nonlocal is_read
-        try:  # in here: an exception that passes `eval_shape` costs a tenth of a second
-            return loss(params, _BatchWithoutMask(without), key)
-        except _MaskRead:
-            is_read = True
-        except KeyError as error:  # of a copy of the batch
-            if error.args != ("mask",):
-                raise
-            is_read = True
-        return None
-
-    without = {name: value for name, value in batch.items() if name != "mask"}
-    jax.eval_shape(attempt, params, without, key)
-    return is_read
-
-
-class _MaskRead(Exception):
-    """A loss looks for the mask."""
-
-
-class _BatchWithoutMask(dict[Any, Any]):
-    """A batch without its mask that raises `_MaskRead` when a loss looks for that, in whichever way."""
-
-    def __getitem__(self, name: Any) -> Any:
-        return super().__getitem__(_refuse_mask(name))
-
-    def __contains__(self, name: Any) -> bool:
-        return super().__contains__(_refuse_mask(name))
-
-    def get(self, name: Any, default: Any = None) -> Any:
-        return super().get(_refuse_mask(name), default)
-
-
-def _refuse_mask(name: Any) -> Any:
-    if name == "mask":
-        raise _MaskRead
-    return name
-
-
-jax.tree_util.register_pytree_node(  # a loss may be jitted
-    _BatchWithoutMask,
-    lambda batch: (tuple(batch.values()), tuple(batch)),
-    lambda names, values: _BatchWithoutMask(zip(names, values)),
-)
+    traced = jax.make_jaxpr(lambda mask: loss(params, {**batch, "mask": mask}, key))(batch["mask"]).jaxpr
+    return dce_jaxpr(traced, [True] * len(traced.outvars))[1][0]  # whether an output depends on the input
 
 
 def with_compute_dtype(task: Task, dtype: str) -> Task:

@@ -14,7 +14,7 @@ from fedoptax.algorithm import Tree
 from fedoptax.data.datasets import shakespeare, stackoverflow, wikitext
 from fedoptax.data.datasets.tokens import special_tokens
 from fedoptax.models import Model, shakespeare_rnn, so_logistic, so_rnn, wikitext_lstm
-from fedoptax.tasks.recipe import Division, Recipe, TaskOptions, divide
+from fedoptax.tasks.recipe import Recipe, TaskOptions, make_task
 from fedoptax.tasks.task import Task
 
 SHAKESPEARE_MODELS: dict[str, Callable[[int], Model]] = {
@@ -37,33 +37,17 @@ SO_WORDS, SO_TAGS = 10_000, 500
 
 def shakespeare_characters(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     """The next character of a role; accuracy leaves padding out (Reddi et al. 2021; McMahan et al. 2017)."""
-    source = shakespeare.load(options.data_dir)
-    model = options.model or recipe.model
-    return next_token(
-        name,
-        SHAKESPEARE_MODELS[model](source.num_classes),
-        divide(source, recipe, options),
-        recipe.summary,
-        model,
-        pad=shakespeare.SPECIAL.pad,
-    )
+    source, model = shakespeare.load(options.data_dir), options.model or recipe.model
+    learned = next_token(SHAKESPEARE_MODELS[model](source.num_classes), pad=shakespeare.SPECIAL.pad)
+    return make_task(name, recipe, options, source, {"model": model}, learned, eval_batch=100)
 
 
 def stackoverflow_words(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     """The next word of a user; accuracy leaves padding, OOV and end of sentence out (Reddi et al. 2021)."""
     source = stackoverflow.load_nwp(options.data_dir, max_clients=options.num_clients)
-    special = special_tokens(source.num_classes - 4)
-    model = options.model or recipe.model
-    return next_token(
-        name,
-        SO_MODELS[model](source.num_classes),
-        divide(source, recipe, options),
-        recipe.summary,
-        model,
-        pad=special.pad,
-        unscored=(special.oov, special.eos),
-        eval_batch=50,
-    )
+    special, model = special_tokens(source.num_classes - 4), options.model or recipe.model
+    learned = next_token(SO_MODELS[model](source.num_classes), pad=special.pad, unscored=(special.oov, special.eos))
+    return make_task(name, recipe, options, source, {"model": model}, learned, eval_batch=50)
 
 
 def wikitext_words(name: str, recipe: Recipe, options: TaskOptions) -> Task:
@@ -72,42 +56,20 @@ def wikitext_words(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     parts = options.num_clients or recipe.num_clients
     source = wikitext.load(options.data_dir, clients=parts if partition == "parts" else "articles")
     model = options.model or recipe.model
-    return next_token(
-        name,
-        WIKITEXT_MODELS[model](source.num_classes),
-        divide(source, recipe, options),
-        recipe.summary,
-        model,
-        pad=None,
-        primary="perplexity",
-        clip_norm=0.25,
-        eval_batch=20,
-    )
+    learned = next_token(WIKITEXT_MODELS[model](source.num_classes), primary="perplexity")
+    return make_task(name, recipe, options, source, {"model": model}, learned, clip_norm=0.25, eval_batch=20)
 
 
 def next_token(
-    name: str,
-    net: Model,
-    division: Division,
-    description: str,
-    model: str,
-    *,
-    pad: int | None,
-    unscored: Sequence[int] = (),
-    primary: str = "accuracy",
-    clip_norm: float | None = None,
-    eval_batch: int = 100,
-) -> Task:
-    """Cross-entropy of each token given those before it, averaged over the real tokens of a batch.
+    net: Model, *, pad: int | None = None, unscored: Sequence[int] = (), primary: str = "accuracy"
+) -> dict[str, Any]:
+    """Return `init`, `loss` and `metrics` of predicting each token from those before it.
 
-    Metrics: `accuracy` over the tokens that are neither padding nor `unscored`, `loss` in nats per real token, and
-    `perplexity`, its exponential.
+    The loss is the cross-entropy averaged over the real tokens of a batch. Metrics: `accuracy` over the tokens that are
+    neither padding nor `unscored`, `loss` in nats per real token, and `perplexity`, its exponential.
 
     Args:
-      name, description, clip_norm, eval_batch: as in `Task`.
-      net: x (batch, T) of whole numbers to logits (batch, T, vocabulary).
-      division: examples with x and y (n, T), the tokens and those that follow them.
-      model: the net's name, for the spec.
+      net: x (batch, T) of whole numbers to logits (batch, T, vocabulary); y (batch, T) are the tokens that follow.
       pad: the token that fills up short sequences; None if there is none.
       unscored: tokens that are learned but do not count in `accuracy`.
       primary: the metric that reports lead with.
@@ -134,22 +96,14 @@ def next_token(
         right = (jnp.argmax(logits, axis=-1) == y.astype(jnp.int32)).astype(jnp.float32)
         return {"accuracy": (right, scored), "loss": (losses, counts)}
 
-    return Task(
-        name=name,
-        init=net.init,
-        loss=loss,
-        metrics=metrics,
-        clients=division.clients,
-        test=division.test,
-        primary_metric=primary,
-        higher_is_better=primary == "accuracy",
-        description=description,
-        spec={"model": model, **division.spec},
-        derived={"perplexity": lambda means: jnp.exp(means["loss"])},
-        test_owners=division.test_owners,
-        clip_norm=clip_norm,
-        eval_batch=eval_batch,
-    )
+    return {
+        "init": net.init,
+        "loss": loss,
+        "metrics": metrics,
+        "derived": {"perplexity": lambda means: jnp.exp(means["loss"])},
+        "primary_metric": primary,
+        "higher_is_better": primary == "accuracy",
+    }
 
 
 def stackoverflow_tags(name: str, recipe: Recipe, options: TaskOptions) -> Task:
@@ -161,7 +115,6 @@ def stackoverflow_tags(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     source = stackoverflow.load_tags(
         options.data_dir, vocabulary=SO_WORDS, tags=SO_TAGS, max_clients=options.num_clients
     )
-    division = divide(source, recipe, options)
     model = so_logistic(SO_WORDS, SO_TAGS)
 
     def predict(params: Tree, batch: Any, key: jax.Array | None = None) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -179,19 +132,8 @@ def stackoverflow_tags(name: str, recipe: Recipe, options: TaskOptions) -> Task:
         logits, truth, losses = predict(params, batch)
         return {"recall_at_5": recall(logits, truth), "loss": losses}
 
-    return Task(
-        name=name,
-        init=model.init,
-        loss=loss,
-        metrics=metrics,
-        clients=division.clients,
-        test=division.test,
-        primary_metric="recall_at_5",
-        description=recipe.summary,
-        spec={"model": recipe.model, **division.spec},
-        label=None,
-        test_owners=division.test_owners,
-    )
+    learned = {"init": model.init, "loss": loss, "metrics": metrics, "primary_metric": "recall_at_5", "label": None}
+    return make_task(name, recipe, options, source, {"model": recipe.model}, learned)
 
 
 def bag_of_words(ids: jax.Array, words: jax.Array, vocabulary: int, dtype: Any) -> jax.Array:

@@ -94,8 +94,4 @@ def _differentiable(gradient: ModuleGradient) -> Callable[[Tree, Any, jax.Array]
 
     value.defvjp(value_and_grads, lambda grads, g: (jax.tree.map(lambda a: (g * a).astype(a.dtype), grads), None, None))
 
-    def loss(params: Tree, batch: Any, key: jax.Array) -> jax.Array:
-        mask = batch["mask"]  # asked for by name: see `padded_loss`
-        return value(params, {**batch, "mask": mask}, jax.random.key_data(key))
-
-    return loss
+    return lambda params, batch, key: value(params, batch, jax.random.key_data(key))
