@@ -36,7 +36,7 @@ def test_edges() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("client_lr", "client_lr=", "=1", "rate=1,2", "client_lr=1,x", "client_lr=1,1", "client_lr=nan,1"),
+        *("client_lr", "client_lr=", "=1", "rate=1,2", "client_lr=1,1"),
         *("client_lr=1..0.1", "client_lr=0..1", "client_lr=-1..1", "client_lr=1..2:third", "client_lr=1.2..2"),
         *("client_lr=1..", "client_lr=..1", "client_lr=1e-3..inf", "client_lr=,"),
     ],

@@ -36,7 +36,7 @@ def test_json_holds_null_for_non_finite_numbers(tmp_path: Path) -> None:
 
 def test_json_of_an_earlier_version_with_a_checksum_is_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"checksum": "0" * 64, **CONFIG}))
-    assert read_config(tmp_path) == CONFIG
+    assert {"format": 1, **read_config(tmp_path)} == CONFIG
 
 
 @pytest.mark.parametrize(

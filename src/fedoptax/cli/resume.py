@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,12 @@ from fedoptax.cli.run import finish, join_processes, print_result, resume_comman
 from fedoptax.cli.setup import reload_task
 from fedoptax.cli.tune import report_search
 from fedoptax.distributed import broadcast, is_leader, run_on_all_or_fail
-from fedoptax.engine.plan import make_plan
 from fedoptax.engine.xla import use_cache, use_cores
 from fedoptax.errors import Stopped, UsageError
 from fedoptax.experiments import run as experiment
 from fedoptax.experiments.build import build, wrap
 from fedoptax.experiments.comparison import Comparison, run_comparison
 from fedoptax.experiments.result import RunResult
-from fedoptax.experiments.run import split_options
 from fedoptax.experiments.tuning import Tuning, run_search
 from fedoptax.storage.checkpoint import rounds_of
 from fedoptax.storage.config import read_config
@@ -49,9 +46,6 @@ def resume(given: Resume) -> None:
         comparison = Comparison.read(folder)
         comparison = replace(comparison, options=comparison.options | changes)
         task = reload_task(comparison.task, given.data_dir)
-        name = comparison.algorithms[0]
-        searched = comparison.tunings[name].grid if name in comparison.tunings else {}
-        _check(task, name, comparison.hyperparameters[name], searched, comparison.options)
         compared = run_comparison(task, comparison, folder)
         _raise_if_stopped(compared.stopped, folder)
         report_comparison(compared)
@@ -59,7 +53,6 @@ def resume(given: Resume) -> None:
         tuning = Tuning.read(folder)
         tuning = replace(tuning, options=tuning.options | changes)
         task = reload_task(tuning.task, given.data_dir)
-        _check(task, tuning.algorithm, tuning.fixed, tuning.grid, tuning.options)
         with bar(f"{tuning.algorithm}: {tuning.size} points", tuning.size * int(tuning.options["rounds"])) as update:
             tuned = run_search(task, tuning, folder, update)
         _raise_if_stopped(tuned.stopped, folder)
@@ -71,15 +64,6 @@ def resume(given: Resume) -> None:
 def _raise_if_stopped(stopped: RunResult | None, folder: Path) -> None:
     if stopped is not None:
         raise Stopped(f"{stopped.message}; continue with: {resume_command(folder)}", stopped.signal)
-
-
-def _check(
-    task: Task, name: str, values: Mapping[str, Any], grid: Mapping[str, list[Any]], options: Mapping[str, Any]
-) -> None:
-    """Check the options of runs before the folder is changed."""
-    first = {key: values[0] for key, values in grid.items()}
-    algorithm = wrap(build(name, {**values, **first}), **options.get("wrappers") or {})
-    make_plan(split_options(options)[0], task, algorithm)
 
 
 def _resume_run(folder: Path, given: Resume, changes: dict[str, Any]) -> None:

@@ -7,23 +7,17 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedoptax._files import read_json, to_plain, using, write_json
+from fedoptax._files import to_plain, using
 from fedoptax._progress import bar
 from fedoptax.engine.plan import make_plan
 from fedoptax.errors import RunError, UsageError, check_int
 from fedoptax.experiments.build import build, preset, wrap
 from fedoptax.experiments.grids import check_grid
 from fedoptax.experiments.result import Interrupted, RunResult
-from fedoptax.experiments.run import run_or_continue, split_options
-from fedoptax.experiments.tuning import (
-    AllDiverged,
-    Tuning,
-    check_not_own,
-    rule_for,
-    run_search,
-)
-from fedoptax.storage.config import FORMAT, check_format, plain_options
-from fedoptax.storage.folder import is_finished, locked, prepare, read_summary
+from fedoptax.experiments.run import run_in_folder, split_options
+from fedoptax.experiments.tuning import AllDiverged, Tuning, check_not_own, rule_for, run_search
+from fedoptax.storage.config import plain_options, read_record, write_record
+from fedoptax.storage.folder import locked, prepare, read_summary
 from fedoptax.storage.history import History, read_rows
 from fedoptax.tasks.task import Task, check_task
 from fedoptax.trackers import Tracker
@@ -53,18 +47,11 @@ class Comparison:
     command: str = ""
     tunings: dict[str, Tuning] = field(default_factory=dict)
 
-    def save(self, folder: Path) -> None:
-        """Write compare.json."""
-        write_json(folder / FILE, {"format": FORMAT, **asdict(self)})
-
     @classmethod
     def read(cls, folder: Path) -> Comparison:
         """Read compare.json."""
-        path = folder / FILE
-        stored = read_json(path)
-        check_format(path, stored)
-        with using(path):
-            del stored["format"]
+        stored = read_record(folder / FILE)
+        with using(folder / FILE):
             tunings = {name: Tuning.from_dict(tuning) for name, tuning in stored.pop("tunings", {}).items()}
             comparison = cls(**stored, tunings=tunings)
             for name in comparison.algorithms:
@@ -148,14 +135,11 @@ def compare(
     check_not_own(options)
     folder, grids = Path(out), dict(grids or {})
     values = {name: dict((hyperparameters or {}).get(name, preset(task.name, name))) for name in algorithms}
-    rounds, record = split_options(options)
-    for name in algorithms:
-        if name in grids:
-            check_grid(grids[name])
-        first = {key: tried[0] for key, tried in grids.get(name, {}).items()}
-        make_plan(rounds, task, wrap(build(name, values[name] | first), **record.wrappers))
-    stored = {"rounds": rounds.rounds, **plain_options(options)}
-    spec, rule = {"name": task.name, **task.spec}, rule_for(task, select, last, rounds.rounds)
+    for grid in grids.values():
+        check_grid(grid)
+    rounds = split_options(options)[0].rounds
+    stored = {"rounds": rounds, **plain_options(options)}
+    spec, rule = {"name": task.name, **task.spec}, rule_for(task, select, last, rounds)
     tunings = {
         name: Tuning(
             name,
@@ -177,6 +161,7 @@ def compare(
             raise RunError(f"'{folder / FILE}' is of another comparison; give another folder")
         comparison = there
     else:
+        _check(task, comparison)
         prepare(folder, overwrite)
     trackers = [one for one in options.get("trackers") or () if not isinstance(one, str)]
     done = run_comparison(task, comparison, folder, progress, trackers=trackers)
@@ -196,28 +181,33 @@ def run_comparison(
 
     `trackers` are objects that follow every run, besides those that the comparison names.
     """
+    _check(task, comparison)
     done = Compared(comparison, out)
     followers = [*comparison.options.get("trackers", ()), *trackers]
     with locked(out):
-        comparison.save(out)
+        write_record(out / FILE, comparison)
         _search(task, done, out, progress, trackers)
         for name, seed, folder in runs(done.comparison, out):
             if done.stopped is not None:
                 break
-            if is_finished(folder):
-                if (summary := read_summary(folder))["status"] == "diverged":
-                    done.diverged.append(str(summary["message"]))
-                continue
             values = done.comparison.hyperparameters[name]
             algorithm = wrap(build(name, values), **comparison.options.get("wrappers") or {})
             described = {"label": name, "description": f"{name}, seed {seed}", "hyperparameters": values}
             shown = {"seed": seed, "progress": progress, "trackers": followers, **described}
-            result = run_or_continue(task, algorithm, folder, comparison.options | shown)
-            if result.status == "diverged":
-                done.diverged.append(str(result.message))
-            if result.signal:
-                done.stopped = replace(result, message=result.message or f"stopped after {name}, seed {seed}")
+            ended = run_in_folder(task, algorithm, folder, comparison.options | shown)
+            if ended.status == "diverged":
+                done.diverged.append(str(ended.message))
+            done.stopped = ended.stopped
     return done
+
+
+def _check(task: Task, comparison: Comparison) -> None:
+    """Check that every algorithm can be run."""
+    rounds, record = split_options(comparison.options)
+    for name in comparison.algorithms:
+        grid = comparison.tunings[name].grid if name in comparison.tunings else {}
+        first = {key: values[0] for key, values in grid.items()}
+        make_plan(rounds, task, wrap(build(name, {**comparison.hyperparameters[name], **first}), **record.wrappers))
 
 
 def _search(task: Task, done: Compared, out: Path, progress: bool | None, trackers: Sequence[Tracker]) -> None:
@@ -237,7 +227,7 @@ def _search(task: Task, done: Compared, out: Path, progress: bool | None, tracke
             done.diverged.append(str(error))
             kept.remove(name)
     comparison = replace(comparison, hyperparameters=found)
-    comparison.save(out)
+    write_record(out / FILE, comparison)
     done.comparison = replace(comparison, algorithms=kept)
 
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from fedoptax.errors import UsageError, check_choice, check_int
-from fedoptax.experiments.build import find_constructor, parameter_names
-from fedoptax.schedules import is_schedule
+from fedoptax.experiments.build import find_constructor, parameter_names, parse_value
 
 Grid = dict[str, tuple[Any, ...]]
 """Values by name, numbers increasing; a point takes one of each."""
@@ -38,7 +37,7 @@ def parse_grids(texts: Iterable[str], algorithms: Iterable[str]) -> dict[str, Gr
             if name in names:
                 if name in grids[algorithm]:
                     raise UsageError(f"--grid: {name} is given twice")
-                grids[algorithm][name] = _values(text, values)
+                grids[algorithm][name] = _parse_values(text, values)
     return grids
 
 
@@ -110,48 +109,29 @@ def edges(grid: Mapping[str, Sequence[float]], point: Mapping[str, float]) -> di
     return found
 
 
-def _values(text: str, values: str) -> tuple[Any, ...]:
+def _parse_values(text: str, values: str) -> tuple[Any, ...]:
     if ".." in values:
         ends, _, step = values.partition(":")
         low, _, high = ends.partition("..")
-        if step:
-            check_choice("--grid step", step, STEPS)
-        first, last = _number(text, low), _number(text, high)
-        if not 0 < first < last:
-            raise UsageError(f"--grid must have 0 < LOW < HIGH, got '{text}'")
-        found = log_grid(first, last, STEPS[step or "half"])
+        check_choice("--grid step", step or "half", STEPS)
+        try:
+            found = log_grid(float(low), float(high), STEPS[step or "half"])
+        except (ValueError, OverflowError):
+            raise UsageError(f"--grid must be {ALLOWED} with 0 < LOW < HIGH, got '{text}'") from None
         if not found:
             raise UsageError(f"--grid must have a range that holds a step of the grid, got '{text}'")
         return found
-    parts = [_value(text, part.strip()) for part in re.split(r",(?![^(]*\))", values)]
-    if len({(type(part), part) for part in parts}) != len(parts):
+    parts = [_parse_value(part.strip()) for part in re.split(r",(?![^(]*\))", values)]
+    if "" in parts or len(set(parts)) != len(parts):
         raise UsageError(f"--grid must have different values, got '{text}'")
-    return tuple(sorted(parts)) if all(isinstance(part, float) for part in parts) else tuple(parts)
+    return tuple(sorted(parts)) if all(map(is_number, parts)) else tuple(parts)
 
 
-def _value(text: str, part: str) -> Any:
-    """Return a finite number, a schedule, or a word; only schedules stand beside numbers."""
+def _parse_value(text: str) -> Any:
     try:
-        float(part)
+        return float(text)
     except ValueError:
-        word = part.replace("_", "").replace("-", "").isalnum()
-        if is_schedule(part) or (word and not _has_number(text)):
-            return {"true": True, "false": False}.get(part, part)
-    return _number(text, part)
-
-
-def _has_number(text: str) -> bool:
-    return any(re.fullmatch(r"[-+.\d][-+.\de]*", part.strip()) for part in text.partition("=")[2].split(","))
-
-
-def _number(text: str, value: str) -> float:
-    try:
-        number = float(value)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise UsageError(f"--grid must be {ALLOWED}, got '{value}' in '{text}'")
-    return number
+        return parse_value(text)
 
 
 def is_number(value: Any) -> bool:

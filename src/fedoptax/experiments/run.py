@@ -37,7 +37,7 @@ from fedoptax.experiments.result import DivergedError, Interrupted, RunResult
 from fedoptax.experiments.signals import deferred_interrupt
 from fedoptax.storage.checkpoint import Checkpoints, rounds_of
 from fedoptax.storage.config import check_same_experiment, run_config
-from fedoptax.storage.folder import RunFolder, prepare, read_summary
+from fedoptax.storage.folder import RunFolder, is_finished, prepare, read_summary
 from fedoptax.storage.history import History, Row, read_rows
 from fedoptax.tasks.task import Task, check_task
 from fedoptax.trackers import Tracked, Tracker, TrackerGroup, as_trackers
@@ -156,11 +156,32 @@ def simulate(task: Task, algorithm: FedAlgorithm | Point, options: RunOptions, r
     return run_rounds(simulation, options.rounds, config, record)
 
 
-def run_or_continue(task: Task, algorithm: FedAlgorithm | Point, folder: Path, options: Mapping[str, Any]) -> RunResult:
-    """Run an algorithm in a folder, from its last checkpoint if there is one, else anew."""
+class Ended(NamedTuple):
+    """How one of several runs ended, in this call or before it.
+
+    Attributes:
+      status: `"completed"`, `"diverged"` or `"interrupted"`.
+      message: one line about a status other than completed, else None.
+      rows: its history.
+      stopped: the run, if a signal came in it: no other should begin.
+    """
+
+    status: str
+    message: str | None
+    rows: list[Row]
+    stopped: RunResult | None = None
+
+
+def run_in_folder(task: Task, algorithm: FedAlgorithm | Point, folder: Path, options: Mapping[str, Any]) -> Ended:
+    """Run an algorithm in a folder: from its last checkpoint if there is one, and not again if it is finished."""
+    if is_finished(folder):
+        summary = read_summary(folder)
+        return Ended(summary["status"], summary["message"], read_rows(folder, summary["rounds_done"]))
     source = folder if rounds_of(folder) else None
     where = {"out": folder, "overwrite": source is None, "resume_from": source}
-    return simulate(task, algorithm, *split_options({**options, **where}))
+    result = simulate(task, algorithm, *split_options({**options, **where}))
+    stopped = replace(result, message=result.message or f"stopped after {folder}") if result.signal else None
+    return Ended(result.status, result.message, result.history.rows, stopped)
 
 
 def _as_begun(options: RunOptions, folder: Path) -> RunOptions:

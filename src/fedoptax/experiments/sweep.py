@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -48,9 +47,7 @@ def sweep(
                 f"{name} cannot be shared by the points of a sweep; fedoptax.tune makes a folder per point"
             )
     rounds, record = split_options(options)
-    found = [_point(make_algorithm, values) for values in points(grid)]
-    for point in found:
-        point.algorithm  # noqa: B018 - refuses what is out of range before anything runs
+    found = [_make_point(make_algorithm, values) for values in points(grid)]
     results = []
     for point in found:
         label = options.get("label") or ", ".join(f"{name}={value:.3g}" for name, value in point.values.items())
@@ -61,20 +58,14 @@ def sweep(
     return results
 
 
-def _point(make_algorithm: Callable[..., FedAlgorithm], values: Mapping[str, Any]) -> Point:
-    """Return a point of the grid."""
+def _make_point(make_algorithm: Callable[..., FedAlgorithm], values: Mapping[str, Any]) -> Point:
     if not callable(make_algorithm):
         raise UsageError(f"make_algorithm must be a constructor, such as fedavg, got {make_algorithm!r}")
     try:
-        inspect.signature(make_algorithm).bind(**values)
-    except TypeError as error:
-        raise UsageError(f"grid must name arguments of the constructor, got {', '.join(values)} ({error})") from None
-    except ValueError:  # one written in C does not say what it takes
-        pass
-    numbers = {}
-    for name, value in values.items():
-        try:
-            numbers[name] = float(value)
-        except (TypeError, ValueError):
-            raise UsageError(f"grid: {name} must be a number, got {value!r}") from None
-    return Point(make_algorithm, numbers)
+        point = Point(make_algorithm, {name: float(value) for name, value in values.items()})
+        point.algorithm  # noqa: B018 - refuses what is out of range
+    except UsageError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"grid must be numbers by arguments of the constructor, got {values!r} ({error})") from error
+    return point

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from fedoptax._files import read_json, to_plain, using, write_json
+from fedoptax._files import to_plain, using
 from fedoptax._progress import Update, bar
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.engine.evaluation import column_names, evaluation_data
@@ -22,10 +22,10 @@ from fedoptax.errors import RunError, UsageError, check_choice, check_int
 from fedoptax.experiments.build import build, wrap
 from fedoptax.experiments.grids import check_grid, edges, is_number, points, suggest_by_optuna
 from fedoptax.experiments.result import Interrupted, RunResult
-from fedoptax.experiments.run import run_or_continue, split_options
-from fedoptax.storage.config import FORMAT, check_format, plain_options
-from fedoptax.storage.folder import is_finished, locked, prepare, read_summary
-from fedoptax.storage.history import Row, higher_is_better, read_rows
+from fedoptax.experiments.run import run_in_folder, split_options
+from fedoptax.storage.config import plain_options, read_record, write_record
+from fedoptax.storage.folder import locked, prepare
+from fedoptax.storage.history import Row, higher_is_better
 from fedoptax.tasks.task import Task, check_task
 from fedoptax.trackers import Tracker
 
@@ -106,18 +106,12 @@ class Tuning:
     trials: int = 0
     command: str = ""
 
-    def save(self, folder: Path) -> None:
-        """Write tune.json."""
-        write_json(folder / FILE, {"format": FORMAT, **asdict(self)})
-
     @classmethod
     def read(cls, folder: Path) -> Tuning:
         """Read tune.json."""
-        path = folder / FILE
-        stored = read_json(path)
-        check_format(path, stored)
-        with using(path):
-            return cls.from_dict({name: value for name, value in stored.items() if name != "format"})
+        stored = read_record(folder / FILE)
+        with using(folder / FILE):
+            return cls.from_dict(stored)
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Tuning:
@@ -301,25 +295,18 @@ def run_search(task: Task, tuning: Tuning, out: Path, update: Update, trackers: 
     options = {**tuning.options, "trackers": [*tuning.options.get("trackers", ()), *trackers], "seed": tuning.seed}
     tried: list[Tried] = []
     with locked(out):
-        tuning.save(out)
+        write_record(out / FILE, tuning)
         while (values := suggest(tried)) is not None:
             folder, before = out / f"point-{len(tried) + 1:03d}", len(tried) * int(options["rounds"])
             best = tuning.rule.best([one.score for one in tried])
             note = "" if best is None else f"best {tuning.rule.metric} {tried[best].score:.4g}"
-            if is_finished(folder):
-                summary = read_summary(folder)
-                status, rows = summary["status"], read_rows(folder, summary["rounds_done"])
-            else:
-                described = {"label": tuning.algorithm, "hyperparameters": {**tuning.fixed, **values}}
-                shown = {"progress": lambda done, _, before=before, note=note: update(before + done, note)}
-                result = run_or_continue(task, make(values), folder, options | described | shown)
-                if result.signal:
-                    return Tuned(
-                        tuning, tried, replace(result, message=result.message or f"stopped after {folder.name}")
-                    )
-                status, rows = result.status, result.history.rows
+            described = {"label": tuning.algorithm, "hyperparameters": {**tuning.fixed, **values}}
+            shown = {"progress": lambda done, _, before=before, note=note: update(before + done, note)}
+            ended = run_in_folder(task, make(values), folder, options | described | shown)
+            if ended.stopped is not None:
+                return Tuned(tuning, tried, ended.stopped)
             update(before + int(options["rounds"]), note)
-            tried.append(Tried(values, tuning.rule.score(rows, status), status, folder))
+            tried.append(Tried(values, tuning.rule.score(ended.rows, ended.status), ended.status, folder))
     return Tuned(tuning, tried)
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 
 from fedoptax._files import read_json
 from fedoptax.errors import RunError
-from fedoptax.storage.config import check_format, read_config
+from fedoptax.storage.config import read_config, read_record
 from fedoptax.storage.history import read_lines, read_rows
 
 #: History columns that measure cost, not quality.
@@ -104,8 +104,7 @@ def find_folders(root: Path, command: str | None = None) -> Iterator[tuple[Path,
             return
     first: list[str] = []
     if (root / "compare.json").is_file():
-        comparison = read_json(root / "compare.json")
-        check_format(root / "compare.json", comparison)
+        comparison = read_record(root / "compare.json")
         command = comparison.get("command") or None
         first = list(comparison.get("algorithms") or [])
     children = [child for child in root.iterdir() if child.is_dir() and not child.name.startswith(".")]

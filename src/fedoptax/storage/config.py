@@ -7,13 +7,13 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 import fedoptax
-from fedoptax._files import read_json, to_plain, using
+from fedoptax._files import read_json, to_plain, using, write_json
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.algorithms import ALGORITHMS
 from fedoptax.data.heterogeneity import heterogeneity, measures
@@ -23,6 +23,9 @@ from fedoptax.engine.plan import Plan, RunOptions
 from fedoptax.engine.program import Program
 from fedoptax.errors import RunError
 from fedoptax.tasks.task import Task
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 FORMAT = 1
 FREE = {"rounds", "environment", "fedoptax", "eval_every", "client_states", "trackers", "client_loop", "mesh"}
@@ -87,8 +90,7 @@ def run_config(
 def read_config(folder: Path) -> dict[str, Any]:
     """Read a run's config.json."""
     path = folder / "config.json"
-    config = read_json(path)
-    check_format(path, config)
+    config = read_record(path)
     with using(path):
         names = config["task"]["name"], config["algorithm"]["name"]
         if not all(isinstance(name, str) for name in names):
@@ -99,10 +101,17 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def check_format(path: Path, content: Mapping[str, Any]) -> None:
-    """Check that a file is of the format that this version reads."""
-    if content.get("format") != FORMAT:
-        raise RunError(f"'{path}' is of format {content.get('format')!r}; this version of fedoptax reads {FORMAT}")
+def write_record(path: Path, record: DataclassInstance) -> None:
+    """Write a dataclass as a file that `read_record` reads."""
+    write_json(path, {"format": FORMAT, **asdict(record)})
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Read what config.json, compare.json or tune.json says, if it is of the format that this version reads."""
+    content = read_json(path)
+    if (found := content.pop("format", None)) != FORMAT:
+        raise RunError(f"'{path}' is of format {found!r}; this version of fedoptax reads {FORMAT}")
+    return content
 
 
 def check_same_experiment(folder: Path, stored: Mapping[str, Any], config: Mapping[str, Any]) -> None:
