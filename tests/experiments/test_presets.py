@@ -12,8 +12,8 @@ import pytest
 import fedoptax as fx
 from fedoptax.algorithms import ALGORITHMS
 from fedoptax.cli.main import main
-from fedoptax.experiments.build import build, find_preset, preset
-from fedoptax.experiments.presets import PAPERS, paper_setting
+from fedoptax.experiments.build import build, preset
+from fedoptax.experiments.presets import PAPERS, find_setting
 from fedoptax.tasks import TASKS
 from fedoptax.tasks.recipe import PARTITION_OPTIONS, TaskOptions, check_options
 
@@ -44,7 +44,7 @@ RUNS = {  # batch, rounds, cohort
 @pytest.mark.parametrize("task", PUBLISHED)
 def test_learning_rates_and_tau_are_the_published_ones(task: str) -> None:
     client, server, tau = ([float(x) for x in text.split()] for text in PUBLISHED[task])
-    given = paper_setting(task, "paper").hyperparameters
+    given = find_setting(task, "paper").hyperparameters
     assert set(given) == set(METHODS)
     for i, method in enumerate(METHODS):
         assert math.log10(given[method]["client_lr"]) == pytest.approx(client[i])
@@ -52,19 +52,19 @@ def test_learning_rates_and_tau_are_the_published_ones(task: str) -> None:
         if i < 3:
             assert math.log10(given[method]["tau"]) == pytest.approx(tau[i])
         assert given[method].get("debias", False) == (method in ("fedadam", "fedyogi"))
-    assert "debias=true" in paper_setting(task, "paper").convention
+    assert "debias=true" in find_setting(task, "paper").convention
 
 
 @pytest.mark.parametrize("task", RUNS)
 def test_batch_rounds_and_cohort_are_the_published_ones(task: str) -> None:
-    run = paper_setting(task, "paper").run
+    run = find_setting(task, "paper").run
     assert (run["batch_size"], run["rounds"], run["cohort_size"]) == RUNS[task]
     assert (run["local_epochs"], run["weighting"]) == (1, "examples")
 
 
 @pytest.mark.parametrize(("task", "name"), ALL)
 def test_every_setting_fits_its_task_and_builds_its_algorithms(task: str, name: str) -> None:
-    setting = paper_setting(task, f"paper:{name}")
+    setting = find_setting(task, f"paper:{name}")
     recipe = fx.tasks.recipe_of(task)
     check_options(task, recipe, TaskOptions(**setting.task))
     partition = setting.task.get("partition", recipe.partitions[0])
@@ -83,11 +83,11 @@ def test_the_papers_preset_stands_in_for_a_tuned_one() -> None:
 
 
 def test_unknown_presets_are_refused_by_name() -> None:
-    assert find_preset("digits", "tuned") is None
+    assert find_setting("digits", "tuned") is None
     with pytest.raises(fx.UsageError, match="--preset"):
-        find_preset("digits", "paper")
+        find_setting("digits", "paper")
     with pytest.raises(fx.UsageError, match="paper:fafed-low"):
-        find_preset("mnist", "paper:fafed-lo")
+        find_setting("mnist", "paper:fafed-lo")
 
 
 @pytest.mark.parametrize("task", TASKS)

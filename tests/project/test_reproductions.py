@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from command_line import parse
-from fedoptax.experiments.presets import paper_setting
+from fedoptax.experiments.presets import find_setting
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "reproductions"
 WORDS = ("reproduced", "partly", "not reproduced", "not measured yet")
@@ -41,7 +41,7 @@ def test_a_recipe_is_whole_and_its_commands_exist(name: str) -> None:
         for kind in ("reduced", "full"):
             given = parse(f"fedoptax {step[kind]}").params
             if (given.get("preset") or "none").startswith("paper"):
-                paper_setting(given["task"], given["preset"])
+                find_setting(given["task"], given["preset"])
 
 
 @pytest.mark.parametrize("name", run.names())

@@ -95,17 +95,8 @@ def test_leftovers_of_a_killed_process_are_no_results(tmp_path: Path) -> None:
     for name in (".lock", ".config.json.17.tmp"):
         (tmp_path / name).touch()
     storage.prepare(tmp_path)
-    with storage.locked(tmp_path, new=True):
+    with storage.locked(tmp_path):
         assert [path.name for path in tmp_path.iterdir()] == [".lock"]
-
-
-def test_a_folder_filled_meanwhile_is_not_written_over(tmp_path: Path) -> None:
-    storage.prepare(tmp_path)
-    with storage.locked(tmp_path, new=True):
-        write_json(tmp_path / "config.json", VALUE)
-    with pytest.raises(fx.RunError, match="was filled by another process"), storage.locked(tmp_path, new=True):
-        pass
-    assert read_json(tmp_path / "config.json") == VALUE
 
 
 def test_a_second_process_is_kept_out_until_the_first_ends(tmp_path: Path) -> None:

@@ -22,14 +22,9 @@ from fedoptax.cli.options import (
 )
 from fedoptax.distributed import is_leader
 from fedoptax.errors import RunError, UsageError, check_choice
-from fedoptax.experiments.build import (
-    find_constructor,
-    find_preset,
-    parse_settings,
-    parse_value,
-    preset,
-)
+from fedoptax.experiments.build import find_constructor, parse_settings, parse_value, preset
 from fedoptax.experiments.grids import Grid, default_grid, parse_grids
+from fedoptax.experiments.presets import find_setting
 from fedoptax.experiments.run import split_options
 from fedoptax.storage import folder as storage
 from fedoptax.tasks import load_task, recipe_of
@@ -80,7 +75,7 @@ def set_up(given: ExperimentOptions, names: list[str], out: Path) -> Setup:
 def paper_options(given: LearningOptions) -> tuple[dict[str, Any], dict[str, Any]]:
     """The options of the task and of rounds that were given, and where none was, those of `--preset paper`."""
     task, rounds = given.task_arguments(), round_arguments(given)
-    setting = find_preset(given.task, given.preset)
+    setting = find_setting(given.task, given.preset)
     if setting is None:
         return task, rounds
     if is_leader():
@@ -115,7 +110,7 @@ def with_task_defaults(name: str, task: Task, given: Mapping[str, Any]) -> dict[
 def choose_hyperparameters(given: LearningOptions, names: list[str]) -> dict[str, dict[str, Any]]:
     """Hyper-parameters by algorithm: those given by `--set`, else of the paper, else of the task's preset."""
     chosen = parse_settings(given.set_, names)
-    setting = find_preset(given.task, given.preset)
+    setting = find_setting(given.task, given.preset)
     of_paper = {} if setting is None else setting.hyperparameters
     tuned = {name: {} if given.preset == "none" else preset(given.task, name) for name in names}
     return {name: dict(of_paper.get(name, tuned[name])) | chosen[name] for name in names}

@@ -13,7 +13,7 @@ from typing import Any
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.algorithms import ALGORITHMS
 from fedoptax.errors import UsageError, check_choice
-from fedoptax.experiments.presets import PAPERS, PRESETS, PaperSetting, paper_setting
+from fedoptax.experiments.presets import PAPERS, PRESETS
 from fedoptax.schedules import is_schedule, parse_schedule
 from fedoptax.wrappers import with_compression, with_privacy
 from fedoptax.wrappers.codecs import CODECS, Codec
@@ -51,7 +51,7 @@ def parse_settings(settings: Iterable[str], algorithms: Iterable[str]) -> dict[s
     `NAME=VALUE` is for every algorithm that has it, `ALGORITHM.NAME=VALUE` for one.
     """
     names = list(algorithms)
-    parameters = {name: parameter_names(find_constructor(name)) for name in names}
+    parameters = {name: parameters_of(name) for name in names}
     chosen: dict[str, dict[str, Any]] = {name: {} for name in names}
     for setting in settings:
         left, equals, text = setting.partition("=")
@@ -76,12 +76,9 @@ def parse_value(text: str) -> Any:
         return text
 
 
-def parameter_names(constructor: Constructor) -> list[str]:
-    """Return the names of the hyper-parameters that a constructor takes."""
-    return list(_parameters(constructor))
-
-
-def _parameters(constructor: Constructor) -> Mapping[str, inspect.Parameter]:
+def parameters_of(algorithm: str) -> Mapping[str, inspect.Parameter]:
+    """Return the hyper-parameters that the constructor of a name takes."""
+    constructor = find_constructor(algorithm)
     try:
         return inspect.signature(constructor).parameters
     except ValueError as error:  # some functions written in C do not say
@@ -101,22 +98,16 @@ def preset(task: str, algorithm: str) -> dict[str, Any]:
     return dict(tuned)
 
 
-def find_preset(task: str, name: str) -> PaperSetting | None:
-    """Return the paper setting that `--preset` means; None for `tuned` and `none`."""
-    return None if name in ("tuned", "none") else paper_setting(task, name)
-
-
 def build(name: str, hyperparameters: Mapping[str, Any]) -> FedAlgorithm:
     """Return the algorithm of a name with hyper-parameters."""
-    constructor = find_constructor(name)
-    parameters = _parameters(constructor)
+    parameters = parameters_of(name)
     for parameter in hyperparameters if name in ALGORITHMS else ():
         check_choice(f"hyper-parameter of {name}", parameter, parameters)
     for parameter, info in parameters.items():
         if info.default is info.empty and parameter not in hyperparameters:
             raise UsageError(f"{name} needs {parameter}, and no preset has it; give --set {parameter}=VALUE")
     values = {name: parse_schedule(value) if is_schedule(value) else value for name, value in hyperparameters.items()}
-    algorithm = constructor(**values)
+    algorithm = find_constructor(name)(**values)
     if not isinstance(algorithm, FedAlgorithm):
         raise UsageError(f"algorithm '{name}' must return a FedAlgorithm, got {type(algorithm).__name__}")
     return algorithm

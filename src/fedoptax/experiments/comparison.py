@@ -113,11 +113,9 @@ def compare(
       seeds: how many, counted from 0, or which.
       hyperparameters: by algorithm; one that is not named has those of the task's preset.
       grids: values by algorithm and hyper-parameter, searched first, with a seed that is not compared.
-      select: the metric that ranks the points of the searches.
-      last: the number of last rounds over which its mean is taken; None is 100, but at most a tenth of all.
+      select, last: how the points of the searches are ranked, as in `tune`.
       overwrite: remove an earlier comparison in `out` instead of continuing it.
-      progress: show a bar on standard error; None shows it on a terminal.
-      command: that reports show as the way to reproduce them.
+      progress, command: as in `tune`.
       **options: further arguments of `fedoptax.run`, the same for all runs.
 
     Returns:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from fedoptax.errors import UsageError, check_choice, check_int
-from fedoptax.experiments.build import find_constructor, parameter_names, parse_value
+from fedoptax.experiments.build import parameters_of, parse_value
 
 Grid = dict[str, tuple[Any, ...]]
 """Values by name, numbers increasing; a point takes one of each."""
@@ -26,7 +26,7 @@ def parse_grids(texts: Iterable[str], algorithms: Iterable[str]) -> dict[str, Gr
     `:quarter` for other steps). `1e-3..1` is 10⁻³, 10⁻²·⁵, …, 10⁰. Commas within brackets separate nothing, so a
     schedule such as `cosine(0.1, 100)` is one value.
     """
-    parameters = {name: parameter_names(find_constructor(name)) for name in algorithms}
+    parameters = {name: parameters_of(name) for name in algorithms}
     grids: dict[str, Grid] = {name: {} for name in parameters}
     for text in texts:
         name, equals, values = text.partition("=")
@@ -97,14 +97,14 @@ def points(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     return [dict(zip(grid, values)) for values in itertools.product(*grid.values())]
 
 
-def edges(grid: Mapping[str, Sequence[float]], point: Mapping[str, float]) -> dict[str, str]:
-    """Return the hyper-parameters whose value lies at an end of the grid: name -> `"lowest"` or `"highest"`.
+def edges(grid: Mapping[str, Sequence[Any]], point: Mapping[str, Any]) -> dict[str, str]:
+    """Return the numbers of a point that lie at an end of the grid: name -> `"lowest"` or `"highest"`.
 
     One with a single value was not searched, and has no ends.
     """
     found = {}
     for name, values in grid.items():
-        if len(values) > 1 and point[name] in (min(values), max(values)):
+        if len(values) > 1 and all(map(is_number, values)) and point[name] in (min(values), max(values)):
             found[name] = "lowest" if point[name] == min(values) else "highest"
     return found
 

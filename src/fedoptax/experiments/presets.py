@@ -34,8 +34,10 @@ class PaperSetting:
     hyperparameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
-def paper_setting(task: str, preset: str) -> PaperSetting:
-    """Return the setting that `paper` or `paper:NAME` means for a task."""
+def find_setting(task: str, preset: str) -> PaperSetting | None:
+    """Return the paper's setting that `paper` or `paper:NAME` means for a task; None for `tuned` and `none`."""
+    if preset in ("tuned", "none"):
+        return None
     settings = PAPERS.get(task, {})
     name = preset.partition(":")[2] or next(iter(settings), "")
     if name not in settings:

@@ -37,7 +37,7 @@ from fedoptax.experiments.result import DivergedError, Interrupted, RunResult
 from fedoptax.experiments.signals import deferred_interrupt
 from fedoptax.storage.checkpoint import Checkpoints, rounds_of
 from fedoptax.storage.config import check_same_experiment, run_config
-from fedoptax.storage.folder import RunFolder, is_finished, prepare, read_summary
+from fedoptax.storage.folder import RunFolder, is_finished, locked, prepare, read_summary
 from fedoptax.storage.history import History, Row, read_rows
 from fedoptax.tasks.task import Task, check_task
 from fedoptax.trackers import Tracked, Tracker, TrackerGroup, as_trackers
@@ -248,33 +248,37 @@ def run_rounds(rounds: Rounds, total: int, config: Mapping[str, Any], record: Re
     with ExitStack() as stack:
         stop = stack.enter_context(deferred_interrupt())
         trackers = TrackerGroup(as_trackers(record.trackers))
-        is_new = record.folder != record.source
-        folder = run_on_all_or_fail(lambda: RunFolder(record.folder, is_new, record.checkpoint_every, stack))
-        history = run_on_all_or_fail(lambda: _restore(rounds, total, config, record))
+
+        def begin() -> tuple[History, RunFolder | None]:
+            if record.folder is None:
+                return History(), None
+            stack.enter_context(locked(record.folder))
+            history = _restore(rounds, total, config, record)
+            is_continued = record.folder == record.source
+            folder = RunFolder(record.folder, config, history, is_continued, record.checkpoint_every)
+            trackers.start(Tracked(record.folder, config, len(history)))
+            return history, folder
+
+        def write(step: Step) -> None:
+            if folder is not None:
+                folder.add(step.rows)
+                trackers.rows(step.rows)
+                if folder.is_due():
+                    folder.save(len(history), rounds.server, rounds.clients)
+                    rounds.saved()
+
+        def end(status: str, message: str | None, params: Tree) -> None:
+            if folder is not None:
+                folder.save(len(history), rounds.server, rounds.clients)
+                trackers.end(folder.end(status, message, history, params, rounds.compile_seconds))
+
+        history, folder = run_on_all_or_fail(begin)
         if is_distributed():
             history.rows, rounds.server, clients = broadcast(
                 (history.rows, rounds.server, rounds.clients.take(lambda: np.arange(0)))
             )
             rounds.server = on_device(rounds.server)
             rounds.clients.put(on_device(clients))
-
-        def begin() -> None:
-            folder.begin(config, history)
-            if record.folder is not None:
-                trackers.start(Tracked(record.folder, config, len(history)))
-
-        def write(step: Step) -> None:
-            folder.add(step.rows)
-            trackers.rows(step.rows)
-            if folder.is_due():
-                folder.save(len(history), rounds.server, rounds.clients)
-                rounds.saved()
-
-        def end(status: str, message: str | None, params: Tree) -> None:
-            folder.save(len(history), rounds.server, rounds.clients)
-            trackers.end(folder.end(status, message, history, params, rounds.compile_seconds))
-
-        run_on_all_or_fail(begin)
         update = stack.enter_context(
             bar(record.description or record.label, total, len(history), enabled=record.progress)
         )

@@ -185,8 +185,7 @@ class Tuned:
     @property
     def edges(self) -> dict[str, str]:
         """The hyper-parameters whose best value is the lowest or highest of the grid: name -> which."""
-        numbers = {name: values for name, values in self.tuning.grid.items() if all(map(is_number, values))}
-        return edges(numbers, self.best.values)
+        return edges(self.tuning.grid, self.best.values)
 
     @property
     def hyperparameters(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedoptax.experiments.grids import edges
+from fedoptax.experiments.grids import edges, is_number
 from fedoptax.experiments.tuning import Tuning
 from fedoptax.report.load import Run, find_folders, load_run
 from fedoptax.report.words import format_number, format_setting, join_words, metric_title, metric_words
@@ -61,8 +61,7 @@ class Search:
     @property
     def edges(self) -> dict[str, str]:
         """The hyper-parameters whose best value is the lowest or the highest of the grid."""
-        grid = {name: values for name, values in self.tuning.grid.items() if all(map(_is_number, values))}
-        return edges(grid, self.best.values) if self.best is not None else {}
+        return edges(self.tuning.grid, self.best.values) if self.best is not None else {}
 
     @property
     def metric(self) -> str:
@@ -224,7 +223,7 @@ def make_profiles(searches: Sequence[Search]) -> list[Profile]:
     for search in searches:
         is_grid = search.tuning.search == "grid"
         for name, values in search.tuning.grid.items():
-            if not all(map(_is_number, values)) or (is_grid and len(values) < 3):
+            if not all(map(is_number, values)) or (is_grid and len(values) < 3):
                 continue
             line = _line(search, name, is_grid)
             if len(line) > 1:
@@ -242,7 +241,3 @@ def _line(search: Search, name: str, best_only: bool) -> list[tuple[float, float
         return sorted(points)
     choose = max if search.higher_is_better else min
     return [(at, choose(value for other, value in points if other == at)) for at in sorted({at for at, _ in points})]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

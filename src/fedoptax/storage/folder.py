@@ -11,7 +11,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +57,8 @@ def prepare(out: str | Path, overwrite: bool = False, remove: bool = True) -> Pa
 
 
 @contextmanager
-def locked(folder: Path, new: bool = False) -> Iterator[None]:
-    """Hold a folder of results for this process, and make it if it is not there.
-
-    Args:
-      folder: the folder.
-      new: there must be no results in it yet.
-    """
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a folder of results for this process, and make it if it is not there."""
     lock = FileLock(folder / LOCK, blocking=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -73,8 +68,6 @@ def locked(folder: Path, new: bool = False) -> Iterator[None]:
     except OSError as error:
         raise RunError(f"'{folder}' cannot be written: {error.strerror}") from error
     try:
-        if new and any((folder / name).is_file() for name in MARKS):
-            raise RunError(f"'{folder}' was filled by another process meanwhile; give another folder")
         for path in folder.iterdir():
             if path.name != LOCK and path.is_file() and _is_leftover(path):
                 path.unlink(missing_ok=True)
@@ -154,54 +147,43 @@ def write_summary(
 
 
 class RunFolder:
-    """The folder of one run while it is written, held by this process until `stack` closes.
+    """The folder of one run while it is written.
 
     Args:
-      folder: where; None writes nothing.
-      new: there must be no results in it yet.
+      folder: where; `locked` for this process.
+      config: of the run.
+      history: the rounds that were done before.
+      is_continued: whether the states after them come from this folder's checkpoint.
       checkpoint_every: seconds between checkpoints.
-      stack: releases the lock when it closes.
     """
 
-    def __init__(self, folder: Path | None, new: bool, checkpoint_every: float, stack: ExitStack) -> None:
-        self._folder, self._new, self._every, self._stack = folder, new, checkpoint_every, stack
-        self._existed = folder is not None and folder.is_dir()
-        if folder is not None and self._existed:
-            stack.enter_context(locked(folder, new))
-
-    def begin(self, config: Mapping[str, Any], history: History) -> None:
-        """Write what is known before the first round; a new folder is made only now, when nothing can be refused."""
-        if self._folder is None:
-            return
-        if not self._existed:
-            self._stack.enter_context(locked(self._folder, self._new))
-        write_json(self._folder / "config.json", config)
-        write_summary(self._folder, "running", None, history, 0.0)
-        self._rows = HistoryFile(self._folder, history.rows)
-        self._checkpoints = Checkpoints(self._folder, verified=None if self._new else len(history))
+    def __init__(
+        self, folder: Path, config: Mapping[str, Any], history: History, is_continued: bool, checkpoint_every: float
+    ) -> None:
+        self._folder, self._every = folder, checkpoint_every
+        write_json(folder / "config.json", config)
+        write_summary(folder, "running", None, history, 0.0)
+        self._rows = HistoryFile(folder, history.rows)
+        self._checkpoints = Checkpoints(folder, verified=len(history) if is_continued else None)
         self._saved = time.monotonic()
 
     def add(self, rows: list[Row]) -> None:
         """Add rounds to the history."""
-        if self._folder is not None:
-            self._rows.append(rows)
+        self._rows.append(rows)
 
     def is_due(self) -> bool:
         """Return whether it is time for a checkpoint."""
-        return self._folder is not None and time.monotonic() - self._saved > self._every
+        return time.monotonic() - self._saved > self._every
 
     def save(self, done: int, server: Tree, clients: ClientStates) -> None:
         """Save the states after `done` rounds."""
-        if self._folder is not None:
-            self._checkpoints.save(done, server, clients, self._rows.sync())
-            self._saved = time.monotonic()
+        self._checkpoints.save(done, server, clients, self._rows.sync())
+        self._saved = time.monotonic()
 
     def end(
         self, status: str, message: str | None, history: History, params: Tree, compile_seconds: float
     ) -> dict[str, Any]:
         """Write the final parameters and the summary, and return the summary."""
-        if self._folder is None:
-            return {}
         write_params(self._folder / "params.npz", params)
         return write_summary(self._folder, status, message, history, compile_seconds)
 
