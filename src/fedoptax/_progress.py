@@ -10,10 +10,6 @@ Update = Callable[[int, str], None]
 """`update(rounds_done, note)`: moves the bar and shows a short note (the current metric)."""
 
 
-def silent(done: int, note: str) -> None:
-    """Show nothing."""
-
-
 @contextmanager
 def bar(description: str, total: int, done: int = 0, enabled: bool | Update | None = None) -> Iterator[Update]:
     """Show a bar of `total` rounds, `done` of them already done.
@@ -24,7 +20,7 @@ def bar(description: str, total: int, done: int = 0, enabled: bool | Update | No
         yield enabled
         return
     if not (sys.stderr.isatty() if enabled is None else enabled):
-        yield silent
+        yield lambda done, note: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -43,11 +39,8 @@ def bar(description: str, total: int, done: int = 0, enabled: bool | Update | No
 
         def update(now: int, note: str) -> None:
             progress.update(bar_id, completed=now, note=note)
-            task = progress.tasks[0]
-            if now > done and task.speed is None:
-                progress.update(bar_id, rate="")
-            elif task.speed:
-                progress.update(bar_id, rate=f"{task.speed:.1f} rounds/s")
+            speed = progress.tasks[0].speed
+            progress.update(bar_id, rate=f"{speed:.1f} rounds/s" if speed else "" if now > done else "compiling")
 
         yield update
 

@@ -78,7 +78,7 @@ def num_steps(batches: Batches | Sequence[Any]) -> Any:
 
 def steps_or_one(batches: Batches | Sequence[Any]) -> jax.Array:
     """K as a floating-point number to divide by: 1 for a client without minibatches."""
-    return jnp.maximum(num_steps(batches), 1).astype(jnp.result_type(float))
+    return jnp.maximum(num_steps(batches), 1).astype(float)
 
 
 def local_steps(step: Step, carry: Tree, batches: Batches | Sequence[Any]) -> tuple[Tree, jax.Array]:
@@ -99,7 +99,7 @@ def local_steps(step: Step, carry: Tree, batches: Batches | Sequence[Any]) -> tu
         carry, loss = step(carry, batch)
         return carry, total + loss.astype(total.dtype)
 
-    state = (carry, jnp.zeros((), jnp.result_type(float)))
+    state = (carry, jnp.zeros((), float))
     if isinstance(batches, Batches):
         state = jax.lax.fori_loop(0, batches.num_steps, lambda k, s: run_step(s, batches.get(k)), state)
     else:
@@ -161,7 +161,7 @@ def weighted_mean(trees: Sequence[Tree], weights: Sequence[Any] | jax.Array | No
     """
     if not trees:
         raise UsageError("trees must hold at least one upload, got none")
-    w = jnp.ones(len(trees)) if weights is None else jnp.asarray(weights, jnp.result_type(float))
+    w = jnp.ones(len(trees)) if weights is None else jnp.asarray(weights, float)
     if w.shape != (len(trees),):
         raise UsageError(f"weights must be one number for each of {len(trees)} trees, got shape {w.shape}")
     if not isinstance(w, jax.core.Tracer) and not (jnp.all(w >= 0) and jnp.sum(w) > 0):
@@ -175,7 +175,11 @@ def weighted_mean(trees: Sequence[Tree], weights: Sequence[Any] | jax.Array | No
 
 def accumulate_zero(like: Tree) -> Tree:
     """An empty sum for uploads like `like` (arrays or shape/dtype structs), each leaf at least float32 or complex64."""
-    return jax.tree.map(lambda a: jnp.zeros(a.shape, _sum_dtype(a.dtype)), like)
+
+    def leaf(a: Any) -> jax.Array:
+        return jnp.zeros(a.shape, jnp.promote_types(jax.dtypes.canonicalize_dtype(a.dtype), jnp.float32))
+
+    return jax.tree.map(leaf, like)
 
 
 def accumulate(total: Tree, weight: Any, upload: Tree) -> Tree:
@@ -196,13 +200,6 @@ def accumulate_result(total: Tree, like: Tree) -> Tree:
         return (jnp.round(t) if jnp.issubdtype(dtype, jnp.integer) else t).astype(dtype)
 
     return jax.tree.map(leaf, total, like)
-
-
-def _sum_dtype(dtype: Any) -> Any:
-    is_wide = jax.dtypes.canonicalize_dtype(dtype) in (jnp.float64, jnp.complex128)  # never, unless JAX has float64
-    if jnp.issubdtype(dtype, jnp.complexfloating):
-        return jnp.complex128 if is_wide else jnp.complex64
-    return jnp.float64 if is_wide else jnp.float32
 
 
 def nbytes(tree: Tree) -> int:

@@ -14,10 +14,9 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from fedoptax.errors import LONGEST, RunError, UsageError, check_int, shorten
+from fedoptax.errors import RunError, UsageError, check_int, shorten
 
 T = TypeVar("T")
-_TEXT = 4 * LONGEST  # bytes of an error's message, at most
 _PIECE = 2**26  # bytes that are sent at a time
 
 
@@ -74,13 +73,12 @@ def run_on_all_or_fail(action: Callable[[], T]) -> T:
         value = action()
     except Exception as caught:
         error = caught
-    outcomes = gather_from_all(_pack(error))
-    if error is not None:
-        raise error
-    for number, row in enumerate(outcomes):
-        if row[0]:
-            kind = UsageError if row[0] == 2 else RunError
-            raise kind(f"process {number}: {row[1:].tobytes().rstrip(bytes(1)).decode(errors='replace')}")
+    failed = np.flatnonzero(gather_from_all(np.int32(error is not None)))
+    if len(failed):
+        text, is_usage = broadcast((str(error) or type(error).__name__, isinstance(error, UsageError)), failed[0])
+        if error is not None:
+            raise error
+        raise (UsageError if is_usage else RunError)(f"process {failed[0]}: {text}")
     return value
 
 
@@ -101,28 +99,19 @@ def gather_from_all(array: np.ndarray | np.generic) -> np.ndarray:
     return np.asarray(multihost_utils.process_allgather(array)).reshape(jax.process_count(), *array.shape)
 
 
-def broadcast(value: T) -> T:
-    """Return the leader's value in every process; its arrays become NumPy's, bit for bit."""
+def broadcast(value: T, source: int = 0) -> T:
+    """Return one process's value in every process; its arrays become NumPy's, bit for bit."""
     if not is_distributed():
         return value
-    data = pickle.dumps(jax.device_get(value)) if is_leader() else b""
-    length = int.from_bytes(_broadcast_bytes(len(data).to_bytes(8), 8))
-    return pickle.loads(_broadcast_bytes(data, length))
+    is_source = jax.process_index() == source
+    data = pickle.dumps(jax.device_get(value)) if is_source else b""
+    length = int.from_bytes(_broadcast_bytes(len(data).to_bytes(8), 8, is_source))
+    return pickle.loads(_broadcast_bytes(data, length, is_source))
 
 
-def _pack(error: Exception | None) -> np.ndarray:
-    """Return a status (0, 1, or 2 for wrong usage) and an error's message as bytes of fixed length."""
-    row = np.zeros(1 + _TEXT, np.uint8)
-    if error is not None:
-        data = shorten(error if str(error) else type(error).__name__, LONGEST).encode()[:_TEXT]
-        row[0] = 2 if isinstance(error, UsageError) else 1
-        row[1 : 1 + len(data)] = np.frombuffer(data, np.uint8)
-    return row
-
-
-def _broadcast_bytes(data: bytes, length: int) -> bytes:
+def _broadcast_bytes(data: bytes, length: int, is_source: bool) -> bytes:
     from jax.experimental import multihost_utils
 
-    own: Any = np.frombuffer(data if is_leader() else bytes(length), np.uint8)
+    own: Any = np.frombuffer(data if is_source else bytes(length), np.uint8)
     pieces = [own[i : i + _PIECE] for i in range(0, length, _PIECE)]
-    return b"".join(np.asarray(multihost_utils.broadcast_one_to_all(piece)).tobytes() for piece in pieces)
+    return b"".join(np.asarray(multihost_utils.broadcast_one_to_all(piece, is_source)).tobytes() for piece in pieces)

@@ -1,7 +1,7 @@
 """The errors that a user meets, the exit status each gets at the command line, and the checks of arguments.
 
 Everywhere in the package an argument that is wrong raises `UsageError`, and work that fails `RunError`; the docstrings
-of the public functions say when.
+of the public functions say when. Each `check_…` raises `UsageError` for what it does not allow.
 """
 
 from __future__ import annotations
@@ -52,20 +52,13 @@ def shorten(text: object, most: int = 300) -> str:
 
 
 def check_int(name: str, value: Any, low: int = 1, high: int = 2**31 - 1) -> int:
-    """Return `value` as an int if it is a whole number (of Python or NumPy) from `low` to `high`.
-
-    Raises:
-      UsageError: it is something else.
-    """
-    allowed = f">= {low}" if high == 2**31 - 1 else f"from {low} to {high}"
+    """Return `value` as an int if it is a whole number (of Python or NumPy) from `low` to `high`."""
     try:
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         number = None
-    if number is None:
-        raise UsageError(f"{name} must be a whole number {allowed}, got {value!r}")
-    if number < low:
-        raise UsageError(f"{name} must be {allowed}, got {number}")
+    if number is None or number < low:
+        raise UsageError(f"{name} must be a whole number >= {low}, got {value!r}")
     if number > high:
         raise UsageError(f"{name} must be <= {high}, got {number}")
     return number
@@ -80,7 +73,7 @@ def check_number(
     open_low: bool = False,
     open_high: bool = True,
 ) -> None:
-    """Check that `value` is a finite number from `low` to `high`; a traced value is not checked.
+    """Check that `value` is a number from `low` to `high`, finite in float32 too; a traced value is not checked.
 
     Args:
       name: of the argument.
@@ -88,9 +81,6 @@ def check_number(
       low, high: the bounds; infinite means none.
       open_low: `low` itself is not allowed.
       open_high: `high` itself is not allowed.
-
-    Raises:
-      UsageError: it is something else, or would be 0 or infinite in float32.
     """
     if is_traced(value):
         return
@@ -109,31 +99,25 @@ def check_number(
 
 
 def check_positive(**values: Any) -> None:
-    """Check that each named value is a number > 0; see `check_number`.
-
-    Raises:
-      UsageError: one is not.
-    """
+    """Check that each named value is a number > 0; see `check_number`."""
     for name, value in values.items():
         check_number(name, value, 0, open_low=True)
 
 
-def check_flag(name: str, value: Any) -> None:
-    """Check that `value` is True or False (text would count as true, whatever it says).
+def check_decay(**values: Any) -> None:
+    """Check that each named value is a number in [0, 1), as the decay rates β are; see `check_number`."""
+    for name, value in values.items():
+        check_number(name, value, 0, 1)
 
-    Raises:
-      UsageError: it is something else, or varies within a sweep.
-    """
+
+def check_flag(name: str, value: Any) -> None:
+    """Check that `value` is True or False, and not traced: text would count as true, whatever it says."""
     if is_traced(value) or type(value).__name__ not in ("bool", "bool_"):
         raise UsageError(f"{name} must be true or false, got {value!r}")
 
 
 def check_choice(name: str, value: Any, allowed: Collection[str]) -> None:
-    """Check that `value` is one of `allowed`.
-
-    Raises:
-      UsageError: it is not; the message names the nearest.
-    """
+    """Check that `value` is one of `allowed`; the message names the nearest."""
     if not (isinstance(value, str) and value in allowed):
         near = get_close_matches(str(value), allowed, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""

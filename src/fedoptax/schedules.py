@@ -24,11 +24,7 @@ LearningRate = float | jax.Array | Schedule
 
 
 def check_lr(**rates: LearningRate) -> None:
-    """Check that each named learning rate is a number > 0 or a schedule.
-
-    Raises:
-      UsageError: one is neither.
-    """
+    """Check that each named learning rate is a number > 0 or a schedule."""
     for name, lr in rates.items():
         if not callable(lr):
             check_positive(**{name: lr})
@@ -67,13 +63,13 @@ def staircase(lr: float, every: float, factor: float = 0.1) -> Schedule:
 def inverse_sqrt(lr: float, offset: float = 1.0) -> Schedule:
     """`lr √offset / √(offset + t)`, so that it begins at `lr`."""
     check_positive(lr=lr, offset=offset)
-    return lambda t: jnp.asarray(lr, _real()) * jnp.sqrt(jnp.asarray(offset, _real()) / (offset + _number(t)))
+    return lambda t: jnp.asarray(lr, float) * jnp.sqrt(jnp.asarray(offset, float) / (offset + jnp.asarray(t, float)))
 
 
 def warmup(lr: float, rounds: float) -> Schedule:
     """`lr (t + 1)/rounds` in the first rounds, then `lr`."""
     check_positive(lr=lr, rounds=rounds)
-    return lambda t: jnp.asarray(lr, _real()) * jnp.minimum((_number(t) + 1) / rounds, 1)
+    return lambda t: jnp.asarray(lr, float) * jnp.minimum((jnp.asarray(t, float) + 1) / rounds, 1)
 
 
 def cosine(lr: float, rounds: float, floor: float = 0.0) -> Schedule:
@@ -86,7 +82,7 @@ def cosine(lr: float, rounds: float, floor: float = 0.0) -> Schedule:
 def cube_root(numerator: float, w: float = 1.0) -> Schedule:
     """`numerator/(w + t)^{1/3}`: FAFED's equation (5) with numerator ρ h, and STEM's with κ and σ² = 1."""
     check_positive(numerator=numerator, w=w)
-    return lambda t: jnp.asarray(numerator, _real()) / jnp.cbrt(jnp.asarray(w, _real()) + _number(t))
+    return lambda t: jnp.asarray(numerator, float) / jnp.cbrt(jnp.asarray(w, float) + jnp.asarray(t, float))
 
 
 SCHEDULES: dict[str, Callable[..., Schedule]] = {
@@ -97,7 +93,6 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "cosine": cosine,
     "cube_root": cube_root,
 }
-"""The schedules by name."""
 
 
 def is_schedule(text: Any) -> bool:
@@ -125,10 +120,7 @@ def parse_schedule(text: str) -> Schedule:
     try:
         signature.bind(*given, **named)
     except TypeError as error:
-        arguments = (
-            p.name if p.default is p.empty else f"{p.name}={p.default:g}" for p in signature.parameters.values()
-        )
-        raise UsageError(f"schedule must be {name}({', '.join(arguments)}), got '{text}': {error}") from None
+        raise UsageError(f"schedule must be {name}({', '.join(signature.parameters)}), got '{text}': {error}") from None
     return SCHEDULES[name](*given, **named)
 
 
@@ -142,11 +134,3 @@ def _literal(node: ast.expr) -> float:
 def _check_rounds(name: str, value: float) -> int:
     """A number of rounds, which a schedule's text gives as a float."""
     return check_int(name, int(value) if float(value).is_integer() else value)
-
-
-def _real() -> Any:
-    return jnp.result_type(float)
-
-
-def _number(t: Any) -> jax.Array:
-    return jnp.asarray(t).astype(_real())
