@@ -14,14 +14,6 @@ import jax.numpy as jnp
 Tree = Any
 
 
-def on_device(x: Tree) -> Tree:
-    """Put NumPy arrays on the default device, perhaps without a copy: they must not be changed afterwards.
-
-    `jnp.asarray` compiles a program for every new shape (JAX 0.10), which takes 15 ms.
-    """
-    return jax.device_put(x)
-
-
 def zeros_like(x: Tree) -> Tree:
     """0, in the shape and dtype of `x`."""
     return jax.tree.map(jnp.zeros_like, x)

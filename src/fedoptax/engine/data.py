@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedoptax._tree import on_device
 from fedoptax.engine.client_states import device_bytes
 from fedoptax.engine.evaluation import EvaluationData, evaluation_data
 from fedoptax.engine.mesh import replicate
@@ -44,8 +43,8 @@ def device_data(task: Task, devices: int = 1) -> DeviceData:
     if total >= 2**31:
         raise UsageError(f"task '{task.name}' must have fewer than 2^31 examples, got {total}")
 
-    def put(array: Any) -> jax.Array:
-        return on_device(np.array(array)) if devices == 1 else replicate(array, devices)
+    def put(array: Any) -> jax.Array:  # not by `jnp.asarray`, which compiles a program for every new shape (15 ms)
+        return jax.device_put(np.array(array)) if devices == 1 else replicate(array, devices)
 
     return DeviceData(
         {name: put(array) for name, array in task.clients.examples.items()},
@@ -98,8 +97,8 @@ class Streamed:
             for client, start, size in zip(cohort, offsets, sizes):
                 first = clients.offsets[client]
                 rows[start : start + size] = array[first : first + size]
-            examples[name] = on_device(rows)
-        place = (on_device(offsets.astype(np.int32)), on_device(sizes.astype(np.int32)))
+            examples[name] = jax.device_put(rows)
+        place = (jax.device_put(offsets.astype(np.int32)), jax.device_put(sizes.astype(np.int32)))
         return DeviceData(examples, *place, evaluation_data(self._task))
 
 

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedoptax._tree import on_device
 from fedoptax.algorithm import Tree
 from fedoptax.data.federated import check_fields
 from fedoptax.engine.mesh import AXIS, all_reduced
@@ -44,10 +43,10 @@ def evaluation_data(task: Task) -> EvaluationData | None:
 
     def batched(array: np.ndarray) -> jax.Array:
         padding = [(0, batches * batch - n), *[(0, 0)] * (array.ndim - 1)]
-        return on_device(np.pad(array, padding, mode="edge").reshape(batches, batch, *array.shape[1:]))
+        return jax.device_put(np.pad(array, padding, mode="edge").reshape(batches, batch, *array.shape[1:]))
 
     examples = {name: batched(array) for name, array in arrays.items()}
-    examples["mask"] = on_device((np.arange(batches * batch) < n).reshape(batches, batch))
+    examples["mask"] = jax.device_put((np.arange(batches * batch) < n).reshape(batches, batch))
     if task.test_owners is None:
         return EvaluationData(examples, None)
     owners = np.asarray(task.test_owners)

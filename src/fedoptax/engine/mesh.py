@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from fedoptax._tree import on_device
 from fedoptax.algorithm import Tree
 from fedoptax.errors import RunError, UsageError
 
@@ -97,7 +96,7 @@ def replicate(tree: Tree, devices: int) -> Tree:
 
 def here(tree: Tree) -> Tree:
     """Put the arrays of `tree`, which are on many devices, on this process's first device alone."""
-    return on_device(jax.tree.map(np.asarray, tree))
+    return jax.device_put(jax.tree.map(np.asarray, tree))
 
 
 def assign_clients(size: int, devices: int, work: jax.Array | None, places: int) -> jax.Array:

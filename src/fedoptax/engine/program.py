@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedoptax._tree import on_device
 from fedoptax.algorithm import Batches, Cohort, FedAlgorithm, Tree, decoded, nbytes
 from fedoptax.engine.batches import Minibatch, minibatch_form, task_grad_fn
 from fedoptax.engine.data import DeviceData
@@ -110,7 +109,7 @@ class Point:
     @property
     def arguments(self) -> dict[str, jax.Array]:
         """The values as the program takes them."""
-        return on_device({name: np.asarray(value, jnp.result_type(float)) for name, value in self.values.items()})
+        return jax.device_put({name: np.asarray(value, jnp.result_type(float)) for name, value in self.values.items()})
 
 
 def program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple[str, ...] = ()) -> Program:

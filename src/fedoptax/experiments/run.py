@@ -20,7 +20,6 @@ import numpy as np
 
 from fedoptax._files import finite_or_none, read_json, to_plain
 from fedoptax._progress import Update, bar
-from fedoptax._tree import on_device
 from fedoptax.algorithm import FedAlgorithm, Tree
 from fedoptax.distributed import broadcast, check_same, gather_from_all, is_distributed, is_leader, run_on_all_or_fail
 from fedoptax.engine.client_states import PLACES, ClientStates, OnDevice, OnHost, make_states
@@ -277,8 +276,8 @@ def run_rounds(rounds: Rounds, total: int, config: Mapping[str, Any], record: Re
             history.rows, rounds.server, clients = broadcast(
                 (history.rows, rounds.server, rounds.clients.take(lambda: np.arange(0)))
             )
-            rounds.server = on_device(rounds.server)
-            rounds.clients.put(on_device(clients))
+            rounds.server = jax.device_put(rounds.server)
+            rounds.clients.put(jax.device_put(clients))
         update = stack.enter_context(
             bar(record.description or record.label, total, len(history), enabled=record.progress)
         )

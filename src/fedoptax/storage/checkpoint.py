@@ -24,7 +24,6 @@ import jax
 import numpy as np
 
 from fedoptax._files import read_json, sync_folder, write_json
-from fedoptax._tree import on_device
 from fedoptax.algorithm import Tree
 from fedoptax.engine.client_states import ClientStates, OnHost
 from fedoptax.errors import RunError, shorten
@@ -122,7 +121,7 @@ class Checkpoints:
             raise ValueError("its arrays are not those of this experiment")
         with np.load(folder / "states.npz", allow_pickle=False) as stored:
             leaves = [stored[f"{i:05d}"].view(dtype).reshape(shape) for i, (shape, dtype) in enumerate(form)]
-        server, states = jax.tree.unflatten(jax.tree.structure(like), on_device(leaves))
+        server, states = jax.tree.unflatten(jax.tree.structure(like), jax.device_put(leaves))
         if isinstance(clients, OnHost):
             clients.load(folder / "clients")
         else:
