@@ -13,10 +13,10 @@ from fedoptax.data.datasets.source import Source
 from fedoptax.data.heterogeneity import client_table
 from fedoptax.engine.sampling import sample_cohort
 from fedoptax.tasks import TASKS, TaskOptions
-from fedoptax.tasks.recipe import CENTRAL, divide
+from fedoptax.tasks.recipe import CENTRAL, make_task
 from small import small_task
 
-RECIPE = TASKS["mnist"]
+LEARNED: dict[str, Any] = {"init": None, "loss": None, "metrics": None}
 
 
 def source(groups: Any, test_groups: Any) -> Source:
@@ -29,6 +29,12 @@ def source(groups: Any, test_groups: Any) -> Source:
         np.asarray(groups),
         np.asarray(test_groups),
     )
+
+
+def by_writer(data: Source, num_clients: int | None = None) -> fx.Task:
+    """The task of a data set whose clients are its writers, or the first of them."""
+    options = TaskOptions(partition="writers", num_clients=num_clients)
+    return make_task("mnist", TASKS["mnist"], options, data, **LEARNED)
 
 
 @pytest.mark.parametrize("options", [
@@ -60,41 +66,41 @@ def test_test_examples_follow_the_training_examples(partition: str) -> None:
 
 
 def test_natural_clients_keep_their_test_examples() -> None:
-    division = divide(source([5, 2, 5, 7, 2], [7, 2, 9, 5]), RECIPE, TaskOptions(partition="writers"))
-    assert [division.clients.client(i)["x"].tolist() for i in range(3)] == [[1, 4], [0, 2], [3]]
-    np.testing.assert_array_equal(division.test_owners, [2, 0, 3, 1])  # 9 trains nowhere and comes last
-    assert division.spec == {"partition": "writers", "num_clients": 3, "partition_seed": 0}
+    task = by_writer(source([5, 2, 5, 7, 2], [7, 2, 9, 5]))
+    assert [task.clients.client(i)["x"].tolist() for i in range(3)] == [[1, 4], [0, 2], [3]]
+    np.testing.assert_array_equal(task.test_owners, [2, 0, 3, 1])  # 9 trains nowhere and comes last
+    assert task.spec == {"model": "mlp", "partition": "writers", "num_clients": 3, "partition_seed": 0}
 
 
 def test_clients_without_training_examples_come_last() -> None:
-    division = divide(source([5, 2, 5, 7, 2], [4, 2, 4, 5, 3]), RECIPE, TaskOptions(partition="writers"))
-    np.testing.assert_array_equal(division.test_owners, [4, 0, 4, 1, 3])
-    others = divide(source([5, 2], [4, 3, 4]), RECIPE, TaskOptions(partition="writers"))
+    task = by_writer(source([5, 2, 5, 7, 2], [4, 2, 4, 5, 3]))
+    np.testing.assert_array_equal(task.test_owners, [4, 0, 4, 1, 3])
+    others = by_writer(source([5, 2], [4, 3, 4]))
     np.testing.assert_array_equal(others.test_owners, [3, 2, 3])
-    table = client_table(None, division.clients.sizes, division.test_owners)
+    table = client_table(None, task.clients.sizes, task.test_owners)
     np.testing.assert_array_equal(table["test_examples"], [1, 1, 0])
     assert client_table(None, others.clients.sizes, others.test_owners)["test_examples"] == ""
 
 
 def test_first_natural_clients_keep_only_their_own_test_examples() -> None:
-    division = divide(source([2, 2, 5, 5, 7], [7, 2, 9, 5]), RECIPE, TaskOptions(partition="writers", num_clients=2))
-    assert division.clients.num_clients == 2
-    np.testing.assert_array_equal(division.test["x"], [101, 103])
-    np.testing.assert_array_equal(division.test_owners, [0, 1])
+    task = by_writer(source([2, 2, 5, 5, 7], [7, 2, 9, 5]), num_clients=2)
+    assert task.clients.num_clients == 2
+    np.testing.assert_array_equal(task.test["x"], [101, 103])
+    np.testing.assert_array_equal(task.test_owners, [0, 1])
     with pytest.raises(fx.UsageError, match="num_clients must be <= 3, the number of writers"):
-        divide(source([2, 2, 5, 5, 7], [7]), RECIPE, TaskOptions(partition="writers", num_clients=4))
+        by_writer(source([2, 2, 5, 5, 7], [7]), num_clients=4)
 
 
 def test_test_examples_of_other_writers_are_all_kept() -> None:
-    division = divide(source([2, 2, 5], [9, 8, 9]), RECIPE, TaskOptions(partition="writers", num_clients=1))
-    np.testing.assert_array_equal(division.test["x"], [100, 101, 102])
-    np.testing.assert_array_equal(division.test_owners, [2, 1, 2])  # the one who trains is 0
+    task = by_writer(source([2, 2, 5], [9, 8, 9]), num_clients=1)
+    np.testing.assert_array_equal(task.test["x"], [100, 101, 102])
+    np.testing.assert_array_equal(task.test_owners, [2, 1, 2])  # the one who trains is 0
 
 
 def test_examples_sorted_by_client_are_not_copied() -> None:
     given = source([2, 2, 5], [2])
-    division = divide(given, RECIPE, TaskOptions(partition="writers"))
-    assert division.clients.examples["x"] is given.train["x"]
+    task = by_writer(given)
+    assert np.shares_memory(task.clients.examples["x"], given.train["x"])
 
 
 @pytest.mark.long

@@ -149,10 +149,10 @@ def reload_task(spec: Mapping[str, Any], data_dir: Path | None) -> Task:
     """The task that a run folder names."""
     name = str(spec.get("name"))
     try:
-        recipe_of(name)
+        allowed = recipe_of(name).option_types()
     except UsageError:
         raise UsageError(f"task '{name}' was made in Python: continue with fedoptax.run(resume_from=...)") from None
-    arguments = {key: value for key, value in spec.items() if key in TASK_OPTIONS}
+    arguments = {key: value for key, value in spec.items() if key in allowed}
     task = load_task(name, seed=spec.get("partition_seed", 0), data_dir=data_dir, **arguments)
     if spec.get("contents") not in (None, task.spec.get("contents")):
         raise RunError(f"'{name}' has changed since the run was begun")

@@ -43,10 +43,9 @@ def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
             raise UsageError(f"partition must not be 'clients' where a file names none, as {path.name}")
         options = replace(options, partition=options.partition or "dirichlet")
     model = options.model or ("cnn" if is_image and min(source.input_shape[:2]) >= 4 else recipe.model)
-    reading = {option: value for option, value in options.given().items() if option in recipe.options}
     scale = 255.0 if source.train["x"].dtype == np.uint8 else 1.0
     learned = cross_entropy(MODELS[model](source.input_shape, source.num_classes), scale)
-    task = make_task(name, recipe, options, source, {"model": model, **reading}, learned)
+    task = make_task(name, recipe, replace(options, model=model), source, **learned)
     return replace(
         task,
         test=task.test if len(source.test["y"]) else None,
@@ -84,7 +83,7 @@ RECIPE = Recipe(
     "your own file: .npz, .csv, .parquet, or a folder of images",
     model="mlp",
     num_clients=10,
-    models=tuple(MODELS),
+    models=MODELS,
     options=("client_column", "label_column", "test_fraction", "image_size"),
     partitions=("clients", *CENTRAL),
     defaults={"rounds": 100, "cohort_size": 10, "batch_size": 20, "local_epochs": 1, "eval_every": 1},

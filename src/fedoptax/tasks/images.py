@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,12 +14,12 @@ import numpy as np
 import optax
 
 from fedoptax.algorithm import Tree
-from fedoptax.data.datasets import emnist
+from fedoptax.data.datasets import emnist, mnist
 from fedoptax.data.datasets.source import Load
 from fedoptax.data.federated import FederatedData
-from fedoptax.errors import UsageError, check_choice
-from fedoptax.models import MODELS, Model, autoencoder
-from fedoptax.tasks.recipe import Recipe, TaskOptions, make_task
+from fedoptax.errors import check_choice
+from fedoptax.models import Model, autoencoder
+from fedoptax.tasks.recipe import Build, Recipe, TaskOptions, make_task
 from fedoptax.tasks.task import Task, masked_mean
 
 Augmentation = Callable[[jax.Array, jax.Array | None], jax.Array]
@@ -25,33 +27,27 @@ CROP = 24
 """Height and width of an image after `crop`."""
 
 
-def classification(
-    load: Load, scale: float, load_with_writers: Load | None = None
-) -> Callable[[str, Recipe, TaskOptions], Task]:
-    """Return what builds a task on `load`'s images; models see x / scale, augmented if the options say so.
-
-    `load_with_writers` also reads the natural clients, where they are in files of their own.
-    """
+def classification(load: Load, scale: float = 255) -> Build:
+    """Return what builds a task on `load`'s images; models see x / scale, augmented if the options say so."""
 
     def build(name: str, recipe: Recipe, options: TaskOptions) -> Task:
         model = options.model or recipe.model
-        spec: dict[str, Any] = {}
-        if "augment" in recipe.options:
-            spec["augment"] = options.augment or ("crop" if model.startswith("resnet18") else "none")
-        if options.devices is not None:
-            spec["devices"] = options.devices
-        augment = spec.get("augment", "none")
+        if "augment" in recipe.options and options.augment is None:
+            options = replace(options, augment="crop" if model.startswith("resnet18") else "none")
+        augment = options.augment or "none"
         check_choice("augment", augment, AUGMENTATIONS)
-        by_writer = options.partition == "writers" and load_with_writers
-        source = (by_writer or load)(options.data_dir)
+        source = load(options.data_dir)
         shape = (CROP, CROP, *source.input_shape[2:]) if augment == "crop" else source.input_shape
-        learned = cross_entropy(MODELS[model](shape, source.num_classes), scale, AUGMENTATIONS[augment])
-        task = make_task(name, recipe, options, source, {"model": model, **spec}, learned, devices=options.devices)
-        if options.devices is not None and options.devices < task.clients.num_clients:
-            raise UsageError(f"devices must be >= num_clients, {task.clients.num_clients}, got {options.devices}")
-        return task
+        learned = cross_entropy(recipe.models[model](shape, source.num_classes), scale, AUGMENTATIONS[augment])
+        return make_task(name, recipe, options, source, **learned)
 
     return build
+
+
+def mnist_classification(name: str, recipe: Recipe, options: TaskOptions) -> Task:
+    """Classification of MNIST; who wrote a digit is read, from files of its own, only where writers are the clients."""
+    load = partial(mnist.load, writers=options.partition == "writers")
+    return classification(load)(name, recipe, options)
 
 
 def image_classification(
@@ -101,8 +97,7 @@ def cross_entropy(model: Model, scale: float, augment: Augmentation | None = Non
 
 def emnist_autoencoder(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     """EMNIST AE of "Adaptive Federated Optimization"; metric `mse_x1000`, lower is better."""
-    learned = reconstruction(autoencoder())
-    return make_task(name, recipe, options, emnist.load(options.data_dir), {"model": recipe.model}, learned)
+    return make_task(name, recipe, options, emnist.load(options.data_dir), **reconstruction(autoencoder()))
 
 
 def reconstruction(model: Model) -> dict[str, Any]:

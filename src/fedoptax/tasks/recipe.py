@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from fedoptax.data import partition as partitions
 from fedoptax.data.datasets.source import Source
 from fedoptax.data.federated import FederatedData
 from fedoptax.errors import UsageError, check_choice, check_int, check_number
+from fedoptax.models import Model
 from fedoptax.tasks.task import DTYPES, Task
 
 NATURAL = ("writers", "roles", "users", "articles", "parts", "clients")
@@ -34,6 +35,16 @@ PARTITION_OPTIONS: dict[str, dict[str, Any]] = {
 
 CENTRAL = tuple(name for name in PARTITION_OPTIONS if name not in (*NATURAL, "pachinko"))
 """The partitions of any labelled data set."""
+
+BY_LABEL: dict[str, Callable[..., partitions.Parts]] = {
+    "iid": partitions.iid,
+    "dirichlet": partitions.dirichlet,
+    "dirichlet-by-class": partitions.dirichlet_by_class,
+    "classes": partitions.classes_per_client,
+    "shards": partitions.shards,
+    "similarity": partitions.similarity,
+}
+"""The partitions that are called as `(labels, num_clients, *options, seed)`."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +110,8 @@ class TaskOptions:
                 check_number(name, value)
             elif not isinstance(value, str):
                 raise UsageError(f"{name} must be text, got {value!r}")
+        if self.similarity is not None:
+            check_number("similarity", self.similarity, 0, 100, open_high=False)
         check_int("seed", self.seed, 0, 2**63 - 1)
         if self.compute_dtype is not None:
             check_choice("compute_dtype", self.compute_dtype, DTYPES)
@@ -114,6 +127,9 @@ TASK_OPTIONS: dict[str, type] = {
 """The type of each option that a task may or may not take: str, int or float."""
 
 
+Build = Callable[[str, "Recipe", TaskOptions], Task]
+
+
 @dataclass(frozen=True)
 class Recipe:
     """A named task and its defaults.
@@ -121,19 +137,19 @@ class Recipe:
     Attributes:
       build: makes the task from its name, its recipe and the options.
       summary: one line for `fedoptax list tasks`.
-      model: the default model.
+      model: the name of the default model.
       num_clients: the default number of clients; 0 where the data decide.
-      models: allowed models, the default among them.
-      options: the options that apply, apart from those of a partition.
-      partitions: allowed ways of dividing the examples, the default first; none if the task has its clients by nature.
+      models: the builders of the allowed models by name; none if there is no choice.
+      options: the options that apply, apart from the model and those of a partition.
+      partitions: allowed ways of dividing the examples, the default first; none if the task draws its clients.
       defaults: defaults of a run (rounds, cohort_size, batch_size, local_epochs, eval_every).
     """
 
-    build: Callable[[str, Recipe, TaskOptions], Task]
+    build: Build
     summary: str
     model: str
     num_clients: int
-    models: tuple[str, ...] = ()
+    models: Mapping[str, Callable[..., Model]] = field(default_factory=dict)
     options: tuple[str, ...] = ()
     partitions: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -158,126 +174,86 @@ def check_options(name: str, recipe: Recipe, options: TaskOptions) -> None:
         check_choice("partition", options.partition, recipe.partitions)
 
 
-class Division(NamedTuple):
-    """A data set divided among clients.
-
-    Attributes:
-      clients: the training examples and who holds them.
-      test: the test examples.
-      test_owners: the client of each test example, int (m,), or None if that is not known.
-      spec: how it was divided, by the names of `load_task`'s options.
-    """
-
-    clients: FederatedData
-    test: dict[str, np.ndarray]
-    test_owners: np.ndarray | None
-    spec: dict[str, Any]
-
-
-def make_task(
-    name: str,
-    recipe: Recipe,
-    options: TaskOptions,
-    source: Source,
-    spec: Mapping[str, Any],
-    learned: Mapping[str, Any],
-    **attributes: Any,
-) -> Task:
-    """Divide a data set by the options, and return the task of it: `learned` and `attributes` are `Task`'s."""
-    division = divide(source, recipe, options)
-    return Task(
-        name=name,
-        clients=division.clients,
-        test=division.test,
-        test_owners=division.test_owners,
-        description=recipe.summary,
-        spec={**spec, **division.spec},
-        **learned,
-        **attributes,
-    )
-
-
-def divide(source: Source, recipe: Recipe, options: TaskOptions) -> Division:
-    """Divide a data set by the partition of the options, or else the task's default.
+def make_task(name: str, recipe: Recipe, options: TaskOptions, source: Source, **attributes: Any) -> Task:
+    """Divide a data set among clients by the options, or else the recipe's defaults, and return the task of it.
 
     Test examples are divided like the training examples: to the same natural clients, or so that a client's test labels
     are distributed like its training labels. Where no test example belongs to a client that trains (MNIST's writers),
     all are kept with their own clients.
+
+    Args:
+      name: of the task.
+      recipe: of the task.
+      options: of `load_task`.
+      source: the data set.
+      **attributes: what is learned, and further attributes of `Task`.
     """
-    name = options.partition or recipe.partitions[0]
-    settings = _partition_settings(name, options)
-    if name in NATURAL:
-        clients, test, test_owners = _divide_by_groups(source, name, options.num_clients)
+    partition = options.partition or recipe.partitions[0]
+    settings = _partition_settings(partition, options)
+    if partition in NATURAL:
+        division = _divide_by_groups(source, partition, options.num_clients)
     else:
-        labels, test, test_owners = np.asarray(source.train["y"]), source.test, None
-        count = check_int("num_clients", options.num_clients or recipe.num_clients, 1, len(labels))
-        parts = _partition(name, source, labels, count, settings, options.seed)
-        clients = FederatedData.from_parts(source.train, parts)
-        if len(test["y"]):
-            test_owners = partitions.divide_test(labels, parts, np.asarray(test["y"]), options.seed)
-    spec = {"partition": name, **settings, "num_clients": clients.num_clients, "partition_seed": options.seed}
-    return Division(clients, test, test_owners, spec)
+        count = check_int("num_clients", options.num_clients or recipe.num_clients, 1, len(source.train["y"]))
+        division = _divide_by_labels(source, partition, count, settings, options.seed)
+    num_clients = division["clients"].num_clients
+    if options.devices is not None and options.devices < num_clients:
+        raise UsageError(f"devices must be >= num_clients, {num_clients}, got {options.devices}")
+    own = {option: value for option in recipe.options if (value := getattr(options, option)) is not None}
+    divided = {"partition": partition, **settings, "num_clients": num_clients, "partition_seed": options.seed}
+    return Task(
+        name=name,
+        description=recipe.summary,
+        spec={"model": options.model or recipe.model, **own, **divided},
+        devices=options.devices,
+        **division,
+        **attributes,
+    )
 
 
-def _partition_settings(name: str, options: TaskOptions) -> dict[str, Any]:
+def _partition_settings(partition: str, options: TaskOptions) -> dict[str, Any]:
     """The partition's own options, with defaults; refuses those of other partitions."""
-    defaults = PARTITION_OPTIONS[name]
-    given = options.given()
-    for option in sorted({option for others in PARTITION_OPTIONS.values() for option in others} - set(defaults)):
-        if option in given:
-            takes = ", ".join(["num_clients", *defaults])
-            raise UsageError(f"{option} must not be given for partition '{name}', which takes {takes}")
-    return {option: given.get(option, default) for option, default in defaults.items()}
+    given, own = options.given(), PARTITION_OPTIONS[partition]
+    if others := given.keys() & set().union(*PARTITION_OPTIONS.values()) - own.keys():
+        takes = ", ".join(["num_clients", *own])
+        raise UsageError(f"{min(others)} must not be given for partition '{partition}', which takes {takes}")
+    return {option: given.get(option, default) for option, default in own.items()}
 
 
-def _partition(
-    name: str, source: Source, labels: np.ndarray, clients: int, settings: dict[str, Any], seed: int
-) -> list[np.ndarray]:
-    match name:
-        case "iid":
-            return partitions.iid(labels, clients, seed)
-        case "dirichlet":
-            return partitions.dirichlet(labels, clients, settings["alpha"], seed)
-        case "dirichlet-by-class":
-            return partitions.dirichlet_by_class(labels, clients, settings["alpha"], seed)
+def _divide_by_labels(
+    source: Source, partition: str, num_clients: int, settings: dict[str, Any], seed: int
+) -> dict[str, Any]:
+    """Divide the examples by a partition that makes the clients: `clients`, `test` and `test_owners` of `Task`."""
+    labels, test_labels = source.train["y"], source.test["y"]
+    match partition:
+        case "lognormal" | "powerlaw":
+            parts = partitions.by_size(labels, num_clients, seed=seed, distribution=partition, **settings)
         case "pachinko":
             assert source.train_coarse is not None
-            check_number("alpha", settings["alpha"], 0.0, open_low=True)
             alphas = {"alpha_coarse": settings["alpha"], "alpha_fine": settings["alpha_fine"]}
-            return partitions.pachinko(source.train_coarse, labels, clients, seed=seed, **alphas)
-        case "classes":
-            return partitions.classes_per_client(labels, clients, settings["classes"], seed)
-        case "shards":
-            check_int("shards", settings["shards"], 1, len(labels) // clients)
-            return partitions.shards(labels, clients, settings["shards"], seed)
-        case "similarity":
-            check_number("similarity", settings["similarity"], 0.0, 100.0, open_high=False)
-            return partitions.similarity(labels, clients, settings["similarity"], seed)
-    return partitions.by_size(labels, clients, seed=seed, distribution=name, **settings)
+            parts = partitions.pachinko(source.train_coarse, labels, num_clients, seed=seed, **alphas)
+        case _:
+            parts = BY_LABEL[partition](labels, num_clients, *settings.values(), seed)
+    owners = partitions.divide_test(labels, parts, test_labels, seed) if len(test_labels) else None
+    return {"clients": FederatedData.from_parts(source.train, parts), "test": source.test, "test_owners": owners}
 
 
-def _divide_by_groups(
-    source: Source, name: str, num_clients: int | None
-) -> tuple[FederatedData, dict[str, np.ndarray], np.ndarray | None]:
-    """Make a client of each writer, role or user, or of the first `num_clients`: clients, test, test owners."""
-    train, groups = source.train, source.train_groups
+def _divide_by_groups(source: Source, partition: str, num_clients: int | None) -> dict[str, Any]:
+    """Make a client of each writer, role or user, or of the first: `clients`, `test` and `test_owners` of `Task`."""
+    train, groups, test, test_groups = source.train, source.train_groups, source.test, source.test_groups
     assert groups is not None
     if np.any(groups[1:] < groups[:-1]):  # only then are examples moved, and a map from a file read
         order = np.argsort(groups, kind="stable")
         groups, train = groups[order], {field: array[order] for field, array in train.items()}
-    ids, starts = np.unique(groups, return_index=True)
+    ids = np.unique(groups)[:num_clients]
     if num_clients is not None and num_clients > len(ids):
-        raise UsageError(f"num_clients must be <= {len(ids)}, the number of {name}, got {num_clients}")
-    if num_clients is not None and num_clients < len(ids):
-        end, ids = starts[num_clients], ids[:num_clients]
-        groups, train = groups[:end], {field: array[:end] for field, array in train.items()}
-    clients = FederatedData.from_groups(train, groups)
-    if source.test_groups is None or not len(source.test_groups):
-        return clients, source.test, None
-    is_of_client = np.isin(source.test_groups, ids)
-    owners = np.searchsorted(ids, source.test_groups)
+        raise UsageError(f"num_clients must be <= {len(ids)}, the number of {partition}, got {num_clients}")
+    end = np.searchsorted(groups, ids[-1], side="right")
+    clients = FederatedData.from_groups({field: array[:end] for field, array in train.items()}, groups[:end])
+    if test_groups is None or not len(test_groups):
+        return {"clients": clients, "test": test}
+    is_of_client, owners = np.isin(test_groups, ids), np.searchsorted(ids, test_groups)
     if num_clients is not None and is_of_client.any():
-        return clients, {field: array[is_of_client] for field, array in source.test.items()}, owners[is_of_client]
-    others = np.unique(source.test_groups[~is_of_client], return_inverse=True)[1]
-    owners[~is_of_client] = len(ids) + others  # those who only test are numbered after those who train
-    return clients, source.test, owners
+        owners, test = owners[is_of_client], {field: array[is_of_client] for field, array in test.items()}
+    else:  # those who only test are numbered after those who train
+        owners[~is_of_client] = len(ids) + np.unique(test_groups[~is_of_client], return_inverse=True)[1]
+    return {"clients": clients, "test": test, "test_owners": owners}

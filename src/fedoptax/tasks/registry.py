@@ -8,22 +8,14 @@ from typing import Any
 
 from fedoptax.data.datasets import cifar, digits, emnist, mnist
 from fedoptax.errors import check_choice
-from fedoptax.models import MODELS
+from fedoptax.models import MODELS, shakespeare_rnn, so_rnn, wikitext_lstm
 from fedoptax.tasks import analytic
 from fedoptax.tasks.custom import PREFIX
 from fedoptax.tasks.custom import RECIPE as CUSTOM
-from fedoptax.tasks.images import classification, emnist_autoencoder
-from fedoptax.tasks.recipe import CENTRAL, TASK_OPTIONS, Recipe, TaskOptions, check_options
+from fedoptax.tasks.images import classification, emnist_autoencoder, mnist_classification
+from fedoptax.tasks.recipe import CENTRAL, TASK_OPTIONS, Build, Recipe, TaskOptions, check_options
 from fedoptax.tasks.task import Task, with_compute_dtype
-from fedoptax.tasks.text import (
-    SHAKESPEARE_MODELS,
-    SO_MODELS,
-    WIKITEXT_MODELS,
-    shakespeare_characters,
-    stackoverflow_tags,
-    stackoverflow_words,
-    wikitext_words,
-)
+from fedoptax.tasks.text import shakespeare_characters, stackoverflow_tags, stackoverflow_words, wikitext_words
 
 
 def _rounds(rounds: int, cohort_size: int, batch_size: int, eval_every: int, **local_work: int) -> dict[str, int]:
@@ -31,19 +23,28 @@ def _rounds(rounds: int, cohort_size: int, batch_size: int, eval_every: int, **l
     return {"rounds": rounds, "cohort_size": cohort_size, "batch_size": batch_size, "eval_every": eval_every, **work}
 
 
-def _images(build: Any, summary: str, model: str, num_clients: int, defaults: dict[str, int], **changes: Any) -> Recipe:
+def _images(build: Build, summary: str, model: str, num_clients: int, **changes: Any) -> Recipe:
     """A recipe of labelled images, which any image model classifies."""
-    usual = {"models": tuple(MODELS), "options": ("devices",), "partitions": CENTRAL}
-    return Recipe(build, summary, model, num_clients, defaults=defaults, **(usual | changes))
+    usual = {"models": MODELS, "options": ("devices",), "partitions": CENTRAL}
+    return Recipe(build, summary, model, num_clients, **(usual | changes))
 
 
-def _analytic(make: Callable[..., Task]) -> Callable[[str, Recipe, TaskOptions], Task]:
+def _analytic(make: Callable[..., Task]) -> Build:
+    """Return what builds a task of `fedoptax.analytic`."""
+
     def build(name: str, recipe: Recipe, options: TaskOptions) -> Task:
-        given = {option: value for option, value in options.given().items() if option != "compute_dtype"}
-        return make(seed=options.seed, **{"num_clients": recipe.num_clients} | given)
+        given = {option: value for option in recipe.options if (value := getattr(options, option)) is not None}
+        return make(**{"num_clients": recipe.num_clients} | given, seed=options.seed)
 
     return build
 
+
+_CIFAR: dict[str, Any] = {
+    "model": "resnet18",
+    "num_clients": 500,
+    "defaults": _rounds(1000, cohort_size=10, batch_size=20, eval_every=50),
+    "options": ("augment", "devices"),
+}
 
 TASKS: dict[str, Recipe] = {
     "digits": _images(
@@ -54,7 +55,7 @@ TASKS: dict[str, Recipe] = {
         defaults=_rounds(100, cohort_size=10, batch_size=10, eval_every=1),
     ),
     "mnist": _images(
-        classification(mnist.load, 255, partial(mnist.load, writers=True)),
+        mnist_classification,
         "MNIST handwritten digits, 28x28 pixels, 10 classes; by label, or by writer through QMNIST",
         model="mlp",
         num_clients=100,
@@ -62,39 +63,30 @@ TASKS: dict[str, Recipe] = {
         partitions=(*CENTRAL, "writers"),
     ),
     "fashion-mnist": _images(
-        classification(mnist.load_fashion, 255),
+        classification(mnist.load_fashion),
         "Fashion-MNIST clothes, 28x28 pixels, 10 classes",
         model="cnn",
         num_clients=100,
         defaults=_rounds(100, cohort_size=10, batch_size=20, eval_every=2),
     ),
     "cifar10": _images(
-        classification(cifar.load10, 255),
+        classification(cifar.load10),
         "CIFAR-10 photographs, 32x32 pixels in colour, 10 classes",
-        model="resnet18",
-        num_clients=500,
-        defaults=_rounds(1000, cohort_size=10, batch_size=20, eval_every=50),
-        options=("augment", "devices"),
+        **_CIFAR,
     ),
     "cifar100": _images(
-        classification(cifar.load100, 255),
+        classification(cifar.load100),
         "CIFAR-100 photographs, 32x32 pixels in colour, 100 classes; Pachinko allocation over both levels of labels",
-        model="resnet18",
-        num_clients=500,
-        defaults=_rounds(1000, cohort_size=10, batch_size=20, eval_every=50),
-        options=("augment", "devices"),
+        **_CIFAR,
         partitions=("pachinko", *CENTRAL),
     ),
     "cifar100-coarse": _images(
-        classification(partial(cifar.load100, labels="coarse"), 255),
+        classification(partial(cifar.load100, labels="coarse")),
         "CIFAR-100 photographs, 32x32 pixels in colour, its 20 superclasses",
-        model="resnet18",
-        num_clients=500,
-        defaults=_rounds(1000, cohort_size=10, batch_size=20, eval_every=50),
-        options=("augment", "devices"),
+        **_CIFAR,
     ),
     "emnist-cr": _images(
-        classification(emnist.load, 255),
+        classification(emnist.load),
         "EMNIST characters by writer, 28x28 pixels, 62 classes (TensorFlow Federated's files, or LEAF's FEMNIST)",
         model="emnist_cnn",
         num_clients=100,
@@ -114,7 +106,7 @@ TASKS: dict[str, Recipe] = {
         "Shakespeare's plays by role, the next of 90 characters",
         model="rnn",
         num_clients=0,
-        models=tuple(SHAKESPEARE_MODELS),
+        models={"rnn": shakespeare_rnn, "rnn_small": partial(shakespeare_rnn, units=(64, 64))},
         partitions=("roles",),
         defaults=_rounds(300, cohort_size=10, batch_size=4, eval_every=50),
     ),
@@ -123,7 +115,7 @@ TASKS: dict[str, Recipe] = {
         "Stack Overflow by user, the next of 10,000 words (TensorFlow Federated's files)",
         model="rnn",
         num_clients=0,
-        models=tuple(SO_MODELS),
+        models={"rnn": so_rnn, "rnn_small": partial(so_rnn, units=64)},
         partitions=("users",),
         defaults=_rounds(500, cohort_size=50, batch_size=16, eval_every=50),
     ),
@@ -140,7 +132,7 @@ TASKS: dict[str, Recipe] = {
         "WikiText-2, the next of 33,278 words; 16 contiguous parts, or one client per article; perplexity",
         model="lstm",
         num_clients=16,
-        models=tuple(WIKITEXT_MODELS),
+        models={"lstm": wikitext_lstm, "lstm_small": partial(wikitext_lstm, units=128)},
         partitions=("parts", "articles"),
         defaults=_rounds(100, cohort_size=16, batch_size=20, eval_every=20, local_steps=10),
     ),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,23 +12,9 @@ import optax
 from fedoptax.algorithm import Tree
 from fedoptax.data.datasets import shakespeare, stackoverflow, wikitext
 from fedoptax.data.datasets.tokens import special_tokens
-from fedoptax.models import Model, shakespeare_rnn, so_logistic, so_rnn, wikitext_lstm
+from fedoptax.models import Model, so_logistic
 from fedoptax.tasks.recipe import Recipe, TaskOptions, make_task
 from fedoptax.tasks.task import Task
-
-SHAKESPEARE_MODELS: dict[str, Callable[[int], Model]] = {
-    "rnn": shakespeare_rnn,
-    "rnn_small": partial(shakespeare_rnn, units=(64, 64)),
-}
-SO_MODELS: dict[str, Callable[[int], Model]] = {
-    "rnn": so_rnn,
-    "rnn_small": partial(so_rnn, units=64),
-}
-WIKITEXT_MODELS: dict[str, Callable[[int], Model]] = {
-    "lstm": wikitext_lstm,
-    "lstm_small": partial(wikitext_lstm, units=128),
-}
-
 
 RECALL_AT = 5
 SO_WORDS, SO_TAGS = 10_000, 500
@@ -37,27 +22,26 @@ SO_WORDS, SO_TAGS = 10_000, 500
 
 def shakespeare_characters(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     """The next character of a role; accuracy leaves padding out (Reddi et al. 2021; McMahan et al. 2017)."""
-    source, model = shakespeare.load(options.data_dir), options.model or recipe.model
-    learned = next_token(SHAKESPEARE_MODELS[model](source.num_classes), pad=shakespeare.SPECIAL.pad)
-    return make_task(name, recipe, options, source, {"model": model}, learned, eval_batch=100)
+    source = shakespeare.load(options.data_dir)
+    net = recipe.models[options.model or recipe.model](source.num_classes)
+    return make_task(name, recipe, options, source, **next_token(net, pad=shakespeare.SPECIAL.pad), eval_batch=100)
 
 
 def stackoverflow_words(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     """The next word of a user; accuracy leaves padding, OOV and end of sentence out (Reddi et al. 2021)."""
     source = stackoverflow.load_nwp(options.data_dir, max_clients=options.num_clients)
-    special, model = special_tokens(source.num_classes - 4), options.model or recipe.model
-    learned = next_token(SO_MODELS[model](source.num_classes), pad=special.pad, unscored=(special.oov, special.eos))
-    return make_task(name, recipe, options, source, {"model": model}, learned, eval_batch=50)
+    net, special = recipe.models[options.model or recipe.model](source.num_classes), special_tokens(SO_WORDS)
+    learned = next_token(net, pad=special.pad, unscored=(special.oov, special.eos))
+    return make_task(name, recipe, options, source, **learned, eval_batch=50)
 
 
 def wikitext_words(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     """The next word of an article or of a part of WikiText-2; perplexity, gradients clipped to norm 0.25 (FAFED)."""
-    partition = options.partition or recipe.partitions[0]
-    parts = options.num_clients or recipe.num_clients
-    source = wikitext.load(options.data_dir, clients=parts if partition == "parts" else "articles")
-    model = options.model or recipe.model
-    learned = next_token(WIKITEXT_MODELS[model](source.num_classes), primary="perplexity")
-    return make_task(name, recipe, options, source, {"model": model}, learned, clip_norm=0.25, eval_batch=20)
+    clients = "articles" if options.partition == "articles" else options.num_clients or recipe.num_clients
+    source = wikitext.load(options.data_dir, clients=clients)
+    net = recipe.models[options.model or recipe.model](source.num_classes)
+    learned = next_token(net, primary="perplexity")
+    return make_task(name, recipe, options, source, **learned, clip_norm=0.25, eval_batch=20)
 
 
 def next_token(
@@ -133,7 +117,7 @@ def stackoverflow_tags(name: str, recipe: Recipe, options: TaskOptions) -> Task:
         return {"recall_at_5": recall(logits, truth), "loss": losses}
 
     learned = {"init": model.init, "loss": loss, "metrics": metrics, "primary_metric": "recall_at_5", "label": None}
-    return make_task(name, recipe, options, source, {"model": recipe.model}, learned)
+    return make_task(name, recipe, options, source, **learned)
 
 
 def bag_of_words(ids: jax.Array, words: jax.Array, vocabulary: int, dtype: Any) -> jax.Array:
