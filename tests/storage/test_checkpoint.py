@@ -14,7 +14,7 @@ import pytest
 import fedoptax as fx
 from fedoptax._files import read_json, write_json
 from fedoptax.engine.client_states import OnDevice, OnHost
-from fedoptax.storage.checkpoint import Checkpoints, rounds_of
+from fedoptax.storage.checkpoint import restore_checkpoint, rounds_of, save_checkpoint
 from fedoptax.storage.history import HistoryFile
 from full_disks import largest_file
 
@@ -28,15 +28,14 @@ def server(value: float) -> dict[str, Any]:
 def save(folder: Path, rounds: tuple[int, ...] = (1, 2), clients: Any = NO_CLIENTS) -> HistoryFile:
     """A run folder with a history and a checkpoint after each of these rounds, whose state is the round's number."""
     history = HistoryFile(folder, [])
-    checkpoints = Checkpoints(folder)
     for number in rounds:
         history.append([{"round": number, "train_loss": 1 / number}])
-        checkpoints.save(number, server(number), clients, history.sync())
+        save_checkpoint(folder, number, server(number), clients, history.sync())
     return history
 
 
 def restore(folder: Path, clients: Any = NO_CLIENTS, at_most: int = 99) -> int:
-    number, state = Checkpoints(folder).restore(server(0), clients, at_most)
+    number, state = restore_checkpoint(folder, server(0), clients, at_most)
     np.testing.assert_array_equal(state["a"], np.full(300, number, np.float32))
     return number
 
@@ -88,12 +87,9 @@ def test_damaged_checkpoints_give_way_to_new_ones(tmp_path: Path) -> None:
     history = save(tmp_path, (1, 2))
     shutil.copytree(tmp_path / "checkpoints" / "2", tmp_path / "checkpoints" / "3")
     flip(tmp_path / "checkpoints" / "2" / "states.npz")
-    checkpoints = Checkpoints(tmp_path)
-    assert checkpoints.restore(server(0), NO_CLIENTS, 9)[0] == 1
-    checkpoints.save(1, server(1), NO_CLIENTS)
-    assert checkpoints.rounds() == [1, 2, 3]  # that of round 1 was just read: nothing to do
-    checkpoints.save(2, server(2), NO_CLIENTS, history.sync())
-    assert checkpoints.rounds() == [1, 2]
+    assert restore_checkpoint(tmp_path, server(0), NO_CLIENTS, 9)[0] == 1
+    save_checkpoint(tmp_path, 2, server(2), NO_CLIENTS, history.sync())
+    assert rounds_of(tmp_path) == [1, 2]
     assert restore(tmp_path) == 2
 
 
@@ -103,8 +99,7 @@ def test_leftovers_of_killed_processes_are_ignored_and_removed(tmp_path: Path) -
     for name in (".2.17.tmp", ".0.old.tmp"):
         shutil.copytree(place / "1", place / name)
     assert restore(tmp_path) == 1 and rounds_of(tmp_path) == [1]
-    checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(2, server(2), NO_CLIENTS)
+    save_checkpoint(tmp_path, 2, server(2), NO_CLIENTS)
     assert sorted(path.name for path in place.iterdir()) == ["1", "2"]
 
 
@@ -114,7 +109,7 @@ def test_a_full_disk_is_one_line_and_keeps_the_checkpoints(tmp_path: Path) -> No
     noise = jnp.asarray(np.random.default_rng(0).normal(size=5000))  # which cannot be packed into less
     for size in (100, 1000):  # less than a list of arrays takes, and less than the arrays
         with largest_file(size), pytest.raises(fx.RunError, match=wanted):
-            Checkpoints(tmp_path).save(3, {"a": noise, "b": jnp.int32(7)}, NO_CLIENTS)
+            save_checkpoint(tmp_path, 3, {"a": noise, "b": jnp.int32(7)}, NO_CLIENTS)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["1", "2"]
     assert restore(tmp_path) == 2
 
@@ -125,14 +120,14 @@ def test_every_dtype_and_shape_comes_back(tmp_path: Path) -> None:
         "b": (jnp.float32(0.1), jnp.zeros((0, 4), jnp.int8), jnp.array([True, False])),
         "c": jnp.array([1, 2**31 + 3], jnp.uint32),
     }
-    Checkpoints(tmp_path).save(1, tree, OnDevice({"d": jnp.float16(2)}, 3))
+    save_checkpoint(tmp_path, 1, tree, OnDevice({"d": jnp.float16(2)}, 3))
     clients = OnDevice({"d": jnp.float16(0)}, 3)
-    _, found = Checkpoints(tmp_path).restore(jax.tree.map(jnp.zeros_like, tree), clients, 1)
+    _, found = restore_checkpoint(tmp_path, jax.tree.map(jnp.zeros_like, tree), clients, 1)
     jax.tree.map(np.testing.assert_array_equal, found, tree)
     assert jax.tree.map(lambda a: a.dtype, found) == jax.tree.map(lambda a: a.dtype, tree)
     np.testing.assert_array_equal(clients.tree["d"], np.full(3, 2, np.float16))
     with pytest.raises(fx.RunError, match="its arrays are not those of this experiment"):
-        Checkpoints(tmp_path).restore({"a": tree["a"]}, clients, 1)
+        restore_checkpoint(tmp_path, {"a": tree["a"]}, clients, 1)
 
 
 def test_client_states_elsewhere_and_checkpoints_of_an_older_version_are_refused(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from fedoptax.deploy.server import Reply, check_count, find_enormous, is_float32
 from fedoptax.deploy.wire import WireError, escaped, shown, unpack
 from fedoptax.engine.client_states import OnDevice
 from fedoptax.errors import UsageError, check_int, check_number
-from fedoptax.storage.checkpoint import Checkpoints
+from fedoptax.storage.checkpoint import restore_checkpoint, rounds_of, save_checkpoint
 
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")  # of PyTorch's normalisation layers
 Named = dict[str, np.ndarray]
@@ -77,7 +77,7 @@ class FedoptaxStrategy(Strategy):
         self.fraction_train, self.fraction_evaluate = fraction_train, fraction_evaluate
         self.min_nodes, self.max_examples = check_int("min_nodes", min_nodes), check_int("max_examples", max_examples)
         self.algorithm, self.buffer, self.seed = algorithm, buffer, seed
-        self._checkpoints = None if checkpoint is None else Checkpoints(Path(checkpoint))
+        self._checkpoint = None if checkpoint is None else Path(checkpoint)
         self._server: Tree = None
         self._model: Named = {}  # as it was sent last
         self._num_nodes = 0
@@ -110,8 +110,8 @@ class FedoptaxStrategy(Strategy):
             arrays, trained = self.aggregate_train(number, grid.send_and_receive(messages, timeout=timeout))
             if arrays is not None and trained is not None:
                 result.arrays, result.train_metrics_clientapp[number] = arrays, trained
-            if self._checkpoints is not None:
-                self._checkpoints.save(number, self._state(), OnDevice((), 0))
+            if self._checkpoint is not None:
+                save_checkpoint(self._checkpoint, number, self._state(), OnDevice((), 0))
             messages = self.configure_evaluate(number, result.arrays, evaluate_config or ConfigRecord(), grid)
             tested = self.aggregate_evaluate(number, grid.send_and_receive(messages, timeout=timeout))
             if tested is not None:
@@ -226,9 +226,11 @@ class FedoptaxStrategy(Strategy):
         return self._server, {n: jnp.asarray(a) for n, a in self._model.items() if self.buffer(n, a)}
 
     def _restore(self, num_rounds: int) -> int:
-        if self._checkpoints is None or not self._checkpoints.rounds():
+        if self._checkpoint is None or not rounds_of(self._checkpoint):
             return 0
-        done, (self._server, statistics) = self._checkpoints.restore(self._state(), OnDevice((), 0), num_rounds)
+        done, (self._server, statistics) = restore_checkpoint(
+            self._checkpoint, self._state(), OnDevice((), 0), num_rounds
+        )
         self._put(statistics)
         self._put(self.algorithm.params(self._server))
         flower_log.info("continuing after round %d", done)

@@ -34,7 +34,7 @@ from fedoptax.errors import UsageError, check_choice, check_number
 from fedoptax.experiments.build import WRAPPERS
 from fedoptax.experiments.result import DivergedError, Interrupted, RunResult
 from fedoptax.experiments.signals import deferred_interrupt
-from fedoptax.storage.checkpoint import Checkpoints, rounds_of
+from fedoptax.storage.checkpoint import restore_checkpoint, rounds_of
 from fedoptax.storage.config import check_same_experiment, run_config
 from fedoptax.storage.folder import RunFolder, is_finished, locked, prepare, read_summary
 from fedoptax.storage.history import History, Row, read_rows
@@ -253,8 +253,7 @@ def run_rounds(rounds: Rounds, total: int, config: Mapping[str, Any], record: Re
                 return History(), None
             stack.enter_context(locked(record.folder))
             history = _restore(rounds, total, config, record)
-            is_continued = record.folder == record.source
-            folder = RunFolder(record.folder, config, history, is_continued, record.checkpoint_every)
+            folder = RunFolder(record.folder, config, history, record.checkpoint_every)
             trackers.start(Tracked(record.folder, config, len(history)))
             return history, folder
 
@@ -307,10 +306,9 @@ def _restore(rounds: Rounds, total: int, config: Mapping[str, Any], record: Reco
     if folder is None:
         return History()
     check_same_experiment(folder, read_json(folder / "config.json"), config)
-    checkpoints = Checkpoints(folder)
-    if not checkpoints.rounds() and read_summary(folder).get("status", "running") == "running":
+    if not rounds_of(folder) and read_summary(folder).get("status", "running") == "running":
         return History()  # killed before its first checkpoint: begin again
-    done, rounds.server = checkpoints.restore(rounds.server, rounds.clients, total)
+    done, rounds.server = restore_checkpoint(folder, rounds.server, rounds.clients, total)
     return History(read_rows(folder, done))
 
 

@@ -30,120 +30,114 @@ from fedoptax.errors import RunError, shorten
 from fedoptax.storage.history import begins_with
 
 KEEP = 2
+FOLDER = "checkpoints"
 FORMAT = 2
 MANIFEST = "checkpoint.json"
 
 
-class Checkpoints:
-    """The checkpoints of one run folder: the states of the server and of all clients after some round.
+def save_checkpoint(
+    folder: Path, round: int, server: Tree, clients: ClientStates, history: Mapping[str, Any] | None = None
+) -> None:
+    """Save the states after `round` in a run folder, and remove those of later rounds.
 
     Everything else that a run continues with follows from its config: keys and the order of data are functions of the
-    seed and the round. Reading changes nothing in the folder.
+    seed and the round.
+
+    Args:
+      folder: of the run.
+      round: the number of rounds done.
+      server: the server's state.
+      clients: all clients' states.
+      history: what `HistoryFile.sync` returned; None if there is no history.
     """
-
-    def __init__(self, folder: Path, verified: int | None = None) -> None:
-        self._run, self._folder = folder, folder / "checkpoints"
-        self._verified = {verified} & set(self.rounds())  # read or written by this process
-
-    def rounds(self) -> list[int]:
-        """Return the rounds after which there is a checkpoint, in order."""
-        return rounds_of(self._run)
-
-    def save(self, round: int, server: Tree, clients: ClientStates, history: Mapping[str, Any] | None = None) -> None:
-        """Save the states after `round`, unless that was done already, and remove those of later rounds.
-
-        Args:
-          round: the number of rounds done.
-          server: the server's state.
-          clients: all clients' states.
-          history: what `HistoryFile.sync` returned; None if there is no history.
-        """
-        if round in self._verified:
-            return
-        temporary = self._folder / f".{round}.{os.getpid()}.tmp"
-        try:
-            self._remove(lambda old: old >= round)  # damaged, or of rounds that are done again
-            temporary.mkdir(parents=True)
-            leaves = jax.tree.leaves(_states(server, clients))
-            with (temporary / "states.npz").open("wb") as file:
-                np.savez(file, allow_pickle=False, **{f"{i:05d}": _as_bytes(leaf) for i, leaf in enumerate(leaves)})
-            if isinstance(clients, OnHost):
-                clients.save(temporary / "clients")
-            digest = _digest(temporary, sync=True)
-            manifest = {"format": FORMAT, "round": round, "arrays": _form(leaves), "history": history, "digest": digest}
-            write_json(temporary / MANIFEST, manifest)
-            os.replace(temporary, self._folder / str(round))
-            sync_folder(self._folder)
-            self._verified.add(round)
-            kept = self.rounds()[-KEEP:]
-            self._remove(lambda old: old not in kept)
-        except OSError as error:
-            raise RunError(f"checkpoint of round {round} cannot be written: {_reason(error)}") from error
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-
-    def restore(self, server: Tree, clients: ClientStates, at_most: int) -> tuple[int, Tree]:
-        """Fill `clients` from the newest intact checkpoint of a round <= `at_most`, and return round and server.
-
-        Args:
-          server: a server's state of the same form.
-          clients: all clients' states, to be replaced.
-          at_most: the last round that may be restored.
-        """
-        reasons = []
-        for round in reversed(self.rounds()):
-            if round > at_most:
-                continue
-            try:
-                state = self._read(self._folder / str(round), round, server, clients)
-            except (ValueError, KeyError, TypeError, OSError, RunError) as error:
-                reasons.append(f"round {round}: {_reason(error)}")
-            else:
-                self._verified.add(round)
-                return round, state
-        found = "; ".join(reasons) or "there is none"
-        raise RunError(f"no checkpoint in '{self._folder}' can be used ({found})")
-
-    def _read(self, folder: Path, round: int, server: Tree, clients: ClientStates) -> Tree:
-        manifest = read_json(folder / MANIFEST)
-        if manifest["format"] != FORMAT:
-            raise ValueError("it is of an older version of fedoptax, which can continue it")
-        if manifest["round"] != round or _digest(folder) != manifest["digest"]:
-            raise ValueError("it is damaged")
-        if manifest["history"] is not None and not begins_with(self._run, manifest["history"]):
-            raise ValueError("history.jsonl is not as it was written")
-        if isinstance(clients, OnHost) != (folder / "clients").is_dir():
-            place = "device" if isinstance(clients, OnHost) else "host"
-            raise ValueError(f"its client states were kept on the {place}: give client_states={place!r}")
-        like = _states(server, clients)
-        form = _form(jax.tree.leaves(like))
-        if manifest["arrays"] != form:
-            raise ValueError("its arrays are not those of this experiment")
-        with np.load(folder / "states.npz", allow_pickle=False) as stored:
-            leaves = [stored[f"{i:05d}"].view(dtype).reshape(shape) for i, (shape, dtype) in enumerate(form)]
-        server, states = jax.tree.unflatten(jax.tree.structure(like), jax.device_put(leaves))
+    place, temporary = _place(folder, round), _place(folder, f".{round}.{os.getpid()}.tmp")
+    try:
+        _remove(folder, lambda old: old > round)  # damaged, or of rounds that are done again
+        temporary.mkdir(parents=True)
+        leaves = jax.tree.leaves(_states(server, clients))
+        with (temporary / "states.npz").open("wb") as file:
+            np.savez(file, allow_pickle=False, **{f"{i:05d}": _as_bytes(leaf) for i, leaf in enumerate(leaves)})
         if isinstance(clients, OnHost):
-            clients.load(folder / "clients")
-        else:
-            clients.put(states)
-        return server
+            clients.save(temporary / "clients")
+        digest = _digest(temporary, sync=True)
+        manifest = {"format": FORMAT, "round": round, "arrays": _form(leaves), "history": history, "digest": digest}
+        write_json(temporary / MANIFEST, manifest)
+        if place.is_dir():  # damaged, or the same
+            place.rename(_place(folder, f".{round}.old.tmp"))
+        os.replace(temporary, place)
+        sync_folder(place.parent)
+        kept = rounds_of(folder)[-KEEP:]
+        _remove(folder, lambda old: old not in kept)
+    except OSError as error:
+        raise RunError(f"checkpoint of round {round} cannot be written: {_reason(error)}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
-    def _remove(self, is_unwanted: Callable[[int], bool]) -> None:
-        """Remove checkpoints, and what killed processes left of others; none is ever half there under its name."""
-        if not self._folder.is_dir():
-            return
-        for path in sorted(self._folder.iterdir()):  # leftovers come first
-            if path.name.isdecimal() and is_unwanted(int(path.name)):
-                self._verified.discard(int(path.name))
-                path = path.rename(self._folder / f".{path.name}.old.tmp")
-            if path.name.endswith(".tmp"):
-                shutil.rmtree(path)
+
+def restore_checkpoint(folder: Path, server: Tree, clients: ClientStates, at_most: int) -> tuple[int, Tree]:
+    """Fill `clients` from a run folder's newest intact checkpoint of a round <= `at_most`; return round and server.
+
+    Args:
+      folder: of the run; nothing changes in it.
+      server: a server's state of the same form.
+      clients: all clients' states, to be replaced.
+      at_most: the last round that may be restored.
+    """
+    reasons = []
+    for round in reversed([round for round in rounds_of(folder) if round <= at_most]):
+        try:
+            return round, _read(folder, round, server, clients)
+        except (ValueError, KeyError, TypeError, OSError, RunError) as error:
+            reasons.append(f"round {round}: {_reason(error)}")
+    found = "; ".join(reasons) or "there is none"
+    raise RunError(f"no checkpoint in '{folder / FOLDER}' can be used ({found})")
 
 
 def rounds_of(folder: Path) -> list[int]:
     """Return the rounds after which a run folder holds a checkpoint, in order."""
-    place = folder / "checkpoints"
+    place = folder / FOLDER
     return sorted(int(path.name) for path in place.iterdir() if path.name.isdecimal()) if place.is_dir() else []
+
+
+def _place(folder: Path, name: int | str) -> Path:
+    return folder / FOLDER / str(name)
+
+
+def _read(folder: Path, round: int, server: Tree, clients: ClientStates) -> Tree:
+    place = _place(folder, round)
+    manifest = read_json(place / MANIFEST)
+    if manifest["format"] != FORMAT:
+        raise ValueError("it is of an older version of fedoptax, which can continue it")
+    if manifest["round"] != round or _digest(place) != manifest["digest"]:
+        raise ValueError("it is damaged")
+    if manifest["history"] is not None and not begins_with(folder, manifest["history"]):
+        raise ValueError("history.jsonl is not as it was written")
+    if isinstance(clients, OnHost) != (place / "clients").is_dir():
+        kept = "device" if isinstance(clients, OnHost) else "host"
+        raise ValueError(f"its client states were kept on the {kept}: give client_states={kept!r}")
+    like = _states(server, clients)
+    form = _form(jax.tree.leaves(like))
+    if manifest["arrays"] != form:
+        raise ValueError("its arrays are not those of this experiment")
+    with np.load(place / "states.npz", allow_pickle=False) as stored:
+        leaves = [stored[f"{i:05d}"].view(dtype).reshape(shape) for i, (shape, dtype) in enumerate(form)]
+    server, states = jax.tree.unflatten(jax.tree.structure(like), jax.device_put(leaves))
+    if isinstance(clients, OnHost):
+        clients.load(place / "clients")
+    else:
+        clients.put(states)
+    return server
+
+
+def _remove(folder: Path, is_unwanted: Callable[[int], bool]) -> None:
+    """Remove checkpoints, and what killed processes left of others; none is ever half there under its name."""
+    if not (folder / FOLDER).is_dir():
+        return
+    for path in sorted((folder / FOLDER).iterdir()):  # leftovers come first
+        if path.name.isdecimal() and is_unwanted(int(path.name)):
+            path = path.rename(path.with_name(f".{path.name}.old.tmp"))
+        if path.name.endswith(".tmp"):
+            shutil.rmtree(path)
 
 
 def _states(server: Tree, clients: ClientStates) -> tuple[Tree, Tree]:

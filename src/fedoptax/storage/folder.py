@@ -23,7 +23,7 @@ from fedoptax._files import read_json, using, write_atomically, write_json
 from fedoptax.algorithm import Tree
 from fedoptax.engine.client_states import ClientStates
 from fedoptax.errors import RunError, UsageError
-from fedoptax.storage.checkpoint import Checkpoints
+from fedoptax.storage.checkpoint import save_checkpoint
 from fedoptax.storage.history import History, HistoryFile, Row
 
 MARKS = ("config.json", "compare.json", "tune.json")
@@ -153,18 +153,14 @@ class RunFolder:
       folder: where; `locked` for this process.
       config: of the run.
       history: the rounds that were done before.
-      is_continued: whether the states after them come from this folder's checkpoint.
       checkpoint_every: seconds between checkpoints.
     """
 
-    def __init__(
-        self, folder: Path, config: Mapping[str, Any], history: History, is_continued: bool, checkpoint_every: float
-    ) -> None:
+    def __init__(self, folder: Path, config: Mapping[str, Any], history: History, checkpoint_every: float) -> None:
         self._folder, self._every = folder, checkpoint_every
         write_json(folder / "config.json", config)
         write_summary(folder, "running", None, history, 0.0)
         self._rows = HistoryFile(folder, history.rows)
-        self._checkpoints = Checkpoints(folder, verified=len(history) if is_continued else None)
         self._saved = time.monotonic()
 
     def add(self, rows: list[Row]) -> None:
@@ -177,7 +173,7 @@ class RunFolder:
 
     def save(self, done: int, server: Tree, clients: ClientStates) -> None:
         """Save the states after `done` rounds."""
-        self._checkpoints.save(done, server, clients, self._rows.sync())
+        save_checkpoint(self._folder, done, server, clients, self._rows.sync())
         self._saved = time.monotonic()
 
     def end(
