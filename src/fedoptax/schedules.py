@@ -23,11 +23,11 @@ LearningRate = float | jax.Array | Schedule
 """A number (perhaps traced), or a schedule over rounds 0, 1, 2, …"""
 
 
-def check_lr(**rates: LearningRate) -> None:
-    """Check that each named learning rate is a number > 0 or a schedule."""
+def check_lr(most: float = math.inf, **rates: LearningRate) -> None:
+    """Check that each named learning rate is a schedule or a number > 0, at most `most`."""
     for name, lr in rates.items():
         if not callable(lr):
-            check_positive(**{name: lr})
+            check_number(name, lr, 0, most, open_low=True, open_high=False)
 
 
 def value_at(rate: LearningRate, t: Any) -> Any:

@@ -24,7 +24,7 @@ from fedoptax.algorithm import (
     num_steps,
     run_either,
 )
-from fedoptax.errors import check_choice, check_number, check_positive
+from fedoptax.errors import check_choice, check_decay, check_positive
 from fedoptax.schedules import LearningRate, check_lr, cube_root, resolve_lr, value_at, value_to_send
 
 
@@ -78,12 +78,9 @@ def naive_adaptive(lr: LearningRate, b2: Any = 0.5) -> FedAlgorithm:
     Args:
       lr: η > 0, a number or a schedule over rounds.
       b2: β in [0, 1).
-
-    Raises:
-      UsageError: a number is outside its range.
     """
     check_lr(lr=lr)
-    check_number("b2", b2, 0, 1)
+    check_decay(b2=b2)
 
     def ratio(g: jax.Array, v: jax.Array) -> jax.Array:
         return jnp.where(v > 0, g / jnp.sqrt(v), jnp.zeros_like(g))
@@ -138,14 +135,10 @@ def fafed(
       rho: ρ > 0.
       variant: `"paper"`, or `"released"`: released code lets the last iteration, too, step with the old A at the
         client, averages x after it, then refreshes A.
-
-    Raises:
-      UsageError: a number is outside its range or the variant is unknown.
     """
     check_lr(lr=lr)
-    if not callable(alpha):
-        check_number("alpha", alpha, 0, 1, open_low=True, open_high=False)
-    check_number("beta", beta, 0, 1)
+    check_lr(alpha=alpha, most=1)
+    check_decay(beta=beta)
     check_positive(rho=rho)
     check_choice("variant", variant, ("paper", "released"))
     has_schedule, is_released = callable(lr) or callable(alpha), variant == "released"
@@ -207,9 +200,6 @@ def fafed_schedule(rho: Any, h: Any, w: Any, c: Any) -> tuple[Callable[[Any], An
 
     Returns:
       The pair (lr, alpha) of schedules over the iterations t = 0, 1, 2, …, arguments of `fafed` or `stem`.
-
-    Raises:
-      UsageError: a number is not > 0.
     """
     check_positive(rho=rho, h=h, w=w, c=c)
     lr = cube_root(rho * h, w)

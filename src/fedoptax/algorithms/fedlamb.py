@@ -17,11 +17,16 @@ import jax.numpy as jnp
 
 from fedoptax import _tree as tree
 from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Tree, local_steps
-from fedoptax.errors import check_choice, check_flag, check_number, check_positive
+from fedoptax.errors import check_choice, check_decay, check_flag, check_number, check_positive
 from fedoptax.schedules import LearningRate, check_lr, resolve_lr, value_to_send
 
 Phi = str | Callable[[jax.Array], jax.Array]
 """φ: `"clip"`, `"identity"`, or a function of a layer's norm, a scalar, to a scalar."""
+
+_PHIS: dict[Any, Callable[[jax.Array], jax.Array]] = {
+    "clip": lambda a: jnp.clip(a, 1e-3, 10.0),
+    "identity": lambda a: a,
+}
 
 
 class AMSState(NamedTuple):
@@ -65,9 +70,9 @@ def local_amsgrad(
 ) -> FedAlgorithm:
     """Local AMSGrad (Chen, Li, Li 2020), "Fed-AMS": Fed-LAMB's Algorithm 1 with θ ← θ − α p in place of line 12.
 
-    Arguments and errors are those of `fedlamb`.
+    Arguments are those of `fedlamb`.
     """
-    return _local_adaptive(lr, b1, b2, eps, v0, momentum, bias_correction, lambda p, theta: p)
+    return _local_adaptive(lambda p, theta: p, lr, b1, b2, eps, v0, momentum, bias_correction)
 
 
 def fedlamb(
@@ -88,8 +93,7 @@ def fedlamb(
 
     Args:
       lr: α > 0, a number or a schedule over rounds.
-      b1: β₁ in [0, 1).
-      b2: β₂ in [0, 1).
+      b1, b2: β₁ and β₂ in [0, 1).
       eps: ε > 0 of line 11.
       v0: v̂₀ > 0, the starting value of v̂ (line 2).
       weight_decay: λ ≥ 0; the paper tries 0, 0.01 and 0.1.
@@ -99,32 +103,26 @@ def fedlamb(
         (a kernel and its bias) form one layer.
       momentum: `"persist"`: m is the client's and survives rounds; `"reset"`: stateless clients, m = 0 each round.
       bias_correction: divide a copy of m by 1 − β₁ˢ.
-
-    Raises:
-      UsageError: a number is outside its range or an option is unknown.
     """
     check_number("weight_decay", weight_decay, 0)
     check_choice("layers", layers, ("tensor", "module"))
     if not callable(phi):
-        check_choice("phi", phi, ("clip", "identity"))
-
-    def scaled_norm(norm: jax.Array) -> jax.Array:
-        if callable(phi):
-            return phi(norm)
-        return jnp.clip(norm, 1e-3, 10.0) if phi == "clip" else norm
+        check_choice("phi", phi, _PHIS)
+        phi = _PHIS[phi]
 
     def normalize(u: jax.Array, norm_u: jax.Array, norm_theta: jax.Array) -> jax.Array:
-        ratio = jnp.where(norm_u > 0, scaled_norm(norm_theta) / norm_u, 0.0)
+        ratio = jnp.where(norm_u > 0, phi(norm_theta) / norm_u, 0.0)
         return ratio.astype(u.dtype) * u
 
     def direction(p: Tree, theta: Tree) -> Tree:
         u = tree.add_scaled(p, weight_decay, theta)
         return jax.tree.map(normalize, u, _layer_norms(u, layers), _layer_norms(theta, layers))
 
-    return _local_adaptive(lr, b1, b2, eps, v0, momentum, bias_correction, direction)
+    return _local_adaptive(direction, lr, b1, b2, eps, v0, momentum, bias_correction)
 
 
 def _local_adaptive(
+    direction: Callable[[Tree, Tree], Tree],
     lr: LearningRate,
     b1: Any,
     b2: Any,
@@ -132,12 +130,10 @@ def _local_adaptive(
     v0: Any,
     momentum: str,
     bias_correction: bool,
-    direction: Callable[[Tree, Tree], Tree],
 ) -> FedAlgorithm:
     """Algorithm 1, with θ ← θ − α direction(p, θ) in line 12."""
     check_lr(lr=lr)
-    check_number("b1", b1, 0, 1)
-    check_number("b2", b2, 0, 1)
+    check_decay(b1=b1, b2=b2)
     check_positive(eps=eps, v0=v0)
     check_choice("momentum", momentum, ("persist", "reset"))
     check_flag("bias_correction", bias_correction)
@@ -165,7 +161,7 @@ def _local_adaptive(
             m_hat = m
             if bias_correction:
                 s = s + 1
-                m_hat = tree.scale(1 / (1 - b1 ** s.astype(jnp.result_type(float))), m)  # line 9, on a copy of m
+                m_hat = tree.scale(1 / (1 - b1 ** s.astype(float)), m)  # line 9, on a copy of m
             p = tree.divide(m_hat, tree.root_plus(v_hat, eps))  # line 11
             theta = tree.add_scaled(theta, -alpha, direction(p, theta))  # line 12
             return (theta, m, v, s), loss
@@ -183,7 +179,7 @@ def _local_adaptive(
 def _layer_norms(params: Tree, layers: str) -> Tree:
     """The 2-norm of the layer that each leaf belongs to, a scalar in at least float32."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(params)
-    wide = jnp.float64 if any(a.dtype == jnp.float64 for _, a in leaves) else jnp.float32
+    wide = jnp.result_type(jnp.float32, *(a.dtype for _, a in leaves))
     names = [path if layers == "tensor" else path[:-1] for path, _ in leaves]
     squares: dict[Any, jax.Array] = {}
     for name, (_, a) in zip(names, leaves):

@@ -16,7 +16,7 @@ import optax
 from fedoptax import _tree as tree
 from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Tree, local_steps
 from fedoptax.algorithms import optimizers
-from fedoptax.errors import UsageError, check_choice, check_flag, check_number, check_positive
+from fedoptax.errors import UsageError, check_choice
 from fedoptax.schedules import LearningRate, check_lr, resolve_lr, value_to_send
 
 
@@ -44,133 +44,18 @@ class FedOptUpload(NamedTuple):
     client_opt_state: Tree
 
 
-def fedopt(
-    client_optimizer: optax.GradientTransformation,
-    server_optimizer: optax.GradientTransformation,
-    client_state: str = "reset",
-) -> FedAlgorithm:
-    """Algorithm 1 (FedOpt) with any two optax transformations.
-
-    The client runs K steps of `client_optimizer` from x (lines 4–8) and uploads Δᵢ = y − x (line 9); the server feeds
-    the pseudo-gradient −Σ wᵢ Δᵢ to `server_optimizer` (lines 10–11).
-
-    Args:
-      client_optimizer: ClientOpt. A schedule inside it counts the steps since its state was last initialised.
-      server_optimizer: ServerOpt. A schedule inside it counts rounds.
-      client_state: `"reset"` starts each client's optimizer afresh every round (cross-device); `"average"` uploads
-        the optimizer's state too, averages it and broadcasts it with x (Local AdaAlter, federated Lookahead).
-
-    Raises:
-      UsageError: a transformation lacks `init` and `update`, or `client_state` is unknown.
-    """
-    for name, given in (("client_optimizer", client_optimizer), ("server_optimizer", server_optimizer)):
-        if not (hasattr(given, "init") and hasattr(given, "update")):
-            raise UsageError(f"{name} must be an optax.GradientTransformation, got {given!r}")
-    return _fedopt(lambda _: client_optimizer, 1.0, server_optimizer, client_state)
-
-
-def fedavg(client_lr: LearningRate, server_lr: LearningRate = 1.0) -> FedAlgorithm:
-    """FedAvg (McMahan et al. 2017) as FedOpt: SGD at the clients, x ← x + η Δ at the server.
-
-    Args:
-      client_lr: η_l > 0, a number or a schedule over rounds.
-      server_lr: η > 0, a number or a schedule over rounds; 1 is plain averaging.
-
-    Raises:
-      UsageError: a learning rate is not a positive number or a schedule.
-    """
-    check_lr(client_lr=client_lr, server_lr=server_lr)
-    return _fedopt(_sgd, client_lr, optimizers.descend(server_lr))
-
-
-def fedavgm(client_lr: LearningRate, server_lr: LearningRate = 1.0, momentum: Any = 0.9) -> FedAlgorithm:
-    """FedAvgM (Hsu et al. 2019): m ← μ m + Δ; x ← x + η m; arguments as `fedavg`, and μ in [0, 1)."""
-    return _with_server_steps(optimizers.scale_by_momentum(momentum), client_lr, server_lr, momentum=momentum)
-
-
-def fedadagrad(client_lr: LearningRate, server_lr: LearningRate, b1: Any = 0.0, tau: Any = 1e-3) -> FedAlgorithm:
-    """FedAdagrad (Reddi et al. 2021, Algorithm 2): v ← v + Δ²; the rest as `fedadam`."""
-    check_positive(tau=tau)
-    return _with_server_steps(optimizers.scale_by_fedadagrad(b1, tau), client_lr, server_lr, b1=b1)
-
-
-def fedyogi(
-    client_lr: LearningRate,
-    server_lr: LearningRate,
-    b1: Any = 0.9,
-    b2: Any = 0.99,
-    tau: Any = 1e-3,
-    debias: bool = False,
-) -> FedAlgorithm:
-    """FedYogi (Reddi et al. 2021, Algorithm 2): v ← v − (1−β₂) Δ² sign(v − Δ²); the rest as `fedadam`."""
-    check_positive(tau=tau)
-    check_flag("debias", debias)
-    return _with_server_steps(optimizers.scale_by_fedyogi(b1, b2, tau, debias), client_lr, server_lr, b1=b1, b2=b2)
-
-
-def fedadam(
-    client_lr: LearningRate,
-    server_lr: LearningRate,
-    b1: Any = 0.9,
-    b2: Any = 0.99,
-    tau: Any = 1e-3,
-    debias: bool = False,
-) -> FedAlgorithm:
-    """FedAdam (Reddi et al. 2021, Algorithm 2): m ← β₁ m + (1−β₁) Δ; v ← β₂ v + (1−β₂) Δ²; x ← x + η m/(√v + τ).
-
-    Args:
-      client_lr: η_l > 0, a number or a schedule over rounds.
-      server_lr: η > 0, a number or a schedule over rounds.
-      b1: β₁ in [0, 1).
-      b2: β₂ in [0, 1).
-      tau: τ > 0, the degree of adaptivity (smaller is more adaptive); v starts at τ².
-      debias: False is the paper (no bias correction, v starts at τ²). True is the convention of the authors' released
-        code, Keras and torch (step η √(1−β₂ᵗ)/(1−β₁ᵗ) from t = 1, v starts at 0): use it with hyper-parameters that
-        were published for it.
-
-    Raises:
-      UsageError: a number is outside its range.
-    """
-    check_positive(tau=tau)
-    check_flag("debias", debias)
-    return _with_server_steps(optimizers.scale_by_fedadam(b1, b2, tau, debias), client_lr, server_lr, b1=b1, b2=b2)
-
-
-def fedams(
-    client_lr: LearningRate, server_lr: LearningRate, b1: Any = 0.9, b2: Any = 0.99, eps: Any = 1e-3
-) -> FedAlgorithm:
-    """FedAMS (Wang, Lin, Chen 2022): m, v as FedAdam; v̂ ← max(v̂, v, ε); x ← x + η m/√v̂; v, v̂ start at 0.
-
-    While v stays below ε, as it does for small pseudo-gradients, v̂ = ε and this is `fedavgm`: choose ε near Δ².
-    """
-    check_positive(eps=eps)
-    return _with_server_steps(optimizers.scale_by_fedams(b1, b2, eps), client_lr, server_lr, b1=b1, b2=b2)
-
-
-def fedamsgrad(
-    client_lr: LearningRate, server_lr: LearningRate, b1: Any = 0.9, b2: Any = 0.99, eps: Any = 1e-3
-) -> FedAlgorithm:
-    """FedAMSGrad (Wang, Lin, Chen 2022, option 2): v̂ ← max(v̂, v); x ← x + η m/(√v̂ + ε); v, v̂ start at 0."""
-    check_positive(eps=eps)
-    return _with_server_steps(optimizers.scale_by_fedamsgrad(b1, b2, eps), client_lr, server_lr, b1=b1, b2=b2)
-
-
-def _with_server_steps(
-    direction: optax.GradientTransformation, client_lr: LearningRate, server_lr: LearningRate, **momenta: Any
-) -> FedAlgorithm:
-    """SGD at the clients, steps of `server_lr` along `direction` at the server; `momenta` must lie in [0, 1)."""
-    check_lr(client_lr=client_lr, server_lr=server_lr)
-    for name, value in momenta.items():
-        check_number(name, value, 0, 1)
-    return _fedopt(_sgd, client_lr, optax.chain(direction, optimizers.descend(server_lr)))
+def _sgd(lr: Any) -> optax.GradientTransformation:
+    return optax.stateless(lambda grads, params: tree.scale(-lr, grads))
 
 
 def _fedopt(
-    client_optimizer: Callable[[Any], optax.GradientTransformation],
     client_lr: LearningRate,
     server_optimizer: optax.GradientTransformation,
+    client_optimizer: Callable[[Any], optax.GradientTransformation] = _sgd,
     client_state: str = "reset",
 ) -> FedAlgorithm:
+    """Algorithm 1; the lines are its own."""
+    check_lr(client_lr=client_lr)
     check_choice("client_state", client_state, ("reset", "average"))
     average = client_state == "average"
 
@@ -186,22 +71,115 @@ def _fedopt(
 
         def step(carry: tuple[Tree, Tree], batch: Any) -> tuple[tuple[Tree, Tree], jax.Array]:
             y, state = carry
-            loss, grads = grad_fn(y, batch)
-            updates, state = optimizer.update(grads, state, y)
+            loss, grads = grad_fn(y, batch)  # line 7
+            updates, state = optimizer.update(grads, state, y)  # line 8
             return (optax.apply_updates(y, updates), state), loss
 
         state = message.client_opt_state if average else optimizer.init(message.params)
-        (y, state), loss = local_steps(step, (message.params, state), batches)
-        return FedOptUpload(tree.sub(y, message.params), state if average else ()), client, loss
+        (y, state), loss = local_steps(step, (message.params, state), batches)  # lines 4 to 8
+        return FedOptUpload(tree.sub(y, message.params), state if average else ()), client, loss  # line 9
 
     def server_update(server: FedOptState, mean: FedOptUpload, cohort: Cohort) -> FedOptState:
-        pseudo_gradient = tree.scale(-1, mean.delta)
+        pseudo_gradient = tree.scale(-1, mean.delta)  # line 10 is the mean
         updates, opt_state = server_optimizer.update(pseudo_gradient, server.opt_state, server.params)
-        params = optax.apply_updates(server.params, updates)
+        params = optax.apply_updates(server.params, updates)  # line 11
         return FedOptState(params, opt_state, server.round + 1, mean.client_opt_state)
 
     return FedAlgorithm(init, lambda params: (), broadcast, client_update, server_update, lambda s: s.params)
 
 
-def _sgd(lr: Any) -> optax.GradientTransformation:
-    return optax.stateless(lambda grads, params: tree.scale(-lr, grads))
+def fedopt(
+    client_optimizer: optax.GradientTransformation,
+    server_optimizer: optax.GradientTransformation,
+    client_state: str = "reset",
+) -> FedAlgorithm:
+    """Algorithm 1 (FedOpt) with any two optax transformations.
+
+    The client runs K steps of `client_optimizer` from x (lines 4–8) and uploads Δᵢ = y − x (line 9); the server feeds
+    the pseudo-gradient −Σ wᵢ Δᵢ to `server_optimizer` (lines 10–11).
+
+    Args:
+      client_optimizer: ClientOpt. A schedule inside it counts the steps since its state was last initialised.
+      server_optimizer: ServerOpt. A schedule inside it counts rounds.
+      client_state: `"reset"` starts each client's optimizer afresh every round (cross-device); `"average"` uploads
+        the optimizer's state too, averages it and broadcasts it with x (Local AdaAlter, federated Lookahead).
+    """
+    for name, given in (("client_optimizer", client_optimizer), ("server_optimizer", server_optimizer)):
+        if not (hasattr(given, "init") and hasattr(given, "update")):
+            raise UsageError(f"{name} must be an optax.GradientTransformation, got {given!r}")
+    return _fedopt(1.0, server_optimizer, lambda lr: client_optimizer, client_state)
+
+
+def fedavg(client_lr: LearningRate, server_lr: LearningRate = 1.0) -> FedAlgorithm:
+    """FedAvg (McMahan et al. 2017) as FedOpt: SGD at the clients, x ← x + η Δ at the server.
+
+    Args:
+      client_lr: η_l > 0, a number or a schedule over rounds.
+      server_lr: η > 0, a number or a schedule over rounds; 1 is plain averaging.
+    """
+    return _fedopt(client_lr, optimizers.descend(server_lr))
+
+
+def fedavgm(client_lr: LearningRate, server_lr: LearningRate = 1.0, momentum: Any = 0.9) -> FedAlgorithm:
+    """FedAvgM (Hsu et al. 2019): m ← μ m + Δ; x ← x + η m; arguments as `fedavg`, and μ in [0, 1)."""
+    return _fedopt(client_lr, optax.chain(optimizers.scale_by_momentum(momentum), optimizers.descend(server_lr)))
+
+
+def fedadagrad(client_lr: LearningRate, server_lr: LearningRate, b1: Any = 0.0, tau: Any = 1e-3) -> FedAlgorithm:
+    """FedAdagrad (Reddi et al. 2021, Algorithm 2): v ← v + Δ²; the rest as `fedadam`."""
+    return _fedopt(client_lr, optax.chain(optimizers.scale_by_fedadagrad(b1, tau), optimizers.descend(server_lr)))
+
+
+def fedyogi(
+    client_lr: LearningRate,
+    server_lr: LearningRate,
+    b1: Any = 0.9,
+    b2: Any = 0.99,
+    tau: Any = 1e-3,
+    debias: bool = False,
+) -> FedAlgorithm:
+    """FedYogi (Reddi et al. 2021, Algorithm 2): v ← v − (1−β₂) Δ² sign(v − Δ²); the rest as `fedadam`."""
+    return _fedopt(
+        client_lr, optax.chain(optimizers.scale_by_fedyogi(b1, b2, tau, debias), optimizers.descend(server_lr))
+    )
+
+
+def fedadam(
+    client_lr: LearningRate,
+    server_lr: LearningRate,
+    b1: Any = 0.9,
+    b2: Any = 0.99,
+    tau: Any = 1e-3,
+    debias: bool = False,
+) -> FedAlgorithm:
+    """FedAdam (Reddi et al. 2021, Algorithm 2): m ← β₁ m + (1−β₁) Δ; v ← β₂ v + (1−β₂) Δ²; x ← x + η m/(√v + τ).
+
+    Args:
+      client_lr: η_l > 0, a number or a schedule over rounds.
+      server_lr: η > 0, a number or a schedule over rounds.
+      b1, b2: β₁ and β₂ in [0, 1).
+      tau: τ > 0, the degree of adaptivity (smaller is more adaptive); v starts at τ².
+      debias: False is the paper (no bias correction, v starts at τ²). True is the convention of the authors' released
+        code, Keras and torch (step η √(1−β₂ᵗ)/(1−β₁ᵗ) from t = 1, v starts at 0): use it with hyper-parameters that
+        were published for it.
+    """
+    return _fedopt(
+        client_lr, optax.chain(optimizers.scale_by_fedadam(b1, b2, tau, debias), optimizers.descend(server_lr))
+    )
+
+
+def fedams(
+    client_lr: LearningRate, server_lr: LearningRate, b1: Any = 0.9, b2: Any = 0.99, eps: Any = 1e-3
+) -> FedAlgorithm:
+    """FedAMS (Wang, Lin, Chen 2022): m, v as FedAdam; v̂ ← max(v̂, v, ε); x ← x + η m/√v̂; v, v̂ start at 0.
+
+    While v stays below ε, as it does for small pseudo-gradients, v̂ = ε and this is `fedavgm`: choose ε near Δ².
+    """
+    return _fedopt(client_lr, optax.chain(optimizers.scale_by_fedams(b1, b2, eps), optimizers.descend(server_lr)))
+
+
+def fedamsgrad(
+    client_lr: LearningRate, server_lr: LearningRate, b1: Any = 0.9, b2: Any = 0.99, eps: Any = 1e-3
+) -> FedAlgorithm:
+    """FedAMSGrad (Wang, Lin, Chen 2022, option 2): v̂ ← max(v̂, v); x ← x + η m/(√v̂ + ε); v, v̂ start at 0."""
+    return _fedopt(client_lr, optax.chain(optimizers.scale_by_fedamsgrad(b1, b2, eps), optimizers.descend(server_lr)))

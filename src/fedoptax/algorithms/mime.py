@@ -24,7 +24,7 @@ from fedoptax.algorithm import (
     local_steps,
     steps_or_one,
 )
-from fedoptax.errors import check_choice, check_number, check_positive
+from fedoptax.errors import check_choice, check_decay, check_positive
 from fedoptax.schedules import LearningRate, check_lr, resolve_lr, value_to_send
 
 
@@ -79,9 +79,6 @@ def mime(client_lr: LearningRate, base: str = "sgd", b1: Any = 0.9, b2: Any = 0.
       b1: β₁ in [0, 1).
       b2: β₂ in [0, 1); Adam only.
       eps: ε > 0; Adam only.
-
-    Raises:
-      UsageError: a number is outside its range or the base optimizer is unknown.
     """
     return _mime(client_lr, base, b1, b2, eps, corrects_drift=True)
 
@@ -96,8 +93,7 @@ def mimelite(
 def _mime(client_lr: LearningRate, base: str, b1: Any, b2: Any, eps: Any, corrects_drift: bool) -> FedAlgorithm:
     check_lr(client_lr=client_lr)
     check_choice("base", base, ("sgd", "adam"))
-    check_number("b1", b1, 0, 1)
-    check_number("b2", b2, 0, 1)
+    check_decay(b1=b1, b2=b2)
     check_positive(eps=eps)
 
     def direction(g: Tree, s: Statistics) -> Tree:  # U

@@ -1,7 +1,7 @@
 """The papers' server optimizers as optax gradient transformations.
 
 Each takes the pseudo-gradient −Δ (the negative weighted mean of the clients' changes) and returns a direction;
-`descend(learning_rate)` turns the direction into an update. In the formulas d stands for −Δ; the papers write them
+`descend(server_lr)` turns the direction into an update. In the formulas d stands for −Δ; the papers write them
 with Δ and add instead of subtracting, which is the same, as m is linear in Δ and v depends on Δ² only.
 
 Sources: Reddi et al. 2021, *Adaptive Federated Optimization*, Algorithm 2 (FedAdagrad, FedYogi, FedAdam);
@@ -19,7 +19,8 @@ import jax.numpy as jnp
 import optax
 
 from fedoptax import _tree as tree
-from fedoptax.schedules import LearningRate, value_at
+from fedoptax.errors import check_decay, check_flag, check_positive
+from fedoptax.schedules import LearningRate, check_lr, value_at
 
 
 class MomentState(NamedTuple):
@@ -38,13 +39,15 @@ class MaxMomentState(NamedTuple):
     v_max: Any
 
 
-def descend(learning_rate: LearningRate) -> optax.GradientTransformation:
+def descend(server_lr: LearningRate) -> optax.GradientTransformation:
     """u ← −η_t d, with η a constant or a schedule over server updates (rounds, from 0)."""
-    return optax.scale_by_schedule(lambda round: -value_at(learning_rate, round))
+    check_lr(server_lr=server_lr)
+    return optax.scale_by_schedule(lambda round: -value_at(server_lr, round))
 
 
 def scale_by_momentum(momentum: Any) -> optax.GradientTransformation:
     """FedAvgM: m ← μ m + d; the direction is m."""
+    check_decay(momentum=momentum)
 
     def update(d: Any, m: Any, params: Any = None) -> tuple[Any, Any]:
         m = tree.add_scaled(d, momentum, m)
@@ -55,7 +58,7 @@ def scale_by_momentum(momentum: Any) -> optax.GradientTransformation:
 
 def scale_by_fedadagrad(b1: Any = 0.0, tau: Any = 1e-3) -> optax.GradientTransformation:
     """FedAdagrad (Algorithm 2): m ← β₁ m + (1−β₁) d; v ← v + d²; the direction is m/(√v + τ). v starts at τ²."""
-    return _scale_by_moments(lambda v, d: v + d * d, b1, tau)
+    return _scale_by_moments(lambda v, d: v + d * d, b1, 0.0, tau, debias=False)
 
 
 def scale_by_fedyogi(
@@ -67,50 +70,51 @@ def scale_by_fedyogi(
     t-th update (t = 1, 2, …) is multiplied by √(1−β₂ᵗ)/(1−β₁ᵗ).
     """
 
-    def second(v: jax.Array, d: jax.Array) -> jax.Array:
+    def second_moment(v: jax.Array, d: jax.Array) -> jax.Array:
         return v - jnp.asarray(1 - b2, v.dtype) * d * d * jnp.sign(v - d * d)
 
-    return _scale_by_moments(second, b1, tau, debias_b2=b2 if debias else None)
+    return _scale_by_moments(second_moment, b1, b2, tau, debias)
 
 
 def scale_by_fedadam(
     b1: Any = 0.9, b2: Any = 0.99, tau: Any = 1e-3, debias: bool = False
 ) -> optax.GradientTransformation:
     """FedAdam (Algorithm 2): v ← β₂ v + (1−β₂) d²; m and direction as FedAdagrad; `debias` as in FedYogi."""
-
-    def second(v: jax.Array, d: jax.Array) -> jax.Array:
-        return tree.ema(b2, v, d * d)
-
-    return _scale_by_moments(second, b1, tau, debias_b2=b2 if debias else None)
+    return _scale_by_moments(lambda v, d: tree.ema(b2, v, d * d), b1, b2, tau, debias)
 
 
 def scale_by_fedams(b1: Any = 0.9, b2: Any = 0.99, eps: Any = 1e-3) -> optax.GradientTransformation:
     """FedAMS: m, v as FedAdam; v̂ ← max(v̂, v, ε); the direction is m/√v̂. v and v̂ start at 0."""
+    check_positive(eps=eps)
     return _scale_by_max_moments(b1, b2, floor=eps, eps=0.0)
 
 
 def scale_by_fedamsgrad(b1: Any = 0.9, b2: Any = 0.99, eps: Any = 1e-3) -> optax.GradientTransformation:
     """FedAMSGrad (option 2 of FedAMS's paper): v̂ ← max(v̂, v); the direction is m/(√v̂ + ε)."""
+    check_positive(eps=eps)
     return _scale_by_max_moments(b1, b2, floor=0.0, eps=eps)
 
 
 def _scale_by_moments(
-    second: Callable[[jax.Array, jax.Array], jax.Array], b1: Any, tau: Any, debias_b2: Any = None
+    second_moment: Callable[[jax.Array, jax.Array], jax.Array], b1: Any, b2: Any, tau: Any, debias: bool
 ) -> optax.GradientTransformation:
-    """Algorithm 2, with v ← `second(v, d)`; `debias_b2` is the β₂ of a bias correction, None without one."""
+    """Algorithm 2, with v ← `second_moment(v, d)`."""
+    check_decay(b1=b1, b2=b2)
+    check_positive(tau=tau)
+    check_flag("debias", debias)
 
     def init(params: Any) -> MomentState:
-        v0 = tau**2 if debias_b2 is None else 0.0
+        v0 = 0.0 if debias else tau**2
         return MomentState(tree.zeros_like(params), tree.full_like(params, v0), jnp.zeros((), jnp.int32))
 
     def update(d: Any, state: MomentState, params: Any = None) -> tuple[Any, MomentState]:
         m = tree.ema(b1, state.m, d)
-        v = jax.tree.map(second, state.v, d)
+        v = jax.tree.map(second_moment, state.v, d)
         t = state.updates_made + 1
         direction = tree.divide(m, tree.root_plus(v, tau))
-        if debias_b2 is not None:
-            steps = t.astype(jnp.result_type(float))
-            direction = tree.scale(jnp.sqrt(1 - debias_b2**steps) / (1 - b1**steps), direction)
+        if debias:
+            steps = t.astype(float)
+            direction = tree.scale(jnp.sqrt(1 - b2**steps) / (1 - b1**steps), direction)
         return direction, MomentState(m, v, t)
 
     return optax.GradientTransformation(init, update)
@@ -118,6 +122,7 @@ def _scale_by_moments(
 
 def _scale_by_max_moments(b1: Any, b2: Any, floor: Any, eps: Any) -> optax.GradientTransformation:
     """FedAMS and FedAMSGrad: v̂ ← max(v̂, v, floor); the direction is m/(√v̂ + eps)."""
+    check_decay(b1=b1, b2=b2)
 
     def init(params: Any) -> MaxMomentState:
         zeros = tree.zeros_like(params)

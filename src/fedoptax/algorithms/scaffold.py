@@ -62,9 +62,6 @@ def scaffold(client_lr: LearningRate, server_lr: LearningRate = 1.0, option: str
       server_lr: η > 0, a number or a schedule over rounds.
       option: `"II"`: cᵢ⁺ = cᵢ − c + (x − y)/(K η_l), at no cost; `"I"`: cᵢ⁺ = ∇fᵢ(x), taken as the mean of the round's
         minibatch gradients at x, which doubles the gradients computed.
-
-    Raises:
-      UsageError: a learning rate is not a positive number or a schedule, or the option is unknown.
     """
     check_lr(client_lr=client_lr, server_lr=server_lr)
     check_choice("option", option, ("I", "II"))

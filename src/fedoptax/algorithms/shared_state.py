@@ -40,14 +40,11 @@ def local_adaalter(lr: LearningRate, b0: Any = 1.0, eps: Any = 1.0) -> FedAlgori
       lr: η > 0, a number or a schedule over rounds.
       b0: b₀ ≥ 0.
       eps: ε > 0.
-
-    Raises:
-      UsageError: a number is outside its range.
     """
     check_lr(lr=lr)
     check_number("b0", b0, 0)
     check_positive(eps=eps)
-    algorithm = _fedopt(lambda lr: _adaalter(lr, b0, eps), lr, optimizers.descend(1.0), "average")
+    algorithm = _fedopt(lr, optimizers.descend(1.0), lambda lr: _adaalter(lr, b0, eps), "average")
 
     def init(params: Tree) -> FedOptState:
         server = algorithm.init(params)
@@ -75,19 +72,12 @@ def lookahead(
     Args:
       client_lr: η > 0, a number or a schedule over rounds.
       alpha: α > 0, the slow weights' step; 1 is plain averaging.
-      b1: β₁ in [0, 1).
-      b2: β₂ in [0, 1).
+      b1, b2: β₁ and β₂ in [0, 1).
       eps: ε > 0.
-
-    Raises:
-      UsageError: a number is outside its range.
     """
-    check_lr(client_lr=client_lr)
-    check_number("b1", b1, 0, 1)
-    check_number("b2", b2, 0, 1)
     check_positive(alpha=alpha, eps=eps)
     adam = optimizers.scale_by_fedadam(b1, b2, tau=eps, debias=True)
-    return _fedopt(lambda lr: optax.chain(adam, _sgd(lr)), client_lr, optimizers.descend(alpha), client_state="average")
+    return _fedopt(client_lr, optimizers.descend(alpha), lambda lr: optax.chain(adam, _sgd(lr)), "average")
 
 
 def _adaalter(lr: Any, b0: Any, eps: Any) -> optax.GradientTransformation:
@@ -98,11 +88,11 @@ def _adaalter(lr: Any, b0: Any, eps: Any) -> optax.GradientTransformation:
     def update(grads: Tree, state: AdaAlterState, params: Tree = None) -> tuple[Tree, AdaAlterState]:
         steps = state.steps + 1
 
-        def leaf(g: jax.Array, b_squared: jax.Array) -> jax.Array:
-            placeholder = steps.astype(g.dtype) * jnp.asarray(eps**2, g.dtype)
-            return -jnp.asarray(lr, g.dtype) * g / jnp.sqrt(b_squared + placeholder)
+        def root(b_squared: jax.Array) -> jax.Array:
+            placeholder = steps.astype(b_squared.dtype) * jnp.asarray(eps**2, b_squared.dtype)
+            return jnp.sqrt(b_squared + placeholder)
 
-        updates = jax.tree.map(leaf, grads, state.b_squared)
+        updates = tree.divide(tree.scale(-lr, grads), jax.tree.map(root, state.b_squared))
         return updates, AdaAlterState(state.b_squared, tree.add(state.a_squared, tree.square(grads)), steps)
 
     return optax.GradientTransformation(init, update)

@@ -23,15 +23,11 @@ from fedoptax.algorithm import (
     num_steps,
     run_either,
 )
-from fedoptax.errors import check_number
 from fedoptax.schedules import LearningRate, check_lr, value_at
 
 
 class STEMState(NamedTuple):
-    """The server, and its message: x, m, and t, the next iteration (0 before the first round).
-
-    With a schedule t counts iterations; without one nothing depends on it but t = 0, and it counts rounds.
-    """
+    """The server, and its message: x, m, and t, the next iteration, as in `FAFEDState`."""
 
     params: Tree
     m: Tree
@@ -57,13 +53,9 @@ def stem(lr: LearningRate, alpha: LearningRate = 0.1) -> FedAlgorithm:
     Args:
       lr: η > 0, a number or a schedule over the iterations t.
       alpha: α in (0, 1], a number or a schedule over the iterations t; 1 is no momentum.
-
-    Raises:
-      UsageError: a number is outside its range.
     """
     check_lr(lr=lr)
-    if not callable(alpha):
-        check_number("alpha", alpha, 0, 1, open_low=True, open_high=False)
+    check_lr(alpha=alpha, most=1)
     has_schedule = callable(lr) or callable(alpha)
 
     def init(params: Tree) -> STEMState:
