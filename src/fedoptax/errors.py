@@ -20,12 +20,16 @@ LONGEST = 1000
 class UsageError(ValueError):
     """An argument is wrong: the message names it, what was given and what is allowed. Exit status 2."""
 
+    status = 2
+
     def __init__(self, message: object = "") -> None:
         super().__init__(shorten(message, LONGEST))
 
 
 class RunError(RuntimeError):
     """The work itself failed (a broken file, a diverged run, a full disk). Exit status 1."""
+
+    status = 1
 
     def __init__(self, message: object = "") -> None:
         super().__init__(shorten(message, LONGEST))

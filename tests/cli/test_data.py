@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from command_line import fedoptax
-from fedoptax.cli.setup import result_folder
+from fedoptax.cli.setup import new_folder
 
 
 def own_table(path: Path) -> None:
@@ -46,7 +46,7 @@ def test_partition_shows_measures_a_table_and_a_picture(capsys: pytest.CaptureFi
 
 
 def test_commands_at_one_time_take_different_folders() -> None:
-    assert result_folder(None, "digits", "fedadam") != result_folder(None, "digits", "fedadam")
+    assert new_folder("digits", "fedadam") != new_folder("digits", "fedadam")
 
 
 def test_partition_as_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,7 +37,7 @@ WRONG = [
     (["run", "--aggregate", "average"], 2, "aggregate"),
     (["run", "--process", "1"], 2, "--process"),
     (["compare", "--algorithms", "fedavg,fedavg"], 2, "--algorithms"),
-    (["compare", "--seeds", "0"], 2, "--seeds"),
+    (["compare", "--seeds", "0"], 2, "seeds"),
     (["compare", "--budget", "4"], 2, "--budget"),
     (["compare", "--grid", "client_lr=1,2"], 2, "--grid"),
     (["compare", "--last", "3"], 2, "--last"),

@@ -17,7 +17,11 @@ from pathlib import Path
 import pytest
 
 from command_line import SMALL, fedoptax
-from fedoptax.cli.run import resume_command
+from fedoptax.cli.run import errors_name
+from fedoptax.engine.client_states import OnDevice
+from fedoptax.errors import Stopped
+from fedoptax.experiments.result import Interrupted, RunResult
+from fedoptax.storage.history import History
 from same_results import assert_same_results
 
 
@@ -170,4 +174,8 @@ def test_importing_does_not_load_jax() -> None:
 
 
 def test_the_resume_command_can_be_pasted() -> None:
-    assert shlex.split(resume_command(Path("my runs/a b"))) == ["fedoptax", "resume", "my runs/a b"]
+    stopped = RunResult(History(), (), (), OnDevice((), 1), "interrupted", "stopped after round 3 of 9", signal=15)
+    with pytest.raises(Stopped, match="round 3 of 9; continue with: ") as error, errors_name(Path("my runs/a b")):
+        raise Interrupted(stopped)
+    assert shlex.split(str(error.value))[-3:] == ["fedoptax", "resume", "my runs/a b"]
+    assert error.value.status == 128 + 15

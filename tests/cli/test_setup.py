@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from fedoptax.cli.options import Run
-from fedoptax.cli.setup import choose_hyperparameters, paper_options
+from fedoptax.cli.setup import choose_hyperparameters, choose_options
 
 
 def test_preset_fills_what_was_not_given(capsys: pytest.CaptureFixture[str]) -> None:
-    task, rounds = paper_options(Run(task="mnist", preset="paper:fedlamb-shards", rounds=7))
+    task, rounds = choose_options(Run(task="mnist", preset="paper:fedlamb-shards", rounds=7))
     assert (rounds["rounds"], rounds["cohort_size"], rounds["batch_size"], rounds["weighting"]) == (
         7,
         25,
@@ -21,15 +21,15 @@ def test_preset_fills_what_was_not_given(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_preset_of_another_partition_leaves_out_its_options() -> None:
-    task, _ = paper_options(Run(task="mnist", preset="paper:fedlamb-shards", partition="iid"))
+    task, _ = choose_options(Run(task="mnist", preset="paper:fedlamb-shards", partition="iid"))
     assert (task["partition"], task["num_clients"]) == ("iid", 50)
     assert "shards" not in task
 
 
 def test_given_local_work_replaces_that_of_the_paper() -> None:
-    _, rounds = paper_options(Run(task="mnist", preset="paper:fafed-low", local_epochs=2))
+    _, rounds = choose_options(Run(task="mnist", preset="paper:fafed-low", local_epochs=2))
     assert rounds["local_epochs"] == 2 and "local_steps" not in rounds and rounds["batch_size"] == 50
-    _, rounds = paper_options(Run(task="mnist", preset="paper:fafed-low"))
+    _, rounds = choose_options(Run(task="mnist", preset="paper:fafed-low"))
     assert rounds["local_steps"] == 10
 
 

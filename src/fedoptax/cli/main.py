@@ -5,142 +5,101 @@ The modules that do the work import JAX, which takes seconds, so each is importe
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
-from collections.abc import Callable
-from enum import StrEnum
-from pathlib import Path
-from typing import Annotated, Any
+from dataclasses import fields
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Annotated, Any, get_type_hints
 
+import click
 import typer
 import typer.core
 
 from fedoptax import __version__
 from fedoptax._progress import status
-from fedoptax.cli.data import app as data_app
-from fedoptax.cli.deploy import deploy_app
-from fedoptax.cli.options import Bytes, Compare, Json, Resume, Run, Tune, command
-from fedoptax.errors import RunError, Stopped, UsageError, check_number, shorten
+from fedoptax.cli import options
+from fedoptax.errors import RunError, UsageError, shorten
 from fedoptax.experiments.signals import terminable
 
 # else typer 0.20 writes [default: 1] as \[default: 1] for rich, which does not print our help
 typer.core.HAS_RICH = False
 
+
+def add_command(group: typer.Typer, name: str, form: type, module: str, function: str) -> None:
+    """Add a command: its options are the fields of `form`, an object of which `function` in `module` takes."""
+
+    def work(**values: Any) -> None:
+        if module == "deploy" and find_spec("flwr") is None:
+            raise UsageError("deploy needs Flower: pip install 'fedoptax[flower]'")
+        with status("starting"):
+            found = import_module(f"fedoptax.cli.{module}")
+        getattr(found, function)(form(**values))
+
+    hints, own = get_type_hints(form), inspect.get_annotations(form)
+    parameters = [
+        inspect.Parameter(
+            of.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=of.default_factory(),  # type: ignore[operator]  # `option` makes one
+            annotation=Annotated[hints[of.name], of.metadata["parameter"]],
+        )
+        for of in sorted(fields(form), key=lambda of: of.name not in own)
+    ]
+    work.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
+    work.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    group.command(name, help=inspect.getdoc(form))(work)
+
+
+def show_help(context: typer.Context) -> None:
+    """Show the help of a group of commands that is given alone."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def show_version_or_help(
+    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
+) -> None:
+    """Show what `fedoptax` alone shows."""
+    if version:
+        print(f"fedoptax {__version__}")
+    else:
+        show_help(context)
+
+
 app = typer.Typer(
-    name="fedoptax",
+    callback=show_version_or_help,
     help="Adaptive federated optimization: run, compare and report federated optimizers on real data.",
+    invoke_without_command=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.add_typer(data_app, name="data")
-app.add_typer(deploy_app, name="deploy")
-
-
-class Listing(StrEnum):
-    """What `fedoptax list` can list."""
-
-    tasks = "tasks"
-    algorithms = "algorithms"
-    presets = "presets"
-
-
-@app.callback(invoke_without_command=True)
-def root(
-    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
-) -> None:
-    """Adaptive federated optimization: run, compare and report federated optimizers on real data."""
-    if version:
-        print(f"fedoptax {__version__}")
-    elif context.invoked_subcommand is None:
-        print(context.get_help())
-
-
-@command(app)
-def run(given: Run) -> None:
-    """Run one algorithm on one task.
-
-    Example: fedoptax run --task digits --algorithm fedadam --set server_lr=0.03 --rounds 100 --out runs/a
-    """
-    with status("starting"):
-        from fedoptax.cli import run as work
-    work.run(given)
-
-
-@command(app)
-def compare(given: Compare) -> None:
-    """Run several algorithms on one task over seeds and write a report.
-
-    Example: fedoptax compare --task digits --algorithms fedavg,fedadam,fedyogi --seeds 3 --out runs/b
-    """
-    with status("starting"):
-        from fedoptax.cli import compare as work
-    work.compare(given)
-
-
-@command(app)
-def tune(given: Tune) -> None:
-    """Search for an algorithm's hyper-parameters, all points on one compilation, and write a report with heat maps.
-
-    Example: fedoptax tune --algorithm fedadam --grid client_lr=1e-3..1 --grid server_lr=1e-3..1 --out runs/c
-    """
-    with status("starting"):
-        from fedoptax.cli import tune as work
-    work.tune(given)
-
-
-@command(app)
-def resume(given: Resume) -> None:
-    """Continue a run, a comparison or a search that was interrupted.
-
-    Example: fedoptax resume runs/a
-    """
-    with status("starting"):
-        from fedoptax.cli import resume as work
-    work.resume(given)
-
-
-@app.command()
-def report(
-    folder: Annotated[Path, typer.Argument(help="A folder with one or more runs in it.")],
-    out: Annotated[Path | None, typer.Option(help="Where to write. Default: the folder itself.")] = None,
-    target: Annotated[float | None, typer.Option(help="Value of the metric for `rounds to target`.")] = None,
-) -> None:
-    """Write one HTML page, PNG figures, and CSV and Markdown tables about the runs in a folder.
-
-    Example: fedoptax report runs/b
-    """
-    if not folder.is_dir():
-        raise UsageError(f"'{folder}' is not a folder with runs")
-    if target is not None:
-        check_number("--target", target)
-    with status("writing the report"):
-        from fedoptax.report import write_report
-
-        page = write_report(folder, out, target)
-    print(f"report: {page}")
-
-
-@app.command("list")
-def list_(what: Annotated[Listing, typer.Argument(help="tasks, algorithms or presets.")], json: Json = False) -> None:
-    """List the tasks, the algorithms, or the papers' settings of the tasks.
-
-    Example: fedoptax list algorithms --json
-    """
-    with status("starting"):
-        from fedoptax.cli import listing as work
-    work.list_names(what.value, json)
-
-
-@command(app, "bytes")
-def bytes_(given: Bytes) -> None:
-    """Show what each algorithm sends: bytes down and up, per client, per round and in a whole run.
-
-    Example: fedoptax bytes --task digits --algorithm fedadam
-    """
-    with status("starting"):
-        from fedoptax.cli import listing as work
-    work.show_bytes(given)
+data, deploy = (
+    typer.Typer(callback=show_help, invoke_without_command=True, help=help, rich_markup_mode=None)
+    for help in (
+        "Fetch and check data sets, and show partitions.",
+        "Run an algorithm on a real network, through Flower.",
+    )
+)
+app.add_typer(data, name="data")
+app.add_typer(deploy, name="deploy")
+for command in (
+    (app, "run", options.Run, "run", "run"),
+    (app, "compare", options.Compare, "compare", "compare"),
+    (app, "tune", options.Tune, "tune", "tune"),
+    (app, "resume", options.Resume, "resume", "resume"),
+    (app, "report", options.Report, "report", "report"),
+    (app, "list", options.List, "listing", "list_names"),
+    (app, "bytes", options.Bytes, "listing", "show_bytes"),
+    (data, "fetch", options.Fetch, "data", "fetch"),
+    (data, "check", options.Check, "data", "check"),
+    (data, "partition", options.Partition, "partition", "show_partition"),
+    (deploy, "init", options.Init, "deploy", "init"),
+    (deploy, "local", options.Local, "deploy", "local"),
+):
+    add_command(*command)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -151,40 +110,27 @@ def main(arguments: list[str] | None = None) -> None:
     """
     given = sys.argv[1:] if arguments is None else arguments
     with terminable() as signal:
-        status = _exit_status(lambda: app(args=given, prog_name="fedoptax", standalone_mode=False))
+        try:
+            status = app(args=given, prog_name="fedoptax", standalone_mode=False) or 0
+            message = "interrupted"  # Typer returns 130 then
+        except Exception as error:
+            message, status = _describe(error)
+        if status:
+            print(f"fedoptax: {shorten(' '.join(message.split()), 2000)}", file=sys.stderr)
         sys.exit(128 + signal() if status == 130 and signal() else status)
 
 
-def _exit_status(work: Callable[[], Any]) -> int:
-    try:
-        status = work()
-        return _fail("interrupted", 130) if status == 130 else 0  # what typer makes of Ctrl-C
-    except UsageError as error:
-        return _fail(error, 2)
-    except Stopped as error:
-        return _fail(error, error.status)
-    except RunError as error:
-        return _fail(error, 1)
-    except typer.Exit as error:
-        return error.exit_code
-    except KeyboardInterrupt:
-        return _fail("interrupted", 130)
-    except MemoryError:
-        return _fail("not enough memory", 1)
-    except OSError as error:
-        return _fail(f"'{error.filename}': {error.strerror}" if error.filename else error, 1)
-    except Exception as error:
-        if hasattr(error, "format_message"):  # of the argument parser
-            return _fail(error.format_message(), 2)
-        if os.environ.get("FEDOPTAX_DEBUG"):
-            raise
-        text = str(error).strip().splitlines() or [""]
-        return _fail(f"{type(error).__name__}: {text[0]} (FEDOPTAX_DEBUG=1 shows where)", 1)
-
-
-def _fail(message: object, status: int) -> int:
-    print(f"fedoptax: {shorten(' '.join(str(message).split()), 2000)}", file=sys.stderr)
-    return status
+def _describe(error: Exception) -> tuple[str, int]:
+    """Return the message of an error, and its exit status."""
+    if isinstance(error, UsageError | RunError):
+        return str(error), error.status
+    if isinstance(error, click.ClickException):  # of the argument parser
+        return error.format_message(), 2
+    if isinstance(error, OSError) and error.filename:
+        return f"'{error.filename}': {error.strerror}", 1
+    if os.environ.get("FEDOPTAX_DEBUG"):
+        raise error
+    return f"{type(error).__name__}: {error} (FEDOPTAX_DEBUG=1 shows where)", 1
 
 
 if __name__ == "__main__":

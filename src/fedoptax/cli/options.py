@@ -1,293 +1,282 @@
-"""The options that commands share, as dataclasses, and how a command takes them."""
+"""The options of every command: a dataclass per command, whose docstring is the command's help."""
+
+# ruff: noqa: RUF009 (option and argument return fields)
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Any, Literal
 
 import typer
 
-from fedoptax.errors import UsageError
+DATA_DIR = "Folder with one subfolder per data set. Default: $FEDOPTAX_DATA, else the cache."
 
-Options = TypeVar("Options")
 
-DataDir = Annotated[
-    Path | None, typer.Option(help="Folder with one subfolder per data set. Default: $FEDOPTAX_DATA, else the cache.")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace earlier results in --out.")]
-Set = Annotated[
-    list[str],
-    typer.Option("--set", metavar="NAME=VALUE", help="A hyper-parameter; ALGORITHM.NAME=VALUE for one algorithm."),
-]
+def option(help: str, default: Any = None, *names: str, metavar: str | None = None) -> Any:
+    """Declare an option; one whose default is `list` may be given several times."""
+    return _declare(default, typer.Option(*names, help=help, metavar=metavar))
+
+
+def argument(help: str, default: Any = ...) -> Any:
+    """Declare an argument, which has a place instead of a name; it is needed unless it has a default."""
+    return _declare(default, typer.Argument(help=help))
+
+
+def _declare(default: Any, parameter: Any) -> Any:
+    return field(default_factory=list if default is list else lambda: default, metadata={"parameter": parameter})
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmOptions:
+    """One algorithm, and the seed of its run."""
+
+    algorithm: str = option("Algorithm, see `fedoptax list algorithms`, or MODULE:FUNCTION.", "fedadam")
+    seed: int = option("Seed of initialisation, cohorts and data order.", 0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskOptions:
     """What is learned, and how its examples are divided among clients."""
 
-    task: Annotated[str, typer.Option(help="Task, see `fedoptax list tasks`; or file:PATH for your own data.")] = (
-        "digits"
+    task: str = option("Task, see `fedoptax list tasks`; or file:PATH for your own data.", "digits")
+    model: str | None = option("Model, see `fedoptax list tasks --json`. Default: the task's.")
+    partition: str | None = option("How examples are divided among clients. Default: the task's.")
+    alpha: float | None = option("Dirichlet concentration, > 0; smaller is less iid. Default: 0.3.")
+    num_clients: int | None = option("Clients in the federation. Default: the task's.")
+    client_column: str | None = option("Column or array of client ids, for --task file:PATH.")
+    label_column: str | None = option("Column or array of labels, for --task file:PATH.")
+    task_set: list[str] = option(
+        "Any other option of the task (see `fedoptax list tasks --json`), such as classes=1 or augment=crop.",
+        list,
+        metavar="NAME=VALUE",
     )
-    model: Annotated[str | None, typer.Option(help="Model, see `fedoptax list tasks --json`. Default: the task's.")] = (
-        None
+    partition_seed: int = option("Seed of the partition.", 0)
+    data_dir: Path | None = option(DATA_DIR)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningOptions(TaskOptions):
+    """What simulations and deployments share; None stands for the task's or the algorithm's default."""
+
+    set_: list[str] = option(
+        "A hyper-parameter; ALGORITHM.NAME=VALUE for one algorithm.", list, "--set", metavar="NAME=VALUE"
     )
-    partition: Annotated[
-        str | None, typer.Option(help="How examples are divided among clients. Default: the task's.")
-    ] = None
-    alpha: Annotated[
-        float | None, typer.Option(help="Dirichlet concentration, > 0; smaller is less iid. Default: 0.3.")
-    ] = None
-    num_clients: Annotated[int | None, typer.Option(help="Clients in the federation. Default: the task's.")] = None
-    client_column: Annotated[str | None, typer.Option(help="Column or array of client ids, for --task file:PATH.")] = (
-        None
+    preset: str = option("Where settings start from: tuned, none, paper or paper:NAME.", "tuned")
+    rounds: int | None = option("Communication rounds. Default: the task's.")
+    cohort_size: int | None = option("Clients per round. Default: the task's.")
+    batch_size: int | None = option("Examples per local step. Default: the task's.")
+    local_epochs: int | None = option("Passes of a client over its examples per round. Default: the task's.")
+    local_steps: int | None = option("Local steps of a client per round, instead of epochs.")
+    weighting: str | None = option("examples or uniform. Default: as in the algorithm's paper.")
+    eval_every: int | None = option("Rounds between evaluations. Default: the task's.")
+    aggregate: str = option("mean, median, trimmed_mean:0.2, norm_clipping:1.0, krum:2 or krum:2,keep=5.", "mean")
+    privacy: str | None = option(
+        "Client-level differential privacy, as clip=1.0,noise_multiplier=0.5,delta=1e-5.", metavar="..."
     )
-    label_column: Annotated[str | None, typer.Option(help="Column or array of labels, for --task file:PATH.")] = None
-    task_set: Annotated[
-        list[str],
-        typer.Option(
-            "--task-set",
-            metavar="NAME=VALUE",
-            help="Any other option of the task (see `fedoptax list tasks --json`), such as classes=1 or augment=crop.",
-        ),
-    ] = field(default_factory=list)
-    partition_seed: Annotated[int, typer.Option(help="Seed of the partition.")] = 0
-    data_dir: DataDir = None
-
-    def task_arguments(self) -> dict[str, Any]:
-        """The options of `load_task` that were given, by name; not `seed` and `data_dir`.
-
-        Raises:
-          UsageError: `--task-set` has another form, or repeats an option.
-        """
-        from fedoptax.experiments.build import parse_value
-
-        names = ("model", "partition", "alpha", "num_clients", "client_column", "label_column")
-        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        for name, text in split_pairs("--task-set", self.task_set).items():
-            name = name.replace("-", "_")
-            if name in given:
-                raise UsageError(f"--task-set: {name} is given twice")
-            given[name] = parse_value(text)
-        return given
+    compress: str | None = option("Codec of uploads: qsgd:bits=4, topk:fraction=0.01 or sign.", metavar="CODEC")
+    track: list[str] = option("Also write for tensorboard, mlflow or wandb (offline).", list, metavar="NAME")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoundOptions:
-    """How rounds are run; None stands for the task's or the algorithm's default."""
+class ExperimentOptions(LearningOptions):
+    """What simulations share: how their rounds are computed, and where results go."""
 
-    set_: Set = field(default_factory=list)
-    preset: Annotated[str, typer.Option(help="Where settings start from: tuned, none, paper or paper:NAME.")] = "tuned"
-    rounds: Annotated[int | None, typer.Option(help="Communication rounds. Default: the task's.")] = None
-    cohort_size: Annotated[int | None, typer.Option(help="Clients per round. Default: the task's.")] = None
-    batch_size: Annotated[int | None, typer.Option(help="Examples per local step. Default: the task's.")] = None
-    local_epochs: Annotated[
-        int | None, typer.Option(help="Passes of a client over its examples per round. Default: the task's.")
-    ] = None
-    local_steps: Annotated[int | None, typer.Option(help="Local steps of a client per round, instead of epochs.")] = (
-        None
+    fault: list[str] = option(
+        "Failing clients: dropout (a rate), deadline (virtual seconds) ...", list, metavar="NAME=VALUE"
     )
-    weighting: Annotated[
-        str | None, typer.Option(help="examples or uniform. Default: as in the algorithm's paper.")
-    ] = None
-    eval_every: Annotated[int | None, typer.Option(help="Rounds between evaluations. Default: the task's.")] = None
-    aggregate: Annotated[
-        str,
-        typer.Option(help="mean, median, trimmed_mean:0.2, norm_clipping:1.0, krum:2 or krum:2,keep=5."),
-    ] = "mean"
-    privacy: Annotated[
-        str | None,
-        typer.Option(
-            help="Client-level differential privacy, as clip=1.0,noise_multiplier=0.5,delta=1e-5.", metavar="..."
-        ),
-    ] = None
-    compress: Annotated[
-        str | None,
-        typer.Option(help="Codec of uploads: qsgd:bits=4, topk:fraction=0.01 or sign.", metavar="CODEC"),
-    ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class LearningOptions(TaskOptions, RoundOptions):
-    """The options that simulations and deployments share."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineOptions:
-    """How a simulation computes its rounds."""
-
-    fault: Annotated[
-        list[str],
-        typer.Option(
-            "--fault", metavar="NAME=VALUE", help="Failing clients: dropout (a rate), deadline (virtual seconds) ..."
-        ),
-    ] = field(default_factory=list)
-    client_loop: Annotated[
-        str, typer.Option(help="loop (a device's clients one after another), vmap (all at once), or auto: the faster.")
-    ] = "auto"
-    mesh: Annotated[
-        int | None, typer.Option(help="Devices (cores of a CPU) that share each round's cohort. Default: all.")
-    ] = None
-    client_states: Annotated[str, typer.Option(help="Where clients' states live: auto, device or host.")] = "auto"
-    examples: Annotated[str, typer.Option(help="Where training examples live: auto, device or stream (from disk).")] = (
-        "auto"
+    client_loop: str = option(
+        "loop (a device's clients one after another), vmap (all at once), or auto: the faster.", "auto"
     )
-    engine: Annotated[str, typer.Option(help="compiled, or eager (plain Python, same result, to debug).")] = "compiled"
-    checkpoint_every: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 60.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class OutputOptions:
-    """Where results go."""
-
-    track: Annotated[
-        list[str],
-        typer.Option("--track", metavar="NAME", help="Also write for tensorboard, mlflow or wandb (offline)."),
-    ] = field(default_factory=list)
-    out: Annotated[Path | None, typer.Option(help="Folder for the results. Default: a new one under runs/.")] = None
-    overwrite: Overwrite = False
-    json: Json = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProcessOptions:
-    """A run by several processes."""
-
-    distributed: Annotated[
-        bool, typer.Option("--distributed", help="Be one of several processes of a run, each on its own devices.")
-    ] = False
-    coordinator: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Address of process 0. Default: found from Slurm, MPI ...")
-    ] = None
-    processes: Annotated[int | None, typer.Option(help="Number of processes, likewise.")] = None
-    process: Annotated[int | None, typer.Option(help="Number of this process, from 0, likewise.")] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExperimentOptions(LearningOptions, EngineOptions, OutputOptions):
-    """The options that run, compare and tune share."""
+    mesh: int | None = option("Devices (cores of a CPU) that share each round's cohort. Default: all.")
+    client_states: str = option("Where clients' states live: auto, device or host.", "auto")
+    examples: str = option("Where training examples live: auto, device or stream (from disk).", "auto")
+    engine: str = option("compiled, or eager (plain Python, same result, to debug).", "compiled")
+    checkpoint_every: float = option("Seconds between checkpoints.", 60.0)
+    out: Path | None = option("Folder for the results. Default: a new one under runs/.")
+    overwrite: bool = option("Replace earlier results in --out.", False, "--overwrite")
+    json: bool = option("Print JSON for other programs.", False, "--json")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
     """What a search for hyper-parameters takes; None stands for the default."""
 
-    grid: Annotated[
-        list[str],
-        typer.Option(
-            "--grid",
-            metavar="NAME=VALUES",
-            help="Values by commas, or LOW..HIGH in half decades (or :decade, :quarter). Default: the rates, 1e-3..10.",
-        ),
-    ] = field(default_factory=list)
-    select: Annotated[
-        str | None, typer.Option(help="What ranks points: train_loss (default), or a metric such as test_accuracy.")
-    ] = None
-    last: Annotated[
-        int | None, typer.Option(help="Rounds at the end over which it is averaged. Default: 100, at most a tenth.")
-    ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run(ExperimentOptions, ProcessOptions):
-    """The options of `fedoptax run`."""
-
-    algorithm: Annotated[str, typer.Option(help="Algorithm, see `fedoptax list algorithms`, or MODULE:FUNCTION.")] = (
-        "fedadam"
+    grid: list[str] = option(
+        "Values by commas, or LOW..HIGH in half decades (or :decade, :quarter). Default: the rates, 1e-3..10.",
+        list,
+        metavar="NAME=VALUES",
     )
-    seed: Annotated[int, typer.Option(help="Seed of initialisation, cohorts and data order.")] = 0
+    select: str | None = option("What ranks points: train_loss (default), or a metric such as test_accuracy.")
+    last: int | None = option("Rounds at the end over which it is averaged. Default: 100, at most a tenth.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compare(ExperimentOptions, SearchOptions):
-    """The options of `fedoptax compare`."""
+class ProcessOptions:
+    """A run by several processes."""
 
-    algorithms: Annotated[str, typer.Option(help="Names separated by commas, or all.")] = "fedavg,fedadam"
-    seeds: Annotated[int, typer.Option(help="Seeds 0 ... n-1, each run by every algorithm.")] = 3
-    tune: Annotated[
-        bool, typer.Option("--tune", help="First search every algorithm's rates, with the same number of points.")
-    ] = False
-    budget: Annotated[int | None, typer.Option(help="Points per algorithm, with --tune. Default: 16.")] = None
+    distributed: bool = option("Be one of several processes of a run, each on its own devices.", False, "--distributed")
+    coordinator: str | None = option("Address of process 0. Default: found from Slurm, MPI ...", metavar="HOST:PORT")
+    processes: int | None = option("Number of processes, likewise.")
+    process: int | None = option("Number of this process, from 0, likewise.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tune(ExperimentOptions, SearchOptions):
-    """The options of `fedoptax tune`."""
+class Run(ProcessOptions, ExperimentOptions, AlgorithmOptions):
+    """Run one algorithm on one task.
 
-    algorithm: Annotated[str, typer.Option(help="Algorithm, see `fedoptax list algorithms`, or MODULE:FUNCTION.")] = (
-        "fedadam"
-    )
-    search: Annotated[str, typer.Option(help="grid, or optuna (extra `optuna`) within the grid's ranges.")] = "grid"
-    trials: Annotated[int | None, typer.Option(help="Points of --search optuna. Default: 25.")] = None
-    seed: Annotated[int, typer.Option(help="Seed of initialisation, cohorts and data order, the same for all.")] = 0
+    Example: fedoptax run --task digits --algorithm fedadam --set server_lr=0.03 --rounds 100 --out runs/a
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compare(SearchOptions, ExperimentOptions):
+    """Run several algorithms on one task over seeds and write a report.
+
+    Example: fedoptax compare --task digits --algorithms fedavg,fedadam,fedyogi --seeds 3 --out runs/b
+    """
+
+    algorithms: str = option("Names separated by commas, or all.", "fedavg,fedadam")
+    seeds: int = option("Seeds 0 ... n-1, each run by every algorithm.", 3)
+    tune: bool = option("First search every algorithm's rates, with the same number of points.", False, "--tune")
+    budget: int | None = option("Points per algorithm, with --tune. Default: 16.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tune(SearchOptions, ExperimentOptions, AlgorithmOptions):
+    """Search for an algorithm's hyper-parameters, all points on one compilation, and write a report with heat maps.
+
+    Example: fedoptax tune --algorithm fedadam --grid client_lr=1e-3..1 --grid server_lr=1e-3..1 --out runs/c
+    """
+
+    search: Literal["grid", "optuna"] = option("grid, or optuna (extra `optuna`) within the grid's ranges.", "grid")
+    trials: int | None = option("Points of --search optuna. Default: 25.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resume(ProcessOptions):
-    """The options of `fedoptax resume`."""
+    """Continue a run, a comparison or a search that was interrupted.
 
-    folder: Annotated[Path, typer.Argument(help="The folder of a run, a comparison or a search.")]
-    rounds: Annotated[int | None, typer.Option(help="A new total of rounds, for a run. Default: as begun.")] = None
-    data_dir: DataDir = None
-    checkpoint_every: Annotated[float | None, typer.Option(help="Seconds between checkpoints. Default: 60.")] = None
-    mesh: Annotated[int | None, typer.Option(help="Devices that share each round's cohort. Default: as begun.")] = None
+    Example: fedoptax resume runs/a
+    """
+
+    folder: Path = argument("The folder of a run, a comparison or a search.")
+    rounds: int | None = option("A new total of rounds, for a run. Default: as begun.")
+    data_dir: Path | None = option(DATA_DIR)
+    checkpoint_every: float | None = option("Seconds between checkpoints. Default: 60.")
+    mesh: int | None = option("Devices that share each round's cohort. Default: as begun.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Write one HTML page, PNG figures, and CSV and Markdown tables about the runs in a folder.
+
+    Example: fedoptax report runs/b
+    """
+
+    folder: Path = argument("A folder with one or more runs in it.")
+    out: Path | None = option("Where to write. Default: the folder itself.")
+    target: float | None = option("Value of the metric for `rounds to target`.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class List:
+    """List the tasks, the algorithms, or the papers' settings of the tasks.
+
+    Example: fedoptax list algorithms --json
+    """
+
+    what: Literal["tasks", "algorithms", "presets"] = argument("tasks, algorithms or presets.")
+    json: bool = option("Print JSON for other programs.", False, "--json")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bytes(TaskOptions):
-    """The options of `fedoptax bytes`."""
+    """Show what each algorithm sends: bytes down and up, per client, per round and in a whole run.
 
-    algorithms: Annotated[
-        str, typer.Option("--algorithm", "--algorithms", help="Names separated by commas, or all.")
-    ] = "all"
-    set_: Set = field(default_factory=list)
-    cohort_size: Annotated[int | None, typer.Option(help="Clients per round. Default: the task's.")] = None
-    rounds: Annotated[int | None, typer.Option(help="Communication rounds. Default: the task's.")] = None
-    json: Json = False
+    Example: fedoptax bytes --task digits --algorithm fedadam
+    """
 
-
-def command(app: typer.Typer, name: str | None = None) -> Callable[[Callable[[Options], None]], None]:
-    """Add a command to `app` whose options are the fields of its only parameter, a dataclass."""
-
-    def add(work: Callable[[Options], None]) -> None:
-        (form,) = (hint for key, hint in get_type_hints(work).items() if key != "return")
-        hints = get_type_hints(form, include_extras=True)
-
-        def call(**values: Any) -> None:
-            work(form(**values))
-
-        of_fields = {f.name: f for f in fields(form)}
-        names = [name for kind in form.__mro__ for name in inspect.get_annotations(kind)]  # its own first
-        parameters = [
-            inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=_default_of(of_fields[name]), annotation=hints[name]
-            )
-            for name in names
-        ]
-        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
-        call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        app.command(name or work.__name__, help=inspect.getdoc(work))(call)
-
-    return add
+    algorithms: str = option("Names separated by commas, or all.", "all", "--algorithm", "--algorithms")
+    set_: list[str] = option(
+        "A hyper-parameter; ALGORITHM.NAME=VALUE for one algorithm.", list, "--set", metavar="NAME=VALUE"
+    )
+    cohort_size: int | None = option("Clients per round. Default: the task's.")
+    rounds: int | None = option("Communication rounds. Default: the task's.")
+    json: bool = option("Print JSON for other programs.", False, "--json")
 
 
-def _default_of(of: Any) -> Any:
-    if of.default_factory is not MISSING:
-        return of.default_factory()
-    return inspect.Parameter.empty if of.default is MISSING else of.default
+@dataclass(frozen=True, kw_only=True)
+class Fetch:
+    """Download a data set from its publisher, check its hash and unpack it.
+
+    Example: fedoptax data fetch fashion-mnist --data-dir data
+    """
+
+    name: str = argument("Data set, such as mnist; see `fedoptax data check`.")
+    data_dir: Path | None = option(DATA_DIR)
 
 
-def split_pairs(option: str, texts: list[str]) -> dict[str, str]:
-    """`NAME=VALUE` texts of a repeatable option as a dictionary."""
-    pairs: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not name or not equals or not value:
-            raise UsageError(f"{option} must be NAME=VALUE, got {text!r}")
-        if name in pairs:
-            raise UsageError(f"{option}: {name} is given twice")
-        pairs[name] = value
-    return pairs
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """Verify the files of data sets: their hashes, and the counts of what the readers find.
+
+    Example: fedoptax data check mnist cifar10
+    """
+
+    names: list[str] = argument("Data sets. Default: all.", list)
+    data_dir: Path | None = option(DATA_DIR)
+    json: bool = option("Print JSON for other programs.", False, "--json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition(TaskOptions):
+    """Show who holds what: measures of heterogeneity, a table of the clients, and a picture.
+
+    Example: fedoptax data partition --task digits --partition dirichlet --alpha 0.1
+    """
+
+    out: Path | None = option("Folder for partition.csv and partition.png. Default: a new one under runs/.")
+    overwrite: bool = option("Replace earlier results in --out.", False, "--overwrite")
+    json: bool = option("Print JSON for other programs.", False, "--json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeploymentOptions(LearningOptions, AlgorithmOptions):
+    """What is trained over a network, and how; the app's config has the same names."""
+
+    quorum: float = option("Fraction of the cohort that is enough for a round.", 0.5)
+    round_timeout: float = option("Seconds a round waits for replies once it has a quorum.", 600.0)
+    wait_limit: float = option("Seconds a round waits for a quorum.", 600.0)
+    max_examples: int = option("Most examples believed of a client; 0: the task's.", 0)
+    checkpoint_every: float = option("Seconds between checkpoints; 0: after every round.", 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Init(DeploymentOptions):
+    """Write a ready Flower app, with certificates and node keys for a local trial.
+
+    Example: fedoptax deploy init federation --nodes 4 --task digits --algorithm scaffold --set client_lr=0.1
+    """
+
+    folder: Path = argument("A new folder for the app and the keys.")
+    nodes: int = option("SuperNodes, one per client: so many keys are made.", 4)
+    host: list[str] = option("Name or address of the server, for its certificate. Default: this machine's own.", list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Local(DeploymentOptions):
+    """Run a real federation on this machine: a SuperLink and SuperNodes with TLS and node authentication.
+
+    Example: fedoptax deploy local --nodes 4 --task digits --algorithm fedadam --rounds 5 --out runs/network
+    """
+
+    nodes: int | None = option("SuperNodes, one per client. Default: 4, or as many as there are keys.")
+    app: Path | None = option("A folder by `fedoptax deploy init`. Default: a new one.")
+    port: int = option("Port of the SuperLink; 0: a free one.", 0)
+    node_port: int = option("Port of the first SuperNode; 0: free ones.", 0)
+    start_timeout: float = option("Seconds a process may take to start.", 120.0)
+    time_limit: float = option("Seconds until all is stopped.", 86400.0)
+    out: Path | None = option("Folder for the results. Default: runs/deployment.")
+    resume: Path | None = option("Continue the run in this folder.")
+    json: bool = option("Print JSON for other programs.", False, "--json")

@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from fedoptax._progress import bar
-from fedoptax.algorithm import FedAlgorithm
-from fedoptax.cli.compare import report_comparison
 from fedoptax.cli.options import Resume
-from fedoptax.cli.run import finish, join_processes, print_result, resume_command
-from fedoptax.cli.setup import reload_task
-from fedoptax.cli.tune import report_search
+from fedoptax.cli.report import report_comparison, report_search
+from fedoptax.cli.run import errors_name, join_processes, run_algorithm
 from fedoptax.distributed import broadcast, is_leader, run_on_all_or_fail
+from fedoptax.engine.plan import RunOptions
 from fedoptax.engine.xla import use_cache, use_cores
-from fedoptax.errors import Stopped, UsageError
-from fedoptax.experiments import run as experiment
-from fedoptax.experiments.build import build, wrap
+from fedoptax.errors import RunError, UsageError, check_int
 from fedoptax.experiments.comparison import Comparison, run_comparison
-from fedoptax.experiments.result import RunResult
+from fedoptax.experiments.result import Interrupted
 from fedoptax.experiments.tuning import Tuning, run_search
 from fedoptax.storage.checkpoint import rounds_of
 from fedoptax.storage.config import read_config
+from fedoptax.tasks import TASKS, load_task, recipe_of
 from fedoptax.tasks.task import Task
 
-RESUMED = (
-    "rounds", "cohort_size", "batch_size", "local_epochs", "local_steps", "weighting", "seed", "eval_every",
-    "client_loop", "client_states", "faults", "aggregate", "wrappers", "trackers",
-)  # fmt: skip
-"""The options of a run that its config.json keeps."""
+RESUMED = {of.name for of in fields(RunOptions)} - {"mesh"} | {"wrappers", "trackers"}
+"""The options that a run takes from its config.json; by default it uses as many of the devices here as it had."""
 
 
 def resume(given: Resume) -> None:
@@ -37,65 +32,61 @@ def resume(given: Resume) -> None:
     join_processes(given)
     use_cores()
     use_cache()
-    folder = given.folder
-    changes = {name: getattr(given, name) for name in ("mesh", "checkpoint_every") if getattr(given, name) is not None}
-    has_more_runs = (folder / "compare.json").is_file() or (folder / "tune.json").is_file()
-    if has_more_runs and given.rounds is not None:
+    folder, names = given.folder, ("rounds", "mesh", "checkpoint_every")
+    changes = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
+    is_comparison, is_search = (folder / "compare.json").is_file(), (folder / "tune.json").is_file()
+    if "rounds" in changes and (is_comparison or is_search):
         raise UsageError("--rounds is for a single run only")
-    if (folder / "compare.json").is_file():
-        comparison = Comparison.read(folder)
-        comparison = replace(comparison, options=comparison.options | changes)
-        task = reload_task(comparison.task, given.data_dir)
-        compared = run_comparison(task, comparison, folder)
-        _raise_if_stopped(compared.stopped, folder)
-        report_comparison(compared)
-    elif (folder / "tune.json").is_file():
-        tuning = Tuning.read(folder)
-        tuning = replace(tuning, options=tuning.options | changes)
-        task = reload_task(tuning.task, given.data_dir)
-        with bar(f"{tuning.algorithm}: {tuning.size} points", tuning.size * int(tuning.options["rounds"])) as update:
-            tuned = run_search(task, tuning, folder, update)
-        _raise_if_stopped(tuned.stopped, folder)
-        report_search(folder)
-    else:
-        _resume_run(folder, given, changes)
+    with errors_name(folder):
+        if is_comparison:
+            comparison = Comparison.read(folder)
+            comparison = replace(comparison, options=comparison.options | changes)
+            compared = run_comparison(_load_task(comparison.task, given.data_dir), comparison, folder)
+            if compared.stopped is not None:
+                raise Interrupted(compared.stopped)
+            report_comparison(compared)
+        elif is_search:
+            tuning = Tuning.read(folder)
+            tuning = replace(tuning, options=tuning.options | changes)
+            task, total = _load_task(tuning.task, given.data_dir), tuning.size * int(tuning.options["rounds"])
+            with bar(f"{tuning.algorithm}: {tuning.size} points", total) as update:
+                tuned = run_search(task, tuning, folder, update)
+            if tuned.stopped is not None:
+                raise Interrupted(tuned.stopped)
+            report_search(folder)
+        else:
+            _resume_run(folder, given.data_dir, changes)
 
 
-def _raise_if_stopped(stopped: RunResult | None, folder: Path) -> None:
-    if stopped is not None:
-        raise Stopped(f"{stopped.message}; continue with: {resume_command(folder)}", stopped.signal)
-
-
-def _resume_run(folder: Path, given: Resume, changes: dict[str, Any]) -> None:
+def _resume_run(folder: Path, data_dir: Path | None, changes: Mapping[str, Any]) -> None:
     """Continue a run; of several processes only the first needs the folder, and sends its config to the others."""
-    config: Any = broadcast(run_on_all_or_fail(lambda: _read_config(folder, given.rounds) if is_leader() else None))
-    options = {name: config[name] for name in RESUMED if name in config} | changes
-    if given.rounds is not None:
-        options["rounds"] = given.rounds
-    name, hyperparameters = config["algorithm"]["name"], config["algorithm"].get("hyperparameters") or {}
-
-    def set_up() -> tuple[Task, FedAlgorithm]:
-        algorithm = wrap(build(name, hyperparameters), **options.get("wrappers") or {})
-        return reload_task(config["task"], given.data_dir), algorithm
-
-    task, algorithm = run_on_all_or_fail(set_up)
-    result = finish(
-        lambda: experiment.run(
-            task, algorithm, label=name, hyperparameters=hyperparameters, resume_from=folder, **options
-        ),
-        folder,
-    )
-    if is_leader():
-        print_result(result, folder, as_json=False)
+    config: Any = broadcast(run_on_all_or_fail(lambda: _read_config(folder, changes) if is_leader() else None))
+    kept = {name: value for name, value in config.items() if name in RESUMED}
+    task = run_on_all_or_fail(lambda: _load_task(config["task"], data_dir))
+    algorithm = config["algorithm"]
+    options = {**kept, **changes, "resume_from": folder}
+    run_algorithm(task, algorithm["name"], algorithm["hyperparameters"], options, folder)
 
 
-def _read_config(folder: Path, rounds: int | None) -> dict[str, Any]:
+def _read_config(folder: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
     if not (folder / "config.json").is_file():
         raise UsageError(f"'{folder}' is not the folder of a run, a comparison or a search")
     config = read_config(folder)
     if "deployment" in config:
         raise UsageError(f"'{folder}' is of a deployment: continue with fedoptax deploy local --resume {folder}")
-    done = max([0, *rounds_of(folder)])
-    if rounds is not None and rounds < done:
-        raise UsageError(f"--rounds must be at least {done}, the rounds done, got {rounds}")
+    if "rounds" in changes:
+        check_int("--rounds", changes["rounds"], max(rounds_of(folder), default=1))
     return config
+
+
+def _load_task(spec: Mapping[str, Any], data_dir: Path | None) -> Task:
+    """Load the task that a folder of results names."""
+    name = str(spec["name"])
+    if name not in TASKS and not name.startswith("file:"):
+        raise UsageError(f"task '{name}' was made in Python: continue with fedoptax.run(resume_from=...)")
+    allowed = recipe_of(name).option_types()
+    arguments = {key: value for key, value in spec.items() if key in allowed}
+    task = load_task(name, seed=spec.get("partition_seed", 0), data_dir=data_dir, **arguments)
+    if spec.get("contents") not in (None, task.spec.get("contents")):
+        raise RunError(f"'{name}' has changed since the run was begun")
+    return task

@@ -1,0 +1,108 @@
+"""`fedoptax report`, and the reports that comparisons and searches end with."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from pathlib import Path
+
+from fedoptax._progress import status
+from fedoptax.cli.options import Report
+from fedoptax.cli.printing import print_table
+from fedoptax.errors import RunError, UsageError
+from fedoptax.experiments.comparison import Compared
+from fedoptax.experiments.tuning import AllDiverged
+from fedoptax.report import write_report
+from fedoptax.report.searches import Search, edge_warnings, load_searches
+from fedoptax.report.words import format_number, format_setting
+
+SHOWN = 10  # points in the table on the terminal
+
+
+def report(given: Report) -> None:
+    """Write the report of what is in a folder."""
+    if not given.folder.is_dir():
+        raise UsageError(f"'{given.folder}' is not a folder with runs")
+    with status("writing the report"):
+        page = write_report(given.folder, given.out, given.target)
+    print(f"report: {page}")
+
+
+def report_comparison(done: Compared, as_json: bool = False) -> None:
+    """Write the report of a comparison and print its table."""
+    out = done.folder
+    searches = load_searches(out)
+    with status("writing the report"):
+        for search in searches:
+            write_report(search.folder)
+        page = write_report(out)
+    if as_json:
+        print(json.dumps({"out": str(out), "report": str(page), "diverged": done.diverged}, indent=1))
+    else:
+        for search in searches:
+            _print_best(search, f"{search.algorithm}.")
+        print((out / "table.md").read_text(encoding="utf-8"))
+        print(f"report: {page}")
+    if done.diverged:
+        raise RunError("; ".join(done.diverged))
+
+
+def report_search(out: Path, as_json: bool = False) -> None:
+    """Write the report of a search and print its points."""
+    with status("writing the report"):
+        page = write_report(out)
+    search = load_searches(out)[0]
+    if as_json:
+        _print_json(search, page)
+    else:
+        _print_points(search)
+        _print_best(search)
+        print(f"report: {page}")
+    if search.best is None:
+        raise AllDiverged(search.algorithm, len(search.trials))
+
+
+def _print_best(search: Search, scope: str = "") -> None:
+    """Print the best values as options, and a line for each that lies at an end of its grid."""
+    if search.best is None:
+        return
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in search.best.values.items()}
+    print("best: " + " ".join(f"--set {shlex.quote(f'{scope}{name}={text}')}" for name, text in texts.items()))
+    for text in edge_warnings(search):
+        print(f"{search.algorithm}: {text}")
+
+
+def _print_points(search: Search) -> None:
+    rule, names = search.tuning.rule, list(search.tuning.grid)
+    rows = [[*names, f"mean {rule.metric} of last {rule.last}", "status"]]
+    for point in search.ranked[:SHOWN]:
+        values = [format_setting(point.values[name]) for name in names]
+        rows.append([*values, format_number(point.score), point.run.status])
+    print_table(rows)
+    lost = sum(point.run.status == "diverged" for point in search.trials)
+    print(f"{len(search.trials)} points" + (f", {lost} diverged" if lost else ""))
+
+
+def _print_json(search: Search, page: Path) -> None:
+    best = search.best
+    points = [
+        {
+            "values": dict(point.values),
+            "score": None if math.isnan(point.score) else point.score,
+            "status": point.run.status,
+            "rounds": len(point.run.rows),
+            "folder": str(point.run.path),
+        }
+        for point in search.trials
+    ]
+    found = {
+        "out": str(search.folder),
+        "report": str(page),
+        "best": best and dict(best.values),
+        "score": best and best.score,
+        "hyperparameters": best and {**search.tuning.fixed, **best.values},
+        "edges": search.edges,
+        "points": points,
+    }
+    print(json.dumps(found, indent=1))
