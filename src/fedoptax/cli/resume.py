@@ -41,14 +41,14 @@ def resume(given: Resume) -> None:
         if is_comparison:
             comparison = Comparison.read(folder)
             comparison = replace(comparison, options=comparison.options | changes)
-            compared = run_comparison(_load_task(comparison.task, given.data_dir), comparison, folder)
+            compared = run_comparison(reload_task(comparison.task, given.data_dir), comparison, folder)
             if compared.stopped is not None:
                 raise Interrupted(compared.stopped)
             report_comparison(compared)
         elif is_search:
             tuning = Tuning.read(folder)
             tuning = replace(tuning, options=tuning.options | changes)
-            task, total = _load_task(tuning.task, given.data_dir), tuning.size * int(tuning.options["rounds"])
+            task, total = reload_task(tuning.task, given.data_dir), tuning.size * int(tuning.options["rounds"])
             with bar(f"{tuning.algorithm}: {tuning.size} points", total) as update:
                 tuned = run_search(task, tuning, folder, update)
             if tuned.stopped is not None:
@@ -62,7 +62,7 @@ def _resume_run(folder: Path, data_dir: Path | None, changes: Mapping[str, Any])
     """Continue a run; of several processes only the first needs the folder, and sends its config to the others."""
     config: Any = broadcast(run_on_all_or_fail(lambda: _read_config(folder, changes) if is_leader() else None))
     kept = {name: value for name, value in config.items() if name in RESUMED}
-    task = run_on_all_or_fail(lambda: _load_task(config["task"], data_dir))
+    task = run_on_all_or_fail(lambda: reload_task(config["task"], data_dir))
     algorithm = config["algorithm"]
     options = {**kept, **changes, "resume_from": folder}
     run_algorithm(task, algorithm["name"], algorithm["hyperparameters"], options, folder)
@@ -79,8 +79,8 @@ def _read_config(folder: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
     return config
 
 
-def _load_task(spec: Mapping[str, Any], data_dir: Path | None) -> Task:
-    """Load the task that a folder of results names."""
+def reload_task(spec: Mapping[str, Any], data_dir: Path | None) -> Task:
+    """Load the task that a folder of results names, by its `spec` there."""
     name = str(spec["name"])
     if name not in TASKS and not name.startswith("file:"):
         raise UsageError(f"task '{name}' was made in Python: continue with fedoptax.run(resume_from=...)")
