@@ -14,6 +14,13 @@ import jax.numpy as jnp
 Tree = Any
 
 
+def sum_dtype(x: Tree) -> Any:
+    """The dtype in which the leaves of `x` are summed: at least float32, also under strict promotion."""
+    dtypes = [jax.dtypes.canonicalize_dtype(a.dtype) for a in jax.tree.leaves(x)]
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.result_type(jnp.float32, *dtypes)
+
+
 def zeros_like(x: Tree) -> Tree:
     """0, in the shape and dtype of `x`."""
     return jax.tree.map(jnp.zeros_like, x)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedoptax._tree import sum_dtype
 from fedoptax.errors import UsageError
 
 Tree = Any
@@ -175,11 +176,7 @@ def weighted_mean(trees: Sequence[Tree], weights: Sequence[Any] | jax.Array | No
 
 def accumulate_zero(like: Tree) -> Tree:
     """An empty sum for uploads like `like` (arrays or shape/dtype structs), each leaf at least float32 or complex64."""
-
-    def leaf(a: Any) -> jax.Array:
-        return jnp.zeros(a.shape, jnp.promote_types(jax.dtypes.canonicalize_dtype(a.dtype), jnp.float32))
-
-    return jax.tree.map(leaf, like)
+    return jax.tree.map(lambda a: jnp.zeros(a.shape, sum_dtype(a)), like)
 
 
 def accumulate(total: Tree, weight: Any, upload: Tree) -> Tree:

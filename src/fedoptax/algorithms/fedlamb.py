@@ -179,7 +179,7 @@ def _local_adaptive(
 def _layer_norms(params: Tree, layers: str) -> Tree:
     """The 2-norm of the layer that each leaf belongs to, a scalar in at least float32."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(params)
-    wide = jnp.result_type(jnp.float32, *(a.dtype for _, a in leaves))
+    wide = tree.sum_dtype(params)
     names = [path if layers == "tensor" else path[:-1] for path, _ in leaves]
     squares: dict[Any, jax.Array] = {}
     for name, (_, a) in zip(names, leaves):

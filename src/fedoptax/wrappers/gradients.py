@@ -50,6 +50,5 @@ def clipped(grad_fn: GradFn, max_norm: Any) -> GradFn:
 
 def global_norm(grads: Tree) -> jax.Array:
     """The 2-norm of all leaves together, a scalar in at least float32."""
-    leaves = jax.tree.leaves(grads)
-    wide = jnp.float64 if any(a.dtype == jnp.float64 for a in leaves) else jnp.float32
-    return jnp.sqrt(sum((jnp.sum(jnp.square(a.astype(wide))) for a in leaves), jnp.zeros((), wide)))
+    wide = tree.sum_dtype(grads)
+    return jnp.sqrt(sum((jnp.sum(jnp.square(a.astype(wide))) for a in jax.tree.leaves(grads)), jnp.zeros((), wide)))

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import keystr, tree_leaves_with_path
 
+from fedoptax import _tree as tree
 from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Tree
 from fedoptax.errors import UsageError, check_number, check_positive, is_traced
 from fedoptax.wrappers import accounting, uploads
@@ -161,7 +162,7 @@ def add_noise(mean: Tree, key: jax.Array, length: Any, spread: Any) -> Tree:
     leaves, structure = jax.tree.flatten(mean)
 
     def leaf(a: jax.Array, key: jax.Array) -> jax.Array:
-        wide = jnp.float64 if a.dtype == jnp.float64 else jnp.float32
+        wide = tree.sum_dtype(a)
         noise = jnp.asarray(spread, wide) * jax.random.normal(key, a.shape, wide)
         return (jnp.asarray(length, wide) * (a.astype(wide) + noise)).astype(a.dtype)
 
