@@ -8,10 +8,10 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import fields
-from importlib import import_module
 from importlib.util import find_spec
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import click
 import typer
@@ -27,29 +27,34 @@ from fedoptax.experiments.signals import terminable
 typer.core.HAS_RICH = False
 
 
-def add_command(group: typer.Typer, name: str, form: type, module: str, function: str) -> None:
-    """Add a command: its options are the fields of `form`, an object of which `function` in `module` takes."""
+T = TypeVar("T")
+Load = Callable[[], Callable[[T], None]]
 
-    def work(**values: Any) -> None:
-        if module == "deploy" and find_spec("flwr") is None:
-            raise UsageError("deploy needs Flower: pip install 'fedoptax[flower]'")
-        with status("starting"):
-            found = import_module(f"fedoptax.cli.{module}")
-        getattr(found, function)(form(**values))
 
-    hints, own = get_type_hints(form), inspect.get_annotations(form)
-    parameters = [
-        inspect.Parameter(
-            of.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=of.default_factory(),  # type: ignore[operator]  # `option` makes one
-            annotation=Annotated[hints[of.name], of.metadata["parameter"]],
-        )
-        for of in sorted(fields(form), key=lambda of: of.name not in own)
-    ]
-    work.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
-    work.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    group.command(name, help=inspect.getdoc(form))(work)
+def command(group: typer.Typer, name: str, form: type[T]) -> Callable[[Load[T]], None]:
+    """Add a command whose options are the fields of `form`; the decorated function imports what does its work."""
+
+    def add(load: Load[T]) -> None:
+        def work(**values: Any) -> None:
+            with status("starting"):
+                function = load()
+            function(form(**values))
+
+        hints, own = get_type_hints(form), inspect.get_annotations(form)
+        parameters = [
+            inspect.Parameter(
+                of.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=of.default_factory(),  # type: ignore[operator]  # `option` makes one
+                annotation=Annotated[hints[of.name], of.metadata["parameter"]],
+            )
+            for of in sorted(fields(form), key=lambda of: of.name not in own)  # type: ignore[arg-type]
+        ]
+        work.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
+        work.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        group.command(name, help=inspect.getdoc(form))(work)
+
+    return add
 
 
 def show_help(context: typer.Context) -> None:
@@ -85,21 +90,97 @@ data, deploy = (
 )
 app.add_typer(data, name="data")
 app.add_typer(deploy, name="deploy")
-for command in (
-    (app, "run", options.Run, "run", "run"),
-    (app, "compare", options.Compare, "compare", "compare"),
-    (app, "tune", options.Tune, "tune", "tune"),
-    (app, "resume", options.Resume, "resume", "resume"),
-    (app, "report", options.Report, "report", "report"),
-    (app, "list", options.List, "listing", "list_names"),
-    (app, "bytes", options.Bytes, "listing", "show_bytes"),
-    (data, "fetch", options.Fetch, "data", "fetch"),
-    (data, "check", options.Check, "data", "check"),
-    (data, "partition", options.Partition, "partition", "show_partition"),
-    (deploy, "init", options.Init, "deploy", "init"),
-    (deploy, "local", options.Local, "deploy", "local"),
-):
-    add_command(*command)
+
+
+@command(app, "run", options.Run)
+def _run() -> Callable[[options.Run], None]:
+    from fedoptax.cli.run import run
+
+    return run
+
+
+@command(app, "compare", options.Compare)
+def _compare() -> Callable[[options.Compare], None]:
+    from fedoptax.cli.compare import compare
+
+    return compare
+
+
+@command(app, "tune", options.Tune)
+def _tune() -> Callable[[options.Tune], None]:
+    from fedoptax.cli.tune import tune
+
+    return tune
+
+
+@command(app, "resume", options.Resume)
+def _resume() -> Callable[[options.Resume], None]:
+    from fedoptax.cli.resume import resume
+
+    return resume
+
+
+@command(app, "report", options.Report)
+def _report() -> Callable[[options.Report], None]:
+    from fedoptax.cli.report import report
+
+    return report
+
+
+@command(app, "list", options.List)
+def _list() -> Callable[[options.List], None]:
+    from fedoptax.cli.listing import list_names
+
+    return list_names
+
+
+@command(app, "bytes", options.Bytes)
+def _bytes() -> Callable[[options.Bytes], None]:
+    from fedoptax.cli.listing import show_bytes
+
+    return show_bytes
+
+
+@command(data, "fetch", options.Fetch)
+def _fetch() -> Callable[[options.Fetch], None]:
+    from fedoptax.cli.data import fetch
+
+    return fetch
+
+
+@command(data, "check", options.Check)
+def _check() -> Callable[[options.Check], None]:
+    from fedoptax.cli.data import check
+
+    return check
+
+
+@command(data, "partition", options.Partition)
+def _partition() -> Callable[[options.Partition], None]:
+    from fedoptax.cli.partition import show_partition
+
+    return show_partition
+
+
+@command(deploy, "init", options.Init)
+def _init() -> Callable[[options.Init], None]:
+    _check_flower()
+    from fedoptax.cli.deploy import init
+
+    return init
+
+
+@command(deploy, "local", options.Local)
+def _local() -> Callable[[options.Local], None]:
+    _check_flower()
+    from fedoptax.cli.deploy import local
+
+    return local
+
+
+def _check_flower() -> None:
+    if find_spec("flwr") is None:
+        raise UsageError("deploy needs Flower: pip install 'fedoptax[flower]'")
 
 
 def main(arguments: list[str] | None = None) -> None:
