@@ -13,18 +13,13 @@ from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
-import jax
 import numpy as np
 
-from fedoptax.errors import UsageError, check_int, check_number
+from fedoptax.errors import UsageError, check_int, check_number, is_traced
 
 
 def check_available(delta: float) -> None:
-    """Check δ and that dp-accounting is installed: before a run, not in its first round.
-
-    Raises:
-      UsageError: δ is not in (0, 1), or dp-accounting is missing.
-    """
+    """Check δ and that dp-accounting is installed: before a run, not in its first round."""
     check_number("delta", delta, 0, 1, open_low=True)
     if find_spec("dp_accounting") is None:
         raise UsageError("with_privacy needs dp-accounting: pip install 'fedoptax[privacy]'")
@@ -46,11 +41,8 @@ def epsilon(noise_multiplier: Any, delta: float, rounds: int, cohort_size: int, 
 
     Returns:
       ε ≥ 0; infinity for z = 0.
-
-    Raises:
-      UsageError: the noise multiplier is traced, or a number is out of range.
     """
-    if isinstance(noise_multiplier, jax.core.Tracer):
+    if is_traced(noise_multiplier):
         raise UsageError("noise_multiplier must be a number to compute ε, got a traced value")
     check_int("rounds", rounds, 0)
     check_int("cohort_size", cohort_size, 1, num_clients)
@@ -71,9 +63,7 @@ def _renyi(ratio: float, cohort_size: int, num_clients: int) -> tuple[np.ndarray
     """Orders, and the Rényi divergences of one round at them; half a second, so kept."""
     import dp_accounting
 
-    event = dp_accounting.SampledWithoutReplacementDpEvent(
-        num_clients, cohort_size, dp_accounting.GaussianDpEvent(ratio)
-    )
-    relation = dp_accounting.NeighboringRelation.REPLACE_ONE
-    accountant = dp_accounting.rdp.RdpAccountant(neighboring_relation=relation).compose(event)
+    noise = dp_accounting.GaussianDpEvent(ratio)
+    accountant = dp_accounting.rdp.RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
+    accountant.compose(dp_accounting.SampledWithoutReplacementDpEvent(num_clients, cohort_size, noise))
     return accountant.orders, accountant.rdp

@@ -65,9 +65,6 @@ def qsgd(bits: int = 4, bucket: int = 512, norm: str = "l2") -> Codec:
       bucket: d ≥ 1, the numbers that share a norm.
       norm: `"l2"`, or `"max"`, the largest |vᵢ| (the paper's experiments): a smaller error, at most d/(4s²) max²,
         without the bound by √d.
-
-    Raises:
-      UsageError: an argument is outside its range.
     """
     check_int("bits", bits, 2, 8)
     check_int("bucket", bucket)
@@ -98,9 +95,6 @@ def topk(fraction: float = 0.01) -> Codec:
 
     Args:
       fraction: in (0, 1]; ⌈fraction · size⌉ numbers of each array are sent.
-
-    Raises:
-      UsageError: the fraction is outside its range.
     """
     check_number("fraction", fraction, 0, 1, open_low=True, open_high=False)
 

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.tree_util import tree_flatten_with_path
+from jax.tree_util import tree_leaves_with_path
 
 from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Tree, decoded
 from fedoptax.errors import UsageError
 from fedoptax.wrappers import codecs, uploads
 from fedoptax.wrappers.codecs import Codec, Coded
-from fedoptax.wrappers.uploads import Message
+from fedoptax.wrappers.uploads import Message, is_floating
 
 FIELDS = (*uploads.VECTORS, "change")
 """Fields of uploads that are coded unless others are named; `change` is that of `with_privacy`."""
@@ -54,12 +54,17 @@ def with_compression(
       seed: of the rounding.
 
     Raises:
-      UsageError: no codec, a wrong seed, or (when a client runs) uploads that are coded already or no field to code.
+      UsageError: no codec, a wrong seed, or (when a client runs) an upload that is coded already or lacks the fields.
     """
     if not isinstance(codec, Codec):
         raise UsageError(f"codec must be one of fedoptax.codecs, such as codecs.qsgd(), got {codec!r}")
     words, chosen = uploads.key_words(seed), FIELDS if fields is None else tuple(fields)
     sends_changes = algorithm.decode is not None  # another wrapper made them
+
+    def coded_places(upload: Tree) -> list[int]:
+        has_fields = hasattr(upload, "_fields")
+        leaves = enumerate(tree_leaves_with_path(upload))
+        return [i for i, (p, a) in leaves if is_floating(a) and (not has_fields or uploads.field_of(p) in chosen)]
 
     def init(params: Tree) -> CompressionState:
         return CompressionState(algorithm.init(params), uploads.first_key(words, params) if codec.random else ())
@@ -69,8 +74,8 @@ def with_compression(
         if not codec.feedback:
             return inner
         form = uploads.upload_form(algorithm, params)
-        leaves, _ = tree_flatten_with_path(form)
-        return CompressionClient(inner, tuple(jnp.zeros(a.shape, a.dtype) for p, a in leaves if is_chosen(form, p, a)))
+        leaves = jax.tree.leaves(form)
+        return CompressionClient(inner, tuple(jnp.zeros(leaves[i].shape, leaves[i].dtype) for i in coded_places(form)))
 
     def broadcast(server: CompressionState) -> Message:
         return Message(algorithm.broadcast(server.inner), server.key)
@@ -80,23 +85,20 @@ def with_compression(
         upload, inner, loss = algorithm.client_update(grad_fn, message.inner, inner, batches)
         _check_upload(upload, chosen, must_have_all=fields is not None)
         change = upload if sends_changes else uploads.change_of(message.inner, upload, chosen)
-        leaves, structure = tree_flatten_with_path(change)
-        places = [i for i, (path, a) in enumerate(leaves) if is_chosen(upload, path, a)]
-        sent = [a for _, a in leaves]
-        whole = [sent[i] for i in places]
+        leaves, structure = jax.tree.flatten(change)
+        places = coded_places(upload)
+        arrays = [leaves[i] for i in places]
         if codec.feedback:
-            whole = [a + unsent for a, unsent in zip(whole, client.unsent, strict=True)]
-        keys = [None] * len(whole)
+            arrays = [a + unsent for a, unsent in zip(arrays, client.unsent, strict=True)]
+        keys: Any = [None] * len(places)
         if codec.random:
-            keys = list(jax.random.split(uploads.client_key(message.added, batches), len(whole)))
-        for i, a, key in zip(places, whole, keys):
-            sent[i] = codecs.encode_array(codec, a, key)
+            keys = jax.random.split(uploads.client_key(message.added, batches), len(places))
+        coded = [codecs.encode_array(codec, a, key) for a, key in zip(arrays, keys)]
+        for i, a in zip(places, coded):
+            leaves[i] = a
         if codec.feedback:
-            inner = CompressionClient(inner, _unsent(codec, whole, [sent[i] for i in places], client.unsent))
-        return jax.tree.unflatten(structure, sent), inner, loss
-
-    def is_chosen(upload: Tree, path: Any, leaf: Any) -> bool:
-        return uploads.is_floating(leaf) and (not hasattr(upload, "_fields") or uploads.field_of(path) in chosen)
+            inner = CompressionClient(inner, _unsent(codec, arrays, coded, client.unsent))
+        return jax.tree.unflatten(structure, leaves), inner, loss
 
     def decode(sent: Tree) -> Tree:
         return decoded(algorithm, jax.tree.map(lambda node: codecs.decode_array(codec, node), sent, is_leaf=_is_coded))
@@ -118,10 +120,10 @@ def with_compression(
     )
 
 
-def _unsent(codec: Codec, whole: Sequence[jax.Array], sent: Sequence[Any], before: Sequence[jax.Array]) -> tuple:
-    """The arrays minus what the server decodes of them; as before if they are not finite."""
-    is_finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in whole])) if whole else True
-    left = (a - codecs.decode_array(codec, s) for a, s in zip(whole, sent))
+def _unsent(codec: Codec, arrays: list[jax.Array], coded: list[Any], before: tuple[jax.Array, ...]) -> tuple:
+    """The arrays minus what the server decodes of them; as before if one is not finite."""
+    is_finite = jnp.all(jnp.asarray([jnp.all(jnp.isfinite(a)) for a in arrays]))
+    left = (a - codecs.decode_array(codec, sent) for a, sent in zip(arrays, coded))
     return tuple(jnp.where(is_finite, new, old) for new, old in zip(left, before))
 
 

@@ -28,9 +28,6 @@ def with_clipping(algorithm: FedAlgorithm, max_norm: Any) -> FedAlgorithm:
     Args:
       algorithm: any algorithm.
       max_norm: > 0.
-
-    Raises:
-      UsageError: `max_norm` is not a number > 0.
     """
     check_positive(max_norm=max_norm)
     return with_gradient(algorithm, lambda grad_fn, message: clipped(grad_fn, max_norm))

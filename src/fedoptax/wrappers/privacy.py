@@ -76,9 +76,6 @@ def with_privacy(
         noise. None knows those of this package, and refuses fields that it does not know.
       seed: of the noise. It must be secret where privacy matters: None draws it from the operating system.
 
-    Returns:
-      The algorithm, with weighting `"uniform"`.
-
     Raises:
       UsageError: a number is outside its range; dp-accounting is not installed; the upload is coded already, or (when a
         client runs) holds whole numbers or fields of unknown sign.
@@ -185,14 +182,10 @@ def _check_upload(upload: Tree, nonnegative: Sequence[str], must_know_all: bool)
     leaves = tree_leaves_with_path(upload)
     for path, leaf in leaves:
         if not uploads.is_floating(leaf):
-            raise UsageError(
-                f"algorithm must upload floating-point numbers to be private, got {leaf.dtype} at {keystr(path)} "
-                "(schedules and counts of local steps cannot be clipped and noised)"
-            )
-    for path, _ in leaves:
+            raise UsageError(f"algorithm must upload floating-point numbers alone, got {leaf.dtype} at {keystr(path)}")
+    for path, _ in leaves if must_know_all else ():
         field = uploads.field_of(path)
-        is_known = field is None or field in uploads.VECTORS or uploads.is_nonnegative(path, nonnegative)
-        if must_know_all and not is_known:
+        if not (field is None or field in uploads.VECTORS or uploads.is_nonnegative(path, nonnegative)):
             raise UsageError(
                 f"nonnegative must name the upload's fields that noise must not make negative, or be (): '{field}' "
                 "may hold second moments"

@@ -83,8 +83,7 @@ def known_part(message: Any, upload: Tree, fields: Sequence[str] | None = None) 
 
 
 def _form(tree: Tree) -> Any:
-    arrays = [a if hasattr(a, "dtype") else jnp.asarray(a) for a in jax.tree.leaves(tree)]
-    return jax.tree.structure(tree), [(a.shape, a.dtype) for a in arrays]
+    return jax.tree.structure(tree), [(jnp.shape(a), jnp.result_type(a)) for a in jax.tree.leaves(tree)]
 
 
 def upload_form(algorithm: FedAlgorithm, params: Tree) -> Tree:
