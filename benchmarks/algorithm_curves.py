@@ -60,7 +60,7 @@ Made by `python benchmarks/algorithm_curves.py`, together with the images of the
 
 - Task `digits`: {clients} clients of {low} to {high} examples, Dirichlet 0.3, the task's MLP, 359 test examples.
 - {seeds} seeds, {rounds} rounds, {cohort} clients a round sampled at random, batch {batch}, 1 local epoch, the weights
-  of each paper, the hyper-parameters of `experiments/presets.py` (and once `fedavg` with a server step of 1).
+  of each paper, the hyper-parameters of `experiments/presets.toml` (and once `fedavg` with a server step of 1).
 - Test accuracy is that of the last synchronised model; ± is the standard deviation over the seeds (n − 1 below). A seed
   decides the initial model, the cohorts and the order of examples, and is the same for all algorithms; the partition is
   the same for all seeds.

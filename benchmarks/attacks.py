@@ -43,7 +43,7 @@ Made by `python benchmarks/attacks.py`. Test accuracy after {rounds} rounds, the
 r*: the server's state became NaN or infinite, in round r at the earliest of the seeds.
 
 - Task `digits`: {clients} clients, Dirichlet 0.3, the task's MLP; {cohort} clients a round, batch {batch}, 1 local
-  epoch, hyper-parameters of `src/fedoptax/experiments/presets.py`, weights of each paper (mean and norm clipping only).
+  epoch, hyper-parameters of `experiments/presets.toml`, weights of each paper (mean and norm clipping only).
 - Attacks strike each client of each cohort with the given probability in each round, so that a cohort of {cohort} may
   have more liars than an aggregator bears. *NaN* and *×* spoil the whole upload: the updates of `fedavg`, `fedadam`,
   `fedyogi` and `scaffold`, but the parameters themselves (and moments) of `fedlamb` and `fafed`.
