@@ -143,7 +143,6 @@ def test_seed_decides_the_data(name: str) -> None:
         (lambda: analytic.quadratic(condition=0.5), "condition"),
         (lambda: analytic.quadratic(dimension=2.5), "dimension"),
         (lambda: analytic.synthetic(beta=float("nan")), "beta"),
-        (lambda: analytic.synthetic(test_share=1.0), "test_share"),
     ],
 )
 def test_wrong_numbers_are_refused_by_name(make: Any, argument: str) -> None:

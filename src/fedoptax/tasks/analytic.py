@@ -5,7 +5,6 @@ Claims about algorithms are tested on them: where they converge to, how far they
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -25,9 +24,8 @@ def counterexample() -> Task:
 
     f₁(x) = 3x² for |x| ≤ 1, else 6|x| − 2; f₂ = f₃ = −x² for |x| ≤ 1, else −2|x| + 1; f = (f₁ + f₂ + f₃)/3. An
     example (a, c) is a function: a x² for |x| ≤ 1, else 2a|x| − c. Each client holds one, so one epoch is one step, on
-    the exact gradient. The constants are as printed; f₁ then jumps by 1 at |x| = 1 (6|x| − 3 would be continuous),
-    which shows in reported losses only: the gradients, all that an algorithm sees, are those of the proof, 6 and −2 at
-    x₀.
+    the exact gradient. As printed, f₁ jumps by 1 at |x| = 1 (6|x| − 3 would be continuous), which shows in reported
+    losses only: the gradients are those of the proof, 6 and −2 at x₀.
 
     Parameters: `{"x": ()}`. Metric: `distance`, |x|.
     """
@@ -37,7 +35,7 @@ def counterexample() -> Task:
     def loss(params: Tree, batch: Any, key: jax.Array) -> jax.Array:
         x = params["x"]
         a, c = batch["a"].astype(x.dtype), batch["c"].astype(x.dtype)
-        return masked_mean(jnp.where(jnp.abs(x) <= 1, a * x * x, 2 * a * jnp.abs(x) - c), {"mask": batch["mask"]})
+        return masked_mean(jnp.where(jnp.abs(x) <= 1, a * x * x, 2 * a * jnp.abs(x) - c), batch)
 
     return Task(
         name="counterexample",
@@ -69,8 +67,7 @@ def quadratic(
     fᵢ(x) = meanⱼ ½ (x − bᵢⱼ)ᵀ Hᵢ (x − bᵢⱼ); f is their mean and f's optimum x* = (Σ Hᵢ)⁻¹ Σ Hᵢ b̄ᵢ. Hᵢ is a random
     rotation of eigenvalues spread evenly in log from 1/condition to 1; bᵢⱼ = bᵢ + noise·εᵢⱼ and
     bᵢ = 1 + heterogeneity·εᵢ with standard normal ε. x₀ = 0. Where b differs between clients of different H, local
-    steps drift: `fedavg` with several stops away from x*. An example is a function, (H, b), so each carries its
-    client's matrix.
+    steps drift: `fedavg` with several stops away from x*. An example is a function, (H, b).
 
     Parameters: `{"x": (dimension,)}`, float64 under `jax.enable_x64`. Metrics: `distance`, ‖x − x*‖, and `excess`,
     f(x) − f(x*) = ½ (x − x*)ᵀ H̄ (x − x*). x* is the task's test example: `task.test["optimum"][0]`.
@@ -94,22 +91,20 @@ def quadratic(
     check_number("condition", condition, 1.0)
     rng = np.random.default_rng(seed)
     eigenvalues = np.geomspace(1 / condition, 1, dimension) if dimension > 1 else np.ones(1)
-    matrices, centres, clients = [], [], []
+    matrices, pull, clients = [], np.zeros(dimension), []
     for _ in range(num_clients):
         rotation = np.linalg.qr(rng.normal(size=(dimension, dimension)))[0]
         matrix = (rotation * eigenvalues) @ rotation.T
         matrix = (matrix + matrix.T) / 2
         b = 1 + heterogeneity * rng.normal(size=dimension) + noise * rng.normal(size=(examples, dimension))
         matrices.append(matrix)
-        centres.append(b.mean(axis=0))
+        pull += matrix @ b.mean(axis=0)
         clients.append({"H": np.broadcast_to(matrix, (examples, dimension, dimension)), "b": b})
-    pull = sum(matrix @ centre for matrix, centre in zip(matrices, centres))
     optimum = np.linalg.solve(np.sum(matrices, axis=0), pull)
 
     def loss(params: Tree, batch: Any, key: jax.Array) -> jax.Array:
         x = params["x"]
-        energies = _energy(batch["H"].astype(x.dtype), x - batch["b"].astype(x.dtype))
-        return masked_mean(energies, {"mask": batch["mask"]})
+        return masked_mean(_energy(batch["H"].astype(x.dtype), x - batch["b"].astype(x.dtype)), batch)
 
     def metrics(params: Tree, batch: Any) -> dict[str, jax.Array]:
         gap = params["x"].astype(batch["optimum"].dtype) - batch["optimum"]
@@ -138,21 +133,18 @@ def quadratic(
     )
 
 
-def synthetic(
-    alpha: float = 1.0, beta: float = 1.0, num_clients: int = 30, *, test_share: float = 0.2, seed: int = 0
-) -> Task:
+def synthetic(alpha: float = 1.0, beta: float = 1.0, num_clients: int = 30, *, seed: int = 0) -> Task:
     """synthetic(α, β) (Li et al. 2020, FedProx, Section 5.1): logistic regression, 60 features, 10 classes.
 
     Device k labels with y = argmax(W_k x + b_k), entries of W_k and b_k ~ N(u_k, 1), u_k ~ N(0, α). Its x ~ N(v_k, Σ),
     Σ diagonal with Σ_jj = j^−1.2, entries of v_k ~ N(B_k, 1), B_k ~ N(0, β): β says how much the devices' data differ.
     α and β are variances, as the text has it (the authors' program takes them for standard deviations; the same at 0
-    and 1). Sizes are 50 + ⌊e^(4 + 2ε)⌋, from that program, "a power law". Of each device a random share goes to the
+    and 1). Sizes are 50 + ⌊e^(4 + 2ε)⌋, from that program, "a power law". Of each device a random fifth goes to the
     common test set.
 
-    α is meant to say how much the devices' models differ, but as defined, in the paper and in its program, it changes
-    nothing: u_k is one number for all entries, adds the same to all ten logits, and argmax does not see it. The models
-    differ, by the unit variance of their entries, as much at α = 0 as at any other. It is kept as published, so that
-    results compare.
+    α is meant to say how much the devices' models differ, but as published it changes nothing: u_k, one number for all
+    entries, adds the same to all ten logits, which argmax does not see. The models differ by the unit variance of their
+    entries, whatever α is.
 
     Parameters: `{"kernel": (60, 10), "bias": (10,)}`, starting at 0. Metrics: `accuracy`, and `loss` (cross-entropy).
 
@@ -160,7 +152,6 @@ def synthetic(
       alpha: α ≥ 0; without effect, see above.
       beta: β ≥ 0.
       num_clients: devices.
-      test_share: of each device's examples, in (0, 1).
       seed: of everything drawn.
 
     Raises:
@@ -169,35 +160,31 @@ def synthetic(
     check_number("alpha", alpha, 0.0)
     check_number("beta", beta, 0.0)
     check_int("num_clients", num_clients)
-    check_number("test_share", test_share, 0.0, 1.0, open_low=True)
     rng = np.random.default_rng(seed)
     spread = np.arange(1, FEATURES + 1) ** -0.6  # standard deviations
-    train: list[Mapping[str, np.ndarray]] = []
-    test: list[Mapping[str, np.ndarray]] = []
+    train, test = [], []
     for _ in range(num_clients):
         size = 50 + int(rng.lognormal(4, 2))
         u, shift = rng.normal(0, np.sqrt(alpha)), rng.normal(0, np.sqrt(beta))
         kernel, bias = rng.normal(u, 1, (FEATURES, CLASSES)), rng.normal(u, 1, CLASSES)
         x = rng.normal(shift, 1, FEATURES) + spread * rng.normal(size=(size, FEATURES))
         examples = {"x": x.astype(np.float32), "y": np.argmax(x @ kernel + bias, axis=1).astype(np.int32)}
-        cut = min(max(1, round(test_share * size)), size - 1)  # the examples are in random order
+        cut = round(0.2 * size)  # the examples are in random order
         test.append({name: value[:cut] for name, value in examples.items()})
         train.append({name: value[cut:] for name, value in examples.items()})
 
-    def log_probabilities(params: Tree, batch: Any) -> jax.Array:
+    def predict(params: Tree, batch: Any) -> tuple[jax.Array, jax.Array]:
+        """Log-probabilities (batch, 10), and the cross-entropy of each example, (batch,)."""
         x = batch["x"].astype(params["kernel"].dtype)
-        return jax.nn.log_softmax(x @ params["kernel"] + params["bias"])
-
-    def cross_entropy(log_p: jax.Array, batch: Any) -> jax.Array:
-        return -jnp.take_along_axis(log_p, batch["y"][:, None], axis=1)[:, 0]
+        log_p = jax.nn.log_softmax(x @ params["kernel"] + params["bias"])
+        return log_p, -jnp.take_along_axis(log_p, batch["y"][:, None], axis=1)[:, 0]
 
     def loss(params: Tree, batch: Any, key: jax.Array) -> jax.Array:
-        return masked_mean(cross_entropy(log_probabilities(params, batch), batch), {"mask": batch["mask"]})
+        return masked_mean(predict(params, batch)[1], batch)
 
     def metrics(params: Tree, batch: Any) -> dict[str, jax.Array]:
-        log_p = log_probabilities(params, batch)
-        correct = jnp.argmax(log_p, axis=-1) == batch["y"]
-        return {"accuracy": correct.astype(jnp.float32), "loss": cross_entropy(log_p, batch)}
+        log_p, losses = predict(params, batch)
+        return {"accuracy": (jnp.argmax(log_p, axis=-1) == batch["y"]).astype(jnp.float32), "loss": losses}
 
     return Task(
         name="synthetic",

@@ -48,7 +48,6 @@ def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     task = make_task(name, recipe, replace(options, model=model), source, **learned)
     return replace(
         task,
-        test=task.test if len(source.test["y"]) else None,
         description=f"{path.name}, {source.num_classes} classes",
         spec={**task.spec, "contents": contents},
     )
@@ -78,7 +77,7 @@ def standardize_features(source: Source) -> Source:
     return source._replace(train=standardize(source.train), test=standardize(source.test))
 
 
-RECIPE = Recipe(
+CUSTOM = Recipe(
     custom_data,
     "your own file: .npz, .csv, .parquet, or a folder of images",
     model="mlp",

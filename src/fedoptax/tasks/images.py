@@ -19,7 +19,7 @@ from fedoptax.data.datasets.source import Load
 from fedoptax.data.federated import FederatedData
 from fedoptax.errors import check_choice
 from fedoptax.models import Model, autoencoder
-from fedoptax.tasks.recipe import Build, Recipe, TaskOptions, make_task
+from fedoptax.tasks.recipe import Recipe, TaskOptions, make_task
 from fedoptax.tasks.task import Task, masked_mean
 
 Augmentation = Callable[[jax.Array, jax.Array | None], jax.Array]
@@ -27,27 +27,23 @@ CROP = 24
 """Height and width of an image after `crop`."""
 
 
-def classification(load: Load, scale: float = 255) -> Build:
-    """Return what builds a task on `load`'s images; models see x / scale, augmented if the options say so."""
-
-    def build(name: str, recipe: Recipe, options: TaskOptions) -> Task:
-        model = options.model or recipe.model
-        if "augment" in recipe.options and options.augment is None:
-            options = replace(options, augment="crop" if model.startswith("resnet18") else "none")
-        augment = options.augment or "none"
-        check_choice("augment", augment, AUGMENTATIONS)
-        source = load(options.data_dir)
-        shape = (CROP, CROP, *source.input_shape[2:]) if augment == "crop" else source.input_shape
-        learned = cross_entropy(recipe.models[model](shape, source.num_classes), scale, AUGMENTATIONS[augment])
-        return make_task(name, recipe, options, source, **learned)
-
-    return build
+def labelled_images(load: Load, scale: float, name: str, recipe: Recipe, options: TaskOptions) -> Task:
+    """Classification of `load`'s images; models see x / scale, augmented if the options say so."""
+    model = options.model or recipe.model
+    if "augment" in recipe.options and options.augment is None:
+        options = replace(options, augment="crop" if model.startswith("resnet18") else "none")
+    augment = options.augment or "none"
+    check_choice("augment", augment, AUGMENTATIONS)
+    source = load(options.data_dir)
+    shape = (CROP, CROP, *source.input_shape[2:]) if augment == "crop" else source.input_shape
+    learned = cross_entropy(recipe.models[model](shape, source.num_classes), scale, AUGMENTATIONS[augment])
+    return make_task(name, recipe, options, source, **learned)
 
 
-def mnist_classification(name: str, recipe: Recipe, options: TaskOptions) -> Task:
+def mnist_images(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     """Classification of MNIST; who wrote a digit is read, from files of its own, only where writers are the clients."""
     load = partial(mnist.load, writers=options.partition == "writers")
-    return classification(load)(name, recipe, options)
+    return labelled_images(load, 255, name, recipe, options)
 
 
 def image_classification(
@@ -76,28 +72,26 @@ def image_classification(
 def cross_entropy(model: Model, scale: float, augment: Augmentation | None = None) -> dict[str, Any]:
     """Return `init`, `loss` and `metrics` of `image_classification`."""
 
-    def logits(params: Tree, batch: Any, key: jax.Array | None = None) -> jax.Array:
+    def predict(params: Tree, batch: Any, key: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
         dtype = jax.tree.leaves(params)[0].dtype
         x = batch["x"].astype(dtype) / jnp.asarray(scale, dtype)
-        return model.apply(params, x if augment is None else augment(x, key), key)
+        logits = model.apply(params, x if augment is None else augment(x, key), key)
+        return logits, optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"])
 
     def loss(params: Tree, batch: Any, key: jax.Array) -> jax.Array:
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits(params, batch, key), batch["y"])
-        return masked_mean(losses, {"mask": batch["mask"]})
+        return masked_mean(predict(params, batch, key)[1], batch)
 
     def metrics(params: Tree, batch: Any) -> dict[str, jax.Array]:
-        out = logits(params, batch)
-        return {
-            "accuracy": (jnp.argmax(out, axis=-1) == batch["y"]).astype(jnp.float32),
-            "loss": optax.softmax_cross_entropy_with_integer_labels(out, batch["y"]),
-        }
+        logits, losses = predict(params, batch)
+        return {"accuracy": (jnp.argmax(logits, axis=-1) == batch["y"]).astype(jnp.float32), "loss": losses}
 
     return {"init": model.init, "loss": loss, "metrics": metrics, "primary_metric": "accuracy"}
 
 
 def emnist_autoencoder(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     """EMNIST AE of "Adaptive Federated Optimization"; metric `mse_x1000`, lower is better."""
-    return make_task(name, recipe, options, emnist.load(options.data_dir), **reconstruction(autoencoder()))
+    source, learned = emnist.load(options.data_dir), reconstruction(autoencoder())
+    return make_task(name, recipe, options, source, **learned, primary_metric="mse_x1000", higher_is_better=False)
 
 
 def reconstruction(model: Model) -> dict[str, Any]:
@@ -119,31 +113,29 @@ def reconstruction(model: Model) -> dict[str, Any]:
     def metrics(params: Tree, batch: Any) -> dict[str, jax.Array]:
         return {"mse_x1000": 1000 * errors(params, batch)}
 
-    names = {"primary_metric": "mse_x1000", "higher_is_better": False}
-    return {"init": model.init, "loss": loss, "metrics": metrics, **names}
+    return {"init": model.init, "loss": loss, "metrics": metrics}
 
 
 def crop(x: jax.Array, key: jax.Array | None) -> jax.Array:
-    """Crop and standardise; with a key (in training) at random places, flipped at random, else the centre.
+    """Crop images (n, height, width, channels) to (n, 24, 24, channels) and standardise them.
 
-    The CIFAR preprocessing of "Adaptive Federated Optimization" (Reddi et al. 2021).
-
-    Args:
-      x: (n, height, width, channels), height and width at least 24.
-      key: of the offsets and the flips of each image, or None.
-
-    Returns:
-      (n, 24, 24, channels).
+    With a key (in training) at random places and flipped at random, else the centre: the CIFAR preprocessing of
+    "Adaptive Federated Optimization" (Reddi et al. 2021).
     """
-    rows, columns = x.shape[1] - CROP, x.shape[2] - CROP
+    n, height, width, channels = x.shape
+    rows, columns = height - CROP, width - CROP
     if key is None:
-        x = x[:, rows // 2 : rows // 2 + CROP, columns // 2 : columns // 2 + CROP]
-    else:
-        x = _crop_randomly(x, key, rows, columns)
-    return standardize(x)
+        return standardize(x[:, rows // 2 : rows // 2 + CROP, columns // 2 : columns // 2 + CROP])
+    keys = jax.random.split(key, 3)
+    top = jax.random.randint(keys[0], (n,), 0, rows + 1)
+    left = jax.random.randint(keys[1], (n,), 0, columns + 1)
+    flip = jax.random.bernoulli(keys[2], 0.5, (n, 1, 1, 1))
+    window = partial(jax.lax.dynamic_slice, slice_sizes=(CROP, CROP, channels))
+    cropped = jax.vmap(lambda image, i, j: window(image, (i, j, 0)))(x, top, left)
+    return standardize(jnp.where(flip, cropped[:, :, ::-1], cropped))
 
 
-def standardize(x: jax.Array) -> jax.Array:
+def standardize(x: jax.Array, key: jax.Array | None = None) -> jax.Array:
     """Give every image mean 0 and deviation 1; a blank one, whose deviation is taken as 1/√(its numbers), is 0."""
     axes = (1, 2, 3)
     least = jnp.asarray(1 / math.sqrt(math.prod(x.shape[1:])), x.dtype)
@@ -151,22 +143,5 @@ def standardize(x: jax.Array) -> jax.Array:
     return (x - mean) / jnp.maximum(deviation, least)
 
 
-def _crop_randomly(x: jax.Array, key: jax.Array, rows: int, columns: int) -> jax.Array:
-    keys, n = jax.random.split(key, 3), x.shape[0]
-    top = jax.random.randint(keys[0], (n,), 0, rows + 1)
-    left = jax.random.randint(keys[1], (n,), 0, columns + 1)
-    flip = jax.random.bernoulli(keys[2], 0.5, (n, 1, 1, 1))
-
-    def crop_one(image: jax.Array, i: jax.Array, j: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_slice(image, (i, j, 0), (CROP, CROP, image.shape[2]))
-
-    cropped = jax.vmap(crop_one)(x, top, left)
-    return jnp.where(flip, cropped[:, :, ::-1], cropped)
-
-
-AUGMENTATIONS: dict[str, Augmentation | None] = {
-    "none": None,
-    "crop": crop,
-    "standardize": lambda x, key: standardize(x),
-}
+AUGMENTATIONS: dict[str, Augmentation | None] = {"none": None, "crop": crop, "standardize": standardize}
 """`load_task(augment=...)`: nothing, the papers' crop and flip, or only each image standardised."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -14,37 +15,31 @@ from fedoptax.data.datasets.source import Source
 from fedoptax.data.federated import FederatedData
 from fedoptax.errors import UsageError, check_choice, check_int, check_number
 from fedoptax.models import Model
-from fedoptax.tasks.task import DTYPES, Task
+from fedoptax.tasks.task import Task
 
 NATURAL = ("writers", "roles", "users", "articles", "parts", "clients")
 """Names of the clients that a data set has by nature."""
 
+_BY_LABEL: dict[str, tuple[Callable[..., partitions.Parts], dict[str, Any]]] = {
+    "dirichlet": (partitions.dirichlet, {"alpha": 0.3}),
+    "iid": (partitions.iid, {}),
+    "dirichlet-by-class": (partitions.dirichlet_by_class, {"alpha": 0.3}),
+    "classes": (partitions.classes_per_client, {"classes": 2}),
+    "shards": (lambda y, n, shards, seed: partitions.shards(y, n, shards, seed), {"shards": 2}),
+    "similarity": (lambda y, n, similarity, seed: partitions.similarity(y, n, similarity, seed), {"similarity": 0.0}),
+    "lognormal": (partial(partitions.by_size, distribution="lognormal"), {"sigma": 1.0}),
+    "powerlaw": (partial(partitions.by_size, distribution="powerlaw"), {"exponent": 1.5}),
+}
+"""The partitions of any labelled data set: `(labels, num_clients, seed=..., **options)`, and the options' defaults."""
+
+CENTRAL = tuple(_BY_LABEL)
+
 PARTITION_OPTIONS: dict[str, dict[str, Any]] = {
-    "dirichlet": {"alpha": 0.3},
-    "iid": {},
-    "dirichlet-by-class": {"alpha": 0.3},
-    "classes": {"classes": 2},
-    "shards": {"shards": 2},
-    "similarity": {"similarity": 0.0},
-    "lognormal": {"sigma": 1.0},
-    "powerlaw": {"exponent": 1.5},
+    **{name: options for name, (_, options) in _BY_LABEL.items()},
     "pachinko": {"alpha": 0.1, "alpha_fine": 10.0},
     **{name: {} for name in NATURAL},
 }
 """The options of each partition, beside `num_clients`, with their defaults."""
-
-CENTRAL = tuple(name for name in PARTITION_OPTIONS if name not in (*NATURAL, "pachinko"))
-"""The partitions of any labelled data set."""
-
-BY_LABEL: dict[str, Callable[..., partitions.Parts]] = {
-    "iid": partitions.iid,
-    "dirichlet": partitions.dirichlet,
-    "dirichlet-by-class": partitions.dirichlet_by_class,
-    "classes": partitions.classes_per_client,
-    "shards": partitions.shards,
-    "similarity": partitions.similarity,
-}
-"""The partitions that are called as `(labels, num_clients, *options, seed)`."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +71,6 @@ class TaskOptions:
         `"float32"`.
       seed: of the partition, or of the data where a task draws them.
       data_dir: folder with one subfolder per data set; None takes `$FEDOPTAX_DATA`, else the user's cache folder.
-
-    Raises:
-      UsageError: a value of another type, or no task's.
     """
 
     partition: str | None = None
@@ -113,8 +105,6 @@ class TaskOptions:
         if self.similarity is not None:
             check_number("similarity", self.similarity, 0, 100, open_high=False)
         check_int("seed", self.seed, 0, 2**63 - 1)
-        if self.compute_dtype is not None:
-            check_choice("compute_dtype", self.compute_dtype, DTYPES)
 
     def given(self) -> dict[str, Any]:
         """The options that are not None, but for `seed` and `data_dir`, which every task takes."""
@@ -125,9 +115,6 @@ TASK_OPTIONS: dict[str, type] = {
     name: get_args(hint)[0] for name, hint in get_type_hints(TaskOptions).items() if name not in ("seed", "data_dir")
 }
 """The type of each option that a task may or may not take: str, int or float."""
-
-
-Build = Callable[[str, "Recipe", TaskOptions], Task]
 
 
 @dataclass(frozen=True)
@@ -145,10 +132,10 @@ class Recipe:
       defaults: defaults of a run (rounds, cohort_size, batch_size, local_epochs, eval_every).
     """
 
-    build: Build
+    build: Callable[[str, Recipe, TaskOptions], Task]
     summary: str
     model: str
-    num_clients: int
+    num_clients: int = 0
     models: Mapping[str, Callable[..., Model]] = field(default_factory=dict)
     options: tuple[str, ...] = ()
     partitions: tuple[str, ...] = ()
@@ -165,13 +152,11 @@ class Recipe:
 def check_options(name: str, recipe: Recipe, options: TaskOptions) -> None:
     """Check that the task `name` takes the options."""
     allowed = recipe.option_types()
-    for option in options.given():
+    for option, value in options.given().items():
         if option not in allowed:
             raise UsageError(f"{option} must not be given for task '{name}', which takes {', '.join(allowed)}")
-    if options.model is not None:
-        check_choice("model", options.model, recipe.models)
-    if options.partition is not None:
-        check_choice("partition", options.partition, recipe.partitions)
+        if option in ("model", "partition"):
+            check_choice(option, value, recipe.models if option == "model" else recipe.partitions)
 
 
 def make_task(name: str, recipe: Recipe, options: TaskOptions, source: Source, **attributes: Any) -> Task:
@@ -179,62 +164,43 @@ def make_task(name: str, recipe: Recipe, options: TaskOptions, source: Source, *
 
     Test examples are divided like the training examples: to the same natural clients, or so that a client's test labels
     are distributed like its training labels. Where no test example belongs to a client that trains (MNIST's writers),
-    all are kept with their own clients.
-
-    Args:
-      name: of the task.
-      recipe: of the task.
-      options: of `load_task`.
-      source: the data set.
-      **attributes: what is learned, and further attributes of `Task`.
+    all are kept with their own clients. `attributes` are those of `Task` that say what is learned, and how.
     """
-    partition = options.partition or recipe.partitions[0]
-    settings = _partition_settings(partition, options)
-    if partition in NATURAL:
-        division = _divide_by_groups(source, partition, options.num_clients)
-    else:
-        count = check_int("num_clients", options.num_clients or recipe.num_clients, 1, len(source.train["y"]))
-        division = _divide_by_labels(source, partition, count, settings, options.seed)
-    num_clients = division["clients"].num_clients
-    if options.devices is not None and options.devices < num_clients:
-        raise UsageError(f"devices must be >= num_clients, {num_clients}, got {options.devices}")
-    own = {option: value for option in recipe.options if (value := getattr(options, option)) is not None}
-    divided = {"partition": partition, **settings, "num_clients": num_clients, "partition_seed": options.seed}
-    return Task(
-        name=name,
-        description=recipe.summary,
-        spec={"model": options.model or recipe.model, **own, **divided},
-        devices=options.devices,
-        **division,
-        **attributes,
-    )
-
-
-def _partition_settings(partition: str, options: TaskOptions) -> dict[str, Any]:
-    """The partition's own options, with defaults; refuses those of other partitions."""
-    given, own = options.given(), PARTITION_OPTIONS[partition]
+    partition, given = options.partition or recipe.partitions[0], options.given()
+    own = PARTITION_OPTIONS[partition]
     if others := given.keys() & set().union(*PARTITION_OPTIONS.values()) - own.keys():
         takes = ", ".join(["num_clients", *own])
         raise UsageError(f"{min(others)} must not be given for partition '{partition}', which takes {takes}")
-    return {option: given.get(option, default) for option, default in own.items()}
+    settings = {option: given.get(option, default) for option, default in own.items()}
+    if partition in NATURAL:
+        division = _divide_by_groups(source, partition, options.num_clients)
+    else:
+        num_clients = options.num_clients or recipe.num_clients
+        division = _divide_by_labels(source, partition, num_clients, settings, options.seed)
+    num_clients = division["clients"].num_clients
+    if options.devices is not None and options.devices < num_clients:
+        raise UsageError(f"devices must be >= num_clients, {num_clients}, got {options.devices}")
+    spec = {"model": options.model or recipe.model, **{name: given[name] for name in recipe.options if name in given}}
+    spec |= {"partition": partition, **settings, "num_clients": num_clients, "partition_seed": options.seed}
+    return Task(name=name, description=recipe.summary, spec=spec, devices=options.devices, **division, **attributes)
 
 
 def _divide_by_labels(
     source: Source, partition: str, num_clients: int, settings: dict[str, Any], seed: int
 ) -> dict[str, Any]:
     """Divide the examples by a partition that makes the clients: `clients`, `test` and `test_owners` of `Task`."""
-    labels, test_labels = source.train["y"], source.test["y"]
-    match partition:
-        case "lognormal" | "powerlaw":
-            parts = partitions.by_size(labels, num_clients, seed=seed, distribution=partition, **settings)
-        case "pachinko":
-            assert source.train_coarse is not None
-            alphas = {"alpha_coarse": settings["alpha"], "alpha_fine": settings["alpha_fine"]}
-            parts = partitions.pachinko(source.train_coarse, labels, num_clients, seed=seed, **alphas)
-        case _:
-            parts = BY_LABEL[partition](labels, num_clients, *settings.values(), seed)
-    owners = partitions.divide_test(labels, parts, test_labels, seed) if len(test_labels) else None
-    return {"clients": FederatedData.from_parts(source.train, parts), "test": source.test, "test_owners": owners}
+    labels = source.train["y"]
+    if partition == "pachinko":
+        assert source.train_coarse is not None
+        alphas = {"alpha_coarse": settings["alpha"], "alpha_fine": settings["alpha_fine"]}
+        parts = partitions.pachinko(source.train_coarse, labels, num_clients, seed=seed, **alphas)
+    else:
+        parts = _BY_LABEL[partition][0](labels, num_clients, seed=seed, **settings)
+    clients, test_labels = FederatedData.from_parts(source.train, parts), source.test["y"]
+    if not len(test_labels):
+        return {"clients": clients}
+    owners = partitions.divide_test(labels, parts, test_labels, seed)
+    return {"clients": clients, "test": source.test, "test_owners": owners}
 
 
 def _divide_by_groups(source: Source, partition: str, num_clients: int | None) -> dict[str, Any]:
@@ -250,7 +216,7 @@ def _divide_by_groups(source: Source, partition: str, num_clients: int | None) -
     end = np.searchsorted(groups, ids[-1], side="right")
     clients = FederatedData.from_groups({field: array[:end] for field, array in train.items()}, groups[:end])
     if test_groups is None or not len(test_groups):
-        return {"clients": clients, "test": test}
+        return {"clients": clients, "test": test if len(test["y"]) else None}
     is_of_client, owners = np.isin(test_groups, ids), np.searchsorted(ids, test_groups)
     if num_clients is not None and is_of_client.any():
         owners, test = owners[is_of_client], {field: array[is_of_client] for field, array in test.items()}

@@ -10,10 +10,9 @@ from fedoptax.data.datasets import cifar, digits, emnist, mnist
 from fedoptax.errors import check_choice
 from fedoptax.models import MODELS, shakespeare_rnn, so_rnn, wikitext_lstm
 from fedoptax.tasks import analytic
-from fedoptax.tasks.custom import PREFIX
-from fedoptax.tasks.custom import RECIPE as CUSTOM
-from fedoptax.tasks.images import classification, emnist_autoencoder, mnist_classification
-from fedoptax.tasks.recipe import CENTRAL, TASK_OPTIONS, Build, Recipe, TaskOptions, check_options
+from fedoptax.tasks.custom import CUSTOM, PREFIX
+from fedoptax.tasks.images import emnist_autoencoder, labelled_images, mnist_images
+from fedoptax.tasks.recipe import CENTRAL, TASK_OPTIONS, Recipe, TaskOptions, check_options
 from fedoptax.tasks.task import Task, with_compute_dtype
 from fedoptax.tasks.text import shakespeare_characters, stackoverflow_tags, stackoverflow_words, wikitext_words
 
@@ -23,39 +22,31 @@ def _rounds(rounds: int, cohort_size: int, batch_size: int, eval_every: int, **l
     return {"rounds": rounds, "cohort_size": cohort_size, "batch_size": batch_size, "eval_every": eval_every, **work}
 
 
-def _images(build: Build, summary: str, model: str, num_clients: int, **changes: Any) -> Recipe:
-    """A recipe of labelled images, which any image model classifies."""
-    usual = {"models": MODELS, "options": ("devices",), "partitions": CENTRAL}
-    return Recipe(build, summary, model, num_clients, **(usual | changes))
+_images = partial(Recipe, models=MODELS, options=("devices",), partitions=CENTRAL)
+_cifar = partial(
+    _images,
+    model="resnet18",
+    num_clients=500,
+    options=("augment", "devices"),
+    defaults=_rounds(1000, cohort_size=10, batch_size=20, eval_every=50),
+)
 
 
-def _analytic(make: Callable[..., Task]) -> Build:
-    """Return what builds a task of `fedoptax.analytic`."""
+def _from_formula(make: Callable[..., Task], name: str, recipe: Recipe, options: TaskOptions) -> Task:
+    given = {name: value for name, value in options.given().items() if name in recipe.options}
+    return make(**{"num_clients": recipe.num_clients} | given, seed=options.seed)
 
-    def build(name: str, recipe: Recipe, options: TaskOptions) -> Task:
-        given = {option: value for option in recipe.options if (value := getattr(options, option)) is not None}
-        return make(**{"num_clients": recipe.num_clients} | given, seed=options.seed)
-
-    return build
-
-
-_CIFAR: dict[str, Any] = {
-    "model": "resnet18",
-    "num_clients": 500,
-    "defaults": _rounds(1000, cohort_size=10, batch_size=20, eval_every=50),
-    "options": ("augment", "devices"),
-}
 
 TASKS: dict[str, Recipe] = {
     "digits": _images(
-        classification(digits.load, 16),
+        partial(labelled_images, digits.load, 16),
         "UCI handwritten digits, 8x8 pixels, 10 classes; comes with scikit-learn, needs no download",
         model="mlp",
         num_clients=50,
         defaults=_rounds(100, cohort_size=10, batch_size=10, eval_every=1),
     ),
     "mnist": _images(
-        mnist_classification,
+        mnist_images,
         "MNIST handwritten digits, 28x28 pixels, 10 classes; by label, or by writer through QMNIST",
         model="mlp",
         num_clients=100,
@@ -63,30 +54,27 @@ TASKS: dict[str, Recipe] = {
         partitions=(*CENTRAL, "writers"),
     ),
     "fashion-mnist": _images(
-        classification(mnist.load_fashion),
+        partial(labelled_images, mnist.load_fashion, 255),
         "Fashion-MNIST clothes, 28x28 pixels, 10 classes",
         model="cnn",
         num_clients=100,
         defaults=_rounds(100, cohort_size=10, batch_size=20, eval_every=2),
     ),
-    "cifar10": _images(
-        classification(cifar.load10),
+    "cifar10": _cifar(
+        partial(labelled_images, cifar.load10, 255),
         "CIFAR-10 photographs, 32x32 pixels in colour, 10 classes",
-        **_CIFAR,
     ),
-    "cifar100": _images(
-        classification(cifar.load100),
+    "cifar100": _cifar(
+        partial(labelled_images, cifar.load100, 255),
         "CIFAR-100 photographs, 32x32 pixels in colour, 100 classes; Pachinko allocation over both levels of labels",
-        **_CIFAR,
         partitions=("pachinko", *CENTRAL),
     ),
-    "cifar100-coarse": _images(
-        classification(partial(cifar.load100, labels="coarse")),
+    "cifar100-coarse": _cifar(
+        partial(labelled_images, partial(cifar.load100, labels="coarse"), 255),
         "CIFAR-100 photographs, 32x32 pixels in colour, its 20 superclasses",
-        **_CIFAR,
     ),
     "emnist-cr": _images(
-        classification(emnist.load),
+        partial(labelled_images, emnist.load, 255),
         "EMNIST characters by writer, 28x28 pixels, 62 classes (TensorFlow Federated's files, or LEAF's FEMNIST)",
         model="emnist_cnn",
         num_clients=100,
@@ -105,7 +93,6 @@ TASKS: dict[str, Recipe] = {
         shakespeare_characters,
         "Shakespeare's plays by role, the next of 90 characters",
         model="rnn",
-        num_clients=0,
         models={"rnn": shakespeare_rnn, "rnn_small": partial(shakespeare_rnn, units=(64, 64))},
         partitions=("roles",),
         defaults=_rounds(300, cohort_size=10, batch_size=4, eval_every=50),
@@ -114,7 +101,6 @@ TASKS: dict[str, Recipe] = {
         stackoverflow_words,
         "Stack Overflow by user, the next of 10,000 words (TensorFlow Federated's files)",
         model="rnn",
-        num_clients=0,
         models={"rnn": so_rnn, "rnn_small": partial(so_rnn, units=64)},
         partitions=("users",),
         defaults=_rounds(500, cohort_size=50, batch_size=16, eval_every=50),
@@ -123,7 +109,6 @@ TASKS: dict[str, Recipe] = {
         stackoverflow_tags,
         "Stack Overflow by user, the 500 commonest tags from a bag of 10,000 words (TensorFlow Federated's files)",
         model="logistic",
-        num_clients=0,
         partitions=("users",),
         defaults=_rounds(500, cohort_size=10, batch_size=100, eval_every=50),
     ),
@@ -137,7 +122,7 @@ TASKS: dict[str, Recipe] = {
         defaults=_rounds(100, cohort_size=16, batch_size=20, eval_every=20, local_steps=10),
     ),
     "synthetic": Recipe(
-        _analytic(analytic.synthetic),
+        partial(_from_formula, analytic.synthetic),
         "synthetic(alpha, beta) of the FedProx paper: logistic regression, 60 features, 10 classes, uneven sizes",
         model="logistic",
         num_clients=30,
@@ -145,7 +130,7 @@ TASKS: dict[str, Recipe] = {
         defaults=_rounds(100, cohort_size=10, batch_size=10, eval_every=1),
     ),
     "quadratic": Recipe(
-        _analytic(analytic.quadratic),
+        partial(_from_formula, analytic.quadratic),
         "quadratics of different curvature and centre in 10 dimensions; the distance to the known optimum",
         model="vector",
         num_clients=20,

@@ -13,7 +13,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 
 from fedoptax.algorithm import Tree
 from fedoptax.data.federated import FederatedData
-from fedoptax.errors import UsageError, check_choice, check_int, check_number
+from fedoptax.errors import UsageError, check_choice, check_int, check_positive
 
 LossFn = Callable[[Tree, Any, jax.Array], jax.Array]
 DTYPES = ("float32", "bfloat16")
@@ -28,9 +28,8 @@ class Task:
       name: for tables and files.
       init: `key -> params`.
       loss: `(params, batch, key) -> scalar`, the mean loss over a batch `{field: array (batch, …)}`; `key` is for
-        dropout. The last batch of a client may be padded; a loss that reads `batch["mask"]` (bool, True for a real
-        example) handles that itself (see `masked_mean`); one that does not is averaged over the real examples one by
-        one, which is the same for any mean over examples.
+        dropout. The last batch of a client may be padded: a loss that reads `batch["mask"]` (bool, True for a real
+        example) handles that itself, see `masked_mean`; of any other, the mean over single real examples is taken.
       metrics: `(params, batch) -> {name: values}`, one value per example (batch,), averaged over the test examples. A
         pair (values, weights) instead gives a weighted average, Σ weights · values / Σ weights.
       clients: the training examples and who holds them.
@@ -71,7 +70,7 @@ class Task:
 
     def __post_init__(self) -> None:
         if self.clip_norm is not None:
-            check_number("clip_norm", self.clip_norm, 0.0, open_low=True)
+            check_positive(clip_norm=self.clip_norm)
         check_int("eval_batch", self.eval_batch)
 
     @property
@@ -94,7 +93,9 @@ def padded_loss(loss: LossFn, params: Tree, batch: Mapping[str, jax.Array], key:
 
     A loss that reads the mask is called with it. For any other, the mean over real examples of the loss of each alone.
     """
-    if _reads_mask(loss, params, batch, key):
+    traced = jax.make_jaxpr(lambda mask: loss(params, {**batch, "mask": mask}, key))(batch["mask"]).jaxpr
+    (reads_mask,) = dce_jaxpr(traced, [True] * len(traced.outvars))[1]  # whether an output depends on the input
+    if reads_mask:
         return loss(params, batch, key)
     examples = {name: value for name, value in batch.items() if name != "mask"}
 
@@ -105,18 +106,12 @@ def padded_loss(loss: LossFn, params: Tree, batch: Mapping[str, jax.Array], key:
     return masked_mean(losses, batch)
 
 
-def _reads_mask(loss: LossFn, params: Tree, batch: Mapping[str, jax.Array], key: jax.Array) -> bool:
-    traced = jax.make_jaxpr(lambda mask: loss(params, {**batch, "mask": mask}, key))(batch["mask"]).jaxpr
-    return dce_jaxpr(traced, [True] * len(traced.outvars))[1][0]  # whether an output depends on the input
-
-
 def with_compute_dtype(task: Task, dtype: str) -> Task:
     """Return `task` with its training loss computed in `dtype`.
 
-    Parameters and floating-point inputs are cast at the beginning of every loss, so activations and both passes are in
-    `dtype`; gradients come back in the parameters' own type. Everything an algorithm keeps, sends or averages, and the
-    evaluation, is as before. (Mixed precision as in Micikevicius et al. 2018; bfloat16 has the range of float32, so the
-    loss needs no scaling.)
+    Parameters and floating-point inputs are cast at the beginning of every loss, so both passes are in `dtype`;
+    gradients come back in the parameters' own type, and all else is as before. (Mixed precision as in Micikevicius et
+    al. 2018; bfloat16 has the range of float32, so the loss needs no scaling.)
 
     Args:
       task: any task.
@@ -137,14 +132,13 @@ def with_compute_dtype(task: Task, dtype: str) -> Task:
         return task
     loss, narrow = task.loss, jnp.dtype(dtype)
 
+    def cast(a: jax.Array) -> jax.Array:
+        return a.astype(narrow) if jnp.issubdtype(a.dtype, jnp.floating) else a
+
     def narrow_loss(params: Tree, batch: Any, key: jax.Array) -> jax.Array:
-        return loss(_cast(params, narrow), _cast(batch, narrow), key).astype(jnp.float32)
+        return loss(jax.tree.map(cast, params), jax.tree.map(cast, batch), key).astype(jnp.float32)
 
     return replace(task, loss=narrow_loss, spec={**task.spec, "compute_dtype": dtype})
-
-
-def _cast(tree: Tree, dtype: jnp.dtype) -> Tree:
-    return jax.tree.map(lambda a: a.astype(dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a, tree)
 
 
 def check_task(task: Any) -> None:

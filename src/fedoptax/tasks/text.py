@@ -16,7 +16,6 @@ from fedoptax.models import Model, so_logistic
 from fedoptax.tasks.recipe import Recipe, TaskOptions, make_task
 from fedoptax.tasks.task import Task
 
-RECALL_AT = 5
 SO_WORDS, SO_TAGS = 10_000, 500
 
 
@@ -49,14 +48,10 @@ def next_token(
 ) -> dict[str, Any]:
     """Return `init`, `loss` and `metrics` of predicting each token from those before it.
 
-    The loss is the cross-entropy averaged over the real tokens of a batch. Metrics: `accuracy` over the tokens that are
-    neither padding nor `unscored`, `loss` in nats per real token, and `perplexity`, its exponential.
-
-    Args:
-      net: x (batch, T) of whole numbers to logits (batch, T, vocabulary); y (batch, T) are the tokens that follow.
-      pad: the token that fills up short sequences; None if there is none.
-      unscored: tokens that are learned but do not count in `accuracy`.
-      primary: the metric that reports lead with.
+    `net` maps x (batch, T) to logits (batch, T, vocabulary); y (batch, T) are the tokens that follow, `pad` among them
+    where a sequence is shorter. The loss is the cross-entropy averaged over the real tokens of a batch. Metrics:
+    `accuracy` over the tokens that are neither padding nor `unscored`, `loss` in nats per real token, and `perplexity`,
+    its exponential.
     """
 
     def predict(params: Tree, batch: Any, key: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
@@ -96,9 +91,7 @@ def stackoverflow_tags(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     The loss is the *sum* over the batch of each post's mean binary cross-entropy, as in the paper's released code, so
     the paper's client learning rates apply as they are.
     """
-    source = stackoverflow.load_tags(
-        options.data_dir, vocabulary=SO_WORDS, tags=SO_TAGS, max_clients=options.num_clients
-    )
+    source = stackoverflow.load_tags(options.data_dir, SO_WORDS, SO_TAGS, max_clients=options.num_clients)
     model = so_logistic(SO_WORDS, SO_TAGS)
 
     def predict(params: Tree, batch: Any, key: jax.Array | None = None) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -121,16 +114,9 @@ def stackoverflow_tags(name: str, recipe: Recipe, options: TaskOptions) -> Task:
 
 
 def bag_of_words(ids: jax.Array, words: jax.Array, vocabulary: int, dtype: Any) -> jax.Array:
-    """The mean of the one-hot vectors of a post's words, where words outside the vocabulary are 0.
+    """The mean of the one-hot vectors of a post's words, 0 for a word outside the vocabulary, (batch, V).
 
-    Args:
-      ids: (batch, L), 1 … V for words in the vocabulary, 0 for none.
-      words: (batch,), the number of all words of the post.
-      vocabulary: V.
-      dtype: of the result.
-
-    Returns:
-      (batch, V).
+    Of ids (batch, L), 1 … V for words in the vocabulary, else 0, and of `words` (batch,), the number of all words.
     """
     rows = jnp.arange(ids.shape[0])[:, None]
     counts = jnp.zeros((ids.shape[0], vocabulary + 1), dtype).at[rows, ids].add(1)[:, 1:]
@@ -145,7 +131,7 @@ def tag_indicators(ids: jax.Array, tags: int, dtype: Any) -> jax.Array:
 
 def recall(logits: jax.Array, tags: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Recall@5 of each post, (batch,), and its number of tags as weight: Σ found / Σ tags over a test set."""
-    best = jax.lax.top_k(logits, RECALL_AT)[1]
+    best = jax.lax.top_k(logits, 5)[1]
     found = jnp.sum(jnp.take_along_axis(tags, best, axis=1), axis=1)
     number = jnp.sum(tags, axis=1)
     return found / jnp.maximum(number, 1), number
