@@ -1,7 +1,7 @@
 """Dense networks, small CNNs and the autoencoder of the papers.
 
 The builder of a classifier takes `input_shape`, of one example ((height, width, channels) if it has convolutions), and
-`num_classes`, at least 2; the model maps x (batch, *input_shape) to logits (batch, num_classes). It raises a
+`num_classes`, at least 2; the model maps x (batch, *input_shape) to logits (batch, num_classes). Builders raise a
 `UsageError` if an argument is out of range, such as an image smaller than said.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -28,16 +29,9 @@ def logistic(input_shape: Sequence[int], num_classes: int) -> Model:
 
 
 def mlp(input_shape: Sequence[int], num_classes: int, hidden: Sequence[int] = (200,), dropout: float = 0.0) -> Model:
-    """Dense layers with ReLU; with 28×28 and 200 hidden units, Fed-LAMB's MNIST MLP.
+    """Dense layers with ReLU on the flattened input; with 28×28 and 200 hidden units, Fed-LAMB's MNIST MLP.
 
-    Args:
-      input_shape: of one example, which is flattened.
-      num_classes: at least 2.
-      hidden: units of each hidden layer.
-      dropout: probability to drop a hidden unit in training, in [0, 1).
-
-    Raises:
-      UsageError: an argument is out of range.
+    `hidden` has the units of each hidden layer; `dropout`, in [0, 1), is the probability to drop one in training.
     """
     check_input(input_shape, num_classes)
     check_number("dropout", dropout, 0.0, 1.0)
@@ -59,19 +53,13 @@ def cnn(input_shape: Sequence[int], num_classes: int, dropout: float = 0.5) -> M
     relu, dense 320 → 50, relu, dropout, dense. For any other size, such as the 8×8 digits: conv 3×3×16, relu,
     pool, conv 3×3×32, relu, pool, dense 64, relu, dense, with no dropout.
 
-    Args:
-      input_shape: (height, width, channels), height and width at least 4.
-      num_classes: at least 2.
-      dropout: probability of both dropouts of the 28×28 network, in [0, 1).
-
-    Raises:
-      UsageError: an argument is out of range.
+    Images have at least 4 × 4 pixels; `dropout`, in [0, 1), is the probability of both dropouts for 28×28.
     """
-    height, width, channels = check_input(input_shape, num_classes, smallest=4)
+    shape = check_input(input_shape, num_classes, smallest=4)
     check_number("dropout", dropout, 0.0, 1.0)
-    if (height, width) == (28, 28):
-        return functional(lambda rngs: _MnistCNN(channels, num_classes, dropout, rngs))
-    return functional(lambda rngs: _SmallCNN((height, width, channels), num_classes, rngs))
+    if shape[:2] == (28, 28):
+        return functional(lambda rngs: _MnistCNN(shape[2], num_classes, dropout, rngs))
+    return functional(lambda rngs: _SmallCNN(shape, num_classes, rngs))
 
 
 def emnist_cnn(input_shape: Sequence[int], num_classes: int) -> Model:
@@ -95,7 +83,7 @@ def cifar_cnn(input_shape: Sequence[int], num_classes: int) -> Model:
     Images have at least 18 × 18 pixels.
     """
     convs = [_ConvSpec(32, 3), _ConvSpec(64, 3), _ConvSpec(64, 3, pool=False)]
-    return _cnn(input_shape, num_classes, 18, convs, (64,), nnx.relu)
+    return _cnn(input_shape, num_classes, 18, convs, hidden=(64,))
 
 
 def fafed_fmnist_cnn(input_shape: Sequence[int], num_classes: int) -> Model:
@@ -118,7 +106,7 @@ def fafed_cifar_cnn(input_shape: Sequence[int], num_classes: int) -> Model:
     Images have at least 8 × 8 pixels.
     """
     convs = [_ConvSpec(channels, 3, "SAME") for channels in (16, 32, 64)]
-    return _cnn(input_shape, num_classes, 8, convs, (512, 64), nnx.relu)
+    return _cnn(input_shape, num_classes, 8, convs, hidden=(512, 64))
 
 
 def lenet(input_shape: Sequence[int], num_classes: int) -> Model:
@@ -129,7 +117,7 @@ def lenet(input_shape: Sequence[int], num_classes: int) -> Model:
 
     Images have at least 16 × 16 pixels.
     """
-    return _cnn(input_shape, num_classes, 16, [_ConvSpec(6, 5), _ConvSpec(16, 5)], (120, 84), nnx.relu)
+    return _cnn(input_shape, num_classes, 16, [_ConvSpec(6, 5), _ConvSpec(16, 5)], hidden=(120, 84))
 
 
 def autoencoder(sizes: Sequence[int] = (784, 1000, 500, 250, 30)) -> Model:
@@ -139,14 +127,11 @@ def autoencoder(sizes: Sequence[int] = (784, 1000, 500, 250, 30)) -> Model:
     after each but the code, which is linear. It starts as in Keras: Glorot uniform kernels, biases 0.
 
     Args:
-      sizes: of the input, the encoder's layers and the code; at least two.
+      sizes: of the input, the encoder's layers and the code; at least two, each at least 1.
 
     Returns:
       A model of x (batch, ...), flattened to (batch, sizes[0]), in [0, 1], to its reconstruction (batch, sizes[0]),
       in [0, 1]: the last sigmoid is part of the model.
-
-    Raises:
-      UsageError: fewer than two sizes, or one of them less than 1.
     """
     if len(sizes) < 2:
         raise UsageError(f"sizes must be at least two, of the input and the code, got {tuple(sizes)}")
@@ -186,7 +171,7 @@ class _MnistCNN(nnx.Module):
 
 
 class _SmallCNN(nnx.Module):
-    def __init__(self, shape: tuple[int, int, int], classes: int, rngs: nnx.Rngs) -> None:
+    def __init__(self, shape: Sequence[int], classes: int, rngs: nnx.Rngs) -> None:
         height, width, channels = shape
         self.conv1 = Conv(channels, 16, 3, padding="SAME", rngs=rngs)
         self.conv2 = Conv(16, 32, 3, padding="SAME", rngs=rngs)
@@ -200,7 +185,7 @@ class _SmallCNN(nnx.Module):
 
 
 class _EmnistCNN(nnx.Module):
-    def __init__(self, shape: tuple[int, int, int], classes: int, rngs: nnx.Rngs) -> None:
+    def __init__(self, shape: Sequence[int], classes: int, rngs: nnx.Rngs) -> None:
         height, width, channels = shape
         pixels = ((height - 4) // 2) * ((width - 4) // 2)
         self.conv1 = Conv(channels, 32, 3, kernel_init=glorot_uniform(), rngs=rngs)
@@ -235,34 +220,32 @@ def _cnn(
     smallest: int,
     convs: Sequence[_ConvSpec],
     hidden: Sequence[int],
-    activation: Activation,
+    activation: Activation = nnx.relu,
 ) -> Model:
     shape = check_input(input_shape, num_classes, smallest)
-    return functional(lambda rngs: _CNN(shape, (*hidden, num_classes), convs, activation, rngs))
+
+    def build(rngs: nnx.Rngs) -> _CNN:
+        height, width, channels = shape
+        conv_layers = []
+        for spec in convs:
+            conv_layers.append(Conv(channels, spec.features, spec.size, padding=spec.padding, rngs=rngs))
+            border, pool = (spec.size - 1 if spec.padding == "VALID" else 0), (2 if spec.pool else 1)
+            height, width, channels = (height - border) // pool, (width - border) // pool, spec.features
+        sizes = (height * width * channels, *hidden, num_classes)
+        dense = nnx.List(Linear(inputs, outputs, rngs=rngs) for inputs, outputs in pairwise(sizes))
+        return _CNN(nnx.List(conv_layers), tuple(spec.pool for spec in convs), dense, activation)
+
+    return functional(build)
 
 
+@dataclass(eq=False)
 class _CNN(nnx.Module):
     """Convolutions, each with an activation and perhaps a pool, then dense layers."""
 
-    def __init__(
-        self,
-        shape: tuple[int, int, int],
-        dense: Sequence[int],
-        convs: Sequence[_ConvSpec],
-        activation: Activation,
-        rngs: nnx.Rngs,
-    ) -> None:
-        height, width, channels = shape
-        self.convs: nnx.List[Conv] = nnx.List()
-        for spec in convs:
-            self.convs.append(Conv(channels, spec.features, spec.size, padding=spec.padding, rngs=rngs))
-            border, pool = (spec.size - 1 if spec.padding == "VALID" else 0), (2 if spec.pool else 1)
-            height, width, channels = (height - border) // pool, (width - border) // pool, spec.features
-        self.dense = nnx.List(
-            Linear(inputs, outputs, rngs=rngs) for inputs, outputs in pairwise((height * width * channels, *dense))
-        )
-        self.pools = tuple(spec.pool for spec in convs)
-        self.activation = activation
+    convs: nnx.List[Conv]
+    pools: tuple[bool, ...]
+    dense: nnx.List[Linear]
+    activation: Activation
 
     def __call__(self, x: jax.Array) -> jax.Array:
         for conv, pool in zip(self.convs, self.pools):

@@ -182,19 +182,10 @@ def _narrow(x: jax.Array, kernel: jax.Array) -> jax.Array:
     return x @ kernel
 
 
-def _narrow_jvp(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[jax.Array, Any]:
-    (x, kernel), (dx, dkernel) = primals, tangents
-    changes = [] if _is_zero(dx) else [dx @ kernel]
-    changes += [] if _is_zero(dkernel) else [_product_transposed(x, dkernel)]
-    y = _narrow(x, kernel)
-    return y, sum(changes[1:], changes[0]) if changes else jnp.zeros_like(y)
-
-
-_narrow.defjvp(_narrow_jvp, symbolic_zeros=True)
-
-
-def _is_zero(tangent: Any) -> bool:
-    return isinstance(tangent, jax.custom_derivatives.SymbolicZero)
+_narrow.defjvps(
+    lambda dx, y, x, kernel: dx @ kernel,
+    lambda dkernel, y, x, kernel: _product_transposed(x, dkernel),
+)
 
 
 def _product_transposed(x: jax.Array, kernel: jax.Array) -> jax.Array:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -10,11 +9,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from fedoptax.errors import UsageError, check_int
 
 Params = dict[str, Any]
 """Nested dictionaries with string keys and arrays at the leaves."""
+
+Path = tuple[Any, ...]  # to a variable in a module: of names, and of numbers in lists
+Names = tuple[str, ...]  # the same in parameters
 
 
 class Model(NamedTuple):
@@ -50,68 +53,46 @@ def functional(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
     """
 
     @cache
-    def skeleton() -> _Skeleton:
+    def skeleton() -> tuple[Any, dict[Names, Path], dict[Path, Any]]:
+        """The module without its arrays: its structure, its parameters' paths, its random streams' variables."""
         module = nnx.eval_shape(lambda: build(nnx.Rngs(0)))
         graphdef, *states = nnx.split(module, nnx.Param, nnx.RngState, ...)
-        params, rngs, other = states
-        if kinds := sorted({type(variable).__name__ for _, variable in nnx.to_flat_state(other)}):
+        params, streams, other = (dict(nnx.to_flat_state(state)) for state in states)
+        if kinds := sorted({type(variable).__name__ for variable in other.values()}):
             raise UsageError(f"build must keep no state but parameters and dropout, got {', '.join(kinds)}")
-        return _Skeleton(graphdef, [path for path, _ in nnx.to_flat_state(params)], dict(nnx.to_flat_state(rngs)))
+        return graphdef, {_names(path): path for path in params}, streams
 
     @partial(jax.jit, inline=True)  # traced once, also where only the parameters' shapes are asked for
     def init(key: jax.Array) -> Params:
         skeleton()
-        return _nested(nnx.state(build(nnx.Rngs(_typed_key(key))), nnx.Param))
+        params = nnx.to_flat_state(nnx.state(build(nnx.Rngs(_typed_key(key))), nnx.Param))
+        return unflatten_dict({_names(path): variable.get_value() for path, variable in params})
 
     def apply(params: Params, x: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        module = _assemble(skeleton(), params, key)
+        graphdef, paths, streams = skeleton()
+        given = flatten_dict(params)
+        if missing := [names for names in paths if names not in given]:
+            raise UsageError(f"params must be this model's, '{'/'.join(missing[0])}' is missing")
+        values = {path: jnp.asarray(given[names]) for names, path in paths.items()}
+        for index, (path, variable) in enumerate(streams.items()):
+            if key is None:
+                values[path] = variable.get_value()  # a shape only: in evaluation no stream is read
+            elif isinstance(variable, nnx.RngKey):
+                values[path] = jax.random.fold_in(_typed_key(key), index)
+            else:
+                values[path] = jnp.zeros((), jnp.uint32)  # the count of draws from the stream
+        module = nnx.merge(graphdef, nnx.from_flat_state(values))
+        if key is None:
+            module.eval()
+        else:
+            module.train()
         return module(_cast_like(params, x))
 
     return Model(init, apply)
 
 
-class _Skeleton(NamedTuple):
-    """A module without its arrays: its structure, its parameters' paths, its random streams' variables."""
-
-    graphdef: Any
-    param_paths: list[tuple]
-    rngs: dict[tuple, Any]
-
-
-def _assemble(skeleton: _Skeleton, params: Params, key: jax.Array | None) -> Any:
-    values = {path: _leaf(params, path) for path in skeleton.param_paths}
-    for index, (path, variable) in enumerate(skeleton.rngs.items()):
-        if key is None:
-            values[path] = variable.get_value()  # a shape only: in evaluation no stream is read
-        elif isinstance(variable, nnx.RngKey):
-            values[path] = jax.random.fold_in(_typed_key(key), index)
-        else:
-            values[path] = jnp.zeros((), jnp.uint32)  # the count of draws from the stream
-    module = nnx.merge(skeleton.graphdef, nnx.from_flat_state(values))
-    if key is None:
-        module.eval()
-    else:
-        module.train()
-    return module
-
-
-def _nested(state: Any) -> Params:
-    nested: Params = {}
-    for path, variable in nnx.to_flat_state(state):
-        folder = nested
-        for name in path[:-1]:
-            folder = folder.setdefault(str(name), {})
-        folder[str(path[-1])] = variable.get_value()
-    return nested
-
-
-def _leaf(params: Params, path: tuple) -> jax.Array:
-    value: Any = params
-    for name in path:
-        if not isinstance(value, dict) or str(name) not in value:
-            raise UsageError(f"params must be this model's, '{'/'.join(map(str, path))}' is missing")
-        value = value[str(name)]
-    return jnp.asarray(value)
+def _names(path: Path) -> Names:
+    return tuple(map(str, path))
 
 
 def _cast_like(params: Params, x: Any) -> jax.Array:
@@ -131,13 +112,13 @@ def count_params(params: Any) -> int:
     return sum(int(leaf.size) for leaf in jax.tree.leaves(params))
 
 
-def check_input(input_shape: Sequence[int], num_classes: int, smallest: int = 1) -> tuple[int, int, int]:
-    """Check a classifier's arguments and return the shape of one example as (height, width, channels).
+def check_input(input_shape: Sequence[int], num_classes: int, smallest: int = 0) -> tuple[int, ...]:
+    """Check a classifier's arguments and return the shape of one example.
 
     Args:
       input_shape: of one example.
       num_classes: at least 2.
-      smallest: height and width that an image must have at least; 1 allows any shape, returned flattened.
+      smallest: height and width that an image must have at least; 0 allows any shape.
 
     Raises:
       UsageError: an argument is out of range.
@@ -146,8 +127,6 @@ def check_input(input_shape: Sequence[int], num_classes: int, smallest: int = 1)
     shape = tuple(input_shape)
     if not shape or min(shape) < 1:
         raise UsageError(f"input_shape must have at least one dimension, each >= 1, got {shape}")
-    if smallest == 1:
-        return (math.prod(shape), 1, 1)
-    if len(shape) != 3 or min(shape[:2]) < smallest:
+    if smallest and (len(shape) != 3 or min(shape[:2]) < smallest):
         raise UsageError(f"input_shape must be (height, width, channels) of at least {smallest} pixels, got {shape}")
-    return shape[0], shape[1], shape[2]
+    return shape

@@ -43,20 +43,18 @@ def lstm(x: jax.Array, kernel: jax.Array, recurrent: jax.Array, bias: jax.Array)
             "kernel, recurrent and bias must be (in, 4 units), (units, 4 units) and (4 units,) for x (time, batch, in),"
             f" got {kernel.shape}, {recurrent.shape} and {bias.shape} for {x.shape}"
         )
-    projected = _project(x.reshape(-1, x.shape[2]), kernel) + bias
-    return _recur(projected.reshape(*x.shape[:2], 4 * units), recurrent)
+    return _hidden_states(x, kernel, recurrent, bias)
 
 
 # A scan that JAX differentiates adds to the recurrent weights' gradient at every time step. Collecting the gates'
 # gradients and multiplying once after the loop took 34 ms instead of 62 for a step of Shakespeare's model (2 cores),
 # a third where clients were vmapped; what `_weights_gradient` does took 0.93 of a round of `lstm` without it.
 @jax.custom_vjp
-def _recur(projected: jax.Array, recurrent: jax.Array) -> jax.Array:
-    """Hidden states (time, batch, units) of the projected inputs (time, batch, 4·units)."""
-    return _forward(projected, recurrent)[0]
+def _hidden_states(x: jax.Array, kernel: jax.Array, recurrent: jax.Array, bias: jax.Array) -> jax.Array:
+    return _forward(x, kernel, recurrent, bias)[0]
 
 
-def _forward(projected: jax.Array, recurrent: jax.Array) -> tuple[jax.Array, Arrays]:
+def _forward(x: jax.Array, kernel: jax.Array, recurrent: jax.Array, bias: jax.Array) -> tuple[jax.Array, Arrays]:
     def step(carry: tuple[jax.Array, jax.Array], projected: jax.Array) -> tuple[tuple[jax.Array, jax.Array], Arrays]:
         h, c = carry
         i, f, g, o = jnp.split(projected + h @ recurrent, 4, axis=-1)
@@ -65,14 +63,16 @@ def _forward(projected: jax.Array, recurrent: jax.Array) -> tuple[jax.Array, Arr
         h = o * jnp.tanh(c)
         return (h, c), (h, c, i, f, g, o)
 
-    zero = jnp.zeros((projected.shape[1], recurrent.shape[0]), projected.dtype)
+    time, batch, _ = x.shape
+    projected = (_rows(x) @ kernel + bias).reshape(time, batch, -1)
+    zero = jnp.zeros((batch, recurrent.shape[0]), x.dtype)
     _, states = lax.scan(step, (zero, zero), projected)
-    return states[0], (recurrent, *states)
+    return states[0], (x, kernel, recurrent, *states)
 
 
-def _backward(residuals: Arrays, dh: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The gradients of projected and recurrent, from that of the hidden states; Hochreiter and Schmidhuber (1997)."""
-    recurrent, h, c, *gates = residuals
+def _backward(residuals: Arrays, dh: jax.Array) -> Arrays:
+    """The gradients of x and the weights, from that of the hidden states; Hochreiter and Schmidhuber (1997)."""
+    x, kernel, recurrent, h, c, *gates = residuals
     zero = jnp.zeros_like(h[:1])
     h_before, c_before = (jnp.concatenate([zero, states[:-1]]) for states in (h, c))
     transposed = recurrent.T  # once: transposed in the loop's own product, it is slower on a CPU
@@ -87,22 +87,17 @@ def _backward(residuals: Arrays, dh: jax.Array) -> tuple[jax.Array, jax.Array]:
         return (dgates @ transposed, dc * f), dgates
 
     _, dgates = lax.scan(step, (zero[0], zero[0]), (dh, c, c_before, *gates), reverse=True)
-    return dgates, _weights_gradient(h_before.reshape(-1, h.shape[2]), dgates.reshape(-1, dgates.shape[2]))
+    dgates = _rows(dgates)
+    dx = (dgates @ kernel.T).reshape(x.shape)
+    return dx, _weights_gradient(_rows(x), dgates), _weights_gradient(_rows(h_before), dgates), dgates.sum(axis=0)
 
 
-_recur.defvjp(_forward, _backward)
+_hidden_states.defvjp(_forward, _backward)
 
 
-@jax.custom_vjp
-def _project(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """x @ kernel."""
-    return x @ kernel
-
-
-_project.defvjp(
-    lambda x, kernel: (x @ kernel, (x, kernel)),
-    lambda residuals, dy: (dy @ residuals[1].T, _weights_gradient(residuals[0], dy)),
-)
+def _rows(x: jax.Array) -> jax.Array:
+    """(time, batch, size) to (time · batch, size)."""
+    return x.reshape(-1, x.shape[2])
 
 
 def _weights_gradient(x: jax.Array, dy: jax.Array) -> jax.Array:

@@ -1,16 +1,22 @@
-"""Models of text: the language models of AFO and FAFED, and AFO's tag prediction."""
+"""Models of text: the language models of AFO and FAFED, and AFO's tag prediction.
+
+A language model maps ids (batch, time), integers from 0 to vocabulary − 1, to logits (batch, time, vocabulary); an id
+that is too large gives NaN. Its `vocabulary` is the number of ids, at least 2. Padding may only follow a sequence: it
+is read like any id, which does not change what comes before it. Builders raise a `UsageError` if an argument is out of
+range, and a model does on use if its ids are not integers (batch, time).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.nn.initializers import Initializer, glorot_uniform, he_normal, orthogonal
+from jax.nn.initializers import Initializer, glorot_uniform, he_normal
 
 from fedoptax.errors import UsageError, check_int, check_number
 from fedoptax.models.model import Model, functional
@@ -21,41 +27,26 @@ def shakespeare_rnn(vocabulary: int = 90, embedding: int = 8, units: Sequence[in
     """The next-character model of "Adaptive Federated Optimization", 820,522 parameters.
 
     Embedding, two LSTM layers, dense. LSTM kernels start He normal as in the released code, the rest as in Keras.
-    Padding may only follow a sequence: it is read like any character, which does not change what comes before it.
 
     Args:
-      vocabulary: number of ids, at least 2.
+      vocabulary: number of characters.
       embedding: size of a character's vector.
       units: of each LSTM layer, at least one.
-
-    Returns:
-      A model of ids (batch, time), integers from 0 to vocabulary − 1, to logits (batch, time, vocabulary). An id
-      that is too large gives NaN.
-
-    Raises:
-      UsageError: an argument is out of range, or on use ids are not integers (batch, time).
     """
-    return _language_model(vocabulary, embedding, units, _KERAS._replace(kernel=he_normal()))
+    return _language_model(vocabulary, embedding, units, partial(LSTM, kernel_init=he_normal()))
 
 
 def so_rnn(vocabulary: int = 10_004, embedding: int = 96, units: int = 670) -> Model:
     """The next-word model of Stack Overflow in "Adaptive Federated Optimization", 4,050,748 parameters.
 
     Embedding, one LSTM layer, a linear dense layer back to the embedding's size, dense. It starts as in Keras.
-    Padding may only follow a sentence, see `shakespeare_rnn`.
 
     Args:
-      vocabulary: number of ids, at least 2; 10,000 words and padding, beginning, end and unknown.
+      vocabulary: 10,000 words and padding, beginning, end and unknown.
       embedding: size of a word's vector.
       units: of the LSTM layer.
-
-    Returns:
-      A model of ids (batch, time) to logits (batch, time, vocabulary), as `shakespeare_rnn`.
-
-    Raises:
-      UsageError: as `shakespeare_rnn`.
     """
-    return _language_model(vocabulary, embedding, (units,), _KERAS, projection=embedding)
+    return _language_model(vocabulary, embedding, (units,), LSTM, projection=embedding)
 
 
 def wikitext_lstm(vocabulary: int = 33_278, units: int = 650, layers: int = 2, dropout: float = 0.5) -> Model:
@@ -67,76 +58,46 @@ def wikitext_lstm(vocabulary: int = 33_278, units: int = 650, layers: int = 2, d
     ±1/√units for the LSTM kernels; biases start at 0. Every batch starts from a zero state.
 
     Args:
-      vocabulary: number of ids, at least 2.
+      vocabulary: number of words.
       units: of the embedding and of each LSTM layer.
       layers: number of LSTM layers, at least 1.
       dropout: probability to drop a number in training, in [0, 1).
-
-    Returns:
-      A model of ids (batch, time) to logits (batch, time, vocabulary), as `shakespeare_rnn`.
-
-    Raises:
-      UsageError: as `shakespeare_rnn`.
     """
     check_int("layers", layers)
     check_int("units", units)
-    weights, recurrent = _uniform(0.1), _uniform(units**-0.5)
-    init = _Initializers(weights, recurrent, recurrent, 0.0, weights)
-    return _language_model(vocabulary, units, (units,) * layers, init, dropout=dropout)
+    recurrent = _uniform(units**-0.5)
+    layer = partial(LSTM, kernel_init=recurrent, recurrent_init=recurrent, forget_bias=0.0)
+    return _language_model(vocabulary, units, (units,) * layers, layer, _uniform(0.1), _uniform(0.1), dropout=dropout)
 
 
 def so_logistic(vocabulary: int = 10_000, tags: int = 500) -> Model:
     """The tag prediction of Stack Overflow in "Adaptive Federated Optimization", 5,000,500 parameters.
 
-    One dense layer, Glorot uniform at first. Logits come out: the sigmoid belongs to the loss, a binary
-    cross-entropy for each tag.
-
-    Args:
-      vocabulary: number of words, at least 1.
-      tags: at least 1.
-
-    Returns:
-      A model of bags of words (batch, vocabulary) to logits (batch, tags).
-
-    Raises:
-      UsageError: an argument is out of range.
+    One dense layer, Glorot uniform at first, from bags of words (batch, vocabulary) to logits (batch, tags): the
+    sigmoid belongs to the loss, a binary cross-entropy for each tag. Both sizes are at least 1.
     """
     check_int("vocabulary", vocabulary)
     check_int("tags", tags)
     return functional(lambda rngs: nnx.Linear(vocabulary, tags, kernel_init=glorot_uniform(), rngs=rngs))
 
 
-_Arrays = TypeVar("_Arrays", bound=tuple[Any, ...])
-
-
-class _Initializers(NamedTuple):
-    embedding: Initializer
-    kernel: Initializer
-    recurrent: Initializer
-    forget_bias: float
-    dense: Initializer
-
-
 def _uniform(bound: float) -> Initializer:
     """Uniform on [−bound, bound)."""
-
-    def init(key: jax.Array, shape: Sequence[Any], dtype: Any = jnp.float32, out_sharding: Any = None) -> jax.Array:
-        return jax.random.uniform(key, shape, dtype, -bound, bound)
-
-    return init
-
-
-_KERAS = _Initializers(_uniform(0.05), glorot_uniform(), orthogonal(), 1.0, glorot_uniform())
+    return lambda key, shape, dtype=jnp.float32, out_sharding=None: jax.random.uniform(key, shape, dtype, -bound, bound)
 
 
 def _language_model(
     vocabulary: int,
     embedding: int,
     units: Sequence[int],
-    init: _Initializers,
+    layer: Callable[..., LSTM],
+    embedding_init: Initializer | None = None,
+    dense_init: Initializer | None = None,
+    *,
     projection: int | None = None,
     dropout: float = 0.0,
 ) -> Model:
+    """Initializers are Keras's by default."""
     check_int("vocabulary", vocabulary, 2)
     check_int("embedding", embedding)
     if not units:
@@ -144,51 +105,36 @@ def _language_model(
     for size in units:
         check_int("units", size)
     check_number("dropout", dropout, 0.0, 1.0)
-    return functional(partial(_LanguageModel, vocabulary, embedding, units, init, projection, dropout))
+
+    def build(rngs: nnx.Rngs) -> _LanguageModel:
+        dense = partial(nnx.Linear, kernel_init=dense_init or glorot_uniform(), rngs=rngs)
+        return _LanguageModel(
+            embedding=nnx.Embed(vocabulary, embedding, embedding_init=embedding_init or _uniform(0.05), rngs=rngs),
+            layers=nnx.List(layer(inputs, outputs, rngs=rngs) for inputs, outputs in pairwise((embedding, *units))),
+            projection=dense(units[-1], projection) if projection else None,
+            dense=dense(projection or units[-1], vocabulary),
+            dropout=nnx.Dropout(dropout, rngs=rngs),
+        )
+
+    return functional(build)
 
 
+@dataclass(eq=False)
 class _LanguageModel(nnx.Module):
-    def __init__(
-        self,
-        vocabulary: int,
-        embedding: int,
-        units: Sequence[int],
-        init: _Initializers,
-        projection: int | None,
-        dropout: float,
-        rngs: nnx.Rngs,
-    ) -> None:
-        self.embedding = nnx.Embed(
-            vocabulary, embedding, embedding_init=init.embedding, promote_dtype=_keep_dtype, rngs=rngs
-        )
-        self.layers = nnx.List(
-            LSTM(
-                inputs,
-                outputs,
-                kernel_init=init.kernel,
-                recurrent_init=init.recurrent,
-                forget_bias=init.forget_bias,
-                rngs=rngs,
-            )
-            for inputs, outputs in pairwise((embedding, *units))
-        )
-        linear = partial(nnx.Linear, kernel_init=init.dense, rngs=rngs)
-        self.projection = None if projection is None else linear(units[-1], projection)
-        self.dense = linear(projection or units[-1], vocabulary)
-        self.dropout = nnx.Dropout(dropout, rngs=rngs)
+    embedding: nnx.Embed
+    layers: nnx.List[LSTM]
+    projection: nnx.Linear | None
+    dense: nnx.Linear
+    dropout: nnx.Dropout
 
     def __call__(self, ids: jax.Array) -> jax.Array:
         if ids.ndim != 2 or not jnp.issubdtype(ids.dtype, jnp.integer):
             raise UsageError(f"x must be integer ids (batch, time), got {ids.dtype} of shape {ids.shape}")
-        x = self.dropout(self.embedding(ids.T))  # (time, batch, embedding)
+        # (time, batch, embedding); `self.embedding(…)` would promote to the dtype that it was built with
+        x = self.dropout(jnp.take(self.embedding.embedding[...], ids.T, axis=0))
         for layer in self.layers:
             x = self.dropout(layer(x))
         x = x.swapaxes(0, 1)
         if self.projection is not None:
             x = self.projection(x)
         return self.dense(x)
-
-
-def _keep_dtype(arrays: _Arrays, /, *, dtype: Any = None, inexact: bool = True) -> _Arrays:
-    """Keep the parameters' own dtype, where Flax would promote to the one that the layer was built with."""
-    return arrays
