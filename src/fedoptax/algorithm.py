@@ -124,22 +124,11 @@ def mean_gradient(grad_fn: GradFn, params: Tree, batches: Batches | Sequence[Any
     return accumulate_result(total, params), loss
 
 
-def run_either(
-    condition: jax.Array, if_true: Callable[[Any], Tree], if_false: Callable[[Any], Tree], batches: Any
-) -> Tree:
-    """`if_true(batches)` or `if_false(batches)`, two kinds of a client's round, of which one is computed.
-
-    Where servers are vmapped (a sweep) `lax.cond` evaluates both: the one not chosen then has no steps to run.
-    """
-    if not isinstance(condition, jax.core.Tracer):
-        return if_true(batches) if condition else if_false(batches)
-
-    def steps_if(chosen: jax.Array) -> Any:
-        if isinstance(batches, Batches):
-            return batches._replace(num_steps=jnp.where(chosen, batches.num_steps, 0))
-        return batches
-
-    return jax.lax.cond(condition, lambda: if_true(steps_if(condition)), lambda: if_false(steps_if(~condition)))
+def run_either(condition: jax.Array, if_true: Callable[[], Tree], if_false: Callable[[], Tree]) -> Tree:
+    """`if_true()` or `if_false()`: by `jax.lax.cond`, or where the condition is known by a plain `if`."""
+    if isinstance(condition, jax.core.Tracer):
+        return jax.lax.cond(condition, if_true, if_false)
+    return if_true() if condition else if_false()
 
 
 def decoded(algorithm: FedAlgorithm, sent: Tree) -> Tree:

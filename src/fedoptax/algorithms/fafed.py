@@ -151,7 +151,7 @@ def fafed(
         end = message.t + steps - (0 if is_released else 1)  # line 9: the last iteration synchronises instead
         a = tree.root_plus(message.v, rho)  # line 14: that of the last synchronisation
 
-        def first_round(batches: Any) -> ClientResult:
+        def first_round() -> ClientResult:
             m, loss = mean_gradient(grad_fn, message.params, batches)  # line 2
             upload = FAFEDUpload(message.params, m, tree.square(m), steps if has_schedule else ())
             return upload, message.params, loss
@@ -165,12 +165,12 @@ def fafed(
             x_next = tree.add_scaled(x, -value_at(lr, t), tree.divide(m, a))  # line 15
             return (t + 1, x, tree.select(t < end, x_next, x), m, v), loss
 
-        def later_round(batches: Any) -> ClientResult:
+        def later_round() -> ClientResult:
             start = (message.t, x_prev, message.params, message.m, message.v)
             (_, kept, x, m, v), loss = local_steps(step, start, batches)
             return FAFEDUpload(x, m, v, steps if has_schedule else ()), kept, loss
 
-        return run_either(message.t == 0, first_round, later_round, batches)
+        return run_either(message.t == 0, first_round, later_round)
 
     def server_update(server: FAFEDState, mean: FAFEDUpload, cohort: Cohort) -> FAFEDState:
         is_first = server.t == 0

@@ -65,7 +65,7 @@ def stem(lr: LearningRate, alpha: LearningRate = 0.1) -> FedAlgorithm:
         steps = jnp.asarray(num_steps(batches), jnp.int32)
         last = message.t + steps - 1  # it synchronises instead of stepping
 
-        def first_round(batches: Any) -> ClientResult:
+        def first_round() -> ClientResult:
             m, loss = mean_gradient(grad_fn, message.params, batches)
             return STEMUpload(message.params, m, steps if has_schedule else ()), message.params, loss
 
@@ -77,12 +77,12 @@ def stem(lr: LearningRate, alpha: LearningRate = 0.1) -> FedAlgorithm:
             x_next = tree.select(t < last, tree.add_scaled(x, -value_at(lr, t), m), x)
             return (t + 1, x, x_next, m), loss
 
-        def later_round(batches: Any) -> ClientResult:
+        def later_round() -> ClientResult:
             start = (message.t, x_prev, message.params, message.m)
             (_, kept, x, m), loss = local_steps(step, start, batches)
             return STEMUpload(x, m, steps if has_schedule else ()), kept, loss
 
-        return run_either(message.t == 0, first_round, later_round, batches)
+        return run_either(message.t == 0, first_round, later_round)
 
     def server_update(server: STEMState, mean: STEMUpload, cohort: Cohort) -> STEMState:
         t = jnp.where(server.t == 0, 1, server.t + (mean.steps if has_schedule else 1))
