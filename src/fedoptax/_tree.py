@@ -6,12 +6,19 @@ turn bfloat16 parameters into float32. Here each scalar takes the dtype of the l
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 Tree = Any
+
+zeros_like = partial(jax.tree.map, jnp.zeros_like)
+add = partial(jax.tree.map, jnp.add)  # x + y
+sub = partial(jax.tree.map, jnp.subtract)  # x − y
+divide = partial(jax.tree.map, jnp.divide)  # x / y
+square = partial(jax.tree.map, jnp.square)  # x²
 
 
 def sum_dtype(x: Tree) -> Any:
@@ -21,34 +28,9 @@ def sum_dtype(x: Tree) -> Any:
         return jnp.result_type(jnp.float32, *dtypes)
 
 
-def zeros_like(x: Tree) -> Tree:
-    """0, in the shape and dtype of `x`."""
-    return jax.tree.map(jnp.zeros_like, x)
-
-
 def full_like(x: Tree, value: Any) -> Tree:
     """`value` everywhere, in the shape and dtype of `x`."""
     return jax.tree.map(lambda a: jnp.broadcast_to(jnp.asarray(value, a.dtype), a.shape), x)
-
-
-def add(x: Tree, y: Tree) -> Tree:
-    """x + y."""
-    return jax.tree.map(jnp.add, x, y)
-
-
-def sub(x: Tree, y: Tree) -> Tree:
-    """x − y."""
-    return jax.tree.map(jnp.subtract, x, y)
-
-
-def divide(x: Tree, y: Tree) -> Tree:
-    """x / y."""
-    return jax.tree.map(jnp.divide, x, y)
-
-
-def square(x: Tree) -> Tree:
-    """x²."""
-    return jax.tree.map(jnp.square, x)
 
 
 def root_plus(v: Tree, eps: Any) -> Tree:
