@@ -28,3 +28,20 @@ def paths(params):
 def size(model):
     """The number of parameters, without making any."""
     return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(model.init, KEY)))
+
+
+def outputs_and_gradients(function, *args):
+    """The outputs, and the gradients of all arguments for some gradient of the outputs; compiled."""
+
+    def evaluate(*args):
+        y, pullback = jax.vjp(function, *args)
+        return [y, *pullback(jnp.cos(jnp.arange(y.size, dtype=y.dtype)).reshape(y.shape))]
+
+    return jax.jit(evaluate)(*args)
+
+
+def assert_close_by_size(ours, expected, tolerance):
+    """Within `tolerance` of the largest number of each array."""
+    for a, b in zip(ours, expected, strict=True):
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * np.abs(b).max())

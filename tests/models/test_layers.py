@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,7 +15,7 @@ from jax import lax
 from fedoptax.errors import UsageError
 from fedoptax.models import functional, winograd
 from fedoptax.models.layers import NARROW, GroupNorm, Linear, conv, max_pool, product
-from small_models import KEY, normal
+from small_models import KEY, assert_close_by_size, normal, outputs_and_gradients
 
 CONVS = [
     # x (n, h, w, in), kernel (h, w, in, out), strides, padding
@@ -27,22 +26,8 @@ CONVS = [
 ]
 
 
-def outputs_and_gradients(function: Callable[..., jax.Array], *args: jax.Array) -> list[jax.Array]:
-    def evaluate(*args: jax.Array) -> list[jax.Array]:
-        y, pullback = jax.vjp(function, *args)
-        return [y, *pullback(jnp.cos(jnp.arange(y.size, dtype=y.dtype)).reshape(y.shape))]
-
-    return jax.jit(evaluate)(*args)
-
-
 def assert_all_close(ours: Any, expected: Any, rtol: float, atol: float) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), ours, expected)
-
-
-def assert_close_by_size(ours: Any, expected: Any, tolerance: float) -> None:
-    """Within `tolerance` of the largest number of each array: Winograd's tiles are summed whole."""
-    for a, b in zip(ours, expected, strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * np.abs(np.asarray(b)).max())
 
 
 @pytest.mark.parametrize(("x_shape", "k_shape", "strides", "padding"), CONVS)

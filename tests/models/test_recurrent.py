@@ -11,7 +11,7 @@ from jax import lax
 from fedoptax.errors import UsageError
 from fedoptax.models import functional
 from fedoptax.models.recurrent import LSTM, lstm
-from small_models import init, normal
+from small_models import assert_close_by_size, init, normal, outputs_and_gradients
 
 TIME, BATCH, IN, UNITS = 6, 3, 4, 5
 SHAPES = ((TIME, BATCH, IN), (IN, 4 * UNITS), (UNITS, 4 * UNITS), (4 * UNITS,))
@@ -33,18 +33,6 @@ def plain_lstm(x, kernel, recurrent, bias):
     return jnp.stack(states)
 
 
-def outputs_and_gradients(function, args):
-    y, pullback = jax.vjp(function, *args)
-    return [y, *pullback(jnp.sin(y))]
-
-
-def assert_close(ours, theirs, tolerance):
-    """Within `tolerance` of the largest number of each array."""
-    for a, b in zip(ours, theirs):
-        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
-        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * np.abs(b).max())
-
-
 @pytest.mark.parametrize(
     ("dtype", "tolerance"),
     [
@@ -55,11 +43,9 @@ def assert_close(ours, theirs, tolerance):
 )
 def test_hidden_states_and_gradients_are_those_of_the_definition(dtype, tolerance):
     with jax.enable_x64(dtype == jnp.float64), jax.numpy_dtype_promotion("strict"):
-        args = arguments(dtype)
-        run = jax.jit(outputs_and_gradients, static_argnums=0)
-        ours, plain = (run(function, args) for function in (lstm, plain_lstm))
+        ours, plain = (outputs_and_gradients(function, *arguments(dtype)) for function in (lstm, plain_lstm))
     assert {array.dtype for array in ours} == {jnp.dtype(dtype)}
-    assert_close(ours, plain, tolerance)
+    assert_close_by_size(ours, plain, tolerance)
 
 
 @pytest.mark.long
@@ -77,7 +63,7 @@ def test_lstm_trains_clients_at_once_in_a_compiled_loop():
     ours = jax.jit(jax.vmap(partial(train, lstm)))(*clients)
     alone = jax.jit(partial(train, plain_lstm))
     for i in range(3):
-        assert_close([w[i] for w in ours], alone(*(array[i] for array in clients)), 1e-5)
+        assert_close_by_size([w[i] for w in ours], alone(*(array[i] for array in clients)), 1e-5)
 
 
 def test_the_layer_starts_as_in_keras():

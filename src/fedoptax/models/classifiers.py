@@ -66,9 +66,7 @@ def emnist_cnn(input_shape: Sequence[int], num_classes: int) -> Model:
     """The EMNIST CNN of "Adaptive Federated Optimization", with its Glorot-uniform initialisation.
 
     Conv 3×3×32, relu, conv 3×3×64, relu, pool, dropout 0.25, dense 128, relu, dropout 0.5, dense; 1,206,590
-    parameters for 28×28×1 and 62 classes.
-
-    Images have at least 6 × 6 pixels.
+    parameters for 28×28×1 and 62 classes. Images have at least 6 × 6 pixels.
     """
     shape = check_input(input_shape, num_classes, smallest=6)
     return functional(lambda rngs: _EmnistCNN(shape, num_classes, rngs))
@@ -78,9 +76,8 @@ def cifar_cnn(input_shape: Sequence[int], num_classes: int) -> Model:
     """A CNN of three convolutions and two dense layers, as Fed-LAMB has on CIFAR-10; its sizes are not published.
 
     Chosen here, like the CNN of TensorFlow's CIFAR tutorial: conv 3×3×32, relu, pool, conv 3×3×64, relu, pool,
-    conv 3×3×64, relu, dense 64, relu, dense; 122,570 parameters for 32×32×3 and 10 classes.
-
-    Images have at least 18 × 18 pixels.
+    conv 3×3×64, relu, dense 64, relu, dense; 122,570 parameters for 32×32×3 and 10 classes. Images have at least
+    18 × 18 pixels.
     """
     convs = [_ConvSpec(32, 3), _ConvSpec(64, 3), _ConvSpec(64, 3, pool=False)]
     return _cnn(input_shape, num_classes, 18, convs, hidden=(64,))
@@ -90,9 +87,7 @@ def fafed_fmnist_cnn(input_shape: Sequence[int], num_classes: int) -> Model:
     """The likely CNN of FAFED on MNIST and Fashion-MNIST, which the paper does not give.
 
     Conv 3×3×5, tanh, pool, conv 3×3×10, tanh, pool, dense 250 → 100, tanh, dense; 26,620 parameters for 28×28×1 and
-    10 classes.
-
-    Images have at least 10 × 10 pixels.
+    10 classes. Images have at least 10 × 10 pixels.
     """
     return _cnn(input_shape, num_classes, 10, [_ConvSpec(5, 3), _ConvSpec(10, 3)], (100,), jnp.tanh)
 
@@ -101,9 +96,7 @@ def fafed_cifar_cnn(input_shape: Sequence[int], num_classes: int) -> Model:
     """The likely CNN of FAFED on CIFAR-10, which the paper does not give.
 
     Three times conv 3×3 with padding, relu, pool, with 16, 32 and 64 channels; dense 1024 → 512, relu, dense 64,
-    relu, dense; 581,866 parameters for 32×32×3 and 10 classes.
-
-    Images have at least 8 × 8 pixels.
+    relu, dense; 581,866 parameters for 32×32×3 and 10 classes. Images have at least 8 × 8 pixels.
     """
     convs = [_ConvSpec(channels, 3, "SAME") for channels in (16, 32, 64)]
     return _cnn(input_shape, num_classes, 8, convs, hidden=(512, 64))
@@ -113,9 +106,7 @@ def lenet(input_shape: Sequence[int], num_classes: int) -> Model:
     """A LeNet with relu and max pools: conv 5×5×6, pool, conv 5×5×16, pool, dense 120, dense 84, dense.
 
     44,426 parameters for 28×28×1 and 10 classes, 62,006 for 32×32×3. The network of many independent comparisons of
-    federated algorithms.
-
-    Images have at least 16 × 16 pixels.
+    federated algorithms. Images have at least 16 × 16 pixels.
     """
     return _cnn(input_shape, num_classes, 16, [_ConvSpec(6, 5), _ConvSpec(16, 5)], hidden=(120, 84))
 

@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
+from jax.nn.initializers import Initializer, glorot_uniform, orthogonal
 
-from fedoptax.errors import UsageError, check_int
+from fedoptax.errors import UsageError
 
 Arrays = tuple[jax.Array, ...]
 
@@ -112,18 +113,10 @@ def _weights_gradient(x: jax.Array, dy: jax.Array) -> jax.Array:
 
 
 class LSTM(nnx.Module):
-    """A layer of long short-term memory; 4·units·(in + units + 1) parameters, one bias per gate as in Keras.
+    """A layer of `lstm`; 4·units·(in + units + 1) parameters, one bias per gate as in Keras.
 
-    Args:
-      in_features: size of x[t].
-      units: size of h[t].
-      kernel_init: initializer of the kernel (in, 4·units); by default Glorot uniform.
-      recurrent_init: initializer of the recurrent kernel (units, 4·units); by default orthonormal rows.
-      forget_bias: of the forget gate at first; the other gates' biases start at 0.
-      rngs: where the kernels' keys come from.
-
-    Raises:
-      UsageError: a size is less than 1.
+    It starts as in Keras by default: a Glorot uniform kernel, a recurrent kernel of orthonormal rows, a bias of 1 for
+    the forget gate and of 0 for the others.
     """
 
     def __init__(
@@ -131,19 +124,14 @@ class LSTM(nnx.Module):
         in_features: int,
         units: int,
         *,
-        kernel_init: jax.nn.initializers.Initializer | None = None,
-        recurrent_init: jax.nn.initializers.Initializer | None = None,
+        kernel_init: Initializer | None = None,
+        recurrent_init: Initializer | None = None,
         forget_bias: float = 1.0,
         rngs: nnx.Rngs,
     ) -> None:
-        check_int("in_features", in_features)
-        check_int("units", units)
-        kernel_init = kernel_init or jax.nn.initializers.glorot_uniform()
-        recurrent_init = recurrent_init or jax.nn.initializers.orthogonal()
-        bias = jnp.zeros((4 * units,), jnp.float32).at[units : 2 * units].set(forget_bias)
-        self.kernel = nnx.Param(kernel_init(rngs.params(), (in_features, 4 * units), jnp.float32))
-        self.recurrent = nnx.Param(recurrent_init(rngs.params(), (units, 4 * units), jnp.float32))
-        self.bias = nnx.Param(bias)
+        self.kernel = nnx.Param((kernel_init or glorot_uniform())(rngs.params(), (in_features, 4 * units), jnp.float32))
+        self.recurrent = nnx.Param((recurrent_init or orthogonal())(rngs.params(), (units, 4 * units), jnp.float32))
+        self.bias = nnx.Param(jnp.zeros((4 * units,), jnp.float32).at[units : 2 * units].set(forget_bias))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """(time, batch, in) to the hidden states (time, batch, units)."""

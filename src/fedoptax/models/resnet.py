@@ -20,8 +20,7 @@ from fedoptax.errors import UsageError
 from fedoptax.models.layers import Conv, GroupNorm, Linear, max_pool
 from fedoptax.models.model import Model, check_input, functional
 
-SIZES = (1, 2, 4, 8)
-"""Channels of the stages, by those of the first."""
+_STAGES = (1, 2, 4, 8)  # their channels, by those of the first
 
 
 def resnet18(input_shape: Sequence[int], num_classes: int, strides: bool = True, width: int = 64) -> Model:
@@ -68,7 +67,7 @@ class _ResNet18(nnx.Module):
     def __init__(self, channels: int, classes: int, strides: bool, width: int, rngs: nnx.Rngs) -> None:
         self.conv = _conv(channels, width, 7, strides=(2, 2), rngs=rngs)
         self.norm = GroupNorm(width, epsilon=1e-3)
-        sizes = [width * size for size in SIZES for _ in range(2)]
+        sizes = [width * size for size in _STAGES for _ in range(2)]
         self.blocks = nnx.List(
             _PreActivationBlock(inputs, outputs, 2 if strides and inputs != outputs else 1, rngs)
             for inputs, outputs in pairwise([width, *sizes])
@@ -102,7 +101,7 @@ class _ResNet9(nnx.Module):
     def __init__(self, channels: int, classes: int, width: int, rngs: nnx.Rngs) -> None:
         self.conv = _conv(channels, width, 3, rngs=rngs)
         self.norm = GroupNorm(width)
-        sizes = [width * size for size in SIZES]
+        sizes = [width * size for size in _STAGES]
         self.blocks = nnx.List(_Block(inputs, outputs, rngs) for inputs, outputs in pairwise([width, *sizes]))
         self.dense = Linear(sizes[-1], classes, rngs=rngs)
 

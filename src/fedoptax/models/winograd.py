@@ -18,8 +18,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from functools import cache
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,17 +29,8 @@ from jax import lax
 POINTS = {2: (0.0, 1.0, -1.0), 4: (0.0, math.sqrt(0.5), -math.sqrt(0.5), math.sqrt(2.0), -math.sqrt(2.0))}
 
 
-class Transforms(NamedTuple):
-    """The matrices of one m, float64: `weights` G (m + 2, 3), `pixels` Bᵀ (m + 2, m + 2), `outputs` Aᵀ (m, m + 2)."""
-
-    weights: np.ndarray
-    pixels: np.ndarray
-    outputs: np.ndarray
-
-
-@cache
-def transforms(m: int) -> Transforms:
-    """The transforms of the points `POINTS[m]` and infinity, the last place.
+def transforms(m: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """G (m + 2, 3), Bᵀ (m + 2, m + 2) and Aᵀ (m, m + 2), float64, for the points `POINTS[m]` and infinity, the last.
 
     Correlation is the transpose of the multiplication of polynomials.
     """
@@ -56,7 +45,7 @@ def transforms(m: int) -> Transforms:
     lagrange = np.zeros((m + 2, m + 2))
     for row, roots in zip(lagrange, [*others, points]):
         row[: len(roots) + 1] = np.poly(roots)[::-1]
-    return Transforms(powers(3) / np.array([*norms, 1.0])[:, None], lagrange, powers(m).T)
+    return powers(3) / np.array([*norms, 1.0])[:, None], lagrange, powers(m).T
 
 
 def pays(n: int, height: int, width: int, fan_in: int, out: int) -> bool:
@@ -107,20 +96,16 @@ def _conv_tiles(x: jax.Array, kernel: jax.Array, m: int) -> jax.Array:
     """The convolution of images of whole tiles."""
     n, height, width, channels = x.shape
     places, down, across = m + 2, (height - 2) // m, (width - 2) // m
-    matrices = transforms(m)
-    rows = _multiply(_repeat_along(matrices.pixels, down, m), lax.optimization_barrier(x.reshape(n, height, -1)))
-    both = _multiply(_repeat_along(matrices.pixels, across, m), rows.reshape(-1, width, channels))
+    of_weights, of_pixels, of_outputs = transforms(m)
+    rows = _multiply(_repeat_along(of_pixels, down, m), lax.optimization_barrier(x.reshape(n, height, -1)))
+    both = _multiply(_repeat_along(of_pixels, across, m), rows.reshape(-1, width, channels))
     tiles = both.reshape(n, places, down, places, across, channels).transpose(1, 3, 0, 2, 4, 5)
     pixels = lax.optimization_barrier(tiles).reshape(places**2, -1, channels)
-    weights = _multiply(_for_both_axes(matrices.weights), kernel.reshape(1, 9, -1)).reshape(places**2, channels, -1)
+    # Kronecker products transform both axes at once
+    weights = _multiply(np.kron(of_weights, of_weights), kernel.reshape(1, 9, -1)).reshape(places**2, channels, -1)
     products = (pixels @ weights).reshape(1, places**2, -1)
-    outputs = _multiply(_for_both_axes(matrices.outputs), products)
+    outputs = _multiply(np.kron(of_outputs, of_outputs), products)
     return _join_tiles(outputs, (n, height - 2, width - 2, kernel.shape[3]), m)
-
-
-def _for_both_axes(matrix: np.ndarray) -> np.ndarray:
-    """The Kronecker product, which transforms both axes at once."""
-    return np.kron(matrix, matrix)
 
 
 def _repeat_along(matrix: np.ndarray, tiles: int, step: int) -> np.ndarray:
