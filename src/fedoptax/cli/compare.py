@@ -12,8 +12,6 @@ from fedoptax.cli.setup import algorithm_names, choose_grids, set_up
 from fedoptax.errors import UsageError
 from fedoptax.experiments import comparison
 
-DEFAULT_BUDGET = 16  # points of a search per algorithm
-
 
 def compare(given: Compare) -> None:
     """Run a comparison and write its report."""
@@ -21,20 +19,18 @@ def compare(given: Compare) -> None:
     searching = {"--budget": given.budget, "--grid": given.grid, "--select": given.select, "--last": given.last}
     if not given.tune and (useless := [option for option, value in searching.items() if value]):
         raise UsageError(f"{useless[0]} needs --tune")
-    grids = choose_grids(given, names, given.budget or DEFAULT_BUDGET) if given.tune else {}
-    setup = set_up(given, names, "compare")
-    with errors_name(setup.out):
+    grids = choose_grids(given, names, given.budget or 16) if given.tune else {}
+    task, hyperparameters, options = set_up(given, names, "compare")
+    with errors_name(options["out"]):
         done = comparison.compare(
-            setup.task,
+            task,
             names,
-            setup.out,
             seeds=given.seeds,
-            hyperparameters=setup.hyperparameters,
+            hyperparameters=hyperparameters,
             grids=grids,
             select=given.select or "train_loss",
             last=given.last,
-            overwrite=given.overwrite,
             command=shlex.join(["fedoptax", *sys.argv[1:]]),
-            **setup.options,
+            **options,
         )
     report_comparison(done, given.json)

@@ -1,16 +1,26 @@
-"""`fedoptax data fetch` and `fedoptax data check`: the data sets on disk."""
+"""`fedoptax data`: the data sets on disk, and who holds what of them."""
 
 from __future__ import annotations
 
 import json
 
+import pandas as pd
+
+from fedoptax._files import write_atomically
 from fedoptax._progress import status
-from fedoptax.cli.options import Check, Fetch
+from fedoptax.cli.options import Check, Fetch, Partition
 from fedoptax.cli.printing import print_table
+from fedoptax.cli.setup import load, new_folder, task_arguments
 from fedoptax.data import check as checking
 from fedoptax.data import fetch as fetching
+from fedoptax.data.heterogeneity import client_table, measures
 from fedoptax.data.registry import DATA_SETS
-from fedoptax.errors import RunError
+from fedoptax.errors import RunError, UsageError
+from fedoptax.report.figures import partition_png
+from fedoptax.report.partition import make_partition
+from fedoptax.storage.config import class_counts, partition_record
+
+SHOWN = 10  # clients in the printed table; all are in the file
 
 
 def fetch(given: Fetch) -> None:
@@ -32,3 +42,32 @@ def check(given: Check) -> None:
         print_table([head, *lines, ["", *checking.cache_row()]], left=True)
     if given.names and (incomplete := [name for name, rows in found.items() if not checking.is_complete(rows)]):
         raise RunError(f"incomplete: {', '.join(incomplete)}")
+
+
+def partition(given: Partition) -> None:
+    """Write a table and a picture of a task's clients, and print the measures of their differences."""
+    folder = given.out or new_folder(given.task, "partition")
+    table_file, picture_file = folder / "partition.csv", folder / "partition.png"
+    for file in (table_file, picture_file):
+        if file.exists() and not given.overwrite:
+            raise UsageError(f"--out must be another folder, or --overwrite be given: '{file}' exists")
+    task = load(given, task_arguments(given))
+    about = {"name": task.name, **task.spec}
+    picture = make_partition({"task": about, "seed": given.partition_seed, "partition": partition_record(task)})
+    assert picture is not None
+    counts, sizes = class_counts(task), task.clients.sizes
+    table = pd.DataFrame(client_table(counts, sizes, task.test_owners))
+    write_atomically(table_file, table.to_csv(index=False, lineterminator="\n").encode())
+    write_atomically(picture_file, partition_png(picture))
+    summary = measures(counts, sizes)
+    if given.json:
+        print(json.dumps({"out": str(folder), **about, **summary}, indent=1))
+        return
+    print(picture.sentence)
+    print_table([["measure", "value"], *([key, f"{value:.4g}"] for key, value in summary.items())])
+    print()
+    shown = table.iloc[:SHOWN, :5].astype(str)
+    print_table([list(shown.columns), *shown.to_numpy().tolist()])
+    if len(table) > SHOWN:
+        print(f"... and {len(table) - SHOWN} more clients, with the counts of every class, in partition.csv")
+    print(f"table and picture: {table_file}, {picture_file}")

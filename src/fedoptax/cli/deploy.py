@@ -59,9 +59,7 @@ def local(given: Local) -> None:
         if given.nodes not in (None, nodes):
             raise UsageError(f"--nodes must be {nodes}, the number of keys in '{work / 'keys'}', got {given.nodes}")
     as_trackers(deployment.tracker_names)
-    settings = LocalSettings(
-        nodes, given.port, given.node_port, given.time_limit, given.start_timeout, data_dir=given.data_dir
-    )
+    settings = LocalSettings(nodes, given.port, given.node_port, given.time_limit, given.start_timeout, given.data_dir)
     rounds = deployment.rounds if given.rounds is None else given.rounds
     if given.resume is not None:
         config = out / "config.json"

@@ -46,10 +46,8 @@ def list_names(given: List) -> None:
         rows = [{"name": name, "summary": summary(constructor)} for name, constructor in ALGORITHMS.items()]
     if given.json:
         print(json.dumps(rows, indent=1))
-        return
-    width = max(len(row["name"]) for row in rows)
-    for row in rows:
-        print(f"{row['name']:<{width}}  {row['summary']}")
+    else:
+        print_table([[row["name"], row["summary"]] for row in rows], left=True)
 
 
 def show_bytes(given: Bytes) -> None:

@@ -1,6 +1,6 @@
 """The command line: its commands, and the exit status of errors.
 
-The modules that do the work import JAX, which takes seconds, so each is imported when its command runs.
+The modules that do the work import JAX, which takes seconds; `fedoptax.cli` imports each when its command runs.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import click
 import typer
 import typer.core
+from typer.models import OptionInfo
 
-from fedoptax import __version__
+from fedoptax import __version__, cli
 from fedoptax._progress import status
 from fedoptax.cli import options
 from fedoptax.errors import RunError, UsageError, shorten
@@ -27,34 +28,30 @@ from fedoptax.experiments.signals import terminable
 typer.core.HAS_RICH = False
 
 
-T = TypeVar("T")
-Load = Callable[[], Callable[[T], None]]
+Form = TypeVar("Form")
 
 
-def command(group: typer.Typer, name: str, form: type[T]) -> Callable[[Load[T]], None]:
-    """Add a command whose options are the fields of `form`; the decorated function imports what does its work."""
+def add_command(group: typer.Typer, name: str, form: type[Form], load: Callable[[], Callable[[Form], None]]) -> None:
+    """Add a command whose options are the fields of `form`; `load` imports the function that does its work."""
 
-    def add(load: Load[T]) -> None:
-        def work(**values: Any) -> None:
-            with status("starting"):
-                function = load()
-            function(form(**values))
+    def work(**values: Any) -> None:
+        if group is deploy and find_spec("flwr") is None:
+            raise UsageError("deploy needs Flower: pip install 'fedoptax[flower]'")
+        with status("starting"):
+            function = load()
+        function(form(**values))
 
-        hints, own = get_type_hints(form), inspect.get_annotations(form)
-        parameters = [
-            inspect.Parameter(
-                of.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=of.default_factory(),  # type: ignore[operator]  # `option` makes one
-                annotation=Annotated[hints[of.name], of.metadata["parameter"]],
-            )
-            for of in sorted(fields(form), key=lambda of: of.name not in own)  # type: ignore[arg-type]
-        ]
-        work.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
-        work.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        group.command(name, help=inspect.getdoc(form))(work)
-
-    return add
+    hints, own = get_type_hints(form), inspect.get_annotations(form)
+    parameters = []
+    for of in sorted(fields(form), key=lambda of: of.name not in own):  # type: ignore[arg-type]
+        about, default = of.metadata["parameter"], of.default_factory()  # type: ignore[operator]  # `option` makes one
+        if isinstance(about, OptionInfo) and not about.param_decls:  # else a flag would have a `--no-` too
+            about.param_decls = (f"--{of.name.rstrip('_').replace('_', '-')}",)
+        kind, annotation = inspect.Parameter.KEYWORD_ONLY, Annotated[hints[of.name], about]
+        parameters.append(inspect.Parameter(of.name, kind, default=default, annotation=annotation))
+    work.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
+    work.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    group.command(name, help=inspect.getdoc(form))(work)
 
 
 def show_help(context: typer.Context) -> None:
@@ -90,97 +87,18 @@ data, deploy = (
 )
 app.add_typer(data, name="data")
 app.add_typer(deploy, name="deploy")
-
-
-@command(app, "run", options.Run)
-def _run() -> Callable[[options.Run], None]:
-    from fedoptax.cli.run import run
-
-    return run
-
-
-@command(app, "compare", options.Compare)
-def _compare() -> Callable[[options.Compare], None]:
-    from fedoptax.cli.compare import compare
-
-    return compare
-
-
-@command(app, "tune", options.Tune)
-def _tune() -> Callable[[options.Tune], None]:
-    from fedoptax.cli.tune import tune
-
-    return tune
-
-
-@command(app, "resume", options.Resume)
-def _resume() -> Callable[[options.Resume], None]:
-    from fedoptax.cli.resume import resume
-
-    return resume
-
-
-@command(app, "report", options.Report)
-def _report() -> Callable[[options.Report], None]:
-    from fedoptax.cli.report import report
-
-    return report
-
-
-@command(app, "list", options.List)
-def _list() -> Callable[[options.List], None]:
-    from fedoptax.cli.listing import list_names
-
-    return list_names
-
-
-@command(app, "bytes", options.Bytes)
-def _bytes() -> Callable[[options.Bytes], None]:
-    from fedoptax.cli.listing import show_bytes
-
-    return show_bytes
-
-
-@command(data, "fetch", options.Fetch)
-def _fetch() -> Callable[[options.Fetch], None]:
-    from fedoptax.cli.data import fetch
-
-    return fetch
-
-
-@command(data, "check", options.Check)
-def _check() -> Callable[[options.Check], None]:
-    from fedoptax.cli.data import check
-
-    return check
-
-
-@command(data, "partition", options.Partition)
-def _partition() -> Callable[[options.Partition], None]:
-    from fedoptax.cli.partition import show_partition
-
-    return show_partition
-
-
-@command(deploy, "init", options.Init)
-def _init() -> Callable[[options.Init], None]:
-    _check_flower()
-    from fedoptax.cli.deploy import init
-
-    return init
-
-
-@command(deploy, "local", options.Local)
-def _local() -> Callable[[options.Local], None]:
-    _check_flower()
-    from fedoptax.cli.deploy import local
-
-    return local
-
-
-def _check_flower() -> None:
-    if find_spec("flwr") is None:
-        raise UsageError("deploy needs Flower: pip install 'fedoptax[flower]'")
+add_command(app, "run", options.Run, lambda: cli.run.run)
+add_command(app, "compare", options.Compare, lambda: cli.compare.compare)
+add_command(app, "tune", options.Tune, lambda: cli.tune.tune)
+add_command(app, "resume", options.Resume, lambda: cli.resume.resume)
+add_command(app, "report", options.Report, lambda: cli.report.report)
+add_command(app, "list", options.List, lambda: cli.listing.list_names)
+add_command(app, "bytes", options.Bytes, lambda: cli.listing.show_bytes)
+add_command(data, "fetch", options.Fetch, lambda: cli.data.fetch)
+add_command(data, "check", options.Check, lambda: cli.data.check)
+add_command(data, "partition", options.Partition, lambda: cli.data.partition)
+add_command(deploy, "init", options.Init, lambda: cli.deploy.init)
+add_command(deploy, "local", options.Local, lambda: cli.deploy.local)
 
 
 def main(arguments: list[str] | None = None) -> None:

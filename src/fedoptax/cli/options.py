@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,18 +15,15 @@ import typer
 DATA_DIR = "Folder with one subfolder per data set. Default: $FEDOPTAX_DATA, else the cache."
 
 
-def option(help: str, default: Any = None, *names: str, metavar: str | None = None) -> Any:
-    """Declare an option; one whose default is `list` may be given several times."""
-    return _declare(default, typer.Option(*names, help=help, metavar=metavar))
+def option(help: str, default: Any = None, metavar: str | None = None, names: tuple[str, ...] = ()) -> Any:
+    """Declare an option with the name of its field; one that is a list may be given several times."""
+    about = typer.Option(*names, help=help, metavar=metavar)
+    return field(default_factory=partial(copy, default), metadata={"parameter": about})
 
 
 def argument(help: str, default: Any = ...) -> Any:
     """Declare an argument, which has a place instead of a name; it is needed unless it has a default."""
-    return _declare(default, typer.Argument(help=help))
-
-
-def _declare(default: Any, parameter: Any) -> Any:
-    return field(default_factory=list if default is list else lambda: default, metadata={"parameter": parameter})
+    return field(default_factory=partial(copy, default), metadata={"parameter": typer.Argument(help=help)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +46,7 @@ class TaskOptions:
     client_column: str | None = option("Column or array of client ids, for --task file:PATH.")
     label_column: str | None = option("Column or array of labels, for --task file:PATH.")
     task_set: list[str] = option(
-        "Any other option of the task (see `fedoptax list tasks --json`), such as classes=1 or augment=crop.",
-        list,
-        metavar="NAME=VALUE",
+        "Any other option of the task, such as classes=1; see `fedoptax list tasks --json`.", [], "NAME=VALUE"
     )
     partition_seed: int = option("Seed of the partition.", 0)
     data_dir: Path | None = option(DATA_DIR)
@@ -59,9 +56,7 @@ class TaskOptions:
 class LearningOptions(TaskOptions):
     """What simulations and deployments share; None stands for the task's or the algorithm's default."""
 
-    set_: list[str] = option(
-        "A hyper-parameter; ALGORITHM.NAME=VALUE for one algorithm.", list, "--set", metavar="NAME=VALUE"
-    )
+    set_: list[str] = option("A hyper-parameter; ALGORITHM.NAME=VALUE for one algorithm.", [], "NAME=VALUE")
     preset: str = option("Where settings start from: tuned, none, paper or paper:NAME.", "tuned")
     rounds: int | None = option("Communication rounds. Default: the task's.")
     cohort_size: int | None = option("Clients per round. Default: the task's.")
@@ -71,31 +66,25 @@ class LearningOptions(TaskOptions):
     weighting: str | None = option("examples or uniform. Default: as in the algorithm's paper.")
     eval_every: int | None = option("Rounds between evaluations. Default: the task's.")
     aggregate: str = option("mean, median, trimmed_mean:0.2, norm_clipping:1.0, krum:2 or krum:2,keep=5.", "mean")
-    privacy: str | None = option(
-        "Client-level differential privacy, as clip=1.0,noise_multiplier=0.5,delta=1e-5.", metavar="..."
-    )
-    compress: str | None = option("Codec of uploads: qsgd:bits=4, topk:fraction=0.01 or sign.", metavar="CODEC")
-    track: list[str] = option("Also write for tensorboard, mlflow or wandb (offline).", list, metavar="NAME")
+    privacy: str | None = option("Client-level differential privacy, as clip=1.0,noise_multiplier=0.5,delta=1e-5.")
+    compress: str | None = option("Codec of uploads: qsgd:bits=4, topk:fraction=0.01 or sign.", None, "CODEC")
+    track: list[str] = option("Also write for tensorboard, mlflow or wandb (offline).", [], "NAME")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentOptions(LearningOptions):
     """What simulations share: how their rounds are computed, and where results go."""
 
-    fault: list[str] = option(
-        "Failing clients: dropout (a rate), deadline (virtual seconds) ...", list, metavar="NAME=VALUE"
-    )
-    client_loop: str = option(
-        "loop (a device's clients one after another), vmap (all at once), or auto: the faster.", "auto"
-    )
+    fault: list[str] = option("Failing clients: dropout (a rate), deadline (virtual seconds) ...", [], "NAME=VALUE")
+    client_loop: str = option("loop (a device's clients in turn), vmap (all at once), or auto: the faster.", "auto")
     mesh: int | None = option("Devices (cores of a CPU) that share each round's cohort. Default: all.")
     client_states: str = option("Where clients' states live: auto, device or host.", "auto")
     examples: str = option("Where training examples live: auto, device or stream (from disk).", "auto")
     engine: str = option("compiled, or eager (plain Python, same result, to debug).", "compiled")
     checkpoint_every: float = option("Seconds between checkpoints.", 60.0)
     out: Path | None = option("Folder for the results. Default: a new one under runs/.")
-    overwrite: bool = option("Replace earlier results in --out.", False, "--overwrite")
-    json: bool = option("Print JSON for other programs.", False, "--json")
+    overwrite: bool = option("Replace earlier results in --out.", False)
+    json: bool = option("Print JSON for other programs.", False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,9 +92,7 @@ class SearchOptions:
     """What a search for hyper-parameters takes; None stands for the default."""
 
     grid: list[str] = option(
-        "Values by commas, or LOW..HIGH in half decades (or :decade, :quarter). Default: the rates, 1e-3..10.",
-        list,
-        metavar="NAME=VALUES",
+        "Values by commas, or LOW..HIGH in half decades (:decade, :quarter). Default: the rates.", [], "NAME=VALUES"
     )
     select: str | None = option("What ranks points: train_loss (default), or a metric such as test_accuracy.")
     last: int | None = option("Rounds at the end over which it is averaged. Default: 100, at most a tenth.")
@@ -115,8 +102,8 @@ class SearchOptions:
 class ProcessOptions:
     """A run by several processes."""
 
-    distributed: bool = option("Be one of several processes of a run, each on its own devices.", False, "--distributed")
-    coordinator: str | None = option("Address of process 0. Default: found from Slurm, MPI ...", metavar="HOST:PORT")
+    distributed: bool = option("Be one of several processes of a run, each on its own devices.", False)
+    coordinator: str | None = option("Address of process 0. Default: found from Slurm, MPI ...", None, "HOST:PORT")
     processes: int | None = option("Number of processes, likewise.")
     process: int | None = option("Number of this process, from 0, likewise.")
 
@@ -138,7 +125,7 @@ class Compare(SearchOptions, ExperimentOptions):
 
     algorithms: str = option("Names separated by commas, or all.", "fedavg,fedadam")
     seeds: int = option("Seeds 0 ... n-1, each run by every algorithm.", 3)
-    tune: bool = option("First search every algorithm's rates, with the same number of points.", False, "--tune")
+    tune: bool = option("First search every algorithm's rates, with the same number of points.", False)
     budget: int | None = option("Points per algorithm, with --tune. Default: 16.")
 
 
@@ -187,7 +174,7 @@ class List:
     """
 
     what: Literal["tasks", "algorithms", "presets"] = argument("tasks, algorithms or presets.")
-    json: bool = option("Print JSON for other programs.", False, "--json")
+    json: bool = option("Print JSON for other programs.", False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,13 +184,11 @@ class Bytes(TaskOptions):
     Example: fedoptax bytes --task digits --algorithm fedadam
     """
 
-    algorithms: str = option("Names separated by commas, or all.", "all", "--algorithm", "--algorithms")
-    set_: list[str] = option(
-        "A hyper-parameter; ALGORITHM.NAME=VALUE for one algorithm.", list, "--set", metavar="NAME=VALUE"
-    )
+    algorithms: str = option("Names separated by commas, or all.", "all", names=("--algorithm", "--algorithms"))
+    set_: list[str] = option("A hyper-parameter; ALGORITHM.NAME=VALUE for one algorithm.", [], "NAME=VALUE")
     cohort_size: int | None = option("Clients per round. Default: the task's.")
     rounds: int | None = option("Communication rounds. Default: the task's.")
-    json: bool = option("Print JSON for other programs.", False, "--json")
+    json: bool = option("Print JSON for other programs.", False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,9 +209,9 @@ class Check:
     Example: fedoptax data check mnist cifar10
     """
 
-    names: list[str] = argument("Data sets. Default: all.", list)
+    names: list[str] = argument("Data sets. Default: all.", [])
     data_dir: Path | None = option(DATA_DIR)
-    json: bool = option("Print JSON for other programs.", False, "--json")
+    json: bool = option("Print JSON for other programs.", False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,8 +222,8 @@ class Partition(TaskOptions):
     """
 
     out: Path | None = option("Folder for partition.csv and partition.png. Default: a new one under runs/.")
-    overwrite: bool = option("Replace earlier results in --out.", False, "--overwrite")
-    json: bool = option("Print JSON for other programs.", False, "--json")
+    overwrite: bool = option("Replace earlier results in --out.", False)
+    json: bool = option("Print JSON for other programs.", False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,7 +246,7 @@ class Init(DeploymentOptions):
 
     folder: Path = argument("A new folder for the app and the keys.")
     nodes: int = option("SuperNodes, one per client: so many keys are made.", 4)
-    host: list[str] = option("Name or address of the server, for its certificate. Default: this machine's own.", list)
+    host: list[str] = option("Name or address of the server, for its certificate. Default: this machine's own.", [])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,4 +264,4 @@ class Local(DeploymentOptions):
     time_limit: float = option("Seconds until all is stopped.", 86400.0)
     out: Path | None = option("Folder for the results. Default: runs/deployment.")
     resume: Path | None = option("Continue the run in this folder.")
-    json: bool = option("Print JSON for other programs.", False, "--json")
+    json: bool = option("Print JSON for other programs.", False)

@@ -19,7 +19,7 @@ def print_summary(folder: Path, as_json: bool) -> None:
 
 
 def print_table(rows: list[list[str]], left: bool = False) -> None:
-    """Print rows in aligned columns; the first row is the head, and only the first column is on the left, or all."""
+    """Print rows in aligned columns, the first or all to the left and the others to the right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
         cells = (f"{cell:{'<' if left or i == 0 else '>'}{width}}" for i, (cell, width) in enumerate(zip(row, widths)))

@@ -7,7 +7,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from fedoptax._progress import bar
 from fedoptax.cli.options import Resume
 from fedoptax.cli.report import report_comparison, report_search
 from fedoptax.cli.run import errors_name, join_processes, run_algorithm
@@ -48,9 +47,7 @@ def resume(given: Resume) -> None:
         elif is_search:
             tuning = Tuning.read(folder)
             tuning = replace(tuning, options=tuning.options | changes)
-            task, total = reload_task(tuning.task, given.data_dir), tuning.size * int(tuning.options["rounds"])
-            with bar(f"{tuning.algorithm}: {tuning.size} points", total) as update:
-                tuned = run_search(task, tuning, folder, update)
+            tuned = run_search(reload_task(tuning.task, given.data_dir), tuning, folder)
             if tuned.stopped is not None:
                 raise Interrupted(tuned.stopped)
             report_search(folder)

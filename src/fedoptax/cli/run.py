@@ -23,9 +23,8 @@ def run(given: Run) -> None:
     """Run an algorithm and print how it ended."""
     join_processes(given)
     name = given.algorithm
-    setup = set_up(given, [name], name)
-    options = setup.options | {"out": setup.out, "overwrite": given.overwrite}
-    run_algorithm(setup.task, name, setup.hyperparameters[name], options, setup.out, given.json)
+    task, hyperparameters, options = set_up(given, [name], name)
+    run_algorithm(task, name, hyperparameters[name], options, options["out"], given.json)
 
 
 def join_processes(given: ProcessOptions) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,11 @@ from fedoptax._progress import status
 from fedoptax.algorithms import ALGORITHMS
 from fedoptax.cli.options import Compare, ExperimentOptions, LearningOptions, TaskOptions, Tune
 from fedoptax.distributed import broadcast, is_leader, run_on_all_or_fail
+from fedoptax.engine.faults import Faults
 from fedoptax.engine.plan import RunOptions
 from fedoptax.engine.xla import use_cache, use_cores
-from fedoptax.errors import UsageError, check_choice
-from fedoptax.experiments.build import find_constructor, parse_settings, parse_value, preset
+from fedoptax.errors import UsageError
+from fedoptax.experiments.build import find_constructor, parse_pairs, parse_settings, preset
 from fedoptax.experiments.grids import Grid, default_grid, parse_grids
 from fedoptax.experiments.presets import find_setting
 from fedoptax.experiments.run import split_options
@@ -25,22 +26,8 @@ from fedoptax.tasks import load_task, recipe_of
 from fedoptax.tasks.recipe import PARTITION_OPTIONS, TASK_OPTIONS
 from fedoptax.tasks.task import Task
 
-
-@dataclass(frozen=True)
-class Setup:
-    """What the options of a command ask for.
-
-    Attributes:
-      task: the task, loaded.
-      hyperparameters: by name of the algorithm.
-      options: of `fedoptax.run`, the same for all runs of the command.
-      out: the folder for results.
-    """
-
-    task: Task
-    hyperparameters: dict[str, dict[str, Any]]
-    options: dict[str, Any]
-    out: Path
+Setup = tuple[Task, dict[str, dict[str, Any]], dict[str, Any]]
+"""A task, hyper-parameters by algorithm, and options of `fedoptax.run` that all algorithms share."""
 
 
 def set_up(given: ExperimentOptions, names: list[str], what: str) -> Setup:
@@ -61,16 +48,18 @@ def _set_up(given: ExperimentOptions, names: list[str], out: Path) -> Setup:
     hyperparameters = choose_hyperparameters(given, names)
     task_arguments, options = choose_options(given)
     options |= {
-        "faults": parse_pairs("--fault", given.fault) or None,
+        "faults": parse_pairs("--fault", given.fault, [of.name for of in fields(Faults)]) or None,
         "wrappers": {name: text for name in ("privacy", "compress") if (text := getattr(given, name)) is not None},
         "trackers": given.track,
         "checkpoint_every": given.checkpoint_every,
+        "out": out,
+        "overwrite": given.overwrite,
     }
-    split_options(options | {"out": out})  # checks them before the task is loaded
+    split_options(options)  # checks them before the task is loaded
     if is_leader():
         prepare(out, given.overwrite, remove=False)
     task = load(given, task_arguments)
-    return Setup(task, hyperparameters, with_task_defaults(given.task, task, options), out)
+    return task, hyperparameters, with_task_defaults(given.task, task, options)
 
 
 def choose_options(given: LearningOptions) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -94,13 +83,10 @@ def choose_options(given: LearningOptions) -> tuple[dict[str, Any], dict[str, An
 def task_arguments(given: TaskOptions) -> dict[str, Any]:
     """Return the options of `load_task` that were given, but for its `seed` and `data_dir`."""
     chosen = {name: value for name in TASK_OPTIONS if (value := getattr(given, name, None)) is not None}
-    for name, value in parse_pairs("--task-set", given.task_set).items():
-        name = name.replace("-", "_")
-        check_choice("--task-set", name, TASK_OPTIONS)
-        if name in chosen:
-            raise UsageError(f"--task-set: {name} is given twice")
-        chosen[name] = value
-    return chosen
+    others = parse_pairs("--task-set", given.task_set, TASK_OPTIONS)
+    if twice := sorted(chosen.keys() & others):
+        raise UsageError(f"--task-set: {twice[0]} is given twice")
+    return chosen | others
 
 
 def run_arguments(given: TaskOptions) -> dict[str, Any]:
@@ -146,19 +132,6 @@ def algorithm_names(text: str) -> list[str]:
     if not names or len(set(names)) != len(names):
         raise UsageError(f"--algorithms must be different names separated by commas, or all, got {text!r}")
     return names
-
-
-def parse_pairs(option: str, texts: list[str]) -> dict[str, Any]:
-    """Return the `NAME=VALUE` texts of an option as a dictionary."""
-    pairs: dict[str, Any] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not name or not equals or not value:
-            raise UsageError(f"{option} must be NAME=VALUE, got {text!r}")
-        if name in pairs:
-            raise UsageError(f"{option}: {name} is given twice")
-        pairs[name] = parse_value(value)
-    return pairs
 
 
 def load(given: TaskOptions, arguments: Mapping[str, Any]) -> Task:

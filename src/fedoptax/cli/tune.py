@@ -22,20 +22,18 @@ def tune(given: Tune) -> None:
     if given.trials is not None and given.search == "grid":
         raise UsageError("--trials needs --search optuna")
     grid = choose_grids(given, [name], DEFAULT_TRIALS)[name]
-    setup = set_up(given, [name], f"tune-{name}")
-    with errors_name(setup.out), suppress(tuning.AllDiverged):  # `report_search` raises it again
+    task, hyperparameters, options = set_up(given, [name], f"tune-{name}")
+    with errors_name(options["out"]), suppress(tuning.AllDiverged):  # `report_search` raises it again
         tuning.tune(
-            setup.task,
+            task,
             name,
             grid,
-            setup.out,
-            fixed={key: value for key, value in setup.hyperparameters[name].items() if key not in grid},
+            fixed={key: value for key, value in hyperparameters[name].items() if key not in grid},
             select=given.select or "train_loss",
             last=given.last,
-            overwrite=given.overwrite,
             command=shlex.join(["fedoptax", *sys.argv[1:]]),
             search=given.search,
             trials=given.trials or DEFAULT_TRIALS,
-            **setup.options,
+            **options,
         )
-    report_search(setup.out, given.json)
+    report_search(options["out"], given.json)

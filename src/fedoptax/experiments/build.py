@@ -7,7 +7,7 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from fedoptax.algorithm import FedAlgorithm
@@ -131,7 +131,7 @@ def wrap(algorithm: FedAlgorithm, privacy: str | None = None, compress: str | No
 
 def parse_privacy(text: str) -> dict[str, Any]:
     """Return the arguments of `with_privacy` in a text such as `clip=1.0,noise_multiplier=0.5,delta=1e-5`."""
-    given = _pairs("--privacy", text, PRIVACY)
+    given = parse_pairs("--privacy", text.split(","), PRIVACY)
     if missing := [name for name in PRIVACY[:3] if name not in given]:
         raise UsageError(f"--privacy needs clip, noise_multiplier and delta, got no {', '.join(missing)} in '{text}'")
     if given.get("seed") == "none":
@@ -155,17 +155,19 @@ def parse_codec(text: str) -> Codec:
     name, colon, rest = text.partition(":")
     check_choice("--compress", name, CODECS)
     make: Callable[..., Codec] = CODECS[name]
-    return make(**_pairs(f"--compress {name}", rest, tuple(inspect.signature(make).parameters)) if colon else {})
+    names = inspect.signature(make).parameters
+    return make(**parse_pairs(f"--compress {name}", rest.split(",") if colon else (), names))
 
 
-def _pairs(option: str, text: str, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return `NAME=VALUE,NAME=VALUE` as a dictionary."""
+def parse_pairs(option: str, texts: Iterable[str], names: Collection[str]) -> dict[str, Any]:
+    """Return the `NAME=VALUE` texts of an option as a dictionary; NAME is one of `names`."""
     given: dict[str, Any] = {}
-    for part in text.split(","):
-        name, equals, value = part.strip().partition("=")
+    for text in texts:
+        name, equals, value = text.strip().partition("=")
         if not equals or not value:
-            allowed = f"NAME=VALUE,... of {', '.join(names)}" if names else "given without arguments"
+            allowed = f"NAME=VALUE with a name of {', '.join(names)}" if names else "given without arguments"
             raise UsageError(f"{option} must be {allowed}, got '{text}'")
+        name = name.replace("-", "_")
         check_choice(f"{option} argument", name, names)
         if name in given:
             raise UsageError(f"{option}: {name} is given twice")

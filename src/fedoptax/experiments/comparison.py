@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from fedoptax._files import to_plain, using
-from fedoptax._progress import bar
 from fedoptax.engine.plan import make_plan
 from fedoptax.errors import RunError, UsageError, check_int
 from fedoptax.experiments.build import build, preset, wrap
@@ -213,9 +212,7 @@ def _search(task: Task, done: Compared, out: Path, progress: bool | None, tracke
     comparison = done.comparison
     found, kept = dict(comparison.hyperparameters), list(comparison.algorithms)
     for name, tuning in comparison.tunings.items():
-        total = tuning.size * int(tuning.options["rounds"])
-        with bar(f"{name}: {tuning.size} points", total, enabled=progress) as update:
-            tuned = run_search(task, tuning, search_folder(out, name), update, trackers=trackers)
+        tuned = run_search(task, tuning, search_folder(out, name), progress, trackers)
         if tuned.stopped is not None:
             done.stopped = tuned.stopped
             return

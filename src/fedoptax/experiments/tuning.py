@@ -269,15 +269,16 @@ def tune(
         _check(task, tuning)
         prepare(folder, overwrite)
     trackers = [one for one in options.get("trackers") or () if not isinstance(one, str)]
-    with bar(f"{algorithm}: {tuning.size} points", tuning.size * rounds, enabled=progress) as update:
-        tuned = run_search(task, tuning, folder, update, trackers=trackers)
+    tuned = run_search(task, tuning, folder, progress, trackers)
     if tuned.stopped is not None:
         raise Interrupted(tuned.stopped)
     _ = tuned.best  # of which there may be none
     return tuned
 
 
-def run_search(task: Task, tuning: Tuning, out: Path, update: Update, trackers: Sequence[Tracker] = ()) -> Tuned:
+def run_search(
+    task: Task, tuning: Tuning, out: Path, progress: bool | Update | None = None, trackers: Sequence[Tracker] = ()
+) -> Tuned:
     """Run the points that are not yet done in `out`, in folders `point-001`, …
 
     Every point starts from the same parameters and sees the same cohorts. One that diverges is stopped there.
@@ -286,14 +287,15 @@ def run_search(task: Task, tuning: Tuning, out: Path, update: Update, trackers: 
       task: the task.
       tuning: what is searched.
       out: the folder; it has a tune.json afterwards.
-      update: is called with the rounds done, of all points together, and the best score.
+      progress: show a bar, None on a terminal; or is called with the rounds done, of all points together, and a note.
       trackers: objects that follow every run, besides those that `tuning` names.
     """
     _check(task, tuning)
     suggest, make = partial(_next_point, tuning), _point_maker(tuning)
     options = {**tuning.options, "trackers": [*tuning.options.get("trackers", ()), *trackers], "seed": tuning.seed}
     tried: list[Tried] = []
-    with locked(out):
+    title, total = f"{tuning.algorithm}: {tuning.size} points", tuning.size * int(options["rounds"])
+    with bar(title, total, enabled=progress) as update, locked(out):
         write_record(out / FILE, tuning)
         while (values := suggest(tried)) is not None:
             folder, before = out / f"point-{len(tried) + 1:03d}", len(tried) * int(options["rounds"])
