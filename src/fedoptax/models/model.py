@@ -65,7 +65,7 @@ def functional(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
     @partial(jax.jit, inline=True)  # traced once, also where only the parameters' shapes are asked for
     def init(key: jax.Array) -> Params:
         skeleton()
-        params = nnx.to_flat_state(nnx.state(build(nnx.Rngs(_typed_key(key))), nnx.Param))
+        params = nnx.to_flat_state(nnx.state(build(nnx.Rngs(key)), nnx.Param))
         return unflatten_dict({_names(path): variable.get_value() for path, variable in params})
 
     def apply(params: Params, x: jax.Array, key: jax.Array | None = None) -> jax.Array:
@@ -78,7 +78,7 @@ def functional(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
             if key is None:
                 values[path] = variable.get_value()  # a shape only: in evaluation no stream is read
             elif isinstance(variable, nnx.RngKey):
-                values[path] = jax.random.fold_in(_typed_key(key), index)
+                values[path] = jax.random.fold_in(key, index)
             else:
                 values[path] = jnp.zeros((), jnp.uint32)  # the count of draws from the stream
         module = nnx.merge(graphdef, nnx.from_flat_state(values))
@@ -101,10 +101,6 @@ def _cast_like(params: Params, x: Any) -> jax.Array:
     if floating and jnp.issubdtype(x.dtype, jnp.floating):
         return x.astype(floating[0].dtype)
     return x
-
-
-def _typed_key(key: jax.Array) -> jax.Array:
-    return key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(key)
 
 
 def count_params(params: Any) -> int:
