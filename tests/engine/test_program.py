@@ -21,7 +21,7 @@ from small import small_task
 
 def test_one_compilation_serves_any_number_of_rounds_and_every_seed() -> None:
     task, algorithm = small_task(), fx.fedadam(0.3, 0.1)
-    built = program(task, Fixed(algorithm), Plan(3, LocalWork(4)))
+    built = program(task, Fixed(algorithm), Plan(3, LocalWork(4)), ())
     fx.run(task, algorithm, rounds=3, cohort_size=3, batch_size=4)
     compiled = built.timings["compile"]
     assert compiled > 0
@@ -37,9 +37,8 @@ def test_a_program_can_be_compiled_while_the_caller_goes_on() -> None:
     def after(ahead: bool) -> tuple[Any, dict[str, float]]:
         built = program(task, lambda: algorithm, Plan(3, LocalWork(4), faults=True))
         if ahead:
-            begin = built.prepare({}, device_data(task), key)
-            begin()
-            begin()
+            built.prepare({}, device_data(task), key)
+            built.prepare({}, device_data(task), key)
         server, client = built.start({}, key)
         clients = OnDevice(client, task.num_clients).tree
         numbers = [np.int32(n) for n in (0, 2, 1, 2)]

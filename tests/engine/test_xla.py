@@ -64,8 +64,7 @@ def test_an_error_in_compiling_ahead_is_raised_by_the_call() -> None:
             raise ValueError("not today")
 
     refused = AheadOfTime(Refused())
-    refused.trace(1)
-    refused.begin()
+    refused.begin(1)
     for _ in range(2):
         with pytest.raises(ValueError, match="not today"):
             refused(1)

@@ -26,6 +26,7 @@ import numpy as np
 import fedoptax as fx
 from fedoptax.algorithm import Batches, Cohort, FedAlgorithm, decoded
 from fedoptax.engine.data import DeviceData, device_data
+from fedoptax.engine.faults import Faults
 from fedoptax.engine.plan import RunOptions, make_plan
 from fedoptax.engine.program import Fixed, program
 
@@ -208,7 +209,8 @@ def padding_is_inert(make: Factory) -> None:
     def advance(data: DeviceData, rounds: int) -> Any:
         server, client = built.start({}, key)
         clients = jax.tree.map(lambda a: jnp.repeat(a[None], len(SIZES), axis=0), client)
-        return jax.device_get(built.advance({}, server, clients, data, key, n(0), n(rounds), n(1), n(rounds)))
+        numbers = n(0), n(rounds), n(1), n(rounds)
+        return jax.device_get(built.advance({}, server, clients, data, key, *numbers, Faults().rates()))
 
     junk = np.where(np.arange(sum(SIZES))[:, None] % 2, 1e30, -3.0) * np.ones(2)
     filled = data._replace(examples={**data.examples, "junk": jnp.asarray(junk, jnp.float32)})

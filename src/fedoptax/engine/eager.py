@@ -82,4 +82,4 @@ def eager_program(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Program:
         return state
 
     timings = {"compile": 0.0, "waited": 0.0}
-    return replace(built, advance=advance, prepare=lambda *_: lambda: None, timings=timings)
+    return replace(built, advance=advance, prepare=lambda *_: None, timings=timings)

@@ -8,9 +8,8 @@ advances any number of rounds up to `MAX_ROUNDS` without recompiling, and stops 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -21,11 +20,11 @@ from fedoptax.algorithm import Batches, Cohort, FedAlgorithm, Tree, decoded, nby
 from fedoptax.engine.batches import Minibatch, minibatch_form, task_grad_fn
 from fedoptax.engine.data import DeviceData
 from fedoptax.engine.evaluation import column_names, evaluate, evaluation_data
-from fedoptax.engine.faults import COUNTS, Faults
+from fedoptax.engine.faults import COUNTS, Faults, Rates
 from fedoptax.engine.mesh import over_mesh, replicate
 from fedoptax.engine.plan import Plan
 from fedoptax.engine.round import round_function
-from fedoptax.engine.xla import AheadOfTime, cond, in_background, quick_options
+from fedoptax.engine.xla import AheadOfTime, cond, quick_options
 from fedoptax.errors import UsageError
 from fedoptax.tasks.task import Task
 
@@ -54,10 +53,10 @@ class Program:
       start: `(hypers, key) -> (server, client)`, the server's state and every client's state before round 0.
       advance: `(hypers, server, clients, data, key, start, stop, eval_every, last, rates) -> Advance`, rounds
         start…stop−1; `clients` are the states of all N clients, stacked, or with `plan.client_states = "host"` those of
-        the cohort of the one round that is run; `rates` are the `engine.faults.Rates` if clients may fail.
+        the cohort of the one round that is run; `rates` are the `engine.faults.Rates`.
       params: `(hypers, server) -> params`.
-      prepare: `(hypers, data, key) -> begin`: traces `advance` for these arguments, which its first call does
-        otherwise; `begin()` compiles it while the caller goes on.
+      prepare: `(hypers, data, key)`: traces `advance` for these arguments, which its first call does otherwise, and
+        begins to compile it while the caller goes on.
       columns: the names of the columns of an `Advance`'s rows.
       bytes_down, bytes_up: bytes of the message to, and the upload from, one client in one round.
       num_params: numbers in the model.
@@ -67,7 +66,7 @@ class Program:
     start: Callable[..., tuple[Tree, Tree]]
     advance: Callable[..., Advance]
     params: Callable[..., Tree]
-    prepare: Callable[..., Callable[[], None]]
+    prepare: Callable[..., None]
     columns: tuple[str, ...]
     bytes_down: int
     bytes_up: int
@@ -112,33 +111,17 @@ class Point:
         return jax.device_put({name: np.asarray(value, jnp.result_type(float)) for name, value in self.values.items()})
 
 
+@lru_cache(maxsize=8)
 def program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple[str, ...] = ()) -> Program:
     """Build the program of `make_algorithm(**hypers)` on `task`; `names` are the hyper-parameters left free.
 
     The same arguments give the same program, compiled once: seeds and points of a sweep share it.
     """
-    return _program(task, make_algorithm, plan, names)
 
-
-@lru_cache(maxsize=8)
-def _program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple[str, ...]) -> Program:
-    @partial(jax.jit, compiler_options=quick_options())
     def start(hypers: Mapping[str, Any], key: jax.Array) -> tuple[Tree, Tree]:
         algorithm = make_algorithm(**hypers)
         params = task.init(jax.random.fold_in(key, 0))
         return algorithm.init(params), algorithm.init_client(params)
-
-    shapes = {name: jax.ShapeDtypeStruct((), jnp.result_type(float)) for name in names}
-    key_shape = jax.eval_shape(lambda: jax.random.key(0))
-    starting = in_background(lambda: start.lower(shapes, key_shape).compile())
-    params = jax.eval_shape(task.init, key_shape)
-    counts = (*COUNTS, "virtual_seconds") if plan.has_outcomes else ()
-    columns = ("train_loss", *column_names(task, params, evaluation_data(task)), *counts)
-
-    def begin(hypers: Mapping[str, Any], key: jax.Array) -> tuple[Tree, Tree]:
-        with suppress(Exception):  # the call meets it again
-            starting()
-        return start(hypers, key)
 
     def advance(
         hypers: Mapping[str, Any],
@@ -147,40 +130,46 @@ def _program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple
         data: DeviceData,
         key: jax.Array,
         start: jax.Array,
-        stop: jax.Array,
-        *more: Any,
+        *numbers: Any,
     ) -> Advance:
         step = round_step(task, make_algorithm(**hypers), plan, columns)
-        first = Advance(server, clients, start, jnp.bool_(True), empty_rows(columns))
+        stop, *more = numbers
         return jax.lax.while_loop(
             lambda state: (state.round < stop) & state.finite,
             lambda state: step(state, data, key, start, *more),
-            first,
+            Advance(server, clients, start, jnp.bool_(True), empty_rows(columns)),
         )
 
-    on_devices = advance if plan.mesh == 1 else over_mesh(advance, plan.mesh)
-    compiled = AheadOfTime(jax.jit(on_devices, donate_argnums=(1, 2)))
+    def on_devices(*args: Any) -> tuple[Any, ...]:
+        return args if plan.mesh == 1 else replicate(args, plan.mesh)
 
-    def placed(*args: Any) -> tuple[Any, ...]:
-        given = args if plan.faults else args[:9]  # without the rates
-        return given if plan.mesh == 1 else replicate(given, plan.mesh)
-
-    def call(*args: Any) -> Advance:
-        return compiled(*placed(*args))
-
-    def prepare(hypers: Mapping[str, Any], data: DeviceData, key: jax.Array) -> Callable[[], None]:
-        server, client = jax.eval_shape(start, hypers, key)
+    def prepare(hypers: Mapping[str, Any], data: DeviceData, key: jax.Array) -> None:
+        server, client = jax.eval_shape(jitted_start, hypers, key)
         rows = task.num_clients if plan.client_states == "device" else plan.cohort_size
         clients = jax.tree.map(lambda a: jax.ShapeDtypeStruct((rows, *a.shape), a.dtype), client)
-        compiled.trace(*placed(hypers, server, clients, data, key, *[np.int32(0)] * 4, Faults().rates()))
-        return compiled.begin
+        compiled.begin(*on_devices(hypers, server, clients, data, key, *[np.int32(0)] * 4, Faults().rates()))
 
-    def params_of(hypers: Mapping[str, Any], server: Tree) -> Tree:
-        return make_algorithm(**hypers).params(server)
-
+    shapes = {name: jax.ShapeDtypeStruct((), jnp.result_type(float)) for name in names}
+    key_shape = jax.eval_shape(lambda: jax.random.key(0))
+    jitted_start = jax.jit(start, compiler_options=quick_options())
+    compiled_start = AheadOfTime(jitted_start)
+    compiled_start.begin(shapes, key_shape)
+    compiled = AheadOfTime(jax.jit(advance if plan.mesh == 1 else over_mesh(advance, plan.mesh), donate_argnums=(1, 2)))
+    params = jax.eval_shape(task.init, key_shape)
+    counts = (*COUNTS, "virtual_seconds") if plan.has_outcomes else ()
+    columns = ("train_loss", *column_names(task, params, evaluation_data(task)), *counts)
     down, up = _count_message_bytes(task, make_algorithm, plan, shapes, params)
-    size = sum(a.size for a in jax.tree.leaves(params))
-    return Program(begin, call, params_of, prepare, columns, down, up, size, compiled.timings)
+    return Program(
+        compiled_start,
+        lambda *args: compiled(*on_devices(*args)),
+        lambda hypers, server: make_algorithm(**hypers).params(server),
+        prepare,
+        columns,
+        down,
+        up,
+        sum(a.size for a in jax.tree.leaves(params)),
+        compiled.timings,
+    )
 
 
 def round_step(
@@ -194,7 +183,7 @@ def round_step(
         return evaluate(task, algorithm.params(server), data, plan.mesh)
 
     def step(
-        state: Advance, data: DeviceData, key: jax.Array, start: Any, eval_every: Any, last: Any, rates: Any = None
+        state: Advance, data: DeviceData, key: jax.Array, start: Any, eval_every: Any, last: Any, rates: Rates
     ) -> Advance:
         result = run_round(state.server, state.clients, data, key, state.round, rates)
         number, row = state.round + 1, result.columns

@@ -10,7 +10,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -93,48 +93,36 @@ class AheadOfTime:
     def __init__(self, jitted: Any) -> None:
         self.timings = {"compile": 0.0, "waited": 0.0}
         self._jitted = jitted
-        self._lowered: Any = None
-        self._compiled: Callable[[], Any] | None = None
+        self._compiled: Future[Any] | None = None
 
     def __call__(self, *args: Any) -> Any:
         """Call the function, compiled for arguments of these shapes."""
         begun = time.perf_counter()
-        self.trace(*args)
-        if self._compiled is None:
-            compiled = self._compile()
-            self._compiled = lambda: compiled
-        function = self._compiled()
+        function = (self._compiled or self._compile(*args)).result()
         self.timings["waited"] += time.perf_counter() - begun
         return function(*args)
 
-    def trace(self, *args: Any) -> None:
-        """Trace the function for arguments, or for their shapes."""
-        if self._lowered is None:
-            begun = time.perf_counter()
-            self._lowered = self._jitted.lower(*args)
-            self.timings["compile"] += time.perf_counter() - begun
-
-    def begin(self) -> None:
-        """Begin to compile what was traced while the caller goes on.
+    def begin(self, *args: Any) -> None:
+        """Trace the function for arguments, or for their shapes, and begin to compile it while the caller goes on.
 
         Several processes compile when the function is called, as all of them have to meet for that.
         """
         if self._compiled is None and jax.process_count() == 1:
-            self._compiled = in_background(self._compile)
+            self._compile(*args)
 
-    def _compile(self) -> Any:
+    def _compile(self, *args: Any) -> Future[Any]:
         begun = time.perf_counter()
-        compiled = self._lowered.compile()
-        self.timings["compile"] += time.perf_counter() - begun
-        return compiled
+        lowered = self._jitted.lower(*args)
 
+        def compile_lowered() -> Any:
+            compiled = lowered.compile()
+            self.timings["compile"] += time.perf_counter() - begun
+            return compiled
 
-def in_background(work: Callable[[], Result]) -> Callable[[], Result]:
-    """Do `work` in a thread; the function returned waits for it and gives its result, or raises its error."""
-    pool = ThreadPoolExecutor(1, thread_name_prefix="fedoptax-compile")
-    future = pool.submit(work)
-    pool.shutdown(wait=False)
-    return future.result
+        pool = ThreadPoolExecutor(1, thread_name_prefix="fedoptax-compile")
+        self._compiled = pool.submit(compile_lowered)
+        pool.shutdown(wait=False)
+        return self._compiled
 
 
 def cond(choice: Any, yes: Callable[[], Result], no: Callable[[], Result]) -> Result:

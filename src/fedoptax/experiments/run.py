@@ -333,13 +333,10 @@ class Simulation:
         self._key, self._length = jax.random.key(options.seed), 1
         self._compiled = self.program.timings["compile"]  # for another run of the same program
         self._examples = open_examples(task, plan.examples, self._key, plan.cohort_size, plan.mesh)
-        begin = (
-            self.program.prepare(self._values, self._examples.of(0), self._key) if self._examples.many_rounds else None
-        )
+        if self._examples.many_rounds:
+            self.program.prepare(self._values, self._examples.of(0), self._key)
         self.server, client = self.program.start(self._values, self._key)
         self.clients = make_states(plan.client_states, client, task.num_clients)
-        if begin is not None:
-            begin()
 
     @property
     def compile_seconds(self) -> float:
@@ -353,7 +350,7 @@ class Simulation:
         numbers = [np.int32(n) for n in (done, end, self._options.eval_every, last)]
         size, num_clients = self._plan.cohort_size, self._task.num_clients
         states = self.clients.take(lambda: np.asarray(sample_cohort(self._key, done, num_clients, size)))
-        rates = (self._faults or Faults()).rates() if self._plan.has_outcomes else None
+        rates = (self._faults or Faults()).rates()
         data = self._examples.of(done)
         result = self.program.advance(self._values, self.server, states, data, self._key, *numbers, rates)
         self.server = result.server
