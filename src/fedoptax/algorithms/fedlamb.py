@@ -23,11 +23,6 @@ from fedoptax.schedules import LearningRate, check_lr, resolve_lr, value_to_send
 Phi = str | Callable[[jax.Array], jax.Array]
 """φ: `"clip"`, `"identity"`, or a function of a layer's norm, a scalar, to a scalar."""
 
-_PHIS: dict[Any, Callable[[jax.Array], jax.Array]] = {
-    "clip": lambda a: jnp.clip(a, 1e-3, 10.0),
-    "identity": lambda a: a,
-}
-
 
 class AMSState(NamedTuple):
     """The server: parameters θ̄, the running maximum v̂ of the second moment, the round."""
@@ -106,9 +101,10 @@ def fedlamb(
     """
     check_number("weight_decay", weight_decay, 0)
     check_choice("layers", layers, ("tensor", "module"))
+    phis = {"clip": lambda a: jnp.clip(a, 1e-3, 10.0), "identity": lambda a: a}
     if not callable(phi):
-        check_choice("phi", phi, _PHIS)
-        phi = _PHIS[phi]
+        check_choice("phi", phi, phis)
+        phi = phis[phi]
 
     def normalize(u: jax.Array, norm_u: jax.Array, norm_theta: jax.Array) -> jax.Array:
         ratio = jnp.where(norm_u > 0, phi(norm_theta) / norm_u, 0.0)
