@@ -162,6 +162,8 @@ def test_missing_parameters_are_named():
     del params["dense2"]["kernel"]
     with pytest.raises(UsageError, match="dense2/kernel"):
         model.apply(params, jnp.ones((1, 4)))
+    with pytest.raises(UsageError, match=r"^params must"):
+        model.apply(list(params.values()), jnp.ones((1, 4)))
 
 
 @pytest.mark.parametrize(
