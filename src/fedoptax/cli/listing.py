@@ -57,20 +57,15 @@ def show_bytes(given: Bytes) -> None:
     task = load(given, task_arguments(given))
     options = RunOptions(**with_task_defaults(given.task, task, run_arguments(given)))
     cohort, rounds = options.cohort_size, options.rounds
+    spans = {"per_client": 1, "per_round": cohort, "total": cohort * rounds}
     rows: list[dict[str, Any]] = []
     for name in names:
         algorithm = build(name, preset(given.task, name) | chosen[name])
         built = program(task, Fixed(algorithm), make_plan(options, task, algorithm))
-        one = {"down": built.bytes_down, "up": built.bytes_up}
-        rows.append(
-            {
-                "algorithm": name,
-                "num_params": built.num_params,
-                **{f"{way}_per_client": n for way, n in one.items()},
-                **{f"{way}_per_round": n * cohort for way, n in one.items()},
-                **{f"{way}_total": n * cohort * rounds for way, n in one.items()},
-            }
-        )
+        row = {"algorithm": name, "num_params": built.num_params}
+        for span, messages in spans.items():
+            row |= {f"down_{span}": messages * built.bytes_down, f"up_{span}": messages * built.bytes_up}
+        rows.append(row)
     if given.json:
         print(json.dumps(rows, indent=1))
         return

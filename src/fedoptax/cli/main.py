@@ -107,10 +107,9 @@ def main(arguments: list[str] | None = None) -> None:
     Its status is 0, 1 (it failed), 2 (wrong arguments), 130 (Ctrl-C), 143 (SIGTERM) or 129 (SIGHUP); errors are one
     line.
     """
-    given = sys.argv[1:] if arguments is None else arguments
     with terminable() as signal:
         try:
-            status = app(args=given, prog_name="fedoptax", standalone_mode=False) or 0
+            status = app(args=arguments, prog_name="fedoptax", standalone_mode=False) or 0
             message = "interrupted"  # Typer returns 130 then
         except Exception as error:
             message, status = _describe(error)

@@ -61,8 +61,8 @@ def _resume_run(folder: Path, data_dir: Path | None, changes: Mapping[str, Any])
     kept = {name: value for name, value in config.items() if name in RESUMED}
     task = run_on_all_or_fail(lambda: reload_task(config["task"], data_dir))
     algorithm = config["algorithm"]
-    options = {**kept, **changes, "resume_from": folder}
-    run_algorithm(task, algorithm["name"], algorithm["hyperparameters"], options, folder)
+    options = {**kept, **changes, "resume_from": folder, "out": folder}
+    run_algorithm(task, algorithm["name"], algorithm["hyperparameters"], options, as_json=False)
 
 
 def _read_config(folder: Path, changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def run(given: Run) -> None:
     join_processes(given)
     name = given.algorithm
     task, hyperparameters, options = set_up(given, [name], name)
-    run_algorithm(task, name, hyperparameters[name], options, options["out"], given.json)
+    run_algorithm(task, name, hyperparameters[name], options, given.json)
 
 
 def join_processes(given: ProcessOptions) -> None:
@@ -35,20 +35,13 @@ def join_processes(given: ProcessOptions) -> None:
         raise UsageError("--coordinator, --processes and --process need --distributed")
 
 
-def run_algorithm(
-    task: Task,
-    name: str,
-    hyperparameters: Mapping[str, Any],
-    options: Mapping[str, Any],
-    folder: Path,
-    as_json: bool = False,
-) -> None:
-    """Run an algorithm with options of `fedoptax.run`, among them the folder, and print how it ended."""
-    algorithm = run_on_all_or_fail(lambda: wrap(build(name, hyperparameters), **options.get("wrappers", {})))
-    with errors_name(folder):
-        experiment.run(task, algorithm, label=name, hyperparameters=hyperparameters, **options)
+def run_algorithm(task: Task, name: str, values: Mapping[str, Any], options: Mapping[str, Any], as_json: bool) -> None:
+    """Run an algorithm with these hyper-parameters and options of `fedoptax.run`, and print how it ended."""
+    algorithm = run_on_all_or_fail(lambda: wrap(build(name, values), **options.get("wrappers", {})))
+    with errors_name(options["out"]):
+        experiment.run(task, algorithm, label=name, hyperparameters=values, **options)
     if is_leader():
-        print_summary(folder, as_json)
+        print_summary(options["out"], as_json)
 
 
 @contextmanager
