@@ -11,7 +11,6 @@ from fedoptax._files import to_plain, using
 from fedoptax.engine.plan import make_plan
 from fedoptax.errors import RunError, UsageError, check_int
 from fedoptax.experiments.build import build, preset, wrap
-from fedoptax.experiments.grids import check_grid
 from fedoptax.experiments.result import Interrupted, RunResult
 from fedoptax.experiments.run import run_in_folder, split_options
 from fedoptax.experiments.tuning import AllDiverged, Tuning, check_not_own, rule_for, run_search
@@ -132,23 +131,13 @@ def compare(
     check_not_own(options)
     folder, grids = Path(out), dict(grids or {})
     values = {name: dict((hyperparameters or {}).get(name, preset(task.name, name))) for name in algorithms}
-    for grid in grids.values():
-        check_grid(grid)
     rounds = split_options(options)[0].rounds
     stored = {"rounds": rounds, **plain_options(options)}
     spec, rule = {"name": task.name, **task.spec}, rule_for(task, select, last, rounds)
-    tunings = {
-        name: Tuning(
-            name,
-            {key: [to_plain(value) for value in tried] for key, tried in grid.items()},
-            {key: value for key, value in values[name].items() if key not in grid},
-            rule,
-            max(chosen) + 1,
-            spec,
-            stored,
-        )
-        for name, grid in grids.items()
-    }
+    tunings = {}
+    for name, grid in grids.items():
+        fixed = {key: value for key, value in values[name].items() if key not in grid}
+        tunings[name] = Tuning(name, grid, fixed, rule, max(chosen) + 1, spec, stored)
     comparison = Comparison(list(algorithms), values, chosen, spec, stored, command, tunings)
     if (folder / FILE).is_file() and not overwrite:
         there = Comparison.read(folder)

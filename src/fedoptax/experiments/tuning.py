@@ -96,7 +96,7 @@ class Tuning:
     """
 
     algorithm: str
-    grid: dict[str, list[Any]]
+    grid: Mapping[str, Sequence[Any]]
     fixed: dict[str, Any]
     rule: Rule
     seed: int
@@ -105,6 +105,12 @@ class Tuning:
     search: str = "grid"
     trials: int = 0
     command: str = ""
+
+    def __post_init__(self) -> None:
+        check_grid(self.grid)
+        check_choice("search", self.search, SEARCHES)
+        check_int("rounds", self.options["rounds"])
+        object.__setattr__(self, "grid", to_plain(self.grid))
 
     @classmethod
     def read(cls, folder: Path) -> Tuning:
@@ -116,11 +122,7 @@ class Tuning:
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Tuning:
         """Return the search that `dataclasses.asdict` made this dictionary of."""
-        tuning = cls(**{**stored, "rule": Rule(**stored["rule"])})
-        check_grid(tuning.grid)
-        check_choice("search", tuning.search, SEARCHES)
-        check_int("options.rounds", tuning.options["rounds"])
-        return tuning
+        return cls(**{**stored, "rule": Rule(**stored["rule"])})
 
     @property
     def size(self) -> int:
@@ -243,15 +245,13 @@ def tune(
     check_task(task)
     if not isinstance(algorithm, str):
         raise UsageError(f"algorithm must be a name, such as 'fedavg', or MODULE:FUNCTION, got {algorithm!r}")
-    check_grid(grid)
     check_not_own(options)
-    check_choice("search", search, SEARCHES)
-    options = {"rounds": check_int("rounds", rounds), **options}
+    options = {"rounds": rounds, **options}
     split_options(options)
     folder = Path(out)
     tuning = Tuning(
         algorithm,
-        {name: [to_plain(value) for value in values] for name, values in grid.items()},
+        grid,
         dict(fixed or {}),
         rule_for(task, select, last, rounds),
         check_int("seed", seed, 0, 2**32 - 1),
@@ -263,7 +263,7 @@ def tune(
     )
     if (folder / FILE).is_file() and not overwrite:
         there = Tuning.read(folder)
-        if there != Tuning.from_dict(to_plain(asdict(replace(tuning, command=there.command)))):
+        if to_plain(asdict(there)) != to_plain(asdict(replace(tuning, command=there.command))):
             raise RunError(f"'{folder / FILE}' is of another search; give another folder")
     else:
         _check(task, tuning)
