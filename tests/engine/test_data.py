@@ -13,16 +13,16 @@ import pytest
 import fedoptax as fx
 from fedoptax.engine import data as stream
 from fedoptax.engine.client_states import device_bytes
-from fedoptax.engine.data import Streamed, choose_examples
+from fedoptax.engine.data import choose_examples, open_examples
 from fedoptax.engine.sampling import sample_cohort
 from small import small_task
 
 
 def test_a_round_reads_its_cohort_alone() -> None:
     task, key = small_task(), jax.random.key(0)
-    examples = Streamed(task, key, 3)
+    read = open_examples(task, "stream", key, 3)
     for round in range(2):
-        data, cohort = examples.of(round), np.asarray(sample_cohort(key, round, 7, 3))
+        data, cohort = read(round), np.asarray(sample_cohort(key, round, 7, 3))
         for place, client in enumerate(cohort):
             start, size = int(data.offsets[place]), int(data.sizes[place])
             np.testing.assert_array_equal(data.examples["x"][start : start + size], task.clients.client(client)["x"])

@@ -7,6 +7,7 @@ are the results.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -54,57 +55,6 @@ def device_data(task: Task, devices: int = 1) -> DeviceData:
     )
 
 
-class Resident:
-    """All examples on the device, or on each of so many; a call may advance many rounds."""
-
-    many_rounds = True
-
-    def __init__(self, task: Task, devices: int = 1) -> None:
-        self._task, self._devices = task, devices
-
-    def of(self, round: int) -> DeviceData:
-        """Return what the program reads in the rounds from `round` on."""
-        return device_data(self._task, self._devices)
-
-
-class Streamed:
-    """The cohort's examples of one round at a time; a call advances one round.
-
-    Args:
-      task: the task.
-      key: of the experiment.
-      cohort_size: clients per round.
-    """
-
-    many_rounds = False
-
-    def __init__(self, task: Task, key: jax.Array, cohort_size: int) -> None:
-        self._task, self._key, self._cohort_size = task, key, cohort_size
-        self._room = int(np.sort(task.clients.sizes)[-cohort_size:].sum())  # of the largest cohort there can be
-
-    def of(self, round: int) -> DeviceData:
-        """Read what the program needs in `round`."""
-        clients = self._task.clients
-        if self._task.devices is not None:
-            cohort = np.arange(self._cohort_size)  # the shares of the active devices
-        else:
-            cohort = np.asarray(sample_cohort(self._key, round, self._task.num_clients, self._cohort_size))
-        sizes = clients.sizes[cohort]
-        offsets = np.cumsum(sizes) - sizes
-        examples = {}
-        for name, array in clients.examples.items():
-            rows = np.zeros((self._room, *array.shape[1:]), array.dtype)
-            for client, start, size in zip(cohort, offsets, sizes):
-                first = clients.offsets[client]
-                rows[start : start + size] = array[first : first + size]
-            examples[name] = jax.device_put(rows)
-        place = (jax.device_put(offsets.astype(np.int32)), jax.device_put(sizes.astype(np.int32)))
-        return DeviceData(examples, *place, evaluation_data(self._task))
-
-
-Examples = Resident | Streamed
-
-
 def choose_examples(choice: str, task: Task, devices: int = 1) -> str:
     """Return `choice`, or for `"auto"` the device if the examples take at most a quarter of its memory.
 
@@ -116,6 +66,33 @@ def choose_examples(choice: str, task: Task, devices: int = 1) -> str:
     return "device" if wanted <= DEVICE_SHARE * device_bytes(devices) else "stream"
 
 
-def open_examples(task: Task, examples: str, key: jax.Array, cohort_size: int, devices: int = 1) -> Examples:
-    """Open the task's examples for a run: `examples` is `"device"` or `"stream"`, as in `Plan`."""
-    return Resident(task, devices) if examples == "device" else Streamed(task, key, cohort_size)
+def open_examples(
+    task: Task, examples: str, key: jax.Array, cohort_size: int, devices: int = 1
+) -> Callable[[int], DeviceData]:
+    """Make `round -> DeviceData`, what the program reads in that round of a run.
+
+    `examples` is `"device"`, all of them, which serve later rounds too, or `"stream"`, those of the round's cohort.
+    """
+    if examples == "device":
+        return lambda round: device_data(task, devices)
+    clients = task.clients
+    room = int(np.sort(clients.sizes)[-cohort_size:].sum())  # of the largest cohort there can be
+
+    def read(round: int) -> DeviceData:
+        if task.devices is not None:
+            cohort = np.arange(cohort_size)  # the shares of the active devices
+        else:
+            cohort = np.asarray(sample_cohort(key, round, task.num_clients, cohort_size))
+        sizes = clients.sizes[cohort]
+        offsets = np.cumsum(sizes) - sizes
+        cohort_examples = {}
+        for name, array in clients.examples.items():
+            rows = np.zeros((room, *array.shape[1:]), array.dtype)
+            for client, start, size in zip(cohort, offsets, sizes):
+                first = clients.offsets[client]
+                rows[start : start + size] = array[first : first + size]
+            cohort_examples[name] = jax.device_put(rows)
+        offsets, sizes = jax.device_put((offsets.astype(np.int32), sizes.astype(np.int32)))
+        return DeviceData(cohort_examples, offsets, sizes, evaluation_data(task))
+
+    return read

@@ -333,8 +333,8 @@ class Simulation:
         self._key, self._length = jax.random.key(options.seed), 1
         self._compiled = self.program.timings["compile"]  # for another run of the same program
         self._examples = open_examples(task, plan.examples, self._key, plan.cohort_size, plan.mesh)
-        if self._examples.many_rounds:
-            self.program.prepare(self._values, self._examples.of(0), self._key)
+        if plan.examples == "device":
+            self.program.prepare(self._values, self._examples(0), self._key)
         self.server, client = self.program.start(self._values, self._key)
         self.clients = make_states(plan.client_states, client, task.num_clients)
 
@@ -351,7 +351,7 @@ class Simulation:
         size, num_clients = self._plan.cohort_size, self._task.num_clients
         states = self.clients.take(lambda: np.asarray(sample_cohort(self._key, done, num_clients, size)))
         rates = (self._faults or Faults()).rates()
-        data = self._examples.of(done)
+        data = self._examples(done)
         result = self.program.advance(self._values, self.server, states, data, self._key, *numbers, rates)
         self.server = result.server
         self.clients.put(result.clients)
@@ -367,7 +367,7 @@ class Simulation:
                 f"{self._label} diverged in round {done + count} (seed {self._options.seed}): loss or state is not "
                 f"finite; the state after round {done + count - 1} is kept"
             ))  # fmt: skip
-        if self._examples.many_rounds and not isinstance(self.clients, OnHost):
+        if self._plan.examples == "device" and not isinstance(self.clients, OnHost):
             seconds = float(gather_from_all(np.float32(seconds))[0])
             self._length = max(1, min(MAX_ROUNDS, round(CALL_SECONDS / max(seconds, 1e-6))))
         return Step(rows)
