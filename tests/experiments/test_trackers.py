@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ def test_a_tracker_that_fails_is_left_out_with_one_line(
 def test_an_unknown_or_missing_tracker_is_refused_before_anything_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedoptax.trackers.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "fedoptax.trackers.wandb", None)  # as if its package were missing
     for given, said in (("wandb", "pip install 'fedoptax[wandb]'"), ("tensor", "did you mean 'tensorboard'")):
         assert fedoptax("run", *TYPED, "--track", given, "--out", tmp_path / "a") == 2
         error = capsys.readouterr().err
@@ -81,8 +82,9 @@ def test_an_unknown_or_missing_tracker_is_refused_before_anything_is_written(
 
 
 def test_a_config_is_flat_for_trackers() -> None:
-    config = {"a": {"b": 1, "c": {"d": "x"}}, "partition": {"sizes": [1]}, "e": None, "f": True}
-    assert flatten_config(config) == {"a.b": 1, "a.c.d": "x", "f": True}
+    task = {"b": 1, "c": {"d": "x"}, "partition": "iid"}
+    config = {"task": task, "partition": {"sizes": [1], "heterogeneity": 0.5}, "e": None, "f": True}
+    assert flatten_config(config) == {"task.b": 1, "task.c.d": "x", "task.partition": "iid", "f": True}
 
 
 def twice(tmp_path: Path, name: str) -> tuple[Path, list[dict[str, Any]]]:

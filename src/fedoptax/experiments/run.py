@@ -39,7 +39,7 @@ from fedoptax.storage.config import check_same_experiment, run_config
 from fedoptax.storage.folder import RunFolder, is_finished, locked, prepare, read_summary
 from fedoptax.storage.history import History, Row, read_rows
 from fedoptax.tasks.task import Task, check_task
-from fedoptax.trackers import Tracked, Tracker, TrackerGroup, as_trackers
+from fedoptax.trackers import Tracked, Tracker, as_trackers, notify
 
 NOTED_ROWS = 1000  # of the history that the progress bar's note looks at
 CALL_SECONDS = 0.4  # aim of one call into the program: a lively bar, a quick stop, little overhead
@@ -246,7 +246,7 @@ def run_rounds(rounds: Rounds, total: int, config: Mapping[str, Any], record: Re
     """
     with ExitStack() as stack:
         stop = stack.enter_context(deferred_interrupt())
-        trackers = TrackerGroup(as_trackers(record.trackers))
+        trackers = as_trackers(record.trackers)
 
         def begin() -> tuple[History, RunFolder | None]:
             if record.folder is None:
@@ -254,13 +254,15 @@ def run_rounds(rounds: Rounds, total: int, config: Mapping[str, Any], record: Re
             stack.enter_context(locked(record.folder))
             history = _restore(rounds, total, config, record)
             folder = RunFolder(record.folder, config, history, record.checkpoint_every)
-            trackers.start(Tracked(record.folder, config, len(history)))
+            tracked = Tracked(record.folder, config, len(history))
+            notify(trackers, lambda tracker: tracker.start(tracked))
             return history, folder
 
         def write(step: Step) -> None:
             if folder is not None:
                 folder.add(step.rows)
-                trackers.rows(step.rows)
+                if step.rows:
+                    notify(trackers, lambda tracker: tracker.rows(step.rows))
                 if folder.is_due():
                     folder.save(len(history), rounds.server, rounds.clients)
                     rounds.saved()
@@ -268,7 +270,8 @@ def run_rounds(rounds: Rounds, total: int, config: Mapping[str, Any], record: Re
         def end(status: str, message: str | None, params: Tree) -> None:
             if folder is not None:
                 folder.save(len(history), rounds.server, rounds.clients)
-                trackers.end(folder.end(status, message, history, params, rounds.compile_seconds))
+                summary = folder.end(status, message, history, params, rounds.compile_seconds)
+                notify(trackers, lambda tracker: tracker.end(summary))
 
         history, folder = run_on_all_or_fail(begin)
         if is_distributed():

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -43,51 +42,37 @@ class Tracker(Protocol):
         """Take note that the run ends; `summary` is as in summary.json."""
 
 
-class TrackerGroup:
-    """Some trackers as one. One that raises an error is left out from then on, with a line that says so."""
-
-    def __init__(self, trackers: Sequence[Tracker]) -> None:
-        self._trackers = list(trackers)
-
-    def start(self, run: Tracked) -> None:
-        """See `Tracker.start`."""
-        self._call_all(lambda tracker: tracker.start(run))
-
-    def rows(self, rows: Sequence[Row]) -> None:
-        """See `Tracker.rows`."""
-        if rows:
-            self._call_all(lambda tracker: tracker.rows(rows))
-
-    def end(self, summary: Mapping[str, Any]) -> None:
-        """See `Tracker.end`."""
-        self._call_all(lambda tracker: tracker.end(summary))
-
-    def _call_all(self, call: Callable[[Tracker], None]) -> None:
-        for tracker in list(self._trackers):
-            try:
-                call(tracker)
-            except Exception as error:
-                self._trackers.remove(tracker)
-                why = shorten(" ".join(f"{type(error).__name__}: {error}".split()))
-                print(f"fedoptax: {type(tracker).__name__} no longer follows the run: {why}", file=sys.stderr)
+def notify(trackers: list[Tracker], call: Callable[[Tracker], None]) -> None:
+    """Call each tracker; one that raises an error is removed from the list, with a line that says so."""
+    for tracker in list(trackers):
+        try:
+            call(tracker)
+        except Exception as error:
+            trackers.remove(tracker)
+            why = shorten(" ".join(f"{type(error).__name__}: {error}".split()))
+            print(f"fedoptax: {type(tracker).__name__} no longer follows the run: {why}", file=sys.stderr)
 
 
-_PACKAGES = {"tensorboard": "tensorboardX", "mlflow": "mlflow", "wandb": "wandb"}
-TRACKERS = tuple(_PACKAGES)
-"""The names; each is an extra of the package, too."""
+TRACKERS = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "WandB"}
+"""Names, each of a module here and of an extra of the package, and the tracker's class in the module."""
 
 
 def as_trackers(given: Iterable[str | Tracker]) -> list[Tracker]:
     """Return the trackers that are named, or given as they are."""
     chosen = list(given)
     names = [one for one in chosen if isinstance(one, str)]
-    for name in names:
-        check_choice("--track", name, TRACKERS)
-        if names.count(name) > 1:
-            raise UsageError(f"--track {name} is given twice")
-        if find_spec(_PACKAGES[name]) is None:
-            raise UsageError(f"--track {name} needs a package: pip install 'fedoptax[{name}]'")
-    return [import_module(f"fedoptax.trackers.{one}").make() if isinstance(one, str) else one for one in chosen]
+    if len(set(names)) < len(names):
+        raise UsageError(f"--track must name each tracker once, got {', '.join(names)}")
+    return [_make_tracker(one) if isinstance(one, str) else one for one in chosen]
+
+
+def _make_tracker(name: str) -> Tracker:
+    check_choice("--track", name, TRACKERS)
+    try:
+        module = import_module(f"fedoptax.trackers.{name}")
+    except ImportError:
+        raise UsageError(f"--track {name} needs a package: pip install 'fedoptax[{name}]'") from None
+    return getattr(module, TRACKERS[name])()
 
 
 def numbers_of(row: Row) -> dict[str, float]:
@@ -99,12 +84,10 @@ def flatten_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, str
     """Return the settings of a run by dotted names, without what describes clients one by one."""
     flat: dict[str, str | int | float | bool] = {}
     for name, value in config.items():
-        if name == "partition":
-            continue
-        if isinstance(value, Mapping):
-            flat |= flatten_config(value, f"{prefix}{name}.")
-        elif isinstance(value, str | int | float):
+        if isinstance(value, str | int | float):
             flat[f"{prefix}{name}"] = value
+        elif isinstance(value, Mapping) and name != "partition":
+            flat |= flatten_config(value, f"{prefix}{name}.")
     return flat
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedoptax.trackers import Row, Tracked, Tracker, flatten_config, numbers_of
+from tensorboardX import SummaryWriter
+
+from fedoptax.trackers import Row, Tracked, flatten_config, numbers_of
 
 
 class TensorBoard:
@@ -13,8 +15,6 @@ class TensorBoard:
 
     def start(self, run: Tracked) -> None:
         """Open an event file; what an older one has beyond the rounds of a continued run is not shown."""
-        from tensorboardX import SummaryWriter
-
         purge = run.done + 1 if run.done else None
         self._writer = SummaryWriter(str(run.folder / "tensorboard"), purge_step=purge)
         if not run.done:
@@ -31,8 +31,3 @@ class TensorBoard:
     def end(self, summary: Mapping[str, Any]) -> None:
         """Close the file."""
         self._writer.close()
-
-
-def make() -> Tracker:
-    """Return the tracker."""
-    return TensorBoard()

@@ -9,7 +9,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedoptax.trackers import Row, Tracked, Tracker, flatten_config, numbers_of, title_of
+import wandb
+
+from fedoptax.trackers import Row, Tracked, flatten_config, numbers_of, title_of
 
 
 class WandB:
@@ -17,8 +19,6 @@ class WandB:
 
     def start(self, run: Tracked) -> None:
         """Begin a run, or a further part of the same run."""
-        import wandb
-
         note = run.folder / "wandb-id.txt"
         known = note.read_text(encoding="utf-8").strip() if run.done and note.is_file() else None
         self._run: Any = wandb.init(
@@ -42,8 +42,3 @@ class WandB:
         """Write the final values and end the run."""
         self._run.summary.update({"status": summary["status"]})
         self._run.finish(exit_code=0 if summary["status"] == "completed" else 1)
-
-
-def make() -> Tracker:
-    """Return the tracker."""
-    return WandB()
