@@ -49,6 +49,7 @@ WRONG = [
     (["bytes", "--rounds", "-5"], 2, "rounds"),
     (["list", "models"], 2, "models"),
     (["report", "nowhere"], 2, "nowhere"),
+    (["report", ".", "--target", "nan"], 2, "target"),
     (["resume", "nowhere"], 2, "nowhere"),
     (["frobnicate"], 2, "frobnicate"),
 ]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from fedoptax.errors import check_number
 from fedoptax.report.curves import Metric, find_metrics
 from fedoptax.report.groups import Group, group_runs, title_of
 from fedoptax.report.load import Run, find_folders, load_runs
@@ -44,8 +45,11 @@ def load_report(path: str | Path, target: float | None = None) -> Report:
       target: as in `final_table`.
 
     Raises:
+      UsageError: the target is not finite.
       RunError: there is nothing, or something is damaged.
     """
+    if target is not None:
+        check_number("target", target)
     searches = load_searches(Path(path))
     best = [trial.run for search in searches for trial in search.ranked[:BEST_POINTS]]
     is_of_search = bool(best) and all(mark == "tune.json" for _, mark, _ in find_folders(Path(path)))
