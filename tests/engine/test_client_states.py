@@ -13,6 +13,7 @@ import pytest
 import fedoptax as fx
 from fedoptax.engine import client_states as states
 from fedoptax.engine.client_states import OnDevice, OnHost, choose_place, host_bytes
+from fedoptax.engine.plan import RunOptions, make_plan
 from small import line
 
 INITIAL = {"a": np.array([1.0, 2.0], np.float32), "b": (jnp.asarray(3, jnp.bfloat16), np.int32(4))}
@@ -50,14 +51,24 @@ def test_saved_rows_come_back(tmp_path: Path) -> None:
 
 
 def test_the_device_is_chosen_if_it_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = {"a": jax.ShapeDtypeStruct((1000,), jnp.float32)}
     memory = host_bytes()
+    assert memory > 2**28
     monkeypatch.setattr(
         states.jax, "local_devices", lambda: [type("Device", (), {"memory_stats": lambda self: None})()]
     )
-    fits = int(states.DEVICE_SHARE * memory) // 4000
-    assert choose_place("auto", one, fits) == "device"
-    assert choose_place("auto", one, fits + 1) == "host"
+    fits = int(states.DEVICE_SHARE * memory)
+    assert choose_place("auto", "host", fits) == "device"
+    assert choose_place("auto", "host", fits + 1) == "host"
+    assert choose_place("device", "host", fits + 1) == "device"
+
+
+@pytest.mark.parametrize(("scale", "client_states", "examples"), [(1, "device", "device"), (0, "host", "stream")])
+def test_states_and_examples_that_do_not_fit_are_elsewhere(
+    scale: int, client_states: str, examples: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(states, "device_bytes", lambda devices: 2**20 * scale)
+    plan = make_plan(RunOptions(cohort_size=3), line(), fx.scaffold(0.1))
+    assert (plan.client_states, plan.examples) == (client_states, examples)
 
 
 @pytest.mark.parametrize(

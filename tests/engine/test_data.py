@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 
 import fedoptax as fx
-from fedoptax.engine import data as stream
-from fedoptax.engine.client_states import device_bytes
-from fedoptax.engine.data import choose_examples, open_examples
+from fedoptax.engine.data import open_examples
 from fedoptax.engine.sampling import sample_cohort
 from small import small_task
 
@@ -27,16 +25,6 @@ def test_a_round_reads_its_cohort_alone() -> None:
             start, size = int(data.offsets[place]), int(data.sizes[place])
             np.testing.assert_array_equal(data.examples["x"][start : start + size], task.clients.client(client)["x"])
         assert len(data.examples["x"]) == 11 + 9 + 7  # room for the largest cohort there can be
-
-
-def test_examples_that_do_not_fit_on_the_device_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = small_task()
-    assert choose_examples("auto", task) == "device"
-    nbytes = sum(a.nbytes for a in task.clients.examples.values())
-    monkeypatch.setattr(stream, "device_bytes", lambda devices: int(nbytes / stream.DEVICE_SHARE) - 4)
-    assert choose_examples("auto", task) == "stream"
-    assert choose_examples("device", task) == "device"
-    assert device_bytes() > 2**28
 
 
 def test_rows_in_the_order_of_clients_are_not_copied() -> None:

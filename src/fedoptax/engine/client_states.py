@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedoptax.algorithm import Tree, nbytes
+from fedoptax.algorithm import Tree
 
 PLACES = ("auto", "device", "host")
-DEVICE_SHARE = 0.25  # of its memory, at most, for client states
+DEVICE_SHARE = 0.25  # of its memory, at most, for client states, and as much for training examples
 
 
 class OnDevice:
@@ -101,19 +101,14 @@ class OnHost:
 ClientStates = OnDevice | OnHost
 
 
-def choose_place(place: str, initial: Tree, num_clients: int, devices: int = 1) -> str:
-    """Return `place`, or for `"auto"` the device if it has room for N states like `initial` (arrays or structs).
+def choose_place(choice: str, elsewhere: str, nbytes: int, devices: int = 1) -> str:
+    """Return `choice`, or for `"auto"` the device if so many bytes fit, else `elsewhere`.
 
-    Each device of a mesh has all states.
+    Each device of a mesh has all of them.
     """
-    if place != "auto":
-        return place
-    return "device" if nbytes(initial) * num_clients <= DEVICE_SHARE * device_bytes(devices) else "host"
-
-
-def make_states(place: str, initial: Tree, num_clients: int) -> ClientStates:
-    """Make the states of all clients, each `initial`, on the `"device"` or the `"host"`."""
-    return (OnDevice if place == "device" else OnHost)(initial, num_clients)
+    if choice != "auto":
+        return choice
+    return "device" if nbytes <= DEVICE_SHARE * device_bytes(devices) else elsewhere
 
 
 def device_bytes(devices: int = 1) -> int:

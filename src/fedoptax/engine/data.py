@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedoptax.engine.client_states import device_bytes
 from fedoptax.engine.evaluation import EvaluationData, evaluation_data
 from fedoptax.engine.mesh import replicate
 from fedoptax.engine.sampling import sample_cohort
@@ -22,7 +21,6 @@ from fedoptax.errors import UsageError
 from fedoptax.tasks.task import Task
 
 CHOICES = ("auto", "device", "stream")
-DEVICE_SHARE = 0.25  # of the device's memory, at most, for training examples
 
 
 class DeviceData(NamedTuple):
@@ -53,17 +51,6 @@ def device_data(task: Task, devices: int = 1) -> DeviceData:
         put(np.asarray(task.clients.sizes, np.int32)),
         jax.tree.map(put, evaluation_data(task)),
     )
-
-
-def choose_examples(choice: str, task: Task, devices: int = 1) -> str:
-    """Return `choice`, or for `"auto"` the device if the examples take at most a quarter of its memory.
-
-    Each device of a mesh has all examples.
-    """
-    if choice != "auto":
-        return choice
-    wanted = sum(array.nbytes for array in task.clients.examples.values())
-    return "device" if wanted <= DEVICE_SHARE * device_bytes(devices) else "stream"
 
 
 def open_examples(

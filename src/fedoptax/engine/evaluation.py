@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import jax
@@ -66,13 +66,12 @@ def evaluate(task: Task, params: Tree, data: EvaluationData, mesh: int = 1) -> d
     """
     sums = _sums(task, params, data, mesh)
     total = {name: (jnp.sum(value), jnp.sum(weight)) for name, (value, weight) in sums.items()}
-    columns = {f"test_{name}": value for name, value in _values(task, total).items()}
+    values = _values(task, total)
+    name = primary_metric(task, values)
+    columns = {f"test_{metric}": value for metric, value in values.items()}
     if data.owners is None:
         return columns
-    values = _values(task, sums)
-    name = primary_metric(task, values)
-    present = jnp.all(jnp.stack([weight > 0 for _, weight in sums.values()]), axis=0)
-    summary = client_summary(values[name], present, task.higher_is_better)
+    summary = client_summary(_values(task, sums)[name], _present(sums), task.higher_is_better)
     return columns | {f"client_{name}_{what}": value for what, value in summary.items()}
 
 
@@ -89,29 +88,20 @@ def evaluate_clients(task: Task, params: Tree) -> dict[str, np.ndarray]:
     @jax.jit
     def by_client(params: Tree, data: EvaluationData) -> dict[str, jax.Array]:
         sums = _sums(task, params, data)
-        present = jnp.all(jnp.stack([weight > 0 for _, weight in sums.values()]), axis=0)
-        return {name: jnp.where(present, value, jnp.nan) for name, value in _values(task, sums).items()}
+        return {name: jnp.where(_present(sums), value, jnp.nan) for name, value in _values(task, sums).items()}
 
     return {name: np.asarray(value) for name, value in by_client(params, data).items()}
 
 
 def column_names(task: Task, params: Tree, data: EvaluationData | None) -> list[str]:
-    """List the columns that `evaluate` gives, in order, without computing anything."""
-    if data is None:
-        return []
-    batch = {name: jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for name, a in data.examples.items()}
-    names = list(dict.fromkeys([*jax.eval_shape(task.metrics, params, batch), *task.derived]))
-    if task.primary_metric is not None:
-        check_choice("primary_metric", task.primary_metric, names)
-    by_client = (
-        [f"client_{primary_metric(task, names)}_{what}" for what in BY_CLIENT] if data.owners is not None else []
-    )
-    return sorted([*(f"test_{name}" for name in names), *by_client])
+    """List the columns that `evaluate` gives, in the history's order, without computing anything."""
+    return [] if data is None else sorted(jax.eval_shape(partial(evaluate, task), params, data))
 
 
 def primary_metric(task: Task, names: Collection[str]) -> str:
     """Return the task's main metric: its own choice, else `accuracy`, else the first by name."""
     if task.primary_metric is not None:
+        check_choice("primary_metric", task.primary_metric, names)
         return task.primary_metric
     return "accuracy" if "accuracy" in names else min(names)
 
@@ -156,6 +146,11 @@ def _sums(task: Task, params: Tree, data: EvaluationData, mesh: int = 1) -> Sums
     device = jax.lax.axis_index(AXIS)
     own = (batches - device + mesh - 1) // mesh
     return all_reduced(jax.lax.fori_loop(0, own, lambda i, total: add(device + i * mesh, total), zero))
+
+
+def _present(sums: Sums) -> jax.Array:
+    """Whether each owner has test examples, for every metric."""
+    return jnp.all(jnp.stack([weight > 0 for _, weight in sums.values()]), axis=0)
 
 
 def _values(task: Task, sums: Sums) -> dict[str, jax.Array]:

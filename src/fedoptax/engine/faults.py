@@ -19,6 +19,7 @@ from fedoptax.errors import UsageError, check_choice, check_number
 
 COUNTS = ("participants", "dropped", "late", "rejected")
 """The history's columns of a run with faults or a robust aggregator; they add up to the cohort's size."""
+Rates = dict[str, Any]  # the numbers of `Faults`, float32 scalars
 
 
 @dataclass(frozen=True)
@@ -52,18 +53,8 @@ class Faults:
             check_number("faults.deadline", self.deadline, 0, open_low=True)
 
     def rates(self) -> Rates:
-        """The numbers as the compiled program takes them."""
-        values = asdict(self) | {"deadline": math.inf if self.deadline is None else self.deadline}
-        return Rates(**{name: np.float32(value) for name, value in values.items()})
-
-
-class Rates(NamedTuple):
-    """`Faults` as float32 scalars; without a deadline it is infinite."""
-
-    dropout: Any
-    deadline: Any
-    step_seconds: Any
-    speed_spread: Any
+        """The numbers as the compiled program takes them; without a deadline it is infinite."""
+        return {name: np.float32(math.inf if value is None else value) for name, value in asdict(self).items()}
 
 
 class Outcome(NamedTuple):
@@ -86,15 +77,7 @@ class Outcome(NamedTuple):
 def sample_outcomes(
     rates: Rates, key: jax.Array, round: jax.Array | int, cohort: jax.Array, steps: jax.Array
 ) -> Outcome:
-    """Sample what happens to a cohort.
-
-    Args:
-      rates: how often clients fail.
-      key: of the experiment.
-      round: 0, 1, ….
-      cohort: the clients' numbers, int32 (S,).
-      steps: local steps of each in this round, int32 (S,).
-    """
+    """Sample what happens to a cohort, int32 (S,), whose clients take so many local steps, int32 (S,), in a round."""
     speed_key = jax.random.fold_in(key, 3)
     round_key = jax.random.fold_in(jax.random.fold_in(key, 4), round)
 
@@ -105,15 +88,15 @@ def sample_outcomes(
         return uniform, jax.random.normal(jax.random.fold_in(speed_key, i), (), jnp.float32)
 
     uniform, speed = jax.vmap(draw)(cohort)
-    seconds = steps.astype(jnp.float32) * rates.step_seconds * jnp.exp(rates.speed_spread * speed)
-    dropped = uniform < rates.dropout
-    return Outcome(dropped, ~dropped & (seconds > rates.deadline), seconds)
+    seconds = steps.astype(jnp.float32) * rates["step_seconds"] * jnp.exp(rates["speed_spread"] * speed)
+    dropped = uniform < rates["dropout"]
+    return Outcome(dropped, ~dropped & (seconds > rates["deadline"]), seconds)
 
 
 def virtual_seconds(rates: Rates, outcome: Outcome) -> jax.Array:
     """The duration of a round: until the deadline if a client is late, else until the slowest answer."""
     slowest = jnp.max(jnp.where(outcome.answers, outcome.seconds, 0))
-    return jnp.where(jnp.any(outcome.late), rates.deadline, slowest)
+    return jnp.where(jnp.any(outcome.late), rates["deadline"], slowest)
 
 
 def as_faults(given: Faults | Mapping[str, Any] | None) -> Faults | None:

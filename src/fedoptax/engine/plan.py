@@ -10,11 +10,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedoptax.algorithm import FedAlgorithm
+from fedoptax.algorithm import FedAlgorithm, nbytes
 from fedoptax.engine.aggregation import MEAN, Aggregator, Mean, as_aggregator
 from fedoptax.engine.batches import LocalWork
 from fedoptax.engine.client_states import PLACES, choose_place
-from fedoptax.engine.data import CHOICES, choose_examples
+from fedoptax.engine.data import CHOICES
 from fedoptax.engine.faults import Faults, as_faults
 from fedoptax.engine.mesh import choose_mesh
 from fedoptax.errors import UsageError, check_choice, check_int
@@ -98,18 +98,10 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class Plan:
-    """How each round is run; made by `make_plan`. Equal plans share a compiled program.
+    """How each round is run: `RunOptions` as `make_plan` decides them. Equal plans share a compiled program.
 
-    Attributes:
-      cohort_size: |S|, clients per round.
-      work: a client's local work.
-      weighting: `"examples"` weighs uploads by the clients' numbers of examples, `"uniform"` equally.
-      client_loop: `"loop"`, `"vmap"` or `"auto"`, see `runs_sequentially`.
-      client_states: `"device"` means the program holds the states of all clients, `"host"` those of one cohort.
-      examples: `"device"` means the program holds the examples of all clients, `"stream"` those of one cohort.
-      faults: whether clients may fail (how often is an argument of the program, see `engine.faults`).
-      aggregate: how uploads are combined.
-      mesh: the number of devices that share a cohort (see `engine.mesh`).
+    The program holds the states and the examples of all clients, or those of one cohort if `client_states` is `"host"`
+    and `examples` is `"stream"`. `faults` is whether clients may fail; how often is an argument of the program.
     """
 
     cohort_size: int
@@ -140,7 +132,7 @@ def make_plan(options: RunOptions, task: Task, algorithm: FedAlgorithm) -> Plan:
         _check_privacy(options.weighting, aggregator)
     mesh = choose_mesh(options.mesh, options.cohort_size, options.engine)
     client = jax.eval_shape(lambda key: algorithm.init_client(task.init(key)), jax.random.key(0))
-    place = choose_place(options.client_states, client, task.num_clients, mesh)
+    place = choose_place(options.client_states, "host", nbytes(client) * task.num_clients, mesh)
     if jax.process_count() > 1 and place != "device":
         raise UsageError(f"client_states must be device with {jax.process_count()} processes, got {place!r}")
     return Plan(
@@ -149,7 +141,7 @@ def make_plan(options: RunOptions, task: Task, algorithm: FedAlgorithm) -> Plan:
         options.weighting or algorithm.weighting,
         options.client_loop,
         place,
-        choose_examples(options.examples, task, mesh),
+        choose_place(options.examples, "stream", nbytes(task.clients.examples), mesh),
         options.faults is not None,
         aggregator,
         mesh,

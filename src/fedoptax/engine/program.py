@@ -53,7 +53,7 @@ class Program:
       start: `(hypers, key) -> (server, client)`, the server's state and every client's state before round 0.
       advance: `(hypers, server, clients, data, key, start, stop, eval_every, last, rates) -> Advance`, rounds
         start…stop−1; `clients` are the states of all N clients, stacked, or with `plan.client_states = "host"` those of
-        the cohort of the one round that is run; `rates` are the `engine.faults.Rates`.
+        the cohort of the one round that is run; `rates` are `Faults.rates()`.
       params: `(hypers, server) -> params`.
       prepare: `(hypers, data, key)`: traces `advance` for these arguments, which its first call does otherwise, and
         begins to compile it while the caller goes on.

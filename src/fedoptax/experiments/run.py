@@ -22,7 +22,7 @@ from fedoptax._files import finite_or_none, read_json, to_plain
 from fedoptax._progress import Update, bar
 from fedoptax.algorithm import FedAlgorithm, Tree
 from fedoptax.distributed import broadcast, check_same, gather_from_all, is_distributed, is_leader, run_on_all_or_fail
-from fedoptax.engine.client_states import PLACES, ClientStates, OnDevice, OnHost, make_states
+from fedoptax.engine.client_states import PLACES, ClientStates, OnDevice, OnHost
 from fedoptax.engine.data import open_examples
 from fedoptax.engine.eager import eager_program
 from fedoptax.engine.faults import COUNTS, Faults, as_faults
@@ -339,7 +339,7 @@ class Simulation:
         if plan.examples == "device":
             self.program.prepare(self._values, self._examples(0), self._key)
         self.server, client = self.program.start(self._values, self._key)
-        self.clients = make_states(plan.client_states, client, task.num_clients)
+        self.clients = (OnDevice if plan.client_states == "device" else OnHost)(client, task.num_clients)
 
     @property
     def compile_seconds(self) -> float:
