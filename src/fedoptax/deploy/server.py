@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedoptax.algorithm import Cohort, FedAlgorithm, Tree, weighted_mean
+from fedoptax.algorithm import Batches, Cohort, FedAlgorithm, Tree, weighted_mean
 from fedoptax.deploy.wire import WireArray, WireError, shown, unpack
 from fedoptax.engine.aggregation import MEAN, Aggregator, stacked
-from fedoptax.engine.batches import LocalWork, client_batches, task_grad_fn
+from fedoptax.engine.batches import LocalWork, Minibatch, minibatch_form, task_grad_fn
 from fedoptax.engine.round import all_finite
 from fedoptax.tasks.task import Task
 
@@ -51,15 +51,10 @@ def upload_form(task: Task, algorithm: FedAlgorithm, work: LocalWork) -> Tree:
     """Return the structure of an upload, likewise."""
     client_form, message_form = forms(task, algorithm)
 
-    def trace(message: Tree, client: Tree, key: jax.Array, examples: Tree, n: jax.Array) -> Tree:
-        batches = client_batches(examples, n, n, key, work, 1)
-        return algorithm.client_update(task_grad_fn(task), message, client, batches)[0]
+    def trace(message: Tree, client: Tree, batch: Minibatch, steps: jax.Array) -> Tree:
+        return algorithm.client_update(task_grad_fn(task), message, client, Batches(steps, lambda k: batch))[0]
 
-    one = {
-        name: jax.ShapeDtypeStruct((1, *array.shape[1:]), jax.dtypes.canonicalize_dtype(array.dtype))
-        for name, array in task.clients.examples.items()
-    }
-    return jax.eval_shape(trace, message_form, client_form, jax.random.key(0), one, np.int32(1))
+    return jax.eval_shape(trace, message_form, client_form, minibatch_form(task, work.batch_size), np.int32(1))
 
 
 def check_reply(raw: RawReply, upload: Tree, max_examples: int, decode: Callable[[Tree], Tree] | None = None) -> Reply:

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedoptax.algorithm import Tree
 from fedoptax.data.federated import check_fields
-from fedoptax.engine.mesh import AXIS, all_reduced
+from fedoptax.engine.mesh import AXIS
 from fedoptax.errors import DataError, UsageError, check_choice
 from fedoptax.tasks.task import Task
 
@@ -145,7 +145,7 @@ def _sums(task: Task, params: Tree, data: EvaluationData, mesh: int = 1) -> Sums
         return jax.lax.fori_loop(0, batches, add, zero)
     device = jax.lax.axis_index(AXIS)
     own = (batches - device + mesh - 1) // mesh
-    return all_reduced(jax.lax.fori_loop(0, own, lambda i, total: add(device + i * mesh, total), zero))
+    return jax.lax.psum(jax.lax.fori_loop(0, own, lambda i, total: add(device + i * mesh, total), zero), AXIS)
 
 
 def _present(sums: Sums) -> jax.Array:

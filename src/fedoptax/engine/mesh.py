@@ -67,7 +67,7 @@ def make_mesh(devices: int) -> Mesh:
 
 
 def over_mesh(program: Callable[..., Tree], devices: int) -> Callable[..., Tree]:
-    """Run `program` on every device; in it `own_share`, `all_reduced` and `all_gathered` may be used."""
+    """Run `program` on every device; in it the devices are `AXIS`."""
     everything = PartitionSpec()
     # check_vma would have gradients by parameters, which are the same everywhere, summed over all devices
     return jax.shard_map(program, mesh=make_mesh(devices), in_specs=everything, out_specs=everything, check_vma=False)
@@ -103,8 +103,7 @@ def assign_clients(size: int, devices: int, work: jax.Array | None, places: int)
     """Assign a cohort to devices: each client, largest first, goes to the device with the least work so far.
 
     Args:
-      size: of the cohort.
-      devices: so many.
+      size, devices: how many clients and devices.
       work: of each client, (size,); None if all have the same.
       places: the most clients that a device may get.
 
@@ -126,19 +125,3 @@ def assign_clients(size: int, devices: int, work: jax.Array | None, places: int)
     zeros = jnp.zeros(devices, jnp.int32)
     empty = jnp.full((devices, places), size, jnp.int32)
     return jax.lax.fori_loop(0, size, give, (empty, zeros.astype(work.dtype), zeros))[0]
-
-
-def own_share(order: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
-    """This device's clients by `assign_clients`, and whether each is one; else its number is some client's."""
-    own = order[jax.lax.axis_index(AXIS)]
-    return jnp.minimum(own, size - 1), own < size
-
-
-def all_reduced(tree: Tree) -> Tree:
-    """The sum of `tree` over all devices."""
-    return jax.lax.psum(tree, AXIS)
-
-
-def all_gathered(tree: Tree) -> Tree:
-    """The rows of all devices, device after device."""
-    return jax.tree.map(lambda a: jax.lax.all_gather(a, AXIS, tiled=True), tree)

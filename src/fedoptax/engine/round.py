@@ -19,7 +19,7 @@ from fedoptax.engine.aggregation import MEAN, Aggregator, Mean, stacked, sum_wei
 from fedoptax.engine.batches import client_batches, count_local_steps, task_grad_fn
 from fedoptax.engine.data import DeviceData
 from fedoptax.engine.faults import Faults, Outcome, Rates, sample_outcomes, virtual_seconds
-from fedoptax.engine.mesh import all_gathered, all_reduced, assign_clients, own_share
+from fedoptax.engine.mesh import AXIS, assign_clients
 from fedoptax.engine.plan import Plan, runs_sequentially
 from fedoptax.engine.sampling import round_key, sample_cohort
 from fedoptax.engine.xla import cond
@@ -213,11 +213,15 @@ def _train_on_mesh(
     size = members.weight.shape[0]
     has_bound = is_sequential and is_mean and steps is not None  # a loop of as many clients as there is time for
     order = assign_clients(size, devices, steps, size if has_bound else -(-size // devices))
-    chosen, is_real = own_share(order, size)
-    own = row_of(members, chosen)
+    chosen = order[jax.lax.axis_index(AXIS)]
+    own, is_real = row_of(members, jnp.minimum(chosen, size - 1)), chosen < size
     sent, kept = train_members(own._replace(weight=jnp.where(is_real, own.weight, 0)), jnp.sum(is_real))
     places = jnp.argsort(order.reshape(-1))[:size]  # of the members among the rows of all devices
-    return all_reduced(sent) if is_mean else row_of(all_gathered(sent), places), row_of(all_gathered(kept), places)
+
+    def gather(tree: Tree) -> Tree:
+        return row_of(jax.lax.all_gather(tree, AXIS, tiled=True), places)
+
+    return jax.lax.psum(sent, AXIS) if is_mean else gather(sent), gather(kept)
 
 
 def _aggregate_accepted(
