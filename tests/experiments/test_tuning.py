@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import sys
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -195,7 +196,7 @@ def test_optuna_finds_the_better_end_and_goes_on_where_it_stopped(tmp_path: Path
 
 
 def test_without_optuna_it_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedoptax.experiments.tuning.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(fx.UsageError, match=r"pip install 'fedoptax\[optuna\]'"):
         fx.tune(TASK, "fedavg", {"client_lr": [0.1, 0.3]}, tmp_path / "x", search="optuna", **SMALL)
 

@@ -15,7 +15,6 @@ from fedoptax.engine.plan import RunOptions
 from fedoptax.engine.xla import use_cache, use_cores
 from fedoptax.errors import RunError, UsageError, check_int
 from fedoptax.experiments.comparison import Comparison, run_comparison
-from fedoptax.experiments.result import Interrupted
 from fedoptax.experiments.tuning import Tuning, run_search
 from fedoptax.storage.checkpoint import rounds_of
 from fedoptax.storage.config import read_config
@@ -40,16 +39,11 @@ def resume(given: Resume) -> None:
         if is_comparison:
             comparison = Comparison.read(folder)
             comparison = replace(comparison, options=comparison.options | changes)
-            compared = run_comparison(reload_task(comparison.task, given.data_dir), comparison, folder)
-            if compared.stopped is not None:
-                raise Interrupted(compared.stopped)
-            report_comparison(compared)
+            report_comparison(run_comparison(reload_task(comparison.task, given.data_dir), comparison, folder))
         elif is_search:
             tuning = Tuning.read(folder)
             tuning = replace(tuning, options=tuning.options | changes)
-            tuned = run_search(reload_task(tuning.task, given.data_dir), tuning, folder)
-            if tuned.stopped is not None:
-                raise Interrupted(tuned.stopped)
+            run_search(reload_task(tuning.task, given.data_dir), tuning, folder)
             report_search(folder)
         else:
             _resume_run(folder, given.data_dir, changes)

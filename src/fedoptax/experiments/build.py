@@ -28,21 +28,16 @@ _BORROWED = {"cifar100-coarse": "cifar100"}  # tasks without presets of their ow
 
 def find_constructor(name: str) -> Constructor:
     """Return the constructor of a name in `ALGORITHMS`, or of `module:function`, also of the current folder."""
-    if ":" not in name:
+    if not isinstance(name, str) or ":" not in name:
         check_choice("algorithm", name, ALGORITHMS)
         return ALGORITHMS[name]
     module_name, _, attribute = name.partition(":")
-    if not all(part.isidentifier() for part in (*module_name.split("."), attribute)):
-        raise UsageError(f"algorithm must be a name or MODULE:FUNCTION, got '{name}'")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        constructor = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UsageError(f"algorithm '{name}' cannot be imported: {error}") from error
-    if not callable(constructor):
-        raise UsageError(f"algorithm '{name}' is not a function that makes an algorithm")
-    return constructor
+        return getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise UsageError(f"algorithm must be a name or MODULE:FUNCTION, got '{name}' ({error})") from error
 
 
 def parse_settings(settings: Iterable[str], algorithms: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -81,7 +76,7 @@ def parameters_of(algorithm: str) -> Mapping[str, inspect.Parameter]:
     constructor = find_constructor(algorithm)
     try:
         return inspect.signature(constructor).parameters
-    except ValueError as error:  # some functions written in C do not say
+    except (TypeError, ValueError) as error:  # no function, or one written in C that does not say
         raise UsageError(f"algorithm must be a function with named parameters, got {constructor!r}") from error
 
 

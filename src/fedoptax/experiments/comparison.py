@@ -11,9 +11,8 @@ from fedoptax._files import to_plain, using
 from fedoptax.engine.plan import make_plan
 from fedoptax.errors import RunError, UsageError, check_int
 from fedoptax.experiments.build import build, preset, wrap
-from fedoptax.experiments.result import Interrupted, RunResult
 from fedoptax.experiments.run import run_in_folder, split_options
-from fedoptax.experiments.tuning import AllDiverged, Tuning, check_not_own, rule_for, run_search
+from fedoptax.experiments.tuning import AllDiverged, Tuning, check_not_own, check_search, rule_for, run_search
 from fedoptax.storage.config import plain_options, read_record, write_record
 from fedoptax.storage.folder import locked, prepare, read_summary
 from fedoptax.storage.history import History, read_rows
@@ -59,7 +58,7 @@ class Comparison:
             return comparison
 
 
-@dataclass
+@dataclass(frozen=True)
 class Compared:
     """The outcome of a comparison.
 
@@ -67,13 +66,11 @@ class Compared:
       comparison: with the hyper-parameters that searches found, and without the algorithms whose points all diverged.
       folder: of the results.
       diverged: one line per run or search that diverged.
-      stopped: the run in or after which a signal stopped the comparison, else None.
     """
 
     comparison: Comparison
     folder: Path
-    diverged: list[str] = field(default_factory=list)
-    stopped: RunResult | None = None
+    diverged: list[str]
 
     @property
     def histories(self) -> dict[str, list[History]]:
@@ -149,11 +146,7 @@ def compare(
     else:
         _check(task, comparison)
         prepare(folder, overwrite)
-    trackers = [one for one in options.get("trackers") or () if not isinstance(one, str)]
-    done = run_comparison(task, comparison, folder, progress, trackers=trackers)
-    if done.stopped is not None:
-        raise Interrupted(done.stopped)
-    return done
+    return run_comparison(task, comparison, folder, progress, options.get("trackers"))
 
 
 def run_comparison(
@@ -161,63 +154,46 @@ def run_comparison(
     comparison: Comparison,
     out: Path,
     progress: bool | None = None,
-    trackers: Sequence[Tracker] = (),
+    trackers: Sequence[str | Tracker] | None = None,
 ) -> Compared:
     """Run what is not yet done in `out`: every algorithm's search, if there is one, then all over every seed.
 
-    `trackers` are objects that follow every run, besides those that the comparison names.
+    `trackers` follow every run; None takes those that the comparison names.
+
+    Raises:
+      Interrupted: Ctrl-C or a signal.
     """
-    _check(task, comparison)
-    done = Compared(comparison, out)
-    followers = [*comparison.options.get("trackers", ()), *trackers]
+    found, kept, diverged = dict(comparison.hyperparameters), list(comparison.algorithms), []
+    options = comparison.options | ({"trackers": trackers} if trackers else {})
     with locked(out):
         write_record(out / FILE, comparison)
-        _search(task, done, out, progress, trackers)
-        for name, seed, folder in runs(done.comparison, out):
-            if done.stopped is not None:
-                break
-            values = done.comparison.hyperparameters[name]
-            algorithm = wrap(build(name, values), **comparison.options.get("wrappers") or {})
-            described = {"label": name, "description": f"{name}, seed {seed}", "hyperparameters": values}
-            shown = {"seed": seed, "progress": progress, "trackers": followers, **described}
-            ended = run_in_folder(task, algorithm, folder, comparison.options | shown)
-            if ended.status == "diverged":
-                done.diverged.append(str(ended.message))
-            done.stopped = ended.stopped
-    return done
+        for name, tuning in comparison.tunings.items():
+            try:
+                place = out / "tuning" / name.replace(":", ".")
+                found[name] = run_search(task, tuning, place, progress, trackers).hyperparameters
+            except AllDiverged as error:
+                diverged.append(str(error))
+                kept.remove(name)
+        write_record(out / FILE, replace(comparison, hyperparameters=found))
+        comparison = replace(comparison, hyperparameters=found, algorithms=kept)
+        for name, seed, folder in runs(comparison, out):
+            algorithm = wrap(build(name, found[name]), **options.get("wrappers") or {})
+            described = {"label": name, "description": f"{name}, seed {seed}", "hyperparameters": found[name]}
+            shown = {"seed": seed, "progress": progress, **described}
+            summary = run_in_folder(task, algorithm, folder, options | shown)
+            if summary["status"] == "diverged":
+                diverged.append(summary["message"])
+    return Compared(comparison, out, diverged)
 
 
 def _check(task: Task, comparison: Comparison) -> None:
     """Check that every algorithm can be run."""
     rounds, record = split_options(comparison.options)
     for name in comparison.algorithms:
-        grid = comparison.tunings[name].grid if name in comparison.tunings else {}
-        first = {key: values[0] for key, values in grid.items()}
-        make_plan(rounds, task, wrap(build(name, {**comparison.hyperparameters[name], **first}), **record.wrappers))
-
-
-def _search(task: Task, done: Compared, out: Path, progress: bool | None, trackers: Sequence[Tracker]) -> None:
-    """Run the searches of a comparison, and note in it what they found."""
-    comparison = done.comparison
-    found, kept = dict(comparison.hyperparameters), list(comparison.algorithms)
-    for name, tuning in comparison.tunings.items():
-        tuned = run_search(task, tuning, search_folder(out, name), progress, trackers)
-        if tuned.stopped is not None:
-            done.stopped = tuned.stopped
-            return
-        try:
-            found[name] = tuned.hyperparameters
-        except AllDiverged as error:
-            done.diverged.append(str(error))
-            kept.remove(name)
-    comparison = replace(comparison, hyperparameters=found)
-    write_record(out / FILE, comparison)
-    done.comparison = replace(comparison, algorithms=kept)
-
-
-def search_folder(out: Path, name: str) -> Path:
-    """Return the folder of the search for an algorithm's hyper-parameters."""
-    return out / "tuning" / name.replace(":", ".")
+        if name in comparison.tunings:
+            check_search(task, comparison.tunings[name])
+        else:
+            make_plan(rounds, task, wrap(build(name, comparison.hyperparameters[name]), **record.wrappers))
 
 
 def runs(comparison: Comparison, out: Path) -> list[tuple[str, int, Path]]:

@@ -151,8 +151,10 @@ def suggest_by_optuna(
       maximize: whether a higher score is better.
       seed: of the first suggestion.
     """
-    import optuna
-
+    try:
+        import optuna
+    except ImportError:
+        raise UsageError("--search optuna needs a package: pip install 'fedoptax[optuna]'") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     space: dict[str, Any] = {}
     for name, values in grid.items():

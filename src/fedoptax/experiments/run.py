@@ -79,21 +79,15 @@ class Record:
 
     def __post_init__(self) -> None:
         check_number("checkpoint_every", self.checkpoint_every, 0)
-        if not isinstance(self.wrappers, Mapping) or not all(isinstance(text, str) for text in self.wrappers.values()):
-            raise UsageError(f"wrappers must be texts by name, got {self.wrappers!r}")
         for name in self.wrappers:
             check_choice("wrappers", name, WRAPPERS)
         as_trackers(self.trackers)
 
     @property
-    def source(self) -> Path | None:
-        """The folder that is continued."""
-        return None if self.resume_from is None else Path(self.resume_from)
-
-    @property
     def folder(self) -> Path | None:
         """The folder that is written."""
-        return self.source if self.out is None else Path(self.out)
+        place = self.resume_from if self.out is None else self.out
+        return None if place is None else Path(place)
 
 
 def run(task: Task, algorithm: FedAlgorithm | Point, **options: Any) -> RunResult:
@@ -141,12 +135,12 @@ def simulate(task: Task, algorithm: FedAlgorithm | Point, options: RunOptions, r
     if record.trackers and record.folder is None:
         raise UsageError("trackers need a folder: give out")
     point = algorithm if isinstance(algorithm, Point) else Point(Fixed(algorithm), {})
-    if record.source is not None and not is_distributed():
-        options = _as_begun(options, record.source)
+    if record.resume_from is not None and not is_distributed():
+        options = _as_begun(options, Path(record.resume_from))
     plan = make_plan(options, task, point.algorithm)
     if not is_leader():
         record = replace(record, out=None, resume_from=None, trackers=(), progress=False)
-    new = None if record.folder == record.source else record.folder
+    new = record.out if record.resume_from is None or Path(record.resume_from) != record.folder else None
     run_on_all_or_fail(lambda: None if new is None else prepare(new, record.overwrite))
     simulation = Simulation(task, point, options, plan, record.label)
     described = {"name": record.label, "hyperparameters": dict(record.hyperparameters)}
@@ -155,32 +149,24 @@ def simulate(task: Task, algorithm: FedAlgorithm | Point, options: RunOptions, r
     return run_rounds(simulation, options.rounds, config, record)
 
 
-class Ended(NamedTuple):
-    """How one of several runs ended, in this call or before it.
+def run_in_folder(
+    task: Task, algorithm: FedAlgorithm | Point, folder: Path, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Do one of several runs: from its last checkpoint if there is one, and not again if it is finished.
 
-    Attributes:
-      status: `"completed"`, `"diverged"` or `"interrupted"`.
-      message: one line about a status other than completed, else None.
-      rows: its history.
-      stopped: the run, if a signal came in it: no other should begin.
+    Returns:
+      Its summary.json, of a run that is completed or diverged.
+
+    Raises:
+      Interrupted: a signal came, perhaps in the last round: no other run should begin.
     """
-
-    status: str
-    message: str | None
-    rows: list[Row]
-    stopped: RunResult | None = None
-
-
-def run_in_folder(task: Task, algorithm: FedAlgorithm | Point, folder: Path, options: Mapping[str, Any]) -> Ended:
-    """Run an algorithm in a folder: from its last checkpoint if there is one, and not again if it is finished."""
-    if is_finished(folder):
-        summary = read_summary(folder)
-        return Ended(summary["status"], summary["message"], read_rows(folder, summary["rounds_done"]))
-    source = folder if rounds_of(folder) else None
-    where = {"out": folder, "overwrite": source is None, "resume_from": source}
-    result = simulate(task, algorithm, *split_options({**options, **where}))
-    stopped = replace(result, message=result.message or f"stopped after {folder}") if result.signal else None
-    return Ended(result.status, result.message, result.history.rows, stopped)
+    if not is_finished(folder):
+        source = folder if rounds_of(folder) else None
+        where = {"out": folder, "overwrite": source is None, "resume_from": source}
+        result = simulate(task, algorithm, *split_options({**options, **where}))
+        if result.signal:
+            raise Interrupted(replace(result, message=result.message or f"stopped after {folder}"))
+    return read_summary(folder)
 
 
 def _as_begun(options: RunOptions, folder: Path) -> RunOptions:
@@ -213,20 +199,19 @@ class Rounds(Protocol):
     Attributes:
       server: the server's state after the last completed round, as checkpoints keep it.
       clients: all clients' states, likewise.
-      compile_seconds: spent on compiling for this run so far.
+      compile_seconds: spent on compiling for this run so far; 0 where another run had done it.
     """
 
     server: Tree
     clients: ClientStates
-
-    @property
-    def compile_seconds(self) -> float: ...  # noqa: D102
+    compile_seconds: float
 
     def advance(self, done: int) -> Step:
         """Do one or more of the rounds that follow the first `done`; states and rows change together."""
 
     def saved(self) -> None:
         """Take note that the states as they are were written to a checkpoint."""
+        return
 
     def finish(self) -> Tree:
         """Return the final parameters."""
@@ -305,9 +290,9 @@ def run_rounds(rounds: Rounds, total: int, config: Mapping[str, Any], record: Re
 
 def _restore(rounds: Rounds, total: int, config: Mapping[str, Any], record: Record) -> History:
     """Restore states to `rounds` from the folder that is continued, and return its history."""
-    folder = record.source
-    if folder is None:
+    if record.resume_from is None:
         return History()
+    folder = Path(record.resume_from)
     check_same_experiment(folder, read_json(folder / "config.json"), config)
     if not rounds_of(folder) and read_summary(folder).get("status", "running") == "running":
         return History()  # killed before its first checkpoint: begin again
@@ -323,7 +308,7 @@ def _note(history: History, metric: str | None) -> str:
     return ", ".join(f"{name} {recent.last(name):.4g}" for name in shown)
 
 
-class Simulation:
+class Simulation(Rounds):
     """The rounds of an algorithm on a task, by its program; see `Rounds`."""
 
     def __init__(self, task: Task, point: Point, options: RunOptions, plan: Plan, label: str) -> None:
@@ -334,17 +319,12 @@ class Simulation:
         else:
             self.program, self._values = program(task, point.make, plan, tuple(point.values)), point.arguments
         self._key, self._length = jax.random.key(options.seed), 1
-        self._compiled = self.program.timings["compile"]  # for another run of the same program
+        self.compile_seconds, self._compiled = 0.0, self.program.timings["compile"]  # for another run of this program
         self._examples = open_examples(task, plan.examples, self._key, plan.cohort_size, plan.mesh)
         if plan.examples == "device":
             self.program.prepare(self._values, self._examples(0), self._key)
         self.server, client = self.program.start(self._values, self._key)
         self.clients = (OnDevice if plan.client_states == "device" else OnHost)(client, task.num_clients)
-
-    @property
-    def compile_seconds(self) -> float:
-        """Seconds spent on compiling for this run; 0 where another run had done it."""
-        return self.program.timings["compile"] - self._compiled
 
     def advance(self, done: int) -> Step:
         """Do about `CALL_SECONDS` of rounds."""
@@ -359,6 +339,7 @@ class Simulation:
         self.server = result.server
         self.clients.put(result.clients)
         table = jax.device_get(result.rows)
+        self.compile_seconds = self.program.timings["compile"] - self._compiled
         finite, count = bool(result.finite), int(result.round) - done
         seconds = (time.perf_counter() - begun - (self.program.timings["waited"] - waited)) / count
         columns = [
@@ -374,9 +355,6 @@ class Simulation:
             seconds = float(gather_from_all(np.float32(seconds))[0])
             self._length = max(1, min(MAX_ROUNDS, round(CALL_SECONDS / max(seconds, 1e-6))))
         return Step(rows)
-
-    def saved(self) -> None:
-        """Do nothing."""
 
     def finish(self) -> Tree:
         """Return the final parameters; the states of a mesh come to one device."""

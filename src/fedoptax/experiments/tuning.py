@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +19,10 @@ from fedoptax.engine.program import Point
 from fedoptax.errors import RunError, UsageError, check_choice, check_int
 from fedoptax.experiments.build import build, wrap
 from fedoptax.experiments.grids import check_grid, edges, is_number, points, suggest_by_optuna
-from fedoptax.experiments.result import Interrupted, RunResult
 from fedoptax.experiments.run import run_in_folder, split_options
 from fedoptax.storage.config import plain_options, read_record, write_record
 from fedoptax.storage.folder import locked, prepare
-from fedoptax.storage.history import Row, higher_is_better
+from fedoptax.storage.history import Row, higher_is_better, read_rows
 from fedoptax.tasks.task import Task, check_task
 from fedoptax.trackers import Tracker
 
@@ -55,11 +52,12 @@ class Rule:
         """Return the mean of the metric over the last rounds; NaN for a run that did not end or never measured it."""
         if status != "completed" or not rows:
             return math.nan
-        values = [row.get(self.metric) for row in rows[-self.last :]]
-        if not any(value is not None for value in values):  # rounds between evaluations: the last one there is
-            values = [value for row in rows if (value := row.get(self.metric)) is not None][-1:]
-        given = [value for value in values if value is not None]
-        return math.fsum(given) / len(given) if given else math.nan
+        late, earlier = (
+            [value for row in part if (value := row.get(self.metric)) is not None]
+            for part in (rows[-self.last :], rows[: -self.last])
+        )
+        values = late or earlier[-1:]  # where no late round was evaluated, the last that was
+        return math.fsum(values) / len(values) if values else math.nan
 
     def best(self, scores: Sequence[float]) -> int | None:
         """Return the index of the best score, the first of equals; None if there is none."""
@@ -165,12 +163,10 @@ class Tuned:
     Attributes:
       tuning: what was searched.
       tried: every point, in the order they were run.
-      stopped: the run in or after which a signal stopped the search, else None.
     """
 
     tuning: Tuning
     tried: Sequence[Tried]
-    stopped: RunResult | None = None
 
     @property
     def best(self) -> Tried:
@@ -243,8 +239,6 @@ def tune(
       Interrupted: Ctrl-C or a signal; a further call goes on.
     """
     check_task(task)
-    if not isinstance(algorithm, str):
-        raise UsageError(f"algorithm must be a name, such as 'fedavg', or MODULE:FUNCTION, got {algorithm!r}")
     check_not_own(options)
     options = {"rounds": rounds, **options}
     split_options(options)
@@ -266,18 +260,19 @@ def tune(
         if to_plain(asdict(there)) != to_plain(asdict(replace(tuning, command=there.command))):
             raise RunError(f"'{folder / FILE}' is of another search; give another folder")
     else:
-        _check(task, tuning)
+        check_search(task, tuning)
         prepare(folder, overwrite)
-    trackers = [one for one in options.get("trackers") or () if not isinstance(one, str)]
-    tuned = run_search(task, tuning, folder, progress, trackers)
-    if tuned.stopped is not None:
-        raise Interrupted(tuned.stopped)
+    tuned = run_search(task, tuning, folder, progress, options.get("trackers"))
     _ = tuned.best  # of which there may be none
     return tuned
 
 
 def run_search(
-    task: Task, tuning: Tuning, out: Path, progress: bool | Update | None = None, trackers: Sequence[Tracker] = ()
+    task: Task,
+    tuning: Tuning,
+    out: Path,
+    progress: bool | Update | None = None,
+    trackers: Sequence[str | Tracker] | None = None,
 ) -> Tuned:
     """Run the points that are not yet done in `out`, in folders `point-001`, …
 
@@ -288,26 +283,28 @@ def run_search(
       tuning: what is searched.
       out: the folder; it has a tune.json afterwards.
       progress: show a bar, None on a terminal; or is called with the rounds done, of all points together, and a note.
-      trackers: objects that follow every run, besides those that `tuning` names.
+      trackers: follow every run; None takes those that `tuning` names.
+
+    Raises:
+      Interrupted: Ctrl-C or a signal.
     """
-    _check(task, tuning)
-    suggest, make = partial(_next_point, tuning), _point_maker(tuning)
-    options = {**tuning.options, "trackers": [*tuning.options.get("trackers", ()), *trackers], "seed": tuning.seed}
+    make, rounds = _point_maker(tuning), int(tuning.options["rounds"])
+    options = tuning.options | {"seed": tuning.seed} | ({"trackers": trackers} if trackers else {})
     tried: list[Tried] = []
-    title, total = f"{tuning.algorithm}: {tuning.size} points", tuning.size * int(options["rounds"])
-    with bar(title, total, enabled=progress) as update, locked(out):
+    title = f"{tuning.algorithm}: {tuning.size} points"
+    with bar(title, tuning.size * rounds, enabled=progress) as update, locked(out):
         write_record(out / FILE, tuning)
-        while (values := suggest(tried)) is not None:
-            folder, before = out / f"point-{len(tried) + 1:03d}", len(tried) * int(options["rounds"])
+        while len(tried) < tuning.size:
+            values = _next_point(tuning, tried)
+            folder, before = out / f"point-{len(tried) + 1:03d}", len(tried) * rounds
             best = tuning.rule.best([one.score for one in tried])
             note = "" if best is None else f"best {tuning.rule.metric} {tried[best].score:.4g}"
             described = {"label": tuning.algorithm, "hyperparameters": {**tuning.fixed, **values}}
             shown = {"progress": lambda done, _, before=before, note=note: update(before + done, note)}
-            ended = run_in_folder(task, make(values), folder, options | described | shown)
-            if ended.stopped is not None:
-                return Tuned(tuning, tried, ended.stopped)
-            update(before + int(options["rounds"]), note)
-            tried.append(Tried(values, tuning.rule.score(ended.rows, ended.status), ended.status, folder))
+            summary = run_in_folder(task, make(values), folder, options | described | shown)
+            update(before + rounds, note)
+            score = tuning.rule.score(read_rows(folder, summary["rounds_done"]), summary["status"])
+            tried.append(Tried(values, score, summary["status"], folder))
     return Tuned(tuning, tried)
 
 
@@ -318,12 +315,10 @@ def check_not_own(options: Mapping[str, Any]) -> None:
             raise UsageError(f"option {name} cannot be shared by several runs")
 
 
-def _check(task: Task, tuning: Tuning) -> None:
+def check_search(task: Task, tuning: Tuning) -> None:
     """Check that a search can be carried out."""
-    if tuning.search == "optuna" and find_spec("optuna") is None:
-        raise UsageError("--search optuna needs a package: pip install 'fedoptax[optuna]'")
-    make, first = _point_maker(tuning), {name: values[0] for name, values in tuning.grid.items()}
-    for point in points(tuning.grid) if tuning.search == "grid" else [first]:
+    make = _point_maker(tuning)
+    for point in points(tuning.grid) if tuning.search == "grid" else [_next_point(tuning, [])]:
         algorithm = make(point).algorithm
     make_plan(split_options(tuning.options)[0], task, algorithm)
 
@@ -347,10 +342,8 @@ def _point_maker(tuning: Tuning) -> Callable[[Mapping[str, Any]], Point]:
     return make
 
 
-def _next_point(tuning: Tuning, tried: Sequence[Tried]) -> dict[str, Any] | None:
-    """Return the next point, None at the end: a function of what was tried, so an interrupted search goes on."""
-    if len(tried) >= tuning.size:
-        return None
+def _next_point(tuning: Tuning, tried: Sequence[Tried]) -> dict[str, Any]:
+    """Return the next point: a function of what was tried, so an interrupted search goes on."""
     if tuning.search == "grid":
         return points(tuning.grid)[len(tried)]
     known = [(one.values, one.score) for one in tried]
