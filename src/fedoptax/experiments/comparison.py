@@ -163,6 +163,7 @@ def run_comparison(
     Raises:
       Interrupted: Ctrl-C or a signal.
     """
+    _check(task, comparison)
     found, kept, diverged = dict(comparison.hyperparameters), list(comparison.algorithms), []
     options = comparison.options | ({"trackers": trackers} if trackers else {})
     with locked(out):

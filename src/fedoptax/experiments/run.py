@@ -249,13 +249,13 @@ def run_rounds(rounds: Rounds, total: int, config: Mapping[str, Any], record: Re
                 if step.rows:
                     notify(trackers, lambda tracker: tracker.rows(step.rows))
                 if folder.is_due():
-                    folder.save(len(history), rounds.server, rounds.clients)
+                    folder.save(rounds.server, rounds.clients)
                     rounds.saved()
 
         def end(status: str, message: str | None, params: Tree) -> None:
             if folder is not None:
-                folder.save(len(history), rounds.server, rounds.clients)
-                summary = folder.end(status, message, history, params, rounds.compile_seconds)
+                folder.save(rounds.server, rounds.clients)
+                summary = folder.end(status, message, params, rounds.compile_seconds)
                 notify(trackers, lambda tracker: tracker.end(summary))
 
         history, folder = run_on_all_or_fail(begin)

@@ -288,6 +288,7 @@ def run_search(
     Raises:
       Interrupted: Ctrl-C or a signal.
     """
+    check_search(task, tuning)
     make, rounds = _point_maker(tuning), int(tuning.options["rounds"])
     options = tuning.options | {"seed": tuning.seed} | ({"trackers": trackers} if trackers else {})
     tried: list[Tried] = []

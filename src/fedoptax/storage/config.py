@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 FORMAT = 1
 FREE = {"rounds", "environment", "fedoptax", "eval_every", "client_states", "trackers", "client_loop", "mesh"}
 """What may change when a run is continued."""
+UNUSED = {"faults", "wrappers", "aggregate", "client_loop", "trackers"}
+"""What is named only where it is used."""
 
 
 def run_config(
@@ -41,7 +43,7 @@ def run_config(
     wrappers: Mapping[str, str],
     trackers: Sequence[Any] = (),
 ) -> dict[str, Any]:
-    """Return the config of a run as plain data; what is not used is not named.
+    """Return the config of a run as plain data.
 
     Args:
       task: the task.
@@ -52,7 +54,9 @@ def run_config(
       wrappers: the texts of `privacy` and `compress`.
       trackers: those that have a name are noted.
     """
-    config: dict[str, Any] = {
+    faults, aggregate = as_faults(options.faults), str(plan.aggregate)
+    names = [tracker for tracker in trackers if isinstance(tracker, str)]
+    config = {
         "format": FORMAT,
         "kind": "run",
         "fedoptax": fedoptax.__version__,
@@ -64,20 +68,15 @@ def run_config(
         "local_epochs": options.local_epochs,
         "local_steps": options.local_steps,
         "weighting": plan.weighting,
-    }
-    if (faults := as_faults(options.faults)) is not None:
-        config["faults"] = asdict(faults)
-    if wrappers:
-        config["wrappers"] = dict(wrappers)
-    if str(plan.aggregate) != "mean":
-        config["aggregate"] = str(plan.aggregate)
-    config |= {"seed": options.seed, "eval_every": options.eval_every, "client_states": plan.client_states}
-    if plan.client_loop != "auto":
-        config["client_loop"] = plan.client_loop
-    config["mesh"] = plan.mesh
-    if names := [tracker for tracker in trackers if isinstance(tracker, str)]:
-        config["trackers"] = names
-    return config | {
+        "faults": faults and asdict(faults),
+        "wrappers": dict(wrappers),
+        "aggregate": aggregate if aggregate != "mean" else None,
+        "seed": options.seed,
+        "eval_every": options.eval_every,
+        "client_states": plan.client_states,
+        "client_loop": plan.client_loop if plan.client_loop != "auto" else None,
+        "mesh": plan.mesh,
+        "trackers": names,
         "num_params": built.num_params,
         "bytes": {"down_per_client": built.bytes_down, "up_per_client": built.bytes_up},
         "primary_metric": None if task.primary_metric is None else f"test_{task.primary_metric}",
@@ -85,6 +84,7 @@ def run_config(
         "partition": partition_record(task),
         "environment": environment(),
     }
+    return {name: value for name, value in config.items() if value or name not in UNUSED}
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -119,18 +119,18 @@ def check_same_experiment(folder: Path, stored: Mapping[str, Any], config: Mappi
     config = to_plain(config)
     if isinstance(task := stored.get("task"), dict) and "contents" not in task:  # of a file, in earlier versions
         config["task"].pop("contents", None)
-    for name in sorted((config.keys() | {"faults", "aggregate", "wrappers"}) - FREE):
+    for name in sorted((config.keys() | UNUSED) - FREE):
         old, new = stored.get(name), config.get(name)
         if old != new:
             raise RunError(f"'{folder}' belongs to another experiment: its {name} is {old!r}, got {new!r}")
 
 
-def partition_record(task: Task, most: int = 1000) -> dict[str, Any]:
-    """Return the sizes of the clients, measures of their differences, and the classes of the first `most`."""
+def partition_record(task: Task) -> dict[str, Any]:
+    """Return the sizes of the clients, measures of their differences, and the classes of the first thousand."""
     sizes, counts = task.clients.sizes, class_counts(task)
     return {
         "sizes": sizes.tolist(),
-        "label_counts": None if counts is None else counts[:most].tolist(),
+        "label_counts": None if counts is None else counts[:1000].tolist(),
         "heterogeneity": None if counts is None else round(heterogeneity(counts), 4),
         "measures": {name: round(value, 4) for name, value in measures(counts, sizes).items()},
     }

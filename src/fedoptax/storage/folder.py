@@ -7,7 +7,6 @@ unfinished last line. A lock keeps a second process out.
 from __future__ import annotations
 
 import io
-import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -50,9 +49,6 @@ def prepare(out: str | Path, overwrite: bool = False, remove: bool = True) -> Pa
         if remove:
             with locked(folder):
                 _clear(folder)
-    parent = next(p for p in [folder, *folder.absolute().parents] if p.exists())
-    if not os.access(parent, os.W_OK):
-        raise RunError(f"out: '{folder}' cannot be written (no permission in '{parent}')")
     return folder
 
 
@@ -81,11 +77,9 @@ def read_summary(folder: Path) -> dict[str, Any]:
     path = folder / "summary.json"
     if not path.is_file():
         return {}
-    summary = read_json(path)
+    summary = {"message": None, **read_json(path)}
     with using(path):
-        if not isinstance(summary["status"], str) or not isinstance(summary["rounds_done"], int):
-            raise TypeError("status must be a text and rounds_done a whole number")
-    return {"message": None, **summary}
+        return summary | {"status": str(summary["status"]), "rounds_done": int(summary["rounds_done"])}
 
 
 def is_finished(folder: Path) -> bool:
@@ -114,52 +108,20 @@ def named_leaves(tree: Any) -> dict[str, np.ndarray]:
     return {jax.tree_util.keystr(path, simple=True, separator="/") or "params": array(a) for path, a in leaves}
 
 
-def write_summary(
-    folder: Path, status: str, message: str | None, history: History, compile_seconds: float
-) -> dict[str, Any]:
-    """Write summary.json and return it.
-
-    Args:
-      folder: of the run.
-      status: `"running"`, `"completed"`, `"interrupted"` or `"diverged"`.
-      message: one line about a status that needs it.
-      history: the rounds done.
-      compile_seconds: spent on compiling for this run; 0 where another run had done it.
-    """
-    rows = history.rows
-    metrics = [
-        name
-        for name in (rows[-1] if rows else {})
-        if name in ("train_loss", "epsilon") or name.startswith(("test_", "client_"))
-    ]
-    summary = {
-        "status": status,
-        "message": message,
-        "rounds_done": len(rows),
-        "final": {name: history.last(name) for name in metrics},
-        "bytes_down": sum(row["bytes_down"] for row in rows),
-        "bytes_up": sum(row["bytes_up"] for row in rows),
-        "seconds": sum(row["seconds"] for row in rows),
-        "compile_seconds": compile_seconds,
-    }
-    write_json(folder / "summary.json", summary)
-    return summary
-
-
 class RunFolder:
     """The folder of one run while it is written.
 
     Args:
       folder: where; `locked` for this process.
       config: of the run.
-      history: the rounds that were done before.
+      history: the rounds that were done before; those that follow are added to it by the run.
       checkpoint_every: seconds between checkpoints.
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any], history: History, checkpoint_every: float) -> None:
-        self._folder, self._every = folder, checkpoint_every
+        self._folder, self._history, self._every = folder, history, checkpoint_every
         write_json(folder / "config.json", config)
-        write_summary(folder, "running", None, history, 0.0)
+        self._summarize("running", None, 0.0)
         self._rows = HistoryFile(folder, history.rows)
         self._saved = time.monotonic()
 
@@ -171,17 +133,30 @@ class RunFolder:
         """Return whether it is time for a checkpoint."""
         return time.monotonic() - self._saved > self._every
 
-    def save(self, done: int, server: Tree, clients: ClientStates) -> None:
-        """Save the states after `done` rounds."""
-        save_checkpoint(self._folder, done, server, clients, self._rows.sync())
+    def save(self, server: Tree, clients: ClientStates) -> None:
+        """Save the states after the rounds that are done."""
+        save_checkpoint(self._folder, len(self._history), server, clients, self._rows.sync())
         self._saved = time.monotonic()
 
-    def end(
-        self, status: str, message: str | None, history: History, params: Tree, compile_seconds: float
-    ) -> dict[str, Any]:
-        """Write the final parameters and the summary, and return the summary."""
+    def end(self, status: str, message: str | None, params: Tree, compile_seconds: float) -> dict[str, Any]:
+        """Write the final parameters and summary.json, and return the summary."""
         write_params(self._folder / "params.npz", params)
-        return write_summary(self._folder, status, message, history, compile_seconds)
+        return self._summarize(status, message, compile_seconds)
+
+    def _summarize(self, status: str, message: str | None, compile_seconds: float) -> dict[str, Any]:
+        rows = self._history.rows
+        last = rows[-1] if rows else {}
+        metrics = [name for name in last if name in ("train_loss", "epsilon") or name.startswith(("test_", "client_"))]
+        summary = {
+            "status": status,
+            "message": message,
+            "rounds_done": len(rows),
+            "final": {name: self._history.last(name) for name in metrics},
+            **{name: sum(row[name] for row in rows) for name in ("bytes_down", "bytes_up", "seconds")},
+            "compile_seconds": compile_seconds,
+        }
+        write_json(self._folder / "summary.json", summary)
+        return summary
 
 
 def _is_leftover(path: Path) -> bool:
