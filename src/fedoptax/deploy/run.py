@@ -114,7 +114,7 @@ class NetworkRounds:
 
     def advance(self, done: int) -> Step:
         """Do one round."""
-        total, name = self._deployment.rounds, self._deployment.algorithm
+        total = self._deployment.rounds
         with deferred_interrupt() as stop:
 
             def sleep(seconds: float) -> None:
@@ -130,7 +130,7 @@ class NetworkRounds:
                 begun = time.perf_counter()
                 cohort, report = self._gather(done, sleep)
             except KeyboardInterrupt:
-                return Step([], "interrupted", f"stopped after round {done} of {total}")
+                return Step([], "interrupted")
             except NoQuorum as error:
                 return Step([], "interrupted", f"round {done + 1}: {error}; resume continues it")
         replies, num_clients = list(report.replies.values()), self._task.clients.num_clients
@@ -138,10 +138,7 @@ class NetworkRounds:
             self._algorithm, self.server, replies, self.plan.weighting, num_clients, self.plan.aggregate
         )
         if not is_finite:
-            return Step([], "diverged", (
-                f"{name} diverged in round {done + 1} (seed {self._deployment.seed}): loss or state is not finite; the "
-                f"state after round {done} is kept"
-            ))  # fmt: skip
+            return Step([], "diverged")
         accepted = np.array(self._accepted)
         accepted[list(report.replies)] = done
         row: Row = {
@@ -162,7 +159,7 @@ class NetworkRounds:
         left_out = f", {len(cohort) - len(replies)} left out" if len(replies) < len(cohort) else ""
         self._log(f"round {done + 1} of {total}: train_loss {loss:.4g}{left_out}")
         if stop() and done + 1 < total:
-            return Step([row], "interrupted", f"stopped after round {done + 1} of {total}")
+            return Step([row], "interrupted")
         return Step([row])
 
     def saved(self) -> None:

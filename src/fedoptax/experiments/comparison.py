@@ -24,15 +24,12 @@ FILE = "compare.json"
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is compared, as compare.json keeps it.
+    """What is compared, as compare.json keeps it: the arguments of `compare`.
 
     Attributes:
-      algorithms: their names.
       hyperparameters: by algorithm; of those that are tuned first, what was found, as soon as it is.
-      seeds: each run by every algorithm.
       task: name and options of the task.
-      options: keyword arguments of `fedoptax.run`.
-      command: that made it.
+      options: of `fedoptax.run`, with `rounds`.
       tunings: by algorithm, the search that comes first; empty for none.
     """
 
@@ -158,10 +155,7 @@ def run_comparison(
 ) -> Compared:
     """Run what is not yet done in `out`: every algorithm's search, if there is one, then all over every seed.
 
-    `trackers` follow every run; None takes those that the comparison names.
-
-    Raises:
-      Interrupted: Ctrl-C or a signal.
+    Without `trackers` those that the comparison names follow every run; see `compare`.
     """
     _check(task, comparison)
     found, kept, diverged = dict(comparison.hyperparameters), list(comparison.algorithms), []

@@ -63,7 +63,7 @@ class Record:
       description: what the bar says; None is the label.
 
     Raises:
-      UsageError: a value is outside its range, or there are trackers without a folder.
+      UsageError: a value is outside its range.
     """
 
     label: str = "algorithm"
@@ -142,7 +142,7 @@ def simulate(task: Task, algorithm: FedAlgorithm | Point, options: RunOptions, r
         record = replace(record, out=None, resume_from=None, trackers=(), progress=False)
     new = record.out if record.resume_from is None or Path(record.resume_from) != record.folder else None
     run_on_all_or_fail(lambda: None if new is None else prepare(new, record.overwrite))
-    simulation = Simulation(task, point, options, plan, record.label)
+    simulation = Simulation(task, point, options, plan)
     described = {"name": record.label, "hyperparameters": dict(record.hyperparameters)}
     config = run_config(task, described, options, plan, simulation.program, record.wrappers, record.trackers)
     check_same(json.dumps({k: v for k, v in to_plain(config).items() if k not in ("environment", "trackers")}))
@@ -185,7 +185,7 @@ class Step(NamedTuple):
     Attributes:
       rows: of the history, one per round that was completed, in order.
       status: `"running"`; `"diverged"` or `"interrupted"` ends the run.
-      message: one line about such a status.
+      message: one line about an interruption that no signal made.
     """
 
     rows: list[Row]
@@ -243,11 +243,11 @@ def run_rounds(rounds: Rounds, total: int, config: Mapping[str, Any], record: Re
             notify(trackers, lambda tracker: tracker.start(tracked))
             return history, folder
 
-        def write(step: Step) -> None:
+        def write(rows: list[Row]) -> None:
             if folder is not None:
-                folder.add(step.rows)
-                if step.rows:
-                    notify(trackers, lambda tracker: tracker.rows(step.rows))
+                folder.add(rows)
+                if rows:
+                    notify(trackers, lambda tracker: tracker.rows(rows))
                 if folder.is_due():
                     folder.save(rounds.server, rounds.clients)
                     rounds.saved()
@@ -272,13 +272,21 @@ def run_rounds(rounds: Rounds, total: int, config: Mapping[str, Any], record: Re
         while status == "running" and len(history) < total:
             step = rounds.advance(len(history))
             history.rows += step.rows
-            status, message = step.status, step.message
-            run_on_all_or_fail(partial(write, step))
+            run_on_all_or_fail(partial(write, step.rows))
             update(len(history), _note(history, config["primary_metric"]))
             signal = int(gather_from_all(np.int32(stop())).max())
+            status, message = step.status, step.message
             if signal and status == "running" and len(history) < total:
-                status, message = "interrupted", f"stopped after round {len(history)} of {total}"
-        status = "completed" if status == "running" else status
+                status = "interrupted"
+        if status == "running":
+            status = "completed"
+        elif status == "interrupted":
+            message = message or f"stopped after round {len(history)} of {total}"
+        else:
+            message = (
+                f"{record.label} diverged in round {len(history) + 1} (seed {config['seed']}): loss or state is not "
+                f"finite; the state after round {len(history)} is kept"
+            )
         params = rounds.finish()
         run_on_all_or_fail(lambda: end(status, message, params))
         signal = signal or int(gather_from_all(np.int32(stop())).max())  # else the next of several runs would begin
@@ -311,8 +319,8 @@ def _note(history: History, metric: str | None) -> str:
 class Simulation(Rounds):
     """The rounds of an algorithm on a task, by its program; see `Rounds`."""
 
-    def __init__(self, task: Task, point: Point, options: RunOptions, plan: Plan, label: str) -> None:
-        self._task, self._options, self._plan, self._label = task, options, plan, label
+    def __init__(self, task: Task, point: Point, options: RunOptions, plan: Plan) -> None:
+        self._task, self._options, self._plan = task, options, plan
         self._epsilon, self._faults = point.algorithm.epsilon, as_faults(options.faults)
         if options.engine == "eager":
             self.program, self._values = eager_program(task, point.algorithm, plan), {}
@@ -347,10 +355,7 @@ class Simulation(Rounds):
         ]
         rows = [self._row(done + i + 1, values) | {"seconds": seconds} for i, values in enumerate(columns)]
         if not finite:
-            return Step(rows, "diverged", (
-                f"{self._label} diverged in round {done + count} (seed {self._options.seed}): loss or state is not "
-                f"finite; the state after round {done + count - 1} is kept"
-            ))  # fmt: skip
+            return Step(rows, "diverged")
         if self._plan.examples == "device" and not isinstance(self.clients, OnHost):
             seconds = float(gather_from_all(np.float32(seconds))[0])
             self._length = max(1, min(MAX_ROUNDS, round(CALL_SECONDS / max(seconds, 1e-6))))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -78,19 +79,13 @@ def rule_for(task: Task, metric: str, last: int | None, rounds: int) -> Rule:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What is searched, as tune.json keeps it.
+    """What is searched, as tune.json keeps it: the arguments of `tune`.
 
     Attributes:
-      algorithm: its name.
-      grid: values by hyper-parameter; with `search = "optuna"` the ends of a range.
-      fixed: the other hyper-parameters.
       rule: how points are ranked.
-      seed: of every run, and of the search.
       task: name and options of the task.
-      options: of `fedoptax.run`, the same for all points.
-      search: one of `SEARCHES`.
-      trials: the number of points, for a search that has no end of its own.
-      command: that made it.
+      options: of `fedoptax.run`, with `rounds`.
+      trials: the number of points; 0 for a grid, which has an end of its own.
     """
 
     algorithm: str
@@ -274,19 +269,10 @@ def run_search(
     progress: bool | Update | None = None,
     trackers: Sequence[str | Tracker] | None = None,
 ) -> Tuned:
-    """Run the points that are not yet done in `out`, in folders `point-001`, …
+    """Run the points that are not yet done in `out`, in folders `point-001`, …; see `tune`.
 
-    Every point starts from the same parameters and sees the same cohorts. One that diverges is stopped there.
-
-    Args:
-      task: the task.
-      tuning: what is searched.
-      out: the folder; it has a tune.json afterwards.
-      progress: show a bar, None on a terminal; or is called with the rounds done, of all points together, and a note.
-      trackers: follow every run; None takes those that `tuning` names.
-
-    Raises:
-      Interrupted: Ctrl-C or a signal.
+    One that diverges is stopped there. `progress` may be a function; it is called with the rounds done, of all points
+    together, and a note. Without `trackers` those that `tuning` names follow every run.
     """
     check_search(task, tuning)
     make, rounds = _point_maker(tuning), int(tuning.options["rounds"])
@@ -326,19 +312,15 @@ def check_search(task: Task, tuning: Tuning) -> None:
 
 def _point_maker(tuning: Tuning) -> Callable[[Mapping[str, Any]], Point]:
     """Return a maker of points; those that differ in numbers alone share a constructor, and so a compilation."""
-    made: dict[tuple[tuple[str, Any], ...], Callable[..., FedAlgorithm]] = {}
     wrappers = tuning.options.get("wrappers") or {}
 
-    def constructor(chosen: Mapping[str, Any]) -> Callable[..., FedAlgorithm]:
-        return lambda **free: wrap(build(tuning.algorithm, {**tuning.fixed, **chosen, **free}), **wrappers)
+    @cache
+    def constructor(chosen: tuple[tuple[str, Any], ...]) -> Callable[..., FedAlgorithm]:
+        return lambda **free: wrap(build(tuning.algorithm, {**tuning.fixed, **dict(chosen), **free}), **wrappers)
 
     def make(values: Mapping[str, Any]) -> Point:
         free = {name: float(value) for name, value in values.items() if is_number(value)}
-        chosen = {name: value for name, value in values.items() if name not in free}
-        key = tuple(sorted(chosen.items(), key=repr))
-        if key not in made:
-            made[key] = constructor(chosen)
-        return Point(made[key], free)
+        return Point(constructor(tuple((name, value) for name, value in values.items() if name not in free)), free)
 
     return make
 
