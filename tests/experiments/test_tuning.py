@@ -89,7 +89,7 @@ def test_finished_points_are_not_run_again(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_one_line_and_the_search_goes_on_later(tmp_path: Path) -> None:
-    whole = fx.tune(TASK, "fedadam", GRID, tmp_path / "whole", **SMALL)  # compiles, so no cache is cut off below
+    whole = fx.tune(TASK, "fedadam", GRID, tmp_path / "whole", **SMALL)
     for size in (100, 1500):  # no file to speak of; all but the checkpoints' arrays
         with largest_file(size), pytest.raises(fx.RunError, match=r"cannot be written.*File too large") as stopped:
             fx.tune(TASK, "fedadam", GRID, tmp_path / "full", **SMALL)
