@@ -83,13 +83,7 @@ class Median:
 
     def combine(self, uploads: Tree, weights: jax.Array, present: jax.Array) -> Tree:
         """See `Mean.combine`."""
-        n = jnp.sum(present)
-
-        def middle(ordered: jax.Array) -> jax.Array:
-            low = ordered[jnp.maximum(n - 1, 0) // 2]
-            return low / 2 + ordered[n // 2] / 2
-
-        return _by_coordinate(middle, uploads, present)
+        return _trimmed_mean(uploads, present, lambda n: max(n - 1, 0) // 2)
 
 
 @dataclass(frozen=True)
@@ -115,16 +109,8 @@ class TrimmedMean:
 
     def combine(self, uploads: Tree, weights: jax.Array, present: jax.Array) -> Tree:
         """See `Mean.combine`."""
-        n, places = jnp.sum(present), jnp.arange(present.shape[0])
-        # ⌊βn⌋ for every n, on the host: 0.29 · 100 is less than 29 in binary
-        cut = jnp.asarray([math.floor(self.fraction * k + 1e-9) for k in range(present.shape[0] + 1)])[n]
-        kept = (places >= cut) & (places < n - cut)
-
-        def inner(ordered: jax.Array) -> jax.Array:
-            mask = kept.reshape(-1, *[1] * (ordered.ndim - 1))
-            return jnp.sum(jnp.where(mask, ordered, 0), axis=0) / jnp.maximum(n - 2 * cut, 1).astype(ordered.dtype)
-
-        return _by_coordinate(inner, uploads, present)
+        # 0.29 · 100 is less than 29 in binary
+        return _trimmed_mean(uploads, present, lambda n: math.floor(self.fraction * n + 1e-9))
 
 
 @dataclass(frozen=True)
@@ -189,19 +175,18 @@ def as_aggregator(given: str | Aggregator) -> Aggregator:
     """Return `given`, or the aggregator that a text names in one of `FORMS`."""
     if isinstance(given, Aggregator):
         return given
-    name, colon, text = str(given).partition(":")
-    faulty, comma, keep = text.partition(",keep=")
     try:
-        match name, bool(colon):
-            case "mean", False:
+        match str(given).split(":"):
+            case ["mean"]:
                 return MEAN
-            case "median", False:
+            case ["median"]:
                 return Median()
-            case "trimmed_mean", True:
-                return TrimmedMean(float(text))
-            case "norm_clipping", True:
-                return NormClipping(float(text))
-            case "krum", True:
+            case ["trimmed_mean", fraction]:
+                return TrimmedMean(float(fraction))
+            case ["norm_clipping", norm]:
+                return NormClipping(float(norm))
+            case ["krum", text]:
+                faulty, comma, keep = text.partition(",keep=")
                 return Krum(int(faulty), int(keep) if comma else 1)
     except UsageError:
         raise
@@ -221,12 +206,16 @@ def stacked(uploads: list[Tree]) -> Tree:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *uploads)
 
 
-def _by_coordinate(rule: Callable[[jax.Array], jax.Array], uploads: Tree, present: jax.Array) -> Tree:
-    """`rule(values)` leaf by leaf, of the values (S, …) in increasing order, those not present behind all others."""
+def _trimmed_mean(uploads: Tree, present: jax.Array, count_cut: Callable[[int], int]) -> Tree:
+    """The mean of each coordinate's n present values without the `count_cut(n)` smallest and as many largest."""
+    n, places = jnp.sum(present), jnp.arange(present.shape[0])
+    cut = jnp.asarray([count_cut(k) for k in range(present.shape[0] + 1)])[n]
+    kept = (places >= cut) & (places < n - cut)
 
     def leaf(a: jax.Array) -> jax.Array:
-        result = rule(jnp.sort(_present_or(jnp.inf, _wide(a), present), axis=0))
-        result = jnp.where(jnp.any(present), result, 0)
+        ordered = jnp.sort(_present_or(jnp.inf, _wide(a), present), axis=0)
+        total = jnp.sum(_present_or(0, ordered, kept), axis=0)
+        result = total / jnp.maximum(n - 2 * cut, 1).astype(total.dtype)
         if jnp.iscomplexobj(a):
             result = jax.lax.complex(result[..., 0], result[..., 1])
         return (jnp.round(result) if jnp.issubdtype(a.dtype, jnp.integer) else result).astype(a.dtype)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -38,16 +37,15 @@ def task_grad_fn(task: Task) -> GradFn:
 
     Two gradients on one batch share its randomness.
     """
-    grad_fn = jax.value_and_grad(partial(minibatch_loss, task))
+
+    def loss(params: Tree, batch: Minibatch) -> jax.Array:
+        value = padded_loss(task.loss, params, batch.examples, batch.key)
+        if value.shape != ():
+            raise UsageError(f"loss of task '{task.name}' must return a scalar, got shape {value.shape}")
+        return value
+
+    grad_fn = jax.value_and_grad(loss)
     return clipped(grad_fn, task.clip_norm) if task.clip_norm else grad_fn
-
-
-def minibatch_loss(task: Task, params: Tree, batch: Minibatch) -> jax.Array:
-    """Compute the loss on a minibatch, in which padding counts for nothing."""
-    value = padded_loss(task.loss, params, batch.examples, batch.key)
-    if value.shape != ():
-        raise UsageError(f"loss of task '{task.name}' must return a scalar, got shape {value.shape}")
-    return value
 
 
 def minibatch_form(task: Task, batch_size: int) -> Minibatch:
@@ -72,13 +70,14 @@ def client_batches(
 ) -> Batches:
     """Make the minibatches of one client in one round, each a `Minibatch` that is gathered when asked for.
 
+    Each epoch is a new permutation in ⌈n/b⌉ batches, the last one padded; a number of steps runs cyclically through one
+    permutation.
+
     Args:
       examples: the federation's flat arrays, (total, …) each.
-      offset: the client's first row, a traced int.
-      size: n, the client's number of examples, a traced int.
+      offset, size: the client's first row and n, its number of examples, traced ints.
       key: the client's key for this round.
-      work: the local work. With `epochs`, each epoch is a new permutation in ⌈n/b⌉ batches, the last one padded.
-        With `steps`, K batches run cyclically through one permutation.
+      work: the client's local work.
       capacity: the largest n in the federation.
       exact, smallest: see `permutation`.
     """

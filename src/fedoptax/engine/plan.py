@@ -123,11 +123,7 @@ class Plan:
 def make_plan(options: RunOptions, task: Task, algorithm: FedAlgorithm) -> Plan:
     """Decide how the rounds of `algorithm` on `task` are run."""
     aggregator = as_aggregator(options.aggregate)
-    _check_cohort(options.cohort_size, task)
-    if options.cohort_size < aggregator.least:
-        raise UsageError(
-            f"aggregate {aggregator} needs cohort_size >= {aggregator.least}, got cohort_size {options.cohort_size}"
-        )
+    _check_cohort(options.cohort_size, task, aggregator)
     if algorithm.epsilon is not None:
         _check_privacy(options.weighting, aggregator)
     mesh = choose_mesh(options.mesh, options.cohort_size, options.engine)
@@ -166,7 +162,7 @@ def runs_sequentially(plan: Plan, task: Task) -> bool:
     return sum(a.size for a in jax.tree.leaves(params)) > SMALL_MODEL
 
 
-def _check_cohort(cohort_size: int, task: Task) -> None:
+def _check_cohort(cohort_size: int, task: Task, aggregator: Aggregator) -> None:
     if cohort_size > task.num_clients:
         raise UsageError(f"cohort_size must be <= {task.num_clients}, the number of clients, got {cohort_size}")
     shares = task.clients.num_clients
@@ -175,6 +171,8 @@ def _check_cohort(cohort_size: int, task: Task) -> None:
             f"cohort_size must be {shares}, the number of shares that the active of the {task.num_clients} devices "
             f"take each round, got {cohort_size}"
         )
+    if cohort_size < aggregator.least:
+        raise UsageError(f"aggregate {aggregator} needs cohort_size >= {aggregator.least}, got {cohort_size}")
 
 
 def _check_privacy(weighting: str | None, aggregator: Aggregator) -> None:

@@ -54,7 +54,6 @@ class Program:
       advance: `(hypers, server, clients, data, key, start, stop, eval_every, last, rates) -> Advance`, rounds
         start…stop−1; `clients` are the states of all N clients, stacked, or with `plan.client_states = "host"` those of
         the cohort of the one round that is run; `rates` are `Faults.rates()`.
-      params: `(hypers, server) -> params`.
       prepare: `(hypers, data, key)`: traces `advance` for these arguments, which its first call does otherwise, and
         begins to compile it while the caller goes on.
       columns: the names of the columns of an `Advance`'s rows.
@@ -65,7 +64,6 @@ class Program:
 
     start: Callable[..., tuple[Tree, Tree]]
     advance: Callable[..., Advance]
-    params: Callable[..., Tree]
     prepare: Callable[..., None]
     columns: tuple[str, ...]
     bytes_down: int
@@ -162,7 +160,6 @@ def program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple[
     return Program(
         compiled_start,
         lambda *args: compiled(*on_devices(*args)),
-        lambda hypers, server: make_algorithm(**hypers).params(server),
         prepare,
         columns,
         down,

@@ -27,7 +27,6 @@ def use_cores() -> None:
     """Make JAX see every core as a device of the CPU, so that clients train side by side.
 
     The operations of one client are small: shared among cores, they wait for each other and for the other's cache.
-    Measured on two cores: 0.46 to 0.75 of a round's time (see docs/performance.md).
 
     Nothing is changed where JAX has been given a number (`JAX_NUM_CPU_DEVICES`, or the flag
     `--xla_force_host_platform_device_count`), where it is in use already, and in one of several processes.
@@ -52,8 +51,6 @@ def count_cores() -> int:
 def use_cache(least_seconds: float = 0.3) -> None:
     """Keep compiled programs in the user's cache folder, or where JAX has been told, for the next process.
 
-    Measured: 2.6 s instead of 4.5 from the shell to the first round of an MLP (see docs/performance.md).
-
     Args:
       least_seconds: keep programs that took this long to compile; 0 keeps every program, for processes that run for a
         few seconds.
@@ -73,18 +70,12 @@ def use_cache(least_seconds: float = 0.3) -> None:
 
 
 def quick_options() -> dict[str, int]:
-    """Compiler options for a program that runs once.
-
-    Measured on a CPU: 0.3 s instead of 1.6 to compile an MLP's initialisation, with the same bits.
-    """
+    """Compiler options for a program that runs once: the same bits, compiled sooner."""
     return {"xla_backend_optimization_level": 1} if jax.default_backend() == "cpu" else {}
 
 
 class AheadOfTime:
     """A jitted function that is compiled once, at its first call or before, in the background.
-
-    Measured: 5.6 s instead of 7.2 from the shell to the end of the first round of an MLP, together with tracing while
-    the initialisation compiles (see docs/performance.md).
 
     Attributes:
       timings: seconds spent on tracing and compiling, `"compile"`, and how many of them calls waited, `"waited"`.

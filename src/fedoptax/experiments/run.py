@@ -321,9 +321,9 @@ class Simulation(Rounds):
 
     def __init__(self, task: Task, point: Point, options: RunOptions, plan: Plan) -> None:
         self._task, self._options, self._plan = task, options, plan
-        self._epsilon, self._faults = point.algorithm.epsilon, as_faults(options.faults)
+        self._algorithm, self._faults = point.algorithm, as_faults(options.faults)
         if options.engine == "eager":
-            self.program, self._values = eager_program(task, point.algorithm, plan), {}
+            self.program, self._values = eager_program(task, self._algorithm, plan), {}
         else:
             self.program, self._values = program(task, point.make, plan, tuple(point.values)), point.arguments
         self._key, self._length = jax.random.key(options.seed), 1
@@ -367,7 +367,7 @@ class Simulation(Rounds):
             self.server = here(self.server)
             if isinstance(self.clients, OnDevice):
                 self.clients.put(here(self.clients.tree))
-        return self.program.params(self._values, self.server)
+        return self._algorithm.params(self.server)
 
     def _row(self, round: int, columns: Mapping[str, float]) -> Row:
         """Return a row of the history without its time."""
@@ -378,6 +378,7 @@ class Simulation(Rounds):
             answers = row["participants"] + row["rejected"]
             if self._faults is None or self._faults.deadline is None:
                 del row["virtual_seconds"]
-        if self._epsilon is not None:  # of those who hold the data, which a task's `devices` share
-            row["epsilon"] = finite_or_none(float(self._epsilon(round, cohort_size, self._task.clients.num_clients)))
+        if self._algorithm.epsilon is not None:  # of those who hold the data, which a task's `devices` share
+            epsilon = self._algorithm.epsilon(round, cohort_size, self._task.clients.num_clients)
+            row["epsilon"] = finite_or_none(float(epsilon))
         return row | {"bytes_down": cohort_size * self.program.bytes_down, "bytes_up": answers * self.program.bytes_up}
