@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from fedoptax.models.classifiers import autoencoder as autoencoder
 from fedoptax.models.classifiers import (
-    autoencoder,
     cifar_cnn,
     cnn,
     emnist_cnn,
@@ -21,9 +21,14 @@ from fedoptax.models.classifiers import (
     mlp,
     mlp_dropout,
 )
-from fedoptax.models.model import Model, count_params, functional
+from fedoptax.models.model import Model
+from fedoptax.models.model import count_params as count_params
+from fedoptax.models.model import functional as functional
 from fedoptax.models.resnet import resnet9, resnet18
-from fedoptax.models.text import shakespeare_rnn, so_logistic, so_rnn, wikitext_lstm
+from fedoptax.models.text import shakespeare_rnn as shakespeare_rnn
+from fedoptax.models.text import so_logistic as so_logistic
+from fedoptax.models.text import so_rnn as so_rnn
+from fedoptax.models.text import wikitext_lstm as wikitext_lstm
 
 MODELS: dict[str, Callable[..., Model]] = {
     "logistic": logistic,
@@ -40,26 +45,3 @@ MODELS: dict[str, Callable[..., Model]] = {
     "lenet": lenet,
 }
 """Builders by name; each takes `(input_shape, num_classes)`."""
-
-__all__ = [
-    "MODELS",
-    "Model",
-    "autoencoder",
-    "cifar_cnn",
-    "cnn",
-    "count_params",
-    "emnist_cnn",
-    "fafed_cifar_cnn",
-    "fafed_fmnist_cnn",
-    "functional",
-    "lenet",
-    "logistic",
-    "mlp",
-    "mlp_dropout",
-    "resnet9",
-    "resnet18",
-    "shakespeare_rnn",
-    "so_logistic",
-    "so_rnn",
-    "wikitext_lstm",
-]

@@ -109,15 +109,9 @@ def count_params(params: Any) -> int:
 
 
 def check_input(input_shape: Sequence[int], num_classes: int, smallest: int = 0) -> tuple[int, ...]:
-    """Check a classifier's arguments and return the shape of one example.
+    """Check a classifier's arguments and return the shape of one example, an image of at least `smallest` pixels.
 
-    Args:
-      input_shape: of one example.
-      num_classes: at least 2.
-      smallest: height and width that an image must have at least; 0 allows any shape.
-
-    Raises:
-      UsageError: an argument is out of range.
+    With `smallest=0` it may have any shape.
     """
     check_int("num_classes", num_classes, 2)
     shape = tuple(input_shape)
