@@ -86,12 +86,7 @@ def cube_root(numerator: float, w: float = 1.0) -> Schedule:
 
 
 SCHEDULES: dict[str, Callable[..., Schedule]] = {
-    "constant": constant,
-    "staircase": staircase,
-    "inverse_sqrt": inverse_sqrt,
-    "warmup": warmup,
-    "cosine": cosine,
-    "cube_root": cube_root,
+    schedule.__name__: schedule for schedule in (constant, staircase, inverse_sqrt, warmup, cosine, cube_root)
 }
 
 

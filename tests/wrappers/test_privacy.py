@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import jax
@@ -19,7 +18,6 @@ from fedoptax.wrappers.privacy import PrivateUpload, scale_into_ball, split_nois
 from sending import a_round, leaf, sender, stacked_round
 from small_rounds import ALL, close, every, federate, model, quadratic, scalars
 
-accounting = import_module("fedoptax.wrappers.accounting")
 DELTA = 1e-5
 
 
@@ -219,6 +217,6 @@ def test_algorithms_that_cannot_be_private_are_refused_in_one_line() -> None:
 
 
 def test_a_missing_accountant_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accounting, "find_spec", lambda name: None)
+    monkeypatch.setattr("fedoptax.wrappers.privacy.find_spec", lambda name: None)
     with pytest.raises(fx.UsageError, match="dp-accounting"):
         silent(fx.fedavg(0.1))

@@ -155,8 +155,7 @@ def fedadam(
     """FedAdam (Reddi et al. 2021, Algorithm 2): m ← β₁ m + (1−β₁) Δ; v ← β₂ v + (1−β₂) Δ²; x ← x + η m/(√v + τ).
 
     Args:
-      client_lr: η_l > 0, a number or a schedule over rounds.
-      server_lr: η > 0, a number or a schedule over rounds.
+      client_lr, server_lr: η_l and η, as in `fedavg`.
       b1, b2: β₁ and β₂ in [0, 1).
       tau: τ > 0, the degree of adaptivity (smaller is more adaptive); v starts at τ².
       debias: False is the paper (no bias correction, v starts at τ²). True is the convention of the authors' released

@@ -64,11 +64,7 @@ def scale_by_fedadagrad(b1: Any = 0.0, tau: Any = 1e-3) -> optax.GradientTransfo
 def scale_by_fedyogi(
     b1: Any = 0.9, b2: Any = 0.99, tau: Any = 1e-3, debias: bool = False
 ) -> optax.GradientTransformation:
-    """FedYogi (Algorithm 2): v ← v − (1−β₂) d² sign(v − d²); m and direction as FedAdagrad.
-
-    `debias` is the convention of the authors' released code: v starts at 0 instead of τ², and the direction of the
-    t-th update (t = 1, 2, …) is multiplied by √(1−β₂ᵗ)/(1−β₁ᵗ).
-    """
+    """FedYogi (Algorithm 2): v ← v − (1−β₂) d² sign(v − d²); m and direction as FedAdagrad; `debias`: see `fedadam`."""
 
     def second_moment(v: jax.Array, d: jax.Array) -> jax.Array:
         return v - jnp.asarray(1 - b2, v.dtype) * d * d * jnp.sign(v - d * d)
@@ -79,7 +75,7 @@ def scale_by_fedyogi(
 def scale_by_fedadam(
     b1: Any = 0.9, b2: Any = 0.99, tau: Any = 1e-3, debias: bool = False
 ) -> optax.GradientTransformation:
-    """FedAdam (Algorithm 2): v ← β₂ v + (1−β₂) d²; m and direction as FedAdagrad; `debias` as in FedYogi."""
+    """FedAdam (Algorithm 2): v ← β₂ v + (1−β₂) d²; m and direction as FedAdagrad; `debias`: see `fedadam`."""
     return _scale_by_moments(lambda v, d: tree.ema(b2, v, d * d), b1, b2, tau, debias)
 
 

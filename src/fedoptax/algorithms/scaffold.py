@@ -58,8 +58,7 @@ def scaffold(client_lr: LearningRate, server_lr: LearningRate = 1.0, option: str
     controls start at 0. K is the number of steps the client took; a client that took none keeps its control.
 
     Args:
-      client_lr: η_l > 0, a number or a schedule over rounds.
-      server_lr: η > 0, a number or a schedule over rounds.
+      client_lr, server_lr: η_l and η, as in `fedavg`.
       option: `"II"`: cᵢ⁺ = cᵢ − c + (x − y)/(K η_l), at no cost; `"I"`: cᵢ⁺ = ∇fᵢ(x), taken as the mean of the round's
         minibatch gradients at x, which doubles the gradients computed.
     """

@@ -10,19 +10,11 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
-from fedoptax.errors import UsageError, check_int, check_number, is_traced
-
-
-def check_available(delta: float) -> None:
-    """Check δ and that dp-accounting is installed: before a run, not in its first round."""
-    check_number("delta", delta, 0, 1, open_low=True)
-    if find_spec("dp_accounting") is None:
-        raise UsageError("with_privacy needs dp-accounting: pip install 'fedoptax[privacy]'")
+from fedoptax.errors import UsageError, check_int, is_traced
 
 
 def epsilon(noise_multiplier: Any, delta: float, rounds: int, cohort_size: int, num_clients: int) -> float:

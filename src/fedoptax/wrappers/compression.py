@@ -44,14 +44,11 @@ def with_compression(
     client adds what it has not sent yet (Wang, Lin, Chen 2022, Algorithm 2, lines 9–10), and so keeps one more vector
     for each that it sends; an upload that is not finite leaves this untouched.
 
-    A codec that rounds at random takes a key from the message, mixed with the client's first minibatch, so clients
-    round independently.
-
     Args:
       algorithm: any algorithm; with privacy, the private one.
       codec: `codecs.qsgd(...)`, `codecs.topk(...)`, `codecs.sign()` or one of your own.
       fields: the names of the upload's fields to code; None is `FIELDS`. An upload without fields is coded whole.
-      seed: of the rounding.
+      seed: of the rounding, which is independent from client to client.
 
     Raises:
       UsageError: no codec, a wrong seed, or (when a client runs) an upload that is coded already or lacks the fields.
@@ -90,9 +87,8 @@ def with_compression(
         arrays = [leaves[i] for i in places]
         if codec.feedback:
             arrays = [a + unsent for a, unsent in zip(arrays, client.unsent, strict=True)]
-        keys: Any = [None] * len(places)
-        if codec.random:
-            keys = jax.random.split(uploads.client_key(message.added, batches), len(places))
+        count = len(places)
+        keys = jax.random.split(uploads.client_key(message.added, batches), count) if codec.random else [None] * count
         coded = [codecs.encode_array(codec, a, key) for a, key in zip(arrays, keys)]
         for i, a in zip(places, coded):
             leaves[i] = a

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import jax
@@ -83,7 +84,9 @@ def with_privacy(
     is_adaptive = target_quantile is not None
     check_positive(clip=clip, clip_lr=clip_lr)
     check_number("noise_multiplier", noise_multiplier, 0)
-    accounting.check_available(delta)
+    check_number("delta", delta, 0, 1, open_low=True)
+    if find_spec("dp_accounting") is None:
+        raise UsageError("with_privacy needs dp-accounting: pip install 'fedoptax[privacy]'")
     if is_adaptive:
         check_number("target_quantile", target_quantile, 0, 1)
     if bit_noise is not None:
