@@ -122,16 +122,9 @@ def program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple[
         return algorithm.init(params), algorithm.init_client(params)
 
     def advance(
-        hypers: Mapping[str, Any],
-        server: Tree,
-        clients: Tree,
-        data: DeviceData,
-        key: jax.Array,
-        start: jax.Array,
-        *numbers: Any,
+        hypers: Any, server: Tree, clients: Tree, data: DeviceData, key: jax.Array, start: Any, stop: Any, *more: Any
     ) -> Advance:
         step = round_step(task, make_algorithm(**hypers), plan, columns)
-        stop, *more = numbers
         return jax.lax.while_loop(
             lambda state: (state.round < stop) & state.finite,
             lambda state: step(state, data, key, start, *more),

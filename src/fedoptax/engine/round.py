@@ -18,7 +18,7 @@ from fedoptax.algorithm import Cohort, FedAlgorithm, Tree, accumulate, accumulat
 from fedoptax.engine.aggregation import MEAN, Aggregator, Mean, stacked, sum_weighted
 from fedoptax.engine.batches import client_batches, count_local_steps, task_grad_fn
 from fedoptax.engine.data import DeviceData
-from fedoptax.engine.faults import Faults, Outcome, Rates, sample_outcomes, virtual_seconds
+from fedoptax.engine.faults import Outcome, Rates, sample_outcomes, virtual_seconds
 from fedoptax.engine.mesh import AXIS, assign_clients
 from fedoptax.engine.plan import Plan, runs_sequentially
 from fedoptax.engine.sampling import round_key, sample_cohort
@@ -61,6 +61,9 @@ class Kept(NamedTuple):
     accepted: jax.Array | None
 
 
+Train = Callable[..., tuple[Sent, Kept]]  # of a member and its state, or of members and how many of them to train
+
+
 class RoundResult(NamedTuple):
     """The states after a round, whether loss and states are finite, and the round's columns of the history."""
 
@@ -99,7 +102,6 @@ def round_function(
     def run(
         server: Tree, clients: Tree, data: DeviceData, key: jax.Array, round: jax.Array, rates: Rates
     ) -> RoundResult:
-        rates = rates if plan.faults else Faults().rates()
         members = sample_members(task, plan, data, key, round, rates)
         given = algorithm.broadcast(server), data, round_key(key, round)
         form = jax.eval_shape(lambda: traced(*given, row_of(members, 0), row_of(clients, 0)))
@@ -179,12 +181,7 @@ def row_of(tree: Tree, i: Any) -> Tree:
 
 
 def _train_sequentially(
-    train: Callable[[Member, Tree], tuple[Sent, Kept]],
-    members: Member,
-    states: Tree,
-    count: Any,
-    form: Sent,
-    is_mean: bool,
+    train: Train, members: Member, states: Tree, count: Any, form: Sent, is_mean: bool
 ) -> tuple[Sent, Kept]:
     """Train the first `count` members one after another, and sum up or stack what they send, of the given form."""
     size = members.weight.shape[0]
@@ -202,12 +199,7 @@ def _train_sequentially(
 
 
 def _train_on_mesh(
-    train_members: Callable[[Member, Any], tuple[Sent, Kept]],
-    members: Member,
-    devices: int,
-    steps: jax.Array | None,
-    is_sequential: bool,
-    is_mean: bool,
+    train: Train, members: Member, devices: int, steps: jax.Array | None, is_sequential: bool, is_mean: bool
 ) -> tuple[Sent, Kept]:
     """Train each device's share of the members; `steps` are their local steps if these differ."""
     size = members.weight.shape[0]
@@ -215,7 +207,7 @@ def _train_on_mesh(
     order = assign_clients(size, devices, steps, size if has_bound else -(-size // devices))
     chosen = order[jax.lax.axis_index(AXIS)]
     own, is_real = row_of(members, jnp.minimum(chosen, size - 1)), chosen < size
-    sent, kept = train_members(own._replace(weight=jnp.where(is_real, own.weight, 0)), jnp.sum(is_real))
+    sent, kept = train(own._replace(weight=jnp.where(is_real, own.weight, 0)), jnp.sum(is_real))
     places = jnp.argsort(order.reshape(-1))[:size]  # of the members among the rows of all devices
 
     def gather(tree: Tree) -> Tree:
