@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +73,12 @@ class Compared:
     @property
     def histories(self) -> dict[str, list[History]]:
         """By algorithm, one per seed in their order, as the folder holds them."""
-        histories: dict[str, list[History]] = {name: [] for name in self.comparison.algorithms}
-        for name, _, folder in runs(self.comparison, self.folder):
-            histories[name].append(History(read_rows(folder, read_summary(folder)["rounds_done"])))
-        return histories
+
+        def read(name: str, seed: int) -> History:
+            folder = _run_folder(self.folder, name, seed)
+            return History(read_rows(folder, read_summary(folder)["rounds_done"]))
+
+        return {name: [read(name, seed) for seed in self.comparison.seeds] for name in self.comparison.algorithms}
 
 
 def compare(
@@ -169,16 +172,16 @@ def run_comparison(
             except AllDiverged as error:
                 diverged.append(str(error))
                 kept.remove(name)
-        write_record(out / FILE, replace(comparison, hyperparameters=found))
-        comparison = replace(comparison, hyperparameters=found, algorithms=kept)
-        for name, seed, folder in runs(comparison, out):
+        comparison = replace(comparison, hyperparameters=found)
+        write_record(out / FILE, comparison)
+        for name, seed in product(kept, comparison.seeds):
             algorithm = wrap(build(name, found[name]), **options.get("wrappers") or {})
             described = {"label": name, "description": f"{name}, seed {seed}", "hyperparameters": found[name]}
             shown = {"seed": seed, "progress": progress, **described}
-            summary = run_in_folder(task, algorithm, folder, options | shown)
+            summary = run_in_folder(task, algorithm, _run_folder(out, name, seed), options | shown)
             if summary["status"] == "diverged":
                 diverged.append(summary["message"])
-    return Compared(comparison, out, diverged)
+    return Compared(replace(comparison, algorithms=kept), out, diverged)
 
 
 def _check(task: Task, comparison: Comparison) -> None:
@@ -191,10 +194,5 @@ def _check(task: Task, comparison: Comparison) -> None:
             make_plan(rounds, task, wrap(build(name, comparison.hyperparameters[name]), **record.wrappers))
 
 
-def runs(comparison: Comparison, out: Path) -> list[tuple[str, int, Path]]:
-    """Return algorithm, seed and folder of every run of a comparison, algorithm after algorithm."""
-    return [
-        (name, seed, out / name.replace(":", ".") / f"seed-{seed}")
-        for name in comparison.algorithms
-        for seed in comparison.seeds
-    ]
+def _run_folder(out: Path, name: str, seed: int) -> Path:
+    return out / name.replace(":", ".") / f"seed-{seed}"

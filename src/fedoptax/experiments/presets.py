@@ -36,14 +36,11 @@ class PaperSetting:
 
 def find_setting(task: str, preset: str) -> PaperSetting | None:
     """Return the paper's setting that `paper` or `paper:NAME` means for a task; None for `tuned` and `none`."""
-    if preset in ("tuned", "none"):
-        return None
     settings = PAPERS.get(task, {})
-    name = preset.partition(":")[2] or next(iter(settings), "")
-    if name not in settings:
-        allowed = ["tuned", "none", *(f"paper:{known}" for known in settings), *(["paper"] if settings else [])]
-        check_choice(f"--preset (of task '{task}')", preset, allowed)
-    return settings[name]
+    allowed = ["tuned", "none", *(f"paper:{known}" for known in settings), *(["paper"] if settings else [])]
+    check_choice(f"--preset (of task '{task}')", preset, allowed)
+    kind, _, name = preset.partition(":")
+    return settings[name or next(iter(settings))] if kind == "paper" else None
 
 
 def _powers(value: Any) -> Any:

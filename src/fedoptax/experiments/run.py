@@ -350,10 +350,7 @@ class Simulation(Rounds):
         self.compile_seconds = self.program.timings["compile"] - self._compiled
         finite, count = bool(result.finite), int(result.round) - done
         seconds = (time.perf_counter() - begun - (self.program.timings["waited"] - waited)) / count
-        columns = [
-            dict(zip(self.program.columns, map(float, values))) for values in table[: count if finite else count - 1]
-        ]
-        rows = [self._row(done + i + 1, values) | {"seconds": seconds} for i, values in enumerate(columns)]
+        rows = [self._row(done + i + 1, table[i], seconds) for i in range(count if finite else count - 1)]
         if not finite:
             return Step(rows, "diverged")
         if self._plan.examples == "device" and not isinstance(self.clients, OnHost):
@@ -369,16 +366,17 @@ class Simulation(Rounds):
                 self.clients.put(here(self.clients.tree))
         return self._algorithm.params(self.server)
 
-    def _row(self, round: int, columns: Mapping[str, float]) -> Row:
-        """Return a row of the history without its time."""
-        row: Row = {"round": round, **{name: finite_or_none(value) for name, value in columns.items()}}
+    def _row(self, round: int, values: np.ndarray, seconds: float) -> Row:
+        """Return a row of the history from a row of the program's."""
+        row: Row = {"round": round, **dict(zip(self.program.columns, map(finite_or_none, values.tolist())))}
         cohort_size = answers = self._plan.cohort_size
         if self._plan.has_outcomes:
-            row |= {name: int(columns[name]) for name in COUNTS}
+            row |= {name: int(row[name]) for name in COUNTS}
             answers = row["participants"] + row["rejected"]
             if self._faults is None or self._faults.deadline is None:
                 del row["virtual_seconds"]
         if self._algorithm.epsilon is not None:  # of those who hold the data, which a task's `devices` share
             epsilon = self._algorithm.epsilon(round, cohort_size, self._task.clients.num_clients)
             row["epsilon"] = finite_or_none(float(epsilon))
-        return row | {"bytes_down": cohort_size * self.program.bytes_down, "bytes_up": answers * self.program.bytes_up}
+        row["bytes_down"], row["bytes_up"] = cohort_size * self.program.bytes_down, answers * self.program.bytes_up
+        return row | {"seconds": seconds}

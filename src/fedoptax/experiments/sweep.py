@@ -41,12 +41,9 @@ def sweep(
     """
     check_task(task)
     check_grid(grid)
-    for name in ("out", "overwrite", "resume_from", "hyperparameters"):
-        if options.pop(name, None):
-            raise UsageError(
-                f"{name} cannot be shared by the points of a sweep; fedoptax.tune makes a folder per point"
-            )
     rounds, record = split_options(options)
+    if record.folder is not None or record.hyperparameters:
+        raise UsageError("out, resume_from and hyperparameters are of a single run; fedoptax.tune has folders")
     found = [_make_point(make_algorithm, values) for values in points(grid)]
     results = []
     for point in found:

@@ -38,17 +38,10 @@ MANIFEST = "checkpoint.json"
 def save_checkpoint(
     folder: Path, round: int, server: Tree, clients: ClientStates, history: Mapping[str, Any] | None = None
 ) -> None:
-    """Save the states after `round` in a run folder, and remove those of later rounds.
+    """Save the states after `round` rounds in a run folder, and remove those of later rounds.
 
     Everything else that a run continues with follows from its config: keys and the order of data are functions of the
-    seed and the round.
-
-    Args:
-      folder: of the run.
-      round: the number of rounds done.
-      server: the server's state.
-      clients: all clients' states.
-      history: what `HistoryFile.sync` returned; None if there is no history.
+    seed and the round. `history` is what `HistoryFile.sync` returned; None if there is no history.
     """
     place, temporary = _place(folder, round), _place(folder, f".{round}.{os.getpid()}.tmp")
     try:
@@ -56,7 +49,8 @@ def save_checkpoint(
         temporary.mkdir(parents=True)
         leaves = jax.tree.leaves(_states(server, clients))
         with (temporary / "states.npz").open("wb") as file:
-            np.savez(file, allow_pickle=False, **{f"{i:05d}": _as_bytes(leaf) for i, leaf in enumerate(leaves)})
+            flat = [np.ascontiguousarray(leaf).reshape(-1) for leaf in leaves]  # as bytes: npz cannot hold every dtype
+            np.savez(file, allow_pickle=False, **{f"{i:05d}": array.view(np.uint8) for i, array in enumerate(flat)})
         if isinstance(clients, OnHost):
             clients.save(temporary / "clients")
         digest = _digest(temporary, sync=True)
@@ -77,11 +71,7 @@ def save_checkpoint(
 def restore_checkpoint(folder: Path, server: Tree, clients: ClientStates, at_most: int) -> tuple[int, Tree]:
     """Fill `clients` from a run folder's newest intact checkpoint of a round <= `at_most`; return round and server.
 
-    Args:
-      folder: of the run; nothing changes in it.
-      server: a server's state of the same form.
-      clients: all clients' states, to be replaced.
-      at_most: the last round that may be restored.
+    The given `server` has the form of the one that is returned. Nothing changes in the folder.
     """
     reasons = []
     for round in reversed([round for round in rounds_of(folder) if round <= at_most]):
@@ -146,11 +136,6 @@ def _states(server: Tree, clients: ClientStates) -> tuple[Tree, Tree]:
 
 def _form(leaves: list[Any]) -> list[Any]:
     return [[list(np.shape(leaf)), np.dtype(leaf.dtype).name] for leaf in leaves]
-
-
-def _as_bytes(leaf: Any) -> np.ndarray:
-    """Return an array's bytes: NumPy's files cannot hold every dtype."""
-    return np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)
 
 
 def _digest(folder: Path, sync: bool = False) -> str:

@@ -7,7 +7,7 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -23,9 +23,6 @@ from fedoptax.engine.plan import Plan, RunOptions
 from fedoptax.engine.program import Program
 from fedoptax.errors import RunError
 from fedoptax.tasks.task import Task
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 FORMAT = 1
 FREE = {"rounds", "environment", "fedoptax", "eval_every", "client_states", "trackers", "client_loop", "mesh"}
@@ -92,16 +89,15 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     config = read_record(path)
     with using(path):
-        names = config["task"]["name"], config["algorithm"]["name"]
-        if not all(isinstance(name, str) for name in names):
-            raise TypeError("a name is not a text")
-        if not all(isinstance(config[name], int) for name in ("rounds", "seed")):
-            raise TypeError("rounds or seed is not a whole number")
-        config["algorithm"]["hyperparameters"] = dict(config["algorithm"].get("hyperparameters") or {})
+        task, algorithm = config["task"], config["algorithm"]
+        values = task["name"], algorithm["name"], config["rounds"], config["seed"]
+        if not all(map(isinstance, values, (str, str, int, int))):
+            raise TypeError("names must be texts, rounds and seed whole numbers")
+        algorithm["hyperparameters"] = dict(algorithm.get("hyperparameters") or {})
     return config
 
 
-def write_record(path: Path, record: DataclassInstance) -> None:
+def write_record(path: Path, record: Any) -> None:
     """Write a dataclass as a file that `read_record` reads."""
     write_json(path, {"format": FORMAT, **asdict(record)})
 

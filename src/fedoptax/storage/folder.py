@@ -99,13 +99,11 @@ def write_params(path: Path, params: Any) -> None:
 
 def named_leaves(tree: Any) -> dict[str, np.ndarray]:
     """Return the leaves of a tree by key path, as NumPy arrays (bfloat16 as float32, which NumPy's files can hold)."""
-
-    def array(leaf: Any) -> np.ndarray:
-        value = np.asarray(leaf)
-        return value.astype(np.float32) if value.dtype.kind == "V" or value.dtype.name == "bfloat16" else value
-
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="/") or "params": array(a) for path, a in leaves}
+    arrays = jax.tree_util.tree_leaves_with_path(jax.tree.map(np.asarray, tree))
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/") or "params": a.astype("f4") if a.dtype.kind == "V" else a
+        for path, a in arrays
+    }
 
 
 class RunFolder:

@@ -75,7 +75,9 @@ class History:
         elif path.suffix == ".jsonl":
             path.write_bytes(_encode(self.rows))
         elif path.suffix == ".parquet":
-            _write_parquet(path, self.rows)
+            frame = History(_finite(self.rows)).to_pandas()
+            kinds = {name: "Int64" if name in COUNTS else float for name in frame.columns}
+            frame.astype(kinds).to_parquet(path, index=False)
         else:
             raise UsageError(f"path must end in .csv, .jsonl or .parquet, got '{path.name}'")
         return path
@@ -137,10 +139,8 @@ def read_lines(folder: Path) -> list[str]:
     path = folder / FILE
     try:
         text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    except ValueError:
-        raise RunError(f"'{path}' is damaged: not UTF-8") from None
-    except OSError as error:
-        raise RunError(f"'{path}' cannot be read: {error.strerror}") from error
+    except (OSError, ValueError) as error:
+        raise RunError(f"'{path}' is damaged: {error}") from error
     return text.split("\n")[:-1]
 
 
@@ -151,9 +151,10 @@ def read_rows(folder: Path, rounds: int) -> list[Row]:
     for number, line in enumerate(read_lines(folder)[:rounds], start=1):
         try:
             row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise RunError(f"'{path}' is damaged at line {number}") from error
-        if not isinstance(row, dict) or row.get("round") != number:
+            is_next = row["round"] == number
+        except (ValueError, KeyError, TypeError, RecursionError):
+            is_next = False
+        if not is_next:
             raise RunError(f"'{path}' is damaged at line {number}: not the row of round {number}")
         rows.append(row)
     if len(rows) < rounds:
@@ -162,20 +163,9 @@ def read_rows(folder: Path, rounds: int) -> list[Row]:
 
 
 def _encode(rows: list[Row]) -> bytes:
-    """Return rows as lines of strict JSON; numbers that are not finite become null."""
-    plain = ({name: finite_or_none(value) for name, value in row.items()} for row in rows)
-    return "".join(json.dumps(row, allow_nan=False) + "\n" for row in plain).encode()
+    """Return rows as lines of strict JSON."""
+    return "".join(json.dumps(row, allow_nan=False) + "\n" for row in _finite(rows)).encode()
 
 
-def _write_parquet(path: Path, rows: list[Row]) -> None:
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    names = dict.fromkeys(name for row in rows for name in row) or {"round": None}
-    columns = {
-        name: pa.array([finite_or_none(row.get(name)) for row in rows], pa.int64() if name in COUNTS else pa.float64())
-        for name in names
-    }
-    buffer = pa.BufferOutputStream()
-    parquet.write_table(pa.table(columns), buffer)
-    write_atomically(path, buffer.getvalue().to_pybytes())
+def _finite(rows: list[Row]) -> list[Row]:
+    return [{name: finite_or_none(value) for name, value in row.items()} for row in rows]
