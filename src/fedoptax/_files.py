@@ -84,7 +84,7 @@ def to_plain(value: Any) -> Any:
         return {str(name): to_plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [to_plain(item) for item in value]
-    if isinstance(value, np.ndarray | np.generic) or hasattr(value, "__array__"):
+    if hasattr(value, "__array__"):
         return to_plain(np.asarray(value).tolist())
     if isinstance(value, str | int | bool) or value is None:
         return value

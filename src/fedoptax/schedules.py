@@ -111,12 +111,11 @@ def parse_schedule(text: str) -> Schedule:
         raise UsageError(f"schedule must be NAME(number, name=number, …), got '{text}'") from None
     name = call.func.id
     check_choice("schedule", name, SCHEDULES)
-    signature = inspect.signature(SCHEDULES[name])
     try:
-        signature.bind(*given, **named)
+        return SCHEDULES[name](*given, **named)
     except TypeError as error:
-        raise UsageError(f"schedule must be {name}({', '.join(signature.parameters)}), got '{text}': {error}") from None
-    return SCHEDULES[name](*given, **named)
+        arguments = ", ".join(inspect.signature(SCHEDULES[name]).parameters)
+        raise UsageError(f"schedule must be {name}({arguments}), got '{text}': {error}") from None
 
 
 def _literal(node: ast.expr) -> float:

@@ -17,6 +17,7 @@ from fedoptax.algorithm import decoded
 from fedoptax.deploy.server import RawReply, check_reply, upload_form
 from fedoptax.deploy.wire import WireError, pack, unpack
 from fedoptax.engine.batches import LocalWork, client_batches, task_grad_fn
+from fedoptax.wrappers import uploads
 from fedoptax.wrappers.codecs import Coded
 from sending import a_round, echo, leaf, sender
 from small_rounds import ALL, close, every, federate, model, quadratic
@@ -51,12 +52,7 @@ def test_an_accurate_codec_changes_little_in_any_algorithm(name: str) -> None:
 
 
 def coded_fields(algorithm: Any) -> set[str]:
-    def upload_of(params: Any) -> Any:
-        message, client = algorithm.broadcast(algorithm.init(params)), algorithm.init_client(params)
-        return algorithm.client_update(lambda p, b: (jnp.zeros(()), p), message, client, [jnp.ones(3)])[0]
-
-    upload = jax.eval_shape(upload_of, {"w": jnp.ones((8, 8))})
-    fields = upload._asdict().items()
+    fields = uploads.upload_form(algorithm, {"w": jnp.ones((8, 8))})._asdict().items()
     return {n for n, part in fields if any(isinstance(a, Coded) for a in jax.tree.leaves(part, is_leaf=_is_coded))}
 
 
@@ -181,8 +177,7 @@ def test_padding_does_not_change_the_rounding() -> None:
         )
         return algorithm.client_update(task_grad_fn(laws.TASK), message, (), batches)[0]
 
-    uploads = [upload(leaf(junk)) for junk in (0.0, 7.0)]
-    close(*uploads, rtol=0, atol=0)
+    close(upload(leaf(0.0)), upload(leaf(7.0)), rtol=0, atol=0)
 
 
 # ---------------------------------------------------------------- bytes, the wire, privacy
