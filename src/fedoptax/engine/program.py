@@ -170,7 +170,7 @@ def round_step(
 
     @jax.jit
     def test(server: Tree, data: Any) -> dict[str, jax.Array]:
-        return evaluate(task, algorithm.params(server), data, plan.mesh)
+        return jax.tree.map(jnp.float32, evaluate(task, algorithm.params(server), data, plan.mesh))
 
     def step(
         state: Advance, data: DeviceData, key: jax.Array, start: Any, eval_every: Any, last: Any, rates: Rates
@@ -178,15 +178,10 @@ def round_step(
         result = run_round(state.server, state.clients, data, key, state.round, rates)
         number, row = state.round + 1, result.columns
         if data.test is not None:
-            names = [name for name in columns if name not in row]
             is_due = (number % eval_every == 0) | (number == last)
-            tested = cond(
-                is_due & result.finite,
-                lambda: _stacked(names, test(result.server, data.test)),
-                lambda: jnp.full(len(names), jnp.nan, jnp.float32),
-            )
-            row = row | dict(zip(names, tested))
-        rows = state.rows.at[state.round - start].set(_stacked(columns, row))
+            unknown = {name: jnp.float32(jnp.nan) for name in columns if name not in row}
+            row = row | cond(is_due & result.finite, lambda: test(result.server, data.test), lambda: unknown)
+        rows = state.rows.at[state.round - start].set(jnp.stack([row[name].astype(jnp.float32) for name in columns]))
         return Advance(result.server, result.clients, number, result.finite, rows)
 
     return step
@@ -195,10 +190,6 @@ def round_step(
 def empty_rows(columns: Sequence[str]) -> jax.Array:
     """The table of an `Advance` before its first round."""
     return jnp.full((MAX_ROUNDS, len(columns)), jnp.nan, jnp.float32)
-
-
-def _stacked(names: Sequence[str], values: Mapping[str, jax.Array]) -> jax.Array:
-    return jnp.stack([values[name].astype(jnp.float32) for name in names])
 
 
 def _count_message_bytes(
