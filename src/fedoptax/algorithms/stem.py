@@ -51,8 +51,7 @@ def stem(lr: LearningRate, alpha: LearningRate = 0.1) -> FedAlgorithm:
     x ← x − η_t m. Cohorts, unequal K, x_prev and schedules are as in `fafed`.
 
     Args:
-      lr: η > 0, a number or a schedule over the iterations t.
-      alpha: α in (0, 1], a number or a schedule over the iterations t; 1 is no momentum.
+      lr, alpha: η and α, as in `fafed`; α = 1 is no momentum.
     """
     check_lr(lr=lr)
     check_lr(alpha=alpha, most=1)
