@@ -17,7 +17,7 @@ import fedoptax as fx
 from fedoptax.engine.batches import LocalWork
 from fedoptax.engine.plan import Plan
 from fedoptax.engine.program import Point, program
-from fedoptax.experiments.tuning import AllDiverged, Rule, Tuning, rule_for, run_search
+from fedoptax.experiments.tuning import AllDiverged, Rule, Tried, Tuning, rule_for, run_search
 from fedoptax.storage import folder as storage
 from fedoptax.storage.history import read_lines
 from full_disks import largest_file
@@ -121,9 +121,10 @@ def test_scores_by_hand() -> None:
     assert Rule("test_accuracy", 1, True).score(rows, "completed") == 0.5  # the last one that was measured
     assert math.isnan(Rule("train_loss", 2).score(rows, "diverged"))
     assert math.isnan(Rule("other", 2).score(rows, "completed"))
-    assert Rule().best([math.nan, 2.0, 1.0, 1.0]) == 2
-    assert Rule(higher_is_better=True).best([1.0, 2.0]) == 1
-    assert Rule().best([math.nan]) is None
+    tried = [Tried({}, score, "completed", None) for score in (math.nan, 2.0, 1.0, 1.0)]
+    assert Rule().best(tried) is tried[2]
+    assert Rule(higher_is_better=True).best(tried) is tried[1]
+    assert Rule().best(tried[:1]) is None
 
 
 def test_the_rule_is_that_of_the_paper_unless_another_is_asked_for() -> None:

@@ -113,8 +113,7 @@ def wrap(algorithm: FedAlgorithm, privacy: str | None = None, compress: str | No
 
     Args:
       algorithm: the algorithm.
-      privacy: `NAME=VALUE,...`, arguments of `with_privacy`: `clip`, `noise_multiplier` and `delta` are needed;
-        `seed=none` draws the noise's seed from the operating system.
+      privacy: see `parse_privacy`.
       compress: the name of a codec, alone or with arguments: `sign`, `qsgd:bits=4,bucket=512`.
     """
     if privacy is not None:
@@ -125,7 +124,10 @@ def wrap(algorithm: FedAlgorithm, privacy: str | None = None, compress: str | No
 
 
 def parse_privacy(text: str) -> dict[str, Any]:
-    """Return the arguments of `with_privacy` in a text such as `clip=1.0,noise_multiplier=0.5,delta=1e-5`."""
+    """Return the arguments of `with_privacy` in a text such as `clip=1.0,noise_multiplier=0.5,delta=1e-5`.
+
+    `seed=none` draws the noise's seed from the operating system.
+    """
     given = parse_pairs("--privacy", text.split(","), PRIVACY)
     if missing := [name for name in PRIVACY[:3] if name not in given]:
         raise UsageError(f"--privacy needs clip, noise_multiplier and delta, got no {', '.join(missing)} in '{text}'")

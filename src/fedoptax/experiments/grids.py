@@ -83,13 +83,11 @@ def log_grid(low: float, high: float, steps: int = 2) -> tuple[float, ...]:
 
 def check_grid(grid: Any) -> None:
     """Check the form of a grid: some values for each of some names."""
-    if not isinstance(grid, Mapping):
+    if not isinstance(grid, Mapping) or not grid:
         raise UsageError(f"grid must be lists of values by the names of hyper-parameters, got {grid!r}")
     for name, values in grid.items():
-        if isinstance(values, str) or not hasattr(values, "__len__") or not hasattr(values, "__iter__"):
+        if isinstance(values, str) or not hasattr(values, "__len__") or not len(values):
             raise UsageError(f"grid: {name} must be a list of values, got {values!r}")
-    if not grid or not all(len(values) for values in grid.values()):
-        raise UsageError("grid must not be empty")
 
 
 def points(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:

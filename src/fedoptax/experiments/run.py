@@ -265,9 +265,8 @@ def run_rounds(rounds: Rounds, total: int, config: Mapping[str, Any], record: Re
             )
             rounds.server = jax.device_put(rounds.server)
             rounds.clients.put(jax.device_put(clients))
-        update = stack.enter_context(
-            bar(record.description or record.label, total, len(history), enabled=record.progress)
-        )
+        title = record.description or record.label
+        update = stack.enter_context(bar(title, total, len(history), enabled=record.progress))
         status, message, signal = "running", None, 0
         while status == "running" and len(history) < total:
             step = rounds.advance(len(history))

@@ -56,13 +56,11 @@ def sweep(
 
 
 def _make_point(make_algorithm: Callable[..., FedAlgorithm], values: Mapping[str, Any]) -> Point:
-    if not callable(make_algorithm):
-        raise UsageError(f"make_algorithm must be a constructor, such as fedavg, got {make_algorithm!r}")
     try:
         point = Point(make_algorithm, {name: float(value) for name, value in values.items()})
         point.algorithm  # noqa: B018 - refuses what is out of range
     except UsageError:
         raise
     except (TypeError, ValueError) as error:
-        raise UsageError(f"grid must be numbers by arguments of the constructor, got {values!r} ({error})") from error
+        raise UsageError(f"make_algorithm must take the numbers of the grid, got {values!r} ({error})") from error
     return point

@@ -60,11 +60,11 @@ class Rule:
         values = late or earlier[-1:]  # where no late round was evaluated, the last that was
         return math.fsum(values) / len(values) if values else math.nan
 
-    def best(self, scores: Sequence[float]) -> int | None:
-        """Return the index of the best score, the first of equals; None if there is none."""
-        finite = [i for i, score in enumerate(scores) if math.isfinite(score)]
+    def best(self, tried: Sequence[Tried]) -> Tried | None:
+        """Return the point with the best score, the first of equals; None if none has a score."""
+        finite = [one for one in tried if math.isfinite(one.score)]
         sign = -1 if self.higher_is_better else 1
-        return min(finite, key=lambda i: sign * scores[i]) if finite else None
+        return min(finite, key=lambda one: sign * one.score, default=None)
 
 
 def rule_for(task: Task, metric: str, last: int | None, rounds: int) -> Rule:
@@ -170,10 +170,10 @@ class Tuned:
         Raises:
           AllDiverged: every point did.
         """
-        index = self.tuning.rule.best([one.score for one in self.tried])
-        if index is None:
+        best = self.tuning.rule.best(self.tried)
+        if best is None:
             raise AllDiverged(self.tuning.algorithm, len(self.tried))
-        return self.tried[index]
+        return best
 
     @property
     def edges(self) -> dict[str, str]:
@@ -284,8 +284,8 @@ def run_search(
         while len(tried) < tuning.size:
             values = _next_point(tuning, tried)
             folder, before = out / f"point-{len(tried) + 1:03d}", len(tried) * rounds
-            best = tuning.rule.best([one.score for one in tried])
-            note = "" if best is None else f"best {tuning.rule.metric} {tried[best].score:.4g}"
+            best = tuning.rule.best(tried)
+            note = "" if best is None else f"best {tuning.rule.metric} {best.score:.4g}"
             described = {"label": tuning.algorithm, "hyperparameters": {**tuning.fixed, **values}}
             shown = {"progress": lambda done, _, before=before, note=note: update(before + done, note)}
             summary = run_in_folder(task, make(values), folder, options | described | shown)

@@ -42,14 +42,8 @@ def run_config(
 ) -> dict[str, Any]:
     """Return the config of a run as plain data.
 
-    Args:
-      task: the task.
-      algorithm: its `name` and `hyperparameters`.
-      options: of the run.
-      plan: of its rounds.
-      built: the program, for its bytes and parameters.
-      wrappers: the texts of `privacy` and `compress`.
-      trackers: those that have a name are noted.
+    `algorithm` holds its `name` and `hyperparameters`; `wrappers` are the texts of `privacy` and `compress`. The
+    program tells bytes and parameters. Trackers that have a name are noted.
     """
     faults, aggregate = as_faults(options.faults), str(plan.aggregate)
     names = [tracker for tracker in trackers if isinstance(tracker, str)]
