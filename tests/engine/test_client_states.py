@@ -62,11 +62,11 @@ def test_the_device_is_chosen_if_it_has_room(monkeypatch: pytest.MonkeyPatch) ->
     assert choose_place("device", "host", fits + 1) == "device"
 
 
-@pytest.mark.parametrize(("scale", "client_states", "examples"), [(1, "device", "device"), (0, "host", "stream")])
+@pytest.mark.parametrize(("share", "client_states", "examples"), [(0.25, "device", "device"), (0, "host", "stream")])
 def test_states_and_examples_that_do_not_fit_are_elsewhere(
-    scale: int, client_states: str, examples: str, monkeypatch: pytest.MonkeyPatch
+    share: float, client_states: str, examples: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(states, "device_bytes", lambda devices: 2**20 * scale)
+    monkeypatch.setattr(states, "DEVICE_SHARE", share)
     plan = make_plan(RunOptions(cohort_size=3), line(), fx.scaffold(0.1))
     assert (plan.client_states, plan.examples) == (client_states, examples)
 

@@ -108,12 +108,9 @@ def choose_place(choice: str, elsewhere: str, nbytes: int, devices: int = 1) -> 
     """
     if choice != "auto":
         return choice
-    return "device" if nbytes <= DEVICE_SHARE * device_bytes(devices) else elsewhere
-
-
-def device_bytes(devices: int = 1) -> int:
-    """Memory of the first device, in bytes; one without memory of its own has its share of the host's."""
-    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", host_bytes() // devices)
+    # a device without memory of its own has its share of the host's
+    memory = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", host_bytes() // devices)
+    return "device" if nbytes <= DEVICE_SHARE * memory else elsewhere
 
 
 def host_bytes() -> int:

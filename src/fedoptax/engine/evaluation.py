@@ -16,7 +16,6 @@ from fedoptax.engine.mesh import AXIS
 from fedoptax.errors import DataError, UsageError, check_choice
 from fedoptax.tasks.task import Task
 
-BY_CLIENT = ("mean", "spread", "worst_decile")  # of the primary metric
 Sums = dict[str, tuple[jax.Array, jax.Array]]  # metric -> Σ weights·values and Σ weights, each (owners,)
 
 
@@ -114,7 +113,7 @@ def client_summary(values: jax.Array, present: jax.Array, higher_is_better: bool
     worst_first = jnp.sort(jnp.where(present, values if higher_is_better else -values, jnp.inf))
     tenth = jnp.ceil(count / 10)
     worst = jnp.sum(jnp.where(jnp.arange(len(values)) < tenth, worst_first, 0)) / tenth
-    return dict(zip(BY_CLIENT, (mean, spread, worst if higher_is_better else -worst)))
+    return {"mean": mean, "spread": spread, "worst_decile": worst if higher_is_better else -worst}
 
 
 def _sums(task: Task, params: Tree, data: EvaluationData, mesh: int = 1) -> Sums:
@@ -149,7 +148,7 @@ def _sums(task: Task, params: Tree, data: EvaluationData, mesh: int = 1) -> Sums
 
 
 def _present(sums: Sums) -> jax.Array:
-    """Whether each owner has test examples, for every metric."""
+    """Whether each owner has examples for every metric."""
     return jnp.all(jnp.stack([weight > 0 for _, weight in sums.values()]), axis=0)
 
 

@@ -23,11 +23,7 @@ AXIS = "clients"
 
 
 def choose_mesh(mesh: int | None, cohort_size: int, engine: str = "compiled") -> int:
-    """Return the number of devices that share a round's cohort.
-
-    None means all devices, at most one per client. A CPU is one device, or with `xla.use_cores` one per core. A program
-    of several processes always uses all their devices. The eager engine uses one.
-    """
+    """Return the number of devices that share a round's cohort, for `RunOptions.mesh`; the eager engine uses one."""
     devices, processes = _device_count(), jax.process_count()
     if engine == "eager":
         if processes > 1:

@@ -219,11 +219,7 @@ def _train_on_mesh(
 def _aggregate_accepted(
     aggregator: Aggregator, members: Member, sent: Sent, accepted: jax.Array, rates: Rates
 ) -> tuple[Sent, jax.Array, jax.Array, dict[str, jax.Array]]:
-    """Aggregate the uploads that were accepted.
-
-    Returns:
-      Upload and loss, the number of uploads, whether they are enough, and the round's columns of the history.
-    """
+    """Aggregate the accepted uploads; return with it their number, whether it is enough, and the history's columns."""
     assert members.outcome is not None
     count, weight = jnp.sum(accepted), jnp.sum(jnp.where(accepted, members.weight, 0))
     if isinstance(aggregator, Mean):

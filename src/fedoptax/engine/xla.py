@@ -51,9 +51,7 @@ def count_cores() -> int:
 def use_cache(least_seconds: float = 0.3) -> None:
     """Keep compiled programs in the user's cache folder, or where JAX has been told, for the next process.
 
-    Args:
-      least_seconds: keep programs that took this long to compile; 0 keeps every program, for processes that run for a
-        few seconds.
+    Only those that took `least_seconds` to compile; 0 keeps every one, for processes that run for a few seconds.
     """
     import pooch  # here: heavy, and only commands keep a cache
 
