@@ -120,6 +120,7 @@ def _sums(task: Task, params: Tree, data: EvaluationData, mesh: int = 1) -> Sums
     """Sum each metric's weights·values and weights per owner, or over all examples; padding counts for nothing."""
     owners = 1 if task.test_owners is None else int(np.max(np.asarray(task.test_owners))) + 1
 
+    @partial(jax.jit, inline=True)  # traced once, for its form and for the loop
     def of_batch(examples: Tree, owner: jax.Array | None) -> Sums:
         def add_up(values: jax.Array) -> jax.Array:
             by_example = jnp.sum(values.reshape(len(values), -1), axis=1, dtype=jnp.float32)
