@@ -142,12 +142,8 @@ def suggest_by_optuna(
 ) -> dict[str, Any]:
     """Return the next point by Optuna's tree-structured Parzen estimator (Bergstra et al. 2011).
 
-    Args:
-      grid: numbers are a range from the smallest to the largest, searched on a logarithmic scale if all are above 0;
-        texts are choices.
-      tried: the points so far and their scores; NaN for those that failed.
-      maximize: whether a higher score is better.
-      seed: of the first suggestion.
+    Numbers of the grid are a range from the smallest to the largest, on a logarithmic scale if all are above 0; texts
+    are choices. Points that were tried have a score, NaN if they failed.
     """
     try:
         import optuna

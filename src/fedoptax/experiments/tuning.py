@@ -125,14 +125,7 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Tried:
-    """A point that was run.
-
-    Attributes:
-      values: its hyper-parameters, those that were searched.
-      score: by the rule; NaN if it diverged.
-      status: of its run.
-      folder: of its run.
-    """
+    """A point that was run: the values that were searched, its score by the rule (NaN if it diverged), and its run."""
 
     values: Mapping[str, Any]
     score: float
