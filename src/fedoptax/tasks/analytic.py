@@ -72,17 +72,8 @@ def quadratic(
     Parameters: `{"x": (dimension,)}`, float64 under `jax.enable_x64`. Metrics: `distance`, ‖x − x*‖, and `excess`,
     f(x) − f(x*) = ½ (x − x*)ᵀ H̄ (x − x*). x* is the task's test example: `task.test["optimum"][0]`.
 
-    Args:
-      num_clients: N.
-      dimension: of x.
-      examples: bᵢⱼ per client.
-      noise: spread of a client's examples, ≥ 0; 0 makes every minibatch gradient exact.
-      heterogeneity: spread of the clients' centres, ≥ 0; 0 (with noise 0) gives all clients one optimum.
-      condition: largest over smallest eigenvalue of Hᵢ, ≥ 1.
-      seed: of matrices, centres and noise.
-
-    Raises:
-      UsageError: a number is out of range.
+    `noise` and `heterogeneity` are ≥ 0: without noise every minibatch gradient is exact, without both all clients have
+    one optimum. `condition` is ≥ 1, and `examples` the bᵢⱼ per client.
     """
     for name, count in (("num_clients", num_clients), ("dimension", dimension), ("examples", examples)):
         check_int(name, count)
@@ -147,15 +138,6 @@ def synthetic(alpha: float = 1.0, beta: float = 1.0, num_clients: int = 30, *, s
     entries, whatever α is.
 
     Parameters: `{"kernel": (60, 10), "bias": (10,)}`, starting at 0. Metrics: `accuracy`, and `loss` (cross-entropy).
-
-    Args:
-      alpha: α ≥ 0; without effect, see above.
-      beta: β ≥ 0.
-      num_clients: devices.
-      seed: of everything drawn.
-
-    Raises:
-      UsageError: a number is out of range.
     """
     check_number("alpha", alpha, 0.0)
     check_number("beta", beta, 0.0)

@@ -57,14 +57,8 @@ def image_classification(
 ) -> Task:
     """Cross-entropy on examples `x` (n, …), which the model gets as x / scale, with labels `y` (n,).
 
-    Metrics: `accuracy`, and `loss`, the cross-entropy in nats.
-
-    Args:
-      name, clients, test: as in `Task`.
-      model: x to logits.
-      scale: the largest pixel.
-      augment: `(x / scale, key) -> x`, applied to each batch; the key is None in evaluation.
-      **attributes: further attributes of `Task`.
+    Metrics: `accuracy`, and `loss`, the cross-entropy in nats. `augment`, `(x / scale, key) -> x`, is applied to each
+    batch; the key is None in evaluation. All else is as in `Task`.
     """
     return Task(name=name, clients=clients, test=test, **cross_entropy(model, scale, augment), **attributes)
 
