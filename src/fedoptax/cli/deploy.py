@@ -53,7 +53,10 @@ def local(given: Local) -> None:
         nodes = check_int("--nodes", 4 if given.nodes is None else given.nodes)
         deployment = _make_deployment(given, nodes)
     else:
-        _refuse_changes(given)
+        for of in fields(DeploymentOptions):
+            if of.name not in ("rounds", "data_dir") and getattr(given, of.name) != getattr(Local(), of.name):
+                option = of.name.rstrip("_").replace("_", "-")
+                raise UsageError(f"--{option} cannot be given with --app or --resume: it stands in the app's config")
         deployment = read_app(work / "app")
         nodes = len(list((work / "keys").glob("node-*.pub")))
         if given.nodes not in (None, nodes):
@@ -108,14 +111,6 @@ def _make_deployment(given: DeploymentOptions, nodes: int) -> Deployment:
     if task is not None:
         make_plan(deployment, task, algorithm)
     return deployment
-
-
-def _refuse_changes(given: Local) -> None:
-    """Refuse options of the deployment, which its app has already."""
-    for of in fields(DeploymentOptions):
-        if of.name not in ("rounds", "data_dir") and getattr(given, of.name) != getattr(Local(), of.name):
-            option = of.name.rstrip("_").replace("_", "-")
-            raise UsageError(f"--{option} cannot be given with --app or --resume: it stands in the app's config")
 
 
 def _run(work: Path, out: Path, settings: LocalSettings, overrides: dict[str, Any], label: str) -> None:

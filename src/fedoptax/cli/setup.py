@@ -31,13 +31,7 @@ Setup = tuple[Task, dict[str, dict[str, Any]], dict[str, Any]]
 
 
 def set_up(given: ExperimentOptions, names: list[str], what: str) -> Setup:
-    """Make JAX ready, load the task that the options of a command name, and collect the options of its runs.
-
-    Args:
-      given: the options.
-      names: of the algorithms.
-      what: is run, for the name of a new folder.
-    """
+    """Make JAX ready, load the task that the options of a command name, and collect the options of its runs."""
     use_cores()
     use_cache()
     out = Path(broadcast(str(given.out or new_folder(given.task, what))))

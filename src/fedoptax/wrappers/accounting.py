@@ -18,21 +18,11 @@ from fedoptax.errors import UsageError, check_int, is_traced
 
 
 def epsilon(noise_multiplier: Any, delta: float, rounds: int, cohort_size: int, num_clients: int) -> float:
-    """The ε at δ that `rounds` rounds spend, each a Gaussian mean over a cohort sampled without replacement.
+    """The ε ≥ 0 at δ that `rounds` rounds spend, each a Gaussian mean over a cohort sampled without replacement.
 
     The smaller of two upper bounds: Rényi accounting of the sampled mechanism (Wang, Balle, Kasiviswanathan 2019,
     Theorem 27, via dp-accounting), and the exact ε of the mechanism without sampling (Balle, Wang 2018), the
-    only one when everyone takes part.
-
-    Args:
-      noise_multiplier: z ≥ 0.
-      delta: δ in (0, 1).
-      rounds: T ≥ 0.
-      cohort_size: |S|, from 1 to N.
-      num_clients: N.
-
-    Returns:
-      ε ≥ 0; infinity for z = 0.
+    only one when everyone takes part. Infinity for z = 0.
     """
     if is_traced(noise_multiplier):
         raise UsageError("noise_multiplier must be a number to compute ε, got a traced value")

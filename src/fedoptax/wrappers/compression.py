@@ -93,7 +93,10 @@ def with_compression(
         for i, a in zip(places, coded):
             leaves[i] = a
         if codec.feedback:
-            inner = CompressionClient(inner, _unsent(codec, arrays, coded, client.unsent))
+            is_finite = jnp.all(jnp.asarray([jnp.all(jnp.isfinite(a)) for a in arrays]))
+            left = [a - codecs.decode_array(codec, sent) for a, sent in zip(arrays, coded)]
+            unsent = tuple(jnp.where(is_finite, new, old) for new, old in zip(left, client.unsent))
+            inner = CompressionClient(inner, unsent)
         return jax.tree.unflatten(structure, leaves), inner, loss
 
     def decode(sent: Tree) -> Tree:
@@ -114,13 +117,6 @@ def with_compression(
         params=lambda server: algorithm.params(server.inner),
         decode=decode,
     )
-
-
-def _unsent(codec: Codec, arrays: list[jax.Array], coded: list[Any], before: tuple[jax.Array, ...]) -> tuple:
-    """The arrays minus what the server decodes of them; as before if one is not finite."""
-    is_finite = jnp.all(jnp.asarray([jnp.all(jnp.isfinite(a)) for a in arrays]))
-    left = (a - codecs.decode_array(codec, sent) for a, sent in zip(arrays, coded))
-    return tuple(jnp.where(is_finite, new, old) for new, old in zip(left, before))
 
 
 def _is_coded(node: Any) -> bool:

@@ -182,13 +182,12 @@ def split_noise(noise_multiplier: Any, bit_noise: Any, size: jax.Array) -> tuple
 
 
 def _check_upload(upload: Tree, nonnegative: Sequence[str], must_know_all: bool) -> None:
-    leaves = tree_leaves_with_path(upload)
-    for path, leaf in leaves:
+    for path, leaf in tree_leaves_with_path(upload):
         if not uploads.is_floating(leaf):
             raise UsageError(f"algorithm must upload floating-point numbers alone, got {leaf.dtype} at {keystr(path)}")
-    for path, _ in leaves if must_know_all else ():
         field = uploads.field_of(path)
-        if not (field is None or field in uploads.VECTORS or uploads.is_nonnegative(path, nonnegative)):
+        is_known = field is None or field in uploads.VECTORS or uploads.is_nonnegative(path, nonnegative)
+        if must_know_all and not is_known:
             raise UsageError(
                 f"nonnegative must name the upload's fields that noise must not make negative, or be (): '{field}' "
                 "may hold second moments"

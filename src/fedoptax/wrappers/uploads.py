@@ -41,9 +41,6 @@ class Message(NamedTuple):
         return self.inner.params
 
 
-# ---------------------------------------------------------------- changes
-
-
 def is_floating(leaf: Any) -> bool:
     """Whether an array (or its struct) holds floating-point numbers."""
     return bool(jnp.issubdtype(leaf.dtype, jnp.floating))
@@ -67,10 +64,7 @@ def upload_of(message: Any, change: Tree, fields: Sequence[str] | None = None) -
 def known_part(message: Any, upload: Tree, fields: Sequence[str] | None = None) -> Tree:
     """The message's values in the places of an upload's floating-point leaves, field by field; 0 elsewhere.
 
-    Args:
-      message: what the client received.
-      upload: what it sends, for its structure. A field is known if the message has one of its name and form.
-      fields: of the upload, those to look up; None for all.
+    A field (of `fields`; None is all) is known if the message has one of its name and form.
     """
     nothing = tree.zeros_like(upload)
     names = getattr(upload, "_fields", ())
@@ -96,9 +90,6 @@ def upload_form(algorithm: FedAlgorithm, params: Tree) -> Tree:
     return jax.eval_shape(run_round, params)
 
 
-# ---------------------------------------------------------------- second moments
-
-
 def clamp_moments(upload: Tree, nonnegative: Sequence[str] = SECOND_MOMENTS) -> Tree:
     """The upload with 0 in place of negative numbers in the fields of the given names."""
     return tree_map_with_path(lambda path, a: jnp.maximum(a, 0) if is_nonnegative(path, nonnegative) else a, upload)
@@ -112,9 +103,6 @@ def is_nonnegative(path: Sequence[Any], nonnegative: Sequence[str]) -> bool:
     names = [key.name for key in path if isinstance(key, GetAttrKey)]
     inside = names[:1] if names and names[0] in VECTORS else names
     return any(name in nonnegative for name in inside)
-
-
-# ---------------------------------------------------------------- keys
 
 
 def key_words(seed: int | None) -> np.ndarray:
