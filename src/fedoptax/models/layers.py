@@ -238,12 +238,9 @@ def _dot_general(x: jax.Array, kernel: jax.Array, dimensions: Any, **options: An
 class GroupNorm(nnx.Module):
     """Group normalization: zero mean, unit variance of each example's groups of channels; then a scale and a bias.
 
-    Not `nnx.GroupNorm`: means are taken over space first and channels then, which XLA's CPU code does about one
-    and a half times faster; the variance is that of the centred values, without cancellation; and parameters of
+    Source: Wu and He, "Group Normalization" (2018). Not `nnx.GroupNorm`: means are taken over space first and channels
+    then, which is faster on a CPU; the variance is that of the centred values, without cancellation; and parameters of
     any floating dtype are taken under strict promotion. Statistics have at least float32.
-
-    Source: Wu and He, "Group Normalization" (2018). It keeps no statistics between batches, so clients share
-    nothing but parameters. `groups` divides `features`, the channels; `epsilon` is added to the variance.
     """
 
     def __init__(self, features: int, groups: int = 2, epsilon: float = 1e-5) -> None:

@@ -86,21 +86,16 @@ def functional(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
             module.eval()
         else:
             module.train()
-        return module(_cast_like(params, x))
+        x = jnp.asarray(x)
+        floating = [leaf for leaf in jax.tree.leaves(params) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+        is_cast = floating and jnp.issubdtype(x.dtype, jnp.floating)
+        return module(x.astype(floating[0].dtype) if is_cast else x)
 
     return Model(init, apply)
 
 
 def _names(path: Path) -> Names:
     return tuple(map(str, path))
-
-
-def _cast_like(params: Params, x: Any) -> jax.Array:
-    x = jnp.asarray(x)
-    floating = [leaf for leaf in jax.tree.leaves(params) if jnp.issubdtype(leaf.dtype, jnp.floating)]
-    if floating and jnp.issubdtype(x.dtype, jnp.floating):
-        return x.astype(floating[0].dtype)
-    return x
 
 
 def count_params(params: Any) -> int:

@@ -59,9 +59,7 @@ def pays(n: int, height: int, width: int, fan_in: int, out: int) -> bool:
 def has_few_cores() -> bool:
     """Whether at most two cores work on one device's program: with a device per core, or on a small machine.
 
-    XLA does most of Winograd's products one after another on one core, but shares the one large product of patches out:
-    with one device for two cores a round of the EMNIST CNN takes 1.13 times as long by Winograd as with a device per
-    core, 1.26 times by patches.
+    XLA does most of Winograd's products one after another on one core, but shares the one large product of patches out.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return cores <= 2 or jax.local_device_count() > 1

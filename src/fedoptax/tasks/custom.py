@@ -70,11 +70,10 @@ def standardize_features(source: Source) -> Source:
     x = source.train["x"].astype(np.float64)
     mean, deviation = x.mean(0), x.std(0)
     scale = np.where(deviation > 0, deviation, 1.0)
-
-    def standardize(part: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return {**part, "x": ((part["x"] - mean) / scale).astype(np.float32)}
-
-    return source._replace(train=standardize(source.train), test=standardize(source.test))
+    train, test = (
+        {**part, "x": ((part["x"] - mean) / scale).astype(np.float32)} for part in (source.train, source.test)
+    )
+    return source._replace(train=train, test=test)
 
 
 CUSTOM = Recipe(

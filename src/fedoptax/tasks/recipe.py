@@ -121,15 +121,9 @@ TASK_OPTIONS: dict[str, type] = {
 class Recipe:
     """A named task and its defaults.
 
-    Attributes:
-      build: makes the task from its name, its recipe and the options.
-      summary: one line for `fedoptax list tasks`.
-      model: the name of the default model.
-      num_clients: the default number of clients; 0 where the data decide.
-      models: the builders of the allowed models by name; none if there is no choice.
-      options: the options that apply, apart from the model and those of a partition.
-      partitions: allowed ways of dividing the examples, the default first; none if the task draws its clients.
-      defaults: defaults of a run (rounds, cohort_size, batch_size, local_epochs, eval_every).
+    `build` makes the task, `summary` is its line in `fedoptax list tasks`, and `defaults` are those of a run. Of
+    `models` there are none where there is no choice, of `partitions` (the default first) none where the task draws its
+    clients; `num_clients` is 0 where the data decide. `options` are those beside the model's and the partitions'.
     """
 
     build: Callable[[str, Recipe, TaskOptions], Task]

@@ -22,7 +22,7 @@ def _rounds(rounds: int, cohort_size: int, batch_size: int, eval_every: int, **l
     return {"rounds": rounds, "cohort_size": cohort_size, "batch_size": batch_size, "eval_every": eval_every, **work}
 
 
-_images = partial(Recipe, models=MODELS, options=("devices",), partitions=CENTRAL)
+_images = partial(Recipe, models=MODELS, num_clients=100, options=("devices",), partitions=CENTRAL)
 _cifar = partial(
     _images,
     model="resnet18",
@@ -49,7 +49,6 @@ TASKS: dict[str, Recipe] = {
         mnist_images,
         "MNIST handwritten digits, 28x28 pixels, 10 classes; by label, or by writer through QMNIST",
         model="mlp",
-        num_clients=100,
         defaults=_rounds(100, cohort_size=10, batch_size=20, eval_every=2),
         partitions=(*CENTRAL, "writers"),
     ),
@@ -57,7 +56,6 @@ TASKS: dict[str, Recipe] = {
         partial(labelled_images, mnist.load_fashion, 255),
         "Fashion-MNIST clothes, 28x28 pixels, 10 classes",
         model="cnn",
-        num_clients=100,
         defaults=_rounds(100, cohort_size=10, batch_size=20, eval_every=2),
     ),
     "cifar10": _cifar(
@@ -77,7 +75,6 @@ TASKS: dict[str, Recipe] = {
         partial(labelled_images, emnist.load, 255),
         "EMNIST characters by writer, 28x28 pixels, 62 classes (TensorFlow Federated's files, or LEAF's FEMNIST)",
         model="emnist_cnn",
-        num_clients=100,
         defaults=_rounds(500, cohort_size=10, batch_size=20, eval_every=25),
         partitions=("writers", *CENTRAL),
     ),
