@@ -19,7 +19,6 @@ from fedoptax.models.classifiers import (
     lenet,
     logistic,
     mlp,
-    mlp_dropout,
 )
 from fedoptax.models.model import Model
 from fedoptax.models.model import count_params as count_params
@@ -33,7 +32,7 @@ from fedoptax.models.text import wikitext_lstm as wikitext_lstm
 MODELS: dict[str, Callable[..., Model]] = {
     "logistic": logistic,
     "mlp": mlp,
-    "mlp_dropout": mlp_dropout,
+    "mlp_dropout": partial(mlp, dropout=0.5),  # as Fed-LAMB has it on MNIST
     "cnn": cnn,
     "emnist_cnn": emnist_cnn,
     "resnet18": resnet18,

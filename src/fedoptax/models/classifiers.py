@@ -41,11 +41,6 @@ def mlp(input_shape: Sequence[int], num_classes: int, hidden: Sequence[int] = (2
     return functional(lambda rngs: _MLP(sizes, dropout, rngs))
 
 
-def mlp_dropout(input_shape: Sequence[int], num_classes: int) -> Model:
-    """`mlp` with the dropout of Fed-LAMB's MNIST MLP: 200 hidden units, half of them dropped in training."""
-    return mlp(input_shape, num_classes, dropout=0.5)
-
-
 def cnn(input_shape: Sequence[int], num_classes: int, dropout: float = 0.5) -> Model:
     """The small convolutional network that suits the input's size.
 

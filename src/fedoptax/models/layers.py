@@ -139,10 +139,7 @@ def _max_of_windows(windows: jax.Array) -> jax.Array:
 
 @_max_of_windows.defjvp
 def _max_of_windows_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """JAX's own rule, with the maxima of a window counted place by place and its gradient divided before it is spread.
-
-    Measured: 0.84 and 0.93 of the round of `cnn` (2 cores, in turn), as XLA passes over all of `windows` otherwise.
-    """
+    """JAX's own rule, with ties counted place by place and the gradient divided by them before it is spread."""
     (windows,), (change,) = primals, tangents
     y = _max_of_windows(windows)
     size = windows.shape[2]

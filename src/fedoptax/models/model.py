@@ -104,10 +104,7 @@ def count_params(params: Any) -> int:
 
 
 def check_input(input_shape: Sequence[int], num_classes: int, smallest: int = 0) -> tuple[int, ...]:
-    """Check a classifier's arguments and return the shape of one example, an image of at least `smallest` pixels.
-
-    With `smallest=0` it may have any shape.
-    """
+    """Check a classifier's arguments and return an example's shape; only with `smallest` must it be an image."""
     check_int("num_classes", num_classes, 2)
     shape = tuple(input_shape)
     if not shape or min(shape) < 1:

@@ -104,8 +104,7 @@ def _rows(x: jax.Array) -> jax.Array:
 def _weights_gradient(x: jax.Array, dy: jax.Array) -> jax.Array:
     """xᵀ dy, (in, out), of x (rows, in) and dy (rows, out).
 
-    A CPU transposes x first. Of a product over time and batch, or with a transposed left side, XLA would rather
-    transpose dy, which is larger, and multiply on a path that is slower for hundreds of rows.
+    A CPU transposes x first: XLA would rather transpose dy, which is larger, and multiply on a slower path.
     """
     return lax.platform_dependent(
         x, dy, cpu=lambda x, dy: lax.optimization_barrier(x.T) @ dy, default=lambda x, dy: x.T @ dy

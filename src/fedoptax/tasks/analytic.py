@@ -1,7 +1,4 @@
-"""Tasks made from formulas: the FAFED paper's counter-example, quadratics with a known optimum, synthetic(α, β).
-
-Claims about algorithms are tested on them: where they converge to, how far they drift, what heterogeneity costs.
-"""
+"""Tasks made from formulas: the FAFED paper's counter-example, quadratics with a known optimum, synthetic(α, β)."""
 
 from __future__ import annotations
 

@@ -16,19 +16,13 @@ from fedoptax.tasks.recipe import CENTRAL, TASK_OPTIONS, Recipe, TaskOptions, ch
 from fedoptax.tasks.task import Task, with_compute_dtype
 from fedoptax.tasks.text import shakespeare_characters, stackoverflow_tags, stackoverflow_words, wikitext_words
 
-
-def _rounds(rounds: int, cohort_size: int, batch_size: int, eval_every: int, **local_work: int) -> dict[str, int]:
-    work = local_work or {"local_epochs": 1}
-    return {"rounds": rounds, "cohort_size": cohort_size, "batch_size": batch_size, "eval_every": eval_every, **work}
-
-
 _images = partial(Recipe, models=MODELS, num_clients=100, options=("devices",), partitions=CENTRAL)
 _cifar = partial(
     _images,
     model="resnet18",
     num_clients=500,
     options=("augment", "devices"),
-    defaults=_rounds(1000, cohort_size=10, batch_size=20, eval_every=50),
+    defaults={"rounds": 1000, "cohort_size": 10, "batch_size": 20, "eval_every": 50, "local_epochs": 1},
 )
 
 
@@ -43,20 +37,20 @@ TASKS: dict[str, Recipe] = {
         "UCI handwritten digits, 8x8 pixels, 10 classes; comes with scikit-learn, needs no download",
         model="mlp",
         num_clients=50,
-        defaults=_rounds(100, cohort_size=10, batch_size=10, eval_every=1),
+        defaults={"rounds": 100, "cohort_size": 10, "batch_size": 10, "eval_every": 1, "local_epochs": 1},
     ),
     "mnist": _images(
         mnist_images,
         "MNIST handwritten digits, 28x28 pixels, 10 classes; by label, or by writer through QMNIST",
         model="mlp",
-        defaults=_rounds(100, cohort_size=10, batch_size=20, eval_every=2),
+        defaults={"rounds": 100, "cohort_size": 10, "batch_size": 20, "eval_every": 2, "local_epochs": 1},
         partitions=(*CENTRAL, "writers"),
     ),
     "fashion-mnist": _images(
         partial(labelled_images, mnist.load_fashion, 255),
         "Fashion-MNIST clothes, 28x28 pixels, 10 classes",
         model="cnn",
-        defaults=_rounds(100, cohort_size=10, batch_size=20, eval_every=2),
+        defaults={"rounds": 100, "cohort_size": 10, "batch_size": 20, "eval_every": 2, "local_epochs": 1},
     ),
     "cifar10": _cifar(
         partial(labelled_images, cifar.load10, 255),
@@ -75,7 +69,7 @@ TASKS: dict[str, Recipe] = {
         partial(labelled_images, emnist.load, 255),
         "EMNIST characters by writer, 28x28 pixels, 62 classes (TensorFlow Federated's files, or LEAF's FEMNIST)",
         model="emnist_cnn",
-        defaults=_rounds(500, cohort_size=10, batch_size=20, eval_every=25),
+        defaults={"rounds": 500, "cohort_size": 10, "batch_size": 20, "eval_every": 25, "local_epochs": 1},
         partitions=("writers", *CENTRAL),
     ),
     "emnist-ae": Recipe(
@@ -84,7 +78,7 @@ TASKS: dict[str, Recipe] = {
         model="autoencoder",
         num_clients=100,
         partitions=("writers", *CENTRAL),
-        defaults=_rounds(500, cohort_size=10, batch_size=20, eval_every=25),
+        defaults={"rounds": 500, "cohort_size": 10, "batch_size": 20, "eval_every": 25, "local_epochs": 1},
     ),
     "shakespeare": Recipe(
         shakespeare_characters,
@@ -92,7 +86,7 @@ TASKS: dict[str, Recipe] = {
         model="rnn",
         models={"rnn": shakespeare_rnn, "rnn_small": partial(shakespeare_rnn, units=(64, 64))},
         partitions=("roles",),
-        defaults=_rounds(300, cohort_size=10, batch_size=4, eval_every=50),
+        defaults={"rounds": 300, "cohort_size": 10, "batch_size": 4, "eval_every": 50, "local_epochs": 1},
     ),
     "stackoverflow-nwp": Recipe(
         stackoverflow_words,
@@ -100,14 +94,14 @@ TASKS: dict[str, Recipe] = {
         model="rnn",
         models={"rnn": so_rnn, "rnn_small": partial(so_rnn, units=64)},
         partitions=("users",),
-        defaults=_rounds(500, cohort_size=50, batch_size=16, eval_every=50),
+        defaults={"rounds": 500, "cohort_size": 50, "batch_size": 16, "eval_every": 50, "local_epochs": 1},
     ),
     "stackoverflow-lr": Recipe(
         stackoverflow_tags,
         "Stack Overflow by user, the 500 commonest tags from a bag of 10,000 words (TensorFlow Federated's files)",
         model="logistic",
         partitions=("users",),
-        defaults=_rounds(500, cohort_size=10, batch_size=100, eval_every=50),
+        defaults={"rounds": 500, "cohort_size": 10, "batch_size": 100, "eval_every": 50, "local_epochs": 1},
     ),
     "wikitext-2": Recipe(
         wikitext_words,
@@ -116,7 +110,7 @@ TASKS: dict[str, Recipe] = {
         num_clients=16,
         models={"lstm": wikitext_lstm, "lstm_small": partial(wikitext_lstm, units=128)},
         partitions=("parts", "articles"),
-        defaults=_rounds(100, cohort_size=16, batch_size=20, eval_every=20, local_steps=10),
+        defaults={"rounds": 100, "cohort_size": 16, "batch_size": 20, "eval_every": 20, "local_steps": 10},
     ),
     "synthetic": Recipe(
         partial(_from_formula, analytic.synthetic),
@@ -124,7 +118,7 @@ TASKS: dict[str, Recipe] = {
         model="logistic",
         num_clients=30,
         options=("alpha", "beta", "num_clients"),
-        defaults=_rounds(100, cohort_size=10, batch_size=10, eval_every=1),
+        defaults={"rounds": 100, "cohort_size": 10, "batch_size": 10, "eval_every": 1, "local_epochs": 1},
     ),
     "quadratic": Recipe(
         partial(_from_formula, analytic.quadratic),
@@ -132,14 +126,14 @@ TASKS: dict[str, Recipe] = {
         model="vector",
         num_clients=20,
         options=("num_clients",),
-        defaults=_rounds(100, cohort_size=10, batch_size=5, eval_every=1),
+        defaults={"rounds": 100, "cohort_size": 10, "batch_size": 5, "eval_every": 1, "local_epochs": 1},
     ),
     "counterexample": Recipe(
         lambda name, recipe, options: analytic.counterexample(),
         "the FAFED paper's 1-D problem on which adaptive steps with each client's own v diverge; the distance to 0",
         model="scalar",
         num_clients=3,
-        defaults=_rounds(100, cohort_size=3, batch_size=1, eval_every=1),
+        defaults={"rounds": 100, "cohort_size": 3, "batch_size": 1, "eval_every": 1, "local_epochs": 1},
     ),
 }
 
