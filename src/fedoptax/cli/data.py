@@ -38,8 +38,7 @@ def check(given: Check) -> None:
         print(json.dumps({name: [row._asdict() for row in rows] for name, rows in found.items()}, indent=1))
     else:
         lines = [[name, *row] for name, rows in found.items() for row in rows]
-        head = ["data set", "file", "status", "detail"]
-        print_table([head, *lines, ["", *checking.cache_row()]], left=True)
+        print_table([["data set", "file", "status", "detail"], *lines, ["", *checking.cache_row()]], left=True)
     if given.names and (incomplete := [name for name, rows in found.items() if not checking.is_complete(rows)]):
         raise RunError(f"incomplete: {', '.join(incomplete)}")
 

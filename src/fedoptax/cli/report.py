@@ -56,7 +56,14 @@ def report_search(out: Path, as_json: bool = False) -> None:
     if as_json:
         _print_json(search, page)
     else:
-        _print_points(search)
+        rule, names = search.tuning.rule, list(search.tuning.grid)
+        rows = [[*names, f"mean {rule.metric} of last {rule.last}", "status"]]
+        for point in search.ranked[:SHOWN]:
+            values = [format_setting(point.values[name]) for name in names]
+            rows.append([*values, format_number(point.score), point.run.status])
+        print_table(rows)
+        lost = sum(point.run.status == "diverged" for point in search.trials)
+        print(f"{len(search.trials)} points" + (f", {lost} diverged" if lost else ""))
         _print_best(search)
         print(f"report: {page}")
     if search.best is None:
@@ -73,29 +80,8 @@ def _print_best(search: Search, scope: str = "") -> None:
         print(f"{search.algorithm}: {text}")
 
 
-def _print_points(search: Search) -> None:
-    rule, names = search.tuning.rule, list(search.tuning.grid)
-    rows = [[*names, f"mean {rule.metric} of last {rule.last}", "status"]]
-    for point in search.ranked[:SHOWN]:
-        values = [format_setting(point.values[name]) for name in names]
-        rows.append([*values, format_number(point.score), point.run.status])
-    print_table(rows)
-    lost = sum(point.run.status == "diverged" for point in search.trials)
-    print(f"{len(search.trials)} points" + (f", {lost} diverged" if lost else ""))
-
-
 def _print_json(search: Search, page: Path) -> None:
     best = search.best
-    points = [
-        {
-            "values": dict(point.values),
-            "score": None if math.isnan(point.score) else point.score,
-            "status": point.run.status,
-            "rounds": len(point.run.rows),
-            "folder": str(point.run.path),
-        }
-        for point in search.trials
-    ]
     found = {
         "out": str(search.folder),
         "report": str(page),
@@ -103,6 +89,15 @@ def _print_json(search: Search, page: Path) -> None:
         "score": best and best.score,
         "hyperparameters": best and {**search.tuning.fixed, **best.values},
         "edges": search.edges,
-        "points": points,
+        "points": [
+            {
+                "values": dict(point.values),
+                "score": None if math.isnan(point.score) else point.score,
+                "status": point.run.status,
+                "rounds": len(point.run.rows),
+                "folder": str(point.run.path),
+            }
+            for point in search.trials
+        ],
     }
     print(json.dumps(found, indent=1))

@@ -1,0 +1,62 @@
+"""`fedoptax compare` and `fedoptax tune`: many runs, and the report that they end with."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from contextlib import suppress
+
+from fedoptax.cli.options import Compare, Tune
+from fedoptax.cli.report import report_comparison, report_search
+from fedoptax.cli.run import errors_name
+from fedoptax.cli.setup import algorithm_names, choose_grids, set_up
+from fedoptax.errors import UsageError
+from fedoptax.experiments import comparison, tuning
+
+DEFAULT_TRIALS = 25
+
+
+def compare(given: Compare) -> None:
+    """Run a comparison and write its report."""
+    names = algorithm_names(given.algorithms)
+    searching = {"--budget": given.budget, "--grid": given.grid, "--select": given.select, "--last": given.last}
+    if not given.tune and (useless := [option for option, value in searching.items() if value]):
+        raise UsageError(f"{useless[0]} needs --tune")
+    grids = choose_grids(given, names, given.budget or 16) if given.tune else {}
+    task, hyperparameters, options = set_up(given, names, "compare")
+    with errors_name(options["out"]):
+        done = comparison.compare(
+            task,
+            names,
+            seeds=given.seeds,
+            hyperparameters=hyperparameters,
+            grids=grids,
+            select=given.select or "train_loss",
+            last=given.last,
+            command=shlex.join(["fedoptax", *sys.argv[1:]]),
+            **options,
+        )
+    report_comparison(done, given.json)
+
+
+def tune(given: Tune) -> None:
+    """Run a search and write its report."""
+    name = given.algorithm
+    if given.trials is not None and given.search == "grid":
+        raise UsageError("--trials needs --search optuna")
+    grid = choose_grids(given, [name], DEFAULT_TRIALS)[name]
+    task, hyperparameters, options = set_up(given, [name], f"tune-{name}")
+    with errors_name(options["out"]), suppress(tuning.AllDiverged):  # `report_search` raises it again
+        tuning.tune(
+            task,
+            name,
+            grid,
+            fixed={key: value for key, value in hyperparameters[name].items() if key not in grid},
+            select=given.select or "train_loss",
+            last=given.last,
+            command=shlex.join(["fedoptax", *sys.argv[1:]]),
+            search=given.search,
+            trials=given.trials or DEFAULT_TRIALS,
+            **options,
+        )
+    report_search(options["out"], given.json)
