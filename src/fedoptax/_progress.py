@@ -22,25 +22,13 @@ def bar(description: str, total: int, done: int = 0, enabled: bool | Update | No
     if not (sys.stderr.isatty() if enabled is None else enabled):
         yield lambda done, note: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from tqdm import tqdm
 
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=None),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}", markup=False),
-        TextColumn("{task.fields[note]}", style="bold", markup=False),
-        TextColumn("left", markup=False),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=False, refresh_per_second=8) as progress:
-        bar_id = progress.add_task(description, total=total, completed=done, rate="compiling", note="")
+    with tqdm(total=total, initial=done, desc=description, unit=" rounds", dynamic_ncols=True) as progress:
 
         def update(now: int, note: str) -> None:
-            progress.update(bar_id, completed=now, note=note)
-            speed = progress.tasks[0].speed
-            progress.update(bar_id, rate=f"{speed:.1f} rounds/s" if speed else "" if now > done else "compiling")
+            progress.set_postfix_str(note, refresh=False)
+            progress.update(now - progress.n)
 
         yield update
 
@@ -51,7 +39,8 @@ def status(text: str) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
-    from rich.console import Console
-
-    with Console(stderr=True).status(text):
+    print(f"{text} ...", end="\r", file=sys.stderr, flush=True)
+    try:
         yield
+    finally:
+        print(end="\x1b[K", file=sys.stderr, flush=True)  # clears the line
