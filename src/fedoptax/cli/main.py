@@ -1,6 +1,6 @@
 """The command line: its commands, and the exit status of errors.
 
-The modules that do the work import JAX, which takes seconds, so each is imported when its command runs.
+The modules that do the work import JAX, which takes seconds, so `fedoptax.cli` imports each when its command runs.
 """
 
 from __future__ import annotations
@@ -8,17 +8,17 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import fields
 from importlib.util import find_spec
-from pkgutil import resolve_name
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import click
 import typer
 import typer.core
 from typer.models import OptionInfo
 
-from fedoptax import __version__
+from fedoptax import __version__, cli
 from fedoptax._progress import status
 from fedoptax.cli import options
 from fedoptax.errors import RunError, UsageError, shorten
@@ -28,19 +28,22 @@ from fedoptax.experiments.signals import terminable
 typer.core.HAS_RICH = False
 
 
-def add_command(group: typer.Typer, name: str, form: type, place: str) -> None:
-    """Add a command whose options are the fields of `form`; `place` is the module and function that do its work."""
+Form = TypeVar("Form")
+
+
+def add_command(group: typer.Typer, name: str, form: type[Form], load: Callable[[], Callable[[Form], None]]) -> None:
+    """Add a command whose options are the fields of `form`; `load` imports the function that does its work."""
 
     def work(**values: Any) -> None:
         if group is deploy and find_spec("flwr") is None:
             raise UsageError("deploy needs Flower: pip install 'fedoptax[flower]'")
         with status("starting"):
-            function = resolve_name(f"fedoptax.cli.{place}")
+            function = load()
         function(form(**values))
 
     hints, own = get_type_hints(form), inspect.get_annotations(form)
     parameters = []
-    for of in sorted(fields(form), key=lambda of: of.name not in own):
+    for of in sorted(fields(form), key=lambda of: of.name not in own):  # type: ignore[arg-type]
         about, default = of.metadata["parameter"], of.default_factory()  # type: ignore[operator]  # `option` makes one
         if isinstance(about, OptionInfo) and not about.param_decls:  # else a flag would have a `--no-` too
             about.param_decls = (f"--{of.name.rstrip('_').replace('_', '-')}",)
@@ -84,18 +87,18 @@ data, deploy = (
 )
 app.add_typer(data, name="data")
 app.add_typer(deploy, name="deploy")
-add_command(app, "run", options.Run, "run:run")
-add_command(app, "compare", options.Compare, "many_runs:compare")
-add_command(app, "tune", options.Tune, "many_runs:tune")
-add_command(app, "resume", options.Resume, "resume:resume")
-add_command(app, "report", options.Report, "report:report")
-add_command(app, "list", options.List, "listing:list_names")
-add_command(app, "bytes", options.Bytes, "listing:show_bytes")
-add_command(data, "fetch", options.Fetch, "data:fetch")
-add_command(data, "check", options.Check, "data:check")
-add_command(data, "partition", options.Partition, "data:partition")
-add_command(deploy, "init", options.Init, "deploy:init")
-add_command(deploy, "local", options.Local, "deploy:local")
+add_command(app, "run", options.Run, lambda: cli.run.run)
+add_command(app, "compare", options.Compare, lambda: cli.many_runs.compare)
+add_command(app, "tune", options.Tune, lambda: cli.many_runs.tune)
+add_command(app, "resume", options.Resume, lambda: cli.resume.resume)
+add_command(app, "report", options.Report, lambda: cli.report.report)
+add_command(app, "list", options.List, lambda: cli.listing.list_names)
+add_command(app, "bytes", options.Bytes, lambda: cli.listing.show_bytes)
+add_command(data, "fetch", options.Fetch, lambda: cli.data.fetch)
+add_command(data, "check", options.Check, lambda: cli.data.check)
+add_command(data, "partition", options.Partition, lambda: cli.data.partition)
+add_command(deploy, "init", options.Init, lambda: cli.deploy.init)
+add_command(deploy, "local", options.Local, lambda: cli.deploy.local)
 
 
 def main(arguments: list[str] | None = None) -> None:
