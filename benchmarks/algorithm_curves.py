@@ -8,8 +8,6 @@ Setting: task digits (50 clients, Dirichlet 0.3, MLP), 3 seeds, 100 rounds, 10 c
 each algorithm with its preset and the weighting of its paper. `--out FOLDER` writes elsewhere.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import io

@@ -7,8 +7,6 @@ Setting: task digits (50 clients, Dirichlet 0.3, MLP), 10 clients a round, batch
 its preset. Writes benchmarks/results/attacks-HARDWARE-DATE.md; `--out FOLDER` writes elsewhere.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import math

@@ -18,8 +18,6 @@ warm-up:
 The exit status is 1 if a verdict fails.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import os

@@ -7,8 +7,6 @@ turns within each repetition, so that a slow hour is slow for all of them; print
 PyTorch's. A round begins with the server's parameters and ends with the upload.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import time

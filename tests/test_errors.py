@@ -1,7 +1,5 @@
 """The checks of arguments, and what an error's message may hold."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

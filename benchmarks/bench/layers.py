@@ -7,8 +7,6 @@ would write instead. `off / on` is the median over turns of the two rounds' time
 machine that slows down slows both. A form that stays saves at least 5 % of a round of one shape.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -4,8 +4,6 @@ A timed call is a whole `fx.run` of some rounds with sampling, gathering and his
 timed apart. Every core is a device, as on the command line.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -9,8 +9,6 @@ thread and with all of them; the better counts. `--baseline` is a checkout with 
 are timed in turn with this one's.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -4,8 +4,6 @@ In mlp, cnn, tiny and lstm all clients take part in every round, for one epoch. 
 sizes, of which a cohort is drawn.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -7,8 +7,6 @@ Each measurement is a process of its own. `cores`: milliseconds per round of a s
 device. The others: seconds from the first line of `fx.run` to the end of its first round of the MLP.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

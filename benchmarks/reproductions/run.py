@@ -11,8 +11,6 @@ nothing that is done. The page results/NAME.md and its figures are written at th
 FEDOPTAX_DATA, or in shared/data beside the project.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import os

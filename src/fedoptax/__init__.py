@@ -4,8 +4,6 @@ The public names and their homes stand in `__init__.pyi`. Each is loaded when fi
 and `fedoptax --help` are quick.
 """
 
-from __future__ import annotations
-
 import ast
 from importlib import import_module
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files that a reader sees whole or not at all, and JSON whose errors name the file."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

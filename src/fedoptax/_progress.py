@@ -1,7 +1,5 @@
 """A progress bar on standard error, if that is a terminal: rounds, rounds per second, the metric, time left."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

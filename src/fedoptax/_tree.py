@@ -4,8 +4,6 @@ A hyper-parameter may be a Python float or a traced float32 (in a sweep); multip
 turn bfloat16 parameters into float32. Here each scalar takes the dtype of the leaf it meets.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

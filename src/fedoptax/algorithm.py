@@ -5,8 +5,6 @@ the algorithm decides what is sent, what is remembered and what is computed. The
 is the only operation that crosses clients.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 

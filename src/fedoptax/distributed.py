@@ -4,8 +4,6 @@ All take the same steps. Process 0 is the leader: it alone reads and writes the 
 Whatever decides which step comes next must be the same in all, or one process would wait for ever for another.
 """
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 from typing import Any, TypeVar

@@ -4,8 +4,6 @@ Everywhere in the package an argument that is wrong raises `UsageError`, and wor
 of the public functions say when. Each `check_…` raises `UsageError` for what it does not allow.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 import sys

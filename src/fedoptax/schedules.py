@@ -4,8 +4,6 @@ A schedule is a function of the round (of the iteration, for FAFED and STEM), ev
 receive its value. From Python any `optax.Schedule` will do; a command line, a preset or a config names one of these.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import math

@@ -1,7 +1,5 @@
 """The contract's few operations: local steps, the weighted mean, bytes."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """FAFED, STEM and the naive method on Theorem 1's problem, and the number of gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One table: every algorithm and variant against every law of `laws.py`; and faulty algorithms, which must fail."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -3,8 +3,6 @@
 The gradients are given, not derived, so that each case is exactly what its name says.
 """
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

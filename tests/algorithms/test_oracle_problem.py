@@ -1,7 +1,5 @@
 """The problem of the oracles: its gradient is right, and its clients are ragged and heterogeneous."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -3,8 +3,6 @@
 The problem has several clients of unequal K; "partial" draws three of seven, "full" all, "equal" all with K = 3.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple

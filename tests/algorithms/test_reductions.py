@@ -1,7 +1,5 @@
 """Where one algorithm is another, and where SCAFFOLD is better than FedAvg."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

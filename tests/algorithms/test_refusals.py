@@ -1,7 +1,5 @@
 """Wrong arguments are refused when an algorithm is made, in one line that names the argument."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Schedules by name, and their values."""
 
-from __future__ import annotations
-
 import math
 
 import jax.numpy as jnp

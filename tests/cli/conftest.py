@@ -1,7 +1,5 @@
 """Commands in tests see nothing of the user's."""
 
-from __future__ import annotations
-
 import pytest
 
 

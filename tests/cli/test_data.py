@@ -1,7 +1,5 @@
 """`fedoptax data` and `--task file:PATH` as a user types them."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Wrong input: one line that names the argument, the exit status, and nothing written or lost."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

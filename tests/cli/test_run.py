@@ -1,7 +1,5 @@
 """run, resume, compare, report, list and bytes on the command line, with the files that they write."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """From typed options to the settings of runs: presets, defaults, what was given."""
 
-from __future__ import annotations
-
 import pytest
 
 from fedoptax.cli.options import Run

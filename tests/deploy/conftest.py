@@ -1,7 +1,5 @@
 """What the tests of deployments share."""
 
-from __future__ import annotations
-
 import pytest
 
 

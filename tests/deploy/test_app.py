@@ -1,7 +1,5 @@
 """What `deploy init` writes: settings that read back unchanged, keys that nobody else may read; wrong settings."""
 
-from __future__ import annotations
-
 import os
 import tomllib
 from pathlib import Path

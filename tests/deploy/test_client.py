@@ -1,7 +1,5 @@
 """A client's work and its kept states without Flower: equal to the simulation, and to the round it is asked for."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Flower's grid as a network: partitions instead of nodes, and one bad reply spoils no other. No processes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`fedoptax deploy local` as a person uses it: refusals, Ctrl-C, a killed server, resuming; no process is left."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Flower's real processes on loopback, with TLS and node authentication: equal to the simulation; hostile nodes."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

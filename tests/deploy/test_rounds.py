@@ -1,7 +1,5 @@
 """A round over an unreliable network: quorum, deadlines, bad replies. No processes; the clock is turned by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

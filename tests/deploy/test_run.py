@@ -1,7 +1,5 @@
 """A deployment's run at the server: what was done is kept however it ends, and resuming goes on from there."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

@@ -1,7 +1,5 @@
 """`FedoptaxStrategy` in a Flower project: the simulation's algorithm, ordinary clients, statistics left alone."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Trees on the wire: what is packed comes out, and anything else is refused."""
 
-from __future__ import annotations
-
 import inspect
 import io
 from typing import Any

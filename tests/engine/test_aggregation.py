@@ -1,7 +1,5 @@
 """Every aggregator equals a float64 transcription of its paper on the uploads that are present, whatever the rest."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """The check that stops a run: whether every number of a tree is finite."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

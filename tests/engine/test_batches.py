@@ -1,7 +1,5 @@
 """Minibatches: every example once per epoch, padding without effect, gradients of the task."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Client states on the device and on the host: the same bits, interrupted or not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Examples read cohort by cohort: the same bits as from the device, for a federation larger than memory."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

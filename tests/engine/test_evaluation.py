@@ -1,7 +1,5 @@
 """Evaluation: averages over the test examples, derived metrics, and what the clients see of them, against NumPy."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Clients that fail: who, how often, and what the round makes of it."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

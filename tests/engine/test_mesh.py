@@ -1,7 +1,5 @@
 """A cohort over meshes of 2, 4 and 8 host devices gives what one device gives."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Options of a run are checked once; the plan is made of them, the task and the algorithm."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

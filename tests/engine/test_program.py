@@ -1,7 +1,5 @@
 """A program is compiled once, ahead if asked, and stops at a non-finite state."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A round equals the papers' transcriptions, and the engines agree, in all its forms."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """Cohorts and orders are uniform, without replacement, and the same for a given seed."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """Comparisons in Python: every algorithm over every seed, continued where they stopped."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Two real processes over loopback: one result, one folder; what fails in one fails in all, and the run goes on."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

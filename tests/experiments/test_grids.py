@@ -1,7 +1,5 @@
 """Grids as a user types them."""
 
-from __future__ import annotations
-
 import pytest
 
 import fedoptax as fx

@@ -1,7 +1,5 @@
 """Presets: the papers' published numbers, and that every algorithm trains with what is kept for a task."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

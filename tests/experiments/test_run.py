@@ -1,7 +1,5 @@
 """Runs: history, files, resuming, divergence, signals, refusals."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import shutil

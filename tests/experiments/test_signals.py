@@ -1,7 +1,5 @@
 """Ctrl-C, SIGTERM and SIGHUP: they wait for the current rounds of a run, and end other work in good order."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -3,8 +3,6 @@
 Those of TensorBoard, MLflow and W&B run where these are installed (`make test-all`).
 """
 
-from __future__ import annotations
-
 import json
 import struct
 import sys

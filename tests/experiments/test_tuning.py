@@ -1,7 +1,5 @@
 """Searches: the same numbers as runs one by one, one compilation, an honest ranking, and no work done twice."""
 
-from __future__ import annotations
-
 import math
 import pickle
 import sys

@@ -1,7 +1,5 @@
 """What a user types for privacy and compression: `wrapping.wrap`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A page opened in headless Chromium, and its elements."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The command line in tests: run in this process, or only parsed."""
 
-from __future__ import annotations
-
 import shlex
 
 import click

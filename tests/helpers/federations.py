@@ -1,7 +1,5 @@
 """Small deployments for the tests, their expected results, and the processes they leave."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

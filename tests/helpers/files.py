@@ -1,7 +1,5 @@
 """The real data sets where they are, and tiny ones in the same formats."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

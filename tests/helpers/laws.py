@@ -10,8 +10,6 @@ To test your own algorithm, give its constructor with values for the arguments t
 The factory's float keywords are taken for its hyper-parameters. Laws of one factory object share compiled programs.
 """
 
-from __future__ import annotations
-
 import inspect
 import tempfile
 from collections.abc import Callable, Sequence

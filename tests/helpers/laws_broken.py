@@ -1,7 +1,5 @@
 """Algorithms with one fault each, to show that every law can fail."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The rows of the laws' table: every algorithm, and variants of some."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

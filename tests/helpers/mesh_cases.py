@@ -3,8 +3,6 @@
 Arguments: cases, each ALGORITHM:LOOP:COHORT:DEVICES; or `steps`, which counts local steps; or `places:FOLDER`.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from functools import lru_cache

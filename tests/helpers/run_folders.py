@@ -1,7 +1,5 @@
 """Run folders, comparisons and searches written by hand, as reports and other readers meet them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Comparing run folders."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The smallest algorithm: each client sends its first gradient as its change, and the server adds the mean."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

@@ -1,7 +1,5 @@
 """A small ragged task for the engines: the oracles' network and loss, clients of 1 to 11 examples."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from typing import Any

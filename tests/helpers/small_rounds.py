@@ -1,7 +1,5 @@
 """Small problems with gradients by hand, and rounds over them, for the tests of the algorithms."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

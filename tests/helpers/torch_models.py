@@ -1,7 +1,5 @@
 """The oracles' network in PyTorch, with the names and shapes of its JAX twin; tests that import this need torch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Convolution, pooling, dense layers and group normalization give the usual numbers and gradients."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

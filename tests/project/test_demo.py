@@ -1,7 +1,5 @@
 """What `make demo` runs: the real command and its curves."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The documentation tells the truth: its examples run, and the README's table says what is really sent."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """requirements.lock: every package pinned with hashes, and all that pyproject.toml asks for within its bounds."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

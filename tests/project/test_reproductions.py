@@ -1,7 +1,5 @@
 """The gallery: every recipe has what it needs, its commands exist, and its index and pages tell what was measured."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import sys

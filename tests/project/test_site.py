@@ -1,7 +1,5 @@
 """The documentation site: it is built without a warning, as of a page outside the navigation, and has every name."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The page in a real browser: charts are drawn, every control works, and nothing is written to the console."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

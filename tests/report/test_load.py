@@ -1,7 +1,5 @@
 """Runs read back from folders, grouped, labelled and made into curves."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

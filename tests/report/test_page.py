@@ -1,7 +1,5 @@
 """The page and the files of a report: complete, self-contained, and safe from what the runs say."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

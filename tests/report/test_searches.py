@@ -1,7 +1,5 @@
 """Searches in a report: maps, profiles, ranks, links; unfinished and damaged ones."""
 
-from __future__ import annotations
-
 import math
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The numbers of a report against values computed by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

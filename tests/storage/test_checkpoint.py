@@ -1,7 +1,5 @@
 """Checkpoints under damage, killed processes and full disks: only intact ones are used, and none is lost."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Folders of results: who may write to one, leftovers of killed processes, disks that fill, damaged files."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

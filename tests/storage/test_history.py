@@ -1,7 +1,5 @@
 """The history, in memory and on disk."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

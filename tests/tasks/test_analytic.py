@@ -1,7 +1,5 @@
 """The tasks made from formulas: values that can be checked by hand, and what their parameters do."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

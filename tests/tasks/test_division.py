@@ -1,7 +1,5 @@
 """How a task's training and test examples are divided among clients."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """Losses, metrics, bags of words and augmentation of the papers' tasks, computed again by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

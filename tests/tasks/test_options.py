@@ -1,7 +1,5 @@
 """The options of the named tasks: what each takes, what it refuses, and how a run's spec builds the task again."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tasks: losses with and without masks, weighted metrics, and training losses computed in bfloat16."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every task trains: on its real files where these are present, else on tiny files of the same format."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A module under an algorithm computes what the JAX client does: ragged clients, three of seven per round."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 import pytest

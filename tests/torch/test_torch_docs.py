@@ -1,7 +1,5 @@
 """The examples of the page about PyTorch run (```py blocks, since the other pages' tests need no PyTorch)."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A training loop of a user's own as a client: it sends the change of the parameters, whatever it does."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 import pytest

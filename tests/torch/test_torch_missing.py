@@ -1,7 +1,5 @@
 """Without PyTorch: one line that names the extra. This file needs no PyTorch."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 

@@ -1,7 +1,5 @@
 """Modules and trees: names, shapes and dtypes; buffers stay with their client; randomness belongs to the batch."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

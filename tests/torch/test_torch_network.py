@@ -1,7 +1,5 @@
 """Clients that train with PyTorch on a real network compute what the simulation does with JAX."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The optimizers in a plain PyTorch loop: they compute what the algorithms do, learn, and refuse wrong arguments."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 
 import jax

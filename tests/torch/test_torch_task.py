@@ -1,7 +1,5 @@
 """A module as a task, and as a client of a deployment: the same numbers as its JAX twin."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

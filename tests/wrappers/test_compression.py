@@ -1,7 +1,5 @@
 """`with_compression`: the coded fields, error feedback, independent rounding, the wire, nesting."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Codecs of arrays: their parts, their bytes, and the decoded arrays."""
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache, partial
 from typing import Any

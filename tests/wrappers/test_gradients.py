@@ -1,7 +1,5 @@
 """The wrappers of gradients: by hand, and around every algorithm."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """`with_privacy`: clipping, sensitivity, the algorithms it fits, adaptive clips, refusals."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

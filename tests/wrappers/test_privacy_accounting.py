@@ -1,7 +1,5 @@
 """The ε of `with_privacy` against formulas written down here, and the convention of dp-accounting that it relies on."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

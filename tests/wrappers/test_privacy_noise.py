@@ -1,7 +1,5 @@
 """The noise of `with_privacy`: its distribution, and that it is added once."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

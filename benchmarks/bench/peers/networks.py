@@ -1,7 +1,5 @@
 """The models of the benchmark in PyTorch, for the peers that train PyTorch modules."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from work import examples

@@ -1,7 +1,5 @@
 """FedJAX's federated averaging with a server optimizer: `python run_fedjax.py SHAPE`."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Flower's simulation on Ray, with its FedAdam: `python run_flower.py SHAPE`."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """pfl-research's simulation: `OMP_NUM_THREADS=1 python run_pfl.py SHAPE` (its sampling process spins)."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

@@ -1,7 +1,5 @@
 """FedAdam as a plain loop in PyTorch, as a user would write it: `python run_torch.py SHAPE`."""
 
-from __future__ import annotations
-
 import sys
 
 import torch

@@ -1,7 +1,5 @@
 """The work of every peer, and how its rounds are timed. NumPy only: each peer has an environment of its own."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Sequence

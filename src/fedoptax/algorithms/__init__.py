@@ -4,8 +4,6 @@ A constructor raises `UsageError` for a hyper-parameter outside the range that i
 a traced value, as in a sweep.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from fedoptax.algorithm import FedAlgorithm

@@ -4,8 +4,6 @@ Wu, Huang, Hu, Huang 2023, *Faster Adaptive Federated Learning*: Algorithm 1 (na
 equation (5).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

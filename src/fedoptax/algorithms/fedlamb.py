@@ -7,8 +7,6 @@ readings: the gradient is taken at the current iterate, there is no bias correct
 device, and v̂ starts at `v0`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

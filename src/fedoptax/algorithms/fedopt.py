@@ -4,8 +4,6 @@ Reddi et al. 2021, *Adaptive Federated Optimization*: Algorithm 1 (FedOpt) and A
 FedAdam). Clients keep nothing between rounds; each round sends the parameters down and one change Δ up.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

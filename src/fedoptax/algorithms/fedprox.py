@@ -3,8 +3,6 @@
 Li et al. 2020, *Federated Optimization in Heterogeneous Networks*, Algorithm 2.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -4,8 +4,6 @@ Karimireddy et al. 2020a, *Mime: Mimicking Centralized Stochastic Algorithms in 
 its table of base optimizers (a step U and a tracking rule V).
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

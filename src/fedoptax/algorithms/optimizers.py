@@ -9,8 +9,6 @@ Wang, Lin, Chen 2022, *Communication-Efficient Adaptive Federated Learning* (Fed
 Hsu, Qi, Brown 2019 (FedAvgM).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

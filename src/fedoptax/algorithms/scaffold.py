@@ -4,8 +4,6 @@ Karimireddy et al. 2020, *SCAFFOLD: Stochastic Controlled Averaging for Federate
 keeps its control variate cᵢ between rounds; each round sends (x, c) down and (Δy, Δc) up: two vectors each way.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

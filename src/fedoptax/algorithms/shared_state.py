@@ -4,8 +4,6 @@ Reddi et al. 2021, *Adaptive Federated Optimization*, Section 1, "Related work",
 Algorithm 1, which they are with `fedopt(…, client_state="average")`.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

@@ -4,8 +4,6 @@ Khanduri et al. 2021, *STEM: A Stochastic Two-Sided Momentum Algorithm Achieving
 Complexities for Federated Learning*.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

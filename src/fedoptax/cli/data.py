@@ -1,7 +1,5 @@
 """`fedoptax data`: the data sets on disk, and who holds what of them."""
 
-from __future__ import annotations
-
 import json
 
 import pandas as pd

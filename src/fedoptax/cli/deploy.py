@@ -1,7 +1,5 @@
 """`fedoptax deploy init` and `fedoptax deploy local`: an algorithm on a real network, through Flower."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from contextlib import ExitStack

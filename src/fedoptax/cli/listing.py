@@ -1,7 +1,5 @@
 """`fedoptax list` and `fedoptax bytes`."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from typing import Any

@@ -3,8 +3,6 @@
 The modules that do the work import JAX, which takes seconds, so `fedoptax.cli` imports each when its command runs.
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 import sys

@@ -1,7 +1,5 @@
 """`fedoptax compare` and `fedoptax tune`: many runs, and the report that they end with."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from contextlib import suppress

@@ -2,8 +2,6 @@
 
 # ruff: noqa: RUF009 (option and argument return fields)
 
-from __future__ import annotations
-
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial

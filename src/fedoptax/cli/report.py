@@ -1,7 +1,5 @@
 """`fedoptax report`, and the reports that comparisons and searches end with."""
 
-from __future__ import annotations
-
 import json
 import math
 import shlex

@@ -1,7 +1,5 @@
 """`fedoptax resume`: what was interrupted."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path

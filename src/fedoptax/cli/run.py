@@ -1,7 +1,5 @@
 """`fedoptax run`: one algorithm on one task."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

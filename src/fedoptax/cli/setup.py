@@ -1,7 +1,5 @@
 """From the options of a command to a task, algorithms and the options of runs."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """Checking the data sets on disk: each file against its published hash, and the counts of what the readers find."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Mapping
 from functools import partial

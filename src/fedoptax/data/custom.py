@@ -5,8 +5,6 @@ whole numbers, else as text (or in the order that the data state); client ids ar
 text; float64 becomes float32, whole numbers fit int32, and examples of one number get a dimension of 1.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 import warnings

@@ -1,7 +1,5 @@
 """Downloading data sets from their publishers, checked by hash, to the folders where the readers look for them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

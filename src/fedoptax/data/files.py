@@ -1,7 +1,5 @@
 """Where the data sets' files are, what they hold, and whether they are the published ones."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import lzma

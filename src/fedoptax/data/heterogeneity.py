@@ -4,8 +4,6 @@
 says which argument is not of its form.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

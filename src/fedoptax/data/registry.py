@@ -1,7 +1,5 @@
 """The data sets as they are published: files, addresses, sizes, hashes and counts, each with its source."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

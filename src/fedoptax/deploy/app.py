@@ -1,7 +1,5 @@
 """The folder of a ready Flower app: `pyproject.toml` and two thin modules, what `flwr run` sends to every node."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 from typing import Any

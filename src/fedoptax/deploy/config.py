@@ -3,8 +3,6 @@
 Server and clients read the same table, so they build the same task and the same algorithm.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields

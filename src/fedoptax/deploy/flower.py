@@ -4,8 +4,6 @@ With `strategy`, the only module that knows Flower. A message to a client has tw
 message by names, and `order`; a reply has `arrays`, the upload, and `metrics`.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -3,8 +3,6 @@
 For a deployment between institutions take the certificates of your own authority instead.
 """
 
-from __future__ import annotations
-
 import datetime
 import os
 from collections.abc import Sequence

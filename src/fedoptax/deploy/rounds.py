@@ -5,8 +5,6 @@ Each is asked once per round. The round waits until its time is up for everyone 
 on waiting, also for nodes that come, until the limit.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -3,8 +3,6 @@
 Besides, `network.jsonl` has one line per round: who took part, who was left out and why, and the bytes on the wire.
 """
 
-from __future__ import annotations
-
 import json
 import time
 import uuid

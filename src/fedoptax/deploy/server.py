@@ -1,7 +1,5 @@
 """From replies to the server's next state: pure functions, the same whatever carried the replies."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median_low

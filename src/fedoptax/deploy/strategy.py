@@ -6,8 +6,6 @@ their change: FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi, FedAMS. The rate of
 ClientApp's. For the others, whose clients do more, there are the apps of `fedoptax.deploy.flower`.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator

@@ -6,8 +6,6 @@ file, which is what Flower's own `Array` holds; dtypes that such files do not kn
 integers of the same size.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping
 from typing import Any, NamedTuple

@@ -5,8 +5,6 @@ An aggregator combines the decoded uploads of a cohort, stacked leaf by leaf (S,
 mean. A complex number counts as its two parts.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A client's local work: its minibatches of a round, and the gradient of the task's loss on one of them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@
 round and back after it, so the results are the same and a call advances one round.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

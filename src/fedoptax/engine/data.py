@@ -5,8 +5,6 @@ of its cohort are copied into a buffer of one fixed size; cohorts, minibatches a
 are the results.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The eager round: plain Python, one client after another, for debugging."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple

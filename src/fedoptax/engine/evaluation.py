@@ -1,7 +1,5 @@
 """Test metrics inside XLA, batch after batch, on padded examples: over all of them, and client by client."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from functools import lru_cache, partial
 from typing import NamedTuple

@@ -4,8 +4,6 @@ Who fails is a function of (seed, round, client) alone, so it is the same for ev
 resuming. The rates are arguments of the compiled program: other rates compile nothing.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields

@@ -5,8 +5,6 @@ each does the server's update. They differ in the test batches they evaluate and
 largest first, each to the device with the least work so far.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any

@@ -1,7 +1,5 @@
 """The options of a run, checked, and the plan of its rounds that the engine makes of them for a task."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache

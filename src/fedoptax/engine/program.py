@@ -5,8 +5,6 @@ hyper-parameters are arguments, never constants (a captured data set takes XLA t
 advances any number of rounds up to `MAX_ROUNDS` without recompiling, and stops by itself at a non-finite state.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache

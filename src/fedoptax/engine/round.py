@@ -4,8 +4,6 @@ Every engine runs this round. Clients may fail and uploads may be rejected, in w
 an outcome; if nothing can fail (`plan.has_outcomes` is False), no condition and no check is part of the program.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

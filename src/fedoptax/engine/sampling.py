@@ -1,7 +1,5 @@
 """Who takes part, and in which order a client reads its examples: pure functions of a key, inside XLA."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import jax

@@ -4,8 +4,6 @@ Each trick is justified by a measurement (docs/performance.md, "The engine's tri
 `benchmarks/bench/tricks.py` repeats.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import time

@@ -1,7 +1,5 @@
 """From what a user types to an algorithm: names, `module:function`, `NAME=VALUE` settings, presets, wrappers."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import json

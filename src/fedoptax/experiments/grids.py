@@ -1,7 +1,5 @@
 """Grids of hyper-parameters as a user types them, and their points."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import math

@@ -3,8 +3,6 @@
 A task may have settings of several papers; the first is its `paper`, each can be asked for by name (`paper:fafed-low`).
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The result of a run, and the errors that carry the result of one that diverged or was interrupted."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any

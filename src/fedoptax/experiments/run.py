@@ -4,8 +4,6 @@
 does all else: the run folder, checkpoints, trackers, the progress bar, interrupts, divergence and resuming.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Mapping, Sequence

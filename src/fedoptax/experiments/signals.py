@@ -1,7 +1,5 @@
 """Ctrl-C and the signals of schedulers, which wait for the end of the current rounds."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import threading

@@ -1,7 +1,5 @@
 """A grid of hyper-parameters as one program: they are arguments of it, so all points share one compilation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

@@ -4,8 +4,6 @@ Image classifiers are found by name, `MODELS[name](input_shape, num_classes) -> 
 of text have sizes of their own and are called directly.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

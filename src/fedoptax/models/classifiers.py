@@ -5,8 +5,6 @@ The builder of a classifier takes `input_shape`, of one example ((height, width,
 `UsageError` if an argument is out of range, such as an image smaller than said.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 `benchmarks/bench/layers.py` measures what each special form saves of a round.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal, get_args
 
 import jax

@@ -1,7 +1,5 @@
 """A model: two pure functions over a plain dictionary of parameters, made of a Flax NNX module."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple

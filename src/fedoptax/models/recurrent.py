@@ -1,7 +1,5 @@
 """The LSTM layer, with a backward pass that multiplies for the weights' gradients once, not once per time step."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from flax import nnx

@@ -6,8 +6,6 @@ with at least 8 × 8 pixels, `num_classes`, at least 2, and `width`, the channel
 `UsageError` if an argument is out of range.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise

@@ -6,8 +6,6 @@ is read like any id, which does not change what comes before it. Builders raise 
 range, and a model does on use if its ids are not integers (batch, time).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -10,8 +10,6 @@ of the (m + 2)² places, and transformed back. Transforms are matrix products to
 slower on a CPU. Bᵀ stands on the diagonal of a matrix for a whole axis, which overlaps and adds up tiles at no cost.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable

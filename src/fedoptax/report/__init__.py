@@ -1,7 +1,5 @@
 """Reports on runs: tables, figures and one HTML page, from nothing but the folders that runs leave."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

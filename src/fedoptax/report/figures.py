@@ -1,7 +1,5 @@
 """PNG and SVG figures for papers and README files, by Matplotlib."""
 
-from __future__ import annotations
-
 import io
 import math
 import warnings

@@ -1,7 +1,5 @@
 """Runs that differ only by their seed, taken together under one label."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Runs read back from their folders, whether they are completed, interrupted or still running."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

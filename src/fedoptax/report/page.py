@@ -1,7 +1,5 @@
 """The report as one HTML page that needs nothing else: no network and no other file."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The numbers behind the picture of a task's data over its clients."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Everything that a report says, computed once for tables, figures and page."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Searches for hyper-parameters read back from their folders: what was tried, heat maps, and profiles of one value."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

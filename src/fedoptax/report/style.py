@@ -4,8 +4,6 @@ Seven colours that stay apart in deuteranopia, protanopia and tritanopia, each w
 algorithm on the colours return with another line. Colour, marker and line together are unique up to 21 algorithms.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 LIGHT = ("#0068b0", "#cf5300", "#00997a", "#a8327f", "#d99a00", "#4aa8e0", "#2b2f36")

@@ -1,7 +1,5 @@
 """The numbers of a report: one row per group, one row per round, and both as text."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

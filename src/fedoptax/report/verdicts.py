@@ -1,7 +1,5 @@
 """Which algorithm ended best, and whether the seeds allow to say so."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

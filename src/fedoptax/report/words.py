@@ -1,7 +1,5 @@
 """Numbers, settings and names as people write them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any

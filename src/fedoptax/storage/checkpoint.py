@@ -11,8 +11,6 @@ The arrays are NumPy's, not Orbax's: on a full disk Orbax prints tracebacks of i
 about 100 kB of memory per save, and it has no digest (LOG.md).
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What a run's config.json says: enough to repeat the run, and to report on it without the data."""
 
-from __future__ import annotations
-
 import inspect
 import platform
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@ Every file is written beside its place and moved there, except the history, whic
 unfinished last line. A lock keeps a second process out.
 """
 
-from __future__ import annotations
-
 import io
 import shutil
 import time

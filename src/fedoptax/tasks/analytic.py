@@ -1,7 +1,5 @@
 """Tasks made from formulas: the FAFED paper's counter-example, quadratics with a known optimum, synthetic(α, β)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

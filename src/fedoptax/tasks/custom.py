@@ -1,7 +1,5 @@
 """A task on your own data: `file:PATH`, classification of the examples in a file or a folder of images."""
 
-from __future__ import annotations
-
 import zlib
 from dataclasses import replace
 from pathlib import Path

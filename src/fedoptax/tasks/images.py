@@ -1,7 +1,5 @@
 """Images: classification of digits, MNIST, Fashion-MNIST, CIFAR and EMNIST; reconstruction of EMNIST; augmentation."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The named tasks: data, partition, model, loss, metrics, and the settings a comparison starts from."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """A federated learning problem: a model's loss and metrics, and the examples of its clients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any

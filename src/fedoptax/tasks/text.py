@@ -1,7 +1,5 @@
 """Text: the next character of Shakespeare, the next word or the tags of Stack Overflow, the next word of WikiText-2."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

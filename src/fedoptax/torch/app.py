@@ -1,7 +1,5 @@
 """The Flower apps of clients that train with PyTorch; a `module_task` runs in the deployment's own app."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any

@@ -6,8 +6,6 @@ eager round gradients come back the same way. In a compiled one, as of every cli
 arithmetic is compiled and XLA calls PyTorch back for every gradient; it copies them into its memory, once.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A user's own training loop as a client of the FedOpt family."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -11,8 +11,6 @@ what all clients sent:
 raises `UsageError`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 

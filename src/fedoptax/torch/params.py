@@ -5,8 +5,6 @@ trained parameters (`requires_grad`) travel. Buffers, such as the running statis
 parameters: a server optimizer would give them a momentum and could make a variance negative.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

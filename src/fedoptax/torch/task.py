@@ -1,7 +1,5 @@
 """A module as a task: simulated, compared, reported and deployed like any other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Where a run's rows go besides its folder: TensorBoard, MLflow, Weights & Biases, or an object of your own."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

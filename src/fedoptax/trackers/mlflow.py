@@ -3,8 +3,6 @@
 Where MLFLOW_TRACKING_URI is set, the run goes there; else to a database in the folder `mlflow` of the run.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Mapping, Sequence

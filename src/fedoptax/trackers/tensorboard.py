@@ -1,7 +1,5 @@
 """Scalars by round for TensorBoard, in the folder `tensorboard` of the run: `tensorboard --logdir RUNS`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 An offline run is sent later: `wandb sync RUN/wandb/offline-run-...`.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -6,8 +6,6 @@ take under REPLACE_ONE (`_compute_rdp_sample_wor_gaussian`: "the ratio … to th
 `GaussianDpEvent`, s/C, is that of add-or-remove), hence the factor 1/2. A test checks this convention.
 """
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 from typing import Any

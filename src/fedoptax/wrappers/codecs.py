@@ -6,8 +6,6 @@ sign, with error feedback: Wang, Lin, Chen 2022, *Communication-Efficient Adapti
 A number that is not finite makes the decoded array not finite, so that it can be refused.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

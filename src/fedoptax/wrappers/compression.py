@@ -1,7 +1,5 @@
 """Coded uploads on any algorithm: fewer bytes up, counted as they are sent. See docs/compression.md."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Changing the gradients that an algorithm's clients see, and clipping them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ McMahan et al. 2018, *Learning Differentially Private Recurrent Language Models*
 Andrew et al. 2021, *Differentially Private Learning with Adaptive Clipping*, Algorithm 1. See docs/privacy.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec

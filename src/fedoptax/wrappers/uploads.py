@@ -7,8 +7,6 @@ message's part to the mean again. This is exact, because the weights of a mean s
 A key is stored as the two uint32 words of a Threefry key, so that states are plain arrays.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Sequence
 from typing import Any, NamedTuple

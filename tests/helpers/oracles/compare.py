@@ -1,7 +1,5 @@
 """Running the library on the problem, and comparing it with an oracle."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

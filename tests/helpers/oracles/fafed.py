@@ -4,8 +4,6 @@ Algorithm 2 runs over iterations t and their synchronisations: iteration 0 is ro
 and every later round is as many iterations as the client has minibatches.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from oracles.fedopt import Rate, at

@@ -5,8 +5,6 @@ gradient is taken at the current local iterate (line 8 prints θ⁰), v̂ starts
 correction by default.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -4,8 +4,6 @@ FedAvgM is Algorithm 1 with server momentum (Hsu et al. 2019); FedAMS is Algorit
 (2022) and FedAMSGrad its option 2. "A1:n" and "A2:n" are line n of Algorithm 1 and 2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -3,8 +3,6 @@
 ∇f_i(x), "the full local-batch gradient", is the mean of the round's minibatch gradients at x.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from oracles.fedopt import Rate, at

@@ -5,8 +5,6 @@ its own batch sizes and its own labelling, so that means over steps, examples an
 Trees of the oracles are flat dictionaries, "module/tensor" -> float64 array; `nest` makes the library's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """SCAFFOLD [Karimireddy et al. 2020b, Algorithm 1], line by line; `mu` adds FedProx's term."""
 
-from __future__ import annotations
-
 from oracles.fedopt import Rate, at
 from oracles.problem import Problem, Tree, grad, mean, zeros
 

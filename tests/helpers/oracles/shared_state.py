@@ -3,8 +3,6 @@
 Local AdaAlter is Algorithm 4 of Xie et al. (2019); Lookahead follows Zhang et al. (2019b), Algorithm 1.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from oracles.fedopt import Rate, at

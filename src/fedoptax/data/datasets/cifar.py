@@ -5,8 +5,6 @@ https://www.cs.toronto.edu/~kriz/cifar.html, pickled dictionaries. A pickle can 
 must have the published hash first, and may name nothing but NumPy's arrays.
 """
 
-from __future__ import annotations
-
 import io
 import pickle
 from pathlib import Path

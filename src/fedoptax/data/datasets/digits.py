@@ -4,8 +4,6 @@ Alpaydin and Kaynak, "Optical recognition of handwritten digits", UCI machine le
 test part), as bundled by scikit-learn.
 """
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 

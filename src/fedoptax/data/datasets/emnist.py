@@ -5,8 +5,6 @@ images. LEAF's FEMNIST are the same characters of NIST Special Database 19 in an
 benchmark for federated settings", 2018.
 """
 
-from __future__ import annotations
-
 import json
 import string
 from collections.abc import Iterator

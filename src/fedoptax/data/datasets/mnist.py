@@ -5,8 +5,6 @@ Yadav and Bottou, "Cold case: the lost MNIST digits", 2019; Xiao, Rasul, Vollgra
 dataset for benchmarking machine learning algorithms", 2017. Format IDX: http://yann.lecun.com/exdb/mnist.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -5,8 +5,6 @@ released code of Reddi et al., "Adaptive Federated Optimization", 2021 (google-r
 `utils/datasets/shakespeare_dataset.py`); the task is that of McMahan et al., 2017.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

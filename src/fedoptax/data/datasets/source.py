@@ -1,7 +1,5 @@
 """A data set before it is divided among clients; a test part for one without; writing natural clients to the cache."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple

@@ -11,8 +11,6 @@ the question, separated by `|`), and `creation_date`, `score` and `type` (questi
 The first reading holds one user at a time and takes 10 to 30 µs per sentence, so half an hour to an hour for all.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, repeat

@@ -3,8 +3,6 @@
 Every field is an array with one row per example. Layout: TensorFlow Federated 0.17, `simulation/hdf5_client_data.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

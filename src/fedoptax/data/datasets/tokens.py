@@ -1,7 +1,5 @@
 """Ids of tokens as Adaptive Federated Optimization numbers them: padding, the vocabulary, then three special ones."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

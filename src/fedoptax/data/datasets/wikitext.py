@@ -5,8 +5,6 @@ taken as in PyTorch's word language model example: words are separated by white 
 ids are numbered by first appearance in the training part.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -4,8 +4,6 @@ A partition is one sorted int64 index array per client; together they hold every
 empty, and the same seed gives the same partition. (`with_shared` adds examples that all clients hold.)
 """
 
-from __future__ import annotations
-
 from fedoptax.data.heterogeneity import heterogeneity, label_counts
 from fedoptax.data.partition.by_label import (
     classes_per_client,

@@ -4,8 +4,6 @@ Each takes the labels, (n,), the number of clients N, from 1 to n, and the seed 
 `UsageError` if an argument is out of range. In equal sizes, a client has n // N examples, the first n mod N one more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The steps that partitions share: checks, even sizes, apportionment, and dealing the examples of each class."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import ArrayLike
 

@@ -4,8 +4,6 @@ Each takes the labels, (n,), of which only the number counts, or n itself; the n
 seed of all its draws. A `UsageError` says which argument is out of range.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
