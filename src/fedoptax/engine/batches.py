@@ -71,13 +71,8 @@ def client_batches(
     Each epoch is a new permutation in ⌈n/b⌉ batches, the last one padded; a number of steps runs cyclically through one
     permutation.
 
-    Args:
-      examples: the federation's flat arrays, (total, …) each.
-      offset, size: the client's first row and n, its number of examples, traced ints.
-      key: the client's key for this round.
-      work: the client's local work.
-      capacity: the largest n in the federation.
-      exact, smallest: see `permutation`.
+    `examples` are the federation's flat arrays, (total, …) each; `offset` and `size` the client's first row and n, traced
+    ints; `capacity` is the largest n in the federation. For `exact` and `smallest` see `permutation`.
     """
     order_key, dropout_key = jax.random.split(key)
     lanes = jnp.arange(work.batch_size, dtype=jnp.int32)

@@ -96,13 +96,8 @@ def here(tree: Tree) -> Tree:
 def assign_clients(size: int, devices: int, work: jax.Array | None, places: int) -> jax.Array:
     """Assign a cohort to devices: each client, largest first, goes to the device with the least work so far.
 
-    Args:
-      size, devices: how many clients and devices.
-      work: of each client, (size,); None if all have the same.
-      places: the most clients that a device may get.
-
-    Returns:
-      The clients of each device, int32 (devices, places); behind them `size`, which stands for none.
+    `work` is that of each client, (size,), None if all have the same; a device gets at most `places` clients. Returned
+    are the clients of each device, int32 (devices, places); behind them `size`, which stands for none.
     """
     if work is None:
         numbers = np.arange(places * devices, dtype=np.int32).reshape(places, devices).T

@@ -152,11 +152,7 @@ def run_in_folder(
 ) -> dict[str, Any]:
     """Do one of several runs: from its last checkpoint if there is one, and not again if it is finished.
 
-    Returns:
-      Its summary.json, of a run that is completed or diverged.
-
-    Raises:
-      Interrupted: a signal came, perhaps in the last round: no other run should begin.
+    Return its summary.json; raise `Interrupted` if a signal came, perhaps in the last round: no other should begin.
     """
     if not is_finished(folder):
         source = folder if rounds_of(folder) else None
