@@ -20,8 +20,8 @@ _PIECE = 2**26  # bytes that are sent at a time
 def join(coordinator: str | None = None, processes: int | None = None, process: int | None = None) -> None:
     """Connect this process to the others, before JAX has touched a device.
 
-    Give all arguments, or none if JAX can find them out: from Slurm, Open MPI, Kubernetes or a cloud's TPUs. Process 0 can
-    be reached at `coordinator`, `HOST:PORT`; `process` is the number of this one, from 0.
+    Give all arguments, or none if JAX can find them out: from Slurm, Open MPI, Kubernetes or a cloud's TPUs. Process 0
+    is reached at `coordinator`, `HOST:PORT`; `process` is the number of this one, from 0.
     """
     given = {"--coordinator": coordinator, "--processes": processes, "--process": process}
     missing = [name for name, value in given.items() if value is None]

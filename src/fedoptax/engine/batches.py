@@ -71,8 +71,8 @@ def client_batches(
     Each epoch is a new permutation in ⌈n/b⌉ batches, the last one padded; a number of steps runs cyclically through one
     permutation.
 
-    `examples` are the federation's flat arrays, (total, …) each; `offset` and `size` the client's first row and n, traced
-    ints; `capacity` is the largest n in the federation. For `exact` and `smallest` see `permutation`.
+    `examples` are the federation's flat arrays, (total, …) each; `offset` and `size` the client's first row and n, both
+    traced; `capacity` is the largest n in the federation. For `exact` and `smallest` see `permutation`.
     """
     order_key, dropout_key = jax.random.split(key)
     lanes = jnp.arange(work.batch_size, dtype=jnp.int32)

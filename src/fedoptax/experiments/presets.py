@@ -15,14 +15,10 @@ from fedoptax.errors import check_choice
 
 @dataclass(frozen=True)
 class PaperSetting:
-    """One experiment of a paper.
+    """One experiment of a paper: its place there, and the convention that its learning rates belong to.
 
-    Attributes:
-      source: the paper and the place.
-      convention: which convention the learning rates belong to, and what is not the paper's.
-      task: options of `load_task`.
-      run: options of `fedoptax.run`.
-      hyperparameters: by algorithm; an algorithm that is not named keeps what the task has tuned for it.
+    With options of `load_task` and of `fedoptax.run`, and hyper-parameters by algorithm; an algorithm that is not named
+    keeps what the task has tuned for it.
     """
 
     source: str

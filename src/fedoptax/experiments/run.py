@@ -214,14 +214,8 @@ class Rounds(Protocol):
 def run_rounds(rounds: Rounds, total: int, config: Mapping[str, Any], record: Record) -> RunResult:
     """Advance a run to its end, or until it diverges or a signal comes, and write its folder.
 
-    Args:
-      rounds: before its first round; what was done before is restored to it.
-      total: how many rounds the run has in all.
-      config: for config.json; a folder that is continued must have the same.
-      record: what is written, and where. `record.out` is new or empty (`storage.folder.prepare`).
-
-    Returns:
-      The result, whose status says how the run ended.
+    What was done before of its `total` rounds is restored to `rounds`; a folder that is continued must have the same
+    `config`, and `record.out` is new or empty (`storage.folder.prepare`). The result's status says how the run ended.
     """
     with ExitStack() as stack:
         stop = stack.enter_context(deferred_interrupt())

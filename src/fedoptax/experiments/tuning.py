@@ -35,14 +35,9 @@ LAST = 100
 
 @dataclass(frozen=True)
 class Rule:
-    """How points are ranked.
+    """How points are ranked: by the mean of `metric`, a column of the history, over the `last` rounds.
 
-    Reddi et al. 2021 choose by the mean training loss over the last 100 rounds: test examples have no say in it.
-
-    Attributes:
-      metric: a column of the history.
-      last: the number of last rounds over which its mean is taken, where it was evaluated.
-      higher_is_better: what better means.
+    Reddi et al. 2021 choose by the training loss of the last 100, so that test examples have no say.
     """
 
     metric: str = "train_loss"

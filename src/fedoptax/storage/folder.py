@@ -105,14 +105,7 @@ def named_leaves(tree: Any) -> dict[str, np.ndarray]:
 
 
 class RunFolder:
-    """The folder of one run while it is written.
-
-    Args:
-      folder: where; `locked` for this process.
-      config: of the run.
-      history: the rounds that were done before; those that follow are added to it by the run.
-      checkpoint_every: seconds between checkpoints.
-    """
+    """The folder of one run while it is written, `locked` for this process; `history` is of rounds done before."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any], history: History, checkpoint_every: float) -> None:
         self._folder, self._history, self._every = folder, history, checkpoint_every
