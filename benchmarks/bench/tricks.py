@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-STARTS = ("cache", "ahead", "quick")  # tricks that shorten the first round
+STARTS = ("cache", "quick")  # tricks that shorten the first round
 SHAPES = ("mlp", "tiny")
 
 
@@ -58,8 +58,6 @@ def measure(case: str, without: str) -> float:
 
     if without != "cores":
         xla.use_cores()
-    if without == "ahead":
-        xla.AheadOfTime.begin = lambda self, *args: None  # type: ignore[method-assign]
     if without == "quick":
         program.quick_options = dict  # type: ignore[assignment]
     xla.use_cache(0)

@@ -1,4 +1,4 @@
-"""Every core of a CPU is a device for the command line; compiling ahead hides no error."""
+"""Every core of a CPU is a device for the command line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedoptax.engine import xla
-from fedoptax.engine.xla import AheadOfTime, count_cores
+from fedoptax.engine.xla import count_cores
 
 RUN = ["run", "--task", "quadratic", "--algorithm", "fedavg", "--rounds", "3", "--cohort-size", "4"]
 
@@ -53,18 +53,3 @@ def test_missing_devices_are_named(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "JAX_PLATFORMS" in done.stderr and "abacus" in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()
-
-
-def test_an_error_in_compiling_ahead_is_raised_by_the_call() -> None:
-    class Refused:
-        def lower(self, *args: object) -> Refused:
-            return self
-
-        def compile(self) -> None:
-            raise ValueError("not today")
-
-    refused = AheadOfTime(Refused())
-    refused.begin(1)
-    for _ in range(2):
-        with pytest.raises(ValueError, match="not today"):
-            refused(1)

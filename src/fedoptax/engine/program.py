@@ -18,11 +18,11 @@ from fedoptax.algorithm import Batches, Cohort, FedAlgorithm, Tree, decoded, nby
 from fedoptax.engine.batches import Minibatch, minibatch_form, task_grad_fn
 from fedoptax.engine.data import DeviceData
 from fedoptax.engine.evaluation import column_names, evaluate, evaluation_data
-from fedoptax.engine.faults import COUNTS, Faults, Rates
+from fedoptax.engine.faults import COUNTS, Rates
 from fedoptax.engine.mesh import over_mesh, replicate
 from fedoptax.engine.plan import Plan
 from fedoptax.engine.round import round_function
-from fedoptax.engine.xla import AheadOfTime, cond, quick_options
+from fedoptax.engine.xla import Compiled, cond, quick_options
 from fedoptax.errors import UsageError
 from fedoptax.tasks.task import Task
 
@@ -52,22 +52,19 @@ class Program:
       advance: `(hypers, server, clients, data, key, start, stop, eval_every, last, rates) -> Advance`, rounds
         start…stop−1; `clients` are the states of all N clients, stacked, or with `plan.client_states = "host"` those of
         the cohort of the one round that is run; `rates` are `Faults.rates()`.
-      prepare: `(hypers, data, key)`: traces `advance` for these arguments, which its first call does otherwise, and
-        begins to compile it while the caller goes on.
       columns: the names of the columns of an `Advance`'s rows.
       bytes_down, bytes_up: bytes of the message to, and the upload from, one client in one round.
       num_params: numbers in the model.
-      timings: seconds spent on tracing and compiling `advance`, `"compile"`, and how many calls waited, `"waited"`.
+      compile_seconds: spent on tracing and compiling `advance`; 0 before its first call.
     """
 
     start: Callable[..., tuple[Tree, Tree]]
     advance: Callable[..., Advance]
-    prepare: Callable[..., None]
     columns: tuple[str, ...]
     bytes_down: int
     bytes_up: int
     num_params: int
-    timings: dict[str, float]
+    compile_seconds: Callable[[], float]
 
 
 @dataclass(frozen=True)
@@ -129,34 +126,21 @@ def program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple[
             Advance(server, clients, start, jnp.bool_(True), empty_rows(columns)),
         )
 
-    def on_devices(*args: Any) -> tuple[Any, ...]:
-        return args if plan.mesh == 1 else replicate(args, plan.mesh)
-
-    def prepare(hypers: Mapping[str, Any], data: DeviceData, key: jax.Array) -> None:
-        server, client = jax.eval_shape(jitted_start, hypers, key)
-        rows = task.num_clients if plan.client_states == "device" else plan.cohort_size
-        clients = jax.tree.map(lambda a: jax.ShapeDtypeStruct((rows, *a.shape), a.dtype), client)
-        compiled.begin(*on_devices(hypers, server, clients, data, key, *[np.int32(0)] * 4, Faults().rates()))
-
     shapes = {name: jax.ShapeDtypeStruct((), jnp.result_type(float)) for name in names}
     key_shape = jax.eval_shape(lambda: jax.random.key(0))
-    jitted_start = jax.jit(start, compiler_options=quick_options())
-    compiled_start = AheadOfTime(jitted_start)
-    compiled_start.begin(shapes, key_shape)
-    compiled = AheadOfTime(jax.jit(advance if plan.mesh == 1 else over_mesh(advance, plan.mesh), donate_argnums=(1, 2)))
+    compiled = Compiled(jax.jit(advance if plan.mesh == 1 else over_mesh(advance, plan.mesh), donate_argnums=(1, 2)))
     params = jax.eval_shape(task.init, key_shape)
     counts = (*COUNTS, "virtual_seconds") if plan.has_outcomes else ()
     columns = ("train_loss", *column_names(task, params, evaluation_data(task)), *counts)
     down, up = _count_message_bytes(task, make_algorithm, plan, shapes, params)
     return Program(
-        compiled_start,
-        lambda *args: compiled(*on_devices(*args)),
-        prepare,
+        jax.jit(start, compiler_options=quick_options()),
+        lambda *args: compiled(*(args if plan.mesh == 1 else replicate(args, plan.mesh))),
         columns,
         down,
         up,
         sum(a.size for a in jax.tree.leaves(params)),
-        compiled.timings,
+        lambda: compiled.seconds,
     )
 
 

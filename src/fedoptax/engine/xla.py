@@ -1,4 +1,4 @@
-"""How XLA is set up: a device per core, and compilation that is kept, done ahead, or quick.
+"""How XLA is set up: a device per core, and compilation that is kept, or quick.
 
 Each trick is justified by a measurement (docs/performance.md, "The engine's tricks"), which
 `benchmarks/bench/tricks.py` repeats.
@@ -8,7 +8,6 @@ import math
 import os
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -70,46 +69,21 @@ def quick_options() -> dict[str, int]:
     return {"xla_backend_optimization_level": 1} if jax.default_backend() == "cpu" else {}
 
 
-class AheadOfTime:
-    """A jitted function that is compiled once, at its first call or before, in the background.
-
-    Attributes:
-      timings: seconds spent on tracing and compiling, `"compile"`, and how many of them calls waited, `"waited"`.
-    """
+class Compiled:
+    """A jitted function that is compiled at its first call, in `seconds`."""
 
     def __init__(self, jitted: Any) -> None:
-        self.timings = {"compile": 0.0, "waited": 0.0}
+        self.seconds = 0.0
         self._jitted = jitted
-        self._compiled: Future[Any] | None = None
+        self._compiled: Callable[..., Any] | None = None
 
     def __call__(self, *args: Any) -> Any:
         """Call the function, compiled for arguments of these shapes."""
-        begun = time.perf_counter()
-        function = (self._compiled or self._compile(*args)).result()
-        self.timings["waited"] += time.perf_counter() - begun
-        return function(*args)
-
-    def begin(self, *args: Any) -> None:
-        """Trace the function for arguments, or for their shapes, and begin to compile it while the caller goes on.
-
-        Several processes compile when the function is called, as all of them have to meet for that.
-        """
-        if self._compiled is None and jax.process_count() == 1:
-            self._compile(*args)
-
-    def _compile(self, *args: Any) -> Future[Any]:
-        begun = time.perf_counter()
-        lowered = self._jitted.lower(*args)
-
-        def compile_lowered() -> Any:
-            compiled = lowered.compile()
-            self.timings["compile"] += time.perf_counter() - begun
-            return compiled
-
-        pool = ThreadPoolExecutor(1, thread_name_prefix="fedoptax-compile")
-        self._compiled = pool.submit(compile_lowered)
-        pool.shutdown(wait=False)
-        return self._compiled
+        if self._compiled is None:
+            begun = time.perf_counter()
+            self._compiled = self._jitted.lower(*args).compile()
+            self.seconds = time.perf_counter() - begun
+        return self._compiled(*args)
 
 
 def cond(choice: Any, yes: Callable[[], Result], no: Callable[[], Result]) -> Result:

@@ -314,16 +314,14 @@ class Simulation(Rounds):
         else:
             self.program, self._values = program(task, point.make, plan, tuple(point.values)), point.arguments
         self._key, self._length = jax.random.key(options.seed), 1
-        self.compile_seconds, self._compiled = 0.0, self.program.timings["compile"]  # for another run of this program
+        self.compile_seconds = 0.0
         self._examples = open_examples(task, plan.examples, self._key, plan.cohort_size, plan.mesh)
-        if plan.examples == "device":
-            self.program.prepare(self._values, self._examples(0), self._key)
         self.server, client = self.program.start(self._values, self._key)
         self.clients = (OnDevice if plan.client_states == "device" else OnHost)(client, task.num_clients)
 
     def advance(self, done: int) -> Step:
         """Do about `CALL_SECONDS` of rounds."""
-        waited, begun = self.program.timings["waited"], time.perf_counter()
+        compiled, begun = self.program.compile_seconds(), time.perf_counter()
         end, last = min(done + self._length, self._options.rounds), self._options.rounds
         numbers = [np.int32(n) for n in (done, end, self._options.eval_every, last)]
         size, num_clients = self._plan.cohort_size, self._task.num_clients
@@ -334,9 +332,10 @@ class Simulation(Rounds):
         self.server = result.server
         self.clients.put(result.clients)
         table = jax.device_get(result.rows)
-        self.compile_seconds = self.program.timings["compile"] - self._compiled
+        compiling = self.program.compile_seconds() - compiled  # 0 where another run of the program, or a call, did it
+        self.compile_seconds += compiling
         finite, count = bool(result.finite), int(result.round) - done
-        seconds = (time.perf_counter() - begun - (self.program.timings["waited"] - waited)) / count
+        seconds = (time.perf_counter() - begun - compiling) / count
         rows = [self._row(done + i + 1, table[i], seconds) for i in range(count if finite else count - 1)]
         if not finite:
             return Step(rows, "diverged")
