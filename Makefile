@@ -26,7 +26,7 @@ setup: $(READY)  ## make the virtual environment
 demo: $(READY)   ## compare adaptive optimizers on non-iid digits; ends with the path of the report
 	$(BIN)/fedoptax compare --task digits --algorithms fedavg,fedavgm,fedadagrad,fedadam,fedyogi,fedams --seeds 3 --rounds 100 --out $(DEMO_OUT) --overwrite
 
-# Most of the tests' time was XLA's code generation: with these options they take 388 s of processor time instead of 602
+# Most of the tests' time was XLA's code generation: with these options they take about 0.65 of the processor time
 # (in turn, 2026-11-23). `make test-all` compiles as users do.
 CHEAP_CODE = XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 

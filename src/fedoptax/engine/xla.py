@@ -24,6 +24,7 @@ def use_cores() -> None:
     """Make JAX see every core as a device of the CPU, so that clients train side by side.
 
     The operations of one client are small: shared among cores, they wait for each other and for the other's cache.
+    Measured on two cores: a round of `mlp` in 0.65 of the time, of `tiny` in 0.56.
 
     Nothing is changed where JAX has been given a number (`JAX_NUM_CPU_DEVICES`, or the flag
     `--xla_force_host_platform_device_count`), where it is in use already, and in one of several processes.
@@ -49,6 +50,7 @@ def use_cache(least_seconds: float = 0.3) -> None:
     """Keep compiled programs in the user's cache folder, or where JAX has been told, for the next process.
 
     Only those that took `least_seconds` to compile; 0 keeps every one, for processes that run for a few seconds.
+    Measured: the first round of `mlp` after 0.8 s instead of 2.2.
     """
     import pooch  # here: heavy, and only commands keep a cache
 
@@ -65,7 +67,7 @@ def use_cache(least_seconds: float = 0.3) -> None:
 
 
 def quick_options() -> dict[str, int]:
-    """Compiler options for a program that runs once: the same bits, compiled sooner."""
+    """Compiler options for a program that runs once: the same bits; the first round of `mlp` after 2.2 s, not 2.8."""
     return {"xla_backend_optimization_level": 1} if jax.default_backend() == "cpu" else {}
 
 

@@ -137,7 +137,10 @@ def _max_of_windows(windows: jax.Array) -> jax.Array:
 
 @_max_of_windows.defjvp
 def _max_of_windows_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """JAX's own rule, with ties counted place by place and the gradient divided by them before it is spread."""
+    """JAX's own rule, with ties counted place by place and the gradient divided by them before it is spread.
+
+    With the reshape 0.70 of a round of `cnn`, against XLA's window reduction (2 cores).
+    """
     (windows,), (change,) = primals, tangents
     y = _max_of_windows(windows)
     size = windows.shape[2]
@@ -157,7 +160,7 @@ def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
     That gradient, xᵀ g, has a transposed left side and few columns, which XLA multiplies slowly on a CPU: for 20
     examples and a kernel of 784 × 10 in three times the time of gᵀ x, transposed. A round of logistic regression takes
-    0.63 of the time (2 cores). It can be differentiated in any way.
+    0.65 of the time (2 cores). It can be differentiated in any way.
 
     Args:
       x: (n, in).

