@@ -4,16 +4,19 @@ All take the same steps. Process 0 is the leader: it alone reads and writes the 
 Whatever decides which step comes next must be the same in all, or one process would wait for ever for another.
 """
 
+import json
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
+from fedoptax._files import to_plain
 from fedoptax.errors import RunError, UsageError, check_int, shorten
 
 T = TypeVar("T")
+PER_PROCESS = ("environment", "trackers")  # fields of a config that may differ
 _PIECE = 2**26  # bytes that are sent at a time
 
 
@@ -75,8 +78,11 @@ def run_on_all_or_fail(action: Callable[[], T]) -> T:
     return value
 
 
-def check_same(text: str) -> None:
-    """Check that all processes were given the same text."""
+def check_same(config: Mapping[str, Any]) -> None:
+    """Check that all processes were given the same experiment."""
+    if not is_distributed():
+        return
+    text = json.dumps({name: value for name, value in to_plain(config).items() if name not in PER_PROCESS})
     different = np.flatnonzero(gather_from_all(np.int32(text != broadcast(text))))
     if len(different):
         number = different[0]

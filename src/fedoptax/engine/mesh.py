@@ -96,12 +96,12 @@ def here(tree: Tree) -> Tree:
 def assign_clients(size: int, devices: int, work: jax.Array | None, places: int) -> jax.Array:
     """Assign a cohort to devices: each client, largest first, goes to the device with the least work so far.
 
-    `work` is that of each client, (size,), None if all have the same; a device gets at most `places` clients. Returned
-    are the clients of each device, int32 (devices, places); behind them `size`, which stands for none.
+    `work` is that of each client, (size,), or None if all have the same: then they are dealt in blocks. A device gets
+    at most `places` clients. Returned are the clients of each device, int32 (devices, places); behind them `size`,
+    which stands for none.
     """
     if work is None:
-        numbers = np.arange(places * devices, dtype=np.int32).reshape(places, devices).T
-        return jnp.asarray(np.minimum(numbers, size))
+        return jnp.minimum(jnp.arange(devices * places, dtype=jnp.int32).reshape(devices, places), size)
     largest_first = jnp.argsort(-work, stable=True).astype(jnp.int32)
 
     def give(i: jax.Array, given: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:

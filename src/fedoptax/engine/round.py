@@ -188,11 +188,11 @@ def _train_sequentially(
     def body(j: jax.Array, carry: tuple[Sent, Kept]) -> tuple[Sent, Kept]:
         total, kept = carry
         member = row_of(members, j)
-        sent, own = train(member, row_of(kept.state, j))
+        sent, own = train(member, row_of(states, j))
         total = accumulate(total, _counted(member.weight, own.accepted), sent) if is_mean else _set_row(total, j, sent)
         return total, _set_row(kept, j, own)
 
-    kept = Kept(states, None if members.outcome is None else jnp.zeros(size, bool))
+    kept = Kept(zeros_like(states), None if members.outcome is None else jnp.zeros(size, bool))
     return jax.lax.fori_loop(0, count, body, (total, kept))
 
 
@@ -206,7 +206,8 @@ def _train_on_mesh(
     chosen = order[jax.lax.axis_index(AXIS)]
     own, is_real = row_of(members, jnp.minimum(chosen, size - 1)), chosen < size
     sent, kept = train(own._replace(weight=jnp.where(is_real, own.weight, 0)), jnp.sum(is_real))
-    places = jnp.argsort(order.reshape(-1))[:size]  # of the members among the rows of all devices
+    # Of the members among the rows of all devices; a permutation of equal shares would copy the states once more.
+    places = slice(size) if steps is None else jnp.argsort(order.reshape(-1))[:size]
 
     def gather(tree: Tree) -> Tree:
         return row_of(jax.lax.all_gather(tree, AXIS, tiled=True), places)

@@ -4,7 +4,6 @@
 does all else: the run folder, checkpoints, trackers, the progress bar, interrupts, divergence and resuming.
 """
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from fedoptax._files import finite_or_none, read_json, to_plain
+from fedoptax._files import finite_or_none, read_json
 from fedoptax._progress import Update, bar
 from fedoptax.algorithm import FedAlgorithm, Tree
 from fedoptax.distributed import broadcast, check_same, gather_from_all, is_distributed, is_leader, run_on_all_or_fail
@@ -143,7 +142,7 @@ def simulate(task: Task, algorithm: FedAlgorithm | Point, options: RunOptions, r
     simulation = Simulation(task, point, options, plan)
     described = {"name": record.label, "hyperparameters": dict(record.hyperparameters)}
     config = run_config(task, described, options, plan, simulation.program, record.wrappers, record.trackers)
-    check_same(json.dumps({k: v for k, v in to_plain(config).items() if k not in ("environment", "trackers")}))
+    check_same(config)
     return run_rounds(simulation, options.rounds, config, record)
 
 
