@@ -7,9 +7,7 @@ text; float64 becomes float32, whole numbers fit int32, and examples of one numb
 
 import inspect
 import re
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,15 +15,20 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedoptax.data.datasets.source import Source, holdout
-from fedoptax.errors import DataError, UsageError, check_int, check_number, shorten
+from fedoptax.data.readers import (
+    IMAGES,
+    TABLES,
+    Size,
+    as_numbers,
+    check_columns,
+    read_features,
+    read_frame,
+    stack_images,
+)
+from fedoptax.errors import DataError, UsageError, check_number, shorten
 
 _FORMATS = ".npz, .csv, .tsv, .parquet, or a folder of images (client/class/image)"
-_TABLES = {".csv": ",", ".tsv": "\t", ".parquet": None}  # and what separates the cells
-_IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"}
 _WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")  # whole numbers as int64 prints them; "007" is a name
-
-Size = int | tuple[int, int]
-"""Pixels: height and width, or one number for a square."""
 
 ClientOf = Callable[[int], Any] | ArrayLike
 """The client of each item of a PyTorch data set: a function of its index, or one value per item."""
@@ -149,7 +152,7 @@ def _load_arrays(path: Path, features: str = "x", label: str = "y", client: str 
         raise DataError(f"{path} cannot be read as a NumPy archive: {shorten(error)}") from None
     train, *test = [
         _Part(
-            _as_numbers(f"{path}: '{features}{end}'", arrays[features + end]),
+            as_numbers(f"{path}: '{features}{end}'", arrays[features + end]),
             _as_names(f"{path}: '{label}{end}'", arrays[label + end]),
             None if client is None else _as_names(f"{path}: '{client}{end}'", arrays[client + end]),
         )
@@ -165,44 +168,14 @@ def _load_table(
     features: Sequence[str] | None = None,
     split: str | None = None,
 ) -> Source:
-    import pandas as pd
-
-    texts = [name for name in (label, client or "client", split) if name is not None]
-    separator = _TABLES[path.suffix.lower()]
-    try:
-        if separator is None:
-            import pyarrow.parquet
-
-            frame = pyarrow.parquet.read_table(path).to_pandas(ignore_metadata=True, integer_object_nulls=True)
-        else:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")  # pandas only warns of rows that are too long
-                frame = pd.read_csv(
-                    path,
-                    sep=separator,
-                    dtype=dict.fromkeys(texts, str),
-                    index_col=False,
-                    keep_default_na=False,
-                    na_values=[""],
-                    encoding="utf-8-sig",
-                    low_memory=False,
-                )
-    except (OSError, ValueError, Warning) as error:  # pandas' and Arrow's errors are kinds of ValueError
-        raise DataError(f"{path} cannot be read as a table: {shorten(error)}") from None
+    frame = read_frame(path, [name for name in (label, client or "client", split) if name is not None])
     client = "client" if client is None and "client" in frame.columns else client
     texts = [name for name in (label, client, split) if name is not None]
     columns = [name for name in frame.columns if name not in texts] if features is None else list(features)
-    if missing := [name for name in (*texts, *columns) if name not in frame.columns]:
-        raise DataError(
-            f"{path} lacks the column {missing[0]!r}; it has {shorten(', '.join(map(repr, frame.columns)))}"
-        )
+    check_columns(path, frame, [*texts, *columns])
     if not columns:
         raise DataError(f"{path} has no columns of features besides {', '.join(texts)}")
-    x = np.empty((len(frame), len(columns)), np.float32)
-    for i, name in enumerate(columns):
-        with np.errstate(over="ignore"):  # infinity is found afterwards
-            cells = pd.to_numeric(frame[name], errors="coerce").to_numpy(np.float32, na_value=np.nan)
-        x[:, i] = _as_numbers(f"{path}: column {name!r}", cells)[:, 0]
+    x = read_features(path, frame, columns)
     names = {name: np.array(_as_names(f"{path}: column {name!r}", frame[name].tolist()), object) for name in texts}
     parts = names[split] if split else np.full(len(frame), "train", object)
     if others := set(parts) - {"train", "test"}:
@@ -219,8 +192,8 @@ def _load_images(root: Path, image_size: Size | None = None) -> Source:
     folders = [root / name for name in ("train", "test")] if "train" in top <= {"train", "test"} else [root]
     files = [_image_files(folder) for folder in folders]
     if not files[0]:
-        raise DataError(f"{root} holds no images to train on at client/class/image ({', '.join(sorted(_IMAGES))})")
-    images = _stack([(str(path), path) for part in files for path in part], image_size)
+        raise DataError(f"{root} holds no images to train on at client/class/image ({', '.join(sorted(IMAGES))})")
+    images = stack_images([(str(path), path) for part in files for path in part], image_size)
     train, *test = [
         _Part(x, [path.parent.name for path in part], [path.parent.parent.name for path in part])
         for part, x in zip(files, np.split(images, [len(files[0])]))
@@ -233,40 +206,11 @@ def _image_files(folder: Path) -> list[Path]:
     found = []
     for path in sorted(folder.rglob("*"), key=lambda path: path.parts):
         parts = path.relative_to(folder).parts
-        if path.suffix.lower() in _IMAGES and path.is_file() and not any(part.startswith(".") for part in parts):
+        if path.suffix.lower() in IMAGES and path.is_file() and not any(part.startswith(".") for part in parts):
             if len(parts) != 3:
                 raise DataError(f"{path}: an image must lie at client/class/image")
             found.append(path)
     return found
-
-
-def _stack(images: Iterable[tuple[str, Any]], image_size: Size | None) -> np.ndarray:
-    """Decode files or Pillow images, upright: uint8 (n, height, width, 1), or 3 channels if one has colour.
-
-    A grey image among coloured ones has its channel three times, transparency is dropped, palettes are looked up.
-    """
-    from PIL import Image, ImageOps
-
-    size = (image_size, image_size) if isinstance(image_size, int) else image_size
-    for side in size or ():
-        check_int("image_size", side, 1, 10_000)
-    arrays: list[np.ndarray] = []
-    for name, image in images:
-        try:
-            with Image.open(image) if isinstance(image, Path) else nullcontext(image) as opened:
-                if opened.mode.startswith(("I", "F")):
-                    raise ValueError(f"8 bits per channel are needed, got mode {opened.mode}")
-                upright = ImageOps.exif_transpose(opened).convert("L" if opened.mode in ("1", "L", "LA") else "RGB")
-            if size is not None:
-                upright = upright.resize((size[1], size[0]), Image.Resampling.BILINEAR)
-        except Exception as error:  # Pillow's decoders fail in many ways
-            raise DataError(f"{name} cannot be read as an image: {shorten(error)}") from None
-        arrays.append(np.asarray(upright).reshape(upright.height, upright.width, -1))
-        if arrays[-1].shape[:2] != arrays[0].shape[:2]:
-            first = "×".join(map(str, arrays[0].shape[:2]))
-            raise DataError(f"{name} must have {first} pixels as the first image, or image_size= must be given")
-    channels = max(array.shape[2] for array in arrays)
-    return np.stack([np.broadcast_to(array, (*array.shape[:2], channels)) for array in arrays])
 
 
 def _columns(
@@ -284,10 +228,10 @@ def _columns(
         if len(columns) > 1:
             raise DataError(f"x must name the column of the images, got the columns {', '.join(columns)}")
         rows = part.select_columns(columns).with_format(None)
-        examples = _stack(((f"{split}: image {i}", rows[i][columns[0]]) for i in range(len(rows))), image_size)
+        examples = stack_images(((f"{split}: image {i}", rows[i][columns[0]]) for i in range(len(rows))), image_size)
     else:
         arrays = part.select_columns(columns).with_format("numpy")[:]
-        found = [_as_numbers(f"dataset: split '{split}', column '{name}'", arrays[name]) for name in columns]
+        found = [as_numbers(f"dataset: split '{split}', column '{name}'", arrays[name]) for name in columns]
         if len(found) > 1 and any(array.shape[1:] != (1,) for array in found):
             raise DataError(f"x must name several columns only of one number each, got {', '.join(columns)}")
         examples = found[0] if len(found) == 1 else np.concatenate([a.astype(np.float32) for a in found], axis=1)
@@ -309,7 +253,7 @@ def _items(split: str, part: Any, client: ClientOf | None, image_size: Size | No
     if not items or not all(isinstance(item, tuple | list) and len(item) == 2 for item in items):
         raise DataError(f"{where} must hold pairs (x, y), and at least one")
     if hasattr(items[0][0], "getbands"):  # a Pillow image
-        examples = _stack(((f"{where}: image {i}", item[0]) for i, item in enumerate(items)), image_size)
+        examples = stack_images(((f"{where}: image {i}", item[0]) for i, item in enumerate(items)), image_size)
     else:
         try:
             examples = np.stack([np.asarray(item[0]) for item in items])
@@ -319,28 +263,7 @@ def _items(split: str, part: Any, client: ClientOf | None, image_size: Size | No
     if client is not None and ids.shape != (len(items),):
         raise UsageError(f"client must be one id for each of the {len(items)} items, got shape {ids.shape}")
     names = None if client is None else _as_names(f"{where}: client", ids)
-    return _Part(_as_numbers(f"{where}: x", examples), _as_names(f"{where}: y", [item[1] for item in items]), names)
-
-
-def _as_numbers(where: str, values: Any) -> np.ndarray:
-    """Return features (n, …) as they are trained on: float64 as float32, whole numbers within int32, (n,) as (n, 1)."""
-    array = np.asarray(values)
-    if array.dtype.kind not in "biuf" or array.ndim == 0 or 0 in array.shape[1:]:
-        raise DataError(f"{where} must hold numbers, as many for every example, got {array.dtype}{list(array.shape)}")
-    if array.dtype.kind == "b":
-        array = array.astype(np.uint8)
-    elif array.dtype.kind == "f":
-        with np.errstate(over="ignore"):  # infinity is found afterwards
-            array = array.astype(np.float32) if array.dtype.itemsize > 4 else array
-        if not (finite := np.isfinite(array).all(tuple(range(1, array.ndim)))).all():
-            raise DataError(f"{where}, row {np.argmin(finite) + 1}: holds NaN, infinity or a number beyond float32")
-    elif array.dtype.itemsize > 4:
-        limits = np.iinfo(np.int32)
-        if array.size and (array.min() < limits.min or array.max() > limits.max):
-            raise DataError(f"{where} must be within int32, got {array.min()} to {array.max()}")
-        array = array.astype(np.int32)
-    array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
-    return array if array.ndim > 1 else array[:, None]
+    return _Part(as_numbers(f"{where}: x", examples), _as_names(f"{where}: y", [item[1] for item in items]), names)
 
 
 def _as_names(where: str, values: Any) -> list[str]:
@@ -392,4 +315,4 @@ def _ordered(names: Iterable[str]) -> list[str]:
     return sorted(different, key=int if all(map(_WHOLE.fullmatch, different)) else str)
 
 
-_READERS: dict[str, Callable[..., Source]] = {".npz": _load_arrays, **dict.fromkeys(_TABLES, _load_table)}
+_READERS: dict[str, Callable[..., Source]] = {".npz": _load_arrays, **dict.fromkeys(TABLES, _load_table)}
