@@ -1,11 +1,13 @@
 # Each target works alone from a fresh clone: it makes the virtual environment it needs.
 # Needed: Python >= 3.11 with venv, make, git. PYTHON=... chooses an interpreter, VENV=... another place.
+# uv installs where it is found, else pip (UV= takes pip); both check the lock file's hashes.
 
 PYTHON ?= $(firstword $(foreach v,python3 python3.11 python3.12 python3.13 python,$(shell command -v $(v) >/dev/null 2>&1 && $(v) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' >/dev/null 2>&1 && echo $(v))))
 VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
-PIP = python -m pip install --quiet --disable-pip-version-check
+UV ?= $(shell command -v uv 2>/dev/null)
+INSTALL = $(if $(UV),$(UV) pip install --quiet --compile-bytecode --python $(1)/bin/python,$(1)/bin/python -m pip install --quiet --disable-pip-version-check)
 DEMO_OUT ?= runs/demo
 
 .PHONY: help setup demo test test-all lint format docs bench bench-peers reproductions lock clean
@@ -17,8 +19,8 @@ $(READY): requirements.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "make: Python 3.11, 3.12 or 3.13 is needed and none was found; give PYTHON=/path/to/python" >&2; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "make: $(PYTHON) has no venv module; install it (Debian: python3-venv)" >&2; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/$(PIP) -r requirements.lock
-	$(BIN)/$(PIP) --no-deps --no-build-isolation -e .
+	$(call INSTALL,$(VENV)) --require-hashes -r requirements.lock
+	$(call INSTALL,$(VENV)) --no-deps --no-build-isolation -e .
 	@touch $@
 
 setup: $(READY)  ## make the virtual environment
@@ -35,9 +37,9 @@ test: $(READY)   ## the tests (3 to 5 minutes on 2 cores)
 
 .venv-all/.ready: requirements.lock pyproject.toml
 	$(PYTHON) -m venv --clear .venv-all
-	.venv-all/bin/$(PIP) -r requirements.lock
-	.venv-all/bin/$(PIP) torch==2.13.0
-	.venv-all/bin/$(PIP) --no-build-isolation -e ".[optuna,tensorboard,mlflow,wandb]"
+	$(call INSTALL,.venv-all) --require-hashes -r requirements.lock
+	$(call INSTALL,.venv-all) torch==2.13.0
+	$(call INSTALL,.venv-all) --no-build-isolation -e ".[optuna,tensorboard,mlflow,wandb]"
 	@touch $@
 
 test-all: .venv-all/.ready ## all tests, the long ones, PyTorch and the optional packages among them (TESTS=... for a part)
@@ -63,7 +65,7 @@ bench: $(READY)  ## times against the peers and the machine's limit (nothing els
 bench-peers:     ## the peers' environments, .venv-peer-*: torch, pfl-research, FedJAX, Flower's simulation
 	for peer in "torch torch==2.13.0 numpy" "pfl pfl==0.6.0 torch==2.13.0" "fedjax fedjax==0.0.17" "flower flwr[simulation]==1.40.0 torch==2.13.0"; do \
 	  set -- $$peer; place=.venv-peer-$$1; shift; \
-	  $(PYTHON) -m venv --clear $$place && $$place/bin/$(PIP) "$$@" || exit 1; done
+	  $(PYTHON) -m venv --clear $$place && $(call INSTALL,$$place) "$$@" || exit 1; done
 
 reproductions: $(READY) ## the published claims, reduced to two cores (hours; goes on where it was stopped)
 	for name in benchmarks/reproductions/*.toml; do \

@@ -12,7 +12,7 @@ author = "the fedoptax authors"
 copyright = author
 version = release = version_of("fedoptax")
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "docs/index"
 include_patterns = [
     "docs/**",
@@ -23,7 +23,8 @@ include_patterns = [
     "benchmarks/results/**",
 ]
 exclude_patterns = ["docs/site/**"]
-source_suffix = {".md": "markdown"}
+source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
+nb_execution_mode = "off"  # the notebooks hold their outputs; `make notebooks` runs them anew
 nitpicky = False
 
 myst_heading_anchors = 3

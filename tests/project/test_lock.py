@@ -13,7 +13,7 @@ ENTRIES = re.split(r"\n(?=\S)", re.sub(r"^\s*#.*\n", "", (ROOT / "requirements.l
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 WANTED = [
     *PROJECT["project"]["dependencies"],
-    *PROJECT["dependency-groups"]["dev"],
+    *(text for group in PROJECT["dependency-groups"].values() for text in group if isinstance(text, str)),
     *PROJECT["build-system"]["requires"],
 ]
 
