@@ -32,6 +32,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     "fedams eps": (lambda: fx.fedams(0.1, 0.1, eps=-1e-3), "eps"),
     "fedadam debias as text": (lambda: fx.fedadam(0.1, 0.1, debias="False"), "debias"),  # type: ignore[arg-type]
     "fedadam debias traced": (lambda: jax.jit(lambda d: fx.fedadam(0.1, 0.1, debias=d).init({}))(True), "debias"),
+    "fedadam initial_accumulator": (lambda: fx.fedadam(0.1, 0.1, initial_accumulator=-1), "initial_accumulator"),
     "fedopt optimizer": (lambda: fx.fedopt(optax.sgd(0.1), 0.1), "server_optimizer"),
     "fedopt client_state": (lambda: fx.fedopt(optax.sgd(0.1), optax.sgd(1.0), "keep"), "client_state"),
     "fedprox mu": (lambda: fx.fedprox(0.1, mu=-1.0), "mu"),

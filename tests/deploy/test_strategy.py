@@ -16,6 +16,7 @@ from federations import need_flower
 need_flower()
 
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict  # noqa: E402
+from flwr.serverapp.strategy import FedAdam, FedYogi  # noqa: E402
 
 from fedoptax.deploy.strategy import FedoptaxStrategy  # noqa: E402
 
@@ -101,6 +102,18 @@ def test_the_strategy_equals_the_simulation(make: Any) -> None:
     wanted = simulated(algorithm, [sorted(cohort) for cohort in grid.asked])
     for name, array in model_of(result).items():
         np.testing.assert_allclose(array, wanted[name], rtol=1e-5, atol=1e-6)
+
+
+def test_options_of_ours_equal_flowers_own_strategies() -> None:
+    """docs/conformance.md: Flower's FedAdam corrects with r + 1 in round r, and its FedYogi does not correct."""
+    sent = {"client_lr": RATE, "tau": 1e-2, "initial_accumulator": 0}
+    adam = fx.fedadam(server_lr=lambda r: 0.05 * jnp.sqrt(1 - 0.99 ** (r + 2.0)) / (1 - 0.9 ** (r + 2.0)), **sent)
+    for theirs, ours in ((FedAdam, adam), (FedYogi, fx.fedyogi(server_lr=0.05, **sent))):
+        strategy = theirs(eta=0.05, beta_1=0.9, beta_2=0.99, tau=1e-2)
+        result = model_of(strategy.start(FakeGrid(), record(START), num_rounds=5))
+        wanted = simulated(ours, [sorted(DATA)] * 5)
+        for name, array in result.items():
+            np.testing.assert_allclose(array, wanted[name], rtol=1e-5)
 
 
 def test_nodes_are_chosen_by_the_seed() -> None:

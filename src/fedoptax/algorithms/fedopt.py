@@ -123,9 +123,16 @@ def fedavgm(client_lr: LearningRate, server_lr: LearningRate = 1.0, momentum: An
     return _fedopt(client_lr, optax.chain(optimizers.scale_by_momentum(momentum), optimizers.descend(server_lr)))
 
 
-def fedadagrad(client_lr: LearningRate, server_lr: LearningRate, b1: Any = 0.0, tau: Any = 1e-3) -> FedAlgorithm:
+def fedadagrad(
+    client_lr: LearningRate,
+    server_lr: LearningRate,
+    b1: Any = 0.0,
+    tau: Any = 1e-3,
+    initial_accumulator: Any = None,
+) -> FedAlgorithm:
     """FedAdagrad (Reddi et al. 2021, Algorithm 2): v ← v + Δ²; the rest as `fedadam`."""
-    return _fedopt(client_lr, optax.chain(optimizers.scale_by_fedadagrad(b1, tau), optimizers.descend(server_lr)))
+    direction = optimizers.scale_by_fedadagrad(b1, tau, initial_accumulator)
+    return _fedopt(client_lr, optax.chain(direction, optimizers.descend(server_lr)))
 
 
 def fedyogi(
@@ -135,11 +142,11 @@ def fedyogi(
     b2: Any = 0.99,
     tau: Any = 1e-3,
     debias: bool = False,
+    initial_accumulator: Any = None,
 ) -> FedAlgorithm:
     """FedYogi (Reddi et al. 2021, Algorithm 2): v ← v − (1−β₂) Δ² sign(v − Δ²); the rest as `fedadam`."""
-    return _fedopt(
-        client_lr, optax.chain(optimizers.scale_by_fedyogi(b1, b2, tau, debias), optimizers.descend(server_lr))
-    )
+    direction = optimizers.scale_by_fedyogi(b1, b2, tau, debias, initial_accumulator)
+    return _fedopt(client_lr, optax.chain(direction, optimizers.descend(server_lr)))
 
 
 def fedadam(
@@ -149,20 +156,22 @@ def fedadam(
     b2: Any = 0.99,
     tau: Any = 1e-3,
     debias: bool = False,
+    initial_accumulator: Any = None,
 ) -> FedAlgorithm:
     """FedAdam (Reddi et al. 2021, Algorithm 2): m ← β₁ m + (1−β₁) Δ; v ← β₂ v + (1−β₂) Δ²; x ← x + η m/(√v + τ).
 
     Args:
       client_lr, server_lr: η_l and η, as in `fedavg`.
       b1, b2: β₁ and β₂ in [0, 1).
-      tau: τ > 0, the degree of adaptivity (smaller is more adaptive); v starts at τ².
+      tau: τ > 0, the degree of adaptivity (smaller is more adaptive).
       debias: False is the paper (no bias correction, v starts at τ²). True is the convention of the authors' released
-        code, Keras and torch (step η √(1−β₂ᵗ)/(1−β₁ᵗ) from t = 1, v starts at 0): use it with hyper-parameters that
-        were published for it.
+        code and Keras (step η √(1−β₂ᵗ)/(1−β₁ᵗ) from t = 1, v starts at 0): use it with hyper-parameters that were
+        published for it.
+      initial_accumulator: what v starts at, >= 0; None is the convention's own, τ² or 0. Many implementations start at
+        0 and correct no bias: docs/conformance.md says which.
     """
-    return _fedopt(
-        client_lr, optax.chain(optimizers.scale_by_fedadam(b1, b2, tau, debias), optimizers.descend(server_lr))
-    )
+    direction = optimizers.scale_by_fedadam(b1, b2, tau, debias, initial_accumulator)
+    return _fedopt(client_lr, optax.chain(direction, optimizers.descend(server_lr)))
 
 
 def fedams(

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from fedoptax import _tree as tree
-from fedoptax.errors import check_decay, check_flag, check_positive
+from fedoptax.errors import check_decay, check_flag, check_number, check_positive
 from fedoptax.schedules import LearningRate, check_lr, value_at
 
 
@@ -54,27 +54,29 @@ def scale_by_momentum(momentum: Any) -> optax.GradientTransformation:
     return optax.GradientTransformation(tree.zeros_like, update)
 
 
-def scale_by_fedadagrad(b1: Any = 0.0, tau: Any = 1e-3) -> optax.GradientTransformation:
+def scale_by_fedadagrad(
+    b1: Any = 0.0, tau: Any = 1e-3, initial_accumulator: Any = None
+) -> optax.GradientTransformation:
     """FedAdagrad (Algorithm 2): m ← β₁ m + (1−β₁) d; v ← v + d²; the direction is m/(√v + τ). v starts at τ²."""
-    return _scale_by_moments(lambda v, d: v + d * d, b1, 0.0, tau, debias=False)
+    return _scale_by_moments(lambda v, d: v + d * d, b1, 0.0, tau, False, initial_accumulator)
 
 
 def scale_by_fedyogi(
-    b1: Any = 0.9, b2: Any = 0.99, tau: Any = 1e-3, debias: bool = False
+    b1: Any = 0.9, b2: Any = 0.99, tau: Any = 1e-3, debias: bool = False, initial_accumulator: Any = None
 ) -> optax.GradientTransformation:
-    """FedYogi (Algorithm 2): v ← v − (1−β₂) d² sign(v − d²); m and direction as FedAdagrad; `debias`: see `fedadam`."""
+    """FedYogi (Algorithm 2): v ← v − (1−β₂) d² sign(v − d²); m and direction as FedAdagrad; the rest: see `fedadam`."""
 
     def second_moment(v: jax.Array, d: jax.Array) -> jax.Array:
         return v - jnp.asarray(1 - b2, v.dtype) * d * d * jnp.sign(v - d * d)
 
-    return _scale_by_moments(second_moment, b1, b2, tau, debias)
+    return _scale_by_moments(second_moment, b1, b2, tau, debias, initial_accumulator)
 
 
 def scale_by_fedadam(
-    b1: Any = 0.9, b2: Any = 0.99, tau: Any = 1e-3, debias: bool = False
+    b1: Any = 0.9, b2: Any = 0.99, tau: Any = 1e-3, debias: bool = False, initial_accumulator: Any = None
 ) -> optax.GradientTransformation:
-    """FedAdam (Algorithm 2): v ← β₂ v + (1−β₂) d²; m and direction as FedAdagrad; `debias`: see `fedadam`."""
-    return _scale_by_moments(lambda v, d: tree.ema(b2, v, d * d), b1, b2, tau, debias)
+    """FedAdam (Algorithm 2): v ← β₂ v + (1−β₂) d²; m and direction as FedAdagrad; the rest: see `fedadam`."""
+    return _scale_by_moments(lambda v, d: tree.ema(b2, v, d * d), b1, b2, tau, debias, initial_accumulator)
 
 
 def scale_by_fedams(b1: Any = 0.9, b2: Any = 0.99, eps: Any = 1e-3) -> optax.GradientTransformation:
@@ -90,15 +92,24 @@ def scale_by_fedamsgrad(b1: Any = 0.9, b2: Any = 0.99, eps: Any = 1e-3) -> optax
 
 
 def _scale_by_moments(
-    second_moment: Callable[[jax.Array, jax.Array], jax.Array], b1: Any, b2: Any, tau: Any, debias: bool
+    second_moment: Callable[[jax.Array, jax.Array], jax.Array],
+    b1: Any,
+    b2: Any,
+    tau: Any,
+    debias: bool,
+    initial_accumulator: Any,
 ) -> optax.GradientTransformation:
     """Algorithm 2, with v ← `second_moment(v, d)`."""
     check_decay(b1=b1, b2=b2)
     check_positive(tau=tau)
     check_flag("debias", debias)
+    if initial_accumulator is not None:
+        check_number("initial_accumulator", initial_accumulator, 0)
 
     def init(params: Any) -> MomentState:
         v0 = 0.0 if debias else tau**2
+        if initial_accumulator is not None:
+            v0 = initial_accumulator
         return MomentState(tree.zeros_like(params), tree.full_like(params, v0), jnp.zeros((), jnp.int32))
 
     def update(d: Any, state: MomentState, params: Any = None) -> tuple[Any, MomentState]:

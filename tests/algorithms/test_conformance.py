@@ -1,0 +1,89 @@
+"""docs/conformance.md: options of ours equal the rules of other code bases, and the script prints its tables."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedoptax as fx
+from conformance import RULES, Server, correct_both, tables
+from oracles.compare import assert_differ, assert_matches
+from oracles.problem import Problem, Tree, grad, make, mean
+
+CLIENT_LR = 0.3
+SETTING = {"lr": 0.05, "b1": 0.9, "b2": 0.99, "tau": 1e-2}
+
+
+def flower_lr(round: int) -> float:
+    return SETTING["lr"] * correct_both(SETTING["b1"], SETTING["b2"], round + 2)
+
+
+def make_openfl() -> fx.FedAlgorithm:
+    return fx.fedopt(optax.sgd(CLIENT_LR), optax.adam(SETTING["lr"], eps=SETTING["tau"], b2=SETTING["b2"]))
+
+
+def make_fedexp() -> fx.FedAlgorithm:
+    rms = optax.scale_by_rms(SETTING["b2"], eps=(1 - SETTING["b2"]) * SETTING["tau"], eps_in_sqrt=True)
+    server = optax.chain(optax.ema(SETTING["b1"], debias=False), rms, optax.scale(-SETTING["lr"]))
+    return fx.fedopt(optax.sgd(CLIENT_LR), server)
+
+
+adam = partial(fx.fedadam, CLIENT_LR, SETTING["lr"], tau=SETTING["tau"])
+yogi = partial(fx.fedyogi, CLIENT_LR, SETTING["lr"], tau=SETTING["tau"])
+OURS: dict[str, Callable[[], fx.FedAlgorithm]] = {
+    "Algorithm 2, APPFL": adam,
+    "google-research": partial(adam, debias=True),
+    "Flower": partial(fx.fedadam, CLIENT_LR, flower_lr, tau=SETTING["tau"], initial_accumulator=0),
+    "FedLab, FL-bench, FL-Simulator": partial(adam, initial_accumulator=0),
+    "OpenFL": make_openfl,
+    "FedExP": make_fedexp,
+    "Yogi: Algorithm 2, APPFL": yogi,
+    "Yogi: google-research": partial(yogi, debias=True),
+    "Yogi: Flower, FedLab, FL-bench": partial(yogi, initial_accumulator=0),
+    "Yogi: FedScale": partial(yogi, initial_accumulator=SETTING["tau"]),
+}
+
+
+def run_rule(problem: Problem, name: str) -> list[Tree]:
+    """x after every round: plain local steps, and the rule at the server."""
+    x, trajectory = problem.params, []
+    servers = {leaf: Server(RULES[name], **SETTING) for leaf in x}
+    for t, cohort in enumerate(problem.cohorts):
+        deltas = []
+        for i in cohort:
+            y = x
+            for batch in problem.batches(t, i):
+                g = grad(y, batch)
+                y = {leaf: y[leaf] - CLIENT_LR * g[leaf] for leaf in y}
+            deltas.append({leaf: y[leaf] - x[leaf] for leaf in x})
+        delta = mean(deltas, problem.weights(t, "examples"))
+        x = {leaf: x[leaf] + servers[leaf].step(delta[leaf]) for leaf in x}
+        trajectory.append(x)
+    return trajectory
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_an_option_of_ours_equals_the_rule(name: str) -> None:
+    assert_matches(OURS[name], make(), run_rule(make(), name), "float64", "examples")
+
+
+def test_the_problem_tells_the_rules_apart() -> None:
+    paths = [run_rule(make(), name) for name in RULES]
+    for i, one in enumerate(paths):
+        for other in paths[:i]:
+            assert_differ(one, other)
+
+
+def test_fedadagrad_starts_where_it_is_told() -> None:
+    state = fx.fedadagrad(CLIENT_LR, 0.1, initial_accumulator=0.25).init({"w": jnp.zeros(2)})
+    np.testing.assert_array_equal(state.opt_state[0].v["w"], [0.25, 0.25])
+
+
+@pytest.mark.long
+def test_the_tables_of_the_page_are_what_the_script_prints() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "conformance.md").read_text(encoding="utf-8")
+    assert all(table in page for table in tables().split("\n\n"))
