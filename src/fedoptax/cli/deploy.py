@@ -30,7 +30,8 @@ from fedoptax.trackers import as_trackers
 def init(given: Init) -> None:
     """Write an app and keys."""
     check_empty(given.folder)
-    keys = make_keys(check_int("--nodes", given.nodes), given.host or HOSTS)
+    hosts = dict.fromkeys((*given.host, *HOSTS))  # a SuperLink's own processes reach it on the loopback interface
+    keys = make_keys(check_int("--nodes", given.nodes), list(hosts))
     write_app(given.folder / "app", _make_deployment(given, given.nodes))
     write_keys(given.folder / "keys", keys)
     print(f"app: {given.folder / 'app'}\nkeys: {given.folder / 'keys'}")

@@ -244,7 +244,7 @@ class Init(DeploymentOptions):
 
     folder: Path = argument("A new folder for the app and the keys.")
     nodes: int = option("SuperNodes, one per client: so many keys are made.", 4)
-    host: list[str] = option("Name or address of the server, for its certificate. Default: this machine's own.", [])
+    host: list[str] = option("Name or address of the server, for its certificate beside localhost.", [])
 
 
 @dataclass(frozen=True, kw_only=True)
