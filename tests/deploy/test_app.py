@@ -12,6 +12,7 @@ import pytest
 from federations import deployment, need_flower
 from fedoptax.deploy.config import Deployment, build_task, from_table, to_table
 from fedoptax.errors import UsageError
+from fedoptax.experiments.build import preset
 
 need_flower()
 
@@ -21,12 +22,15 @@ from fedoptax.deploy.keys import make_keys, write_keys  # noqa: E402
 
 def flat(table: dict[str, Any]) -> dict[str, Any]:
     """As Flower hands a table to the app."""
-    inner = {f"{k}.{n}": v for k, values in table.items() if isinstance(values, dict) for n, v in values.items()}
-    return {k: v for k, v in table.items() if not isinstance(v, dict)} | inner
+    from flwr.common.config import flatten_dict
+
+    return flatten_dict(table)
 
 
 def test_a_deployment_comes_back_from_its_table() -> None:
     given = deployment("fafed", hyperparameters={"lr": 1, "rule": "adam", "x": True}, quorum=1, resume=True)
+    assert from_table(flat(to_table(given))) == given
+    given = deployment(algorithm="own.module:make", hyperparameters={"client_lr": 0.5})
     assert from_table(flat(to_table(given))) == given
     given = deployment(local_steps=3, weighting="uniform", aggregate="trimmed_mean:0.2", track="tensorboard")
     assert from_table(flat(to_table(given))) == given
@@ -44,6 +48,15 @@ def test_a_deployment_comes_back_from_its_table() -> None:
 def test_a_wrong_setting_is_refused_by_name(wrong: dict[str, Any], name: str) -> None:
     with pytest.raises(UsageError, match=name):
         from_table(flat(to_table(deployment())) | wrong)
+
+
+def test_another_algorithm_in_the_table_does_not_take_the_rates_of_the_first() -> None:
+    table = flat(to_table(deployment("fedadam"))) | {"algorithm": "fedavg"}
+    assert from_table(table).hyperparameters == preset("digits", "fedavg") != {}
+    own = from_table(table | {"hyperparameters.fedavg.client_lr": 0.5})
+    assert own.hyperparameters == {"client_lr": 0.5} and own.build_algorithm()
+    with pytest.raises(UsageError, match="must be in a table"):
+        from_table(table | {"hyperparameters.client_lr": 0.5})
 
 
 PRIVACY = "clip=1.0,noise_multiplier=2.0,delta=1e-4"

@@ -1,6 +1,7 @@
 """`fedoptax deploy local` as a person uses it: refusals, Ctrl-C, a killed server, resuming; no process is left."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -10,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from command_line import fedoptax
+import fedoptax as fx
+from command_line import fedoptax, parse
 from federations import (
     assert_params,
     deployment,
@@ -21,12 +23,35 @@ from federations import (
     wait_until,
 )
 from fedoptax._files import read_json, write_json
+from fedoptax.algorithms import ALGORITHMS
+from fedoptax.cli.options import Init, Local
+from fedoptax.deploy.config import build_task
+from fedoptax.storage.checkpoint import rounds_of
 
 need_flower()
 
+from fedoptax.cli.deploy import make_deployment  # noqa: E402
 from fedoptax.deploy import local as local_module  # noqa: E402
 from fedoptax.deploy.app import read_app, write_app  # noqa: E402
 from fedoptax.deploy.local import last_words, stop  # noqa: E402
+
+DOCUMENTED = re.findall(
+    r"fedoptax deploy \w+ [^\n]*--task digits(?:[^\\\n]|\\\n)*", Path("docs/deploy.md").read_text(encoding="utf-8")
+)
+
+
+@pytest.mark.parametrize("command", DOCUMENTED)
+def test_the_examples_of_the_docs_learn_as_well_as_tuned_rates(command: str) -> None:
+    given = parse(command.replace("\\\n", "")).params
+    form = Init if "init" in command else Local
+    made = make_deployment(form(**given), given["nodes"] or 4)
+    options = {"rounds": made.rounds, "cohort_size": made.cohort_size, "batch_size": made.batch_size}
+    task, make = build_task(made), ALGORITHMS[made.algorithm]
+    grid = {"client_lr": [0.1, 0.3, 1.0], "server_lr": [0.03, 0.1, 0.3, 1.0]}
+    tuned = [point.history.last("test_accuracy") for point in fx.sweep(task, make, grid=grid, **options)]
+    reached = fx.run(task, made.build_algorithm(), **options).history.last("test_accuracy")
+    assert reached >= max(tuned) - 0.01
+
 
 LOGISTIC = ["--task", "digits", "--model", "logistic", "--algorithm", "fedavg", "--set", "client_lr=0.1"]
 
@@ -147,6 +172,7 @@ def test_ctrl_c_and_a_killed_server_lose_no_round_and_leave_no_process(tmp_path:
     _, error = second.communicate(timeout=300)
     assert second.returncode == 1 and f"--resume {out}" in error, error
     assert processes_of(work) == {}
+    assert read_json(out / "summary.json")["rounds_done"] == max(rounds_of(out)) >= 2
 
     third = start("--resume", str(out), "--json")
     text, error = third.communicate(timeout=600)

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -50,7 +52,12 @@ def test_a_round_over_the_network_is_the_simulation_and_leaves_no_process(
         fx.fedadam(client_lr=0.1, server_lr=0.1), rounds=1, cohort_size=1, batch_size=100, mesh=1,
     )  # fmt: skip
     assert_params(out, simulated.params)
-    printed = json.loads(capsys.readouterr().out)
+    text, told = capsys.readouterr()
+    command = re.search("the same in simulation: fedoptax (.*)", told)
+    assert "round 1 of 1: test_accuracy" in told
+    assert command and fedoptax(*shlex.split(command[1]), "--out", tmp_path / "simulated") == 0
+    assert_params(tmp_path / "simulated", simulated.params)
+    printed = json.loads(text)
     assert printed["rounds_done"] == 1 and printed["bytes_up"] == simulated.history[0]["bytes_up"]
     assert fedoptax("deploy", "local", "--resume", out, "--rounds", 0) == 2
 

@@ -62,7 +62,8 @@ def test_a_deployment_is_the_simulation(tmp_path: Path, algorithm: str) -> None:
         ]
     assert_params(tmp_path / "run", wanted.params)
     assert read_json(tmp_path / "run" / "summary.json")["status"] == "completed"
-    assert len(lines) == 3 and lines[0].startswith("round 1 of 3: train_loss")
+    assert len(lines) == 4 and lines[0].startswith("round 1 of 3: train_loss")
+    assert lines[3].startswith("completed after round 3 of 3")
 
 
 @pytest.mark.long
@@ -99,7 +100,7 @@ def test_a_full_disk_loses_the_current_round_alone(
     with pytest.raises(RunError, match="no space left"):
         go(small(out))
     monkeypatch.undo()
-    assert rounds_of(out)[-1] == 1
+    assert rounds_of(out)[-1] == 1 == read_json(out / "summary.json")["rounds_done"]
     with (out / "network.jsonl").open("a") as file:
         file.write('{"round": 3, "cohort": [1')  # as a killed process leaves it
     go(small(out, resume=True))

@@ -45,7 +45,7 @@ def deployment(algorithm: str = "scaffold", **changes: Any) -> Deployment:
     given: dict[str, Any] = {
         "task": {"name": "digits", "model": "logistic", "num_clients": 3, "partition": "dirichlet-by-class"},
         "algorithm": algorithm,
-        "hyperparameters": ALGORITHMS[algorithm],
+        "hyperparameters": ALGORITHMS.get(algorithm, {}),
         "rounds": 5,
         "cohort_size": 2,
         "batch_size": 50,

@@ -2,8 +2,9 @@
 
 import json
 import shlex
+import sys
 from contextlib import ExitStack
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from fedoptax.cli.options import DeploymentOptions, Init, Local
 from fedoptax.cli.printing import print_summary
 from fedoptax.cli.setup import choose_hyperparameters, choose_options, load, with_task_defaults
 from fedoptax.deploy.app import check_empty, read_app, write_app
-from fedoptax.deploy.config import Deployment, is_own_function
+from fedoptax.deploy.config import Deployment, is_own_function, simulation_command
 from fedoptax.deploy.keys import HOSTS, make_keys, write_keys
 from fedoptax.deploy.local import LocalFederation, LocalSettings, last_words
 from fedoptax.engine.plan import make_plan
@@ -32,10 +33,11 @@ def init(given: Init) -> None:
     check_empty(given.folder)
     hosts = dict.fromkeys((*given.host, *HOSTS))  # a SuperLink's own processes reach it on the loopback interface
     keys = make_keys(check_int("--nodes", given.nodes), list(hosts))
-    write_app(given.folder / "app", _make_deployment(given, given.nodes))
+    write_app(given.folder / "app", make_deployment(given, given.nodes))
     write_keys(given.folder / "keys", keys)
     print(f"app: {given.folder / 'app'}\nkeys: {given.folder / 'keys'}")
     print(f"try it here with: fedoptax deploy local --app {shlex.quote(str(given.folder))}")
+    _print_simulation(read_app(given.folder / "app"))
 
 
 def local(given: Local) -> None:
@@ -50,7 +52,7 @@ def local(given: Local) -> None:
     if is_new:
         check_empty(work)
         nodes = check_int("--nodes", 4 if given.nodes is None else given.nodes)
-        deployment = _make_deployment(given, nodes)
+        deployment = make_deployment(given, nodes)
     else:
         for of in fields(DeploymentOptions):
             if of.name not in ("rounds", "data_dir") and getattr(given, of.name) != getattr(Local(), of.name):
@@ -71,6 +73,7 @@ def local(given: Local) -> None:
     if is_new:
         write_app(work / "app", deployment)
         write_keys(work / "keys", make_keys(nodes))
+    _print_simulation(replace(deployment, rounds=rounds))
     remedy = f"continue with: fedoptax deploy local --resume {shlex.quote(str(out))} --rounds {rounds}"
     remedy += f" --app {shlex.quote(str(work))}" if work != default_work else ""
     overrides = {"out": str(out.absolute()), "resume": given.resume is not None, "rounds": rounds}
@@ -83,7 +86,7 @@ def local(given: Local) -> None:
     print_summary(out, given.json)
 
 
-def _make_deployment(given: DeploymentOptions, nodes: int) -> Deployment:
+def make_deployment(given: DeploymentOptions, nodes: int) -> Deployment:
     """Make the deployment of the command line, checked as server and clients will check it."""
     task_arguments, options = choose_options(given)
     task = None
@@ -112,6 +115,12 @@ def _make_deployment(given: DeploymentOptions, nodes: int) -> Deployment:
     return deployment
 
 
+def _print_simulation(deployment: Deployment) -> None:
+    """Tell the simulation that a deployment equals."""
+    if command := simulation_command(deployment):
+        print(f"the same in simulation: {command}", file=sys.stderr)
+
+
 def _run(work: Path, out: Path, settings: LocalSettings, overrides: dict[str, Any], label: str) -> None:
     """Run the app in `work` and wait for its end."""
     config, log = work / "run-config.toml", work / "run-log.txt"
@@ -119,11 +128,21 @@ def _run(work: Path, out: Path, settings: LocalSettings, overrides: dict[str, An
     with ExitStack() as stack:
         with status("starting a SuperLink and SuperNodes"):
             federation = stack.enter_context(LocalFederation(work, settings))
-        update = stack.enter_context(bar(label, overrides["rounds"], len(read_lines(out))))
+        done, total = len(read_lines(out)), overrides["rounds"]
+
+        def print_round(number: int, note: str) -> None:
+            print(f"round {number} of {total}: {note}", file=sys.stderr, flush=True)
+
+        update = stack.enter_context(bar(label, total, done, enabled=None if sys.stderr.isatty() else print_round))
 
         def watch() -> None:
-            if lines := read_lines(out):
-                update(len(lines), f"train_loss {json.loads(lines[-1])['train_loss']:.4g}")
+            nonlocal done
+            lines = read_lines(out)
+            for number, line in enumerate(lines[done:], start=done + 1):
+                row, metric = json.loads(line), read_json(out / "config.json").get("primary_metric")
+                shown = [name for name in (metric, "train_loss") if row.get(name) is not None]
+                update(number, ", ".join(f"{name} {row[name]:.4g}" for name in shown))
+            done = len(lines)  # fewer than before where a round is repeated
 
         federation.run(work / "app", config, log, watch)
     summary = read_summary(out)

@@ -239,7 +239,7 @@ class DeploymentOptions(LearningOptions, AlgorithmOptions):
 class Init(DeploymentOptions):
     """Write a ready Flower app, with certificates and node keys for a local trial.
 
-    Example: fedoptax deploy init federation --nodes 4 --task digits --algorithm scaffold --set client_lr=0.1
+    Example: fedoptax deploy init federation --algorithm scaffold --set client_lr=0.3 --set server_lr=1 --rounds 5
     """
 
     folder: Path = argument("A new folder for the app and the keys.")
@@ -251,7 +251,7 @@ class Init(DeploymentOptions):
 class Local(DeploymentOptions):
     """Run a real federation on this machine: a SuperLink and SuperNodes with TLS and node authentication.
 
-    Example: fedoptax deploy local --nodes 4 --task digits --algorithm fedadam --rounds 5 --out runs/network
+    Example: fedoptax deploy local --algorithm scaffold --set client_lr=0.3 --set server_lr=1 --rounds 5 --out runs/a
     """
 
     nodes: int | None = option("SuperNodes, one per client. Default: 4, or as many as there are keys.")

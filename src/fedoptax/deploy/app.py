@@ -54,10 +54,16 @@ def read_app(folder: Path) -> Deployment:
         table = tomllib.loads(path.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"'{path}' must be the pyproject.toml of an app by fedoptax deploy init") from error
+    return from_table(flatten(table))
+
+
+def flatten(table: dict[str, Any]) -> dict[str, Any]:
+    """Return a table of tables as one, keys joined by dots, as Flower hands it to an app."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
-        flat |= {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, dict) else {key: value}
-    return from_table(flat)
+        inner = flatten(value) if isinstance(value, dict) else None
+        flat |= {key: value} if inner is None else {f"{key}.{name}": item for name, item in inner.items()}
+    return flat
 
 
 def check_empty(folder: Path) -> None:

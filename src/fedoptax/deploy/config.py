@@ -4,6 +4,7 @@ Server and clients read the same table, so they build the same task and the same
 """
 
 import importlib
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.engine.plan import RunOptions
 from fedoptax.errors import UsageError, check_choice, check_flag, check_int, check_number
-from fedoptax.experiments.build import build, with_secret_seed, wrap
+from fedoptax.experiments.build import build, preset, with_secret_seed, wrap
 from fedoptax.tasks import load_task
 from fedoptax.tasks.task import Task
 
@@ -22,6 +23,8 @@ LOCAL = ("client_loop", "mesh", "client_states", "examples", "engine", "faults")
 """Options of a simulation that mean nothing on a network."""
 NOT_GIVEN = {"local_steps": 0, "weighting": ""}
 """How the table writes None, which TOML does not have."""
+TASK_NAMES = ("model", "partition", "alpha", "num_clients", "client_column", "label_column", "partition_seed")
+"""Options of a task that have an option of the command line each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +151,7 @@ def to_table(deployment: Deployment) -> dict[str, Any]:
             for key, item in value.items():
                 if not isinstance(item, str | int | float):
                     raise UsageError(f"{f.name} must be text, numbers, true or false, got {key}={item!r}")
-            table[f.name] = dict(value)
+            table[f.name] = {deployment.algorithm: dict(value)} if f.name == "hyperparameters" else dict(value)
         elif f.name not in LOCAL:
             plain = str(value) if f.name == "aggregate" else value
             table[f.name.replace("_", "-")] = NOT_GIVEN[f.name] if value is None else plain
@@ -157,6 +160,9 @@ def to_table(deployment: Deployment) -> dict[str, Any]:
 
 def from_table(table: Mapping[str, Any]) -> Deployment:
     """Return the deployment of a table as Flower gives it: flat, the keys of the tables inside with a dot.
+
+    Hyper-parameters are in a table of their algorithm's name. Those of other algorithms are left out; where there are
+    none of this one, the task's preset is taken.
 
     Raises:
       UsageError: a name is unknown or missing, or a value has the wrong type or range.
@@ -175,4 +181,30 @@ def from_table(table: Mapping[str, Any]) -> Deployment:
             given[name] = None if name in NOT_GIVEN and value == NOT_GIVEN[name] else value
     if "algorithm" not in given:
         raise UsageError("config: algorithm is missing")
-    return Deployment(**given)
+    algorithm, tables = given["algorithm"], dict[str, dict[str, Any]]()
+    for key, value in given["hyperparameters"].items():
+        owner, dot, name = key.rpartition(".")
+        if not dot:
+            raise UsageError(
+                f"config: '{name}' must be in a table of its algorithm's name, [hyperparameters.{algorithm}]"
+            )
+        tables.setdefault(owner, {})[name] = value
+    chosen = tables[algorithm] if algorithm in tables else preset(str(given["task"].get("name")), algorithm)
+    return Deployment(**(given | {"hyperparameters": chosen}))
+
+
+def simulation_command(deployment: Deployment) -> str | None:
+    """Return the command whose simulation a deployment equals; None for a task that is a function of the app."""
+    task = dict(deployment.task)
+    name = str(task.pop("name"))
+    if is_own_function(name):
+        return None
+    left_out = {*LOCAL, "local_steps" if deployment.local_steps is None else "local_epochs"}
+    options: list[tuple[str, Any]] = [("task", name), ("preset", "none"), ("algorithm", deployment.algorithm)]
+    options += [(key, task.pop(key)) for key in TASK_NAMES if key in task]
+    options += [("task_set", f"{key}={value}") for key, value in task.items()]
+    options += [("set", f"{key}={value}") for key, value in deployment.hyperparameters.items()]
+    options += [(f.name, getattr(deployment, f.name)) for f in fields(RunOptions) if f.name not in left_out]
+    options += deployment.wrappers.items()
+    given = [(f"--{key.replace('_', '-')}", str(value)) for key, value in options if value is not None]
+    return shlex.join(["fedoptax", "run", *(word for pair in given for word in pair)])

@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedoptax.deploy.client import Client, Order, default_client
-from fedoptax.deploy.config import Deployment, build_task, from_table
+from fedoptax.deploy.config import Deployment, build_task, from_table, simulation_command
 from fedoptax.deploy.rounds import Arrived
 from fedoptax.deploy.run import run_deployment
 from fedoptax.deploy.server import RawReply
@@ -39,6 +39,8 @@ def server_app() -> ServerApp:
         use_cache(0.0)
         flower_log.propagate = False  # JAX's libraries give the root logger a handler: every line came twice
         deployment = from_table(context.run_config)
+        if command := simulation_command(deployment):
+            flower_log.info("the same in simulation: %s", command)
         task = build_task(deployment)
         ttl = max(deployment.round_timeout, deployment.wait_limit) + 60
         run_deployment(deployment, task, FlowerNetwork(grid, task.clients.num_clients, ttl), flower_log.info)

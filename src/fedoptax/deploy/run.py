@@ -74,6 +74,7 @@ def run_deployment(deployment: Deployment, task: Task, network: Network, log: Lo
         progress=False,
     )
     result = run_rounds(rounds, deployment.rounds, described | {"deployment": identity}, record)
+    log(f"{result.status} after round {len(result.history)} of {deployment.rounds}: {folder}")
     if result.status != "completed":
         raise RunError(str(result.message))
 

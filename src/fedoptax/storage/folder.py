@@ -123,8 +123,9 @@ class RunFolder:
         return time.monotonic() - self._saved > self._every
 
     def save(self, server: Tree, clients: ClientStates) -> None:
-        """Save the states after the rounds that are done."""
+        """Save the states after the rounds that are done, and tell their number if the process should be killed."""
         save_checkpoint(self._folder, len(self._history), server, clients, self._rows.sync())
+        self._summarize("running", None, 0.0)
         self._saved = time.monotonic()
 
     def end(self, status: str, message: str | None, params: Tree, compile_seconds: float) -> dict[str, Any]:
