@@ -3,8 +3,10 @@
 The root is the source folder, so links between README, docs and results are the same on the site and in the repository.
 """
 
+import posixpath
 import re
 from importlib.metadata import version as version_of
+from pathlib import Path
 from typing import Any
 
 project = "fedoptax"
@@ -18,11 +20,12 @@ include_patterns = [
     "docs/**",
     "README.md",
     "CHANGELOG.md",
+    "CONTRIBUTING.md",
     "LOG.md",
+    "SECURITY.md",
     "benchmarks/reproductions/**",
     "benchmarks/results/**",
 ]
-exclude_patterns = ["docs/site/**"]
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
 nb_execution_mode = "off"  # the notebooks hold their outputs; `make notebooks` runs them anew
 nitpicky = False
@@ -39,7 +42,6 @@ napoleon_use_ivar = True
 
 html_theme = "furo"
 html_title = "fedoptax"
-html_extra_path = ["site"]  # index.html: from the site's root to docs/index.html
 html_show_sphinx = False
 html_copy_source = False
 
@@ -47,6 +49,18 @@ html_copy_source = False
 def setup(app: Any) -> None:
     """Docstrings are plain text with code in backticks: |S| and *.png are no markup."""
     app.connect("autodoc-process-docstring", escaped, priority=400)  # before napoleon writes markup of its own
+    app.connect("build-finished", write_first_page)
+
+
+def write_first_page(app: Any, exception: Exception | None) -> None:
+    """Writes docs/index.html once more as the site's index.html, with its links as they are from there."""
+    page = Path(app.outdir, "docs", "index.html")
+    if exception is None and page.is_file():
+        link = re.compile(r'((?:href|src|data-content_root)=")(?![a-z]+:|#|/)([^"#?]+)')
+        text = link.sub(lambda found: found[1] + posixpath.relpath(f"docs/{found[2]}"), page.read_text("utf-8"))
+        Path(app.outdir, "index.html").write_text(
+            text.replace('data-content_root="."', 'data-content_root="./"'), "utf-8"
+        )
 
 
 def escaped(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:

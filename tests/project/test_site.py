@@ -50,5 +50,7 @@ def test_reference_has_every_public_name(site: Path) -> None:
     assert "eager.run_round" in documented
 
 
-def test_root_redirects_to_the_start(site: Path) -> None:
-    assert "docs/index.html" in (site / "index.html").read_text(encoding="utf-8")
+def test_the_first_page_is_the_site_s_root(site: Path) -> None:
+    text = (site / "index.html").read_text(encoding="utf-8")
+    assert "<h1>fedoptax" in text and "pip install" in text and 'http-equiv="refresh"' not in text
+    assert 'href="docs/start.html"' in text and 'data-content_root="./"' in text
