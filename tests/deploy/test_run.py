@@ -66,6 +66,42 @@ def test_a_deployment_is_the_simulation(tmp_path: Path, algorithm: str) -> None:
     assert lines[3].startswith("completed after round 3 of 3")
 
 
+def test_nodes_that_evaluate_their_own_examples_find_what_the_server_does(tmp_path: Path) -> None:
+    class Lying(InMemory):
+        def receive(self) -> list[Any]:
+            wrong = {0: "count-accuracy", 2: "sum-loss"}
+            return [
+                a._replace(reply=a.reply._replace(numbers={**a.reply.numbers, wrong[a.partition]: float("nan")}))
+                if self._kind == "evaluate" and a.partition in liars
+                else a
+                for a in super().receive()
+            ]
+
+    given, liars = small(tmp_path / "run", eval_fraction=1.0, eval_every=2), set[int]()
+    go(given, Lying(given, tmp_path / "nodes"))
+    first, *rows = read_rows(tmp_path / "run", 3)
+    assert first["nodes_accuracy"] is None and first["evaluated"] == 0
+    for row in rows:  # the nodes hold all of the server's test examples among them
+        assert row["nodes_accuracy"] == pytest.approx(row["test_accuracy"]) and row["evaluated"] == 3
+        assert row["nodes_loss"] == pytest.approx(row["test_loss"], rel=1e-4)
+    assert [line["evaluated"] for line in network_lines(tmp_path / "run")] == [[], [0, 1, 2], [0, 1, 2]]
+    assert read_json(tmp_path / "run" / "summary.json")["final"]["nodes_accuracy"] == rows[-1]["nodes_accuracy"]
+
+    liars, given = {0, 2}, replace(given, out=str(tmp_path / "lied"), rounds=1, eval_min_nodes=2)
+    go(given, Lying(given, tmp_path / "nodes"))
+    assert read_rows(tmp_path / "lied", 1)[0]["nodes_accuracy"] is None
+    go(replace(given, out=str(tmp_path / "some"), eval_min_nodes=1), Lying(given, tmp_path / "nodes"))
+    assert read_rows(tmp_path / "some", 1)[0]["evaluated"] == 1
+
+
+def test_nodes_evaluate_where_the_server_has_no_test_examples(tmp_path: Path) -> None:
+    given = small(tmp_path / "run", rounds=1, eval_fraction=0.3, eval_min_nodes=2)
+    run_deployment(given, replace(task_of(), test=None), InMemory(given, tmp_path / "nodes"), lambda line: None)
+    (row,) = read_rows(tmp_path / "run", 1)
+    assert "test_accuracy" not in row and 0 < row["nodes_accuracy"] < 1 and row["evaluated"] == 2
+    assert read_json(tmp_path / "run" / "config.json")["primary_metric"] == "nodes_accuracy"
+
+
 @pytest.mark.long
 def test_a_private_and_compressed_deployment_is_the_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(secrets, "randbits", lambda bits: 7)  # the noise's seed, which a deployment draws

@@ -17,6 +17,7 @@ import pytest
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.deploy.client import Client, Order
 from fedoptax.deploy.config import Deployment, build_task
+from fedoptax.deploy.evaluation import evaluate_here
 from fedoptax.deploy.rounds import Arrived
 from fedoptax.deploy.wire import WireArray
 from fedoptax.engine.batches import LocalWork, client_batches, task_grad_fn
@@ -131,14 +132,19 @@ class InMemory:
         self.states, self.orders = states, list[Mapping[str, Any]]()
         self._due: list[Arrived] = []
 
-    def begin(self, arrays: Mapping[str, WireArray], order: Callable[[int], Mapping[str, Any]]) -> None:
-        self._arrays, self._order = arrays, order
+    def begin(
+        self, arrays: Mapping[str, WireArray], order: Callable[[int], Mapping[str, Any]], kind: str = "train"
+    ) -> None:
+        self._arrays, self._order, self._kind = arrays, order, kind
 
     def connected(self) -> Mapping[int, str]:
         return {i: f"node-{i}" for i in range(len(self.clients))}
 
     def send(self, partitions: Sequence[int]) -> Mapping[int, int]:
         for i in partitions:
+            if self._kind == "evaluate":
+                self._due.append(Arrived(i, f"node-{i}", evaluate_here(task_of(), i, self._arrays), 1))
+                continue
             self.orders.append(self._order(i))
             answer = self.clients[i].answer(self._arrays, Order.read(self.orders[-1]), self.states / f"node-{i}")
             self._due.append(Arrived(i, f"node-{i}", answer, 1))

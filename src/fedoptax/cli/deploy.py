@@ -99,7 +99,8 @@ def make_deployment(given: DeploymentOptions, nodes: int) -> Deployment:
         if task.num_clients != nodes:
             raise UsageError(f"--nodes must be {task.num_clients}, the task's number of clients, got {nodes}")
         options = with_task_defaults(given.task, task, options)
-    names = ("algorithm", "quorum", "round_timeout", "wait_limit", "max_examples", "checkpoint_every")
+    names = ["algorithm", "quorum", "round_timeout", "wait_limit", "max_examples", "checkpoint_every"]
+    names += ["eval_fraction", "eval_min_nodes"]
     deployment = Deployment(
         task={"name": given.task, "partition_seed": given.partition_seed, **task_arguments},
         hyperparameters=choose_hyperparameters(given, [given.algorithm])[given.algorithm],

@@ -232,6 +232,8 @@ class DeploymentOptions(LearningOptions, AlgorithmOptions):
     round_timeout: float = option("Seconds a round waits for replies once it has a quorum.", 600.0)
     wait_limit: float = option("Seconds a round waits for a quorum.", 600.0)
     max_examples: int = option("Most examples believed of a client; 0: the task's.", 0)
+    eval_fraction: float = option("Fraction of the nodes that evaluate on test examples of their own.", 0.0)
+    eval_min_nodes: int = option("Fewest nodes that must evaluate, where some do.", 1)
     checkpoint_every: float = option("Seconds between checkpoints; 0: after every round.", 0.0)
 
 

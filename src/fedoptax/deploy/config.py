@@ -43,6 +43,8 @@ class Deployment(RunOptions):
       round_timeout: seconds that a round waits for replies once it has a quorum.
       wait_limit: seconds that a round waits for a quorum, and the first round for all nodes; then the run stops.
       max_examples: the most examples that a client is believed to have; 0 means as many as in the server's own task.
+      eval_fraction: the fraction of all nodes, in [0, 1], that evaluate the model on their own test examples; 0 is off.
+      eval_min_nodes: at least so many are asked then, and without as many answers there is no metric.
       checkpoint_every: seconds between checkpoints; 0 means one after every round.
       track: names of trackers, separated by commas (`fedoptax.trackers`); they run at the server.
       out: the server's folder for the results.
@@ -61,6 +63,8 @@ class Deployment(RunOptions):
     round_timeout: float = 600.0
     wait_limit: float = 600.0
     max_examples: int = 0
+    eval_fraction: float = 0.0
+    eval_min_nodes: int = 1
     checkpoint_every: float = 0.0
     track: str = ""
     out: str = "runs/deployment"
@@ -80,6 +84,8 @@ class Deployment(RunOptions):
         check_number("round_timeout", self.round_timeout, 0, open_low=True)
         check_number("wait_limit", self.wait_limit, 0, open_low=True)
         check_int("max_examples", self.max_examples, 0)
+        check_number("eval_fraction", self.eval_fraction, 0, 1, open_high=False)
+        check_int("eval_min_nodes", self.eval_min_nodes)
         check_number("checkpoint_every", self.checkpoint_every, 0)
         check_flag("resume", self.resume)
         if self.privacy:

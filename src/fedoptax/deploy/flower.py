@@ -16,6 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedoptax.deploy.client import Client, Order, default_client
 from fedoptax.deploy.config import Deployment, build_task, from_table, simulation_command
+from fedoptax.deploy.evaluation import evaluate_here
 from fedoptax.deploy.rounds import Arrived
 from fedoptax.deploy.run import run_deployment
 from fedoptax.deploy.server import RawReply
@@ -63,16 +64,27 @@ def client_app(make_client: MakeClient = default_client) -> ClientApp:
     def hello(message: Message, context: Context) -> Message:
         return Message(RecordDict({HELLO: MetricRecord({"partition-id": _partition(context)})}), reply_to=message)
 
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
+    def read(context: Context) -> tuple[Deployment, int, Task]:
         use_cache(0.0)
-        arrays, order = read_request(message.content)
         deployment, partition = from_table(context.run_config), _partition(context)
         data_dir = context.node_config.get("data-dir")
-        task = build_task(deployment, partition, None if data_dir is None else str(data_dir))
-        answer = make_client(task, deployment, partition).answer(arrays, order, _state_dir(context))
+        return deployment, partition, build_task(deployment, partition, None if data_dir is None else str(data_dir))
+
+    def reply(message: Message, answer: RawReply) -> Message:
         content = RecordDict({ARRAYS: to_record(answer.arrays), METRICS: MetricRecord(dict(answer.numbers))})
         return Message(content, reply_to=message)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        arrays, order = read_request(message.content)
+        deployment, partition, task = read(context)
+        return reply(message, make_client(task, deployment, partition).answer(arrays, order, _state_dir(context)))
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        arrays, _ = read_request(message.content)
+        _, partition, task = read(context)
+        return reply(message, evaluate_here(task, partition, arrays))
 
     return app
 
@@ -94,9 +106,11 @@ class FlowerNetwork:
         self._pending: dict[str, tuple[int, int]] = {}  # partition and node by message of this round
         self._is_cautious = False
 
-    def begin(self, arrays: Mapping[str, WireArray], order: Callable[[int], Mapping[str, Any]]) -> None:
+    def begin(
+        self, arrays: Mapping[str, WireArray], order: Callable[[int], Mapping[str, Any]], kind: str = MessageType.TRAIN
+    ) -> None:
         """See `Network`."""
-        self._arrays, self._order, self._pending = to_record(arrays), order, {}
+        self._arrays, self._order, self._kind, self._pending = to_record(arrays), order, kind, {}
 
     def connected(self) -> Mapping[int, str]:
         """See `Network`; new nodes are asked for their partition first."""
@@ -115,7 +129,7 @@ class FlowerNetwork:
         contents = [
             RecordDict({ARRAYS: self._arrays, ORDER: ConfigRecord(dict(self._order(partition)))}) for partition, _ in to
         ]
-        sent = self._push([node for _, node in to], contents, MessageType.TRAIN)
+        sent = self._push([node for _, node in to], contents, self._kind)
         self._pending |= {message_id: target for message_id, target in zip(sent, to) if message_id}
         return {partition: count_bytes(content) for (partition, _), content, key in zip(to, contents, sent) if key}
 

@@ -30,8 +30,13 @@ class Arrived(NamedTuple):
 class Network(Protocol):
     """What carries the messages of a deployment."""
 
-    def begin(self, arrays: Mapping[str, WireArray], order: Callable[[int], Mapping[str, Any]]) -> None:
-        """Start a round with its message and forget the round before; `order(partition)` goes with the message."""
+    def begin(
+        self, arrays: Mapping[str, WireArray], order: Callable[[int], Mapping[str, Any]], kind: str = "train"
+    ) -> None:
+        """Start a round with its message and forget the round before; `order(partition)` goes with the message.
+
+        `kind` is "train" or "evaluate".
+        """
 
     def connected(self) -> Mapping[int, str]:
         """Return the nodes that are connected now, by partition."""

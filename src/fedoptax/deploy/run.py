@@ -7,6 +7,7 @@ import json
 import time
 import uuid
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ from fedoptax._files import finite_or_none, read_json, write_atomically
 from fedoptax.algorithm import Tree
 from fedoptax.deploy.client import INITIAL
 from fedoptax.deploy.config import Deployment
+from fedoptax.deploy.evaluation import COLUMN, NodeEvaluation
 from fedoptax.deploy.rounds import Limits, Log, Network, NoQuorum, RoundReport, gather, wait_for_nodes
 from fedoptax.deploy.server import RawReply, Reply, check_reply, next_state, upload_form
 from fedoptax.deploy.wire import pack
 from fedoptax.engine.client_states import ClientStates, OnDevice
-from fedoptax.engine.evaluation import column_names, evaluate, evaluation_data
+from fedoptax.engine.evaluation import column_names, evaluate, evaluation_data, primary_metric
 from fedoptax.engine.plan import make_plan
 from fedoptax.engine.program import Fixed, program
 from fedoptax.engine.sampling import sample_cohort
@@ -63,6 +65,9 @@ def run_deployment(deployment: Deployment, task: Task, network: Network, log: Lo
     algorithm = {"name": deployment.algorithm, "hyperparameters": dict(deployment.hyperparameters)}
     trackers, wrappers = deployment.tracker_names, deployment.wrappers
     described = run_config(task, algorithm, deployment, rounds.plan, rounds.program, wrappers, trackers)
+    if deployment.eval_fraction and task.test is None:
+        names = NodeEvaluation(deployment, task).names
+        described["primary_metric"] = COLUMN + primary_metric(task, names)
     record = Record(
         label=deployment.algorithm,
         hyperparameters=deployment.hyperparameters,
@@ -77,6 +82,19 @@ def run_deployment(deployment: Deployment, task: Task, network: Network, log: Lo
     log(f"{result.status} after round {len(result.history)} of {deployment.rounds}: {folder}")
     if result.status != "completed":
         raise RunError(str(result.message))
+
+
+def interruptible_sleep(stop: Callable[[], int]) -> Callable[[float], None]:
+    """Return a `sleep` that raises KeyboardInterrupt once `stop` tells of a signal."""
+
+    def sleep(seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not stop():
+            time.sleep(0.1)
+        if stop():
+            raise KeyboardInterrupt
+
+    return sleep
 
 
 class NetworkRounds:
@@ -110,19 +128,13 @@ class NetworkRounds:
         self._checkpoints = deque([never] * KEEP, maxlen=KEEP)
         self._put(never)
         self._is_ready = False
+        self._evaluation = NodeEvaluation(deployment, task) if deployment.eval_fraction else None
 
     def advance(self, done: int) -> Step:
         """Do one round."""
         total = self._deployment.rounds
         with deferred_interrupt() as stop:
-
-            def sleep(seconds: float) -> None:
-                end = time.monotonic() + seconds
-                while time.monotonic() < end and not stop():
-                    time.sleep(0.1)
-                if stop():
-                    raise KeyboardInterrupt
-
+            sleep = interruptible_sleep(stop)
             try:
                 if not self._is_ready:
                     self._make_ready(done, sleep)
@@ -152,7 +164,16 @@ class NetworkRounds:
             row["epsilon"] = finite_or_none(
                 float(self._algorithm.epsilon(done + 1, self.plan.cohort_size, num_clients))
             )
-        self._write(done + 1, cohort, report)
+        evaluation = RoundReport()
+        if self._evaluation is not None:
+            params, order = self._algorithm.params(server), self._order(done)
+            with deferred_interrupt() as stop_now:
+                found, evaluation = self._evaluation.measure(
+                    done + 1, params, self._network, order, self._limits, self._log, interruptible_sleep(stop_now)
+                )
+            row |= found
+            stop = stop_now if stop_now() else stop
+        self._write(done + 1, cohort, report, evaluation)
         self.server = server
         self._put(accepted)
         left_out = f", {len(cohort) - len(replies)} left out" if len(replies) < len(cohort) else ""
@@ -190,17 +211,22 @@ class NetworkRounds:
     def _gather(self, done: int, sleep: Any) -> tuple[list[int], RoundReport]:
         num_clients = self._task.clients.num_clients
         cohort = [int(i) for i in sample_cohort(self._key, done, num_clients, self.plan.cohort_size)]
+
+        def check(raw: RawReply) -> Reply:
+            return check_reply(raw, self._upload, self._most, self._algorithm.decode)
+
+        self._network.begin(pack(jax.device_get(self._algorithm.broadcast(self.server))), self._order(done))
+        return cohort, gather(self._network, cohort, check, self._limits, self._log, sleep=sleep)
+
+    def _order(self, done: int) -> Callable[[int], dict[str, Any]]:
+        """Return what goes to a partition with the message of the round after `done`, see `client.Order`."""
         accepted = self._accepted
 
         def order(partition: int) -> dict[str, Any]:
             kept = sorted({int(checkpoint[partition]) for checkpoint in self._checkpoints})
             return {"experiment": self._experiment, "round": done, "base": int(accepted[partition]), "kept": kept}
 
-        def check(raw: RawReply) -> Reply:
-            return check_reply(raw, self._upload, self._most, self._algorithm.decode)
-
-        self._network.begin(pack(jax.device_get(self._algorithm.broadcast(self.server))), order)
-        return cohort, gather(self._network, cohort, check, self._limits, self._log, sleep=sleep)
+        return order
 
     def _measure(self, round: int, server: Tree) -> Row:
         data, params = evaluation_data(self._task), self._algorithm.params(server)
@@ -210,14 +236,18 @@ class NetworkRounds:
             return dict.fromkeys(column_names(self._task, params, data))
         return {name: finite_or_none(float(value)) for name, value in sorted(self._evaluate(params, data).items())}
 
-    def _write(self, round: int, cohort: list[int], report: RoundReport) -> None:
+    def _write(self, round: int, cohort: list[int], report: RoundReport, evaluation: RoundReport) -> None:
         line = {
             "round": round,
             "cohort": cohort,
             "accepted": list(report.replies),
-            "faults": [{"partition": i, "node": node, "reason": reason} for i, node, reason in report.faults],
-            "wire_bytes_down": report.bytes_down,
-            "wire_bytes_up": report.bytes_up,
+            "evaluated": list(evaluation.replies),
+            "faults": [
+                {"partition": i, "node": node, "reason": reason}
+                for i, node, reason in (*report.faults, *evaluation.faults)
+            ],
+            "wire_bytes_down": report.bytes_down + evaluation.bytes_down,
+            "wire_bytes_up": report.bytes_up + evaluation.bytes_up,
         }
         try:
             with self._file.open("a", encoding="utf-8") as file:

@@ -62,14 +62,19 @@ def evaluate(task: Task, params: Tree, data: EvaluationData, mesh: int = 1) -> d
       every client that has test examples counting once.
     """
     sums = _sums(task, params, data, mesh)
-    total = {name: (jnp.sum(value), jnp.sum(weight)) for name, (value, weight) in sums.items()}
-    values = _values(task, total)
+    total = _total(sums)
+    values = metric_values(task, total)
     name = primary_metric(task, values)
     columns = {f"test_{metric}": value for metric, value in values.items()}
     if data.owners is None:
         return columns
-    summary = client_summary(_values(task, sums)[name], _present(sums), task.higher_is_better)
+    summary = client_summary(metric_values(task, sums)[name], _present(sums), task.higher_is_better)
     return columns | {f"client_{name}_{what}": value for what, value in summary.items()}
+
+
+def sum_metrics(task: Task, params: Tree, data: EvaluationData) -> Sums:
+    """Return Σ weights·values and Σ weights of every metric over all test examples."""
+    return _total(_sums(task, params, data))
 
 
 def evaluate_clients(task: Task, params: Tree) -> dict[str, np.ndarray]:
@@ -85,7 +90,7 @@ def evaluate_clients(task: Task, params: Tree) -> dict[str, np.ndarray]:
     @jax.jit
     def by_client(params: Tree, data: EvaluationData) -> dict[str, jax.Array]:
         sums = _sums(task, params, data)
-        return {name: jnp.where(_present(sums), value, jnp.nan) for name, value in _values(task, sums).items()}
+        return {name: jnp.where(_present(sums), value, jnp.nan) for name, value in metric_values(task, sums).items()}
 
     return {name: np.asarray(value) for name, value in by_client(params, data).items()}
 
@@ -146,11 +151,16 @@ def _sums(task: Task, params: Tree, data: EvaluationData, mesh: int = 1) -> Sums
     return jax.lax.psum(jax.lax.fori_loop(0, own, lambda i, total: add(device + i * mesh, total), zero), AXIS)
 
 
+def _total(sums: Sums) -> Sums:
+    return {name: (jnp.sum(value), jnp.sum(weight)) for name, (value, weight) in sums.items()}
+
+
 def _present(sums: Sums) -> jax.Array:
     """Whether each owner has examples for every metric."""
     return jnp.all(jnp.stack([weight > 0 for _, weight in sums.values()]), axis=0)
 
 
-def _values(task: Task, sums: Sums) -> dict[str, jax.Array]:
+def metric_values(task: Task, sums: Sums) -> dict[str, jax.Array]:
+    """Return every metric of its sums, and the derived ones."""
     means = {name: value / jnp.maximum(weight, 1e-30) for name, (value, weight) in sums.items()}
     return means | {name: derive(means) for name, derive in task.derived.items()}

@@ -14,7 +14,7 @@ from fedoptax.storage.config import read_config, read_record
 from fedoptax.storage.history import read_lines, read_rows
 
 #: History columns that measure cost, not quality.
-COST_COLUMNS = ("round", "bytes_up", "bytes_down", "seconds", "dropped", "late", "rejected")
+COST_COLUMNS = ("round", "bytes_up", "bytes_down", "seconds", "dropped", "late", "rejected", "evaluated")
 #: Columns of runs with faults or privacy; curves show them after the metrics.
 CIRCUMSTANCES = ("participants", "virtual_seconds", "epsilon")
 

@@ -136,7 +136,8 @@ class RunFolder:
     def _summarize(self, status: str, message: str | None, compile_seconds: float) -> dict[str, Any]:
         rows = self._history.rows
         last = rows[-1] if rows else {}
-        metrics = [name for name in last if name in ("train_loss", "epsilon") or name.startswith(("test_", "client_"))]
+        measured = ("train_loss", "epsilon", "test_", "client_", "nodes_")
+        metrics = [name for name in last if name.startswith(measured)]
         summary = {
             "status": status,
             "message": message,

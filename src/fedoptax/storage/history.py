@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 FILE = "history.jsonl"
-COUNTS = ("round", "bytes_down", "bytes_up", "participants", "dropped", "late", "rejected")
+COUNTS = ("round", "bytes_down", "bytes_up", "participants", "dropped", "late", "rejected", "evaluated")
 """The columns of whole numbers."""
 
 
@@ -58,7 +58,7 @@ class History:
         import pandas as pd
 
         frame = pd.DataFrame(self.rows)
-        metrics = [name for name in frame.columns if name == "train_loss" or name.startswith("test_")]
+        metrics = [name for name in frame.columns if name == "train_loss" or name.startswith(("test_", "nodes_"))]
         return frame.astype(dict.fromkeys(metrics, float))
 
     def save(self, path: str | Path) -> Path:
