@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -97,6 +98,20 @@ def test_cifar100_trains_with_pachinko_crop_and_flip(tmp_path: Path, monkeypatch
         result = train(task, fx.fedavg(0.05), cohort_size=10)
         assert result.params["dense1"]["kernel"].shape == (24 * 24 * 3, classes)
         assert learned(result)
+
+
+def test_augment_crops_the_centre_or_at_random(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """AFO's released trainer came to crop the centre and never to flip; the paper crops at random."""
+    write_tiny_cifar100(tmp_path, monkeypatch)
+    losses = {}
+    for augment in ("crop", "center"):
+        task = fx.load_task("cifar100", model="logistic", augment=augment, num_clients=10, data_dir=tmp_path)
+        params = jax.tree.map(lambda a: a + jax.random.normal(jax.random.key(0), a.shape), task.init(jax.random.key(1)))
+        losses[augment] = [float(task.loss(params, task.clients.client(0), jax.random.key(k))) for k in (0, 1)]
+        evaluated = task.metrics(params, task.clients.client(0))["loss"]
+        losses[f"{augment}, evaluated"] = [float(evaluated.mean())] * 2
+    assert losses["center"] == pytest.approx(losses["crop, evaluated"]) == losses["center, evaluated"]
+    assert losses["crop"][0] != losses["crop"][1] != losses["center"][1]
 
 
 WORDS = ["the", "a", "how", "to", "python", "java", "list", "sort", "use", "error"]

@@ -33,7 +33,7 @@ def labelled_images(load: Load, scale: float, name: str, recipe: Recipe, options
     augment = options.augment or "none"
     check_choice("augment", augment, AUGMENTATIONS)
     source = load(options.data_dir)
-    shape = (CROP, CROP, *source.input_shape[2:]) if augment == "crop" else source.input_shape
+    shape = (CROP, CROP, *source.input_shape[2:]) if augment in ("crop", "center") else source.input_shape
     learned = cross_entropy(recipe.models[model](shape, source.num_classes), scale, AUGMENTATIONS[augment])
     return make_task(name, recipe, options, source, **learned)
 
@@ -127,6 +127,11 @@ def crop(x: jax.Array, key: jax.Array | None) -> jax.Array:
     return standardize(jnp.where(flip, cropped[:, :, ::-1], cropped))
 
 
+def center(x: jax.Array, key: jax.Array | None = None) -> jax.Array:
+    """Crop the centre and standardise, in training too: what AFO's released trainer came to do."""
+    return crop(x, None)
+
+
 def standardize(x: jax.Array, key: jax.Array | None = None) -> jax.Array:
     """Give every image mean 0 and deviation 1; a blank one, whose deviation is taken as 1/√(its numbers), is 0."""
     axes = (1, 2, 3)
@@ -135,5 +140,10 @@ def standardize(x: jax.Array, key: jax.Array | None = None) -> jax.Array:
     return (x - mean) / jnp.maximum(deviation, least)
 
 
-AUGMENTATIONS: dict[str, Augmentation | None] = {"none": None, "crop": crop, "standardize": standardize}
-"""`load_task(augment=...)`: nothing, the papers' crop and flip, or only each image standardised."""
+AUGMENTATIONS: dict[str, Augmentation | None] = {
+    "none": None,
+    "crop": crop,
+    "center": center,
+    "standardize": standardize,
+}
+"""`load_task(augment=...)`: nothing, the papers' crop and flip, the centre alone, or only each image standardised."""

@@ -65,7 +65,8 @@ class TaskOptions:
       devices: of image tasks: the number of devices without data of their own, >= N; each round N active ones, which
         must be the cohort, are allocated the N shares (a reading of Fed-LAMB's experiments).
       model: `"logistic"`, `"mlp"`, `"cnn"`, …
-      augment: of CIFAR: `"crop"` (24×24, flip, standardise; default for ResNet-18), `"standardize"` or `"none"`.
+      augment: of CIFAR: `"crop"` (24×24 at random, flip, standardise; default for ResNet-18), `"center"` (24×24 in the
+        centre, no flip), `"standardize"` or `"none"`.
       client_column, label_column, test_fraction, image_size: of `file:PATH`, see `fedoptax.data.custom.load_file`.
       compute_dtype: `"bfloat16"` computes the training loss and its gradients in it, see `with_compute_dtype`; default
         `"float32"`.
