@@ -25,6 +25,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from fedoptax.report.report import load_report
+
 DONE = "report.html"  # the last file that a comparison or a search writes
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -125,7 +127,8 @@ def section(step: dict[str, Any], place: Path, command: str, seconds: float, ste
         if "by" in step:
             lines.append(f"The best for each {step['by']}:\n\n{best_by(rows, step['by'])}")
     else:
-        lines.append((place / "table.md").read_text(encoding="utf-8"))
+        verdicts = "".join(f"\n{verdict.text}\n" for verdict in load_report(place).verdicts)
+        lines.append((place / "table.md").read_text(encoding="utf-8") + verdicts)
     for figure in FIGURES:
         if (place / "figures" / figure).is_file() and figure in step.get("figures", FIGURES[:1]):
             RESULTS.mkdir(exist_ok=True)

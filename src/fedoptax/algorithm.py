@@ -50,6 +50,7 @@ class FedAlgorithm(NamedTuple):
       decode: `sent -> upload`, applied by the receiver before the mean; None where uploads are averaged as they are
         sent (see `with_compression`).
       epsilon: `(rounds, cohort_size, num_clients) -> ε`, the privacy spent; None without privacy (see `with_privacy`).
+      gradients_per_step: how often a client calls `grad_fn` for each of its minibatches, for reports.
     """
 
     init: Callable[[Tree], Tree]
@@ -61,6 +62,7 @@ class FedAlgorithm(NamedTuple):
     weighting: str = "examples"
     decode: Callable[[Tree], Tree] | None = None
     epsilon: Callable[[int, int, int], float] | None = None
+    gradients_per_step: int = 1
 
 
 class Batches(NamedTuple):

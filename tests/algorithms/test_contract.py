@@ -10,6 +10,7 @@ import optax
 import pytest
 
 import fedoptax as fx
+from laws_table import ROWS
 
 
 def step(carry: Any, batch: Any) -> tuple[Any, jax.Array]:
@@ -85,3 +86,20 @@ def test_an_averaged_client_state_travels_both_ways() -> None:
     server, _, info = fx.eager.run_round(algorithm, quadratic, server, [(), ()], batches)
     assert int(server.client_opt_state[0].count) == 3  # the mean of 2 and 4 steps
     assert info.bytes_down == info.bytes_up == 2 * (4 + 4 + 4 + 4)  # x, count, mu, nu
+
+
+@pytest.mark.parametrize("name", [*fx.ALGORITHMS, "scaffold I"])
+def test_gradients_per_step_are_those_computed(name: str) -> None:
+    algorithm = ROWS[name]()
+    calls = []
+
+    def grad_fn(params: Any, batch: Any) -> Any:
+        calls.append(batch)
+        return jnp.sum(params["w"] ** 2) * batch, {"w": 2 * params["w"] * batch}
+
+    server = algorithm.init({"w": jnp.ones(2)})
+    client = algorithm.init_client({"w": jnp.ones(2)})
+    for _ in range(2):  # FAFED's and STEM's first round has a rule of its own
+        calls.clear()
+        server, (client,), _ = fx.eager.run_round(algorithm, grad_fn, server, [client], [[1.0, 2.0, 3.0]])
+    assert len(calls) == 3 * algorithm.gradients_per_step

@@ -7,6 +7,7 @@ import pytest
 from fedoptax.report import final_table, group_runs, history_table, load_runs, to_markdown
 from fedoptax.report.curves import make_curve
 from fedoptax.report.page import list_incomplete
+from fedoptax.report.paired import compare_seeds
 from fedoptax.report.verdicts import find_verdicts
 from run_folders import ramp, write_comparison, write_run
 
@@ -30,14 +31,16 @@ def test_final_values_by_hand(tmp_path: Path) -> None:
 
 
 def test_rounds_and_bytes_to_a_target_by_hand(tmp_path: Path) -> None:
+    counts = [[20], [21]]  # 1 and 2 minibatches of 20
     for seed, values in enumerate([[0.5, 0.7, 0.9, 1.0], [0.2, 0.96, 0.97, 1.0], [0.95, 0.9, 0.9, 1.0]]):
-        write_run(tmp_path / f"good-{seed}", values, seed=seed)
+        write_run(tmp_path / f"good-{seed}", values, seed=seed, counts=counts, gradients_per_step=2)
     for seed, values in enumerate([[0.1, 0.2, 0.99, 0.5], [0.1, 0.2, 0.3, 0.4]]):
-        write_run(tmp_path / f"weak-{seed}", values, seed=seed, name="fedavg")
+        write_run(tmp_path / f"weak-{seed}", values, seed=seed, name="fedavg", counts=counts)
     table = final_table(load_runs(tmp_path)).set_index("algorithm")
     assert table["target"].tolist() == pytest.approx([0.95, 0.95])
     assert table.loc["fedadam", "rounds_to_target"] == 2  # median of 4, 2, 1
     assert table.loc["fedadam", "bytes_to_target"] == 2 * 2 * 493800
+    assert table.loc["fedadam", "gradients_to_target"] == 2 * 10 * 1.5 * 2  # rounds, clients, steps, gradients a step
     assert table.loc["fedavg", "rounds_to_target"] == float("inf")  # one of two seeds never reached it
     given = final_table(load_runs(tmp_path), target=0.25).set_index("algorithm")
     assert given["rounds_to_target"].tolist() == [1, 3]
@@ -75,17 +78,45 @@ def test_diverged_seeds_do_not_enter_final_values_and_are_named(tmp_path: Path) 
     assert "1 of 2 diverged" in to_markdown(table)
 
 
-def test_a_winner_needs_separate_spreads(tmp_path: Path) -> None:
-    for seed, (good, bad) in enumerate([(0.90, 0.80), (0.91, 0.81), (0.92, 0.82)]):
-        write_run(tmp_path / f"g{seed}", ramp(good), seed=seed)
-        write_run(tmp_path / f"b{seed}", ramp(bad), seed=seed, name="fedavg")
-    (clear,) = find_verdicts(final_table(load_runs(tmp_path)))
-    assert clear.is_clear and clear.leader == "fedadam"
-    for seed, value in enumerate([0.89, 0.90, 0.91]):  # 0.90 ± 0.01 touches 0.91 ± 0.01
-        write_run(tmp_path / f"n{seed}", ramp(value), seed=seed, name="fedyogi")
+def write_seeds(folder: Path, name: str, finals: list[float]) -> None:
+    for seed, final in enumerate(finals):
+        write_run(folder / f"{name}-{seed}", ramp(final), seed=seed, name=name)
+
+
+def test_a_winner_needs_a_paired_test(tmp_path: Path) -> None:
+    """Seeds move all methods alike: spreads overlap, yet the differences are 0.02 ± 0.002."""
+    write_seeds(tmp_path, "fedadam", [0.90, 0.93, 0.87])
+    write_seeds(tmp_path, "fedavg", [0.88, 0.912, 0.848])
+    table = final_table(load_runs(tmp_path)).set_index("algorithm")
+    # differences 0.02, 0.018, 0.022: mean 0.02, deviation 0.002, t = 0.02 / (0.002 / √3) = 17.32 with 2 degrees
+    assert table.loc["fedavg", "behind"] == pytest.approx(0.02)
+    assert table.loc["fedavg", "p_behind"] == pytest.approx(0.0033167, rel=1e-3)
+    assert table.loc["fedadam", "behind"] == 0
+    (clear,) = find_verdicts(table.reset_index())
+    assert clear.is_clear and clear.leader == "fedadam" and "p 0.0033" in clear.text
+    write_seeds(tmp_path, "fedyogi", [0.899, 0.931, 0.868])
     (near,) = find_verdicts(final_table(load_runs(tmp_path)))
     assert not near.is_clear
-    assert near.text.endswith("fedyogi is within the spread.")
+    assert "does not tell it from fedyogi" in near.text
+    assert near.text.endswith("Within a percentage point of it: fedyogi.")
+    shown = to_markdown(final_table(load_runs(tmp_path)))
+    assert "within a point" in shown and "| best" in shown.replace("  ", "").replace("|best", "| best")
+
+
+def test_two_seeds_are_too_few_for_a_verdict(tmp_path: Path) -> None:
+    write_seeds(tmp_path, "fedadam", [0.90, 0.91])
+    write_seeds(tmp_path, "fedavg", [0.1, 0.11])
+    table = final_table(load_runs(tmp_path))
+    (verdict,) = find_verdicts(table)
+    assert not verdict.is_clear and "too few seeds" in verdict.text
+    assert "0.80, too few seeds" in to_markdown(table)
+
+
+def test_equal_differences_decide_without_a_t_test() -> None:
+    one = {0: 0.5, 1: 0.7, 2: 0.6}
+    assert compare_seeds(one, one) == (3, 0.0, 1.0, 0.0)
+    apart = compare_seeds(one, {seed: value - 0.25 for seed, value in one.items()})
+    assert (apart.p_differs, apart.p_within_point) == (0.0, 1.0)
 
 
 def test_one_seed_shows_no_spread_and_no_winner(tmp_path: Path) -> None:

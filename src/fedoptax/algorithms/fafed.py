@@ -180,7 +180,7 @@ def fafed(
 
     return FedAlgorithm(
         init, lambda params: params, lambda server: server, client_update, server_update, lambda s: s.params, "uniform"
-    )
+    )._replace(gradients_per_step=2)
 
 
 def fafed_schedule(rho: Any, h: Any, w: Any, c: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:

@@ -130,4 +130,5 @@ def _mime(client_lr: LearningRate, base: str, b1: Any, b2: Any, eps: Any, correc
         control = mean.gradient if corrects_drift else ()
         return MimeState(tree.add(server.params, mean.delta), stats, control, server.round + 1)
 
-    return FedAlgorithm(init, lambda params: (), broadcast, client_update, server_update, lambda s: s.params, "uniform")
+    algorithm = FedAlgorithm(init, lambda _: (), broadcast, client_update, server_update, lambda s: s.params, "uniform")
+    return algorithm._replace(gradients_per_step=2)

@@ -90,4 +90,7 @@ def scaffold(client_lr: LearningRate, server_lr: LearningRate = 1.0, option: str
         c = tree.add_scaled(server.control, cohort.size / cohort.num_clients, mean.control_delta)  # line 17
         return ScaffoldState(x, c, server.round + 1)
 
-    return FedAlgorithm(init, tree.zeros_like, broadcast, client_update, server_update, lambda s: s.params, "uniform")
+    algorithm = FedAlgorithm(
+        init, tree.zeros_like, broadcast, client_update, server_update, lambda s: s.params, "uniform"
+    )
+    return algorithm._replace(gradients_per_step=2 if option == "I" else 1)

@@ -87,4 +87,4 @@ def stem(lr: LearningRate, alpha: LearningRate = 0.1) -> FedAlgorithm:
 
     return FedAlgorithm(
         init, lambda params: params, lambda server: server, client_update, server_update, lambda s: s.params, "uniform"
-    )
+    )._replace(gradients_per_step=2)

@@ -100,6 +100,7 @@ class Plan:
 
     The program holds the states and the examples of all clients, or those of one cohort if `client_states` is `"host"`
     and `examples` is `"stream"`. `faults` is whether clients may fail; how often is an argument of the program.
+    `gradients_per_step` is the algorithm's, for the config.
     """
 
     cohort_size: int
@@ -111,6 +112,7 @@ class Plan:
     faults: bool = False
     aggregate: Aggregator = MEAN
     mesh: int = 1
+    gradients_per_step: int = 1
 
     @property
     def has_outcomes(self) -> bool:
@@ -139,6 +141,7 @@ def make_plan(options: RunOptions, task: Task, algorithm: FedAlgorithm) -> Plan:
         options.faults is not None,
         aggregator,
         mesh,
+        algorithm.gradients_per_step,
     )
 
 

@@ -11,9 +11,9 @@ from fedoptax.report.words import describe_faults, format_count, format_setting,
 #: Config fields that make no group: they follow from others, name a place, differ by seed, or change no result.
 NOT_SETTINGS = frozenset(
     {
-        "format", "kind", "fedoptax", "seed", "num_params", "bytes", "partition", "environment", "command",
-        "primary_metric", "higher_is_better", "out", "trackers", "task.seed", "task.description", "task.data_dir",
-        "algorithm.reference", "client_states", "client_loop", "mesh", "deployment.experiment",
+        "format", "kind", "fedoptax", "seed", "num_params", "bytes", "gradients_per_step", "partition", "environment",
+        "command", "primary_metric", "higher_is_better", "out", "trackers", "task.seed", "task.description",
+        "task.data_dir", "algorithm.reference", "client_states", "client_loop", "mesh", "deployment.experiment",
     }
 )  # fmt: skip
 

@@ -1,7 +1,7 @@
 """The numbers of a report: one row per group, one row per round, and both as text."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import pandas as pd
 from fedoptax.report import words
 from fedoptax.report.groups import Group, group_runs
 from fedoptax.report.load import Run
+from fedoptax.report.paired import LEAST_PAIRS, LEVEL, compare_seeds
 
 NAN = float("nan")
 #: Share of the best group's final value that makes the automatic target.
@@ -26,14 +27,17 @@ def final_table(runs: Sequence[Run], target: float | None = None) -> pd.DataFram
     over the seeds that did not diverge if none completed.
 
     Columns: `algorithm`, `problem` (equal where rows can be ranked), `metric`, `higher_is_better`, `seeds`, `counted`,
-    `final` and `final_std` (n − 1 below; NaN for one seed), `best` (over all evaluated rounds), `last_mean` (over the
-    evaluated ones of the last `last_window` rounds, min(100, rounds // 10) but at least 1), `train_loss`, `target`,
-    `rounds_to_target` (median over all seeds; inf if not reached), `bytes_to_target` (of all clients, both ways, up to
-    that round; likewise), `bytes_up` and `bytes_down` (per client and round), `total_bytes` (mean over seeds),
-    `seconds_per_round` (median over rounds and seeds), `participants` (per round, mean over rounds and seeds),
-    `epsilon` (at the end, the largest of the seeds), `client_spread` and `client_worst` (the standard deviation of the
-    metric over clients, and its mean over the worst tenth of them, at the last evaluated round, mean over seeds),
-    `complete`, `status`. What the runs do not have is NaN.
+    `finals` (by seed), `final` and `final_std` (n − 1 below; NaN for one seed), `best` (over all evaluated rounds),
+    `last_mean` (over the evaluated ones of the last `last_window` rounds, min(100, rounds // 10) but at least 1),
+    `train_loss`, `target`, `rounds_to_target` (median over all seeds; inf if not reached), `bytes_to_target` (of all
+    clients, both ways, up to that round; likewise), `gradients_to_target` (minibatch gradients of all clients up to
+    that round, cohorts being of average clients), `pairs`, `behind`, `p_behind` and `p_within_point` (from the group
+    with the best `final`, see `fedoptax.report.paired.compare_seeds`; `behind` is 0 for that group itself),
+    `bytes_up` and `bytes_down` (per client and round), `total_bytes` (mean over seeds), `seconds_per_round` (median
+    over rounds and seeds), `participants` (per round, mean over rounds and seeds), `epsilon` (at the end, the largest
+    of the seeds), `client_spread` and `client_worst` (the standard deviation of the metric over clients, and its mean
+    over the worst tenth of them, at the last evaluated round, mean over seeds), `complete`, `status`. What the runs do
+    not have is NaN.
 
     Args:
       runs: from `load_runs`.
@@ -52,6 +56,8 @@ def tabulate(groups: Sequence[Group], target: float | None = None) -> pd.DataFra
         reached = [_first_round(run, group, row["target"]) for run in group.runs] if is_known else []
         row["rounds_to_target"] = _median(reached)
         row["bytes_to_target"] = _median([_bytes_until(run, at) for run, at in zip(group.runs, reached)])
+        row["gradients_to_target"] = row["rounds_to_target"] * _gradients_per_round(group.config)
+        row |= _compare_to_best(row, [other for other in rows if other["problem"] == row["problem"]])
     return pd.DataFrame(rows)
 
 
@@ -69,8 +75,9 @@ def tabulate_history(groups: Sequence[Group]) -> pd.DataFrame:
 
 def _final_row(group: Group) -> Row:
     window = max(1, min(100, int(group.config["rounds"]) // 10))
-    measured = [values for values in map(_measured, group.counted_runs) if len(values)]
-    finals = pd.Series([values.iloc[-1] for values in measured], dtype=float)
+    by_seed = {int(run.config["seed"]): _measured(run) for run in group.counted_runs}
+    measured = [values for values in by_seed.values() if len(values)]
+    finals = pd.Series({seed: values.iloc[-1] for seed, values in by_seed.items() if len(values)}, dtype=float)
     size = group.config.get("bytes") or {}
     client_column = f"client_{group.metric.removeprefix('test_')}"
     participants = [run.rows["participants"].mean() for run in group.runs if "participants" in run.rows]
@@ -82,13 +89,14 @@ def _final_row(group: Group) -> Row:
         "higher_is_better": group.higher_is_better,
         "seeds": len(group.runs),
         "counted": len(finals),
+        "finals": finals.to_dict(),
         "final": finals.mean(),
         "final_std": finals.std(),
         "best": _mean([values.max() if group.higher_is_better else values.min() for values in measured]),
         "last_mean": _mean([_last_mean(values, window) for values in measured]),
         "last_window": window,
         "train_loss": _mean([_last(run, "train_loss") for run in group.counted_runs]),
-        **dict.fromkeys(("target", "rounds_to_target", "bytes_to_target")),
+        **dict.fromkeys(("target", "rounds_to_target", "bytes_to_target", "gradients_to_target")),
         "client_spread": _mean([_last(run, f"{client_column}_spread") for run in group.counted_runs]),
         "client_worst": _mean([_last(run, f"{client_column}_worst_decile") for run in group.counted_runs]),
         "bytes_up": float(size.get("up_per_client") or NAN),
@@ -100,6 +108,34 @@ def _final_row(group: Group) -> Row:
         "complete": group.is_complete,
         "status": group.status,
     }
+
+
+def _compare_to_best(row: Row, rivals: Sequence[Row]) -> Row:
+    """Compare a group with the best completed one of its task, seed by seed."""
+    ended = [other for other in rivals if other["complete"] and math.isfinite(other["final"])]
+    sign = 1 if row["higher_is_better"] else -1
+    best = max(ended, key=lambda other: sign * other["final"], default=None)
+    if best is None or best is row or not any(other is row for other in ended):
+        behind = 0.0 if best is row else NAN
+        return {"pairs": 0, "behind": behind, "p_behind": NAN, "p_within_point": NAN}
+    paired = compare_seeds(best["finals"], row["finals"])
+    within = paired.p_within_point if "accuracy" in row["metric"] else NAN
+    return {
+        "pairs": paired.pairs,
+        "behind": sign * paired.difference,
+        "p_behind": paired.p_differs,
+        "p_within_point": within,
+    }
+
+
+def _gradients_per_round(config: Mapping[str, Any]) -> float:
+    """Count a round's minibatch gradients, all of a cohort of average clients; NaN if the config does not say."""
+    sizes = np.asarray((config.get("partition") or {}).get("sizes") or [NAN])
+    cohort, batch, epochs, each = (
+        config.get(name) or NAN for name in ("cohort_size", "batch_size", "local_epochs", "gradients_per_step")
+    )
+    steps = config.get("local_steps") or np.ceil(sizes / batch).mean() * epochs
+    return float(cohort * steps * each)
 
 
 def _automatic_target(row: Row, rows: Sequence[Row]) -> float:
@@ -175,6 +211,16 @@ def shown_columns(table: pd.DataFrame) -> list[Column]:
     def write_final(row: Row) -> str:
         return words.format_spread(row["final"], row["final_std"])
 
+    def write_behind(row: Row) -> str:
+        if row["behind"] == 0 and row["pairs"] == 0:
+            return "best"
+        if math.isnan(row["behind"]):
+            return words.DASH
+        text = words.format_number(row["behind"], 2)
+        if row["pairs"] < LEAST_PAIRS:
+            return f"{text}, too few seeds"
+        return f"{text}, p {row['p_behind']:.2g}" + (", within a point" if row["p_within_point"] < LEVEL else "")
+
     def write_seeds(row: Row) -> str:
         return str(row["seeds"]) if row["counted"] == row["seeds"] else f"{row['counted']} of {row['seeds']}"
 
@@ -182,6 +228,7 @@ def shown_columns(table: pd.DataFrame) -> list[Column]:
         column("algorithm", "Algorithm", "", str),
         Column("final", f"Final {metric}", "mean ± standard deviation over seeds, last evaluated round", write_final),
         Column("seeds", "Seeds", "runs that differ by nothing but their seed", write_seeds),
+        Column("behind", "Behind the best", "mean over common seeds; p of a paired t-test, uncorrected", write_behind),
         column("best", "Best", "best value at any evaluated round, mean over seeds"),
         column(
             "last_mean", f"Mean of last {window}", "mean over the evaluated ones of the last rounds, and over seeds"
@@ -198,6 +245,12 @@ def shown_columns(table: pd.DataFrame) -> list[Column]:
             f"Bytes to {target}",
             "of all clients, both ways, up to then",
             _reached(words.format_bytes),
+        ),
+        column(
+            "gradients_to_target",
+            f"Gradients to {target}",
+            "minibatch gradients of all clients up to then, cohorts being of average clients",
+            _reached("{:,.0f}".format),
         ),
         column("bytes_up", "Upload", "bytes that a client sends in a round", words.format_bytes),
         column("bytes_down", "Download", "bytes that a client receives in a round", words.format_bytes),
@@ -245,4 +298,4 @@ def _escape(text: str) -> str:
 
 def to_csv(table: pd.DataFrame) -> str:
     """Write a table as CSV with full precision; `inf` rounds to a target mean that it was not reached."""
-    return table.drop(columns=["problem"], errors="ignore").to_csv(index=False, lineterminator="\n")
+    return table.drop(columns=["problem", "finals"], errors="ignore").to_csv(index=False, lineterminator="\n")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from fedoptax.report.paired import LEAST_PAIRS, LEVEL
 from fedoptax.report.tables import Row, table_rows
 from fedoptax.report.words import format_number, format_spread, join_words, metric_words
 
@@ -15,7 +16,7 @@ class Verdict:
     """What the final values of one task's groups say."""
 
     leader: str  # the label of the group with the best mean
-    is_clear: bool  # whether its mean ± standard deviation overlaps with no other's
+    is_clear: bool  # whether a paired t-test over the seeds tells it from each other, with Bonferroni's correction
     text: str  # the same in one sentence
 
 
@@ -35,11 +36,19 @@ def _judge(rows: Sequence[Row]) -> Verdict:
     if any(math.isnan(row["final_std"]) for row in rows):
         why = "Each ran with one seed" if all(row["seeds"] == 1 for row in rows) else "Some ran with one seed"
         return Verdict(name, False, f"{start}. {why}, so how far chance moves these values is unknown.")
-    floor = sign * leader["final"] - leader["final_std"]
-    near = [row["algorithm"] for row in others if sign * row["final"] + row["final_std"] >= floor]
+    if any(row["pairs"] < LEAST_PAIRS for row in others):
+        return Verdict(name, False, f"{start}; too few seeds in common for a paired test, which takes {LEAST_PAIRS}.")
+    p = {row["algorithm"]: min(1.0, row["p_behind"] * len(others)) for row in others}  # Bonferroni
+    near = [label for label in p if p[label] >= LEVEL]
     if near:
         names = join_words(near) if len(near) <= 4 else f"{len(near)} others"
-        return Verdict(name, False, f"{start}; {names} {'is' if len(near) == 1 else 'are'} within the spread.")
+        close = [row["algorithm"] for row in others if row["p_within_point"] * len(others) < LEVEL]
+        within = f" Within a percentage point of it: {join_words(close)}." if close else ""
+        least = f"p {min(p[label] for label in near):.2g}"
+        return Verdict(
+            name, False, f"{start}; a paired test over seeds does not tell it from {names} ({least}).{within}"
+        )
     second = f"{others[0]['algorithm']} follows with {format_spread(others[0]['final'], others[0]['final_std'])}"
     gap = format_number(abs(leader["final"] - others[0]["final"]))
-    return Verdict(name, True, f"{start}, clear of the spread of all others; {second}, {gap} behind.")
+    tested = f"a paired test over seeds tells it from all others (p {max(p.values()):.2g})"
+    return Verdict(name, True, f"{start}; {tested}; {second}, {gap} behind.")

@@ -23,7 +23,10 @@ from fedoptax.errors import RunError
 from fedoptax.tasks.task import Task
 
 FORMAT = 1
-FREE = {"rounds", "environment", "fedoptax", "eval_every", "client_states", "trackers", "client_loop", "mesh"}
+FREE = {
+    "rounds", "environment", "fedoptax", "eval_every", "client_states", "trackers", "client_loop", "mesh",
+    "gradients_per_step",
+}  # fmt: skip
 """What may change when a run is continued."""
 UNUSED = {"faults", "wrappers", "aggregate", "client_loop", "trackers"}
 """What is named only where it is used."""
@@ -68,6 +71,7 @@ def run_config(
         "trackers": names,
         "num_params": built.num_params,
         "bytes": {"down_per_client": built.bytes_down, "up_per_client": built.bytes_up},
+        "gradients_per_step": plan.gradients_per_step,
         "primary_metric": None if task.primary_metric is None else f"test_{task.primary_metric}",
         "higher_is_better": task.higher_is_better,
         "partition": partition_record(task),
