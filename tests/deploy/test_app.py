@@ -43,6 +43,7 @@ def test_a_deployment_comes_back_from_its_table() -> None:
      ({"task": "digits"}, "task"), ({"round-timeout": -1.0}, "round_timeout"),
      ({"round-timeout": float("nan")}, "round_timeout"), ({"weighting": "a"}, "weighting"),
      ({"max-examples": -1}, "max_examples"), ({"resume": 1}, "resume"),
+     ({"nodes.x": "SHA256:a"}, "nodes"), ({"nodes.0": "SHA256:a b", "nodes.1": "SHA256:a c"}, "nodes"),
      ({"checkpoint-every": -1}, "checkpoint_every"), ({"out": 1}, "out")],
 )  # fmt: skip
 def test_a_wrong_setting_is_refused_by_name(wrong: dict[str, Any], name: str) -> None:
@@ -124,8 +125,8 @@ def test_private_keys_have_mode_600_and_certificates_name_their_hosts(tmp_path: 
     ca, server = (x509.load_pem_x509_certificate(contents[name]) for name in ("ca.crt", "server.crt"))
     server.verify_directly_issued_by(ca)
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert names.get_values_for_type(x509.DNSName) == ["superlink.example.org"]
-    assert [str(a) for a in names.get_values_for_type(x509.IPAddress)] == ["192.0.2.7"]
+    assert names.get_values_for_type(x509.DNSName) == ["superlink.example.org", "localhost"]
+    assert [str(a) for a in names.get_values_for_type(x509.IPAddress)] == ["192.0.2.7", "127.0.0.1", "::1"]
     key = load_ssh_private_key(contents["node-0"], None)
     assert key.public_key() == load_ssh_public_key(contents["node-0.pub"])
 

@@ -1,10 +1,13 @@
 """Flower's grid as a network: partitions instead of nodes, and one bad reply spoils no other. No processes."""
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from federations import need_flower
 from fedoptax.deploy.server import RawReply, check_reply
@@ -13,10 +16,14 @@ from fedoptax.deploy.wire import WireError, pack
 need_flower()
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict  # noqa: E402
+from flwr.proto.node_pb2 import NodeInfo  # noqa: E402
 
 from fedoptax.deploy.flower import FlowerNetwork, read_reply, read_request, to_record  # noqa: E402
+from fedoptax.deploy.keys import fingerprint  # noqa: E402
 
 ARRAYS = pack({"w": np.ones(2, np.float32)})
+PEM = Encoding.PEM, PublicFormat.SubjectPublicKeyInfo  # as Flower tells them
+KEYS = {i: ec.generate_private_key(ec.SECP384R1()).public_key().public_bytes(*PEM) for i in (11, 22, 33, 44, 55)}
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +46,9 @@ class Grid:
         if self.is_down:
             raise ConnectionError("no SuperLink")
         return list(self.partitions)
+
+    def get_nodes(self) -> list[NodeInfo]:
+        return [NodeInfo(node_id=node, public_key=KEYS[node]) for node in self.get_node_ids()]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         ids = []
@@ -69,23 +79,32 @@ class Grid:
         return replies
 
 
-def network_of(grid: Any, num_clients: int = 3) -> FlowerNetwork:
-    network = FlowerNetwork(grid, num_clients, 60)
+def network_of(grid: Any, holders: Iterable[int] = (11, 22, 33)) -> FlowerNetwork:
+    nodes = {str(i): f"{fingerprint(KEYS[node])} clinic {node}" for i, node in enumerate(holders)}
+    network = FlowerNetwork(grid, nodes, 3, 60)
     network.begin(ARRAYS, lambda partition: {"round": 0, "partition": partition})
     return network
 
 
-def test_nodes_are_asked_for_their_partition_once_and_the_first_of_each_counts() -> None:
-    grid = Grid({11: 1, 22: 0, 33: 1, 44: 7, 55: -1})
+def test_a_partition_is_its_keys_whoever_comes_first(caplog: pytest.LogCaptureFixture) -> None:
+    flower_log = logging.getLogger("flwr")
+    flower_log.addHandler(caplog.handler)
+    grid = Grid({55: 0, 22: 0, 44: 7})
     network = network_of(grid)
-    assert network.connected() == {1: "11", 0: "22"}
+    assert network.connected() == {}
+    flower_log.removeHandler(caplog.handler)
+    said, stranger = caplog.text, f"a key without a place ({fingerprint(KEYS[55])})"
+    assert f"node 55 left out: it claims partition 0 of clinic 11 with {stranger}" in said
+    assert "node 22 left out: it claims partition 0 of clinic 11 with the key of clinic 22" in said
+    assert "node 44 left out: partition 7 instead of 0 to 2" in said
+    grid.partitions[11] = 0
+    assert network.connected() == {0: "11"}
     pulls = len(grid.pulls)
-    assert network.connected() == {1: "11", 0: "22"} and sum(grid.pulls[pulls:]) == 0
+    assert network.connected() == {0: "11"} and sum(grid.pulls[pulls:]) == 0
     del grid.partitions[11]
-    assert network.connected() == {1: "33", 0: "22"}
-    del grid.partitions[33]
-    grid.partitions[11] = 2
-    assert network.connected() == {2: "11", 0: "22"}
+    assert network.connected() == {}
+    grid.partitions[11] = 0  # it was started again
+    assert network.connected() == {0: "11"}
 
 
 def test_sound_replies_are_fetched_in_one_pull() -> None:

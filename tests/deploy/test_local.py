@@ -19,6 +19,7 @@ from federations import (
     expected_params,
     need_flower,
     network_lines,
+    nodes_of,
     processes_of,
     wait_until,
 )
@@ -67,12 +68,40 @@ def test_init_writes_an_app_and_keys_once(tmp_path: Path, capsys: pytest.Capture
     assert f"deploy local --app {folder}" in capsys.readouterr().out
     made = read_app(folder / "app")
     assert (made.rounds, made.quorum, made.cohort_size, made.task["num_clients"]) == (7, 0.9, 2, 2)
-    assert len(list((folder / "keys").glob("node-*.pub"))) == 2
+    assert len(list((folder / "keys").glob("node-*.pub"))) == 2 and made.nodes == nodes_of(folder / "keys")
     assert fedoptax("deploy", "init", folder, *LOGISTIC) == 2
     own = tmp_path / "own"
     assert fedoptax("deploy", "init", own, "--nodes", 3, "--task", "fedoptax_app.task:make", "--algorithm", "fedavg",
                     "--set", "client_lr=0.1") == 0  # fmt: skip
     assert read_app(own / "app").cohort_size == 3
+
+
+def test_a_key_is_given_its_partition_and_can_lose_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in "abcd":
+        make = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-C", f"clinic {name}", "-f", tmp_path / name]
+        subprocess.run(make, check=True, timeout=30)
+    (tmp_path / "rsa.pub").write_text("ssh-rsa AAAA nobody\n")
+    a, b, c, d = (tmp_path / f"{name}.pub" for name in "abcd")
+    folder = tmp_path / "new"
+    own = ["--task", "fedoptax_app.task:make", "--algorithm", "fedavg", "--set", "client_lr=0.1"]
+    assert fedoptax("deploy", "init", folder, "--key", a, "--key", tmp_path / "rsa.pub", *own) == 2
+    assert fedoptax("deploy", "init", folder, "--key", a, "--key", a, *own) == 2
+    assert fedoptax("deploy", "init", folder, "--key", a, "--nodes", 2, *own) == 2
+    assert not folder.exists()
+    assert fedoptax("deploy", "init", folder, "--key", a, "--key", b, *own) == 0
+    assert fedoptax("deploy", "local", "--app", folder, "--out", tmp_path / "out") == 2  # the keys are with the nodes
+    assert fedoptax("deploy", "add-node", folder, c) == 0
+    assert fedoptax("deploy", "add-node", folder, d, "--partition", 4) == 2
+    assert fedoptax("deploy", "add-node", folder, a, "--partition", 1) == 2
+    assert fedoptax("deploy", "add-node", folder, d, "--partition", 1) == 0
+    nodes = read_app(folder / "app").nodes
+    assert nodes == nodes_of(folder / "keys") and [nodes[i][-8:] for i in "012"] == ["clinic a", "clinic d", "clinic c"]
+    shown = subprocess.run(["ssh-keygen", "-l", "-f", d], check=True, timeout=30, capture_output=True, text=True).stdout
+    assert nodes["1"] in shown
+    named = tmp_path / "named"
+    assert fedoptax("deploy", "init", named, "--key", a, "--key", b, *LOGISTIC) == 0
+    assert fedoptax("deploy", "add-node", named, c) == 2  # the task has two clients
+    assert "--partition must be <= 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from federations import (
     expected_params,
     need_flower,
     network_lines,
+    nodes_of,
     processes_of,
     task_of,
     wait_until,
@@ -77,7 +78,8 @@ def runs(federation: LocalFederation) -> Path:
 
     def one(name: str) -> None:
         folder = federation.work / name
-        write_app(folder / "app", replace(deployment(name), out=str(folder / "run")), f"trial-{name}")
+        given = replace(deployment(name), out=str(folder / "run"), nodes=nodes_of(federation.work / "keys"))
+        write_app(folder / "app", given, f"trial-{name}")
         (folder / "run.toml").write_text("resume = false\n")
         federation.run(folder / "app", folder / "run.toml", folder / "log.txt", lambda: None)
 
@@ -184,8 +186,8 @@ def train(message: Message, context: Context) -> Message:
 def test_faulty_and_dying_nodes_are_left_out_and_the_rest_is_exact(tmp_path: Path) -> None:
     out = tmp_path / "run"
     given = deployment("scaffold", cohort_size=3, rounds=6, quorum=0.3, round_timeout=60.0, out=str(out))
-    write_app(tmp_path / "app", given, "faulty")
     write_keys(tmp_path / "keys", make_keys(3))
+    write_app(tmp_path / "app", replace(given, nodes=nodes_of(tmp_path / "keys")), "faulty")
     (tmp_path / "app" / "fedoptax_app" / "client_app.py").write_text(FAULTY.replace("SLEEP", "90"))
     (tmp_path / "run.toml").write_text("resume = false\n")
     (tmp_path / "resume.toml").write_text("resume = true\nrounds = 8\n")
@@ -229,8 +231,8 @@ def test_faulty_and_dying_nodes_are_left_out_and_the_rest_is_exact(tmp_path: Pat
 @pytest.mark.long
 def test_a_node_with_a_false_partition_takes_no_part(tmp_path: Path) -> None:
     given = deployment("fedadam", rounds=1, cohort_size=3, quorum=0.5, wait_limit=30.0, out=str(tmp_path / "run"))
-    write_app(tmp_path / "app", given, "false")
     write_keys(tmp_path / "keys", make_keys(3))
+    write_app(tmp_path / "app", replace(given, nodes=nodes_of(tmp_path / "keys")), "false")
     app = tmp_path / "app" / "fedoptax_app" / "client_app.py"
     app.write_text(
         "from fedoptax.deploy import flower\n\nread = flower._partition\n"
@@ -240,5 +242,6 @@ def test_a_node_with_a_false_partition_takes_no_part(tmp_path: Path) -> None:
     with LocalFederation(tmp_path, LocalSettings(3, time_limit=600)) as federation:
         federation.run(tmp_path / "app", tmp_path / "run.toml", tmp_path / "log.txt", lambda: None)
     log = (tmp_path / "log.txt").read_text()
-    assert "partition 7 instead of 0 to 2" in log and "partition 0 has a node already" in log
+    assert "partition 7 instead of 0 to 2" in log
+    assert "left out: it claims partition 0 of node-0 with the key of node-1" in log
     assert "no quorum: 1 sound replies of 3" in log

@@ -56,6 +56,13 @@ def deployment(algorithm: str = "scaffold", **changes: Any) -> Deployment:
     return Deployment(**(given | changes))
 
 
+def nodes_of(keys: Path) -> dict[str, str]:
+    """The table of nodes for a folder of keys."""
+    from fedoptax.deploy.keys import describe_nodes
+
+    return describe_nodes({path.name: path.read_bytes() for path in keys.glob("node-*.pub")})
+
+
 def batches_of(task: Task, partition: int, round: int, seed: int, work: LocalWork) -> list[Any]:
     """The minibatches of one client in one round, as the simulation makes them."""
     key = jax.random.fold_in(round_key(jax.random.key(seed), round), partition)

@@ -12,13 +12,14 @@ import tomli_w
 
 from fedoptax._files import read_json, write_atomically
 from fedoptax._progress import bar, status
-from fedoptax.cli.options import DeploymentOptions, Init, Local
+from fedoptax.cli.options import AddNode, DeploymentOptions, Init, Local
 from fedoptax.cli.printing import print_summary
 from fedoptax.cli.setup import choose_hyperparameters, choose_options, load, with_task_defaults
-from fedoptax.deploy.app import check_empty, read_app, write_app
+from fedoptax.deploy.app import check_empty, place_node, read_app, write_app
 from fedoptax.deploy.config import Deployment, is_own_function, simulation_command
-from fedoptax.deploy.keys import HOSTS, make_keys, write_keys
+from fedoptax.deploy.keys import describe_node, describe_nodes, make_keys, write_keys
 from fedoptax.deploy.local import LocalFederation, LocalSettings, last_words
+from fedoptax.deploy.proxy import make_proxy
 from fedoptax.engine.plan import make_plan
 from fedoptax.errors import RunError, Stopped, UsageError, check_int
 from fedoptax.storage.checkpoint import rounds_of
@@ -31,13 +32,30 @@ from fedoptax.trackers import as_trackers
 def init(given: Init) -> None:
     """Write an app and keys."""
     check_empty(given.folder)
-    hosts = dict.fromkeys((*given.host, *HOSTS))  # a SuperLink's own processes reach it on the loopback interface
-    keys = make_keys(check_int("--nodes", given.nodes), list(hosts))
-    write_app(given.folder / "app", make_deployment(given, given.nodes))
+    count = len(given.key) or check_int("--nodes", 4 if given.nodes is None else given.nodes)
+    if given.nodes not in (None, count):
+        raise UsageError(f"--nodes must be {count}, the number of keys, got {given.nodes}")
+    keys = make_keys(0 if given.key else count, given.host)
+    keys |= {f"node-{partition}.pub": file.read_bytes() for partition, file in enumerate(given.key)}
+    deployment = replace(make_deployment(given, count), nodes=describe_nodes(keys))
+    write_app(given.folder / "app", deployment)
     write_keys(given.folder / "keys", keys)
+    write_atomically(given.folder / "nginx.conf", make_proxy().encode())
+    for partition, node in deployment.nodes.items():
+        print(f"partition {partition}: {node}")
     print(f"app: {given.folder / 'app'}\nkeys: {given.folder / 'keys'}")
-    print(f"try it here with: fedoptax deploy local --app {shlex.quote(str(given.folder))}")
-    _print_simulation(read_app(given.folder / "app"))
+    if not given.key:
+        print(f"try it here with: fedoptax deploy local --app {shlex.quote(str(given.folder))}")
+    _print_simulation(deployment)
+
+
+def add_node(given: AddNode) -> None:
+    """Write a key into the app's table of nodes."""
+    public = given.key.read_bytes()
+    node = describe_node(public)
+    partition = place_node(given.folder / "app", given.partition, node)
+    write_atomically(given.folder / "keys" / f"node-{partition}.pub", public)
+    print(f"partition {partition}: {node}")
 
 
 def local(given: Local) -> None:
@@ -62,6 +80,8 @@ def local(given: Local) -> None:
         nodes = len(list((work / "keys").glob("node-*.pub")))
         if given.nodes not in (None, nodes):
             raise UsageError(f"--nodes must be {nodes}, the number of keys in '{work / 'keys'}', got {given.nodes}")
+        if not all((work / "keys" / f"node-{partition}").is_file() for partition in range(nodes)):
+            raise UsageError(f"'{work / 'keys'}' must hold the private key of every node")
     as_trackers(deployment.tracker_names)
     settings = LocalSettings(nodes, given.port, given.node_port, given.time_limit, given.start_timeout, given.data_dir)
     rounds = deployment.rounds if given.rounds is None else given.rounds
@@ -71,8 +91,9 @@ def local(given: Local) -> None:
             rounds = read_json(config)["rounds"]
         check_int("--rounds", rounds, max(rounds_of(out), default=1))
     if is_new:
-        write_app(work / "app", deployment)
-        write_keys(work / "keys", make_keys(nodes))
+        keys = make_keys(nodes)
+        write_app(work / "app", replace(deployment, nodes=describe_nodes(keys)))
+        write_keys(work / "keys", keys)
     _print_simulation(replace(deployment, rounds=rounds))
     remedy = f"continue with: fedoptax deploy local --resume {shlex.quote(str(out))} --rounds {rounds}"
     remedy += f" --app {shlex.quote(str(work))}" if work != default_work else ""

@@ -96,6 +96,7 @@ add_command(data, "fetch", options.Fetch, lambda: cli.data.fetch)
 add_command(data, "check", options.Check, lambda: cli.data.check)
 add_command(data, "partition", options.Partition, lambda: cli.data.partition)
 add_command(deploy, "init", options.Init, lambda: cli.deploy.init)
+add_command(deploy, "add-node", options.AddNode, lambda: cli.deploy.add_node)
 add_command(deploy, "local", options.Local, lambda: cli.deploy.local)
 
 

@@ -245,8 +245,21 @@ class Init(DeploymentOptions):
     """
 
     folder: Path = argument("A new folder for the app and the keys.")
-    nodes: int = option("SuperNodes, one per client: so many keys are made.", 4)
-    host: list[str] = option("Name or address of the server, for its certificate beside localhost.", [])
+    nodes: int | None = option("SuperNodes, one per client: so many keys are made. Default: 4, or one per --key.")
+    key: list[Path] = option("Public half of a node's own key; the first is for partition 0, and so on.", [], "FILE")
+    host: list[str] = option("Name or address of the server, for its certificate. Beside localhost.", [])
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddNode:
+    """Give a key its place in a federation: the partition that its node may hold.
+
+    Example: fedoptax deploy add-node federation clinic-c.pub --partition 2
+    """
+
+    folder: Path = argument("A folder by `fedoptax deploy init`.")
+    key: Path = argument("The public half of the node's key.")
+    partition: int | None = option("Its partition; another key that had it loses it. Default: a new one (own tasks).")
 
 
 @dataclass(frozen=True, kw_only=True)

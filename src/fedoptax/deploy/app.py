@@ -1,6 +1,7 @@
 """The folder of a ready Flower app: `pyproject.toml` and two thin modules, what `flwr run` sends to every node."""
 
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,8 @@ import tomli_w
 
 from fedoptax import __version__
 from fedoptax._files import write_atomically
-from fedoptax.deploy.config import Deployment, from_table, to_table
-from fedoptax.errors import UsageError
+from fedoptax.deploy.config import Deployment, from_table, is_own_function, to_table
+from fedoptax.errors import UsageError, check_int
 
 NAME = "federation"
 FLOWER, FLOWER_END = "1.41.0", "1.42"
@@ -49,12 +50,39 @@ def read_app(folder: Path) -> Deployment:
     Raises:
       UsageError: it is not an app's, or its config is wrong.
     """
+    return _read(folder / "pyproject.toml")[1]
+
+
+def place_node(folder: Path, partition: int | None, node: str) -> int:
+    """Give a partition to a key in the app's table of nodes, in place of the key that had it, and return the partition.
+
+    Args:
+      folder: the app.
+      partition: which; None takes the next after all that are given.
+      node: what the table holds, as by `keys.describe_node`.
+
+    Raises:
+      UsageError: it is not an app's folder, there is no such partition, or the key has another one.
+      RunError: the app cannot be written.
+    """
     path = folder / "pyproject.toml"
+    document, deployment = _read(path)
+    count, can_grow = len(deployment.nodes), is_own_function(str(deployment.task["name"]))
+    partition = check_int("--partition", count if partition is None else partition, 0, count - (not can_grow))
+    nodes = {**deployment.nodes, str(partition): node}
+    replace(deployment, nodes=nodes)  # checks that no key is there twice
+    document["tool"]["flwr"]["app"]["config"]["nodes"] = nodes
+    write_atomically(path, tomli_w.dumps(document).encode())
+    return partition
+
+
+def _read(path: Path) -> tuple[dict[str, Any], Deployment]:
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = document["tool"]["flwr"]["app"]["config"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"'{path}' must be the pyproject.toml of an app by fedoptax deploy init") from error
-    return from_table(flatten(table))
+    return document, from_table(flatten(table))
 
 
 def flatten(table: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from fedoptax.tasks import load_task
 from fedoptax.tasks.task import Task
 
 Plain = str | int | float | bool
-TABLES = ("hyperparameters", "task")
+TABLES = ("hyperparameters", "task", "nodes")
 """The fields that are tables of their own."""
 LOCAL = ("client_loop", "mesh", "client_states", "examples", "engine", "faults")
 """Options of a simulation that mean nothing on a network."""
@@ -47,6 +47,7 @@ class Deployment(RunOptions):
       eval_min_nodes: at least so many are asked then, and without as many answers there is no metric.
       checkpoint_every: seconds between checkpoints; 0 means one after every round.
       track: names of trackers, separated by commas (`fedoptax.trackers`); they run at the server.
+      nodes: which key holds which partition: by partition the key's fingerprint and, after a space, its holder's name.
       out: the server's folder for the results.
       resume: continue the run in `out`.
 
@@ -67,6 +68,7 @@ class Deployment(RunOptions):
     eval_min_nodes: int = 1
     checkpoint_every: float = 0.0
     track: str = ""
+    nodes: Mapping[str, Plain] = field(default_factory=dict)
     out: str = "runs/deployment"
     resume: bool = False
     mesh: int | None = 1
@@ -88,6 +90,9 @@ class Deployment(RunOptions):
         check_int("eval_min_nodes", self.eval_min_nodes)
         check_number("checkpoint_every", self.checkpoint_every, 0)
         check_flag("resume", self.resume)
+        fingerprints = {str(entry).split(" ")[0] for entry in self.nodes.values()}
+        if len(fingerprints) < len(self.nodes) or not all(partition.isdecimal() for partition in self.nodes):
+            raise UsageError(f"nodes must give each partition a key of its own, got {dict(self.nodes)}")
         if self.privacy:
             object.__setattr__(self, "privacy", with_secret_seed(self.privacy))
 

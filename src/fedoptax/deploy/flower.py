@@ -17,12 +17,13 @@ from flwr.serverapp import Grid, ServerApp
 from fedoptax.deploy.client import Client, Order, default_client
 from fedoptax.deploy.config import Deployment, build_task, from_table, simulation_command
 from fedoptax.deploy.evaluation import evaluate_here
+from fedoptax.deploy.keys import fingerprint
 from fedoptax.deploy.rounds import Arrived
 from fedoptax.deploy.run import run_deployment
 from fedoptax.deploy.server import RawReply
 from fedoptax.deploy.wire import WireArray, WireError, shown
 from fedoptax.engine.xla import use_cache
-from fedoptax.errors import check_int
+from fedoptax.errors import UsageError, check_int
 from fedoptax.tasks.task import Task
 
 ARRAYS, ORDER, METRICS, HELLO = "arrays", "order", "metrics", "hello"
@@ -40,11 +41,14 @@ def server_app() -> ServerApp:
         use_cache(0.0)
         flower_log.propagate = False  # JAX's libraries give the root logger a handler: every line came twice
         deployment = from_table(context.run_config)
+        if not deployment.nodes:
+            raise UsageError("config: nodes is missing, the table that fedoptax deploy init writes")
         if command := simulation_command(deployment):
             flower_log.info("the same in simulation: %s", command)
         task = build_task(deployment)
         ttl = max(deployment.round_timeout, deployment.wait_limit) + 60
-        run_deployment(deployment, task, FlowerNetwork(grid, task.clients.num_clients, ttl), flower_log.info)
+        network = FlowerNetwork(grid, deployment.nodes, task.clients.num_clients, ttl)
+        run_deployment(deployment, task, network, flower_log.info)
 
     return app
 
@@ -92,16 +96,23 @@ def client_app(make_client: MakeClient = default_client) -> ClientApp:
 class FlowerNetwork:
     """Flower's grid as a `rounds.Network`: partitions instead of node ids, one bad reply spoils no other.
 
+    A node takes part if the partition that it claims is its key's: the SuperLink has checked that it holds the key.
+
     Args:
       grid: Flower's.
+      nodes: which key holds which partition, see `Deployment`.
       num_clients: N; a node with a partition outside 0 … N − 1 is left out.
       ttl: seconds that a message lives.
     """
 
-    def __init__(self, grid: Grid, num_clients: int, ttl: float) -> None:
+    def __init__(self, grid: Grid, nodes: Mapping[str, Any], num_clients: int, ttl: float) -> None:
         self._grid, self._num_clients, self._ttl = grid, num_clients, ttl
+        entries = {int(partition): str(entry).partition(" ") for partition, entry in nodes.items()}
+        self._places = {key: partition for partition, (key, _, _) in entries.items()}  # partitions by fingerprint
+        self._names = {partition: name or key for partition, (key, _, name) in entries.items()}
+        self._keys: dict[int, bytes] = {}  # public keys of the nodes that are connected
         self._greeted: set[int] = set()  # nodes that were asked for their partition
-        self._partitions: dict[int, int] = {}  # by node, in the order in which they answered
+        self._partitions: dict[int, int] = {}  # by node
         self._hellos: dict[str, int] = {}  # nodes by message
         self._pending: dict[str, tuple[int, int]] = {}  # partition and node by message of this round
         self._is_cautious = False
@@ -114,7 +125,8 @@ class FlowerNetwork:
 
     def connected(self) -> Mapping[int, str]:
         """See `Network`; new nodes are asked for their partition first."""
-        online = set(self._grid.get_node_ids())
+        self._keys = {node.node_id: node.public_key for node in self._grid.get_nodes()}
+        online = set(self._keys)
         self._greeted &= online
         self._greet(online - self._greeted)
         for message_id, message in self._pull(self._hellos, self._greet).items():
@@ -143,8 +155,8 @@ class FlowerNetwork:
         return arrived
 
     def _nodes(self) -> dict[int, int]:
-        """Return nodes by partition; of several nodes with the same partition the first counts."""
-        return {partition: node for node, partition in reversed(self._partitions.items())}
+        """Return nodes by partition."""
+        return {partition: node for node, partition in self._partitions.items()}
 
     def _greet(self, nodes: Iterable[int]) -> None:
         nodes = sorted(nodes)
@@ -163,8 +175,12 @@ class FlowerNetwork:
             last = self._num_clients - 1
             flower_log.info("node %s left out: partition %s instead of 0 to %d", node, shown(partition), last)
             return
-        if partition in self._partitions.values():
-            flower_log.info("node %s left out: partition %d has a node already", node, partition)
+        key = fingerprint(self._keys[node]) if self._keys.get(node) else "none"
+        if (place := self._places.get(key)) != partition:
+            holder = self._names.get(partition, "nobody")
+            used = f"a key without a place ({key})" if place is None else f"the key of {self._names[place]}"
+            flower_log.info("node %s left out: it claims partition %d of %s with %s", node, partition, holder, used)
+            return
         self._partitions[node] = partition
 
     def _push(self, nodes: Sequence[int], contents: Sequence[RecordDict], kind: str) -> list[str | None]:

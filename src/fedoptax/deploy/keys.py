@@ -3,26 +3,36 @@
 For a deployment between institutions take the certificates of your own authority instead.
 """
 
+import base64
 import datetime
+import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import trustme
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_public_key,
+    load_ssh_public_key,
+)
 
+from fedoptax.deploy.wire import shown
 from fedoptax.errors import RunError, UsageError
 
-HOSTS = ("localhost", "127.0.0.1", "::1")
+LOOPBACK = ("localhost", "127.0.0.1", "::1")  # by which Flower's own parts, and the proxy, reach the SuperLink
 
 
-def make_keys(nodes: int, hosts: Sequence[str] = HOSTS) -> dict[str, bytes]:
+def make_keys(nodes: int, hosts: Sequence[str] = ()) -> dict[str, bytes]:
     """Make certificates and keys as the contents of files by name; nothing is written.
 
-    The files are `ca.crt`, `server.crt` and `server.key` for a server with the names and addresses in `hosts`, and
-    `node-I` with `node-I.pub` for each node: P-384 in OpenSSH's format, as Flower demands. The CA's own key is not
-    kept, so nobody can sign with it later.
+    The files are `ca.crt`, `server.crt` and `server.key` for a server with the names and addresses in `hosts` and those
+    of the loopback interface, and `node-I` with `node-I.pub` for each node: P-384 in OpenSSH's format, as Flower
+    demands. The CA's own key is not kept, so nobody can sign with it later.
 
     Raises:
       UsageError: a host is not one that a certificate can hold.
@@ -30,7 +40,7 @@ def make_keys(nodes: int, hosts: Sequence[str] = HOSTS) -> dict[str, bytes]:
     ca = trustme.CA()
     end = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=365)
     try:
-        server = ca.issue_cert(*hosts, not_after=end)
+        server = ca.issue_cert(*dict.fromkeys((*hosts, *LOOPBACK)), not_after=end)
     except ValueError as error:
         raise UsageError(f"--host must be an address or a name, got {', '.join(hosts)} ({error})") from error
     files = {
@@ -41,8 +51,42 @@ def make_keys(nodes: int, hosts: Sequence[str] = HOSTS) -> dict[str, bytes]:
     for node in range(nodes):
         key = ec.generate_private_key(ec.SECP384R1())
         files[f"node-{node}"] = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-        files[f"node-{node}.pub"] = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n"
+        public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+        files[f"node-{node}.pub"] = public + f" node-{node}\n".encode()
     return files
+
+
+def fingerprint(public: bytes) -> str:
+    """Return a public key's fingerprint, as `ssh-keygen -l` shows it; the key is in OpenSSH's format or in PEM.
+
+    Raises:
+      ValueError: it is not a key on an elliptic curve, the only ones that Flower takes.
+    """
+    key = load_pem_public_key(public) if public.startswith(b"-----") else load_ssh_public_key(public)
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ValueError("it is not on an elliptic curve")
+    blob = base64.b64decode(key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).split()[1])
+    return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+
+
+def describe_node(public: bytes) -> str:
+    """Return what the app's table of nodes holds for a public key: its fingerprint, and its comment as a name.
+
+    Raises:
+      UsageError: it is not the public half of a key that Flower takes.
+    """
+    try:
+        name = shown(b" ".join(public.split()[2:]).decode())
+        return f"{fingerprint(public)} {name}".strip()
+    except ValueError as error:
+        remedy = "ssh-keygen -t ecdsa -b 384 makes one"
+        raise UsageError(f"--key must be a public key in OpenSSH's format ({error}); {remedy}") from error
+
+
+def describe_nodes(files: Mapping[str, bytes]) -> dict[str, str]:
+    """Return the app's table of nodes for the files of `make_keys`: by partition what `describe_node` returns."""
+    count = sum(name.endswith(".pub") for name in files)
+    return {str(partition): describe_node(files[f"node-{partition}.pub"]) for partition in range(count)}
 
 
 def write_keys(folder: Path, files: dict[str, bytes]) -> None:
