@@ -45,7 +45,7 @@ from fedoptax.deploy.app import write_app
 from fedoptax.deploy.client import Client, client_update
 from fedoptax.deploy.config import Deployment
 from fedoptax.deploy.flower import ARRAYS, HELLO, METRICS, read_request, to_record
-from fedoptax.deploy.keys import make_keys, write_keys
+from fedoptax.deploy.keys import describe_nodes, make_keys, write_keys
 from fedoptax.deploy.local import ADDRESS, LocalFederation, LocalSettings, Process, last_words
 from fedoptax.engine.batches import LocalWork
 from fedoptax.tasks.task import Task
@@ -122,7 +122,7 @@ class LightFederation(LocalFederation):
     @property
     def address(self) -> str:
         """Where the SuperLink listens."""
-        return f"{ADDRESS}:{self._port}"
+        return f"{ADDRESS}:{self.port}"
 
 
 @dataclass
@@ -250,7 +250,8 @@ def main() -> None:
     print("| --- | --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        write_keys(work / "keys", make_keys(args.nodes))
+        keys = make_keys(args.nodes)
+        write_keys(work / "keys", keys)
         deployment = Deployment(
             task={"name": "fedoptax_app.task:build"},
             algorithm="fedavg",
@@ -259,6 +260,7 @@ def main() -> None:
             cohort_size=args.nodes,
             batch_size=EXAMPLES,
             quorum=1.0,
+            nodes=describe_nodes(keys),
             out=str(work / "out"),
         )
         write_app(work / "fedoptax", deployment)

@@ -126,7 +126,8 @@ def test_a_resumed_run_keeps_its_app_and_its_rounds(tmp_path: Path, capsys: pyte
     out, work = tmp_path / "run", tmp_path / "run-network"
     write_app(work / "app", deployment("fedadam", rounds=4))
     (work / "keys").mkdir()
-    (work / "keys" / "node-0.pub").touch()
+    for name in ("node-0", "node-0.pub"):
+        (work / "keys" / name).touch()
     (out / "checkpoints" / "6").mkdir(parents=True)
     write_json(out / "config.json", {"rounds": 8})
     for wrong, name in (

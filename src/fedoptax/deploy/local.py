@@ -71,11 +71,13 @@ class LocalFederation:
       work: its folder, with `app` and `keys` in it.
       settings: how it is run.
       nodes: the SuperNodes' processes, by partition.
+      port: of the SuperLink, once it runs.
     """
 
     work: Path
     settings: LocalSettings
     nodes: dict[int, Process] = field(default_factory=dict)
+    port: int = 0
 
     def __enter__(self) -> LocalFederation:
         self.work = self.work.absolute()
@@ -91,13 +93,15 @@ class LocalFederation:
     def __exit__(self, *error: object) -> None:
         stop(self._started)
 
-    def start_node(self, node: int, key: Path | None = None, ca: Path | None = None) -> Process:
-        """Start the SuperNode of a partition; `key` and `ca` other than its own are for tests."""
+    def start_node(
+        self, node: int, key: Path | None = None, ca: Path | None = None, port: int | None = None
+    ) -> Process:
+        """Start the SuperNode of a partition; `key`, `ca` and `port` other than the federation's are for tests."""
         home = self.work / "nodes" / str(node)
         command = [
             "flower-supernode",
             "--root-certificates", str(ca or self.work / "keys" / "ca.crt"),
-            "--superlink", f"{ADDRESS}:{self._port}",
+            "--superlink", f"{ADDRESS}:{port or self.port}",
             "--host", ADDRESS,
             "--port", str(self._node_ports[node]),
             "--auth-supernode-private-key", str(key or self.work / "keys" / f"node-{node}"),
@@ -130,16 +134,16 @@ class LocalFederation:
     def _start(self) -> None:
         settings, keys, home = self.settings, self.work / "keys", self.work / "flower"
         ports = free_ports(1 + settings.nodes)
-        self._port = settings.port or ports[0]
+        self.port = settings.port or ports[0]
         self._node_ports = [
             settings.node_port + i if settings.node_port else ports[1 + i] for i in range(len(ports) - 1)
         ]
-        link = {"address": f"{ADDRESS}:{self._port}", "root-certificates": str(keys / "ca.crt")}
+        link = {"address": f"{ADDRESS}:{self.port}", "root-certificates": str(keys / "ca.crt")}
         write_atomically(home / "config.toml", tomli_w.dumps({"superlink": {"default": NAME, NAME: link}}).encode())
         command = [
             "flower-superlink",
             "--host", ADDRESS,
-            "--port", str(self._port),
+            "--port", str(self.port),
             "--ssl-ca-certfile", str(keys / "ca.crt"),
             "--ssl-certfile", str(keys / "server.crt"),
             "--ssl-keyfile", str(keys / "server.key"),
@@ -167,7 +171,7 @@ class LocalFederation:
         while self._superlink.poll() is None and time.monotonic() < end:
             with socket.socket() as probe:
                 probe.settimeout(1)
-                if probe.connect_ex((ADDRESS, self._port)) == 0:
+                if probe.connect_ex((ADDRESS, self.port)) == 0:
                     return
             time.sleep(0.2)
         raise RunError(f"the SuperLink did not start: {last_words(log)}")
