@@ -46,6 +46,15 @@ PAGES = {
     "local-adaalter": ("local_adaalter",),
     "lookahead": ("lookahead",),
     "mime": ("mimelite", "mime"),
+    "fedexp": ("fedexp",),
+    "delta-sgd": ("delta_sgd",),
+    "fedcm": ("fedcm",),
+    "feddyn": ("feddyn",),
+    "fednova": ("fednova",),
+    "fedlion": ("fedlion", "fafed"),
+    "fedadamw": ("fedadamw",),
+    "fedada2": ("fedada2", "fedadagrad"),
+    "diloco": ("diloco",),
 }
 PLAIN = "fedavg, server_lr 1"
 COLORS = ("#0068b0", "#cf5300", "#00997a", "#a8327f")

@@ -36,6 +36,12 @@ def root_plus(v: Tree, eps: Any) -> Tree:
     return jax.tree.map(lambda a: jnp.sqrt(a) + jnp.asarray(eps, a.dtype), v)
 
 
+def square_norm(x: Tree) -> jax.Array:
+    """‖x‖², all leaves together, a scalar of at least float32."""
+    wide = sum_dtype(x)
+    return sum((jnp.sum(jnp.square(a.astype(wide))) for a in jax.tree.leaves(x)), jnp.zeros((), wide))
+
+
 def scale(a: Any, x: Tree) -> Tree:
     """a·x."""
     return jax.tree.map(lambda u: jnp.asarray(a, u.dtype) * u, x)

@@ -14,7 +14,7 @@ import optax
 import pytest
 
 import fedoptax as fx
-from oracles import fafed, fedlamb, fedopt, mime, scaffold, shared_state
+from oracles import adaptive_clients, drift, fafed, fedlamb, fedopt, mime, scaffold, shared_state
 from oracles.compare import assert_differ, assert_matches
 from oracles.problem import Problem, Tree, full, make
 
@@ -224,6 +224,53 @@ LOOKAHEAD: list[dict[str, Any]] = [
 ]
 add_all("local_adaalter", fx.local_adaalter, partial(shared_state.run_adaalter, weighting="uniform"), ADAALTER)
 add_all("lookahead", fx.lookahead, shared_state.run_lookahead, LOOKAHEAD, weighting="examples")
+
+# ---------------------------------------------------------------- FedExP, Δ-SGD, FedCM, FedDyn, FedNova
+
+FEDEXP: list[dict[str, Any]] = [
+    {"client_lr": 0.2, "eps": 1e-3},
+    {"client_lr": falling(0.2), "eps": 0.1, "variant": "released"},
+]
+DELTA_SGD: list[dict[str, Any]] = [
+    {},
+    {"gamma": 0.5, "delta": 1.0, "lr0": 0.05, "theta0": 2.0, "server_lr": 0.8},
+    {"gamma": 0.3, "variant": "released"},
+]
+FEDCM: list[dict[str, Any]] = [
+    {"client_lr": 0.3, "alpha": 0.1},
+    {"client_lr": falling(0.3), "alpha": 0.6, "server_lr": falling(1.2, 0.9)},
+]
+FEDNOVA: list[dict[str, Any]] = [
+    {"client_lr": 0.2},
+    {"client_lr": falling(0.1), "server_lr": 1.3, "momentum": 0.7},
+]
+add_all("fedexp", fx.fedexp, drift.run_fedexp, FEDEXP)
+add_all("delta_sgd", fx.delta_sgd, drift.run_delta_sgd, DELTA_SGD)
+add_all("fedcm", fx.fedcm, drift.run_fedcm, FEDCM)
+add_all("fedcm", fx.fedcm, drift.run_fedcm, FEDCM[:1], problem="equal")
+add_all("feddyn", fx.feddyn, drift.run_feddyn, [{"client_lr": 0.2, "alpha": 0.5}, {"client_lr": falling(0.1)}])
+add_all("fednova", fx.fednova, drift.run_fednova, FEDNOVA, weighting="examples")
+
+# ---------------------------------------------------------------- FedLion, FedAdamW, FedAda², DiLoCo
+
+LION: list[dict[str, Any]] = [{"lr": 0.02}, {"lr": falling(0.05), "b1": 0.3, "b2": 0.6}]
+ADAMW: list[dict[str, Any]] = [
+    {"client_lr": 0.02, "eps": 1e-3},
+    {"client_lr": falling(0.05), "alpha": 0.1, "weight_decay": 0.5, "b1": 0.5, "b2": 0.7, "eps": 1e-2},
+    {"client_lr": 0.02, "eps": 1e-3, "second_moment": "whole"},
+]
+ADA2: list[dict[str, Any]] = [
+    {"client_lr": 0.05, "server_lr": 0.05, "tau": 1e-2},
+    {"client_lr": falling(0.05), "server_lr": 0.05, "client": "sm3", "server": "adam", "tau": 1e-2, "eps": 0.1},
+]
+LOCO: list[dict[str, Any]] = [
+    {"client_lr": 0.02, "eps": 1e-3},
+    {"client_lr": falling(0.02), "server_lr": 0.9, "momentum": 0.5, "weight_decay": 1.0, "b1": 0.5, "eps": 1e-2},
+]
+add_all("fedlion", fx.fedlion, adaptive_clients.run_fedlion, LION)
+add_all("fedadamw", fx.fedadamw, adaptive_clients.run_fedadamw, ADAMW)
+add_all("fedada2", fx.fedada2, adaptive_clients.run_fedada2, ADA2)
+add_all("diloco", fx.diloco, adaptive_clients.run_diloco, LOCO)
 
 
 SINGLE = ("fedadam", "fafed")

@@ -24,6 +24,9 @@ SGD: dict[str, Factory] = {
     "scaffold I": lambda: fx.scaffold(0.1, option="I"),
     "stem without momentum": lambda: fx.stem(0.1, alpha=1.0),
     "mimelite without momentum": lambda: fx.mimelite(0.1, b1=0.0),
+    "fedexp": lambda: fx.fedexp(0.1),  # one client agrees with itself: η_g = 1
+    "fedcm without momentum": lambda: fx.fedcm(0.1, alpha=1.0),
+    "fednova": lambda: fx.fednova(0.1),
     "clipping out of reach": lambda: fx.with_clipping(fx.scaffold(0.1), 1e6),
 }
 
@@ -78,6 +81,23 @@ def test_scaffold_reaches_the_optimum_with_partial_participation() -> None:
     server, clients, path = federate(fx.scaffold(0.05), scalars(5.0), TWO, 400, cohorts=[[0], [1], [1], [0]])
     assert float(path[-1]["x"]) == pytest.approx(1.4, abs=1e-3)
     assert float(server.control["x"]) == pytest.approx(float(sum(c["x"] for c in clients)) / 2, abs=1e-5)
+
+
+def test_feddyn_reaches_the_optimum_where_fedavg_does_not() -> None:
+    _, clients, path = federate(fx.feddyn(0.05, alpha=1.0), scalars(5.0), TWO, 200)
+    assert float(path[-1]["x"]) == pytest.approx(1.4, abs=1e-4)
+    assert float(sum(c["x"] for c in clients)) == pytest.approx(0.0, abs=1e-3)  # ĝₖ = ∇fₖ(x*)
+
+
+def test_fednova_reaches_the_mean_optimum_where_unequal_steps_pull_fedavg_away() -> None:
+    batches = [[(1.0, -1.0)] * 2, [(1.0, 2.0)] * 10]  # optimum 1/2; FedAvg weighs by steps: 3/2
+    assert float(federate(fx.fednova(0.005), scalars(5.0), batches, 400)[2][-1]["x"]) == pytest.approx(0.5, abs=0.03)
+    assert float(federate(fx.fedavg(0.005), scalars(5.0), batches, 400)[2][-1]["x"]) == pytest.approx(1.5, abs=0.03)
+
+
+def test_fednova_with_equal_steps_is_fedavg() -> None:
+    _, _, nova = federate(fx.fednova(0.05), scalars(5.0), TWO, 5)
+    close(nova, federate(fx.fedavg(0.05), scalars(5.0), TWO, 5)[2])
 
 
 @pytest.mark.parametrize("option", ["I", "II"])

@@ -10,6 +10,7 @@ import optax
 import pytest
 
 import fedoptax as fx
+import laws
 from fedoptax.schedules import parse_schedule
 from fedoptax.wrappers.accounting import epsilon
 
@@ -57,6 +58,17 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     "fafed_schedule w": (lambda: fx.fafed_schedule(1.0, 1.0, 0.0, 1.0), "w"),
     "stem alpha": (lambda: fx.stem(0.1, alpha=-0.5), "alpha"),
     "naive_adaptive b2": (lambda: fx.naive_adaptive(0.1, b2=1.0), "b2"),
+    "fedexp eps": (lambda: fx.fedexp(0.1, eps=0.0), "eps"),
+    "fedexp variant": (lambda: fx.fedexp(0.1, variant="new"), "variant"),
+    "delta_sgd delta": (lambda: fx.delta_sgd(delta=-0.1), "delta"),
+    "fedcm alpha": (lambda: fx.fedcm(0.1, alpha=0.0), "alpha"),
+    "feddyn alpha": (lambda: fx.feddyn(0.1, alpha=0.0), "alpha"),
+    "fednova momentum": (lambda: fx.fednova(0.1, momentum=1.0), "momentum"),
+    "fedlion max_steps": (lambda: fx.fedlion(0.1, max_steps=0), "max_steps"),
+    "fedlion steps": (lambda: laws.eager_rounds(fx.fedlion(0.1, max_steps=2)), "max_steps"),
+    "fedadamw second_moment": (lambda: fx.fedadamw(0.1, second_moment="none"), "second_moment"),
+    "fedada2 client": (lambda: fx.fedada2(0.1, 0.1, client="adam"), "client"),
+    "diloco weight_decay": (lambda: fx.diloco(0.1, weight_decay=-0.1), "weight_decay"),
     "mime base": (lambda: fx.mime(0.1, base="yogi"), "base"),
     "mimelite b1": (lambda: fx.mimelite(0.1, b1=1.0), "b1"),
     "mimelite eps": (lambda: fx.mimelite(0.1, base="adam", eps=0.0), "eps"),

@@ -79,6 +79,15 @@ TABLE: dict[str, Factory] = {
     "lookahead": partial(fx.lookahead, client_lr=0.05, eps=1e-3),
     "mimelite": partial(fx.mimelite, client_lr=0.1),
     "mime": partial(fx.mime, client_lr=0.1),
+    "fedexp": partial(fx.fedexp, client_lr=0.1),
+    "delta_sgd": partial(fx.delta_sgd),
+    "fedcm": partial(fx.fedcm, client_lr=0.1, alpha=0.3),
+    "feddyn": partial(fx.feddyn, client_lr=0.1, alpha=0.5),
+    "fednova": partial(fx.fednova, client_lr=0.1, momentum=0.5),
+    "fedlion": partial(fx.fedlion, lr=0.01, max_steps=3),
+    "fedadamw": partial(fx.fedadamw, client_lr=0.02),
+    "fedada2": partial(fx.fedada2, client_lr=0.05, server_lr=0.1),
+    "diloco": partial(fx.diloco, client_lr=0.02, eps=1e-3),
 }
 VARIANTS: dict[str, Factory] = {
     "fedavg scheduled": fedavg_scheduled,
@@ -91,6 +100,7 @@ VARIANTS: dict[str, Factory] = {
     "fafed released": partial(fx.fafed, lr=0.05, rho=0.1, variant="released"),
     "fafed scheduled": fafed_scheduled,
     "mime adam": partial(fx.mime, client_lr=0.02, base="adam", eps=0.1),
+    "fedexp released": partial(fx.fedexp, client_lr=0.1, variant="released"),
     "prox scaffold": prox_scaffold,
     "prox fafed": prox_fafed,
     "clipping fedadam": clipping_fedadam,
@@ -103,7 +113,7 @@ WRAPPED: dict[str, Factory] = {
     "quantised private stem": quantised_private_stem,
 }
 ROWS = TABLE | VARIANTS
-OWN_CODE = ("fedavg", "scaffold", "fedlamb", "stem", "fafed", "naive_adaptive", "mime", "local_adaalter")
+OWN_CODE = ("fedavg", "scaffold", "fedlamb", "stem", "fafed", "naive_adaptive", "mime", "local_adaalter", "delta_sgd")
 """Algorithms that are not another row's code with other constants."""
 CORE = ("fafed",)
 """The row that keeps every law in `make test`, for its clients have states and two gradients a step."""

@@ -34,6 +34,15 @@ def there_and_back(codec: Codec, array: Any, key: Any = KEY) -> jax.Array:
     return compiled(codec)(jnp.asarray(array), key)[1]
 
 
+@pytest.mark.parametrize(("largest", "size_of_1000"), [(1, 250), (3, 375), (127, 1000), (128, 2000), (32767, 2000)])
+def test_whole_numbers_come_back_as_they_were(largest: int, size_of_1000: int) -> None:
+    numbers = np.random.default_rng(largest).integers(-largest, largest + 1, 1000).astype(np.float32)
+    numbers[:2] = -largest, largest
+    coded, decoded = compiled(codecs.integers(largest))(jnp.asarray(numbers), None)
+    assert nbytes(coded) == size_of_1000
+    np.testing.assert_array_equal(decoded, numbers)
+
+
 @pytest.mark.parametrize(("bits", "size"), [*((bits, 13) for bits in range(1, 9)), (3, 0)])
 def test_packed_bits_unpack_to_the_same_numbers(bits: int, size: int) -> None:
     codes = np.random.default_rng(bits).integers(0, 2**bits, size).astype(np.uint8)

@@ -7,8 +7,17 @@ a traced value, as in a sweep.
 from collections.abc import Callable
 
 from fedoptax.algorithm import FedAlgorithm
+from fedoptax.algorithms.delta_sgd import delta_sgd
+from fedoptax.algorithms.diloco import diloco
 from fedoptax.algorithms.fafed import fafed, fafed_schedule, naive_adaptive
+from fedoptax.algorithms.fedada2 import fedada2
+from fedoptax.algorithms.fedadamw import fedadamw
+from fedoptax.algorithms.fedcm import fedcm
+from fedoptax.algorithms.feddyn import feddyn
+from fedoptax.algorithms.fedexp import fedexp
 from fedoptax.algorithms.fedlamb import fedlamb, local_amsgrad
+from fedoptax.algorithms.fedlion import fedlion
+from fedoptax.algorithms.fednova import fednova
 from fedoptax.algorithms.fedopt import fedadagrad, fedadam, fedams, fedamsgrad, fedavg, fedavgm, fedopt, fedyogi
 from fedoptax.algorithms.fedprox import fedprox, with_prox
 from fedoptax.algorithms.mime import mime, mimelite
@@ -35,6 +44,15 @@ ALGORITHMS: dict[str, Callable[..., FedAlgorithm]] = {
     "lookahead": lookahead,
     "mimelite": mimelite,
     "mime": mime,
+    "fedexp": fedexp,
+    "delta_sgd": delta_sgd,
+    "fedcm": fedcm,
+    "feddyn": feddyn,
+    "fednova": fednova,
+    "fedlion": fedlion,
+    "fedadamw": fedadamw,
+    "fedada2": fedada2,
+    "diloco": diloco,
 }
 
 __all__ = ["ALGORITHMS", "fafed_schedule", "fedopt", "with_prox", *ALGORITHMS]

@@ -54,12 +54,15 @@ def _fedopt(
 ) -> FedAlgorithm:
     """Algorithm 1; the lines are its own."""
     check_lr(client_lr=client_lr)
-    check_choice("client_state", client_state, ("reset", "average"))
-    average = client_state == "average"
+    check_choice("client_state", client_state, ("reset", "average", "persist"))
+    average, persists = client_state == "average", client_state == "persist"
 
     def init(params: Tree) -> FedOptState:
         shared = client_optimizer(1.0).init(params) if average else ()
         return FedOptState(params, server_optimizer.init(params), jnp.zeros((), jnp.int32), shared)
+
+    def init_client(params: Tree) -> Tree:
+        return client_optimizer(1.0).init(params) if persists else ()
 
     def broadcast(server: FedOptState) -> FedOptMessage:
         return FedOptMessage(server.params, value_to_send(client_lr, server.round), server.client_opt_state)
@@ -73,9 +76,10 @@ def _fedopt(
             updates, state = optimizer.update(grads, state, y)  # line 8
             return (optax.apply_updates(y, updates), state), loss
 
-        state = message.client_opt_state if average else optimizer.init(message.params)
+        state = message.client_opt_state if average else client if persists else optimizer.init(message.params)
         (y, state), loss = local_steps(step, (message.params, state), batches)  # lines 4 to 8
-        return FedOptUpload(tree.sub(y, message.params), state if average else ()), client, loss  # line 9
+        upload = FedOptUpload(tree.sub(y, message.params), state if average else ())  # line 9
+        return upload, state if persists else client, loss
 
     def server_update(server: FedOptState, mean: FedOptUpload, cohort: Cohort) -> FedOptState:
         pseudo_gradient = tree.scale(-1, mean.delta)  # line 10 is the mean
@@ -83,7 +87,7 @@ def _fedopt(
         params = optax.apply_updates(server.params, updates)  # line 11
         return FedOptState(params, opt_state, server.round + 1, mean.client_opt_state)
 
-    return FedAlgorithm(init, lambda params: (), broadcast, client_update, server_update, lambda s: s.params)
+    return FedAlgorithm(init, init_client, broadcast, client_update, server_update, lambda s: s.params)
 
 
 def fedopt(
@@ -100,7 +104,8 @@ def fedopt(
       client_optimizer: ClientOpt. A schedule inside it counts the steps since its state was last initialised.
       server_optimizer: ServerOpt. A schedule inside it counts rounds.
       client_state: `"reset"` starts each client's optimizer afresh every round (cross-device); `"average"` uploads
-        the optimizer's state too, averages it and broadcasts it with x (Local AdaAlter, federated Lookahead).
+        the optimizer's state too, averages it and broadcasts it with x (Local AdaAlter, federated Lookahead);
+        `"persist"` lets each client keep its own between rounds (DiLoCo; cross-silo).
     """
     for name, given in (("client_optimizer", client_optimizer), ("server_optimizer", server_optimizer)):
         if not (hasattr(given, "init") and hasattr(given, "update")):

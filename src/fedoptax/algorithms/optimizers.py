@@ -1,4 +1,4 @@
-"""The papers' server optimizers as optax gradient transformations.
+"""The papers' server optimizers, and AdamW for clients, as optax gradient transformations.
 
 Each takes the pseudo-gradient −Δ (the negative weighted mean of the clients' changes) and returns a direction;
 `descend(server_lr)` turns the direction into an update. In the formulas d stands for −Δ; the papers write them
@@ -43,13 +43,13 @@ def descend(server_lr: LearningRate) -> optax.GradientTransformation:
     return optax.scale_by_schedule(lambda round: -value_at(server_lr, round))
 
 
-def scale_by_momentum(momentum: Any) -> optax.GradientTransformation:
-    """FedAvgM: m ← μ m + d; the direction is m."""
+def scale_by_momentum(momentum: Any, nesterov: bool = False) -> optax.GradientTransformation:
+    """FedAvgM: m ← μ m + d; the direction is m, with `nesterov` d + μ m."""
     check_decay(momentum=momentum)
 
     def update(d: Any, m: Any, params: Any = None) -> tuple[Any, Any]:
         m = tree.add_scaled(d, momentum, m)
-        return m, m
+        return tree.add_scaled(d, momentum, m) if nesterov else m, m
 
     return optax.GradientTransformation(tree.zeros_like, update)
 
@@ -89,6 +89,29 @@ def scale_by_fedamsgrad(b1: Any = 0.9, b2: Any = 0.99, eps: Any = 1e-3) -> optax
     """FedAMSGrad (option 2 of FedAMS's paper): v̂ ← max(v̂, v); the direction is m/(√v̂ + ε)."""
     check_positive(eps=eps)
     return _scale_by_max_moments(b1, b2, floor=0.0, eps=eps)
+
+
+def scale_by_adamw(b1: Any, b2: Any, eps: Any, weight_decay: Any) -> optax.GradientTransformation:
+    """AdamW (Loshchilov and Hutter 2019): m̂/(√v̂ + ε) + λ x, with m̂ = m/(1 − β₁ᵗ), v̂ = v/(1 − β₂ᵗ) from t = 1.
+
+    m and v are those of FedAdam, from 0; x are the parameters.
+    """
+    check_decay(b1=b1, b2=b2)
+    check_positive(eps=eps)
+    check_number("weight_decay", weight_decay, 0)
+
+    def init(params: Any) -> MomentState:
+        return MomentState(tree.zeros_like(params), tree.zeros_like(params), jnp.zeros((), jnp.int32))
+
+    def update(d: Any, state: MomentState, params: Any = None) -> tuple[Any, MomentState]:
+        m = tree.ema(b1, state.m, d)
+        v = tree.ema(b2, state.v, tree.square(d))
+        t = state.updates_made + 1
+        m_hat, v_hat = (tree.scale(1 / (1 - b ** t.astype(float)), a) for b, a in ((b1, m), (b2, v)))
+        direction = tree.divide(m_hat, tree.root_plus(v_hat, eps))
+        return tree.add_scaled(direction, weight_decay, params), MomentState(m, v, t)
+
+    return optax.GradientTransformation(init, update)
 
 
 def _scale_by_moments(

@@ -2,6 +2,7 @@
 
 QSGD: Alistarh et al. 2017, *QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding*. Top-k and scaled
 sign, with error feedback: Wang, Lin, Chen 2022, *Communication-Efficient Adaptive Federated Learning* (FedCAMS).
+`integers` is for algorithms that send whole numbers (FedLion).
 
 A number that is not finite makes the decoded array not finite, so that it can be refused.
 """
@@ -119,6 +120,27 @@ def sign() -> Codec:
         return parts["scale"] * (2 * unpack_bits(parts["bits"], 1, size).astype(jnp.float32) - 1)
 
     return Codec("sign", encode, decode, random=False, feedback=True)
+
+
+def integers(largest: int) -> Codec:
+    """Whole numbers from −`largest` to `largest` in ⌈log₂(2·largest + 1)⌉ bits each, exact; above 127 as int16.
+
+    Args:
+      largest: 1 to 32,767. A number that is larger is sent wrongly.
+    """
+    bits = (2 * check_int("largest", largest, 1, 2**15 - 1)).bit_length()
+
+    def encode(flat: jax.Array, key: Any) -> Parts:
+        if bits > 8:
+            return {"codes": flat.astype(jnp.int16)}
+        return {"codes": pack_bits((flat.astype(jnp.int32) + largest).astype(jnp.uint8), bits)}
+
+    def decode(parts: Parts, size: int) -> jax.Array:
+        if bits > 8:
+            return parts["codes"].astype(jnp.float32)
+        return unpack_bits(parts["codes"], bits, size).astype(jnp.float32) - largest
+
+    return Codec(f"integers:largest={largest}", encode, decode, random=False, feedback=False)
 
 
 CODECS: dict[str, Callable[..., Codec]] = {"qsgd": qsgd, "topk": topk, "sign": sign}

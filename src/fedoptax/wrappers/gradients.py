@@ -45,5 +45,4 @@ def clipped(grad_fn: GradFn, max_norm: Any) -> GradFn:
 
 def global_norm(grads: Tree) -> jax.Array:
     """The 2-norm of all leaves together, a scalar in at least float32."""
-    wide = tree.sum_dtype(grads)
-    return jnp.sqrt(sum((jnp.sum(jnp.square(a.astype(wide))) for a in jax.tree.leaves(grads)), jnp.zeros((), wide)))
+    return jnp.sqrt(tree.square_norm(grads))

@@ -1,0 +1,41 @@
+"""DiLoCo: many steps of AdamW, whose state stays with the client, and Nesterov momentum at the server.
+
+Douillard, Feng, Rusu, Chhaparia, Donchev, Kuncoro, Ranzato, Szlam, Shen 2023, *DiLoCo: Distributed Low-Communication
+Training of Language Models*, Algorithm 1: FedOpt as users of language models know it.
+"""
+
+from typing import Any
+
+import optax
+
+from fedoptax.algorithm import FedAlgorithm
+from fedoptax.algorithms import optimizers
+from fedoptax.algorithms.fedopt import _fedopt, _sgd
+from fedoptax.schedules import LearningRate
+
+
+def diloco(
+    client_lr: LearningRate,
+    server_lr: LearningRate = 0.7,
+    momentum: Any = 0.9,
+    weight_decay: Any = 0.1,
+    b1: Any = 0.9,
+    b2: Any = 0.999,
+    eps: Any = 1e-8,
+) -> FedAlgorithm:
+    """DiLoCo (Douillard et al. 2023, Algorithm 1): `fedopt` of AdamW, kept by the client, and Nesterov momentum.
+
+    Client: K steps y ← y − η_l (m̂/(√v̂ + ε) + λ y). Server, with d = −Δ: b ← μ b + d; x ← x − η (d + μ b). Means are
+    uniform; every client takes part in every round, or meets its optimizer's state again rounds later.
+
+    Args:
+      client_lr: η_l > 0 of the inner optimizer, a number or a schedule over rounds.
+      server_lr, momentum: η > 0 and μ in [0, 1) of the outer optimizer.
+      weight_decay: λ ≥ 0, decoupled.
+      b1, b2: β₁ and β₂ in [0, 1).
+      eps: ε > 0.
+    """
+    inner = optimizers.scale_by_adamw(b1, b2, eps, weight_decay)
+    outer = optax.chain(optimizers.scale_by_momentum(momentum, nesterov=True), optimizers.descend(server_lr))
+    algorithm = _fedopt(client_lr, outer, lambda lr: optax.chain(inner, _sgd(lr)), "persist")
+    return algorithm._replace(weighting="uniform")

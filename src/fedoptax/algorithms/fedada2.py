@@ -1,0 +1,82 @@
+"""FedAda²: adaptive optimizers at both ends; preconditioners are not sent, the clients' start at 0 in every round.
+
+Lee, Sharma, Zaheer, Li 2025, *Efficient Adaptive Federated Optimization* (FedAda², FedAda²++). SM3: Anil, Gupta, Koren,
+Singer 2019, *Memory-Efficient Adaptive Optimization*, Algorithm SM3-II.
+"""
+
+from functools import reduce
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedoptax import _tree as tree
+from fedoptax.algorithm import FedAlgorithm, Tree
+from fedoptax.algorithms import optimizers
+from fedoptax.algorithms.fedopt import _fedopt, _sgd
+from fedoptax.errors import check_choice, check_positive
+from fedoptax.schedules import LearningRate
+
+
+def fedada2(
+    client_lr: LearningRate,
+    server_lr: LearningRate,
+    client: str = "adagrad",
+    server: str = "adagrad",
+    b1: Any = 0.9,
+    b2: Any = 0.99,
+    tau: Any = 1e-3,
+    eps: Any = 1e-3,
+) -> FedAlgorithm:
+    """FedAda² (Lee et al. 2025): `fedopt` of two adaptive optimizers; with `client="sm3"` FedAda²++.
+
+    Client, from v = 0: v ← v + g²; y ← y − η_l g/(√v + ε). SM3 keeps, for each tensor, one number per row, column, …
+    instead of v: v ← min of those that cover an element, + g²; each becomes the largest v that it covers. Server, as
+    `fedadagrad` or `fedadam`: m ← β₁ m + (1−β₁) Δ; v ← v + Δ² (Adam: β₂ v + (1−β₂) Δ²); x ← x + η m/(√v + τ). The
+    messages are FedAvg's. Weights are uniform.
+
+    Args:
+      client_lr, server_lr: η_l and η, as in `fedavg`.
+      client: `"adagrad"` or `"sm3"`.
+      server: `"adagrad"` or `"adam"`.
+      b1, b2: β₁ and β₂ in [0, 1) of the server; β₂ is Adam's only.
+      tau: τ > 0; the server's v starts at τ².
+      eps: ε > 0 of the clients.
+    """
+    check_choice("client", client, ("adagrad", "sm3"))
+    check_choice("server", server, ("adagrad", "adam"))
+    check_positive(eps=eps)
+    inner = scale_by_adagrad(eps) if client == "adagrad" else scale_by_sm3(eps)
+    outer = optimizers.scale_by_fedadagrad(b1, tau) if server == "adagrad" else optimizers.scale_by_fedadam(b1, b2, tau)
+    algorithm = _fedopt(
+        client_lr, optax.chain(outer, optimizers.descend(server_lr)), lambda lr: optax.chain(inner, _sgd(lr))
+    )
+    return algorithm._replace(weighting="uniform")
+
+
+def scale_by_adagrad(eps: Any) -> optax.GradientTransformation:
+    """AdaGrad from 0: v ← v + g²; the direction is g/(√v + ε)."""
+
+    def update(g: Tree, v: Tree, params: Tree = None) -> tuple[Tree, Tree]:
+        v = tree.add(v, tree.square(g))
+        return tree.divide(g, tree.root_plus(v, eps)), v
+
+    return optax.GradientTransformation(tree.zeros_like, update)
+
+
+def scale_by_sm3(eps: Any) -> optax.GradientTransformation:
+    """SM3-II: AdaGrad whose v is bounded by one number for each row, column, … of a tensor; see `fedada2`."""
+
+    def cover(v: jax.Array) -> tuple[jax.Array, ...]:
+        axes = range(v.ndim)
+        return tuple(jnp.max(v, [a for a in axes if a != axis], keepdims=True) for axis in axes) or (v,)
+
+    def init(params: Tree) -> Tree:
+        return jax.tree.map(lambda a: cover(jnp.zeros_like(a)), params)
+
+    def update(g: Tree, mu: Tree, params: Tree = None) -> tuple[Tree, Tree]:
+        v = jax.tree.map(lambda g, mu: reduce(jnp.minimum, mu) + g * g, g, mu)
+        return tree.divide(g, tree.root_plus(v, eps)), jax.tree.map(cover, v)
+
+    return optax.GradientTransformation(init, update)

@@ -1,0 +1,72 @@
+"""FedExP: FedAvg whose server step is extrapolated as far as the clients' changes agree.
+
+Jhunjhunwala, Wang, Joshi 2023, *FedExP: Speeding Up Federated Averaging via Extrapolation*, Algorithm 1.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedoptax import _tree as tree
+from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Tree
+from fedoptax.algorithms.fedopt import FedOptMessage, fedavg
+from fedoptax.errors import check_choice, check_positive
+from fedoptax.schedules import LearningRate, value_to_send
+
+DECAY = 0.998
+"""By which released code multiplies the client's rate in each round, and ε by its square."""
+
+
+class FedExPState(NamedTuple):
+    """The server: x, the round, and the x before it (`()` if `params` is the last x)."""
+
+    params: Tree
+    round: jax.Array
+    previous: Tree
+
+
+class FedExPUpload(NamedTuple):
+    """Up: Δᵢ = y − x and ‖Δᵢ‖², one number."""
+
+    delta: Tree
+    square_norm: jax.Array
+
+
+def fedexp(client_lr: LearningRate, eps: Any = 1e-3, variant: str = "paper") -> FedAlgorithm:
+    """FedExP (Jhunjhunwala et al. 2023, Algorithm 1): x ← x + η_g Δ, η_g = max(1, mean ‖Δᵢ‖²/(2 (‖Δ‖² + ε))).
+
+    Clients are FedAvg's; each sends one number more. Means are uniform, as in the paper.
+
+    Args:
+      client_lr: η_l > 0, a number or a schedule over rounds.
+      eps: ε > 0, in units of ‖Δ‖².
+      variant: `"paper"`, or `"released"`: the authors' code multiplies ε by the cohort's size and by 0.998² in each
+        round (as it multiplies η_l by 0.998: give that as a schedule), and evaluates the mean of the last two x.
+    """
+    check_positive(eps=eps)
+    check_choice("variant", variant, ("paper", "released"))
+    clients, is_released = fedavg(client_lr), variant == "released"
+
+    def init(params: Tree) -> FedExPState:
+        return FedExPState(params, jnp.zeros((), jnp.int32), params if is_released else ())
+
+    def broadcast(server: FedExPState) -> FedOptMessage:
+        return FedOptMessage(server.params, value_to_send(client_lr, server.round), ())
+
+    def client_update(grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Any) -> ClientResult:
+        upload, client, loss = clients.client_update(grad_fn, message, client, batches)
+        return FedExPUpload(upload.delta, tree.square_norm(upload.delta)), client, loss
+
+    def server_update(server: FedExPState, mean: FedExPUpload, cohort: Cohort) -> FedExPState:
+        added = eps * cohort.size * DECAY ** (2.0 * (server.round + 1)) if is_released else eps
+        eta = jnp.maximum(1, mean.square_norm / (2 * (tree.square_norm(mean.delta) + added)))
+        x = tree.add_scaled(server.params, eta, mean.delta)
+        return FedExPState(x, server.round + 1, server.params if is_released else ())
+
+    def params(server: FedExPState) -> Tree:
+        if not is_released:
+            return server.params
+        return tree.select(server.round < 2, server.params, tree.ema(0.5, server.previous, server.params))
+
+    return FedAlgorithm(init, clients.init_client, broadcast, client_update, server_update, params, "uniform")

@@ -1,0 +1,147 @@
+"""FedLion, FedAdamW, FedAda² and DiLoCo, each from its paper's listing.
+
+FedLion [Tang and Chang 2024, Algorithm 1]; FedAdamW [Liu et al. 2025]; FedAda² and
+FedAda²++ [Lee et al. 2025] with SM3-II [Anil et al. 2019]; DiLoCo [Douillard et al. 2023, Algorithm 1].
+"""
+
+from typing import Any
+
+import numpy as np
+
+from oracles.fedopt import Rate, at
+from oracles.problem import Array, Problem, Tree, grad, mean, zeros
+
+
+def run_fedlion(problem: Problem, lr: Rate, b1: float = 0.9, b2: float = 0.99) -> list[Tree]:
+    """x after every round."""
+    x, m_bar, trajectory = problem.params, zeros(problem.params), []
+    for t, cohort in enumerate(problem.cohorts):
+        gamma, deltas, ms = at(lr, t), [], []
+        for i in cohort:
+            y, m = x, m_bar
+            for batch in problem.batches(t, i):
+                g = grad(y, batch)
+                c = {n: b1 * m[n] + (1 - b1) * g[n] for n in x}
+                y = {n: y[n] - gamma * np.sign(c[n]) for n in x}
+                m = {n: b2 * m[n] + (1 - b2) * g[n] for n in x}
+            deltas.append({n: np.rint((x[n] - y[n]) / gamma) for n in x})
+            ms.append(m)
+        delta, m_bar = mean(deltas), mean(ms)
+        x = {n: x[n] - gamma * delta[n] for n in x}
+        trajectory.append(x)
+    return trajectory
+
+
+def run_fedadamw(
+    problem: Problem,
+    client_lr: Rate,
+    alpha: float = 0.5,
+    weight_decay: float = 0.01,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    second_moment: str = "mean",
+) -> list[Tree]:
+    """x after every round; K Δ_G is kept, and divided by the steps of the client that uses it."""
+    x, total, v_bar, steps, trajectory = problem.params, zeros(problem.params), zeros(problem.params), 0, []
+    for r, cohort in enumerate(problem.cohorts):
+        eta, deltas, vs, counts = at(client_lr, r), [], [], []
+        for i in cohort:
+            y, m, v, batches = x, zeros(x), v_bar, problem.batches(r, i)
+            for k, batch in enumerate(batches, start=1):
+                t = steps + k
+                g = grad(y, batch)
+                m = {n: b1 * m[n] + (1 - b1) * g[n] for n in x}
+                v = {n: b2 * v[n] + (1 - b2) * g[n] ** 2 for n in x}
+                theta = {n: m[n] / (1 - b1**k) / (np.sqrt(v[n] / (1 - b2**t)) + eps) for n in x}
+                delta_g = {n: total[n] / len(batches) for n in x}
+                y = {n: y[n] - eta * (theta[n] + alpha * delta_g[n] + weight_decay * y[n]) for n in x}
+            deltas.append({n: y[n] - x[n] for n in x})
+            vs.append({n: np.full_like(v[n], v[n].mean()) for n in x} if second_moment == "mean" else v)
+            counts.append(len(batches))
+        delta, v_bar = mean(deltas), mean(vs)
+        total = {n: -delta[n] / eta for n in x}
+        x = {n: x[n] + delta[n] for n in x}
+        steps += round(float(np.mean(counts)))
+        trajectory.append(x)
+    return trajectory
+
+
+def sm3(g: Array, covers: dict[tuple[int, int], float]) -> Array:
+    """v of one tensor by SM3-II, entry by entry; `covers` holds μ(r) of the sets r = (axis, index), and is updated."""
+    v, new = np.zeros_like(g), dict.fromkeys(covers, 0.0)
+    for place in np.ndindex(g.shape):
+        sets = list(enumerate(place))
+        v[place] = min(covers.get(r, 0.0) for r in sets) + g[place] ** 2
+        for r in sets:
+            new[r] = max(new.get(r, 0.0), v[place])
+    covers.clear()
+    covers.update(new)
+    return v
+
+
+def run_fedada2(
+    problem: Problem,
+    client_lr: Rate,
+    server_lr: Rate,
+    client: str = "adagrad",
+    server: str = "adagrad",
+    b1: float = 0.9,
+    b2: float = 0.99,
+    tau: float = 1e-3,
+    eps: float = 1e-3,
+) -> list[Tree]:
+    """x after every round."""
+    x, m, trajectory = problem.params, zeros(problem.params), []
+    v_server = {n: np.full_like(x[n], tau**2) for n in x}
+    for t, cohort in enumerate(problem.cohorts):
+        deltas = []
+        for i in cohort:
+            y, v = x, zeros(x)
+            covers: dict[str, Any] = {n: {} for n in x}
+            for batch in problem.batches(t, i):
+                g = grad(y, batch)
+                v = {n: v[n] + g[n] ** 2 if client == "adagrad" else sm3(g[n], covers[n]) for n in x}
+                y = {n: y[n] - at(client_lr, t) * g[n] / (np.sqrt(v[n]) + eps) for n in x}
+            deltas.append({n: y[n] - x[n] for n in x})
+        delta = mean(deltas)
+        m = {n: b1 * m[n] + (1 - b1) * delta[n] for n in x}
+        if server == "adagrad":
+            v_server = {n: v_server[n] + delta[n] ** 2 for n in x}
+        else:
+            v_server = {n: b2 * v_server[n] + (1 - b2) * delta[n] ** 2 for n in x}
+        x = {n: x[n] + at(server_lr, t) * m[n] / (np.sqrt(v_server[n]) + tau) for n in x}
+        trajectory.append(x)
+    return trajectory
+
+
+def run_diloco(
+    problem: Problem,
+    client_lr: Rate,
+    server_lr: Rate = 0.7,
+    momentum: float = 0.9,
+    weight_decay: float = 0.1,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+) -> list[Tree]:
+    """θ after every round."""
+    theta, buffer, trajectory = problem.params, zeros(problem.params), []
+    kept: list[Any] = [(zeros(theta), zeros(theta), 0) for _ in range(problem.num_clients)]
+    for r, cohort in enumerate(problem.cohorts):
+        eta, outer = at(client_lr, r), []
+        for i in cohort:
+            y, (m, v, t) = theta, kept[i]
+            for batch in problem.batches(r, i):
+                g, t = grad(y, batch), t + 1
+                m = {n: b1 * m[n] + (1 - b1) * g[n] for n in y}
+                v = {n: b2 * v[n] + (1 - b2) * g[n] ** 2 for n in y}
+                u = {n: m[n] / (1 - b1**t) / (np.sqrt(v[n] / (1 - b2**t)) + eps) for n in y}
+                y = {n: (1 - eta * weight_decay) * y[n] - eta * u[n] for n in y}
+            kept[i] = (m, v, t)
+            outer.append({n: theta[n] - y[n] for n in y})
+        d = mean(outer)
+        buffer = {n: momentum * buffer[n] + d[n] for n in d}
+        theta = {n: theta[n] - at(server_lr, r) * (d[n] + momentum * buffer[n]) for n in d}
+        trajectory.append(theta)
+    return trajectory
