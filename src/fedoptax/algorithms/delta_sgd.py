@@ -69,4 +69,4 @@ def delta_sgd(
         return FedOptUpload(tree.sub(y, x), ()), client, loss
 
     server = fedavg(lr0, server_lr)  # x down, their mean
-    return server._replace(client_update=client_update, weighting="uniform")
+    return server._replace(client_update=client_update, weighting="uniform", gradients_per_step=2)
