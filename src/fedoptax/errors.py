@@ -119,10 +119,10 @@ def check_flag(name: str, value: Any) -> None:
 
 
 def check_choice(name: str, value: Any, allowed: Collection[str]) -> None:
-    """Check that `value` is one of `allowed`; the message names the nearest."""
+    """Check that `value` is one of `allowed`; the message names the nearest, for `lr` all that end so."""
     if not (isinstance(value, str) and value in allowed):
-        near = get_close_matches(str(value), allowed, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        near = [name for name in allowed if value in name.split("_")] or get_close_matches(str(value), allowed, n=1)
+        hint = f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
         raise UsageError(f"{name} must be one of {', '.join(allowed)}, got {value!r}{hint}")
 
 

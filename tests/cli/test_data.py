@@ -84,7 +84,6 @@ def test_an_own_table_trains_and_resumes_until_it_changes(capsys: pytest.Capture
         (["data", "fetch", "nope"], 2, "data set must be one of"),
         (["data", "fetch", "femnist"], 1, "LEAF"),
         (["data", "partition", "--task", "mnist"], 1, "`fedoptax data fetch mnist` downloads it"),
-        (["run", "--task", "file:nothing.csv"], 1, "nothing.csv not found"),
         (["run", "--task", "file:own.csv", "--label-column", "sort"], 1, "sort"),
         (["run", "--task", "file:own.csv", "--task-set", "image_size=8"], 2, "image_size"),
         (["run", "--task", "mnist", "--preset", "paper:fafed"], 2, "did you mean 'paper:fafed-low'"),

@@ -12,6 +12,10 @@ WRONG = [
     (["run", "--task", "digit"], 2, "digits"),
     (["run", "--algorithm", "fedadm"], 2, "fedadam"),
     (["run", "--algoritm", "fedadam"], 2, "--algoritm"),
+    (["run", "--algorithm", "fedavg,fedadam"], 2, "compare --algorithms"),
+    (["run", "--algorithm", "./own.py:make", "--preset", "none"], 2, "'own:make'"),
+    (["run", "--algorithm", "fedavg", "--set", "lr=0.1"], 2, "'client_lr' or 'server_lr'"),
+    (["run", "--task", "file:nothing.csv"], 2, "nothing.csv"),
     (["run", "--algorithm", "nowhere:alg", "--preset", "none"], 2, "nowhere"),
     (["run", "--set", "client_lr=-0.1"], 2, "client_lr"),
     (["run", "--set", "client_lr=1e300"], 2, "client_lr"),
@@ -50,6 +54,7 @@ WRONG = [
     (["report", ".", "--target", "nan"], 2, "target"),
     (["resume", "nowhere"], 2, "nowhere"),
     (["frobnicate"], 2, "frobnicate"),
+    (["rnu"], 2, "No such command 'rnu'. Did you mean 'run'?\n"),
 ]
 
 
@@ -83,3 +88,20 @@ def test_folder_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.C
     assert fedoptax("run", *SMALL, "--out", tmp_path / "file" / "a") == 1
     error = capsys.readouterr().err
     assert str(tmp_path / "file") in error and error.count("\n") == 1
+
+
+def test_unrelated_results_below_a_folder_are_not_merged(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fedoptax("run", *SMALL, "--out", "old/x/a") == 0
+    assert fedoptax("run", *SMALL, "--out", "new") == 0
+    assert fedoptax("report", "old") == 0
+    capsys.readouterr()
+    assert fedoptax("report", ".") == 2
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1 and "'old/x/a' (digits)" in printed and "'new' (digits)" in printed
+
+
+def test_loss_that_ends_above_its_start_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    rates = ["--algorithm", "fedavg", "--set", "server_lr=1", "--set"]
+    for rate in (0.1, 300):
+        assert fedoptax("run", *SMALL, *rates, f"client_lr={rate}", "--out", f"r{rate}") == 0
+        assert ("warning: fedavg ends with train_loss" in capsys.readouterr().err) == (rate > 1)

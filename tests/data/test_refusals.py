@@ -101,7 +101,7 @@ DATA_SETS = [
     (lambda: wikitext.load("nowhere", part="train"), UsageError, "part"),
 ]
 CUSTOM = [
-    (lambda: load_file("nowhere.npz"), DataError, "nowhere.npz"),
+    (lambda: load_file("nowhere.npz"), UsageError, "nowhere.npz"),
     (lambda: load_file(__file__), UsageError, "path"),
     (lambda: load_file("nowhere.npz", test_fraction=1.0), UsageError, "test_fraction"),
     (lambda: holdout(digits.load(), 0.5, 0), UsageError, "fraction"),

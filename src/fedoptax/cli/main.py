@@ -5,6 +5,7 @@ The modules that do the work import JAX, which takes seconds, so `fedoptax.cli` 
 
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import fields
@@ -122,7 +123,7 @@ def _describe(error: Exception) -> tuple[str, int]:
     if isinstance(error, UsageError | RunError):
         return str(error), error.status
     if isinstance(error, click.ClickException):  # of the argument parser
-        return error.format_message(), 2
+        return re.sub(r"( Did you mean .+?\?)\1", r"\1", error.format_message()), 2  # Click and Typer both suggest
     if isinstance(error, OSError) and error.filename:
         return f"'{error.filename}': {error.strerror}", 1
     if os.environ.get("FEDOPTAX_DEBUG"):

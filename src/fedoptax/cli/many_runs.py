@@ -5,6 +5,7 @@ import sys
 from contextlib import suppress
 
 from fedoptax.cli.options import Compare, Tune
+from fedoptax.cli.printing import warn_of_rise
 from fedoptax.cli.report import report_comparison, report_search
 from fedoptax.cli.run import errors_name
 from fedoptax.cli.setup import algorithm_names, choose_grids, set_up
@@ -34,6 +35,8 @@ def compare(given: Compare) -> None:
             command=shlex.join(["fedoptax", *sys.argv[1:]]),
             **options,
         )
+    ends = {name: [history.last("train_loss") for history in seeds] for name, seeds in done.histories.items()}
+    warn_of_rise(task, {name: max(filter(None, losses), default=None) for name, losses in ends.items()}, options)
     report_comparison(done, given.json)
 
 

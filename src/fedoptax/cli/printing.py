@@ -1,9 +1,17 @@
 """What commands print."""
 
 import json
+import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from fedoptax.engine.evaluation import initial_loss
 from fedoptax.storage.folder import read_summary
+from fedoptax.tasks.task import Task
+
+FAR = 2.0
+"""How many times its start a training loss is far above it."""
 
 
 def print_summary(folder: Path, as_json: bool) -> None:
@@ -14,6 +22,18 @@ def print_summary(folder: Path, as_json: bool) -> None:
         return
     print(", ".join(f"{name} {value:.4g}" for name, value in summary["final"].items() if value is not None))
     print(f"results: {folder}")
+
+
+def warn_of_rise(task: Task, losses: Mapping[str, float | None], options: Mapping[str, Any]) -> None:
+    """Print a warning for each algorithm whose training loss at the end is far above the one before the first round."""
+    start = initial_loss(task, options.get("seed", 0), options["batch_size"])
+    for name, end in losses.items():
+        if end is not None and 0 < start < end / FAR:
+            print(
+                f"warning: {name} ends with train_loss {end:.4g}, far above the {start:.4g} before the first round: "
+                "its learning rates may be too high",
+                file=sys.stderr,
+            )
 
 
 def print_table(rows: list[list[str]], left: bool = False) -> None:

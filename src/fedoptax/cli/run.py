@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedoptax.cli.options import ProcessOptions, Run
-from fedoptax.cli.printing import print_summary
+from fedoptax.cli.printing import print_summary, warn_of_rise
 from fedoptax.cli.setup import set_up
 from fedoptax.distributed import is_distributed, is_leader, join, run_on_all_or_fail
 from fedoptax.errors import RunError, Stopped, UsageError
@@ -37,9 +37,10 @@ def run_algorithm(task: Task, name: str, values: Mapping[str, Any], options: Map
     """Run an algorithm with these hyper-parameters and options of `fedoptax.run`, and print how it ended."""
     algorithm = run_on_all_or_fail(lambda: wrap(build(name, values), **options.get("wrappers", {})))
     with errors_name(options["out"]):
-        experiment.run(task, algorithm, label=name, hyperparameters=values, **options)
+        result = experiment.run(task, algorithm, label=name, hyperparameters=values, **options)
     if is_leader():
         print_summary(options["out"], as_json)
+        warn_of_rise(task, {name: result.history.last("train_loss")}, options)
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """From the options of a command to a task, algorithms and the options of runs."""
 
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import fields
@@ -119,8 +120,8 @@ def choose_grids(given: Compare | Tune, names: list[str], budget: int) -> dict[s
 
 
 def algorithm_names(text: str) -> list[str]:
-    """Return the algorithms of a list with commas; `all` means every one."""
-    names = list(ALGORITHMS) if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
+    """Return the algorithms of a list with commas or blanks; `all` means every one."""
+    names = list(ALGORITHMS) if text == "all" else [name for name in re.split(r"[,\s]+", text) if name]
     if not names or len(set(names)) != len(names):
         raise UsageError(f"--algorithms must be different names separated by commas, or all, got {text!r}")
     return names
@@ -135,4 +136,4 @@ def load(given: TaskOptions, arguments: Mapping[str, Any]) -> Task:
 def new_folder(task: str, what: str) -> Path:
     """Return a folder under runs/ that is not there."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
-    return Path("runs") / f"{Path(task).stem}-{what.replace(':', '.')}-{stamp}"
+    return Path("runs") / f"{Path(task.removeprefix('file:')).stem}-{what}-{stamp}".replace(":", ".")

@@ -68,14 +68,14 @@ def load_file(
       seed: of the choice of what is held out.
 
     Raises:
-      UsageError: another format, or an option that does not apply to it.
-      DataError: the file is missing or broken, or lacks something; the message names the column and row.
+      UsageError: there is no such file, it is of another format, or an option does not apply to it.
+      DataError: the file is broken or lacks something; the message names the column and row.
     """
     path = Path(path)
     if test_fraction is not None:
         check_number("test_fraction", test_fraction, 0, 1)
     if not path.exists():
-        raise DataError(f"{path} not found; allowed is {_FORMATS}")
+        raise UsageError(f"'{path}' does not exist; allowed is {_FORMATS}")
     read: Callable[..., Source] | None = _load_images if path.is_dir() else _READERS.get(path.suffix.lower())
     if read is None:
         raise UsageError(f"path must be {_FORMATS}, got '{path}'")

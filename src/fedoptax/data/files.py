@@ -4,11 +4,12 @@ import gzip
 import hashlib
 import lzma
 import os
+import shlex
 import zlib
 from pathlib import Path
 
 from fedoptax.data.registry import DATA_SETS
-from fedoptax.errors import DataError, UsageError
+from fedoptax.errors import DataError, UsageError, shorten
 
 ENVIRONMENT = "FEDOPTAX_DATA"
 
@@ -79,7 +80,17 @@ def read_file(path: Path) -> bytes:
             return lzma.decompress(data)
         return data
     except _UNREADABLE as error:
-        raise DataError(f"{path} cannot be read: {error}") from None
+        raise damaged(path, error) from None
+
+
+def damaged(path: Path, reason: object) -> DataError:
+    """Make the error of a file that is not as it was published, which says how to get it again."""
+    folder = next((folder for folder in path.absolute().parents if folder.name in DATA_SETS), None)
+    how = "from where it came"
+    if folder is not None:
+        command = shlex.join(["fedoptax", "data", "fetch", folder.name, "--data-dir", str(folder.parent)])
+        how = f"with `{command}`" if DATA_SETS[folder.name].downloads else DATA_SETS[folder.name].by_hand
+    return DataError(f"{path} is damaged ({shorten(reason)}): fetch it again {how}")
 
 
 def check_hash(path: Path, data: bytes, published: str | None) -> None:
@@ -90,4 +101,4 @@ def check_hash(path: Path, data: bytes, published: str | None) -> None:
     """
     kind, _, expected = (published or "md5:").partition(":")
     if hashlib.new(kind, data).hexdigest() != expected:
-        raise DataError(f"{path} is not the published file: its hash is another one; delete it and fetch it again")
+        raise damaged(path, "its hash is not the published one")

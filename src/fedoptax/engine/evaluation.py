@@ -108,6 +108,15 @@ def primary_metric(task: Task, names: Collection[str]) -> str:
     return "accuracy" if "accuracy" in names else min(names)
 
 
+def initial_loss(task: Task, seed: int, examples: int) -> float:
+    """Return the training loss, before the first round of a run with this seed, of a batch of all clients' examples."""
+    key, total = jax.random.key(seed), int(task.clients.offsets[-1])
+    rows = np.linspace(0, total - 1, examples).astype(np.int64)
+    batch = {name: jnp.asarray(array[rows]) for name, array in task.clients.examples.items()}
+    batch["mask"] = jnp.ones(examples, bool)
+    return float(jax.jit(lambda: task.loss(task.init(jax.random.fold_in(key, 0)), batch, key))())
+
+
 def client_summary(values: jax.Array, present: jax.Array, higher_is_better: bool) -> dict[str, jax.Array]:
     """Summarize `values` (clients,) over the clients that are `present`: mean, spread and worst decile."""
     count = jnp.maximum(jnp.sum(present), 1)

@@ -4,6 +4,7 @@ import importlib
 import inspect
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
@@ -26,10 +27,17 @@ _BORROWED = {"cifar100-coarse": "cifar100"}  # tasks without presets of their ow
 
 def find_constructor(name: str) -> Constructor:
     """Return the constructor of a name in `ALGORITHMS`, or of `module:function`, also of the current folder."""
+    if isinstance(name, str) and re.search(r"[,\s]", name.strip()):
+        raise UsageError(f"algorithm must be one name, got '{name}'; several: fedoptax compare --algorithms A,B")
     if not isinstance(name, str) or ":" not in name:
         check_choice("algorithm", name, ALGORITHMS)
         return ALGORITHMS[name]
-    module_name, _, attribute = name.partition(":")
+    module_name, _, attribute = name.rpartition(":")
+    if "/" in module_name or module_name.endswith(".py"):
+        typed = module_name.removeprefix("./").removesuffix(".py").replace("/", ".")
+        raise UsageError(
+            f"algorithm must be a name or MODULE:FUNCTION, got '{name}' (did you mean '{typed}:{attribute}'?)"
+        )
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:

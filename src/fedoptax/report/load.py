@@ -1,7 +1,7 @@
 """Runs read back from their folders, whether they are completed, interrupted or still running."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from fedoptax._files import read_json
-from fedoptax.errors import RunError
+from fedoptax.errors import RunError, UsageError
 from fedoptax.storage.config import read_config, read_record
 from fedoptax.storage.history import read_lines, read_rows
 
@@ -18,6 +18,8 @@ COST_COLUMNS = ("round", "bytes_up", "bytes_down", "seconds", "dropped", "late",
 #: Columns of runs with faults or privacy; curves show them after the metrics.
 CIRCUMSTANCES = ("participants", "virtual_seconds", "epsilon")
 
+SHOWN = 6
+"""Results that an error names."""
 _LARGEST = 1e100  # squares and sums of smaller values are finite
 
 
@@ -108,6 +110,24 @@ def find_folders(root: Path, command: str | None = None) -> Iterator[tuple[Path,
     children = [child for child in root.iterdir() if child.is_dir() and not child.name.startswith(".")]
     for child in sorted(children, key=lambda child: _sort_key(child.name, first)):
         yield from find_folders(child, command)
+
+
+def check_related(root: Path, tasks: Iterable[tuple[Path, str]]) -> None:
+    """Refuse results of different tasks or in different places, unless they lie directly in `root`.
+
+    `tasks` are the folders of runs and searches below `root`, each with the name of its task.
+    """
+    found: dict[Path, str] = {}
+    for folder, task in tasks:
+        above = [place for place in reversed(folder.parents) if place.is_relative_to(root)]
+        found[next((place for place in above if (place / "compare.json").is_file()), folder)] = task
+    depths = {len(place.relative_to(root).parts) for place in found}
+    if max(depths, default=0) > 1 and len(depths | set(found.values())) > 2:
+        names = [f"'{place.relative_to(root)}' ({task})" for place, task in found.items()]
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        raise UsageError(
+            f"'{root}' holds results that do not belong together: {', '.join(names[:SHOWN])}{more}; report one folder"
+        )
 
 
 def _sort_key(name: str, first: list[str]) -> tuple[int, list[tuple[int, str]]]:

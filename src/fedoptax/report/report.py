@@ -9,7 +9,7 @@ import pandas as pd
 from fedoptax.errors import check_number
 from fedoptax.report.curves import Metric, find_metrics
 from fedoptax.report.groups import Group, group_runs, title_of
-from fedoptax.report.load import Run, find_folders, load_runs
+from fedoptax.report.load import Run, check_related, find_folders, load_runs
 from fedoptax.report.partition import Partition, find_partitions
 from fedoptax.report.searches import HeatMap, Profile, Search, load_searches, make_heat_map, make_profiles
 from fedoptax.report.tables import tabulate
@@ -43,7 +43,7 @@ def load_report(path: str | Path, target: float | None = None) -> Report:
       target: as in `final_table`.
 
     Raises:
-      UsageError: the target is not finite.
+      UsageError: the target is not finite, or what lies deep below the folder does not belong together.
       RunError: there is nothing, or something is damaged.
     """
     if target is not None:
@@ -52,6 +52,9 @@ def load_report(path: str | Path, target: float | None = None) -> Report:
     best = [trial.run for search in searches for trial in search.ranked[:BEST_POINTS]]
     is_of_search = bool(best) and all(mark == "tune.json" for _, mark, _ in find_folders(Path(path)))
     runs = best if is_of_search else load_runs(path)
+    of_searches = [(search.folder, search.tuning.task["name"]) for search in searches]
+    of_runs = [] if is_of_search else [(run.path, run.config["task"]["name"]) for run in runs]
+    check_related(Path(path), of_searches + of_runs)
     groups = group_runs(runs)
     table = tabulate(groups, target)
     order = [group.algorithm for group in groups] + [search.algorithm for search in searches]

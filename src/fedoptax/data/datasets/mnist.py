@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fedoptax.data.datasets.source import Source
-from fedoptax.data.files import read_file, require_file
+from fedoptax.data.files import damaged, read_file, require_file
 from fedoptax.errors import DataError
 
 _TYPES: dict[int, np.dtype] = {0x08: np.dtype("u1"), 0x0C: np.dtype(">i4")}
@@ -54,7 +54,7 @@ def read_idx(path: Path) -> np.ndarray:
     start = 4 + 4 * data[3]
     shape = tuple(np.frombuffer(data[4:start].ljust(start - 4, b"\0"), ">u4").tolist())
     if len(data) != start + math.prod(shape) * dtype.itemsize or 0 in shape:
-        raise DataError(f"{path} is damaged: it declares an array of shape {shape} and has {len(data)} bytes")
+        raise damaged(path, f"it declares an array of shape {shape} and has {len(data)} bytes")
     return np.frombuffer(data, dtype, offset=start).reshape(shape)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fedoptax.data.files import damaged
 from fedoptax.errors import DataError
 
 _DAMAGED = (OSError, KeyError, TypeError, ValueError, RuntimeError, AttributeError)  # what h5py raises
@@ -69,7 +70,7 @@ def open_clients(path: Path) -> Iterator[ClientFile]:
     try:
         file = h5py.File(path, "r")
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error}") from None
+        raise damaged(path, error) from None
     with file:
         try:
             clients = ClientFile(path, file["examples"])
