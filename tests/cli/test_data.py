@@ -43,6 +43,45 @@ def test_partition_shows_measures_a_table_and_a_picture(capsys: pytest.CaptureFi
     assert list(csv.reader(Path("p/partition.csv").read_text().splitlines())) != rows
 
 
+def id_table(path: Path) -> None:
+    """Sites with a constant region, and a number that differs in every row."""
+    rng = np.random.default_rng(0)
+    rows = ["number,site,region,height,kind"]
+    rows += [f"{7000 + i},site-{i % 4},{i % 4 // 2},{rng.normal():.4f},{'ab'[i % 3 == 0]}" for i in range(80)]
+    path.write_text("\n".join(rows) + "\n")
+
+
+def test_a_table_without_clients_is_asked_for_them(capsys: pytest.CaptureFixture[str]) -> None:
+    id_table(Path("own.csv"))
+    np.savez("own.npz", x=np.random.default_rng(0).normal(size=(40, 3)), y=np.arange(40) % 2)
+    small = ["--model", "logistic", "--rounds", "1", "--algorithm", "fedavg", "--set", "client_lr=0.1"]
+    for name, kind in (("own.csv", "column"), ("own.npz", "array")):
+        assert fedoptax("run", "--task", f"file:{name}", "--label-column", "kind") == 2
+        printed = capsys.readouterr().err
+        assert f"has no {kind} 'client'" in printed and "--client-column" in printed and "--partition" in printed
+    assert fedoptax("run", "--task", "file:own.npz", "--partition", "iid", *small) == 0
+    assert "clients: 10, made by partition iid" in capsys.readouterr().err
+
+
+def test_what_is_understood_of_a_table_is_shown_with_what_looks_like_ids(capsys: pytest.CaptureFixture[str]) -> None:
+    id_table(Path("own.csv"))
+    arguments = ["data", "partition", "--task", "file:own.csv", "--client-column", "site", "--label-column", "kind"]
+    assert fedoptax(*arguments) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == [
+        "clients: 4, as 'site' names them; 16 to 16 training examples each",
+        "examples: 3 features (number, region, height); 2 classes (a 53, b 27)",
+        "split: 64 examples to train on, 16 to test on",
+    ]
+    assert lines[3].startswith("warning: 'number' differs in every row") and "drop=number" in lines[3]
+    assert lines[4].startswith("warning: 'region' is constant within each client")
+    assert fedoptax(*arguments, "--task-set", "drop=number,region") == 0
+    printed = capsys.readouterr().out
+    assert "1 feature (height)" in printed and "warning" not in printed
+    assert fedoptax(*arguments[:-2], "--label-column", "height", "--task-set", "drop=number") == 1
+    assert "column 'kind', row 1: a number is needed, got 'b'" in capsys.readouterr().err
+
+
 def test_commands_at_one_time_take_different_folders() -> None:
     assert new_folder("digits", "fedadam") != new_folder("digits", "fedadam")
 
@@ -84,8 +123,8 @@ def test_an_own_table_trains_and_resumes_until_it_changes(capsys: pytest.Capture
         (["data", "fetch", "nope"], 2, "data set must be one of"),
         (["data", "fetch", "femnist"], 1, "LEAF"),
         (["data", "partition", "--task", "mnist"], 1, "`fedoptax data fetch mnist` downloads it"),
-        (["run", "--task", "file:own.csv", "--label-column", "sort"], 1, "sort"),
-        (["run", "--task", "file:own.csv", "--task-set", "image_size=8"], 2, "image_size"),
+        (["run", "--task", "file:own.csv", "--client-column", "site", "--label-column", "sort"], 1, "sort"),
+        (["run", "--task", "file:own.csv", "--partition", "iid", "--task-set", "image_size=8"], 2, "image_size"),
         (["run", "--task", "mnist", "--preset", "paper:fafed"], 2, "did you mean 'paper:fafed-low'"),
         (["run", "--set", "client_lr=cosine(1)"], 2, "cosine(lr, rounds, floor)"),
     ],

@@ -60,7 +60,7 @@ def partition(given: Partition) -> None:
     if given.json:
         print(json.dumps({"out": str(folder), **about, **summary}, indent=1))
         return
-    print(picture.sentence)
+    print(*task.notes, picture.sentence, sep="\n")
     print_table([["measure", "value"], *([key, f"{value:.4g}"] for key, value in summary.items())])
     print()
     shown = table.iloc[:SHOWN, :5].astype(str)

@@ -52,6 +52,8 @@ def _set_up(given: ExperimentOptions, names: list[str], out: Path) -> Setup:
     if is_leader():
         prepare(out, given.overwrite, remove=False)
     task = load(given, task_arguments)
+    if is_leader() and task.notes:
+        print(*task.notes, sep="\n", file=sys.stderr)
     return task, hyperparameters, with_task_defaults(given.task, task, options)
 
 

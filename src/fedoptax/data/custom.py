@@ -184,7 +184,7 @@ def _load_table(
         _Part(x[rows], names[label][rows].tolist(), names[client][rows].tolist() if client else None)
         for rows in (parts == "train", parts == "test")
     )
-    return _build(str(path), train, test)
+    return _build(str(path), train, test)._replace(columns=tuple(columns))
 
 
 def _load_images(root: Path, image_size: Size | None = None) -> Source:

@@ -21,8 +21,8 @@ Size = int | tuple[int, int]
 """Pixels: height and width, or one number for a square."""
 
 
-def read_frame(path: Path, texts: Sequence[str]) -> "pandas.DataFrame":
-    """Read a table; the columns in `texts` are kept as they are written, others are numbers where they can be."""
+def read_frame(path: Path, texts: Sequence[str], rows: int | None = None) -> "pandas.DataFrame":
+    """Read a table, or its first rows; columns in `texts` are kept as written, others are numbers if they can be."""
     import pandas as pd
 
     separator = TABLES[path.suffix.lower()]
@@ -30,7 +30,9 @@ def read_frame(path: Path, texts: Sequence[str]) -> "pandas.DataFrame":
         if separator is None:
             import pyarrow.parquet
 
-            return pyarrow.parquet.read_table(path).to_pandas(ignore_metadata=True, integer_object_nulls=True)
+            empty = None if rows is None else pyarrow.parquet.read_schema(path).empty_table()
+            table = empty if rows == 0 else pyarrow.parquet.read_table(path).slice(0, rows)
+            return table.to_pandas(ignore_metadata=True, integer_object_nulls=True)
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # pandas only warns of rows that are too long
             return pd.read_csv(
@@ -42,6 +44,7 @@ def read_frame(path: Path, texts: Sequence[str]) -> "pandas.DataFrame":
                 na_values=[""],
                 encoding="utf-8-sig",
                 low_memory=False,
+                nrows=rows,
             )
     except (OSError, ValueError, Warning) as error:  # pandas' and Arrow's errors are kinds of ValueError
         raise DataError(f"{path} cannot be read as a table: {shorten(error)}") from None
@@ -62,7 +65,12 @@ def read_features(where: object, frame: "pandas.DataFrame", columns: Sequence[st
     x = np.empty((len(frame), len(columns)), np.float32)
     for i, name in enumerate(columns):
         with np.errstate(over="ignore"):  # infinity is found afterwards
-            cells = pd.to_numeric(frame[name], errors="coerce").to_numpy(np.float32, na_value=np.nan)
+            numbers = pd.to_numeric(frame[name], errors="coerce")
+            cells = numbers.to_numpy(np.float32, na_value=np.nan)
+        if (is_text := (numbers.isna() & frame[name].notna()).to_numpy()).any():
+            row = int(np.argmax(is_text))
+            text = shorten(repr(frame[name].iloc[row]), 40)
+            raise DataError(f"{where}: column {name!r}, row {row + 1}: a number is needed, got {text}")
         x[:, i] = as_numbers(f"{where}: column {name!r}", cells)[:, 0]
     return x
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from fedoptax.data.columns import check_has_clients, choose_features, find_ids
 from fedoptax.data.custom import load_file
 from fedoptax.data.datasets.source import Source
-from fedoptax.errors import UsageError
+from fedoptax.errors import UsageError, shorten
 from fedoptax.models import MODELS
 from fedoptax.tasks.images import cross_entropy
 from fedoptax.tasks.recipe import CENTRAL, Recipe, TaskOptions, make_task
@@ -16,6 +17,8 @@ from fedoptax.tasks.task import Task
 
 PREFIX = "file:"
 """The beginning of the name of a task on a file."""
+MOST_CLASSES = 10
+"""Classes that are counted one by one before the first round."""
 
 
 def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
@@ -25,15 +28,19 @@ def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     mean and deviation of each feature over all training examples.
     """
     path = Path(name.removeprefix(PREFIX)).expanduser()
+    if options.client_column is None and options.partition is None:
+        check_has_clients(path)
+    others = [options.label_column or "label", options.client_column or "client"]
     source = load_file(
         path,
+        features=None if options.drop is None else choose_features(path, options.drop, others),
         client=options.client_column,
         label=options.label_column,
         image_size=options.image_size,
         test_fraction=options.test_fraction,
         seed=options.seed,
     )
-    contents = fingerprint(source)
+    contents, warnings = fingerprint(source), find_ids(source)
     is_image = len(source.input_shape) == 3
     source = source if is_image else standardize_features(source)
     if source.train_groups is None:
@@ -48,7 +55,34 @@ def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
         task,
         description=f"{path.name}, {source.num_classes} classes",
         spec={**task.spec, "contents": contents},
+        notes=(*describe_data(task, source), *warnings),
     )
+
+
+def describe_data(task: Task, source: Source) -> list[str]:
+    """Say in three lines what was understood of a file: clients, features and classes, split."""
+    sizes, partition = task.clients.sizes, task.spec["partition"]
+    where = f"as '{task.spec.get('client_column', 'client')}' names them" if partition == "clients" else "made"
+    where = f"{where} by partition {partition}" if where == "made" else where
+    shape = source.input_shape
+    what = (
+        f"{shape[0]} feature{'' if shape == (1,) else 's'}"
+        if len(shape) == 1
+        else f"arrays of shape {'×'.join(map(str, shape))}"
+    )
+    if source.columns is not None:
+        what += f" ({shorten(', '.join(source.columns), 120)})"
+    labels = np.concatenate([source.train["y"], source.test["y"]])
+    counts = np.bincount(labels, minlength=source.num_classes)
+    names = source.class_names or tuple(map(str, range(source.num_classes)))
+    classes = ", ".join(f"{name} {count:,}" for name, count in zip(names[:MOST_CLASSES], counts))
+    more = ", ..." if len(names) > MOST_CLASSES else ""
+    held, tested = int(sizes.sum()), 0 if task.test is None else len(task.test["y"])
+    return [
+        f"clients: {len(sizes)}, {where}; {sizes.min():,} to {sizes.max():,} training examples each",
+        f"examples: {what}; {source.num_classes} classes ({classes}{more})",
+        f"split: {held:,} examples to train on, {tested:,} to test on",
+    ]
 
 
 def fingerprint(source: Source) -> str:
@@ -80,7 +114,7 @@ CUSTOM = Recipe(
     model="mlp",
     num_clients=10,
     models=MODELS,
-    options=("client_column", "label_column", "test_fraction", "image_size"),
+    options=("client_column", "label_column", "drop", "test_fraction", "image_size"),
     partitions=("clients", *CENTRAL),
     defaults={"rounds": 100, "cohort_size": 10, "batch_size": 20, "local_epochs": 1, "eval_every": 1},
 )

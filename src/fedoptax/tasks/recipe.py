@@ -67,6 +67,7 @@ class TaskOptions:
       model: `"logistic"`, `"mlp"`, `"cnn"`, …
       augment: of CIFAR: `"crop"` (24×24 at random, flip, standardise; default for ResNet-18), `"center"` (24×24 in the
         centre, no flip), `"standardize"` or `"none"`.
+      drop: columns of a table at `file:PATH` that are no features, separated by commas.
       client_column, label_column, test_fraction, image_size: of `file:PATH`, see `fedoptax.data.custom.load_file`.
       compute_dtype: `"bfloat16"` computes the training loss and its gradients in it, see `with_compute_dtype`; default
         `"float32"`.
@@ -88,6 +89,7 @@ class TaskOptions:
     model: str | None = None
     augment: str | None = None
     client_column: str | None = None
+    drop: str | None = None
     label_column: str | None = None
     test_fraction: float | None = None
     image_size: int | None = None

@@ -42,6 +42,7 @@ class Task:
         that train have their numbers, others come after them. None if that is not known.
       clip_norm: every minibatch gradient is clipped to this global 2-norm, where a paper's model needs it; None: not.
       eval_batch: test examples that are evaluated together; bounds the memory of their activations.
+      notes: lines about the data that are shown before the first round.
       devices: if given, the number of clients, which hold no data of their own: each round the examples of `clients`,
         as many shares as the cohort has clients, are allocated to the active ones (Fed-LAMB, Section 4).
 
@@ -64,6 +65,7 @@ class Task:
     test_owners: np.ndarray | None = None
     clip_norm: float | None = None
     eval_batch: int = 500
+    notes: tuple[str, ...] = ()
     devices: int | None = None
 
     def __post_init__(self) -> None:

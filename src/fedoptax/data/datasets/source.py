@@ -26,6 +26,7 @@ class Source(NamedTuple):
         only. `None` where the groups are ids of another kind.
       vocabulary: the word of each id, for text, or `None`.
       counts: numbers that the arrays do not show, such as snippets before they are cut, or `None`.
+      columns: the names of a table's features, or `None`.
       class_names: what each label is called, or `None` if it has no other name than its number.
     """
 
@@ -40,6 +41,7 @@ class Source(NamedTuple):
     vocabulary: np.ndarray | None = None
     counts: dict[str, int] | None = None
     class_names: tuple[str, ...] | None = None
+    columns: tuple[str, ...] | None = None
 
 
 Load = Callable[[str | Path | None], Source]
