@@ -36,7 +36,7 @@ def list_names(given: List) -> None:
         ]
     elif given.what == "presets":
         rows = [
-            {"name": f"{task} paper:{name}", "summary": f"{setting.source}; {setting.convention}", **asdict(setting)}
+            {**asdict(setting), "name": f"{task} paper:{name}", "summary": f"{setting.source}; {setting.convention}"}
             for task, settings in PAPERS.items()
             for name, setting in settings.items()
         ]

@@ -8,7 +8,7 @@ from fedoptax.cli.options import Compare, Tune
 from fedoptax.cli.printing import warn_of_rise
 from fedoptax.cli.report import report_comparison, report_search
 from fedoptax.cli.run import errors_name
-from fedoptax.cli.setup import algorithm_names, choose_grids, set_up
+from fedoptax.cli.setup import algorithm_names, choose_grids, choose_rate_origins, set_up
 from fedoptax.errors import UsageError
 from fedoptax.experiments import comparison, tuning
 
@@ -23,6 +23,13 @@ def compare(given: Compare) -> None:
         raise UsageError(f"{useless[0]} needs --tune")
     grids = choose_grids(given, names, given.budget or 16) if given.tune else {}
     task, hyperparameters, options = set_up(given, names, "compare")
+    rates = choose_rate_origins(given, hyperparameters) | dict.fromkeys(grids, "tuned")
+    if len(set(rates.values())) > 1:
+        shown = "; ".join(f"{name}: {origin}" for name, origin in rates.items())
+        print(
+            f"warning: learning rates come from different places ({shown}); --tune searches those of all alike",
+            file=sys.stderr,
+        )
     with errors_name(options["out"]):
         done = comparison.compare(
             task,
@@ -30,6 +37,7 @@ def compare(given: Compare) -> None:
             seeds=given.seeds,
             hyperparameters=hyperparameters,
             grids=grids,
+            rates=rates,
             select=given.select or "train_loss",
             last=given.last,
             command=shlex.join(["fedoptax", *sys.argv[1:]]),

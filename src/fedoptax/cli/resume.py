@@ -19,7 +19,7 @@ from fedoptax.storage.config import read_config
 from fedoptax.tasks import TASKS, load_task, recipe_of
 from fedoptax.tasks.task import Task
 
-RESUMED = {of.name for of in fields(RunOptions)} - {"mesh"} | {"wrappers", "trackers"}
+RESUMED = {of.name for of in fields(RunOptions)} - {"mesh"} | {"wrappers", "trackers", "rates"}
 """The options that a run takes from its config.json; by default it uses as many of the devices here as it had."""
 
 

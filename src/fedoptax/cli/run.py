@@ -8,7 +8,7 @@ from typing import Any
 
 from fedoptax.cli.options import ProcessOptions, Run
 from fedoptax.cli.printing import print_summary, warn_of_rise
-from fedoptax.cli.setup import set_up
+from fedoptax.cli.setup import choose_rate_origins, set_up
 from fedoptax.distributed import is_distributed, is_leader, join, run_on_all_or_fail
 from fedoptax.errors import RunError, Stopped, UsageError
 from fedoptax.experiments import run as experiment
@@ -22,6 +22,7 @@ def run(given: Run) -> None:
     join_processes(given)
     name = given.algorithm
     task, hyperparameters, options = set_up(given, [name], name)
+    options["rates"] = choose_rate_origins(given, hyperparameters)[name]
     run_algorithm(task, name, hyperparameters[name], options, given.json)
 
 

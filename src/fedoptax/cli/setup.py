@@ -16,9 +16,16 @@ from fedoptax.engine.faults import Faults
 from fedoptax.engine.plan import RunOptions
 from fedoptax.engine.xla import use_cache, use_cores
 from fedoptax.errors import UsageError
-from fedoptax.experiments.build import find_constructor, parse_pairs, parse_settings, preset
+from fedoptax.experiments.build import (
+    describe_rates,
+    find_constructor,
+    name_preset,
+    parse_pairs,
+    parse_settings,
+    preset,
+)
 from fedoptax.experiments.grids import Grid, default_grid, parse_grids
-from fedoptax.experiments.presets import find_setting
+from fedoptax.experiments.presets import PAPERS, find_setting
 from fedoptax.experiments.run import split_options
 from fedoptax.storage.folder import prepare
 from fedoptax.tasks import load_task, recipe_of
@@ -64,7 +71,9 @@ def choose_options(given: LearningOptions) -> tuple[dict[str, Any], dict[str, An
     if setting is None:
         return of_task, of_run
     if is_leader():
-        print(f"preset: {setting.source}; {setting.convention}", file=sys.stderr)
+        others = [f"paper:{name}" for name in PAPERS[given.task] if name != setting.name]
+        more = f"; there is also {', '.join(others)}" if others else ""
+        print(f"preset: paper:{setting.name}, {setting.source}; {setting.convention}{more}", file=sys.stderr)
     paper_task, paper_run = dict(setting.task), dict(setting.run)
     if of_task.get("partition") not in (None, paper_task.get("partition")):
         for name in {"partition", *PARTITION_OPTIONS.get(paper_task.get("partition", ""), ())}:
@@ -109,6 +118,15 @@ def choose_hyperparameters(given: LearningOptions, names: list[str]) -> dict[str
     of_paper = {} if setting is None else setting.hyperparameters
     tuned = {name: {} if given.preset == "none" else preset(given.task, name) for name in names}
     return {name: {**of_paper.get(name, tuned[name]), **chosen[name]} for name in names}
+
+
+def choose_rate_origins(given: LearningOptions, values: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Say by algorithm where the learning rates that `choose_hyperparameters` chose come from."""
+    chosen = parse_settings(given.set_, values)
+    setting = find_setting(given.task, given.preset)
+    papers = {} if setting is None else dict.fromkeys(setting.hyperparameters, f"paper:{setting.name}")
+    origins = {name: papers.get(name) or name_preset(given.task, name) for name in values}
+    return {name: describe_rates(name, own, chosen[name], origins[name]) for name, own in values.items()}
 
 
 def choose_grids(given: Compare | Tune, names: list[str], budget: int) -> dict[str, Grid]:

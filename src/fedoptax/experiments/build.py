@@ -18,6 +18,8 @@ from fedoptax.wrappers import with_compression, with_privacy
 from fedoptax.wrappers.codecs import CODECS, Codec
 
 Constructor = Callable[..., FedAlgorithm]
+RATES = ("client_lr", "server_lr", "lr")
+"""The learning rates among all hyper-parameters."""
 WRAPPERS = ("privacy", "compress")
 PRIVACY = ("clip", "noise_multiplier", "delta", "target_quantile", "clip_lr", "bit_noise", "seed")
 """The arguments of `with_privacy` that can be typed; the first three are needed."""
@@ -91,12 +93,37 @@ def preset(task: str, algorithm: str) -> dict[str, Any]:
 
     A file of the user's own starts from those of the digits: a starting point, not more.
     """
-    task = "digits" if task.startswith("file:") else _BORROWED.get(task, task)
+    task = _lender(task)
     tuned = PRESETS.get(task, {}).get(algorithm)
     if tuned is None:
         settings = list(PAPERS.get(task, {}).values())
         tuned = settings[0].hyperparameters.get(algorithm, {}) if settings else {}
     return dict(tuned)
+
+
+def name_preset(task: str, algorithm: str) -> str:
+    """Name what `preset` gives: the task's own preset, that of another task, or a paper's."""
+    lender = _lender(task)
+    if algorithm in PRESETS.get(lender, {}):
+        return "preset" if lender == task else f"preset of {lender}"
+    return f"paper:{next(iter(PAPERS.get(lender, {'': None})))}"
+
+
+def _lender(task: str) -> str:
+    return "digits" if task.startswith("file:") else _BORROWED.get(task, task)
+
+
+def describe_rates(algorithm: str, values: Mapping[str, Any], chosen: Collection[str], origin: str) -> str:
+    """Say where an algorithm's learning rates come from: `--set` if chosen, else the origin of `values`, else default.
+
+    Examples:
+      >>> describe_rates("fedavg", {"client_lr": 0.1, "server_lr": 1.0}, ["client_lr"], "preset")
+      '--set, preset'
+    """
+    names = [name for name in parameters_of(algorithm) if name in RATES]
+    return ", ".join(dict.fromkeys(
+        "--set" if name in chosen else origin if name in values else "default" for name in names
+    ))  # fmt: skip
 
 
 def build(name: str, hyperparameters: Mapping[str, Any]) -> FedAlgorithm:

@@ -11,7 +11,7 @@ from typing import Any
 from fedoptax._files import to_plain, using
 from fedoptax.engine.plan import make_plan
 from fedoptax.errors import RunError, UsageError, check_int
-from fedoptax.experiments.build import build, preset, wrap
+from fedoptax.experiments.build import build, describe_rates, name_preset, preset, wrap
 from fedoptax.experiments.run import run_in_folder, split_options
 from fedoptax.experiments.tuning import AllDiverged, Tuning, check_not_own, check_search, rule_for, run_search
 from fedoptax.storage.config import plain_options, read_record, write_record
@@ -32,6 +32,7 @@ class Comparison:
       task: name and options of the task.
       options: of `fedoptax.run`, with `rounds`.
       tunings: by algorithm, the search that comes first; empty for none.
+      rates: by algorithm, where its learning rates come from; those of a search are `tuned`.
     """
 
     algorithms: list[str]
@@ -41,6 +42,7 @@ class Comparison:
     options: dict[str, Any]
     command: str = ""
     tunings: dict[str, Tuning] = field(default_factory=dict)
+    rates: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: Path) -> Comparison:
@@ -89,6 +91,7 @@ def compare(
     seeds: int | Sequence[int] = 3,
     hyperparameters: Mapping[str, Mapping[str, Any]] | None = None,
     grids: Mapping[str, Mapping[str, Sequence[Any]]] | None = None,
+    rates: Mapping[str, str] | None = None,
     select: str = "train_loss",
     last: int | None = None,
     overwrite: bool = False,
@@ -108,6 +111,7 @@ def compare(
       seeds: how many, counted from 0, or which.
       hyperparameters: by algorithm; one that is not named has those of the task's preset.
       grids: values by algorithm and hyper-parameter, searched first, with a seed that is not compared.
+      rates: by algorithm, where its learning rates come from, for the report.
       select, last: how the points of the searches are ranked, as in `tune`.
       overwrite: remove an earlier comparison in `out` instead of continuing it.
       progress, command: as in `tune`.
@@ -135,11 +139,14 @@ def compare(
     for name, grid in grids.items():
         fixed = {key: value for key, value in values[name].items() if key not in grid}
         tunings[name] = Tuning(name, grid, fixed, rule, max(chosen) + 1, spec, stored)
-    comparison = Comparison(list(algorithms), values, chosen, spec, stored, command, tunings)
+    origins = {name: "given" if name in (hyperparameters or {}) else name_preset(task.name, name) for name in values}
+    origins = {name: describe_rates(name, values[name], (), origin) for name, origin in origins.items()}
+    origins |= {**(rates or {}), **dict.fromkeys(tunings, "tuned")}
+    comparison = Comparison(list(algorithms), values, chosen, spec, stored, command, tunings, origins)
     if (folder / FILE).is_file() and not overwrite:
         there = Comparison.read(folder)
         kept = there.hyperparameters if tunings else values  # by then those that were found
-        wanted = to_plain(asdict(replace(comparison, hyperparameters=kept, command=there.command)))
+        wanted = to_plain(asdict(replace(comparison, hyperparameters=kept, command=there.command, rates=there.rates)))
         if to_plain(asdict(there)) != wanted:
             raise RunError(f"'{folder / FILE}' is of another comparison; give another folder")
         comparison = there
@@ -177,7 +184,7 @@ def run_comparison(
         for name, seed in product(kept, comparison.seeds):
             algorithm = wrap(build(name, found[name]), **options.get("wrappers") or {})
             described = {"label": name, "description": f"{name}, seed {seed}", "hyperparameters": found[name]}
-            shown = {"seed": seed, "progress": progress, **described}
+            shown = {"seed": seed, "progress": progress, "rates": comparison.rates.get(name, ""), **described}
             summary = run_in_folder(task, algorithm, _run_folder(out, name, seed), options | shown)
             if summary["status"] == "diverged":
                 diverged.append(summary["message"])

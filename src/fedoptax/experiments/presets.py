@@ -26,6 +26,7 @@ class PaperSetting:
     task: Mapping[str, Any] = field(default_factory=dict)
     run: Mapping[str, Any] = field(default_factory=dict)
     hyperparameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    name: str = ""
 
 
 def find_setting(task: str, preset: str) -> PaperSetting | None:
@@ -45,7 +46,7 @@ def _powers(value: Any) -> Any:
     return 10.0 ** float(value[3:]) if is_power else value
 
 
-def _setting(own: Mapping[str, Any], bases: Mapping[str, Any]) -> PaperSetting:
+def _setting(name: str, own: Mapping[str, Any], bases: Mapping[str, Any]) -> PaperSetting:
     base = bases[own["base"]]
     return PaperSetting(
         base["source"],
@@ -53,6 +54,7 @@ def _setting(own: Mapping[str, Any], bases: Mapping[str, Any]) -> PaperSetting:
         {**base.get("task", {}), **own.get("task", {})},
         {**base.get("run", {}), **own.get("run", {})},
         own.get("hyperparameters", base.get("hyperparameters", {})),
+        name,
     )
 
 
@@ -62,7 +64,7 @@ PRESETS: dict[str, dict[str, Mapping[str, Any]]] = _TABLES["tuned"]
 """Tuned hyper-parameters by task and algorithm."""
 
 PAPERS: dict[str, dict[str, PaperSetting]] = {
-    task: {name: _setting(own, _TABLES["bases"]) for name, own in settings.items()}
+    task: {name: _setting(name, own, _TABLES["bases"]) for name, own in settings.items()}
     for task, settings in _TABLES["papers"].items()
 }
 """Paper settings by task and name; the first of a task is what `--preset paper` means."""

@@ -285,7 +285,17 @@ def run_search(
 
 def check_not_own(options: Mapping[str, Any]) -> None:
     """Check that options hold none that each run of a search or a comparison gets of its own."""
-    for name in ("label", "description", "hyperparameters", "out", "overwrite", "resume_from", "seed", "progress"):
+    for name in (
+        "label",
+        "description",
+        "hyperparameters",
+        "rates",
+        "out",
+        "overwrite",
+        "resume_from",
+        "seed",
+        "progress",
+    ):
         if name in options:
             raise UsageError(f"option {name} cannot be shared by several runs")
 

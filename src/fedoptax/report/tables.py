@@ -36,8 +36,8 @@ def final_table(runs: Sequence[Run], target: float | None = None) -> pd.DataFram
     `bytes_up` and `bytes_down` (per client and round), `total_bytes` (mean over seeds), `seconds_per_round` (median
     over rounds and seeds), `participants` (per round, mean over rounds and seeds), `epsilon` (at the end, the largest
     of the seeds), `client_spread` and `client_worst` (the standard deviation of the metric over clients, and its mean
-    over the worst tenth of them, at the last evaluated round, mean over seeds), `complete`, `status`. What the runs do
-    not have is NaN.
+    over the worst tenth of them, at the last evaluated round, mean over seeds), `rates` (where the learning rates
+    come from), `complete`, `status`. What the runs do not have is NaN.
 
     Args:
       runs: from `load_runs`.
@@ -105,6 +105,7 @@ def _final_row(group: Group) -> Row:
         "seconds_per_round": pd.concat(seconds).median() if seconds else NAN,
         "participants": _mean(participants),
         "epsilon": pd.Series([_last(run, "epsilon") for run in group.runs], dtype=float).max(),
+        "rates": group.config.get("rates") or "",
         "complete": group.is_complete,
         "status": group.status,
     }
@@ -196,7 +197,7 @@ class Column:
     @property
     def is_text(self) -> bool:
         """Whether it is aligned to the left."""
-        return self.name in ("algorithm", "status")
+        return self.name in ("algorithm", "rates", "status")
 
 
 def shown_columns(table: pd.DataFrame) -> list[Column]:
@@ -264,6 +265,8 @@ def shown_columns(table: pd.DataFrame) -> list[Column]:
         column("epsilon", "Epsilon", "privacy spent at the end, the largest of the seeds"),
     ]
     shown = [item for item in optional if table[item.name].notna().any()]
+    if table["rates"].any():
+        shown.append(column("rates", "Rates from", "where the learning rates come from; a search is `tuned`", str))
     return [*first, *shown, column("status", "Status", "", str)]
 
 

@@ -25,10 +25,10 @@ from fedoptax.tasks.task import Task
 FORMAT = 1
 FREE = {
     "rounds", "environment", "fedoptax", "eval_every", "client_states", "trackers", "client_loop", "mesh",
-    "gradients_per_step",
+    "gradients_per_step", "rates",
 }  # fmt: skip
 """What may change when a run is continued."""
-UNUSED = {"faults", "wrappers", "aggregate", "client_loop", "trackers"}
+UNUSED = {"faults", "wrappers", "aggregate", "client_loop", "trackers", "rates"}
 """What is named only where it is used."""
 
 
