@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from fedoptax.algorithms import ALGORITHMS
+from fedoptax.algorithms.baselines import BASELINES
 from fedoptax.cli.options import Bytes, List
 from fedoptax.cli.printing import print_table
 from fedoptax.cli.setup import algorithm_names, load, run_arguments, task_arguments, with_task_defaults
@@ -41,7 +42,9 @@ def list_names(given: List) -> None:
             for name, setting in settings.items()
         ]
     else:
-        rows = [{"name": name, "summary": summary(constructor)} for name, constructor in ALGORITHMS.items()]
+        rows = [
+            {"name": name, "summary": summary(constructor)} for name, constructor in (ALGORITHMS | BASELINES).items()
+        ]
     if given.json:
         print(json.dumps(rows, indent=1))
     else:

@@ -11,9 +11,10 @@ from fedoptax.cli.printing import print_summary, warn_of_rise
 from fedoptax.cli.setup import choose_rate_origins, set_up
 from fedoptax.distributed import is_distributed, is_leader, join, run_on_all_or_fail
 from fedoptax.errors import RunError, Stopped, UsageError
-from fedoptax.experiments import run as experiment
+from fedoptax.experiments.baselines import find_simulation
 from fedoptax.experiments.build import build, wrap
 from fedoptax.experiments.result import DivergedError, Interrupted
+from fedoptax.experiments.run import raise_unless_completed, split_options
 from fedoptax.tasks.task import Task
 
 
@@ -38,7 +39,8 @@ def run_algorithm(task: Task, name: str, values: Mapping[str, Any], options: Map
     """Run an algorithm with these hyper-parameters and options of `fedoptax.run`, and print how it ended."""
     algorithm = run_on_all_or_fail(lambda: wrap(build(name, values), **options.get("wrappers", {})))
     with errors_name(options["out"]):
-        result = experiment.run(task, algorithm, label=name, hyperparameters=values, **options)
+        own = {"label": name, "hyperparameters": values, **options}
+        result = raise_unless_completed(find_simulation(name)(task, algorithm, *split_options(own)))
     if is_leader():
         print_summary(options["out"], as_json)
         warn_of_rise(task, {name: result.history.last("train_loss")}, options)

@@ -75,7 +75,7 @@ def load_file(
     if test_fraction is not None:
         check_number("test_fraction", test_fraction, 0, 1)
     if not path.exists():
-        raise UsageError(f"'{path}' does not exist; allowed is {_FORMATS}")
+        raise UsageError(f"{path} does not exist; allowed is {_FORMATS}")
     read: Callable[..., Source] | None = _load_images if path.is_dir() else _READERS.get(path.suffix.lower())
     if read is None:
         raise UsageError(f"path must be {_FORMATS}, got '{path}'")

@@ -30,8 +30,7 @@ def read_frame(path: Path, texts: Sequence[str], rows: int | None = None) -> "pa
         if separator is None:
             import pyarrow.parquet
 
-            empty = None if rows is None else pyarrow.parquet.read_schema(path).empty_table()
-            table = empty if rows == 0 else pyarrow.parquet.read_table(path).slice(0, rows)
+            table = pyarrow.parquet.read_table(path).slice(0, rows)
             return table.to_pandas(ignore_metadata=True, integer_object_nulls=True)
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # pandas only warns of rows that are too long

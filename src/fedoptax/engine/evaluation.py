@@ -1,6 +1,7 @@
 """Test metrics inside XLA, batch after batch, on padded examples: over all of them, and client by client."""
 
 from collections.abc import Collection
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -61,12 +62,50 @@ def evaluate(task: Task, params: Tree, data: EvaluationData, mesh: int = 1) -> d
       standard deviation) and `client_NAME_worst_decile` (the mean over the worst tenth of the clients, at least one),
       every client that has test examples counting once.
     """
-    sums = _sums(task, params, data, mesh)
-    total = _total(sums)
-    values = metric_values(task, total)
+    return _summarize(task, _sums(task, params, data, mesh), data.owners is not None)
+
+
+def evaluate_own(task: Task, models: Tree, data: EvaluationData) -> dict[str, jax.Array]:
+    """Evaluate models (N, …) of clients, each on its client's test examples, and summarize as `evaluate` does.
+
+    Test examples of others, who did not train, count for nothing.
+
+    Raises:
+      UsageError: the task's test examples have no owners.
+    """
+    return _summarize(task, own_sums(task, models, data), True)
+
+
+def own_sums(task: Task, models: Tree, data: EvaluationData) -> Sums:
+    """Sum each metric per client, (N,), by its own model of `models` (N, …)."""
+    if data.owners is None or task.test_owners is None:
+        raise UsageError(f"task '{task.name}' must have test_owners for models of their own")
+    clients = jax.tree.leaves(models)[0].shape[0]
+    owners = np.asarray(task.test_owners)
+    counts = np.bincount(owners, minlength=clients)[:clients]
+    if not counts.any():
+        raise UsageError(f"task '{task.name}' must have test examples of clients that train")
+    batch = min(int(counts.max()), task.eval_batch)
+    places = np.arange(-(-int(counts.max()) // batch) * batch).reshape(-1, batch)
+    order = jnp.asarray(np.argsort(owners, kind="stable"), jnp.int32)
+    flat = {name: array.reshape(-1, *array.shape[2:]) for name, array in data.examples.items()}
+    alone = replace(task, test=None, test_owners=None)
+
+    def of_client(given: tuple[Tree, jax.Array, jax.Array]) -> Sums:
+        model, start, count = given
+        rows = order.at[start + places].get(mode="clip")
+        examples = {name: array[rows] for name, array in flat.items()} | {"mask": jnp.less(places, count)}
+        return jax.tree.map(lambda a: a[0], _sums(alone, model, EvaluationData(examples, None)))
+
+    starts = jnp.asarray(np.cumsum(counts) - counts, jnp.int32)
+    return jax.lax.map(of_client, (models, starts, jnp.asarray(counts, jnp.int32)))
+
+
+def _summarize(task: Task, sums: Sums, has_owners: bool) -> dict[str, jax.Array]:
+    values = metric_values(task, _total(sums))
     name = primary_metric(task, values)
     columns = {f"test_{metric}": value for metric, value in values.items()}
-    if data.owners is None:
+    if not has_owners:
         return columns
     summary = client_summary(metric_values(task, sums)[name], _present(sums), task.higher_is_better)
     return columns | {f"client_{name}_{what}": value for what, value in summary.items()}

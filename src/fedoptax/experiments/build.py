@@ -11,6 +11,7 @@ from typing import Any
 
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.algorithms import ALGORITHMS
+from fedoptax.algorithms.baselines import BASELINES
 from fedoptax.errors import UsageError, check_choice
 from fedoptax.experiments.presets import PAPERS, PRESETS
 from fedoptax.schedules import is_schedule, parse_schedule
@@ -32,8 +33,8 @@ def find_constructor(name: str) -> Constructor:
     if isinstance(name, str) and re.search(r"[,\s]", name.strip()):
         raise UsageError(f"algorithm must be one name, got '{name}'; several: fedoptax compare --algorithms A,B")
     if not isinstance(name, str) or ":" not in name:
-        check_choice("algorithm", name, ALGORITHMS)
-        return ALGORITHMS[name]
+        check_choice("algorithm", name, [*ALGORITHMS, *BASELINES])
+        return (ALGORITHMS | BASELINES)[name]
     module_name, _, attribute = name.rpartition(":")
     if "/" in module_name or module_name.endswith(".py"):
         typed = module_name.removeprefix("./").removesuffix(".py").replace("/", ".")
@@ -91,8 +92,11 @@ def parameters_of(algorithm: str) -> Mapping[str, inspect.Parameter]:
 def preset(task: str, algorithm: str) -> dict[str, Any]:
     """Return the hyper-parameters kept for an algorithm on a task: tuned here, else of its first paper, else none.
 
-    A file of the user's own starts from those of the digits: a starting point, not more.
+    The baselines take FedAvg's client learning rate. A file of the user's own starts from those of the digits: a
+    starting point, not more.
     """
+    if algorithm in BASELINES:
+        return {name: value for name, value in preset(task, "fedavg").items() if name == "client_lr"}
     task = _lender(task)
     tuned = PRESETS.get(task, {}).get(algorithm)
     if tuned is None:
@@ -103,7 +107,7 @@ def preset(task: str, algorithm: str) -> dict[str, Any]:
 
 def name_preset(task: str, algorithm: str) -> str:
     """Name what `preset` gives: the task's own preset, that of another task, or a paper's."""
-    lender = _lender(task)
+    lender, algorithm = _lender(task), "fedavg" if algorithm in BASELINES else algorithm
     if algorithm in PRESETS.get(lender, {}):
         return "preset" if lender == task else f"preset of {lender}"
     return f"paper:{next(iter(PAPERS.get(lender, {'': None})))}"

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from fedoptax._files import to_plain, using
+from fedoptax.algorithms.baselines import BASELINES
 from fedoptax.engine.plan import make_plan
 from fedoptax.errors import RunError, UsageError, check_int
+from fedoptax.experiments.baselines import find_simulation
 from fedoptax.experiments.build import build, describe_rates, name_preset, preset, wrap
 from fedoptax.experiments.run import run_in_folder, split_options
 from fedoptax.experiments.tuning import AllDiverged, Tuning, check_not_own, check_search, rule_for, run_search
@@ -182,10 +184,14 @@ def run_comparison(
         comparison = replace(comparison, hyperparameters=found)
         write_record(out / FILE, comparison)
         for name, seed in product(kept, comparison.seeds):
-            algorithm = wrap(build(name, found[name]), **options.get("wrappers") or {})
+            algorithm = build(name, found[name])
+            if name not in BASELINES:  # which send nothing
+                algorithm = wrap(algorithm, **options.get("wrappers") or {})
             described = {"label": name, "description": f"{name}, seed {seed}", "hyperparameters": found[name]}
             shown = {"seed": seed, "progress": progress, "rates": comparison.rates.get(name, ""), **described}
-            summary = run_in_folder(task, algorithm, _run_folder(out, name, seed), options | shown)
+            summary = run_in_folder(
+                task, algorithm, _run_folder(out, name, seed), options | shown, find_simulation(name)
+            )
             if summary["status"] == "diverged":
                 diverged.append(summary["message"])
     return Compared(replace(comparison, algorithms=kept), out, diverged)

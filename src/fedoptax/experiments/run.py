@@ -5,7 +5,7 @@ does all else: the run folder, checkpoints, trackers, the progress bar, interrup
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -107,7 +107,11 @@ def run(task: Task, algorithm: FedAlgorithm | Point, **options: Any) -> RunResul
       RunError: files cannot be written, or `resume_from` does not fit.
       Interrupted: Ctrl-C, SIGTERM or SIGHUP; the state after the last whole round is in its `result` (and in `out`).
     """
-    result = simulate(task, algorithm, *split_options(options))
+    return raise_unless_completed(simulate(task, algorithm, *split_options(options)))
+
+
+def raise_unless_completed(result: RunResult) -> RunResult:
+    """Return a run that completed; raise `DivergedError` or `Interrupted` for another."""
     if result.status == "diverged":
         raise DivergedError(str(result.message), result)
     if result.status == "interrupted":
@@ -126,8 +130,17 @@ def split_options(options: Mapping[str, Any]) -> tuple[RunOptions, Record]:
     )
 
 
-def simulate(task: Task, algorithm: FedAlgorithm | Point, options: RunOptions, record: Record) -> RunResult:
-    """Run `algorithm` on `task` as `run` does, but return also a run that diverged or was interrupted."""
+def simulate(
+    task: Task,
+    algorithm: FedAlgorithm | Point,
+    options: RunOptions,
+    record: Record,
+    make: "Callable[[Task, Point, RunOptions, Plan], Simulation] | None" = None,
+) -> RunResult:
+    """Run `algorithm` on `task` as `run` does, but return also a run that diverged or was interrupted.
+
+    `make` makes the rounds, by default a `Simulation`.
+    """
     check_task(task)
     if not isinstance(algorithm, FedAlgorithm | Point):
         raise UsageError(f"algorithm must be a FedAlgorithm, such as fedavg(0.1), or a Point, got {algorithm!r}")
@@ -141,7 +154,7 @@ def simulate(task: Task, algorithm: FedAlgorithm | Point, options: RunOptions, r
         record = replace(record, out=None, resume_from=None, trackers=(), progress=False)
     new = record.out if record.resume_from is None or Path(record.resume_from) != record.folder else None
     run_on_all_or_fail(lambda: None if new is None else prepare(new, record.overwrite))
-    simulation = Simulation(task, point, options, plan)
+    simulation = (make or Simulation)(task, point, options, plan)
     described = {"name": record.label, "hyperparameters": dict(record.hyperparameters)}
     config = run_config(task, described, options, plan, simulation.program, record.wrappers, record.trackers)
     config |= {"rates": record.rates} if record.rates else {}
@@ -150,7 +163,11 @@ def simulate(task: Task, algorithm: FedAlgorithm | Point, options: RunOptions, r
 
 
 def run_in_folder(
-    task: Task, algorithm: FedAlgorithm | Point, folder: Path, options: Mapping[str, Any]
+    task: Task,
+    algorithm: FedAlgorithm | Point,
+    folder: Path,
+    options: Mapping[str, Any],
+    simulate: Callable[[Task, FedAlgorithm | Point, RunOptions, Record], RunResult] = simulate,
 ) -> dict[str, Any]:
     """Do one of several runs: from its last checkpoint if there is one, and not again if it is finished.
 

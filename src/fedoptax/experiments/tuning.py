@@ -18,6 +18,7 @@ from fedoptax.engine.evaluation import column_names, evaluation_data
 from fedoptax.engine.plan import make_plan
 from fedoptax.engine.program import Point
 from fedoptax.errors import RunError, UsageError, check_choice, check_int
+from fedoptax.experiments.baselines import find_simulation
 from fedoptax.experiments.build import build, wrap
 from fedoptax.experiments.grids import check_grid, edges, is_number, points, suggest_by_optuna
 from fedoptax.experiments.run import run_in_folder, split_options
@@ -276,7 +277,9 @@ def run_search(
             note = "" if best is None else f"best {tuning.rule.metric} {best.score:.4g}"
             described = {"label": tuning.algorithm, "hyperparameters": {**tuning.fixed, **values}}
             shown = {"progress": lambda done, _, before=before, note=note: update(before + done, note)}
-            summary = run_in_folder(task, make(values), folder, options | described | shown)
+            summary = run_in_folder(
+                task, make(values), folder, options | described | shown, find_simulation(tuning.algorithm)
+            )
             update(before + rounds, note)
             score = tuning.rule.score(read_rows(folder, summary["rounds_done"]), summary["status"])
             tried.append(Tried(values, score, summary["status"], folder))

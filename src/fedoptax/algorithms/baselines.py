@@ -1,0 +1,51 @@
+"""What federated learning is measured against: training without it."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedoptax import _tree as tree
+from fedoptax.algorithm import ClientResult, FedAlgorithm, GradFn, Tree, local_steps
+from fedoptax.schedules import check_lr
+
+
+def local(client_lr: Any) -> FedAlgorithm:
+    """Baseline: every client trains a model of its own by SGD on its own examples, and sends nothing.
+
+    Its models are the clients' states; the server keeps the initial parameters.
+
+    Args:
+      client_lr: η_l > 0, a number.
+    """
+    check_lr(client_lr=client_lr)
+
+    def client_update(grad_fn: GradFn, message: Tree, params: Tree, batches: Any) -> ClientResult:
+        def step(y: Tree, batch: Any) -> tuple[Tree, jax.Array]:
+            loss, grads = grad_fn(y, batch)
+            return tree.add_scaled(y, -client_lr, grads), loss
+
+        params, loss = local_steps(step, params, batches)
+        return (), params, loss
+
+    return FedAlgorithm(
+        init=lambda params: params,
+        init_client=lambda params: jax.tree.map(jnp.copy, params),
+        broadcast=lambda server: (),
+        client_update=client_update,
+        server_update=lambda server, mean, cohort: server,
+        params=lambda server: server,
+    )
+
+
+def centralized(client_lr: Any) -> FedAlgorithm:
+    """Baseline: SGD on the examples of all clients in one place, with as many gradients; `local` with one client.
+
+    Args:
+      client_lr: η_l > 0, a number.
+    """
+    return local(client_lr)
+
+
+BASELINES = {"local": local, "centralized": centralized}
+"""Names that stand beside `ALGORITHMS` where simulations are run; see `fedoptax.experiments.baselines`."""

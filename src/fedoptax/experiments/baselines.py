@@ -1,0 +1,97 @@
+"""The baselines that a table of federated algorithms should have: each client alone, and all data in one place.
+
+Both see the cohorts of the seed and do as many gradients as FedAvg would; `local` trains a client only in the rounds
+in which it is sampled. Every client's test examples are evaluated with the model that the client would use.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedoptax.algorithm import FedAlgorithm, Tree
+from fedoptax.data.federated import FederatedData
+from fedoptax.engine.client_states import OnDevice
+from fedoptax.engine.evaluation import column_names, evaluate, evaluate_own, evaluation_data
+from fedoptax.engine.mesh import here
+from fedoptax.engine.plan import Plan, RunOptions
+from fedoptax.engine.program import MAX_ROUNDS, Point
+from fedoptax.experiments.result import RunResult
+from fedoptax.experiments.run import Record, Simulation, Step, simulate
+from fedoptax.tasks.task import Task
+
+Simulate = Callable[[Task, FedAlgorithm | Point, RunOptions, Record], RunResult]
+
+
+def find_simulation(name: str) -> Simulate:
+    """Return what runs an algorithm of this name: `simulate`, or for a baseline its own."""
+    return {"local": run_local, "centralized": run_centralized}.get(name, simulate)
+
+
+def run_local(task: Task, algorithm: FedAlgorithm | Point, options: RunOptions, record: Record) -> RunResult:
+    """Run every client alone; the final parameters are those of all clients, stacked."""
+    return simulate(task, algorithm, options, record, OwnModels)
+
+
+def run_centralized(task: Task, algorithm: FedAlgorithm | Point, options: RunOptions, record: Record) -> RunResult:
+    """Run one client that holds all examples, with the local steps of a whole cohort in each round."""
+    steps = np.ceil(task.clients.sizes / options.batch_size).mean() * options.local_epochs
+    steps = options.cohort_size * (steps if options.local_steps is None else options.local_steps)
+    options = replace(options, cohort_size=1, local_steps=max(1, round(steps)), mesh=1)
+    return simulate(_pool(task), algorithm, options, record, OwnModels)
+
+
+class OwnModels(Simulation):
+    """Rounds of clients that keep models of their own, each evaluated on the test examples of its owners."""
+
+    def __init__(self, task: Task, point: Point, options: RunOptions, plan: Plan) -> None:
+        super().__init__(_without_test(task), point, options, plan)
+        self._whole, self._test = task, evaluation_data(task)
+        self._columns = column_names(task, self.server, self._test)
+        is_shared = task.clients.num_clients == 1
+        self._evaluate = jax.jit(
+            lambda models, data: (
+                evaluate(task, jax.tree.map(lambda a: a[0], models), data)
+                if is_shared
+                else evaluate_own(task, models, data)
+            )
+        )
+
+    def advance(self, done: int) -> Step:
+        """Do the rounds until the next evaluation, and evaluate."""
+        every, last = self._options.eval_every, self._options.rounds
+        due = min((done // every + 1) * every, last)
+        is_whole = isinstance(self.clients, OnDevice) and self._plan.examples == "device"
+        self._length = min(due - done, MAX_ROUNDS) if is_whole else 1  # else a call has the data of one cohort
+        step = super().advance(done)
+        for row in step.rows:
+            row |= dict.fromkeys(self._columns)
+            if row["round"] == due and self._test is not None:
+                values = jax.device_get(self._evaluate(self._models(), self._test))
+                row |= {name: float(values[name]) for name in self._columns}
+        return step
+
+    def finish(self) -> Tree:
+        """Return the parameters: of the one model, or of all clients, stacked."""
+        super().finish()
+        models = self._models()
+        return jax.tree.map(lambda a: a[0], models) if self._whole.clients.num_clients == 1 else models
+
+    def _models(self) -> Tree:
+        if isinstance(self.clients, OnDevice):
+            return here(self.clients.tree) if self._plan.mesh > 1 else self.clients.tree
+        return self.clients.of(np.arange(self._whole.num_clients))
+
+
+@lru_cache(maxsize=4)
+def _pool(task: Task) -> Task:
+    clients: Any = task.clients
+    return replace(task, clients=FederatedData(clients.examples, clients.offsets[[0, -1]]), devices=None)
+
+
+@lru_cache(maxsize=4)
+def _without_test(task: Task) -> Task:
+    return replace(task, test=None, test_owners=None)

@@ -1,0 +1,92 @@
+"""The baselines equal plain gradient descent, on each client's examples or on all, and resume as other runs do."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import fedoptax as fx
+from command_line import fedoptax
+from fedoptax.algorithms.baselines import local
+from fedoptax.experiments.baselines import find_simulation
+from fedoptax.experiments.run import split_options
+
+LR, ROUNDS, CLIENTS = 0.1, 3, 4
+
+
+@pytest.fixture(scope="module")
+def task() -> fx.Task:
+    return fx.load_task("digits", model="logistic", num_clients=CLIENTS, alpha=0.1)
+
+
+def descend(task: fx.Task, examples: dict[str, np.ndarray], steps: int) -> dict:
+    """Gradient descent on all examples at once, from the parameters of seed 0."""
+    key = jax.random.key(0)
+    params = task.init(jax.random.fold_in(key, 0))
+    batch = examples | {"mask": np.ones(len(examples["y"]), bool)}
+    for _ in range(steps):
+        params = jax.tree.map(lambda p, g: p - LR * g, params, jax.grad(task.loss)(params, batch, key))
+    return params
+
+
+def run(name: str, task: fx.Task, **options):
+    own = {"rounds": ROUNDS, "cohort_size": CLIENTS, "batch_size": 2000, "mesh": 1, "eval_every": 2, **options}
+    return find_simulation(name)(task, local(LR), *split_options(own))
+
+
+def assert_near(a, b) -> None:
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), a, b)
+
+
+def test_local_is_descent_of_every_client_and_is_tested_with_its_own_model(task: fx.Task) -> None:
+    result = run("local", task)
+    expected = [descend(task, task.clients.client(i), ROUNDS) for i in range(CLIENTS)]
+    assert_near(result.params, jax.tree.map(lambda *leaves: np.stack(leaves), *expected))
+    right = np.zeros(len(task.test["y"]))
+    for i, params in enumerate(expected):
+        rows = task.test_owners == i
+        right[rows] = task.metrics(params, {name: array[rows] for name, array in task.test.items()})["accuracy"]
+    by_client = [right[task.test_owners == i].mean() for i in range(CLIENTS)]
+    last = result.history[-1]
+    assert last["test_accuracy"] == pytest.approx(right.mean(), abs=1e-6)
+    assert last["client_accuracy_mean"] == pytest.approx(np.mean(by_client), abs=1e-6)
+    assert last["client_accuracy_spread"] == pytest.approx(np.std(by_client), abs=1e-6)
+    assert last["client_accuracy_worst_decile"] == pytest.approx(min(by_client), abs=1e-6)
+    assert [row["test_accuracy"] is None for row in result.history] == [True, False, False]
+    assert all(row["bytes_up"] == row["bytes_down"] == 0 for row in result.history)
+
+
+def test_centralized_is_descent_on_all_examples_with_as_many_steps(task: fx.Task) -> None:
+    result = run("centralized", task)
+    expected = descend(task, task.clients.examples, ROUNDS * CLIENTS)
+    assert_near(result.params, expected)
+    accuracy = float(np.mean(task.metrics(expected, task.test)["accuracy"]))
+    assert result.history[-1]["test_accuracy"] == pytest.approx(accuracy, abs=1e-6)
+
+
+@pytest.mark.parametrize("client_states", ["device", "host"])
+def test_local_is_the_same_wherever_states_are_kept(task: fx.Task, client_states: str) -> None:
+    options = {"cohort_size": 2, "batch_size": 50, "rounds": 4}
+    whole, other = run("local", task, **options), run("local", task, **options, client_states=client_states, mesh=1)
+    assert [row["test_loss"] for row in whole.history] == [row["test_loss"] for row in other.history]
+
+
+def test_baselines_stand_in_the_table_and_resume(clean_home: None, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--task", "digits", "--model", "logistic", "--num-clients", "8", "--cohort-size", "3"]
+    names = ["fedavg", "local", "centralized"]
+    assert (
+        fedoptax("compare", *small, "--algorithms", ",".join(names), "--seeds", "1", "--rounds", "4", "--out", "a") == 0
+    )
+    table = capsys.readouterr().out
+    assert all(f"| {name} " in table for name in names) and table.count("| preset ") == 3
+    for name in names[1:]:
+        assert fedoptax("run", *small, "--algorithm", name, "--rounds", "2", "--out", name) == 0
+        assert fedoptax("resume", name, "--rounds", "4") == 0, capsys.readouterr().err
+        rows, expected = (
+            [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+            for folder in (Path(name), Path("a") / name / "seed-0")
+        )
+        for row, other in zip(rows, expected, strict=True):
+            assert row | {"seconds": 0} == other | {"seconds": 0}
