@@ -65,6 +65,10 @@ def test_resume_continues_a_run_and_run_does_not_overwrite_it(
     capsys.readouterr()
     assert fedoptax("resume", out, "--rounds", "3") == 2
     assert "--rounds" in capsys.readouterr().err
+    assert fedoptax("resume", out, "--round", "5") == 2
+    assert "one of [4, 6], got 5" in capsys.readouterr().err
+    assert fedoptax("resume", out, "--round", "4", "--rounds", "5") == 0
+    assert [row["round"] for row in read_rows(Path(out))] == [1, 2, 3, 4, 5]
 
 
 def test_bytes_are_those_of_the_run(finished: tuple[Path, str, str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,8 +37,8 @@ class Grid:
     As with Flower's SuperLink, a reply is given out once, also by a pull that fails.
     """
 
-    def __init__(self, partitions: dict[int, Any], malformed: Iterable[int] = ()) -> None:
-        self.partitions, self.malformed = partitions, set(malformed)
+    def __init__(self, partitions: dict[int, Any], malformed: Iterable[int] = (), hung: Iterable[int] = ()) -> None:
+        self.partitions, self.malformed, self.hung = partitions, set(malformed), set(hung)
         self.pulls, self.is_down = list[int](), False
         self._waiting: dict[str, Message] = {}
 
@@ -61,10 +61,11 @@ class Grid:
     def pull_messages(self, ids: Iterable[str]) -> list[Message]:
         if self.is_down:
             raise ConnectionError("no SuperLink")
-        messages = [message for key in ids if (message := self._waiting.get(key)) and not isinstance(message, str)]
+        waiting = {key: message for key in ids if (message := self._waiting.get(key)) and not isinstance(message, str)}
+        messages = [message for message in waiting.values() if not self._is_hung(message)]
         self.pulls.append(len(messages))
-        for key in ids:
-            self._waiting[key] = ""  # type: ignore[assignment]  # given out
+        for message in messages:
+            self._waiting[message.metadata.message_id] = ""  # type: ignore[assignment]  # given out
         replies = []
         for message in messages:
             node, is_hello = message.metadata.dst_node_id, message.metadata.message_type == "query"
@@ -77,6 +78,12 @@ class Grid:
             reply.metadata.__dict__["_src_node_id"] = node
             replies.append(reply)
         return replies
+
+    def _is_hung(self, message: Message) -> bool:  # once it has told its partition
+        node, queue = message.metadata.dst_node_id, [m for m in self._waiting.values() if not isinstance(m, str)]
+        return node in self.hung and any(
+            m.metadata.dst_node_id == node and m.metadata.message_type == "train" for m in queue
+        )
 
 
 def network_of(grid: Any, holders: Iterable[int] = (11, 22, 33)) -> FlowerNetwork:
@@ -105,6 +112,21 @@ def test_a_partition_is_its_keys_whoever_comes_first(caplog: pytest.LogCaptureFi
     assert network.connected() == {}
     grid.partitions[11] = 0  # it was started again
     assert network.connected() == {0: "11"}
+
+
+def test_a_silent_node_is_asked_again_once_it_answers_a_greeting() -> None:
+    grid = Grid({11: 0, 22: 1}, hung=[22])
+    network = network_of(grid)
+    network.connected()
+    network.send([0, 1])
+    assert [a.partition for a in network.receive()] == [0]
+    for _ in range(2):
+        network.begin(ARRAYS, lambda partition: {"round": 1})
+        assert network.connected() == {0: "11"} and network.absent(1)[0] == "22" and "no sign" in network.absent(1)[1]
+    grid.hung.clear()
+    assert network.connected() == {0: "11", 1: "22"}
+    grid.partitions.clear()
+    assert network.connected() == {} and network.absent(1) == ("22", "not connected") != network.absent(2)
 
 
 def test_sound_replies_are_fetched_in_one_pull() -> None:

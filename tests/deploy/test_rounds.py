@@ -46,6 +46,9 @@ class TimedNetwork:
     def connected(self) -> Mapping[int, str]:
         return {i: f"node-{i}" for i in self.answers if i not in self.away(self.clock.now)}
 
+    def absent(self, partition: int) -> tuple[str, str]:
+        return f"node-{partition}", "not connected"
+
     def send(self, partitions: Sequence[int]) -> Mapping[int, int]:
         for i in partitions:
             self.requests.append(i)
@@ -125,7 +128,9 @@ def test_without_a_quorum_the_round_waits_for_nodes_that_come() -> None:
 
 
 def test_without_a_quorum_the_round_stops_at_the_limit_or_once_none_is_possible() -> None:
-    with pytest.raises(NoQuorum, match="1 sound replies of 3, 2 are needed, within 300 s"):
+    with pytest.raises(
+        NoQuorum, match=r"1 sound replies of 3, 2 are needed, within 300 s.*2 \(node node-2\): .*not con"
+    ):
         run_round({0: GOOD, 1: None, 2: GOOD}, away=lambda now: {2})
     with pytest.raises(NoQuorum, match=r"too few others can still answer.*NaN or infinity"):
         run_round({0: GOOD, 1: (1.0, sound(np.nan)), 2: (1.0, sound(np.nan))})
@@ -144,6 +149,14 @@ def test_an_upload_out_of_proportion_is_left_out_unless_most_are(values: list[fl
                for (i, _, _), line in zip(report.faults, lines))  # fmt: skip
 
 
+def test_a_loss_out_of_proportion_is_left_out_and_a_bound_of_zero_allows_everything() -> None:
+    answers = {0: GOOD, 1: (1.0, sound(loss=-1e30)), 2: GOOD, 3: (1.0, sound(1e30))}
+    report, _, _, lines = run_round(answers)
+    assert list(report.replies) == [0, 2] and "reply left out: train-loss: 1e+30" in lines[0]
+    report, _, _, lines = run_round(answers, Limits(upload_bound=0))
+    assert list(report.replies) == [0, 1, 2, 3] and lines == []
+
+
 def test_a_round_that_thereby_loses_its_quorum_goes_on_waiting() -> None:
     answers = {0: GOOD, 1: (1.0, sound(1e30)), 2: GOOD, 3: GOOD, 4: GOOD}
     report, _, clock, _ = run_round(answers, away=lambda now: {2, 3} if now < 100 else {3})
@@ -159,6 +172,6 @@ def test_a_run_waits_for_all_nodes_until_the_limit() -> None:
     clock, lines = Clock(), list[str]()
     network = TimedNetwork(clock, {0: GOOD, 1: GOOD}, lambda now: {1} if now < 20 else set())
     wait_for_nodes(network, 2, LIMITS, lines.append, clock, clock.sleep)
-    assert clock.now == pytest.approx(20, abs=2) and lines == ["waiting for nodes: 1 of 2 are connected"]
+    assert clock.now == pytest.approx(20, abs=2) and lines == ["waiting for nodes: 1 of 2 are connected, not 1"]
     wait_for_nodes(network, 3, LIMITS, lines.append, clock, clock.sleep)
     assert clock.now == pytest.approx(320, abs=3)

@@ -1,5 +1,6 @@
 """A deployment's run at the server: what was done is kept however it ends, and resuming goes on from there."""
 
+import io
 import json
 import os
 import secrets
@@ -183,18 +184,31 @@ def test_without_a_quorum_the_run_stops_and_can_be_resumed(tmp_path: Path) -> No
     assert rounds_in(tmp_path / "run") == ([1, 2, 3], [1, 2, 3])
 
 
-class Enormous(InMemory):
-    """Clients of whom the `liars` send uploads of the right form that hold 1e30 throughout."""
+class Lying(InMemory):
+    """Clients of whom the `liars` send uploads of the right form: 1e30 throughout, or what `lie` makes of theirs."""
 
     liars: tuple[int, ...] = (0, 1, 2)
 
-    def receive(self) -> list[Any]:
-        return [a._replace(reply=self._enlarge(a.reply)) if a.partition in self.liars else a for a in super().receive()]
+    def lie(self, honest: np.ndarray) -> np.ndarray:
+        return np.full_like(honest, 1e30)
 
-    def _enlarge(self, reply: RawReply) -> RawReply:
+    def receive(self) -> list[Any]:
+        return [a._replace(reply=self._falsify(a.reply)) if a.partition in self.liars else a for a in super().receive()]
+
+    def _falsify(self, reply: RawReply) -> RawReply:
         floats = {name: a for name, a in reply.arrays.items() if a.dtype == "float32"}
-        huge = {name: pack(np.full(a.shape, 1e30, np.float32))["."] for name, a in floats.items()}
-        return RawReply({**reply.arrays, **huge}, reply.numbers)
+        false = {name: pack(self.lie(np.load(io.BytesIO(a.data))))["."] for name, a in floats.items()}
+        return RawReply({**reply.arrays, **false}, reply.numbers)
+
+
+class Flipping(Lying):
+    def lie(self, honest: np.ndarray) -> np.ndarray:
+        return -honest
+
+
+class Large(Lying):
+    def lie(self, honest: np.ndarray) -> np.ndarray:
+        return -30 * np.sign(honest)  # a norm of 770: the bound is at least 1000
 
 
 @pytest.mark.parametrize(
@@ -204,20 +218,59 @@ class Enormous(InMemory):
 )  # fmt: skip
 def test_an_upload_of_1e30_is_left_out_and_the_rest_is_exact(tmp_path: Path, algorithm: str, compress: str) -> None:
     given = small(tmp_path / "run", algorithm, compress=compress, cohort_size=3, quorum=0.5)
-    network = Enormous(given, tmp_path / "nodes")
+    network = Lying(given, tmp_path / "nodes")
     network.liars = (1,)
     go(given, network)
     assert [line["accepted"] for line in network_lines(tmp_path / "run")] == [[0, 2]] * 3
     assert_params(tmp_path / "run", expected_params(given, [[0, 2]] * 3))
 
 
-def test_a_diverged_run_keeps_the_state_before(tmp_path: Path) -> None:
-    given = small(tmp_path / "run")
-    with pytest.raises(RunError, match="diverged in round 1"):
-        go(given, Enormous(given, tmp_path / "nodes"))
-    assert read_json(tmp_path / "run" / "summary.json")["status"] == "diverged"
-    with np.load(tmp_path / "run" / "params.npz") as params:
-        assert all(np.isfinite(array).all() for array in params.values())
+@pytest.mark.parametrize(
+    ("algorithm", "lying"), [("fafed", Flipping), pytest.param("fedavg", Large, marks=pytest.mark.slow)]
+)
+def test_one_lie_of_ordinary_size_that_would_end_the_run_is_found_and_left_out(
+    tmp_path: Path, algorithm: str, lying: type[Lying]
+) -> None:
+    given = small(tmp_path / "run", algorithm, cohort_size=3, quorum=0.5, loss_bound=10.0)
+    lines = list[str]()
+    network = lying(given, tmp_path / "nodes")
+    network.liars = (1,)
+    go(given, network, lines)
+    faults = [fault for line in network_lines(tmp_path / "run") for fault in line["faults"]]
+    assert faults and {fault["partition"] for fault in faults} == {1}
+    assert all("reply left out: with it " in fault["reason"] for fault in faults)
+    assert_params(
+        tmp_path / "run", expected_params(given, [line["accepted"] for line in network_lines(tmp_path / "run")])
+    )
+
+
+def test_a_test_loss_that_explodes_is_no_checkpoint_and_names_the_largest_uploads(tmp_path: Path) -> None:
+    given = small(tmp_path / "run", "fedavg", eval_every=3, loss_bound=10.0)
+    go(replace(given, rounds=1))
+    before = (tmp_path / "run" / "params.npz").read_bytes()
+    again = replace(given, resume=True)
+    with pytest.raises(RunError, match=r"diverged in round 2 .*test_loss is .*the bound is 24.* \(node node-\d\) with"):
+        go(again, Large(given, tmp_path / "nodes"))
+    assert read_json(tmp_path / "run" / "summary.json")["status"] == "diverged" and rounds_of(tmp_path / "run") == [1]
+    assert (tmp_path / "run" / "params.npz").read_bytes() == before
+    go(again)
+    assert rounds_in(tmp_path / "run") == ([1, 2, 3], [1, 2, 3])
+
+
+@pytest.mark.slow
+def test_going_back_to_a_checkpoint_repeats_what_came_after_it(tmp_path: Path) -> None:
+    out, given = tmp_path / "run", small(tmp_path / "run", "scaffold")
+    go(given)
+    whole = (out / "params.npz").read_bytes()
+    with pytest.raises(UsageError, match=r"\[2, 3\], got 1"):
+        go(replace(given, resume=True, resume_round=1))
+    go(replace(given, resume=True, resume_round=2, rounds=2))
+    assert rounds_in(out)[0] == [1, 2] and rounds_of(out) == [2]
+    go(replace(given, resume=True, resume_round=2))
+    assert rounds_in(out) == ([1, 2, 3], [1, 2, 3])
+    assert (out / "params.npz").read_bytes() == whole
+    with pytest.raises(UsageError, match="resume"):
+        go(small(tmp_path / "other", resume_round=2))
 
 
 def test_codes_that_decode_to_infinity_are_refused(tmp_path: Path) -> None:

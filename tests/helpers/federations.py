@@ -26,6 +26,7 @@ from fedoptax.engine.sampling import round_key
 from fedoptax.tasks.task import Task
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
+    "fedavg": {"client_lr": 0.05},
     "fedadam": {"client_lr": 0.05, "server_lr": 0.03},
     "fedlamb": {"lr": 0.01},
     "scaffold": {"client_lr": 0.05},
@@ -146,6 +147,9 @@ class InMemory:
 
     def connected(self) -> Mapping[int, str]:
         return {i: f"node-{i}" for i in range(len(self.clients))}
+
+    def absent(self, partition: int) -> tuple[str, str]:
+        return f"node-{partition}", "not connected"
 
     def send(self, partitions: Sequence[int]) -> Mapping[int, int]:
         for i in partitions:

@@ -22,7 +22,7 @@ from fedoptax.deploy.local import LocalFederation, LocalSettings, last_words
 from fedoptax.deploy.proxy import make_proxy
 from fedoptax.engine.plan import make_plan
 from fedoptax.errors import RunError, Stopped, UsageError, check_int
-from fedoptax.storage.checkpoint import rounds_of
+from fedoptax.storage.checkpoint import least_total
 from fedoptax.storage.folder import prepare, read_summary
 from fedoptax.storage.history import read_lines
 from fedoptax.tasks import recipe_of
@@ -60,6 +60,8 @@ def add_node(given: AddNode) -> None:
 
 def local(given: Local) -> None:
     """Run an app, which is there or made now, to its end."""
+    if given.round is not None and given.resume is None:
+        raise UsageError("--round needs --resume, the folder of a run")
     if given.resume is not None and given.out not in (None, given.resume):
         raise UsageError(f"--out must be the folder that is resumed, got '{given.out}'")
     out = given.resume or given.out or Path("runs") / "deployment"
@@ -89,7 +91,7 @@ def local(given: Local) -> None:
         config = out / "config.json"
         if given.rounds is None and config.is_file():  # the run may have been made longer than its app says
             rounds = read_json(config)["rounds"]
-        check_int("--rounds", rounds, max(rounds_of(out), default=1))
+        check_int("--rounds", rounds, least_total(out, given.round))
     if is_new:
         keys = make_keys(nodes)
         write_app(work / "app", replace(deployment, nodes=describe_nodes(keys)))
@@ -98,6 +100,7 @@ def local(given: Local) -> None:
     remedy = f"continue with: fedoptax deploy local --resume {shlex.quote(str(out))} --rounds {rounds}"
     remedy += f" --app {shlex.quote(str(work))}" if work != default_work else ""
     overrides = {"out": str(out.absolute()), "resume": given.resume is not None, "rounds": rounds}
+    overrides |= {} if given.round is None else {"resume-round": given.round}
     try:
         _run(work, out, settings, overrides, deployment.algorithm)
     except KeyboardInterrupt:
@@ -121,7 +124,7 @@ def make_deployment(given: DeploymentOptions, nodes: int) -> Deployment:
             raise UsageError(f"--nodes must be {task.num_clients}, the task's number of clients, got {nodes}")
         options = with_task_defaults(given.task, task, options)
     names = ["algorithm", "quorum", "round_timeout", "wait_limit", "max_examples", "checkpoint_every"]
-    names += ["eval_fraction", "eval_min_nodes"]
+    names += ["eval_fraction", "eval_min_nodes", "upload_bound", "loss_bound"]
     deployment = Deployment(
         task={"name": given.task, "partition_seed": given.partition_seed, **task_arguments},
         hyperparameters=choose_hyperparameters(given, [given.algorithm])[given.algorithm],

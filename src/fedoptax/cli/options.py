@@ -146,6 +146,7 @@ class Resume(ProcessOptions):
     """
 
     folder: Path = argument("The folder of a run, a comparison or a search.")
+    round: int | None = option("Go back to the checkpoint of this round, for a run. Default: the last.")
     rounds: int | None = option("A new total of rounds, for a run. Default: as begun.")
     data_dir: Path | None = option(DATA_DIR)
     checkpoint_every: float | None = option("Seconds between checkpoints. Default: 60.")
@@ -234,6 +235,8 @@ class DeploymentOptions(LearningOptions, AlgorithmOptions):
     max_examples: int = option("Most examples believed of a client; 0: the task's.", 0)
     eval_fraction: float = option("Fraction of the nodes that evaluate on test examples of their own.", 0.0)
     eval_min_nodes: int = option("Fewest nodes that must evaluate, where some do.", 1)
+    upload_bound: float = option("Times the median of its round that an upload's norm may be; 0: any.", 1000.0)
+    loss_bound: float = option("Times the untrained model's that the test loss may be; 0: any.", 100.0)
     checkpoint_every: float = option("Seconds between checkpoints; 0: after every round.", 0.0)
 
 
@@ -277,4 +280,5 @@ class Local(DeploymentOptions):
     time_limit: float = option("Seconds until all is stopped.", 86400.0)
     out: Path | None = option("Folder for the results. Default: runs/deployment.")
     resume: Path | None = option("Continue the run in this folder.")
+    round: int | None = option("Go back to the checkpoint of this round, with --resume. Default: the last.")
     json: bool = option("Print JSON for other programs.", False)

@@ -21,6 +21,8 @@ def print_summary(folder: Path, as_json: bool) -> None:
         print(json.dumps({"out": str(folder), "rounds": summary["rounds_done"], **summary}, indent=1))
         return
     print(", ".join(f"{name} {value:.4g}" for name, value in summary["final"].items() if value is not None))
+    for absent in summary.get("left_out", ()):  # of a deployment
+        print("left out of {rounds} rounds: partition {partition} (node {node}), at last: {reason}".format(**absent))
     print(f"results: {folder}")
 
 

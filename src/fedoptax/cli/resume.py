@@ -5,16 +5,17 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from fedoptax.cli.options import Resume
+from fedoptax import cli
+from fedoptax.cli.options import Local, Resume
 from fedoptax.cli.report import report_comparison, report_search
 from fedoptax.cli.run import errors_name, join_processes, run_algorithm
-from fedoptax.distributed import broadcast, is_leader, run_on_all_or_fail
+from fedoptax.distributed import broadcast, is_distributed, is_leader, run_on_all_or_fail
 from fedoptax.engine.plan import RunOptions
 from fedoptax.engine.xla import use_cache, use_cores
 from fedoptax.errors import RunError, UsageError, check_int
 from fedoptax.experiments.comparison import Comparison, run_comparison
 from fedoptax.experiments.tuning import Tuning, run_search
-from fedoptax.storage.checkpoint import rounds_of
+from fedoptax.storage.checkpoint import least_total
 from fedoptax.storage.config import read_config
 from fedoptax.tasks import TASKS, load_task, recipe_of
 from fedoptax.tasks.task import Task
@@ -30,9 +31,10 @@ def resume(given: Resume) -> None:
     use_cache()
     folder, names = given.folder, ("rounds", "mesh", "checkpoint_every")
     changes = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
+    changes |= {} if given.round is None else {"resume_round": given.round}
     is_comparison, is_search = (folder / "compare.json").is_file(), (folder / "tune.json").is_file()
-    if "rounds" in changes and (is_comparison or is_search):
-        raise UsageError("--rounds is for a single run only")
+    if changes.keys() & {"resume_round", "rounds"} and (is_comparison or is_search):
+        raise UsageError("--round and --rounds are for a single run only")
     with errors_name(folder):
         if is_comparison:
             comparison = Comparison.read(folder)
@@ -43,8 +45,23 @@ def resume(given: Resume) -> None:
             tuning = replace(tuning, options=tuning.options | changes)
             run_search(reload_task(tuning.task, given.data_dir), tuning, folder)
             report_search(folder)
+        elif not is_distributed() and "deployment" in _read_config(folder, changes):
+            _resume_deployment(given, changes)
         else:
             _resume_run(folder, given.data_dir, changes)
+
+
+def _resume_deployment(given: Resume, changes: Mapping[str, Any]) -> None:
+    """Continue a deployment that runs on this machine."""
+    folder = given.folder
+    if not folder.with_name(f"{folder.name}-network").is_dir():
+        raise UsageError(
+            f"'{folder}' is of a deployment on other machines: continue with flwr run and resume=true, or here with "
+            f"fedoptax deploy local --resume {folder} --app FOLDER"
+        )
+    for name in changes.keys() & {"mesh", "checkpoint_every"}:
+        raise UsageError(f"--{name.replace('_', '-')} cannot be given for a deployment")
+    cli.deploy.local(Local(resume=folder, round=given.round, rounds=given.rounds, data_dir=given.data_dir))
 
 
 def _resume_run(folder: Path, data_dir: Path | None, changes: Mapping[str, Any]) -> None:
@@ -60,12 +77,9 @@ def _resume_run(folder: Path, data_dir: Path | None, changes: Mapping[str, Any])
 def _read_config(folder: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
     if not (folder / "config.json").is_file():
         raise UsageError(f"'{folder}' is not the folder of a run, a comparison or a search")
-    config = read_config(folder)
-    if "deployment" in config:
-        raise UsageError(f"'{folder}' is of a deployment: continue with fedoptax deploy local --resume {folder}")
     if "rounds" in changes:
-        check_int("--rounds", changes["rounds"], max(rounds_of(folder), default=1))
-    return config
+        check_int("--rounds", changes["rounds"], least_total(folder, changes.get("resume_round")))
+    return read_config(folder)
 
 
 def reload_task(spec: Mapping[str, Any], data_dir: Path | None) -> Task:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from fedoptax.algorithm import FedAlgorithm
+from fedoptax.deploy.server import UPLOAD_BOUND
 from fedoptax.engine.plan import RunOptions
 from fedoptax.errors import UsageError, check_choice, check_flag, check_int, check_number
 from fedoptax.experiments.build import build, preset, with_secret_seed, wrap
@@ -21,7 +22,7 @@ TABLES = ("hyperparameters", "task", "nodes")
 """The fields that are tables of their own."""
 LOCAL = ("client_loop", "mesh", "client_states", "examples", "engine", "faults")
 """Options of a simulation that mean nothing on a network."""
-NOT_GIVEN = {"local_steps": 0, "weighting": ""}
+NOT_GIVEN = {"local_steps": 0, "weighting": "", "resume_round": -1}
 """How the table writes None, which TOML does not have."""
 TASK_NAMES = ("model", "partition", "alpha", "num_clients", "client_column", "label_column", "partition_seed")
 """Options of a task that have an option of the command line each."""
@@ -45,11 +46,15 @@ class Deployment(RunOptions):
       max_examples: the most examples that a client is believed to have; 0 means as many as in the server's own task.
       eval_fraction: the fraction of all nodes, in [0, 1], that evaluate the model on their own test examples; 0 is off.
       eval_min_nodes: at least so many are asked then, and without as many answers there is no metric.
+      upload_bound: how many times the median of its round an upload's norm, or a loss, may be; 0 means any.
+      loss_bound: how many times the untrained model's loss (or 1) the test loss may be; more, and the round is not
+        kept. 0 means any.
       checkpoint_every: seconds between checkpoints; 0 means one after every round.
       track: names of trackers, separated by commas (`fedoptax.trackers`); they run at the server.
       nodes: which key holds which partition: by partition the key's fingerprint and, after a space, its holder's name.
       out: the server's folder for the results.
       resume: continue the run in `out`.
+      resume_round: from the checkpoint of this round, not the last.
 
     Raises:
       UsageError: a value is outside its range.
@@ -66,11 +71,14 @@ class Deployment(RunOptions):
     max_examples: int = 0
     eval_fraction: float = 0.0
     eval_min_nodes: int = 1
+    upload_bound: float = UPLOAD_BOUND
+    loss_bound: float = 100.0
     checkpoint_every: float = 0.0
     track: str = ""
     nodes: Mapping[str, Plain] = field(default_factory=dict)
     out: str = "runs/deployment"
     resume: bool = False
+    resume_round: int | None = None
     mesh: int | None = 1
     client_states: str = "device"
     examples: str = "device"
@@ -88,7 +96,10 @@ class Deployment(RunOptions):
         check_int("max_examples", self.max_examples, 0)
         check_number("eval_fraction", self.eval_fraction, 0, 1, open_high=False)
         check_int("eval_min_nodes", self.eval_min_nodes)
-        check_number("checkpoint_every", self.checkpoint_every, 0)
+        for name in ("checkpoint_every", "upload_bound", "loss_bound"):
+            check_number(name, getattr(self, name), 0)
+        if self.resume_round is not None:
+            check_int("resume_round", self.resume_round, 0)
         check_flag("resume", self.resume)
         fingerprints = {str(entry).split(" ")[0] for entry in self.nodes.values()}
         if len(fingerprints) < len(self.nodes) or not all(partition.isdecimal() for partition in self.nodes):

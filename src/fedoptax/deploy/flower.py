@@ -115,12 +115,21 @@ class FlowerNetwork:
         self._partitions: dict[int, int] = {}  # by node
         self._hellos: dict[str, int] = {}  # nodes by message
         self._pending: dict[str, tuple[int, int]] = {}  # partition and node by message of this round
+        self._silent: set[int] = set()  # nodes that did not answer a round, nor the greeting since
+        self._last: dict[int, int] = {}  # the latest node of each partition
         self._is_cautious = False
 
     def begin(
         self, arrays: Mapping[str, WireArray], order: Callable[[int], Mapping[str, Any]], kind: str = MessageType.TRAIN
     ) -> None:
-        """See `Network`."""
+        """See `Network`.
+
+        A node that owes its reply to the round before is greeted like a new one, and asked for work once it answers:
+        nodes take one message after another. So are nodes whose greeting failed.
+        """
+        self._silent |= {node for _, node in self._pending.values()}
+        self._partitions = {node: i for node, i in self._partitions.items() if node not in self._silent}
+        self._greeted = {*self._partitions, *self._hellos.values()}
         self._arrays, self._order, self._kind, self._pending = to_record(arrays), order, kind, {}
 
     def connected(self) -> Mapping[int, str]:
@@ -133,6 +142,13 @@ class FlowerNetwork:
             self._meet(self._hellos.pop(message_id), message)
         self._partitions = {node: partition for node, partition in self._partitions.items() if node in online}
         return {partition: str(node) for partition, node in self._nodes().items()}
+
+    def absent(self, partition: int) -> tuple[str, str]:
+        """See `Network`."""
+        node = self._last.get(partition)
+        reason = "not asked, as it gave no sign of life since an earlier round" if node in self._silent else None
+        name = self._names.get(partition, "?") if node is None else str(node)
+        return name, reason or "not connected"
 
     def send(self, partitions: Sequence[int]) -> Mapping[int, int]:
         """See `Network`."""
@@ -181,7 +197,9 @@ class FlowerNetwork:
             used = f"a key without a place ({key})" if place is None else f"the key of {self._names[place]}"
             flower_log.info("node %s left out: it claims partition %d of %s with %s", node, partition, holder, used)
             return
+        self._last[partition] = node
         self._partitions[node] = partition
+        self._silent.discard(node)
 
     def _push(self, nodes: Sequence[int], contents: Sequence[RecordDict], kind: str) -> list[str | None]:
         messages = [Message(c, node, kind, ttl=self._ttl) for c, node in zip(contents, nodes)]

@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from fedoptax.deploy.server import RawReply, Reply, find_enormous
+from fedoptax.deploy.server import UPLOAD_BOUND, RawReply, Reply, find_outliers
 from fedoptax.deploy.wire import WireArray, WireError
 from fedoptax.errors import RunError
 
 Log = Callable[[str], None]
+SHOWN = 10  # partitions that one line names
 
 
 class Arrived(NamedTuple):
@@ -39,7 +40,10 @@ class Network(Protocol):
         """
 
     def connected(self) -> Mapping[int, str]:
-        """Return the nodes that are connected now, by partition."""
+        """Return the nodes that can be asked now, by partition: connected, and not silent since an earlier round."""
+
+    def absent(self, partition: int) -> tuple[str, str]:
+        """Return the node that a partition had last, "?" if none, and why it cannot be asked."""
 
     def send(self, partitions: Sequence[int]) -> Mapping[int, int]:
         """Send the round's message to partitions; return its bytes on the wire for each that it could be sent to."""
@@ -60,12 +64,14 @@ class Limits:
       quorum: the fraction of the cohort whose replies are enough, in (0, 1].
       round_timeout: seconds that a round waits for replies once it has a quorum.
       wait_limit: seconds that a round waits for a quorum.
+      upload_bound: how many times the median of the round an upload's norm or a loss may be; 0 is any.
       poll: seconds between two looks for replies; Flower's own strategies take 3.
     """
 
     quorum: float = 0.5
     round_timeout: float = 600.0
     wait_limit: float = 600.0
+    upload_bound: float = UPLOAD_BOUND
     poll: float = 3.0
 
     def needed(self, cohort_size: int) -> int:
@@ -79,16 +85,24 @@ class RoundReport:
 
     Attributes:
       replies: the sound replies, in the cohort's order.
+      senders: the nodes that replied.
       faults: why somebody was left out, in order of time, as (partition, node, reason).
       bytes_down, bytes_up: bytes of the messages sent, and of all replies received, sound or not.
       sent: requests sent.
     """
 
     replies: dict[int, Reply] = field(default_factory=dict)
+    senders: dict[int, str] = field(default_factory=dict)
     faults: list[tuple[int, str, str]] = field(default_factory=list)
     bytes_down: int = 0
     bytes_up: int = 0
     sent: int = 0
+
+    def leave_out(self, partition: int, reason: str, log: Log, node: str | None = None) -> None:
+        """Do without a member of the cohort, and without its reply if there is one; `node` is else the sender."""
+        self.replies.pop(partition, None)
+        self.faults.append((partition, node or self.senders[partition], reason))
+        log("partition {} (node {}): {}".format(*self.faults[-1]))
 
 
 def gather(
@@ -109,12 +123,8 @@ def gather(
       NoQuorum: there is no quorum within `limits.wait_limit`, or there can be none any more.
     """
     report, needed = RoundReport(), limits.needed(len(cohort))
-    asked, unanswered, senders = set[int](), set(cohort), dict[int, str]()
+    asked, unanswered = set[int](), set(cohort)
     begun = clock()
-
-    def leave_out(partition: int, node: str, reason: str) -> None:
-        report.faults.append((partition, node, reason))
-        log(f"partition {partition} (node {node}): {reason}")
 
     while True:
         nodes = network.connected()
@@ -126,29 +136,29 @@ def gather(
             if partition not in unanswered:
                 continue
             unanswered.remove(partition)
-            senders[partition] = node
+            report.senders[partition] = node
             try:
                 report.replies[partition] = check(raw)
             except WireError as error:
-                leave_out(partition, node, f"reply left out: {error}")
+                report.leave_out(partition, f"reply left out: {error}", log)
         spent = clock() - begun
         is_over = spent >= limits.round_timeout or not any(i in nodes for i in unanswered & asked)
         if is_over and len(report.replies) >= needed:
-            for partition, reason in find_enormous(report.replies).items():
-                del report.replies[partition]
-                leave_out(partition, senders[partition], f"reply left out: {reason}")
+            for partition, reason in find_outliers(report.replies, limits.upload_bound).items():
+                report.leave_out(partition, f"reply left out: {reason}", log)
         missing = needed - len(report.replies)
-        if is_over and missing <= 0:
+        is_hopeless = missing > len(unanswered)
+        if is_hopeless or (is_over and missing <= 0) or (missing > 0 and spent >= limits.wait_limit):
             break
-        if missing > len(unanswered):
-            raise NoQuorum(_no_quorum(report, cohort, needed, "and too few others can still answer"))
-        if missing > 0 and spent >= limits.wait_limit:
-            raise NoQuorum(_no_quorum(report, cohort, needed, f"within {limits.wait_limit:.0f} s"))
         sleep(limits.poll)
+    late = "no reply yet" if is_hopeless else "no reply in time"
     for i in cohort:
         if i in unanswered:
-            late = i in asked and i in nodes
-            leave_out(i, nodes.get(i, "?"), "left out: no reply in time" if late else "left out: not connected")
+            node, reason = (nodes[i], late) if i in asked and i in nodes else network.absent(i)
+            report.leave_out(i, f"left out: {reason}", log, node)
+    if missing > 0:
+        when = "and too few others can still answer" if is_hopeless else f"within {limits.wait_limit:.0f} s"
+        raise NoQuorum(_no_quorum(report, cohort, needed, when))
     report.sent = len(asked)
     report.replies = {i: report.replies[i] for i in cohort if i in report.replies}
     return report
@@ -164,13 +174,17 @@ def wait_for_nodes(
 ) -> None:
     """Wait until every partition has a node, at most `limits.wait_limit`; then the rounds see to their quorum."""
     begun, last = clock(), -1
-    while (count := len(network.connected())) < num_clients and clock() - begun < limits.wait_limit:
-        if count != last:
-            log(f"waiting for nodes: {count} of {num_clients} are connected")
-        last = count
+    while len(nodes := network.connected()) < num_clients and clock() - begun < limits.wait_limit:
+        if len(nodes) != last:
+            absent = [str(i) for i in range(num_clients) if i not in nodes]
+            more = f" and {len(absent) - SHOWN} more" if len(absent) > SHOWN else ""
+            log(
+                f"waiting for nodes: {len(nodes)} of {num_clients} are connected, not {', '.join(absent[:SHOWN])}{more}"
+            )
+        last = len(nodes)
         sleep(limits.poll)
 
 
 def _no_quorum(report: RoundReport, cohort: Sequence[int], needed: int, when: str) -> str:
-    reasons = "".join(f"; partition {i} (node {node}): {reason}" for i, node, reason in report.faults[-3:])
+    reasons = "".join(f"; partition {i} (node {node}): {reason}" for i, node, reason in report.faults[-SHOWN:])
     return f"no quorum: {len(report.replies)} sound replies of {len(cohort)}, {needed} are needed, {when}{reasons}"

@@ -4,12 +4,13 @@ Besides, `network.jsonl` has one line per round: who took part, who was left out
 """
 
 import json
+import math
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,17 +22,17 @@ from fedoptax.deploy.client import INITIAL
 from fedoptax.deploy.config import Deployment
 from fedoptax.deploy.evaluation import COLUMN, NodeEvaluation
 from fedoptax.deploy.rounds import Limits, Log, Network, NoQuorum, RoundReport, gather, wait_for_nodes
-from fedoptax.deploy.server import RawReply, Reply, check_reply, next_state, upload_form
+from fedoptax.deploy.server import RawReply, Reply, check_reply, next_state, norm, upload_form
 from fedoptax.deploy.wire import pack
 from fedoptax.engine.client_states import ClientStates, OnDevice
-from fedoptax.engine.evaluation import column_names, evaluate, evaluation_data, primary_metric
+from fedoptax.engine.evaluation import evaluate, evaluation_data, primary_metric
 from fedoptax.engine.plan import make_plan
 from fedoptax.engine.program import Fixed, program
 from fedoptax.engine.sampling import sample_cohort
 from fedoptax.errors import RunError, UsageError, check_int
 from fedoptax.experiments.run import Record, Step, run_rounds
 from fedoptax.experiments.signals import deferred_interrupt
-from fedoptax.storage.checkpoint import KEEP, rounds_of
+from fedoptax.storage.checkpoint import KEEP, least_total
 from fedoptax.storage.config import run_config
 from fedoptax.storage.folder import prepare
 from fedoptax.storage.history import Row
@@ -57,7 +58,7 @@ def run_deployment(deployment: Deployment, task: Task, network: Network, log: Lo
         identity = read_json(config).get("deployment") if config.is_file() else None
         if identity is None:
             raise UsageError(f"resume must name the folder of a deployment, got '{folder}'")
-        check_int("rounds", deployment.rounds, max(rounds_of(folder), default=1))
+        check_int("rounds", deployment.rounds, least_total(folder, deployment.resume_round))
     else:
         prepare(folder)
         identity = {"experiment": uuid.uuid4().hex, "quorum": deployment.quorum}
@@ -74,6 +75,7 @@ def run_deployment(deployment: Deployment, task: Task, network: Network, log: Lo
         wrappers=wrappers,
         out=folder,
         resume_from=folder if deployment.resume else None,
+        resume_round=deployment.resume_round,
         checkpoint_every=deployment.checkpoint_every,
         trackers=trackers,
         progress=False,
@@ -97,6 +99,15 @@ def interruptible_sleep(stop: Callable[[], int]) -> Callable[[float], None]:
     return sleep
 
 
+class Update(NamedTuple):
+    """What a round's replies make: the server's state, their mean loss, its test metrics, and why it is not kept."""
+
+    server: Tree
+    loss: float
+    metrics: dict[str, float]
+    fault: str | None
+
+
 class NetworkRounds:
     """The rounds of a deployment, see `experiments.run.Rounds`.
 
@@ -112,7 +123,9 @@ class NetworkRounds:
         self._deployment, self._task, self._network, self._log = deployment, task, network, log
         self._algorithm, self._experiment, self._file = deployment.build_algorithm(), experiment, folder / FILE
         self.plan = make_plan(deployment, task, self._algorithm)
-        self._limits = Limits(deployment.quorum, deployment.round_timeout, deployment.wait_limit)
+        self._limits = Limits(
+            deployment.quorum, deployment.round_timeout, deployment.wait_limit, deployment.upload_bound
+        )
         needed, least = self._limits.needed(self.plan.cohort_size), self.plan.aggregate.least
         if needed < least:
             raise UsageError(f"quorum must leave {self.plan.aggregate} at least {least} uploads, got {needed} of them")
@@ -122,6 +135,7 @@ class NetworkRounds:
         self._key = jax.random.key(deployment.seed)
         self._evaluate = jax.jit(lambda params, data: evaluate(task, params, data))
         self.server: Tree = self.program.start({}, self._key)[0]
+        self._untrained = self._measure(self.server)
         self._states = OnDevice((), 0)
         self.clients: ClientStates = self._states
         never = np.full(task.clients.num_clients, INITIAL, np.int32)
@@ -144,20 +158,18 @@ class NetworkRounds:
                 return Step([], "interrupted")
             except NoQuorum as error:
                 return Step([], "interrupted", f"round {done + 1}: {error}; resume continues it")
-        replies, num_clients = list(report.replies.values()), self._task.clients.num_clients
-        server, loss, is_finite = next_state(
-            self._algorithm, self.server, replies, self.plan.weighting, num_clients, self.plan.aggregate
-        )
-        if not is_finite:
-            return Step([], "diverged")
-        accepted = np.array(self._accepted)
+        update = self._update_soundly(report)
+        if update.fault is not None:
+            return Step([], "diverged", update.fault)
+        accepted, count, num_clients = np.array(self._accepted), len(report.replies), self._task.clients.num_clients
         accepted[list(report.replies)] = done
+        is_evaluated = (done + 1) % self._deployment.eval_every == 0 or done + 1 == total
         row: Row = {
             "round": done + 1,
-            "train_loss": loss,
-            **self._measure(done + 1, server),
+            "train_loss": update.loss,
+            **{name: finite_or_none(value) if is_evaluated else None for name, value in update.metrics.items()},
             "bytes_down": report.sent * self.program.bytes_down,
-            "bytes_up": len(replies) * self.program.bytes_up,
+            "bytes_up": count * self.program.bytes_up,
             "seconds": time.perf_counter() - begun,
         }
         if self._algorithm.epsilon is not None:
@@ -166,7 +178,7 @@ class NetworkRounds:
             )
         evaluation = RoundReport()
         if self._evaluation is not None:
-            params, order = self._algorithm.params(server), self._order(done)
+            params, order = self._algorithm.params(update.server), self._order(done)
             with deferred_interrupt() as stop_now:
                 found, evaluation = self._evaluation.measure(
                     done + 1, params, self._network, order, self._limits, self._log, interruptible_sleep(stop_now)
@@ -174,10 +186,10 @@ class NetworkRounds:
             row |= found
             stop = stop_now if stop_now() else stop
         self._write(done + 1, cohort, report, evaluation)
-        self.server = server
+        self.server = update.server
         self._put(accepted)
-        left_out = f", {len(cohort) - len(replies)} left out" if len(replies) < len(cohort) else ""
-        self._log(f"round {done + 1} of {total}: train_loss {loss:.4g}{left_out}")
+        left_out = f", {len(cohort) - count} left out" if count < len(cohort) else ""
+        self._log(f"round {done + 1} of {total}: train_loss {update.loss:.4g}{left_out}")
         if stop() and done + 1 < total:
             return Step([row], "interrupted")
         return Step([row])
@@ -190,6 +202,15 @@ class NetworkRounds:
     def finish(self) -> Tree:
         """Return the final parameters."""
         return self._algorithm.params(self.server)
+
+    def notes(self, done: int) -> dict[str, Any]:
+        """Return who was left out: by partition the number of rounds, and the node and the reason of the last."""
+        left_out: dict[int, dict[str, Any]] = {}
+        for line in self._file.read_text(encoding="utf-8").split("\n")[:done] if self._file.exists() else ():
+            for fault in json.loads(line)["faults"]:
+                count = left_out.get(fault["partition"], {"rounds": 0})["rounds"] + 1
+                left_out[fault["partition"]] = {**fault, "rounds": count}
+        return {"left_out": [left_out[partition] for partition in sorted(left_out)]}
 
     @property
     def _accepted(self) -> np.ndarray:
@@ -228,13 +249,44 @@ class NetworkRounds:
 
         return order
 
-    def _measure(self, round: int, server: Tree) -> Row:
-        data, params = evaluation_data(self._task), self._algorithm.params(server)
+    def _update_soundly(self, report: RoundReport) -> Update:
+        """Return what the replies make; if it is not sound, do without the one reply that spoils it, if it is one."""
+        update = self._update(report.replies)
+        if update.fault is None:
+            return update
+        norms = {i: norm(reply.upload) for i, reply in report.replies.items()}
+        largest_first = sorted(norms, key=lambda i: norms[i], reverse=True)
+        if len(norms) > self._limits.needed(self.plan.cohort_size):
+            for i in largest_first:
+                rest = self._update({j: reply for j, reply in report.replies.items() if j != i})
+                if rest.fault is None:
+                    report.leave_out(i, f"reply left out: with it {update.fault}", self._log)
+                    return rest
+        named = (f"partition {i} (node {report.senders[i]}) with norm {norms[i]:.3g}" for i in largest_first[:3])
+        return update._replace(fault=f"{update.fault}; the largest uploads: {', '.join(named)}")
+
+    def _update(self, replies: Mapping[int, Reply]) -> Update:
+        server, loss, is_finite = next_state(
+            self._algorithm, self.server, list(replies.values()), self.plan.weighting,
+            self._task.clients.num_clients, self.plan.aggregate,
+        )  # fmt: skip
+        if not is_finite:
+            return Update(server, loss, {}, "loss or state is not finite")
+        metrics, bound = self._measure(server), self._deployment.loss_bound or math.inf
+        name = "test_loss"
+        if metrics and name not in metrics and not self._task.higher_is_better:
+            names = [name.removeprefix("test_") for name in metrics if name.startswith("test_")]
+            name = f"test_{primary_metric(self._task, names)}"
+        value, most = metrics.get(name, 0.0), bound * max(1.0, abs(self._untrained.get(name, 1.0)))
+        is_sound = abs(value) <= most and math.isfinite(value)
+        return Update(server, loss, metrics, None if is_sound else f"{name} is {value:.3g}, the bound is {most:.3g}")
+
+    def _measure(self, server: Tree) -> dict[str, float]:
+        data = evaluation_data(self._task)
         if data is None:
             return {}
-        if round % self._deployment.eval_every and round != self._deployment.rounds:
-            return dict.fromkeys(column_names(self._task, params, data))
-        return {name: finite_or_none(float(value)) for name, value in sorted(self._evaluate(params, data).items())}
+        metrics = self._evaluate(self._algorithm.params(server), data)
+        return {name: float(value) for name, value in sorted(metrics.items())}
 
     def _write(self, round: int, cohort: list[int], report: RoundReport, evaluation: RoundReport) -> None:
         line = {

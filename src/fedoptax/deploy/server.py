@@ -16,7 +16,7 @@ from fedoptax.engine.batches import LocalWork, Minibatch, minibatch_form, task_g
 from fedoptax.engine.round import all_finite
 from fedoptax.tasks.task import Task
 
-NORM_FACTOR = 1000.0  # of an upload to its round's median: more than uneven amounts of data and work explain
+UPLOAD_BOUND = 1000.0  # of a norm to its round's median: more than uneven amounts of data and work explain
 
 
 class RawReply(NamedTuple):
@@ -97,16 +97,21 @@ def is_float32(number: float) -> bool:
     return abs(number) <= float(np.finfo(np.float32).max)
 
 
-def find_enormous(replies: Mapping[Any, Reply]) -> dict[Any, str]:
-    """Return the replies whose uploads are out of all proportion to the others', each with its reason in one line.
+def find_outliers(replies: Mapping[Any, Reply], factor: float) -> dict[Any, str]:
+    """Return the replies that are out of all proportion to the others', each with its reason in one line.
 
-    The measure is the lower median of the norms, so that of two the larger is refused. Below 1 it counts as 1: where
-    others change next to nothing, an ordinary upload is not enormous.
+    An upload's norm and a loss may be `factor` times the lower median of the round, so that of two the larger is
+    refused. A median below 1 counts as 1: where others change next to nothing, an ordinary upload is no outlier. A
+    factor of 0 allows everything.
     """
+    found: dict[Any, str] = {}
     norms = {key: norm(reply.upload) for key, reply in replies.items()}
-    bound = NORM_FACTOR * max(1.0, median_low(norms.values()))
-    reason = f"instead of at most {bound:.3g}, by the median of the round"
-    return {key: f"upload: norm {size:.3g} {reason}" for key, size in norms.items() if size > bound}
+    losses = {key: abs(reply.loss) for key, reply in replies.items()}
+    for what, sizes in (("train-loss:", losses), ("upload: norm", norms)) if factor else ():
+        bound = factor * max(1.0, median_low(sizes.values()))
+        reason = f"instead of at most {bound:.3g}, by the median of the round"
+        found |= {key: f"{what} {size:.3g} {reason}" for key, size in sizes.items() if size > bound}
+    return found
 
 
 def norm(upload: Tree) -> float:
@@ -128,7 +133,7 @@ def next_state(
     renormalised over them. There are at least as many replies as the aggregator needs.
 
     Returns:
-      The new state, the weighted mean training loss, and whether both are finite.
+      The new state, the weighted mean training loss, and whether both are finite, also after one more such update.
     """
     weights = [reply.examples for reply in replies] if weighting == "examples" else None
     trees = [jax.tree.map(jnp.asarray, reply.upload) for reply in replies]
@@ -138,5 +143,7 @@ def next_state(
     else:
         shares = jnp.ones(len(trees)) if weights is None else jnp.asarray(weights, jnp.result_type(float))
         upload = aggregator.combine(stacked(trees), shares, jnp.ones(len(trees), bool))
-    server = algorithm.server_update(server, upload, Cohort(len(replies), num_clients))
-    return server, loss, bool(all_finite(server)) and bool(np.isfinite(loss))
+    cohort = Cohort(len(replies), num_clients)
+    server = algorithm.server_update(server, upload, cohort)
+    following = algorithm.server_update(server, upload, cohort)  # may be the first to use what was uploaded now
+    return server, loss, bool(all_finite((server, following))) and bool(np.isfinite(loss))

@@ -54,6 +54,7 @@ class Record:
       out: a new folder for config, history, checkpoints, summary and final parameters; None writes nothing.
       overwrite: remove earlier results in `out`.
       resume_from: a run folder to continue from its last checkpoint; results go to `out`, by default the same folder.
+      resume_round: the round of the checkpoint to go back to instead; what came after it is done again.
       checkpoint_every: seconds between checkpoints.
       trackers: names in `fedoptax.trackers.TRACKERS`, or objects that are such a `Tracker`; they need a folder.
       progress: show a bar on standard error; None shows it on a terminal; a function `(rounds done, note)` is called
@@ -71,6 +72,7 @@ class Record:
     out: str | Path | None = None
     overwrite: bool = False
     resume_from: str | Path | None = None
+    resume_round: int | None = None
     checkpoint_every: float = 60.0
     trackers: Sequence[str | Tracker] = ()
     progress: bool | Update | None = None
@@ -78,6 +80,8 @@ class Record:
 
     def __post_init__(self) -> None:
         check_number("checkpoint_every", self.checkpoint_every, 0)
+        if self.resume_round is not None and self.resume_from is None:
+            raise UsageError("resume_round needs a run to resume")
         for name in self.wrappers:
             check_choice("wrappers", name, WRAPPERS)
         as_trackers(self.trackers)
@@ -151,7 +155,7 @@ def simulate(
         options = _as_begun(options, Path(record.resume_from))
     plan = make_plan(options, task, point.algorithm)
     if not is_leader():
-        record = replace(record, out=None, resume_from=None, trackers=(), progress=False)
+        record = replace(record, out=None, resume_from=None, resume_round=None, trackers=(), progress=False)
     new = record.out if record.resume_from is None or Path(record.resume_from) != record.folder else None
     run_on_all_or_fail(lambda: None if new is None else prepare(new, record.overwrite))
     simulation = (make or Simulation)(task, point, options, plan)
@@ -198,7 +202,7 @@ class Step(NamedTuple):
     Attributes:
       rows: of the history, one per round that was completed, in order.
       status: `"running"`; `"diverged"` or `"interrupted"` ends the run.
-      message: one line about an interruption that no signal made.
+      message: one line about an interruption that no signal made, or why the run diverged.
     """
 
     rows: list[Row]
@@ -228,6 +232,10 @@ class Rounds(Protocol):
 
     def finish(self) -> Tree:
         """Return the final parameters."""
+
+    def notes(self, done: int) -> dict[str, Any]:
+        """Return what summary.json has besides about the first `done` rounds."""
+        return {}
 
 
 def run_rounds(rounds: Rounds, total: int, config: Mapping[str, Any], record: Record) -> RunResult:
@@ -262,7 +270,7 @@ def run_rounds(rounds: Rounds, total: int, config: Mapping[str, Any], record: Re
         def end(status: str, message: str | None, params: Tree) -> None:
             if folder is not None:
                 folder.save(rounds.server, rounds.clients)
-                summary = folder.end(status, message, params, rounds.compile_seconds)
+                summary = folder.end(status, message, params, rounds.compile_seconds, rounds.notes(len(history)))
                 notify(trackers, lambda tracker: tracker.end(summary))
 
         history, folder = run_on_all_or_fail(begin)
@@ -290,8 +298,8 @@ def run_rounds(rounds: Rounds, total: int, config: Mapping[str, Any], record: Re
             message = message or f"stopped after round {len(history)} of {total}"
         else:
             message = (
-                f"{record.label} diverged in round {len(history) + 1} (seed {config['seed']}): loss or state is not "
-                f"finite; the state after round {len(history)} is kept"
+                f"{record.label} diverged in round {len(history) + 1} (seed {config['seed']}): "
+                f"{message or 'loss or state is not finite'}; the state after round {len(history)} is kept"
             )
         params = rounds.finish()
         run_on_all_or_fail(lambda: end(status, message, params))
@@ -308,9 +316,13 @@ def _restore(rounds: Rounds, total: int, config: Mapping[str, Any], record: Reco
         return History()
     folder = Path(record.resume_from)
     check_same_experiment(folder, read_json(folder / "config.json"), config)
-    if not rounds_of(folder) and read_summary(folder).get("status", "running") == "running":
+    kept = rounds_of(folder)
+    if record.resume_round is not None and record.resume_round not in kept:
+        raise UsageError(f"round must be of a kept checkpoint, one of {kept}, got {record.resume_round}")
+    if not kept and read_summary(folder).get("status", "running") == "running":
         return History()  # killed before its first checkpoint: begin again
-    done, rounds.server = restore_checkpoint(folder, rounds.server, rounds.clients, total)
+    at_least, at_most = (0, total) if record.resume_round is None else [record.resume_round] * 2
+    done, rounds.server = restore_checkpoint(folder, rounds.server, rounds.clients, at_most, at_least)
     return History(read_rows(folder, done))
 
 

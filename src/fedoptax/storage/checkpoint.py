@@ -66,13 +66,15 @@ def save_checkpoint(
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def restore_checkpoint(folder: Path, server: Tree, clients: ClientStates, at_most: int) -> tuple[int, Tree]:
-    """Fill `clients` from a run folder's newest intact checkpoint of a round <= `at_most`; return round and server.
+def restore_checkpoint(
+    folder: Path, server: Tree, clients: ClientStates, at_most: int, at_least: int = 0
+) -> tuple[int, Tree]:
+    """Fill `clients` from a run folder's newest intact checkpoint between two rounds; return its round and server.
 
     The given `server` has the form of the one that is returned. Nothing changes in the folder.
     """
     reasons = []
-    for round in reversed([round for round in rounds_of(folder) if round <= at_most]):
+    for round in reversed([round for round in rounds_of(folder) if at_least <= round <= at_most]):
         try:
             return round, _read(folder, round, server, clients)
         except (ValueError, KeyError, TypeError, OSError, RunError) as error:
@@ -85,6 +87,11 @@ def rounds_of(folder: Path) -> list[int]:
     """Return the rounds after which a run folder holds a checkpoint, in order."""
     place = folder / FOLDER
     return sorted(int(path.name) for path in place.iterdir() if path.name.isdecimal()) if place.is_dir() else []
+
+
+def least_total(folder: Path, resume_round: int | None = None) -> int:
+    """Return the least total of rounds of a run that continues from its last checkpoint, or from an earlier one."""
+    return max(1, max(rounds_of(folder), default=1) if resume_round is None else resume_round)
 
 
 def _place(folder: Path, name: int | str) -> Path:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -128,12 +129,16 @@ class RunFolder:
         self._summarize("running", None, 0.0)
         self._saved = time.monotonic()
 
-    def end(self, status: str, message: str | None, params: Tree, compile_seconds: float) -> dict[str, Any]:
-        """Write the final parameters and summary.json, and return the summary."""
+    def end(
+        self, status: str, message: str | None, params: Tree, compile_seconds: float, notes: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Write the final parameters and summary.json, with `notes` in it, and return the summary."""
         write_params(self._folder / "params.npz", params)
-        return self._summarize(status, message, compile_seconds)
+        return self._summarize(status, message, compile_seconds, notes)
 
-    def _summarize(self, status: str, message: str | None, compile_seconds: float) -> dict[str, Any]:
+    def _summarize(
+        self, status: str, message: str | None, compile_seconds: float, notes: Mapping[str, Any] = MappingProxyType({})
+    ) -> dict[str, Any]:
         rows = self._history.rows
         last = rows[-1] if rows else {}
         measured = ("train_loss", "epsilon", "test_", "client_", "nodes_")
@@ -145,6 +150,7 @@ class RunFolder:
             "final": {name: self._history.last(name) for name in metrics},
             **{name: sum(row[name] for row in rows) for name in ("bytes_down", "bytes_up", "seconds")},
             "compile_seconds": compile_seconds,
+            **notes,
         }
         write_json(self._folder / "summary.json", summary)
         return summary
