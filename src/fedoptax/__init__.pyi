@@ -67,6 +67,8 @@ from fedoptax.experiments.run import run as run
 from fedoptax.experiments.sweep import sweep as sweep
 from fedoptax.experiments.tuning import Tuned as Tuned
 from fedoptax.experiments.tuning import tune as tune
+from fedoptax.storage.model import TrainedModel as TrainedModel
+from fedoptax.storage.model import load_model as load_model
 from fedoptax.tasks import TASKS as TASKS
 from fedoptax.tasks import load_task as load_task
 from fedoptax.tasks.task import Task as Task

@@ -20,7 +20,12 @@ def blocks(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
-SHORT = ("README.md", "own-task.md", "own-data.md")  # other pages train for longer, or repeat what tests show
+SHORT = (
+    "README.md",
+    "own-task.md",
+    "own-data.md",
+    "predict.md",
+)  # other pages train for longer, or repeat what tests show
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def token_task(**options: Any) -> Any:
     net = Model(lambda key: {"table": table}, lambda params, x, key=None: params["table"][x])
     x = RNG.integers(1, VOCABULARY, (6, 4)).astype(np.uint8)
     y = np.array([[2, 3, 5, 7], [1, 7, 0, 0], [0, 0, 0, 0], [4, 5, 6, 1], [5, 5, 7, 0], [3, 2, 1, 4]], np.uint8)
-    learned = next_token(net, **{"pad": PAD, "unscored": (OOV, EOS)} | options)
+    learned = next_token(net, list(map(str, range(VOCABULARY))), **{"pad": PAD, "unscored": (OOV, EOS)} | options)
     clients = FederatedData.from_clients([{"x": x, "y": y}])
     return Task(name="tokens", clients=clients, **learned), np.asarray(table), x, y
 
@@ -55,6 +55,13 @@ def test_next_token_accuracy_leaves_out_padding_and_unscored_tokens() -> None:
     losses, counted = (np.asarray(a) for a in metrics["loss"])
     np.testing.assert_array_equal(counted > 0, y != PAD)
     np.testing.assert_allclose(losses, cross_entropies(table, x, y), rtol=1e-5)
+
+
+def test_next_token_is_predicted_from_the_last_real_token() -> None:
+    task, table, x, _ = token_task()
+    x[1, 2:], x[2, 1:] = PAD, PAD
+    expected = jax.nn.softmax(table[[x[0, 3], x[1, 1], x[2, 0], *x[3:, 3]]])
+    np.testing.assert_allclose(task.predict({"table": jnp.asarray(table)}, {"x": x}), expected, rtol=1e-6)
 
 
 def test_perplexity_is_the_exponential_of_the_mean_loss() -> None:

@@ -154,6 +154,32 @@ class Resume(ProcessOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Predict:
+    """Predict new examples with the model of a run.
+
+    Example: fedoptax predict runs/a --input new.csv --out predictions.csv
+    """
+
+    folder: Path = argument("The folder of a run.")
+    input: Path = option("A .csv, .tsv, .parquet or .npz file, or a folder of images.", ...)
+    out: Path | None = option("A .csv, .parquet or .npz file. Default: CSV on the standard output.")
+    top: int = option("How many of the most probable classes are named.", 1)
+    params: str | None = option("best or last. Default: the best where they were kept, else the last.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """Write the model of a run for other programs.
+
+    Example: fedoptax export runs/a --out model.safetensors
+    """
+
+    folder: Path = argument("The folder of a run.")
+    out: Path = option("A .npz or .safetensors file for the parameters, .stablehlo for the model.", ...)
+    params: str | None = option("best or last. Default: the best where they were kept, else the last.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """Write one HTML page, PNG figures, and CSV and Markdown tables about the runs in a folder.
 

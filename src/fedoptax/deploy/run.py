@@ -120,7 +120,7 @@ class NetworkRounds:
     def __init__(
         self, deployment: Deployment, task: Task, network: Network, folder: Path, experiment: str, log: Log
     ) -> None:
-        self._deployment, self._task, self._network, self._log = deployment, task, network, log
+        self._deployment, self.task, self._network, self._log = deployment, task, network, log
         self._algorithm, self._experiment, self._file = deployment.build_algorithm(), experiment, folder / FILE
         self.plan = make_plan(deployment, task, self._algorithm)
         self._limits = Limits(
@@ -161,7 +161,7 @@ class NetworkRounds:
         update = self._update_soundly(report)
         if update.fault is not None:
             return Step([], "diverged", update.fault)
-        accepted, count, num_clients = np.array(self._accepted), len(report.replies), self._task.clients.num_clients
+        accepted, count, num_clients = np.array(self._accepted), len(report.replies), self.task.clients.num_clients
         accepted[list(report.replies)] = done
         is_evaluated = (done + 1) % self._deployment.eval_every == 0 or done + 1 == total
         row: Row = {
@@ -226,11 +226,11 @@ class NetworkRounds:
             self._checkpoints.extend([np.asarray(self._states.tree[1]), self._accepted])
         if self._file.exists():  # a killed process may have left more lines, and half of one
             write_atomically(self._file, b"".join(self._file.read_bytes().splitlines(keepends=True)[:done]))
-        wait_for_nodes(self._network, self._task.clients.num_clients, self._limits, self._log, sleep=sleep)
+        wait_for_nodes(self._network, self.task.clients.num_clients, self._limits, self._log, sleep=sleep)
         self._is_ready = True
 
     def _gather(self, done: int, sleep: Any) -> tuple[list[int], RoundReport]:
-        num_clients = self._task.clients.num_clients
+        num_clients = self.task.clients.num_clients
         cohort = [int(i) for i in sample_cohort(self._key, done, num_clients, self.plan.cohort_size)]
 
         def check(raw: RawReply) -> Reply:
@@ -268,21 +268,21 @@ class NetworkRounds:
     def _update(self, replies: Mapping[int, Reply]) -> Update:
         server, loss, is_finite = next_state(
             self._algorithm, self.server, list(replies.values()), self.plan.weighting,
-            self._task.clients.num_clients, self.plan.aggregate,
+            self.task.clients.num_clients, self.plan.aggregate,
         )  # fmt: skip
         if not is_finite:
             return Update(server, loss, {}, "loss or state is not finite")
         metrics, bound = self._measure(server), self._deployment.loss_bound or math.inf
         name = "test_loss"
-        if metrics and name not in metrics and not self._task.higher_is_better:
+        if metrics and name not in metrics and not self.task.higher_is_better:
             names = [name.removeprefix("test_") for name in metrics if name.startswith("test_")]
-            name = f"test_{primary_metric(self._task, names)}"
+            name = f"test_{primary_metric(self.task, names)}"
         value, most = metrics.get(name, 0.0), bound * max(1.0, abs(self._untrained.get(name, 1.0)))
         is_sound = abs(value) <= most and math.isfinite(value)
         return Update(server, loss, metrics, None if is_sound else f"{name} is {value:.3g}, the bound is {most:.3g}")
 
     def _measure(self, server: Tree) -> dict[str, float]:
-        data = evaluation_data(self._task)
+        data = evaluation_data(self.task)
         if data is None:
             return {}
         metrics = self._evaluate(self._algorithm.params(server), data)

@@ -1,13 +1,18 @@
 """The result of a run, and the errors that carry the result of one that diverged or was interrupted."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedoptax.algorithm import Tree
 from fedoptax.engine.client_states import ClientStates
-from fedoptax.errors import RunError
+from fedoptax.errors import RunError, UsageError
 from fedoptax.storage.history import History
+from fedoptax.storage.model import TrainedModel, model_of
+from fedoptax.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,7 @@ class RunResult:
       message: one line about a status other than completed, else None.
       folder: where it was written, or None.
       hyperparameters: the algorithm's, as far as they were given.
+      task: what was learned, for `predict`; a copy by pickle has none.
       signal: the number of the signal that asked to stop (2: Ctrl-C), else 0; it may come in the last round.
     """
 
@@ -36,6 +42,25 @@ class RunResult:
     folder: Path | None = None
     hyperparameters: dict[str, Any] = field(default_factory=dict)
     signal: int = 0
+    task: Task | None = field(default=None, repr=False)
+
+    @cached_property
+    def model(self) -> TrainedModel:
+        """The model with the final parameters.
+
+        Raises:
+          UsageError: the task has no `predict`.
+        """
+        if self.task is None:
+            raise UsageError("result must be the one that the run returned, not a copy of it")
+        return model_of(self.task, self.params)
+
+    def predict(self, x: Any) -> np.ndarray:
+        """Return the most probable class of each new example, or the model's outputs; see `TrainedModel.predict`."""
+        return self.model.predict(x)
+
+    def __getstate__(self) -> dict[str, Any]:  # a task's functions cannot be pickled
+        return {name: value for name, value in vars(self).items() if name != "model"} | {"task": None}
 
 
 class DivergedError(RunError):

@@ -35,6 +35,7 @@ from fedoptax.storage.checkpoint import restore_checkpoint, rounds_of
 from fedoptax.storage.config import check_same_experiment, run_config
 from fedoptax.storage.folder import RunFolder, is_finished, locked, prepare, read_summary
 from fedoptax.storage.history import History, Row, read_rows
+from fedoptax.storage.model import write_model
 from fedoptax.tasks.task import Task, check_task
 from fedoptax.trackers import Tracked, Tracker, as_trackers, notify
 
@@ -214,11 +215,13 @@ class Rounds(Protocol):
     """What advances a run: a simulation's program, or a deployment's network.
 
     Attributes:
+      task: what is learned.
       server: the server's state after the last completed round, as checkpoints keep it.
       clients: all clients' states, likewise.
       compile_seconds: spent on compiling for this run so far; 0 where another run had done it.
     """
 
+    task: Task
     server: Tree
     clients: ClientStates
     compile_seconds: float
@@ -253,6 +256,7 @@ def run_rounds(rounds: Rounds, total: int, config: Mapping[str, Any], record: Re
                 return History(), None
             stack.enter_context(locked(record.folder))
             history = _restore(rounds, total, config, record)
+            write_model(record.folder, rounds.task)
             folder = RunFolder(record.folder, config, history, record.checkpoint_every)
             tracked = Tracked(record.folder, config, len(history))
             notify(trackers, lambda tracker: tracker.start(tracked))
@@ -306,7 +310,7 @@ def run_rounds(rounds: Rounds, total: int, config: Mapping[str, Any], record: Re
         signal = signal or int(gather_from_all(np.int32(stop())).max())  # else the next of several runs would begin
     return RunResult(
         history, params, rounds.server, rounds.clients, status, message, record.folder,
-        dict(record.hyperparameters), signal,
+        dict(record.hyperparameters), signal, rounds.task,
     )  # fmt: skip
 
 
@@ -338,7 +342,7 @@ class Simulation(Rounds):
     """The rounds of an algorithm on a task, by its program; see `Rounds`."""
 
     def __init__(self, task: Task, point: Point, options: RunOptions, plan: Plan) -> None:
-        self._task, self._options, self._plan = task, options, plan
+        self.task, self._options, self._plan = task, options, plan
         self._algorithm, self._faults = point.algorithm, as_faults(options.faults)
         if options.engine == "eager":
             self.program, self._values = eager_program(task, self._algorithm, plan), {}
@@ -355,7 +359,7 @@ class Simulation(Rounds):
         compiled, begun = self.program.compile_seconds(), time.perf_counter()
         end, last = min(done + self._length, self._options.rounds), self._options.rounds
         numbers = [np.int32(n) for n in (done, end, self._options.eval_every, last)]
-        size, num_clients = self._plan.cohort_size, self._task.num_clients
+        size, num_clients = self._plan.cohort_size, self.task.num_clients
         states = self.clients.take(lambda: np.asarray(sample_cohort(self._key, done, num_clients, size)))
         rates = (self._faults or Faults()).rates()
         data = self._examples(done)
@@ -393,7 +397,7 @@ class Simulation(Rounds):
             if self._faults is None or self._faults.deadline is None:
                 del row["virtual_seconds"]
         if self._algorithm.epsilon is not None:  # of those who hold the data, which a task's `devices` share
-            epsilon = self._algorithm.epsilon(round, cohort_size, self._task.clients.num_clients)
+            epsilon = self._algorithm.epsilon(round, cohort_size, self.task.clients.num_clients)
             row["epsilon"] = finite_or_none(float(epsilon))
         row["bytes_down"], row["bytes_up"] = cohort_size * self.program.bytes_down, answers * self.program.bytes_up
         return row | {"seconds": seconds}

@@ -150,17 +150,20 @@ def synthetic(alpha: float = 1.0, beta: float = 1.0, num_clients: int = 30, *, s
         test.append({name: value[:cut] for name, value in examples.items()})
         train.append({name: value[cut:] for name, value in examples.items()})
 
-    def predict(params: Tree, batch: Any) -> tuple[jax.Array, jax.Array]:
-        """Log-probabilities (batch, 10), and the cross-entropy of each example, (batch,)."""
+    def log_probabilities(params: Tree, batch: Any) -> jax.Array:
         x = batch["x"].astype(params["kernel"].dtype)
-        log_p = jax.nn.log_softmax(x @ params["kernel"] + params["bias"])
+        return jax.nn.log_softmax(x @ params["kernel"] + params["bias"])
+
+    def classify(params: Tree, batch: Any) -> tuple[jax.Array, jax.Array]:
+        """Log-probabilities (batch, 10), and the cross-entropy of each example, (batch,)."""
+        log_p = log_probabilities(params, batch)
         return log_p, -jnp.take_along_axis(log_p, batch["y"][:, None], axis=1)[:, 0]
 
     def loss(params: Tree, batch: Any, key: jax.Array) -> jax.Array:
-        return masked_mean(predict(params, batch)[1], batch)
+        return masked_mean(classify(params, batch)[1], batch)
 
     def metrics(params: Tree, batch: Any) -> dict[str, jax.Array]:
-        log_p, losses = predict(params, batch)
+        log_p, losses = classify(params, batch)
         return {"accuracy": (jnp.argmax(log_p, axis=-1) == batch["y"]).astype(jnp.float32), "loss": losses}
 
     return Task(
@@ -171,6 +174,8 @@ def synthetic(alpha: float = 1.0, beta: float = 1.0, num_clients: int = 30, *, s
         clients=FederatedData.from_clients(train),
         test={name: np.concatenate([part[name] for part in test]) for name in ("x", "y")},
         primary_metric="accuracy",
+        predict=lambda params, batch: jnp.exp(log_probabilities(params, batch)),
+        classes=(),
         description=f"synthetic({alpha:g}, {beta:g}): logistic regression on devices with models and data of their own",
         spec={"alpha": alpha, "beta": beta, "num_clients": num_clients, "partition_seed": seed},
     )

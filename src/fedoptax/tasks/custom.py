@@ -24,8 +24,8 @@ MOST_CLASSES = 10
 def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     """Classification on a user's file; see `fedoptax.data.custom.load_file` for the formats.
 
-    Images of whole numbers reach the model as x / 255; examples of one dimension (tables) are standardised with the
-    mean and deviation of each feature over all training examples.
+    Images of whole numbers reach the model as x / 255; examples of one dimension (tables) reach it
+    standardised with the mean and deviation of each feature over all training examples.
     """
     path = Path(name.removeprefix(PREFIX)).expanduser()
     if options.client_column is None and options.partition is None:
@@ -42,14 +42,23 @@ def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     )
     contents, warnings = fingerprint(source), find_ids(source)
     is_image = len(source.input_shape) == 3
-    source = source if is_image else standardize_features(source)
+    if not is_image and options.compute_dtype not in (None, "float32"):
+        raise UsageError("compute_dtype must be float32 for features that the model standardises")
     if source.train_groups is None:
         if options.partition == "clients":
             raise UsageError(f"partition must not be 'clients' where a file names none, as {path.name}")
         options = replace(options, partition=options.partition or "dirichlet")
     model = options.model or ("cnn" if is_image and min(source.input_shape[:2]) >= 4 else recipe.model)
-    scale = 255.0 if source.train["x"].dtype == np.uint8 else 1.0
-    learned = cross_entropy(MODELS[model](source.input_shape, source.num_classes), scale)
+    net = MODELS[model](source.input_shape, source.num_classes)
+    if is_image:
+        scale = 255.0 if source.train["x"].dtype == np.uint8 else 1.0
+        learned = cross_entropy(net, scale) | {"inputs": {"white": scale}}
+    else:
+        source = source._replace(train=_as_float(source.train), test=_as_float(source.test))
+        shift, deviation = _statistics(source.train["x"])
+        learned = cross_entropy(net, deviation, shift=shift)
+        if source.columns is not None:
+            learned["inputs"] = {"columns": source.columns}
     task = make_task(name, recipe, replace(options, model=model), source, **learned)
     return replace(
         task,
@@ -97,15 +106,14 @@ def fingerprint(source: Source) -> str:
     return f"{crc:08x}"
 
 
-def standardize_features(source: Source) -> Source:
-    """Give every feature mean 0 and deviation 1 over the training examples; constant ones are 0."""
-    x = source.train["x"].astype(np.float64)
-    mean, deviation = x.mean(0), x.std(0)
-    scale = np.where(deviation > 0, deviation, 1.0)
-    train, test = (
-        {**part, "x": ((part["x"] - mean) / scale).astype(np.float32)} for part in (source.train, source.test)
-    )
-    return source._replace(train=train, test=test)
+def _as_float(part: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {**part, "x": part["x"].astype(np.float32, copy=False)}
+
+
+def _statistics(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean and deviation of each feature; of a constant one 1, so that it becomes 0."""
+    deviation = x.std(0, dtype=np.float64)
+    return x.mean(0, dtype=np.float64), np.where(deviation > 0, deviation, 1.0)
 
 
 CUSTOM = Recipe(

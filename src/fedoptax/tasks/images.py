@@ -33,9 +33,10 @@ def labelled_images(load: Load, scale: float, name: str, recipe: Recipe, options
     augment = options.augment or "none"
     check_choice("augment", augment, AUGMENTATIONS)
     source = load(options.data_dir)
+    inputs = {"white": scale}
     shape = (CROP, CROP, *source.input_shape[2:]) if augment in ("crop", "center") else source.input_shape
     learned = cross_entropy(recipe.models[model](shape, source.num_classes), scale, AUGMENTATIONS[augment])
-    return make_task(name, recipe, options, source, **learned)
+    return make_task(name, recipe, options, source, **learned, inputs=inputs)
 
 
 def mnist_images(name: str, recipe: Recipe, options: TaskOptions) -> Task:
@@ -61,42 +62,59 @@ def image_classification(
     return Task(name=name, clients=clients, test=test, **cross_entropy(model, scale, augment), **attributes)
 
 
-def cross_entropy(model: Model, scale: float, augment: Augmentation | None = None) -> dict[str, Any]:
-    """Return `init`, `loss` and `metrics` of `image_classification`."""
+def cross_entropy(
+    model: Model, scale: float | np.ndarray, augment: Augmentation | None = None, shift: np.ndarray | None = None
+) -> dict[str, Any]:
+    """Return what is learned in `image_classification`, as attributes of `Task`; x is first taken minus `shift`."""
 
-    def predict(params: Tree, batch: Any, key: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
+    def logits_of(params: Tree, batch: Any, key: jax.Array | None = None) -> jax.Array:
         dtype = jax.tree.leaves(params)[0].dtype
-        x = batch["x"].astype(dtype) / jnp.asarray(scale, dtype)
-        logits = model.apply(params, x if augment is None else augment(x, key), key)
+        x = batch["x"].astype(dtype)
+        x = (x if shift is None else x - jnp.asarray(shift, dtype)) / jnp.asarray(scale, dtype)
+        return model.apply(params, x if augment is None else augment(x, key), key)
+
+    def classify(params: Tree, batch: Any, key: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
+        logits = logits_of(params, batch, key)
         return logits, optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"])
 
     def loss(params: Tree, batch: Any, key: jax.Array) -> jax.Array:
-        return masked_mean(predict(params, batch, key)[1], batch)
+        return masked_mean(classify(params, batch, key)[1], batch)
 
     def metrics(params: Tree, batch: Any) -> dict[str, jax.Array]:
-        logits, losses = predict(params, batch)
+        logits, losses = classify(params, batch)
         return {"accuracy": (jnp.argmax(logits, axis=-1) == batch["y"]).astype(jnp.float32), "loss": losses}
 
-    return {"init": model.init, "loss": loss, "metrics": metrics, "primary_metric": "accuracy"}
+    return {
+        "init": model.init,
+        "loss": loss,
+        "metrics": metrics,
+        "predict": lambda params, batch: jax.nn.softmax(logits_of(params, batch)),
+        "classes": (),
+        "primary_metric": "accuracy",
+    }
 
 
 def emnist_autoencoder(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     """EMNIST AE of "Adaptive Federated Optimization"; metric `mse_x1000`, lower is better."""
     source, learned = emnist.load(options.data_dir), reconstruction(autoencoder())
-    return make_task(name, recipe, options, source, **learned, primary_metric="mse_x1000", higher_is_better=False)
+    learned |= {"primary_metric": "mse_x1000", "higher_is_better": False, "inputs": {"white": 255}}
+    return make_task(name, recipe, options, source, **learned)
 
 
 def reconstruction(model: Model) -> dict[str, Any]:
-    """Return `init`, `loss` and `metrics` of reconstructing images, inverted (ink 1, background 0) and flattened.
+    """Return what is learned in reconstructing images, inverted (ink 1, background 0) and flattened.
 
     The loss is the *sum* over the batch of each example's mean squared error, as in the paper's released code, so the
     paper's client learning rates apply as they are (Reddi et al. 2021, Appendix C and Table 8).
     """
 
+    def inverted(params: Tree, batch: Any) -> jax.Array:
+        x = batch["x"]
+        return 1 - x.reshape(x.shape[0], -1).astype(jax.tree.leaves(params)[0].dtype) / 255
+
     def errors(params: Tree, batch: Any, key: jax.Array | None = None) -> jax.Array:
         """Mean squared error of each example, (batch,)."""
-        dtype = jax.tree.leaves(params)[0].dtype
-        x = 1 - batch["x"].reshape(len(batch["x"]), -1).astype(dtype) / 255
+        x = inverted(params, batch)
         return jnp.mean(jnp.square(model.apply(params, x, key) - x), axis=1)
 
     def loss(params: Tree, batch: Any, key: jax.Array) -> jax.Array:
@@ -105,7 +123,11 @@ def reconstruction(model: Model) -> dict[str, Any]:
     def metrics(params: Tree, batch: Any) -> dict[str, jax.Array]:
         return {"mse_x1000": 1000 * errors(params, batch)}
 
-    return {"init": model.init, "loss": loss, "metrics": metrics}
+    def predict(params: Tree, batch: Any) -> jax.Array:
+        """The images that the model makes, as it was given them."""
+        return 255 * (1 - model.apply(params, inverted(params, batch)).reshape(batch["x"].shape))
+
+    return {"init": model.init, "loss": loss, "metrics": metrics, "predict": predict}
 
 
 def crop(x: jax.Array, key: jax.Array | None) -> jax.Array:

@@ -179,6 +179,8 @@ def make_task(name: str, recipe: Recipe, options: TaskOptions, source: Source, *
         raise UsageError(f"devices must be >= num_clients, {num_clients}, got {options.devices}")
     spec = {"model": options.model or recipe.model, **{name: given[name] for name in recipe.options if name in given}}
     spec |= {"partition": partition, **settings, "num_clients": num_clients, "partition_seed": options.seed}
+    if source.class_names is not None:
+        attributes["classes"] = source.class_names
     return Task(name=name, description=recipe.summary, spec=spec, devices=options.devices, **division, **attributes)
 
 

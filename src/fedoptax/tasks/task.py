@@ -1,6 +1,6 @@
 """A federated learning problem: a model's loss and metrics, and the examples of its clients."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -43,6 +43,10 @@ class Task:
       clip_norm: every minibatch gradient is clipped to this global 2-norm, where a paper's model needs it; None: not.
       eval_batch: test examples that are evaluated together; bounds the memory of their activations.
       notes: lines about the data that are shown before the first round.
+      predict: `(params, batch) -> outputs` (batch, …) for new examples, of which it reads no label; None: no outputs.
+      classes: the names of the classes that `predict` gives probabilities (batch, C) of; () names them by number. None:
+        its outputs are values.
+      inputs: how new examples are read, as plain data; see `fedoptax.data.inputs`.
       devices: if given, the number of clients, which hold no data of their own: each round the examples of `clients`,
         as many shares as the cohort has clients, are allocated to the active ones (Fed-LAMB, Section 4).
 
@@ -66,6 +70,9 @@ class Task:
     clip_norm: float | None = None
     eval_batch: int = 500
     notes: tuple[str, ...] = ()
+    predict: Callable[[Tree, Any], jax.Array] | None = None
+    classes: Sequence[str] | None = None
+    inputs: Mapping[str, Any] = field(default_factory=dict)
     devices: int | None = None
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ import optax
 
 from fedoptax.algorithm import Tree
 from fedoptax.data.datasets import shakespeare, stackoverflow, wikitext
-from fedoptax.data.datasets.tokens import special_tokens
+from fedoptax.data.datasets.tokens import BOS, OOV, special_tokens, token_names
 from fedoptax.models import Model, so_logistic
 from fedoptax.tasks.recipe import Recipe, TaskOptions, make_task
 from fedoptax.tasks.task import Task
@@ -21,15 +21,20 @@ def shakespeare_characters(name: str, recipe: Recipe, options: TaskOptions) -> T
     """The next character of a role; accuracy leaves padding out (Reddi et al. 2021; McMahan et al. 2017)."""
     source = shakespeare.load(options.data_dir)
     net = recipe.models[options.model or recipe.model](source.num_classes)
-    return make_task(name, recipe, options, source, **next_token(net, pad=shakespeare.SPECIAL.pad), eval_batch=100)
+    learned = next_token(net, token_names(shakespeare.CHARACTERS), pad=shakespeare.SPECIAL.pad)
+    inputs = {"text": "characters", "start": BOS, "unknown": OOV, "pad": shakespeare.SPECIAL.pad}
+    return make_task(name, recipe, options, source, **learned, inputs=inputs, eval_batch=100)
 
 
 def stackoverflow_words(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     """The next word of a user; accuracy leaves padding, OOV and end of sentence out (Reddi et al. 2021)."""
     source = stackoverflow.load_nwp(options.data_dir, max_clients=options.num_clients)
     net, special = recipe.models[options.model or recipe.model](source.num_classes), special_tokens(SO_WORDS)
-    learned = next_token(net, pad=special.pad, unscored=(special.oov, special.eos))
-    return make_task(name, recipe, options, source, **learned, eval_batch=50)
+    assert source.vocabulary is not None
+    words = token_names(source.vocabulary.tolist())
+    learned = next_token(net, words, pad=special.pad, unscored=(special.oov, special.eos))
+    inputs = {"text": "words", "start": BOS, "unknown": OOV, "pad": special.pad}
+    return make_task(name, recipe, options, source, **learned, inputs=inputs, eval_batch=50)
 
 
 def wikitext_words(name: str, recipe: Recipe, options: TaskOptions) -> Task:
@@ -37,22 +42,31 @@ def wikitext_words(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     clients = "articles" if options.partition == "articles" else options.num_clients or recipe.num_clients
     source = wikitext.load(options.data_dir, clients=clients)
     net = recipe.models[options.model or recipe.model](source.num_classes)
-    learned = next_token(net, primary="perplexity")
-    return make_task(name, recipe, options, source, **learned, clip_norm=0.25, eval_batch=20)
+    assert source.vocabulary is not None
+    words = source.vocabulary.tolist()
+    learned = next_token(net, words, primary="perplexity")
+    inputs = {"text": "words", "unknown": wikitext.UNKNOWN, "pad": len(words)}
+    return make_task(name, recipe, options, source, **learned, inputs=inputs, clip_norm=0.25, eval_batch=20)
 
 
 def next_token(
-    net: Model, *, pad: int | None = None, unscored: Sequence[int] = (), primary: str = "accuracy"
+    net: Model,
+    tokens: Sequence[str],
+    *,
+    pad: int | None = None,
+    unscored: Sequence[int] = (),
+    primary: str = "accuracy",
 ) -> dict[str, Any]:
-    """Return `init`, `loss` and `metrics` of predicting each token from those before it.
+    """Return what is learned in predicting each token from those before it, as attributes of `Task`.
 
     `net` maps x (batch, T) to logits (batch, T, vocabulary); y (batch, T) are the tokens that follow, `pad` among them
     where a sequence is shorter. The loss is the cross-entropy averaged over the real tokens of a batch. Metrics:
     `accuracy` over the tokens that are neither padding nor `unscored`, `loss` in nats per real token, and `perplexity`,
-    its exponential.
+    its exponential. `predict` gives the probabilities of the token that follows x, which may end in padding: `pad`, or
+    else the number of all `tokens`, the vocabulary.
     """
 
-    def predict(params: Tree, batch: Any, key: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
+    def score(params: Tree, batch: Any, key: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
         logits = net.apply(params, batch["x"].astype(jnp.int32), key)
         return logits, optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"].astype(jnp.int32))
 
@@ -60,12 +74,12 @@ def next_token(
         return jnp.ones(y.shape, jnp.float32) if pad is None else (y != pad).astype(jnp.float32)
 
     def loss(params: Tree, batch: Any, key: jax.Array) -> jax.Array:
-        _, losses = predict(params, batch, key)
+        _, losses = score(params, batch, key)
         counts = (is_real(batch["y"]) * batch["mask"][:, None]).astype(losses.dtype)
         return jnp.sum(losses * counts) / jnp.maximum(jnp.sum(counts), 1)
 
     def metrics(params: Tree, batch: Any) -> dict[str, tuple[jax.Array, jax.Array]]:
-        logits, losses = predict(params, batch)
+        logits, losses = score(params, batch)
         y = batch["y"]
         counts = scored = is_real(y)
         for token in unscored:
@@ -73,10 +87,19 @@ def next_token(
         right = (jnp.argmax(logits, axis=-1) == y.astype(jnp.int32)).astype(jnp.float32)
         return {"accuracy": (right, scored), "loss": (losses, counts)}
 
+    def predict(params: Tree, batch: Any) -> jax.Array:
+        x = batch["x"].astype(jnp.int32)
+        is_given = x != (len(tokens) if pad is None else pad)
+        logits = net.apply(params, jnp.where(is_given, x, 0))
+        last = jnp.maximum(jnp.sum(is_given, axis=1) - 1, 0)
+        return jax.nn.softmax(jnp.take_along_axis(logits, last[:, None, None], axis=1)[:, 0])
+
     return {
         "init": net.init,
         "loss": loss,
         "metrics": metrics,
+        "predict": predict,
+        "classes": tokens,
         "derived": {"perplexity": lambda means: jnp.exp(means["loss"])},
         "primary_metric": primary,
         "higher_is_better": primary == "accuracy",
@@ -92,22 +115,28 @@ def stackoverflow_tags(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     source = stackoverflow.load_tags(options.data_dir, SO_WORDS, SO_TAGS, max_clients=options.num_clients)
     model = so_logistic(SO_WORDS, SO_TAGS)
 
-    def predict(params: Tree, batch: Any, key: jax.Array | None = None) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Logits and true tags (batch, T), and each post's loss (batch,)."""
+    def logits_of(params: Tree, batch: Any) -> jax.Array:
         dtype = jax.tree.leaves(params)[0].dtype
         bag = bag_of_words(batch["x"].astype(jnp.int32), batch["words"].astype(jnp.int32), SO_WORDS, dtype)
-        logits = model.apply(params, bag, key)
-        truth = tag_indicators(batch["y"].astype(jnp.int32), SO_TAGS, dtype)
+        return model.apply(params, bag)
+
+    def score(params: Tree, batch: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Logits and true tags (batch, T), and each post's loss (batch,)."""
+        logits = logits_of(params, batch)
+        truth = tag_indicators(batch["y"].astype(jnp.int32), SO_TAGS, logits.dtype)
         return logits, truth, jnp.mean(optax.sigmoid_binary_cross_entropy(logits, truth), axis=1)
 
     def loss(params: Tree, batch: Any, key: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.where(batch["mask"], predict(params, batch, key)[2], 0))
+        return jnp.sum(jnp.where(batch["mask"], score(params, batch)[2], 0))
 
     def metrics(params: Tree, batch: Any) -> dict[str, Any]:
-        logits, truth, losses = predict(params, batch)
+        logits, truth, losses = score(params, batch)
         return {"recall_at_5": recall(logits, truth), "loss": losses}
 
+    assert source.vocabulary is not None
     learned = {"init": model.init, "loss": loss, "metrics": metrics, "primary_metric": "recall_at_5", "label": None}
+    learned["predict"] = lambda params, batch: jax.nn.sigmoid(logits_of(params, batch))
+    learned["inputs"] = {"text": "bag", "vocabulary": source.vocabulary.tolist()}
     return make_task(name, recipe, options, source, **learned)
 
 

@@ -21,6 +21,9 @@ from fedoptax.errors import DataError, check_choice
 LABELS = ("fine", "coarse")
 """CIFAR-100's two kinds of labels: 100 classes, or the 20 superclasses of five classes each."""
 
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+"""The classes of CIFAR-10, as its batches.meta numbers them."""
+
 _SHAPE = (32, 32, 3)
 _VERSION = 2  # of the cached arrays
 _ARRAY_NAMES = {
@@ -41,6 +44,7 @@ def load10(data_dir: str | Path | None = None) -> Source:
         train={"x": arrays["train_x"], "y": arrays["train_labels"]},
         test={"x": arrays["test_x"], "y": arrays["test_labels"]},
         num_classes=10,
+        class_names=CLASSES,
         input_shape=_SHAPE,
     )
 

@@ -15,6 +15,11 @@ from fedoptax.data.files import damaged, read_file, require_file
 from fedoptax.errors import DataError
 
 _TYPES: dict[int, np.dtype] = {0x08: np.dtype("u1"), 0x0C: np.dtype(">i4")}
+CLOTHES = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
+"""The classes of Fashion-MNIST, as its README numbers them."""
+
 _COLUMNS, _CLASS, _WRITER = 8, 0, 2  # a row of QMNIST's extended labels
 
 
@@ -38,7 +43,7 @@ def load(data_dir: str | Path | None = None, writers: bool = False) -> Source:
 
 def load_fashion(data_dir: str | Path | None = None) -> Source:
     """Read the four files of `fashion-mnist/`; there are no natural clients. See `load`."""
-    return _load(data_dir, "fashion-mnist")
+    return _load(data_dir, "fashion-mnist")._replace(class_names=CLOTHES)
 
 
 def read_idx(path: Path) -> np.ndarray:

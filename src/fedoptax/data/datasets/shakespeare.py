@@ -54,6 +54,7 @@ def load(data_dir: str | Path | None = None) -> Source:
         train_groups=arrays["train_groups"],
         test_groups=arrays["test_groups"],
         client_names=arrays["client_names"],
+        vocabulary=np.array(list(CHARACTERS)),
         counts={f"{part}_snippets": int((arrays[f"{part}_chunks"] == SPECIAL.bos).sum()) for part in paths},
     )
 

@@ -1,8 +1,11 @@
 """Ids of tokens as Adaptive Federated Optimization numbers them: padding, the vocabulary, then three special ones."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+
+PAD, OOV, BOS, EOS = "<pad>", "<unknown>", "<begin>", "<end>"
 
 
 class SpecialTokens(NamedTuple):
@@ -21,6 +24,11 @@ def special_tokens(vocabulary: int) -> SpecialTokens:
     `utils/datasets/shakespeare_dataset.py` and `stackoverflow_word_prediction.py`).
     """
     return SpecialTokens(pad=0, oov=vocabulary + 1, bos=vocabulary + 2, eos=vocabulary + 3)
+
+
+def token_names(vocabulary: Sequence[str]) -> tuple[str, ...]:
+    """Name all ids beside those of a vocabulary, which begin with 1; see `special_tokens`."""
+    return (PAD, *vocabulary, OOV, BOS, EOS)
 
 
 def next_token(sequences: np.ndarray) -> dict[str, np.ndarray]:

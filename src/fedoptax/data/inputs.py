@@ -1,0 +1,142 @@
+"""New examples for a trained model: from arrays, tables and texts in memory, or from a file or a folder of images.
+
+A model says in plain data how its examples are read (`Task.inputs`):
+
+    columns: the names of a table's features, in the model's order.
+    white: the number that stands for white in an image; files have 255.
+    text: "characters", "words" (between white space) or "bag" (also words, in any order): what a text consists of.
+    start, unknown: the names of the tokens that stand before a text, and for what is not among the model's tokens.
+    pad: the id that fills up a text shorter than the model's input.
+    vocabulary: of a bag, its words, numbered from 1.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedoptax.data.readers import IMAGES, TABLES, as_numbers, check_columns, read_features, read_frame, stack_images
+from fedoptax.errors import DataError, UsageError, shorten
+
+if TYPE_CHECKING:
+    import pandas
+
+Fields = Mapping[str, Any]
+"""The form of one example: name -> something with `shape` and `dtype`."""
+
+TEXT = "text"
+"""The column of a table that holds texts."""
+
+
+def read_inputs(
+    path: Path, inputs: Mapping[str, Any], fields: Fields, classes: Sequence[str]
+) -> tuple[dict[str, np.ndarray], "pandas.DataFrame"]:
+    """Read the examples in a file (.csv, .tsv, .parquet, .npz) or in a folder of images, in the order of their paths.
+
+    Returns:
+      The examples, and a table that tells them apart: the other columns of a table, or the images' paths.
+
+    Raises:
+      UsageError: there is no such file, or the model takes none of its kind.
+      DataError: the file is broken, or lacks something; the message names it.
+    """
+    import pandas as pd
+
+    suffix = path.suffix.lower()
+    if not path.exists():
+        raise UsageError(f"input must be a file or a folder, but there is no '{path}'")
+    if path.is_dir() and "white" in inputs:
+        files = sorted(file for file in path.rglob("*") if file.suffix.lower() in IMAGES and file.is_file())
+        if not files:
+            raise DataError(f"{path} holds no images ({', '.join(sorted(IMAGES))})")
+        names = [file.relative_to(path).as_posix() for file in files]
+        return _decode(files, inputs["white"], fields["x"]), pd.DataFrame({"file": names})
+    if suffix in TABLES and ("columns" in inputs or "text" in inputs):
+        frame = read_frame(path, [TEXT] if "text" in inputs else [])
+        return as_examples(frame, inputs, fields, classes), frame.drop(columns=inputs.get("columns", []))
+    if suffix != ".npz":
+        known = [*(TABLES if inputs.keys() & {"columns", "text"} else ()), ".npz"]
+        folder = " or a folder of images" if "white" in inputs else ""
+        raise UsageError(f"input must be {', '.join(known)}{folder} for this model, got '{path}'")
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in fields if name in archive}
+    except Exception as error:  # a damaged archive fails in many ways
+        raise DataError(f"{path} cannot be read as a NumPy archive: {shorten(error)}") from None
+    examples = as_examples(arrays, inputs, fields, classes)
+    return examples, pd.DataFrame(index=range(len(next(iter(examples.values())))))
+
+
+def as_examples(x: Any, inputs: Mapping[str, Any], fields: Fields, classes: Sequence[str]) -> dict[str, np.ndarray]:
+    """Return examples in a model's form, `{field: array (n, …)}`.
+
+    Args:
+      x: arrays by field, or one array if the model has one field; a table with the model's columns, or with a column
+        `text`; or a list of texts.
+      inputs: how the model's examples are read, see this module.
+      fields: the model's form.
+      classes: the model's classes, which are the tokens of a model of text.
+
+    Raises:
+      DataError: something is missing, of another shape, or not a number that the model's type can hold.
+    """
+    if hasattr(x, "columns") and "columns" in inputs:
+        check_columns("x", x, inputs["columns"])
+        x = read_features("x", x, inputs["columns"])
+    elif hasattr(x, "columns"):
+        check_columns("x", x, [TEXT])
+        x = x[TEXT].tolist()
+    if "text" in inputs and not isinstance(x, Mapping) and all(isinstance(text, str) for text in x):
+        return _encode(x, inputs, fields, classes)
+    arrays = dict(x) if isinstance(x, Mapping) else {next(iter(fields)): x}
+    if missing := [name for name in fields if name not in arrays]:
+        raise DataError(f"x must have the field '{missing[0]}', got {', '.join(arrays) or 'none'}")
+    examples = {name: _convert(name, arrays[name], form) for name, form in fields.items()}
+    if len({len(array) for array in examples.values()}) > 1:
+        raise DataError(f"x must have fields of one length, got {[len(array) for array in examples.values()]}")
+    return examples
+
+
+def _convert(name: str, values: Any, form: Any) -> np.ndarray:
+    array = as_numbers(f"field '{name}'", values)
+    if form.shape == () and array.shape[1:] == (1,):
+        array = array[:, 0]
+    if array.shape[1:] != form.shape:
+        raise DataError(f"field '{name}' must have the shape (n, {', '.join(map(str, form.shape))}), got {array.shape}")
+    converted = array.astype(form.dtype)
+    if not np.issubdtype(form.dtype, np.floating) and np.any(converted != array):
+        raise DataError(f"field '{name}' must hold numbers of {np.dtype(form.dtype)}, got others")
+    return converted
+
+
+def _decode(files: Sequence[Path], white: float, form: Any) -> dict[str, np.ndarray]:
+    """Read images at the model's size, in grey or in colour as the model takes them."""
+    height, width, channels = form.shape
+    images = stack_images([(str(file), file) for file in files], (height, width)).astype(np.float32)
+    if channels == 1 and images.shape[-1] == 3:
+        images = images @ np.array([[0.299], [0.587], [0.114]], np.float32)  # as Pillow does (ITU-R 601-2)
+    images = np.broadcast_to(images, (*images.shape[:3], channels)) * np.float32(white / 255)
+    is_whole = not np.issubdtype(form.dtype, np.floating)
+    return {"x": (np.rint(images) if is_whole else images).astype(form.dtype)}
+
+
+def _encode(
+    texts: Sequence[str], inputs: Mapping[str, Any], fields: Fields, classes: Sequence[str]
+) -> dict[str, np.ndarray]:
+    """Number the tokens of texts; of a text that is too long the end counts, of a bag the beginning."""
+    length = fields["x"].shape[0]
+    x = np.full((len(texts), length), inputs.get("pad", 0), fields["x"].dtype)
+    split = [list(text) if inputs["text"] == "characters" else text.split() for text in texts]
+    if inputs["text"] == "bag":
+        ids = {word: i for i, word in enumerate(inputs["vocabulary"], start=1)}
+        rows = [[ids[word] for word in words if word in ids][:length] for words in split]
+    else:
+        ids = {token: i for i, token in enumerate(classes)}
+        start = [ids[inputs["start"]]] if "start" in inputs else []
+        unknown = ids.get(inputs["unknown"], 0)
+        rows = [[*start, *(ids.get(token, unknown) for token in tokens)][-length:] for tokens in split]
+    for row, found in zip(x, rows):
+        row[: len(found)] = found
+    counts = np.array([len(words) for words in split])
+    return {"x": x} | ({"words": counts.astype(fields["words"].dtype)} if "words" in fields else {})

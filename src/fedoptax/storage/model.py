@@ -1,0 +1,258 @@
+"""A trained model on new examples: from a run, or from its folder without the task's code or data.
+
+model.stablehlo  the task's `predict`, (parameters, examples) -> outputs, by `jax.export`
+model.json       the form of an example, how examples are read, the names of the classes
+params.npz       the last parameters; best.npz the best, where they were kept
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jax import export
+from jax.interpreters.partial_eval import dce_jaxpr
+
+from fedoptax._files import read_json, using, write_atomically, write_json
+from fedoptax.algorithm import Tree
+from fedoptax.data.inputs import as_examples, read_inputs
+from fedoptax.errors import RunError, UsageError, check_int, shorten
+from fedoptax.storage.folder import named_leaves, write_params
+from fedoptax.tasks.task import Task
+
+if TYPE_CHECKING:
+    import pandas
+
+BATCH = 64
+"""Examples that are predicted together; the last ones are filled up to as many, so that one program serves all."""
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+PROGRAM, DESCRIPTION, LAST, BEST = "model.stablehlo", "model.json", "params.npz", "best.npz"
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedModel:
+    """A trained model, made by `load_model` or by a run's result.
+
+    Attributes:
+      params: the parameters by path, such as `dense1/kernel`.
+      program: `(list of parameters, {field: array (n, …)}) -> outputs (n, …)`.
+      fields: the form of one example: name -> shape and type.
+      classes: the names of the classes that outputs (n, C) are probabilities of; None: outputs are values.
+      inputs: how examples are read, see `fedoptax.data.inputs`.
+    """
+
+    params: dict[str, np.ndarray]
+    program: export.Exported
+    fields: dict[str, jax.ShapeDtypeStruct]
+    classes: Sequence[str] | None = None
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+
+    def predict(self, x: Any) -> np.ndarray:
+        """Return the most probable class of each example (n,), or the outputs (n, …) of a model without classes.
+
+        Classes whose names are all whole numbers are int64, others text.
+
+        Args:
+          x: an array (n, …) as the model was trained on; a DataFrame with the columns it was trained on; texts, for a
+            model of text; or arrays by field.
+
+        Raises:
+          DataError: x is not of that form.
+        """
+        outputs = self.outputs(x)
+        return outputs if self.classes is None else self._names[np.argmax(outputs, axis=1)]
+
+    def outputs(self, x: Any) -> np.ndarray:
+        """Return the outputs (n, …) of examples as in `predict`; with classes these are their probabilities (n, C)."""
+        return self._apply(as_examples(x, self.inputs, self.fields, self.classes or ()))
+
+    def predict_file(self, path: str | Path, top: int = 1) -> pandas.DataFrame:
+        """Predict the examples in a .csv, .tsv, .parquet or .npz file, or of a folder of images.
+
+        Args:
+          path: with the columns or arrays that the model was trained on; others are passed on to the result.
+          top: how many of the most probable classes are named.
+
+        Returns:
+          One row per example, in order: `prediction` and `probability`, for `top` classes also `prediction_2`, …; for
+          a model without classes `output`, or `output_1`, … if there are several numbers.
+
+        Raises:
+          UsageError: there is no such file, or the model takes none of its kind.
+          DataError: it is broken, or lacks something.
+        """
+        classes = self.classes or ()
+        examples, table = read_inputs(Path(path), self.inputs, self.fields, classes)
+        outputs = self._apply(examples)
+        if self.classes is None:
+            flat = outputs.reshape(len(outputs), -1)
+            names = ["output"] if flat.shape[1] == 1 else [f"output_{i + 1}" for i in range(flat.shape[1])]
+            return table.assign(**dict(zip(names, flat.T)))
+        check_int("top", top, 1, len(classes))
+        order = np.argsort(-outputs, axis=1, kind="stable")
+        for k in range(top):
+            end = f"_{k + 1}" if k else ""
+            chosen = order[:, k]
+            probability = np.take_along_axis(outputs, chosen[:, None], axis=1)[:, 0]
+            table = table.assign(**{f"prediction{end}": self._names[chosen], f"probability{end}": probability})
+        return table
+
+    def save(self, path: str | Path) -> Path:
+        """Write the parameters as .npz or .safetensors, or all of the model as .stablehlo, by the path's ending.
+
+        The last is `{field: array (n, …)} -> outputs`, which `jax.export.deserialize` reads.
+
+        Raises:
+          UsageError: another ending.
+        """
+        path = Path(path)
+        if path.suffix == ".npz":
+            write_params(path, self.params)
+        elif path.suffix == ".safetensors":
+            from safetensors.numpy import save
+
+            write_atomically(path, save({name: np.ascontiguousarray(a) for name, a in self.params.items()}))
+        elif path.suffix == ".stablehlo":
+            leaves, form = self._leaves, _batch_form(self.program)
+            whole = export.export(jax.jit(lambda batch: self.program.call(leaves, batch)), platforms=PLATFORMS)(form)
+            write_atomically(path, bytes(whole.serialize()))
+        else:
+            raise UsageError(f"path must end in .npz, .safetensors or .stablehlo, got '{path.name}'")
+        return path
+
+    @cached_property
+    def _call(self) -> Callable[..., jax.Array]:
+        return jax.jit(self.program.call)
+
+    @property
+    def _names(self) -> np.ndarray:
+        names = list(self.classes or ())
+        return np.array(names, np.int64 if all(map(str.isdecimal, names)) else object)
+
+    @property
+    def _leaves(self) -> list[np.ndarray]:
+        forms = jax.tree.unflatten(self.program.in_tree, self.program.in_avals)[0][0]
+        return [np.asarray(array, form.dtype) for array, form in zip(self.params.values(), forms, strict=True)]
+
+    def _apply(self, examples: Mapping[str, np.ndarray]) -> np.ndarray:
+        leaves = jax.device_put(self._leaves)
+        size = _batch_form(self.program)[next(iter(self.fields))].shape[0]
+        size = size if isinstance(size, int) else BATCH
+        outputs = []
+        count = len(next(iter(examples.values())))
+        for start in range(0, count, size):
+            rows = {name: array[start : start + size] for name, array in examples.items()}
+            filled = {name: np.resize(array, (size, *array.shape[1:])) for name, array in rows.items()}
+            outputs.append(np.asarray(self._call(leaves, filled))[: count - start])
+        return np.concatenate(outputs or [np.zeros((0, *self.program.out_avals[0].shape[1:]), np.float32)])
+
+
+def load_model(folder: str | Path, params: str | None = None) -> TrainedModel:
+    """Load the model of a run from its folder; neither the task's data nor its code are needed.
+
+    Args:
+      folder: of a run, or of one run of a comparison or a search.
+      params: `"best"` or `"last"`; None takes the best where they were kept, else the last.
+
+    Raises:
+      UsageError: it is no run's folder, or its task has no `predict`, or the best parameters were not kept.
+      RunError: a file is missing or damaged.
+    """
+    folder = Path(folder)
+    if not (folder / "config.json").is_file():
+        raise UsageError(f"'{folder}' is not the folder of a run")
+    if not (folder / DESCRIPTION).is_file():
+        raise UsageError(f"the task of '{folder}' has no predict, or an earlier version made the run")
+    names = {"best": BEST, "last": LAST, None: BEST if (folder / BEST).is_file() else LAST}
+    if params not in names:
+        raise UsageError(f"params must be best or last, got {params!r}")
+    path, described = folder / names[params], read_json(folder / DESCRIPTION)
+    if not path.is_file():
+        reason = "the run kept no best parameters" if params == "best" else "the run has not ended"
+        raise RunError(f"'{path}' is missing: {reason}")
+    try:
+        program = export.deserialize(bytearray((folder / PROGRAM).read_bytes()))
+        with np.load(path, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+    except Exception as error:  # a damaged file fails in many ways
+        raise RunError(f"'{folder}': the model cannot be read: {shorten(error)}") from error
+    with using(folder / DESCRIPTION):
+        fields = {
+            name: jax.ShapeDtypeStruct(form["shape"], form["dtype"]) for name, form in described["fields"].items()
+        }
+        return TrainedModel(arrays, program, fields, described["classes"], described["inputs"])
+
+
+def model_of(task: Task, params: Tree) -> TrainedModel:
+    """Return the model of a task with parameters.
+
+    Raises:
+      UsageError: the task has no `predict`.
+    """
+    program = export_predict(task)
+    return TrainedModel(named_leaves(params), program, _fields(program), _classes(task, program), task.inputs)
+
+
+def write_model(folder: Path, task: Task) -> None:
+    """Write a run's `model.stablehlo` and `model.json`, if its task has a `predict`."""
+    if task.predict is None:
+        return
+    program = export_predict(task)
+    forms = {name: {"shape": list(form.shape), "dtype": form.dtype.name} for name, form in _fields(program).items()}
+    described = {"task": task.name, "fields": forms, "classes": _classes(task, program), "inputs": task.inputs}
+    write_atomically(folder / PROGRAM, bytes(program.serialize()))
+    write_json(folder / DESCRIPTION, described)
+
+
+@lru_cache(maxsize=4)
+def export_predict(task: Task) -> export.Exported:
+    """Export a task's `predict` as `(list of parameters, examples) -> outputs`.
+
+    It takes any number of examples, or `BATCH` of them where the computation depends on their number.
+    """
+    predict = task.predict
+    if predict is None:
+        raise UsageError(f"task '{task.name}' must have a predict")
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    tree = jax.tree.structure(params)
+
+    def apply(leaves: list[jax.Array], batch: dict[str, jax.Array]) -> jax.Array:
+        return predict(jax.tree.unflatten(tree, leaves), batch)
+
+    def form(n: Any) -> dict[str, jax.ShapeDtypeStruct]:
+        return {
+            name: jax.ShapeDtypeStruct((n, *array.shape[1:]), array.dtype)
+            for name, array in task.clients.examples.items()
+        }
+
+    leaves = jax.tree.leaves(params)
+    traced = jax.make_jaxpr(apply)(leaves, form(2)).jaxpr
+    used = dce_jaxpr(traced, [True] * len(traced.outvars))[1]  # whether the outputs depend on each input
+    is_read = dict(zip(sorted(form(2)), used[len(leaves) :], strict=True))
+    exporting = export.export(jax.jit(apply), platforms=PLATFORMS)
+    try:
+        (n,) = export.symbolic_shape("n")
+        return exporting(leaves, {name: a for name, a in form(n).items() if is_read[name]})
+    except Exception:  # code that asks for the number of examples fails in many ways
+        size = min(BATCH, task.eval_batch)
+        return exporting(leaves, {name: a for name, a in form(size).items() if is_read[name]})
+
+
+def _batch_form(program: export.Exported) -> dict[str, jax.ShapeDtypeStruct]:
+    avals = jax.tree.unflatten(program.in_tree, program.in_avals)[0][1]
+    return {name: jax.ShapeDtypeStruct(aval.shape, aval.dtype) for name, aval in avals.items()}
+
+
+def _fields(program: export.Exported) -> dict[str, jax.ShapeDtypeStruct]:
+    return {name: jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for name, a in _batch_form(program).items()}
+
+
+def _classes(task: Task, program: export.Exported) -> list[str] | None:
+    if task.classes is None:
+        return None
+    return list(task.classes) or list(map(str, range(program.out_avals[0].shape[-1])))

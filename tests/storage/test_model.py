@@ -1,0 +1,195 @@
+"""Trained models on new examples: equal to the task's own metrics, from memory and from the folder alone."""
+
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+from jax import export
+from PIL import Image
+from safetensors.numpy import load_file
+
+import fedoptax as fx
+from command_line import fedoptax
+from fedoptax.data.inputs import as_examples
+from fedoptax.storage.model import model_of
+from files import real_data
+from small import line
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture(scope="module")
+def hospitals(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, fx.RunResult]:
+    """A folder with a table of three hospitals, a run on it in `run`, and the run's result."""
+    folder = tmp_path_factory.mktemp("hospitals")
+    rows = 240
+    frame = pd.DataFrame(
+        {"year": RNG.integers(1930, 2000, rows), "weight": RNG.normal(75, 12, rows), "dose": RNG.uniform(0, 1e-3, rows)}
+    )
+    score = (frame["year"] - 1965) / 20 + (frame["weight"] - 75) / 12
+    frame.insert(1, "label", np.where(score > 0, "sick", "well"))
+    frame["client"] = np.array(["north", "east", "west"])[np.arange(rows) % 3]
+    frame.to_csv(folder / "data.csv", index=False)
+    task = fx.load_task(f"file:{folder / 'data.csv'}", model="logistic")
+    return folder, fx.run(task, fx.fedavg(0.5), rounds=20, cohort_size=3, out=folder / "run")
+
+
+def test_a_table_is_predicted_by_its_columns(hospitals: tuple[Path, fx.RunResult]) -> None:
+    """In any order, among others, standardised by the model: as accurate as the run says on the same examples."""
+    folder, result = hospitals
+    frame = pd.read_csv(folder / "data.csv")
+    assert result.task is not None and result.task.test is not None
+    test, names = result.task.test, np.array(["sick", "well"])
+    accuracy = result.history.last("test_accuracy")
+    assert accuracy is not None and accuracy > 0.9
+    assert np.mean(result.predict(test["x"]) == names[test["y"]]) == pytest.approx(accuracy)
+    model = fx.load_model(folder / "run")
+    shuffled = frame[["dose", "client", "year", "weight"]]
+    assert list(model.predict(shuffled)) == list(result.predict(frame))
+    outputs = model.outputs(frame)
+    np.testing.assert_allclose(outputs.sum(1), 1, rtol=1e-6)
+    assert model.predict(frame[:0]).shape == (0,)
+
+
+def test_predict_reads_and_writes_files(
+    hospitals: tuple[Path, fx.RunResult], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, result = hospitals
+    frame = pd.read_csv(folder / "data.csv").drop(columns="label")
+    expected = list(result.predict(frame))
+    frame.to_csv(folder / "new.csv", index=False)
+    frame.to_parquet(folder / "new.parquet")
+    np.savez(folder / "new.npz", x=frame[["year", "weight", "dose"]].to_numpy())
+    readers: dict[str, Callable[[Path], Any]] = {"csv": pd.read_csv, "parquet": pd.read_parquet, "npz": np.load}
+    for ending, read in readers.items():
+        out = folder / f"out.{ending}"
+        assert fedoptax("predict", folder / "run", "--input", folder / f"new.{ending}", "--out", out, "--top", 2) == 0
+        found = read(out)
+        assert list(found["prediction"]) == expected
+        np.testing.assert_allclose(found["probability"] + found["probability_2"], 1, rtol=1e-6)
+        assert ending == "npz" or list(found["client"]) == list(frame["client"])
+    capsys.readouterr()
+    assert fedoptax("predict", folder / "run", "--input", folder / "new.csv") == 0
+    assert capsys.readouterr().out.splitlines()[0] == "client,prediction,probability"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "named"),
+    [
+        (["run", "--input", "no.csv"], 2, "no.csv"),
+        (["run", "--input", "short.csv"], 1, "'dose'"),
+        (["run", "--input", "data.csv", "--out", "a.txt"], 2, "--out"),
+        (["run", "--input", "data.csv", "--top", "3"], 2, "top"),
+        (["run", "--input", "data.csv", "--params", "best"], 1, "kept no best"),
+        ([".", "--input", "data.csv"], 2, "not the folder of a run"),
+        (["run", "--input", "."], 2, "input"),
+    ],
+)
+def test_a_wrong_argument_is_one_line(
+    hospitals: tuple[Path, fx.RunResult],
+    arguments: list[str],
+    status: int,
+    named: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(hospitals[0])
+    Path("short.csv").write_text("year,weight\n1950,70\n")
+    assert fedoptax("predict", *arguments) == status
+    assert named in capsys.readouterr().err
+
+
+def test_exports_are_read_by_their_libraries(hospitals: tuple[Path, fx.RunResult]) -> None:
+    folder, result = hospitals
+    for name in ("m.npz", "m.safetensors", "m.stablehlo"):
+        assert fedoptax("export", folder / "run", "--out", folder / name) == 0
+    kernel = np.asarray(jax.tree.leaves(result.params)[1])
+    for stored in (np.load(folder / "m.npz"), load_file(folder / "m.safetensors")):
+        assert list(stored) == list(result.model.params)
+        np.testing.assert_array_equal(list(stored.values())[1], kernel)
+    program = export.deserialize(bytearray((folder / "m.stablehlo").read_bytes()))
+    assert str(program.in_avals[0]) == "float32[n,3]"
+    assert result.task is not None and result.task.test is not None
+    x = result.task.test["x"]
+    np.testing.assert_allclose(program.call({"x": x}), result.model.outputs(x), rtol=1e-5)
+
+
+def test_a_pickled_result_keeps_all_but_the_task(hospitals: tuple[Path, fx.RunResult]) -> None:
+    copy = pickle.loads(pickle.dumps(hospitals[1]))
+    assert copy.history.rows == hospitals[1].history.rows
+    with pytest.raises(fx.UsageError, match="copy"):
+        copy.predict([[1.0, 2.0, 3.0]])
+
+
+def test_images_of_any_size_and_colour_are_read_as_the_model_takes_them(tmp_path: Path) -> None:
+    """A digit as a grey or a coloured image is the array that the model was trained on."""
+    task = fx.load_task("digits", model="logistic")
+    result = fx.run(task, fx.fedavg(0.1), rounds=2, out=tmp_path / "run")
+    assert task.test is not None
+    digits = task.test["x"][:70]
+    for i, digit in enumerate(digits):
+        grey = Image.fromarray(np.rint(digit[:, :, 0] * (255 / 16)).astype(np.uint8))
+        place = tmp_path / "images" / f"{i % 2}" / f"{i:02d}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        image = grey if i % 3 else grey.convert("RGB")
+        (image if i < 69 else image.resize((20, 16))).save(place)
+    table = fx.load_model(tmp_path / "run").predict_file(tmp_path / "images")
+    order = [*range(0, 70, 2), *range(1, 70, 2)]
+    assert list(table["file"][:2]) == ["0/00.png", "0/02.png"]
+    expected = result.predict(digits[order])
+    assert list(table["prediction"][:-1]) == list(expected[:-1])  # the last one was resized
+
+
+def test_texts_of_shakespeare_are_numbered_as_in_training() -> None:
+    task = fx.load_task("shakespeare", model="rnn_small", data_dir=real_data("shakespeare"), num_clients=3)
+    x, tokens = task.clients.examples["x"], task.classes or ()
+    begun = np.array(x[x[:, 0] == tokens.index("<begin>")][:20])
+    begun[begun == tokens.index("<end>")] = 0  # what follows a text that ends is no part of a prediction
+    texts = ["".join(tokens[i] for i in row[1:] if i) for row in begun]
+    assert any(" " in text for text in texts)
+    found = as_examples(texts, task.inputs, {"x": jax.ShapeDtypeStruct((80,), np.uint8)}, tokens)
+    np.testing.assert_array_equal(found["x"], begun)
+
+
+def test_words_are_numbered_as_in_training() -> None:
+    """Of a long sentence the last words count, of a bag the first, and of the bag all are counted."""
+    fields = {"x": jax.ShapeDtypeStruct((4,), np.uint16)}
+    tokens = ("<pad>", "to", "sort", "<unknown>", "<begin>", "<end>")
+    inputs = {"text": "words", "start": "<begin>", "unknown": "<unknown>", "pad": 0}
+    found = as_examples(["how to sort", "to", "a to sort to sort"], inputs, fields, tokens)
+    assert found["x"].tolist() == [[4, 3, 1, 2], [4, 1, 0, 0], [1, 2, 1, 2]]
+    fields["words"] = jax.ShapeDtypeStruct((), np.uint16)
+    found = as_examples(["how to sort", "to to to to to"], {"text": "bag", "vocabulary": ["to", "sort"]}, fields, ())
+    assert found["x"].tolist() == [[1, 2, 0, 0], [1, 1, 1, 1]] and found["words"].tolist() == [3, 5]
+
+
+def test_a_predict_that_asks_for_the_number_of_examples_is_for_so_many(tmp_path: Path) -> None:
+    """Whatever the number of examples, and of labels it is not asked for."""
+
+    def predict(params: Any, batch: Any) -> jax.Array:
+        return jnp.stack([params @ row for row in batch["x"]])[: len(batch["x"])]
+
+    model = model_of(replace(line(), predict=predict), jnp.arange(3.0))
+    x = RNG.normal(size=(70, 3)).astype(np.float32)
+    np.testing.assert_allclose(model.predict(x), x @ np.arange(3), rtol=1e-5, atol=1e-6)
+    assert model.save(tmp_path / "line.stablehlo").is_file()
+
+
+def test_every_task_with_a_model_has_a_prediction() -> None:
+    assert fx.load_task("quadratic").predict is None
+    task = fx.load_task("synthetic", num_clients=4)
+    model = model_of(task, task.init(jax.random.key(0)))
+    assert model.predict(np.zeros((3, 60))).dtype == np.int64
+    with pytest.raises(fx.UsageError, match="predict"):
+        model_of(fx.load_task("quadratic"), {"x": np.zeros(10)})
+    with pytest.raises(fx.DataError, match="shape"):
+        model.predict(np.zeros((3, 59)))
+    with pytest.raises(fx.DataError, match="NaN"):
+        model.predict(np.full((3, 60), np.nan))
