@@ -4,6 +4,9 @@ import torch
 from torch import nn
 from work import examples
 
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+torch.set_float32_matmul_precision("high")  # TF32 on a GPU, as JAX by default
+
 
 class CharacterLSTM(nn.Module):
     """The two-layer LSTM of Shakespeare: 8 numbers per character, 256 units."""
@@ -33,6 +36,6 @@ def make_network(name: str) -> nn.Module:
 
 
 def client_tensors(name: str, client: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """One client's examples; images as PyTorch has them, channels before height and width."""
+    """One client's examples on the device; images as PyTorch has them, channels before height and width."""
     x, y = (torch.from_numpy(array) for array in examples(name, client))
-    return (x if name == "lstm" else x.permute(0, 3, 1, 2).contiguous()), y
+    return (x if name == "lstm" else x.permute(0, 3, 1, 2).contiguous()).to(DEVICE), y.to(DEVICE)

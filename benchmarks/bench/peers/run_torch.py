@@ -3,14 +3,14 @@
 import sys
 
 import torch
-from networks import client_tensors, make_network
+from networks import DEVICE, client_tensors, make_network
 from torch.nn.functional import cross_entropy
 from work import CLIENT_LR, SERVER_BETAS, SERVER_EPS, SERVER_LR, SHAPES, report, time_rounds
 
 name = sys.argv[1]
 shape = SHAPES[name]
 layout = torch.channels_last if name == "cnn" else torch.preserve_format  # the faster for convolutions on a CPU
-model = make_network(name).to(memory_format=layout)
+model = make_network(name).to(DEVICE, memory_format=layout)
 params = list(model.parameters())
 server = torch.optim.Adam(params, lr=SERVER_LR, betas=SERVER_BETAS, eps=SERVER_EPS)
 
@@ -43,6 +43,8 @@ def run_round() -> None:
     for p, delta in zip(params, mean, strict=True):
         p.grad = delta
     server.step()
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
 
 
 report(time_rounds(run_round))
