@@ -1,4 +1,4 @@
-"""A progress bar on standard error, if that is a terminal: rounds, rounds per second, the metric, time left."""
+"""A progress bar on standard error, if that is a terminal or a notebook's: rounds, rounds per second, the metric, time left."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -12,12 +12,12 @@ Update = Callable[[int, str], None]
 def bar(description: str, total: int, done: int = 0, enabled: bool | Update | None = None) -> Iterator[Update]:
     """Show a bar of `total` rounds, `done` of them already done.
 
-    `enabled=None` shows it if stderr is a terminal; an `Update` is called instead of a bar.
+    `enabled=None` shows it if stderr is a terminal or a notebook's; an `Update` is called instead of a bar.
     """
     if callable(enabled):
         yield enabled
         return
-    if not (sys.stderr.isatty() if enabled is None else enabled):
+    if not (sys.stderr.isatty() or "ipykernel" in sys.modules if enabled is None else enabled):
         yield lambda done, note: None
         return
     from tqdm import tqdm

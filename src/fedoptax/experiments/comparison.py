@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from fedoptax._files import to_plain, using
+from fedoptax._html import html_table
 from fedoptax.algorithms.baselines import BASELINES
 from fedoptax.engine.plan import make_plan
 from fedoptax.errors import RunError, UsageError, check_int
@@ -77,12 +79,30 @@ class Compared:
     @property
     def histories(self) -> dict[str, list[History]]:
         """By algorithm, one per seed in their order, as the folder holds them."""
+        return {name: [history for _, history in runs] for name, runs in self._read().items()}
 
-        def read(name: str, seed: int) -> History:
+    def _read(self) -> dict[str, list[tuple[str, History]]]:
+        """Return the status and the history of every run."""
+
+        def read(name: str, seed: int) -> tuple[str, History]:
             folder = _run_folder(self.folder, name, seed)
-            return History(read_rows(folder, read_summary(folder)["rounds_done"]))
+            summary = read_summary(folder)
+            return summary["status"], History(read_rows(folder, summary["rounds_done"]))
 
         return {name: [read(name, seed) for seed in self.comparison.seeds] for name in self.comparison.algorithms}
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for name, runs in self._read().items():
+            ended = [history for status, history in runs if status == "completed"]
+            row: dict[str, Any] = {"algorithm": name, "completed": f"{len(ended)} of {len(runs)}"}
+            for column in dict.fromkeys(column for history in ended for column in history[-1]):
+                values = [value for history in ended if (value := history.last(column)) is not None]
+                if column.startswith(("train_", "test_")) and values:
+                    spread = f" ± {stdev(values):.2g}" if len(values) > 1 else ""
+                    row[column] = f"{fmean(values):.4g}{spread}"
+            rows.append(row)
+        return html_table(rows, f"{self.folder}: last values, mean ± standard deviation over completed seeds")
 
 
 def compare(

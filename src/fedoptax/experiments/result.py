@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fedoptax._html import html_table
 from fedoptax.algorithm import Tree
 from fedoptax.engine.client_states import ClientStates
 from fedoptax.errors import RunError, UsageError
@@ -58,6 +59,10 @@ class RunResult:
     def predict(self, x: Any) -> np.ndarray:
         """Return the most probable class of each new example, or the model's outputs; see `TrainedModel.predict`."""
         return self.model.predict(x)
+
+    def _repr_html_(self) -> str:
+        what = f"{self.task.name}, {self.status}" if self.task else self.status
+        return html_table(self.history.rows[-5:], f"{what}: the last of {len(self.history)} rounds")
 
     def __getstate__(self) -> dict[str, Any]:  # a task's functions cannot be pickled
         return {name: value for name, value in vars(self).items() if name != "model"} | {"task": None}

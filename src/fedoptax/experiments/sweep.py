@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from fedoptax._html import html_table
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.engine.program import Point
 from fedoptax.errors import UsageError
@@ -13,12 +14,24 @@ from fedoptax.experiments.run import simulate, split_options
 from fedoptax.tasks.task import Task, check_task
 
 
+class Swept(list[RunResult]):
+    """The results of a sweep, in its order."""
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for result in self:
+            last = {name: result.history.last(name) for name in (result.history[-1] if len(result.history) else {})}
+            measured = {name: value for name, value in last.items() if name.startswith(("train_", "test_"))}
+            rows.append({**result.hyperparameters, **measured, "status": result.status})
+        return html_table(rows, f"{len(rows)} points, last values")
+
+
 def sweep(
     task: Task,
     make_algorithm: Callable[..., FedAlgorithm],
     grid: Mapping[str, Sequence[float]],
     **options: Any,
-) -> list[RunResult]:
+) -> Swept:
     """Run `make_algorithm(**point)` for every point of the grid, compiling once.
 
     A point that diverges is stopped there and kept with status `"diverged"`.
@@ -43,7 +56,7 @@ def sweep(
     if record.folder is not None or record.hyperparameters:
         raise UsageError("out, resume_from and hyperparameters are of a single run; fedoptax.tune has folders")
     found = [_make_point(make_algorithm, values) for values in points(grid)]
-    results = []
+    results = Swept()
     for point in found:
         label = options.get("label") or ", ".join(f"{name}={value:.3g}" for name, value in point.values.items())
         own = replace(record, label=label, hyperparameters=dict(point.values))

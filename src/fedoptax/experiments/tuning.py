@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from fedoptax._files import to_plain, using
+from fedoptax._html import html_table
 from fedoptax._progress import Update, bar
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.engine.evaluation import column_names, evaluation_data
@@ -173,6 +174,14 @@ class Tuned:
     def hyperparameters(self) -> dict[str, Any]:
         """The best point's, with those that were fixed."""
         return {**self.tuning.fixed, **self.best.values}
+
+    def _repr_html_(self) -> str:
+        rule = self.tuning.rule
+        sign = -1 if rule.higher_is_better else 1
+        ranked = sorted(self.tried, key=lambda one: (math.isnan(one.score), sign * one.score))
+        rows = [{**one.values, rule.metric: one.score, "status": one.status} for one in ranked]
+        rounds = "last round" if rule.last == 1 else f"mean of the last {rule.last} rounds"
+        return html_table(rows, f"{self.tuning.algorithm}: {len(rows)} points by {rule.metric}, {rounds}")
 
 
 def tune(

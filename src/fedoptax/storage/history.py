@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedoptax._files import finite_or_none, write_atomically
+from fedoptax._html import html_table
 from fedoptax.errors import RunError, UsageError
 
 if TYPE_CHECKING:
@@ -52,6 +53,9 @@ class History:
     def column(self, name: str) -> list[float | None]:
         """Return all values of a column, None where a row has no value."""
         return [row.get(name) for row in self.rows]
+
+    def _repr_html_(self) -> str:
+        return html_table(self.rows[-5:], f"the last of {len(self)} rounds")
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a DataFrame with one row per round; missing values are NaN."""

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters.partial_eval import dce_jaxpr
 
+from fedoptax._html import html_table
 from fedoptax.algorithm import Tree
 from fedoptax.data.federated import FederatedData
 from fedoptax.errors import UsageError, check_choice, check_int, check_positive
@@ -84,6 +85,16 @@ class Task:
     def num_clients(self) -> int:
         """N, the number of clients that cohorts are drawn from."""
         return self.clients.num_clients if self.devices is None else self.devices
+
+    def _repr_html_(self) -> str:
+        examples, sizes = self.clients.examples, self.clients.sizes
+        row: dict[str, Any] = {"clients": self.num_clients, "training examples": int(sizes.sum())}
+        row["per client"] = f"{sizes.min():,} to {sizes.max():,}"
+        row["test examples"] = max((len(array) for array in (self.test or {}).values()), default=0)
+        row |= {name: "×".join(map(str, array.shape[1:])) or "number" for name, array in examples.items()}
+        if self.classes is not None and self.label in examples:
+            row["classes"] = len(self.classes) or int(examples[self.label].max()) + 1
+        return html_table([row], f"{self.name}: {self.description}")
 
 
 def masked_mean(values: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
