@@ -74,6 +74,7 @@ from fedoptax.tasks import load_task as load_task
 from fedoptax.tasks.task import Task as Task
 from fedoptax.tasks.task import masked_mean as masked_mean
 from fedoptax.tasks.task import with_compute_dtype as with_compute_dtype
+from fedoptax.tasks.task import with_validation as with_validation
 from fedoptax.wrappers import codecs as codecs
 from fedoptax.wrappers import with_clipping as with_clipping
 from fedoptax.wrappers import with_compression as with_compression

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import fedoptax as fx
-from fedoptax.engine.evaluation import client_summary, column_names, evaluate, evaluation_data
-from small import small_task
+from fedoptax.engine.evaluation import client_summary, column_names, evaluate, evaluate_own, evaluation_data
+from small import SIZES, small_task
 
 OWNED_BY = np.array([0, 4, 0, 2, 2, 2, 4, 0, 0, 2, 4])  # of the 11 test examples; clients 1 and 3 have none
 
@@ -49,6 +49,21 @@ def test_the_names_of_the_columns_are_known_beforehand(owners: Any, derived: Any
     assert column_names(task, None, evaluation_data(task)) == sorted(columns(task))
 
 
+@pytest.mark.parametrize("owners", [None, OWNED_BY, OWNED_BY + len(SIZES)])
+def test_validation_has_columns_of_its_own_and_stands_for_clients_without_test_examples(owners: Any) -> None:
+    task = fx.with_validation(values_task(test_owners=owners), 0.4)
+    assert task.validation is not None and task.validation_owners is not None
+    x, found = task.validation["x"][:, 0], columns(task)
+    assert found["val_first"] == pytest.approx(x.mean(), rel=1e-5)
+    assert found["test_first"] == pytest.approx(rows(task)[:, 0].mean(), rel=1e-5)
+    of = np.array([x[i == task.validation_owners].mean() for i in np.unique(task.validation_owners)])
+    if owners is OWNED_BY:  # those who train
+        of = np.array([rows(task)[i == OWNED_BY, 0].mean() for i in (0, 2, 4)])
+    assert found["client_first_mean"] == pytest.approx(of.mean(), rel=1e-5)
+    by_client = fx.evaluate_clients(task, None)["first"]
+    np.testing.assert_allclose(by_client[np.isfinite(by_client)], of, rtol=1e-5)
+
+
 @pytest.mark.parametrize("batch", [500, 4, 1])
 def test_averages_are_weighted_and_padding_counts_for_nothing(batch: int) -> None:
     task = values_task(eval_batch=batch)
@@ -71,6 +86,16 @@ def test_every_client_counts_once(batch: int, higher: bool) -> None:
     assert found["client_first_worst_decile"] == pytest.approx(of.min() if higher else of.max(), rel=1e-5)
     by_client = fx.evaluate_clients(task, task.init(jax.random.key(0)))
     np.testing.assert_allclose(by_client["first"], [of[0], np.nan, of[1], np.nan, of[2]], rtol=1e-5)
+
+
+def test_equal_models_of_the_clients_give_what_the_one_model_gives() -> None:
+    task = fx.with_validation(small_task(test_owners=OWNED_BY), 0.4)
+    params, data = task.init(jax.random.key(0)), evaluation_data(task)
+    stacked = jax.tree.map(lambda a: jnp.stack([a] * len(SIZES)), params)
+    own, one = evaluate_own(task, stacked, data), evaluate(task, params, data)
+    assert own.keys() == one.keys() and {"val_nll", "test_nll", "client_nll_spread"} <= own.keys()
+    for name, value in one.items():
+        assert float(own[name]) == pytest.approx(float(value), rel=1e-5)
 
 
 @pytest.mark.parametrize("higher", [True, False])

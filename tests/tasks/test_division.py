@@ -1,5 +1,6 @@
 """How a task's training and test examples are divided among clients."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -61,6 +62,25 @@ def test_test_examples_follow_the_training_examples(partition: str) -> None:
     np.add.at(test, (task.test_owners, task.test["y"]), 1)
     expected = test.sum(0) * train / train.sum(0)
     assert np.abs(test - expected).max() < 1 + 1e-9  # rounding only
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.99])
+def test_validation_takes_its_share_of_each_client_and_leaves_the_rest(fraction: float) -> None:
+    whole = small_task(sizes=(7, 3, 11, 1, 6, 40))
+    task = fx.with_validation(whole, fraction)
+    assert task.validation is not None and task.validation_owners is not None
+    for i, size in enumerate(whole.clients.sizes):
+        taken = {name: array[task.validation_owners == i] for name, array in task.validation.items()}
+        left = task.clients.client(i)
+        assert len(taken["y"]) == min(round(fraction * size), size - 1) == size - len(left["y"])
+        both = np.concatenate([left["x"], taken["x"]])
+        assert sorted(map(bytes, both)) == sorted(map(bytes, whole.clients.client(i)["x"]))
+    again, other = (fx.with_validation(replace(whole, spec={"partition_seed": seed}), fraction) for seed in (0, 1))
+    np.testing.assert_array_equal(again.validation["x"], task.validation["x"])
+    assert (other.validation["x"] != task.validation["x"]).any()
+    assert task.test is whole.test
+    with pytest.raises(fx.UsageError, match="validation"):
+        fx.with_validation(task, fraction)
 
 
 def test_natural_clients_keep_their_test_examples() -> None:

@@ -14,9 +14,10 @@ from fedoptax.tasks.recipe import PARTITION_OPTIONS, TASK_OPTIONS
 
 
 def test_each_task_lists_the_options_it_takes_with_their_types() -> None:
-    assert TASKS["counterexample"].option_types() == {"compute_dtype": str}
+    for_all = {"compute_dtype": str, "validation_fraction": float}
+    assert TASKS["counterexample"].option_types() == for_all
     assert TASKS["synthetic"].option_types() == {
-        "alpha": float, "beta": float, "num_clients": int, "compute_dtype": str,
+        "alpha": float, "beta": float, "num_clients": int, **for_all,
     }  # fmt: skip
     cifar = TASKS["cifar100"].option_types()
     assert {name: cifar[name] for name in ("augment", "alpha_fine", "classes")} == {
@@ -68,6 +69,9 @@ def test_options_of_other_partitions_are_refused(option: str) -> None:
         ("digits", {"partition": "similarity", "similarity": 101.0}, "similarity"),
         ("digits", {"seed": -1}, "seed"),
         ("digits", {"compute_dtype": "float8"}, "compute_dtype"),
+        ("digits", {"validation_fraction": 1.0}, "validation_fraction"),
+        ("digits", {"validation_fraction": 1e-4}, "validation_fraction"),
+        ("counterexample", {"validation_fraction": 0.5}, "validation_fraction"),
         ("cifar10", {"augment": "corp"}, "augment"),
         ("quadratic", {"num_clients": 0}, "num_clients"),
         ("synthetic", {"alpha": -0.1}, "alpha"),
@@ -87,6 +91,7 @@ def test_wrong_options_are_refused_by_name(name: Any, options: dict[str, Any], a
         ("digits", {"partition": "shards", "shards": 3, "num_clients": 7}),
         ("synthetic", {"num_clients": 7, "seed": 2, "beta": 0.5}),
         ("quadratic", {"num_clients": 7, "seed": 2, "compute_dtype": "bfloat16"}),
+        ("synthetic", {"num_clients": 7, "validation_fraction": 0.2}),
         ("counterexample", {}),
         ("emnist-ae", {"partition": "iid", "num_clients": 3}),  # its spec names a model, which is no option
     ],

@@ -43,6 +43,7 @@ class TaskOptions:
     num_clients: int | None = option("Clients in the federation. Default: the task's.")
     client_column: str | None = option("Column or array of client ids, for --task file:PATH.")
     label_column: str | None = option("Column or array of labels, for --task file:PATH.")
+    validation_fraction: float | None = option("Share of each client's training examples held out, for val_ metrics.")
     task_set: list[str] = option(
         "Any other option of the task, such as classes=1; see `fedoptax list tasks --json`.", [], "NAME=VALUE"
     )

@@ -135,6 +135,22 @@ class FederatedData:
         """The number of examples per client, int64 (N,)."""
         return np.diff(self.offsets)
 
+    def split(self, fraction: float, seed: int) -> tuple[FederatedData, dict[str, np.ndarray], np.ndarray]:
+        """Take a share of each client's examples out, at random by the seed; each client keeps at least one.
+
+        Returns:
+          What is left, the examples that were taken, client after client, and the client of each, int64 (m,).
+        """
+        sizes = self.sizes
+        owners, starts = np.repeat(np.arange(self.num_clients), sizes), np.repeat(self.offsets[:-1], sizes)
+        order = np.lexsort((np.random.default_rng(seed).random(len(owners)), owners))  # shuffled within each client
+        counts = np.minimum(np.rint(fraction * sizes).astype(np.int64), sizes - 1)
+        is_taken = np.zeros(len(owners), bool)
+        is_taken[order[np.arange(len(owners)) - starts < counts[owners]]] = True
+        left = {name: array[~is_taken] for name, array in self.examples.items()}
+        taken = {name: array[is_taken] for name, array in self.examples.items()}
+        return FederatedData(left, np.concatenate([[0], np.cumsum(sizes - counts)])), taken, owners[is_taken]
+
     def client(self, i: int) -> dict[str, np.ndarray]:
         """Return the examples of client i, `{field: array (n_i, …)}` (views, not copies)."""
         return {name: array[self.offsets[i] : self.offsets[i + 1]] for name, array in self.examples.items()}

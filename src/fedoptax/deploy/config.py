@@ -24,7 +24,10 @@ LOCAL = ("client_loop", "mesh", "client_states", "examples", "engine", "faults")
 """Options of a simulation that mean nothing on a network."""
 NOT_GIVEN = {"local_steps": 0, "weighting": "", "resume_round": -1}
 """How the table writes None, which TOML does not have."""
-TASK_NAMES = ("model", "partition", "alpha", "num_clients", "client_column", "label_column", "partition_seed")
+TASK_NAMES = (
+    "model", "partition", "alpha", "num_clients", "client_column", "label_column", "validation_fraction",
+    "partition_seed",
+)  # fmt: skip
 """Options of a task that have an option of the command line each."""
 
 

@@ -46,7 +46,7 @@ def own_test(task: Task, partition: int) -> Task:
         test = {name: np.asarray(a)[partition::clients] for name, a in test.items()}
     if not any(len(array) for array in test.values()):
         raise RunError(f"partition {partition} has no test examples")
-    return replace(task, test=test, test_owners=None)
+    return replace(task, test=test, test_owners=None, validation=None)
 
 
 @lru_cache(maxsize=4)
@@ -62,7 +62,7 @@ def evaluate_here(task: Task, partition: int, arrays: Mapping[str, WireArray]) -
       RunError: the node has no test examples.
     """
     own = own_test(task, partition)
-    sums = _sums(own)(unpack(arrays, jax.eval_shape(task.init, jax.random.key(0))), evaluation_data(own))
+    sums = _sums(own)(unpack(arrays, jax.eval_shape(task.init, jax.random.key(0))), evaluation_data(own)["test"])
     numbers: dict[str, Any] = {"num-examples": len(next(iter((own.test or {}).values())))}
     for name, (total, count) in jax.device_get(sums).items():
         numbers |= {f"sum-{name}": float(total), f"count-{name}": float(count)}

@@ -274,8 +274,8 @@ class NetworkRounds:
             return Update(server, loss, {}, "loss or state is not finite")
         metrics, bound = self._measure(server), self._deployment.loss_bound or math.inf
         name = "test_loss"
-        if metrics and name not in metrics and not self.task.higher_is_better:
-            names = [name.removeprefix("test_") for name in metrics if name.startswith("test_")]
+        names = [name.removeprefix("test_") for name in metrics if name.startswith("test_")]
+        if names and name not in metrics and not self.task.higher_is_better:
             name = f"test_{primary_metric(self.task, names)}"
         value, most = metrics.get(name, 0.0), bound * max(1.0, abs(self._untrained.get(name, 1.0)))
         is_sound = abs(value) <= most and math.isfinite(value)
@@ -283,7 +283,7 @@ class NetworkRounds:
 
     def _measure(self, server: Tree) -> dict[str, float]:
         data = evaluation_data(self.task)
-        if data is None:
+        if not data:
             return {}
         metrics = self._evaluate(self._algorithm.params(server), data)
         return {name: float(value) for name, value in sorted(metrics.items())}

@@ -22,7 +22,7 @@ CHOICES = ("auto", "device", "stream")
 
 
 class DeviceData(NamedTuple):
-    """The program's data: flat training arrays, offsets and sizes of the clients, batched test arrays.
+    """The program's data: flat training arrays, offsets and sizes of the clients, batched held-out arrays.
 
     The clients are all N, or with `plan.examples = "stream"` those of the one round's cohort.
     """
@@ -30,7 +30,7 @@ class DeviceData(NamedTuple):
     examples: dict[str, jax.Array]
     offsets: jax.Array
     sizes: jax.Array
-    test: EvaluationData | None
+    held_out: dict[str, EvaluationData]
 
 
 @lru_cache(maxsize=4)

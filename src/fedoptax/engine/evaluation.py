@@ -1,7 +1,6 @@
-"""Test metrics inside XLA, batch after batch, on padded examples: over all of them, and client by client."""
+"""Metrics on held-out examples inside XLA, batch after batch, padded: over all of them, and client by client."""
 
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -18,22 +17,42 @@ from fedoptax.tasks.task import Task
 Sums = dict[str, tuple[jax.Array, jax.Array]]  # metric -> Σ weights·values and Σ weights, each (owners,)
 
 
+PARTS = {"test": "test", "val": "validation"}
+"""The kinds of held-out examples: how columns begin, and their names."""
+
+
 class EvaluationData(NamedTuple):
-    """Test examples in padded batches, `{field: (batches, batch, …), "mask": …}`, and the client of each, or None."""
+    """Held-out examples in padded batches, `{field: (batches, batch, …), "mask": …}`, and the client of each."""
 
     examples: dict[str, jax.Array]
     owners: jax.Array | None
 
 
+def held_out(task: Task, part: str) -> tuple[Mapping[str, np.ndarray] | None, np.ndarray | None]:
+    """Return the task's examples of a part, `"test"` or `"val"`, and their owners, if there are any."""
+    return (task.test, task.test_owners) if part == "test" else (task.validation, task.validation_owners)
+
+
+def part_by_client(task: Task) -> str | None:
+    """Return the part of which clients have their own: test examples of those who train, else validation, else test."""
+    is_tested, owners = task.test is not None and task.test_owners is not None, task.test_owners
+    if task.validation is not None and not (is_tested and np.min(np.asarray(owners)) < task.clients.num_clients):
+        return "val"
+    return "test" if is_tested else None
+
+
 @lru_cache(maxsize=4)
-def evaluation_data(task: Task) -> EvaluationData | None:
-    """Put the task's test examples on the device, once; None if it has none."""
-    if task.test is None:
-        return None
-    arrays = {name: np.asarray(value) for name, value in task.test.items()}
+def evaluation_data(task: Task) -> dict[str, EvaluationData]:
+    """Put the task's held-out examples on the device, once, by part."""
+    return {part: _put(task, part) for part in PARTS if held_out(task, part)[0] is not None}
+
+
+def _put(task: Task, part: str) -> EvaluationData:
+    given, owned_by = held_out(task, part)
+    arrays = {name: np.asarray(value) for name, value in (given or {}).items()}
     counts = {name: len(array) for name, array in arrays.items()}
     if len(set(counts.values())) != 1 or 0 in counts.values():
-        raise DataError(f"test examples must have fields of one length > 0, got {counts}")
+        raise DataError(f"{PARTS[part]} examples must have fields of one length > 0, got {counts}")
     check_fields(arrays)
     n = next(iter(counts.values()))
     batch = min(-(-n // jax.device_count()), task.eval_batch)  # a batch at least for each device of a mesh
@@ -45,98 +64,115 @@ def evaluation_data(task: Task) -> EvaluationData | None:
 
     examples = {name: batched(array) for name, array in arrays.items()}
     examples["mask"] = jax.device_put((np.arange(batches * batch) < n).reshape(batches, batch))
-    if task.test_owners is None:
+    if owned_by is None:
         return EvaluationData(examples, None)
-    owners = np.asarray(task.test_owners)
+    owners = np.asarray(owned_by)
     if owners.shape != (n,) or not np.issubdtype(owners.dtype, np.integer) or owners.min() < 0:
-        raise DataError(f"test_owners must be {n} numbers of clients, got {owners.dtype}{list(owners.shape)}")
+        kind = f"{owners.dtype}{list(owners.shape)}"
+        raise DataError(f"{PARTS[part]}_owners must be {n} numbers of clients, got {kind}")
     return EvaluationData(examples, batched(owners.astype(np.int32)))
 
 
-def evaluate(task: Task, params: Tree, data: EvaluationData, mesh: int = 1) -> dict[str, jax.Array]:
+def evaluate(task: Task, params: Tree, data: Mapping[str, EvaluationData], mesh: int = 1) -> dict[str, jax.Array]:
     """Evaluate a model; on a mesh of devices each evaluates its part of the batches.
 
     Returns:
       `test_NAME` for every metric: Σ weights·values / Σ weights over all test examples, and the task's derived metrics
-      of these. If the examples have owners, of the primary metric also `client_NAME_mean`, `client_NAME_spread` (the
-      standard deviation) and `client_NAME_worst_decile` (the mean over the worst tenth of the clients, at least one),
-      every client that has test examples counting once.
+      of these; `val_NAME` likewise over the validation examples. Where clients have held-out examples of their own
+      (see `part_by_client`), of the primary metric also `client_NAME_mean`, `client_NAME_spread` (the standard
+      deviation) and `client_NAME_worst_decile` (the mean over the worst tenth of the clients, at least one), every
+      client that has such examples counting once.
     """
-    return _summarize(task, _sums(task, params, data, mesh), data.owners is not None)
+    sums = {part: _sums(task, params, own, count_owners(task, part), mesh) for part, own in data.items()}
+    return _summarize(task, sums)
 
 
-def evaluate_own(task: Task, models: Tree, data: EvaluationData) -> dict[str, jax.Array]:
-    """Evaluate models (N, …) of clients, each on its client's test examples, and summarize as `evaluate` does.
+def evaluate_own(task: Task, models: Tree, data: Mapping[str, EvaluationData]) -> dict[str, jax.Array]:
+    """Evaluate models (N, …) of clients, each on its client's held-out examples, and summarize as `evaluate` does.
 
-    Test examples of others, who did not train, count for nothing.
+    Examples of nobody, or of others, who did not train, count for nothing.
 
     Raises:
-      UsageError: the task's test examples have no owners.
+      UsageError: no client that trains has held-out examples.
     """
-    return _summarize(task, own_sums(task, models, data), True)
-
-
-def own_sums(task: Task, models: Tree, data: EvaluationData) -> Sums:
-    """Sum each metric per client, (N,), by its own model of `models` (N, …)."""
-    if data.owners is None or task.test_owners is None:
-        raise UsageError(f"task '{task.name}' must have test_owners for models of their own")
     clients = jax.tree.leaves(models)[0].shape[0]
-    owners = np.asarray(task.test_owners)
+    owned = {part: owners for part in data if (owners := held_out(task, part)[1]) is not None}
+    sums = {
+        part: own_sums(task, models, data[part], np.asarray(owners))
+        for part, owners in owned.items()
+        if np.min(owners) < clients
+    }
+    if not sums:
+        raise UsageError(f"task '{task.name}' must have test or validation examples of clients that train")
+    return _summarize(task, sums)
+
+
+def own_sums(task: Task, models: Tree, data: EvaluationData, owners: np.ndarray) -> Sums:
+    """Sum each metric per client, (N,), by its own model of `models` (N, …)."""
+    clients = jax.tree.leaves(models)[0].shape[0]
     counts = np.bincount(owners, minlength=clients)[:clients]
-    if not counts.any():
-        raise UsageError(f"task '{task.name}' must have test examples of clients that train")
     batch = min(int(counts.max()), task.eval_batch)
     places = np.arange(-(-int(counts.max()) // batch) * batch).reshape(-1, batch)
     order = jnp.asarray(np.argsort(owners, kind="stable"), jnp.int32)
     flat = {name: array.reshape(-1, *array.shape[2:]) for name, array in data.examples.items()}
-    alone = replace(task, test=None, test_owners=None)
 
     def of_client(given: tuple[Tree, jax.Array, jax.Array]) -> Sums:
         model, start, count = given
         rows = order.at[start + places].get(mode="clip")
         examples = {name: array[rows] for name, array in flat.items()} | {"mask": jnp.less(places, count)}
-        return jax.tree.map(lambda a: a[0], _sums(alone, model, EvaluationData(examples, None)))
+        return jax.tree.map(lambda a: a[0], _sums(task, model, EvaluationData(examples, None)))
 
     starts = jnp.asarray(np.cumsum(counts) - counts, jnp.int32)
     return jax.lax.map(of_client, (models, starts, jnp.asarray(counts, jnp.int32)))
 
 
-def _summarize(task: Task, sums: Sums, has_owners: bool) -> dict[str, jax.Array]:
-    values = metric_values(task, _total(sums))
-    name = primary_metric(task, values)
-    columns = {f"test_{metric}": value for metric, value in values.items()}
-    if not has_owners:
-        return columns
-    summary = client_summary(metric_values(task, sums)[name], _present(sums), task.higher_is_better)
-    return columns | {f"client_{name}_{what}": value for what, value in summary.items()}
+def _summarize(task: Task, sums: Mapping[str, Sums]) -> dict[str, jax.Array]:
+    """Return the columns of the sums of each part."""
+    columns: dict[str, jax.Array] = {}
+    by_client = part_by_client(task)
+    for part, own in sums.items():
+        values = metric_values(task, _total(own))
+        name = primary_metric(task, values)
+        columns |= {f"{part}_{metric}": value for metric, value in values.items()}
+        if part == by_client:
+            summary = client_summary(metric_values(task, own)[name], _present(own), task.higher_is_better)
+            columns |= {f"client_{name}_{what}": value for what, value in summary.items()}
+    return columns
 
 
 def sum_metrics(task: Task, params: Tree, data: EvaluationData) -> Sums:
-    """Return Σ weights·values and Σ weights of every metric over all test examples."""
+    """Return Σ weights·values and Σ weights of every metric over all examples of `data`."""
     return _total(_sums(task, params, data))
 
 
 def evaluate_clients(task: Task, params: Tree) -> dict[str, np.ndarray]:
-    """Evaluate every metric per client, float32 (clients,); NaN for one without test examples.
+    """Evaluate every metric per client, float32 (clients,), on its test examples, or where there are none, validation.
+
+    NaN for a client without such examples.
 
     Raises:
-      UsageError: the task's test examples have no owners.
+      UsageError: clients have no held-out examples of their own.
     """
-    data = evaluation_data(task)
-    if data is None or data.owners is None:
-        raise UsageError(f"task '{task.name}' must have test_owners for metrics per client")
+    part = part_by_client(task)
+    if part is None:
+        raise UsageError(f"task '{task.name}' must have test_owners or a validation fraction for metrics per client")
+    found = _client_values(task, part)(params, evaluation_data(task)[part])
+    return {name: np.asarray(value) for name, value in found.items()}
 
+
+@lru_cache(maxsize=4)
+def _client_values(task: Task, part: str) -> Callable[[Tree, EvaluationData], dict[str, jax.Array]]:
     @jax.jit
     def by_client(params: Tree, data: EvaluationData) -> dict[str, jax.Array]:
-        sums = _sums(task, params, data)
+        sums = _sums(task, params, data, count_owners(task, part))
         return {name: jnp.where(_present(sums), value, jnp.nan) for name, value in metric_values(task, sums).items()}
 
-    return {name: np.asarray(value) for name, value in by_client(params, data).items()}
+    return by_client
 
 
-def column_names(task: Task, params: Tree, data: EvaluationData | None) -> list[str]:
+def column_names(task: Task, params: Tree, data: Mapping[str, EvaluationData]) -> list[str]:
     """List the columns that `evaluate` gives, in the history's order, without computing anything."""
-    return [] if data is None else sorted(jax.eval_shape(partial(evaluate, task), params, data))
+    return sorted(jax.eval_shape(partial(evaluate, task), params, data))
 
 
 def primary_metric(task: Task, names: Collection[str]) -> str:
@@ -167,9 +203,14 @@ def client_summary(values: jax.Array, present: jax.Array, higher_is_better: bool
     return {"mean": mean, "spread": spread, "worst_decile": worst if higher_is_better else -worst}
 
 
-def _sums(task: Task, params: Tree, data: EvaluationData, mesh: int = 1) -> Sums:
+def count_owners(task: Task, part: str) -> int:
+    """Return how many clients the owners of a part number, 1 if it has none."""
+    owners = held_out(task, part)[1]
+    return 1 if owners is None else int(np.max(np.asarray(owners))) + 1
+
+
+def _sums(task: Task, params: Tree, data: EvaluationData, owners: int = 1, mesh: int = 1) -> Sums:
     """Sum each metric's weights·values and weights per owner, or over all examples; padding counts for nothing."""
-    owners = 1 if task.test_owners is None else int(np.max(np.asarray(task.test_owners))) + 1
 
     @partial(jax.jit, inline=True)  # traced once, for its form and for the loop
     def of_batch(examples: Tree, owner: jax.Array | None) -> Sums:

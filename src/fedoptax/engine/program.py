@@ -159,10 +159,10 @@ def round_step(
     ) -> Advance:
         result = run_round(state.server, state.clients, data, key, state.round, rates)
         number, row = state.round + 1, result.columns
-        if data.test is not None:
+        if data.held_out:
             is_due = (number % eval_every == 0) | (number == last)
             unknown = {name: jnp.float32(jnp.nan) for name in columns if name not in row}
-            row = row | cond(is_due & result.finite, lambda: test(result.server, data.test), lambda: unknown)
+            row = row | cond(is_due & result.finite, lambda: test(result.server, data.held_out), lambda: unknown)
         rows = state.rows.at[state.round - start].set(jnp.stack([row[name].astype(jnp.float32) for name in columns]))
         return Advance(result.server, result.clients, number, result.finite, rows)
 

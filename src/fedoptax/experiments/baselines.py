@@ -1,7 +1,7 @@
 """The baselines that a table of federated algorithms should have: each client alone, and all data in one place.
 
 Both see the cohorts of the seed and do as many gradients as FedAvg would; `local` trains a client only in the rounds
-in which it is sampled. Every client's test examples are evaluated with the model that the client would use.
+in which it is sampled. Every client's held-out examples are evaluated with the model that the client would use.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ import numpy as np
 from fedoptax.algorithm import FedAlgorithm, Tree
 from fedoptax.data.federated import FederatedData
 from fedoptax.engine.client_states import OnDevice
-from fedoptax.engine.evaluation import column_names, evaluate, evaluate_own, evaluation_data
+from fedoptax.engine.evaluation import evaluate, evaluate_own, evaluation_data
 from fedoptax.engine.mesh import here
 from fedoptax.engine.plan import Plan, RunOptions
 from fedoptax.engine.program import MAX_ROUNDS, Point
@@ -45,12 +45,11 @@ def run_centralized(task: Task, algorithm: FedAlgorithm | Point, options: RunOpt
 
 
 class OwnModels(Simulation):
-    """Rounds of clients that keep models of their own, each evaluated on the test examples of its owners."""
+    """Rounds of clients that keep models of their own, each evaluated on the held-out examples of its owners."""
 
     def __init__(self, task: Task, point: Point, options: RunOptions, plan: Plan) -> None:
-        super().__init__(_without_test(task), point, options, plan)
-        self._whole, self._test = task, evaluation_data(task)
-        self._columns = column_names(task, self.server, self._test)
+        super().__init__(_without_held_out(task), point, options, plan)
+        self._whole, self._held_out = task, evaluation_data(task)
         is_shared = task.clients.num_clients == 1
         self._evaluate = jax.jit(
             lambda models, data: (
@@ -59,6 +58,8 @@ class OwnModels(Simulation):
                 else evaluate_own(task, models, data)
             )
         )
+        found = jax.eval_shape(self._evaluate, self._models(), self._held_out) if self._held_out else {}
+        self._columns = sorted(found)
 
     def advance(self, done: int) -> Step:
         """Do the rounds until the next evaluation, and evaluate."""
@@ -69,8 +70,8 @@ class OwnModels(Simulation):
         step = super().advance(done)
         for row in step.rows:
             row |= dict.fromkeys(self._columns)
-            if row["round"] == due and self._test is not None:
-                values = jax.device_get(self._evaluate(self._models(), self._test))
+            if row["round"] == due and self._held_out:
+                values = jax.device_get(self._evaluate(self._models(), self._held_out))
                 row |= {name: float(values[name]) for name in self._columns}
         return step
 
@@ -93,5 +94,5 @@ def _pool(task: Task) -> Task:
 
 
 @lru_cache(maxsize=4)
-def _without_test(task: Task) -> Task:
-    return replace(task, test=None, test_owners=None)
+def _without_held_out(task: Task) -> Task:
+    return replace(task, test=None, test_owners=None, validation=None, validation_owners=None)

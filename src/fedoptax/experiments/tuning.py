@@ -70,7 +70,7 @@ def rule_for(task: Task, metric: str, last: int | None, rounds: int) -> Rule:
     names = ["train_loss", *column_names(task, init, evaluation_data(task))]
     check_choice("--select", metric, names)
     last = max(1, min(LAST, rounds // 10)) if last is None else check_int("--last", last, 1, rounds)
-    is_primary = metric == f"test_{task.primary_metric}"
+    is_primary = metric in (f"test_{task.primary_metric}", f"val_{task.primary_metric}")
     return Rule(metric, last, task.higher_is_better if is_primary else higher_is_better(metric))
 
 

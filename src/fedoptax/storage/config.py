@@ -48,6 +48,7 @@ def run_config(
     """
     faults, aggregate = as_faults(options.faults), str(plan.aggregate)
     names = [tracker for tracker in trackers if isinstance(tracker, str)]
+    part = "val" if task.test is None and task.validation is not None else "test"
     config = {
         "format": FORMAT,
         "kind": "run",
@@ -72,7 +73,7 @@ def run_config(
         "num_params": built.num_params,
         "bytes": {"down_per_client": built.bytes_down, "up_per_client": built.bytes_up},
         "gradients_per_step": plan.gradients_per_step,
-        "primary_metric": None if task.primary_metric is None else f"test_{task.primary_metric}",
+        "primary_metric": None if task.primary_metric is None else f"{part}_{task.primary_metric}",
         "higher_is_better": task.higher_is_better,
         "partition": partition_record(task),
         "environment": environment(),

@@ -22,7 +22,7 @@ from fedoptax.algorithm import Tree
 from fedoptax.engine.client_states import ClientStates
 from fedoptax.errors import RunError, UsageError
 from fedoptax.storage.checkpoint import save_checkpoint
-from fedoptax.storage.history import History, HistoryFile, Row
+from fedoptax.storage.history import MEASURED, History, HistoryFile, Row
 
 MARKS = ("config.json", "compare.json", "tune.json")
 """The files that tell a folder of results from another."""
@@ -141,8 +141,7 @@ class RunFolder:
     ) -> dict[str, Any]:
         rows = self._history.rows
         last = rows[-1] if rows else {}
-        measured = ("train_loss", "epsilon", "test_", "client_", "nodes_")
-        metrics = [name for name in last if name.startswith(measured)]
+        metrics = [name for name in last if name.startswith(("train_loss", "epsilon", *MEASURED))]
         summary = {
             "status": status,
             "message": message,

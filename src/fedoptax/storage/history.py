@@ -21,17 +21,20 @@ Row = dict[str, Any]
 FILE = "history.jsonl"
 COUNTS = ("round", "bytes_down", "bytes_up", "participants", "dropped", "late", "rejected", "evaluated")
 """The columns of whole numbers."""
+MEASURED = ("test_", "val_", "client_", "nodes_")
+"""How the columns of evaluations begin."""
 
 
 class History:
     """The rows of a run, in order.
 
-    A row holds `round` (1, 2, …), `train_loss` (the cohort's weighted mean loss over its local steps), `test_*` metrics
-    (None in rounds that were not evaluated, and where not finite), `bytes_down` and `bytes_up` (all messages of the
-    round, payload only), and `seconds` (wall time of the round without compilation). With faults or a robust
-    aggregator: `participants` (whose uploads count), `dropped`, `late` and `rejected`, which add up to the cohort, and
-    with a deadline `virtual_seconds`; then `train_loss` is None in a round that changed nothing, and `bytes_up` are of
-    the uploads that came in time. With an algorithm that accounts for privacy: `epsilon`, spent up to this round.
+    A row holds `round` (1, 2, …), `train_loss` (the cohort's weighted mean loss over its local steps), `test_*` and
+    `val_*` metrics (None in rounds that were not evaluated, and where not finite), `bytes_down` and `bytes_up` (all
+    messages of the round, payload only), and `seconds` (wall time of the round without compilation). With faults or a
+    robust aggregator: `participants` (whose uploads count), `dropped`, `late` and `rejected`, which add up to the
+    cohort, and with a deadline `virtual_seconds`; then `train_loss` is None in a round that changed nothing, and
+    `bytes_up` are of the uploads that came in time. With an algorithm that accounts for privacy: `epsilon`, spent up to
+    this round.
     """
 
     def __init__(self, rows: list[Row] | None = None) -> None:
@@ -62,7 +65,7 @@ class History:
         import pandas as pd
 
         frame = pd.DataFrame(self.rows)
-        metrics = [name for name in frame.columns if name == "train_loss" or name.startswith(("test_", "nodes_"))]
+        metrics = [name for name in frame.columns if name == "train_loss" or name.startswith(MEASURED)]
         return frame.astype(dict.fromkeys(metrics, float))
 
     def save(self, path: str | Path) -> Path:

@@ -69,6 +69,8 @@ class TaskOptions:
         centre, no flip), `"standardize"` or `"none"`.
       drop: columns of a table at `file:PATH` that are no features, separated by commas.
       client_column, label_column, test_fraction, image_size: of `file:PATH`, see `fedoptax.data.custom.load_file`.
+      validation_fraction: share of each client's training examples that is held out to choose by, in (0, 1), see
+        `with_validation`; default none.
       compute_dtype: `"bfloat16"` computes the training loss and its gradients in it, see `with_compute_dtype`; default
         `"float32"`.
       seed: of the partition, or of the data where a task draws them.
@@ -93,6 +95,7 @@ class TaskOptions:
     label_column: str | None = None
     test_fraction: float | None = None
     image_size: int | None = None
+    validation_fraction: float | None = None
     compute_dtype: str | None = None
     seed: int = 0
     data_dir: str | Path | None = None
@@ -140,7 +143,7 @@ class Recipe:
 
     def option_types(self) -> dict[str, type]:
         """The options that the task takes, with their types; every task takes `seed` and `data_dir` besides."""
-        names = {*self.options, "compute_dtype"} | ({"model"} if self.models else set())
+        names = {*self.options, "validation_fraction", "compute_dtype"} | ({"model"} if self.models else set())
         if self.partitions:
             names |= {"partition", "num_clients"}.union(*(PARTITION_OPTIONS[name] for name in self.partitions))
         return {name: kind for name, kind in TASK_OPTIONS.items() if name in names}

@@ -11,7 +11,7 @@ from fedoptax.tasks import analytic
 from fedoptax.tasks.custom import CUSTOM, PREFIX
 from fedoptax.tasks.images import emnist_autoencoder, labelled_images, mnist_images
 from fedoptax.tasks.recipe import CENTRAL, TASK_OPTIONS, Recipe, TaskOptions, check_options
-from fedoptax.tasks.task import Task, with_compute_dtype
+from fedoptax.tasks.task import Task, with_compute_dtype, with_validation
 from fedoptax.tasks.text import shakespeare_characters, stackoverflow_tags, stackoverflow_words, wikitext_words
 
 _images = partial(Recipe, models=MODELS, num_clients=100, options=("devices",), partitions=CENTRAL)
@@ -167,4 +167,7 @@ def load_task(name: str, **options: Any) -> Task:
         check_choice(f"option of task '{name}'", option, [*TASK_OPTIONS, "seed", "data_dir"])
     chosen = TaskOptions(**options)
     check_options(name, recipe, chosen)
-    return with_compute_dtype(recipe.build(name, recipe, chosen), chosen.compute_dtype or "float32")
+    task = recipe.build(name, recipe, chosen)
+    if chosen.validation_fraction is not None:
+        task = with_validation(task, chosen.validation_fraction)
+    return with_compute_dtype(task, chosen.compute_dtype or "float32")

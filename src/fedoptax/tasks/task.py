@@ -12,7 +12,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from fedoptax._html import html_table
 from fedoptax.algorithm import Tree
 from fedoptax.data.federated import FederatedData
-from fedoptax.errors import UsageError, check_choice, check_int, check_positive
+from fedoptax.errors import UsageError, check_choice, check_int, check_number, check_positive
 
 LossFn = Callable[[Tree, Any, jax.Array], jax.Array]
 DTYPES = ("float32", "bfloat16")
@@ -41,6 +41,8 @@ class Task:
       derived: further metrics, `{name: function}` of the averaged ones: perplexity is `exp` of the mean loss.
       test_owners: the client that each test example belongs to, whole numbers (n,), for metrics per client; clients
         that train have their numbers, others come after them. None if that is not known.
+      validation: examples `{field: array (m, …)}` to choose by, held out from those of `clients` (`with_validation`).
+      validation_owners: the client that each of them belongs to, whole numbers (m,).
       clip_norm: every minibatch gradient is clipped to this global 2-norm, where a paper's model needs it; None: not.
       eval_batch: test examples that are evaluated together; bounds the memory of their activations.
       notes: lines about the data that are shown before the first round.
@@ -68,6 +70,8 @@ class Task:
     label: str | None = "y"
     derived: Mapping[str, Callable[[Mapping[str, jax.Array]], jax.Array]] = field(default_factory=dict)
     test_owners: np.ndarray | None = None
+    validation: Mapping[str, np.ndarray] | None = None
+    validation_owners: np.ndarray | None = None
     clip_norm: float | None = None
     eval_batch: int = 500
     notes: tuple[str, ...] = ()
@@ -157,6 +161,45 @@ def with_compute_dtype(task: Task, dtype: str) -> Task:
         return loss(jax.tree.map(cast, params), jax.tree.map(cast, batch), key).astype(jnp.float32)
 
     return replace(task, loss=narrow_loss, spec={**task.spec, "compute_dtype": dtype})
+
+
+def with_validation(task: Task, fraction: float) -> Task:
+    """Return `task` with a share of each client's training examples held out, as its validation examples.
+
+    A client of n examples gives the nearest whole number to fraction · n, but keeps at least one. Which ones is drawn
+    by the seed of the partition, so all seeds of a comparison have the same. Test examples stay as they are. The arrays
+    are copied to memory.
+
+    Args:
+      task: any task without validation examples.
+      fraction: a number in (0, 1).
+
+    Raises:
+      UsageError: another number, no client has an example to spare, or the task has validation examples already.
+
+    Example:
+      >>> import fedoptax as fx
+      >>> task = fx.with_validation(fx.load_task("digits"), 0.1)
+      >>> int(task.clients.sizes.sum()), len(task.validation["y"])
+      (1288, 150)
+    """
+    check_task(task)
+    check_number("validation_fraction", fraction, 0, 1, open_low=True)
+    if task.validation is not None:
+        raise UsageError(f"task '{task.name}' must have no validation examples yet")
+    clients, rest, owners = task.clients.split(fraction, task.spec.get("partition_seed", 0))
+    if not len(owners):
+        raise UsageError(f"validation_fraction must leave a client of task '{task.name}' examples, got {fraction}")
+    total, givers = int(task.clients.offsets[-1]), len(np.unique(owners))
+    note = f"validation: {len(owners):,} of {total:,} training examples, of {givers:,} clients"
+    return replace(
+        task,
+        clients=clients,
+        validation=rest,
+        validation_owners=owners,
+        spec={**task.spec, "validation_fraction": fraction},
+        notes=(*task.notes, note),
+    )
 
 
 def check_task(task: Any) -> None:
