@@ -1,4 +1,7 @@
-"""Every aggregator equals a float64 transcription of its paper on the uploads that are present, whatever the rest."""
+"""Every aggregator equals a float64 transcription of its paper on the uploads that are present, whatever the rest.
+
+The mean of fixed-point numbers equals the mean within its step, and masks modulo 2³² leave no trace.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -12,7 +15,7 @@ import pytest
 import fedoptax as fx
 from fedoptax.algorithms.fedopt import FedOptUpload
 from fedoptax.deploy.server import Reply, next_state
-from fedoptax.engine.aggregation import Mean, as_aggregator
+from fedoptax.engine.aggregation import LOSS_RANGE, Mean, SecureMean, Sent, as_aggregator
 
 SIZE = 9
 GOOD = ("mean", "median", "trimmed_mean:0.2", "trimmed_mean:0.34", "norm_clipping:3.5", "krum:2", "krum:1,keep=3")
@@ -147,6 +150,45 @@ WRONG = ("avg", "krum", "krum:x", "krum:1,take=2", "median:2", "krum:-1", "krum:
 def test_wrong_aggregators_are_refused(given: Any) -> None:
     with pytest.raises(fx.UsageError, match="aggregate"):
         as_aggregator(given)
+
+
+# --- fixed-point numbers ---
+
+
+@pytest.mark.parametrize(("limit", "here"), [(8.0, range(SIZE)), (100.0, [0, 2, 7])])
+def test_the_mean_of_fixed_point_numbers_is_the_mean_within_its_bound(limit: float, here: Sequence[int]) -> None:
+    rng = np.random.default_rng(5)
+    a = rng.uniform(-limit, limit, (SIZE, 2, 300))
+    a[0], a[1:3, 0, 0] = limit, (-limit, 1e-12)
+    losses, steps = rng.uniform(0, LOSS_RANGE, SIZE), rng.integers(0, 10_000, SIZE)
+    shares = rng.uniform(1, 9, SIZE)
+    shares /= shares.sum()
+    counted = np.where(np.isin(np.arange(SIZE), here), shares, 0)
+    a[counted == 0] = np.nan
+    mean, total, w = SecureMean(limit), counted.sum(), counted[here]
+    with jax.enable_x64(True):
+        sent = Sent({"a": jnp.asarray(a), "steps": jnp.asarray(steps)}, jnp.asarray(losses))
+        summed = mean.sum(jnp.asarray(counted), sent)
+        rows = [jax.tree.map(lambda leaf, i=i: leaf[i], sent) for i in here]
+        found = jax.device_get(mean.divide(summed, jnp.asarray(total), rows[0]))
+        coded = [np.asarray(mean.encode(share, row).upload["a"]) for share, row in zip(w, rows)]
+    bound = len(here) / 2 * 2.0**-30 / total * 1.001
+    error = np.abs(found.upload["a"] - np.tensordot(w, a[here], 1) / total)
+    assert found.upload["a"].dtype == np.float64 and 0 < error.max() <= limit * bound
+    assert abs(found.loss - w @ losses[here] / total) <= LOSS_RANGE * bound
+    assert np.round(found.upload["steps"]) == np.round(w @ steps[here] / total)
+    masks = rng.integers(0, 2**32, (len(here), *coded[0].shape), np.uint32)
+    masked = sum(c.view(np.uint32) + mask for c, mask in zip(coded, masks))
+    assert np.array_equal((masked - masks.sum(axis=0, dtype=np.uint32)).view(np.int32), np.asarray(summed.upload["a"]))
+
+
+def test_numbers_beyond_the_range_are_clipped_and_no_sum_overflows() -> None:
+    sent = Sent(jnp.asarray([[9.0, -9e30], [8.0, -8.0], [1e9, -np.inf]]), jnp.ones(3))
+    shares = jnp.full(3, 1 / 3)
+    found = SecureMean(8.0).divide(
+        SecureMean(8.0).sum(shares, sent), jnp.sum(shares), Sent(sent.upload[0], sent.loss[0])
+    )
+    np.testing.assert_allclose(found.upload, [8, -8], rtol=1e-6)
 
 
 # --- deployments ---

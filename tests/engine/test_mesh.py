@@ -51,7 +51,7 @@ def test_places_and_interruptions_change_no_bit_on_a_mesh(tmp_path: Path) -> Non
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["fedadam", "scaffold", "fafed", "dropout", "median"])
+@pytest.mark.parametrize("name", ["fedadam", "scaffold", "fafed", "dropout", "median", "secure"])
 def test_every_algorithm_on_every_mesh(name: str) -> None:
     kinds = (("loop", 5), ("vmap", 7), ("loop", 4))
     check(["steps", *(f"{name}:{loop}:{cohort}:{devices}" for loop, cohort in kinds for devices in (2, 8))])

@@ -33,6 +33,10 @@ REFUSED: list[dict[str, Any]] = [
     {"engine": "lazy"},
     {"faults": 0.3},
     {"aggregate": "avg"},
+    {"secure_aggregation": 0.0},
+    {"aggregate": "median", "secure_aggregation": 8.0},
+    {"aggregate": "norm_clipping:1", "secure_aggregation": 8.0},
+    {"cohort_size": 2, "secure_aggregation": 8.0},
 ]
 
 
@@ -60,6 +64,14 @@ def test_numbers_of_numpy_become_ints() -> None:
 def test_options_that_do_not_fit_the_task_are_refused(options: dict[str, Any], argument: str) -> None:
     with pytest.raises(fx.UsageError, match=argument):
         make_plan(RunOptions(**options), small_task(), fx.fedavg(0.1))
+
+
+def test_secure_aggregation_takes_a_private_algorithm_but_no_compressed_one() -> None:
+    options = RunOptions(cohort_size=3, secure_aggregation=8)
+    private = fx.fedavg(0.1)._replace(epsilon=lambda rounds, size, clients: 1.0, weighting="uniform")
+    assert str(make_plan(options, small_task(), private).aggregate) == "secure:8.0"
+    with pytest.raises(fx.UsageError, match="compress"):
+        make_plan(options, small_task(), fx.with_compression(private, fx.codecs.qsgd()))
 
 
 @pytest.mark.parametrize(

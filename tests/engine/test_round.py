@@ -75,10 +75,17 @@ def test_schedules_are_evaluated_on_the_server_and_travel() -> None:
 
 DROPOUT = {"faults": {"dropout": 0.3, "deadline": 2.6}}
 MEDIAN = {"aggregate": "median", **DROPOUT}
+SECURE = {"secure_aggregation": 4.0}
 LOOP, VMAP, EAGER = {"client_loop": "loop"}, {"client_loop": "vmap"}, {"engine": "eager"}
 PAIRS = [  # algorithm, loss, what both have, the one, the other
     ("scaffold", noisy_loss, MEDIAN, LOOP, VMAP),
     ("scaffold", noisy_loss, MEDIAN, LOOP, EAGER),
+    ("fafed", masked_loss, SECURE, LOOP, VMAP),
+    pytest.param("scaffold", masked_loss, {**SECURE, **DROPOUT}, LOOP, EAGER, marks=LONG),
+    *(
+        pytest.param(name, masked_loss, {}, {**LOOP, **SECURE}, LOOP, marks=LONG)
+        for name in ("fedavg", "fedadam", "scaffold", "fedlamb", "fafed")
+    ),
     pytest.param("fedadam", noisy_loss, {"local_epochs": 2}, LOOP, EAGER, marks=LONG),
     pytest.param("scaffold", masked_loss, {"local_steps": 5}, LOOP, VMAP, marks=LONG),
     pytest.param("scaffold", noisy_loss, LOOP, {"client_states": "host", "examples": "stream"}, {}, marks=LONG),

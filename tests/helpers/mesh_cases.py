@@ -19,6 +19,7 @@ ALGORITHMS: dict[str, tuple[Any, dict[str, Any]]] = {
     "scaffold": (fx.scaffold(0.3), {}),
     "fafed": (fx.fafed(0.1), {}),
     "dropout": (fx.scaffold(0.3), {"faults": {"dropout": 0.3}}),
+    "secure": (fx.fafed(0.1), {"secure_aggregation": 4.0}),
     "median": (fx.scaffold(0.3), {"aggregate": "median", "faults": {"dropout": 0.3}}),
 }
 OWNERS = np.repeat(np.arange(len(SIZES)), SIZES)

@@ -65,6 +65,9 @@ class LearningOptions(TaskOptions):
     weighting: str | None = option("examples or uniform. Default: as in the algorithm's paper.")
     eval_every: int | None = option("Rounds between evaluations. Default: the task's.")
     aggregate: str = option("mean, median, trimmed_mean:0.2, norm_clipping:1.0, krum:2 or krum:2,keep=5.", "mean")
+    secure_aggregation: float | None = option(
+        "Sum fixed-point uploads from -RANGE to RANGE; a deployment's server learns the sum alone.", None, "RANGE"
+    )
     privacy: str | None = option("Client-level differential privacy, as clip=1.0,noise_multiplier=0.5,delta=1e-5.")
     compress: str | None = option("Codec of uploads: qsgd:bits=4, topk:fraction=0.01 or sign.", None, "CODEC")
     track: list[str] = option("Also write for tensorboard, mlflow or wandb (offline).", [], "NAME")

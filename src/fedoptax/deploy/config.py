@@ -22,7 +22,7 @@ TABLES = ("hyperparameters", "task", "nodes")
 """The fields that are tables of their own."""
 LOCAL = ("client_loop", "mesh", "client_states", "examples", "engine", "faults")
 """Options of a simulation that mean nothing on a network."""
-NOT_GIVEN = {"local_steps": 0, "weighting": "", "resume_round": -1}
+NOT_GIVEN = {"local_steps": 0, "weighting": "", "resume_round": -1, "secure_aggregation": 0.0}
 """How the table writes None, which TOML does not have."""
 TASK_NAMES = (
     "model", "partition", "alpha", "num_clients", "client_column", "label_column", "validation_fraction",
@@ -101,6 +101,8 @@ class Deployment(RunOptions):
         check_int("eval_min_nodes", self.eval_min_nodes)
         for name in ("checkpoint_every", "upload_bound", "loss_bound"):
             check_number(name, getattr(self, name), 0)
+        if self.secure_aggregation is not None:
+            raise UsageError("secure_aggregation is only simulated yet")
         if self.resume_round is not None:
             check_int("resume_round", self.resume_round, 0)
         check_flag("resume", self.resume)

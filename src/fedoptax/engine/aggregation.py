@@ -1,4 +1,4 @@
-"""How a round's uploads are combined: the weighted mean, or rules that tolerate some uploads that lie.
+"""How a round's uploads are combined: the weighted mean, also of fixed-point numbers, or rules that tolerate some lies.
 
 An aggregator combines the decoded uploads of a cohort, stacked leaf by leaf (S, …), of which only those that are
 `present` count. Sums are in float32 or wider, and integer leaves (counters) are rounded at the end, as in the weighted
@@ -8,12 +8,24 @@ mean. A complex number counts as its two parts.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from fedoptax._tree import sum_dtype
 from fedoptax.algorithm import Tree, accumulate, accumulate_result, accumulate_zero
 from fedoptax.errors import UsageError, check_int, check_number
+
+LEVELS = 2.0**30  # of a fixed-point number from 0 to its range: sums of shares stay within int32
+LOSS_RANGE, COUNT_RANGE = 2.0**10, 2.0**20  # of training losses and of integers
+
+
+class Sent(NamedTuple):
+    """What a member of a cohort sends: its upload, decoded, and its mean training loss."""
+
+    upload: Tree
+    loss: jax.Array
 
 
 @dataclass(frozen=True)
@@ -29,14 +41,85 @@ class Mean:
         """Return what is averaged of an upload: the upload itself."""
         return upload
 
+    def zero(self, like: Tree) -> Tree:
+        """An empty sum for what is sent, `like` that."""
+        return accumulate_zero(like)
+
+    def add(self, total: Tree, weight: jax.Array, sent: Tree) -> Tree:
+        """total + weight · sent."""
+        return accumulate(total, weight, sent)
+
+    def sum(self, weights: jax.Array, sent: Tree) -> Tree:
+        """Σ wᵢ sentᵢ of what is stacked, leaf by leaf; what has weight 0 is never read."""
+        parts = jax.vmap(self.add)(self.zero(sent), weights, sent)
+        return jax.tree.map(lambda a: jnp.sum(a, axis=0, dtype=a.dtype), parts)
+
+    def divide(self, total: Tree, weight: jax.Array, like: Tree) -> Tree:
+        """total / weight, in the dtypes of `accumulate_zero(like)`."""
+        return jax.tree.map(lambda a: a / weight.astype(a.dtype), total)
+
     def combine(self, uploads: Tree, weights: jax.Array, present: jax.Array) -> Tree:
         """The aggregate of stacked uploads (S, …); weights (S,) ≥ 0; present bool (S,), at least `least` of them."""
         weights = jnp.where(present, weights, 0)
         weights = weights / jnp.maximum(jnp.sum(weights), jnp.finfo(weights.dtype).tiny)
-        return accumulate_result(sum_weighted(weights, jax.vmap(self.prepare)(uploads)), uploads)
+        return accumulate_result(self.sum(weights, jax.vmap(self.prepare)(uploads)), uploads)
 
 
 MEAN = Mean()
+
+
+@dataclass(frozen=True)
+class SecureMean(Mean):
+    """The weighted mean of fixed-point numbers: what a server under secure aggregation can know.
+
+    Weights are shares that sum to at most 1. A client sends round(wᵢ min(max(uᵢ, −C), C) 2³⁰/C), and these integers are
+    added: no sum leaves int32, so modulo 2³² masks can be put upon them. Where no number exceeds C the result differs
+    from the weighted mean by at most n/2 · 2⁻³⁰ C / Σ wᵢ over n uploads, apart from the rounding of floating-point
+    products. Losses and integers have ranges of their own, `LOSS_RANGE` and `COUNT_RANGE`.
+
+    Args:
+      limit: C > 0.
+    """
+
+    limit: float
+
+    least = 3
+    """Of two uploads each client could find the other's in the mean."""
+
+    def __str__(self) -> str:
+        return f"secure:{self.limit!r}"
+
+    def zero(self, like: Sent) -> Sent:
+        """See `Mean.zero`."""
+        return jax.tree.map(lambda a: jnp.zeros(a.shape, jnp.int32), like)
+
+    def add(self, total: Sent, weight: jax.Array, sent: Sent) -> Sent:
+        """See `Mean.add`."""
+        return jax.tree.map(jnp.add, total, self.encode(weight, sent))
+
+    def encode(self, weight: jax.Array, sent: Sent) -> Sent:
+        """The int32 numbers of one client; all 0 for weight 0."""
+
+        def leaf(a: jax.Array, limit: float) -> jax.Array:
+            wide = sum_dtype(a)
+            share = jnp.asarray(weight, wide) * jnp.clip(a.astype(wide), -limit, limit)
+            return jnp.where(weight == 0, 0, jnp.round(share * (LEVELS / limit))).astype(jnp.int32)
+
+        return jax.tree.map(leaf, sent, self._limits(sent))
+
+    def divide(self, total: Sent, weight: jax.Array, like: Sent) -> Sent:
+        """See `Mean.divide`."""
+
+        def leaf(t: jax.Array, a: jax.Array, limit: float) -> jax.Array:
+            return t.astype(sum_dtype(a)) * (limit / LEVELS) / weight.astype(sum_dtype(a))
+
+        return jax.tree.map(leaf, total, like, self._limits(like))
+
+    def _limits(self, sent: Sent) -> Sent:
+        if any(jnp.issubdtype(a.dtype, jnp.complexfloating) for a in jax.tree.leaves(sent)):
+            raise UsageError("secure_aggregation needs uploads of real numbers, got complex ones")
+        upload = jax.tree.map(lambda a: self.limit if _is_inexact(a) else COUNT_RANGE, sent.upload)
+        return Sent(upload, jax.tree.map(lambda loss: LOSS_RANGE, sent.loss))
 
 
 @dataclass(frozen=True)
@@ -191,12 +274,6 @@ def as_aggregator(given: str | Aggregator) -> Aggregator:
     except ValueError:
         pass  # a text where a number must be
     raise UsageError(f"aggregate must be one of {FORMS}, got {given!r}")
-
-
-def sum_weighted(weights: jax.Array, uploads: Tree) -> Tree:
-    """Σ wᵢ uᵢ of stacked uploads, leaf by leaf in float32 or wider; an upload of weight 0 is never read."""
-    parts = jax.vmap(accumulate)(accumulate_zero(uploads), weights, uploads)
-    return jax.tree.map(lambda a: jnp.sum(a, axis=0), parts)
 
 
 def stacked(uploads: list[Tree]) -> Tree:

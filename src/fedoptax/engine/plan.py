@@ -9,18 +9,20 @@ import jax
 import numpy as np
 
 from fedoptax.algorithm import FedAlgorithm, nbytes
-from fedoptax.engine.aggregation import MEAN, Aggregator, Mean, as_aggregator
+from fedoptax.engine.aggregation import MEAN, Aggregator, Mean, SecureMean, as_aggregator
 from fedoptax.engine.batches import LocalWork
 from fedoptax.engine.client_states import PLACES, choose_place
 from fedoptax.engine.data import CHOICES
 from fedoptax.engine.faults import Faults, as_faults
 from fedoptax.engine.mesh import choose_mesh
-from fedoptax.errors import UsageError, check_choice, check_int
+from fedoptax.errors import UsageError, check_choice, check_int, check_number
 from fedoptax.tasks.task import Task
+from fedoptax.wrappers.compression import CompressionState
 
 WEIGHTINGS = ("examples", "uniform")
 CLIENT_LOOPS = ("auto", "loop", "vmap")
 ENGINES = ("compiled", "eager")
+CODED = "compress cannot be used with secure_aggregation: codes cannot be added, and every number takes 4 bytes anyway"
 SMALL_MODEL, SMALL_COHORT = 10_000, 128  # parameters and clients: below, one CPU device is faster by vmap
 
 
@@ -52,6 +54,8 @@ class RunOptions:
       faults: how often clients fail, as `Faults` or as its values by name; None means never.
       aggregate: how uploads are combined: `"mean"`, `"median"`, `"trimmed_mean:FRACTION"`, `"norm_clipping:NORM"`,
         `"krum:F"`, `"krum:F,keep=M"`, or an `Aggregator`.
+      secure_aggregation: if given, the range C of fixed-point uploads, of which the server of a deployment learns the
+        sum alone: numbers beyond ±C are clipped, see `SecureMean`. A simulation adds the same fixed-point numbers.
 
     Raises:
       UsageError: a value is outside its range, whatever the task.
@@ -72,6 +76,7 @@ class RunOptions:
     engine: str = "compiled"
     faults: Faults | Mapping[str, Any] | None = None
     aggregate: str | Aggregator = "mean"
+    secure_aggregation: float | None = None
 
     def __post_init__(self) -> None:
         counts = ["rounds", "cohort_size", "batch_size", "local_epochs", "eval_every"]
@@ -87,6 +92,14 @@ class RunOptions:
         check_choice("client_states", self.client_states, PLACES)
         check_choice("examples", self.examples, CHOICES)
         check_choice("engine", self.engine, ENGINES)
+        if self.secure_aggregation is not None:
+            check_number("secure_aggregation", self.secure_aggregation, 0, open_low=True)
+            if self.aggregate != MEAN:
+                raise UsageError(
+                    f"aggregate must be mean with secure_aggregation, which shows no upload, got {self.aggregate}"
+                )
+            if self.cohort_size < SecureMean.least:
+                raise UsageError(f"secure_aggregation needs cohort_size >= {SecureMean.least}, got {self.cohort_size}")
 
     @property
     def work(self) -> LocalWork:
@@ -123,6 +136,10 @@ class Plan:
 def make_plan(options: RunOptions, task: Task, algorithm: FedAlgorithm) -> Plan:
     """Decide how the rounds of `algorithm` on `task` are run."""
     aggregator = as_aggregator(options.aggregate)
+    if options.secure_aggregation is not None:
+        aggregator = SecureMean(float(options.secure_aggregation))
+        if isinstance(jax.eval_shape(lambda key: algorithm.init(task.init(key)), jax.random.key(0)), CompressionState):
+            raise UsageError(CODED)
     _check_cohort(options.cohort_size, task, aggregator)
     if algorithm.epsilon is not None:
         _check_privacy(options.weighting, aggregator)
@@ -184,5 +201,5 @@ def _check_privacy(weighting: str | None, aggregator: Aggregator) -> None:
     """
     if weighting not in (None, "uniform"):
         raise UsageError(f"weighting must be uniform for a private algorithm, got {weighting!r}")
-    if type(aggregator) is not Mean:
+    if type(aggregator) not in (Mean, SecureMean):
         raise UsageError(f"aggregate must be mean for a private algorithm, which clips by itself, got {aggregator}")

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedoptax.algorithm import Batches, Cohort, FedAlgorithm, Tree, decoded, nbytes
+from fedoptax.engine.aggregation import SecureMean
 from fedoptax.engine.batches import Minibatch, minibatch_form, task_grad_fn
 from fedoptax.engine.data import DeviceData
 from fedoptax.engine.evaluation import column_names, evaluate, evaluation_data
@@ -187,6 +188,8 @@ def _count_message_bytes(
         batches = Batches(steps, lambda k: batch)
         upload, new_client, _ = algorithm.client_update(grad_fn, message, client, batches)
         mean = decoded(algorithm, upload)
+        if isinstance(plan.aggregate, SecureMean):
+            upload = plan.aggregate.zero(mean)
         new_server = algorithm.server_update(server, mean, Cohort(plan.cohort_size, task.num_clients))
         return message, upload, (server, client), (new_server, new_client)
 

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedoptax._tree import select, zeros_like
-from fedoptax.algorithm import Cohort, FedAlgorithm, Tree, accumulate, accumulate_result, accumulate_zero, decoded
-from fedoptax.engine.aggregation import MEAN, Aggregator, Mean, stacked, sum_weighted
+from fedoptax.algorithm import Cohort, FedAlgorithm, Tree, accumulate_result, decoded
+from fedoptax.engine.aggregation import MEAN, Aggregator, Mean, Sent, stacked
 from fedoptax.engine.batches import client_batches, count_local_steps, task_grad_fn
 from fedoptax.engine.data import DeviceData
 from fedoptax.engine.faults import Outcome, Rates, sample_outcomes, virtual_seconds
@@ -43,13 +43,6 @@ class Member(NamedTuple):
     row: jax.Array
     weight: jax.Array
     outcome: Outcome | None
-
-
-class Sent(NamedTuple):
-    """What a member sends: its upload, decoded, and its mean training loss."""
-
-    upload: Tree
-    loss: jax.Array
 
 
 class Kept(NamedTuple):
@@ -82,7 +75,7 @@ def round_function(
     changes nothing. If the loss or the server's new state is not finite, both states come back as they were.
     """
     is_sequential = runs_sequentially(plan, task) and not is_eager
-    is_mean = isinstance(plan.aggregate, Mean)
+    mean = plan.aggregate if isinstance(plan.aggregate, Mean) else None
     smallest, capacity = int(task.clients.sizes.min()), int(task.clients.sizes.max())
     grad_fn = jax.jit(task_grad_fn(task)) if is_eager else task_grad_fn(task)
 
@@ -113,32 +106,34 @@ def round_function(
                 return sent, Kept(state, None)
             sent, new_state = cond(member.outcome.answers, train, lambda: zeros_like(form))
             accepted = member.outcome.answers & jnp.isfinite(sent.loss) & all_finite(sent.upload)
-            if isinstance(plan.aggregate, Mean):
-                sent = sent._replace(upload=plan.aggregate.prepare(sent.upload))
+            if mean is not None:
+                sent = sent._replace(upload=mean.prepare(sent.upload))
             return sent, Kept(select(accepted, new_state, state), accepted)
 
         def train_members(members: Member, count: Any = plan.cohort_size) -> tuple[Sent, Kept]:
             """Train members, or if sequentially the first `count`; for a mean, the weighted sum of what they send."""
             states = row_of(clients, members.row)  # were all N written in a loop, XLA would copy them all
             if is_sequential:
-                return _train_sequentially(train_member, members, states, count, form[0], is_mean)
+                return _train_sequentially(train_member, members, states, count, form[0], mean)
             if is_eager:
                 sent, kept = stacked([train_member(row_of(members, j), row_of(states, j)) for j in range(count)])
             else:
                 sent, kept = jax.vmap(train_member)(members, states)
-            return sum_weighted(_counted(members.weight, kept.accepted), sent) if is_mean else sent, kept
+            return sent if mean is None else mean.sum(_counted(members.weight, kept.accepted), sent), kept
 
         if plan.mesh > 1:
             steps = None
             if plan.work.steps is None and np.ptp(task.clients.sizes):
                 steps = count_local_steps(data.sizes[members.place], plan.work)
-            sent, kept = _train_on_mesh(train_members, members, plan.mesh, steps, is_sequential, is_mean)
+            sent, kept = _train_on_mesh(train_members, members, plan.mesh, steps, is_sequential, mean is not None)
         else:
             sent, kept = train_members(members)
         count: Any = plan.cohort_size
         is_enough, columns = jnp.bool_(True), dict[str, jax.Array]()
         if kept.accepted is not None:
-            sent, count, is_enough, columns = _aggregate_accepted(plan.aggregate, members, sent, kept.accepted, rates)
+            sent, count, is_enough, columns = _aggregate_accepted(
+                plan.aggregate, members, sent, kept.accepted, rates, form[0]
+            )
         upload, loss = accumulate_result(sent, form[0])
         new_server = algorithm.server_update(server, upload, Cohort(count, task.num_clients))
         finite = jnp.isfinite(loss) & all_finite(new_server)
@@ -179,17 +174,17 @@ def row_of(tree: Tree, i: Any) -> Tree:
 
 
 def _train_sequentially(
-    train: Train, members: Member, states: Tree, count: Any, form: Sent, is_mean: bool
+    train: Train, members: Member, states: Tree, count: Any, form: Sent, mean: Mean | None
 ) -> tuple[Sent, Kept]:
     """Train the first `count` members one after another, and sum up or stack what they send, of the given form."""
     size = members.weight.shape[0]
-    total = accumulate_zero(form) if is_mean else jax.tree.map(lambda a: jnp.zeros((size, *a.shape), a.dtype), form)
+    total = mean.zero(form) if mean else jax.tree.map(lambda a: jnp.zeros((size, *a.shape), a.dtype), form)
 
     def body(j: jax.Array, carry: tuple[Sent, Kept]) -> tuple[Sent, Kept]:
         total, kept = carry
         member = row_of(members, j)
         sent, own = train(member, row_of(states, j))
-        total = accumulate(total, _counted(member.weight, own.accepted), sent) if is_mean else _set_row(total, j, sent)
+        total = mean.add(total, _counted(member.weight, own.accepted), sent) if mean else _set_row(total, j, sent)
         return total, _set_row(kept, j, own)
 
     kept = Kept(zeros_like(states), None if members.outcome is None else jnp.zeros(size, bool))
@@ -216,14 +211,13 @@ def _train_on_mesh(
 
 
 def _aggregate_accepted(
-    aggregator: Aggregator, members: Member, sent: Sent, accepted: jax.Array, rates: Rates
+    aggregator: Aggregator, members: Member, sent: Sent, accepted: jax.Array, rates: Rates, form: Sent
 ) -> tuple[Sent, jax.Array, jax.Array, dict[str, jax.Array]]:
     """Aggregate the accepted uploads; return with it their number, whether it is enough, and the history's columns."""
     assert members.outcome is not None
     count, weight = jnp.sum(accepted), jnp.sum(jnp.where(accepted, members.weight, 0))
     if isinstance(aggregator, Mean):
-        divisor = jnp.maximum(weight, jnp.finfo(weight.dtype).tiny)
-        sent = jax.tree.map(lambda a: a / divisor.astype(a.dtype), sent)
+        sent = aggregator.divide(sent, jnp.maximum(weight, jnp.finfo(weight.dtype).tiny), form)
     else:
         upload = aggregator.combine(sent.upload, members.weight, accepted)
         sent = Sent(upload, MEAN.combine(sent.loss, members.weight, accepted))

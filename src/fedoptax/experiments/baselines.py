@@ -40,7 +40,7 @@ def run_centralized(task: Task, algorithm: FedAlgorithm | Point, options: RunOpt
     """Run one client that holds all examples, with the local steps of a whole cohort in each round."""
     steps = np.ceil(task.clients.sizes / options.batch_size).mean() * options.local_epochs
     steps = options.cohort_size * (steps if options.local_steps is None else options.local_steps)
-    options = replace(options, cohort_size=1, local_steps=max(1, round(steps)), mesh=1)
+    options = replace(options, cohort_size=1, local_steps=max(1, round(steps)), mesh=1, secure_aggregation=None)
     return simulate(_pool(task), algorithm, options, record, OwnModels)
 
 
