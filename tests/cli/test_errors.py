@@ -45,6 +45,7 @@ WRONG = [
     (["compare", "--last", "3"], 2, "--last"),
     (["tune", "--grid", "rate=1,2"], 2, "rate"),
     ([*TUNE, "--set", "client_lr=0.1"], 2, "client_lr"),
+    (["tune", "--algorithm", "delta_sgd"], 2, "--grid"),
     ([*TUNE, "--select", "distance"], 2, "select"),
     ([*TUNE, "--search", "random"], 2, "--search"),
     ([*TUNE, "--trials", "3"], 2, "--trials"),

@@ -68,6 +68,6 @@ def test_a_budget_is_shared_out_evenly(budget: int, sizes: list[int]) -> None:
     assert len(default_grid(fx.fedadam, {"server_lr": 0.1}, budget)["client_lr"]) == budget
 
 
-def test_without_a_rate_to_search_a_grid_is_asked_for() -> None:
-    with pytest.raises(UsageError, match="--grid"):
-        default_grid(fx.fedavg, {"client_lr": 0.1}, 4)
+def test_without_a_rate_to_search_the_grid_is_empty() -> None:
+    assert default_grid(fx.fedavg, {"client_lr": 0.1}, 4) == {}
+    assert default_grid(fx.delta_sgd, {}, 4) == {}

@@ -22,6 +22,7 @@ def compare(given: Compare) -> None:
     if not given.tune and (useless := [option for option, value in searching.items() if value]):
         raise UsageError(f"{useless[0]} needs --tune")
     grids = choose_grids(given, names, given.budget or 16) if given.tune else {}
+    grids = {name: grid for name, grid in grids.items() if grid}  # the others have nothing to search
     task, hyperparameters, options = set_up(given, names, "compare")
     rates = choose_rate_origins(given, hyperparameters) | dict.fromkeys(grids, "tuned")
     if len(set(rates.values())) > 1:
@@ -54,6 +55,8 @@ def tune(given: Tune) -> None:
     if given.trials is not None and given.search == "grid":
         raise UsageError("--trials needs --search optuna")
     grid = choose_grids(given, [name], DEFAULT_TRIALS)[name]
+    if not grid:
+        raise UsageError(f"--grid is needed for {name}, whose rates are all set")
     task, hyperparameters, options = set_up(given, [name], f"tune-{name}")
     with errors_name(options["out"]), suppress(tuning.AllDiverged):  # `report_search` raises it again
         tuning.tune(

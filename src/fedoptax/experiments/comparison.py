@@ -203,7 +203,7 @@ def run_comparison(
                 kept.remove(name)
         comparison = replace(comparison, hyperparameters=found)
         write_record(out / FILE, comparison)
-        for name, seed in product(kept, comparison.seeds):
+        for seed, name in product(comparison.seeds, kept):  # so that one that is stopped has all algorithms early
             algorithm = build(name, found[name])
             if name not in BASELINES:  # which send nothing
                 algorithm = wrap(algorithm, **options.get("wrappers") or {})

@@ -47,14 +47,12 @@ def default_grid(constructor: Callable[..., Any], chosen: Mapping[str, Any], bud
     """Return at most `budget` points for an algorithm: its learning rates that have no default and were not chosen.
 
     Every rate gets as many values as the others, evenly on a logarithmic scale within `RANGES`, while the product
-    allows it: 25 points are 25 values of one rate or 5 of each of two.
+    allows it: 25 points are 25 values of one rate or 5 of each of two. Without such a rate the grid is empty.
     """
     check_int("--budget", budget)
     needed = [n for n, p in inspect.signature(constructor).parameters.items() if p.default is p.empty]
     names = [name for name in needed if name in RANGES and name not in chosen]
-    if not names:
-        raise UsageError(f"--grid is needed for {constructor.__name__}, whose rates are all set")
-    sizes = [int(budget ** (1 / len(names)) + 1e-9)] * len(names)
+    sizes = [int(budget ** (1 / max(len(names), 1)) + 1e-9)] * len(names)
     for i in range(len(sizes)):
         if math.prod(sizes) // sizes[i] * (sizes[i] + 1) <= budget:
             sizes[i] += 1
