@@ -6,7 +6,8 @@
     python benchmarks/reproductions/run.py --index                   # README.md from all results
 
 A recipe, NAME.toml, has the claim, its source, the published numbers, the commands, and a verdict written by hand after
-the measurement. The runs go to runs/reproductions/NAME; a second call goes on where the first was stopped and repeats
+the measurement. The runs go to runs/reproductions/NAME, with --full to benchmarks/reproductions/runs, of which settings
+and histories can be committed; a second call goes on where the first was stopped, in another clone too, and repeats
 nothing that is done. The page results/NAME.md and its figures are written at the end. Data sets are looked for in
 FEDOPTAX_DATA, or in shared/data beside the project.
 """
@@ -38,7 +39,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", nargs="*", metavar="NAME", help=", ".join(names()))
     parser.add_argument("--full", action="store_true", help="the paper's settings instead of the reduced ones")
-    parser.add_argument("--runs", type=Path, default=Path("runs") / "reproductions", help="where the runs go")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--index", action="store_true")
     options = parser.parse_args()
@@ -47,7 +47,7 @@ def main() -> int:
     for name in names() if options.list else ():
         print(f"{name:24} {read(name)['claim']}")
     for name in options.recipe:
-        reproduce(name, options.full, options.runs)
+        reproduce(name, options.full)
     if options.index or options.recipe:
         (HERE / "README.md").write_text(index(), encoding="utf-8")
     return 0
@@ -61,9 +61,9 @@ def read(name: str) -> dict[str, Any]:
     return tomllib.loads((HERE / f"{name}.toml").read_text(encoding="utf-8"))
 
 
-def reproduce(name: str, full: bool, runs: Path) -> None:
+def reproduce(name: str, full: bool) -> None:
     recipe, kind = read(name), "full" if full else "reduced"
-    folder = runs / (name if not full else f"{name}-full")
+    folder = HERE / "runs" / name if full else Path("runs") / "reproductions" / name
     sections = []
     for step in recipe["steps"]:
         place = folder / step["name"]

@@ -82,9 +82,9 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 
 def is_finished(folder: Path) -> bool:
-    """Return whether a run came to its end and has its results; else it is continued from its checkpoint."""
+    """Return whether a run came to its end; else it is continued from its checkpoint."""
     try:
-        return read_summary(folder).get("status") in ("completed", "diverged") and (folder / "params.npz").is_file()
+        return read_summary(folder).get("status") in ("completed", "diverged")
     except RunError:
         return False
 
