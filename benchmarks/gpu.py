@@ -4,8 +4,8 @@
     python benchmarks/gpu.py                              # at most 25 minutes
     python benchmarks/gpu.py --minutes 3 --shapes tiny    # less of it; runs without a GPU, too
 
-The parts share the minutes: a quarter for the tests, a quarter for the rounds, the rest for CIFAR-10. One that exceeds its
-share is stopped as Ctrl-C would stop it, and the page says how far it came. CIFAR-10 is looked for in FEDOPTAX_DATA.
+The parts share the minutes: a quarter for the tests, a quarter for the rounds, the rest for CIFAR-10. One that exceeds
+its share is stopped as Ctrl-C would stop it, and the page says how far it came. CIFAR-10 is taken from FEDOPTAX_DATA.
 """
 
 import argparse

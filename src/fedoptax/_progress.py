@@ -1,4 +1,4 @@
-"""A progress bar on standard error, if that is a terminal or a notebook's: rounds, rounds per second, the metric, time left."""
+"""A progress bar on a terminal or in a notebook: rounds, rounds per second, the metric, time left."""
 
 import sys
 from collections.abc import Callable, Iterator
