@@ -34,7 +34,7 @@ def test_tune_ranks_points_and_resumes(tmp_path: Path, capsys: pytest.CaptureFix
     (search,) = load_searches(out)
     for point in search.trials:  # what heat maps and profiles show
         rows = [json.loads(line) for line in (point.run.path / "history.jsonl").read_text().splitlines()]
-        assert point.value == pytest.approx(rows[-1]["test_distance"])
+        assert point.score == pytest.approx(rows[-1]["train_loss"])
     times = {p: p.stat().st_mtime_ns for p in out.glob("point-*/history.jsonl")}
     assert fedoptax("resume", out) == 0
     assert {p: p.stat().st_mtime_ns for p in out.glob("point-*/history.jsonl")} == times

@@ -32,8 +32,9 @@ for (const input of document.querySelectorAll(".controls input")) {
 }
 note("changed", lines().join() !== before.join());
 for (const input of document.querySelectorAll(".controls input")) input.click();
-document.querySelector("input[value=rounds]").click();
-for (const option of document.querySelectorAll("#metric option")) {
+const axes = [...document.querySelectorAll("#axis option")];
+note("axes", axes.map((option) => option.textContent).join());
+for (const option of [...axes.slice(1), ...document.querySelectorAll("#metric option"), axes[0]]) {
   option.parentElement.value = option.value;
   option.parentElement.dispatchEvent(new Event("change"));
   if (lines().some((line) => /NaN|Infinity|undefined/.test(line))) note("broken", option.textContent);
@@ -70,7 +71,7 @@ def test_every_control_works_and_the_console_is_silent(tmp_path: Path) -> None:
     assert console == []
     expected = {
         "lines": "3", "hover": "3", "sorted": "true", "changed": "true", "hidden": "2", "alone": "1", "all": "3",
-        "table": "3", "ascending": "true", "descending": "true",
+        "axes": "rounds,MB sent,wall time", "table": "3", "ascending": "true", "descending": "true",
         "buttons": "Zoom in,Zoom out,Reset axes,Download plot as a PNG",
     }  # fmt: skip
     assert {name: found.body.get(f"data-{name}") for name in expected} == expected

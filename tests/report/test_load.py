@@ -7,7 +7,7 @@ import pytest
 
 from fedoptax.errors import RunError
 from fedoptax.report import final_table, group_runs, load_runs
-from fedoptax.report.curves import axis_limits, find_metrics, make_curve
+from fedoptax.report.curves import axis_limits, find_axes, find_metrics, make_curve
 from fedoptax.report.partition import make_partition
 from fedoptax.report.style import look
 from run_folders import label_counts, ramp, write_comparison, write_json, write_run
@@ -152,7 +152,7 @@ def test_mean_and_spread_stop_where_a_seed_stops(tmp_path: Path) -> None:
     assert curve.mean[:2].tolist() == pytest.approx([0.3, 0.5])
     assert np.isnan(curve.mean[2])
     assert curve.std[0] == pytest.approx(0.02**0.5)
-    assert curve.megabytes.tolist() == pytest.approx([0.9876, 1.9752, 2.9628])
+    assert curve.along("megabytes").tolist() == pytest.approx([0.9876, 1.9752, 2.9628])
 
 
 def test_thinning_keeps_both_ends(tmp_path: Path) -> None:
@@ -184,3 +184,16 @@ def test_a_partition_keeps_all_sizes_and_the_classes_of_the_first_clients() -> N
 
 def test_the_first_21_looks_are_unique() -> None:
     assert len({look(i) for i in range(21)}) == 21
+
+
+def test_costs_are_axes_where_the_history_has_them(tmp_path: Path) -> None:
+    write_run(tmp_path / "0", ramp(0.9, 3), counts=[[20], [21]], gradients_per_step=2)
+    (metric, *_) = metrics = find_metrics(group_runs(load_runs(tmp_path)))
+    assert [axis.name for axis in find_axes(metrics)] == ["round", "megabytes", "gradients", "seconds"]
+    assert metric.curves[0].along("gradients").tolist() == [30, 60, 90]  # 10 clients, 1.5 batches, 2 gradients
+    assert metric.curves[0].along("seconds").tolist() == pytest.approx([0.02, 0.04, 0.06])
+    path = tmp_path / "0" / "history.jsonl"
+    path.write_text(path.read_text().replace('"seconds"', '"virtual_seconds": 5, "seconds"'))
+    metrics = find_metrics(group_runs(load_runs(tmp_path)))
+    assert find_axes(metrics)[-1].title == "Virtual time (s)"
+    assert metrics[0].curves[0].along("virtual_seconds").tolist() == [5, 10, 15]

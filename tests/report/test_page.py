@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from plotly.offline import get_plotlyjs
 
 from browser import Page, without_scripts
+from fedoptax._files import read_json
 from fedoptax.report import final_table, load_runs, write_report
 from fedoptax.report.figures import draw_figures
-from fedoptax.report.page import render
+from fedoptax.report.page import caution_about_times, render
 from fedoptax.report.report import load_report
-from run_folders import HOSTILE, ramp, write_comparison, write_named_run, write_run, write_search
+from fedoptax.report.tables import shown_columns
+from run_folders import HOSTILE, ramp, write_comparison, write_json, write_named_run, write_run, write_search
 
 HOSTILE_TEXTS = (
     HOSTILE, "<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "' onmouseover='alert(1)",
@@ -127,3 +129,22 @@ def test_runs_without_rounds_metrics_or_partition(tmp_path: Path) -> None:
     table = final_table(load_runs(tmp_path)).set_index("algorithm")
     assert table.loc["fedavg", "metric"] == "train_loss"
     assert table.loc["fedavg", "final"] == pytest.approx(0.4)
+
+
+def test_every_column_is_explained_on_hover_and_below(tmp_path: Path) -> None:
+    report = load_report(write_comparison(tmp_path, ["fedavg", "fedadam"], rounds=5))
+    page = Page(without_scripts(render(report, {}, tmp_path)))
+    hints = [attrs["title"] for tag, attrs in page.elements if tag == "th" and "title" in attrs]
+    assert len(hints) == len(shown_columns(report.table)) and all(hints)
+    assert set(hints) <= set(page.texts)
+
+
+def test_times_carry_a_caution_where_they_do_not_compare(tmp_path: Path) -> None:
+    for place, end in enumerate((100.0, 101.0, 101.5)):  # each of a second
+        folder = write_run(tmp_path / str(place), ramp(0.9, 2), seed=place)
+        write_json(folder / "summary.json", read_json(folder / "summary.json") | {"ended": end})
+    runs = load_runs(tmp_path)
+    assert caution_about_times(runs[:2]) == ""
+    assert caution_about_times(runs) == "Times do not compare: some ran at the same time, perhaps on one machine."
+    write_run(tmp_path / "3", ramp(0.9, 2), seed=3, environment={"device": "cuda: H100 x 1"})
+    assert "runs differ in hardware or versions" in caution_about_times(load_runs(tmp_path))

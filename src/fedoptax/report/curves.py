@@ -13,14 +13,41 @@ from fedoptax.report.load import CIRCUMSTANCES
 from fedoptax.storage.history import higher_is_better as is_better_by_name
 
 
+@dataclass(frozen=True)
+class Axis:
+    """What curves are drawn against."""
+
+    name: str
+    label: str  # in the choice of axes
+    title: str
+    hover: str  # a d3 format
+
+
+AXES = (
+    Axis("round", "rounds", "Round", "Round %{x}"),
+    Axis("megabytes", "MB sent", "Sent by and to all clients (MB)", "%{x:,.4~r} MB sent"),
+    Axis("gradients", "gradients", "Minibatch gradients of all clients", "%{x:,.4~r} gradients"),
+    Axis("seconds", "wall time", "Wall time without compilation (s)", "%{x:,.4~r} s"),
+    Axis("virtual_seconds", "virtual time", "Virtual time (s)", "%{x:,.4~r} virtual s"),
+)
+
+
 @dataclass(frozen=True, eq=False)
 class Curve:
     """One metric of one group at the rounds where any seed has it."""
 
     group: Group
-    rounds: np.ndarray  # (P,)
-    megabytes: np.ndarray  # (P,) sent both ways by all clients up to then, in 10⁶ bytes, mean over seeds
+    places: pd.DataFrame  # (P, …) one column per axis: the round, and costs up to then, mean over seeds
     seeds: np.ndarray  # (S, P) the values, NaN where a seed has none
+
+    @property
+    def rounds(self) -> np.ndarray:
+        """(P,) the rounds."""
+        return self.along("round")
+
+    def along(self, axis: str) -> np.ndarray:
+        """(P,) the places on an axis, NaN where the history does not tell."""
+        return self.places[axis].to_numpy()
 
     @property
     def mean(self) -> np.ndarray:
@@ -40,7 +67,7 @@ class Curve:
         if size <= points:
             return self
         kept = np.unique(np.linspace(0, size - 1, points).round().astype(int))
-        return Curve(self.group, self.rounds[kept], self.megabytes[kept], self.seeds[:, kept])
+        return Curve(self.group, self.places.iloc[kept], self.seeds[:, kept])
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,9 +102,14 @@ def make_curve(group: Group, metric: str) -> Curve | None:
     if not columns:
         return None
     seeds = pd.concat(columns, axis=1).sort_index()
-    sent = [pd.Series(run.bytes_per_round().cumsum().to_numpy(), run.rows["round"]) for run in group.runs]
-    megabytes = pd.concat(sent, axis=1).reindex(seeds.index).mean(axis=1) / 1e6
-    return Curve(group, seeds.index.to_numpy(int), megabytes.to_numpy(float), seeds.to_numpy(float).T)
+    costs = pd.concat([run.cumulate_costs() for run in group.runs]).groupby("round").mean()
+    return Curve(group, costs.loc[seeds.index].reset_index(), seeds.to_numpy(float).T)
+
+
+def find_axes(metrics: Sequence[Metric]) -> list[Axis]:
+    """Choose the axes on which any curve has a place."""
+    curves = [curve for metric in metrics for curve in metric.curves]
+    return [axis for axis in AXES if any(np.isfinite(curve.along(axis.name)).any() for curve in curves)]
 
 
 def axis_limits(curves: Sequence[Curve], log: bool = False) -> tuple[float, float] | None:

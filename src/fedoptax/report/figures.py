@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-from fedoptax.report.curves import Curve, Metric, axis_limits
+from fedoptax.report.curves import AXES, Curve, Metric, axis_limits
 from fedoptax.report.partition import SHOWN, Partition
 from fedoptax.report.report import Report
 from fedoptax.report.searches import HeatMap, Profile
@@ -59,10 +59,10 @@ def draw_figures(report: Report) -> dict[str, bytes]:
     drawn: dict[str, Figure] = {}
     with styled():
         if primary is not None:
-            drawn["metric-rounds"] = draw_curves(primary, "rounds")
+            drawn["metric-rounds"] = draw_curves(primary)
             drawn["metric-megabytes"] = draw_curves(primary, "megabytes")
         if "train_loss" in metrics:
-            drawn["train-loss-rounds"] = draw_curves(metrics["train_loss"], "rounds")
+            drawn["train-loss-rounds"] = draw_curves(metrics["train_loss"])
         for place, partition in enumerate(report.partitions, start=1):
             drawn["partition" if place == 1 else f"partition-{place}"] = draw_partition(partition)
         for place, (_, heat_map) in enumerate(report.searches, start=1):
@@ -79,12 +79,12 @@ def partition_png(partition: Partition) -> bytes:
         return _save(draw_partition(partition), "png")
 
 
-def draw_curves(metric: Metric, x: str = "rounds") -> Figure:
+def draw_curves(metric: Metric, x: str = "round") -> Figure:
     """Draw a metric of all groups: the mean over seeds as a line, ± standard deviation as a band.
 
     Args:
       metric: with at least one curve.
-      x: `"rounds"`, or `"megabytes"` for what was sent both ways.
+      x: the name of an axis.
     """
     curves = metric.curves
     labels = [visible(curve.group.label) for curve in curves]
@@ -92,10 +92,10 @@ def draw_curves(metric: Metric, x: str = "rounds") -> Figure:
     is_beside = 0 < rows <= 21
     figure = Figure(figsize=(7.6, max(4.0, 0.19 * rows + 0.9) if is_beside else 4.2), layout="constrained")
     axes = figure.add_subplot()
-    lines = [_draw_curve(axes, curve, curve.rounds if x == "rounds" else curve.megabytes) for curve in curves]
+    lines = [_draw_curve(axes, curve, curve.along(x)) for curve in curves]
     _scale_values(axes, metric, curves)
-    axes.set_xlabel("Round" if x == "rounds" else "Sent by and to all clients (MB)")
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10], integer=x == "rounds"))
+    axes.set_xlabel(next(axis.title for axis in AXES if axis.name == x))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10], integer=x == "round"))
     axes.margins(x=0.015)
     seeds = max(len(curve.seeds) for curve in curves)
     if seeds > 1:
@@ -112,17 +112,15 @@ def _draw_curve(axes: Axes, curve: Curve, x: np.ndarray) -> Line2D:
     axes.fill_between(x, curve.mean - curve.std, curve.mean + curve.std, color=color, alpha=0.15, linewidth=0)
     every = (min(size - 1, (index * 3) % max(1, size // 8)), max(1, size // 8))
     (line,) = axes.plot(x[shown], curve.mean[shown], color=color, marker=style.matplotlib_marker, markevery=every)
-    line.set_linestyle((0, style.dash) if style.dash else "-")
+    line.set(linestyle=(0, style.dash) if style.dash else "-", zorder=2.1 if style.dash else 2)  # a gap shows others
     if curve.group.is_diverged and shown.any():
         axes.plot(x[shown][-1:], curve.mean[shown][-1:], marker="x", color=color, mec=color, markersize=8, mew=2)
     return line
 
 
 def _scale_values(axes: Axes, metric: Metric, curves: Sequence[Curve]) -> None:
-    """Choose a logarithmic axis for losses over more than a factor of 20, else a linear one."""
-    values = np.concatenate([curve.mean for curve in curves])
-    values = values[np.isfinite(values)]
-    is_log = bool(not metric.higher_is_better and values.size and values.min() > 0 and values.max() > 20 * values.min())
+    """Choose a logarithmic axis for losses that need one, else a linear one."""
+    is_log = not metric.higher_is_better and _needs_log(np.concatenate([curve.mean for curve in curves]))
     if is_log:
         axes.set_yscale("log", subs=(2, 3, 5))
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
@@ -132,6 +130,12 @@ def _scale_values(axes: Axes, metric: Metric, curves: Sequence[Curve]) -> None:
     if limits is not None:
         axes.set_ylim(*limits)
     axes.set_ylabel(visible(metric_title(metric.name)) + (" (log scale)" if is_log else ""))
+
+
+def _needs_log(values: np.ndarray) -> bool:
+    """Return whether values are positive and span more than a factor of 20."""
+    finite = values[np.isfinite(values)]
+    return bool(finite.size and finite.min() > 0 and finite.max() > 20 * finite.min())
 
 
 def draw_partition(partition: Partition) -> Figure:
@@ -191,11 +195,12 @@ def _draw_histogram(axes: Axes, partition: Partition) -> None:
 
 def draw_heat_map(heat_map: HeatMap) -> Figure:
     """Draw a number in each cell, a frame around the chosen one and a cross where a run diverged."""
-    values = np.array([[math.nan if cell is None else cell.value for cell in row] for row in heat_map.cells], float)
+    values = np.array([[math.nan if cell is None else cell.score for cell in row] for row in heat_map.cells], float)
     columns, rows = heat_map.columns, heat_map.rows
     figure = Figure(figsize=(1.6 + 0.62 * len(columns), 1.5 + 0.42 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
-    worth = values if heat_map.search.higher_is_better else -values
+    higher = heat_map.search.higher_is_better
+    worth = values if higher else -np.log(values) if _needs_log(values) else -values
     image = axes.imshow(worth, cmap="Blues", aspect="auto")
     depths = np.ma.filled(image.norm(worth), 0.0)
     axes.grid(visible=False)
@@ -203,7 +208,7 @@ def draw_heat_map(heat_map: HeatMap) -> Figure:
         for j, cell in enumerate(row):
             if cell is None:
                 continue
-            text = format_number(cell.value, 3) if math.isfinite(cell.value) else "×"
+            text = format_number(cell.score, 3) if math.isfinite(cell.score) else "×"
             color = "white" if depths[i, j] > 0.6 else INK
             axes.text(j, i, text, ha="center", va="center", fontsize=7.5, color=color)
             if cell is heat_map.search.best:
@@ -231,6 +236,9 @@ def draw_profile(profile: Profile, places: Mapping[str, int]) -> Figure:
     if profile.is_log:
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:g}")
+    if not profile.higher_is_better and _needs_log(np.array([y for line in profile.lines.values() for _, y in line])):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
     axes.set_xlabel(visible(profile.name))
     axes.set_ylabel(visible(profile.metric_title))
     axes.legend()

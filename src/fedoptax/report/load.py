@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from fedoptax._files import read_json
@@ -68,6 +69,21 @@ class Run:
     def bytes_per_round(self) -> pd.Series:
         """Bytes sent both ways by all clients in each round; NaN where none were counted."""
         return self.rows.reindex(columns=["bytes_up", "bytes_down"]).sum(axis=1, min_count=1)
+
+    @property
+    def gradients_per_round(self) -> float:
+        """A round's minibatch gradients, all of a cohort of average clients; NaN if the config does not say."""
+        sizes = np.asarray((self.config.get("partition") or {}).get("sizes") or [np.nan])
+        names = ("cohort_size", "batch_size", "local_epochs", "gradients_per_step")
+        cohort, batch, epochs, each = (self.config.get(name) or np.nan for name in names)
+        steps = self.config.get("local_steps") or np.ceil(sizes / batch).mean() * epochs
+        return float(cohort * steps * each)
+
+    def cumulate_costs(self) -> pd.DataFrame:
+        """What was spent up to each round, which is the index: megabytes (10⁶), gradients, seconds, virtual seconds."""
+        each = self.rows.reindex(columns=["seconds", "virtual_seconds"])
+        each = each.assign(megabytes=self.bytes_per_round() / 1e6, gradients=self.gradients_per_round)
+        return each.set_index(self.rows["round"]).cumsum()
 
 
 def load_runs(path: str | Path) -> list[Run]:

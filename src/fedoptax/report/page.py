@@ -6,7 +6,9 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -17,7 +19,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from fedoptax.report import words
-from fedoptax.report.curves import Curve, axis_limits
+from fedoptax.report.curves import Axis, Curve, axis_limits, find_axes
 from fedoptax.report.groups import Group
 from fedoptax.report.load import Run
 from fedoptax.report.partition import task_title
@@ -72,6 +74,7 @@ def render(report: Report, figures: Mapping[str, bytes], folder: Path) -> str:
         style=Markup(palette_css() + _template("report.css")),
         scripts=[Markup(text) for text in scripts],
         data=Markup(json_for_html(chart_data(report))),
+        axes=find_axes(report.metrics),
         introduction=introduce(report),
         facts=list_facts(groups),
         incomplete=list_incomplete(groups),
@@ -80,6 +83,7 @@ def render(report: Report, figures: Mapping[str, bytes], folder: Path) -> str:
         points=POINTS if any(len(run.rows) > POINTS for run in report.runs) else None,
         columns=shown_columns(report.table),
         rows=table_rows(report.table),
+        caution=caution_about_times(report.runs),
         winners=[verdict.leader for verdict in report.verdicts if verdict.is_clear],
         environment=list_environment(report.runs),
         commands=list(dict.fromkeys(run.command for run in report.runs if run.command)),
@@ -125,7 +129,9 @@ def _template(name: str) -> str:
 def _image(svg: bytes, text: str) -> Markup:
     """A figure within the page; as an image, an SVG can neither run scripts nor load anything."""
     data = base64.b64encode(svg).decode()
-    return Markup('<img class="figure" alt="{}" src="data:image/svg+xml;base64,{}">').format(text, data)
+    return Markup('<div class="scroll"><img class="figure" alt="{}" src="data:image/svg+xml;base64,{}"></div>').format(
+        text, data
+    )
 
 
 def _sort_key(value: Any) -> str:
@@ -135,8 +141,10 @@ def _sort_key(value: Any) -> str:
 
 def chart_data(report: Report) -> dict[str, Any]:
     """The numbers that the page's scripts draw."""
+    axes = find_axes(report.metrics)
     return {
         "groups": [_group_data(group) for group in report.groups],
+        "axes": [asdict(axis) for axis in axes],
         "metrics": [
             {
                 "name": metric.name,
@@ -144,7 +152,7 @@ def chart_data(report: Report) -> dict[str, Any]:
                 "higher": metric.higher_is_better,
                 "limits": axis_limits(metric.curves),
                 "logLimits": axis_limits(metric.curves, log=True),
-                "curves": [_curve_data(curve.thinned(POINTS)) for curve in metric.curves],
+                "curves": [_curve_data(curve.thinned(POINTS), axes) for curve in metric.curves],
             }
             for metric in report.metrics
         ],
@@ -162,11 +170,10 @@ def _group_data(group: Group) -> dict[str, Any]:
     }
 
 
-def _curve_data(curve: Curve) -> dict[str, Any]:
+def _curve_data(curve: Curve, axes: Sequence[Axis]) -> dict[str, Any]:
     return {
         "group": curve.group.index,
-        "rounds": curve.rounds.tolist(),
-        "megabytes": _rounded(curve.megabytes),
+        "along": {axis.name: _rounded(curve.along(axis.name)) for axis in axes},
         "mean": _rounded(curve.mean),
         "std": _rounded(curve.std),
         "seeds": [_rounded(values) for values in curve.seeds] if len(curve.seeds) > 1 else [],
@@ -227,6 +234,20 @@ def list_incomplete(groups: Sequence[Group]) -> list[str]:
                     f"{group.label}, seed {run.config['seed']}: {state} after {done} of {rounds} rounds{message}"
                 )
     return lines
+
+
+def caution_about_times(runs: Sequence[Run]) -> str:
+    """Say why times of runs do not compare, if they do not."""
+    reasons, spans = [], []
+    if len({str([run.config.get("environment"), run.config.get("mesh")]) for run in runs}) > 1:
+        reasons.append("runs differ in hardware or versions")
+    for run in runs:
+        if end := run.summary.get("ended"):
+            spans.append((end - run.summary["seconds"], end))
+    spans.sort()
+    if any(later[0] < earlier[1] for earlier, later in pairwise(spans)):
+        reasons.append("some ran at the same time, perhaps on one machine")
+    return f"Times do not compare: {join_words(reasons)}." if reasons else ""
 
 
 def list_environment(runs: Sequence[Run]) -> list[tuple[str, str]]:

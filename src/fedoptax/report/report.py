@@ -26,7 +26,7 @@ class Report:
     title: str
     runs: Sequence[Run]
     groups: Sequence[Group]
-    metrics: Sequence[Metric]  # the primary one first
+    metrics: Sequence[Metric]  # first the primary one, or that of the search
     table: pd.DataFrame  # as `final_table` makes it
     verdicts: Sequence[Verdict]
     partitions: Sequence[Partition]
@@ -59,11 +59,14 @@ def load_report(path: str | Path, target: float | None = None) -> Report:
     table = tabulate(groups, target)
     order = [group.algorithm for group in groups] + [search.algorithm for search in searches]
     searches.sort(key=lambda search: order.index(search.algorithm))
+    metrics = find_metrics(groups)
+    if is_of_search:  # all of the page is by the metric that ranks the points
+        metrics.sort(key=lambda metric: metric.name != searches[0].metric)
     return Report(
         title=title_of(groups),
         runs=runs,
         groups=groups,
-        metrics=find_metrics(groups),
+        metrics=metrics,
         table=table,
         verdicts=[] if is_of_search else find_verdicts(table),
         partitions=find_partitions(groups),

@@ -26,11 +26,6 @@ class Trial:
     metric: float  # the run's own metric at its end, NaN if it did not complete
     run: Run
 
-    @property
-    def value(self) -> float:
-        """What maps and profiles show: the run's own metric, or the score if it has none."""
-        return self.metric if self.run.metric != "train_loss" else self.score
-
 
 @dataclass(frozen=True, eq=False)
 class Search:
@@ -63,15 +58,13 @@ class Search:
 
     @property
     def metric(self) -> str:
-        """The metric that maps and profiles show."""
-        own = self.trials[0].run.metric if self.trials else "train_loss"
-        return own if own != "train_loss" else self.tuning.rule.metric
+        """The metric that ranks points, and that maps and profiles show."""
+        return self.tuning.rule.metric
 
     @property
     def higher_is_better(self) -> bool:
         """Whether a higher `metric` is better."""
-        rule = self.tuning.rule
-        return rule.higher_is_better if self.metric == rule.metric else self.trials[0].run.higher_is_better
+        return self.tuning.rule.higher_is_better
 
 
 def load_searches(root: Path) -> list[Search]:
@@ -175,7 +168,7 @@ def make_heat_map(search: Search) -> HeatMap | None:
     sign = 1 if search.higher_is_better else -1
 
     def worth(trial: Trial) -> tuple[bool, float]:
-        return trial is search.best, sign * trial.value if math.isfinite(trial.value) else -math.inf
+        return trial is search.best, sign * trial.score if math.isfinite(trial.score) else -math.inf
 
     best: dict[tuple[Any, Any], Trial] = {}
     for trial in sorted(search.trials, key=worth):
@@ -234,7 +227,7 @@ def make_profiles(searches: Sequence[Search]) -> list[Profile]:
 
 
 def _line(search: Search, name: str, best_only: bool) -> list[tuple[float, float]]:
-    points = [(float(trial.values[name]), trial.value) for trial in search.trials if math.isfinite(trial.value)]
+    points = [(float(trial.values[name]), trial.score) for trial in search.trials if math.isfinite(trial.score)]
     if not best_only:
         return sorted(points)
     choose = max if search.higher_is_better else min

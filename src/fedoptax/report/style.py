@@ -1,7 +1,7 @@
 """The colour, marker and line of each algorithm, the same in figures and on the page.
 
-Seven colours that stay apart in deuteranopia, protanopia and tritanopia, each with its own marker; from the eighth
-algorithm on the colours return with another line. Colour, marker and line together are unique up to 21 algorithms.
+Seven colours that stay apart in deuteranopia, protanopia and tritanopia, three kinds of line, so that of two that
+coincide both are seen, and seven markers. Colour and line together are unique up to 21 algorithms.
 """
 
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class Look:
 def look(index: int) -> Look:
     """Choose the look of the algorithm at a place in the report."""
     size = len(LIGHT)
-    return Look(index % size, *MARKERS[(index + index // size) % size], DASHES[(index // size) % len(DASHES)])
+    return Look(index % size, *MARKERS[(index + index // size) % size], DASHES[index % len(DASHES)])
 
 
 def palette_css() -> str:

@@ -1,7 +1,7 @@
 """The numbers of a report: one row per group, one row per round, and both as text."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +56,7 @@ def tabulate(groups: Sequence[Group], target: float | None = None) -> pd.DataFra
         reached = [_first_round(run, group, row["target"]) for run in group.runs] if is_known else []
         row["rounds_to_target"] = _median(reached)
         row["bytes_to_target"] = _median([_bytes_until(run, at) for run, at in zip(group.runs, reached)])
-        row["gradients_to_target"] = row["rounds_to_target"] * _gradients_per_round(group.config)
+        row["gradients_to_target"] = row["rounds_to_target"] * group.runs[0].gradients_per_round
         row |= _compare_to_best(row, [other for other in rows if other["problem"] == row["problem"]])
     return pd.DataFrame(rows)
 
@@ -127,16 +127,6 @@ def _compare_to_best(row: Row, rivals: Sequence[Row]) -> Row:
         "p_behind": paired.p_differs,
         "p_within_point": within,
     }
-
-
-def _gradients_per_round(config: Mapping[str, Any]) -> float:
-    """Count a round's minibatch gradients, all of a cohort of average clients; NaN if the config does not say."""
-    sizes = np.asarray((config.get("partition") or {}).get("sizes") or [NAN])
-    cohort, batch, epochs, each = (
-        config.get(name) or NAN for name in ("cohort_size", "batch_size", "local_epochs", "gradients_per_step")
-    )
-    steps = config.get("local_steps") or np.ceil(sizes / batch).mean() * epochs
-    return float(cohort * steps * each)
 
 
 def _automatic_target(row: Row, rows: Sequence[Row]) -> float:
@@ -226,10 +216,15 @@ def shown_columns(table: pd.DataFrame) -> list[Column]:
         return str(row["seeds"]) if row["counted"] == row["seeds"] else f"{row['counted']} of {row['seeds']}"
 
     first = [
-        column("algorithm", "Algorithm", "", str),
+        column("algorithm", "Algorithm", "with the settings that differ where it has several rows", str),
         Column("final", f"Final {metric}", "mean ± standard deviation over seeds, last evaluated round", write_final),
         Column("seeds", "Seeds", "runs that differ by nothing but their seed", write_seeds),
-        Column("behind", "Behind the best", "mean over common seeds; p of a paired t-test, uncorrected", write_behind),
+        Column(
+            "behind",
+            "Behind the best",
+            "mean over common seeds, with the p of a paired t-test, uncorrected",
+            write_behind,
+        ),
         column("best", "Best", "best value at any evaluated round, mean over seeds"),
         column(
             "last_mean", f"Mean of last {window}", "mean over the evaluated ones of the last rounds, and over seeds"
@@ -253,10 +248,20 @@ def shown_columns(table: pd.DataFrame) -> list[Column]:
             "minibatch gradients of all clients up to then, cohorts being of average clients",
             _reached("{:,.0f}".format),
         ),
-        column("bytes_up", "Upload", "bytes that a client sends in a round", words.format_bytes),
-        column("bytes_down", "Download", "bytes that a client receives in a round", words.format_bytes),
-        column("total_bytes", "Total bytes", "all clients, all rounds, both ways", words.format_bytes),
-        column("seconds_per_round", "Time per round", "median, without compilation", words.format_duration),
+        column("bytes_up", "Upload", "bytes that a client sends in a round, payload only", words.format_bytes),
+        column("bytes_down", "Download", "bytes that a client receives in a round, payload only", words.format_bytes),
+        column(
+            "total_bytes",
+            "Total bytes",
+            "of all sampled clients in all rounds, both ways, mean over seeds; 1 MB is 10⁶ bytes",
+            words.format_bytes,
+        ),
+        column(
+            "seconds_per_round",
+            "Time per round",
+            "wall time, median over rounds and seeds, without compilation",
+            words.format_duration,
+        ),
     ]
     optional = [
         column("client_spread", "Client std", "standard deviation over clients' own test examples, mean over seeds"),
@@ -266,8 +271,8 @@ def shown_columns(table: pd.DataFrame) -> list[Column]:
     ]
     shown = [item for item in optional if table[item.name].notna().any()]
     if table["rates"].any():
-        shown.append(column("rates", "Rates from", "where the learning rates come from; a search is `tuned`", str))
-    return [*first, *shown, column("status", "Status", "", str)]
+        shown.append(column("rates", "Rates from", "where the learning rates come from; tuned: a search", str))
+    return [*first, *shown, column("status", "Status", "completed, or what became of how many seeds", str)]
 
 
 def _reached(write: Callable[[float], str]) -> Callable[[float], str]:

@@ -149,6 +149,7 @@ class RunFolder:
             "final": {name: self._history.last(name) for name in metrics},
             **{name: sum(row[name] for row in rows) for name in ("bytes_down", "bytes_up", "seconds")},
             "compile_seconds": compile_seconds,
+            "ended": round(time.time(), 3),  # seconds since 1970
             **notes,
         }
         write_json(self._folder / "summary.json", summary)

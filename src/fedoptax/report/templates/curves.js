@@ -7,7 +7,7 @@ const color = (name) => getComputedStyle(document.documentElement).getPropertyVa
 // Plotly reads some tags and entities in a text as markup: a name from a run must not be read so.
 const plain = (text) => text.replace(/[&<>]/g, (sign) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;" })[sign]);
 
-const state = { metric: DATA.metrics[0], x: "rounds", log: false, spread: true, seeds: false, hidden: new Set() };
+const state = { metric: DATA.metrics[0], axis: DATA.axes[0], log: false, spread: true, seeds: false, hidden: new Set() };
 
 function band(curve, x, style) {
   const places = [...curve.mean.keys()];
@@ -22,17 +22,22 @@ function band(curve, x, style) {
 }
 
 function tracesOf(curve) {
-  const group = DATA.groups[curve.group], style = color(`c${group.color}`), x = curve[state.x];
+  const group = DATA.groups[curve.group], style = color(`c${group.color}`), x = curve.along[state.axis.name];
   const traces = [], hasSpread = curve.std.some(isNumber);
   if (state.spread && hasSpread) traces.push(band(curve, x, style));
   if (state.seeds || !curve.mean.some(isNumber)) {
     const line = { color: style, width: 1, dash: group.dash };
     for (const y of curve.seeds) traces.push({ x, y, mode: "lines", line, opacity: 0.45, hoverinfo: "skip" });
   }
+  const known = [...curve.mean.keys()].filter((i) => isNumber(curve.mean[i]) && isNumber(x[i]));
+  const every = Math.max(1, Math.floor(known.length / 8));
+  const marked = known.filter((_, place) => place % every === (3 * curve.group) % every); // not all at the same rounds
   traces.push({
-    x, y: curve.mean, customdata: curve.std, name: plain(group.label), mode: "lines+markers",
+    x: marked.map((i) => x[i]), y: marked.map((i) => curve.mean[i]), mode: "markers", hoverinfo: "skip",
+    marker: { color: style, symbol: group.marker, size: 8, line: { color: color("paper"), width: 1 } },
+  }, {
+    x, y: curve.mean, customdata: curve.std, name: plain(group.label), mode: "lines",
     line: { color: style, width: 2, dash: group.dash },
-    marker: { symbol: group.marker, size: 8, maxdisplayed: 9, line: { color: color("paper"), width: 1 } },
     hovertemplate: hasSpread ? "%{y:.4~g} ± %{customdata:.2~g}" : "%{y:.4~g}",
   });
   const end = curve.mean.findLastIndex(isNumber);
@@ -58,13 +63,12 @@ function axis(title, more) {
 }
 
 function drawCurves() {
-  const { metric } = state, isRounds = state.x === "rounds", none = "rgba(0,0,0,0)", chart = byId("chart");
-  const curves = metric.curves.filter((curve) => !state.hidden.has(curve.group));
+  const { metric } = state, none = "rgba(0,0,0,0)", chart = byId("chart");
+  const isDashed = (curve) => DATA.groups[curve.group].dash !== "solid"; // drawn last: gaps show what is below
+  const curves = metric.curves.filter((curve) => !state.hidden.has(curve.group)).sort((a, b) => isDashed(a) - isDashed(b));
   const isPrinting = document.documentElement.classList.contains("printing");
   const layout = {
-    xaxis: axis(isRounds ? "Round" : "Sent by and to all clients (MB)", {
-      showgrid: false, unifiedhovertitle: { text: isRounds ? "Round %{x}" : "%{x:.3~s} MB sent" },
-    }),
+    xaxis: axis(state.axis.title, { showgrid: false, automargin: false, tickangle: 0, unifiedhovertitle: { text: state.axis.hover } }),
     yaxis: axis(metric.label + (state.log ? " (log scale)" : ""), {
       nticks: 7, type: state.log ? "log" : "linear", ...valueRange(curves),
     }),
@@ -72,10 +76,10 @@ function drawCurves() {
     hoverlabel: { bgcolor: color("paper"), bordercolor: color("rule"), font: { color: color("ink") }, namelength: 40 },
     font: { family: getComputedStyle(document.body).fontFamily, color: color("soft"), size: 12 },
     modebar: { bgcolor: none, color: color("soft"), activecolor: color("ink") },
-    paper_bgcolor: none, plot_bgcolor: none, showlegend: false, margin: { l: 46, r: 8, t: 10, b: 40 },
+    paper_bgcolor: none, plot_bgcolor: none, showlegend: false, margin: { l: 46, r: 8, t: 10, b: 52 },
     width: isPrinting ? Math.min(chart.clientWidth, 500) : undefined,
     height: Math.min(620, Math.max(430, 26 * DATA.groups.length + 60)),
-    uirevision: [metric.name, state.x, state.log].join(), // the reader's zoom stays while these do
+    uirevision: [metric.name, state.axis.name, state.log].join(), // the reader's zoom stays while these do
   };
   const modeBarButtons = [["zoomIn2d", "zoomOut2d", "resetScale2d", "toImage"]];
   Plotly.react(chart, curves.flatMap(tracesOf), layout, { responsive: true, displaylogo: false, modeBarButtons });
@@ -96,7 +100,7 @@ function fillLegend() {
 
 // The values of the curves at about ten rounds.
 function fillValues() {
-  const rounds = [...new Set(state.metric.curves.flatMap((curve) => curve.rounds))].sort((a, b) => a - b);
+  const rounds = [...new Set(state.metric.curves.flatMap((curve) => curve.along.round))].sort((a, b) => a - b);
   const step = Math.max(1, (rounds.length - 1) / 9);
   const places = Array.from({ length: Math.min(10, rounds.length) }, (_, i) => Math.round(i * step));
   const chosen = places.map((place) => rounds[place]);
@@ -107,7 +111,7 @@ function fillValues() {
     return line;
   };
   const body = state.metric.curves.map((curve) =>
-    row(DATA.groups[curve.group].label, chosen.map((round) => format(curve.mean[curve.rounds.indexOf(round)])), "td"));
+    row(DATA.groups[curve.group].label, chosen.map((round) => format(curve.mean[curve.along.round.indexOf(round)])), "td"));
   byId("values").tHead.replaceChildren(row(`${state.metric.label} at round`, chosen.map(String), "th"));
   byId("values").tBodies[0].replaceChildren(...body);
 }
@@ -118,9 +122,7 @@ function connectControls() {
     drawCurves();
   };
   byId("metric").addEventListener("change", (event) => set("metric", DATA.metrics[event.target.value]));
-  for (const input of document.querySelectorAll("input[name=x]")) {
-    input.addEventListener("change", () => set("x", input.value));
-  }
+  byId("axis").addEventListener("change", (event) => set("axis", DATA.axes[event.target.value]));
   for (const name of ["log", "spread", "seeds"]) {
     byId(name)?.addEventListener("change", (event) => set(name, event.target.checked));
   }
