@@ -34,6 +34,7 @@ def write_run(
     status: str | None = "completed",
     message: str | None = None,
     counts: list[list[int]] | None = None,
+    notes: Mapping[str, Any] | None = None,
     **config: Any,
 ) -> Path:
     """Write a run folder whose primary metric has these values, one per round."""
@@ -61,7 +62,7 @@ def write_run(
     ]  # fmt: skip
     (folder / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     if status is not None:
-        summary = {"status": status, "rounds_done": len(values), "message": message, "seconds": 1.0}
+        summary = {"status": status, "rounds_done": len(values), "message": message, "seconds": 1.0, **(notes or {})}
         write_json(folder / "summary.json", summary)
     return folder
 

@@ -13,9 +13,9 @@ def rows_without_time(folder: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
 
 
-def assert_same_results(a: Path, b: Path) -> None:
+def assert_same_results(a: Path, b: Path, params: str = "params.npz") -> None:
     """Check that parameters are equal bit for bit, and histories but for the time."""
-    with np.load(a / "params.npz") as left, np.load(b / "params.npz") as right:
+    with np.load(a / params) as left, np.load(b / params) as right:
         assert sorted(left) == sorted(right)
         for name in left:
             np.testing.assert_array_equal(left[name], right[name])

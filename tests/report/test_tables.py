@@ -22,6 +22,7 @@ def test_final_values_by_hand(tmp_path: Path) -> None:
     # deviations from 23/30: 4/30, 1/30, −5/30; squares 42/900 over n − 1 = 2
     assert row["final_std"] == pytest.approx((21 / 900) ** 0.5)
     assert row["best"] == pytest.approx((0.9 + 0.8 + 0.665) / 3)
+    assert (row["best_metric"], row["best_round"]) == ("test_accuracy", 20)
     assert row["last_window"] == 2
     assert row["last_mean"] == pytest.approx(((0.9 + 0.855) / 2 + (0.8 + 0.76) / 2 + (0.6 + 0.665) / 2) / 3)
     assert row["train_loss"] == pytest.approx(2.0 / 20)
@@ -54,6 +55,20 @@ def test_lower_is_better(tmp_path: Path) -> None:
     assert table["best"].tolist() == [1.0, 1.2]
     assert table["target"].tolist() == pytest.approx([1.05, 1.05])
     assert table["rounds_to_target"].tolist() == [3, float("inf")]
+
+
+def test_the_best_round_is_chosen_by_validation_where_there_is_some(tmp_path: Path) -> None:
+    for seed, (round, value) in enumerate([(2, 0.7), (4, 0.9)]):
+        best = {"round": round, "metric": "val_accuracy", "value": value}
+        write_run(tmp_path / f"{seed}", [0.1, 0.5, 0.8, 0.6], seed=seed, notes={"best": best}, status="stopped early")
+    table = final_table(load_runs(tmp_path))
+    row = table.iloc[0]
+    assert row["complete"] and row["counted"] == 2
+    assert (row["best_metric"], row["best"], row["best_round"]) == ("val_accuracy", pytest.approx(0.8), 3)
+    assert row["at_best"] == pytest.approx((0.5 + 0.6) / 2) and row["final"] == pytest.approx(0.6)
+    header, _, cells = to_markdown(table).splitlines()
+    shown = dict(zip(*([cell.strip() for cell in line.split("|")] for line in (header, cells)), strict=True))
+    assert (shown["Best val accuracy"], shown["Best round"], shown["Test accuracy then"]) == ("0.8000", "3", "0.5500")
 
 
 def test_only_evaluated_rounds_count(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedoptax.engine.evaluation import initial_loss
-from fedoptax.storage.folder import read_summary
+from fedoptax.storage.folder import STOPPED, read_summary
 from fedoptax.tasks.task import Task
 
 FAR = 2.0
@@ -21,6 +21,10 @@ def print_summary(folder: Path, as_json: bool) -> None:
         print(json.dumps({"out": str(folder), "rounds": summary["rounds_done"], **summary}, indent=1))
         return
     print(", ".join(f"{name} {value:.4g}" for name, value in summary["final"].items() if value is not None))
+    if best := summary.get("best") if (folder / "best.npz").is_file() else None:
+        print("kept as best.npz: round {round}, {metric} {value:.4g}".format(**best))
+    if summary["status"] == STOPPED:
+        print(summary["message"])
     for absent in summary.get("left_out", ()):  # of a deployment
         print("left out of {rounds} rounds: partition {partition} (node {node}), at last: {reason}".format(**absent))
     print(f"results: {folder}")

@@ -30,7 +30,8 @@ from fedoptax.engine.plan import make_plan
 from fedoptax.engine.program import Fixed, program
 from fedoptax.engine.sampling import sample_cohort
 from fedoptax.errors import RunError, UsageError, check_int
-from fedoptax.experiments.run import Record, Step, run_rounds
+from fedoptax.experiments.rounds import Step
+from fedoptax.experiments.run import Record, run_rounds
 from fedoptax.experiments.signals import deferred_interrupt
 from fedoptax.storage.checkpoint import KEEP, least_total
 from fedoptax.storage.config import run_config
@@ -109,7 +110,7 @@ class Update(NamedTuple):
 
 
 class NetworkRounds:
-    """The rounds of a deployment, see `experiments.run.Rounds`.
+    """The rounds of a deployment, see `experiments.rounds.Rounds`.
 
     In place of the clients' states, which are with the clients, checkpoints hold after which round each client's reply
     was last used, now and at the checkpoint before.
@@ -199,9 +200,13 @@ class NetworkRounds:
         self._checkpoints.append(self._accepted)
         self._put(self._accepted)
 
+    def params(self) -> Tree:
+        """Return the parameters of the server's state."""
+        return self._algorithm.params(self.server)
+
     def finish(self) -> Tree:
         """Return the final parameters."""
-        return self._algorithm.params(self.server)
+        return self.params()
 
     def notes(self, done: int) -> dict[str, Any]:
         """Return who was left out: by partition the number of rounds, and the node and the reason of the last."""

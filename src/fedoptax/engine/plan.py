@@ -56,6 +56,10 @@ class RunOptions:
         `"krum:F"`, `"krum:F,keep=M"`, or an `Aggregator`.
       secure_aggregation: if given, the range C of fixed-point uploads, of which the server of a deployment learns the
         sum alone: numbers beyond ±C are clipped, see `SecureMean`. A simulation adds the same fixed-point numbers.
+      keep: `"best"` keeps the best evaluated parameters beside the last, by the task's primary metric on validation
+        examples, or where there are none on test examples; `"best:METRIC"` by another, such as `best:val_loss`.
+      stop_after: `N` or `"N:METRIC"` ends the run early after N evaluations (not rounds) without a better value of the
+        metric, by default that of `keep="best"`.
 
     Raises:
       UsageError: a value is outside its range, whatever the task.
@@ -77,6 +81,8 @@ class RunOptions:
     faults: Faults | Mapping[str, Any] | None = None
     aggregate: str | Aggregator = "mean"
     secure_aggregation: float | None = None
+    keep: str | None = None
+    stop_after: str | int | None = None
 
     def __post_init__(self) -> None:
         counts = ["rounds", "cohort_size", "batch_size", "local_epochs", "eval_every"]
@@ -100,11 +106,33 @@ class RunOptions:
                 )
             if self.cohort_size < SecureMean.least:
                 raise UsageError(f"secure_aggregation needs cohort_size >= {SecureMean.least}, got {self.cohort_size}")
+        if self.keep is not None:
+            parse_keep(self.keep)
+        if self.stop_after is not None:
+            parse_stop_after(self.stop_after)
 
     @property
     def work(self) -> LocalWork:
         """A client's local work per round."""
         return LocalWork(self.batch_size, self.local_epochs, self.local_steps)
+
+    @property
+    def looks_at_evaluations(self) -> bool:
+        """Whether something is done at each evaluation, so that no call into the program goes on beyond it."""
+        return self.keep is not None or self.stop_after is not None
+
+
+def parse_keep(text: str) -> str | None:
+    """Return the metric in `best:METRIC`, None for `best` alone."""
+    word, _, metric = str(text).partition(":")
+    check_choice("keep", word, ("best",))
+    return metric or None
+
+
+def parse_stop_after(text: str | int) -> tuple[int, str | None]:
+    """Return the number and the metric in `N:METRIC`, None for `N` alone."""
+    number, _, metric = str(text).partition(":")
+    return check_int("stop_after", int(number) if number.isdecimal() else number), metric or None
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from fedoptax.engine.mesh import here
 from fedoptax.engine.plan import Plan, RunOptions
 from fedoptax.engine.program import MAX_ROUNDS, Point
 from fedoptax.experiments.result import RunResult
-from fedoptax.experiments.run import Record, Simulation, Step, simulate
+from fedoptax.experiments.rounds import Simulation, Step
+from fedoptax.experiments.run import Record, simulate
 from fedoptax.tasks.task import Task
 
 Simulate = Callable[[Task, FedAlgorithm | Point, RunOptions, Record], RunResult]
@@ -63,8 +64,7 @@ class OwnModels(Simulation):
 
     def advance(self, done: int) -> Step:
         """Do the rounds until the next evaluation, and evaluate."""
-        every, last = self._options.eval_every, self._options.rounds
-        due = min((done // every + 1) * every, last)
+        due = self._next_evaluation(done)
         is_whole = isinstance(self.clients, OnDevice) and self._plan.examples == "device"
         self._length = min(due - done, MAX_ROUNDS) if is_whole else 1  # else a call has the data of one cohort
         step = super().advance(done)
@@ -75,9 +75,8 @@ class OwnModels(Simulation):
                 row |= {name: float(values[name]) for name in self._columns}
         return step
 
-    def finish(self) -> Tree:
+    def params(self) -> Tree:
         """Return the parameters: of the one model, or of all clients, stacked."""
-        super().finish()
         models = self._models()
         return jax.tree.map(lambda a: a[0], models) if self._whole.clients.num_clients == 1 else models
 

@@ -17,6 +17,7 @@ from fedoptax.errors import RunError, UsageError, check_int
 from fedoptax.experiments.baselines import find_simulation
 from fedoptax.experiments.build import build, describe_rates, name_preset, preset, wrap
 from fedoptax.experiments.run import run_in_folder, split_options
+from fedoptax.experiments.selection import make_watch
 from fedoptax.experiments.tuning import AllDiverged, Tuning, check_not_own, check_search, rule_for, run_search
 from fedoptax.storage.config import plain_options, read_record, write_record
 from fedoptax.storage.folder import locked, prepare, read_summary
@@ -220,6 +221,7 @@ def run_comparison(
 def _check(task: Task, comparison: Comparison) -> None:
     """Check that every algorithm can be run."""
     rounds, record = split_options(comparison.options)
+    make_watch(task, rounds)
     for name in comparison.algorithms:
         if name in comparison.tunings:
             check_search(task, comparison.tunings[name])

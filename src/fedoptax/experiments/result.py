@@ -11,6 +11,7 @@ from fedoptax._html import html_table
 from fedoptax.algorithm import Tree
 from fedoptax.engine.client_states import ClientStates
 from fedoptax.errors import RunError, UsageError
+from fedoptax.experiments.selection import BestRound
 from fedoptax.storage.history import History
 from fedoptax.storage.model import TrainedModel, model_of
 from fedoptax.tasks.task import Task
@@ -26,11 +27,13 @@ class RunResult:
       state: the server's state.
       clients: the clients' states: an `OnDevice` (`.tree` is stacked over all N, `()` if clients keep nothing) or an
         `OnHost` (`.of(ids)` gives those of some clients).
-      status: `"completed"`, `"interrupted"` or `"diverged"`.
+      status: `"completed"`, `"stopped early"` (by `stop_after`), `"interrupted"` or `"diverged"`.
       message: one line about a status other than completed, else None.
       folder: where it was written, or None.
       hyperparameters: the algorithm's, as far as they were given.
       task: what was learned, for `predict`; a copy by pickle has none.
+      best: the best evaluated round (`round`, `metric`, `value`), by the metric of `keep`; None if none was evaluated.
+      best_params: its parameters, with `keep`; else None.
       signal: the number of the signal that asked to stop (2: Ctrl-C), else 0; it may come in the last round.
     """
 
@@ -44,17 +47,19 @@ class RunResult:
     hyperparameters: dict[str, Any] = field(default_factory=dict)
     signal: int = 0
     task: Task | None = field(default=None, repr=False)
+    best: BestRound | None = None
+    best_params: Tree | None = field(default=None, repr=False)
 
     @cached_property
     def model(self) -> TrainedModel:
-        """The model with the final parameters.
+        """The model with the best parameters if they were kept, else with the final ones.
 
         Raises:
           UsageError: the task has no `predict`.
         """
         if self.task is None:
             raise UsageError("result must be the one that the run returned, not a copy of it")
-        return model_of(self.task, self.params)
+        return model_of(self.task, self.params if self.best_params is None else self.best_params)
 
     def predict(self, x: Any) -> np.ndarray:
         """Return the most probable class of each new example, or the model's outputs; see `TrainedModel.predict`."""

@@ -4,43 +4,39 @@
 does all else: the run folder, checkpoints, trackers, the progress bar, interrupts, divergence and resuming.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import jax
 import numpy as np
 
-from fedoptax._files import finite_or_none, read_json
+from fedoptax._files import read_json
 from fedoptax._progress import Update, bar
 from fedoptax.algorithm import FedAlgorithm, Tree
 from fedoptax.distributed import broadcast, check_same, gather_from_all, is_distributed, is_leader, run_on_all_or_fail
-from fedoptax.engine.client_states import PLACES, ClientStates, OnDevice, OnHost
-from fedoptax.engine.data import open_examples
-from fedoptax.engine.eager import eager_program
-from fedoptax.engine.faults import COUNTS, Faults, as_faults
-from fedoptax.engine.mesh import here, mesh_again
+from fedoptax.engine.client_states import PLACES
+from fedoptax.engine.mesh import mesh_again
 from fedoptax.engine.plan import Plan, RunOptions, make_plan
-from fedoptax.engine.program import MAX_ROUNDS, Fixed, Point, program
-from fedoptax.engine.sampling import sample_cohort
+from fedoptax.engine.program import Fixed, Point
 from fedoptax.errors import UsageError, check_choice, check_number
 from fedoptax.experiments.build import WRAPPERS
 from fedoptax.experiments.result import DivergedError, Interrupted, RunResult
+from fedoptax.experiments.rounds import Rounds, Simulation
+from fedoptax.experiments.selection import Watch, make_watch
 from fedoptax.experiments.signals import deferred_interrupt
 from fedoptax.storage.checkpoint import restore_checkpoint, rounds_of
 from fedoptax.storage.config import check_same_experiment, run_config
-from fedoptax.storage.folder import RunFolder, is_finished, locked, prepare, read_summary
+from fedoptax.storage.folder import STOPPED, RunFolder, is_finished, locked, prepare, read_summary
 from fedoptax.storage.history import History, Row, read_rows
 from fedoptax.storage.model import write_model
 from fedoptax.tasks.task import Task, check_task
 from fedoptax.trackers import Tracked, Tracker, as_trackers, notify
 
 NOTED_ROWS = 1000  # of the history that the progress bar's note looks at
-CALL_SECONDS = 0.4  # aim of one call into the program: a lively bar, a quick stop, little overhead
 
 
 @dataclass(frozen=True)
@@ -116,7 +112,7 @@ def run(task: Task, algorithm: FedAlgorithm | Point, **options: Any) -> RunResul
 
 
 def raise_unless_completed(result: RunResult) -> RunResult:
-    """Return a run that completed; raise `DivergedError` or `Interrupted` for another."""
+    """Return a run that completed, or stopped early; raise `DivergedError` or `Interrupted` for another."""
     if result.status == "diverged":
         raise DivergedError(str(result.message), result)
     if result.status == "interrupted":
@@ -154,7 +150,7 @@ def simulate(
     point = algorithm if isinstance(algorithm, Point) else Point(Fixed(algorithm), {})
     if record.resume_from is not None and not is_distributed():
         options = _as_begun(options, Path(record.resume_from))
-    plan = make_plan(options, task, point.algorithm)
+    plan, watch = make_plan(options, task, point.algorithm), make_watch(task, options)
     if not is_leader():
         record = replace(record, out=None, resume_from=None, resume_round=None, trackers=(), progress=False)
     new = record.out if record.resume_from is None or Path(record.resume_from) != record.folder else None
@@ -164,7 +160,7 @@ def simulate(
     config = run_config(task, described, options, plan, simulation.program, record.wrappers, record.trackers)
     config |= {"rates": record.rates} if record.rates else {}
     check_same(config)
-    return run_rounds(simulation, options.rounds, config, record)
+    return run_rounds(simulation, options.rounds, config, record, watch)
 
 
 def run_in_folder(
@@ -197,56 +193,17 @@ def _as_begun(options: RunOptions, folder: Path) -> RunOptions:
     return options
 
 
-class Step(NamedTuple):
-    """What came of one call of `Rounds.advance`.
+def run_rounds(
+    rounds: Rounds, total: int, config: Mapping[str, Any], record: Record, watch: Watch | None = None
+) -> RunResult:
+    """Advance a run to its end, or until it stops early, diverges or a signal comes, and write its folder.
 
-    Attributes:
-      rows: of the history, one per round that was completed, in order.
-      status: `"running"`; `"diverged"` or `"interrupted"` ends the run.
-      message: one line about an interruption that no signal made, or why the run diverged.
+    What was done before of its `total` rounds is restored to `rounds` and `watch`; a folder that is continued must have
+    the same `config`, and `record.out` is new or empty (`storage.folder.prepare`). The result's status says how the run
+    ended.
     """
-
-    rows: list[Row]
-    status: str = "running"
-    message: str | None = None
-
-
-class Rounds(Protocol):
-    """What advances a run: a simulation's program, or a deployment's network.
-
-    Attributes:
-      task: what is learned.
-      server: the server's state after the last completed round, as checkpoints keep it.
-      clients: all clients' states, likewise.
-      compile_seconds: spent on compiling for this run so far; 0 where another run had done it.
-    """
-
-    task: Task
-    server: Tree
-    clients: ClientStates
-    compile_seconds: float
-
-    def advance(self, done: int) -> Step:
-        """Do one or more of the rounds that follow the first `done`; states and rows change together."""
-
-    def saved(self) -> None:
-        """Take note that the states as they are were written to a checkpoint."""
-        return
-
-    def finish(self) -> Tree:
-        """Return the final parameters."""
-
-    def notes(self, done: int) -> dict[str, Any]:
-        """Return what summary.json has besides about the first `done` rounds."""
-        return {}
-
-
-def run_rounds(rounds: Rounds, total: int, config: Mapping[str, Any], record: Record) -> RunResult:
-    """Advance a run to its end, or until it diverges or a signal comes, and write its folder.
-
-    What was done before of its `total` rounds is restored to `rounds`; a folder that is continued must have the same
-    `config`, and `record.out` is new or empty (`storage.folder.prepare`). The result's status says how the run ended.
-    """
+    watch = watch or Watch()
+    watch.keep(0, rounds.params)
     with ExitStack() as stack:
         stop = stack.enter_context(deferred_interrupt())
         trackers = as_trackers(record.trackers)
@@ -255,7 +212,7 @@ def run_rounds(rounds: Rounds, total: int, config: Mapping[str, Any], record: Re
             if record.folder is None:
                 return History(), None
             stack.enter_context(locked(record.folder))
-            history = _restore(rounds, total, config, record)
+            history = _restore(rounds, total, config, record, watch)
             write_model(record.folder, rounds.task)
             folder = RunFolder(record.folder, config, history, record.checkpoint_every)
             tracked = Tracked(record.folder, config, len(history))
@@ -268,38 +225,50 @@ def run_rounds(rounds: Rounds, total: int, config: Mapping[str, Any], record: Re
                 if rows:
                     notify(trackers, lambda tracker: tracker.rows(rows))
                 if folder.is_due():
-                    folder.save(rounds.server, rounds.clients)
+                    save(folder)
                     rounds.saved()
+
+        def save(folder: RunFolder) -> None:
+            folder.save(_saved(rounds, watch), rounds.clients, watch.best_params, watch.notes())
 
         def end(status: str, message: str | None, params: Tree) -> None:
             if folder is not None:
-                folder.save(rounds.server, rounds.clients)
-                summary = folder.end(status, message, params, rounds.compile_seconds, rounds.notes(len(history)))
+                save(folder)
+                notes = watch.notes() | rounds.notes(len(history))
+                summary = folder.end(status, message, params, rounds.compile_seconds, notes)
                 notify(trackers, lambda tracker: tracker.end(summary))
 
         history, folder = run_on_all_or_fail(begin)
         if is_distributed():
-            history.rows, rounds.server, clients = broadcast(
-                (history.rows, rounds.server, rounds.clients.take(lambda: np.arange(0)))
+            history.rows, rounds.server, clients, watch.kept = broadcast(
+                (history.rows, rounds.server, rounds.clients.take(lambda: np.arange(0)), watch.kept)
             )
             rounds.server = jax.device_put(rounds.server)
             rounds.clients.put(jax.device_put(clients))
         title = record.description or record.label
         update = stack.enter_context(bar(title, total, len(history), enabled=record.progress))
-        status, message, signal = "running", None, 0
+        watch.add(history.rows)
+        message, signal = watch.stop_message(), 0
+        status = STOPPED if message and len(history) < total else "running"
         while status == "running" and len(history) < total:
             step = rounds.advance(len(history))
             history.rows += step.rows
+            watch.add(step.rows)
+            watch.keep(len(history), rounds.params)
             run_on_all_or_fail(partial(write, step.rows))
             update(len(history), _note(history, config["primary_metric"]))
             signal = int(gather_from_all(np.int32(stop())).max())
             status, message = step.status, step.message
+            if status == "running" and len(history) < total and (message := watch.stop_message()):
+                status = STOPPED
             if signal and status == "running" and len(history) < total:
                 status = "interrupted"
         if status == "running":
-            status = "completed"
+            status, message = "completed", None
         elif status == "interrupted":
             message = message or f"stopped after round {len(history)} of {total}"
+        elif status == STOPPED:
+            message = f"stopped early after round {len(history)} of {total}: {message}"
         else:
             message = (
                 f"{record.label} diverged in round {len(history) + 1} (seed {config['seed']}): "
@@ -310,12 +279,17 @@ def run_rounds(rounds: Rounds, total: int, config: Mapping[str, Any], record: Re
         signal = signal or int(gather_from_all(np.int32(stop())).max())  # else the next of several runs would begin
     return RunResult(
         history, params, rounds.server, rounds.clients, status, message, record.folder,
-        dict(record.hyperparameters), signal, rounds.task,
+        dict(record.hyperparameters), signal, rounds.task, watch.best, watch.best_params,
     )  # fmt: skip
 
 
-def _restore(rounds: Rounds, total: int, config: Mapping[str, Any], record: Record) -> History:
-    """Restore states to `rounds` from the folder that is continued, and return its history."""
+def _saved(rounds: Rounds, watch: Watch) -> Tree:
+    """Return what checkpoints hold beside the clients' states: the server's, and the best parameters if kept."""
+    return (rounds.server, watch.kept) if watch.keeps else rounds.server
+
+
+def _restore(rounds: Rounds, total: int, config: Mapping[str, Any], record: Record, watch: Watch) -> History:
+    """Restore states to `rounds` and `watch` from the folder that is continued, and return its history."""
     if record.resume_from is None:
         return History()
     folder = Path(record.resume_from)
@@ -326,7 +300,8 @@ def _restore(rounds: Rounds, total: int, config: Mapping[str, Any], record: Reco
     if not kept and read_summary(folder).get("status", "running") == "running":
         return History()  # killed before its first checkpoint: begin again
     at_least, at_most = (0, total) if record.resume_round is None else [record.resume_round] * 2
-    done, rounds.server = restore_checkpoint(folder, rounds.server, rounds.clients, at_most, at_least)
+    done, state = restore_checkpoint(folder, _saved(rounds, watch), rounds.clients, at_most, at_least)
+    rounds.server, watch.kept = state if watch.keeps else (state, None)
     return History(read_rows(folder, done))
 
 
@@ -336,68 +311,3 @@ def _note(history: History, metric: str | None) -> str:
     shown = [name for name in (metric, "train_loss") if name and recent.last(name) is not None][:1]
     shown += ["epsilon"] if recent.last("epsilon") is not None else []
     return ", ".join(f"{name} {recent.last(name):.4g}" for name in shown)
-
-
-class Simulation(Rounds):
-    """The rounds of an algorithm on a task, by its program; see `Rounds`."""
-
-    def __init__(self, task: Task, point: Point, options: RunOptions, plan: Plan) -> None:
-        self.task, self._options, self._plan = task, options, plan
-        self._algorithm, self._faults = point.algorithm, as_faults(options.faults)
-        if options.engine == "eager":
-            self.program, self._values = eager_program(task, self._algorithm, plan), {}
-        else:
-            self.program, self._values = program(task, point.make, plan, tuple(point.values)), point.arguments
-        self._key, self._length = jax.random.key(options.seed), 1
-        self.compile_seconds = 0.0
-        self._examples = open_examples(task, plan.examples, self._key, plan.cohort_size, plan.mesh)
-        self.server, client = self.program.start(self._values, self._key)
-        self.clients = (OnDevice if plan.client_states == "device" else OnHost)(client, task.num_clients)
-
-    def advance(self, done: int) -> Step:
-        """Do about `CALL_SECONDS` of rounds."""
-        compiled, begun = self.program.compile_seconds(), time.perf_counter()
-        end, last = min(done + self._length, self._options.rounds), self._options.rounds
-        numbers = [np.int32(n) for n in (done, end, self._options.eval_every, last)]
-        size, num_clients = self._plan.cohort_size, self.task.num_clients
-        states = self.clients.take(lambda: np.asarray(sample_cohort(self._key, done, num_clients, size)))
-        rates = (self._faults or Faults()).rates()
-        data = self._examples(done)
-        result = self.program.advance(self._values, self.server, states, data, self._key, *numbers, rates)
-        self.server = result.server
-        self.clients.put(result.clients)
-        table = jax.device_get(result.rows)
-        compiling = self.program.compile_seconds() - compiled  # 0 where another run of the program, or a call, did it
-        self.compile_seconds += compiling
-        finite, count = bool(result.finite), int(result.round) - done
-        seconds = (time.perf_counter() - begun - compiling) / count
-        rows = [self._row(done + i + 1, table[i], seconds) for i in range(count if finite else count - 1)]
-        if not finite:
-            return Step(rows, "diverged")
-        if self._plan.examples == "device" and not isinstance(self.clients, OnHost):
-            seconds = float(gather_from_all(np.float32(seconds))[0])
-            self._length = max(1, min(MAX_ROUNDS, round(CALL_SECONDS / max(seconds, 1e-6))))
-        return Step(rows)
-
-    def finish(self) -> Tree:
-        """Return the final parameters; the states of a mesh come to one device."""
-        if self._plan.mesh > 1:
-            self.server = here(self.server)
-            if isinstance(self.clients, OnDevice):
-                self.clients.put(here(self.clients.tree))
-        return self._algorithm.params(self.server)
-
-    def _row(self, round: int, values: np.ndarray, seconds: float) -> Row:
-        """Return a row of the history from a row of the program's."""
-        row: Row = {"round": round, **dict(zip(self.program.columns, map(finite_or_none, values.tolist())))}
-        cohort_size = answers = self._plan.cohort_size
-        if self._plan.has_outcomes:
-            row |= {name: int(row[name]) for name in COUNTS}
-            answers = row["participants"] + row["rejected"]
-            if self._faults is None or self._faults.deadline is None:
-                del row["virtual_seconds"]
-        if self._algorithm.epsilon is not None:  # of those who hold the data, which a task's `devices` share
-            epsilon = self._algorithm.epsilon(round, cohort_size, self.task.clients.num_clients)
-            row["epsilon"] = finite_or_none(float(epsilon))
-        row["bytes_down"], row["bytes_up"] = cohort_size * self.program.bytes_down, answers * self.program.bytes_up
-        return row | {"seconds": seconds}

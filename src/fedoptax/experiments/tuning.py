@@ -23,9 +23,10 @@ from fedoptax.experiments.baselines import find_simulation
 from fedoptax.experiments.build import build, wrap
 from fedoptax.experiments.grids import check_grid, edges, is_number, points, suggest_by_optuna
 from fedoptax.experiments.run import run_in_folder, split_options
+from fedoptax.experiments.selection import is_higher_better, make_watch
 from fedoptax.storage.config import plain_options, read_record, write_record
-from fedoptax.storage.folder import locked, prepare
-from fedoptax.storage.history import Row, higher_is_better, read_rows
+from fedoptax.storage.folder import ENDED, locked, prepare
+from fedoptax.storage.history import Row, read_rows
 from fedoptax.tasks.task import Task, check_task
 from fedoptax.trackers import Tracker
 
@@ -48,7 +49,7 @@ class Rule:
 
     def score(self, rows: Sequence[Row], status: str) -> float:
         """Return the mean of the metric over the last rounds; NaN for a run that did not end or never measured it."""
-        if status != "completed" or not rows:
+        if status not in ENDED or not rows:
             return math.nan
         late, earlier = (
             [value for row in part if (value := row.get(self.metric)) is not None]
@@ -70,8 +71,7 @@ def rule_for(task: Task, metric: str, last: int | None, rounds: int) -> Rule:
     names = ["train_loss", *column_names(task, init, evaluation_data(task))]
     check_choice("--select", metric, names)
     last = max(1, min(LAST, rounds // 10)) if last is None else check_int("--last", last, 1, rounds)
-    is_primary = metric in (f"test_{task.primary_metric}", f"val_{task.primary_metric}")
-    return Rule(metric, last, task.higher_is_better if is_primary else higher_is_better(metric))
+    return Rule(metric, last, is_higher_better(task, metric))
 
 
 @dataclass(frozen=True)
@@ -317,7 +317,9 @@ def check_search(task: Task, tuning: Tuning) -> None:
     make = _point_maker(tuning)
     for point in points(tuning.grid) if tuning.search == "grid" else [_next_point(tuning, [])]:
         algorithm = make(point).algorithm
-    make_plan(split_options(tuning.options)[0], task, algorithm)
+    rounds = split_options(tuning.options)[0]
+    make_plan(rounds, task, algorithm)
+    make_watch(task, rounds)
 
 
 def _point_maker(tuning: Tuning) -> Callable[[Mapping[str, Any]], Point]:

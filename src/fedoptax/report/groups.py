@@ -14,7 +14,7 @@ NOT_SETTINGS = frozenset(
         "format", "kind", "fedoptax", "seed", "num_params", "bytes", "gradients_per_step", "partition", "environment",
         "command", "primary_metric", "higher_is_better", "out", "trackers", "task.seed", "task.description",
         "task.data_dir", "algorithm.reference", "client_states", "client_loop", "mesh", "deployment.experiment",
-        "rates",
+        "rates", "keep",
     }
 )  # fmt: skip
 
@@ -58,7 +58,7 @@ class Group:
     @property
     def is_complete(self) -> bool:
         """Whether every run completed."""
-        return all(run.status == "completed" for run in self.runs)
+        return all(run.is_complete for run in self.runs)
 
     @property
     def is_diverged(self) -> bool:
@@ -68,7 +68,7 @@ class Group:
     @property
     def counted_runs(self) -> tuple[Run, ...]:
         """The runs that final values are taken from: the completed ones, else all that did not diverge."""
-        completed = tuple(run for run in self.runs if run.status == "completed")
+        completed = tuple(run for run in self.runs if run.is_complete)
         return completed or tuple(run for run in self.runs if run.status != "diverged")
 
     @property

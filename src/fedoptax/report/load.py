@@ -12,6 +12,7 @@ import pandas as pd
 from fedoptax._files import read_json
 from fedoptax.errors import RunError, UsageError
 from fedoptax.storage.config import read_config, read_record
+from fedoptax.storage.folder import ENDED
 from fedoptax.storage.history import read_lines, read_rows
 
 #: History columns that measure cost, not quality.
@@ -54,8 +55,13 @@ class Run:
 
     @property
     def status(self) -> str:
-        """`completed`, `interrupted`, `diverged` or `running`."""
+        """`completed`, `stopped early`, `interrupted`, `diverged` or `running`."""
         return str(self.summary["status"])
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it ended as it should, after all rounds or stopped early."""
+        return self.status in ENDED
 
     @property
     def metrics(self) -> list[str]:

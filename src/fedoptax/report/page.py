@@ -226,7 +226,7 @@ def list_incomplete(groups: Sequence[Group]) -> list[str]:
     lines = []
     for group in groups:
         for run in group.runs:
-            if run.status != "completed":
+            if not run.is_complete:
                 state = "still running, or killed," if run.status == "running" else run.status
                 done, rounds = run.summary.get("rounds_done"), run.config["rounds"]
                 message = f": {run.summary['message']}" if run.summary.get("message") else "."

@@ -92,7 +92,7 @@ def _trial(tuning: Tuning, run: Run) -> Trial:
 
 def _last_mean(run: Run, last: int) -> float:
     """The run's own metric as a mean over the last rounds; NaN if it did not complete."""
-    if run.status != "completed" or run.metric not in run.rows:
+    if not run.is_complete or run.metric not in run.rows:
         return math.nan
     values = run.rows[run.metric]
     late = values.iloc[-last:].dropna()

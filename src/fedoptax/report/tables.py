@@ -27,17 +27,19 @@ def final_table(runs: Sequence[Run], target: float | None = None) -> pd.DataFram
     over the seeds that did not diverge if none completed.
 
     Columns: `algorithm`, `problem` (equal where rows can be ranked), `metric`, `higher_is_better`, `seeds`, `counted`,
-    `finals` (by seed), `final` and `final_std` (n − 1 below; NaN for one seed), `best` (over all evaluated rounds),
-    `last_mean` (over the evaluated ones of the last `last_window` rounds, min(100, rounds // 10) but at least 1),
-    `train_loss`, `target`, `rounds_to_target` (median over all seeds; inf if not reached), `bytes_to_target` (of all
-    clients, both ways, up to that round; likewise), `gradients_to_target` (minibatch gradients of all clients up to
-    that round, cohorts being of average clients), `pairs`, `behind`, `p_behind` and `p_within_point` (from the group
-    with the best `final`, see `fedoptax.report.paired.compare_seeds`; `behind` is 0 for that group itself),
-    `bytes_up` and `bytes_down` (per client and round), `total_bytes` (mean over seeds), `seconds_per_round` (median
-    over rounds and seeds), `participants` (per round, mean over rounds and seeds), `epsilon` (at the end, the largest
-    of the seeds), `client_spread` and `client_worst` (the standard deviation of the metric over clients, and its mean
-    over the worst tenth of them, at the last evaluated round, mean over seeds), `rates` (where the learning rates
-    come from), `complete`, `status`. What the runs do not have is NaN.
+    `finals` (by seed), `final` and `final_std` (n − 1 below; NaN for one seed), `best` (value of `best_metric`, on
+    validation where there is some, at the best evaluated round), `best_round` (this round, median over seeds),
+    `at_best` (the metric there, where it is another than `best_metric`), `last_mean` (over the evaluated ones of the
+    last `last_window` rounds, min(100, rounds // 10) but at least 1), `train_loss`, `target`, `rounds_to_target`
+    (median over all seeds; inf if not reached), `bytes_to_target` (of all clients, both ways, up to that round;
+    likewise), `gradients_to_target` (minibatch gradients of all clients up to that round, cohorts being of average
+    clients), `pairs`, `behind`, `p_behind` and `p_within_point` (from the group with the best `final`, see
+    `fedoptax.report.paired.compare_seeds`; `behind` is 0 for that group itself), `bytes_up` and `bytes_down` (per
+    client and round), `total_bytes` (mean over seeds), `seconds_per_round` (median over rounds and seeds),
+    `participants` (per round, mean over rounds and seeds), `epsilon` (at the end, the largest of the seeds),
+    `client_spread` and `client_worst` (the standard deviation of the metric over clients, and its mean over the worst
+    tenth of them, at the last evaluated round, mean over seeds), `rates` (where the learning rates come from),
+    `complete`, `status`. What the runs do not have is NaN.
 
     Args:
       runs: from `load_runs`.
@@ -92,7 +94,7 @@ def _final_row(group: Group) -> Row:
         "finals": finals.to_dict(),
         "final": finals.mean(),
         "final_std": finals.std(),
-        "best": _mean([values.max() if group.higher_is_better else values.min() for values in measured]),
+        **_best_rounds(group),
         "last_mean": _mean([_last_mean(values, window) for values in measured]),
         "last_window": window,
         "train_loss": _mean([_last(run, "train_loss") for run in group.counted_runs]),
@@ -108,6 +110,25 @@ def _final_row(group: Group) -> Row:
         "rates": group.config.get("rates") or "",
         "complete": group.is_complete,
         "status": group.status,
+    }
+
+
+def _best_rounds(group: Group) -> Row:
+    """What the best evaluated rounds say, as the runs' summaries name them, or those of earlier versions by metric."""
+    found = []
+    for run in group.counted_runs:
+        values = _measured(run)
+        if best := run.summary.get("best"):
+            found.append((best["round"], best["metric"], best["value"], values.get(best["round"], NAN)))
+        elif len(values):
+            place = int(values.argmax() if group.higher_is_better else values.argmin())
+            found.append((values.index[place], group.metric, values.iloc[place], values.iloc[place]))
+    metric = found[0][1] if found else group.metric
+    return {
+        "best_metric": metric,
+        "best": _mean([value for _, _, value, _ in found]),
+        "best_round": _median([float(round) for round, *_ in found]),
+        "at_best": _mean([value for *_, value in found]) if metric != group.metric else NAN,
     }
 
 
@@ -194,6 +215,7 @@ def shown_columns(table: pd.DataFrame) -> list[Column]:
     """Choose the columns of the final table in the order and words of the report."""
     metric = words.join_values(words.metric_words(name) for name in table["metric"])
     target = words.join_values(words.format_number(value, 3) for value in table["target"].dropna()) or "target"
+    chosen = words.join_values(words.metric_words(name) for name in table["best_metric"])
     window = words.join_values(table["last_window"])
 
     def column(name: str, header: str, hint: str, write: Callable[[Any], str] = words.format_number) -> Column:
@@ -225,7 +247,10 @@ def shown_columns(table: pd.DataFrame) -> list[Column]:
             "mean over common seeds, with the p of a paired t-test, uncorrected",
             write_behind,
         ),
-        column("best", "Best", "best value at any evaluated round, mean over seeds"),
+        column("best", f"Best {chosen}", "at the evaluated round where it was best, mean over seeds"),
+        column(
+            "best_round", "Best round", "this round, the first of equals, median over seeds", _reached("{:g}".format)
+        ),
         column(
             "last_mean", f"Mean of last {window}", "mean over the evaluated ones of the last rounds, and over seeds"
         ),
@@ -264,7 +289,10 @@ def shown_columns(table: pd.DataFrame) -> list[Column]:
         ),
     ]
     optional = [
-        column("client_spread", "Client std", "standard deviation over clients' own test examples, mean over seeds"),
+        column("at_best", f"{words.metric_title(metric)} then", "at the best round, mean over seeds"),
+        column(
+            "client_spread", "Client std", "standard deviation over clients' own held-out examples, mean over seeds"
+        ),
         column("client_worst", "Worst 10 %", "mean over the worst tenth of the clients, and over seeds"),
         column("participants", "Participants", "clients per round whose uploads counted, mean over rounds and seeds"),
         column("epsilon", "Epsilon", "privacy spent at the end, the largest of the seeds"),

@@ -1,4 +1,4 @@
-"""A run on disk: config.json, history.jsonl, summary.json, params.npz and checkpoints/ in one folder.
+"""A run on disk: config.json, history.jsonl, summary.json, params.npz, best.npz and checkpoints/ in one folder.
 
 Every file is written beside its place and moved there, except the history, which only grows; a reader ignores an
 unfinished last line. A lock keeps a second process out.
@@ -27,7 +27,12 @@ from fedoptax.storage.history import MEASURED, History, HistoryFile, Row
 MARKS = ("config.json", "compare.json", "tune.json")
 """The files that tell a folder of results from another."""
 
+STOPPED = "stopped early"
+ENDED = ("completed", STOPPED)
+"""The statuses of runs that ended as they should."""
+
 LOCK = ".lock"
+NO_NOTES: Mapping[str, Any] = MappingProxyType({})
 
 
 def prepare(out: str | Path, overwrite: bool = False, remove: bool = True) -> Path:
@@ -84,7 +89,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
 def is_finished(folder: Path) -> bool:
     """Return whether a run came to its end; else it is continued from its checkpoint."""
     try:
-        return read_summary(folder).get("status") in ("completed", "diverged")
+        return read_summary(folder).get("status") in (*ENDED, "diverged")
     except RunError:
         return False
 
@@ -123,10 +128,17 @@ class RunFolder:
         """Return whether it is time for a checkpoint."""
         return time.monotonic() - self._saved > self._every
 
-    def save(self, server: Tree, clients: ClientStates) -> None:
-        """Save the states after the rounds that are done, and tell their number if the process should be killed."""
-        save_checkpoint(self._folder, len(self._history), server, clients, self._rows.sync())
-        self._summarize("running", None, 0.0)
+    def save(
+        self, state: Tree, clients: ClientStates, best: Tree | None = None, notes: Mapping[str, Any] = NO_NOTES
+    ) -> None:
+        """Save the states after the rounds that are done, and tell their number if the process should be killed.
+
+        `best` are the best parameters so far, if they are kept; `state` holds them too, for a run that is continued.
+        """
+        save_checkpoint(self._folder, len(self._history), state, clients, self._rows.sync())
+        if best is not None:
+            write_params(self._folder / "best.npz", best)
+        self._summarize("running", None, 0.0, notes)
         self._saved = time.monotonic()
 
     def end(
@@ -137,7 +149,7 @@ class RunFolder:
         return self._summarize(status, message, compile_seconds, notes)
 
     def _summarize(
-        self, status: str, message: str | None, compile_seconds: float, notes: Mapping[str, Any] = MappingProxyType({})
+        self, status: str, message: str | None, compile_seconds: float, notes: Mapping[str, Any] = NO_NOTES
     ) -> dict[str, Any]:
         rows = self._history.rows
         last = rows[-1] if rows else {}

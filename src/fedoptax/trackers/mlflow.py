@@ -15,7 +15,7 @@ from fedoptax.trackers import Row, Tracked, flatten_config, numbers_of, title_of
 
 _LONGEST = 250  # characters of a parameter's value
 _BATCH = 1000  # metrics per call, MLflow's limit
-_STATES = {"completed": "FINISHED", "diverged": "FAILED", "interrupted": "KILLED"}
+_STATES = {"completed": "FINISHED", "stopped early": "FINISHED", "diverged": "FAILED", "interrupted": "KILLED"}
 
 
 class MLflow:

@@ -39,4 +39,4 @@ class WandB:
     def end(self, summary: Mapping[str, Any]) -> None:
         """Write the final values and end the run."""
         self._run.summary.update({"status": summary["status"]})
-        self._run.finish(exit_code=0 if summary["status"] == "completed" else 1)
+        self._run.finish(exit_code=0 if summary["status"] in ("completed", "stopped early") else 1)

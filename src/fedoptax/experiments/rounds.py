@@ -1,0 +1,145 @@
+"""What advances a run: the rounds of a simulation, by its program; a deployment has rounds of its own."""
+
+import time
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+from fedoptax._files import finite_or_none
+from fedoptax.algorithm import Tree
+from fedoptax.distributed import gather_from_all
+from fedoptax.engine.client_states import ClientStates, OnDevice, OnHost
+from fedoptax.engine.data import open_examples
+from fedoptax.engine.eager import eager_program
+from fedoptax.engine.faults import COUNTS, Faults, as_faults
+from fedoptax.engine.mesh import here
+from fedoptax.engine.plan import Plan, RunOptions
+from fedoptax.engine.program import MAX_ROUNDS, Point, program
+from fedoptax.engine.sampling import sample_cohort
+from fedoptax.storage.history import Row
+from fedoptax.tasks.task import Task
+
+CALL_SECONDS = 0.4  # aim of one call into the program: a lively bar, a quick stop, little overhead
+
+
+class Step(NamedTuple):
+    """What came of one call of `Rounds.advance`.
+
+    Attributes:
+      rows: of the history, one per round that was completed, in order.
+      status: `"running"`; `"diverged"` or `"interrupted"` ends the run.
+      message: one line about an interruption that no signal made, or why the run diverged.
+    """
+
+    rows: list[Row]
+    status: str = "running"
+    message: str | None = None
+
+
+class Rounds(Protocol):
+    """What advances a run: a simulation's program, or a deployment's network.
+
+    Attributes:
+      task: what is learned.
+      server: the server's state after the last completed round, as checkpoints keep it.
+      clients: all clients' states, likewise.
+      compile_seconds: spent on compiling for this run so far; 0 where another run had done it.
+    """
+
+    task: Task
+    server: Tree
+    clients: ClientStates
+    compile_seconds: float
+
+    def advance(self, done: int) -> Step:
+        """Do one or more of the rounds that follow the first `done`; states and rows change together."""
+
+    def saved(self) -> None:
+        """Take note that the states as they are were written to a checkpoint."""
+        return
+
+    def params(self) -> Tree:
+        """Return the parameters after the last completed round."""
+
+    def finish(self) -> Tree:
+        """Return the final parameters."""
+
+    def notes(self, done: int) -> dict[str, Any]:
+        """Return what summary.json has besides about the first `done` rounds."""
+        return {}
+
+
+class Simulation(Rounds):
+    """The rounds of an algorithm on a task, by its program; see `Rounds`."""
+
+    def __init__(self, task: Task, point: Point, options: RunOptions, plan: Plan) -> None:
+        self.task, self._options, self._plan = task, options, plan
+        self._algorithm, self._faults = point.algorithm, as_faults(options.faults)
+        if options.engine == "eager":
+            self.program, self._values = eager_program(task, self._algorithm, plan), {}
+        else:
+            self.program, self._values = program(task, point.make, plan, tuple(point.values)), point.arguments
+        self._key, self._length = jax.random.key(options.seed), 1
+        self.compile_seconds = 0.0
+        self._examples = open_examples(task, plan.examples, self._key, plan.cohort_size, plan.mesh)
+        self.server, client = self.program.start(self._values, self._key)
+        self.clients = (OnDevice if plan.client_states == "device" else OnHost)(client, task.num_clients)
+
+    def advance(self, done: int) -> Step:
+        """Do about `CALL_SECONDS` of rounds."""
+        compiled, begun = self.program.compile_seconds(), time.perf_counter()
+        last = self._options.rounds
+        end = min(done + self._length, self._next_evaluation(done) if self._options.looks_at_evaluations else last)
+        numbers = [np.int32(n) for n in (done, end, self._options.eval_every, last)]
+        size, num_clients = self._plan.cohort_size, self.task.num_clients
+        states = self.clients.take(lambda: np.asarray(sample_cohort(self._key, done, num_clients, size)))
+        rates = (self._faults or Faults()).rates()
+        data = self._examples(done)
+        result = self.program.advance(self._values, self.server, states, data, self._key, *numbers, rates)
+        self.server = result.server
+        self.clients.put(result.clients)
+        table = jax.device_get(result.rows)
+        compiling = self.program.compile_seconds() - compiled  # 0 where another run of the program, or a call, did it
+        self.compile_seconds += compiling
+        finite, count = bool(result.finite), int(result.round) - done
+        seconds = (time.perf_counter() - begun - compiling) / count
+        rows = [self._row(done + i + 1, table[i], seconds) for i in range(count if finite else count - 1)]
+        if not finite:
+            return Step(rows, "diverged")
+        if self._plan.examples == "device" and not isinstance(self.clients, OnHost):
+            seconds = float(gather_from_all(np.float32(seconds))[0])
+            self._length = max(1, min(MAX_ROUNDS, round(CALL_SECONDS / max(seconds, 1e-6))))
+        return Step(rows)
+
+    def params(self) -> Tree:
+        """Return the parameters of the server's state."""
+        return self._algorithm.params(self.server)
+
+    def finish(self) -> Tree:
+        """Return the final parameters; the states of a mesh come to one device."""
+        if self._plan.mesh > 1:
+            self.server = here(self.server)
+            if isinstance(self.clients, OnDevice):
+                self.clients.put(here(self.clients.tree))
+        return self.params()
+
+    def _next_evaluation(self, done: int) -> int:
+        """Return the round whose end is the next to be evaluated."""
+        every = self._options.eval_every
+        return min((done // every + 1) * every, self._options.rounds)
+
+    def _row(self, round: int, values: np.ndarray, seconds: float) -> Row:
+        """Return a row of the history from a row of the program's."""
+        row: Row = {"round": round, **dict(zip(self.program.columns, map(finite_or_none, values.tolist())))}
+        cohort_size = answers = self._plan.cohort_size
+        if self._plan.has_outcomes:
+            row |= {name: int(row[name]) for name in COUNTS}
+            answers = row["participants"] + row["rejected"]
+            if self._faults is None or self._faults.deadline is None:
+                del row["virtual_seconds"]
+        if self._algorithm.epsilon is not None:  # of those who hold the data, which a task's `devices` share
+            epsilon = self._algorithm.epsilon(round, cohort_size, self.task.clients.num_clients)
+            row["epsilon"] = finite_or_none(float(epsilon))
+        row["bytes_down"], row["bytes_up"] = cohort_size * self.program.bytes_down, answers * self.program.bytes_up
+        return row | {"seconds": seconds}

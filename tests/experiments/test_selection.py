@@ -1,0 +1,105 @@
+"""The best round of a run and its parameters, and runs that stop early: equal in both engines, and when resumed."""
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedoptax as fx
+from fedoptax.storage.folder import read_summary
+from same_results import assert_same_results
+from small import small_task
+
+ROUNDS, EVERY, PATIENCE = 14, 2, 2
+OPTIONS: dict[str, Any] = {"cohort_size": 3, "batch_size": 4, "eval_every": EVERY, "seed": 3, "mesh": 1}
+TASK, ALGORITHM = fx.with_validation(small_task(), 0.3), fx.fedavg(1.5)  # it overshoots, so the last is not the best
+KEPT = {"rounds": ROUNDS, "keep": "best", **OPTIONS}
+
+
+@cache
+def whole(engine: str = "compiled") -> fx.RunResult:
+    return fx.run(TASK, ALGORITHM, engine=engine, **KEPT)
+
+
+def best_by_hand(column: str = "val_nll") -> tuple[int, float, int]:
+    """The best round, its value, and the round of the first evaluation that is the second without a better one."""
+    best, value, waited = 0, float("inf"), 0
+    for row in fx.run(TASK, ALGORITHM, rounds=ROUNDS, **OPTIONS).history:
+        if row[column] is not None:
+            best, value, waited = (row["round"], row[column], 0) if row[column] < value else (best, value, waited + 1)
+            if waited == PATIENCE:
+                return best, value, row["round"]
+    raise AssertionError("it never waits that long")
+
+
+def assert_equal(a: Any, b: Any) -> None:
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+@pytest.mark.parametrize("engine", ["compiled", "eager"])
+def test_the_best_parameters_are_those_of_the_best_round(engine: str) -> None:
+    result = whole(engine)
+    values = {row["round"]: row["val_nll"] for row in result.history if row["val_nll"] is not None}
+    assert result.best == (min(values, key=lambda r: values[r]), "val_nll", min(values.values()))
+    assert result.best is not None and 0 < result.best.round < ROUNDS
+    short = fx.run(TASK, ALGORITHM, engine=engine, rounds=result.best.round, **OPTIONS)
+    assert_equal(result.best_params, short.params)
+    assert short.best_params is None and short.best == result.best
+    assert_equal(result.params, fx.run(TASK, ALGORITHM, engine=engine, rounds=ROUNDS, **OPTIONS).params)
+
+
+@pytest.mark.parametrize(("metric", "column"), [("nll", "val_nll"), ("test_nll", "test_nll")])
+@pytest.mark.parametrize("engine", ["compiled", "eager"])
+def test_a_run_stops_after_so_many_evaluations_without_a_better_one(engine: str, metric: str, column: str) -> None:
+    best, value, end = best_by_hand(column)
+    result = fx.run(TASK, ALGORITHM, rounds=ROUNDS, stop_after=f"{PATIENCE}:{metric}", engine=engine, **OPTIONS)
+    assert end < ROUNDS and end - best == PATIENCE * EVERY
+    assert (result.status, len(result.history)) == ("stopped early", end)
+    assert f"{column} has not improved in 2 evaluations since round {best}" in str(result.message)
+    assert result.history[best - 1][column] == pytest.approx(value, rel=1e-5)
+
+
+def test_a_resumed_run_keeps_the_same_and_stops_at_the_same_round(tmp_path: Path) -> None:
+    options = KEPT | {"stop_after": PATIENCE}
+    fx.run(TASK, ALGORITHM, out=tmp_path / "whole", **options)
+    end = read_summary(tmp_path / "whole")["rounds_done"]
+    for first in (2, best_by_hand()[0] + EVERY):  # before the best round, and after it
+        part = tmp_path / f"part-{first}"
+        fx.run(TASK, ALGORITHM, out=part, **options | {"rounds": first})
+        for _ in range(2):  # again, once it has stopped
+            result = fx.run(TASK, ALGORITHM, resume_from=part, **options)
+            assert (result.status, len(result.history)) == ("stopped early", end)
+            assert_equal(result.best_params, whole().best_params)
+            assert_same_results(part, tmp_path / "whole")
+            assert_same_results(part, tmp_path / "whole", "best.npz")
+            assert read_summary(part)["best"] == read_summary(tmp_path / "whole")["best"]
+
+
+def test_a_search_and_a_comparison_take_runs_that_stopped_early_as_done(tmp_path: Path) -> None:
+    options = {"rounds": ROUNDS, "stop_after": f"{PATIENCE}:val_nll", "keep": "best", **OPTIONS}
+    del options["seed"]
+    tuned = fx.tune(TASK, "fedavg", {"client_lr": [1.5, 1.0]}, tmp_path / "a", seed=3, select="val_nll", **options)
+    assert tuned.tried[0].status == "stopped early" and np.isfinite(tuned.tried[0].score)
+    for _ in range(2):
+        compared = fx.compare(
+            TASK, ["fedavg"], tmp_path / "b", seeds=[3], hyperparameters={"fedavg": {"client_lr": 1.5}}, **options
+        )
+        assert len(compared.histories["fedavg"][0]) == best_by_hand()[2] and not compared.diverged
+        stamp = (tmp_path / "b" / "fedavg" / "seed-3" / "best.npz").stat().st_mtime_ns
+    assert stamp == (tmp_path / "b" / "fedavg" / "seed-3" / "best.npz").stat().st_mtime_ns
+
+
+def test_predictions_are_of_the_best_parameters_where_they_were_kept(tmp_path: Path) -> None:
+    task = replace(TASK, predict=lambda params, batch: jnp.tanh(batch["x"] @ params["hidden"]["kernel"]))
+    result = fx.run(task, ALGORITHM, out=tmp_path, **KEPT)
+    models = {params: fx.load_model(tmp_path, params) for params in ("best", "last", None)}
+    x = task.clients.examples["x"]
+    for params, model in models.items():
+        kept = result.params if params == "last" else result.best_params
+        np.testing.assert_array_equal(model.params["out/bias"], kept["out"]["bias"])
+        assert np.array_equal(model.predict(x), result.predict(x)) == (params != "last")
