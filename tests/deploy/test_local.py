@@ -136,6 +136,8 @@ def test_a_resumed_run_keeps_its_app_and_its_rounds(tmp_path: Path, capsys: pyte
     ):  # fmt: skip
         assert fedoptax("deploy", "local", "--resume", out, *wrong) == 2
         assert name in capsys.readouterr().err
+    assert fedoptax("deploy", "local", "--resume", out, "--round", 5) == 2
+    assert "one of [6], got 5" in capsys.readouterr().err and not (work / "superlink").exists()
     server = socket.create_server(("127.0.0.1", 0))
     with server:  # the SuperLink's port is taken, so that it ends at once
         port = server.getsockname()[1]

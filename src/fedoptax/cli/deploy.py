@@ -148,7 +148,7 @@ def _print_simulation(deployment: Deployment) -> None:
 
 def _run(work: Path, out: Path, settings: LocalSettings, overrides: dict[str, Any], label: str) -> None:
     """Run the app in `work` and wait for its end."""
-    config, log = work / "run-config.toml", work / "run-log.txt"
+    config, log, before = work / "run-config.toml", work / "run-log.txt", read_summary(out)
     write_atomically(config, tomli_w.dumps(overrides).encode())
     with ExitStack() as stack:
         with status("starting a SuperLink and SuperNodes"):
@@ -171,5 +171,5 @@ def _run(work: Path, out: Path, settings: LocalSettings, overrides: dict[str, An
 
         federation.run(work / "app", config, log, watch)
     summary = read_summary(out)
-    if summary.get("status") != "completed":
+    if summary.get("status") != "completed" or summary == before:  # then the run did not begin
         raise RunError(summary.get("message") or last_words(log))

@@ -22,13 +22,13 @@ from fedoptax.engine.client_states import PLACES
 from fedoptax.engine.mesh import mesh_again
 from fedoptax.engine.plan import Plan, RunOptions, make_plan
 from fedoptax.engine.program import Fixed, Point
-from fedoptax.errors import UsageError, check_choice, check_number
+from fedoptax.errors import UsageError, check_choice, check_int, check_number
 from fedoptax.experiments.build import WRAPPERS
 from fedoptax.experiments.result import DivergedError, Interrupted, RunResult
 from fedoptax.experiments.rounds import Rounds, Simulation
 from fedoptax.experiments.selection import Watch, make_watch
 from fedoptax.experiments.signals import deferred_interrupt
-from fedoptax.storage.checkpoint import restore_checkpoint, rounds_of
+from fedoptax.storage.checkpoint import least_total, restore_checkpoint, rounds_of
 from fedoptax.storage.config import check_same_experiment, run_config
 from fedoptax.storage.folder import STOPPED, RunFolder, is_finished, locked, prepare, read_summary
 from fedoptax.storage.history import History, Row, read_rows
@@ -294,10 +294,9 @@ def _restore(rounds: Rounds, total: int, config: Mapping[str, Any], record: Reco
         return History()
     folder = Path(record.resume_from)
     check_same_experiment(folder, read_json(folder / "config.json"), config)
-    kept = rounds_of(folder)
-    if record.resume_round is not None and record.resume_round not in kept:
-        raise UsageError(f"round must be of a kept checkpoint, one of {kept}, got {record.resume_round}")
-    if not kept and read_summary(folder).get("status", "running") == "running":
+    if record.resume_round is not None:
+        check_int("rounds", total, least_total(folder, record.resume_round))
+    if not rounds_of(folder) and read_summary(folder).get("status", "running") == "running":
         return History()  # killed before its first checkpoint: begin again
     at_least, at_most = (0, total) if record.resume_round is None else [record.resume_round] * 2
     done, state = restore_checkpoint(folder, _saved(rounds, watch), rounds.clients, at_most, at_least)

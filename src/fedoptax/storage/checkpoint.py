@@ -24,7 +24,7 @@ import numpy as np
 from fedoptax._files import read_json, sync_folder, write_json
 from fedoptax.algorithm import Tree
 from fedoptax.engine.client_states import ClientStates, OnHost
-from fedoptax.errors import RunError, shorten
+from fedoptax.errors import RunError, UsageError, shorten
 from fedoptax.storage.history import begins_with
 
 KEEP = 2
@@ -90,8 +90,15 @@ def rounds_of(folder: Path) -> list[int]:
 
 
 def least_total(folder: Path, resume_round: int | None = None) -> int:
-    """Return the least total of rounds of a run that continues from its last checkpoint, or from an earlier one."""
-    return max(1, max(rounds_of(folder), default=1) if resume_round is None else resume_round)
+    """Return the least total of rounds of a run that continues from its last checkpoint, or from an earlier one.
+
+    Raises:
+      UsageError: no checkpoint of `resume_round` is kept.
+    """
+    kept = rounds_of(folder)
+    if resume_round is not None and resume_round not in kept:
+        raise UsageError(f"round must be of a kept checkpoint, one of {kept}, got {resume_round}")
+    return max(1, max(kept, default=1) if resume_round is None else resume_round)
 
 
 def _place(folder: Path, name: int | str) -> Path:
