@@ -77,9 +77,14 @@ def test_baselines_stand_in_the_table_and_resume(clean_home: None, capsys: pytes
     small = ["--task", "digits", "--model", "logistic", "--num-clients", "8", "--cohort-size", "3"]
     names = ["fedavg", "local", "centralized"]
     assert (
-        fedoptax("compare", *small, "--algorithms", ",".join(names), "--seeds", "1", "--rounds", "4", "--out", "a") == 0
-    )
+        fedoptax(
+            "compare", *small, "--algorithms", ",".join(names), "--seeds", "1", "--rounds", "4", "--personalize", "2",
+            "--out", "a",
+        )
+        == 0
+    )  # fmt: skip
     table = capsys.readouterr().out
+    assert "Personalized worst 10 %" in table and table.count(" → ") == 3  # of FedAvg alone
     assert all(f"| {name} " in table for name in names) and table.count("| preset ") == 3
     for name in names[1:]:
         assert fedoptax("run", *small, "--algorithm", name, "--rounds", "2", "--out", name) == 0

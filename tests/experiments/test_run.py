@@ -24,6 +24,7 @@ from small import small_task
 
 OPTIONS: dict[str, Any] = {"cohort_size": 3, "batch_size": 4, "eval_every": 2, "seed": 3}
 TASK, ALGORITHM = small_task(), fx.fedadam(0.3, 0.1)
+VALIDATED = fx.with_validation(TASK, 0.3)
 
 
 def test_the_history_has_one_row_per_round() -> None:
@@ -184,6 +185,16 @@ REFUSALS: list[tuple[Callable[[Path], object], str]] = [
     (refused(keep="best:nlll"), "keep metric"),
     (refused(keep="best:train_loss"), "keep metric"),
     (refused(stop_after=0), "stop_after"),
+    (refused(personalize=2), "held-out|test examples of the clients"),
+    *(
+        (lambda folder, own=own: fx.run(VALIDATED, ALGORITHM, out=folder / "a", **(OPTIONS | own)), argument)
+        for own, argument in (
+            ({"personalize": 2}, "STEPS:LR"),
+            ({"personalize": 0}, "personalize"),
+            ({"personalize": "2:fast"}, "STEPS:LR"),
+            ({"personalize": "2:0.1", "examples": "stream"}, "on the device"),
+        )
+    ),
     (refused(stop_after="soon:nll"), "stop_after"),
     (lambda folder: fx.run(small_task(test=None), ALGORITHM, stop_after=1, out=folder / "a", **OPTIONS), "stop_after"),
     (lambda folder: fx.run(TASK, ALGORITHM, trackers=[object()]), "trackers"),

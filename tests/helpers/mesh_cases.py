@@ -16,7 +16,7 @@ from small import SIZES, masked_loss, ragged_clients, small_task
 
 ALGORITHMS: dict[str, tuple[Any, dict[str, Any]]] = {
     "fedadam": (fx.fedadam(0.3, 0.1), {}),
-    "scaffold": (fx.scaffold(0.3), {}),
+    "scaffold": (fx.scaffold(0.3), {"personalize": "2:0.1"}),
     "fafed": (fx.fafed(0.1), {}),
     "dropout": (fx.scaffold(0.3), {"faults": {"dropout": 0.3}}),
     "secure": (fx.fafed(0.1), {"secure_aggregation": 4.0}),
@@ -44,6 +44,8 @@ def result(name: str, loop: str, cohort: int, devices: int) -> Any:
         **options,
     )
     columns = {name: done.history.column(name) for name in done.history[-1] if name != "seconds"}
+    if done.personalized is not None:
+        columns |= {f"client_{name}_after": [value] for name, value in done.personalized["after"].items()}
     return jax.tree.map(lambda a: np.asarray(a, np.float64), (done.params, done.state, done.clients.tree, columns))
 
 

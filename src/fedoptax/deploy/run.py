@@ -208,6 +208,10 @@ class NetworkRounds:
         """Return the final parameters."""
         return self.params()
 
+    def evaluate_end(self, params: Tree) -> dict[str, Any]:
+        """Return nothing: clients evaluate with `eval_fraction`."""
+        return {}
+
     def notes(self, done: int) -> dict[str, Any]:
         """Return who was left out: by partition the number of rounds, and the node and the reason of the last."""
         left_out: dict[int, dict[str, Any]] = {}

@@ -97,33 +97,37 @@ def evaluate_own(task: Task, models: Tree, data: Mapping[str, EvaluationData]) -
     """
     clients = jax.tree.leaves(models)[0].shape[0]
     owned = {part: owners for part in data if (owners := held_out(task, part)[1]) is not None}
-    sums = {
-        part: own_sums(task, models, data[part], np.asarray(owners))
-        for part, owners in owned.items()
-        if np.min(owners) < clients
-    }
+    sums = {part: own_sums(task, models, data[part], part) for part in owned if np.min(owned[part]) < clients}
     if not sums:
         raise UsageError(f"task '{task.name}' must have test or validation examples of clients that train")
     return _summarize(task, sums)
 
 
-def own_sums(task: Task, models: Tree, data: EvaluationData, owners: np.ndarray) -> Sums:
+def own_sums(task: Task, models: Tree, data: EvaluationData, part: str) -> Sums:
     """Sum each metric per client, (N,), by its own model of `models` (N, …)."""
-    clients = jax.tree.leaves(models)[0].shape[0]
-    counts = np.bincount(owners, minlength=clients)[:clients]
-    batch = min(int(counts.max()), task.eval_batch)
-    places = np.arange(-(-int(counts.max()) // batch) * batch).reshape(-1, batch)
+    clients = jnp.arange(jax.tree.leaves(models)[0].shape[0], dtype=jnp.int32)
+    evaluate_client = own_evaluation(task, data, part)
+    return jax.lax.map(lambda given: evaluate_client(*given), (models, clients))
+
+
+def own_evaluation(task: Task, data: EvaluationData, part: str) -> Callable[[Tree, jax.Array], Sums]:
+    """Make `(model, client) -> sums` of each metric over the examples of a part that are the client's."""
+    owners = np.asarray(held_out(task, part)[1])
+    counts = np.bincount(owners, minlength=task.clients.num_clients)
+    most = int(counts[: task.clients.num_clients].max())
+    batch = min(most, task.eval_batch)
+    places = np.arange(-(-most // batch) * batch).reshape(-1, batch)
     order = jnp.asarray(np.argsort(owners, kind="stable"), jnp.int32)
+    starts, ends = (jnp.asarray(np.cumsum(counts) - first, jnp.int32) for first in (counts, 0))
     flat = {name: array.reshape(-1, *array.shape[2:]) for name, array in data.examples.items()}
 
-    def of_client(given: tuple[Tree, jax.Array, jax.Array]) -> Sums:
-        model, start, count = given
-        rows = order.at[start + places].get(mode="clip")
-        examples = {name: array[rows] for name, array in flat.items()} | {"mask": jnp.less(places, count)}
+    def of_client(model: Tree, client: jax.Array) -> Sums:
+        chosen = starts[client] + places
+        rows = order.at[chosen].get(mode="clip")
+        examples = {name: array[rows] for name, array in flat.items()} | {"mask": jnp.less(chosen, ends[client])}
         return jax.tree.map(lambda a: a[0], _sums(task, model, EvaluationData(examples, None)))
 
-    starts = jnp.asarray(np.cumsum(counts) - counts, jnp.int32)
-    return jax.lax.map(of_client, (models, starts, jnp.asarray(counts, jnp.int32)))
+    return of_client
 
 
 def _summarize(task: Task, sums: Mapping[str, Sums]) -> dict[str, jax.Array]:

@@ -60,6 +60,8 @@ class RunOptions:
         examples, or where there are none on test examples; `"best:METRIC"` by another, such as `best:val_loss`.
       stop_after: `N` or `"N:METRIC"` ends the run early after N evaluations (not rounds) without a better value of the
         metric, by default that of `keep="best"`.
+      personalize: `STEPS` or `"STEPS:LR"`: after the run each client's held-out examples are evaluated before and after
+        so many local SGD steps from the global model, with rate LR or else the run's `client_lr`; see `personalize`.
 
     Raises:
       UsageError: a value is outside its range, whatever the task.
@@ -83,6 +85,7 @@ class RunOptions:
     secure_aggregation: float | None = None
     keep: str | None = None
     stop_after: str | int | None = None
+    personalize: str | int | None = None
 
     def __post_init__(self) -> None:
         counts = ["rounds", "cohort_size", "batch_size", "local_epochs", "eval_every"]
@@ -110,6 +113,8 @@ class RunOptions:
             parse_keep(self.keep)
         if self.stop_after is not None:
             parse_stop_after(self.stop_after)
+        if self.personalize is not None:
+            parse_personalize(self.personalize)
 
     @property
     def work(self) -> LocalWork:
@@ -133,6 +138,19 @@ def parse_stop_after(text: str | int) -> tuple[int, str | None]:
     """Return the number and the metric in `N:METRIC`, None for `N` alone."""
     number, _, metric = str(text).partition(":")
     return check_int("stop_after", int(number) if number.isdecimal() else number), metric or None
+
+
+def parse_personalize(text: str | int) -> tuple[int, float | None]:
+    """Return the steps and the learning rate in `STEPS:LR`, None for `STEPS` alone."""
+    number, _, lr = str(text).partition(":")
+    steps = check_int("personalize", int(number) if number.isdecimal() else number)
+    try:
+        rate = float(lr) if lr else None
+    except ValueError:
+        raise UsageError(f"personalize must be STEPS or STEPS:LR, got {text!r}") from None
+    if rate is not None:
+        check_number("personalize", rate, 0, open_low=True)
+    return steps, rate
 
 
 @dataclass(frozen=True)
@@ -176,13 +194,16 @@ def make_plan(options: RunOptions, task: Task, algorithm: FedAlgorithm) -> Plan:
     place = choose_place(options.client_states, "host", nbytes(client) * task.num_clients, mesh)
     if jax.process_count() > 1 and place != "device":
         raise UsageError(f"client_states must be device with {jax.process_count()} processes, got {place!r}")
+    examples = choose_place(options.examples, "stream", nbytes(task.clients.examples), mesh)
+    if options.personalize is not None and examples != "device":
+        raise UsageError(f"personalize needs all training examples on the device, got examples {examples!r}")
     return Plan(
         options.cohort_size,
         options.work,
         options.weighting or algorithm.weighting,
         options.client_loop,
         place,
-        choose_place(options.examples, "stream", nbytes(task.clients.examples), mesh),
+        examples,
         options.faults is not None,
         aggregator,
         mesh,

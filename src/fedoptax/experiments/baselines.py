@@ -75,6 +75,10 @@ class OwnModels(Simulation):
                 row |= {name: float(values[name]) for name in self._columns}
         return step
 
+    def evaluate_end(self, params: Tree) -> dict[str, Any]:
+        """Return nothing: there is no global model, or no client of its own to personalize it."""
+        return {}
+
     def params(self) -> Tree:
         """Return the parameters: of the one model, or of all clients, stacked."""
         models = self._models()

@@ -12,6 +12,7 @@ from typing import Any
 from fedoptax._files import to_plain, using
 from fedoptax._html import html_table
 from fedoptax.algorithms.baselines import BASELINES
+from fedoptax.engine.personalization import with_rate
 from fedoptax.engine.plan import make_plan
 from fedoptax.errors import RunError, UsageError, check_int
 from fedoptax.experiments.baselines import find_simulation
@@ -226,6 +227,7 @@ def _check(task: Task, comparison: Comparison) -> None:
         if name in comparison.tunings:
             check_search(task, comparison.tunings[name])
         else:
+            with_rate(rounds, task, comparison.hyperparameters[name])
             make_plan(rounds, task, wrap(build(name, comparison.hyperparameters[name]), **record.wrappers))
 
 

@@ -34,6 +34,7 @@ class RunResult:
       task: what was learned, for `predict`; a copy by pickle has none.
       best: the best evaluated round (`round`, `metric`, `value`), by the metric of `keep`; None if none was evaluated.
       best_params: its parameters, with `keep`; else None.
+      personalized: with `personalize`, what came of it, as in summary.json.
       signal: the number of the signal that asked to stop (2: Ctrl-C), else 0; it may come in the last round.
     """
 
@@ -49,6 +50,7 @@ class RunResult:
     task: Task | None = field(default=None, repr=False)
     best: BestRound | None = None
     best_params: Tree | None = field(default=None, repr=False)
+    personalized: dict[str, Any] | None = None
 
     @cached_property
     def model(self) -> TrainedModel:

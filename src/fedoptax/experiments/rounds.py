@@ -14,6 +14,7 @@ from fedoptax.engine.data import open_examples
 from fedoptax.engine.eager import eager_program
 from fedoptax.engine.faults import COUNTS, Faults, as_faults
 from fedoptax.engine.mesh import here
+from fedoptax.engine.personalization import personalize
 from fedoptax.engine.plan import Plan, RunOptions
 from fedoptax.engine.program import MAX_ROUNDS, Point, program
 from fedoptax.engine.sampling import sample_cohort
@@ -64,6 +65,10 @@ class Rounds(Protocol):
 
     def finish(self) -> Tree:
         """Return the final parameters."""
+
+    def evaluate_end(self, params: Tree) -> dict[str, Any]:
+        """Return what summary.json has besides about the parameters in use, once the run ended."""
+        return {}
 
     def notes(self, done: int) -> dict[str, Any]:
         """Return what summary.json has besides about the first `done` rounds."""
@@ -123,6 +128,13 @@ class Simulation(Rounds):
             if isinstance(self.clients, OnDevice):
                 self.clients.put(here(self.clients.tree))
         return self.params()
+
+    def evaluate_end(self, params: Tree) -> dict[str, Any]:
+        """Return what comes of the parameters when clients personalize them, if that was asked for."""
+        text = self._options.personalize
+        return (
+            {} if text is None else {"personalized": personalize(self.task, params, self._plan, str(text), self._key)}
+        )
 
     def _next_evaluation(self, done: int) -> int:
         """Return the round whose end is the next to be evaluated."""

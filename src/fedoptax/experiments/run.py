@@ -20,6 +20,7 @@ from fedoptax.algorithm import FedAlgorithm, Tree
 from fedoptax.distributed import broadcast, check_same, gather_from_all, is_distributed, is_leader, run_on_all_or_fail
 from fedoptax.engine.client_states import PLACES
 from fedoptax.engine.mesh import mesh_again
+from fedoptax.engine.personalization import with_rate
 from fedoptax.engine.plan import Plan, RunOptions, make_plan
 from fedoptax.engine.program import Fixed, Point
 from fedoptax.errors import UsageError, check_choice, check_int, check_number
@@ -30,7 +31,7 @@ from fedoptax.experiments.selection import Watch, make_watch
 from fedoptax.experiments.signals import deferred_interrupt
 from fedoptax.storage.checkpoint import least_total, restore_checkpoint, rounds_of
 from fedoptax.storage.config import check_same_experiment, run_config
-from fedoptax.storage.folder import STOPPED, RunFolder, is_finished, locked, prepare, read_summary
+from fedoptax.storage.folder import ENDED, STOPPED, RunFolder, is_finished, locked, prepare, read_summary
 from fedoptax.storage.history import History, Row, read_rows
 from fedoptax.storage.model import write_model
 from fedoptax.tasks.task import Task, check_task
@@ -150,6 +151,7 @@ def simulate(
     point = algorithm if isinstance(algorithm, Point) else Point(Fixed(algorithm), {})
     if record.resume_from is not None and not is_distributed():
         options = _as_begun(options, Path(record.resume_from))
+    options = with_rate(options, task, {**point.values, **record.hyperparameters})
     plan, watch = make_plan(options, task, point.algorithm), make_watch(task, options)
     if not is_leader():
         record = replace(record, out=None, resume_from=None, resume_round=None, trackers=(), progress=False)
@@ -231,11 +233,11 @@ def run_rounds(
         def save(folder: RunFolder) -> None:
             folder.save(_saved(rounds, watch), rounds.clients, watch.best_params, watch.notes())
 
-        def end(status: str, message: str | None, params: Tree) -> None:
+        def end(status: str, message: str | None, params: Tree, notes: Mapping[str, Any]) -> None:
             if folder is not None:
                 save(folder)
-                notes = watch.notes() | rounds.notes(len(history))
-                summary = folder.end(status, message, params, rounds.compile_seconds, notes)
+                told = {**watch.notes(), **rounds.notes(len(history)), **notes}
+                summary = folder.end(status, message, params, rounds.compile_seconds, told)
                 notify(trackers, lambda tracker: tracker.end(summary))
 
         history, folder = run_on_all_or_fail(begin)
@@ -274,12 +276,14 @@ def run_rounds(
                 f"{record.label} diverged in round {len(history) + 1} (seed {config['seed']}): "
                 f"{message or 'loss or state is not finite'}; the state after round {len(history)} is kept"
             )
-        params = rounds.finish()
-        run_on_all_or_fail(lambda: end(status, message, params))
+        params, best = rounds.finish(), watch.best_params
+        notes = rounds.evaluate_end(params if best is None else best) if status in ENDED else {}
+        run_on_all_or_fail(lambda: end(status, message, params, notes))
         signal = signal or int(gather_from_all(np.int32(stop())).max())  # else the next of several runs would begin
     return RunResult(
         history, params, rounds.server, rounds.clients, status, message, record.folder,
-        dict(record.hyperparameters), signal, rounds.task, watch.best, watch.best_params,
+        dict(record.hyperparameters), signal, rounds.task, watch.best, best,
+        notes.get("personalized"),
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from fedoptax._html import html_table
 from fedoptax._progress import Update, bar
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.engine.evaluation import column_names, evaluation_data
+from fedoptax.engine.personalization import with_rate
 from fedoptax.engine.plan import make_plan
 from fedoptax.engine.program import Point
 from fedoptax.errors import RunError, UsageError, check_choice, check_int
@@ -315,9 +316,10 @@ def check_not_own(options: Mapping[str, Any]) -> None:
 def check_search(task: Task, tuning: Tuning) -> None:
     """Check that a search can be carried out."""
     make = _point_maker(tuning)
+    rounds = split_options(tuning.options)[0]
     for point in points(tuning.grid) if tuning.search == "grid" else [_next_point(tuning, [])]:
         algorithm = make(point).algorithm
-    rounds = split_options(tuning.options)[0]
+        with_rate(rounds, task, {**tuning.fixed, **point})
     make_plan(rounds, task, algorithm)
     make_watch(task, rounds)
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,8 +39,9 @@ def final_table(runs: Sequence[Run], target: float | None = None) -> pd.DataFram
     client and round), `total_bytes` (mean over seeds), `seconds_per_round` (median over rounds and seeds),
     `participants` (per round, mean over rounds and seeds), `epsilon` (at the end, the largest of the seeds),
     `client_spread` and `client_worst` (the standard deviation of the metric over clients, and its mean over the worst
-    tenth of them, at the last evaluated round, mean over seeds), `rates` (where the learning rates come from),
-    `complete`, `status`. What the runs do not have is NaN.
+    tenth of them, at the last evaluated round, mean over seeds), `before` and `after` (the metric over clients, before
+    and after `local_steps` of personalization, likewise with `_spread` and `_worst`), `rates` (where the learning rates
+    come from), `complete`, `status`. What the runs do not have is NaN.
 
     Args:
       runs: from `load_runs`.
@@ -101,6 +103,7 @@ def _final_row(group: Group) -> Row:
         **dict.fromkeys(("target", "rounds_to_target", "bytes_to_target", "gradients_to_target")),
         "client_spread": _mean([_last(run, f"{client_column}_spread") for run in group.counted_runs]),
         "client_worst": _mean([_last(run, f"{client_column}_worst_decile") for run in group.counted_runs]),
+        **_personalized(group),
         "bytes_up": float(size.get("up_per_client", NAN)),
         "bytes_down": float(size.get("down_per_client", NAN)),
         "total_bytes": _mean([run.bytes_per_round().sum(min_count=1) for run in group.runs]),
@@ -130,6 +133,17 @@ def _best_rounds(group: Group) -> Row:
         "best_round": _median([float(round) for round, *_ in found]),
         "at_best": _mean([value for *_, value in found]) if metric != group.metric else NAN,
     }
+
+
+def _personalized(group: Group) -> Row:
+    """What the metric was over clients before and after local steps from the global model, mean over seeds."""
+    found = [run.summary["personalized"] for run in group.counted_runs if run.summary.get("personalized")]
+    row: Row = {"local_steps": found[0]["steps"] if found else NAN}
+    for when in ("before", "after"):
+        for what, name in (("mean", ""), ("spread", "_spread"), ("worst_decile", "_worst")):
+            values = [NAN if own[when][what] is None else own[when][what] for own in found]
+            row[f"{when}{name}"] = _mean(values)
+    return row
 
 
 def _compare_to_best(row: Row, rivals: Sequence[Row]) -> Row:
@@ -217,6 +231,7 @@ def shown_columns(table: pd.DataFrame) -> list[Column]:
     target = words.join_values(words.format_number(value, 3) for value in table["target"].dropna()) or "target"
     chosen = words.join_values(words.metric_words(name) for name in table["best_metric"])
     window = words.join_values(table["last_window"])
+    local_steps = words.join_values(table["local_steps"].dropna().astype(int))
 
     def column(name: str, header: str, hint: str, write: Callable[[Any], str] = words.format_number) -> Column:
         return Column(name, header, hint, lambda row: write(row[name]))
@@ -233,6 +248,10 @@ def shown_columns(table: pd.DataFrame) -> list[Column]:
         if row["pairs"] < LEAST_PAIRS:
             return f"{text}, too few seeds"
         return f"{text}, p {row['p_behind']:.2g}" + (", within a point" if row["p_within_point"] < LEVEL else "")
+
+    def write_change(name: str, row: Row) -> str:
+        parts = [words.format_number(row[f"{when}{name}"]) for when in ("before", "after")]
+        return words.DASH if math.isnan(row[f"after{name}"]) else " → ".join(parts)
 
     def write_seeds(row: Row) -> str:
         return str(row["seeds"]) if row["counted"] == row["seeds"] else f"{row['counted']} of {row['seeds']}"
@@ -294,6 +313,18 @@ def shown_columns(table: pd.DataFrame) -> list[Column]:
             "client_spread", "Client std", "standard deviation over clients' own held-out examples, mean over seeds"
         ),
         column("client_worst", "Worst 10 %", "mean over the worst tenth of the clients, and over seeds"),
+        *(
+            Column(f"after{name}", f"Personalized{title}", hint, partial(write_change, name))
+            for name, title, hint in (
+                (
+                    "",
+                    "",
+                    f"mean over clients before → after {local_steps} local steps from the global model, and seeds",
+                ),
+                ("_spread", " std", "standard deviation over clients, before → after"),
+                ("_worst", " worst 10 %", "mean over the worst tenth of the clients, before → after"),
+            )
+        ),
         column("participants", "Participants", "clients per round whose uploads counted, mean over rounds and seeds"),
         column("epsilon", "Epsilon", "privacy spent at the end, the largest of the seeds"),
     ]

@@ -28,7 +28,7 @@ FREE = {
     "gradients_per_step", "rates",
 }  # fmt: skip
 """What may change when a run is continued."""
-UNUSED = {"faults", "wrappers", "aggregate", "keep", "stop_after", "client_loop", "trackers", "rates"}
+UNUSED = {"faults", "wrappers", "aggregate", "keep", "stop_after", "personalize", "client_loop", "trackers", "rates"}
 """What is named only where it is used."""
 
 
@@ -66,6 +66,7 @@ def run_config(
         "aggregate": aggregate if aggregate != "mean" else None,
         "keep": options.keep,
         "stop_after": options.stop_after,
+        "personalize": options.personalize,
         "seed": options.seed,
         "eval_every": options.eval_every,
         "client_states": plan.client_states,

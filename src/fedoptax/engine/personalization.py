@@ -1,0 +1,115 @@
+"""Personalization: each client takes local SGD steps from the global model; its held-out examples before and after."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedoptax._files import finite_or_none
+from fedoptax.algorithm import Tree, local_steps
+from fedoptax.engine.batches import LocalWork, client_batches, task_grad_fn
+from fedoptax.engine.data import DeviceData, device_data
+from fedoptax.engine.evaluation import (
+    Sums,
+    client_summary,
+    held_out,
+    metric_values,
+    own_evaluation,
+    part_by_client,
+    primary_metric,
+)
+from fedoptax.engine.mesh import AXIS, over_mesh, replicate
+from fedoptax.engine.plan import Plan, RunOptions, parse_personalize, runs_sequentially
+from fedoptax.errors import UsageError
+from fedoptax.schedules import is_schedule, parse_schedule, value_at
+from fedoptax.tasks.task import Task
+
+KEY = 3  # folded into a run's key, after those of the parameters, the rounds and the cohorts
+
+
+def clients_with_held_out(task: Task) -> tuple[str, np.ndarray]:
+    """Return the part of which clients that train have examples, and these clients, increasing.
+
+    Raises:
+      UsageError: there are none.
+    """
+    part = part_by_client(task)
+    owners = np.unique(np.asarray(held_out(task, part)[1])) if part is not None else np.arange(0)
+    clients = owners[owners < task.clients.num_clients]
+    if part is None or not len(clients):
+        raise UsageError(
+            f"personalize needs test examples of the clients that train, or --validation-fraction, and task "
+            f"'{task.name}' has neither"
+        )
+    return part, clients
+
+
+def with_rate(options: RunOptions, task: Task, hyperparameters: Mapping[str, Any]) -> RunOptions:
+    """Return options whose `personalize` has a learning rate: its own, else the `client_lr` of the last round.
+
+    Raises:
+      UsageError: there is no `client_lr`, or no client that trains has held-out examples.
+    """
+    if options.personalize is None:
+        return options
+    clients_with_held_out(task)
+    steps, lr = parse_personalize(options.personalize)
+    if lr is None:
+        if "client_lr" not in hyperparameters:
+            raise UsageError("personalize needs a learning rate where the algorithm has no client_lr: give STEPS:LR")
+        rate = hyperparameters["client_lr"]
+        lr = float(value_at(parse_schedule(rate) if is_schedule(rate) else rate, options.rounds - 1))
+    return replace(options, personalize=f"{steps}:{lr!r}")
+
+
+def personalize(task: Task, params: Tree, plan: Plan, text: str, key: jax.Array) -> dict[str, Any]:
+    """Evaluate every client's held-out examples with a model, and with its own after local SGD steps from there.
+
+    `text` is `STEPS:LR`. The steps are on the client's training examples, in minibatches of the plan's size; `key` is
+    the run's.
+
+    Returns:
+      As summary.json has it: `steps`, `client_lr`, `metric`, the number of `clients`, and `before` and `after`, each
+      with mean, spread and worst decile of the primary metric over the clients; None for what is not finite.
+    """
+    (part, clients), (steps, lr) = clients_with_held_out(task), parse_personalize(text)
+    padded = np.resize(clients, -(-len(clients) // plan.mesh) * plan.mesh).astype(np.int32)
+    given = params, device_data(task, plan.mesh), jax.random.fold_in(key, KEY), padded, np.float32(lr)
+    found = _program(task, plan, part, steps)(*(replicate(given, plan.mesh) if plan.mesh > 1 else given))
+    summaries = []
+    for sums in jax.tree.map(lambda a: jnp.asarray(np.asarray(a)[: len(clients)]), found):
+        values = metric_values(task, sums)
+        metric = primary_metric(task, values)
+        own = client_summary(values[metric], jnp.ones(len(clients), bool), task.higher_is_better)
+        summaries.append({name: finite_or_none(float(value)) for name, value in own.items()})
+    told = {"steps": steps, "client_lr": lr, "metric": f"{part}_{metric}", "clients": len(clients)}
+    return told | dict(zip(("before", "after"), summaries, strict=True))
+
+
+@lru_cache(maxsize=4)
+def _program(task: Task, plan: Plan, part: str, steps: int) -> Callable[..., tuple[Sums, Sums]]:
+    """Make `(params, data, key, clients, lr) -> sums before, sums after`, by client, compiled."""
+    work, sizes = LocalWork(plan.work.batch_size, steps=steps), task.clients.sizes
+    is_sequential, grad_fn = runs_sequentially(plan, task), task_grad_fn(task)
+
+    def of_clients(params: Tree, data: DeviceData, key: jax.Array, clients: jax.Array, lr: jax.Array) -> Any:
+        evaluate = own_evaluation(task, data.held_out[part], part)
+
+        def step(model: Tree, batch: Any) -> tuple[Tree, jax.Array]:
+            loss, grads = grad_fn(model, batch)
+            return jax.tree.map(lambda p, g: (p - lr * g).astype(p.dtype), model, grads), loss
+
+        def of_client(i: jax.Array) -> tuple[Sums, Sums]:
+            own = data.examples, data.offsets[i], data.sizes[i], jax.random.fold_in(key, i)
+            batches = client_batches(*own, work, int(sizes.max()), is_sequential, int(sizes.min()))
+            return evaluate(params, i), evaluate(local_steps(step, params, batches)[0], i)
+
+        own = clients if plan.mesh == 1 else clients.reshape(plan.mesh, -1)[jax.lax.axis_index(AXIS)]
+        sums = jax.lax.map(of_client, own, batch_size=None if is_sequential else plan.cohort_size)
+        return sums if plan.mesh == 1 else jax.lax.all_gather(sums, AXIS, tiled=True)
+
+    return jax.jit(of_clients if plan.mesh == 1 else over_mesh(of_clients, plan.mesh))

@@ -1,0 +1,48 @@
+"""Personalization against gradient descent by hand, client by client."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import fedoptax as fx
+from fedoptax.storage.folder import read_json
+from small import small_task
+
+LR, STEPS = 0.3, 3
+TASK = fx.with_validation(small_task(), 0.3)
+OPTIONS: dict[str, Any] = {"rounds": 6, "cohort_size": 3, "batch_size": 16, "eval_every": 2, "mesh": 1}
+
+
+def by_hand(params: Any, steps: int) -> dict[str, float]:
+    """Descend on all of each client's training examples, and summarize nll on its held-out examples."""
+    assert TASK.validation is not None and TASK.validation_owners is not None
+    values = []
+    for i in np.unique(TASK.validation_owners):
+        own, key = TASK.clients.client(i), jax.random.key(0)
+        batch = own | {"mask": np.ones(len(own["y"]), bool)}
+        model = params
+        for _ in range(steps):
+            model = jax.tree.map(lambda p, g: p - LR * g, model, jax.grad(TASK.loss)(model, batch, key))
+        held_out = {name: array[TASK.validation_owners == i] for name, array in TASK.validation.items()}
+        values.append(np.mean(TASK.metrics(model, held_out)["nll"]))
+    return {"mean": np.mean(values), "spread": np.std(values), "worst_decile": np.max(values)}
+
+
+@pytest.mark.parametrize("client_loop", ["loop", "vmap"])
+@pytest.mark.parametrize("keep", [None, "best"])
+def test_each_client_takes_its_steps_from_the_model_in_use(client_loop: str, keep: str | None, tmp_path: Path) -> None:
+    options = {"client_loop": client_loop, "keep": keep, "hyperparameters": {"client_lr": f"constant({LR})"}}
+    result = fx.run(TASK, fx.fedavg(1.5), personalize=STEPS, out=tmp_path, **OPTIONS, **options)
+    params = result.params if keep is None else result.best_params
+    found = result.personalized
+    assert found is not None and found == read_json(tmp_path / "summary.json")["personalized"]
+    assert (found["steps"], found["client_lr"], found["metric"]) == (STEPS, LR, "val_nll")
+    assert found["clients"] == len(np.unique(TASK.validation_owners))
+    assert found["before"] == pytest.approx(by_hand(params, 0), rel=1e-5)
+    assert found["after"] == pytest.approx(by_hand(params, STEPS), rel=1e-4)
+    assert result.best is not None and result.best.round < OPTIONS["rounds"]
+    row = result.history[(OPTIONS["rounds"] if keep is None else result.best.round) - 1]
+    assert found["before"]["mean"] == pytest.approx(row["client_nll_mean"], rel=1e-5)
