@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from fedoptax.errors import UsageError
-from fedoptax.models import shakespeare_rnn, so_logistic, so_rnn, wikitext_lstm
+from fedoptax.models import gpt, shakespeare_rnn, so_logistic, so_rnn, wikitext_lstm
 from small_models import KEY, normal, paths, size, some_params
 
 SMALL = {
     "shakespeare_rnn": shakespeare_rnn(11, embedding=3, units=(5, 4)),
     "so_rnn": so_rnn(11, embedding=3, units=5),
     "wikitext_lstm": wikitext_lstm(11, units=5, layers=2),
+    "gpt": gpt(11, context=6, width=4, depth=1, heads=2),
 }
 
 
@@ -33,7 +34,9 @@ def test_models_have_the_published_sizes(model, parameters):
     assert size(model) == parameters
 
 
-@pytest.mark.parametrize("name", [pytest.param("shakespeare_rnn", marks=pytest.mark.long), "so_rnn", "wikitext_lstm"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("shakespeare_rnn", marks=pytest.mark.long), "so_rnn", "wikitext_lstm", "gpt"]
+)
 def test_logits_depend_only_on_what_came_before(name):
     """So padding after a sequence changes nothing before it; and examples of a batch are apart."""
     model, ids = SMALL[name], some_ids()

@@ -16,6 +16,7 @@ from fedoptax.tasks.recipe import PARTITION_OPTIONS, TASK_OPTIONS
 def test_each_task_lists_the_options_it_takes_with_their_types() -> None:
     for_all = {"compute_dtype": str, "validation_fraction": float}
     assert TASKS["counterexample"].option_types() == for_all
+    assert {"model": str, "lora": int, "base": str}.items() <= TASKS["digits"].option_types().items()
     assert TASKS["synthetic"].option_types() == {
         "alpha": float, "beta": float, "num_clients": int, **for_all,
     }  # fmt: skip

@@ -26,6 +26,8 @@ from fedoptax.models.text import shakespeare_rnn as shakespeare_rnn
 from fedoptax.models.text import so_logistic as so_logistic
 from fedoptax.models.text import so_rnn as so_rnn
 from fedoptax.models.text import wikitext_lstm as wikitext_lstm
+from fedoptax.models.transformer import gpt as gpt
+from fedoptax.models.transformer import vit
 
 MODELS: dict[str, Callable[..., Model]] = {
     "logistic": logistic,
@@ -40,5 +42,7 @@ MODELS: dict[str, Callable[..., Model]] = {
     "fafed_fmnist_cnn": fafed_fmnist_cnn,
     "fafed_cifar_cnn": fafed_cifar_cnn,
     "lenet": lenet,
+    "vit": vit,
+    "vit_small": partial(vit, width=64, depth=3, heads=4),
 }
 """Builders by name; each takes `(input_shape, num_classes)`."""

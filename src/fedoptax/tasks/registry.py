@@ -5,11 +5,12 @@ from functools import partial
 from typing import Any
 
 from fedoptax.data.datasets import cifar, digits, emnist, mnist
-from fedoptax.errors import check_choice
-from fedoptax.models import MODELS, shakespeare_rnn, so_rnn, wikitext_lstm
+from fedoptax.errors import UsageError, check_choice
+from fedoptax.models import MODELS, gpt, shakespeare_rnn, so_rnn, wikitext_lstm
 from fedoptax.tasks import analytic
 from fedoptax.tasks.custom import CUSTOM, PREFIX
 from fedoptax.tasks.images import emnist_autoencoder, labelled_images, mnist_images
+from fedoptax.tasks.lora import with_lora
 from fedoptax.tasks.recipe import CENTRAL, TASK_OPTIONS, Recipe, TaskOptions, check_options
 from fedoptax.tasks.task import Task, with_compute_dtype, with_validation
 from fedoptax.tasks.text import shakespeare_characters, stackoverflow_tags, stackoverflow_words, wikitext_words
@@ -82,7 +83,12 @@ TASKS: dict[str, Recipe] = {
         shakespeare_characters,
         "Shakespeare's plays by role, the next of 90 characters",
         model="rnn",
-        models={"rnn": shakespeare_rnn, "rnn_small": partial(shakespeare_rnn, units=(64, 64))},
+        models={
+            "rnn": shakespeare_rnn,
+            "rnn_small": partial(shakespeare_rnn, units=(64, 64)),
+            "gpt": gpt,
+            "gpt_small": partial(gpt, width=64, depth=2),
+        },
         partitions=("roles",),
         defaults={"rounds": 300, "cohort_size": 10, "batch_size": 4, "eval_every": 50, "local_epochs": 1},
     ),
@@ -106,7 +112,12 @@ TASKS: dict[str, Recipe] = {
         "WikiText-2, the next of 33,278 words; 16 contiguous parts, or one client per article; perplexity",
         model="lstm",
         num_clients=16,
-        models={"lstm": wikitext_lstm, "lstm_small": partial(wikitext_lstm, units=128)},
+        models={
+            "lstm": wikitext_lstm,
+            "lstm_small": partial(wikitext_lstm, units=128),
+            "gpt": gpt,
+            "gpt_small": partial(gpt, width=64, depth=2),
+        },
         partitions=("parts", "articles"),
         defaults={"rounds": 100, "cohort_size": 16, "batch_size": 20, "eval_every": 20, "local_steps": 10},
     ),
@@ -168,6 +179,10 @@ def load_task(name: str, **options: Any) -> Task:
     chosen = TaskOptions(**options)
     check_options(name, recipe, chosen)
     task = recipe.build(name, recipe, chosen)
+    if (chosen.lora is None) != (chosen.base is None):
+        raise UsageError("lora and base must be given together")
+    if chosen.lora is not None and chosen.base is not None:
+        task = with_lora(task, chosen.base, chosen.lora)
     if chosen.validation_fraction is not None:
         task = with_validation(task, chosen.validation_fraction)
     return with_compute_dtype(task, chosen.compute_dtype or "float32")
