@@ -103,6 +103,25 @@ def test_nodes_evaluate_where_the_server_has_no_test_examples(tmp_path: Path) ->
     assert read_json(tmp_path / "run" / "config.json")["primary_metric"] == "nodes_accuracy"
 
 
+def test_a_given_model_is_evaluated_by_the_nodes_and_not_trained(tmp_path: Path) -> None:
+    trained, lines = small(tmp_path / "run", rounds=2), list[str]()
+    go(trained)
+    for number, source in enumerate(["run", "run/params.npz"]):
+        given = small(tmp_path / f"evaluated-{number}", "scaffold", evaluate=str(tmp_path / source))
+        go(given, lines=lines)
+        (row,), last = read_rows(Path(given.out), 1), read_rows(tmp_path / "run", 2)[-1]
+        assert row["test_accuracy"] == last["test_accuracy"] and row["evaluated"] == 3
+        assert row["nodes_accuracy"] == pytest.approx(last["test_accuracy"])  # of all test examples, among the nodes
+        assert row["train_loss"] is None and network_lines(Path(given.out))[0]["accepted"] == []
+        with np.load(tmp_path / "run" / "params.npz") as params:
+            assert_params(Path(given.out), dict(params), atol=0)
+        assert lines[-1].startswith("completed after round 1 of 1")
+    np.savez(tmp_path / "other.npz", kernel=np.zeros((64, 9), np.float32))
+    for wrong in ("other.npz", "nothing", "run/config.json"):
+        with pytest.raises(UsageError, match="parameters"):
+            go(replace(given, evaluate=str(tmp_path / wrong), out=str(tmp_path / "wrong")))
+
+
 @pytest.mark.long
 def test_a_private_and_compressed_deployment_is_the_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(secrets, "randbits", lambda bits: 7)  # the noise's seed, which a deployment draws

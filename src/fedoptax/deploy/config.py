@@ -48,6 +48,8 @@ class Deployment(RunOptions):
       wait_limit: seconds that a round waits for a quorum, and the first round for all nodes; then the run stops.
       max_examples: the most examples that a client is believed to have; 0 means as many as in the server's own task.
       eval_fraction: the fraction of all nodes, in [0, 1], that evaluate the model on their own test examples; 0 is off.
+      evaluate: a run's folder, or a `params.npz`, on the server's machine: nothing is trained, the nodes (all, if
+        `eval_fraction` is 0) evaluate this model, as one round. "" means off.
       eval_min_nodes: at least so many are asked then, and without as many answers there is no metric.
       upload_bound: how many times the median of its round an upload's norm, or a loss, may be; 0 means any.
       loss_bound: how many times the untrained model's loss (or 1) the test loss may be; more, and the round is not
@@ -74,6 +76,7 @@ class Deployment(RunOptions):
     max_examples: int = 0
     eval_fraction: float = 0.0
     eval_min_nodes: int = 1
+    evaluate: str = ""
     upload_bound: float = UPLOAD_BOUND
     loss_bound: float = 100.0
     checkpoint_every: float = 0.0
@@ -88,7 +91,7 @@ class Deployment(RunOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("algorithm", "privacy", "compress", "track", "out"):
+        for name in ("algorithm", "privacy", "compress", "track", "out", "evaluate"):
             if not isinstance(getattr(self, name), str):
                 raise UsageError(f"{name} must be text, got {getattr(self, name)!r}")
         if not isinstance(self.task.get("name"), str):
@@ -99,6 +102,9 @@ class Deployment(RunOptions):
         check_int("max_examples", self.max_examples, 0)
         check_number("eval_fraction", self.eval_fraction, 0, 1, open_high=False)
         check_int("eval_min_nodes", self.eval_min_nodes)
+        if self.evaluate:
+            for name, value in {"rounds": 1, "eval_fraction": self.eval_fraction or 1.0}.items():
+                object.__setattr__(self, name, value)
         for name in ("checkpoint_every", "upload_bound", "loss_bound"):
             check_number(name, getattr(self, name), 0)
         if self.secure_aggregation is not None:
@@ -224,7 +230,7 @@ def simulation_command(deployment: Deployment) -> str | None:
     """Return the command whose simulation a deployment equals; None for a task that is a function of the app."""
     task = dict(deployment.task)
     name = str(task.pop("name"))
-    if is_own_function(name):
+    if is_own_function(name) or deployment.evaluate:
         return None
     left_out = {*LOCAL, "local_steps" if deployment.local_steps is None else "local_epochs"}
     options: list[tuple[str, Any]] = [("task", name), ("preset", "none"), ("algorithm", deployment.algorithm)]

@@ -35,7 +35,7 @@ from fedoptax.experiments.run import Record, run_rounds
 from fedoptax.experiments.signals import deferred_interrupt
 from fedoptax.storage.checkpoint import KEEP, least_total
 from fedoptax.storage.config import run_config
-from fedoptax.storage.folder import prepare
+from fedoptax.storage.folder import prepare, read_params
 from fedoptax.storage.history import Row
 from fedoptax.tasks.task import Task
 
@@ -63,7 +63,8 @@ def run_deployment(deployment: Deployment, task: Task, network: Network, log: Lo
     else:
         prepare(folder)
         identity = {"experiment": uuid.uuid4().hex, "quorum": deployment.quorum}
-    rounds = NetworkRounds(deployment, task, network, folder, identity["experiment"], log)
+    make = GivenModel if deployment.evaluate else NetworkRounds
+    rounds = make(deployment, task, network, folder, identity["experiment"], log)
     algorithm = {"name": deployment.algorithm, "hyperparameters": dict(deployment.hyperparameters)}
     trackers, wrappers = deployment.tracker_names, deployment.wrappers
     described = run_config(task, algorithm, deployment, rounds.plan, rounds.program, wrappers, trackers)
@@ -315,3 +316,33 @@ class NetworkRounds:
                 file.write(json.dumps(line) + "\n")
         except OSError as error:
             raise RunError(f"'{self._file}' cannot be written: {error.strerror}") from error
+
+
+class GivenModel(NetworkRounds):
+    """One round in which nothing is trained: the nodes evaluate the model in `Deployment.evaluate`."""
+
+    def __init__(self, deployment: Deployment, task: Task, *given: Any) -> None:
+        super().__init__(deployment, task, *given)
+        path = Path(deployment.evaluate).expanduser()
+        path = path / "params.npz" if path.is_dir() else path
+        params = read_params(path, jax.eval_shape(task.init, jax.random.key(0)))
+        self.server = self._algorithm.init(jax.tree.map(jnp.asarray, params))
+
+    def advance(self, done: int) -> Step:
+        """Evaluate."""
+        begun = time.perf_counter()
+        with deferred_interrupt() as stop:
+            sleep = interruptible_sleep(stop)
+            try:
+                self._make_ready(done, sleep)
+            except KeyboardInterrupt:
+                return Step([], "interrupted")
+            params, order = self._algorithm.params(self.server), self._order(done)
+            found, report = NodeEvaluation(self._deployment, self.task).measure(
+                1, params, self._network, order, self._limits, self._log, sleep
+            )
+        if not found["evaluated"]:
+            return Step([], "interrupted", None if stop() else "too few nodes evaluated the model")
+        self._write(1, [], RoundReport(), report)
+        row: Row = {"round": 1, "train_loss": None, **self._measure(self.server), "bytes_down": 0, "bytes_up": 0}
+        return Step([row | found | {"seconds": time.perf_counter() - begun}])

@@ -7,6 +7,7 @@ unfinished last line. A lock keeps a second process out.
 import io
 import shutil
 import time
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -99,6 +100,24 @@ def write_params(path: Path, params: Any) -> None:
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **named_leaves(params))
     write_atomically(path, buffer.getvalue())
+
+
+def read_params(path: Path, like: Tree) -> Tree:
+    """Return the parameters that `write_params` wrote, in the structure, shapes and dtypes of `like` (structs).
+
+    Raises:
+      UsageError: they cannot be read, or are those of another model.
+    """
+    leaves, structure = jax.tree.flatten(like)
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise UsageError(f"'{path}' cannot be read as parameters ({error})") from error
+    expected = dict(zip(named_leaves(jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), like)), leaves))
+    if {name: array.shape for name, array in arrays.items()} != {name: leaf.shape for name, leaf in expected.items()}:
+        raise UsageError(f"'{path}' must hold the parameters of the task's model")
+    return jax.tree.unflatten(structure, [arrays[name].astype(leaf.dtype) for name, leaf in expected.items()])
 
 
 def named_leaves(tree: Any) -> dict[str, np.ndarray]:
