@@ -34,7 +34,8 @@ need_flower()
 from fedoptax.cli.deploy import make_deployment  # noqa: E402
 from fedoptax.deploy import local as local_module  # noqa: E402
 from fedoptax.deploy.app import read_app, write_app  # noqa: E402
-from fedoptax.deploy.local import last_words, stop  # noqa: E402
+from fedoptax.deploy.keys import make_keys, write_keys  # noqa: E402
+from fedoptax.deploy.local import LocalFederation, last_words, stop  # noqa: E402
 
 DOCUMENTED = re.findall(
     r"fedoptax deploy \w+ [^\n]*--task digits(?:[^\\\n]|\\\n)*", Path("docs/deploy.md").read_text(encoding="utf-8")
@@ -144,6 +145,20 @@ def test_a_resumed_run_keeps_its_app_and_its_rounds(tmp_path: Path, capsys: pyte
         assert fedoptax("deploy", "local", "--resume", out, "--port", port, "--start-timeout", 30) == 1
     assert f"--resume {out} --rounds 8" in capsys.readouterr().err
     assert processes_of(tmp_path) == {}
+
+
+def test_a_run_that_cannot_begin_does_not_pass_for_the_completed_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, work = tmp_path / "run", tmp_path / "run-network"
+    write_app(work / "app", deployment("fedadam", rounds=4))
+    write_keys(work / "keys", make_keys(1))
+    write_json(out / "summary.json", {"status": "completed", "rounds_done": 4})
+    refusal = "UsageError: the run in the folder is another"
+    monkeypatch.setattr(LocalFederation, "_start", lambda federation: None)
+    monkeypatch.setattr(LocalFederation, "run", lambda federation, app, config, log, watch: log.write_text(refusal))
+    assert fedoptax("deploy", "local", "--resume", out) == 1  # flwr run itself ends with 0 whatever happens
+    assert refusal in capsys.readouterr().err
 
 
 STUBBORN = "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
