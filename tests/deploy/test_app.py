@@ -34,6 +34,8 @@ def test_a_deployment_comes_back_from_its_table() -> None:
     assert from_table(flat(to_table(given))) == given
     given = deployment(local_steps=3, weighting="uniform", aggregate="trimmed_mean:0.2", track="tensorboard")
     assert from_table(flat(to_table(given))) == given
+    given = deployment(cohort_size=3, secure_aggregation=8.0)
+    assert from_table(flat(to_table(given))) == given
 
 
 @pytest.mark.parametrize(

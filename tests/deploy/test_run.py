@@ -15,16 +15,19 @@ import numpy as np
 import pytest
 
 import fedoptax as fx
-from federations import InMemory, assert_params, deployment, expected_params, network_lines, task_of
+from federations import InMemory, assert_params, deployment, expected_params, need_flower, network_lines, task_of
 from fedoptax._files import read_json
-from fedoptax.deploy import run as run_module
 from fedoptax.deploy.config import Deployment
-from fedoptax.deploy.run import run_deployment
 from fedoptax.deploy.server import RawReply, check_reply, upload_form
 from fedoptax.deploy.wire import WireError, pack
 from fedoptax.errors import RunError, UsageError
 from fedoptax.storage.checkpoint import rounds_of
 from fedoptax.storage.history import HistoryFile, read_rows
+
+need_flower()
+
+from fedoptax.deploy import run as run_module  # noqa: E402
+from fedoptax.deploy.run import run_deployment  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

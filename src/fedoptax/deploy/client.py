@@ -146,7 +146,15 @@ class Client:
         return clients.client(check_int("partition-id", self.partition, 0, clients.num_clients - 1))
 
     def answer(self, arrays: Mapping[str, WireArray], order: Order, root: Path) -> RawReply:
+        """Do the work of a round and return the reply, see `compute`."""
+        upload, numbers = self.compute(arrays, order, root)
+        return RawReply(pack(upload), numbers)
+
+    def compute(self, arrays: Mapping[str, WireArray], order: Order, root: Path) -> tuple[Tree, dict[str, Any]]:
         """Do the work of a round; when this returns, the new state is in `root`, the node's folder for states.
+
+        Returns:
+          The upload, and the numbers that go with it.
 
         Raises:
           WireError: the message is not what the algorithm sends.
@@ -163,7 +171,7 @@ class Client:
         if has_state:
             states.write(order.round, new_state)
             states.drop(order.round, {order.base, *order.kept})
-        return RawReply(pack(upload), {"num-examples": size, "train-loss": loss, "state-lost": int(is_lost)})
+        return upload, {"num-examples": size, "train-loss": loss, "state-lost": int(is_lost)}
 
     def train(self, message: Tree, state: Tree, round: int) -> tuple[Tree, Tree, float, int]:
         """Do the local work of a round; a subclass may do it in another way.

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.deploy.server import UPLOAD_BOUND
-from fedoptax.engine.plan import RunOptions
+from fedoptax.engine.plan import CODED, RunOptions
 from fedoptax.errors import UsageError, check_choice, check_flag, check_int, check_number
 from fedoptax.experiments.build import build, preset, with_secret_seed, wrap
 from fedoptax.tasks import load_task
@@ -51,7 +51,8 @@ class Deployment(RunOptions):
       evaluate: a run's folder, or a `params.npz`, on the server's machine: nothing is trained, the nodes (all, if
         `eval_fraction` is 0) evaluate this model, as one round. "" means off.
       eval_min_nodes: at least so many are asked then, and without as many answers there is no metric.
-      upload_bound: how many times the median of its round an upload's norm, or a loss, may be; 0 means any.
+      upload_bound: how many times the median of its round an upload's norm, or a loss, may be; 0 means any. Not used
+        with `secure_aggregation`.
       loss_bound: how many times the untrained model's loss (or 1) the test loss may be; more, and the round is not
         kept. 0 means any.
       checkpoint_every: seconds between checkpoints; 0 means one after every round.
@@ -108,7 +109,10 @@ class Deployment(RunOptions):
         for name in ("checkpoint_every", "upload_bound", "loss_bound"):
             check_number(name, getattr(self, name), 0)
         if self.secure_aggregation is not None:
-            raise UsageError("secure_aggregation is only simulated yet")
+            if self.compress:
+                raise UsageError(CODED)
+            if self.upload_bound not in (0, UPLOAD_BOUND):
+                raise UsageError("upload_bound cannot be used with secure_aggregation, which shows no single upload")
         if self.resume_round is not None:
             check_int("resume_round", self.resume_round, 0)
         check_flag("resume", self.resume)

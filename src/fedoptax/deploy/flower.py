@@ -1,7 +1,7 @@
 """The Flower apps of a deployment: a ServerApp and a ClientApp, and the messages between them.
 
-With `strategy`, the only module that knows Flower. A message to a client has two records: `arrays`, the algorithm's
-message by names, and `order`; a reply has `arrays`, the upload, and `metrics`.
+With `strategy`, and `secure` for its cryptography, the only module that knows Flower. A message to a client has two
+records: `arrays`, the algorithm's message by names, and `order`; a reply has `arrays`, the upload, and `metrics`.
 """
 
 import logging
@@ -18,15 +18,17 @@ from fedoptax.deploy.client import Client, Order, default_client
 from fedoptax.deploy.config import Deployment, build_task, from_table, simulation_command
 from fedoptax.deploy.evaluation import evaluate_here
 from fedoptax.deploy.keys import fingerprint
-from fedoptax.deploy.rounds import Arrived
+from fedoptax.deploy.rounds import Arrived, Limits
 from fedoptax.deploy.run import run_deployment
+from fedoptax.deploy.secure import answer, threshold
 from fedoptax.deploy.server import RawReply
 from fedoptax.deploy.wire import WireArray, WireError, shown
+from fedoptax.engine.aggregation import SecureMean
 from fedoptax.engine.xla import use_cache
 from fedoptax.errors import UsageError, check_int
 from fedoptax.tasks.task import Task
 
-ARRAYS, ORDER, METRICS, HELLO = "arrays", "order", "metrics", "hello"
+ARRAYS, ORDER, METRICS, HELLO, SECURE = "arrays", "order", "metrics", "hello", "secure"
 MakeClient = Callable[[Task, Deployment, int], Client]
 
 flower_log = logging.getLogger("flwr")
@@ -82,7 +84,15 @@ def client_app(make_client: MakeClient = default_client) -> ClientApp:
     def train(message: Message, context: Context) -> Message:
         arrays, order = read_request(message.content)
         deployment, partition, task = read(context)
-        return reply(message, make_client(task, deployment, partition).answer(arrays, order, _state_dir(context)))
+        client, root = make_client(task, deployment, partition), _state_dir(context)
+        if deployment.secure_aggregation is None:
+            return reply(message, client.answer(arrays, order, root))
+        coding = SecureMean(float(deployment.secure_aggregation))
+        least = threshold(deployment.cohort_size, Limits(deployment.quorum))
+        kept = dict(context.state.config_records.get(SECURE, {}))
+        sent = answer(client, (coding, least), arrays, dict(message.content[ORDER]), kept, root)
+        context.state.config_records[SECURE] = ConfigRecord(kept)  # in the node's memory, and for this run alone
+        return reply(message, sent)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from fedoptax.algorithm import Tree
 from fedoptax.deploy.server import UPLOAD_BOUND, RawReply, Reply, find_outliers
 from fedoptax.deploy.wire import WireArray, WireError
 from fedoptax.errors import RunError
@@ -89,6 +90,7 @@ class RoundReport:
       faults: why somebody was left out, in order of time, as (partition, node, reason).
       bytes_down, bytes_up: bytes of the messages sent, and of all replies received, sound or not.
       sent: requests sent.
+      mean: under secure aggregation the mean upload and loss; the replies then have neither.
     """
 
     replies: dict[int, Reply] = field(default_factory=dict)
@@ -97,6 +99,7 @@ class RoundReport:
     bytes_down: int = 0
     bytes_up: int = 0
     sent: int = 0
+    mean: tuple[Tree, float] | None = None
 
     def leave_out(self, partition: int, reason: str, log: Log, node: str | None = None) -> None:
         """Do without a member of the cohort, and without its reply if there is one; `node` is else the sender."""

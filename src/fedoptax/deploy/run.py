@@ -8,7 +8,9 @@ import math
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,13 +19,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedoptax._files import finite_or_none, read_json, write_atomically
-from fedoptax.algorithm import Tree
+from fedoptax.algorithm import Cohort, Tree, decoded
 from fedoptax.deploy.client import INITIAL
 from fedoptax.deploy.config import Deployment
 from fedoptax.deploy.evaluation import COLUMN, NodeEvaluation
 from fedoptax.deploy.rounds import Limits, Log, Network, NoQuorum, RoundReport, gather, wait_for_nodes
-from fedoptax.deploy.server import RawReply, Reply, check_reply, next_state, norm, upload_form
+from fedoptax.deploy.secure import gather_sum, threshold
+from fedoptax.deploy.server import RawReply, Reply, advance, check_reply, next_state, norm, upload_form
 from fedoptax.deploy.wire import pack
+from fedoptax.engine.aggregation import SecureMean, Sent
 from fedoptax.engine.client_states import ClientStates, OnDevice
 from fedoptax.engine.evaluation import evaluate, evaluation_data, primary_metric
 from fedoptax.engine.plan import make_plan
@@ -129,7 +133,8 @@ class NetworkRounds:
             deployment.quorum, deployment.round_timeout, deployment.wait_limit, deployment.upload_bound
         )
         needed, least = self._limits.needed(self.plan.cohort_size), self.plan.aggregate.least
-        if needed < least:
+        self._is_secure = isinstance(self.plan.aggregate, SecureMean)
+        if needed < least and not self._is_secure:
             raise UsageError(f"quorum must leave {self.plan.aggregate} at least {least} uploads, got {needed} of them")
         self.program = program(task, Fixed(self._algorithm), self.plan)
         self._upload = upload_form(task, self._algorithm, self.plan.work)
@@ -246,8 +251,22 @@ class NetworkRounds:
         def check(raw: RawReply) -> Reply:
             return check_reply(raw, self._upload, self._most, self._algorithm.decode)
 
-        self._network.begin(pack(jax.device_get(self._algorithm.broadcast(self.server))), self._order(done))
-        return cohort, gather(self._network, cohort, check, self._limits, self._log, sleep=sleep)
+        order, message = self._order(done), jax.device_get(self._algorithm.broadcast(self.server))
+        if not self._is_secure:
+            self._network.begin(pack(message), order)
+            return cohort, gather(self._network, cohort, check, self._limits, self._log, sleep=sleep)
+        least = threshold(len(cohort), self._limits)
+
+        def ask(members: Sequence[int], message: Tree, more: Any, check: Any) -> RoundReport:
+            self._network.begin(pack(message), lambda i: order(i) | more(i))
+            limits = replace(self._limits, quorum=least / len(members), upload_bound=0.0)
+            if members is not cohort:  # who comes later has no keys of this round
+                limits = replace(limits, wait_limit=limits.round_timeout)
+            return gather(self._network, members, check, limits, self._log, sleep=sleep)
+
+        upload = jax.eval_shape(partial(decoded, self._algorithm), self._upload)
+        form = Sent(upload, jax.ShapeDtypeStruct((), jnp.result_type(float)))
+        return cohort, gather_sum(ask, cohort, message, form, self.plan, least, self._most)
 
     def _order(self, done: int) -> Callable[[int], dict[str, Any]]:
         """Return what goes to a partition with the message of the round after `done`, see `client.Order`."""
@@ -261,6 +280,9 @@ class NetworkRounds:
 
     def _update_soundly(self, report: RoundReport) -> Update:
         """Return what the replies make; if it is not sound, do without the one reply that spoils it, if it is one."""
+        if report.mean is not None:
+            cohort = Cohort(len(report.replies), self.task.clients.num_clients)
+            return self._judge(*advance(self._algorithm, self.server, *report.mean, cohort))
         update = self._update(report.replies)
         if update.fault is None:
             return update
@@ -276,10 +298,12 @@ class NetworkRounds:
         return update._replace(fault=f"{update.fault}; the largest uploads: {', '.join(named)}")
 
     def _update(self, replies: Mapping[int, Reply]) -> Update:
-        server, loss, is_finite = next_state(
+        return self._judge(*next_state(
             self._algorithm, self.server, list(replies.values()), self.plan.weighting,
             self.task.clients.num_clients, self.plan.aggregate,
-        )  # fmt: skip
+        ))  # fmt: skip
+
+    def _judge(self, server: Tree, loss: float, is_finite: bool) -> Update:
         if not is_finite:
             return Update(server, loss, {}, "loss or state is not finite")
         metrics, bound = self._measure(server), self._deployment.loss_bound or math.inf

@@ -143,7 +143,13 @@ def next_state(
     else:
         shares = jnp.ones(len(trees)) if weights is None else jnp.asarray(weights, jnp.result_type(float))
         upload = aggregator.combine(stacked(trees), shares, jnp.ones(len(trees), bool))
-    cohort = Cohort(len(replies), num_clients)
+    return advance(algorithm, server, upload, loss, Cohort(len(replies), num_clients))
+
+
+def advance(
+    algorithm: FedAlgorithm, server: Tree, upload: Tree, loss: float, cohort: Cohort
+) -> tuple[Tree, float, bool]:
+    """Return the server's state after a round with this mean, as `next_state` does."""
     server = algorithm.server_update(server, upload, cohort)
     following = algorithm.server_update(server, upload, cohort)  # may be the first to use what was uploaded now
     return server, loss, bool(all_finite((server, following))) and bool(np.isfinite(loss))

@@ -8,7 +8,7 @@ mean. A complex number counts as its two parts.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ class Sent(NamedTuple):
     """What a member of a cohort sends: its upload, decoded, and its mean training loss."""
 
     upload: Tree
-    loss: jax.Array
+    loss: Any
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,329 @@
+"""Secure aggregation: the sum of uploads bit for bit, whoever dies when, and no request that would show an upload."""
+
+import io
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedoptax as fx
+from federations import InMemory, assert_params, deployment, need_flower, network_lines, nodes_of, processes_of
+from fedoptax._files import read_json
+from fedoptax.algorithm import Cohort
+from fedoptax.deploy.client import Client
+from fedoptax.deploy.config import Deployment, build_task
+from fedoptax.deploy.rounds import Arrived, Limits
+from fedoptax.deploy.server import RawReply
+from fedoptax.deploy.wire import WireError, pack
+from fedoptax.engine.aggregation import SecureMean
+from fedoptax.engine.plan import make_plan
+from fedoptax.engine.program import Fixed, program
+from fedoptax.errors import RunError, UsageError
+from fedoptax.storage.history import read_rows
+from fedoptax.tasks.task import Task
+
+need_flower()
+
+from fedoptax.deploy import run as run_module  # noqa: E402
+from fedoptax.deploy.app import write_app  # noqa: E402
+from fedoptax.deploy.keys import make_keys, write_keys  # noqa: E402
+from fedoptax.deploy.local import LocalFederation, LocalSettings  # noqa: E402
+from fedoptax.deploy.run import run_deployment  # noqa: E402
+from fedoptax.deploy.secure import answer, threshold  # noqa: E402
+
+RANGE, LONG = 8.0, pytest.mark.long
+Codes = dict[tuple[int, int], tuple[Any, Any, Any]]
+"""By round and partition: the weight, the fixed-point numbers, and what they stand for."""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = run_module.Limits
+    monkeypatch.setattr(run_module, "Limits", lambda *given: limits(*given, poll=0.01))
+
+
+def secured(out: Path, algorithm: str = "fedadam", clients: int = 5, **changes: Any) -> Deployment:
+    partition = "iid" if clients == 4 else "dirichlet-by-class"  # equal sizes compile once
+    task = {"name": "digits", "model": "logistic", "num_clients": clients, "partition": partition}
+    given: dict[str, Any] = {"task": task, "cohort_size": clients, "rounds": 2, "quorum": 0.5, "out": str(out)}
+    given |= {"wait_limit": 1.0, "round_timeout": 1.0}
+    return deployment(algorithm, **({"secure_aggregation": RANGE} | given | changes))
+
+
+@cache
+def task_with(clients: int) -> Task:
+    return build_task(secured(Path(), clients=clients))
+
+
+@dataclass(frozen=True)
+class Recording(SecureMean):
+    """The coding of a node, which tells what it codes."""
+
+    record: Callable[..., None]
+
+    def encode(self, weight: jax.Array, sent: Any) -> Any:
+        coded = super().encode(weight, sent)
+        self.record(weight, coded, sent)
+        return coded
+
+
+class Nodes(InMemory):
+    """Clients that answer the requests of secure aggregation; `(stage, partition)` in `dead` do not, from then on."""
+
+    def __init__(self, given: Deployment, states: Path, dead: Sequence[tuple[str, int]] = ()) -> None:
+        task, algorithm = task_with(int(given.task["num_clients"])), given.build_algorithm()
+        self.clients = [Client(task, algorithm, given.work, i, given.seed) for i in range(task.clients.num_clients)]
+        self.least = threshold(given.cohort_size, Limits(given.quorum))
+        self.states, self.dead, self.gone = states, dead, set[int]()
+        self.kept: dict[int, dict[str, Any]] = {i: {} for i in range(len(self.clients))}
+        self.asked: list[tuple[int, dict[str, Any]]] = []
+        self.sent, self.codes, self._due = dict[tuple[str, int], RawReply](), Codes(), list[Arrived]()
+
+    def connected(self) -> dict[int, str]:
+        return {i: f"node-{i}" for i in range(len(self.clients)) if i not in self.gone}
+
+    def send(self, partitions: Sequence[int]) -> dict[int, int]:
+        for i in partitions:
+            asked = dict(self._order(i))
+            self.asked.append((i, asked))
+            if (asked["stage"], i) in self.dead:
+                self.gone.add(i)
+                continue
+            sent = self.sent[asked["stage"], i] = self.answer(i, asked)
+            self._due.append(Arrived(i, f"node-{i}", self.change(i, asked["stage"], sent), 1))
+        return dict.fromkeys(partitions, 1)
+
+    def answer(self, i: int, asked: dict[str, Any]) -> RawReply:
+        def record(*coded: Any) -> None:
+            self.codes[asked["round"], i] = coded
+
+        plan = Recording(RANGE, record), self.least
+        return answer(self.clients[i], plan, self._arrays, asked, self.kept[i], self.states / str(i))
+
+    def change(self, i: int, stage: str, sent: RawReply) -> RawReply:
+        return sent
+
+
+def go(given: Deployment, network: Nodes, lines: list[str] | None = None) -> None:
+    task = task_with(int(given.task["num_clients"]))
+    run_deployment(given, task, network, (lines if lines is not None else []).append)
+
+
+def replayed(given: Deployment, codes: Codes, accepted: Sequence[Sequence[int]]) -> Any:
+    """The parameters after rounds whose server just adds up the fixed-point numbers of those who were accepted."""
+    task, algorithm, coding = task_with(int(given.task["num_clients"])), given.build_algorithm(), SecureMean(RANGE)
+    made = program(task, Fixed(algorithm), make_plan(given, task, algorithm))
+    server = made.start({}, jax.random.key(given.seed))[0]
+    for round, members in enumerate(accepted):
+        total = jax.tree.map(lambda *parts: sum(parts), *(codes[round, i][1] for i in members))
+        weight = jnp.sum(jnp.asarray([codes[round, i][0] for i in members]))
+        mean = coding.divide(total, weight, codes[round, members[0]][2])
+        server = algorithm.server_update(server, mean.upload, Cohort(len(members), task.clients.num_clients))
+    return algorithm.params(server)
+
+
+def assert_bits(out: Path, params: Any) -> None:
+    from fedoptax.storage.folder import named_leaves
+
+    with np.load(out / "params.npz") as stored:
+        for name, value in named_leaves(params).items():
+            np.testing.assert_array_equal(stored[name], value, err_msg=name)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedadam", "scaffold", "fedlamb", "fafed", "fedlion"])
+def test_masked_uploads_give_the_sum_bit_for_bit_and_the_simulation(tmp_path: Path, algorithm: str) -> None:
+    given = secured(tmp_path / "run", algorithm)
+    if algorithm == "fedlion":
+        given = replace(given, hyperparameters={"lr": 0.01})
+    nodes = Nodes(given, tmp_path / "nodes")
+    go(given, nodes)
+    lines = network_lines(tmp_path / "run")
+    assert all(line["accepted"] == line["cohort"] and line["faults"] == [] for line in lines)
+    assert_bits(tmp_path / "run", replayed(given, nodes.codes, [line["accepted"] for line in lines]))
+    simulated = fx.run(
+        task_with(5), given.build_algorithm(), rounds=2, cohort_size=5, batch_size=50, seed=3, secure_aggregation=RANGE,
+        engine="eager",
+    )  # fmt: skip
+    assert_params(tmp_path / "run", simulated.params)
+    for row, wanted in zip(read_rows(tmp_path / "run", 2), simulated.history):
+        assert row["train_loss"] == pytest.approx(wanted["train_loss"], rel=1e-4)
+        assert row["bytes_up"] == wanted["bytes_up"]
+    assert read_json(tmp_path / "run" / "config.json")["aggregate"] == "secure:8.0"
+
+
+def test_the_dead_cost_their_own_uploads_alone_and_the_server_gets_nothing_but_masks(tmp_path: Path) -> None:
+    given = secured(tmp_path / "run", "fedavg", rounds=1)
+    nodes = Nodes(given, tmp_path / "nodes", dead=[("upload", 1), ("unmask", 4)])
+    go(given, nodes)
+    (line,) = network_lines(tmp_path / "run")
+    assert line["accepted"] == [0, 2, 3, 4]
+    reasons = {fault["partition"]: fault["reason"] for fault in line["faults"]}
+    assert reasons.keys() == {1, 4}
+    assert reasons[1].startswith("upload: left out: ") and reasons[4].startswith("unmask: left out: ")
+    assert_bits(tmp_path / "run", replayed(given, nodes.codes, [line["accepted"]]))
+    for (stage, i), sent in nodes.sent.items():
+        assert "train-loss" not in sent.numbers
+        if stage == "upload":
+            (array,) = (np.load(io.BytesIO(a.data)) for a in sent.arrays.values())
+            difference = array - np.concatenate([np.ravel(a) for a in jax.tree.leaves(nodes.codes[0, i][1])]).view("u4")
+            bits = np.unpackbits(difference.view(np.uint8)).mean()
+            assert array.dtype == np.uint32 and abs(bits - 0.5) < 0.02
+
+
+@pytest.mark.parametrize("stage", ["upload", *(pytest.param(s, marks=LONG) for s in ("keys", "shares", "unmask"))])
+def test_too_few_nodes_lose_the_round_with_one_line_and_resuming_goes_on(tmp_path: Path, stage: str) -> None:
+    given = secured(tmp_path / "run", "fedavg", clients=4, rounds=1)
+    with pytest.raises(
+        RunError, match=f"secure aggregation, {stage}: no quorum: 2 sound replies of .*3 are needed"
+    ) as e:
+        go(given, Nodes(given, tmp_path / "nodes", dead=[(stage, 0), (stage, 1)]))
+    assert "\n" not in str(e.value)
+    nodes = Nodes(given, tmp_path / "nodes")
+    go(replace(given, resume=True), nodes)
+    assert_bits(tmp_path / "run", replayed(given, nodes.codes, [[0, 1, 2, 3]]))
+
+
+class Lying(Nodes):
+    """Partition 0 sends zeros, or noise, in place of one array of one stage."""
+
+    lie: tuple[str, str, int] = "", "", 0
+
+    def change(self, i: int, stage: str, sent: RawReply) -> RawReply:
+        where, name, low = self.lie
+        if i or stage != where:
+            return sent
+        shape = sent.arrays[name].shape
+        noise = np.random.default_rng(0).integers(low, 256 if low else 1, shape, np.uint8)
+        return sent._replace(arrays={**sent.arrays, **{name: pack(noise)["."]}})
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("lie", [("keys", "mask", 1), ("shares", "letters", 1), ("unmask", "seeds", 0)], ids=str)
+def test_a_node_that_sends_nonsense_is_left_out_or_not_needed(tmp_path: Path, lie: tuple[str, str, int]) -> None:
+    given = secured(tmp_path / "run", "fedavg", clients=4, rounds=1)
+    nodes = Lying(given, tmp_path / "nodes")
+    nodes.lie = lie
+    if lie[0] == "shares":  # nobody has a share of its seed
+        with pytest.raises(RunError, match="shares do not fit together"):
+            go(given, nodes)
+        return
+    go(given, nodes)
+    (line,) = network_lines(tmp_path / "run")
+    assert line["accepted"] == ([1, 2, 3] if lie[0] == "keys" else [0, 1, 2, 3])
+    assert_bits(tmp_path / "run", replayed(given, nodes.codes, [line["accepted"]]))
+
+
+def test_a_node_opens_one_set_of_shares_per_round_and_sends_one_upload(tmp_path: Path) -> None:
+    given = secured(tmp_path / "run", "fedavg", clients=4, rounds=1)
+    nodes = Nodes(given, tmp_path / "nodes")
+    go(given, nodes)
+    of_stage = {asked["stage"]: asked for i, asked in nodes.asked if i == 0}
+    assert nodes.answer(0, of_stage["unmask"]) == nodes.sent["unmask", 0]  # asked again, as after a message was lost
+    wrong = [
+        of_stage["unmask"] | {"members": [0, 1, 2]},
+        of_stage["upload"] | {"weight": 0.5},
+        of_stage["shares"] | {"members": [3, 2, 1, 0]},
+        of_stage["unmask"] | {"round": 1},
+        {name: value for name, value in of_stage["unmask"].items() if name != "stage"},
+    ]
+    for asked in wrong:
+        with pytest.raises(WireError):
+            nodes.answer(0, asked)
+    keys, again = of_stage["keys"], of_stage["shares"]
+    nodes.answer(0, keys)
+    for members in ([0, 1], [1, 2, 3]):  # too few for the threshold, and without itself
+        with pytest.raises(WireError, match="members"):
+            nodes.answer(0, again | {"members": members})
+
+
+@pytest.mark.parametrize(
+    ("changes", "argument"),
+    [
+        ({"aggregate": "krum:1"}, "aggregate"),
+        ({"compress": "qsgd:bits=4"}, "compress"),
+        ({"upload_bound": 10.0}, "upload_bound"),
+        ({"cohort_size": 2}, "secure_aggregation needs cohort_size >= 3"),
+        ({"secure_aggregation": -1.0}, "secure_aggregation"),
+    ],
+)
+def test_what_needs_single_uploads_is_refused_by_name(changes: dict[str, Any], argument: str) -> None:
+    with pytest.raises(UsageError, match=argument) as error:
+        secured(Path(), **changes)
+    assert "\n" not in str(error.value)
+
+
+def test_the_threshold_is_a_majority_the_quorum_and_three() -> None:
+    at = [(3, 0.1, 3), (4, 0.5, 3), (5, 1.0, 5), (10, 0.5, 6), (10, 0.8, 8)]
+    assert all(threshold(size, Limits(quorum)) == least for size, quorum, least in at)
+
+
+MORTAL = '''"""Clients that write down what they code; two end with their SuperNodes, each in one stage of a round."""
+
+import os
+import pickle
+import signal
+from pathlib import Path
+
+import jax
+
+from fedoptax.deploy import flower
+from fedoptax.engine.aggregation import SecureMean
+
+encode, answer, now = SecureMean.encode, flower.answer, {}
+
+
+def record(self, weight, sent):
+    coded = encode(self, weight, sent)
+    Path(FOLDER, "{round}-{partition}".format(**now)).write_bytes(pickle.dumps(jax.device_get((weight, coded, sent))))
+    return coded
+
+
+def die_or_answer(client, plan, arrays, asked, kept, root):
+    now.update(round=asked["round"], partition=client.partition)
+    if (asked["round"], asked["stage"], client.partition) in [(1, "upload", 3), (2, "unmask", 4)]:
+        os.killpg(0, signal.SIGKILL)
+    return answer(client, plan, arrays, asked, kept, root)
+
+
+SecureMean.encode, flower.answer = record, die_or_answer
+app = flower.client_app()
+'''
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_over_a_network_nodes_that_are_killed_between_stages_cost_their_own_uploads_alone(tmp_path: Path) -> None:
+    out, codes = tmp_path / "run", tmp_path / "codes"
+    codes.mkdir()
+    given = secured(out, "scaffold", rounds=1, round_timeout=150.0, wait_limit=200.0)
+    write_keys(tmp_path / "keys", make_keys(5))
+    write_app(tmp_path / "app", replace(given, nodes=nodes_of(tmp_path / "keys")), "mortal")
+    app = tmp_path / "app" / "fedoptax_app" / "client_app.py"
+    app.write_text(MORTAL.replace("FOLDER", repr(str(codes))))
+    (tmp_path / "run.toml").write_text("resume = false\n")
+    (tmp_path / "more.toml").write_text("resume = true\nrounds = 3\n")
+    with LocalFederation(tmp_path, LocalSettings(5, time_limit=1100)) as federation:
+        federation.run(tmp_path / "app", tmp_path / "run.toml", tmp_path / "log.txt", lambda: None)
+        simulated = fx.run(
+            task_with(5), given.build_algorithm(), rounds=1, cohort_size=5, batch_size=50, seed=3,
+            secure_aggregation=RANGE,
+        )  # fmt: skip
+        assert_params(out, simulated.params)
+        federation.run(tmp_path / "app", tmp_path / "more.toml", tmp_path / "log2.txt", lambda: None)
+    assert processes_of(tmp_path) == {}
+    lines = network_lines(out)
+    assert [sorted(line["accepted"]) for line in lines] == [[0, 1, 2, 3, 4], [0, 1, 2, 4], [0, 1, 2, 4]]
+    assert [(fault["partition"], fault["reason"].split(":")[0]) for line in lines for fault in line["faults"]] == [
+        (3, "upload"), (3, "keys"), (4, "unmask"),
+    ]  # fmt: skip
+    seen = {(r, i): pickle.loads((codes / f"{r}-{i}").read_bytes()) for r in range(3) for i in lines[r]["accepted"]}
+    assert_bits(out, replayed(given, seen, [line["accepted"] for line in lines]))
+    assert "PRIVATE KEY" not in (tmp_path / "log2.txt").read_text()
