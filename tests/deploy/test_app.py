@@ -1,7 +1,9 @@
 """What `deploy init` writes: settings that read back unchanged, keys that nobody else may read; wrong settings."""
 
 import os
+import re
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,8 @@ import numpy as np
 import pytest
 
 from federations import deployment, need_flower
-from fedoptax.deploy.config import Deployment, build_task, from_table, to_table
+from fedoptax.cli.options import Run
+from fedoptax.deploy.config import TASK_NAMES, Deployment, build_task, from_table, to_table
 from fedoptax.errors import UsageError
 from fedoptax.experiments.build import preset
 
@@ -137,3 +140,14 @@ def test_private_keys_have_mode_600_and_certificates_name_their_hosts(tmp_path: 
 def test_a_host_that_no_certificate_can_name_is_refused(host: str) -> None:
     with pytest.raises(UsageError, match="host"):
         make_keys(1, ("superlink.example.org", host))
+
+
+def test_options_have_the_same_names_in_simulation_and_deployment_apart_from_those_that_the_page_lists() -> None:
+    page = Path("docs/deploy.md").read_text(encoding="utf-8")
+    table = page.partition("| `fedoptax run` | the app | why |")[2].partition("\n\n")[0]
+    rows = [line.split("|")[1:3] for line in table.splitlines()[2:]]
+    different = [{name for row in rows for name in re.findall("`-*([^`]+)`", row[column])} for column in (0, 1)]
+    command = {f.name.rstrip("_").replace("_", "-") for f in fields(Run)}
+    app = set(to_table(deployment()))
+    assert (command - app, app - command) == (different[0], different[1] - command)
+    assert set(TASK_NAMES) < {name.replace("-", "_") for name in different[0]}
