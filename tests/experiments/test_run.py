@@ -185,7 +185,9 @@ REFUSALS: list[tuple[Callable[[Path], object], str]] = [
     (refused(keep="best:nlll"), "keep metric"),
     (refused(keep="best:train_loss"), "keep metric"),
     (refused(stop_after=0), "stop_after"),
-    (refused(personalize=2), "held-out|test examples of the clients"),
+    (refused(personalize=2), "test examples of the clients"),
+    (refused(client_metrics=True), "client_metrics"),
+    (lambda folder: fx.run(VALIDATED, ALGORITHM, client_metrics=True, **OPTIONS), "folder"),
     *(
         (lambda folder, own=own: fx.run(VALIDATED, ALGORITHM, out=folder / "a", **(OPTIONS | own)), argument)
         for own, argument in (

@@ -85,6 +85,7 @@ class ExperimentOptions(LearningOptions):
     engine: str = option("compiled, or eager (plain Python, same result, to debug).", "compiled")
     keep: str | None = option("Keep the best evaluated parameters, too: best, or best:val_loss.", None, "best[:METRIC]")
     stop_after: str | None = option("Stop after N evaluations (not rounds) without a better one.", None, "N[:METRIC]")
+    client_metrics: bool = option("Write each client's metrics at evaluated rounds to clients.parquet.", False)
     personalize: str | None = option("At the end, evaluate clients after so many local steps.", None, "STEPS[:LR]")
     checkpoint_every: float = option("Seconds between checkpoints.", 60.0)
     out: Path | None = option("Folder for the results. Default: a new one under runs/.")

@@ -20,7 +20,10 @@ from fedoptax.tasks.task import Task
 Plain = str | int | float | bool
 TABLES = ("hyperparameters", "task", "nodes")
 """The fields that are tables of their own."""
-LOCAL = ("client_loop", "mesh", "client_states", "examples", "engine", "faults", "keep", "stop_after", "personalize")
+LOCAL = (
+    "client_loop", "mesh", "client_states", "examples", "engine", "faults", "keep", "stop_after", "personalize",
+    "client_metrics",
+)  # fmt: skip
 """Options of a simulation that mean nothing on a network."""
 NOT_GIVEN = {"local_steps": 0, "weighting": "", "resume_round": -1, "secure_aggregation": 0.0}
 """How the table writes None, which TOML does not have."""

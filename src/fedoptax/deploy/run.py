@@ -214,6 +214,9 @@ class NetworkRounds:
         """Return the final parameters."""
         return self.params()
 
+    def client_metrics(self, done: int) -> None:
+        """Return nothing: the server does not learn them."""
+
     def evaluate_end(self, params: Tree) -> dict[str, Any]:
         """Return nothing: clients evaluate with `eval_fraction`."""
         return {}

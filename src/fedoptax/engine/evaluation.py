@@ -164,11 +164,21 @@ def evaluate_clients(task: Task, params: Tree) -> dict[str, np.ndarray]:
     return {name: np.asarray(value) for name, value in found.items()}
 
 
+def evaluate_own_clients(task: Task, models: Tree) -> dict[str, np.ndarray]:
+    """Evaluate models (N, …) of clients as `evaluate_clients` does, each on its client's examples, float32 (N,)."""
+    part = str(part_by_client(task))
+    found = _client_values(task, part, True)(models, evaluation_data(task)[part])
+    return {name: np.asarray(value) for name, value in found.items()}
+
+
 @lru_cache(maxsize=4)
-def _client_values(task: Task, part: str) -> Callable[[Tree, EvaluationData], dict[str, jax.Array]]:
+def _client_values(
+    task: Task, part: str, is_own: bool = False
+) -> Callable[[Tree, EvaluationData], dict[str, jax.Array]]:
     @jax.jit
     def by_client(params: Tree, data: EvaluationData) -> dict[str, jax.Array]:
-        sums = _sums(task, params, data, count_owners(task, part))
+        own = own_sums(task, params, data, part) if is_own else None
+        sums = own or _sums(task, params, data, count_owners(task, part))
         return {name: jnp.where(_present(sums), value, jnp.nan) for name, value in metric_values(task, sums).items()}
 
     return by_client

@@ -15,7 +15,7 @@ from fedoptax.engine.client_states import PLACES, choose_place
 from fedoptax.engine.data import CHOICES
 from fedoptax.engine.faults import Faults, as_faults
 from fedoptax.engine.mesh import choose_mesh
-from fedoptax.errors import UsageError, check_choice, check_int, check_number
+from fedoptax.errors import UsageError, check_choice, check_flag, check_int, check_number
 from fedoptax.tasks.task import Task
 from fedoptax.wrappers.compression import CompressionState
 
@@ -62,6 +62,7 @@ class RunOptions:
         metric, by default that of `keep="best"`.
       personalize: `STEPS` or `"STEPS:LR"`: after the run each client's held-out examples are evaluated before and after
         so many local SGD steps from the global model, with rate LR or else the run's `client_lr`; see `personalize`.
+      client_metrics: each client's metrics at every evaluated round are written to `clients.parquet` in the run folder.
 
     Raises:
       UsageError: a value is outside its range, whatever the task.
@@ -86,6 +87,7 @@ class RunOptions:
     keep: str | None = None
     stop_after: str | int | None = None
     personalize: str | int | None = None
+    client_metrics: bool = False
 
     def __post_init__(self) -> None:
         counts = ["rounds", "cohort_size", "batch_size", "local_epochs", "eval_every"]
@@ -115,6 +117,7 @@ class RunOptions:
             parse_stop_after(self.stop_after)
         if self.personalize is not None:
             parse_personalize(self.personalize)
+        check_flag("client_metrics", self.client_metrics)
 
     @property
     def work(self) -> LocalWork:
@@ -124,7 +127,7 @@ class RunOptions:
     @property
     def looks_at_evaluations(self) -> bool:
         """Whether something is done at each evaluation, so that no call into the program goes on beyond it."""
-        return self.keep is not None or self.stop_after is not None
+        return self.keep is not None or self.stop_after is not None or self.client_metrics
 
 
 def parse_keep(text: str) -> str | None:

@@ -15,7 +15,13 @@ import numpy as np
 from fedoptax.algorithm import FedAlgorithm, Tree
 from fedoptax.data.federated import FederatedData
 from fedoptax.engine.client_states import OnDevice
-from fedoptax.engine.evaluation import evaluate, evaluate_own, evaluation_data
+from fedoptax.engine.evaluation import (
+    evaluate,
+    evaluate_clients,
+    evaluate_own,
+    evaluate_own_clients,
+    evaluation_data,
+)
 from fedoptax.engine.mesh import here
 from fedoptax.engine.plan import Plan, RunOptions
 from fedoptax.engine.program import MAX_ROUNDS, Point
@@ -74,6 +80,11 @@ class OwnModels(Simulation):
                 values = jax.device_get(self._evaluate(self._models(), self._held_out))
                 row |= {name: float(values[name]) for name in self._columns}
         return step
+
+    def _measure_clients(self) -> dict[str, np.ndarray]:
+        if self._whole.clients.num_clients == 1:
+            return evaluate_clients(self._whole, jax.tree.map(np.asarray, self.params()))
+        return evaluate_own_clients(self._whole, self._models())
 
     def evaluate_end(self, params: Tree) -> dict[str, Any]:
         """Return nothing: there is no global model, or no client of its own to personalize it."""

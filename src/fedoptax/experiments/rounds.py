@@ -12,6 +12,7 @@ from fedoptax.distributed import gather_from_all
 from fedoptax.engine.client_states import ClientStates, OnDevice, OnHost
 from fedoptax.engine.data import open_examples
 from fedoptax.engine.eager import eager_program
+from fedoptax.engine.evaluation import evaluate_clients
 from fedoptax.engine.faults import COUNTS, Faults, as_faults
 from fedoptax.engine.mesh import here
 from fedoptax.engine.personalization import personalize
@@ -65,6 +66,10 @@ class Rounds(Protocol):
 
     def finish(self) -> Tree:
         """Return the final parameters."""
+
+    def client_metrics(self, done: int) -> dict[str, np.ndarray] | None:
+        """Return each client's metrics, (clients,), if they are wanted and the last round was evaluated."""
+        return None
 
     def evaluate_end(self, params: Tree) -> dict[str, Any]:
         """Return what summary.json has besides about the parameters in use, once the run ended."""
@@ -128,6 +133,15 @@ class Simulation(Rounds):
             if isinstance(self.clients, OnDevice):
                 self.clients.put(here(self.clients.tree))
         return self.params()
+
+    def client_metrics(self, done: int) -> dict[str, np.ndarray] | None:
+        """Return each client's metrics of the round that is just evaluated."""
+        if not self._options.client_metrics or done != self._next_evaluation(done - 1):
+            return None
+        return self._measure_clients()
+
+    def _measure_clients(self) -> dict[str, np.ndarray]:
+        return evaluate_clients(self.task, jax.tree.map(np.asarray, self.params()))
 
     def evaluate_end(self, params: Tree) -> dict[str, Any]:
         """Return what comes of the parameters when clients personalize them, if that was asked for."""

@@ -146,8 +146,8 @@ def simulate(
     check_task(task)
     if not isinstance(algorithm, FedAlgorithm | Point):
         raise UsageError(f"algorithm must be a FedAlgorithm, such as fedavg(0.1), or a Point, got {algorithm!r}")
-    if record.trackers and record.folder is None:
-        raise UsageError("trackers need a folder: give out")
+    if (record.trackers or options.client_metrics) and record.folder is None:
+        raise UsageError(f"{'trackers' if record.trackers else 'client_metrics'} need a folder: give out")
     point = algorithm if isinstance(algorithm, Point) else Point(Fixed(algorithm), {})
     if record.resume_from is not None and not is_distributed():
         options = _as_begun(options, Path(record.resume_from))
@@ -216,14 +216,14 @@ def run_rounds(
             stack.enter_context(locked(record.folder))
             history = _restore(rounds, total, config, record, watch)
             write_model(record.folder, rounds.task)
-            folder = RunFolder(record.folder, config, history, record.checkpoint_every)
+            folder = RunFolder(record.folder, config, history, record.checkpoint_every, record.resume_from)
             tracked = Tracked(record.folder, config, len(history))
             notify(trackers, lambda tracker: tracker.start(tracked))
             return history, folder
 
-        def write(rows: list[Row]) -> None:
+        def write(rows: list[Row], by_client: dict[str, np.ndarray] | None) -> None:
             if folder is not None:
-                folder.add(rows)
+                folder.add(rows, by_client)
                 if rows:
                     notify(trackers, lambda tracker: tracker.rows(rows))
                 if folder.is_due():
@@ -257,7 +257,8 @@ def run_rounds(
             history.rows += step.rows
             watch.add(step.rows)
             watch.keep(len(history), rounds.params)
-            run_on_all_or_fail(partial(write, step.rows))
+            by_client = rounds.client_metrics(len(history)) if step.rows else None
+            run_on_all_or_fail(partial(write, step.rows, by_client))
             update(len(history), _note(history, config["primary_metric"]))
             signal = int(gather_from_all(np.int32(stop())).max())
             status, message = step.status, step.message

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from fedoptax.algorithm import Tree
-from fedoptax.engine.evaluation import PARTS, column_names, evaluation_data, primary_metric
+from fedoptax.engine.evaluation import PARTS, column_names, evaluation_data, part_by_client, primary_metric
 from fedoptax.engine.plan import RunOptions, parse_keep, parse_stop_after
 from fedoptax.errors import UsageError, check_choice
 from fedoptax.storage.history import Row, higher_is_better
@@ -96,11 +96,15 @@ class Watch:
 
 
 def make_watch(task: Task, options: RunOptions) -> Watch:
-    """Return what `keep` and `stop_after` ask for.
+    """Return what `keep` and `stop_after` ask for; all that is done at evaluations is checked.
 
     Raises:
       UsageError: the task has no such metric, or evaluates nothing.
     """
+    if options.client_metrics and part_by_client(task) is None:
+        raise UsageError(
+            f"client_metrics needs test_owners or a validation fraction, and task '{task.name}' has neither"
+        )
     watch = Watch(keeps=options.keep is not None)
     if options.keep is not None or _evaluated_columns(task):
         watch.choosing = _select(task, "keep", parse_keep(options.keep or "best"))

@@ -15,6 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
+from fedoptax.report.clients import ClientBands
 from fedoptax.report.curves import AXES, Curve, Metric, axis_limits
 from fedoptax.report.partition import SHOWN, Partition
 from fedoptax.report.report import Report
@@ -63,6 +64,8 @@ def draw_figures(report: Report) -> dict[str, bytes]:
             drawn["metric-megabytes"] = draw_curves(primary, "megabytes")
         if "train_loss" in metrics:
             drawn["train-loss-rounds"] = draw_curves(metrics["train_loss"])
+        if report.client_bands:
+            drawn["clients"] = draw_client_bands(report.client_bands)
         for place, partition in enumerate(report.partitions, start=1):
             drawn["partition" if place == 1 else f"partition-{place}"] = draw_partition(partition)
         for place, (_, heat_map) in enumerate(report.searches, start=1):
@@ -136,6 +139,28 @@ def _needs_log(values: np.ndarray) -> bool:
     """Return whether values are positive and span more than a factor of 20."""
     finite = values[np.isfinite(values)]
     return bool(finite.size and finite.min() > 0 and finite.max() > 20 * finite.min())
+
+
+def draw_client_bands(bands: Sequence[ClientBands]) -> Figure:
+    """Draw the median over clients as a line, the middle half and the middle 80 % of them as bands, group by group."""
+    columns = min(3, len(bands))
+    rows = -(-len(bands) // columns)
+    size = (7.6 if columns > 1 else 5.4, 0.4 + 2.4 * rows)
+    figure = Figure(figsize=size, layout="constrained")
+    plots = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    for axes, band in zip(plots.flat, bands):
+        style = look(band.group.index)
+        for low, high, alpha in ((0, 4, 0.15), (1, 3, 0.3)):
+            axes.fill_between(
+                band.rounds, band.values[:, low], band.values[:, high], color=LIGHT[style.color], alpha=alpha, lw=0
+            )
+        axes.plot(band.rounds, band.values[:, 2], color=LIGHT[style.color])
+        axes.set_title(visible(band.group.label, 34))
+    for axes in list(plots.flat)[len(bands) :]:
+        axes.set_visible(False)
+    figure.supxlabel("Round", fontsize=9, color=INK)
+    figure.supylabel(visible(f"{metric_title(bands[0].metric)} of the clients"), fontsize=9, color=INK)
+    return figure
 
 
 def draw_partition(partition: Partition) -> Figure:

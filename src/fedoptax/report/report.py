@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from fedoptax.errors import check_number
+from fedoptax.report.clients import ClientBands, find_client_bands
 from fedoptax.report.curves import Metric, find_metrics
 from fedoptax.report.groups import Group, group_runs, title_of
 from fedoptax.report.load import Run, check_related, find_folders, load_runs
@@ -30,6 +31,7 @@ class Report:
     table: pd.DataFrame  # as `final_table` makes it
     verdicts: Sequence[Verdict]
     partitions: Sequence[Partition]
+    client_bands: Sequence[ClientBands]
     searches: Sequence[tuple[Search, HeatMap | None]]
     profiles: Sequence[Profile]
     is_of_search: bool  # whether the runs are the best points of searches
@@ -70,6 +72,7 @@ def load_report(path: str | Path, target: float | None = None) -> Report:
         table=table,
         verdicts=[] if is_of_search else find_verdicts(table),
         partitions=find_partitions(groups),
+        client_bands=find_client_bands(groups),
         searches=[(search, make_heat_map(search)) for search in searches],
         profiles=make_profiles(searches),
         is_of_search=is_of_search,

@@ -28,7 +28,10 @@ FREE = {
     "gradients_per_step", "rates",
 }  # fmt: skip
 """What may change when a run is continued."""
-UNUSED = {"faults", "wrappers", "aggregate", "keep", "stop_after", "personalize", "client_loop", "trackers", "rates"}
+UNUSED = {
+    "faults", "wrappers", "aggregate", "keep", "stop_after", "personalize", "client_metrics", "client_loop", "trackers",
+    "rates",
+}  # fmt: skip
 """What is named only where it is used."""
 
 
@@ -67,6 +70,7 @@ def run_config(
         "keep": options.keep,
         "stop_after": options.stop_after,
         "personalize": options.personalize,
+        "client_metrics": options.client_metrics,
         "seed": options.seed,
         "eval_every": options.eval_every,
         "client_states": plan.client_states,

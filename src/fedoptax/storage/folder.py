@@ -23,6 +23,7 @@ from fedoptax.algorithm import Tree
 from fedoptax.engine.client_states import ClientStates
 from fedoptax.errors import RunError, UsageError
 from fedoptax.storage.checkpoint import save_checkpoint
+from fedoptax.storage.clients import ClientsFile
 from fedoptax.storage.history import MEASURED, History, HistoryFile, Row
 
 MARKS = ("config.json", "compare.json", "tune.json")
@@ -130,18 +131,32 @@ def named_leaves(tree: Any) -> dict[str, np.ndarray]:
 
 
 class RunFolder:
-    """The folder of one run while it is written, `locked` for this process; `history` is of rounds done before."""
+    """The folder of one run while it is written, `locked` for this process; `history` is of rounds done before.
 
-    def __init__(self, folder: Path, config: Mapping[str, Any], history: History, checkpoint_every: float) -> None:
+    `source` is the folder of the run that is continued.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: Mapping[str, Any],
+        history: History,
+        checkpoint_every: float,
+        source: str | Path | None = None,
+    ) -> None:
         self._folder, self._history, self._every = folder, history, checkpoint_every
         write_json(folder / "config.json", config)
         self._summarize("running", None, 0.0)
         self._rows = HistoryFile(folder, history.rows)
+        earlier = None if source is None else Path(source)
+        self._clients = ClientsFile(folder, earlier, len(history)) if config.get("client_metrics") else None
         self._saved = time.monotonic()
 
-    def add(self, rows: list[Row]) -> None:
-        """Add rounds to the history."""
+    def add(self, rows: list[Row], by_client: Mapping[str, np.ndarray] | None = None) -> None:
+        """Add rounds to the history, and the metrics of the clients, (clients,) each, after the last of them."""
         self._rows.append(rows)
+        if self._clients is not None and by_client is not None:
+            self._clients.add(rows[-1]["round"], by_client)
 
     def is_due(self) -> bool:
         """Return whether it is time for a checkpoint."""
@@ -154,6 +169,8 @@ class RunFolder:
 
         `best` are the best parameters so far, if they are kept; `state` holds them too, for a run that is continued.
         """
+        if self._clients is not None:
+            self._clients.write()
         save_checkpoint(self._folder, len(self._history), state, clients, self._rows.sync())
         if best is not None:
             write_params(self._folder / "best.npz", best)

@@ -1,0 +1,39 @@
+"""How a metric is spread over the clients, round after round, where runs recorded it per client."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from fedoptax.report.groups import Group
+from fedoptax.storage.clients import FILE, read_clients
+
+QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
+
+
+@dataclass(frozen=True, eq=False)
+class ClientBands:
+    """Quantiles of a metric over the clients of a group, mean over seeds."""
+
+    group: Group
+    metric: str
+    rounds: np.ndarray  # (n,)
+    values: np.ndarray  # (n, quantiles)
+
+
+def find_client_bands(groups: Sequence[Group]) -> list[ClientBands]:
+    """Find the bands of each group whose runs recorded the clients' metrics, by the metric that it is judged by."""
+    bands = []
+    for group in groups:
+        tables = [read_clients(run.path) for run in group.runs if (run.path / FILE).is_file()]
+        metric = group.metric.partition("_")[2]
+        parts = [
+            table.groupby("round")[metric].quantile(np.array(QUANTILES)).unstack()
+            for table in tables
+            if metric in table and len(table)
+        ]
+        if parts:
+            mean = pd.concat(parts).groupby(level=0).mean()
+            bands.append(ClientBands(group, metric, mean.index.to_numpy(int), mean.to_numpy(float)))
+    return bands
