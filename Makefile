@@ -55,7 +55,7 @@ format: $(READY) ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(READY)   ## the documentation site, in build/site; a warning is an error
+docs: $(READY)   ## the documentation site with its notebooks run, in build/site; a warning is an error
 	$(BIN)/python -m sphinx -c docs -W --keep-going -q . build/site
 	@echo build/site/index.html
 

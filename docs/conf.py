@@ -3,8 +3,10 @@
 The root is the source folder, so links between README, docs and results are the same on the site and in the repository.
 """
 
+import os
 import posixpath
 import re
+import sys
 from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,12 @@ include_patterns = [
     "benchmarks/results/**",
 ]
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
-nb_execution_mode = "off"  # the notebooks hold their outputs; `make notebooks` runs them anew
+nb_execution_mode = "force"  # the notebooks are kept without outputs
+nb_execution_in_temp = True
+nb_execution_timeout = 600
+nb_execution_raise_on_error = True
+nb_output_stderr = "remove"  # progress bars
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # they call `fedoptax`
 nitpicky = False
 
 myst_heading_anchors = 3

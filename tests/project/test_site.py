@@ -1,5 +1,6 @@
 """The documentation site: it is built without a warning, as of a page outside the navigation, and has every name."""
 
+import json
 import os
 import re
 import subprocess
@@ -29,6 +30,18 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     assert done.returncode == 0, done.stderr
     return out / "html"
+
+
+def test_notebooks_are_shown_with_their_outputs(site: Path) -> None:
+    """A cell that fails ends the build."""
+    notebooks = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+    assert len(notebooks) == 3
+    for notebook in notebooks:
+        cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+        assert not any(cell.get("outputs") for cell in cells), notebook  # they are kept without
+        assert 'class="dataframe"' in (site / "docs" / "notebooks" / f"{notebook.stem}.html").read_text(
+            encoding="utf-8"
+        )
 
 
 def test_links_and_images_exist(site: Path) -> None:

@@ -205,14 +205,14 @@ def run_comparison(
                 kept.remove(name)
         comparison = replace(comparison, hyperparameters=found)
         write_record(out / FILE, comparison)
+        algorithms = {name: build(name, found[name]) for name in kept}  # once: seeds share a compilation
+        for name in set(kept) - BASELINES.keys():  # which send nothing
+            algorithms[name] = wrap(algorithms[name], **options.get("wrappers") or {})
         for seed, name in product(comparison.seeds, kept):  # so that one that is stopped has all algorithms early
-            algorithm = build(name, found[name])
-            if name not in BASELINES:  # which send nothing
-                algorithm = wrap(algorithm, **options.get("wrappers") or {})
             described = {"label": name, "description": f"{name}, seed {seed}", "hyperparameters": found[name]}
             shown = {"seed": seed, "progress": progress, "rates": comparison.rates.get(name, ""), **described}
             summary = run_in_folder(
-                task, algorithm, _run_folder(out, name, seed), options | shown, find_simulation(name)
+                task, algorithms[name], _run_folder(out, name, seed), options | shown, find_simulation(name)
             )
             if summary["status"] == "diverged":
                 diverged.append(summary["message"])
