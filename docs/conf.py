@@ -33,6 +33,7 @@ nb_execution_mode = "force"  # the notebooks are kept without outputs
 nb_execution_in_temp = True
 nb_execution_timeout = 600
 nb_execution_raise_on_error = True
+nb_merge_streams = True
 nb_output_stderr = "remove"  # progress bars
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # they call `fedoptax`
 nitpicky = False
@@ -49,6 +50,7 @@ napoleon_use_ivar = True
 
 html_theme = "furo"
 html_title = "fedoptax"
+html_static_path, html_css_files = ["static"], ["tables.css"]
 html_show_sphinx = False
 html_copy_source = False
 

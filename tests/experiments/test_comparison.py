@@ -29,6 +29,8 @@ def test_rates_are_searched_first_and_every_algorithm_runs_over_every_seed(tmp_p
     assert len(compared.diverged) == 2 and all(line.startswith("fedadam diverged") for line in compared.diverged)
     found = compared.comparison.hyperparameters["fedavg"]
     assert found["client_lr"] == 0.03
+    compiled = [read_json(tmp_path / "a" / "fedavg" / f"seed-{i}" / "summary.json")["compile_seconds"] for i in (0, 1)]
+    assert compiled[0] > 0 == compiled[1]  # once for all seeds
     for seed, history in enumerate(compared.histories["fedavg"]):
         alone = fx.run(TASK, fx.fedavg(**found), seed=seed, **SMALL)
         assert history.column("train_loss") == pytest.approx(alone.history.column("train_loss"))
