@@ -16,7 +16,7 @@ from small import small_task
 
 def test_a_round_reads_its_cohort_alone() -> None:
     task, key = small_task(), jax.random.key(0)
-    read = open_examples(task, "stream", key, 3)
+    read = open_examples(task, "stream", lambda round: np.asarray(sample_cohort(key, round, 7, 3)), 3)
     for round in range(2):
         data, cohort = read(round), np.asarray(sample_cohort(key, round, 7, 3))
         for place, client in enumerate(cohort):

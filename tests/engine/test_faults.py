@@ -15,6 +15,7 @@ from fedoptax.engine.batches import LocalWork, count_local_steps, task_grad_fn
 from fedoptax.engine.eager import run_round
 from fedoptax.engine.faults import COUNTS, Outcome, as_faults, sample_outcomes
 from fedoptax.engine.sampling import round_key, sample_cohort
+from fedoptax.engine.schedule import client_speeds
 from fedoptax.experiments.result import DivergedError
 from small import LINE_SIZES as SIZES
 from small import batch_maker, line
@@ -33,7 +34,8 @@ def outcomes(round: int, faults: fx.Faults = EVERYTHING) -> tuple[np.ndarray, Ou
     key = jax.random.key(OPTIONS["seed"])
     cohort = sample_cohort(key, round, len(SIZES), OPTIONS["cohort_size"])
     steps = count_local_steps(jnp.asarray(SIZES)[cohort], LocalWork(OPTIONS["batch_size"]))
-    return np.asarray(cohort), jax.tree.map(np.asarray, sample_outcomes(faults.rates(), key, round, cohort, steps))
+    rates = faults.rates(client_speeds(f"lognormal:{faults.speed_spread}", key, len(SIZES)))
+    return np.asarray(cohort), jax.tree.map(np.asarray, sample_outcomes(rates, key, round, cohort, steps))
 
 
 def sends_nan(made: fx.FedAlgorithm, limit: float) -> fx.FedAlgorithm:
@@ -55,8 +57,9 @@ def assert_close(a: Any, b: Any, rtol: float = 1e-5) -> None:
 
 def test_clients_fail_as_often_as_asked_and_independently() -> None:
     n = 20_000
-    rates = fx.Faults(dropout=0.3, deadline=6.0, step_seconds=2, speed_spread=0.5).rates()
-    draw = jax.jit(lambda r: sample_outcomes(rates, jax.random.key(1), r, jnp.arange(n), jnp.full(n, 2)))
+    key = jax.random.key(1)
+    rates = fx.Faults(dropout=0.3, deadline=6.0, step_seconds=2).rates(client_speeds("lognormal:0.5", key, n))
+    draw = jax.jit(lambda r: sample_outcomes(rates, key, r, jnp.arange(n), jnp.full(n, 2)))
     first, second = (jax.tree.map(np.asarray, draw(r)) for r in (0, 1))
     slack = 4 * math.sqrt(0.25 / n)
     for drawn in (first, second):
@@ -69,7 +72,7 @@ def test_clients_fail_as_often_as_asked_and_independently() -> None:
 
 
 def test_a_clients_outcome_does_not_depend_on_the_cohort() -> None:
-    key, rates = jax.random.key(1), EVERYTHING.rates()
+    key, rates = jax.random.key(1), EVERYTHING.rates(np.linspace(0.3, 3, 12))
     all_ = sample_outcomes(rates, key, 5, jnp.arange(12), jnp.full(12, 3))
     some = sample_outcomes(rates, key, 5, jnp.asarray([2, 11, 7]), jnp.full(3, 3))
     for a, b in zip(all_, some):

@@ -208,7 +208,9 @@ def padding_is_inert(make: Factory) -> None:
         server, client = built.start({}, key)
         clients = jax.tree.map(lambda a: jnp.repeat(a[None], len(SIZES), axis=0), client)
         numbers = n(0), n(rounds), n(1), n(rounds)
-        return jax.device_get(built.advance({}, server, clients, data, key, *numbers, Faults().rates()))
+        return jax.device_get(
+            built.advance({}, server, clients, data, key, *numbers, Faults().rates(np.ones(len(SIZES))))
+        )
 
     junk = np.where(np.arange(sum(SIZES))[:, None] % 2, 1e30, -3.0) * np.ones(2)
     filled = data._replace(examples={**data.examples, "junk": jnp.asarray(junk, jnp.float32)})

@@ -120,7 +120,7 @@ class EngineProblem(Problem):
         drawn: dict[tuple[int, int], list[Batch]] = {}
         for r, cohort in enumerate(cohorts):
             for i in cohort:
-                drawn[r, i] = [_real(batch.examples) for batch in make_batches(i, round_key(key, r))]
+                drawn[r, i] = [real_examples(batch.examples) for batch in make_batches(i, round_key(key, r))]
         object.__setattr__(self, "drawn", drawn)
         object.__setattr__(self, "sizes", task.clients.sizes)
 
@@ -131,7 +131,7 @@ class EngineProblem(Problem):
         return int(self.sizes[i])
 
 
-def _real(examples: dict[str, jax.Array]) -> Batch:
+def real_examples(examples: dict[str, jax.Array]) -> Batch:
     """A minibatch without its padding, in float64."""
     mask = np.asarray(examples["mask"])
     batch = {name: np.asarray(a)[mask] for name, a in examples.items() if name != "mask"}

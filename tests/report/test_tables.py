@@ -1,5 +1,6 @@
 """The numbers of a report against values computed by hand."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -164,3 +165,18 @@ def test_history_table_is_long(tmp_path: Path) -> None:
     table = history_table(load_runs(tmp_path))
     assert len(table) == 20
     assert table.columns[:3].tolist() == ["algorithm", "seed", "round"]
+
+
+def test_virtual_time_to_a_target_by_hand(tmp_path: Path) -> None:
+    for seed, seconds in enumerate([[3.0, 1.0, 4.0, 2.0], [1.0, 1.0, 1.0, 1.0]]):
+        folder = write_run(tmp_path / f"{seed}", [0.5, 0.7, 0.9, 0.9], seed=seed)
+        lines = (folder / "history.jsonl").read_text().splitlines()
+        rows = [json.loads(line) | {"virtual_seconds": s} for line, s in zip(lines, seconds)]
+        (folder / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_run(tmp_path / "none", [0.5, 0.7, 0.9, 0.9], name="fedavg")
+    table = final_table(load_runs(tmp_path), target=0.8).set_index("algorithm")
+    assert table.loc["fedadam", ["virtual_seconds", "virtual_seconds_to_target"]].tolist() == [7.0, 5.5]
+    assert table.loc["fedavg", ["virtual_seconds", "virtual_seconds_to_target"]].isna().all()
+    assert "| Virtual time to 0.800 |" in " ".join(to_markdown(table.reset_index()).split())
+    never = final_table(load_runs(tmp_path), target=0.99).set_index("algorithm")
+    assert never.loc["fedadam", "virtual_seconds_to_target"] == float("inf")

@@ -78,6 +78,11 @@ class ExperimentOptions(LearningOptions):
     """What simulations share: how their rounds are computed, and where results go."""
 
     fault: list[str] = option("Failing clients: dropout (a rate), deadline (virtual seconds) ...", [], "NAME=VALUE")
+    asynchronous: int | None = option("Clients at work at any time; a step of the server every --cohort-size uploads.")
+    staleness_exponent: float | None = option(
+        "Of the weight of late uploads, (1 + steps late)^-exponent. Default: 0.5."
+    )
+    speeds: str | None = option("Virtual seconds per local step: lognormal:SIGMA, or a table client,seconds.")
     client_loop: str = option("loop (a device's clients in turn), vmap (all at once), or auto: the faster.", "auto")
     mesh: int | None = option("Devices (cores of a CPU) that share each round's cohort. Default: all.")
     client_states: str = option("Where clients' states live: auto, device or host.", "auto")

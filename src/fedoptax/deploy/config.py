@@ -22,7 +22,7 @@ TABLES = ("hyperparameters", "task", "nodes")
 """The fields that are tables of their own."""
 LOCAL = (
     "client_loop", "mesh", "client_states", "examples", "engine", "faults", "keep", "stop_after", "personalize",
-    "client_metrics",
+    "client_metrics", "asynchronous", "staleness_exponent", "speeds",
 )  # fmt: skip
 """Options of a simulation that mean nothing on a network."""
 NOT_GIVEN = {"local_steps": 0, "weighting": "", "resume_round": -1, "secure_aggregation": 0.0}

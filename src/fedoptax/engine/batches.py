@@ -99,12 +99,12 @@ def client_batches(
     return Batches(epochs * steps_per_epoch if work.steps is None else jnp.int32(work.steps), get)
 
 
-def count_local_steps(sizes: jax.Array, work: LocalWork) -> jax.Array:
+def count_local_steps(sizes: Any, work: LocalWork) -> jax.Array:
     """Count the local steps per round of clients with so many examples, int32 in the shape of `sizes`."""
     if work.steps is not None:
         return jnp.full(sizes.shape, work.steps, jnp.int32)
     return (work.epochs * _count_batches(sizes, work)).astype(jnp.int32)
 
 
-def _count_batches(size: jax.Array, work: LocalWork) -> jax.Array:
+def _count_batches(size: Any, work: LocalWork) -> Any:
     return (size + work.batch_size - 1) // work.batch_size

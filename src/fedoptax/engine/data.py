@@ -14,7 +14,6 @@ import numpy as np
 
 from fedoptax.engine.evaluation import EvaluationData, evaluation_data
 from fedoptax.engine.mesh import replicate
-from fedoptax.engine.sampling import sample_cohort
 from fedoptax.errors import UsageError
 from fedoptax.tasks.task import Task
 
@@ -52,11 +51,12 @@ def device_data(task: Task, devices: int = 1) -> DeviceData:
 
 
 def open_examples(
-    task: Task, examples: str, key: jax.Array, cohort_size: int, devices: int = 1
+    task: Task, examples: str, cohort_of: Callable[[int], np.ndarray], cohort_size: int, devices: int = 1
 ) -> Callable[[int], DeviceData]:
     """Make `round -> DeviceData`, what the program reads in that round of a run.
 
-    `examples` is `"device"`, all of them, which serve later rounds too, or `"stream"`, those of the round's cohort.
+    `examples` is `"device"`, all of them, which serve later rounds too, or `"stream"`, those of the round's cohort,
+    which `cohort_of` gives.
     """
     if examples == "device":
         return lambda round: device_data(task, devices)
@@ -64,10 +64,8 @@ def open_examples(
     room = int(np.sort(clients.sizes)[-cohort_size:].sum())  # of the largest cohort there can be
 
     def read(round: int) -> DeviceData:
-        if task.devices is not None:
-            cohort = np.arange(cohort_size)  # the shares of the active devices
-        else:
-            cohort = np.asarray(sample_cohort(key, round, task.num_clients, cohort_size))
+        # with devices, the shares of the active ones
+        cohort = cohort_of(round) if task.devices is None else np.arange(cohort_size)
         sizes = clients.sizes[cohort]
         offsets = np.cumsum(sizes) - sizes
         cohort_examples = {}

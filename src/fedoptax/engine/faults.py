@@ -6,7 +6,7 @@ resuming. The rates are arguments of the compiled program: other rates compile n
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +17,7 @@ from fedoptax.errors import UsageError, check_choice, check_number
 
 COUNTS = ("participants", "dropped", "late", "rejected")
 """The history's columns of a run with faults or a robust aggregator; they add up to the cohort's size."""
-Rates = dict[str, Any]  # the numbers of `Faults`, float32 scalars
+Rates = dict[str, Any]  # numbers of `Faults`, float32 scalars, and `speeds`, float32 (N,), of `client_speeds`
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,10 @@ class Faults:
         if self.deadline is not None:
             check_number("faults.deadline", self.deadline, 0, open_low=True)
 
-    def rates(self) -> Rates:
-        """The numbers as the compiled program takes them; without a deadline it is infinite."""
-        return {name: np.float32(math.inf if value is None else value) for name, value in asdict(self).items()}
+    def rates(self, speeds: np.ndarray) -> Rates:
+        """The numbers as the compiled program takes them, with the speeds; without a deadline it is infinite."""
+        numbers = {"dropout": self.dropout, "deadline": self.deadline, "step_seconds": self.step_seconds}
+        return {name: np.float32(math.inf if n is None else n) for name, n in numbers.items()} | {"speeds": speeds}
 
 
 class Outcome(NamedTuple):
@@ -76,19 +77,24 @@ def sample_outcomes(
     rates: Rates, key: jax.Array, round: jax.Array | int, cohort: jax.Array, steps: jax.Array
 ) -> Outcome:
     """Sample what happens to a cohort, int32 (S,), whose clients take so many local steps, int32 (S,), in a round."""
-    speed_key = jax.random.fold_in(key, 3)
     round_key = jax.random.fold_in(jax.random.fold_in(key, 4), round)
 
-    def draw(i: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """A uniform number, and the client's zᵢ."""
+    def draw(i: jax.Array) -> jax.Array:
         uniform_key, _ = jax.random.split(jax.random.fold_in(round_key, i))
-        uniform = jax.random.uniform(uniform_key, (), jnp.float32)
-        return uniform, jax.random.normal(jax.random.fold_in(speed_key, i), (), jnp.float32)
+        return jax.random.uniform(uniform_key, (), jnp.float32)
 
-    uniform, speed = jax.vmap(draw)(cohort)
-    seconds = steps.astype(jnp.float32) * rates["step_seconds"] * jnp.exp(rates["speed_spread"] * speed)
+    uniform = jax.vmap(draw)(cohort)
+    seconds = steps.astype(jnp.float32) * rates["step_seconds"] * jnp.asarray(rates["speeds"])[cohort]
     dropped = uniform < rates["dropout"]
     return Outcome(dropped, ~dropped & (seconds > rates["deadline"]), seconds)
+
+
+@jax.jit
+def sample_speeds(key: jax.Array, clients: jax.Array, spread: Any) -> jax.Array:
+    """Return exp(spread · zᵢ), zᵢ standard normal, of clients, int (S,): float32 (S,), each client's own."""
+    speed_key = jax.random.fold_in(key, 3)
+    z = jax.vmap(lambda i: jax.random.normal(jax.random.fold_in(speed_key, i), (), jnp.float32))(clients)
+    return jnp.exp(spread * z)
 
 
 def virtual_seconds(rates: Rates, outcome: Outcome) -> jax.Array:

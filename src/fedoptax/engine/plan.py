@@ -15,6 +15,7 @@ from fedoptax.engine.client_states import PLACES, choose_place
 from fedoptax.engine.data import CHOICES
 from fedoptax.engine.faults import Faults, as_faults
 from fedoptax.engine.mesh import choose_mesh
+from fedoptax.engine.schedule import parse_speeds
 from fedoptax.errors import UsageError, check_choice, check_flag, check_int, check_number
 from fedoptax.tasks.task import Task
 from fedoptax.wrappers.compression import CompressionState
@@ -52,6 +53,12 @@ class RunOptions:
         where they are stored, with the same results; `"auto"` streams what does not fit on the device.
       engine: `"compiled"`, or `"eager"` for plain Python with the same results, for debugging.
       faults: how often clients fail, as `Faults` or as its values by name; None means never.
+      asynchronous: if given, so many clients work at any time, and every `cohort_size` uploads the server makes a step,
+        which counts as a round (FedBuff, see `make_schedule`); only for algorithms whose clients keep nothing.
+      staleness_exponent: a ≥ 0 of the weight (1 + s)^−a of an upload from a model that is s steps old.
+      speeds: virtual time: `"lognormal:SIGMA"`, a local step of client i takes exp(SIGMA · zᵢ) virtual seconds with zᵢ
+        standard normal; or the path of a table with the columns `client` (0 … N−1) and `seconds`. None is one second
+        each in asynchronous rounds, else no time is counted.
       aggregate: how uploads are combined: `"mean"`, `"median"`, `"trimmed_mean:FRACTION"`, `"norm_clipping:NORM"`,
         `"krum:F"`, `"krum:F,keep=M"`, or an `Aggregator`.
       secure_aggregation: if given, the range C of fixed-point uploads, of which the server of a deployment learns the
@@ -82,6 +89,9 @@ class RunOptions:
     examples: str = "auto"
     engine: str = "compiled"
     faults: Faults | Mapping[str, Any] | None = None
+    asynchronous: int | None = None
+    staleness_exponent: float = 0.5
+    speeds: str | None = None
     aggregate: str | Aggregator = "mean"
     secure_aggregation: float | None = None
     keep: str | None = None
@@ -91,7 +101,7 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         counts = ["rounds", "cohort_size", "batch_size", "local_epochs", "eval_every"]
-        counts += [name for name in ("local_steps", "mesh") if getattr(self, name) is not None]
+        counts += [name for name in ("local_steps", "mesh", "asynchronous") if getattr(self, name) is not None]
         checked: dict[str, Any] = {name: check_int(name, getattr(self, name)) for name in counts}
         checked["seed"] = check_int("seed", self.seed, 0, 2**32 - 1)
         checked |= {"faults": as_faults(self.faults), "aggregate": as_aggregator(self.aggregate)}
@@ -118,6 +128,9 @@ class RunOptions:
         if self.personalize is not None:
             parse_personalize(self.personalize)
         check_flag("client_metrics", self.client_metrics)
+        check_number("staleness_exponent", self.staleness_exponent, 0)
+        if self.speeds is not None:
+            parse_speeds(self.speeds)
 
     @property
     def work(self) -> LocalWork:
@@ -161,8 +174,8 @@ class Plan:
     """How each round is run: `RunOptions` as `make_plan` decides them. Equal plans share a compiled program.
 
     The program holds the states and the examples of all clients, or those of one cohort if `client_states` is `"host"`
-    and `examples` is `"stream"`. `faults` is whether clients may fail; how often is an argument of the program.
-    `gradients_per_step` is the algorithm's, for the config.
+    and `examples` is `"stream"`; with a `concurrency`, in asynchronous rounds, as many messages. `faults` is whether
+    clients may fail; how often is an argument of the program. `gradients_per_step` is the algorithm's, for the config.
     """
 
     cohort_size: int
@@ -175,6 +188,7 @@ class Plan:
     aggregate: Aggregator = MEAN
     mesh: int = 1
     gradients_per_step: int = 1
+    concurrency: int | None = None
 
     @property
     def has_outcomes(self) -> bool:
@@ -182,8 +196,8 @@ class Plan:
         return self.faults or self.aggregate != MEAN
 
 
-def make_plan(options: RunOptions, task: Task, algorithm: FedAlgorithm) -> Plan:
-    """Decide how the rounds of `algorithm` on `task` are run."""
+def make_plan(options: RunOptions, task: Task, algorithm: FedAlgorithm, name: str = "algorithm") -> Plan:
+    """Decide how the rounds of `algorithm` on `task` are run; errors call it by `name`."""
     aggregator = as_aggregator(options.aggregate)
     if options.secure_aggregation is not None:
         aggregator = SecureMean(float(options.secure_aggregation))
@@ -194,6 +208,10 @@ def make_plan(options: RunOptions, task: Task, algorithm: FedAlgorithm) -> Plan:
         _check_privacy(options.weighting, aggregator)
     mesh = choose_mesh(options.mesh, options.cohort_size, options.engine)
     client = jax.eval_shape(lambda key: algorithm.init_client(task.init(key)), jax.random.key(0))
+    if options.asynchronous is not None:
+        _check_asynchronous(options, task, algorithm, aggregator, name if jax.tree.leaves(client) else None)
+    if options.speeds is not None and task.devices is not None:
+        raise UsageError(f"speeds need clients that hold examples of their own, which task '{task.name}' has not")
     place = choose_place(options.client_states, "host", nbytes(client) * task.num_clients, mesh)
     if jax.process_count() > 1 and place != "device":
         raise UsageError(f"client_states must be device with {jax.process_count()} processes, got {place!r}")
@@ -211,6 +229,7 @@ def make_plan(options: RunOptions, task: Task, algorithm: FedAlgorithm) -> Plan:
         aggregator,
         mesh,
         algorithm.gradients_per_step,
+        options.asynchronous,
     )
 
 
@@ -243,6 +262,30 @@ def _check_cohort(cohort_size: int, task: Task, aggregator: Aggregator) -> None:
         )
     if cohort_size < aggregator.least:
         raise UsageError(f"aggregate {aggregator} needs cohort_size >= {aggregator.least}, got {cohort_size}")
+
+
+def _check_asynchronous(
+    options: RunOptions, task: Task, algorithm: FedAlgorithm, aggregator: Aggregator, stateful: str | None
+) -> None:
+    """Refuse what an asynchronous round cannot do; `stateful` names an algorithm whose clients keep something."""
+    if stateful is not None:
+        raise UsageError(f"asynchronous needs an algorithm whose clients keep nothing between rounds, got {stateful}")
+    if algorithm.epsilon is not None:
+        raise UsageError("asynchronous cannot be accounted for a private algorithm: clients are not sampled by round")
+    if options.faults is not None:
+        raise UsageError("asynchronous cannot be combined with faults: a slow client's upload is used, not missed")
+    if aggregator != MEAN:
+        raise UsageError(f"asynchronous needs the plain mean, which weighs by staleness, got aggregate {aggregator}")
+    if options.client_states == "host":
+        raise UsageError("asynchronous needs client_states device, where the messages in use are kept, got 'host'")
+    if task.devices is not None:
+        raise UsageError(
+            f"asynchronous needs clients that hold examples of their own, which task '{task.name}' has not"
+        )
+    if options.asynchronous is not None and options.asynchronous > task.num_clients:
+        raise UsageError(
+            f"asynchronous must be <= {task.num_clients}, the number of clients, got {options.asynchronous}"
+        )
 
 
 def _check_privacy(weighting: str | None, aggregator: Aggregator) -> None:

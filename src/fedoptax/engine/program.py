@@ -22,7 +22,8 @@ from fedoptax.engine.evaluation import column_names, evaluate, evaluation_data
 from fedoptax.engine.faults import COUNTS, Rates
 from fedoptax.engine.mesh import over_mesh, replicate
 from fedoptax.engine.plan import Plan
-from fedoptax.engine.round import round_function
+from fedoptax.engine.round import round_function, row_of
+from fedoptax.engine.schedule import Schedule
 from fedoptax.engine.xla import Compiled, cond, quick_options
 from fedoptax.errors import UsageError
 from fedoptax.tasks.task import Task
@@ -50,9 +51,10 @@ class Program:
 
     Attributes:
       start: `(hypers, key) -> (server, client)`, the server's state and every client's state before round 0.
-      advance: `(hypers, server, clients, data, key, start, stop, eval_every, last, rates) -> Advance`, rounds
+      advance: `(hypers, server, clients, data, key, start, stop, eval_every, last, rates, schedule) -> Advance`, rounds
         start…stop−1; `clients` are the states of all N clients, stacked, or with `plan.client_states = "host"` those of
-        the cohort of the one round that is run; `rates` are `Faults.rates()`.
+        the cohort of the one round that is run; `rates` are `Faults.rates`. In asynchronous rounds `clients` are the
+        messages in use, and `schedule` is the `Schedule` from `start` on, of MAX_ROUNDS rows.
       columns: the names of the columns of an `Advance`'s rows.
       bytes_down, bytes_up: bytes of the message to, and the upload from, one client in one round.
       num_params: numbers in the model.
@@ -148,7 +150,7 @@ def program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple[
 def round_step(
     task: Task, algorithm: FedAlgorithm, plan: Plan, columns: Sequence[str], is_eager: bool = False
 ) -> Callable[..., Advance]:
-    """Make `(state, data, key, start, eval_every, last, rates) -> state`: a round, its evaluation if due, its row."""
+    """Make `(state, data, key, start, eval_every, last, rates, schedule) -> state`: a round, its evaluation, a row."""
     run_round = round_function(task, algorithm, plan, is_eager)
 
     @jax.jit
@@ -156,9 +158,17 @@ def round_step(
         return jax.tree.map(jnp.float32, evaluate(task, algorithm.params(server), data, plan.mesh))
 
     def step(
-        state: Advance, data: DeviceData, key: jax.Array, start: Any, eval_every: Any, last: Any, rates: Rates
+        state: Advance,
+        data: DeviceData,
+        key: jax.Array,
+        start: Any,
+        eval_every: Any,
+        last: Any,
+        rates: Rates,
+        schedule: Schedule | None = None,
     ) -> Advance:
-        result = run_round(state.server, state.clients, data, key, state.round, rates)
+        turn = row_of(schedule, state.round - start)
+        result = run_round(state.server, state.clients, data, key, state.round, rates, turn)
         number, row = state.round + 1, result.columns
         if data.held_out:
             is_due = (number % eval_every == 0) | (number == last)

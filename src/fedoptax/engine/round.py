@@ -5,13 +5,14 @@ an outcome; if nothing can fail (`plan.has_outcomes` is False), no condition and
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedoptax._tree import select, zeros_like
+from fedoptax._tree import ema, select, zeros_like
 from fedoptax.algorithm import Cohort, FedAlgorithm, Tree, accumulate_result, decoded
 from fedoptax.engine.aggregation import MEAN, Aggregator, Mean, Sent, stacked
 from fedoptax.engine.batches import client_batches, count_local_steps, task_grad_fn
@@ -20,6 +21,7 @@ from fedoptax.engine.faults import Outcome, Rates, sample_outcomes, virtual_seco
 from fedoptax.engine.mesh import AXIS, assign_clients
 from fedoptax.engine.plan import Plan, runs_sequentially
 from fedoptax.engine.sampling import round_key, sample_cohort
+from fedoptax.engine.schedule import Schedule
 from fedoptax.engine.xla import cond
 from fedoptax.errors import is_traced
 from fedoptax.tasks.task import Task
@@ -36,6 +38,7 @@ class Member(NamedTuple):
       row: where its state is among the states.
       weight: of its upload; the cohort's sum to 1.
       outcome: what happens to it, or None if no client can fail and no upload be rejected.
+      slot: where the message is kept that it was sent in an earlier round; None in a synchronous round.
     """
 
     client: jax.Array
@@ -43,6 +46,7 @@ class Member(NamedTuple):
     row: jax.Array
     weight: jax.Array
     outcome: Outcome | None
+    slot: jax.Array | None = None
 
 
 class Kept(NamedTuple):
@@ -67,12 +71,17 @@ class RoundResult(NamedTuple):
 def round_function(
     task: Task, algorithm: FedAlgorithm, plan: Plan, is_eager: bool = False
 ) -> Callable[..., RoundResult]:
-    """Make `(server, clients, data, key, round, rates) -> RoundResult`, one round, to be traced or, if eager, called.
+    """Make `(server, clients, data, key, round, rates, turn) -> RoundResult`, to be traced or, if eager, called.
 
     `clients` are the stacked states of all N clients, or with `plan.client_states = "host"` of the cohort; those of
     the members that count come back changed. The upload of a member that fails, or that is not finite, does not count:
     weights are renormalised over the others, |S| is their number. A round with fewer uploads than the aggregator needs
     changes nothing. If the loss or the server's new state is not finite, both states come back as they were.
+
+    In an asynchronous round `turn` is its row of the `Schedule`, and `clients`, which keep nothing, are the messages
+    that were sent and are still in use, stacked: each member trains from its own. With s̄ the mean of the uploads'
+    staleness weights, the server moves by the share s̄ of its step, (1 − s̄)·old + s̄·new. For SGD at the server that is
+    FedBuff's mean of s(τᵢ)Δᵢ, for uploads of parameters FedAsync's mixing.
     """
     is_sequential = runs_sequentially(plan, task) and not is_eager
     mean = plan.aggregate if isinstance(plan.aggregate, Mean) else None
@@ -91,15 +100,27 @@ def round_function(
     traced = jax.jit(train_client, inline=True)  # once, where a round asks for its form and then for itself
 
     def run(
-        server: Tree, clients: Tree, data: DeviceData, key: jax.Array, round: jax.Array, rates: Rates
+        server: Tree,
+        clients: Tree,
+        data: DeviceData,
+        key: jax.Array,
+        round: jax.Array,
+        rates: Rates,
+        turn: Schedule | None = None,
     ) -> RoundResult:
-        members = sample_members(task, plan, data, key, round, rates)
-        given = algorithm.broadcast(server), data, round_key(key, round)
-        form = jax.eval_shape(lambda: traced(*given, row_of(members, 0), row_of(clients, 0)))
+        members = sample_members(task, plan, data, key, round, rates, turn)
+        message, given = algorithm.broadcast(server), (data, round_key(key, round))
+        messages, held_back = None, jnp.zeros(())  # 1 − s̄
+        if turn is not None:
+            messages, clients = _set_row(clients, jnp.asarray(turn.slot), message), ()
+            held_back = jnp.sum(members.weight * (1 - turn.weights))
+            members = members._replace(weight=members.weight * turn.weights / (1 - held_back))
+        form = jax.eval_shape(lambda: traced(message, *given, row_of(members, 0), row_of(clients, 0)))
 
         def train_member(member: Member, state: Tree) -> tuple[Sent, Kept]:
             def train() -> tuple[Sent, Tree]:
-                return (train_client if is_eager else traced)(*given, member, state)
+                received = message if messages is None else row_of(messages, member.slot)
+                return (train_client if is_eager else traced)(received, *given, member, state)
 
             if member.outcome is None:
                 sent, state = train()
@@ -136,12 +157,16 @@ def round_function(
             )
         upload, loss = accumulate_result(sent, form[0])
         new_server = algorithm.server_update(server, upload, Cohort(count, task.num_clients))
+        if messages is not None:
+            new_server = jax.tree.map(partial(_hold_back, held_back), server, new_server)
         finite = jnp.isfinite(loss) & all_finite(new_server)
         has_effect = finite & is_enough
         rows = jnp.where(has_effect, members.row, NO_ROW)
         return RoundResult(
             select(has_effect, new_server, server),
-            jax.tree.map(lambda all_, new: all_.at[rows].set(new, mode="drop"), clients, kept.state),
+            jax.tree.map(lambda all_, new: all_.at[rows].set(new, mode="drop"), clients, kept.state)
+            if messages is None
+            else messages,
             finite | ~is_enough,
             {"train_loss": jnp.where(is_enough, loss, jnp.nan), **columns},
         )
@@ -149,9 +174,20 @@ def round_function(
     return run
 
 
-def sample_members(task: Task, plan: Plan, data: DeviceData, key: jax.Array, round: jax.Array, rates: Rates) -> Member:
-    """Sample a round's cohort, and what happens to its members, stacked."""
-    cohort, own = sample_cohort(key, round, task.num_clients, plan.cohort_size), jnp.arange(plan.cohort_size)
+def sample_members(
+    task: Task,
+    plan: Plan,
+    data: DeviceData,
+    key: jax.Array,
+    round: jax.Array,
+    rates: Rates,
+    turn: Schedule | None = None,
+) -> Member:
+    """Sample a round's cohort, or take it from the schedule, and what happens to its members, stacked."""
+    cohort = (
+        sample_cohort(key, round, task.num_clients, plan.cohort_size) if turn is None else jnp.asarray(turn.clients)
+    )
+    own = jnp.arange(plan.cohort_size)
     places = cohort if plan.examples == "device" and task.devices is None else own
     rows = cohort if plan.client_states == "device" else own
     sizes = data.sizes[places]
@@ -159,7 +195,8 @@ def sample_members(task: Task, plan: Plan, data: DeviceData, key: jax.Array, rou
     outcomes = None
     if plan.has_outcomes:
         outcomes = sample_outcomes(rates, key, round, cohort, count_local_steps(sizes, plan.work))
-    return Member(cohort, places, rows, weights / jnp.sum(weights), outcomes)
+    slots = None if turn is None else jnp.asarray(turn.slots)
+    return Member(cohort, places, rows, weights / jnp.sum(weights), outcomes, slots)
 
 
 def all_finite(tree: Tree) -> jax.Array:
@@ -233,6 +270,10 @@ def _aggregate_accepted(
 
 def _counted(weight: jax.Array, accepted: jax.Array | None) -> jax.Array:
     return weight if accepted is None else jnp.where(accepted, weight, 0)
+
+
+def _hold_back(share: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
+    return ema(share, old, new) if jnp.issubdtype(new.dtype, jnp.inexact) else new  # counters count
 
 
 def _set_row(tree: Tree, j: jax.Array, row: Tree) -> Tree:

@@ -55,7 +55,7 @@ class OwnModels(Simulation):
     """Rounds of clients that keep models of their own, each evaluated on the held-out examples of its owners."""
 
     def __init__(self, task: Task, point: Point, options: RunOptions, plan: Plan) -> None:
-        super().__init__(_without_held_out(task), point, options, plan)
+        super().__init__(_without_held_out(task), point, replace(options, speeds=None), plan)
         self._whole, self._held_out = task, evaluation_data(task)
         is_shared = task.clients.num_clients == 1
         self._evaluate = jax.jit(

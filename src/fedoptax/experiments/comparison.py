@@ -228,7 +228,7 @@ def _check(task: Task, comparison: Comparison) -> None:
             check_search(task, comparison.tunings[name])
         else:
             with_rate(rounds, task, comparison.hyperparameters[name])
-            make_plan(rounds, task, wrap(build(name, comparison.hyperparameters[name]), **record.wrappers))
+            make_plan(rounds, task, wrap(build(name, comparison.hyperparameters[name]), **record.wrappers), name)
 
 
 def _run_folder(out: Path, name: str, seed: int) -> Path:

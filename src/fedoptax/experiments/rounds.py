@@ -9,6 +9,7 @@ import numpy as np
 from fedoptax._files import finite_or_none
 from fedoptax.algorithm import Tree
 from fedoptax.distributed import gather_from_all
+from fedoptax.engine.batches import count_local_steps
 from fedoptax.engine.client_states import ClientStates, OnDevice, OnHost
 from fedoptax.engine.data import open_examples
 from fedoptax.engine.eager import eager_program
@@ -18,7 +19,9 @@ from fedoptax.engine.mesh import here
 from fedoptax.engine.personalization import personalize
 from fedoptax.engine.plan import Plan, RunOptions
 from fedoptax.engine.program import MAX_ROUNDS, Point, program
+from fedoptax.engine.round import row_of
 from fedoptax.engine.sampling import sample_cohort
+from fedoptax.engine.schedule import client_speeds, make_schedule
 from fedoptax.storage.history import Row
 from fedoptax.tasks.task import Task
 
@@ -92,9 +95,22 @@ class Simulation(Rounds):
             self.program, self._values = program(task, point.make, plan, tuple(point.values)), point.arguments
         self._key, self._length = jax.random.key(options.seed), 1
         self.compile_seconds = 0.0
-        self._examples = open_examples(task, plan.examples, self._key, plan.cohort_size, plan.mesh)
+        faults = self._faults or Faults(speed_spread=0)
+        speeds = options.speeds or f"lognormal:{faults.speed_spread}"
+        self._rates = faults.rates(client_speeds(speeds, self._key, task.num_clients))
+        self._schedule, self._seconds = None, np.zeros(0)  # of a client's local work, where time is counted
+        if options.speeds is not None or options.asynchronous is not None:
+            self._seconds = self._rates["speeds"] * np.asarray(count_local_steps(task.clients.sizes, plan.work))
+        self._examples = open_examples(task, plan.examples, self._sample_cohort, plan.cohort_size, plan.mesh)
         self.server, client = self.program.start(self._values, self._key)
-        self.clients = (OnDevice if plan.client_states == "device" else OnHost)(client, task.num_clients)
+        if options.asynchronous is None:
+            self.clients = (OnDevice if plan.client_states == "device" else OnHost)(client, task.num_clients)
+        else:
+            size, total = plan.cohort_size, options.rounds
+            self._schedule = make_schedule(
+                self._seconds, size, options.asynchronous, total, options.seed, options.staleness_exponent
+            )
+            self.clients = OnDevice(self._algorithm.broadcast(self.server), options.asynchronous)
 
     def advance(self, done: int) -> Step:
         """Do about `CALL_SECONDS` of rounds."""
@@ -102,11 +118,10 @@ class Simulation(Rounds):
         last = self._options.rounds
         end = min(done + self._length, self._next_evaluation(done) if self._options.looks_at_evaluations else last)
         numbers = [np.int32(n) for n in (done, end, self._options.eval_every, last)]
-        size, num_clients = self._plan.cohort_size, self.task.num_clients
-        states = self.clients.take(lambda: np.asarray(sample_cohort(self._key, done, num_clients, size)))
-        rates = (self._faults or Faults()).rates()
-        data = self._examples(done)
-        result = self.program.advance(self._values, self.server, states, data, self._key, *numbers, rates)
+        states = self.clients.take(lambda: self._sample_cohort(done))
+        data, window = self._examples(done), np.minimum(np.arange(done, done + MAX_ROUNDS), last - 1)
+        conditions = self._rates, row_of(self._schedule, window)
+        result = self.program.advance(self._values, self.server, states, data, self._key, *numbers, *conditions)
         self.server = result.server
         self.clients.put(result.clients)
         table = jax.device_get(result.rows)
@@ -155,6 +170,11 @@ class Simulation(Rounds):
         every = self._options.eval_every
         return min((done // every + 1) * every, self._options.rounds)
 
+    def _sample_cohort(self, round: int) -> np.ndarray:
+        if self._schedule is not None:
+            return self._schedule.clients[round]
+        return np.asarray(sample_cohort(self._key, round, self.task.num_clients, self._plan.cohort_size))
+
     def _row(self, round: int, values: np.ndarray, seconds: float) -> Row:
         """Return a row of the history from a row of the program's."""
         row: Row = {"round": round, **dict(zip(self.program.columns, map(finite_or_none, values.tolist())))}
@@ -162,8 +182,13 @@ class Simulation(Rounds):
         if self._plan.has_outcomes:
             row |= {name: int(row[name]) for name in COUNTS}
             answers = row["participants"] + row["rejected"]
-            if self._faults is None or self._faults.deadline is None:
+            if not self._seconds.size and (self._faults is None or self._faults.deadline is None):
                 del row["virtual_seconds"]
+        elif self._schedule is not None:
+            row["virtual_seconds"] = float(self._schedule.seconds[round - 1])
+            row["staleness"] = float(self._schedule.staleness[round - 1].mean())
+        elif self._seconds.size:
+            row["virtual_seconds"] = float(self._seconds[self._sample_cohort(round - 1)].max())
         if self._algorithm.epsilon is not None:  # of those who hold the data, which a task's `devices` share
             epsilon = self._algorithm.epsilon(round, cohort_size, self.task.clients.num_clients)
             row["epsilon"] = finite_or_none(float(epsilon))

@@ -152,7 +152,7 @@ def simulate(
     if record.resume_from is not None and not is_distributed():
         options = _as_begun(options, Path(record.resume_from))
     options = with_rate(options, task, {**point.values, **record.hyperparameters})
-    plan, watch = make_plan(options, task, point.algorithm), make_watch(task, options)
+    plan, watch = make_plan(options, task, point.algorithm, record.label), make_watch(task, options)
     if not is_leader():
         record = replace(record, out=None, resume_from=None, resume_round=None, trackers=(), progress=False)
     new = record.out if record.resume_from is None or Path(record.resume_from) != record.folder else None

@@ -320,7 +320,7 @@ def check_search(task: Task, tuning: Tuning) -> None:
     for point in points(tuning.grid) if tuning.search == "grid" else [_next_point(tuning, [])]:
         algorithm = make(point).algorithm
         with_rate(rounds, task, {**tuning.fixed, **point})
-    make_plan(rounds, task, algorithm)
+    make_plan(rounds, task, algorithm, tuning.algorithm)
     make_watch(task, rounds)
 
 

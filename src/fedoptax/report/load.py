@@ -18,7 +18,7 @@ from fedoptax.storage.history import read_lines, read_rows
 #: History columns that measure cost, not quality.
 COST_COLUMNS = ("round", "bytes_up", "bytes_down", "seconds", "dropped", "late", "rejected", "evaluated")
 #: Columns of runs with faults or privacy; curves show them after the metrics.
-CIRCUMSTANCES = ("participants", "virtual_seconds", "epsilon")
+CIRCUMSTANCES = ("participants", "virtual_seconds", "staleness", "epsilon")
 
 SHOWN = 6
 """Results that an error names."""

@@ -18,6 +18,8 @@ NAN = float("nan")
 #: Share of the best group's final value that makes the automatic target.
 TARGET_SHARE = 0.95
 
+_TO_TARGET = ("target", "rounds_to_target", "bytes_to_target", "gradients_to_target", "virtual_seconds_to_target")
+
 Row = dict[str, Any]
 
 
@@ -34,14 +36,15 @@ def final_table(runs: Sequence[Run], target: float | None = None) -> pd.DataFram
     last `last_window` rounds, min(100, rounds // 10) but at least 1), `train_loss`, `target`, `rounds_to_target`
     (median over all seeds; inf if not reached), `bytes_to_target` (of all clients, both ways, up to that round;
     likewise), `gradients_to_target` (minibatch gradients of all clients up to that round, cohorts being of average
-    clients), `pairs`, `behind`, `p_behind` and `p_within_point` (from the group with the best `final`, see
-    `fedoptax.report.paired.compare_seeds`; `behind` is 0 for that group itself), `bytes_up` and `bytes_down` (per
-    client and round), `total_bytes` (mean over seeds), `seconds_per_round` (median over rounds and seeds),
-    `participants` (per round, mean over rounds and seeds), `epsilon` (at the end, the largest of the seeds),
-    `client_spread` and `client_worst` (the standard deviation of the metric over clients, and its mean over the worst
-    tenth of them, at the last evaluated round, mean over seeds), `before` and `after` (the metric over clients, before
-    and after `local_steps` of personalization, likewise with `_spread` and `_worst`), `rates` (where the learning rates
-    come from), `complete`, `status`. What the runs do not have is NaN.
+    clients), `virtual_seconds_to_target` (up to that round), `pairs`, `behind`, `p_behind` and `p_within_point` (from
+    the group with the best `final`, see `fedoptax.report.paired.compare_seeds`; `behind` is 0 for that group itself),
+    `bytes_up` and `bytes_down` (per client and round), `total_bytes` and `virtual_seconds` (mean over seeds),
+    `seconds_per_round` (median over rounds and seeds), `participants` (per round, mean over rounds and seeds),
+    `epsilon` (at the end, the largest of the seeds), `client_spread` and `client_worst` (the standard deviation of the
+    metric over clients, and its mean over the worst tenth of them, at the last evaluated round, mean over seeds),
+    `before` and `after` (the metric over clients, before and after `local_steps` of personalization, likewise with
+    `_spread` and `_worst`), `rates` (where the learning rates come from), `complete`, `status`. What the runs do not
+    have is NaN.
 
     Args:
       runs: from `load_runs`.
@@ -59,7 +62,9 @@ def tabulate(groups: Sequence[Group], target: float | None = None) -> pd.DataFra
         is_known = math.isfinite(row["target"])
         reached = [_first_round(run, group, row["target"]) for run in group.runs] if is_known else []
         row["rounds_to_target"] = _median(reached)
-        row["bytes_to_target"] = _median([_bytes_until(run, at) for run, at in zip(group.runs, reached)])
+        each = list(zip(group.runs, reached))
+        row["bytes_to_target"] = _median([_sum_until(run, run.bytes_per_round(), at) for run, at in each])
+        row["virtual_seconds_to_target"] = _median([_sum_until(run, _virtual_seconds(run), at) for run, at in each])
         row["gradients_to_target"] = row["rounds_to_target"] * group.runs[0].gradients_per_round
         row |= _compare_to_best(row, [other for other in rows if other["problem"] == row["problem"]])
     return pd.DataFrame(rows)
@@ -100,13 +105,14 @@ def _final_row(group: Group) -> Row:
         "last_mean": _mean([_last_mean(values, window) for values in measured]),
         "last_window": window,
         "train_loss": _mean([_last(run, "train_loss") for run in group.counted_runs]),
-        **dict.fromkeys(("target", "rounds_to_target", "bytes_to_target", "gradients_to_target")),
+        **dict.fromkeys(_TO_TARGET),
         "client_spread": _mean([_last(run, f"{client_column}_spread") for run in group.counted_runs]),
         "client_worst": _mean([_last(run, f"{client_column}_worst_decile") for run in group.counted_runs]),
         **_personalized(group),
         "bytes_up": float(size.get("up_per_client", NAN)),
         "bytes_down": float(size.get("down_per_client", NAN)),
         "total_bytes": _mean([run.bytes_per_round().sum(min_count=1) for run in group.runs]),
+        "virtual_seconds": _mean([_virtual_seconds(run).sum(min_count=1) for run in group.runs]),
         "seconds_per_round": pd.concat(seconds).median() if seconds else NAN,
         "participants": _mean(participants),
         "epsilon": pd.Series([_last(run, "epsilon") for run in group.runs], dtype=float).max(),
@@ -181,8 +187,14 @@ def _first_round(run: Run, group: Group, target: float) -> float:
     return float(hits.index[0]) if len(hits) else math.inf
 
 
-def _bytes_until(run: Run, round: float) -> float:
-    return math.inf if math.isinf(round) else float(run.bytes_per_round()[run.rows["round"] <= round].sum(min_count=1))
+def _sum_until(run: Run, values: pd.Series, round: float) -> float:
+    """The sum of a run's values by round up to a round; NaN where there are none."""
+    total = values[run.rows["round"] <= round].sum(min_count=1)
+    return math.inf if math.isinf(round) and not math.isnan(total) else float(total)
+
+
+def _virtual_seconds(run: Run) -> pd.Series:
+    return run.rows.get("virtual_seconds", pd.Series(NAN, run.rows.index))
 
 
 def _median(values: Sequence[float]) -> float:
@@ -324,6 +336,13 @@ def shown_columns(table: pd.DataFrame) -> list[Column]:
                 ("_spread", " std", "standard deviation over clients, before → after"),
                 ("_worst", " worst 10 %", "mean over the worst tenth of the clients, before → after"),
             )
+        ),
+        column("virtual_seconds", "Virtual time", "all rounds, by the clients' speeds", words.format_duration),
+        column(
+            "virtual_seconds_to_target",
+            f"Virtual time to {target}",
+            "up to the first such evaluated round, median over seeds",
+            _reached(words.format_duration),
         ),
         column("participants", "Participants", "clients per round whose uploads counted, mean over rounds and seeds"),
         column("epsilon", "Epsilon", "privacy spent at the end, the largest of the seeds"),

@@ -30,7 +30,7 @@ FREE = {
 """What may change when a run is continued."""
 UNUSED = {
     "faults", "wrappers", "aggregate", "keep", "stop_after", "personalize", "client_metrics", "client_loop", "trackers",
-    "rates",
+    "rates", "asynchronous", "speeds",
 }  # fmt: skip
 """What is named only where it is used."""
 
@@ -65,6 +65,8 @@ def run_config(
         "local_steps": options.local_steps,
         "weighting": plan.weighting,
         "faults": faults and asdict(faults),
+        "asynchronous": options.asynchronous,
+        "speeds": options.speeds,
         "wrappers": dict(wrappers),
         "aggregate": aggregate if aggregate != "mean" else None,
         "keep": options.keep,
@@ -85,6 +87,8 @@ def run_config(
         "partition": partition_record(task),
         "environment": environment(),
     }
+    if options.asynchronous is not None:
+        config["staleness_exponent"] = options.staleness_exponent
     return {name: value for name, value in config.items() if value or name not in UNUSED}
 
 

@@ -32,8 +32,10 @@ class History:
     `val_*` metrics (None in rounds that were not evaluated, and where not finite), `bytes_down` and `bytes_up` (all
     messages of the round, payload only), and `seconds` (wall time of the round without compilation). With faults or a
     robust aggregator: `participants` (whose uploads count), `dropped`, `late` and `rejected`, which add up to the
-    cohort, and with a deadline `virtual_seconds`; then `train_loss` is None in a round that changed nothing, and
-    `bytes_up` are of the uploads that came in time. With an algorithm that accounts for privacy: `epsilon`, spent up to
+    cohort; then `train_loss` is None in a round that changed nothing, and
+    `bytes_up` are of the uploads that came in time. Where time is counted (`speeds`, a deadline, asynchronous rounds):
+    `virtual_seconds`, how long the round lasted; in asynchronous rounds `staleness`, the steps of the server since the
+    uploads' models were sent, a mean. With an algorithm that accounts for privacy: `epsilon`, spent up to
     this round.
     """
 

@@ -1,0 +1,120 @@
+"""Who finishes when: the clients' speeds, and the schedule of asynchronous rounds that follows from them.
+
+Which clients an asynchronous server step hears of, and how old their models are, depends on speeds and sampling alone,
+never on the training: it is planned ahead, on the host, and the round takes its cohort from the plan.
+"""
+
+from heapq import heappop, heappush
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedoptax.data.readers import TABLES, check_columns, read_features, read_frame
+from fedoptax.engine.faults import sample_speeds
+from fedoptax.errors import DataError, UsageError, check_number
+
+_STREAM = 5  # of the seed, beside those of `engine.sampling` and `engine.faults`
+
+
+class Schedule(NamedTuple):
+    """The server steps of an asynchronous run, one row per step; R steps over the uploads of S clients each.
+
+    Attributes:
+      clients: whose uploads make the step, int32 (R, S), increasing, none twice.
+      staleness: steps of the server since each of them was sent its model, int32 (R, S).
+      weights: of the uploads by their staleness s, (1 + s)^−exponent, (R, S).
+      slots: where the message is kept that each of them was sent, int32 (R, S).
+      slot: where the message is kept that is sent during this step, int32 (R,).
+      seconds: virtual time since the step before, (R,).
+    """
+
+    clients: np.ndarray
+    staleness: np.ndarray
+    weights: np.ndarray
+    slots: np.ndarray
+    slot: np.ndarray
+    seconds: np.ndarray
+
+
+def make_schedule(
+    seconds: np.ndarray, buffer: int, concurrency: int, rounds: int, seed: int, exponent: float = 0.5
+) -> Schedule:
+    """Plan the server steps of FedBuff (Nguyen et al. 2022, Algorithm 1).
+
+    `concurrency` clients work at any time. One that finishes is replaced by one drawn uniformly from those that neither
+    work nor wait in the buffer; if there is none, its place stays empty until the next step. Every `buffer` uploads the
+    server makes a step. More rounds begin with the same rows.
+
+    Args:
+      seconds: how long each of the N clients works for an upload, (N,).
+      buffer: S, uploads per step.
+      concurrency: clients at work, at most N. So many messages are kept at once.
+      rounds: R, steps.
+      seed: of the sampling.
+      exponent: of the weights.
+    """
+    rng, durations = np.random.default_rng([seed, _STREAM]), seconds.tolist()
+    free, working, held = list(range(len(durations))), list[tuple[float, int, int]](), dict[int, int]()
+    now, elapsed, rows = 0.0, list[float](), []
+    for step in range(rounds):
+        in_use = {start for _, _, start in working}  # fewer than `concurrency`: whoever came last is not yet replaced
+        held = {start: slot for start, slot in held.items() if start in in_use}
+        held[step] = min(set(range(concurrency)) - set(held.values()))
+        begun, arrived = now, list[tuple[int, int]]()
+        while len(arrived) < buffer:
+            while free and len(working) < concurrency:
+                drawn = rng.integers(len(free))
+                free[drawn], free[-1] = free[-1], free[drawn]
+                client = free.pop()
+                heappush(working, (now + durations[client], client, step))
+            now, client, start = heappop(working)
+            arrived.append((client, start))
+        free += [client for client, _ in arrived]
+        arrived.sort()
+        rows.append(
+            ([c for c, _ in arrived], [step - s for _, s in arrived], [held[s] for _, s in arrived], held[step])
+        )
+        elapsed.append(now - begun)
+    clients, staleness, slots, slot = (np.asarray(column, np.int32) for column in zip(*rows))
+    weights = np.asarray((1.0 + staleness) ** -exponent, jnp.result_type(float))
+    return Schedule(clients, staleness, weights, slots, slot, np.asarray(elapsed))
+
+
+def client_speeds(speeds: str, key: jax.Array, num_clients: int) -> np.ndarray:
+    """Return the virtual seconds of a local step of each client, (N,), for `RunOptions.speeds`.
+
+    Raises:
+      DataError: a table lacks a client, or a time is not above 0.
+    """
+    given = parse_speeds(speeds)
+    if given == 0:
+        return np.ones(num_clients, np.float32)
+    if isinstance(given, float):
+        return np.asarray(sample_speeds(key, jnp.arange(num_clients), given))
+    frame = read_frame(given, ())
+    check_columns(given, frame, ("client", "seconds"))
+    clients, seconds = (read_features(given, frame, [name])[:, 0] for name in ("client", "seconds"))
+    order = np.argsort(clients)
+    if not np.array_equal(clients[order], np.arange(num_clients)):
+        raise DataError(f"{given}: column 'client' must hold each number from 0 to {num_clients - 1} once")
+    if not np.all((seconds > 0) & np.isfinite(seconds)):
+        raise DataError(f"{given}: column 'seconds' must hold numbers > 0")
+    return seconds[order]
+
+
+def parse_speeds(text: str) -> float | Path:
+    """Return σ of `lognormal:SIGMA`, or the path of a table."""
+    name, _, sigma = str(text).partition(":")
+    if name == "lognormal":
+        try:
+            spread = float(sigma)
+        except ValueError:
+            raise UsageError(f"speeds must be lognormal:SIGMA with a number, got {text!r}") from None
+        check_number("speeds' sigma", spread, 0)
+        return spread
+    if Path(text).suffix.lower() in TABLES:
+        return Path(text)
+    raise UsageError(f"speeds must be lognormal:SIGMA or a table such as speeds.csv, got {text!r}")

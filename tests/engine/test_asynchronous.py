@@ -1,0 +1,280 @@
+"""Buffered asynchronous rounds: the schedule, and the round that follows it."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import fedoptax as fx
+from fedoptax.engine.batches import LocalWork
+from fedoptax.engine.plan import RunOptions, make_plan
+from fedoptax.engine.sampling import round_key
+from fedoptax.engine.schedule import client_speeds, make_schedule
+from fedoptax.errors import DataError
+from fedoptax.experiments.build import build, preset
+from fedoptax.storage.history import History
+from oracles.compare import BITES, TOLERANCE, errors
+from oracles.problem import Tree, flatten, grad
+from same_results import assert_same_results
+from small import batch_maker, line, real_examples, small_task
+
+SEED, ROUNDS = 11, 8
+SPEEDS = np.array([1.0, 3.3, 0.71, 9.7, 1.9, 4.1, 0.37])
+GIVEN: dict[str, Any] = {"rounds": ROUNDS, "cohort_size": 2, "batch_size": 4, "seed": SEED, "speeds": "lognormal:1"}
+FEDADAM = fx.fedadam(0.1, 0.05)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> str:
+    """Speeds of the small task's clients, in another order than theirs."""
+    lines = [f"{i},{SPEEDS[i]}" for i in (3, 0, 6, 1, 2, 5, 4)]
+    path = tmp_path / "speeds.csv"
+    path.write_text("\n".join(["client,seconds", *lines]) + "\n")
+    return str(path)
+
+
+def run(algorithm: fx.FedAlgorithm = FEDADAM, **changes: Any) -> fx.RunResult:
+    return fx.run(line(), algorithm, **(GIVEN | {"asynchronous": 5} | changes))
+
+
+# --- against the paper ---
+
+
+def fedbuff(
+    task: fx.Task, buffer: int, server_rate: float, exponent: float, is_fedasync: bool = False
+) -> list[tuple[Tree, float]]:
+    """FedBuff (Nguyen et al. 2022), Algorithms 1 and 2, with all clients at work: x₁, x₂, … and when each was made.
+
+    A client whose upload waits in the buffer begins again after the server's step. FedAsync (Xie et al. 2019) mixes the
+    client's parameters with the server's of now, not with those that the client was sent.
+    """
+    make_batches, key = batch_maker(task, LocalWork(4)), jax.random.key(SEED)
+    work = SPEEDS * -(-task.clients.sizes // 4)
+    x = flatten(jax.tree.map(np.asarray, task.init(key)))
+    sent = {i: (x, 0, work[i]) for i in range(7)}  # what a client works on: model, its number, when it is done
+    path: list[tuple[Tree, float]] = []
+    while len(path) < ROUNDS:
+        received: list[tuple[int, Tree, int]] = []
+        while len(received) < buffer:
+            i = min(sent, key=lambda i: sent[i][2])
+            model, born, now = sent.pop(i)
+            received.append((i, model, len(path) - born))
+        delta = {n: np.zeros_like(x[n]) for n in x}
+        total = sum(task.clients.sizes[i] for i, _, _ in received)
+        for i, model, staleness in received:
+            y = model
+            for batch in make_batches(i, round_key(key, len(path))):
+                g = grad(y, real_examples(batch.examples))
+                y = {n: y[n] - 0.3 * g[n] for n in y}
+            origin = x if is_fedasync else model
+            share = task.clients.sizes[i] / total * (1 + staleness) ** -exponent
+            delta = {n: delta[n] + share * (y[n] - origin[n]) for n in x}
+        x = {n: x[n] + server_rate * delta[n] for n in x}
+        path.append((x, now))
+        sent |= {i: (x, len(path), now + work[i]) for i, _, _ in received}
+    return path
+
+
+def trajectory(algorithm: fx.FedAlgorithm, **changes: Any) -> tuple[list[Tree], History]:
+    task = small_task(dtype="float64")
+    results = [
+        fx.run(task, algorithm, **(GIVEN | {"asynchronous": 7, "rounds": r + 1} | changes)) for r in range(ROUNDS)
+    ]
+    return [flatten(jax.tree.map(np.asarray, result.params)) for result in results], results[-1].history
+
+
+@pytest.mark.parametrize("exponent", [0.5, pytest.param(0.0, marks=pytest.mark.long)])
+def test_asynchronous_rounds_equal_fedbuff(table: str, exponent: float) -> None:
+    with jax.enable_x64(True):
+        task = small_task(dtype="float64")
+        want = fedbuff(task, 3, 0.7, exponent)
+        got, history = trajectory(fx.fedavg(0.3, 0.7), cohort_size=3, staleness_exponent=exponent, speeds=table)
+        other = fedbuff(task, 3, 0.7, 0.5 - exponent)
+    assert max(errors(got, [x for x, _ in want]).values()) < TOLERANCE["float64"]
+    assert max(errors(got, [x for x, _ in other]).values()) > BITES  # the weights matter
+    np.testing.assert_allclose(np.cumsum(history.column("virtual_seconds")), [now for _, now in want], rtol=1e-6)
+    assert max(history.column("staleness")) > 1
+
+
+def test_uploads_of_parameters_are_mixed_as_in_fedasync(table: str) -> None:
+    base = fx.fedavg(0.3)
+
+    def client_update(grad_fn: Any, message: Any, client: Any, batches: Any) -> Any:
+        upload, client, loss = base.client_update(grad_fn, base.broadcast(base.init(message)), client, batches)
+        return jax.tree.map(jax.numpy.add, message, upload.delta), client, loss
+
+    def identity(tree: Any) -> Any:
+        return tree
+
+    sends_parameters = base._replace(
+        init=identity,
+        broadcast=identity,
+        client_update=client_update,
+        server_update=lambda server, mean, cohort: mean,
+        params=identity,
+    )
+    with jax.enable_x64(True):
+        want = fedbuff(small_task(dtype="float64"), 1, 1.0, 0.5, is_fedasync=True)
+        got, _ = trajectory(sends_parameters, cohort_size=1, speeds=table)
+    assert max(errors(got, [x for x, _ in want]).values()) < TOLERANCE["float64"]
+
+
+# --- the schedule ---
+
+
+def test_the_schedule_is_that_of_clients_at_work() -> None:
+    """Told again from its rows alone: who was sent which model, when, and that it was still kept."""
+    n, buffer, concurrency, rounds = 12, 3, 7, 200
+    seconds = np.random.default_rng(0).lognormal(0, 1, n)
+    made = make_schedule(seconds, buffer, concurrency, rounds, 4)
+    ends = np.cumsum(made.seconds)
+    begun: dict[int, int] = dict.fromkeys(range(n), 0)  # the earliest step whose model a client can have been sent
+    kept: dict[int, int] = {}
+    for step in range(rounds):
+        clients, starts = made.clients[step], step - made.staleness[step]
+        assert len(set(clients.tolist())) == buffer and np.all(np.diff(clients) > 0)
+        kept[int(made.slot[step])] = step
+        assert [kept[int(slot)] for slot in made.slots[step]] == starts.tolist()
+        for client, start in zip(clients.tolist(), starts.tolist()):
+            assert begun[client] <= start <= step
+            earliest = 0.0 if start == 0 else ends[start - 1]
+            assert ends[step] >= earliest + seconds[client] - 1e-9
+            begun[client] = step + 1
+    assert made.slot.max() < concurrency
+    np.testing.assert_allclose(made.weights, (1 + made.staleness) ** -0.5)
+    # as many work at any time as may: so much work is done
+    assert abs(seconds[made.clients].sum() / ends[-1] - concurrency) < 0.1 * concurrency
+    shorter = make_schedule(seconds, buffer, concurrency, 50, 4)
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[:50]), shorter, made)
+    other = make_schedule(seconds, buffer, concurrency, 50, 5)
+    assert not np.array_equal(other.clients, shorter.clients)
+
+
+def test_clients_of_equal_speed_are_drawn_equally_often() -> None:
+    made = make_schedule(np.ones(20), 2, 5, 4000, 1)
+    counts = Counter(made.clients.ravel().tolist())
+    assert len(counts) == 20 and max(abs(counts[i] - 400) for i in range(20)) < 80
+
+
+def test_a_client_keeps_its_speed_and_a_table_is_read_by_client(table: str) -> None:
+    key = jax.random.key(3)
+    speeds = client_speeds("lognormal:0.5", key, 20_000)
+    assert np.log(speeds).std() == pytest.approx(0.5, rel=0.03)
+    np.testing.assert_array_equal(client_speeds("lognormal:0.5", key, 9), speeds[:9])
+    np.testing.assert_allclose(client_speeds(table, key, 7), SPEEDS, rtol=1e-6)
+    np.testing.assert_array_equal(client_speeds("lognormal:0", key, 3), np.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("client,time\n0,1\n", "seconds"),
+        ("client,seconds\n0,1\n0,2\n", "client"),
+        ("client,seconds\n0,1\n1,0\n", "seconds"),
+        ("client,seconds\n0,1\n1,\n", "seconds"),
+    ],
+)
+def test_a_table_of_speeds_that_does_not_fit_is_refused(tmp_path: Path, text: str, error: str) -> None:
+    path = tmp_path / "speeds.csv"
+    path.write_text(text)
+    with pytest.raises(DataError, match=error):
+        client_speeds(str(path), jax.random.key(0), 2)
+
+
+# --- the run ---
+
+
+@pytest.mark.parametrize("algorithm", [FEDADAM, pytest.param(fx.fedavgm(0.1, 0.5), marks=pytest.mark.long)])
+def test_without_staleness_it_is_the_synchronous_round(algorithm: fx.FedAlgorithm) -> None:
+    """All clients at work and in every step: the same bits, and the same virtual time."""
+    a = run(algorithm, cohort_size=8, asynchronous=8, client_loop="loop", speeds="lognormal:1")
+    b = run(algorithm, cohort_size=8, asynchronous=None, client_loop="loop", speeds="lognormal:1")
+    jax.tree.map(np.testing.assert_array_equal, a.state, b.state)
+    assert a.history.column("train_loss") == b.history.column("train_loss")
+    np.testing.assert_allclose(a.history.column("virtual_seconds"), b.history.column("virtual_seconds"), rtol=1e-6)
+    assert set(a.history.column("staleness")) == {0.0}
+
+
+PAIRS = [
+    ({"client_loop": "loop"}, {"engine": "eager"}),
+    ({"client_loop": "loop"}, {"client_loop": "vmap"}),
+    pytest.param({"client_loop": "loop"}, {"client_loop": "loop", "examples": "stream"}, marks=pytest.mark.long),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), PAIRS)
+def test_engines_agree(one: dict[str, Any], other: dict[str, Any]) -> None:
+    a, b = run(**one), run(**other)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), a.state, b.state)
+    for column in a.history[0].keys() - {"seconds"}:
+        np.testing.assert_allclose(a.history.column(column), b.history.column(column), rtol=1e-5)
+
+
+def test_a_resumed_run_equals_one_that_was_not_interrupted(tmp_path: Path) -> None:
+    """The messages in use are part of the checkpoint."""
+    run(rounds=9, out=tmp_path / "whole")
+    run(rounds=4, out=tmp_path / "part")
+    run(rounds=9, resume_from=tmp_path / "part")
+    assert_same_results(tmp_path / "part", tmp_path / "whole")
+
+
+def test_every_algorithm_runs_whose_clients_keep_nothing_and_the_others_are_refused_by_name() -> None:
+    options = RunOptions(asynchronous=5, cohort_size=2)
+    for name in fx.ALGORITHMS:
+        algorithm = build(name, preset("digits", name))
+        if name in ("scaffold", "local_amsgrad", "fedlamb", "stem", "fafed", "naive_adaptive", "feddyn", "diloco"):
+            with pytest.raises(fx.UsageError, match=rf"asynchronous.*{name}"):
+                make_plan(options, line(), algorithm, name)
+        else:
+            assert make_plan(options, line(), algorithm, name).concurrency == 5
+    with pytest.raises(fx.UsageError, match=r"asynchronous.*scaffold"):
+        run(fx.scaffold(0.1), label="scaffold")
+
+
+STATELESS = ["fedavg", "lookahead", "local_adaalter", "mime", "fedexp", "fedadamw", "fedlion", "fednova"]
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) for n in STATELESS])
+def test_algorithms_learn_from_uploads_that_are_late(name: str) -> None:
+    given = GIVEN | {"asynchronous": 5, "rounds": 60}
+    losses = fx.run(small_task(), build(name, preset("digits", name)), **given).history.column("train_loss")
+    assert np.mean(losses[-10:]) < 0.8 * np.mean(losses[:10])
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"asynchronous": 9}, "asynchronous must be <= 8"),
+        ({"faults": {"dropout": 0.1}}, "asynchronous.*faults"),
+        ({"aggregate": "median"}, "asynchronous.*aggregate"),
+        ({"client_states": "host"}, "asynchronous.*client_states"),
+        ({"asynchronous": 0}, "asynchronous"),
+        ({"staleness_exponent": -1}, "staleness_exponent"),
+        ({"speeds": "fast"}, "speeds"),
+        ({"speeds": "lognormal:wide"}, "speeds"),
+        ({"speeds": "lognormal:-1"}, "speeds"),
+    ],
+    ids=repr,
+)
+def test_what_makes_no_sense_is_refused_by_name(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(fx.UsageError, match=reason):
+        run(**changes)
+
+
+def test_private_algorithms_are_refused() -> None:
+    private = fx.with_privacy(fx.fedavg(0.1), clip=1.0, noise_multiplier=1.0, delta=1e-5)
+    with pytest.raises(fx.UsageError, match=r"asynchronous.*private"):
+        run(private)
+
+
+def test_speeds_give_virtual_time_to_synchronous_rounds_and_to_a_deadline() -> None:
+    """A round lasts as long as its slowest client; the results stay as they were."""
+    plain, timed = run(asynchronous=None, speeds=None), run(asynchronous=None)
+    np.testing.assert_array_equal(plain.params, timed.params)
+    assert "virtual_seconds" not in plain.history[0]
+    late = run(asynchronous=None, faults={"deadline": 2.0})
+    for row, other in zip(timed.history, late.history):
+        assert other["virtual_seconds"] == pytest.approx(min(row["virtual_seconds"], 2.0))
