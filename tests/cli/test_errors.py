@@ -41,6 +41,7 @@ WRONG = [
     (["compare", "--algorithms", "fedavg,fedavg"], 2, "--algorithms"),
     (["compare", "--seeds", "0"], 2, "seeds"),
     (["compare", "--budget", "4"], 2, "--budget"),
+    (["compare", "--tune", "--budget", "0"], 2, "--budget"),
     (["compare", "--grid", "client_lr=1,2"], 2, "--grid"),
     (["compare", "--last", "3"], 2, "--last"),
     (["tune", "--grid", "rate=1,2"], 2, "rate"),

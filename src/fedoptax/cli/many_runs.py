@@ -21,7 +21,7 @@ def compare(given: Compare) -> None:
     searching = {"--budget": given.budget, "--grid": given.grid, "--select": given.select, "--last": given.last}
     if not given.tune and (useless := [option for option, value in searching.items() if value]):
         raise UsageError(f"{useless[0]} needs --tune")
-    grids = choose_grids(given, names, given.budget or 16) if given.tune else {}
+    grids = choose_grids(given, names, 16 if given.budget is None else given.budget) if given.tune else {}
     grids = {name: grid for name, grid in grids.items() if grid}  # the others have nothing to search
     task, hyperparameters, options = set_up(given, names, "compare")
     rates = choose_rate_origins(given, hyperparameters) | dict.fromkeys(grids, "tuned")
