@@ -68,9 +68,15 @@ ServerApp, and nginx where a stranger comes. What is defended and what is not: [
 - Task `digits`, logistic regression, three clients, the third hostile; all are asked in each round, batch {batch}, 1
   local epoch, weighted mean, `quorum` 0.5, `upload-bound` 1000, `loss-bound` 100. FedAvg, unless an algorithm is named.
 - *Test loss*: of the server's model after that round, beside the same rounds of a simulation in which all are honest.
-- Node ids are Flower's; 403 is the proxy's answer.
+- *Counts*: it went into the mean, as security says of lies below the bounds. A run that diverged keeps the state of the
+  round that its line names, and `fedoptax resume --round N` goes back further. Node ids are Flower's, 403 the proxy's.
 - Date: {date}. Machine: {cores} CPU cores ({cpu}), Linux {kernel}. Versions: fedoptax {fedoptax}, flwr {flwr},
   jax {jax}, Python {python}, nginx {nginx}. Commit {commit}.
+"""
+ALTERED = """from fedoptax.deploy.flower import client_app
+
+open({marker!r}, "w").close()
+app = client_app()
 """
 TABLE = "| attack | what was sent | outcome | log line |\n|---|---|---|---|\n"
 
@@ -102,11 +108,13 @@ class Run:
             what = f"{summary['status']}; the state after round {len(done)} is kept"
             return Row(attack, sent, what, find_line(self.log, "diverged|no quorum"))
         reasons = [fault["reason"] for fault in done[round - 1]["faults"] if fault["partition"] == HOSTILE]
-        goes_on = "the run goes on" if summary["status"] == "completed" else f"the run ended: {summary['status']}"
+        goes_on = len(done) > round or summary["status"] == "completed"
+        after = "the run goes on" if goes_on else f"the run ended in the next round: {summary['status']}"
         loss = self.read("history.jsonl")[round - 1]["test_loss"]
         compared = f"; test loss {loss:.3g}, honest {honest[round - 1]:.3g}" if honest else ""
-        what = f"{'left out by name' if reasons else 'counts'}, {goes_on}{compared}"
-        sought = rf"partition {HOSTILE} \(node .*{re.escape(reasons[0])}" if reasons else rf"round {round} of"
+        what = f"{'left out by name' if reasons else 'counts'}, {after}{compared}"
+        ended = f"round {round} of" if goes_on else "diverged in|no quorum"
+        sought = rf"partition {HOSTILE} \(node .*{re.escape(reasons[0])}" if reasons else ended
         return Row(attack, sent, what, find_line(self.log, sought))
 
 
@@ -148,7 +156,7 @@ def take_places(work: Path) -> list[Row]:
             stop([federation.nodes[NODES]])
             process = federation.start_node(NODES, **files)
             log = work / "nodes" / str(NODES) / "log.txt"
-            sought, end = r"CERTIFICATE|uthenti|attempt failed|40[0-9]|rejected", time.monotonic() + REFUSAL
+            sought, end = r"CERTIFICATE|attempt failed|\[code|error '", time.monotonic() + REFUSAL
             while not find_line(log, f"{sought}|SuperNode ID") and process.poll() is None and time.monotonic() < end:
                 time.sleep(0.5)
             line = find_line(log, sought)
@@ -168,11 +176,11 @@ def knock_at_the_door(work: Path) -> list[Row]:
         status = read_json(run.out / "summary.json")["status"]
         sent = f"{sum(taken) / 1e6:.0f} MB of random bytes, bare and within TLS, to the ports of SuperLink and proxy"
         what = "the run goes on" if status == "completed" else f"the run ended: {status}"
-        rows = [Row("garbage stream", sent, what, find_line(run.log, "^completed"))]
+        rows = [Row("garbage stream", sent, what, find_line(run.log, "^completed").partition(":")[0])]
 
         write_keys(work / "own", make_keys(1))
         shutil.copytree(work / "run-app", home / "app")
-        (home / "app" / "fedoptax_app" / "client_app.py").write_text(f"open({str(marker)!r}, 'w')\n")
+        (home / "app" / "fedoptax_app" / "client_app.py").write_text(ALTERED.format(marker=str(marker)))
         link = f'[superlink.x]\naddress = "{ADDRESS}:{port}"\nroot-certificates = "{ca}"\n'
         (home / "config.toml").write_text(link)
         for attack, sent, command in (
