@@ -33,7 +33,6 @@ nb_execution_mode = "force"  # the notebooks are kept without outputs
 nb_execution_in_temp = True
 nb_execution_timeout = 600
 nb_execution_raise_on_error = True
-nb_merge_streams = True
 nb_output_stderr = "remove"  # progress bars
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # they call `fedoptax`
 nitpicky = False
