@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -28,6 +29,7 @@ from fedoptax.algorithms import ALGORITHMS
 from fedoptax.cli.options import Init, Local
 from fedoptax.deploy.config import build_task
 from fedoptax.storage.checkpoint import rounds_of
+from fedoptax.storage.history import read_rows
 
 need_flower()
 
@@ -53,6 +55,24 @@ def test_the_examples_of_the_docs_learn_as_well_as_tuned_rates(command: str) -> 
     tuned = [point.history.last("test_accuracy") for point in fx.sweep(task, make, grid=grid, **options)]
     reached = fx.run(task, made.build_algorithm(), **options).history.last("test_accuracy")
     assert reached >= max(tuned) - 0.01
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_quickstart_reaches_the_accuracy_of_its_simulation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (readme,) = re.findall("fedoptax (deploy local [^\n#]*)", Path("README.md").read_text(encoding="utf-8"))
+    (documented,) = [command.removeprefix("fedoptax ") for command in DOCUMENTED if "deploy local" in command]
+    given = [Local(**parse(f"fedoptax {command}").params) for command in (readme, documented)]
+    assert make_deployment(given[0], 4) == make_deployment(given[1], 4)
+    monkeypatch.chdir(tmp_path)
+    assert fedoptax(*shlex.split(documented)) == 0
+    command = re.search("the same in simulation: fedoptax (.*)", capsys.readouterr().err)
+    assert command and fedoptax(*shlex.split(command[1]), "--out", "simulated") == 0
+    reached, simulated = (read_rows(tmp_path / out, 5)[-1]["test_accuracy"] for out in ("runs/network", "simulated"))
+    assert abs(reached - simulated) < 1.5 / 359  # one test example at most
+    assert reached > 0.92
 
 
 LOGISTIC = ["--task", "digits", "--model", "logistic", "--algorithm", "fedavg", "--set", "client_lr=0.1"]
