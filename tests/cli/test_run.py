@@ -127,6 +127,12 @@ def test_own_algorithm_by_module_and_name(tmp_path: Path) -> None:
     assert fedoptax("resume", "a", "--rounds", "5") == 0
 
 
+def test_resume_goes_on_with_secure_aggregation(tmp_path: Path) -> None:
+    assert fedoptax("run", *SMALL, "--secure-aggregation", "8", "--out", "a") == 0
+    assert json.loads((tmp_path / "a" / "config.json").read_text())["secure_aggregation"] == 8
+    assert fedoptax("resume", "a", "--rounds", "5") == 0
+
+
 def test_help_without_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert fedoptax() == 0
     assert "Commands:" in capsys.readouterr().out

@@ -156,7 +156,7 @@ def test_masked_uploads_give_the_sum_bit_for_bit_and_the_simulation(tmp_path: Pa
     for row, wanted in zip(read_rows(tmp_path / "run", 2), simulated.history):
         assert row["train_loss"] == pytest.approx(wanted["train_loss"], rel=1e-4)
         assert row["bytes_up"] == wanted["bytes_up"]
-    assert read_json(tmp_path / "run" / "config.json")["aggregate"] == "secure:8.0"
+    assert read_json(tmp_path / "run" / "config.json")["secure_aggregation"] == RANGE
 
 
 def test_the_dead_cost_their_own_uploads_alone_and_the_server_gets_nothing_but_masks(tmp_path: Path) -> None:

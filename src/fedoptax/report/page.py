@@ -215,7 +215,7 @@ def list_facts(groups: Sequence[Group]) -> list[tuple[str, str]]:
     ]
     names = ("clients", "cohort_size", "rounds", "batch_size", "local_epochs", "local_steps", "weighting", "faults")
     facts = {}
-    for name in (*names, "aggregate", "seeds", "num_params"):
+    for name in (*names, "aggregate", "secure_aggregation", "seeds", "num_params"):
         facts[name] = join_values(config[name] for config in configs if config.get(name) is not None)
     defaults = ("none", "mean", "")
     return [(_FACT_NAMES.get(name) or metric_title(name), text) for name, text in facts.items() if text not in defaults]

@@ -29,8 +29,8 @@ FREE = {
 }  # fmt: skip
 """What may change when a run is continued."""
 UNUSED = {
-    "faults", "wrappers", "aggregate", "keep", "stop_after", "personalize", "client_metrics", "client_loop", "trackers",
-    "rates", "asynchronous", "speeds",
+    "faults", "wrappers", "aggregate", "secure_aggregation", "keep", "stop_after", "personalize", "client_metrics",
+    "client_loop", "trackers", "rates", "asynchronous", "speeds",
 }  # fmt: skip
 """What is named only where it is used."""
 
@@ -49,7 +49,7 @@ def run_config(
     `algorithm` holds its `name` and `hyperparameters`; `wrappers` are the texts of `privacy` and `compress`. The
     program tells bytes and parameters. Trackers that have a name are noted.
     """
-    faults, aggregate = as_faults(options.faults), str(plan.aggregate)
+    faults, aggregate = as_faults(options.faults), str(as_aggregator(options.aggregate))
     names = [tracker for tracker in trackers if isinstance(tracker, str)]
     part = "val" if task.test is None and task.validation is not None else "test"
     config = {
@@ -69,6 +69,7 @@ def run_config(
         "speeds": options.speeds,
         "wrappers": dict(wrappers),
         "aggregate": aggregate if aggregate != "mean" else None,
+        "secure_aggregation": options.secure_aggregation,
         "keep": options.keep,
         "stop_after": options.stop_after,
         "personalize": options.personalize,
