@@ -17,6 +17,7 @@ from fedoptax.storage.config import check_same_experiment
 
 TESTS = Path(__file__).parent
 SHORT = "scaffold:loop:7:4"
+ASYNCHRONOUS = "asynchronous:loop:5:2"
 
 
 def on_eight(cases: list[str]) -> dict[str, Any]:
@@ -40,8 +41,8 @@ def check(cases: list[str]) -> dict[str, Any]:
 
 
 def test_meshes_give_what_one_device_gives() -> None:
-    columns = check([SHORT])[SHORT]["evaluated"]
-    assert len(columns) > 3 and max(columns.values()) < 1e-5, columns
+    for found in check([SHORT, ASYNCHRONOUS]).values():
+        assert len(found["evaluated"]) > 3 and max(found["evaluated"].values()) < 1e-5, found
 
 
 @pytest.mark.long
@@ -51,7 +52,7 @@ def test_places_and_interruptions_change_no_bit_on_a_mesh(tmp_path: Path) -> Non
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["fedadam", "scaffold", "fafed", "dropout", "median", "secure"])
+@pytest.mark.parametrize("name", ["fedadam", "scaffold", "fafed", "asynchronous", "dropout", "median", "secure"])
 def test_every_algorithm_on_every_mesh(name: str) -> None:
     kinds = (("loop", 5), ("vmap", 7), ("loop", 4))
     check(["steps", *(f"{name}:{loop}:{cohort}:{devices}" for loop, cohort in kinds for devices in (2, 8))])

@@ -20,6 +20,7 @@ ALGORITHMS: dict[str, tuple[Any, dict[str, Any]]] = {
     "fafed": (fx.fafed(0.1), {}),
     "dropout": (fx.scaffold(0.3), {"faults": {"dropout": 0.3}}),
     "secure": (fx.fafed(0.1), {"secure_aggregation": 4.0}),
+    "asynchronous": (fx.fedadam(0.3, 0.1), {"asynchronous": 6, "speeds": "lognormal:1"}),
     "median": (fx.scaffold(0.3), {"aggregate": "median", "faults": {"dropout": 0.3}}),
 }
 OWNERS = np.repeat(np.arange(len(SIZES)), SIZES)
