@@ -2,7 +2,6 @@
 
 import io
 import math
-import pickle
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from fedoptax.deploy import flower
 from fedoptax.deploy.flower import ARRAYS, HELLO, METRICS, ORDER
 
 HOSTILE = 2  # its partition
+ANSWERED = "reply to message"
 JUST_BELOW = 999.0  # `upload-bound` is 1000 times a median norm of at least 1
 
 
@@ -32,7 +32,7 @@ def client_app(lies: Sequence[str], claim: int = HOSTILE) -> ClientApp:
         reply = honest(message, context)
         if context.node_config["partition-id"] == HOSTILE:
             folder = Path(str(context.node_config["state-dir"]))
-            tell(lies[int(message.content[ORDER]["round"])], reply, folder.with_name("last-reply"))
+            tell(lies[int(message.content[ORDER]["round"])], reply, folder.with_name("last-reply.npz"))
         return reply
 
     return app
@@ -41,10 +41,9 @@ def client_app(lies: Sequence[str], claim: int = HOSTILE) -> ClientApp:
 def tell(lie: str, reply: Message, memory: Path) -> None:
     """Change a reply; `memory` is the file with the one before."""
     arrays, numbers = reply.content[ARRAYS], reply.content[METRICS]
-    last = pickle.loads(memory.read_bytes()) if memory.exists() else None  # its own file
-    form = {name: (array.dtype, array.shape, array.stype, array.data) for name, array in arrays.items()}
-    memory.write_bytes(pickle.dumps((form, dict(numbers), reply.metadata.reply_to_message_id)))
+    last = dict(np.load(memory)) if memory.exists() else {}
     values = {name: array.numpy() for name, array in arrays.items()}
+    np.savez(memory, **values, **{ANSWERED: reply.metadata.reply_to_message_id})
     values = {name: value for name, value in values.items() if np.issubdtype(value.dtype, np.floating)}
     name, like = next(iter(values.items()))
     factors = {"times 1e8": 1e8, "sign flip": -1.0}
@@ -69,8 +68,8 @@ def tell(lie: str, reply: Message, memory: Path) -> None:
         arrays[name] = Array("float32", like.shape, "numpy.ndarray", header.getvalue() + like.tobytes())
     elif lie.startswith("loss "):
         numbers["train-loss"] = float(lie.removeprefix("loss "))
-    elif lie == "last upload" and last is not None:
-        for key, value in last[0].items():
-            arrays[key] = Array(*value)
-    elif lie == "last reply" and last is not None:
-        reply.metadata.__dict__["_reply_to_message_id"] = last[2]
+    elif lie == "last upload" and last:
+        for key in arrays:
+            arrays[key] = Array(last[key])
+    elif lie == "last reply" and last:
+        reply.metadata.__dict__["_reply_to_message_id"] = str(last[ANSWERED])

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import uuid
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedoptax.errors import RunError, shorten
+from fedoptax.errors import RunError, UsageError, shorten
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -63,6 +64,22 @@ def read_json(path: Path) -> dict[str, Any]:
         raise RunError(f"'{path}' is damaged: a JSON object is expected")
     value.pop("checksum", None)  # files of earlier versions have one
     return value
+
+
+def read_params_file(name: str, path: str | Path) -> dict[str, np.ndarray]:
+    """Return the arrays by name of an `.npz` file of parameters, or of a run's folder, which an argument `name` gives.
+
+    Raises:
+      UsageError: it cannot be read.
+    """
+    file = Path(path).expanduser()
+    file = file / "params.npz" if file.is_dir() else file
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except (OSError, ValueError, AttributeError, zipfile.BadZipFile) as error:
+        reason = shorten(getattr(error, "strerror", None) or error)
+        raise UsageError(f"{name} must be a run's folder or .npz file of parameters, got '{path}': {reason}") from error
 
 
 @contextmanager

@@ -6,8 +6,7 @@ import shutil
 import ssl
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,8 +19,9 @@ need_flower()
 
 from fedoptax.deploy.app import write_app  # noqa: E402
 from fedoptax.deploy.keys import make_keys, write_keys  # noqa: E402
-from fedoptax.deploy.local import LocalFederation, LocalSettings, free_ports  # noqa: E402
-from fedoptax.deploy.proxy import METHODS, make_proxy  # noqa: E402
+from fedoptax.deploy.local import LocalFederation, LocalSettings  # noqa: E402
+from fedoptax.deploy.proxy import METHODS  # noqa: E402
+from network_attacks import proxy  # noqa: E402
 
 pytestmark = [
     pytest.mark.long,
@@ -36,20 +36,6 @@ from fedoptax.deploy.flower import client_app
 Path({marker!r}).touch()
 app = client_app()
 """
-
-
-@contextmanager
-def proxy(work: Path, superlink_port: int) -> Iterator[int]:
-    (port,) = free_ports(1)
-    (work / "nginx.conf").write_text(make_proxy(port, superlink_port))
-    with (work / "nginx.log").open("wb") as log:
-        command = ["nginx", "-e", "stderr", "-p", ".", "-c", "nginx.conf"]
-        process = subprocess.Popen(command, cwd=work, stdout=log, stderr=log, start_new_session=True)
-    try:
-        yield port
-    finally:
-        process.terminate()
-        process.wait(10)
 
 
 def ask(work: Path, port: int, path: str, method: str = "POST") -> int:

@@ -121,7 +121,7 @@ def test_a_given_model_is_evaluated_by_the_nodes_and_not_trained(tmp_path: Path)
         assert lines[-1].startswith("completed after round 1 of 1")
     np.savez(tmp_path / "other.npz", kernel=np.zeros((64, 9), np.float32))
     for wrong in ("other.npz", "nothing", "run/config.json"):
-        with pytest.raises(UsageError, match="parameters"):
+        with pytest.raises(UsageError, match="evaluate must"):
             go(replace(given, evaluate=str(tmp_path / wrong), out=str(tmp_path / "wrong")))
 
 

@@ -206,7 +206,7 @@ class Lying(Nodes):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("lie", [("keys", "mask", 1), ("shares", "letters", 1), ("unmask", "seeds", 0)], ids=str)
+@pytest.mark.parametrize("lie", [("keys", "mask", 1), ("shares", "ciphertexts", 1), ("unmask", "seeds", 0)], ids=str)
 def test_a_node_that_sends_nonsense_is_left_out_or_not_needed(tmp_path: Path, lie: tuple[str, str, int]) -> None:
     given = secured(tmp_path / "run", "fedavg", clients=4, rounds=1)
     nodes = Lying(given, tmp_path / "nodes")

@@ -350,9 +350,7 @@ class GivenModel(NetworkRounds):
 
     def __init__(self, deployment: Deployment, task: Task, *given: Any) -> None:
         super().__init__(deployment, task, *given)
-        path = Path(deployment.evaluate).expanduser()
-        path = path / "params.npz" if path.is_dir() else path
-        params = read_params(path, jax.eval_shape(task.init, jax.random.key(0)))
+        params = read_params("evaluate", deployment.evaluate, jax.eval_shape(task.init, jax.random.key(0)))
         self.server = self._algorithm.init(jax.tree.map(jnp.asarray, params))
 
     def advance(self, done: int) -> Step:

@@ -4,9 +4,9 @@ Bonawitz et al. 2017, *Practical Secure Aggregation for Privacy-Preserving Machi
 that is honest but curious; it is SecAgg+ (Bell et al. 2020) in which all members of a cohort are neighbours. A round is
 four requests to each node, one after another; whoever fails in one is not asked again in the round:
 
-- `keys`: the node makes two key pairs, one for masks and one for letters, and sends the public halves.
-- `shares`: it draws a seed and splits it, and its private key for masks, by Shamir's scheme; in an encrypted letter to
-  each member, itself too, it sends a share of both.
+- `keys`: the node makes two key pairs, one for masks and one for encryption, and sends the public halves.
+- `shares`: it draws a seed and splits it, and its private key for masks, by Shamir's scheme; to each member, itself
+  too, it sends a share of both, encrypted.
 - `upload`: it trains and sends its fixed-point numbers (`SecureMean`) plus the mask of its seed, plus or minus a mask
   for each other member, modulo 2³². The latter cancel in the sum.
 - `unmask`: it sends its shares of the seeds of those whose upload arrived, and of the keys of those whose did not.
@@ -42,8 +42,8 @@ from fedoptax.engine.aggregation import SecureMean, Sent
 from fedoptax.engine.plan import Plan
 from fedoptax.engine.round import all_finite
 
-PUBLIC_KEY, LETTER, SEED_SHARE, KEY_SHARE = 215, 612, 52, 324  # bytes
-PAIRS = ("mask", "letter")
+PUBLIC_KEY, CIPHERTEXT, SEED_SHARE, KEY_SHARE = 215, 612, 52, 324  # bytes
+PAIRS = ("mask", "encryption")
 Numbers = dict[str, Any]
 Ask = Callable[[Sequence[int], Tree, Callable[[int], Numbers], Callable[[RawReply], Reply]], RoundReport]
 """`(members, message, more, check) -> report`: one request, with `more(i)` for partition i beside its order."""
@@ -80,11 +80,11 @@ def answer(
     """
     order, stage, own = Order.read(asked), asked.get("stage"), client.partition
     if stage == "keys":
-        pairs = {name: asymmetric.generate_key_pairs() for name in PAIRS}
+        made = {name: asymmetric.generate_key_pairs() for name in PAIRS}
         kept.clear()
-        kept |= {name: asymmetric.private_key_to_bytes(private) for name, (private, _) in pairs.items()}
+        kept |= {name: asymmetric.private_key_to_bytes(private) for name, (private, _) in made.items()}
         kept["round"] = order.round
-        public = {name: _array(asymmetric.public_key_to_bytes(public)) for name, (_, public) in pairs.items()}
+        public = {name: _array(asymmetric.public_key_to_bytes(public)) for name, (_, public) in made.items()}
         return RawReply(pack(public), {"num-examples": len(next(iter(client.examples().values())))})
     content = [repr(sorted(asked.items())).encode(), *(arrays[name].data for name in sorted(arrays))]
     digest = hashlib.sha256(b"".join(content)).digest()
@@ -96,11 +96,12 @@ def answer(
         raise WireError(f"members: {shown(members)} instead of {least} or more, partition {own} among them")
     kept[f"asked-{stage}"] = digest
     if stage == "shares":
-        kept |= {"seed": os.urandom(32)} | {name: asked[name] for name in ("members", "mask-keys", "letter-keys")}
+        kept |= {"seed": os.urandom(32)} | {name: asked[name] for name in ("members", "mask-keys", "encryption-keys")}
         of_seed, of_key = (create_shares(kept[name], least, len(members)) for name in ("seed", "mask"))
         texts = [share_keys_plaintext_concat(own, *more) for more in zip(members, of_seed, of_key)]
-        letters = [encrypt(_agree(kept["letter"], key), text) for key, text in zip(kept["letter-keys"], texts)]
-        return RawReply(pack({"letters": np.stack([_array(letter) for letter in letters])}), {})
+        pairs = zip(kept["encryption-keys"], texts, strict=True)
+        ciphertexts = [_array(encrypt(_agree(kept["encryption"], key), text)) for key, text in pairs]
+        return RawReply(pack({"ciphertexts": np.stack(ciphertexts)}), {})
     if stage == "upload":
         upload, numbers = client.compute(arrays, order, root)
         upload = decoded(client.algorithm, jax.tree.map(jnp.asarray, upload))
@@ -111,14 +112,14 @@ def answer(
         keys = dict(zip(kept["members"], kept["mask-keys"]))
         masks = (_pair_mask(own, i, kept["mask"], keys[i], coded.size) for i in members if i != own)
         masked = sum(masks, coded.view(np.uint32) + _mask(kept["seed"], coded.size))
-        kept |= {"uploading": members, "letters": asked["letters"]}
+        kept |= {"uploading": members, "ciphertexts": asked["ciphertexts"]}
         return RawReply(pack({"masked": masked}), {"state-lost": numbers["state-lost"]})
     if stage != "unmask":
         raise WireError(f"stage: {shown(stage)} instead of keys, shares, upload or unmask")
-    keys = dict(zip(kept["members"], kept["letter-keys"]))
+    keys = dict(zip(kept["members"], kept["encryption-keys"]))
     shares = {
-        i: _read_letter(_agree(kept["letter"], keys[i]), letter, i, own)
-        for i, letter in zip(kept["uploading"], kept["letters"], strict=True)
+        i: _decrypt_shares(_agree(kept["encryption"], keys[i]), ciphertext, i, own)
+        for i, ciphertext in zip(kept["uploading"], kept["ciphertexts"], strict=True)
     }
     seeds = [seed for i, (seed, _) in shares.items() if i in members]
     private = [key for i, (_, key) in shares.items() if i not in members]
@@ -164,18 +165,18 @@ def gather_sum(
 
     keys = request("keys", cohort, {name: _bytes(PUBLIC_KEY) for name in PAIRS})
     public = {f"{name}-keys": [reply.upload[name].tobytes() for reply in keys.values()] for name in PAIRS}
-    boxes = request("shares", list(keys), {"letters": _bytes(len(keys), LETTER)}, lambda i: public)
+    encrypted = request("shares", list(keys), {"ciphertexts": _bytes(len(keys), CIPHERTEXT)}, lambda i: public)
     sizes = jnp.asarray([reply.examples if plan.weighting == "examples" else 1 for reply in keys.values()], float)
     weights, places = sizes / jnp.sum(sizes), {i: place for place, i in enumerate(keys)}
 
     def deliver(i: int) -> Numbers:
-        letters = [box.upload["letters"][places[i]].tobytes() for box in boxes.values()]
-        return {"letters": letters, "weight": float(weights[places[i]])}
+        ciphertexts = [reply.upload["ciphertexts"][places[i]].tobytes() for reply in encrypted.values()]
+        return {"ciphertexts": ciphertexts, "weight": float(weights[places[i]])}
 
     empty, unravel = ravel_pytree(coding.zero(form))
     masked = {"masked": jax.ShapeDtypeStruct(empty.shape, np.uint32)}
-    uploads = request("upload", list(boxes), masked, deliver, message)
-    lost = [i for i in boxes if i not in uploads]
+    uploads = request("upload", list(encrypted), masked, deliver, message)
+    lost = [i for i in encrypted if i not in uploads]
     wanted = {"seeds": _bytes(len(uploads), SEED_SHARE), "keys": _bytes(len(lost), KEY_SHARE)}
     shares = [reply.upload for reply in request("unmask", list(uploads), wanted).values()]
     total = np.sum([reply.upload["masked"] for reply in uploads.values()], axis=0, dtype=np.uint32)
@@ -206,10 +207,10 @@ def _check_keys(keys: Tree) -> Tree:
     return keys
 
 
-def _read_letter(key: bytes, letter: bytes, sender: int, own: int) -> tuple[bytes, bytes]:
-    """Return the shares of the sender's seed and key; zeros, which are no share, if the letter is not sound."""
+def _decrypt_shares(key: bytes, ciphertext: bytes, sender: int, own: int) -> tuple[bytes, bytes]:
+    """Return the shares of the sender's seed and key; zeros, which are no share, if the ciphertext is not sound."""
     try:
-        *way, seed, private = share_keys_plaintext_separate(decrypt(key, letter))
+        *way, seed, private = share_keys_plaintext_separate(decrypt(key, ciphertext))
     except InvalidToken:
         way, seed, private = [], b"", b""
     is_sound = (way, len(seed), len(private)) == ([sender, own], SEED_SHARE, KEY_SHARE)

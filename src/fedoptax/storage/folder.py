@@ -7,7 +7,6 @@ unfinished last line. A lock keeps a second process out.
 import io
 import shutil
 import time
-import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +17,7 @@ import jax
 import numpy as np
 from filelock import FileLock, Timeout
 
-from fedoptax._files import read_json, using, write_atomically, write_json
+from fedoptax._files import read_json, read_params_file, using, write_atomically, write_json
 from fedoptax.algorithm import Tree
 from fedoptax.engine.client_states import ClientStates
 from fedoptax.errors import RunError, UsageError
@@ -103,21 +102,17 @@ def write_params(path: Path, params: Any) -> None:
     write_atomically(path, buffer.getvalue())
 
 
-def read_params(path: Path, like: Tree) -> Tree:
-    """Return the parameters that `write_params` wrote, in the structure, shapes and dtypes of `like` (structs).
+def read_params(name: str, path: str | Path, like: Tree) -> Tree:
+    """Return the parameters in a run's folder or a file, in the structure, shapes and dtypes of `like` (structs).
 
     Raises:
       UsageError: they cannot be read, or are those of another model.
     """
     leaves, structure = jax.tree.flatten(like)
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise UsageError(f"'{path}' cannot be read as parameters ({error})") from error
+    arrays = read_params_file(name, path)
     expected = dict(zip(named_leaves(jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), like)), leaves))
     if {name: array.shape for name, array in arrays.items()} != {name: leaf.shape for name, leaf in expected.items()}:
-        raise UsageError(f"'{path}' must hold the parameters of the task's model")
+        raise UsageError(f"{name} must hold the parameters of the task's model, got '{path}'")
     return jax.tree.unflatten(structure, [arrays[name].astype(leaf.dtype) for name, leaf in expected.items()])
 
 

@@ -28,15 +28,21 @@ MEASURED = ("test_", "val_", "client_", "nodes_")
 class History:
     """The rows of a run, in order.
 
-    A row holds `round` (1, 2, …), `train_loss` (the cohort's weighted mean loss over its local steps), `test_*` and
-    `val_*` metrics (None in rounds that were not evaluated, and where not finite), `bytes_down` and `bytes_up` (all
-    messages of the round, payload only), and `seconds` (wall time of the round without compilation). With faults or a
-    robust aggregator: `participants` (whose uploads count), `dropped`, `late` and `rejected`, which add up to the
-    cohort; then `train_loss` is None in a round that changed nothing, and
-    `bytes_up` are of the uploads that came in time. Where time is counted (`speeds`, a deadline, asynchronous rounds):
-    `virtual_seconds`, how long the round lasted; in asynchronous rounds `staleness`, the steps of the server since the
-    uploads' models were sent, a mean. With an algorithm that accounts for privacy: `epsilon`, spent up to
-    this round.
+    Columns of every row:
+
+    - `round`: 1, 2, …
+    - `train_loss`: the cohort's weighted mean loss over its local steps; None in a round that changed nothing.
+    - `test_*`, `val_*`: metrics; None in rounds that were not evaluated, and where not finite.
+    - `bytes_down`, `bytes_up`: of all messages of the round that came in time, payload only.
+    - `seconds`: wall time of the round without compilation.
+
+    And where they apply:
+
+    - `participants` (whose uploads count), `dropped`, `late`, `rejected`: with faults or a robust aggregator; they add
+      up to the cohort.
+    - `virtual_seconds`: how long the round lasted, with speeds, a deadline or asynchronous rounds.
+    - `staleness`: in asynchronous rounds, the mean of the server's steps since the uploads' models were sent.
+    - `epsilon`: spent up to this round, with an algorithm that accounts for privacy.
     """
 
     def __init__(self, rows: list[Row] | None = None) -> None:

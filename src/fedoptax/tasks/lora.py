@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from fedoptax._files import read_params_file
 from fedoptax.algorithm import Tree
 from fedoptax.errors import UsageError, check_int
 from fedoptax.tasks.task import Task, check_task
@@ -40,7 +41,10 @@ def with_lora(task: Task, base: str | Path | Tree, rank: int) -> Task:
     """
     check_task(task)
     check_int("lora", rank)
-    frozen = _read(base) if isinstance(base, str | Path) else flatten_dict(jax.tree.map(np.asarray, base))
+    if isinstance(base, str | Path):
+        frozen = {tuple(name.split("/")): array for name, array in read_params_file("base", base).items()}
+    else:
+        frozen = flatten_dict(jax.tree.map(np.asarray, base))
     shapes = {path: leaf.shape for path, leaf in flatten_dict(jax.eval_shape(task.init, jax.random.key(0))).items()}
     known = {path for path, shape in shapes.items() if path in frozen and frozen[path].shape == shape}
     kernels = sorted(path for path in known if path[-1] == "kernel" and len(shapes[path]) == 2)
@@ -74,14 +78,3 @@ def with_lora(task: Task, base: str | Path | Tree, rank: int) -> Task:
         predict=None if predict is None else lambda params, batch: predict(merge(params), batch),
         spec={**task.spec, "lora": rank} | ({"base": str(base)} if isinstance(base, str | Path) else {}),
     )
-
-
-def _read(base: str | Path) -> dict[tuple[str, ...], np.ndarray]:
-    """Read parameters by path from a run folder or a `.npz` file."""
-    path = Path(base).expanduser()
-    path = path / "params.npz" if path.is_dir() else path
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return {tuple(name.split("/")): arrays[name] for name in arrays.files}
-    except (OSError, ValueError) as error:
-        raise UsageError(f"base must be a run folder or a .npz file with parameters, got '{base}': {error}") from None
