@@ -174,6 +174,15 @@ def test_replies_to_an_earlier_round_are_not_taken_for_this_one() -> None:
     assert network.receive() == []
 
 
+def test_who_is_at_work_is_not_forgotten() -> None:
+    network = network_of(Grid({11: 0, 22: 1}))
+    network.connected()
+    network.send([0, 1])
+    network.begin(ARRAYS, lambda partition: {"round": 1}, at_work=[0])
+    assert [a.partition for a in network.receive()] == [0]
+    assert network.absent(0)[1] == "not connected" != network.absent(1)[1]
+
+
 ORDER = ConfigRecord({"experiment": "0" * 32, "round": 1, "base": -1, "kept": [0]})
 NUMBERS = MetricRecord({"num-examples": 5, "train-loss": 0.5})
 OTHER = [

@@ -130,6 +130,7 @@ def test_a_key_is_given_its_partition_and_can_lose_it(tmp_path: Path, capsys: py
     [(["--nodes", 0], "nodes"), (["--nodes", 2, "--num-clients", 3], "nodes"), (["--port", 80], "port"),
      (["--nodes", 2, "--node-port", 65535], "node_port"), (["--time-limit", 0], "time_limit"),
      (["--start-timeout", "inf"], "start_timeout"), (["--quorum", 2], "quorum"),
+     (["--asynchronous", 9], "asynchronous"), (["--staleness-exponent", -1], "staleness_exponent"),
      (["--resume", "missing"], "pyproject")],
 )  # fmt: skip
 def test_a_wrong_option_is_refused_before_anything_starts(

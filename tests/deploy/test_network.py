@@ -9,7 +9,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import fedoptax as fx
@@ -17,6 +21,7 @@ from command_line import fedoptax
 from federations import (
     ALGORITHMS,
     assert_params,
+    batches_of,
     deployment,
     expected_params,
     need_flower,
@@ -27,6 +32,9 @@ from federations import (
     wait_until,
 )
 from fedoptax._files import read_json
+from fedoptax.algorithm import Cohort, weighted_mean
+from fedoptax.deploy.config import Deployment
+from fedoptax.engine.batches import task_grad_fn
 from fedoptax.report.load import load_runs
 from fedoptax.storage.history import read_rows
 
@@ -229,6 +237,57 @@ def test_faulty_and_dying_nodes_are_left_out_and_the_rest_is_exact(tmp_path: Pat
     assert read_json(out / "summary.json")["status"] == "completed"
     assert [line["accepted"] for line in lines[6:]] == [[0, 1, 2]] * 2  # it came back, and with its state
     assert_params(out, expected_params(given, [line["accepted"] for line in lines]))
+
+
+def replayed(given: Deployment, lines: list[dict[str, Any]]) -> Any:
+    """The parameters after asynchronous rounds with just these replies, each from the model that it began with."""
+    task, algorithm = task_of(), given.build_algorithm()
+    params, grad_fn = task.init(jax.random.fold_in(jax.random.key(given.seed), 0)), jax.jit(task_grad_fn(task))
+    servers = [algorithm.init(params)]
+    for round, line in enumerate(lines):
+        uploads = []
+        for i, late in zip(line["accepted"], line["staleness"]):
+            message, batches = (
+                algorithm.broadcast(servers[round - late]),
+                batches_of(task, i, round - late, 3, given.work),
+            )
+            uploads.append(algorithm.client_update(grad_fn, message, algorithm.init_client(params), batches)[0])
+        sizes = np.array([task.clients.sizes[i] for i in line["accepted"]])
+        weights = sizes * (1.0 + np.array(line["staleness"])) ** -0.5
+        share, old = weights.sum() / sizes.sum(), servers[-1]
+        new = algorithm.server_update(old, weighted_mean(uploads, weights), Cohort(len(uploads), 3))
+        servers.append(
+            jax.tree.map(
+                lambda o, n, s=share: (1 - s) * o + s * n if jnp.issubdtype(n.dtype, jnp.floating) else n, old, new
+            )
+        )
+    return algorithm.params(servers[-1])
+
+
+@pytest.mark.long
+def test_asynchronous_rounds_use_the_late_answers_of_a_slow_node(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    rates = {"client_lr": 0.5, "server_lr": 0.1}
+    given = deployment("fedadam", hyperparameters=rates, rounds=8, asynchronous=3, out=str(out))
+    write_keys(tmp_path / "keys", make_keys(3))
+    write_app(tmp_path / "app", replace(given, nodes=nodes_of(tmp_path / "keys")), "slow")
+    client = "import time\n\nfrom fedoptax.deploy import client, flower\n\ntrain = client.Client.train\n"
+    client += (
+        "client.Client.train = lambda self, *given: (time.sleep(15 * (self.partition == 2)), train(self, *given))[1]\n"
+    )
+    (tmp_path / "app" / "fedoptax_app" / "client_app.py").write_text(client + "app = flower.client_app()\n")
+    (tmp_path / "run.toml").write_text("resume = false\n")
+    with LocalFederation(tmp_path, LocalSettings(3, time_limit=600)) as federation:
+        federation.run(tmp_path / "app", tmp_path / "run.toml", tmp_path / "log.txt", lambda: None)
+    assert processes_of(tmp_path) == {}
+    lines, rows = network_lines(out), read_rows(out, 8)
+    assert all(len(line["accepted"]) == 2 and line["faults"] == [] for line in lines)
+    late = [s for line in lines for i, s in zip(line["accepted"], line["staleness"]) if i == 2]
+    assert late and max(late) >= 1
+    assert [row["staleness"] for row in rows] == [sum(line["staleness"]) / 2 for line in lines]
+    assert_params(out, replayed(given, lines))
+    assert rows[-1]["test_accuracy"] > 0.5
+    assert read_json(out / "summary.json")["status"] == "completed"
 
 
 @pytest.mark.long

@@ -1,12 +1,13 @@
 """A round over an unreliable network: quorum, deadlines, bad replies. No processes; the clock is turned by hand."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fedoptax.deploy.rounds import Arrived, Limits, NoQuorum, RoundReport, gather, wait_for_nodes
+from fedoptax.deploy.rounds import Arrived, Limits, NoQuorum, RoundReport, Workers, gather, wait_for_nodes
 from fedoptax.deploy.server import RawReply, check_reply
 from fedoptax.deploy.wire import WireArray, pack
 
@@ -40,7 +41,7 @@ class TimedNetwork:
         self.requests = list[int]()
         self._due: list[tuple[float, int, RawReply]] = []
 
-    def begin(self, arrays: Mapping[str, WireArray], order: Callable[[int], Mapping[str, Any]]) -> None:
+    def begin(self, arrays: Mapping[str, WireArray], order: Callable[[int], Mapping[str, Any]], *more: Any) -> None:
         raise AssertionError("not part of a round")
 
     def connected(self) -> Mapping[int, str]:
@@ -175,3 +176,63 @@ def test_a_run_waits_for_all_nodes_until_the_limit() -> None:
     assert clock.now == pytest.approx(20, abs=2) and lines == ["waiting for nodes: 1 of 2 are connected, not 1"]
     wait_for_nodes(network, 3, LIMITS, lines.append, clock, clock.sleep)
     assert clock.now == pytest.approx(320, abs=3)
+
+
+def run_asynchronous_rounds(
+    answers: Mapping[int, tuple[float, RawReply] | None],
+    concurrency: int,
+    rounds: int,
+    away: Away = lambda now: set(),
+    at_work: Mapping[int, float] | None = None,
+) -> tuple[list[RoundReport], TimedNetwork, Clock, Workers]:
+    """Rounds of two replies each; `at_work` is who works already, and since when."""
+    clock, workers = Clock(), Workers(concurrency, 2, dict(at_work or {}))
+    network, reports = TimedNetwork(clock, answers, away), list[RoundReport]()
+    for _ in range(rounds):
+        assert len(workers.at_work) <= concurrency
+        reports.append(
+            gather(
+                network, list(answers), lambda raw: check_reply(raw, UPLOAD, 100), LIMITS, lambda line: None,
+                clock, clock.sleep, workers,
+            )
+        )  # fmt: skip
+    return reports, network, clock, workers
+
+
+def test_an_asynchronous_round_waits_for_enough_replies_and_throws_no_late_one_away() -> None:
+    answers = {i: (seconds, sound()) for i, seconds in enumerate([2.0, 3.0, 5.0, 11.0, 2.0, 40.0, 7.0])}
+    reports, network, clock, workers = run_asynchronous_rounds(answers, 4, 100)
+    assert all(len(report.replies) == 2 and not report.faults for report in reports)
+    replies = Counter(i for report in reports for i in report.replies)
+    assert Counter(network.requests) - replies == Counter(workers.at_work.keys()) and replies.keys() == answers.keys()
+    assert sum(report.sent for report in reports) == len(network.requests)
+    work = sum(answers[i][0] * count for i, count in replies.items())
+    assert work > 0.75 * 4 * clock.now  # four work at any time; an answer is seen a poll later
+
+
+def test_replies_beyond_a_rounds_wait_for_the_next() -> None:
+    reports, network, clock, _ = run_asynchronous_rounds(dict.fromkeys(range(5), GOOD), 5, 3)
+    assert [list(report.replies) for report in reports[:2]] == [[0, 1], [2, 3]] and 4 in reports[2].replies
+    assert network.requests[:5] == [0, 1, 2, 3, 4] and clock.now == pytest.approx(6, abs=2)
+
+
+@pytest.mark.parametrize(
+    ("away", "seconds", "reason"),
+    [(lambda now: set(), 60, "no reply in time"), (lambda now: {3, 4} if now > 1 else set(), 2, "not connected")],
+    ids=["hung", "gone"],
+)
+def test_the_places_of_silent_clients_are_freed(away: Away, seconds: float, reason: str) -> None:
+    answers = {**dict.fromkeys(range(3), (30.0, sound())), 3: None, 4: None}
+    (report,), network, clock, workers = run_asynchronous_rounds(answers, 2, 1, away, {3: 0.0, 4: 0.0})
+    assert clock.now == pytest.approx(seconds + 30, abs=3) and len(report.replies) == 2
+    assert [(i, node, text) for i, node, text in report.faults if reason in text] == [
+        (i, f"node-{i}", f"left out: {reason}") for i in (3, 4)
+    ]
+    assert not workers.at_work.keys() & {3, 4} and not set(network.requests) & {3, 4}
+
+
+def test_without_enough_replies_a_quorum_ends_an_asynchronous_round() -> None:
+    (report,), _, clock, _ = run_asynchronous_rounds({0: GOOD, 1: (1.0, sound(np.nan))}, 2, 1)
+    assert list(report.replies) == [0] and clock.now == pytest.approx(3, abs=2)
+    with pytest.raises(NoQuorum, match="0 sound replies of 2, 1 are needed, within 300 s"):
+        run_asynchronous_rounds({0: None, 1: None, 2: None}, 1, 1, lambda now: {2} if now < 250 else set())

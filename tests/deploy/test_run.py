@@ -6,7 +6,9 @@ import os
 import secrets
 import shutil
 import signal
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +70,90 @@ def test_a_deployment_is_the_simulation(tmp_path: Path, algorithm: str) -> None:
     assert read_json(tmp_path / "run" / "summary.json")["status"] == "completed"
     assert len(lines) == 4 and lines[0].startswith("round 1 of 3: train_loss")
     assert lines[3].startswith("completed after round 3 of 3")
+
+
+class Timed(InMemory):
+    """Clients that work for 1, 3 and 7.5 virtual seconds; each look but a round's first finds the next reply."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.now, self.working = 0.0, list[tuple[float, int, Any]]()
+
+    def begin(self, *given: Any, **more: Any) -> None:
+        super().begin(*given, **more)
+        self.has_begun = False
+
+    def send(self, partitions: Sequence[int]) -> Mapping[int, int]:
+        sizes = super().send(partitions)
+        for arrived in self._due:
+            heappush(self.working, (self.now + SECONDS[arrived.partition], arrived.partition, arrived))
+        self._due, self.has_begun = [], True
+        return sizes
+
+    def receive(self) -> list[Any]:
+        if not self.has_begun:
+            return []
+        self.now, _, arrived = heappop(self.working)
+        return [arrived]
+
+
+SECONDS = (1.0, 3.0, 7.5)
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedadam"])
+def test_an_asynchronous_deployment_is_the_simulation(tmp_path: Path, algorithm: str) -> None:
+    """One local step of all examples, the same whichever round it is drawn in."""
+    out, speeds = tmp_path / "run", tmp_path / "speeds.csv"
+    speeds.write_text("client,seconds\n" + "".join(f"{i},{seconds}\n" for i, seconds in enumerate(SECONDS)))
+    given = small(out, algorithm, rounds=8, batch_size=2000, asynchronous=3, staleness_exponent=1.0)
+    go(given, Timed(given, tmp_path / "nodes"))
+    options: dict[str, Any] = {"rounds": 8, "cohort_size": 2, "batch_size": 2000, "seed": 3}
+    options |= {"asynchronous": 3, "staleness_exponent": 1.0, "speeds": str(speeds)}
+    wanted = fx.run(task_of(), given.build_algorithm(), **options)
+    rows = read_rows(out, 8)
+    assert [row["staleness"] for row in rows] == wanted.history.column("staleness") != [0.0] * 8
+    assert [row["train_loss"] for row in rows] == pytest.approx(wanted.history.column("train_loss"), rel=1e-4)
+    assert_params(out, wanted.params)
+
+
+def test_an_asynchronous_deployment_without_late_nodes_is_the_synchronous_one(tmp_path: Path) -> None:
+    given = small(tmp_path / "asynchronous", cohort_size=3)
+    go(replace(given, asynchronous=3))
+    go(replace(given, out=str(tmp_path / "synchronous")))
+    parameters = [(tmp_path / name / "params.npz").read_bytes() for name in ("asynchronous", "synchronous")]
+    assert parameters[0] == parameters[1]
+    wanted = fx.run(task_of(), given.build_algorithm(), rounds=3, cohort_size=3, batch_size=50, seed=3, asynchronous=3)
+    assert_params(tmp_path / "asynchronous", wanted.params)
+    rows = read_rows(tmp_path / "asynchronous", 3)
+    assert rows[0].keys() == wanted.history[0].keys() - {"virtual_seconds"}
+    for column in ("bytes_up", "bytes_down", "staleness"):
+        assert [row[column] for row in rows] == wanted.history.column(column)
+
+
+def test_a_resumed_asynchronous_deployment_forgets_what_was_under_way(tmp_path: Path) -> None:
+    given = small(tmp_path / "whole", asynchronous=3)
+    part = replace(given, out=str(tmp_path / "part"))
+    go(given, Timed(given, tmp_path / "nodes"))
+    assert [line["staleness"] for line in network_lines(tmp_path / "whole")] == [[0, 0], [0, 0], [0, 2]]
+    go(replace(part, rounds=2), Timed(given, tmp_path / "nodes"))
+    go(replace(part, resume=True), Timed(given, tmp_path / "nodes"))
+    assert rounds_in(tmp_path / "part") == ([1, 2, 3], [1, 2, 3])
+    assert [line["staleness"] for line in network_lines(tmp_path / "part")] == [[0, 0]] * 3
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "changes", "reason"),
+    [("scaffold", {}, "asynchronous.*scaffold"), ("fedavg", {"asynchronous": 4}, "asynchronous must be <= 3"),
+     ("fedavg", {"eval_fraction": 0.5}, "eval_fraction.*asynchronous"),
+     ("fedavg", {"aggregate": "median"}, "asynchronous.*median"),
+     ("fedavg", {"cohort_size": 3, "secure_aggregation": 8.0}, "asynchronous.*secure")],
+    ids=str,
+)  # fmt: skip
+def test_what_cannot_be_asynchronous_is_refused_by_name(
+    tmp_path: Path, algorithm: str, changes: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(UsageError, match=reason):
+        go(small(tmp_path / "run", algorithm, **({"asynchronous": 2} | changes)))
 
 
 def test_nodes_that_evaluate_their_own_examples_find_what_the_server_does(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -141,7 +141,11 @@ class InMemory:
         self._due: list[Arrived] = []
 
     def begin(
-        self, arrays: Mapping[str, WireArray], order: Callable[[int], Mapping[str, Any]], kind: str = "train"
+        self,
+        arrays: Mapping[str, WireArray],
+        order: Callable[[int], Mapping[str, Any]],
+        kind: str = "train",
+        at_work: Container[int] = (),
     ) -> None:
         self._arrays, self._order, self._kind = arrays, order, kind
 

@@ -136,7 +136,7 @@ def make_deployment(given: DeploymentOptions, nodes: int) -> Deployment:
     )
     algorithm = deployment.build_algorithm()
     if task is not None:
-        make_plan(deployment, task, algorithm)
+        make_plan(deployment, task, algorithm, given.algorithm)
     return deployment
 
 

@@ -64,6 +64,10 @@ class LearningOptions(TaskOptions):
     local_steps: int | None = option("Local steps of a client per round, instead of epochs.")
     weighting: str | None = option("examples or uniform. Default: as in the algorithm's paper.")
     eval_every: int | None = option("Rounds between evaluations. Default: the task's.")
+    asynchronous: int | None = option("Clients at work at any time; a step of the server every --cohort-size uploads.")
+    staleness_exponent: float | None = option(
+        "Of the weight of late uploads, (1 + steps late)^-exponent. Default: 0.5."
+    )
     aggregate: str = option("mean, median, trimmed_mean:0.2, norm_clipping:1.0, krum:2 or krum:2,keep=5.", "mean")
     secure_aggregation: float | None = option(
         "Sum fixed-point uploads from -RANGE to RANGE; a deployment's server learns the sum alone.", None, "RANGE"
@@ -78,10 +82,6 @@ class ExperimentOptions(LearningOptions):
     """What simulations share: how their rounds are computed, and where results go."""
 
     fault: list[str] = option("Failing clients: dropout (a rate), deadline (virtual seconds) ...", [], "NAME=VALUE")
-    asynchronous: int | None = option("Clients at work at any time; a step of the server every --cohort-size uploads.")
-    staleness_exponent: float | None = option(
-        "Of the weight of late uploads, (1 + steps late)^-exponent. Default: 0.5."
-    )
     speeds: str | None = option("Virtual seconds per local step: lognormal:SIGMA, or a table client,seconds.")
     client_loop: str = option("loop (a device's clients in turn), vmap (all at once), or auto: the faster.", "auto")
     mesh: int | None = option("Devices (cores of a CPU) that share each round's cohort. Default: all.")

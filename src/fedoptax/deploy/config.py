@@ -22,10 +22,10 @@ TABLES = ("hyperparameters", "task", "nodes")
 """The fields that are tables of their own."""
 LOCAL = (
     "client_loop", "mesh", "client_states", "examples", "engine", "faults", "keep", "stop_after", "personalize",
-    "client_metrics", "asynchronous", "staleness_exponent", "speeds",
+    "client_metrics", "speeds",
 )  # fmt: skip
 """Options of a simulation that mean nothing on a network."""
-NOT_GIVEN = {"local_steps": 0, "weighting": "", "resume_round": -1, "secure_aggregation": 0.0}
+NOT_GIVEN = {"local_steps": 0, "weighting": "", "resume_round": -1, "secure_aggregation": 0.0, "asynchronous": 0}
 """How the table writes None, which TOML does not have."""
 TASK_NAMES = (
     "model", "partition", "alpha", "num_clients", "client_column", "label_column", "validation_fraction",
@@ -47,8 +47,10 @@ class Deployment(RunOptions):
         The noise's seed is the server's own (`seed=none`): a number would go to every node.
       quorum: the fraction of the cohort, in (0, 1], whose replies are enough for a round; the round still waits for all
         until `round_timeout`.
-      round_timeout: seconds that a round waits for replies once it has a quorum.
-      wait_limit: seconds that a round waits for a quorum, and the first round for all nodes; then the run stops.
+      round_timeout: seconds that a round waits for replies once it has a quorum; with `asynchronous`, that a node may
+        work.
+      wait_limit: seconds that a round waits for a quorum, and the first round for all nodes; then the run stops. With
+        `asynchronous`: that it waits for `cohort_size` replies; then a quorum of them is enough, or the run stops.
       max_examples: the most examples that a client is believed to have; 0 means as many as in the server's own task.
       eval_fraction: the fraction of all nodes, in [0, 1], that evaluate the model on their own test examples; 0 is off.
       evaluate: a run's folder, or a `params.npz`, on the server's machine: nothing is trained, the nodes (all, if
@@ -109,6 +111,8 @@ class Deployment(RunOptions):
         if self.evaluate:
             for name, value in {"rounds": 1, "eval_fraction": self.eval_fraction or 1.0}.items():
                 object.__setattr__(self, name, value)
+        elif self.asynchronous is not None and self.eval_fraction:
+            raise UsageError("eval_fraction cannot be used with asynchronous: nodes are at work when a round ends")
         for name in ("checkpoint_every", "upload_bound", "loss_bound"):
             check_number(name, getattr(self, name), 0)
         if self.secure_aggregation is not None:
@@ -234,12 +238,16 @@ def from_table(table: Mapping[str, Any]) -> Deployment:
 
 
 def simulation_command(deployment: Deployment) -> str | None:
-    """Return the command whose simulation a deployment equals; None for a task that is a function of the app."""
+    """Return the command whose simulation a deployment equals; None if there is none.
+
+    There is none for a task that is a function of the app, nor for asynchronous rounds: who is late is not known.
+    """
     task = dict(deployment.task)
     name = str(task.pop("name"))
-    if is_own_function(name) or deployment.evaluate:
+    if is_own_function(name) or deployment.evaluate or deployment.asynchronous:
         return None
-    left_out = {*LOCAL, "local_steps" if deployment.local_steps is None else "local_epochs"}
+    left_out = {*LOCAL, "asynchronous", "staleness_exponent"}
+    left_out.add("local_steps" if deployment.local_steps is None else "local_epochs")
     options: list[tuple[str, Any]] = [("task", name), ("preset", "none"), ("algorithm", deployment.algorithm)]
     options += [(key, task.pop(key)) for key in TASK_NAMES if key in task]
     options += [("task_set", f"{key}={value}") for key, value in task.items()]

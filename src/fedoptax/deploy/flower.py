@@ -6,7 +6,7 @@ records: `arrays`, the algorithm's message by names, and `order`; a reply has `a
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,23 +124,28 @@ class FlowerNetwork:
         self._greeted: set[int] = set()  # nodes that were asked for their partition
         self._partitions: dict[int, int] = {}  # by node
         self._hellos: dict[str, int] = {}  # nodes by message
-        self._pending: dict[str, tuple[int, int]] = {}  # partition and node by message of this round
+        self._pending: dict[str, tuple[int, int]] = {}  # partition and node by message that is not forgotten
         self._silent: set[int] = set()  # nodes that did not answer a round, nor the greeting since
         self._last: dict[int, int] = {}  # the latest node of each partition
         self._is_cautious = False
 
     def begin(
-        self, arrays: Mapping[str, WireArray], order: Callable[[int], Mapping[str, Any]], kind: str = MessageType.TRAIN
+        self,
+        arrays: Mapping[str, WireArray],
+        order: Callable[[int], Mapping[str, Any]],
+        kind: str = MessageType.TRAIN,
+        at_work: Container[int] = (),
     ) -> None:
         """See `Network`.
 
-        A node that owes its reply to the round before is greeted like a new one, and asked for work once it answers:
-        nodes take one message after another. So are nodes whose greeting failed.
+        A node that owes a reply which is forgotten is greeted like a new one, and asked for work once it answers: nodes
+        take one message after another. So are nodes whose greeting failed.
         """
-        self._silent |= {node for _, node in self._pending.values()}
+        forgotten = [message_id for message_id, (partition, _) in self._pending.items() if partition not in at_work]
+        self._silent |= {self._pending.pop(message_id)[1] for message_id in forgotten}
         self._partitions = {node: i for node, i in self._partitions.items() if node not in self._silent}
         self._greeted = {*self._partitions, *self._hellos.values()}
-        self._arrays, self._order, self._kind, self._pending = to_record(arrays), order, kind, {}
+        self._arrays, self._order, self._kind = to_record(arrays), order, kind
 
     def connected(self) -> Mapping[int, str]:
         """See `Network`; new nodes are asked for their partition first."""

@@ -2,12 +2,14 @@
 
 A member of the cohort that is away, late or wrong is left out of the round, counted, and named in the round's report.
 Each is asked once per round. The round waits until its time is up for everyone who was asked; without a quorum it goes
-on waiting, also for nodes that come, until the limit.
+on waiting, also for nodes that come, until the limit. An asynchronous round waits for enough replies, whoever they are
+from and whichever round's model they began with.
 """
 
 import math
+import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -33,11 +35,16 @@ class Network(Protocol):
     """What carries the messages of a deployment."""
 
     def begin(
-        self, arrays: Mapping[str, WireArray], order: Callable[[int], Mapping[str, Any]], kind: str = "train"
+        self,
+        arrays: Mapping[str, WireArray],
+        order: Callable[[int], Mapping[str, Any]],
+        kind: str = "train",
+        at_work: Container[int] = (),
     ) -> None:
-        """Start a round with its message and forget the round before; `order(partition)` goes with the message.
+        """Start a round with its message; `order(partition)` goes with each that is sent.
 
-        `kind` is "train" or "evaluate".
+        The rounds before are forgotten, apart from what the partitions `at_work` were asked. `kind` is "train" or
+        "evaluate".
         """
 
     def connected(self) -> Mapping[int, str]:
@@ -50,7 +57,7 @@ class Network(Protocol):
         """Send the round's message to partitions; return its bytes on the wire for each that it could be sent to."""
 
     def receive(self) -> list[Arrived]:
-        """Return the replies to this round's messages that arrived since the last call."""
+        """Return the replies to messages that are not forgotten which arrived since the last call."""
 
 
 class NoQuorum(RunError):
@@ -63,8 +70,9 @@ class Limits:
 
     Attributes:
       quorum: the fraction of the cohort whose replies are enough, in (0, 1].
-      round_timeout: seconds that a round waits for replies once it has a quorum.
-      wait_limit: seconds that a round waits for a quorum.
+      round_timeout: seconds that a round waits for replies once it has a quorum; in asynchronous rounds, that a client
+        may work.
+      wait_limit: seconds that a round waits for a quorum; in asynchronous rounds, for a whole buffer.
       upload_bound: how many times the median of the round an upload's norm or a loss may be; 0 is any.
       poll: seconds between two looks for replies; Flower's own strategies take 3.
     """
@@ -108,6 +116,25 @@ class RoundReport:
         log("partition {} (node {}): {}".format(*self.faults[-1]))
 
 
+@dataclass
+class Workers:
+    """The clients of a run and what they do from round to round.
+
+    Attributes:
+      concurrency: how many work at any time, at most.
+      buffer: how many replies end a round.
+      at_work: who works, and since when.
+      inbox: replies beyond those of the last round.
+      rng: draws who works next.
+    """
+
+    concurrency: int
+    buffer: int
+    at_work: dict[int, float] = field(default_factory=dict)
+    inbox: list[Arrived] = field(default_factory=list)
+    rng: random.Random = field(default_factory=random.Random)
+
+
 def gather(
     network: Network,
     cohort: Sequence[int],
@@ -116,27 +143,36 @@ def gather(
     log: Log,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], Any] = time.sleep,
+    workers: Workers | None = None,
 ) -> RoundReport:
     """Collect the sound replies of a cohort: of all who answer in time, at least a quorum.
 
     `network` is ready to send the round's message, `check` raises `WireError` for a reply that is not sound, and `log`
     takes one line per fault.
 
+    With `workers` the round is asynchronous, and `cohort` are all clients: the first `workers.buffer` replies end it,
+    the others stay at work. Whoever answers, is too slow or goes away is replaced by one drawn from those that neither
+    work nor answered in this round.
+
     Raises:
       NoQuorum: there is no quorum within `limits.wait_limit`, or there can be none any more.
     """
-    report, needed = RoundReport(), limits.needed(len(cohort))
-    asked, unanswered = set[int](), set(cohort)
-    begun = clock()
+    is_asynchronous, time_limit = workers is not None, limits.wait_limit if workers else limits.round_timeout
+    workers = workers or Workers(len(cohort), len(cohort))
+    at_work, needed = workers.at_work, limits.needed(workers.buffer)
+    report, unanswered, begun = RoundReport(), set(cohort), clock()
+
+    def leave_out_silent(i: int, late: str) -> None:
+        node, reason = (nodes[i], late) if i in at_work and i in nodes else network.absent(i)
+        report.leave_out(i, f"left out: {reason}", log, node)
 
     while True:
-        nodes = network.connected()
-        sent = network.send([i for i in cohort if i in nodes and i not in asked])
-        asked |= sent.keys()
-        report.bytes_down += sum(sent.values())
-        for partition, node, raw, size in network.receive():
+        nodes, spent = network.connected(), clock() - begun
+        workers.inbox += network.receive()
+        while workers.inbox and len(report.replies) < workers.buffer:
+            partition, node, raw, size = workers.inbox.pop(0)
             report.bytes_up += size
-            if partition not in unanswered:
+            if at_work.pop(partition, None) is None:
                 continue
             unanswered.remove(partition)
             report.senders[partition] = node
@@ -144,8 +180,20 @@ def gather(
                 report.replies[partition] = check(raw)
             except WireError as error:
                 report.leave_out(partition, f"reply left out: {error}", log)
-        spent = clock() - begun
-        is_over = spent >= limits.round_timeout or not any(i in nodes for i in unanswered & asked)
+        is_full = len(report.replies) == workers.buffer
+        if not is_full:
+            for i in list(at_work) if is_asynchronous else ():
+                if i not in nodes or clock() - at_work[i] >= limits.round_timeout:
+                    leave_out_silent(i, "no reply in time")
+                    unanswered.remove(i)
+                    del at_work[i]
+            idle = [i for i in cohort if i in nodes and i in unanswered and i not in at_work]
+            places = workers.concurrency - len(at_work)
+            sent = network.send(idle if len(idle) <= places else workers.rng.sample(idle, places))
+            at_work |= dict.fromkeys(sent, clock())
+            report.sent += len(sent)
+            report.bytes_down += sum(sent.values())
+        is_over = is_full or spent >= time_limit or not any(i in nodes for i in at_work)
         if is_over and len(report.replies) >= needed:
             for partition, reason in find_outliers(report.replies, limits.upload_bound).items():
                 report.leave_out(partition, f"reply left out: {reason}", log)
@@ -155,14 +203,12 @@ def gather(
             break
         sleep(limits.poll)
     late = "no reply yet" if is_hopeless else "no reply in time"
-    for i in cohort:
+    for i in () if is_asynchronous else cohort:
         if i in unanswered:
-            node, reason = (nodes[i], late) if i in asked and i in nodes else network.absent(i)
-            report.leave_out(i, f"left out: {reason}", log, node)
+            leave_out_silent(i, late)
     if missing > 0:
         when = "and too few others can still answer" if is_hopeless else f"within {limits.wait_limit:.0f} s"
-        raise NoQuorum(_no_quorum(report, cohort, needed, when))
-    report.sent = len(asked)
+        raise NoQuorum(_no_quorum(report, workers.buffer, needed, when))
     report.replies = {i: report.replies[i] for i in cohort if i in report.replies}
     return report
 
@@ -188,6 +234,6 @@ def wait_for_nodes(
         sleep(limits.poll)
 
 
-def _no_quorum(report: RoundReport, cohort: Sequence[int], needed: int, when: str) -> str:
+def _no_quorum(report: RoundReport, size: int, needed: int, when: str) -> str:
     reasons = "".join(f"; partition {i} (node {node}): {reason}" for i, node, reason in report.faults[-SHOWN:])
-    return f"no quorum: {len(report.replies)} sound replies of {len(cohort)}, {needed} are needed, {when}{reasons}"
+    return f"no quorum: {len(report.replies)} sound replies of {size}, {needed} are needed, {when}{reasons}"

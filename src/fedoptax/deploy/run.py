@@ -5,6 +5,7 @@ Besides, `network.jsonl` has one line per round: who took part, who was left out
 
 import json
 import math
+import random
 import time
 import uuid
 from collections import deque
@@ -23,7 +24,7 @@ from fedoptax.algorithm import Cohort, Tree, decoded
 from fedoptax.deploy.client import INITIAL
 from fedoptax.deploy.config import Deployment
 from fedoptax.deploy.evaluation import COLUMN, NodeEvaluation
-from fedoptax.deploy.rounds import Limits, Log, Network, NoQuorum, RoundReport, gather, wait_for_nodes
+from fedoptax.deploy.rounds import Limits, Log, Network, NoQuorum, RoundReport, Workers, gather, wait_for_nodes
 from fedoptax.deploy.secure import gather_sum, threshold
 from fedoptax.deploy.server import RawReply, Reply, advance, check_reply, next_state, norm, upload_form
 from fedoptax.deploy.wire import pack
@@ -128,7 +129,7 @@ class NetworkRounds:
     ) -> None:
         self._deployment, self.task, self._network, self._log = deployment, task, network, log
         self._algorithm, self._experiment, self._file = deployment.build_algorithm(), experiment, folder / FILE
-        self.plan = make_plan(deployment, task, self._algorithm)
+        self.plan = make_plan(deployment, task, self._algorithm, deployment.algorithm)
         self._limits = Limits(
             deployment.quorum, deployment.round_timeout, deployment.wait_limit, deployment.upload_bound
         )
@@ -149,6 +150,8 @@ class NetworkRounds:
         self._checkpoints = deque([never] * KEEP, maxlen=KEEP)
         self._put(never)
         self._is_ready = False
+        self._workers = Workers(self.plan.concurrency, self.plan.cohort_size) if self.plan.concurrency else None
+        self._sent = np.zeros(task.clients.num_clients, np.int32)  # the round whose model each client got last
         self._evaluation = NodeEvaluation(deployment, task) if deployment.eval_fraction else None
 
     def advance(self, done: int) -> Step:
@@ -179,6 +182,8 @@ class NetworkRounds:
             "bytes_up": count * self.program.bytes_up,
             "seconds": time.perf_counter() - begun,
         }
+        if self._workers is not None:
+            row["staleness"] = float(np.mean([reply.staleness for reply in report.replies.values()]))
         if self._algorithm.epsilon is not None:
             row["epsilon"] = finite_or_none(
                 float(self._algorithm.epsilon(done + 1, self.plan.cohort_size, num_clients))
@@ -255,6 +260,14 @@ class NetworkRounds:
             return check_reply(raw, self._upload, self._most, self._algorithm.decode)
 
         order, message = self._order(done), jax.device_get(self._algorithm.broadcast(self.server))
+        if self._workers is not None:
+            self._network.begin(pack(message), order, at_work=self._workers.at_work)
+            self._workers.rng = random.Random(f"{self._deployment.seed} {done}")
+            limits, clients = self._limits, range(num_clients)
+            report = gather(self._network, clients, check, limits, self._log, sleep=sleep, workers=self._workers)
+            replies = report.replies.items()
+            report.replies = {i: reply._replace(staleness=done - int(self._sent[i])) for i, reply in replies}
+            return sorted({*report.senders, *(i for i, _, _ in report.faults)}), report
         if not self._is_secure:
             self._network.begin(pack(message), order)
             return cohort, gather(self._network, cohort, check, self._limits, self._log, sleep=sleep)
@@ -276,6 +289,7 @@ class NetworkRounds:
         accepted = self._accepted
 
         def order(partition: int) -> dict[str, Any]:
+            self._sent[partition] = done
             kept = sorted({int(checkpoint[partition]) for checkpoint in self._checkpoints})
             return {"experiment": self._experiment, "round": done, "base": int(accepted[partition]), "kept": kept}
 
@@ -303,7 +317,7 @@ class NetworkRounds:
     def _update(self, replies: Mapping[int, Reply]) -> Update:
         return self._judge(*next_state(
             self._algorithm, self.server, list(replies.values()), self.plan.weighting,
-            self.task.clients.num_clients, self.plan.aggregate,
+            self.task.clients.num_clients, self.plan.aggregate, self._deployment.staleness_exponent,
         ))  # fmt: skip
 
     def _judge(self, server: Tree, loss: float, is_finite: bool) -> Update:
@@ -335,6 +349,7 @@ class NetworkRounds:
                 {"partition": i, "node": node, "reason": reason}
                 for i, node, reason in (*report.faults, *evaluation.faults)
             ],
+            **({} if self._workers is None else {"staleness": [reply.staleness for reply in report.replies.values()]}),
             "wire_bytes_down": report.bytes_down + evaluation.bytes_down,
             "wire_bytes_up": report.bytes_up + evaluation.bytes_up,
         }

@@ -13,7 +13,8 @@ from fedoptax.algorithm import Batches, Cohort, FedAlgorithm, Tree, weighted_mea
 from fedoptax.deploy.wire import WireArray, WireError, shown, unpack
 from fedoptax.engine.aggregation import MEAN, Aggregator, stacked
 from fedoptax.engine.batches import LocalWork, Minibatch, minibatch_form, task_grad_fn
-from fedoptax.engine.round import all_finite
+from fedoptax.engine.round import all_finite, discount, hold_back
+from fedoptax.engine.schedule import staleness_weights
 from fedoptax.tasks.task import Task
 
 UPLOAD_BOUND = 1000.0  # of a norm to its round's median: more than uneven amounts of data and work explain
@@ -28,11 +29,12 @@ class RawReply(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """A client's sound reply, its upload decoded."""
+    """A client's sound reply, its upload decoded; its model was so many steps of the server old."""
 
     upload: Tree
     loss: float
     examples: int
+    staleness: int = 0
 
 
 def forms(task: Task, algorithm: FedAlgorithm) -> tuple[Tree, Tree]:
@@ -126,16 +128,23 @@ def next_state(
     weighting: str,
     num_clients: int,
     aggregator: Aggregator = MEAN,
+    staleness_exponent: float = 0.0,
 ) -> tuple[Tree, float, bool]:
     """Return the server's state after a round with these replies, in the cohort's order.
 
     Clients without a reply count as if they had not been asked: |S| is the number of replies, and the weights are
-    renormalised over them. There are at least as many replies as the aggregator needs.
+    renormalised over them. There are at least as many replies as the aggregator needs. Where replies are stale the step
+    is that of `engine.round.round_function`.
 
     Returns:
       The new state, the weighted mean training loss, and whether both are finite, also after one more such update.
     """
-    weights = [reply.examples for reply in replies] if weighting == "examples" else None
+    weights: Any = [reply.examples for reply in replies] if weighting == "examples" else None
+    held_back: Any = 0.0
+    if any(reply.staleness for reply in replies):
+        plain = np.ones(len(replies)) if weights is None else np.asarray(weights, float)
+        staleness = np.asarray([reply.staleness for reply in replies])
+        weights, held_back = discount(plain / plain.sum(), staleness_weights(staleness, staleness_exponent))
     trees = [jax.tree.map(jnp.asarray, reply.upload) for reply in replies]
     loss = float(np.average([reply.loss for reply in replies], weights=weights))  # float64: their sum cannot overflow
     if aggregator == MEAN:
@@ -143,13 +152,18 @@ def next_state(
     else:
         shares = jnp.ones(len(trees)) if weights is None else jnp.asarray(weights, jnp.result_type(float))
         upload = aggregator.combine(stacked(trees), shares, jnp.ones(len(trees), bool))
-    return advance(algorithm, server, upload, loss, Cohort(len(replies), num_clients))
+    return advance(algorithm, server, upload, loss, Cohort(len(replies), num_clients), held_back)
 
 
 def advance(
-    algorithm: FedAlgorithm, server: Tree, upload: Tree, loss: float, cohort: Cohort
+    algorithm: FedAlgorithm, server: Tree, upload: Tree, loss: float, cohort: Cohort, held_back: Any = 0.0
 ) -> tuple[Tree, float, bool]:
     """Return the server's state after a round with this mean, as `next_state` does."""
-    server = algorithm.server_update(server, upload, cohort)
-    following = algorithm.server_update(server, upload, cohort)  # may be the first to use what was uploaded now
+
+    def update(old: Tree) -> Tree:
+        new = algorithm.server_update(old, upload, cohort)
+        return hold_back(held_back, old, new) if held_back else new
+
+    server = update(server)
+    following = update(server)  # may be the first to use what was uploaded now
     return server, loss, bool(all_finite((server, following))) and bool(np.isfinite(loss))

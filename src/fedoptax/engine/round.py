@@ -5,7 +5,6 @@ an outcome; if nothing can fail (`plan.has_outcomes` is False), no condition and
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -113,8 +112,8 @@ def round_function(
         messages, held_back = None, jnp.zeros(())  # 1 − s̄
         if turn is not None:
             messages, clients = _set_row(clients, jnp.asarray(turn.slot), message), ()
-            held_back = jnp.sum(members.weight * (1 - turn.weights))
-            members = members._replace(weight=members.weight * turn.weights / (1 - held_back))
+            weights, held_back = discount(members.weight, turn.weights)
+            members = members._replace(weight=weights)
         form = jax.eval_shape(lambda: traced(message, *given, row_of(members, 0), row_of(clients, 0)))
 
         def train_member(member: Member, state: Tree) -> tuple[Sent, Kept]:
@@ -158,7 +157,7 @@ def round_function(
         upload, loss = accumulate_result(sent, form[0])
         new_server = algorithm.server_update(server, upload, Cohort(count, task.num_clients))
         if messages is not None:
-            new_server = jax.tree.map(partial(_hold_back, held_back), server, new_server)
+            new_server = hold_back(held_back, server, new_server)
         finite = jnp.isfinite(loss) & all_finite(new_server)
         has_effect = finite & is_enough
         rows = jnp.where(has_effect, members.row, NO_ROW)
@@ -197,6 +196,17 @@ def sample_members(
         outcomes = sample_outcomes(rates, key, round, cohort, count_local_steps(sizes, plan.work))
     slots = None if turn is None else jnp.asarray(turn.slots)
     return Member(cohort, places, rows, weights / jnp.sum(weights), outcomes, slots)
+
+
+def discount(weights: Any, by_staleness: Any) -> tuple[jax.Array, jax.Array]:
+    """Return the weights of late uploads, which sum to 1 as `weights` do, and 1 − s̄, see `round_function`."""
+    held_back = jnp.sum(weights * (1 - by_staleness))
+    return weights * by_staleness / (1 - held_back), held_back
+
+
+def hold_back(share: jax.Array, old: Tree, new: Tree) -> Tree:
+    """Return a server's state that takes the share `share` of its numbers from the old state; counters count."""
+    return jax.tree.map(lambda o, n: ema(share, o, n) if jnp.issubdtype(n.dtype, jnp.inexact) else n, old, new)
 
 
 def all_finite(tree: Tree) -> jax.Array:
@@ -270,10 +280,6 @@ def _aggregate_accepted(
 
 def _counted(weight: jax.Array, accepted: jax.Array | None) -> jax.Array:
     return weight if accepted is None else jnp.where(accepted, weight, 0)
-
-
-def _hold_back(share: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
-    return ema(share, old, new) if jnp.issubdtype(new.dtype, jnp.inexact) else new  # counters count
 
 
 def _set_row(tree: Tree, j: jax.Array, row: Tree) -> Tree:

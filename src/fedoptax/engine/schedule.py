@@ -79,8 +79,12 @@ def make_schedule(
         )
         elapsed.append(now - begun)
     clients, staleness, slots, slot = (np.asarray(column, np.int32) for column in zip(*rows))
-    weights = np.asarray((1.0 + staleness) ** -exponent, jnp.result_type(float))
-    return Schedule(clients, staleness, weights, slots, slot, np.asarray(elapsed))
+    return Schedule(clients, staleness, staleness_weights(staleness, exponent), slots, slot, np.asarray(elapsed))
+
+
+def staleness_weights(staleness: np.ndarray, exponent: float) -> np.ndarray:
+    """Return the weights of uploads from models that are s ≥ 0 steps old, (1 + s)^−exponent (Xie et al. 2019)."""
+    return np.asarray((1.0 + staleness) ** -exponent, jnp.result_type(float))
 
 
 def client_speeds(speeds: str, key: jax.Array, num_clients: int) -> np.ndarray:
