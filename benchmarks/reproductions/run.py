@@ -6,10 +6,10 @@
     python benchmarks/reproductions/run.py --index                   # README.md from all results
 
 A recipe, NAME.toml, has the claim, its source, the published numbers, the commands, and a verdict written by hand after
-the measurement. The runs go to runs/reproductions/NAME, with --full to benchmarks/reproductions/runs, of which settings
-and histories can be committed; a second call goes on where the first was stopped, in another clone too, and repeats
-nothing that is done. The page results/NAME.md and its figures are written at the end. Data sets are looked for in
-FEDOPTAX_DATA, or in shared/data beside the project.
+the measurement; a step may have a target, for the report's "to target" columns. The runs go to runs/reproductions/NAME,
+with --full to benchmarks/reproductions/runs, of which settings and histories can be committed; a second call goes on
+where the first was stopped, in another clone too, and repeats nothing that is done. The page results/NAME.md and its
+figures are written at the end. Data sets are looked for in FEDOPTAX_DATA, or in shared/data beside the project.
 """
 
 import argparse
@@ -26,6 +26,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from fedoptax.report import write_report
 from fedoptax.report.report import load_report
 
 DONE = "report.html"  # the last file that a comparison or a search writes
@@ -68,6 +69,8 @@ def reproduce(name: str, full: bool) -> None:
     for step in recipe["steps"]:
         place = folder / step["name"]
         seconds = run(step[kind], place)
+        if "target" in step:
+            write_report(place, target=step["target"])
         sections.append(section(step, place, step[kind], seconds, f"{name}-{step['name']}"))
     page = RESULTS / (f"{name}.md" if not full else f"{name}-full.md")
     page.write_text(heading(recipe, kind) + "\n".join(sections), encoding="utf-8")

@@ -91,9 +91,10 @@ def draw_curves(metric: Metric, x: str = "round") -> Figure:
     """
     curves = metric.curves
     labels = [visible(curve.group.label) for curve in curves]
-    rows = len(curves) if max(map(len, labels)) <= 34 else 0
-    is_beside = 0 < rows <= 21
-    figure = Figure(figsize=(7.6, max(4.0, 0.19 * rows + 0.9) if is_beside else 4.2), layout="constrained")
+    is_beside = max(map(len, labels)) <= 34
+    columns = -(-len(curves) // 21) if is_beside else 1
+    height = max(4.0, 0.19 * -(-len(curves) // columns) + 0.9) if is_beside else max(4.2, 0.19 * len(curves) + 3)
+    figure = Figure(figsize=(6.0 + 1.6 * columns, height), layout="constrained")
     axes = figure.add_subplot()
     lines = [_draw_curve(axes, curve, curve.along(x)) for curve in curves]
     _scale_values(axes, metric, curves)
@@ -103,7 +104,8 @@ def draw_curves(metric: Metric, x: str = "round") -> Figure:
     seeds = max(len(curve.seeds) for curve in curves)
     if seeds > 1:
         axes.set_title(f"mean of {seeds} seeds, band ± 1 standard deviation", loc="right", color=GREY, fontsize=8.5)
-    figure.legend(lines, labels, loc="outside right upper" if is_beside else "outside lower left", handlelength=3.2)
+    place = "outside right upper" if is_beside else "outside lower left"
+    figure.legend(lines, labels, loc=place, handlelength=3.2, ncols=columns)
     return figure
 
 
