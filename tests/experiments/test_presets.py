@@ -10,8 +10,8 @@ import pytest
 import fedoptax as fx
 from fedoptax.algorithms import ALGORITHMS
 from fedoptax.cli.main import main
-from fedoptax.experiments.build import build, preset
-from fedoptax.experiments.presets import PAPERS, find_setting
+from fedoptax.experiments.build import build, name_preset, preset
+from fedoptax.experiments.presets import PAPERS, PRESETS, find_setting
 from fedoptax.tasks import TASKS
 from fedoptax.tasks.recipe import PARTITION_OPTIONS, TaskOptions, check_options
 
@@ -78,6 +78,22 @@ def test_the_papers_preset_stands_in_for_a_tuned_one() -> None:
     assert preset("digits", "fedadam") == {"client_lr": 0.1, "server_lr": 0.1}
     assert preset("file:own.csv", "fedadam") == preset("digits", "fedadam")
     assert preset("shakespeare", "fafed") == {}
+
+
+def test_what_was_tuned_with_the_model_comes_first() -> None:
+    tuned = PRESETS["shakespeare:gpt_small"]
+    assert preset("shakespeare", "fedadam", "gpt_small") == tuned["fedadam"] != preset("shakespeare", "fedadam")
+    assert name_preset("shakespeare", "fedadam", "gpt_small") == "preset"
+    assert preset("shakespeare", "fedyogi", "gpt_small") == preset("shakespeare", "fedyogi", "rnn")
+    assert name_preset("shakespeare", "fedyogi", "gpt_small") == "paper:afo"
+
+
+@pytest.mark.parametrize("key", [key for key in PRESETS if ":" in key])
+def test_presets_of_models_build(key: str) -> None:
+    task, model = key.split(":")
+    assert model in fx.tasks.recipe_of(task).models
+    for name, values in PRESETS[key].items():
+        build(name, values)
 
 
 def test_unknown_presets_are_refused_by_name() -> None:

@@ -61,7 +61,7 @@ def show_bytes(given: Bytes) -> None:
     spans = {"per_client": 1, "per_round": cohort, "total": cohort * rounds}
     rows: list[dict[str, Any]] = []
     for name in names:
-        algorithm = build(name, preset(given.task, name) | chosen[name])
+        algorithm = build(name, preset(given.task, name, given.model) | chosen[name])
         built = program(task, Fixed(algorithm), make_plan(options, task, algorithm))
         row = {"algorithm": name, "num_params": built.num_params}
         for span, messages in spans.items():

@@ -116,7 +116,7 @@ def choose_hyperparameters(given: LearningOptions, names: list[str]) -> dict[str
     chosen = parse_settings(given.set_, names)
     setting = find_setting(given.task, given.preset)
     of_paper = {} if setting is None else setting.hyperparameters
-    tuned = {name: {} if given.preset == "none" else preset(given.task, name) for name in names}
+    tuned = {name: {} if given.preset == "none" else preset(given.task, name, given.model) for name in names}
     return {name: {**of_paper.get(name, tuned[name]), **chosen[name]} for name in names}
 
 
@@ -125,7 +125,7 @@ def choose_rate_origins(given: LearningOptions, values: Mapping[str, Mapping[str
     chosen = parse_settings(given.set_, values)
     setting = find_setting(given.task, given.preset)
     papers = {} if setting is None else dict.fromkeys(setting.hyperparameters, f"paper:{setting.name}")
-    origins = {name: papers.get(name) or name_preset(given.task, name) for name in values}
+    origins = {name: papers.get(name) or name_preset(given.task, name, given.model) for name in values}
     return {name: describe_rates(name, own, chosen[name], origins[name]) for name, own in values.items()}
 
 

@@ -233,7 +233,9 @@ def from_table(table: Mapping[str, Any]) -> Deployment:
                 f"config: '{name}' must be in a table of its algorithm's name, [hyperparameters.{algorithm}]"
             )
         tables.setdefault(owner, {})[name] = value
-    chosen = tables[algorithm] if algorithm in tables else preset(str(given["task"].get("name")), algorithm)
+    task = given["task"]
+    tuned = preset(str(task.get("name")), algorithm, task.get("model"))
+    chosen = tables.get(algorithm, tuned)
     return Deployment(**(given | {"hyperparameters": chosen}))
 
 

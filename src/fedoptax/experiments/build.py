@@ -89,28 +89,32 @@ def parameters_of(algorithm: str) -> Mapping[str, inspect.Parameter]:
         raise UsageError(f"algorithm must be a function with named parameters, got {constructor!r}") from error
 
 
-def preset(task: str, algorithm: str) -> dict[str, Any]:
+def preset(task: str, algorithm: str, model: str | None = None) -> dict[str, Any]:
     """Return the hyper-parameters kept for an algorithm on a task: tuned here, else of its first paper, else none.
 
-    The baselines take FedAvg's client learning rate. A file of the user's own starts from those of the digits: a
-    starting point, not more.
+    Those tuned with the model come before those tuned with the task's default. The baselines take FedAvg's client
+    learning rate. A file of the user's own starts from those of the digits: a starting point, not more.
     """
     if algorithm in BASELINES:
-        return {name: value for name, value in preset(task, "fedavg").items() if name == "client_lr"}
-    task = _lender(task)
-    tuned = PRESETS.get(task, {}).get(algorithm)
-    if tuned is None:
-        settings = list(PAPERS.get(task, {}).values())
-        tuned = settings[0].hyperparameters.get(algorithm, {}) if settings else {}
-    return dict(tuned)
+        return {name: value for name, value in preset(task, "fedavg", model).items() if name == "client_lr"}
+    if found := _find_tuned(task, algorithm, model):
+        return dict(PRESETS[found][algorithm])
+    settings = list(PAPERS.get(_lender(task), {}).values())
+    return dict(settings[0].hyperparameters.get(algorithm, {})) if settings else {}
 
 
-def name_preset(task: str, algorithm: str) -> str:
+def name_preset(task: str, algorithm: str, model: str | None = None) -> str:
     """Name what `preset` gives: the task's own preset, that of another task, or a paper's."""
-    lender, algorithm = _lender(task), "fedavg" if algorithm in BASELINES else algorithm
-    if algorithm in PRESETS.get(lender, {}):
-        return "preset" if lender == task else f"preset of {lender}"
-    return f"paper:{next(iter(PAPERS.get(lender, {'': None})))}"
+    found = _find_tuned(task, "fedavg" if algorithm in BASELINES else algorithm, model)
+    if found is None:
+        return f"paper:{next(iter(PAPERS.get(_lender(task), {'': None})))}"
+    return f"preset of {found}" if found == _lender(task) != task else "preset"
+
+
+def _find_tuned(task: str, algorithm: str, model: str | None) -> str | None:
+    """Return the key of `PRESETS` that has an algorithm: that of the model, else of the task, else None."""
+    keys = f"{task}:{model}", _lender(task)
+    return next((key for key in keys if algorithm in PRESETS.get(key, {})), None)
 
 
 def _lender(task: str) -> str:

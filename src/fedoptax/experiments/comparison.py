@@ -155,7 +155,9 @@ def compare(
         raise UsageError("algorithms and seeds must not be empty, and algorithms a list of names")
     check_not_own(options)
     folder, grids = Path(out), dict(grids or {})
-    values = {name: dict((hyperparameters or {}).get(name, preset(task.name, name))) for name in algorithms}
+    model = task.spec.get("model")
+    given = dict(hyperparameters or {})
+    values = {name: dict(given.get(name, preset(task.name, name, model))) for name in algorithms}
     rounds = split_options(options)[0].rounds
     stored = {"rounds": rounds, **plain_options(options)}
     spec, rule = {"name": task.name, **task.spec}, rule_for(task, select, last, rounds)
@@ -163,7 +165,7 @@ def compare(
     for name, grid in grids.items():
         fixed = {key: value for key, value in values[name].items() if key not in grid}
         tunings[name] = Tuning(name, grid, fixed, rule, max(chosen) + 1, spec, stored)
-    origins = {name: "given" if name in (hyperparameters or {}) else name_preset(task.name, name) for name in values}
+    origins = {name: "given" if name in given else name_preset(task.name, name, model) for name in values}
     origins = {name: describe_rates(name, values[name], (), origin) for name, origin in origins.items()}
     origins |= {**(rates or {}), **dict.fromkeys(tunings, "tuned")}
     comparison = Comparison(list(algorithms), values, chosen, spec, stored, command, tunings, origins)

@@ -61,7 +61,7 @@ def _setting(name: str, own: Mapping[str, Any], bases: Mapping[str, Any]) -> Pap
 _TABLES = _powers(tomllib.loads(files("fedoptax.experiments").joinpath("presets.toml").read_text(encoding="utf-8")))
 
 PRESETS: dict[str, dict[str, Mapping[str, Any]]] = _TABLES["tuned"]
-"""Tuned hyper-parameters by task and algorithm."""
+"""Tuned hyper-parameters by task, or task:model, and algorithm."""
 
 PAPERS: dict[str, dict[str, PaperSetting]] = {
     task: {name: _setting(name, own, _TABLES["bases"]) for name, own in settings.items()}
