@@ -54,7 +54,9 @@ PAGES = {
     "fedlion": ("fedlion", "fafed"),
     "fedadamw": ("fedadamw",),
     "fedada2": ("fedada2", "fedadagrad"),
+    "fadamgc": ("fadamgc", "scaffold"),
     "diloco": ("diloco",),
+    "muloco": ("muloco", "diloco"),
 }
 PLAIN = "fedavg, server_lr 1"
 COLORS = ("#0068b0", "#cf5300", "#00997a", "#a8327f")
@@ -66,21 +68,22 @@ HEAD = """# Measured
 Made by `python benchmarks/algorithm_curves.py`, together with the images of the pages.
 
 - Task `digits`: {clients} clients of {low} to {high} examples, Dirichlet 0.3, the task's MLP, 359 test examples.
-- {seeds} seeds, {rounds} rounds, {cohort} clients a round sampled at random, batch {batch}, 1 local epoch, the weights
-  of each paper, the hyper-parameters of `experiments/presets.toml` (and once `fedavg` with a server step of 1).
+- {seeds} seeds, {rounds} rounds, {cohort} clients per round sampled at random, batch {batch}, 1 local epoch, the
+  weights of each paper, the hyper-parameters of `src/fedoptax/experiments/presets.toml` (and once `fedavg` with a
+  server step of 1).
 - Test accuracy is that of the last synchronised model; ± is the standard deviation over the seeds (n − 1 below). A seed
   decides the initial model, the cohorts and the order of examples, and is the same for all algorithms; the partition is
   the same for all seeds.
 - Bytes are those of all clients of a round, down and up together. *Rounds to 0.9* lists the first round with test
-  accuracy of at least 0.9, one number a seed; a dash means never within the run.
+  accuracy of at least 0.9, one number per seed; a dash means never within the run.
 - Hardware: {cores} CPU cores, no GPU. Versions: fedoptax {fedoptax}, jax {jax}, numpy {numpy}, Python {python}.
 - Date: {date}.
 
 The presets are tuned on this one small task (grids: [LOG.md](../../LOG.md)), and with 3 seeds a hundredth of last
-accuracy is within the spread; the order on another task may differ. FAFED and STEM are defined for full participation;
-here, as everything else, they see {cohort} of {clients} clients a round.
+accuracy is within the spread; the order on another task may differ. FAFED, STEM, DiLoCo and MuLoCo are defined for full
+participation; here, as everything else, they see {cohort} of {clients} clients per round.
 
-| algorithm | hyper-parameters | last accuracy | mean of last 10 rounds | rounds to 0.9 | bytes a round |
+| algorithm | hyper-parameters | last accuracy | mean of last 10 rounds | rounds to 0.9 | bytes per round |
 |---|---|---|---|---|---|"""
 
 

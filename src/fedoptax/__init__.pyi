@@ -20,6 +20,7 @@ from fedoptax.algorithm import weighted_mean as weighted_mean
 from fedoptax.algorithms import ALGORITHMS as ALGORITHMS
 from fedoptax.algorithms import delta_sgd as delta_sgd
 from fedoptax.algorithms import diloco as diloco
+from fedoptax.algorithms import fadamgc as fadamgc
 from fedoptax.algorithms import fafed as fafed
 from fedoptax.algorithms import fafed_schedule as fafed_schedule
 from fedoptax.algorithms import fedada2 as fedada2
@@ -44,6 +45,7 @@ from fedoptax.algorithms import local_amsgrad as local_amsgrad
 from fedoptax.algorithms import lookahead as lookahead
 from fedoptax.algorithms import mime as mime
 from fedoptax.algorithms import mimelite as mimelite
+from fedoptax.algorithms import muloco as muloco
 from fedoptax.algorithms import naive_adaptive as naive_adaptive
 from fedoptax.algorithms import scaffold as scaffold
 from fedoptax.algorithms import stem as stem

@@ -111,7 +111,7 @@ def test_fedlamb_walks_away_too() -> None:
     np.testing.assert_allclose(distances(result), 10 + 10 * 0.1 / 3 * np.arange(1, 31), rtol=1e-5)
 
 
-SIGNS = {"fedlion", "fedada2", "diloco"}
+SIGNS = {"fedlion", "fedada2", "diloco", "muloco"}
 """With one local step their clients step by about a sign: they walk away like `naive_adaptive`, or do not settle."""
 CONVERGE = sorted(set(fx.ALGORITHMS) - {"naive_adaptive", "fedlamb"} - SIGNS)
 

@@ -251,7 +251,7 @@ add_all("fedcm", fx.fedcm, drift.run_fedcm, FEDCM[:1], problem="equal")
 add_all("feddyn", fx.feddyn, drift.run_feddyn, [{"client_lr": 0.2, "alpha": 0.5}, {"client_lr": falling(0.1)}])
 add_all("fednova", fx.fednova, drift.run_fednova, FEDNOVA, weighting="examples")
 
-# ---------------------------------------------------------------- FedLion, FedAdamW, FedAda², DiLoCo
+# ---------------------------------------------------------------- FedLion, FedAdamW, FedAda², FAdamGC, DiLoCo, MuLoCo
 
 LION: list[dict[str, Any]] = [{"lr": 0.02}, {"lr": falling(0.05), "b1": 0.3, "b2": 0.6}]
 ADAMW: list[dict[str, Any]] = [
@@ -267,10 +267,23 @@ LOCO: list[dict[str, Any]] = [
     {"client_lr": 0.02, "eps": 1e-3},
     {"client_lr": falling(0.02), "server_lr": 0.9, "momentum": 0.5, "weight_decay": 1.0, "b1": 0.5, "eps": 1e-2},
 ]
+GC: list[dict[str, Any]] = [
+    {"client_lr": 0.02, "eps": 1e-3},
+    {"client_lr": falling(0.02), "server_lr": falling(1.2, 0.9), "b1": 0.5, "b2": 0.7, "eps": 1e-2},
+    {"client_lr": 0.02, "b2": 0.7, "eps": 1e-2, "moments": "reset"},
+]
+MULOCO: list[dict[str, Any]] = [
+    {"client_lr": 0.02, "momentum": 0.6, "weight_decay": 0.0, "beta": 0.95, "eps": 1e-3},
+    {"client_lr": falling(0.05), "server_lr": 0.9, "momentum": 0.3, "weight_decay": 0.5, "beta": 0.5, "eps": 1e-2},
+    {"client_lr": 0.02, "momentum": 0.6, "weight_decay": 0.0, "beta": 0.95, "adamw": "out", "eps": 1e-2},
+]
 add_all("fedlion", fx.fedlion, adaptive_clients.run_fedlion, LION)
 add_all("fedadamw", fx.fedadamw, adaptive_clients.run_fedadamw, ADAMW)
 add_all("fedada2", fx.fedada2, adaptive_clients.run_fedada2, ADA2)
 add_all("diloco", fx.diloco, adaptive_clients.run_diloco, LOCO)
+add_all("fadamgc", fx.fadamgc, adaptive_clients.run_fadamgc, GC)
+add_all("fadamgc", fx.fadamgc, adaptive_clients.run_fadamgc, GC[:1], problem="full")
+add_all("muloco", fx.muloco, adaptive_clients.run_diloco, MULOCO)
 
 
 SINGLE = ("fedadam", "fafed")

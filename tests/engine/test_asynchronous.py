@@ -221,11 +221,15 @@ def test_a_resumed_run_equals_one_that_was_not_interrupted(tmp_path: Path) -> No
     assert_same_results(tmp_path / "part", tmp_path / "whole")
 
 
+STATEFUL = {"scaffold", "local_amsgrad", "fedlamb", "stem", "fafed", "naive_adaptive", "feddyn", "fadamgc"}
+STATEFUL |= {"diloco", "muloco"}
+
+
 def test_every_algorithm_runs_whose_clients_keep_nothing_and_the_others_are_refused_by_name() -> None:
     options = RunOptions(asynchronous=5, cohort_size=2)
     for name in fx.ALGORITHMS:
         algorithm = build(name, preset("digits", name))
-        if name in ("scaffold", "local_amsgrad", "fedlamb", "stem", "fafed", "naive_adaptive", "feddyn", "diloco"):
+        if name in STATEFUL:
             with pytest.raises(fx.UsageError, match=rf"asynchronous.*{name}"):
                 make_plan(options, line(), algorithm, name)
         else:

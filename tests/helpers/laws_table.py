@@ -87,7 +87,9 @@ TABLE: dict[str, Factory] = {
     "fedlion": partial(fx.fedlion, lr=0.01, max_steps=3),
     "fedadamw": partial(fx.fedadamw, client_lr=0.02),
     "fedada2": partial(fx.fedada2, client_lr=0.05, server_lr=0.1),
+    "fadamgc": partial(fx.fadamgc, client_lr=0.02, eps=1e-3),
     "diloco": partial(fx.diloco, client_lr=0.02, eps=1e-3),
+    "muloco": partial(fx.muloco, client_lr=0.02, eps=1e-3),
 }
 VARIANTS: dict[str, Factory] = {
     "fedavg scheduled": fedavg_scheduled,
@@ -101,6 +103,7 @@ VARIANTS: dict[str, Factory] = {
     "fafed scheduled": fafed_scheduled,
     "mime adam": partial(fx.mime, client_lr=0.02, base="adam", eps=0.1),
     "fedexp released": partial(fx.fedexp, client_lr=0.1, variant="released"),
+    "fadamgc reset": partial(fx.fadamgc, client_lr=0.02, eps=1e-3, moments="reset"),
     "prox scaffold": prox_scaffold,
     "prox fafed": prox_fafed,
     "clipping fedadam": clipping_fedadam,

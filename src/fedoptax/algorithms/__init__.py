@@ -9,6 +9,7 @@ from collections.abc import Callable
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.algorithms.delta_sgd import delta_sgd
 from fedoptax.algorithms.diloco import diloco
+from fedoptax.algorithms.fadamgc import fadamgc
 from fedoptax.algorithms.fafed import fafed, fafed_schedule, naive_adaptive
 from fedoptax.algorithms.fedada2 import fedada2
 from fedoptax.algorithms.fedadamw import fedadamw
@@ -21,6 +22,7 @@ from fedoptax.algorithms.fednova import fednova
 from fedoptax.algorithms.fedopt import fedadagrad, fedadam, fedams, fedamsgrad, fedavg, fedavgm, fedopt, fedyogi
 from fedoptax.algorithms.fedprox import fedprox, with_prox
 from fedoptax.algorithms.mime import mime, mimelite
+from fedoptax.algorithms.muloco import muloco
 from fedoptax.algorithms.scaffold import scaffold
 from fedoptax.algorithms.shared_state import local_adaalter, lookahead
 from fedoptax.algorithms.stem import stem
@@ -52,7 +54,9 @@ ALGORITHMS: dict[str, Callable[..., FedAlgorithm]] = {
     "fedlion": fedlion,
     "fedadamw": fedadamw,
     "fedada2": fedada2,
+    "fadamgc": fadamgc,
     "diloco": diloco,
+    "muloco": muloco,
 }
 
 __all__ = ["ALGORITHMS", "fafed_schedule", "fedopt", "with_prox", *ALGORITHMS]

@@ -1,4 +1,4 @@
-"""The papers' server optimizers, and AdamW for clients, as optax gradient transformations.
+"""The papers' server optimizers, and AdamW and Muon for clients, as optax gradient transformations.
 
 Each takes the pseudo-gradient −Δ (the negative weighted mean of the clients' changes) and returns a direction;
 `descend(server_lr)` turns the direction into an update. In the formulas d stands for −Δ; the papers write them
@@ -9,6 +9,7 @@ Wang, Lin, Chen 2022, *Communication-Efficient Adaptive Federated Learning* (Fed
 Hsu, Qi, Brown 2019 (FedAvgM).
 """
 
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -112,6 +113,40 @@ def scale_by_adamw(b1: Any, b2: Any, eps: Any, weight_decay: Any) -> optax.Gradi
         return tree.add_scaled(direction, weight_decay, params), MomentState(m, v, t)
 
     return optax.GradientTransformation(init, update)
+
+
+def scale_by_muon(beta: Any, adamw: str, b1: Any, b2: Any, eps: Any, weight_decay: Any) -> optax.GradientTransformation:
+    """Muon (Jordan et al. 2024) for arrays of two or more axes, AdamW for the rest and for paths with `adamw`.
+
+    m ← β m + d; the direction is √max(1, n/k) NS(d + β m) + λ x, with NS about the nearest orthogonal matrix of a
+    k × n matrix: n is the last axis, a layer's outputs, and k all others, its inputs.
+    """
+    check_decay(beta=beta)
+
+    def direction(m: Any, params: Any) -> Any:
+        return tree.add_scaled(jax.tree.map(_orthogonalize, m), weight_decay, params)
+
+    muon = optax.chain(scale_by_momentum(beta, nesterov=True), optax.stateless(direction))
+
+    def label(path: Any, a: jax.Array) -> str:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        return "muon" if a.ndim > 1 and not re.search(adamw, name) else "adamw"
+
+    optimizers = {"muon": muon, "adamw": scale_by_adamw(b1, b2, eps, weight_decay)}
+    return optax.partition(optimizers, lambda params: jax.tree_util.tree_map_with_path(label, params))
+
+
+def _orthogonalize(m: jax.Array) -> jax.Array:
+    """√max(1, n/k) times five Newton–Schulz steps from m/‖m‖: singular values of about 0.7 to 1.2."""
+    x = m.reshape(-1, m.shape[-1])
+    inputs, outputs = x.shape
+    x = x / (jnp.linalg.norm(x) + 1e-7)
+    x = x.T if inputs > outputs else x
+    for _ in range(5):
+        s = x @ x.T
+        x = 3.4445 * x + (-4.7750 * s + 2.0315 * s @ s) @ x
+    x = x.T if inputs > outputs else x
+    return max(1, outputs / inputs) ** 0.5 * x.reshape(m.shape)
 
 
 def _scale_by_moments(

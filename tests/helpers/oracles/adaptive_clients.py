@@ -1,7 +1,8 @@
-"""FedLion, FedAdamW, FedAda² and DiLoCo, each from its paper's listing.
+"""FedLion, FedAdamW, FedAda², FAdamGC, DiLoCo and MuLoCo, each from its paper's listing.
 
 FedLion [Tang and Chang 2024, Algorithm 1]; FedAdamW [Liu et al. 2025]; FedAda² and
-FedAda²++ [Lee et al. 2025] with SM3-II [Anil et al. 2019]; DiLoCo [Douillard et al. 2023, Algorithm 1].
+FedAda²++ [Lee et al. 2025] with SM3-II [Anil et al. 2019]; FAdamGC [Chen et al. 2025]; DiLoCo [Douillard et al. 2023,
+Algorithm 1]; MuLoCo [Thérien et al. 2025, Algorithm 1] with Muon [Jordan et al. 2024].
 """
 
 from typing import Any
@@ -115,6 +116,52 @@ def run_fedada2(
     return trajectory
 
 
+def run_fadamgc(
+    problem: Problem,
+    client_lr: Rate,
+    server_lr: Rate = 1.0,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    moments: str = "persist",
+) -> list[Tree]:
+    """x after every round."""
+    x, y, trajectory = problem.params, zeros(problem.params), []
+    ys = [zeros(x) for _ in range(problem.num_clients)]
+    kept = [(zeros(x), zeros(x), zeros(x)) for _ in range(problem.num_clients)]
+    for t, cohort in enumerate(problem.cohorts):
+        x_sum, y_sum = zeros(x), zeros(x)
+        for i in cohort:
+            x_i, (m, v, v_hat), gradients = x, kept[i], []
+            for batch in problem.batches(t, i):
+                g = grad(x_i, batch)
+                gradients.append(g)
+                g_hat = {n: g[n] + y[n] - ys[i][n] for n in x}
+                m = {n: b1 * m[n] + (1 - b1) * g_hat[n] for n in x}
+                v = {n: b2 * v[n] + (1 - b2) * g_hat[n] ** 2 for n in x}
+                v_hat = {n: np.maximum(v_hat[n], v[n]) for n in x}
+                x_i = {n: x_i[n] - at(client_lr, t) * m[n] / (np.sqrt(v_hat[n]) + eps) for n in x}
+            kept[i] = (m, v, v_hat) if moments == "persist" else kept[i]
+            new = mean(gradients)
+            x_sum = {n: x_sum[n] + x_i[n] - x[n] for n in x}
+            y_sum = {n: y_sum[n] + new[n] - ys[i][n] for n in x}
+            ys[i] = new
+        x = {n: x[n] + at(server_lr, t) * x_sum[n] / len(cohort) for n in x}
+        y = {n: y[n] + y_sum[n] / problem.num_clients for n in x}
+        trajectory.append(x)
+    return trajectory
+
+
+def newton_schulz(m: Array) -> Array:
+    """Muon's matrix of a momentum, by its singular values, which five odd polynomials send near 1."""
+    left, values, right = np.linalg.svd(m, full_matrices=False)
+    values = values / np.sqrt(np.sum(values**2))
+    for _ in range(5):
+        values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
+    inputs, outputs = m.shape
+    return (left * values) @ right * np.sqrt(max(1.0, outputs / inputs))
+
+
 def run_diloco(
     problem: Problem,
     client_lr: Rate,
@@ -124,21 +171,27 @@ def run_diloco(
     b1: float = 0.9,
     b2: float = 0.999,
     eps: float = 1e-8,
+    beta: float | None = None,
+    adamw: str = "none",
 ) -> list[Tree]:
-    """θ after every round."""
+    """θ after every round; with β that of Muon, for kernels not named by `adamw`, it is MuLoCo."""
     theta, buffer, trajectory = problem.params, zeros(problem.params), []
-    kept: list[Any] = [(zeros(theta), zeros(theta), 0) for _ in range(problem.num_clients)]
+    kept: list[Any] = [(zeros(theta), zeros(theta), zeros(theta), 0) for _ in range(problem.num_clients)]
     for r, cohort in enumerate(problem.cohorts):
         eta, outer = at(client_lr, r), []
         for i in cohort:
-            y, (m, v, t) = theta, kept[i]
+            y, (m, v, muon, t) = theta, kept[i]
             for batch in problem.batches(r, i):
                 g, t = grad(y, batch), t + 1
                 m = {n: b1 * m[n] + (1 - b1) * g[n] for n in y}
                 v = {n: b2 * v[n] + (1 - b2) * g[n] ** 2 for n in y}
                 u = {n: m[n] / (1 - b1**t) / (np.sqrt(v[n] / (1 - b2**t)) + eps) for n in y}
+                if beta is not None:
+                    kernels = [n for n in y if n.endswith("kernel") and adamw not in n]
+                    muon = {n: beta * muon[n] + g[n] for n in y}
+                    u |= {n: newton_schulz(g[n] + beta * muon[n]) for n in kernels}
                 y = {n: (1 - eta * weight_decay) * y[n] - eta * u[n] for n in y}
-            kept[i] = (m, v, t)
+            kept[i] = (m, v, muon, t)
             outer.append({n: theta[n] - y[n] for n in y})
         d = mean(outer)
         buffer = {n: momentum * buffer[n] + d[n] for n in d}

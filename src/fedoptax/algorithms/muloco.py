@@ -1,0 +1,45 @@
+"""MuLoCo: DiLoCo with Muon as the inner optimizer.
+
+Thérien, Huang, Defazio, Rish, Belilovsky 2025, *MuLoCo: Muon is a practical inner optimizer for DiLoCo*, Algorithm 1.
+"""
+
+from typing import Any
+
+import optax
+
+from fedoptax.algorithm import FedAlgorithm
+from fedoptax.algorithms import optimizers
+from fedoptax.algorithms.fedopt import _fedopt, _sgd
+from fedoptax.schedules import LearningRate
+
+
+def muloco(
+    client_lr: LearningRate,
+    server_lr: LearningRate = 0.7,
+    momentum: Any = 0.6,
+    weight_decay: Any = 0.0,
+    beta: Any = 0.95,
+    adamw: str = "embed|position|head|dense([2-9]|/[1-9]|/kernel)",
+    b1: Any = 0.9,
+    b2: Any = 0.999,
+    eps: Any = 1e-8,
+) -> FedAlgorithm:
+    """MuLoCo (Thérien et al. 2025, Algorithm 1): `diloco`, with Muon for the matrices of hidden layers.
+
+    Client: for these m ← β m + g; y ← y − η_l (√max(1, n/k) NS(g + β m) + λ y), for other parameters AdamW, as in
+    `diloco`; both states stay with the client. NS makes a matrix of k inputs and n outputs about orthogonal by five
+    Newton–Schulz steps. Server: as `diloco`. Means are uniform; every client should take part in every round.
+
+    Args:
+      client_lr: η_l > 0 of Muon and AdamW, a number or a schedule over rounds.
+      server_lr, momentum: η > 0 and μ in [0, 1) of the outer optimizer.
+      weight_decay: λ ≥ 0, decoupled.
+      beta: β of Muon, in [0, 1).
+      adamw: a regular expression of what AdamW takes though it is a matrix, found in paths such as `dense1/kernel`:
+        embeddings and the output layer, without which it trains badly. The default suits this package's models.
+      b1, b2, eps: β₁ and β₂ in [0, 1), ε > 0 of AdamW.
+    """
+    inner = optimizers.scale_by_muon(beta, adamw, b1, b2, eps, weight_decay)
+    outer = optax.chain(optimizers.scale_by_momentum(momentum, nesterov=True), optimizers.descend(server_lr))
+    algorithm = _fedopt(client_lr, outer, lambda lr: optax.chain(inner, _sgd(lr)), "persist")
+    return algorithm._replace(weighting="uniform")
