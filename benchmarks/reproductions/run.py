@@ -1,19 +1,22 @@
 """Reproduces a published claim: runs its recipe, and writes what was measured beside what was published.
 
-    python benchmarks/reproductions/run.py counterexample            # reduced to what two cores do
-    python benchmarks/reproductions/run.py emnist-cr --full          # the paper's settings, for a GPU
+    python benchmarks/reproductions/run.py emnist-cr                 # what the gallery shows
+    python benchmarks/reproductions/run.py emnist-cr --so-far        # the page of what is done
+    python benchmarks/reproductions/run.py fedlamb-cifar10 --full    # the paper's settings, for a GPU
     python benchmarks/reproductions/run.py --list
     python benchmarks/reproductions/run.py --index                   # README.md from all results
 
 A recipe, NAME.toml, has the claim, its source, the published numbers, the commands, and a verdict written by hand after
-the measurement; a step may have a target, for the report's "to target" columns. The runs go to runs/reproductions/NAME,
-with --full to benchmarks/reproductions/runs, of which settings and histories can be committed; a second call goes on
-where the first was stopped, in another clone too, and repeats nothing that is done. The page results/NAME.md and its
-figures are written at the end. Data sets are looked for in FEDOPTAX_DATA, or in shared/data beside the project.
+the measurement. Where two cores are too few for the paper's settings, it has reduced ones beside them. A step may
+have a target, for the report's "to target" columns. Reduced runs go to runs/reproductions/NAME, full ones to
+benchmarks/reproductions/runs, of which settings and histories can be committed; a second call goes on where the first
+was stopped, in another clone too, and repeats nothing that is done. The page results/NAME.md and its figures are
+written at the end. Data sets are looked for in FEDOPTAX_DATA, or in shared/data beside the project.
 """
 
 import argparse
 import csv
+import math
 import os
 import platform
 import shlex
@@ -26,10 +29,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
+from fedoptax._files import read_json
 from fedoptax.report import write_report
 from fedoptax.report.report import load_report
 
-DONE = "report.html"  # the last file that a comparison or a search writes
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 RESULTS = HERE / "results"
@@ -39,7 +44,8 @@ FIGURES = ("metric-rounds.png", "train-loss-rounds.png", "heat-map.png", "heat-m
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", nargs="*", metavar="NAME", help=", ".join(names()))
-    parser.add_argument("--full", action="store_true", help="the paper's settings instead of the reduced ones")
+    parser.add_argument("--full", action="store_true", help="the paper's settings instead of reduced ones")
+    parser.add_argument("--so-far", action="store_true", help="run nothing, write the page of what is done")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--index", action="store_true")
     options = parser.parse_args()
@@ -48,7 +54,7 @@ def main() -> int:
     for name in names() if options.list else ():
         print(f"{name:24} {read(name)['claim']}")
     for name in options.recipe:
-        reproduce(name, options.full)
+        reproduce(name, options.full, options.so_far)
     if options.index or options.recipe:
         (HERE / "README.md").write_text(index(), encoding="utf-8")
     return 0
@@ -62,39 +68,39 @@ def read(name: str) -> dict[str, Any]:
     return tomllib.loads((HERE / f"{name}.toml").read_text(encoding="utf-8"))
 
 
-def reproduce(name: str, full: bool) -> None:
-    recipe, kind = read(name), "full" if full else "reduced"
-    folder = HERE / "runs" / name if full else Path("runs") / "reproductions" / name
+def measured(recipe: dict[str, Any]) -> str:
+    """The settings that the gallery shows: the paper's, unless the recipe has reduced ones."""
+    return "reduced" if "reduced" in recipe["settings"] else "full"
+
+
+def reproduce(name: str, full: bool, so_far: bool) -> None:
+    recipe = read(name)
+    kind = "full" if full else measured(recipe)
+    folder = HERE / "runs" / name if kind == "full" else Path("runs") / "reproductions" / name
     sections = []
     for step in recipe["steps"]:
         place = folder / step["name"]
-        seconds = run(step[kind], place)
-        if "target" in step:
-            write_report(place, target=step["target"])
+        if not so_far:
+            run(step[kind], place)
+        write_report(place, target=step.get("target"))
+        seconds = sum(read_json(path)["seconds"] for path in place.rglob("summary.json"))
         sections.append(section(step, place, step[kind], seconds, f"{name}-{step['name']}"))
-    page = RESULTS / (f"{name}.md" if not full else f"{name}-full.md")
+    page = RESULTS / (f"{name}-full.md" if kind == "full" != measured(recipe) else f"{name}.md")
     page.write_text(heading(recipe, kind) + "\n".join(sections), encoding="utf-8")
     print(page)
 
 
-def run(command: str, place: Path) -> float:
-    """Runs or continues a step; the wall seconds that it took in all its calls, beside whatever else was running."""
+def run(command: str, place: Path) -> None:
+    """Runs or continues a step."""
     arguments = [*shlex.split(command), "--out", str(place)]
     if any((place / mark).is_file() for mark in ("compare.json", "tune.json", "config.json")):
         arguments = ["resume", str(place)]
     data = os.environ.get("FEDOPTAX_DATA") or str(ROOT.parent / "shared" / "data")
-    place.parent.mkdir(parents=True, exist_ok=True)
     print("fedoptax", shlex.join(arguments), flush=True)
     program = [sys.executable, "-m", "fedoptax.cli.main", *arguments]
-    clock = place.parent / f"{place.name}.seconds"
-    begun, before = time.perf_counter(), float(clock.read_text()) if clock.is_file() else 0.0
-    if (place / DONE).is_file():
-        return before
     done = subprocess.run(program, env=os.environ | {"FEDOPTAX_DATA": data}, check=False)
-    clock.write_text(f"{before + time.perf_counter() - begun}")
     if done.returncode not in (0, 1):  # 1: some method diverged, which is a result
         raise SystemExit(done.returncode)
-    return float(clock.read_text())
 
 
 def heading(recipe: dict[str, Any], kind: str) -> str:
@@ -126,7 +132,7 @@ def section(step: dict[str, Any], place: Path, command: str, seconds: float, ste
     lines = [f"\n## {step['title']}\n", f"`fedoptax {command}` ({duration(seconds)})\n"]
     if (place / "tune.json").is_file():
         rows = read_points(place / "points.csv")
-        lines.append(f"{width(rows)} The best:\n\n{table(rows[0], rows[1:6])}")
+        lines.append(f"{width(rows)} {ranking(place)} The best:\n\n{table(rows[0], rows[1:6])}")
         if "by" in step:
             lines.append(f"The best for each {step['by']}:\n\n{best_by(rows, step['by'])}")
     else:
@@ -157,6 +163,21 @@ def width(rows: list[list[str]], within: float = 0.02) -> str:
         f"{good} of {len(rows) - 1} points end within {within * 100:.0f} percentage points of the best accuracy; "
         f"{sum(row[-1] == 'diverged' for row in rows[1:])} diverged."
     )
+
+
+def ranking(place: Path) -> str:
+    """How far the order of a search's points was settled before its end."""
+    tuned, rows = read_json(place / "tune.json"), pd.read_csv(place / "history.csv")
+    rule, total = tuned["rule"], tuned["options"]["rounds"]
+    worst = -math.inf if rule["higher_is_better"] else math.inf
+
+    def ranks(end: float) -> pd.Series:
+        window = rows["round"].between(end * total - rule["last"] + 1, end * total)
+        scores = rows[rule["metric"]].where(window).groupby(rows["algorithm"]).mean()
+        return scores.fillna(worst).rank()  # a point that had diverged by then has no score
+
+    found = (f"{ranks(share).corr(ranks(1.0)):.2f} after {share * total:.0f}" for share in (0.25, 0.5, 0.75))
+    return f"Rank correlation of the points with their order at the end: {', '.join(found)} rounds."
 
 
 def best_by(rows: list[list[str]], name: str) -> str:
@@ -191,8 +212,8 @@ def index() -> str:
         "# Reproductions",
         "",
         "Published claims, each by one command: `python benchmarks/reproductions/run.py NAME`, which goes on where",
-        "it was interrupted. `--full` runs the paper's own settings, for which two cores are too few. The verdict is",
-        "about the reduced settings that the page names. Times are wall time on a machine that did other work, too.",
+        "it was interrupted. Where two cores are too few for the paper's settings the page names the reduced ones, and",
+        "the verdict is about those; `--full` runs the paper's. Times are the rounds', beside other work.",
         "",
         "| recipe | claim | verdict |",
         "| --- | --- | --- |",
