@@ -8,7 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from federations import ALGORITHMS, batches_of, deployment, task_of
+import fedoptax as fx
+from federations import batches_of, deployment, task_of
 from fedoptax.deploy.client import INITIAL, Client, Order, StateFolder
 from fedoptax.deploy.server import RawReply, check_reply, next_state, upload_form
 from fedoptax.deploy.wire import WireError, pack
@@ -36,7 +37,7 @@ class Node:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", fx.ALGORITHMS)
 def test_client_and_server_compute_the_eager_round(name: str, tmp_path: Path) -> None:
     made = deployment(name)
     task, algorithm, work = task_of(), algorithm_of(name), made.work
@@ -54,7 +55,7 @@ def test_client_and_server_compute_the_eager_round(name: str, tmp_path: Path) ->
         message = algorithm.broadcast(server)
         answers = [nodes[i].answer(message, round, round - 1) for i in cohort]
         form = upload_form(task, algorithm, work)
-        replies = [check_reply(a, form, 2000) for a in answers]
+        replies = [check_reply(a, form, 2000, algorithm.decode) for a in answers]
         server, loss, is_finite = next_state(algorithm, server, replies, algorithm.weighting, 3)
         assert is_finite and loss == pytest.approx(float(info.train_loss), rel=1e-5)
     for a, b in zip(jax.tree.leaves(server), jax.tree.leaves(wanted)):

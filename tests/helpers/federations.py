@@ -23,6 +23,7 @@ from fedoptax.deploy.wire import WireArray
 from fedoptax.engine.batches import LocalWork, client_batches, task_grad_fn
 from fedoptax.engine.eager import run_round
 from fedoptax.engine.sampling import round_key
+from fedoptax.experiments.presets import PRESETS
 from fedoptax.tasks.task import Task
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
@@ -47,7 +48,7 @@ def deployment(algorithm: str = "scaffold", **changes: Any) -> Deployment:
     given: dict[str, Any] = {
         "task": {"name": "digits", "model": "logistic", "num_clients": 3, "partition": "dirichlet-by-class"},
         "algorithm": algorithm,
-        "hyperparameters": ALGORITHMS.get(algorithm, {}),
+        "hyperparameters": ALGORITHMS.get(algorithm) or PRESETS["digits"].get(algorithm, {}),
         "rounds": 5,
         "cohort_size": 2,
         "batch_size": 50,
