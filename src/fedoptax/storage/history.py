@@ -33,7 +33,7 @@ class History:
     - `round`: 1, 2, …
     - `train_loss`: the cohort's weighted mean loss over its local steps; None in a round that changed nothing.
     - `test_*`, `val_*`: metrics; None in rounds that were not evaluated, and where not finite.
-    - `bytes_down`, `bytes_up`: of all messages of the round that came in time, payload only.
+    - `bytes_down`, `bytes_up`: payload of all messages sent to clients, and of their uploads that came in time.
     - `seconds`: wall time of the round without compilation.
 
     And where they apply:
