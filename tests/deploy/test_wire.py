@@ -64,7 +64,7 @@ def test_ordinary_arrays_are_what_flower_reads() -> None:
 def test_the_messages_of_every_algorithm_travel(name: str) -> None:
     needed = [k for k, v in inspect.signature(ALGORITHMS[name]).parameters.items() if v.default is v.empty]
     algorithm = ALGORITHMS[name](**dict.fromkeys(needed, 0.1))
-    server = algorithm.init(jax.tree.map(jnp.asarray, START))
+    server = algorithm.init(jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), START))
     message = algorithm.broadcast(server)
     jax.tree.map(np.testing.assert_array_equal, message, unpack(pack(message), jax.eval_shape(lambda: message)))
 
