@@ -76,7 +76,7 @@ def read_params_file(name: str, path: str | Path) -> dict[str, np.ndarray]:
     file = file / "params.npz" if file.is_dir() else file
     try:
         with np.load(file, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
+            return {key: arrays[key] for key in arrays.files}
     except (OSError, ValueError, AttributeError, zipfile.BadZipFile) as error:
         reason = shorten(getattr(error, "strerror", None) or error)
         raise UsageError(f"{name} must be a run's folder or .npz file of parameters, got '{path}': {reason}") from error
