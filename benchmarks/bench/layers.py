@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import fedoptax as fx
 from bench.shapes import ALGORITHM, SHAPES, task_of, task_on
 from fedoptax.models import Model, functional
-from fedoptax.models.layers import Conv, Linear, conv, flat, max_pool
+from fedoptax.models.layers import Conv, Linear, conv, conv_and_pool, flat, max_pool
 from fedoptax.models.recurrent import LSTM
 
 
@@ -55,6 +55,19 @@ class CNN(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         x = flat(self.pool(nnx.relu(self.conv2(nnx.relu(self.conv1(x))))))
         return self.dense2(nnx.relu(self.dense1(x)))
+
+
+class SmallCNN(nnx.Module):
+    """Fed-LAMB's CNN without dropout; `pooled` applies a layer and pools."""
+
+    def __init__(self, pooled: Callable[[Conv, jax.Array], jax.Array], rngs: nnx.Rngs) -> None:
+        self.conv1, self.conv2 = Conv(1, 10, 5, rngs=rngs), Conv(10, 20, 5, rngs=rngs)
+        self.dense1, self.dense2 = Linear(320, 50, rngs=rngs), Linear(50, 62, rngs=rngs)
+        self.pooled = pooled
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = nnx.relu(self.pooled(self.conv2, nnx.relu(self.pooled(self.conv1, x))))
+        return self.dense2(nnx.relu(self.dense1(flat(x))))
 
 
 class MLP(nnx.Module):
@@ -111,6 +124,10 @@ def pool_by_reshape(x: jax.Array) -> jax.Array:
     return max_pool(x, 2)
 
 
+def small_cnn(pooled: Callable[[Conv, jax.Array], jax.Array]) -> Callable[[], Model]:
+    return lambda: functional(lambda rngs: SmallCNN(pooled, rngs))
+
+
 OFF: dict[str, tuple[str, Callable[[], Model]]] = {
     "Winograd (patches instead)": ("cnn", lambda: functional(lambda rngs: CNN(PatchesConv, pool_by_reshape, rngs))),
     "pooling by a reshape (XLA's window reduction instead)": (
@@ -121,11 +138,18 @@ OFF: dict[str, tuple[str, Callable[[], Model]]] = {
     "narrow dense layers (nnx.Linear instead), mlp": (
         "mlp", lambda: functional(lambda rngs: MLP((784, 200, 10), rngs)),
     ),
+    "small convolutions pooled at once (in turn instead)": ("cnn", small_cnn(lambda layer, x: max_pool(layer(x), 2))),
     "patches and Winograd (XLA's convolution instead)": (  # last: minutes
         "cnn", lambda: functional(lambda rngs: CNN(flax_conv, pool_by_reshape, rngs)),
     ),
 }  # fmt: skip
 """What is off, the shape, and its model then."""
+ON: dict[str, Callable[[], Model]] = {
+    "small convolutions pooled at once (in turn instead)": small_cnn(
+        lambda layer, x: conv_and_pool(x, layer.kernel[...]) + layer.bias[...]
+    )
+}
+"""The model with it on, where that is not the shape's own."""
 
 
 def seconds_per_round(task: fx.Task, rounds: int) -> float:
@@ -135,10 +159,10 @@ def seconds_per_round(task: fx.Task, rounds: int) -> float:
     return (time.perf_counter() - begun) / rounds
 
 
-def measure(name: str, model: Model, turns: int, seconds: float) -> dict[str, float]:
-    """Rounds of the shape as it is and with `model`, `turns` times in turn, about `seconds` each."""
-    on = task_of(name)
-    tasks = {"on": on, "off": task_on(name, on.clients, model)}
+def measure(name: str, off: Model, on: Model | None, turns: int, seconds: float) -> dict[str, float]:
+    """Rounds of the shape with `on` (None: its own model) and `off`, `turns` times in turn, about `seconds` each."""
+    own = task_of(name)
+    tasks = {"on": task_on(name, own.clients, on) if on else own, "off": task_on(name, own.clients, off)}
     for task in tasks.values():
         seconds_per_round(task, 1)  # compiles
     rounds = {way: max(1, round(seconds / seconds_per_round(task, 2))) for way, task in tasks.items()}
@@ -167,7 +191,8 @@ def main() -> None:
     for what, (shape, build) in OFF.items():
         if shape not in options.shapes.split(","):
             continue
-        found[what] = one = measure(shape, build(), options.turns, options.seconds)
+        on = ON[what]() if what in ON else None
+        found[what] = one = measure(shape, build(), on, options.turns, options.seconds)
         spread = f"{one['ratio']:.2f} ({one['low']:.2f} to {one['high']:.2f})"
         print(f"| {what} | {shape} | {one['off_ms']:.1f} | {one['on_ms']:.1f} | {spread} |", flush=True)
     if options.json:

@@ -34,6 +34,7 @@ import pandas as pd
 from fedoptax._files import read_json
 from fedoptax.report import write_report
 from fedoptax.report.report import load_report
+from fedoptax.storage.history import read_rows
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -152,29 +153,32 @@ def read_points(path: Path) -> list[list[str]]:
         return [row[:-1] for row in csv.reader(file)]
 
 
-def width(rows: list[list[str]], within: float = 0.02) -> str:
+def width(rows: list[list[str]]) -> str:
     """How many points do about as well as the best of the search."""
     column = next((i for i, name in enumerate(rows[0]) if name == "test_accuracy"), None)
     if column is None:
         return f"{len(rows) - 1} points."
     values = [float(row[column]) for row in rows[1:] if number(row[column])]
-    good = sum(value >= max(values) - within for value in values)
+    near, far = (sum(value >= max(values) - points / 100 for value in values) for points in (2, 5))
     return (
-        f"{good} of {len(rows) - 1} points end within {within * 100:.0f} percentage points of the best accuracy; "
+        f"{near} of {len(rows) - 1} points end within 2 percentage points of the best accuracy, {far} within 5; "
         f"{sum(row[-1] == 'diverged' for row in rows[1:])} diverged."
     )
 
 
 def ranking(place: Path) -> str:
     """How far the order of a search's points was settled before its end."""
-    tuned, rows = read_json(place / "tune.json"), pd.read_csv(place / "history.csv")
+    tuned = read_json(place / "tune.json")
     rule, total = tuned["rule"], tuned["options"]["rounds"]
     worst = -math.inf if rule["higher_is_better"] else math.inf
+    curves = {path.parent.name: read_rows(path.parent, total) for path in sorted(place.glob("point-*/history.jsonl"))}
+    values = pd.DataFrame(
+        {name: {row["round"]: row.get(rule["metric"]) for row in rows} for name, rows in curves.items()}
+    )
 
     def ranks(end: float) -> pd.Series:
-        window = rows["round"].between(end * total - rule["last"] + 1, end * total)
-        scores = rows[rule["metric"]].where(window).groupby(rows["algorithm"]).mean()
-        return scores.fillna(worst).rank()  # a point that had diverged by then has no score
+        window = values.loc[end * total - rule["last"] + 1 : end * total].astype(float)
+        return window.mean().fillna(worst).rank()  # a point that had diverged by then has no score
 
     found = (f"{ranks(share).corr(ranks(1.0)):.2f} after {share * total:.0f}" for share in (0.25, 0.5, 0.75))
     return f"Rank correlation of the points with their order at the end: {', '.join(found)} rounds."

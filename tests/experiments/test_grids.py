@@ -54,6 +54,10 @@ def test_words_and_schedules() -> None:
 def test_grids_go_to_the_algorithms_that_have_their_names() -> None:
     grids = parse_grids(["client_lr=0.1,1", "lr=0.01,0.1"], ["fedavg", "fedlamb"])
     assert grids == {"fedavg": {"client_lr": (0.1, 1.0)}, "fedlamb": {"lr": (0.01, 0.1)}}
+    grids = parse_grids(["fedavg.client_lr=1,2", "fedadam.client_lr=3"], ["fedavg", "fedadam", "scaffold"])
+    assert grids == {"fedavg": {"client_lr": (1.0, 2.0)}, "fedadam": {"client_lr": (3.0,)}, "scaffold": {}}
+    with pytest.raises(UsageError, match="fedlamb"):
+        parse_grids(["fedlamb.lr=1"], ["fedavg"])
     with pytest.raises(UsageError, match="server_rate"):
         parse_grids(["server_rate=1,2"], ["fedavg"])
     with pytest.raises(UsageError, match="client_lr"):

@@ -12,7 +12,7 @@ from jax import lax
 
 from fedoptax.errors import UsageError
 from fedoptax.models import functional, winograd
-from fedoptax.models.layers import NARROW, GroupNorm, Linear, conv, max_pool, product
+from fedoptax.models.layers import FEW, NARROW, Conv, GroupNorm, Linear, conv, conv_and_pool, max_pool, product
 from small_models import KEY, assert_close_by_size, normal, outputs_and_gradients
 
 CONVS = [
@@ -145,6 +145,23 @@ def test_max_pool_shares_the_gradient_of_ties():
     np.testing.assert_array_equal(gradient[0, :, :, 0], [[0.25, 0.5, 0.25]] * 2)
 
 
+@pytest.mark.parametrize(
+    ("x_shape", "k_shape", "padding"),
+    [
+        ((2, 8, 8, 3), (5, 5, 3, 4), "VALID"),
+        ((2, 7, 9, 1), (3, 3, 1, FEW), "SAME"),  # a row and a column are left over
+        ((2, 6, 7, 2), (2, 4, 2, 3), "VALID"),
+        pytest.param((2, 6, 7, 2), (3, 3, 2, FEW + 1), "VALID", marks=pytest.mark.long),
+    ],
+)
+def test_pooled_convolution_gives_the_numbers_of_both_in_turn(x_shape, k_shape, padding):
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
+        x, kernel = normal(0, x_shape, jnp.float64), normal(1, k_shape, jnp.float64)
+        expected = outputs_and_gradients(lambda x, k: max_pool(conv(x, k, padding=padding), 2), x, kernel)
+        ours = outputs_and_gradients(lambda x, k: conv_and_pool(x, k, padding), x, kernel)
+    assert_all_close(ours, expected, rtol=1e-11, atol=1e-12)
+
+
 @pytest.mark.parametrize("size", [(20, 784, 10), (5, 7, 1), (3, 4, NARROW), (3, 4, NARROW + 1)])
 def test_product_gives_the_numbers_of_a_plain_product(size):
     with jax.enable_x64(True):
@@ -243,6 +260,8 @@ X, KERNEL = jnp.ones((1, 6, 6, 2)), jnp.ones((3, 3, 2, 1))
         (lambda: conv(X, jnp.ones((3, 3, 5, 1))), "kernel"),
         (lambda: conv(X, jnp.ones((9, 3, 2, 1))), "kernel"),
         (lambda: conv(X[0], KERNEL), "kernel"),
+        (lambda: conv_and_pool(X, jnp.ones((9, 3, 2, 1))), "kernel"),
+        (lambda: Conv(2, 4, 3, strides=(2, 2), pool=True, rngs=nnx.Rngs(0)), "strides"),
         (lambda: max_pool(X, 0), "size"),
         (lambda: max_pool(X, 7), "size"),
         (lambda: max_pool(X, 2, 0), "stride"),

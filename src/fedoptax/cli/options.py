@@ -103,7 +103,10 @@ class SearchOptions:
     """What a search for hyper-parameters takes; None stands for the default."""
 
     grid: list[str] = option(
-        "Values by commas, or LOW..HIGH in half decades (:decade, :quarter). Default: the rates.", [], "NAME=VALUES"
+        "Values by commas, or LOW..HIGH in half decades (:decade, :quarter); ALGORITHM.NAME=VALUES for one algorithm. "
+        "Default: the rates.",
+        [],
+        "NAME=VALUES",
     )
     select: str | None = option("What ranks points: train_loss (default), or a metric such as test_accuracy.")
     last: int | None = option("Rounds at the end over which it is averaged. Default: 100, at most a tenth.")

@@ -54,22 +54,27 @@ def parse_settings(settings: Iterable[str], algorithms: Iterable[str]) -> dict[s
 
     `NAME=VALUE` is for every algorithm that has it, `ALGORITHM.NAME=VALUE` for one.
     """
-    names = list(algorithms)
-    parameters = {name: parameters_of(name) for name in names}
-    chosen: dict[str, dict[str, Any]] = {name: {} for name in names}
+    parameters = {name: parameters_of(name) for name in algorithms}
+    chosen: dict[str, dict[str, Any]] = {name: {} for name in parameters}
     for setting in settings:
         left, equals, text = setting.partition("=")
         if not equals or not left or not text:
             raise UsageError(f"--set must be NAME=VALUE or ALGORITHM.NAME=VALUE, got '{setting}'")
-        scope, dot, parameter = left.rpartition(".")
-        if dot:
-            check_choice("--set algorithm", scope, names)
-        scoped = [scope] if dot else names
-        check_choice("--set hyper-parameter", parameter, sorted({p for name in scoped for p in parameters[name]}))
-        for name in scoped:
-            if parameter in parameters[name]:
-                chosen[name][parameter] = parse_value(text)
+        parameter, names = find_algorithms("--set", left, parameters)
+        for name in names:
+            chosen[name][parameter] = parse_value(text)
     return chosen
+
+
+def find_algorithms(option: str, text: str, parameters: Mapping[str, Iterable[str]]) -> tuple[str, list[str]]:
+    """Return NAME and the algorithms that have it, of `NAME` or `ALGORITHM.NAME`; `parameters` are by algorithm."""
+    scope, dot, parameter = text.rpartition(".")
+    if dot:
+        check_choice(f"{option} algorithm", scope, list(parameters))
+    scoped = [scope] if dot else list(parameters)
+    known = sorted({known for name in scoped for known in parameters[name]})
+    check_choice(f"{option} hyper-parameter", parameter, known)
+    return parameter, [name for name in scoped if parameter in parameters[name]]
 
 
 def parse_value(text: str) -> Any:

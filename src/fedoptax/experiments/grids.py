@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from fedoptax.errors import UsageError, check_choice, check_int
-from fedoptax.experiments.build import parameters_of, parse_value
+from fedoptax.experiments.build import find_algorithms, parameters_of, parse_value
 
 Grid = dict[str, tuple[Any, ...]]
 """Values by name, numbers increasing; a point takes one of each."""
@@ -20,6 +20,8 @@ ALLOWED = "NAME=VALUE,VALUE,... or NAME=LOW..HIGH (half decades; also LOW..HIGH:
 def parse_grids(texts: Iterable[str], algorithms: Iterable[str]) -> dict[str, Grid]:
     """Return the grids of some algorithms: each takes those `NAME=VALUES` whose NAME it has.
 
+    `ALGORITHM.NAME=VALUES` is for one algorithm.
+
     VALUES are numbers or texts with commas, or `LOW..HIGH`, the log grid 10^(k/2) from LOW to HIGH (`:decade` and
     `:quarter` for other steps). `1e-3..1` is 10⁻³, 10⁻²·⁵, …, 10⁰. Commas within brackets separate nothing, so a
     schedule such as `cosine(0.1, 100)` is one value.
@@ -27,15 +29,14 @@ def parse_grids(texts: Iterable[str], algorithms: Iterable[str]) -> dict[str, Gr
     parameters = {name: parameters_of(name) for name in algorithms}
     grids: dict[str, Grid] = {name: {} for name in parameters}
     for text in texts:
-        name, equals, values = text.partition("=")
+        left, equals, values = text.partition("=")
         if not equals or not values:
             raise UsageError(f"--grid must be {ALLOWED}, got '{text}'")
-        check_choice("--grid name", name, sorted({known for names in parameters.values() for known in names}))
-        for algorithm, names in parameters.items():
-            if name in names:
-                if name in grids[algorithm]:
-                    raise UsageError(f"--grid: {name} is given twice")
-                grids[algorithm][name] = _parse_values(text, values)
+        name, takers = find_algorithms("--grid", left, parameters)
+        for algorithm in takers:
+            if name in grids[algorithm]:
+                raise UsageError(f"--grid: {name} is given twice")
+            grids[algorithm][name] = _parse_values(text, values)
     return grids
 
 

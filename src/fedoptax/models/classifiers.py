@@ -140,16 +140,16 @@ class _MLP(nnx.Module):
 
 class _MnistCNN(nnx.Module):
     def __init__(self, channels: int, classes: int, rate: float, rngs: nnx.Rngs) -> None:
-        self.conv1 = Conv(channels, 10, 5, rngs=rngs)
-        self.conv2 = Conv(10, 20, 5, rngs=rngs)
+        self.conv1 = Conv(channels, 10, 5, pool=True, rngs=rngs)
+        self.conv2 = Conv(10, 20, 5, pool=True, rngs=rngs)
         self.dense1 = Linear(320, 50, rngs=rngs)
         self.dense2 = Linear(50, classes, rngs=rngs)
         self.dropout_channels = nnx.Dropout(rate, broadcast_dims=(1, 2), rngs=rngs)
         self.dropout = nnx.Dropout(rate, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        x = nnx.relu(max_pool(self.conv1(x), 2))
-        x = nnx.relu(max_pool(self.dropout_channels(self.conv2(x)), 2))
+        x = nnx.relu(self.conv1(x))
+        x = nnx.relu(self.dropout_channels(self.conv2(x)))  # a channel dropped after its pool is the same
         x = self.dropout(nnx.relu(self.dense1(flat(x))))
         return self.dense2(x)
 
@@ -157,14 +157,13 @@ class _MnistCNN(nnx.Module):
 class _SmallCNN(nnx.Module):
     def __init__(self, shape: Sequence[int], classes: int, rngs: nnx.Rngs) -> None:
         height, width, channels = shape
-        self.conv1 = Conv(channels, 16, 3, padding="SAME", rngs=rngs)
-        self.conv2 = Conv(16, 32, 3, padding="SAME", rngs=rngs)
+        self.conv1 = Conv(channels, 16, 3, padding="SAME", pool=True, rngs=rngs)
+        self.conv2 = Conv(16, 32, 3, padding="SAME", pool=True, rngs=rngs)
         self.dense1 = Linear((height // 4) * (width // 4) * 32, 64, rngs=rngs)
         self.dense2 = Linear(64, classes, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        x = max_pool(nnx.relu(self.conv1(x)), 2)
-        x = max_pool(nnx.relu(self.conv2(x)), 2)
+        x = nnx.relu(self.conv2(nnx.relu(self.conv1(x))))
         return self.dense2(nnx.relu(self.dense1(flat(x))))
 
 
@@ -212,29 +211,29 @@ def _cnn(
         height, width, channels = shape
         conv_layers = []
         for spec in convs:
-            conv_layers.append(Conv(channels, spec.features, spec.size, padding=spec.padding, rngs=rngs))
+            conv_layers.append(
+                Conv(channels, spec.features, spec.size, padding=spec.padding, pool=spec.pool, rngs=rngs)
+            )
             border, pool = (spec.size - 1 if spec.padding == "VALID" else 0), (2 if spec.pool else 1)
             height, width, channels = (height - border) // pool, (width - border) // pool, spec.features
         sizes = (height * width * channels, *hidden, num_classes)
         dense = nnx.List(Linear(inputs, outputs, rngs=rngs) for inputs, outputs in pairwise(sizes))
-        return _CNN(nnx.List(conv_layers), tuple(spec.pool for spec in convs), dense, activation)
+        return _CNN(nnx.List(conv_layers), dense, activation)
 
     return functional(build)
 
 
 @dataclass(eq=False)
 class _CNN(nnx.Module):
-    """Convolutions, each with an activation and perhaps a pool, then dense layers."""
+    """Convolutions, each with perhaps a pool and an activation, then dense layers."""
 
     convs: nnx.List[Conv]
-    pools: tuple[bool, ...]
     dense: nnx.List[Linear]
     activation: Activation
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        for conv, pool in zip(self.convs, self.pools):
-            x = conv(x)  # pooled first: the activations are monotone, so this is the same with a quarter of them
-            x = self.activation(max_pool(x, 2) if pool else x)
+        for conv in self.convs:
+            x = self.activation(conv(x))  # pooled first: activations are monotone, so this is the same with fewer
         x = flat(x)
         for layer in self.dense[:-1]:
             x = self.activation(layer(x))

@@ -18,6 +18,8 @@ Padding = Literal["VALID", "SAME"]
 Lowering = Literal["auto", "patches", "winograd", "lax"]
 NARROW = 64
 """Columns of a dense kernel up to which its gradient is faster transposed (784 x 10: 0.34 of the time, x 62: 0.9)."""
+FEW = 20
+"""Channels of a convolution up to which it is faster pooled at once (5: 0.5 of the time, 20: 0.7, 32: 1.1)."""
 
 
 def conv(
@@ -95,6 +97,52 @@ def _shifted(x: jax.Array, size: tuple[int, int], strides: tuple[int, int]) -> l
     (rows, columns), (down, right) = size, strides
     end_h, end_w = ((x.shape[i + 1] - size[i]) // strides[i] * strides[i] + 1 for i in (0, 1))
     return [x[:, i : i + end_h : down, j : j + end_w : right] for i in range(rows) for j in range(columns)]
+
+
+def conv_and_pool(x: jax.Array, kernel: jax.Array, padding: Padding = "VALID") -> jax.Array:
+    """`conv`, then `max_pool` of 2 × 2; on a CPU both at once for a kernel of few output channels.
+
+    A patch of the windows' four pixels times four shifted kernels is a product with four times the columns and a
+    quarter of the rows, which takes half the time: a step of FAFED's Fashion-MNIST CNN 0.58 (one core).
+
+    Args:
+      x: (n, height, width, in).
+      kernel: (kernel height, kernel width, in, out), of x's dtype.
+      padding: of the convolution, `"VALID"` or `"SAME"`.
+
+    Returns:
+      (n, output height // 2, output width // 2, out), of x's dtype.
+
+    Raises:
+      UsageError: as `conv` and `max_pool`.
+    """
+
+    def separate(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        return max_pool(conv(x, kernel, padding=padding), 2)
+
+    def together(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        pads = lax.padtype_to_pads(x.shape[1:3], kernel.shape[:2], (1, 1), padding)
+        return _conv_and_pool_patches(jnp.pad(x, ((0, 0), *pads, (0, 0))), kernel)
+
+    if kernel.shape[-1] > FEW:
+        return separate(x, kernel)
+    jax.eval_shape(separate, x, kernel)  # raises on wrong arguments
+    return lax.platform_dependent(x, kernel, cpu=together, default=separate)
+
+
+def _conv_and_pool_patches(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """A `"VALID"` convolution and 2 × 2 pool by patches that are taken in pairs of columns."""
+    rows, columns, channels, out = kernel.shape
+    n, height, width, _ = x.shape
+    out_h, out_w, pairs = (height - rows + 1) // 2, (width - columns + 1) // 2, columns // 2 + 1
+    shifts = [((i, 1 - i), (j, 2 * pairs - columns - j), (0, 0), (0, 0)) for i in (0, 1) for j in (0, 1)]
+    kernels = jnp.stack([jnp.pad(kernel, shift) for shift in shifts], axis=3).reshape(-1, 4 * out)
+    even = 2 * (out_w + pairs - 1)
+    x = jnp.pad(x, ((0, 0), (0, 0), (0, max(0, even - width)), (0, 0)))[:, :, :even]
+    x = x.reshape(n, height, even // 2, 2 * channels)
+    places = [(i, j) for i in range(rows + 1) for j in range(pairs)]
+    patches = jnp.concatenate([x[:, i : i + 2 * out_h - 1 : 2, j : j + out_w] for i, j in places], axis=-1)
+    return (patches.reshape(-1, kernels.shape[0]) @ kernels).reshape(n, out_h, out_w, 4, out).max(axis=3)
 
 
 def max_pool(x: jax.Array, size: int, stride: int | None = None, padding: Padding = "VALID") -> jax.Array:
@@ -194,7 +242,8 @@ def _product_transposed(x: jax.Array, kernel: jax.Array) -> jax.Array:
 class Conv(nnx.Module):
     """A layer of `conv` with a kernel (size, size, in, out), by default of variance 1 / fan-in at first.
 
-    A bias (out,), 0 at first, is added unless `use_bias` is False.
+    A bias (out,), 0 at first, is added unless `use_bias` is False. With `pool` the output is pooled, as in
+    `conv_and_pool`, which takes strides of 1.
     """
 
     def __init__(
@@ -207,16 +256,20 @@ class Conv(nnx.Module):
         padding: Padding = "VALID",
         kernel_init: Initializer | None = None,
         use_bias: bool = True,
+        pool: bool = False,
         rngs: nnx.Rngs,
     ) -> None:
+        if pool and strides != (1, 1):
+            raise UsageError(f"strides must be (1, 1) with pool=True, got {strides}")
         init = kernel_init or lecun_normal()
         self.kernel = nnx.Param(init(rngs.params(), (size, size, in_features, out_features), jnp.float32))
         self.bias = nnx.Param(jnp.zeros((out_features,), jnp.float32)) if use_bias else None
-        self.strides, self.padding = strides, padding
+        self.strides, self.padding, self.pool = strides, padding, pool
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """(n, height, width, in) to (n, output height, output width, out)."""
-        y = conv(x, self.kernel[...], self.strides, self.padding)
+        kernel = self.kernel[...]
+        y = conv_and_pool(x, kernel, self.padding) if self.pool else conv(x, kernel, self.strides, self.padding)
         return y if self.bias is None else y + self.bias[...]
 
 
