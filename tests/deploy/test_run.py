@@ -1,7 +1,5 @@
 """A deployment's run at the server: what was done is kept however it ends, and resuming goes on from there."""
 
-import io
-import json
 import os
 import secrets
 import shutil
@@ -12,52 +10,37 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
 import fedoptax as fx
-from federations import InMemory, assert_params, deployment, expected_params, need_flower, network_lines, task_of
+from federations import (
+    InMemory,
+    assert_params,
+    need_flower,
+    network_lines,
+    rounds_in,
+    run_in_memory,
+    small_deployment,
+    task_of,
+)
 from fedoptax._files import read_json
-from fedoptax.deploy.config import Deployment
-from fedoptax.deploy.server import RawReply, check_reply, upload_form
-from fedoptax.deploy.wire import WireError, pack
+from fedoptax.deploy.server import RawReply
 from fedoptax.errors import RunError, UsageError
 from fedoptax.storage.checkpoint import rounds_of
 from fedoptax.storage.history import HistoryFile, read_rows
 
 need_flower()
+pytestmark = pytest.mark.usefixtures("short_polls")
 
-from fedoptax.deploy import run as run_module  # noqa: E402
 from fedoptax.deploy.run import run_deployment  # noqa: E402
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = run_module.Limits
-    monkeypatch.setattr(run_module, "Limits", lambda *given: limits(*given, poll=0.01))
-
-
-def small(out: Path, algorithm: str = "fedadam", **changes: Any) -> Deployment:
-    return deployment(algorithm, **({"out": str(out), "rounds": 3} | changes))
-
-
-def go(given: Deployment, network: Any = None, lines: list[str] | None = None) -> None:
-    network = network or InMemory(given, Path(given.out).with_name("nodes"))
-    run_deployment(given, task_of(), network, (lines if lines is not None else []).append)
-
-
-def rounds_in(out: Path) -> tuple[list[int], list[int]]:
-    """The rounds of the history and of network.jsonl."""
-    rows = (out / "history.jsonl").read_text().splitlines()
-    return [json.loads(row)["round"] for row in rows], [line["round"] for line in network_lines(out)]
 
 
 @pytest.mark.parametrize("algorithm", ["fedadam", pytest.param("scaffold", marks=pytest.mark.slow)])
 def test_a_deployment_is_the_simulation(tmp_path: Path, algorithm: str) -> None:
-    given = small(tmp_path / "run", algorithm)
+    given = small_deployment(tmp_path / "run", algorithm)
     lines = list[str]()
-    go(given, lines=lines)
+    run_in_memory(given, lines=lines)
     wanted = fx.run(task_of(), given.build_algorithm(), rounds=3, cohort_size=2, batch_size=50, seed=3, mesh=1)
     rows = read_rows(tmp_path / "run", 3)
     for row, simulated in zip(rows, wanted.history):
@@ -105,8 +88,8 @@ def test_an_asynchronous_deployment_is_the_simulation(tmp_path: Path, algorithm:
     """One local step of all examples, the same whichever round it is drawn in."""
     out, speeds = tmp_path / "run", tmp_path / "speeds.csv"
     speeds.write_text("client,seconds\n" + "".join(f"{i},{seconds}\n" for i, seconds in enumerate(SECONDS)))
-    given = small(out, algorithm, rounds=8, batch_size=2000, asynchronous=3, staleness_exponent=1.0)
-    go(given, Timed(given, tmp_path / "nodes"))
+    given = small_deployment(out, algorithm, rounds=8, batch_size=2000, asynchronous=3, staleness_exponent=1.0)
+    run_in_memory(given, Timed(given, tmp_path / "nodes"))
     options: dict[str, Any] = {"rounds": 8, "cohort_size": 2, "batch_size": 2000, "seed": 3}
     options |= {"asynchronous": 3, "staleness_exponent": 1.0, "speeds": str(speeds)}
     wanted = fx.run(task_of(), given.build_algorithm(), **options)
@@ -117,9 +100,9 @@ def test_an_asynchronous_deployment_is_the_simulation(tmp_path: Path, algorithm:
 
 
 def test_an_asynchronous_deployment_without_late_nodes_is_the_synchronous_one(tmp_path: Path) -> None:
-    given = small(tmp_path / "asynchronous", cohort_size=3)
-    go(replace(given, asynchronous=3))
-    go(replace(given, out=str(tmp_path / "synchronous")))
+    given = small_deployment(tmp_path / "asynchronous", cohort_size=3)
+    run_in_memory(replace(given, asynchronous=3))
+    run_in_memory(replace(given, out=str(tmp_path / "synchronous")))
     parameters = [(tmp_path / name / "params.npz").read_bytes() for name in ("asynchronous", "synchronous")]
     assert parameters[0] == parameters[1]
     wanted = fx.run(task_of(), given.build_algorithm(), rounds=3, cohort_size=3, batch_size=50, seed=3, asynchronous=3)
@@ -131,12 +114,12 @@ def test_an_asynchronous_deployment_without_late_nodes_is_the_synchronous_one(tm
 
 
 def test_a_resumed_asynchronous_deployment_forgets_what_was_under_way(tmp_path: Path) -> None:
-    given = small(tmp_path / "whole", asynchronous=3)
+    given = small_deployment(tmp_path / "whole", asynchronous=3)
     part = replace(given, out=str(tmp_path / "part"))
-    go(given, Timed(given, tmp_path / "nodes"))
+    run_in_memory(given, Timed(given, tmp_path / "nodes"))
     assert [line["staleness"] for line in network_lines(tmp_path / "whole")] == [[0, 0], [0, 0], [0, 2]]
-    go(replace(part, rounds=2), Timed(given, tmp_path / "nodes"))
-    go(replace(part, resume=True), Timed(given, tmp_path / "nodes"))
+    run_in_memory(replace(part, rounds=2), Timed(given, tmp_path / "nodes"))
+    run_in_memory(replace(part, resume=True), Timed(given, tmp_path / "nodes"))
     assert rounds_in(tmp_path / "part") == ([1, 2, 3], [1, 2, 3])
     assert [line["staleness"] for line in network_lines(tmp_path / "part")] == [[0, 0]] * 3
 
@@ -153,7 +136,7 @@ def test_what_cannot_be_asynchronous_is_refused_by_name(
     tmp_path: Path, algorithm: str, changes: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(UsageError, match=reason):
-        go(small(tmp_path / "run", algorithm, **({"asynchronous": 2} | changes)))
+        run_in_memory(small_deployment(tmp_path / "run", algorithm, **({"asynchronous": 2} | changes)))
 
 
 def test_nodes_that_evaluate_their_own_examples_find_what_the_server_does(tmp_path: Path) -> None:
@@ -167,8 +150,8 @@ def test_nodes_that_evaluate_their_own_examples_find_what_the_server_does(tmp_pa
                 for a in super().receive()
             ]
 
-    given, liars = small(tmp_path / "run", eval_fraction=1.0, eval_every=2), set[int]()
-    go(given, Lying(given, tmp_path / "nodes"))
+    given, liars = small_deployment(tmp_path / "run", eval_fraction=1.0, eval_every=2), set[int]()
+    run_in_memory(given, Lying(given, tmp_path / "nodes"))
     first, *rows = read_rows(tmp_path / "run", 3)
     assert first["nodes_accuracy"] is None and first["evaluated"] == 0
     for row in rows:  # the nodes hold all of the server's test examples among them
@@ -178,14 +161,14 @@ def test_nodes_that_evaluate_their_own_examples_find_what_the_server_does(tmp_pa
     assert read_json(tmp_path / "run" / "summary.json")["final"]["nodes_accuracy"] == rows[-1]["nodes_accuracy"]
 
     liars, given = {0, 2}, replace(given, out=str(tmp_path / "lied"), rounds=1, eval_min_nodes=2)
-    go(given, Lying(given, tmp_path / "nodes"))
+    run_in_memory(given, Lying(given, tmp_path / "nodes"))
     assert read_rows(tmp_path / "lied", 1)[0]["nodes_accuracy"] is None
-    go(replace(given, out=str(tmp_path / "some"), eval_min_nodes=1), Lying(given, tmp_path / "nodes"))
+    run_in_memory(replace(given, out=str(tmp_path / "some"), eval_min_nodes=1), Lying(given, tmp_path / "nodes"))
     assert read_rows(tmp_path / "some", 1)[0]["evaluated"] == 1
 
 
 def test_nodes_evaluate_where_the_server_has_no_test_examples(tmp_path: Path) -> None:
-    given = small(tmp_path / "run", rounds=1, eval_fraction=0.3, eval_min_nodes=2)
+    given = small_deployment(tmp_path / "run", rounds=1, eval_fraction=0.3, eval_min_nodes=2)
     run_deployment(given, replace(task_of(), test=None), InMemory(given, tmp_path / "nodes"), lambda line: None)
     (row,) = read_rows(tmp_path / "run", 1)
     assert "test_accuracy" not in row and 0 < row["nodes_accuracy"] < 1 and row["evaluated"] == 2
@@ -193,11 +176,11 @@ def test_nodes_evaluate_where_the_server_has_no_test_examples(tmp_path: Path) ->
 
 
 def test_a_given_model_is_evaluated_by_the_nodes_and_not_trained(tmp_path: Path) -> None:
-    trained, lines = small(tmp_path / "run", rounds=2), list[str]()
-    go(trained)
+    trained, lines = small_deployment(tmp_path / "run", rounds=2), list[str]()
+    run_in_memory(trained)
     for number, source in enumerate(["run", "run/params.npz"]):
-        given = small(tmp_path / f"evaluated-{number}", "scaffold", evaluate=str(tmp_path / source))
-        go(given, lines=lines)
+        given = small_deployment(tmp_path / f"evaluated-{number}", "scaffold", evaluate=str(tmp_path / source))
+        run_in_memory(given, lines=lines)
         (row,), last = read_rows(Path(given.out), 1), read_rows(tmp_path / "run", 2)[-1]
         assert row["test_accuracy"] == last["test_accuracy"] and row["evaluated"] == 3
         assert row["nodes_accuracy"] == pytest.approx(last["test_accuracy"])  # of all test examples, among the nodes
@@ -208,15 +191,15 @@ def test_a_given_model_is_evaluated_by_the_nodes_and_not_trained(tmp_path: Path)
     np.savez(tmp_path / "other.npz", kernel=np.zeros((64, 9), np.float32))
     for wrong in ("other.npz", "nothing", "run/config.json"):
         with pytest.raises(UsageError, match="evaluate must"):
-            go(replace(given, evaluate=str(tmp_path / wrong), out=str(tmp_path / "wrong")))
+            run_in_memory(replace(given, evaluate=str(tmp_path / wrong), out=str(tmp_path / "wrong")))
 
 
 @pytest.mark.long
 def test_a_private_and_compressed_deployment_is_the_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(secrets, "randbits", lambda bits: 7)  # the noise's seed, which a deployment draws
     privacy, compress = "clip=0.5,noise_multiplier=1.0,delta=1e-3", "topk:fraction=0.2"
-    given = small(tmp_path / "run", privacy=privacy, compress=compress)
-    go(given)
+    given = small_deployment(tmp_path / "run", privacy=privacy, compress=compress)
+    run_in_memory(given)
     result = fx.run(
         task_of(), given.build_algorithm(), rounds=3, cohort_size=2, batch_size=50, seed=3, weighting="uniform"
     )
@@ -243,23 +226,23 @@ def test_a_full_disk_loses_the_current_round_alone(
     out = tmp_path / "run"
     monkeypatch.setattr(HistoryFile, "append", fail)
     with pytest.raises(RunError, match="no space left"):
-        go(small(out))
+        run_in_memory(small_deployment(out))
     monkeypatch.undo()
     assert rounds_of(out)[-1] == 1 == read_json(out / "summary.json")["rounds_done"]
     with (out / "network.jsonl").open("a") as file:
         file.write('{"round": 3, "cohort": [1')  # as a killed process leaves it
-    go(small(out, resume=True))
+    run_in_memory(small_deployment(out, resume=True))
     assert rounds_in(out) == ([1, 2, 3], [1, 2, 3])
 
 
 @pytest.mark.slow
 def test_a_resumed_deployment_equals_an_uninterrupted_one(tmp_path: Path) -> None:
-    go(small(tmp_path / "whole" / "run", "scaffold", rounds=4))
+    run_in_memory(small_deployment(tmp_path / "whole" / "run", "scaffold", rounds=4))
     part = tmp_path / "part" / "run"
-    go(small(part, "scaffold", rounds=2))
+    run_in_memory(small_deployment(part, "scaffold", rounds=2))
     with pytest.raises(UsageError, match="rounds"):
-        go(small(part, "scaffold", rounds=1, resume=True))
-    go(small(part, "scaffold", rounds=4, resume=True))
+        run_in_memory(small_deployment(part, "scaffold", rounds=1, resume=True))
+    run_in_memory(small_deployment(part, "scaffold", rounds=4, resume=True))
     assert (part / "params.npz").read_bytes() == (tmp_path / "whole" / "run" / "params.npz").read_bytes()
     assert rounds_in(part) == ([1, 2, 3, 4], [1, 2, 3, 4])
 
@@ -272,9 +255,9 @@ def test_a_sigterm_ends_a_round_that_waits_and_leaves_a_summary(tmp_path: Path) 
                 return []
             return super().receive()
 
-    given = small(tmp_path / "run")
+    given = small_deployment(tmp_path / "run")
     with pytest.raises(RunError, match="stopped after round 1 of 3"):
-        go(given, Silent(given, tmp_path / "nodes"))
+        run_in_memory(given, Silent(given, tmp_path / "nodes"))
     summary = read_json(tmp_path / "run" / "summary.json")
     assert (summary["status"], summary["rounds_done"]) == ("interrupted", 1)
 
@@ -284,142 +267,56 @@ def test_without_a_quorum_the_run_stops_and_can_be_resumed(tmp_path: Path) -> No
         def receive(self) -> list[Any]:
             return [arrived._replace(reply=RawReply({}, {}, "error")) for arrived in super().receive()]
 
-    given = small(tmp_path / "run")
+    given = small_deployment(tmp_path / "run")
     with pytest.raises(RunError, match="round 1: no quorum"):
-        go(given, Failing(given, tmp_path / "nodes"))
+        run_in_memory(given, Failing(given, tmp_path / "nodes"))
     assert read_json(tmp_path / "run" / "summary.json")["status"] == "interrupted"
-    go(replace(given, resume=True))
-    assert rounds_in(tmp_path / "run") == ([1, 2, 3], [1, 2, 3])
-
-
-class Lying(InMemory):
-    """Clients of whom the `liars` send uploads of the right form: 1e30 throughout, or what `lie` makes of theirs."""
-
-    liars: tuple[int, ...] = (0, 1, 2)
-
-    def lie(self, honest: np.ndarray) -> np.ndarray:
-        return np.full_like(honest, 1e30)
-
-    def receive(self) -> list[Any]:
-        return [a._replace(reply=self._falsify(a.reply)) if a.partition in self.liars else a for a in super().receive()]
-
-    def _falsify(self, reply: RawReply) -> RawReply:
-        floats = {name: a for name, a in reply.arrays.items() if a.dtype == "float32"}
-        false = {name: pack(self.lie(np.load(io.BytesIO(a.data))))["."] for name, a in floats.items()}
-        return RawReply({**reply.arrays, **false}, reply.numbers)
-
-
-class Flipping(Lying):
-    def lie(self, honest: np.ndarray) -> np.ndarray:
-        return -honest
-
-
-class Large(Lying):
-    def lie(self, honest: np.ndarray) -> np.ndarray:
-        return -30 * np.sign(honest)  # a norm of 770: the bound is at least 1000
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "compress"),
-    [("fedadam", ""), *(pytest.param(*case, marks=pytest.mark.long)
-                        for case in (("fedadam", "topk:fraction=0.2"), ("fedlamb", ""), ("fafed", "")))],
-)  # fmt: skip
-def test_an_upload_of_1e30_is_left_out_and_the_rest_is_exact(tmp_path: Path, algorithm: str, compress: str) -> None:
-    given = small(tmp_path / "run", algorithm, compress=compress, cohort_size=3, quorum=0.5)
-    network = Lying(given, tmp_path / "nodes")
-    network.liars = (1,)
-    go(given, network)
-    assert [line["accepted"] for line in network_lines(tmp_path / "run")] == [[0, 2]] * 3
-    assert_params(tmp_path / "run", expected_params(given, [[0, 2]] * 3))
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "lying"), [("fafed", Flipping), pytest.param("fedavg", Large, marks=pytest.mark.slow)]
-)
-def test_one_lie_of_ordinary_size_that_would_end_the_run_is_found_and_left_out(
-    tmp_path: Path, algorithm: str, lying: type[Lying]
-) -> None:
-    given = small(tmp_path / "run", algorithm, cohort_size=3, quorum=0.5, loss_bound=10.0)
-    lines = list[str]()
-    network = lying(given, tmp_path / "nodes")
-    network.liars = (1,)
-    go(given, network, lines)
-    faults = [fault for line in network_lines(tmp_path / "run") for fault in line["faults"]]
-    assert faults and {fault["partition"] for fault in faults} == {1}
-    assert all("reply left out: with it " in fault["reason"] for fault in faults)
-    assert_params(
-        tmp_path / "run", expected_params(given, [line["accepted"] for line in network_lines(tmp_path / "run")])
-    )
-
-
-def test_a_test_loss_that_explodes_is_no_checkpoint_and_names_the_largest_uploads(tmp_path: Path) -> None:
-    given = small(tmp_path / "run", "fedavg", eval_every=3, loss_bound=10.0)
-    go(replace(given, rounds=1))
-    before = (tmp_path / "run" / "params.npz").read_bytes()
-    again = replace(given, resume=True)
-    with pytest.raises(RunError, match=r"diverged in round 2 .*test_loss is .*the bound is 24.* \(node node-\d\) with"):
-        go(again, Large(given, tmp_path / "nodes"))
-    assert read_json(tmp_path / "run" / "summary.json")["status"] == "diverged" and rounds_of(tmp_path / "run") == [1]
-    assert (tmp_path / "run" / "params.npz").read_bytes() == before
-    go(again)
+    run_in_memory(replace(given, resume=True))
     assert rounds_in(tmp_path / "run") == ([1, 2, 3], [1, 2, 3])
 
 
 @pytest.mark.slow
 def test_going_back_to_a_checkpoint_repeats_what_came_after_it(tmp_path: Path) -> None:
-    out, given = tmp_path / "run", small(tmp_path / "run", "scaffold")
-    go(given)
+    out, given = tmp_path / "run", small_deployment(tmp_path / "run", "scaffold")
+    run_in_memory(given)
     whole = (out / "params.npz").read_bytes()
     with pytest.raises(UsageError, match=r"\[2, 3\], got 1"):
-        go(replace(given, resume=True, resume_round=1))
-    go(replace(given, resume=True, resume_round=2, rounds=2))
+        run_in_memory(replace(given, resume=True, resume_round=1))
+    run_in_memory(replace(given, resume=True, resume_round=2, rounds=2))
     assert rounds_in(out)[0] == [1, 2] and rounds_of(out) == [2]
-    go(replace(given, resume=True, resume_round=2))
+    run_in_memory(replace(given, resume=True, resume_round=2))
     assert rounds_in(out) == ([1, 2, 3], [1, 2, 3])
     assert (out / "params.npz").read_bytes() == whole
     with pytest.raises(UsageError, match="resume"):
-        go(small(tmp_path / "other", resume_round=2))
-
-
-def test_codes_that_decode_to_infinity_are_refused(tmp_path: Path) -> None:
-    given = small(tmp_path / "run", compress="qsgd:bits=2")
-    algorithm = given.build_algorithm()
-    form = upload_form(task_of(), algorithm, given.work)
-
-    def largest(struct: Any) -> np.ndarray:
-        return np.full(struct.shape, 3.4e38 if np.issubdtype(struct.dtype, np.floating) else 255, struct.dtype)
-
-    raw = RawReply(pack(jax.tree.map(largest, form)), {"num-examples": 1, "train-loss": 0.5})
-    with pytest.raises(WireError, match="decoded"):
-        check_reply(raw, form, 10, algorithm.decode)
+        run_in_memory(small_deployment(tmp_path / "other", resume_round=2))
 
 
 def test_clients_keep_the_states_of_two_checkpoints_and_find_them_after_a_resume(tmp_path: Path) -> None:
-    given = small(tmp_path / "run", "scaffold", rounds=4, cohort_size=3)
+    given = small_deployment(tmp_path / "run", "scaffold", rounds=4, cohort_size=3)
     network = InMemory(given, tmp_path / "nodes")
-    go(given, network)
+    run_in_memory(given, network)
     assert [dict(order) | {"experiment": ""} for order in network.orders[::3]] == [
         {"experiment": "", "round": round, "base": round - 1, "kept": sorted({max(round - 2, -1), round - 1})}
         for round in range(4)
     ]
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "4")  # as if the server was killed in round 4
     again = InMemory(given, tmp_path / "nodes")
-    go(replace(given, resume=True), again)
+    run_in_memory(replace(given, resume=True), again)
     assert [order["base"] for order in again.orders] == [2] * 3 and again.orders[0]["kept"] == [1, 2]
 
 
 def test_a_quorum_that_is_too_small_for_the_aggregator_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="quorum"):
-        go(small(tmp_path / "run", cohort_size=3, aggregate="krum:0", quorum=0.3))
+        run_in_memory(small_deployment(tmp_path / "run", cohort_size=3, aggregate="krum:0", quorum=0.3))
 
 
 def test_resuming_needs_the_folder_of_a_deployment(tmp_path: Path) -> None:
     fx.run(task_of(), fx.fedavg(0.1), rounds=1, cohort_size=2, out=tmp_path / "simulation")
     for folder in ("simulation", "nothing"):
         with pytest.raises(UsageError, match="resume"):
-            go(small(tmp_path / folder, resume=True))
-    go(small(tmp_path / "run"))
+            run_in_memory(small_deployment(tmp_path / folder, resume=True))
+    run_in_memory(small_deployment(tmp_path / "run"))
     with pytest.raises(UsageError, match="out"):
-        go(small(tmp_path / "run"))
+        run_in_memory(small_deployment(tmp_path / "run"))
     with pytest.raises(RunError, match="another experiment"):
-        go(small(tmp_path / "run", resume=True, seed=4))
+        run_in_memory(small_deployment(tmp_path / "run", resume=True, seed=4))

@@ -169,3 +169,22 @@ class InMemory:
     def receive(self) -> list[Arrived]:
         due, self._due = self._due, []
         return due
+
+
+def small_deployment(out: Path, algorithm: str = "fedadam", **changes: Any) -> Deployment:
+    """Three rounds of `deployment`, for `run_in_memory`."""
+    return deployment(algorithm, **({"out": str(out), "rounds": 3} | changes))
+
+
+def run_in_memory(given: Deployment, network: Any = None, lines: list[str] | None = None) -> None:
+    """Run a deployment, by default with honest clients; `lines` takes what it prints."""
+    from fedoptax.deploy.run import run_deployment  # needs Flower
+
+    network = network or InMemory(given, Path(given.out).with_name("nodes"))
+    run_deployment(given, task_of(), network, (lines if lines is not None else []).append)
+
+
+def rounds_in(out: Path) -> tuple[list[int], list[int]]:
+    """The rounds of the history and of network.jsonl."""
+    rows = (out / "history.jsonl").read_text().splitlines()
+    return [json.loads(row)["round"] for row in rows], [line["round"] for line in network_lines(out)]

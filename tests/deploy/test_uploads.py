@@ -1,0 +1,116 @@
+"""A deployment leaves out uploads that lie, and the rest is exact."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from federations import (
+    InMemory,
+    assert_params,
+    expected_params,
+    need_flower,
+    network_lines,
+    rounds_in,
+    run_in_memory,
+    small_deployment,
+    task_of,
+)
+from fedoptax._files import read_json
+from fedoptax.deploy.server import RawReply, check_reply, upload_form
+from fedoptax.deploy.wire import WireError, pack
+from fedoptax.errors import RunError
+from fedoptax.storage.checkpoint import rounds_of
+
+need_flower()
+pytestmark = pytest.mark.usefixtures("short_polls")
+
+
+class Lying(InMemory):
+    """Clients of whom the `liars` send uploads of the right form: 1e30 throughout, or what `lie` makes of theirs."""
+
+    liars: tuple[int, ...] = (0, 1, 2)
+
+    def lie(self, honest: np.ndarray) -> np.ndarray:
+        return np.full_like(honest, 1e30)
+
+    def receive(self) -> list[Any]:
+        return [a._replace(reply=self._falsify(a.reply)) if a.partition in self.liars else a for a in super().receive()]
+
+    def _falsify(self, reply: RawReply) -> RawReply:
+        floats = {name: a for name, a in reply.arrays.items() if a.dtype == "float32"}
+        false = {name: pack(self.lie(np.load(io.BytesIO(a.data))))["."] for name, a in floats.items()}
+        return RawReply({**reply.arrays, **false}, reply.numbers)
+
+
+class Flipping(Lying):
+    def lie(self, honest: np.ndarray) -> np.ndarray:
+        return -honest
+
+
+class Large(Lying):
+    def lie(self, honest: np.ndarray) -> np.ndarray:
+        return -30 * np.sign(honest)  # a norm of 770: the bound is at least 1000
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "compress"),
+    [("fedadam", ""), *(pytest.param(*case, marks=pytest.mark.long)
+                        for case in (("fedadam", "topk:fraction=0.2"), ("fedlamb", ""), ("fafed", "")))],
+)  # fmt: skip
+def test_an_upload_of_1e30_is_left_out_and_the_rest_is_exact(tmp_path: Path, algorithm: str, compress: str) -> None:
+    given = small_deployment(tmp_path / "run", algorithm, compress=compress, cohort_size=3, quorum=0.5)
+    network = Lying(given, tmp_path / "nodes")
+    network.liars = (1,)
+    run_in_memory(given, network)
+    assert [line["accepted"] for line in network_lines(tmp_path / "run")] == [[0, 2]] * 3
+    assert_params(tmp_path / "run", expected_params(given, [[0, 2]] * 3))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "lying"), [("fafed", Flipping), pytest.param("fedavg", Large, marks=pytest.mark.slow)]
+)
+def test_one_lie_of_ordinary_size_that_would_end_the_run_is_found_and_left_out(
+    tmp_path: Path, algorithm: str, lying: type[Lying]
+) -> None:
+    given = small_deployment(tmp_path / "run", algorithm, cohort_size=3, quorum=0.5, loss_bound=10.0)
+    lines = list[str]()
+    network = lying(given, tmp_path / "nodes")
+    network.liars = (1,)
+    run_in_memory(given, network, lines)
+    faults = [fault for line in network_lines(tmp_path / "run") for fault in line["faults"]]
+    assert faults and {fault["partition"] for fault in faults} == {1}
+    assert all("reply left out: with it " in fault["reason"] for fault in faults)
+    assert_params(
+        tmp_path / "run", expected_params(given, [line["accepted"] for line in network_lines(tmp_path / "run")])
+    )
+
+
+def test_a_test_loss_that_explodes_is_no_checkpoint_and_names_the_largest_uploads(tmp_path: Path) -> None:
+    given = small_deployment(tmp_path / "run", "fedavg", eval_every=3, loss_bound=10.0)
+    run_in_memory(replace(given, rounds=1))
+    before = (tmp_path / "run" / "params.npz").read_bytes()
+    again = replace(given, resume=True)
+    with pytest.raises(RunError, match=r"diverged in round 2 .*test_loss is .*the bound is 24.* \(node node-\d\) with"):
+        run_in_memory(again, Large(given, tmp_path / "nodes"))
+    assert read_json(tmp_path / "run" / "summary.json")["status"] == "diverged" and rounds_of(tmp_path / "run") == [1]
+    assert (tmp_path / "run" / "params.npz").read_bytes() == before
+    run_in_memory(again)
+    assert rounds_in(tmp_path / "run") == ([1, 2, 3], [1, 2, 3])
+
+
+def test_codes_that_decode_to_infinity_are_refused(tmp_path: Path) -> None:
+    given = small_deployment(tmp_path / "run", compress="qsgd:bits=2")
+    algorithm = given.build_algorithm()
+    form = upload_form(task_of(), algorithm, given.work)
+
+    def largest(struct: Any) -> np.ndarray:
+        return np.full(struct.shape, 3.4e38 if np.issubdtype(struct.dtype, np.floating) else 255, struct.dtype)
+
+    raw = RawReply(pack(jax.tree.map(largest, form)), {"num-examples": 1, "train-loss": 0.5})
+    with pytest.raises(WireError, match="decoded"):
+        check_reply(raw, form, 10, algorithm.decode)
