@@ -8,10 +8,11 @@
 
 A recipe, NAME.toml, has the claim, its source, the published numbers, the commands, and a verdict written by hand after
 the measurement. Where two cores are too few for the paper's settings, it has reduced ones beside them. A step may
-have a target, for the report's "to target" columns. Reduced runs go to runs/reproductions/NAME, full ones to
-benchmarks/reproductions/runs, of which settings and histories can be committed; a second call goes on where the first
-was stopped, in another clone too, and repeats nothing that is done. The page results/NAME.md and its figures are
-written at the end. Data sets are looked for in FEDOPTAX_DATA, or in shared/data beside the project.
+have a target, for the report's "to target" columns, and training losses, for a table of the rounds to them. Reduced
+runs go to runs/reproductions/NAME, full ones to benchmarks/reproductions/runs, of which settings and histories can be
+committed; a second call goes on where the first was stopped, in another clone too, and repeats nothing that is done.
+The page results/NAME.md and its figures are written at the end. Data sets are looked for in FEDOPTAX_DATA, or in
+shared/data beside the project.
 """
 
 import argparse
@@ -134,17 +135,38 @@ def section(step: dict[str, Any], place: Path, command: str, seconds: float, ste
     if (place / "tune.json").is_file():
         rows = read_points(place / "points.csv")
         lines.append(f"{width(rows)} {ranking(place)} The best:\n\n{table(rows[0], rows[1:6])}")
-        if "by" in step:
-            lines.append(f"The best for each {step['by']}:\n\n{best_by(rows, step['by'])}")
+        for name in step.get("by", ()):
+            lines.append(f"The best for each {name}:\n\n{best_by(rows, name)}")
     else:
         verdicts = "".join(f"\n{verdict.text}\n" for verdict in load_report(place).verdicts)
         lines.append((place / "table.md").read_text(encoding="utf-8") + verdicts)
+        if "losses" in step:
+            lines.append(rounds_to_losses(place, step["losses"]))
     for figure in FIGURES:
         if (place / "figures" / figure).is_file() and figure in step.get("figures", FIGURES[:1]):
             RESULTS.mkdir(exist_ok=True)
             shutil.copyfile(place / "figures" / figure, RESULTS / f"{stem}-{figure}")
             lines.append(f"![{step['title']}: {Path(figure).stem}]({stem}-{figure})\n")
     return "\n".join(lines)
+
+
+def rounds_to_losses(place: Path, losses: list[float], window: int = 5) -> str:
+    """A table of the rounds until the training loss, as a mean of `window` rounds, is at most each of `losses`."""
+    rows, comparison = [], read_json(place / "compare.json")
+    for name in comparison["algorithms"]:
+        cells = []
+        for loss in losses:
+            reached = [first_below(place / name / f"seed-{seed}", loss, window) for seed in comparison["seeds"]]
+            cells.append("not reached" if None in reached else " ".join(str(round) for round in sorted(reached)))
+        rows.append([name, *cells])
+    head = f"Rounds until the training loss, as a mean of {window} rounds, is at most so much; one number per seed:\n\n"
+    return head + table(["algorithm", *(f"{loss:g}" for loss in losses)], rows)
+
+
+def first_below(folder: Path, loss: float, window: int) -> int | None:
+    rows = pd.read_json(folder / "history.jsonl", lines=True)
+    reached = rows["round"][rows["train_loss"].rolling(window).mean() <= loss]
+    return None if reached.empty else int(reached.iloc[0])
 
 
 def read_points(path: Path) -> list[list[str]]:
