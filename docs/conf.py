@@ -25,7 +25,8 @@ include_patterns = [
     "CONTRIBUTING.md",
     "LOG.md",
     "SECURITY.md",
-    "benchmarks/reproductions/**",
+    "benchmarks/reproductions/README.md",
+    "benchmarks/reproductions/results/**",
     "benchmarks/results/**",
 ]
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
