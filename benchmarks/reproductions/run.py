@@ -94,7 +94,7 @@ def reproduce(name: str, full: bool, so_far: bool) -> None:
 
 def run(command: str, place: Path) -> None:
     """Runs or continues a step."""
-    arguments = [*shlex.split(command), "--out", str(place)]
+    arguments = [*shlex.split(command), "--out", os.path.relpath(place)]  # kept with the results: no machine's path
     if any((place / mark).is_file() for mark in ("compare.json", "tune.json", "config.json")):
         arguments = ["resume", str(place)]
     data = os.environ.get("FEDOPTAX_DATA") or str(ROOT.parent / "shared" / "data")
