@@ -152,19 +152,20 @@ def section(step: dict[str, Any], place: Path, command: str, seconds: float, ste
 
 def rounds_to_losses(place: Path, losses: list[float], window: int = 5) -> str:
     """A table of the rounds until the training loss, as a mean of `window` rounds, is at most each of `losses`."""
-    rows, comparison = [], read_json(place / "compare.json")
-    for name in comparison["algorithms"]:
-        cells = []
+    rows = []
+    for name in read_json(place / "compare.json")["algorithms"]:
+        cells, histories = [], sorted((place / name).glob("seed-*/history.jsonl"))
         for loss in losses:
-            reached = [first_below(place / name / f"seed-{seed}", loss, window) for seed in comparison["seeds"]]
+            reached = [first_below(history, loss, window) for history in histories]
             cells.append("not reached" if None in reached else " ".join(str(round) for round in sorted(reached)))
         rows.append([name, *cells])
     head = f"Rounds until the training loss, as a mean of {window} rounds, is at most so much; one number per seed:\n\n"
     return head + table(["algorithm", *(f"{loss:g}" for loss in losses)], rows)
 
 
-def first_below(folder: Path, loss: float, window: int) -> int | None:
-    rows = pd.read_json(folder / "history.jsonl", lines=True)
+def first_below(history: Path, loss: float, window: int) -> int | None:
+    """The first round at which the mean training loss of the last `window` rounds is at most `loss`."""
+    rows = pd.read_json(history, lines=True)
     reached = rows["round"][rows["train_loss"].rolling(window).mean() <= loss]
     return None if reached.empty else int(reached.iloc[0])
 
