@@ -211,8 +211,9 @@ def best_by(rows: list[list[str]], name: str) -> str:
     """The first, hence best, row for each value of a hyper-parameter."""
     column, first = rows[0].index(name), {}
     for row in rows[1:]:
-        first.setdefault(float(row[column]), row)
-    return table(rows[0], [first[value] for value in sorted(first)])
+        first.setdefault(row[column], row)
+    in_order = sorted(first, key=lambda text: (float(text) if number(text) else math.inf, text))
+    return table(rows[0], [first[value] for value in in_order])
 
 
 def table(names: list[str], rows: list[list[str]]) -> str:
