@@ -88,7 +88,7 @@ def reproduce(name: str, full: bool, so_far: bool) -> None:
         seconds = sum(read_json(path)["seconds"] for path in place.rglob("summary.json"))
         sections.append(section(step, place, step[kind], seconds, f"{name}-{step['name']}"))
     page = RESULTS / (f"{name}-full.md" if kind == "full" != measured(recipe) else f"{name}.md")
-    page.write_text(heading(recipe, kind) + "\n".join(sections), encoding="utf-8")
+    page.write_text(heading(recipe, kind, folder) + "\n".join(sections), encoding="utf-8")
     print(page)
 
 
@@ -105,7 +105,10 @@ def run(command: str, place: Path) -> None:
         raise SystemExit(done.returncode)
 
 
-def heading(recipe: dict[str, Any], kind: str) -> str:
+def heading(recipe: dict[str, Any], kind: str, folder: Path) -> str:
+    ended = [summary["ended"] for path in folder.rglob("summary.json") if "ended" in (summary := read_json(path))]
+    first, last = (time.strftime("%Y-%m-%d", time.localtime(moment)) for moment in (min(ended), max(ended)))
+    days = first if first == last else f"{first} to {last}"
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -124,7 +127,7 @@ def heading(recipe: dict[str, Any], kind: str) -> str:
 
 **Verdict: {recipe["verdict"]["word"]}.** {recipe["verdict"]["why"].strip()}
 
-Measured on {time.strftime("%Y-%m-%d")}, {platform.machine()}, {os.cpu_count()} cores,
+Measured {days}, {platform.machine()}, {os.cpu_count()} cores; page written with
 Python {platform.python_version()}, {versions}, fedoptax {version("fedoptax")} at {commit.stdout.strip()}.
 """
 
