@@ -20,7 +20,7 @@ ALLOWED = "NAME=VALUE,VALUE,... or NAME=LOW..HIGH (half decades; also LOW..HIGH:
 def parse_grids(texts: Iterable[str], algorithms: Iterable[str]) -> dict[str, Grid]:
     """Return the grids of some algorithms: each takes those `NAME=VALUES` whose NAME it has.
 
-    `ALGORITHM.NAME=VALUES` is for one algorithm.
+    `ALGORITHM.NAME=VALUES` is for one algorithm. The last grid of a name counts, as of `--set`'s values.
 
     VALUES are numbers or texts with commas, or `LOW..HIGH`, the log grid 10^(k/2) from LOW to HIGH (`:decade` and
     `:quarter` for other steps). `1e-3..1` is 10⁻³, 10⁻²·⁵, …, 10⁰. Commas within brackets separate nothing, so a
@@ -34,8 +34,6 @@ def parse_grids(texts: Iterable[str], algorithms: Iterable[str]) -> dict[str, Gr
             raise UsageError(f"--grid must be {ALLOWED}, got '{text}'")
         name, takers = find_algorithms("--grid", left, parameters)
         for algorithm in takers:
-            if name in grids[algorithm]:
-                raise UsageError(f"--grid: {name} is given twice")
             grids[algorithm][name] = _parse_values(text, values)
     return grids
 
