@@ -197,9 +197,14 @@ def ranking(place: Path) -> str:
     tuned = read_json(place / "tune.json")
     rule, total = tuned["rule"], tuned["options"]["rounds"]
     worst = -math.inf if rule["higher_is_better"] else math.inf
-    curves = {path.parent.name: read_rows(path.parent, total) for path in sorted(place.glob("point-*/history.jsonl"))}
     values = pd.DataFrame(
-        {name: {row["round"]: row.get(rule["metric"]) for row in rows} for name, rows in curves.items()}
+        {
+            point.name: {
+                row["round"]: row.get(rule["metric"])
+                for row in read_rows(point, read_json(point / "summary.json")["rounds_done"])
+            }
+            for point in sorted(place.glob("point-*"))
+        }
     )
 
     def ranks(end: float) -> pd.Series:
