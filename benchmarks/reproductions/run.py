@@ -137,7 +137,7 @@ def section(step: dict[str, Any], place: Path, command: str, seconds: float, ste
     lines = [f"\n## {step['title']}\n", f"`fedoptax {command}` ({duration(seconds)})\n"]
     if (place / "tune.json").is_file():
         rows = read_points(place / "points.csv")
-        lines.append(f"{width(rows)} {ranking(place)} The best:\n\n{table(rows[0], rows[1:6])}")
+        lines.append(f"{width(rows)}{ranking(place)} The best:\n\n{table(rows[0], rows[1:6])}")
         for name in step.get("by", ()):
             lines.append(f"The best for each {name}:\n\n{best_by(rows, name)}")
     else:
@@ -193,7 +193,7 @@ def width(rows: list[list[str]]) -> str:
 
 
 def ranking(place: Path) -> str:
-    """How far the order of a search's points was settled before its end."""
+    """How far the order of a search's points was settled before its end; nothing if it was evaluated at the end only."""
     tuned = read_json(place / "tune.json")
     rule, total = tuned["rule"], tuned["options"]["rounds"]
     worst = -math.inf if rule["higher_is_better"] else math.inf
@@ -211,8 +211,9 @@ def ranking(place: Path) -> str:
         window = values.loc[end * total - rule["last"] + 1 : end * total].astype(float)
         return window.mean().fillna(worst).rank()  # a point that had diverged by then has no score
 
-    found = (f"{ranks(share).corr(ranks(1.0)):.2f} after {share * total:.0f}" for share in (0.25, 0.5, 0.75))
-    return f"Rank correlation of the points with their order at the end: {', '.join(found)} rounds."
+    found = {share * total: ranks(share).corr(ranks(1.0)) for share in (0.25, 0.5, 0.75)}
+    told = ", ".join(f"{value:.2f} after {end:.0f}" for end, value in found.items() if not math.isnan(value))
+    return f" Rank correlation of the points with their order at the end: {told} rounds." if told else ""
 
 
 def best_by(rows: list[list[str]], name: str) -> str:
