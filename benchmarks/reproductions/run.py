@@ -193,7 +193,7 @@ def width(rows: list[list[str]]) -> str:
 
 
 def ranking(place: Path) -> str:
-    """How far the order of a search's points was settled before its end; nothing if it was evaluated at the end only."""
+    """How early the order of a search's points was settled; empty if it was evaluated at its end only."""
     tuned = read_json(place / "tune.json")
     rule, total = tuned["rule"], tuned["options"]["rounds"]
     worst = -math.inf if rule["higher_is_better"] else math.inf
