@@ -212,8 +212,8 @@ def ranking(place: Path) -> str:
         return window.mean().fillna(worst).rank()  # a point that had diverged by then has no score
 
     found = {share * total: ranks(share).corr(ranks(1.0)) for share in (0.25, 0.5, 0.75)}
-    told = ", ".join(f"{value:.2f} after {end:.0f}" for end, value in found.items() if not math.isnan(value))
-    return f" Rank correlation of the points with their order at the end: {told} rounds." if told else ""
+    parts = ", ".join(f"{value:.2f} after {end:.0f}" for end, value in found.items() if not math.isnan(value))
+    return f" Rank correlation of the points with their order at the end: {parts} rounds." if parts else ""
 
 
 def best_by(rows: list[list[str]], name: str) -> str:
