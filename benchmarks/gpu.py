@@ -4,8 +4,8 @@
     python benchmarks/gpu.py                              # at most 25 minutes
     python benchmarks/gpu.py --minutes 3 --shapes tiny    # less of it; runs without a GPU, too
 
-The parts share the minutes: a quarter for the tests, a quarter for the rounds, the rest for CIFAR-10. One that exceeds
-its share is stopped as Ctrl-C would stop it, and the page says how far it came. CIFAR-10 is taken from FEDOPTAX_DATA.
+The parts share the minutes: a sixth for the tests, half for the rounds, the rest for CIFAR-10. One that exceeds its
+share is stopped as Ctrl-C would stop it, and the page says how far it came. CIFAR-10 is taken from FEDOPTAX_DATA.
 """
 
 import argparse
@@ -45,8 +45,8 @@ def main() -> int:
     page = given.out / f"gpu-{name.lower().replace(' ', '-')}-{time.strftime('%Y-%m-%d')}.md"
     text = f"# fedoptax on {name}, {time.strftime('%Y-%m-%d')}\n\njax {version('jax')}, commit {commit()}.\n"
     for title, part in (
-        ("Tests", lambda: run_tests(given.tests.split(), seconds / 4)),
-        ("Rounds", lambda: time_rounds(given.shapes, given.peers, seconds / 4)),
+        ("Tests", lambda: run_tests(given.tests.split(), seconds / 6)),
+        ("Rounds", lambda: time_rounds(given.shapes, given.peers, seconds / 2)),
         ("CIFAR-10, ResNet-18", lambda: train_cifar(given.run.split(), seconds - (time.monotonic() - begun))),
     ):
         text += f"\n## {title}\n\n{part()}"
@@ -72,8 +72,10 @@ def run(command: Sequence[str], seconds: float, env: dict[str, str]) -> str:
 
 def run_tests(files: Sequence[str], seconds: float) -> str:
     """Return pytest's failures and summary; matrix products in float32 are those that the tests expect."""
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "not long", *files]
-    printed = run(command, seconds, {"JAX_DEFAULT_MATMUL_PRECISION": "highest"})
+    several = ["-n", str(min(os.cpu_count() or 1, 12)), "-p", "no:benchmark"]  # which warns of processes side by side
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not long", *several, *files]
+    share = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # else the first process takes most of the GPU's memory
+    printed = run(command, seconds, {"JAX_DEFAULT_MATMUL_PRECISION": "highest"} | share)
     lines = [line for line in printed.splitlines() if line.startswith("FAILED")] + printed.splitlines()[-1:]
     return f"`pytest {' '.join(files)}`\n\n```\n" + "\n".join(lines) + "\n```\n"
 
@@ -81,7 +83,8 @@ def run_tests(files: Sequence[str], seconds: float) -> str:
 def time_rounds(shapes: str, peers: str, seconds: float) -> str:
     """Return the tables of `make bench` for these shapes and peers."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "benchmarks/bench/run.py", "--only", shapes, "--peers", peers, "--out", folder]
+        command = [sys.executable, "benchmarks/bench/run.py", "--only", shapes, "--peers", peers]
+        command += ["--turns", "1", "--out", folder]
         printed = run(command, seconds, {})
         pages = list(Path(folder).iterdir())
         if not pages:
