@@ -43,7 +43,8 @@ def main() -> int:
     given.out.mkdir(parents=True, exist_ok=True)
     name = device_name()
     page = given.out / f"gpu-{name.lower().replace(' ', '-')}-{time.strftime('%Y-%m-%d')}.md"
-    text = f"# fedoptax on {name}, {time.strftime('%Y-%m-%d')}\n\njax {version('jax')}, commit {commit()}.\n"
+    text = f"# fedoptax on {name}, {time.strftime('%Y-%m-%d')}\n\njax {version('jax')}, commit {commit()}, "
+    text += f"`python benchmarks/gpu.py --minutes {given.minutes:g}`.\n"
     for title, part in (
         ("Tests", lambda: run_tests(given.tests.split(), seconds / 6)),
         ("Rounds", lambda: time_rounds(given.shapes, given.peers, seconds / 2)),
