@@ -54,8 +54,8 @@ class TaskOptions:
     validation_fraction: float | None = option(
         "Share of each client's training examples that is held out for val_ metrics.", None, "Data"
     )
-    task_set: list[str] = option(
-        "Other options of the task, such as classes=1; see `fedoptax list tasks --json`.", [], "Data", metavar=PAIRS
+    task_set: dict[str, Any] = option(
+        "Other options of the task, such as classes=1; see `fedoptax list tasks --json`.", {}, "Data", metavar=PAIRS
     )
     partition_seed: int = option("Seed of the partition.", 0, "Data")
     data_dir: Path | None = option(DATA_DIR, None, "Data", CACHE)
@@ -66,7 +66,7 @@ class TaskOptions:
 class LearningOptions(TaskOptions):
     """What simulations and deployments share; `run` holds options of their rounds."""
 
-    set_: list[str] = option(SETTINGS, [], "Algorithm", metavar=PAIRS)
+    set_: dict[str, Any] = option(SETTINGS, {}, "Algorithm", metavar=PAIRS)
     preset: str = option("Where hyper-parameters start from: tuned, none, paper or paper:NAME.", "tuned", "Algorithm")
     privacy: str | None = option(
         "Client-level differential privacy, as clip=1.0,noise_multiplier=0.5,delta=1e-5.", None, "Algorithm"
@@ -100,10 +100,10 @@ class ExperimentOptions(JsonOption, LearningOptions):
 class SearchOptions:
     """What a search for hyper-parameters takes; None stands for the default."""
 
-    grid: list[str] = option(
+    grid: dict[str, str] = option(
         "Values separated by commas, or LOW..HIGH in half decades (also :decade, :quarter); ALGORITHM.NAME=VALUES for "
         "one algorithm.",
-        [],
+        {},
         "Search",
         "the learning rates",
         metavar="NAME=VALUES",
@@ -241,7 +241,7 @@ class Bytes(JsonOption, TaskOptions):
     algorithms: str = option(
         "Names separated by commas, or all.", "all", "Algorithm", flags=("--algorithm", "--algorithms")
     )
-    set_: list[str] = option(SETTINGS, [], "Algorithm", metavar=PAIRS)
+    set_: dict[str, Any] = option(SETTINGS, {}, "Algorithm", metavar=PAIRS)
     run: dict[str, Any] = options_from(RunOptions, lambda f: f.name in ("rounds", "cohort_size"))
 
 

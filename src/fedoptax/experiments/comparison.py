@@ -16,7 +16,7 @@ from fedoptax.engine.personalization import with_rate
 from fedoptax.engine.plan import make_plan
 from fedoptax.errors import RunError, UsageError, check_int
 from fedoptax.experiments.baselines import find_simulation
-from fedoptax.experiments.build import build, parameters_of, wrap
+from fedoptax.experiments.build import build, wrap
 from fedoptax.experiments.presets import choose_settings, describe_rates
 from fedoptax.experiments.run import run_in_folder, split_options
 from fedoptax.experiments.selection import make_watch
@@ -168,7 +168,7 @@ def compare(
         tunings[name] = Tuning(name, grid, fixed, rule, max(chosen) + 1, spec, stored)
     origins = dict(settings.rates)
     for name in {*algorithms} & {*(hyperparameters or ())}:
-        origins[name] = describe_rates(parameters_of(name), values[name], (), "given")
+        origins[name] = describe_rates(name, values[name], (), "given")
     origins |= {**(rates or {}), **dict.fromkeys(tunings, "tuned")}
     comparison = Comparison(list(algorithms), values, chosen, spec, stored, command, tunings, origins)
     if (folder / FILE).is_file() and not overwrite:
