@@ -111,8 +111,8 @@ def _parameters_of(form: type) -> tuple[list[inspect.Parameter], dict[str, str]]
     parameters = []
     for name, hint, default, about in rows:
         if isinstance(about, Option):
-            told = about.default_text or ("" if default in (None, [], ...) or default is False else f"{default}")
-            help = _with_dashes(about.help, flags) + (f" [default: {told}]" if told else "")
+            text = about.default_text or ("" if default in (None, [], ...) or default is False else f"{default}")
+            help = _with_dashes(about.help, flags) + (f" [default: {text}]" if text else "")
             names = about.flags or (flags[name.rstrip("_")],)  # else a flag would have a `--no-` too
             panel: Any = {PANEL: about.group}
             info: Any = typer.Option(*names, help=help, metavar=about.metavar, show_default=False, **panel)

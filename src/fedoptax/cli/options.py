@@ -17,10 +17,15 @@ CACHE = "$FEDOPTAX_DATA, else the cache folder"
 PAIRS, SETTINGS = "NAME=VALUE", "Hyper-parameters; ALGORITHM.NAME=VALUE sets one algorithm's."
 
 
-def option(help: str, default: Any = None, group: str = "Output", default_text: str = "", **about: Any) -> Any:
-    """Declare an option with the name of its field; one that is a list may be given several times."""
+def option(help: str, default: Any = None, default_text: str = "", group: str = "Output", **about: Any) -> Any:
+    """Declare an option with the name of its field; one that is a list or a dictionary may be given several times."""
     described = Option(help, group, default_text=default_text, **about)
     return field(default_factory=partial(copy, default), metadata={"option": described})
+
+
+of_data, of_model, of_algorithm, of_rounds, of_search, of_network, of_hardware = (
+    partial(option, group=group) for group in ("Data", "Model", "Algorithm", "Rounds", "Search", "Network", "Hardware")
+)
 
 
 def argument(help: str, default: Any = ...) -> Any:
@@ -38,41 +43,41 @@ def options_from(kind: type, choose: Callable[[Field[Any]], bool] = bool, defaul
 class AlgorithmOptions:
     """One algorithm."""
 
-    algorithm: str = option("Algorithm, see `fedoptax list algorithms`, or MODULE:FUNCTION.", "fedadam", "Algorithm")
+    algorithm: str = of_algorithm("Algorithm, see `fedoptax list algorithms`, or MODULE:FUNCTION.", "fedadam")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskOptions:
     """What is learned, and how its examples are divided among clients."""
 
-    task: str = option("Task, see `fedoptax list tasks`; or file:PATH for your own data.", "digits", "Data")
-    partition: str | None = option("How examples are divided among clients.", None, "Data", "the task's")
-    alpha: float | None = option("Dirichlet concentration, > 0; smaller is less iid.", None, "Data", "0.3")
-    num_clients: int | None = option("Clients in the federation.", None, "Data", "the task's")
-    client_column: str | None = option("Column or array of client ids, for --task file:PATH.", None, "Data")
-    label_column: str | None = option("Column or array of labels, for --task file:PATH.", None, "Data")
-    validation_fraction: float | None = option(
-        "Share of each client's training examples that is held out for val_ metrics.", None, "Data"
+    task: str = of_data("Task, see `fedoptax list tasks`; or file:PATH for your own data.", "digits")
+    partition: str | None = of_data("How examples are divided among clients.", None, "the task's")
+    alpha: float | None = of_data("Dirichlet concentration, > 0; smaller is less iid.", None, "0.3")
+    num_clients: int | None = of_data("Clients in the federation.", None, "the task's")
+    client_column: str | None = of_data("Column or array of client ids, for --task file:PATH.")
+    label_column: str | None = of_data("Column or array of labels, for --task file:PATH.")
+    validation_fraction: float | None = of_data(
+        "Share of each client's training examples that is held out for val_ metrics."
     )
-    task_set: dict[str, Any] = option(
-        "Other options of the task, such as classes=1; see `fedoptax list tasks --json`.", {}, "Data", metavar=PAIRS
+    task_set: dict[str, Any] = of_data(
+        "Other options of the task, such as classes=1; see `fedoptax list tasks --json`.", {}, metavar=PAIRS
     )
-    partition_seed: int = option("Seed of the partition.", 0, "Data")
-    data_dir: Path | None = option(DATA_DIR, None, "Data", CACHE)
-    model: str | None = option("Model, see `fedoptax list tasks --json`.", None, "Model", "the task's")
+    partition_seed: int = of_data("Seed of the partition.", 0)
+    data_dir: Path | None = of_data(DATA_DIR, None, CACHE)
+    model: str | None = of_model("Model, see `fedoptax list tasks --json`.", None, "the task's")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearningOptions(TaskOptions):
     """What simulations and deployments share; `run` holds options of their rounds."""
 
-    set_: dict[str, Any] = option(SETTINGS, {}, "Algorithm", metavar=PAIRS)
-    preset: str = option("Where hyper-parameters start from: tuned, none, paper or paper:NAME.", "tuned", "Algorithm")
-    privacy: str | None = option(
-        "Client-level differential privacy, as clip=1.0,noise_multiplier=0.5,delta=1e-5.", None, "Algorithm"
+    set_: dict[str, Any] = of_algorithm(SETTINGS, {}, metavar=PAIRS)
+    preset: str = of_algorithm("Where hyper-parameters start from: tuned, none, paper or paper:NAME.", "tuned")
+    privacy: str | None = of_algorithm(
+        "Client-level differential privacy, as clip=1.0,noise_multiplier=0.5,delta=1e-5."
     )
-    compress: str | None = option(
-        "Codec of uploads: qsgd:bits=4, topk:fraction=0.01 or sign.", None, "Algorithm", metavar="CODEC"
+    compress: str | None = of_algorithm(
+        "Codec of uploads: qsgd:bits=4, topk:fraction=0.01 or sign.", None, metavar="CODEC"
     )
     trackers: list[str] = option(
         "Also write for tensorboard, mlflow or wandb (offline).", [], metavar="NAME", flags=("--track",)
@@ -92,7 +97,7 @@ class ExperimentOptions(JsonOption, LearningOptions):
 
     run: dict[str, Any] = options_from(RunOptions)
     checkpoint_every: float = option("Seconds between checkpoints.", 60.0)
-    out: Path | None = option("Folder for the results.", None, default_text="a new one under runs/")
+    out: Path | None = option("Folder for the results.", default_text="a new one under runs/")
     overwrite: bool = option("Replace earlier results in --out.", False)
 
 
@@ -100,34 +105,29 @@ class ExperimentOptions(JsonOption, LearningOptions):
 class SearchOptions:
     """What a search for hyper-parameters takes; None stands for the default."""
 
-    grid: dict[str, str] = option(
+    grid: dict[str, str] = of_search(
         "Values separated by commas, or LOW..HIGH in half decades (also :decade, :quarter); ALGORITHM.NAME=VALUES for "
         "one algorithm.",
         {},
-        "Search",
         "the learning rates",
         metavar="NAME=VALUES",
     )
-    select: str | None = option(
-        "What ranks points: train_loss, or a metric such as test_accuracy.", None, "Search", "train_loss"
+    select: str | None = of_search(
+        "What ranks points: train_loss, or a metric such as test_accuracy.", None, "train_loss"
     )
-    last: int | None = option(
-        "Rounds at the end over which it is averaged.", None, "Search", "100, at most a tenth of all"
-    )
+    last: int | None = of_search("Rounds at the end over which it is averaged.", None, "100, at most a tenth of all")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessOptions:
     """A run by several processes."""
 
-    distributed: bool = option(
-        "Run as one of several processes that train together, each on its own devices.", False, "Hardware"
+    distributed: bool = of_hardware(
+        "Run as one of several processes that train together, each on its own devices.", False
     )
-    coordinator: str | None = option(
-        "Address of process 0.", None, "Hardware", "from Slurm, MPI ...", metavar="HOST:PORT"
-    )
-    processes: int | None = option("Number of processes.", None, "Hardware", "from Slurm, MPI ...")
-    process: int | None = option("Index of this process, from 0.", None, "Hardware", "from Slurm, MPI ...")
+    coordinator: str | None = of_hardware("Address of process 0.", None, "from Slurm, MPI ...", metavar="HOST:PORT")
+    processes: int | None = of_hardware("Number of processes.", None, "from Slurm, MPI ...")
+    process: int | None = of_hardware("Index of this process, from 0.", None, "from Slurm, MPI ...")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,10 +146,10 @@ class Compare(SearchOptions, ExperimentOptions):
     """
 
     run: dict[str, Any] = options_from(RunOptions, lambda f: f.name != "seed")
-    algorithms: str = option("Names separated by commas, or all.", "fedavg,fedadam", "Algorithm")
-    seeds: int = option("Number of seeds, from 0, each run by every algorithm.", 3, "Rounds")
-    tune: bool = option("First search every algorithm's rates, with the same number of points.", False, "Search")
-    budget: int | None = option("Points per algorithm, with --tune.", None, "Search", "16")
+    algorithms: str = of_algorithm("Names separated by commas, or all.", "fedavg,fedadam")
+    seeds: int = of_rounds("Number of seeds, from 0, each run by every algorithm.", 3)
+    tune: bool = of_search("First search every algorithm's rates, with the same number of points.", False)
+    budget: int | None = of_search("Points per algorithm, with --tune.", None, "16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,10 +161,8 @@ class Tune(SearchOptions, ExperimentOptions, AlgorithmOptions):
     Example: fedoptax tune --algorithm fedadam --grid client_lr=1e-3..1 --grid server_lr=1e-3..1 --out runs/c
     """
 
-    search: Literal["grid", "optuna"] = option(
-        "grid, or optuna (extra `optuna`) within the grid's ranges.", "grid", "Search"
-    )
-    trials: int | None = option("Points of --search optuna.", None, "Search", "25")
+    search: Literal["grid", "optuna"] = of_search("grid, or optuna (extra `optuna`) within the grid's ranges.", "grid")
+    trials: int | None = of_search("Points of --search optuna.", None, "25")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,12 +173,12 @@ class Resume(ProcessOptions):
     """
 
     folder: Path = argument("The folder of a run, a comparison or a search.")
-    resume_round: int | None = option(
-        "Go back to the checkpoint of this round, for a run.", None, "Rounds", "the last", flags=("--round",)
+    resume_round: int | None = of_rounds(
+        "Go back to the checkpoint of this round, for a run.", None, "the last", flags=("--round",)
     )
     run: dict[str, Any] = options_from(RunOptions, lambda f: f.metadata["option"].may_change, "as the run began")
-    data_dir: Path | None = option(DATA_DIR, None, "Data", CACHE)
-    checkpoint_every: float | None = option("Seconds between checkpoints.", None, default_text="60")
+    data_dir: Path | None = of_data(DATA_DIR, None, CACHE)
+    checkpoint_every: float | None = option("Seconds between checkpoints.", default_text="60")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,10 +189,10 @@ class Predict:
     """
 
     folder: Path = argument("The folder of a run.")
-    input: Path = option("A .csv, .tsv, .parquet or .npz file, or a folder of images.", ..., "Data")
-    out: Path | None = option("A .csv, .parquet or .npz file.", None, default_text="CSV on the standard output")
+    input: Path = of_data("A .csv, .tsv, .parquet or .npz file, or a folder of images.", ...)
+    out: Path | None = option("A .csv, .parquet or .npz file.", default_text="CSV on the standard output")
     top: int = option("How many of the most probable classes are named.", 1)
-    params: str | None = option("best or last parameters.", None, "Model", "best if they were kept, else last")
+    params: str | None = of_model("best or last parameters.", None, "best if they were kept, else last")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +204,7 @@ class Export:
 
     folder: Path = argument("The folder of a run.")
     out: Path = option("A .npz or .safetensors file for the parameters, .stablehlo for the model.", ...)
-    params: str | None = option("best or last parameters.", None, "Model", "best if they were kept, else last")
+    params: str | None = of_model("best or last parameters.", None, "best if they were kept, else last")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +215,7 @@ class Report:
     """
 
     folder: Path = argument("A folder with one or more runs in it.")
-    out: Path | None = option("Folder for the report.", None, default_text="the folder of the runs")
+    out: Path | None = option("Folder for the report.", default_text="the folder of the runs")
     target: float | None = option("Value of the metric for `rounds to target`.")
 
 
@@ -238,10 +236,8 @@ class Bytes(JsonOption, TaskOptions):
     Example: fedoptax bytes --task digits --algorithm fedadam
     """
 
-    algorithms: str = option(
-        "Names separated by commas, or all.", "all", "Algorithm", flags=("--algorithm", "--algorithms")
-    )
-    set_: dict[str, Any] = option(SETTINGS, {}, "Algorithm", metavar=PAIRS)
+    algorithms: str = of_algorithm("Names separated by commas, or all.", "all", flags=("--algorithm", "--algorithms"))
+    set_: dict[str, Any] = of_algorithm(SETTINGS, {}, metavar=PAIRS)
     run: dict[str, Any] = options_from(RunOptions, lambda f: f.name in ("rounds", "cohort_size"))
 
 
@@ -253,7 +249,7 @@ class Fetch:
     """
 
     name: str = argument("Data set, such as mnist; see `fedoptax data check`.")
-    data_dir: Path | None = option(DATA_DIR, None, "Data", CACHE)
+    data_dir: Path | None = of_data(DATA_DIR, None, CACHE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,7 +260,7 @@ class Check(JsonOption):
     """
 
     names: list[str] = argument("Data sets. Default: all.", [])
-    data_dir: Path | None = option(DATA_DIR, None, "Data", CACHE)
+    data_dir: Path | None = of_data(DATA_DIR, None, CACHE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,7 +270,7 @@ class Partition(JsonOption, TaskOptions):
     Example: fedoptax data partition --task digits --partition dirichlet --alpha 0.1
     """
 
-    out: Path | None = option("Folder for partition.csv and partition.png.", None, default_text="a new one under runs/")
+    out: Path | None = option("Folder for partition.csv and partition.png.", default_text="a new one under runs/")
     overwrite: bool = option("Replace earlier results in --out.", False)
 
 
@@ -293,13 +289,13 @@ class Init(DeploymentOptions):
     """
 
     folder: Path = argument("A new folder for the app and the keys.")
-    nodes: int | None = option(
-        "Number of SuperNodes, one per client; a key is made for each unless --key gives theirs.", None, "Network", "4"
+    nodes: int | None = of_network(
+        "Number of SuperNodes, one per client; a key is made for each unless --key gives theirs.", None, "4"
     )
-    key: list[Path] = option(
-        "Public key of a node that has one; the first is for partition 0, and so on.", [], "Network", metavar="FILE"
+    key: list[Path] = of_network(
+        "Public key of a node that has one; the first is for partition 0, and so on.", [], metavar="FILE"
     )
-    host: list[str] = option("Name or address of the server in its certificate, besides localhost.", [], "Network")
+    host: list[str] = of_network("Name or address of the server in its certificate, besides localhost.", [])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,8 +307,8 @@ class AddNode:
 
     folder: Path = argument("A folder by `fedoptax deploy init`.")
     key: Path = argument("The node's public key.")
-    partition: int | None = option(
-        "The node's partition; a key that had it loses it.", None, "Network", "a new one, if the task is a function"
+    partition: int | None = of_network(
+        "The node's partition; a key that had it loses it.", None, "a new one, if the task is a function"
     )
 
 
@@ -323,16 +319,14 @@ class Local(JsonOption, DeploymentOptions):
     Example: fedoptax deploy local --algorithm scaffold --set client_lr=0.3 --set server_lr=1 --rounds 5 --out runs/a
     """
 
-    nodes: int | None = option(
-        "Number of SuperNodes, one per client.", None, "Network", "4, or the number of keys in --app"
-    )
-    app: Path | None = option("A folder by `fedoptax deploy init`.", None, "Network", "a new one")
-    port: int = option("Port of the SuperLink; 0: a free one.", 0, "Network")
-    node_port: int = option("Port of the first SuperNode; 0: free ones.", 0, "Network")
-    start_timeout: float = option("Seconds a process may take to start.", 120.0, "Network")
-    time_limit: float = option("Seconds until all processes are stopped.", 86400.0, "Network")
-    out: Path | None = option("Folder for the results.", None, default_text="runs/deployment")
+    nodes: int | None = of_network("Number of SuperNodes, one per client.", None, "4, or the number of keys in --app")
+    app: Path | None = of_network("A folder by `fedoptax deploy init`.", None, "a new one")
+    port: int = of_network("Port of the SuperLink; 0: a free one.", 0)
+    node_port: int = of_network("Port of the first SuperNode; 0: free ones.", 0)
+    start_timeout: float = of_network("Seconds a process may take to start.", 120.0)
+    time_limit: float = of_network("Seconds until all processes are stopped.", 86400.0)
+    out: Path | None = option("Folder for the results.", default_text="runs/deployment")
     resume: Path | None = option("Continue the run in this folder.")
-    resume_round: int | None = option(
-        "Go back to the checkpoint of this round, with --resume.", None, "Rounds", "the last", flags=("--round",)
+    resume_round: int | None = of_rounds(
+        "Go back to the checkpoint of this round, with --resume.", None, "the last", flags=("--round",)
     )

@@ -8,6 +8,7 @@ fields. Nothing here imports JAX before a value needs it, so that the command li
 
 from __future__ import annotations
 
+import inspect
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -75,7 +76,7 @@ def with_attributes(kind: Class) -> Class:
     """Add the options' help to the docstring of their class."""
     entries = (f"{name}: {about.help}" for name, about in options_of(kind).items())
     lines = [textwrap.fill(entry, 112, initial_indent="  ", subsequent_indent="    ") for entry in entries]
-    kind.__doc__ = "\n".join([str(kind.__doc__).rstrip(), "", "Attributes:", *lines, ""])
+    kind.__doc__ = "\n".join([inspect.cleandoc(str(kind.__doc__)), "", "Attributes:", *lines, ""])
     return kind
 
 
