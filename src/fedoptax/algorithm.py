@@ -6,14 +6,15 @@ is the only operation that crosses clients.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-from fedoptax._tree import sum_dtype
 from fedoptax.errors import UsageError
+from fedoptax.tree import sum_dtype
 
+Result = TypeVar("Result")
 Tree = Any
 """Any pytree of arrays: parameters, states, messages."""
 
@@ -124,8 +125,8 @@ def mean_gradient(grad_fn: GradFn, params: Tree, batches: Batches | Sequence[Any
     return accumulate_result(total, params), loss
 
 
-def run_either(condition: jax.Array, if_true: Callable[[], Tree], if_false: Callable[[], Tree]) -> Tree:
-    """`if_true()` or `if_false()`: by `jax.lax.cond`, or where the condition is known by a plain `if`."""
+def cond(condition: Any, if_true: Callable[[], Result], if_false: Callable[[], Result]) -> Result:
+    """`if_true()` or `if_false()`: in a compiled program by `jax.lax.cond`, else by a plain `if`."""
     if isinstance(condition, jax.core.Tracer):
         return jax.lax.cond(condition, if_true, if_false)
     return if_true() if condition else if_false()

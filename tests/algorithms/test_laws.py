@@ -11,7 +11,7 @@ import pytest
 import fedoptax as fx
 import laws
 import laws_broken as broken
-from fedoptax import _tree as tree
+from fedoptax import tree
 from fedoptax.algorithm import FedAlgorithm, accumulate, accumulate_zero
 from fedoptax.experiments.presets import PRESETS
 from laws import LAWS, Factory

@@ -9,7 +9,7 @@ import numpy as np
 from jax.experimental import io_callback
 
 import fedoptax as fx
-from fedoptax import _tree as tree
+from fedoptax import tree
 from fedoptax.algorithm import Batches, FedAlgorithm
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import fedoptax as fx
 import laws
-from fedoptax import _tree as tree
+from fedoptax import tree
 from fedoptax.algorithm import decoded
 from fedoptax.deploy.server import RawReply, check_reply, upload_form
 from fedoptax.deploy.wire import WireError, pack, unpack

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedoptax import _tree as tree
+from fedoptax import tree
 from fedoptax.algorithm import ClientResult, FedAlgorithm, GradFn, Tree, local_steps
 from fedoptax.schedules import check_lr
 

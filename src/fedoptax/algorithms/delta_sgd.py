@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedoptax import _tree as tree
+from fedoptax import tree
 from fedoptax.algorithm import ClientResult, FedAlgorithm, GradFn, Tree, local_steps
 from fedoptax.algorithms.fedopt import FedOptMessage, FedOptUpload, fedavg
 from fedoptax.errors import check_choice, check_number, check_positive
@@ -53,7 +53,7 @@ def delta_sgd(
             k, y_prev, y, eta, theta = carry
             loss, g = grad_fn(y, batch)
             _, g_prev = grad_fn(y_prev, batch)
-            moved, changed = (jnp.sqrt(tree.square_norm(tree.sub(a, b))) for a, b in ((y, y_prev), (g, g_prev)))
+            moved, changed = (tree.norm(tree.sub(a, b)) for a, b in ((y, y_prev), (g, g_prev)))
             grown = jnp.sqrt(1 + delta * theta) * eta
             bound = gamma * moved / (2 * jnp.where(changed > 0, changed, 1))
             smooth = jnp.minimum(bound, grown) + (EPS if is_released else 0)

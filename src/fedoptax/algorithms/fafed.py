@@ -10,17 +10,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedoptax import _tree as tree
+from fedoptax import tree
 from fedoptax.algorithm import (
     ClientResult,
     Cohort,
     FedAlgorithm,
     GradFn,
     Tree,
+    cond,
     local_steps,
     mean_gradient,
     num_steps,
-    run_either,
 )
 from fedoptax.errors import check_choice, check_decay, check_positive
 from fedoptax.schedules import LearningRate, check_lr, cube_root, resolve_lr, value_at, value_to_send
@@ -168,7 +168,7 @@ def fafed(
             (_, kept, x, m, v), loss = local_steps(step, start, batches)
             return FAFEDUpload(x, m, v, steps if has_schedule else ()), kept, loss
 
-        return run_either(message.t == 0, first_round, later_round)
+        return cond(message.t == 0, first_round, later_round)
 
     def server_update(server: FAFEDState, mean: FAFEDUpload, cohort: Cohort) -> FAFEDState:
         is_first = server.t == 0

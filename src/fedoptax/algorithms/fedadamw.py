@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedoptax import _tree as tree
+from fedoptax import tree
 from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Tree, local_steps, num_steps, steps_or_one
 from fedoptax.errors import check_choice, check_decay, check_number, check_positive
 from fedoptax.schedules import LearningRate, check_lr, resolve_lr, value_at, value_to_send

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedoptax import _tree as tree
+from fedoptax import tree
 from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Tree, local_steps, steps_or_one
 from fedoptax.algorithms.fedopt import FedOptUpload
 from fedoptax.schedules import LearningRate, check_lr, resolve_lr, value_at, value_to_send

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedoptax import _tree as tree
+from fedoptax import tree
 from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Tree
 from fedoptax.algorithms.fedopt import FedOptMessage, fedavg
 from fedoptax.errors import check_choice, check_positive

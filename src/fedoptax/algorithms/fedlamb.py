@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedoptax import _tree as tree
+from fedoptax import tree
 from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Tree, local_steps
 from fedoptax.errors import check_choice, check_decay, check_flag, check_number, check_positive
 from fedoptax.schedules import LearningRate, check_lr, resolve_lr, value_to_send

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedoptax import _tree as tree
+from fedoptax import tree
 from fedoptax.algorithm import Batches, ClientResult, Cohort, FedAlgorithm, GradFn, Tree, local_steps, num_steps
 from fedoptax.errors import UsageError, check_decay, check_int
 from fedoptax.schedules import LearningRate, check_lr, resolve_lr, value_at, value_to_send

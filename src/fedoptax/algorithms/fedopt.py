@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedoptax import _tree as tree
+from fedoptax import tree
 from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Tree, local_steps
 from fedoptax.algorithms import optimizers
 from fedoptax.errors import UsageError, check_choice

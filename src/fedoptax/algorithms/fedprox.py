@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from fedoptax import _tree as tree
+from fedoptax import tree
 from fedoptax.algorithm import FedAlgorithm, GradFn, Tree
 from fedoptax.algorithms.fedopt import fedavg
 from fedoptax.errors import UsageError, check_number

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedoptax import _tree as tree
+from fedoptax import tree
 from fedoptax.errors import check_decay, check_flag, check_number, check_positive
 from fedoptax.schedules import LearningRate, check_lr, value_at
 

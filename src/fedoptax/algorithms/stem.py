@@ -9,17 +9,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedoptax import _tree as tree
+from fedoptax import tree
 from fedoptax.algorithm import (
     ClientResult,
     Cohort,
     FedAlgorithm,
     GradFn,
     Tree,
+    cond,
     local_steps,
     mean_gradient,
     num_steps,
-    run_either,
 )
 from fedoptax.schedules import LearningRate, check_lr, value_at
 
@@ -79,7 +79,7 @@ def stem(lr: LearningRate, alpha: LearningRate = 0.1) -> FedAlgorithm:
             (_, kept, x, m), loss = local_steps(step, start, batches)
             return STEMUpload(x, m, steps if has_schedule else ()), kept, loss
 
-        return run_either(message.t == 0, first_round, later_round)
+        return cond(message.t == 0, first_round, later_round)
 
     def server_update(server: STEMState, mean: STEMUpload, cohort: Cohort) -> STEMState:
         t = jnp.where(server.t == 0, 1, server.t + (mean.steps if has_schedule else 1))

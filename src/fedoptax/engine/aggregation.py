@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedoptax._tree import sum_dtype
 from fedoptax.algorithm import Tree, accumulate, accumulate_result, accumulate_zero
 from fedoptax.errors import UsageError, check_int, check_number
+from fedoptax.tree import sum_dtype
 
 LEVELS = 2.0**30  # of a fixed-point number from 0 to its range: sums of shares stay within int32
 LOSS_RANGE, COUNT_RANGE = 2.0**10, 2.0**20  # of training losses and of integers

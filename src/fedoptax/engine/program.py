@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedoptax.algorithm import Batches, Cohort, FedAlgorithm, Tree, decoded, nbytes
+from fedoptax.algorithm import Batches, Cohort, FedAlgorithm, Tree, cond, decoded, nbytes
 from fedoptax.engine.aggregation import SecureMean
 from fedoptax.engine.batches import Minibatch, minibatch_form, task_grad_fn
 from fedoptax.engine.data import DeviceData
@@ -24,7 +24,7 @@ from fedoptax.engine.mesh import over_mesh, replicate
 from fedoptax.engine.plan import Plan
 from fedoptax.engine.round import round_function, row_of
 from fedoptax.engine.schedule import Schedule
-from fedoptax.engine.xla import Compiled, cond, quick_options
+from fedoptax.engine.xla import Compiled, quick_options
 from fedoptax.errors import UsageError
 from fedoptax.tasks.task import Task
 

@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedoptax._tree import ema, select, zeros_like
-from fedoptax.algorithm import Cohort, FedAlgorithm, Tree, accumulate_result, decoded
+from fedoptax.algorithm import Cohort, FedAlgorithm, Tree, accumulate_result, cond, decoded
 from fedoptax.engine.aggregation import MEAN, Aggregator, Mean, Sent, stacked
 from fedoptax.engine.batches import client_batches, count_local_steps, task_grad_fn
 from fedoptax.engine.data import DeviceData
@@ -21,9 +20,9 @@ from fedoptax.engine.mesh import AXIS, assign_clients
 from fedoptax.engine.plan import Plan, runs_sequentially
 from fedoptax.engine.sampling import round_key, sample_cohort
 from fedoptax.engine.schedule import Schedule
-from fedoptax.engine.xla import cond
 from fedoptax.errors import is_traced
 from fedoptax.tasks.task import Task
+from fedoptax.tree import ema, select, zeros_like
 
 NO_ROW = 2**31 - 1  # a row that is not there: what is written to it is dropped
 

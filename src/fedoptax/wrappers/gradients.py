@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedoptax import _tree as tree
+from fedoptax import tree
 from fedoptax.algorithm import FedAlgorithm, GradFn, Tree
 from fedoptax.errors import check_positive
 
@@ -36,13 +36,8 @@ def clipped(grad_fn: GradFn, max_norm: Any) -> GradFn:
 
     def gradient(y: Tree, batch: Any) -> tuple[jax.Array, Tree]:
         loss, grads = grad_fn(y, batch)
-        norm = global_norm(grads)
+        norm = tree.norm(grads)
         limit = jnp.asarray(max_norm, norm.dtype)
         return loss, tree.scale(limit / jnp.maximum(norm, limit), grads)
 
     return gradient
-
-
-def global_norm(grads: Tree) -> jax.Array:
-    """The 2-norm of all leaves together, a scalar in at least float32."""
-    return jnp.sqrt(tree.square_norm(grads))

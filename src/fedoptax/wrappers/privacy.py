@@ -13,11 +13,10 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import keystr, tree_leaves_with_path
 
-from fedoptax import _tree as tree
+from fedoptax import tree
 from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Tree
 from fedoptax.errors import UsageError, check_number, check_positive, is_traced
 from fedoptax.wrappers import accounting, uploads
-from fedoptax.wrappers.gradients import global_norm
 from fedoptax.wrappers.uploads import Message
 
 
@@ -106,7 +105,7 @@ def with_privacy(
         upload, client, loss = algorithm.client_update(grad_fn, message.inner, client, batches)
         _check_upload(upload, names, must_know_all=nonnegative is None)
         change, limit = uploads.change_of(message.inner, upload), message.added if is_adaptive else clip
-        norm = global_norm(change)
+        norm = tree.norm(change)
         below = (norm <= jnp.asarray(limit, norm.dtype)).astype(jnp.float32) if is_adaptive else ()
         return PrivateUpload(scale_into_ball(change, limit), below), client, loss
 
@@ -143,7 +142,7 @@ def scale_into_ball(change: Tree, radius: Any) -> Tree:
 
     What is shortened ends two units in the last place inside the ball, so that rounding does not carry it out again.
     """
-    norm = global_norm(change)
+    norm = tree.norm(change)
     limit = jnp.asarray(radius, norm.dtype)
     coarsest = max((float(jnp.finfo(a.dtype).eps) for a in jax.tree.leaves(change)), default=0.0)
     factor = jnp.where(norm <= limit, 1 / limit, (1 - 2 * coarsest) / jnp.maximum(norm, limit))

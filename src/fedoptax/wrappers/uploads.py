@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import GetAttrKey, tree_map_with_path
 
-from fedoptax import _tree as tree
+from fedoptax import tree
 from fedoptax.algorithm import Batches, FedAlgorithm, Tree
 from fedoptax.errors import check_int
 

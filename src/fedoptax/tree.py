@@ -1,4 +1,4 @@
-"""Arithmetic on parameter trees in which a scalar never changes the dtype of the tree.
+"""Arithmetic on trees of arrays (parameters, gradients, states) in which a scalar never changes a leaf's dtype.
 
 A hyper-parameter may be a Python float or a traced float32 (in a sweep); multiplied as it is, the latter would
 turn bfloat16 parameters into float32. Here each scalar takes the dtype of the leaf it meets.
@@ -40,6 +40,11 @@ def square_norm(x: Tree) -> jax.Array:
     """‖x‖², all leaves together, a scalar of at least float32."""
     wide = sum_dtype(x)
     return sum((jnp.sum(jnp.square(a.astype(wide))) for a in jax.tree.leaves(x)), jnp.zeros((), wide))
+
+
+def norm(x: Tree) -> jax.Array:
+    """‖x‖, the 2-norm of all leaves together, a scalar of at least float32."""
+    return jnp.sqrt(square_norm(x))
 
 
 def scale(a: Any, x: Tree) -> Tree:
