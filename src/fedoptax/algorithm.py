@@ -5,7 +5,7 @@ the algorithm decides what is sent, what is remembered and what is computed. The
 is the only operation that crosses clients.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -43,7 +43,8 @@ class FedAlgorithm(NamedTuple):
       init_client: `params -> client`, what one client keeps between rounds; `()` when it keeps nothing.
       broadcast: `server -> message`, everything a sampled client receives.
       client_update: `(grad_fn, message, client, batches) -> (upload, client, loss)`, a client's round. `batches` is
-        a list of minibatches or a `Batches`; `loss` is the mean loss over the local steps, a scalar.
+        a `Batches`, or in plain Python a `BatchList`; a random algorithm draws from `batches.key`. `loss` is the mean
+        loss over the local steps, a scalar.
       server_update: `(server, mean_upload, cohort) -> server`, where `cohort` is a `Cohort`.
       params: `server -> params`, the model to evaluate and save.
       weighting: how the paper averages uploads, `"examples"` or `"uniform"`; a run may choose otherwise,
@@ -67,10 +68,25 @@ class FedAlgorithm(NamedTuple):
 
 
 class Batches(NamedTuple):
-    """A client's minibatches, made on demand: `get(k)` is batch k of `num_steps` (which may be a traced value)."""
+    """A client's minibatches of a round, made on demand, and its random key.
+
+    Attributes:
+      num_steps: K, how many there are; may be traced.
+      get: `k -> minibatch`, for k = 0, …, K − 1.
+      key: for the client's own random numbers: another for each client, round and seed, the same in every engine.
+    """
 
     num_steps: Any
     get: Callable[[Any], Any]
+    key: Any = None
+
+
+class BatchList(list[Any]):
+    """A client's minibatches of a round in a list, for rounds in plain Python, and its random key; see `Batches`."""
+
+    def __init__(self, batches: Iterable[Any], key: Any = None) -> None:
+        super().__init__(batches)
+        self.key = key
 
 
 def num_steps(batches: Batches | Sequence[Any]) -> Any:

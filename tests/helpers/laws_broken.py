@@ -141,6 +141,11 @@ def hides_its_round(lr: float = 0.1) -> FedAlgorithm:
     return _with_mean(fx.fedavg(lr), lambda mean: _scaled(mean, 1 / (1 + next(rounds))))
 
 
+def draws_from_numpy(lr: float = 0.1) -> FedAlgorithm:
+    """Adds noise that no key decides."""
+    return _with_upload(fx.fedavg(lr), lambda upload, batches: _scaled(upload, 1 + 0.1 * np.random.random()))
+
+
 def sends_more(lr: float = 0.1) -> FedAlgorithm:
     """Sends the parameters twice, but not while its bytes are counted."""
     base = fx.fedavg(lr)

@@ -195,7 +195,7 @@ def _count_message_bytes(
         server = algorithm.init(params)
         client = algorithm.init_client(algorithm.params(server))
         message = algorithm.broadcast(server)
-        batches = Batches(steps, lambda k: batch)
+        batches = Batches(steps, lambda k: batch, jax.random.key(0))
         upload, new_client, _ = algorithm.client_update(grad_fn, message, client, batches)
         mean = decoded(algorithm, upload)
         if isinstance(plan.aggregate, SecureMean):

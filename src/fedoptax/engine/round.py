@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedoptax.algorithm import Cohort, FedAlgorithm, Tree, accumulate_result, cond, decoded
+from fedoptax.algorithm import BatchList, Cohort, FedAlgorithm, Tree, accumulate_result, cond, decoded
 from fedoptax.engine.aggregation import MEAN, Aggregator, Mean, Sent, stacked
 from fedoptax.engine.batches import client_batches, count_local_steps, task_grad_fn
 from fedoptax.engine.data import DeviceData
@@ -91,7 +91,7 @@ def round_function(
         key = jax.random.fold_in(client_keys, member.client)
         batches: Any = client_batches(data.examples, offset, size, key, plan.work, capacity, is_sequential, smallest)
         if is_eager and not is_traced(size):
-            batches = [batches.get(k) for k in range(int(batches.num_steps))]
+            batches = BatchList(map(batches.get, range(int(batches.num_steps))), batches.key)
         upload, state, loss = algorithm.client_update(grad_fn, message, state, batches)
         return Sent(decoded(algorithm, upload), loss), state
 

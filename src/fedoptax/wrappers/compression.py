@@ -46,7 +46,7 @@ def with_compression(
       algorithm: any algorithm; with privacy, the private one.
       codec: `codecs.qsgd(...)`, `codecs.topk(...)`, `codecs.sign()` or one of your own.
       fields: the names of the upload's fields to code; None is `FIELDS`. An upload without fields is coded whole.
-      seed: of the rounding, which is independent from client to client.
+      seed: of the rounding, which also draws from each client's key: it is independent from client to client.
 
     Raises:
       UsageError: no codec, a wrong seed, or (when a client runs) an upload that is coded already or lacks the fields.
