@@ -66,6 +66,11 @@ def ema(decay: Any, old: Tree, new: Tree) -> Tree:
     return jax.tree.map(leaf, old, new)
 
 
+def take(x: Tree, i: Any) -> Tree:
+    """Row i, or the rows i, of stacked trees."""
+    return jax.tree.map(lambda a: a[i], x)
+
+
 def select(condition: Any, x: Tree, y: Tree) -> Tree:
     """`x` where the scalar `condition` is true, else `y`."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), x, y)

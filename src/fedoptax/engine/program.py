@@ -14,15 +14,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedoptax import tree
 from fedoptax.algorithm import Batches, Cohort, FedAlgorithm, Tree, cond, decoded, nbytes
 from fedoptax.engine.aggregation import SecureMean
+from fedoptax.engine.asynchronous import asynchronous_round
 from fedoptax.engine.batches import Minibatch, minibatch_form, task_grad_fn
+from fedoptax.engine.checked import checked_round
 from fedoptax.engine.data import DeviceData
 from fedoptax.engine.evaluation import column_names, evaluate, evaluation_data
 from fedoptax.engine.faults import COUNTS, Rates
 from fedoptax.engine.mesh import over_mesh, replicate
 from fedoptax.engine.plan import Plan
-from fedoptax.engine.round import round_function, row_of
+from fedoptax.engine.round import plain_round
 from fedoptax.engine.schedule import Schedule
 from fedoptax.engine.xla import Compiled, quick_options
 from fedoptax.errors import UsageError
@@ -151,7 +154,8 @@ def round_step(
     task: Task, algorithm: FedAlgorithm, plan: Plan, columns: Sequence[str], is_eager: bool = False
 ) -> Callable[..., Advance]:
     """Make `(state, data, key, start, eval_every, last, rates, schedule) -> state`: a round, its evaluation, a row."""
-    run_round = round_function(task, algorithm, plan, is_eager)
+    make = asynchronous_round if plan.concurrency is not None else checked_round if plan.has_outcomes else plain_round
+    run_round = make(task, algorithm, plan, is_eager)
 
     @jax.jit
     def test(server: Tree, data: Any) -> dict[str, jax.Array]:
@@ -167,8 +171,8 @@ def round_step(
         rates: Rates,
         schedule: Schedule | None = None,
     ) -> Advance:
-        turn = row_of(schedule, state.round - start)
-        result = run_round(state.server, state.clients, data, key, state.round, rates, turn)
+        arrivals = tree.take(schedule, state.round - start)
+        result = run_round(state.server, state.clients, data, key, state.round, rates, arrivals)
         number, row = state.round + 1, result.columns
         if data.held_out:
             is_due = (number % eval_every == 0) | (number == last)
