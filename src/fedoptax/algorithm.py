@@ -6,7 +6,7 @@ is the only operation that crosses clients.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,14 +14,22 @@ import jax.numpy as jnp
 from fedoptax.errors import UsageError
 from fedoptax.tree import sum_dtype
 
-Result = TypeVar("Result")
 Tree = Any
 """Any pytree of arrays: parameters, states, messages."""
+
+Number = float | jax.Array
+"""A hyper-parameter: a Python number, or a traced value, as in a sweep."""
+
+Server = TypeVar("Server")
+Message = TypeVar("Message")
+Client = TypeVar("Client")
+Upload = TypeVar("Upload")
+Result = TypeVar("Result")
 
 GradFn = Callable[[Tree, Any], tuple[jax.Array, Tree]]
 """`grad_fn(params, batch) -> (loss, grads)`, the convention of `jax.value_and_grad`."""
 
-ClientResult = tuple[Tree, Tree, jax.Array]
+ClientResult = tuple[Upload, Client, jax.Array]
 """`(upload, client, loss)`: what a client sends, what it keeps, and its mean loss."""
 
 Step = Callable[[Tree, Any], tuple[Tree, jax.Array]]
@@ -31,40 +39,8 @@ Step = Callable[[Tree, Any], tuple[Tree, jax.Array]]
 class Cohort(NamedTuple):
     """Who took part in a round: `size` clients, |S|, of `num_clients`, N."""
 
-    size: Any
-    num_clients: Any
-
-
-class FedAlgorithm(NamedTuple):
-    """A federated optimization algorithm as pure functions; hyper-parameters are closed over and may be traced.
-
-    Attributes:
-      init: `params -> server`, the server's state before the first round.
-      init_client: `params -> client`, what one client keeps between rounds; `()` when it keeps nothing.
-      broadcast: `server -> message`, everything a sampled client receives.
-      client_update: `(grad_fn, message, client, batches) -> (upload, client, loss)`, a client's round. `batches` is
-        a `Batches`, or in plain Python a `BatchList`; a random algorithm draws from `batches.key`. `loss` is the mean
-        loss over the local steps, a scalar.
-      server_update: `(server, mean_upload, cohort) -> server`, where `cohort` is a `Cohort`.
-      params: `server -> params`, the model to evaluate and save.
-      weighting: how the paper averages uploads, `"examples"` or `"uniform"`; a run may choose otherwise,
-        but for a private algorithm.
-      decode: `sent -> upload`, applied by the receiver before the mean; None where uploads are averaged as they are
-        sent (see `with_compression`).
-      epsilon: `(rounds, cohort_size, num_clients) -> ε`, the privacy spent; None without privacy (see `with_privacy`).
-      gradients_per_step: how often a client calls `grad_fn` for each of its minibatches, for reports.
-    """
-
-    init: Callable[[Tree], Tree]
-    init_client: Callable[[Tree], Tree]
-    broadcast: Callable[[Tree], Tree]
-    client_update: Callable[[GradFn, Tree, Tree, Any], ClientResult]
-    server_update: Callable[[Tree, Tree, Cohort], Tree]
-    params: Callable[[Tree], Tree]
-    weighting: str = "examples"
-    decode: Callable[[Tree], Tree] | None = None
-    epsilon: Callable[[int, int, int], float] | None = None
-    gradients_per_step: int = 1
+    size: Number
+    num_clients: int
 
 
 class Batches(NamedTuple):
@@ -89,17 +65,55 @@ class BatchList(list[Any]):
         self.key = key
 
 
-def num_steps(batches: Batches | Sequence[Any]) -> Any:
+Minibatches = Batches | BatchList | Sequence[Any]
+"""A client's minibatches of a round, as `client_update` receives them."""
+
+
+class FedAlgorithm(NamedTuple, Generic[Server, Message, Client, Upload]):
+    """A federated optimization algorithm as pure functions; hyper-parameters are closed over and may be traced.
+
+    Its types are those of the server's state, the message, a client's state and the upload: each a tree of arrays.
+
+    Attributes:
+      init: `params -> server`, the server's state before the first round.
+      init_client: `params -> client`, what one client keeps between rounds; `()` when it keeps nothing.
+      broadcast: `server -> message`, everything a sampled client receives.
+      client_update: `(grad_fn, message, client, batches) -> (upload, client, loss)`, a client's round. `batches` is
+        a `Batches`, or in plain Python a `BatchList`; a random algorithm draws from `batches.key`. `loss` is the mean
+        loss over the local steps, a scalar.
+      server_update: `(server, mean_upload, cohort) -> server`, where `cohort` is a `Cohort`.
+      params: `server -> params`, the model to evaluate and save.
+      weighting: how the paper averages uploads, `"examples"` or `"uniform"`; a run may choose otherwise,
+        but for a private algorithm.
+      decode: `sent -> upload`, applied by the receiver before the mean; None where uploads are averaged as they are
+        sent (see `with_compression`).
+      epsilon: `(rounds, cohort_size, num_clients) -> ε`, the privacy spent; None without privacy (see `with_privacy`).
+      gradients_per_step: how often a client calls `grad_fn` for each of its minibatches, for reports.
+    """
+
+    init: Callable[[Tree], Server]
+    init_client: Callable[[Tree], Client]
+    broadcast: Callable[[Server], Message]
+    client_update: Callable[[GradFn, Message, Client, Minibatches], ClientResult[Upload, Client]]
+    server_update: Callable[[Server, Upload, Cohort], Server]
+    params: Callable[[Server], Tree]
+    weighting: str = "examples"
+    decode: Callable[[Any], Upload] | None = None
+    epsilon: Callable[[int, int, int], float] | None = None
+    gradients_per_step: int = 1
+
+
+def num_steps(batches: Minibatches) -> Any:
     """K, the number of local steps that `batches` holds: an int, or a traced int32 in a compiled round."""
     return batches.num_steps if isinstance(batches, Batches) else len(batches)
 
 
-def steps_or_one(batches: Batches | Sequence[Any]) -> jax.Array:
+def steps_or_one(batches: Minibatches) -> jax.Array:
     """K as a floating-point number to divide by: 1 for a client without minibatches."""
     return jnp.maximum(num_steps(batches), 1).astype(float)
 
 
-def local_steps(step: Step, carry: Tree, batches: Batches | Sequence[Any]) -> tuple[Tree, jax.Array]:
+def local_steps(step: Step, carry: Tree, batches: Minibatches) -> tuple[Tree, jax.Array]:
     """Run `step` once on each of a client's minibatches, in order.
 
     Args:
@@ -127,7 +141,7 @@ def local_steps(step: Step, carry: Tree, batches: Batches | Sequence[Any]) -> tu
     return carry, total / steps_or_one(batches)
 
 
-def mean_gradient(grad_fn: GradFn, params: Tree, batches: Batches | Sequence[Any]) -> tuple[Tree, jax.Array]:
+def mean_gradient(grad_fn: GradFn, params: Tree, batches: Minibatches) -> tuple[Tree, jax.Array]:
     """(1/K) Σₖ g(params; ξₖ) over a client's minibatches, in the dtypes of `params`, and the mean loss there.
 
     The sum is at least float32. Several papers call this the client's full-batch gradient.

@@ -17,7 +17,7 @@ import numpy as np
 from jax.tree_util import GetAttrKey, tree_map_with_path
 
 from fedoptax import tree
-from fedoptax.algorithm import BatchList, FedAlgorithm, Tree
+from fedoptax.algorithm import BatchList, FedAlgorithm, Minibatches, Tree
 from fedoptax.errors import check_int
 
 VECTORS = ("delta", "params", "control_delta", "gradient", "m")
@@ -30,8 +30,8 @@ _RECEIVED_AS = {"v": "v_max"}  # Local AMSGrad and Fed-LAMB receive v̂ and send
 class Message(NamedTuple):
     """An algorithm's message, and what a wrapper adds (`()` for nothing)."""
 
-    inner: Any
-    added: Any
+    inner: Tree
+    added: Tree
 
     @property
     def params(self) -> Tree:
@@ -49,17 +49,17 @@ def field_of(path: Sequence[Any]) -> str | None:
     return path[0].name if path and isinstance(path[0], GetAttrKey) else None
 
 
-def change_of(message: Any, upload: Tree, fields: Sequence[str] | None = None) -> Tree:
+def change_of(message: Tree, upload: Tree, fields: Sequence[str] | None = None) -> Tree:
     """The part of an upload that the server does not know: the upload minus `known_part`."""
     return tree.sub(upload, known_part(message, upload, fields))
 
 
-def upload_of(message: Any, change: Tree, fields: Sequence[str] | None = None) -> Tree:
+def upload_of(message: Tree, change: Tree, fields: Sequence[str] | None = None) -> Tree:
     """The upload of a change, or the mean upload of a mean change: the inverse of `change_of`."""
     return tree.add(change, known_part(message, change, fields))
 
 
-def known_part(message: Any, upload: Tree, fields: Sequence[str] | None = None) -> Tree:
+def known_part(message: Tree, upload: Tree, fields: Sequence[str] | None = None) -> Tree:
     """The message's values in the places of an upload's floating-point leaves, field by field; 0 elsewhere.
 
     A field (of `fields`; None is all) is known if the message has one of its name and form.
@@ -123,7 +123,7 @@ def split_key(stored: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jax.random.key_data(following), use
 
 
-def client_key(stored: jax.Array, batches: Any) -> jax.Array:
+def client_key(stored: jax.Array, batches: Minibatches) -> jax.Array:
     """A key for one client in one round: the message's, mixed with the client's own; a plain list has none."""
     own = getattr(batches, "key", None)
     own = jax.random.key(0) if own is None else own
