@@ -17,9 +17,6 @@ from fedoptax.tree import sum_dtype
 Tree = Any
 """Any pytree of arrays: parameters, states, messages."""
 
-Number = float | jax.Array
-"""A hyper-parameter: a Python number, or a traced value, as in a sweep."""
-
 Server = TypeVar("Server")
 Message = TypeVar("Message")
 Client = TypeVar("Client")
@@ -39,7 +36,7 @@ Step = Callable[[Tree, Any], tuple[Tree, jax.Array]]
 class Cohort(NamedTuple):
     """Who took part in a round: `size` clients, |S|, of `num_clients`, N."""
 
-    size: Number
+    size: int | jax.Array
     num_clients: int
 
 

@@ -16,9 +16,12 @@ import optax
 
 from fedoptax.errors import UsageError, check_choice, check_int, check_number, check_positive
 
+Number = float | jax.Array
+"""A hyper-parameter: a Python number, or a traced value, as in a sweep."""
+
 Schedule = Callable[[Any], Any]
-LearningRate = float | jax.Array | Schedule
-"""A number (perhaps traced), or a schedule over rounds 0, 1, 2, …"""
+LearningRate = Number | Schedule
+"""A number, or a schedule over rounds 0, 1, 2, …"""
 
 
 def check_lr(most: float = math.inf, **rates: LearningRate) -> None:

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from fedoptax import tree
-from fedoptax.algorithm import ClientResult, FedAlgorithm, GradFn, Minibatches, Number, Tree, local_steps
-from fedoptax.schedules import check_lr
+from fedoptax.algorithm import ClientResult, FedAlgorithm, GradFn, Minibatches, Tree, local_steps
+from fedoptax.schedules import Number, check_lr
 
 
 def local(client_lr: Number) -> FedAlgorithm:

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from fedoptax import tree
-from fedoptax.algorithm import ClientResult, FedAlgorithm, GradFn, Minibatches, Number, Tree, local_steps
+from fedoptax.algorithm import ClientResult, FedAlgorithm, GradFn, Minibatches, Tree, local_steps
 from fedoptax.algorithms.fedopt import FedOptMessage, FedOptState, FedOptUpload, fedavg
 from fedoptax.errors import check_choice, check_number, check_positive
-from fedoptax.schedules import LearningRate
+from fedoptax.schedules import LearningRate, Number
 
 EPS = 1e-5
 """What released code adds to every step size."""

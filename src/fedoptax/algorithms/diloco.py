@@ -6,10 +6,10 @@ Training of Language Models*, Algorithm 1: FedOpt as users of language models kn
 
 import optax
 
-from fedoptax.algorithm import FedAlgorithm, Number
+from fedoptax.algorithm import FedAlgorithm
 from fedoptax.algorithms import optimizers
 from fedoptax.algorithms.fedopt import _fedopt, _sgd
-from fedoptax.schedules import LearningRate
+from fedoptax.schedules import LearningRate, Number
 
 
 def diloco(

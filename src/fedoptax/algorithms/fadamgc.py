@@ -16,7 +16,6 @@ from fedoptax.algorithm import (
     FedAlgorithm,
     GradFn,
     Minibatches,
-    Number,
     Tree,
     local_steps,
     num_steps,
@@ -24,7 +23,7 @@ from fedoptax.algorithm import (
 )
 from fedoptax.algorithms import optimizers
 from fedoptax.errors import check_choice
-from fedoptax.schedules import LearningRate, check_lr, resolve_lr, value_at, value_to_send
+from fedoptax.schedules import LearningRate, Number, check_lr, resolve_lr, value_at, value_to_send
 
 
 class FAdamGCState(NamedTuple):

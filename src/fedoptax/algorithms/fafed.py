@@ -17,7 +17,6 @@ from fedoptax.algorithm import (
     FedAlgorithm,
     GradFn,
     Minibatches,
-    Number,
     Tree,
     cond,
     local_steps,
@@ -25,7 +24,7 @@ from fedoptax.algorithm import (
     num_steps,
 )
 from fedoptax.errors import check_choice, check_decay, check_positive
-from fedoptax.schedules import LearningRate, check_lr, cube_root, resolve_lr, value_at, value_to_send
+from fedoptax.schedules import LearningRate, Number, check_lr, cube_root, resolve_lr, value_at, value_to_send
 
 
 class NaiveState(NamedTuple):

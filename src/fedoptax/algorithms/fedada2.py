@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import optax
 
 from fedoptax import tree
-from fedoptax.algorithm import FedAlgorithm, Number, Tree
+from fedoptax.algorithm import FedAlgorithm, Tree
 from fedoptax.algorithms import optimizers
 from fedoptax.algorithms.fedopt import _fedopt, _sgd
 from fedoptax.errors import check_choice, check_positive
-from fedoptax.schedules import LearningRate
+from fedoptax.schedules import LearningRate, Number
 
 
 def fedada2(
@@ -47,14 +47,9 @@ def fedada2(
     check_choice("server", server, ("adagrad", "adam"))
     check_positive(eps=eps)
     inner = scale_by_adagrad(eps) if client == "adagrad" else scale_by_sm3(eps)
-    outer = (
-        optimizers.scale_by_fedadagrad(b1, tau=tau)
-        if server == "adagrad"
-        else optimizers.scale_by_fedadam(b1, b2, tau=tau)
-    )
-    algorithm = _fedopt(
-        client_lr, optax.chain(outer, optimizers.descend(server_lr)), lambda lr: optax.chain(inner, _sgd(lr))
-    )
+    adagrad, adam = optimizers.scale_by_fedadagrad(b1, tau=tau), optimizers.scale_by_fedadam(b1, b2, tau=tau)
+    outer = optax.chain(adagrad if server == "adagrad" else adam, optimizers.descend(server_lr))
+    algorithm = _fedopt(client_lr, outer, lambda lr: optax.chain(inner, _sgd(lr)))
     return algorithm._replace(weighting="uniform")
 
 

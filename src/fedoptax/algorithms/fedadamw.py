@@ -16,14 +16,13 @@ from fedoptax.algorithm import (
     FedAlgorithm,
     GradFn,
     Minibatches,
-    Number,
     Tree,
     local_steps,
     num_steps,
     steps_or_one,
 )
 from fedoptax.errors import check_choice, check_decay, check_number, check_positive
-from fedoptax.schedules import LearningRate, check_lr, resolve_lr, value_at, value_to_send
+from fedoptax.schedules import LearningRate, Number, check_lr, resolve_lr, value_at, value_to_send
 
 
 class FedAdamWState(NamedTuple):

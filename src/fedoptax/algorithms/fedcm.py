@@ -10,19 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from fedoptax import tree
-from fedoptax.algorithm import (
-    ClientResult,
-    Cohort,
-    FedAlgorithm,
-    GradFn,
-    Minibatches,
-    Number,
-    Tree,
-    local_steps,
-    steps_or_one,
-)
+from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Tree, local_steps, steps_or_one
 from fedoptax.algorithms.fedopt import FedOptUpload
-from fedoptax.schedules import LearningRate, check_lr, resolve_lr, value_at, value_to_send
+from fedoptax.schedules import LearningRate, Number, check_lr, resolve_lr, value_at, value_to_send
 
 
 class FedCMState(NamedTuple):

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 
 from fedoptax import tree
-from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Number, Tree, local_steps
+from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Tree, local_steps
 from fedoptax.algorithms.fedopt import FedOptMessage, FedOptUpload
 from fedoptax.errors import check_positive
-from fedoptax.schedules import LearningRate, check_lr, resolve_lr, value_to_send
+from fedoptax.schedules import LearningRate, Number, check_lr, resolve_lr, value_to_send
 
 
 class FedDynState(NamedTuple):

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from fedoptax import tree
-from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Number, Tree
+from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Tree
 from fedoptax.algorithms.fedopt import FedOptMessage, fedavg
 from fedoptax.errors import check_choice, check_positive
-from fedoptax.schedules import LearningRate, value_to_send
+from fedoptax.schedules import LearningRate, Number, value_to_send
 
 DECAY = 0.998
 """By which released code multiplies the client's rate in each round, and ε by its square."""

@@ -9,20 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from fedoptax import tree
-from fedoptax.algorithm import (
-    Batches,
-    ClientResult,
-    Cohort,
-    FedAlgorithm,
-    GradFn,
-    Minibatches,
-    Number,
-    Tree,
-    local_steps,
-    num_steps,
-)
+from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Tree, local_steps, num_steps
 from fedoptax.errors import UsageError, check_decay, check_int
-from fedoptax.schedules import LearningRate, check_lr, resolve_lr, value_at, value_to_send
+from fedoptax.schedules import LearningRate, Number, check_lr, resolve_lr, value_at, value_to_send
 from fedoptax.wrappers import codecs
 
 
@@ -79,7 +68,7 @@ def fedlion(
         grad_fn: GradFn, message: FedLionMessage, client: Tree, batches: Minibatches
     ) -> ClientResult[FedLionUpload, Tree]:
         x, gamma, steps = message.params, resolve_lr(lr, message.lr), num_steps(batches)
-        if not isinstance(batches, Batches) and steps > max_steps:
+        if isinstance(steps, int) and steps > max_steps:
             raise UsageError(f"max_steps must be >= {steps}, the local steps of a client, got {max_steps}")
 
         def step(carry: tuple[Tree, Tree], batch: Any) -> tuple[tuple[Tree, Tree], jax.Array]:

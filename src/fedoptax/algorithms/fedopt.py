@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import optax
 
 from fedoptax import tree
-from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Number, Tree, local_steps
+from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Tree, local_steps
 from fedoptax.algorithms import optimizers
 from fedoptax.errors import UsageError, check_choice
-from fedoptax.schedules import LearningRate, check_lr, resolve_lr, value_to_send
+from fedoptax.schedules import LearningRate, Number, check_lr, resolve_lr, value_to_send
 
 
 class FedOptState(NamedTuple):

@@ -8,10 +8,10 @@ from typing import Any
 import jax
 
 from fedoptax import tree
-from fedoptax.algorithm import FedAlgorithm, GradFn, Number, Tree
+from fedoptax.algorithm import FedAlgorithm, GradFn, Tree
 from fedoptax.algorithms.fedopt import fedavg
 from fedoptax.errors import UsageError, check_number
-from fedoptax.schedules import LearningRate
+from fedoptax.schedules import LearningRate, Number
 from fedoptax.wrappers.gradients import with_gradient
 
 

@@ -16,7 +16,6 @@ from fedoptax.algorithm import (
     FedAlgorithm,
     GradFn,
     Minibatches,
-    Number,
     Tree,
     accumulate,
     accumulate_result,
@@ -25,7 +24,7 @@ from fedoptax.algorithm import (
     steps_or_one,
 )
 from fedoptax.errors import check_choice, check_decay, check_positive
-from fedoptax.schedules import LearningRate, check_lr, resolve_lr, value_to_send
+from fedoptax.schedules import LearningRate, Number, check_lr, resolve_lr, value_to_send
 
 
 class Statistics(NamedTuple):

@@ -5,10 +5,10 @@ Thérien, Huang, Defazio, Rish, Belilovsky 2025, *MuLoCo: Muon is a practical in
 
 import optax
 
-from fedoptax.algorithm import FedAlgorithm, Number
+from fedoptax.algorithm import FedAlgorithm
 from fedoptax.algorithms import optimizers
 from fedoptax.algorithms.fedopt import _fedopt, _sgd
-from fedoptax.schedules import LearningRate
+from fedoptax.schedules import LearningRate, Number
 
 
 def muloco(

@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import optax
 
 from fedoptax import tree
-from fedoptax.algorithm import Number, Tree
+from fedoptax.algorithm import Tree
 from fedoptax.errors import check_decay, check_flag, check_number, check_positive
-from fedoptax.schedules import LearningRate, check_lr, value_at
+from fedoptax.schedules import LearningRate, Number, check_lr, value_at
 
 
 class MomentState(NamedTuple):

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import optax
 
 from fedoptax import tree
-from fedoptax.algorithm import ClientResult, FedAlgorithm, GradFn, Minibatches, Number, Tree
+from fedoptax.algorithm import ClientResult, FedAlgorithm, GradFn, Minibatches, Tree
 from fedoptax.algorithms import optimizers
 from fedoptax.algorithms.fedopt import FedOptMessage, FedOptState, _fedopt, _sgd
 from fedoptax.errors import check_number, check_positive
-from fedoptax.schedules import LearningRate, check_lr
+from fedoptax.schedules import LearningRate, Number, check_lr
 
 
 class AdaAlterState(NamedTuple):

@@ -4,6 +4,7 @@ Uploads that are not finite are rejected. Each member of the cohort has an outco
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -52,16 +53,13 @@ def checked_round(
         forms = jax.eval_shape(traced, *shared, *tree.take((members, clients), 0))
 
         def train_member(member: Member, state: Tree) -> tuple[Sent, MemberResult]:
-            assert member.outcome is not None
             answers = member.outcome.answers
-            (upload, loss), new_state = cond(
-                answers, lambda: train_client(*shared, member, state), lambda: tree.zeros_like(forms)
-            )
+            train, fail = partial(train_client, *shared, member, state), partial(tree.zeros_like, forms)
+            (upload, loss), new_state = cond(answers, train, fail)
             accepted = answers & jnp.isfinite(loss) & all_finite(upload)
             return Sent(prepare(upload), loss), MemberResult(tree.select(accepted, new_state, state), accepted)
 
         sent, (states, accepted) = train_cohort(train_member, members, clients, forms[0])
-        assert accepted is not None
         total, weight = _combine(plan.aggregate, members, sent, accepted, forms[0])
         upload, loss = accumulate_result(total, forms[0])
         count = jnp.sum(accepted)

@@ -99,12 +99,7 @@ def share_cohort(
 ) -> Callable[..., tuple[Tree, Tree]]:
     """Make a `TrainCohort` of which each device does its share, from the one of a single device.
 
-    Args:
-      train_cohort: that of a device.
-      devices: of the mesh.
-      is_mean: whether what members send is added up.
-      is_uneven: whether members take different numbers of steps, so that largest-first shares are faster.
-      is_sequential: whether a device trains its members one after another.
+    `is_mean` says whether what members send is added up, `is_uneven` whether they take different numbers of steps.
     """
 
     def train_shares(train_member: Any, members: Any, clients: Tree, form: Tree) -> tuple[Tree, Tree]:

@@ -17,7 +17,7 @@ from fedoptax.algorithm import Batches, BatchList, Cohort, FedAlgorithm, Tree, a
 from fedoptax.engine.aggregation import Mean, Sent, stacked
 from fedoptax.engine.batches import client_batches, count_local_steps, task_grad_fn
 from fedoptax.engine.data import DeviceData
-from fedoptax.engine.faults import Outcome, Rates
+from fedoptax.engine.faults import Rates
 from fedoptax.engine.mesh import share_cohort
 from fedoptax.engine.plan import Plan, runs_sequentially
 from fedoptax.engine.sampling import round_key, sample_cohort
@@ -36,7 +36,7 @@ class Member(NamedTuple):
       row: where its state is among the states.
       steps: the number of its local steps.
       weight: of its upload; the cohort's sum to 1.
-      outcome: what happens to it, in a round that checks uploads; else None.
+      outcome: its `Outcome`, in a round that checks uploads; else None.
       slot: where the message is kept that it was sent, in an asynchronous round; else None.
     """
 
@@ -45,15 +45,15 @@ class Member(NamedTuple):
     row: jax.Array
     steps: jax.Array
     weight: jax.Array
-    outcome: Outcome | None = None
-    slot: jax.Array | None = None
+    outcome: Any = None
+    slot: Any = None
 
 
 class MemberResult(NamedTuple):
     """A member's state after the round, and whether its upload was accepted (None where uploads are not checked)."""
 
     state: Tree
-    accepted: jax.Array | None = None
+    accepted: Any = None
 
 
 class RoundResult(NamedTuple):
@@ -148,12 +148,12 @@ def local_training(task: Task, algorithm: FedAlgorithm, plan: Plan, is_eager: bo
 def cohort_training(task: Task, plan: Plan, is_eager: bool) -> TrainCohort:
     """Choose how members are trained: one after another, all at once or in plain Python; on one device or several."""
     mean = plan.aggregate if isinstance(plan.aggregate, Mean) else None
-    is_sequential = runs_sequentially(plan, task)
-    loop = _train_in_python if is_eager else _train_sequentially if is_sequential else _train_at_once
+    is_sequential = runs_sequentially(plan, task) and not is_eager
+    train = partial(_train_sequentially, mean) if is_sequential else partial(_train_at_once, mean, is_eager)
     if plan.mesh == 1:
-        return partial(loop, mean)
+        return train
     is_uneven = plan.work.steps is None and bool(np.ptp(task.clients.sizes))
-    return share_cohort(partial(loop, mean), plan.mesh, mean is not None, is_uneven, is_sequential)
+    return share_cohort(train, plan.mesh, mean is not None, is_uneven, is_sequential)
 
 
 def _train_sequentially(
@@ -175,17 +175,13 @@ def _train_sequentially(
 
 
 def _train_at_once(
-    mean: Mean | None, train: TrainMember, members: Member, clients: Tree, form: Sent, count: Any = None
+    mean: Mean | None, is_eager: bool, train: TrainMember, members: Member, clients: Tree, form: Sent, count: Any = None
 ) -> tuple[Sent, MemberResult]:
-    sent, results = jax.vmap(train)(members, tree.take(clients, members.row))
-    return sent if mean is None else mean.sum(counted_weight(members, results), sent), results
-
-
-def _train_in_python(
-    mean: Mean | None, train: TrainMember, members: Member, clients: Tree, form: Sent
-) -> tuple[Sent, MemberResult]:
-    rows = [tree.take(members, j) for j in range(members.weight.shape[0])]
-    sent, results = stacked([train(member, tree.take(clients, member.row)) for member in rows])
+    states = tree.take(clients, members.row)
+    if is_eager:
+        sent, results = stacked([train(*tree.take((members, states), j)) for j in range(members.weight.shape[0])])
+    else:
+        sent, results = jax.vmap(train)(members, states)
     return sent if mean is None else mean.sum(counted_weight(members, results), sent), results
 
 

@@ -11,8 +11,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from fedoptax.algorithm import Number
 from fedoptax.errors import UsageError, check_int, is_traced
+from fedoptax.schedules import Number
 
 
 def epsilon(noise_multiplier: Number, delta: float, rounds: int, cohort_size: int, num_clients: int) -> float:

@@ -14,8 +14,9 @@ import jax.numpy as jnp
 from jax.tree_util import keystr, tree_leaves_with_path
 
 from fedoptax import tree
-from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Number, Tree
+from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Tree
 from fedoptax.errors import UsageError, check_number, check_positive, is_traced
+from fedoptax.schedules import Number
 from fedoptax.wrappers import accounting, uploads
 from fedoptax.wrappers.uploads import Message
 
