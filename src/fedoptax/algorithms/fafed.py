@@ -170,8 +170,8 @@ def fafed(
 
         def later_round() -> ClientResult[FAFEDUpload, Tree]:
             start = (message.t, x_prev, message.params, message.m, message.v)
-            (_, kept, x, m, v), loss = local_steps(step, start, batches)
-            return FAFEDUpload(x, m, v, steps if has_schedule else ()), kept, loss
+            (_, before_last, x, m, v), loss = local_steps(step, start, batches)
+            return FAFEDUpload(x, m, v, steps if has_schedule else ()), before_last, loss
 
         return cond(message.t == 0, first_round, later_round)
 

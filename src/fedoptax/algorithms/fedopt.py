@@ -52,7 +52,7 @@ def _fedopt(
     client_optimizer: Callable[[Any], optax.GradientTransformation] = _sgd,
     client_state: str = "reset",
 ) -> FedAlgorithm:
-    """Algorithm 1; the lines are its own."""
+    """Algorithm 1 (FedOpt), whose line numbers stand at the code; a client optimizer may use the learning rate."""
     check_lr(client_lr=client_lr)
     check_choice("client_state", client_state, ("reset", "average", "persist"))
     average, persists = client_state == "average", client_state == "persist"
@@ -107,9 +107,9 @@ def fedopt(
         the optimizer's state too, averages it and broadcasts it with x (Local AdaAlter, federated Lookahead);
         `"persist"` lets each client keep its own between rounds (DiLoCo; cross-silo).
     """
-    for name, given in (("client_optimizer", client_optimizer), ("server_optimizer", server_optimizer)):
-        if not (hasattr(given, "init") and hasattr(given, "update")):
-            raise UsageError(f"{name} must be an optax.GradientTransformation, got {given!r}")
+    for name, optimizer in (("client_optimizer", client_optimizer), ("server_optimizer", server_optimizer)):
+        if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+            raise UsageError(f"{name} must be an optax.GradientTransformation, got {optimizer!r}")
     return _fedopt(1.0, server_optimizer, lambda lr: client_optimizer, client_state)
 
 

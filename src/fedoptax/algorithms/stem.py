@@ -79,8 +79,8 @@ def stem(lr: LearningRate, alpha: LearningRate = 0.1) -> FedAlgorithm[STEMState,
 
         def later_round() -> ClientResult[STEMUpload, Tree]:
             start = (message.t, x_prev, message.params, message.m)
-            (_, kept, x, m), loss = local_steps(step, start, batches)
-            return STEMUpload(x, m, steps if has_schedule else ()), kept, loss
+            (_, before_last, x, m), loss = local_steps(step, start, batches)
+            return STEMUpload(x, m, steps if has_schedule else ()), before_last, loss
 
         return cond(message.t == 0, first_round, later_round)
 

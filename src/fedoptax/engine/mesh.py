@@ -46,8 +46,8 @@ def _device_count() -> int:
     try:
         return jax.device_count()
     except (AssertionError, RuntimeError) as error:  # the first, without a text, for a GPU that is not there
-        given, why = jax.config.values["jax_platforms"], str(error) or "there is none"
-        raise RunError(f"JAX_PLATFORMS is {given!r}, and JAX cannot use such a device: {why}") from None
+        platforms, why = jax.config.values["jax_platforms"], str(error) or "there is none"
+        raise RunError(f"JAX_PLATFORMS is {platforms!r}, and JAX cannot use such a device: {why}") from None
 
 
 def mesh_again(mesh: int | None) -> int | None:
@@ -133,8 +133,8 @@ def assign_clients(size: int, devices: int, work: jax.Array | None, places: int)
         return jnp.minimum(jnp.arange(devices * places, dtype=jnp.int32).reshape(devices, places), size)
     largest_first = jnp.argsort(-work, stable=True).astype(jnp.int32)
 
-    def give(i: jax.Array, given: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        order, load, count = given
+    def assign(i: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        order, load, count = state
         client = largest_first[i]
         device = jnp.argmin(jnp.where(count < places, load, jnp.iinfo(load.dtype).max))
         order = order.at[device, count[device]].set(client)
@@ -142,4 +142,4 @@ def assign_clients(size: int, devices: int, work: jax.Array | None, places: int)
 
     zeros = jnp.zeros(devices, jnp.int32)
     empty = jnp.full((devices, places), size, jnp.int32)
-    return jax.lax.fori_loop(0, size, give, (empty, zeros.astype(work.dtype), zeros))[0]
+    return jax.lax.fori_loop(0, size, assign, (empty, zeros.astype(work.dtype), zeros))[0]

@@ -221,5 +221,5 @@ def _check_same_form(name: str, old: Tree, new: Tree) -> None:
         raise UsageError(f"{name} must keep the state's structure {before}, got {after}")
     for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(old), jax.tree.leaves(new)):
         if (a.shape, a.dtype) != (b.shape, b.dtype):
-            place, form, given = jax.tree_util.keystr(path), f"{a.dtype}{list(a.shape)}", f"{b.dtype}{list(b.shape)}"
-            raise UsageError(f"{name} must keep the state's {place} {form}, got {given}")
+            place, form, new_form = jax.tree_util.keystr(path), f"{a.dtype}{list(a.shape)}", f"{b.dtype}{list(b.shape)}"
+            raise UsageError(f"{name} must keep the state's {place} {form}, got {new_form}")

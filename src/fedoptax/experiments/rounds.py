@@ -115,7 +115,7 @@ class Simulation(Rounds):
 
     def advance(self, done: int) -> Step:
         """Do about `CALL_SECONDS` of rounds."""
-        compiled, begun = self.program.compile_seconds(), time.perf_counter()
+        compiled, start = self.program.compile_seconds(), time.perf_counter()
         last = self._options.rounds
         end = min(done + self._length, self._next_evaluation(done) if self._options.looks_at_evaluations else last)
         numbers = [np.int32(n) for n in (done, end, self._options.eval_every, last)]
@@ -129,7 +129,7 @@ class Simulation(Rounds):
         compiling = self.program.compile_seconds() - compiled  # 0 where another run of the program, or a call, did it
         self.compile_seconds += compiling
         finite, count = bool(result.finite), int(result.round) - done
-        seconds = (time.perf_counter() - begun - compiling) / count
+        seconds = (time.perf_counter() - start - compiling) / count
         rows = [self._row(done + i + 1, table[i], seconds) for i in range(count if finite else count - 1)]
         if not finite:
             return Step(rows, Status.DIVERGED)

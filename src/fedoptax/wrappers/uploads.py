@@ -66,12 +66,12 @@ def known_part(message: Tree, upload: Tree, fields: Sequence[str] | None = None)
     """
     nothing = tree.zeros_like(upload)
     names = getattr(upload, "_fields", ())
-    found = {}
+    known = {}
     for name in names if fields is None else set(names).intersection(fields):
         received = getattr(message, name, getattr(message, _RECEIVED_AS.get(name, ""), None))
         if _form(received) == _form(getattr(upload, name)):
-            found[name] = jax.tree.map(lambda a: a if is_floating(a) else jnp.zeros_like(a), received)
-    return nothing._replace(**found) if found else nothing
+            known[name] = jax.tree.map(lambda a: a if is_floating(a) else jnp.zeros_like(a), received)
+    return nothing._replace(**known) if known else nothing
 
 
 def _form(tree: Tree) -> Any:
@@ -124,10 +124,10 @@ def split_key(stored: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def client_key(stored: jax.Array, batches: Minibatches) -> jax.Array:
-    """A key for one client in one round: the message's, mixed with the client's own; a plain list has none."""
-    own = getattr(batches, "key", None)
-    own = jax.random.key(0) if own is None else own
-    return jax.random.fold_in(_key(stored), jax.random.bits(own, (), jnp.uint32))
+    """A key for one client in one round: the message's, mixed with that of `batches` (a plain list has none)."""
+    key = getattr(batches, "key", None)
+    key = jax.random.key(0) if key is None else key
+    return jax.random.fold_in(_key(stored), jax.random.bits(key, (), jnp.uint32))
 
 
 def _key(words: jax.Array) -> jax.Array:
