@@ -10,7 +10,9 @@ from fedoptax import report as report
 from fedoptax import schedules as schedules
 from fedoptax import tasks as tasks
 from fedoptax import torch as torch
+from fedoptax import tree as tree
 from fedoptax.algorithm import Batches as Batches
+from fedoptax.algorithm import BatchList as BatchList
 from fedoptax.algorithm import Cohort as Cohort
 from fedoptax.algorithm import FedAlgorithm as FedAlgorithm
 from fedoptax.algorithm import local_steps as local_steps

@@ -5,22 +5,28 @@ the algorithm decides what is sent, what is remembered and what is computed. The
 is the only operation that crosses clients.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-from fedoptax._tree import sum_dtype
 from fedoptax.errors import UsageError
+from fedoptax.tree import sum_dtype
 
 Tree = Any
 """Any pytree of arrays: parameters, states, messages."""
 
+Server = TypeVar("Server")
+Message = TypeVar("Message")
+Client = TypeVar("Client")
+Upload = TypeVar("Upload")
+Result = TypeVar("Result")
+
 GradFn = Callable[[Tree, Any], tuple[jax.Array, Tree]]
 """`grad_fn(params, batch) -> (loss, grads)`, the convention of `jax.value_and_grad`."""
 
-ClientResult = tuple[Tree, Tree, jax.Array]
+ClientResult = tuple[Upload, Client, jax.Array]
 """`(upload, client, loss)`: what a client sends, what it keeps, and its mean loss."""
 
 Step = Callable[[Tree, Any], tuple[Tree, jax.Array]]
@@ -30,19 +36,48 @@ Step = Callable[[Tree, Any], tuple[Tree, jax.Array]]
 class Cohort(NamedTuple):
     """Who took part in a round: `size` clients, |S|, of `num_clients`, N."""
 
-    size: Any
-    num_clients: Any
+    size: int | jax.Array
+    num_clients: int
 
 
-class FedAlgorithm(NamedTuple):
+class Batches(NamedTuple):
+    """A client's minibatches of a round, made on demand, and its random key.
+
+    Attributes:
+      num_steps: K, how many there are; may be traced.
+      get: `k -> minibatch`, for k = 0, …, K − 1.
+      key: for the client's own random numbers: another for each client, round and seed, the same in every engine.
+    """
+
+    num_steps: Any
+    get: Callable[[Any], Any]
+    key: Any = None
+
+
+class BatchList(list[Any]):
+    """A client's minibatches of a round in a list, for rounds in plain Python, and its random key; see `Batches`."""
+
+    def __init__(self, batches: Iterable[Any], key: Any = None) -> None:
+        super().__init__(batches)
+        self.key = key
+
+
+Minibatches = Batches | BatchList | Sequence[Any]
+"""A client's minibatches of a round, as `client_update` receives them."""
+
+
+class FedAlgorithm(NamedTuple, Generic[Server, Message, Client, Upload]):
     """A federated optimization algorithm as pure functions; hyper-parameters are closed over and may be traced.
+
+    Its types are those of the server's state, the message, a client's state and the upload: each a tree of arrays.
 
     Attributes:
       init: `params -> server`, the server's state before the first round.
       init_client: `params -> client`, what one client keeps between rounds; `()` when it keeps nothing.
       broadcast: `server -> message`, everything a sampled client receives.
       client_update: `(grad_fn, message, client, batches) -> (upload, client, loss)`, a client's round. `batches` is
-        a list of minibatches or a `Batches`; `loss` is the mean loss over the local steps, a scalar.
+        a `Batches`, or in plain Python a `BatchList`; a random algorithm draws from `batches.key`. `loss` is the mean
+        loss over the local steps, a scalar.
       server_update: `(server, mean_upload, cohort) -> server`, where `cohort` is a `Cohort`.
       params: `server -> params`, the model to evaluate and save.
       weighting: how the paper averages uploads, `"examples"` or `"uniform"`; a run may choose otherwise,
@@ -53,36 +88,29 @@ class FedAlgorithm(NamedTuple):
       gradients_per_step: how often a client calls `grad_fn` for each of its minibatches, for reports.
     """
 
-    init: Callable[[Tree], Tree]
-    init_client: Callable[[Tree], Tree]
-    broadcast: Callable[[Tree], Tree]
-    client_update: Callable[[GradFn, Tree, Tree, Any], ClientResult]
-    server_update: Callable[[Tree, Tree, Cohort], Tree]
-    params: Callable[[Tree], Tree]
+    init: Callable[[Tree], Server]
+    init_client: Callable[[Tree], Client]
+    broadcast: Callable[[Server], Message]
+    client_update: Callable[[GradFn, Message, Client, Minibatches], ClientResult[Upload, Client]]
+    server_update: Callable[[Server, Upload, Cohort], Server]
+    params: Callable[[Server], Tree]
     weighting: str = "examples"
-    decode: Callable[[Tree], Tree] | None = None
+    decode: Callable[[Any], Upload] | None = None
     epsilon: Callable[[int, int, int], float] | None = None
     gradients_per_step: int = 1
 
 
-class Batches(NamedTuple):
-    """A client's minibatches, made on demand: `get(k)` is batch k of `num_steps` (which may be a traced value)."""
-
-    num_steps: Any
-    get: Callable[[Any], Any]
-
-
-def num_steps(batches: Batches | Sequence[Any]) -> Any:
+def num_steps(batches: Minibatches) -> Any:
     """K, the number of local steps that `batches` holds: an int, or a traced int32 in a compiled round."""
     return batches.num_steps if isinstance(batches, Batches) else len(batches)
 
 
-def steps_or_one(batches: Batches | Sequence[Any]) -> jax.Array:
+def steps_or_one(batches: Minibatches) -> jax.Array:
     """K as a floating-point number to divide by: 1 for a client without minibatches."""
     return jnp.maximum(num_steps(batches), 1).astype(float)
 
 
-def local_steps(step: Step, carry: Tree, batches: Batches | Sequence[Any]) -> tuple[Tree, jax.Array]:
+def local_steps(step: Step, carry: Tree, batches: Minibatches) -> tuple[Tree, jax.Array]:
     """Run `step` once on each of a client's minibatches, in order.
 
     Args:
@@ -110,7 +138,7 @@ def local_steps(step: Step, carry: Tree, batches: Batches | Sequence[Any]) -> tu
     return carry, total / steps_or_one(batches)
 
 
-def mean_gradient(grad_fn: GradFn, params: Tree, batches: Batches | Sequence[Any]) -> tuple[Tree, jax.Array]:
+def mean_gradient(grad_fn: GradFn, params: Tree, batches: Minibatches) -> tuple[Tree, jax.Array]:
     """(1/K) Σₖ g(params; ξₖ) over a client's minibatches, in the dtypes of `params`, and the mean loss there.
 
     The sum is at least float32. Several papers call this the client's full-batch gradient.
@@ -124,8 +152,8 @@ def mean_gradient(grad_fn: GradFn, params: Tree, batches: Batches | Sequence[Any
     return accumulate_result(total, params), loss
 
 
-def run_either(condition: jax.Array, if_true: Callable[[], Tree], if_false: Callable[[], Tree]) -> Tree:
-    """`if_true()` or `if_false()`: by `jax.lax.cond`, or where the condition is known by a plain `if`."""
+def cond(condition: Any, if_true: Callable[[], Result], if_false: Callable[[], Result]) -> Result:
+    """`if_true()` or `if_false()`: in a compiled program by `jax.lax.cond`, else by a plain `if`."""
     if isinstance(condition, jax.core.Tracer):
         return jax.lax.cond(condition, if_true, if_false)
     return if_true() if condition else if_false()

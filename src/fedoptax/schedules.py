@@ -16,9 +16,12 @@ import optax
 
 from fedoptax.errors import UsageError, check_choice, check_int, check_number, check_positive
 
+Number = float | jax.Array
+"""A hyper-parameter: a Python number, or a traced value, as in a sweep."""
+
 Schedule = Callable[[Any], Any]
-LearningRate = float | jax.Array | Schedule
-"""A number (perhaps traced), or a schedule over rounds 0, 1, 2, …"""
+LearningRate = Number | Schedule
+"""A number, or a schedule over rounds 0, 1, 2, …"""
 
 
 def check_lr(most: float = math.inf, **rates: LearningRate) -> None:
@@ -77,7 +80,7 @@ def cosine(lr: float, rounds: float, floor: float = 0.0) -> Schedule:
     return optax.cosine_decay_schedule(lr, _check_rounds("rounds", rounds), floor)
 
 
-def cube_root(numerator: float, w: float = 1.0) -> Schedule:
+def cube_root(numerator: Any, w: Any = 1.0) -> Schedule:
     """`numerator/(w + t)^{1/3}`: FAFED's equation (5) with numerator ρ h, and STEM's with κ and σ² = 1."""
     check_positive(numerator=numerator, w=w)
     return lambda t: jnp.asarray(numerator, float) / jnp.cbrt(jnp.asarray(w, float) + jnp.asarray(t, float))

@@ -11,7 +11,7 @@ import pytest
 import fedoptax as fx
 import laws
 import laws_broken as broken
-from fedoptax import _tree as tree
+from fedoptax import tree
 from fedoptax.algorithm import FedAlgorithm, accumulate, accumulate_zero
 from fedoptax.experiments.presets import PRESETS
 from laws import LAWS, Factory
@@ -63,6 +63,7 @@ FAULTS: list[tuple[Any, Factory, Any, str]] = [
     (laws.compiles_once, broken.recompiles, AssertionError, "traced 2 times for three rounds"),
     (laws.hyperparameters_can_be_traced, broken.compares_in_python, jax.errors.ConcretizationTypeError, "lr"),
     (laws.hyperparameters_can_be_traced, broken.keeps_a_constant, AssertionError, "Not equal to tolerance"),
+    (laws.same_key_same_result, broken.draws_from_numpy, AssertionError, "Arrays are not equal"),
     (laws.engines_agree, broken.counts_steps_in_python, AssertionError, "Not equal to tolerance"),
     (laws.interrupted_equals_whole, broken.counts_on_the_host, AssertionError, "Arrays are not equal"),
     (laws.continues_in_another_process, broken.hides_its_round, AssertionError, "Arrays are not equal"),

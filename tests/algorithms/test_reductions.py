@@ -10,7 +10,7 @@ import pytest
 
 import fedoptax as fx
 import laws
-from fedoptax import _tree as tree
+from fedoptax import tree
 from fedoptax.algorithm import FedAlgorithm
 from laws import Factory
 from small_rounds import TWO, close, federate, model, quadratic, scalars

@@ -13,6 +13,7 @@ from fedoptax.engine.batches import LocalWork
 from fedoptax.engine.plan import Plan
 from fedoptax.engine.program import Fixed, program
 from fedoptax.engine.sampling import sample_cohort
+from laws_table import noisy_fedavg
 from oracles import fedopt as oracle
 from oracles.compare import BITES, TOLERANCE, errors
 from oracles.problem import flatten
@@ -81,6 +82,8 @@ PAIRS = [  # algorithm, loss, what both have, the one, the other
     ("scaffold", noisy_loss, MEDIAN, LOOP, VMAP),
     ("scaffold", noisy_loss, MEDIAN, LOOP, EAGER),
     ("fafed", masked_loss, SECURE, LOOP, VMAP),
+    ("noisy fedavg", masked_loss, {}, LOOP, EAGER),
+    pytest.param("noisy fedavg", masked_loss, DROPOUT, VMAP, {"examples": "stream"}, marks=LONG),
     pytest.param("scaffold", masked_loss, {**SECURE, **DROPOUT}, LOOP, EAGER, marks=LONG),
     *(
         pytest.param(name, masked_loss, {}, {**LOOP, **SECURE}, LOOP, marks=LONG)
@@ -112,6 +115,7 @@ MAKE = {
     "scaffold": lambda: fx.scaffold(0.3),
     "fedlamb": lambda: fx.fedlamb(0.05),
     "fafed": lambda: fx.fafed(0.1),
+    "noisy fedavg": noisy_fedavg,
 }
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
-from fedoptax.algorithm import FedAlgorithm
+from fedoptax.algorithm import BatchList, FedAlgorithm
 from fedoptax.deploy.client import Client, Order
 from fedoptax.deploy.config import Deployment, build_task
 from fedoptax.deploy.evaluation import evaluate_here
@@ -72,7 +72,7 @@ def batches_of(task: Task, partition: int, round: int, seed: int, work: LocalWor
     offset, size = int(task.clients.offsets[partition]), int(task.clients.sizes[partition])
     capacity = int(task.clients.sizes.max())
     made = client_batches(examples, jnp.int32(offset), jnp.int32(size), key, work, capacity)
-    return [made.get(k) for k in range(int(made.num_steps))]
+    return BatchList(map(made.get, range(int(made.num_steps))), made.key)
 
 
 def expected_params(given: Deployment, accepted: Sequence[Sequence[int]]) -> Any:

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedoptax as fx
-from fedoptax.algorithm import Batches, Cohort, FedAlgorithm, decoded
+from fedoptax.algorithm import Batches, BatchList, Cohort, FedAlgorithm, decoded
 from fedoptax.engine.data import DeviceData, device_data
 from fedoptax.engine.faults import Faults
 from fedoptax.engine.plan import RunOptions, make_plan
@@ -74,12 +74,15 @@ grad_fn = jax.jit(jax.value_and_grad(lambda params, batch: jnp.mean(residual_los
 
 
 @lru_cache
-def batches(dtype: str = "float32") -> list[list[Any]]:
-    """The minibatches of three clients, in lists, without padding."""
+def batches(dtype: str = "float32") -> list[BatchList]:
+    """The minibatches and keys of three clients, in lists, without padding."""
     rng = np.random.default_rng(SEED + 1)
     with jax.ensure_compile_time_eval():  # also when first asked for inside a trace
         return [
-            [{name: jnp.asarray(value, dtype) for name, value in _examples(BATCH, rng).items()} for _ in range(count)]
+            BatchList(
+                [{n: jnp.asarray(value, dtype) for n, value in _examples(BATCH, rng).items()} for _ in range(count)],
+                jax.random.key(SEED + count),
+            )
             for count in STEPS
         ]
 
@@ -113,7 +116,7 @@ def eager_rounds(
     algorithm: FedAlgorithm,
     order: Sequence[int] = (0, 1, 2),
     weights: Sequence[float] | None = None,
-    own: list[list[Any]] | None = None,
+    own: Sequence[list[Any]] | None = None,
     rounds: int = 2,
     dtype: str = "float32",
     states: tuple[Any, list[Any]] | None = None,
@@ -183,7 +186,8 @@ def order_does_not_matter(make: Factory) -> None:
 def weight_zero_counts_for_nothing(make: Factory) -> None:
     """What a client of weight zero uploads changes no bit of the server, even when it is NaN."""
     algorithm, weights = make(), [1.0, 3.0, 0.0]
-    nan = [{name: jnp.full_like(a, jnp.nan) for name, a in batch.items()} for batch in batches()[2]]
+    own = batches()[2]
+    nan = BatchList([{name: jnp.full_like(a, jnp.nan) for name, a in batch.items()} for batch in own], own.key)
     server, _ = eager_rounds(algorithm, weights=weights)
     with_nan, _ = eager_rounds(algorithm, weights=weights, own=[*batches()[:2], nan])
     equal(with_nan, server)
@@ -244,7 +248,8 @@ def _forms_stay(algorithm: FedAlgorithm, dtype: str) -> None:
     def round_(params: Any, count: jax.Array) -> Any:
         server, client = algorithm.init(params), algorithm.init_client(params)
         message = algorithm.broadcast(server)
-        upload, new_client, _ = algorithm.client_update(grad_fn, message, client, Batches(count, lambda k: own))
+        minibatches = Batches(count, lambda k: own, jax.random.key(0))
+        upload, new_client, _ = algorithm.client_update(grad_fn, message, client, minibatches)
         upload = decoded(algorithm, upload)
         mean = jax.tree.map(lambda a: a, upload)
         new_server = algorithm.server_update(server, mean, Cohort(3, 4))
@@ -329,7 +334,18 @@ def _clients(result: fx.RunResult) -> Any:
     return states.tree if hasattr(states, "tree") else states.of(np.arange(len(SIZES)))
 
 
-# ---------------------------------------------------------------- laws 6 and 7: engines, bytes
+# ---------------------------------------------------------------- laws 6, 7 and 8: keys, engines, bytes
+
+
+def same_key_same_result(make: Factory) -> None:
+    """A client's random numbers come from its key alone: the same key gives the same bits, in a new instance too."""
+
+    def results() -> list[Any]:
+        algorithm, params = make(), start()
+        message, client = algorithm.broadcast(algorithm.init(params)), algorithm.init_client(params)
+        return [algorithm.client_update(grad_fn, message, client, own) for own in batches()]
+
+    equal(results(), results())
 
 
 def engines_agree(make: Factory) -> None:
@@ -361,6 +377,7 @@ LAWS: tuple[Callable[[Factory], None], ...] = (
     dtypes_stay,
     compiles_once,
     hyperparameters_can_be_traced,
+    same_key_same_result,
     engines_agree,
     interrupted_equals_whole,
     continues_in_another_process,

@@ -9,7 +9,7 @@ import numpy as np
 from jax.experimental import io_callback
 
 import fedoptax as fx
-from fedoptax import _tree as tree
+from fedoptax import tree
 from fedoptax.algorithm import Batches, FedAlgorithm
 
 
@@ -139,6 +139,11 @@ def hides_its_round(lr: float = 0.1) -> FedAlgorithm:
     """The step decays with a round that is counted in a closure instead of the state."""
     rounds = itertools.count()
     return _with_mean(fx.fedavg(lr), lambda mean: _scaled(mean, 1 / (1 + next(rounds))))
+
+
+def draws_from_numpy(lr: float = 0.1) -> FedAlgorithm:
+    """Adds noise that no key decides."""
+    return _with_upload(fx.fedavg(lr), lambda upload, batches: _scaled(upload, 1 + 0.1 * np.random.random()))
 
 
 def sends_more(lr: float = 0.1) -> FedAlgorithm:

@@ -44,6 +44,18 @@ def clipping_fedlamb(lr: float = 0.05, max_norm: float = 0.5) -> FedAlgorithm:
     return fx.with_clipping(fx.fedlamb(lr), max_norm)
 
 
+def noisy_fedavg(client_lr: float = 0.1, spread: float = 0.05) -> FedAlgorithm:
+    """Clients that add noise from their keys."""
+    base = fx.fedavg(client_lr)
+
+    def client_update(grad_fn: Any, message: Any, client: Any, batches: Any) -> Any:
+        upload, client, loss = base.client_update(grad_fn, message, client, batches)
+        noise = jax.tree.map(lambda a: jax.random.normal(batches.key, a.shape, a.dtype), upload.delta)
+        return upload._replace(delta=fx.tree.add_scaled(upload.delta, spread, noise)), client, loss
+
+    return base._replace(client_update=client_update)
+
+
 def private_fedadam(server_lr: float = 0.05, clip: float = 0.5, noise_multiplier: float = 0.1) -> FedAlgorithm:
     return fx.with_privacy(fx.with_prox(fx.fedadam(0.1, server_lr), 0.1), clip, noise_multiplier, 1e-3)
 
@@ -96,6 +108,7 @@ VARIANTS: dict[str, Factory] = {
     "fedadam debias": partial(fx.fedadam, client_lr=0.1, server_lr=0.05, debias=True),
     "fedyogi debias": partial(fx.fedyogi, client_lr=0.1, server_lr=0.05, debias=True),
     "fedopt average": fedopt_average,
+    "noisy fedavg": noisy_fedavg,
     "scaffold I": partial(fx.scaffold, client_lr=0.1, option="I"),
     "fedlamb reset module": partial(fx.fedlamb, lr=0.05, layers="module", momentum="reset"),
     "local_amsgrad unbiased": partial(fx.local_amsgrad, lr=0.01, bias_correction=True),

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 import fedoptax as fx
-from fedoptax import _tree as tree
+from fedoptax import tree
 from fedoptax.algorithm import FedAlgorithm, decoded
 
 

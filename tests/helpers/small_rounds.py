@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedoptax import _tree as tree
+from fedoptax import tree
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.algorithms import fafed, fedprox, naive_adaptive, stem
 from fedoptax.algorithms.fedlamb import fedlamb, local_amsgrad

@@ -10,11 +10,11 @@ import pytest
 
 import fedoptax as fx
 import laws
-from fedoptax import _tree as tree
-from fedoptax.algorithm import decoded
+from fedoptax import tree
+from fedoptax.algorithm import BatchList, decoded
 from fedoptax.deploy.server import RawReply, check_reply, upload_form
 from fedoptax.deploy.wire import WireError, pack, unpack
-from fedoptax.engine.batches import LocalWork, client_batches, task_grad_fn
+from fedoptax.engine.batches import LocalWork
 from fedoptax.wrappers import uploads
 from fedoptax.wrappers.codecs import Coded
 from sending import a_round, echo, leaf, sender
@@ -137,45 +137,25 @@ def test_an_upload_that_is_not_finite_leaves_the_residual_untouched() -> None:
 
 
 def test_clients_and_rounds_are_rounded_independently() -> None:
-    """Equal changes of clients whose minibatches differ elsewhere: the mean's error falls as 1/√|S|."""
+    """Equal changes of clients whose keys differ: the mean's error falls as 1/√|S|."""
     algorithm = fx.with_compression(sender(), codecs.qsgd(2, 64))
     own = 0.1 + jax.random.uniform(jax.random.key(1), (64,))
 
-    def gradient(params: Any, batch: Any) -> Any:
-        return jnp.zeros(()), batch["change"]
-
     @jax.jit
     @partial(jax.vmap, in_axes=(None, 0))
-    def decoded_uploads(message: Any, client: jax.Array) -> jax.Array:
-        batch = {"change": own, "mine": client}
-        return decoded(algorithm, algorithm.client_update(gradient, message, (), [batch])[0]).delta
+    def decoded_uploads(message: Any, key: jax.Array) -> jax.Array:
+        return decoded(algorithm, algorithm.client_update(echo, message, (), BatchList([own], key))[0]).delta
 
-    server, errors = algorithm.init(jnp.zeros(64)), []
+    server, errors, keys = algorithm.init(jnp.zeros(64)), [], jax.random.split(jax.random.key(2), 24)
     for _ in range(2):
-        errors.append(np.asarray(decoded_uploads(algorithm.broadcast(server), jnp.arange(24.0)) - own))
+        errors.append(np.asarray(decoded_uploads(algorithm.broadcast(server), keys) - own))
         server, _, _ = a_round(algorithm, server, [own])
     single = np.sqrt((errors[0] ** 2).mean())
     together = np.sqrt((errors[0].mean(axis=0) ** 2).mean())
     assert single / np.sqrt(24) / 1.6 < together < 1.6 * single / np.sqrt(24)
     assert not any(np.array_equal(a, b) for a, b in zip(*errors))
-    same = [decoded_uploads(algorithm.broadcast(algorithm.init(jnp.zeros(64))), jnp.zeros(1)) for _ in range(2)]
+    same = [decoded_uploads(algorithm.broadcast(algorithm.init(jnp.zeros(64))), keys[:1]) for _ in range(2)]
     np.testing.assert_array_equal(*same)
-
-
-def test_padding_does_not_change_the_rounding() -> None:
-    """A minibatch of the engines has its own key: what stands in its padded places does not matter."""
-    algorithm = fx.with_compression(fx.fedavg(0.1), codecs.qsgd(2, 4))
-    message, size = algorithm.broadcast(algorithm.init(laws.start())), laws.SIZES[0]
-
-    @jax.jit
-    def upload(junk: jax.Array) -> Any:
-        examples = {**jax.tree.map(jnp.asarray, laws.TASK.clients.client(0)), "junk": jnp.full((size, 2), junk)}
-        batches = client_batches(
-            examples, jnp.int32(0), jnp.int32(size), jax.random.key(4), LocalWork(laws.BATCH), size
-        )
-        return algorithm.client_update(task_grad_fn(laws.TASK), message, (), batches)[0]
-
-    close(upload(leaf(0.0)), upload(leaf(7.0)), rtol=0, atol=0)
 
 
 # ---------------------------------------------------------------- bytes, the wire, privacy

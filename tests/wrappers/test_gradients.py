@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from fedoptax import _tree as tree
+from fedoptax import tree
 from fedoptax.algorithms import fedprox, with_prox
 from fedoptax.algorithms.fafed import fafed
 from fedoptax.algorithms.fedopt import fedavg

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedoptax as fx
-from fedoptax import _tree as tree
+from fedoptax import tree
 from fedoptax.algorithm import FedAlgorithm, decoded
 from fedoptax.wrappers.privacy import PrivateUpload, scale_into_ball, split_noise
 from sending import a_round, leaf, sender, stacked_round

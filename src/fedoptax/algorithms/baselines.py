@@ -5,12 +5,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedoptax import _tree as tree
-from fedoptax.algorithm import ClientResult, FedAlgorithm, GradFn, Tree, local_steps
-from fedoptax.schedules import check_lr
+from fedoptax import tree
+from fedoptax.algorithm import ClientResult, FedAlgorithm, GradFn, Minibatches, Tree, local_steps
+from fedoptax.schedules import Number, check_lr
 
 
-def local(client_lr: Any) -> FedAlgorithm:
+def local(client_lr: Number) -> FedAlgorithm:
     """Baseline: every client trains a model of its own by SGD on its own examples, and sends nothing.
 
     Its models are the clients' states; the server keeps the initial parameters.
@@ -20,7 +20,7 @@ def local(client_lr: Any) -> FedAlgorithm:
     """
     check_lr(client_lr=client_lr)
 
-    def client_update(grad_fn: GradFn, message: Tree, params: Tree, batches: Any) -> ClientResult:
+    def client_update(grad_fn: GradFn, message: Tree, params: Tree, batches: Minibatches) -> ClientResult:
         def step(y: Tree, batch: Any) -> tuple[Tree, jax.Array]:
             loss, grads = grad_fn(y, batch)
             return tree.add_scaled(y, -client_lr, grads), loss
@@ -38,7 +38,7 @@ def local(client_lr: Any) -> FedAlgorithm:
     )
 
 
-def centralized(client_lr: Any) -> FedAlgorithm:
+def centralized(client_lr: Number) -> FedAlgorithm:
     """Baseline: SGD on the examples of all clients in one place, with as many gradients; `local` with one client.
 
     Args:

@@ -4,24 +4,22 @@ Douillard, Feng, Rusu, Chhaparia, Donchev, Kuncoro, Ranzato, Szlam, Shen 2023, *
 Training of Language Models*, Algorithm 1: FedOpt as users of language models know it.
 """
 
-from typing import Any
-
 import optax
 
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.algorithms import optimizers
 from fedoptax.algorithms.fedopt import _fedopt, _sgd
-from fedoptax.schedules import LearningRate
+from fedoptax.schedules import LearningRate, Number
 
 
 def diloco(
     client_lr: LearningRate,
     server_lr: LearningRate = 0.7,
-    momentum: Any = 0.9,
-    weight_decay: Any = 0.1,
-    b1: Any = 0.9,
-    b2: Any = 0.999,
-    eps: Any = 1e-8,
+    momentum: Number = 0.9,
+    weight_decay: Number = 0.1,
+    b1: Number = 0.9,
+    b2: Number = 0.999,
+    eps: Number = 1e-8,
 ) -> FedAlgorithm:
     """DiLoCo (Douillard et al. 2023, Algorithm 1): `fedopt` of AdamW, kept by the client, and Nesterov momentum.
 

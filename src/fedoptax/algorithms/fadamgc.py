@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedoptax import _tree as tree
+from fedoptax import tree
 from fedoptax.algorithm import (
     ClientResult,
     Cohort,
     FedAlgorithm,
     GradFn,
+    Minibatches,
     Tree,
     local_steps,
     num_steps,
@@ -22,7 +23,7 @@ from fedoptax.algorithm import (
 )
 from fedoptax.algorithms import optimizers
 from fedoptax.errors import check_choice
-from fedoptax.schedules import LearningRate, check_lr, resolve_lr, value_at, value_to_send
+from fedoptax.schedules import LearningRate, Number, check_lr, resolve_lr, value_at, value_to_send
 
 
 class FAdamGCState(NamedTuple):
@@ -38,7 +39,7 @@ class FAdamGCMessage(NamedTuple):
 
     params: Tree
     control: Tree
-    lr: Any
+    lr: Tree
 
 
 class FAdamGCUpload(NamedTuple):
@@ -52,17 +53,17 @@ class FAdamGCClient(NamedTuple):
     """A client: yᵢ, and m, v, v̂ if they persist."""
 
     control: Tree
-    moments: Any
+    moments: Tree
 
 
 def fadamgc(
     client_lr: LearningRate,
     server_lr: LearningRate = 1.0,
-    b1: Any = 0.9,
-    b2: Any = 0.999,
-    eps: Any = 1e-8,
+    b1: Number = 0.9,
+    b2: Number = 0.999,
+    eps: Number = 1e-8,
     moments: str = "persist",
-) -> FedAlgorithm:
+) -> FedAlgorithm[FAdamGCState, FAdamGCMessage, FAdamGCClient, FAdamGCUpload]:
     """FAdamGC (Chen et al. 2025): K steps of AMSGrad on g + y − yᵢ; yᵢ is the client's mean gradient of its last round.
 
     Step: ĝ ← g + y − yᵢ; m ← β₁ m + (1−β₁) ĝ; v ← β₂ v + (1−β₂) ĝ²; v̂ ← max(v̂, v); x ← x − η_l m/(√v̂ + ε). Then
@@ -91,7 +92,9 @@ def fadamgc(
     def broadcast(server: FAdamGCState) -> FAdamGCMessage:
         return FAdamGCMessage(server.params, server.control, value_to_send(client_lr, server.round))
 
-    def client_update(grad_fn: GradFn, message: FAdamGCMessage, client: FAdamGCClient, batches: Any) -> ClientResult:
+    def client_update(
+        grad_fn: GradFn, message: FAdamGCMessage, client: FAdamGCClient, batches: Minibatches
+    ) -> ClientResult[FAdamGCUpload, FAdamGCClient]:
         lr, correction = resolve_lr(client_lr, message.lr), tree.sub(message.control, client.control)
 
         def step(carry: tuple, batch: Any) -> tuple[tuple, jax.Array]:

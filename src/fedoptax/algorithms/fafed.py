@@ -10,20 +10,21 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedoptax import _tree as tree
+from fedoptax import tree
 from fedoptax.algorithm import (
     ClientResult,
     Cohort,
     FedAlgorithm,
     GradFn,
+    Minibatches,
     Tree,
+    cond,
     local_steps,
     mean_gradient,
     num_steps,
-    run_either,
 )
 from fedoptax.errors import check_choice, check_decay, check_positive
-from fedoptax.schedules import LearningRate, check_lr, cube_root, resolve_lr, value_at, value_to_send
+from fedoptax.schedules import LearningRate, Number, check_lr, cube_root, resolve_lr, value_at, value_to_send
 
 
 class NaiveState(NamedTuple):
@@ -37,7 +38,7 @@ class NaiveMessage(NamedTuple):
     """Down: x, and the learning rate if it is scheduled."""
 
     params: Tree
-    lr: Any
+    lr: Tree
 
 
 class NaiveUpload(NamedTuple):
@@ -64,10 +65,10 @@ class FAFEDUpload(NamedTuple):
     params: Tree
     m: Tree
     v: Tree
-    steps: Any
+    steps: Tree
 
 
-def naive_adaptive(lr: LearningRate, b2: Any = 0.5) -> FedAlgorithm:
+def naive_adaptive(lr: LearningRate, b2: Number = 0.5) -> FedAlgorithm[NaiveState, NaiveMessage, Tree, NaiveUpload]:
     """Naive adaptive FedAvg (Wu et al. 2023, Algorithm 1): each client has its own v; Theorem 1 shows it diverging.
 
     Step: v ← β v + (1−β) g² (line 6); y ← y − η g/√v (line 10; no step where v = 0). The server averages y (line 8, in
@@ -83,7 +84,9 @@ def naive_adaptive(lr: LearningRate, b2: Any = 0.5) -> FedAlgorithm:
     def ratio(g: jax.Array, v: jax.Array) -> jax.Array:
         return jnp.where(v > 0, g / jnp.sqrt(v), jnp.zeros_like(g))
 
-    def client_update(grad_fn: GradFn, message: NaiveMessage, v: Tree, batches: Any) -> ClientResult:
+    def client_update(
+        grad_fn: GradFn, message: NaiveMessage, v: Tree, batches: Minibatches
+    ) -> ClientResult[NaiveUpload, Tree]:
         eta = resolve_lr(lr, message.lr)
 
         def step(carry: tuple[Tree, Tree], batch: Any) -> tuple[tuple[Tree, Tree], jax.Array]:
@@ -108,8 +111,8 @@ def naive_adaptive(lr: LearningRate, b2: Any = 0.5) -> FedAlgorithm:
 
 
 def fafed(
-    lr: LearningRate, alpha: LearningRate = 0.1, beta: Any = 0.9, rho: Any = 0.01, variant: str = "paper"
-) -> FedAlgorithm:
+    lr: LearningRate, alpha: LearningRate = 0.1, beta: Number = 0.9, rho: Number = 0.01, variant: str = "paper"
+) -> FedAlgorithm[FAFEDState, FAFEDState, Tree, FAFEDUpload]:
     """FAFED (Wu et al. 2023, Algorithm 2): variance-reduced momentum at the clients, one adaptive matrix for all.
 
     Round 0 (lines 2–3): mᵢ is the mean of client i's K minibatch gradients at x₀ (a batch of B = bq, Remark 1) and
@@ -144,12 +147,14 @@ def fafed(
     def init(params: Tree) -> FAFEDState:
         return FAFEDState(params, tree.zeros_like(params), tree.zeros_like(params), jnp.zeros((), jnp.int32))
 
-    def client_update(grad_fn: GradFn, message: FAFEDState, x_prev: Tree, batches: Any) -> ClientResult:
+    def client_update(
+        grad_fn: GradFn, message: FAFEDState, x_prev: Tree, batches: Minibatches
+    ) -> ClientResult[FAFEDUpload, Tree]:
         steps = jnp.asarray(num_steps(batches), jnp.int32)
         end = message.t + steps - (0 if is_released else 1)  # line 9: the last iteration synchronises instead
         a = tree.root_plus(message.v, rho)  # line 14: that of the last synchronisation
 
-        def first_round() -> ClientResult:
+        def first_round() -> ClientResult[FAFEDUpload, Tree]:
             m, loss = mean_gradient(grad_fn, message.params, batches)  # line 2
             upload = FAFEDUpload(message.params, m, tree.square(m), steps if has_schedule else ())
             return upload, message.params, loss
@@ -163,12 +168,12 @@ def fafed(
             x_next = tree.add_scaled(x, -value_at(lr, t), tree.divide(m, a))  # line 15
             return (t + 1, x, tree.select(t < end, x_next, x), m, v), loss
 
-        def later_round() -> ClientResult:
+        def later_round() -> ClientResult[FAFEDUpload, Tree]:
             start = (message.t, x_prev, message.params, message.m, message.v)
-            (_, kept, x, m, v), loss = local_steps(step, start, batches)
-            return FAFEDUpload(x, m, v, steps if has_schedule else ()), kept, loss
+            (_, before_last, x, m, v), loss = local_steps(step, start, batches)
+            return FAFEDUpload(x, m, v, steps if has_schedule else ()), before_last, loss
 
-        return run_either(message.t == 0, first_round, later_round)
+        return cond(message.t == 0, first_round, later_round)
 
     def server_update(server: FAFEDState, mean: FAFEDUpload, cohort: Cohort) -> FAFEDState:
         is_first = server.t == 0
@@ -183,7 +188,7 @@ def fafed(
     )._replace(gradients_per_step=2)
 
 
-def fafed_schedule(rho: Any, h: Any, w: Any, c: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+def fafed_schedule(rho: Number, h: Number, w: Number, c: Number) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     """Equation (5): η_t = ρ h/(w + t)^{1/3}, and α_{t+1} = c η_t² cut off at 1 (Theorem 2).
 
     α₀ is not defined by the paper and not used (round 0 has no momentum); here it is α₁. The paper's language model

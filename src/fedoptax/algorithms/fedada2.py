@@ -5,18 +5,17 @@ Singer 2019, *Memory-Efficient Adaptive Optimization*, Algorithm SM3-II.
 """
 
 from functools import reduce
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedoptax import _tree as tree
+from fedoptax import tree
 from fedoptax.algorithm import FedAlgorithm, Tree
 from fedoptax.algorithms import optimizers
 from fedoptax.algorithms.fedopt import _fedopt, _sgd
 from fedoptax.errors import check_choice, check_positive
-from fedoptax.schedules import LearningRate
+from fedoptax.schedules import LearningRate, Number
 
 
 def fedada2(
@@ -24,10 +23,10 @@ def fedada2(
     server_lr: LearningRate,
     client: str = "adagrad",
     server: str = "adagrad",
-    b1: Any = 0.9,
-    b2: Any = 0.99,
-    tau: Any = 1e-3,
-    eps: Any = 1e-3,
+    b1: Number = 0.9,
+    b2: Number = 0.99,
+    tau: Number = 1e-3,
+    eps: Number = 1e-3,
 ) -> FedAlgorithm:
     """FedAda² (Lee et al. 2025): `fedopt` of two adaptive optimizers; with `client="sm3"` FedAda²++.
 
@@ -48,14 +47,13 @@ def fedada2(
     check_choice("server", server, ("adagrad", "adam"))
     check_positive(eps=eps)
     inner = scale_by_adagrad(eps) if client == "adagrad" else scale_by_sm3(eps)
-    outer = optimizers.scale_by_fedadagrad(b1, tau) if server == "adagrad" else optimizers.scale_by_fedadam(b1, b2, tau)
-    algorithm = _fedopt(
-        client_lr, optax.chain(outer, optimizers.descend(server_lr)), lambda lr: optax.chain(inner, _sgd(lr))
-    )
+    adagrad, adam = optimizers.scale_by_fedadagrad(b1, tau=tau), optimizers.scale_by_fedadam(b1, b2, tau=tau)
+    outer = optax.chain(adagrad if server == "adagrad" else adam, optimizers.descend(server_lr))
+    algorithm = _fedopt(client_lr, outer, lambda lr: optax.chain(inner, _sgd(lr)))
     return algorithm._replace(weighting="uniform")
 
 
-def scale_by_adagrad(eps: Any) -> optax.GradientTransformation:
+def scale_by_adagrad(eps: Number) -> optax.GradientTransformation:
     """AdaGrad from 0: v ← v + g²; the direction is g/(√v + ε)."""
 
     def update(g: Tree, v: Tree, params: Tree = None) -> tuple[Tree, Tree]:
@@ -65,7 +63,7 @@ def scale_by_adagrad(eps: Any) -> optax.GradientTransformation:
     return optax.GradientTransformation(tree.zeros_like, update)
 
 
-def scale_by_sm3(eps: Any) -> optax.GradientTransformation:
+def scale_by_sm3(eps: Number) -> optax.GradientTransformation:
     """SM3-II: AdaGrad whose v is bounded by one number for each row, column, … of a tensor; see `fedada2`."""
 
     def cover(v: jax.Array) -> tuple[jax.Array, ...]:

@@ -9,10 +9,20 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedoptax import _tree as tree
-from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Tree, local_steps, num_steps, steps_or_one
+from fedoptax import tree
+from fedoptax.algorithm import (
+    ClientResult,
+    Cohort,
+    FedAlgorithm,
+    GradFn,
+    Minibatches,
+    Tree,
+    local_steps,
+    num_steps,
+    steps_or_one,
+)
 from fedoptax.errors import check_choice, check_decay, check_number, check_positive
-from fedoptax.schedules import LearningRate, check_lr, resolve_lr, value_at, value_to_send
+from fedoptax.schedules import LearningRate, Number, check_lr, resolve_lr, value_at, value_to_send
 
 
 class FedAdamWState(NamedTuple):
@@ -32,7 +42,7 @@ class FedAdamWMessage(NamedTuple):
     direction: Tree
     v: Tree
     t: jax.Array
-    lr: Any
+    lr: Tree
 
 
 class FedAdamWUpload(NamedTuple):
@@ -45,13 +55,13 @@ class FedAdamWUpload(NamedTuple):
 
 def fedadamw(
     client_lr: LearningRate,
-    alpha: Any = 0.5,
-    weight_decay: Any = 0.01,
-    b1: Any = 0.9,
-    b2: Any = 0.999,
-    eps: Any = 1e-8,
+    alpha: Number = 0.5,
+    weight_decay: Number = 0.01,
+    b1: Number = 0.9,
+    b2: Number = 0.999,
+    eps: Number = 1e-8,
     second_moment: str = "mean",
-) -> FedAlgorithm:
+) -> FedAlgorithm[FedAdamWState, FedAdamWMessage, Tree, FedAdamWUpload]:
     """FedAdamW (Liu et al. 2025): K steps of AdamW from m = 0 and the shared v̄, each with α Δ_G added.
 
     Step k: m ← β₁ m + (1−β₁) g; v ← β₂ v + (1−β₂) g²; y ← y − η (m̂/(√v̂ + ε) + α Δ_G + λ y) with m̂ = m/(1−β₁ᵏ) and
@@ -85,7 +95,9 @@ def fedadamw(
         lr = value_to_send(client_lr, server.round)
         return FedAdamWMessage(server.params, server.direction, server.v, server.t, lr)
 
-    def client_update(grad_fn: GradFn, message: FedAdamWMessage, client: Tree, batches: Any) -> ClientResult:
+    def client_update(
+        grad_fn: GradFn, message: FedAdamWMessage, client: Tree, batches: Minibatches
+    ) -> ClientResult[FedAdamWUpload, Tree]:
         x, lr = message.params, resolve_lr(client_lr, message.lr)
         delta_g = tree.scale(1 / steps_or_one(batches), message.direction)
 

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedoptax import _tree as tree
-from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Tree, local_steps, steps_or_one
+from fedoptax import tree
+from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Tree, local_steps, steps_or_one
 from fedoptax.algorithms.fedopt import FedOptUpload
-from fedoptax.schedules import LearningRate, check_lr, resolve_lr, value_at, value_to_send
+from fedoptax.schedules import LearningRate, Number, check_lr, resolve_lr, value_at, value_to_send
 
 
 class FedCMState(NamedTuple):
@@ -28,10 +28,12 @@ class FedCMMessage(NamedTuple):
 
     params: Tree
     momentum: Tree
-    lr: Any
+    lr: Tree
 
 
-def fedcm(client_lr: LearningRate, alpha: Any = 0.1, server_lr: LearningRate = 1.0) -> FedAlgorithm:
+def fedcm(
+    client_lr: LearningRate, alpha: Number = 0.1, server_lr: LearningRate = 1.0
+) -> FedAlgorithm[FedCMState, FedCMMessage, Tree, FedOptUpload]:
     """FedCM (Xu et al. 2021): K steps y ← y − η_l (α g(y) + (1−α) Δ_t), Δ_{t+1} = −Δ/(η_l K), x ← x + η Δ.
 
     Δ is the uniform mean of the clients' changes y − x. Δ_t is the mean direction of the last round's steps, 0 in the
@@ -50,7 +52,9 @@ def fedcm(client_lr: LearningRate, alpha: Any = 0.1, server_lr: LearningRate = 1
     def broadcast(server: FedCMState) -> FedCMMessage:
         return FedCMMessage(server.params, server.momentum, value_to_send(client_lr, server.round))
 
-    def client_update(grad_fn: GradFn, message: FedCMMessage, client: Tree, batches: Any) -> ClientResult:
+    def client_update(
+        grad_fn: GradFn, message: FedCMMessage, client: Tree, batches: Minibatches
+    ) -> ClientResult[FedOptUpload, Tree]:
         x, lr = message.params, resolve_lr(client_lr, message.lr)
         delta_t = tree.scale(1 / steps_or_one(batches), message.momentum)
 

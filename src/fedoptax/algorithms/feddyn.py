@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedoptax import _tree as tree
-from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Tree, local_steps
+from fedoptax import tree
+from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Tree, local_steps
 from fedoptax.algorithms.fedopt import FedOptMessage, FedOptUpload
 from fedoptax.errors import check_positive
-from fedoptax.schedules import LearningRate, check_lr, resolve_lr, value_to_send
+from fedoptax.schedules import LearningRate, Number, check_lr, resolve_lr, value_to_send
 
 
 class FedDynState(NamedTuple):
@@ -24,7 +24,9 @@ class FedDynState(NamedTuple):
     round: jax.Array
 
 
-def feddyn(client_lr: LearningRate, alpha: Any = 0.01) -> FedAlgorithm:
+def feddyn(
+    client_lr: LearningRate, alpha: Number = 0.01
+) -> FedAlgorithm[FedDynState, FedOptMessage, Tree, FedOptUpload]:
     """FedDyn (Acar et al. 2021, Algorithm 1).
 
     Client: K steps of SGD from θ on fₖ(y) − ⟨ĝₖ, y⟩ + (α/2) ‖y − θ‖², in place of its minimum; ĝₖ ← ĝₖ − α (y − θ).
@@ -44,7 +46,9 @@ def feddyn(client_lr: LearningRate, alpha: Any = 0.01) -> FedAlgorithm:
     def broadcast(server: FedDynState) -> FedOptMessage:
         return FedOptMessage(server.params, value_to_send(client_lr, server.round), ())
 
-    def client_update(grad_fn: GradFn, message: FedOptMessage, g_k: Tree, batches: Any) -> ClientResult:
+    def client_update(
+        grad_fn: GradFn, message: FedOptMessage, g_k: Tree, batches: Minibatches
+    ) -> ClientResult[FedOptUpload, Tree]:
         theta, lr = message.params, resolve_lr(client_lr, message.lr)
 
         def step(y: Tree, batch: Any) -> tuple[Tree, jax.Array]:

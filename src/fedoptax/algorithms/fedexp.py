@@ -3,16 +3,16 @@
 Jhunjhunwala, Wang, Joshi 2023, *FedExP: Speeding Up Federated Averaging via Extrapolation*, Algorithm 1.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedoptax import _tree as tree
-from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Tree
+from fedoptax import tree
+from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Tree
 from fedoptax.algorithms.fedopt import FedOptMessage, fedavg
 from fedoptax.errors import check_choice, check_positive
-from fedoptax.schedules import LearningRate, value_to_send
+from fedoptax.schedules import LearningRate, Number, value_to_send
 
 DECAY = 0.998
 """By which released code multiplies the client's rate in each round, and ε by its square."""
@@ -33,7 +33,9 @@ class FedExPUpload(NamedTuple):
     square_norm: jax.Array
 
 
-def fedexp(client_lr: LearningRate, eps: Any = 1e-3, variant: str = "paper") -> FedAlgorithm:
+def fedexp(
+    client_lr: LearningRate, eps: Number = 1e-3, variant: str = "paper"
+) -> FedAlgorithm[FedExPState, FedOptMessage, Tree, FedExPUpload]:
     """FedExP (Jhunjhunwala et al. 2023, Algorithm 1): x ← x + η_g Δ, η_g = max(1, mean ‖Δᵢ‖²/(2 (‖Δ‖² + ε))).
 
     Clients are FedAvg's; each sends one number more. Means are uniform, as in the paper.
@@ -54,7 +56,9 @@ def fedexp(client_lr: LearningRate, eps: Any = 1e-3, variant: str = "paper") -> 
     def broadcast(server: FedExPState) -> FedOptMessage:
         return FedOptMessage(server.params, value_to_send(client_lr, server.round), ())
 
-    def client_update(grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Any) -> ClientResult:
+    def client_update(
+        grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches
+    ) -> ClientResult[FedExPUpload, Tree]:
         upload, client, loss = clients.client_update(grad_fn, message, client, batches)
         return FedExPUpload(upload.delta, tree.square_norm(upload.delta)), client, loss
 

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedoptax import _tree as tree
-from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Tree, local_steps
+from fedoptax import tree
+from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Tree, local_steps
 from fedoptax.errors import check_choice, check_decay, check_flag, check_number, check_positive
-from fedoptax.schedules import LearningRate, check_lr, resolve_lr, value_to_send
+from fedoptax.schedules import LearningRate, Number, check_lr, resolve_lr, value_to_send
 
 Phi = str | Callable[[jax.Array], jax.Array]
 """φ: `"clip"`, `"identity"`, or a function of a layer's norm, a scalar, to a scalar."""
@@ -35,7 +35,7 @@ class AMSMessage(NamedTuple):
 
     params: Tree
     v_max: Tree
-    lr: Any
+    lr: Tree
 
 
 class AMSUpload(NamedTuple):
@@ -49,18 +49,18 @@ class Momentum(NamedTuple):
     """The client: first moment m, and s, the steps taken since m was 0 (`()` without bias correction)."""
 
     m: Tree
-    steps: Any
+    steps: Tree
 
 
 def local_amsgrad(
     lr: LearningRate,
-    b1: Any = 0.9,
-    b2: Any = 0.999,
-    eps: Any = 1e-8,
-    v0: Any = 1e-4,
+    b1: Number = 0.9,
+    b2: Number = 0.999,
+    eps: Number = 1e-8,
+    v0: Number = 1e-4,
     momentum: str = "persist",
     bias_correction: bool = False,
-) -> FedAlgorithm:
+) -> FedAlgorithm[AMSState, AMSMessage, Tree, AMSUpload]:
     """Local AMSGrad (Chen, Li, Li 2020), "Fed-AMS": Fed-LAMB's Algorithm 1 with θ ← θ − α p in place of line 12.
 
     Arguments are those of `fedlamb`.
@@ -70,16 +70,16 @@ def local_amsgrad(
 
 def fedlamb(
     lr: LearningRate,
-    b1: Any = 0.9,
-    b2: Any = 0.999,
-    eps: Any = 1e-8,
-    v0: Any = 1e-4,
-    weight_decay: Any = 0.0,
+    b1: Number = 0.9,
+    b2: Number = 0.999,
+    eps: Number = 1e-8,
+    v0: Number = 1e-4,
+    weight_decay: Number = 0.0,
     phi: Phi = "clip",
     layers: str = "tensor",
     momentum: str = "persist",
     bias_correction: bool = False,
-) -> FedAlgorithm:
+) -> FedAlgorithm[AMSState, AMSMessage, Tree, AMSUpload]:
     """Fed-LAMB (Karimi, Li, Li, Algorithm 1): Local AMSGrad whose step is normalised layer by layer.
 
     Line 12, per layer ℓ with u = p^ℓ + λ θ^ℓ: θ^ℓ ← θ^ℓ − α φ(‖θ^ℓ‖) u/‖u‖; a layer with ‖u‖ = 0 does not move.
@@ -118,13 +118,13 @@ def fedlamb(
 def _local_adaptive(
     direction: Callable[[Tree, Tree], Tree],
     lr: LearningRate,
-    b1: Any,
-    b2: Any,
-    eps: Any,
-    v0: Any,
+    b1: Number,
+    b2: Number,
+    eps: Number,
+    v0: Number,
     momentum: str,
     bias_correction: bool,
-) -> FedAlgorithm:
+) -> FedAlgorithm[AMSState, AMSMessage, Tree, AMSUpload]:
     """Algorithm 1, with θ ← θ − α direction(p, θ) in line 12."""
     check_lr(lr=lr)
     check_decay(b1=b1, b2=b2)
@@ -142,7 +142,9 @@ def _local_adaptive(
     def broadcast(server: AMSState) -> AMSMessage:
         return AMSMessage(server.params, server.v_max, value_to_send(lr, server.round))
 
-    def client_update(grad_fn: GradFn, message: AMSMessage, client: Any, batches: Any) -> ClientResult:
+    def client_update(
+        grad_fn: GradFn, message: AMSMessage, client: Tree, batches: Minibatches
+    ) -> ClientResult[AMSUpload, Tree]:
         theta, v_hat = message.params, message.v_max  # lines 5 and 6
         alpha = resolve_lr(lr, message.lr)
         m, s = client if persists else no_momentum(theta)

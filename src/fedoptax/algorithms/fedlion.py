@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedoptax import _tree as tree
-from fedoptax.algorithm import Batches, ClientResult, Cohort, FedAlgorithm, GradFn, Tree, local_steps, num_steps
+from fedoptax import tree
+from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Tree, local_steps, num_steps
 from fedoptax.errors import UsageError, check_decay, check_int
-from fedoptax.schedules import LearningRate, check_lr, resolve_lr, value_at, value_to_send
+from fedoptax.schedules import LearningRate, Number, check_lr, resolve_lr, value_at, value_to_send
 from fedoptax.wrappers import codecs
 
 
@@ -28,7 +28,7 @@ class FedLionMessage(NamedTuple):
 
     params: Tree
     m: Tree
-    lr: Any
+    lr: Tree
 
 
 class FedLionUpload(NamedTuple):
@@ -38,7 +38,9 @@ class FedLionUpload(NamedTuple):
     m: Tree
 
 
-def fedlion(lr: LearningRate, b1: Any = 0.9, b2: Any = 0.99, max_steps: int = 127) -> FedAlgorithm:
+def fedlion(
+    lr: LearningRate, b1: Number = 0.9, b2: Number = 0.99, max_steps: int = 127
+) -> FedAlgorithm[FedLionState, FedLionMessage, Tree, FedLionUpload]:
     """FedLion (Tang and Chang 2024, Algorithm 1): K local steps of Lion from the shared m, whose mean is the next m.
 
     Step: y ← y − γ sign(β₁ m + (1−β₁) g); m ← β₂ m + (1−β₂) g. The upload is (x − y)/γ, whole numbers that take
@@ -62,9 +64,11 @@ def fedlion(lr: LearningRate, b1: Any = 0.9, b2: Any = 0.99, max_steps: int = 12
     def broadcast(server: FedLionState) -> FedLionMessage:
         return FedLionMessage(server.params, server.m, value_to_send(lr, server.round))
 
-    def client_update(grad_fn: GradFn, message: FedLionMessage, client: Tree, batches: Any) -> ClientResult:
+    def client_update(
+        grad_fn: GradFn, message: FedLionMessage, client: Tree, batches: Minibatches
+    ) -> ClientResult[FedLionUpload, Tree]:
         x, gamma, steps = message.params, resolve_lr(lr, message.lr), num_steps(batches)
-        if not isinstance(batches, Batches) and steps > max_steps:
+        if isinstance(steps, int) and steps > max_steps:
             raise UsageError(f"max_steps must be >= {steps}, the local steps of a client, got {max_steps}")
 
         def step(carry: tuple[Tree, Tree], batch: Any) -> tuple[tuple[Tree, Tree], jax.Array]:

@@ -4,17 +4,17 @@ Wang, Liu, Liang, Joshi, Poor 2020, *Tackling the Objective Inconsistency Proble
 Optimization*, Section 4.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedoptax import _tree as tree
-from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Tree, num_steps
+from fedoptax import tree
+from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Tree, num_steps
 from fedoptax.algorithms import optimizers
 from fedoptax.algorithms.fedopt import FedOptMessage, FedOptState, FedOptUpload, _fedopt, _sgd
-from fedoptax.schedules import LearningRate
+from fedoptax.schedules import LearningRate, Number
 
 
 class FedNovaUpload(NamedTuple):
@@ -24,7 +24,9 @@ class FedNovaUpload(NamedTuple):
     length: jax.Array
 
 
-def fednova(client_lr: LearningRate, server_lr: LearningRate = 1.0, momentum: Any = 0.0) -> FedAlgorithm:
+def fednova(
+    client_lr: LearningRate, server_lr: LearningRate = 1.0, momentum: Number = 0.0
+) -> FedAlgorithm[FedOptState, FedOptMessage, Tree, FedNovaUpload]:
     """FedNova (Wang et al. 2020, Section 4): x ← x + η τ_eff Σ pᵢ Δᵢ/‖aᵢ‖₁ with τ_eff = Σ pᵢ ‖aᵢ‖₁.
 
     Client: K steps of SGD with momentum ρ (m ← ρ m + g, from 0 in each round; y ← y − η_l m), in which the gradient of
@@ -38,7 +40,9 @@ def fednova(client_lr: LearningRate, server_lr: LearningRate = 1.0, momentum: An
     inner = optimizers.scale_by_momentum(momentum)
     algorithm = _fedopt(client_lr, optimizers.descend(server_lr), lambda lr: optax.chain(inner, _sgd(lr)))
 
-    def client_update(grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Any) -> ClientResult:
+    def client_update(
+        grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches
+    ) -> ClientResult[FedNovaUpload, Tree]:
         upload, client, loss = algorithm.client_update(grad_fn, message, client, batches)
         k = jnp.asarray(num_steps(batches), float)
         length = (k - momentum * (1 - momentum**k) / (1 - momentum)) / (1 - momentum)

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedoptax import _tree as tree
-from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Tree, local_steps
+from fedoptax import tree
+from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Tree, local_steps
 from fedoptax.algorithms import optimizers
 from fedoptax.errors import UsageError, check_choice
-from fedoptax.schedules import LearningRate, check_lr, resolve_lr, value_to_send
+from fedoptax.schedules import LearningRate, Number, check_lr, resolve_lr, value_to_send
 
 
 class FedOptState(NamedTuple):
@@ -31,7 +31,7 @@ class FedOptMessage(NamedTuple):
     """Down: x, the client learning rate if it is scheduled, the client optimizer's state if it is averaged."""
 
     params: Tree
-    lr: Any
+    lr: Tree
     client_opt_state: Tree
 
 
@@ -42,7 +42,7 @@ class FedOptUpload(NamedTuple):
     client_opt_state: Tree
 
 
-def _sgd(lr: Any) -> optax.GradientTransformation:
+def _sgd(lr: Number) -> optax.GradientTransformation:
     return optax.stateless(lambda grads, params: tree.scale(-lr, grads))
 
 
@@ -52,7 +52,7 @@ def _fedopt(
     client_optimizer: Callable[[Any], optax.GradientTransformation] = _sgd,
     client_state: str = "reset",
 ) -> FedAlgorithm:
-    """Algorithm 1; the lines are its own."""
+    """Algorithm 1 (FedOpt), whose line numbers stand at the code; a client optimizer may use the learning rate."""
     check_lr(client_lr=client_lr)
     check_choice("client_state", client_state, ("reset", "average", "persist"))
     average, persists = client_state == "average", client_state == "persist"
@@ -67,7 +67,7 @@ def _fedopt(
     def broadcast(server: FedOptState) -> FedOptMessage:
         return FedOptMessage(server.params, value_to_send(client_lr, server.round), server.client_opt_state)
 
-    def client_update(grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Any) -> ClientResult:
+    def client_update(grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches) -> ClientResult:
         optimizer = client_optimizer(resolve_lr(client_lr, message.lr))
 
         def step(carry: tuple[Tree, Tree], batch: Any) -> tuple[tuple[Tree, Tree], jax.Array]:
@@ -107,9 +107,9 @@ def fedopt(
         the optimizer's state too, averages it and broadcasts it with x (Local AdaAlter, federated Lookahead);
         `"persist"` lets each client keep its own between rounds (DiLoCo; cross-silo).
     """
-    for name, given in (("client_optimizer", client_optimizer), ("server_optimizer", server_optimizer)):
-        if not (hasattr(given, "init") and hasattr(given, "update")):
-            raise UsageError(f"{name} must be an optax.GradientTransformation, got {given!r}")
+    for name, optimizer in (("client_optimizer", client_optimizer), ("server_optimizer", server_optimizer)):
+        if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+            raise UsageError(f"{name} must be an optax.GradientTransformation, got {optimizer!r}")
     return _fedopt(1.0, server_optimizer, lambda lr: client_optimizer, client_state)
 
 
@@ -123,7 +123,7 @@ def fedavg(client_lr: LearningRate, server_lr: LearningRate = 1.0) -> FedAlgorit
     return _fedopt(client_lr, optimizers.descend(server_lr))
 
 
-def fedavgm(client_lr: LearningRate, server_lr: LearningRate = 1.0, momentum: Any = 0.9) -> FedAlgorithm:
+def fedavgm(client_lr: LearningRate, server_lr: LearningRate = 1.0, momentum: Number = 0.9) -> FedAlgorithm:
     """FedAvgM (Hsu et al. 2019): m ← μ m + Δ; x ← x + η m; arguments as `fedavg`, and μ in [0, 1)."""
     return _fedopt(client_lr, optax.chain(optimizers.scale_by_momentum(momentum), optimizers.descend(server_lr)))
 
@@ -131,37 +131,52 @@ def fedavgm(client_lr: LearningRate, server_lr: LearningRate = 1.0, momentum: An
 def fedadagrad(
     client_lr: LearningRate,
     server_lr: LearningRate,
-    b1: Any = 0.0,
-    tau: Any = 1e-3,
-    initial_accumulator: Any = None,
+    b1: Number = 0.0,
+    tau: Number = 1e-3,
+    initial_accumulator: Number | None = None,
 ) -> FedAlgorithm:
-    """FedAdagrad (Reddi et al. 2021, Algorithm 2): v ← v + Δ²; the rest as `fedadam`."""
-    direction = optimizers.scale_by_fedadagrad(b1, tau, initial_accumulator)
+    """FedAdagrad (Reddi et al. 2021, Algorithm 2): m ← β₁ m + (1−β₁) Δ; v ← v + Δ²; x ← x + η m/(√v + τ).
+
+    Args:
+      client_lr, server_lr: η_l and η, as in `fedavg`.
+      b1: β₁ in [0, 1).
+      tau: τ > 0, the degree of adaptivity (smaller is more adaptive).
+      initial_accumulator: what v starts at, >= 0; None is τ².
+    """
+    direction = optimizers.scale_by_fedadagrad(b1, tau=tau, initial_accumulator=initial_accumulator)
     return _fedopt(client_lr, optax.chain(direction, optimizers.descend(server_lr)))
 
 
 def fedyogi(
     client_lr: LearningRate,
     server_lr: LearningRate,
-    b1: Any = 0.9,
-    b2: Any = 0.99,
-    tau: Any = 1e-3,
+    b1: Number = 0.9,
+    b2: Number = 0.99,
+    tau: Number = 1e-3,
     debias: bool = False,
-    initial_accumulator: Any = None,
+    initial_accumulator: Number | None = None,
 ) -> FedAlgorithm:
-    """FedYogi (Reddi et al. 2021, Algorithm 2): v ← v − (1−β₂) Δ² sign(v − Δ²); the rest as `fedadam`."""
-    direction = optimizers.scale_by_fedyogi(b1, b2, tau, debias, initial_accumulator)
+    """FedYogi (Reddi et al. 2021, Algorithm 2): `fedadam` with v ← v − (1−β₂) Δ² sign(v − Δ²).
+
+    Args:
+      client_lr, server_lr: η_l and η, as in `fedavg`.
+      b1, b2: β₁ and β₂ in [0, 1).
+      tau: τ > 0, the degree of adaptivity (smaller is more adaptive).
+      debias, initial_accumulator: as in `fedadam`.
+    """
+    options = {"tau": tau, "debias": debias, "initial_accumulator": initial_accumulator}
+    direction = optimizers.scale_by_fedyogi(b1, b2, **options)
     return _fedopt(client_lr, optax.chain(direction, optimizers.descend(server_lr)))
 
 
 def fedadam(
     client_lr: LearningRate,
     server_lr: LearningRate,
-    b1: Any = 0.9,
-    b2: Any = 0.99,
-    tau: Any = 1e-3,
+    b1: Number = 0.9,
+    b2: Number = 0.99,
+    tau: Number = 1e-3,
     debias: bool = False,
-    initial_accumulator: Any = None,
+    initial_accumulator: Number | None = None,
 ) -> FedAlgorithm:
     """FedAdam (Reddi et al. 2021, Algorithm 2): m ← β₁ m + (1−β₁) Δ; v ← β₂ v + (1−β₂) Δ²; x ← x + η m/(√v + τ).
 
@@ -175,12 +190,13 @@ def fedadam(
       initial_accumulator: what v starts at, >= 0; None is the convention's own, τ² or 0. Many implementations start at
         0 and correct no bias: docs/conformance.md says which.
     """
-    direction = optimizers.scale_by_fedadam(b1, b2, tau, debias, initial_accumulator)
+    options = {"tau": tau, "debias": debias, "initial_accumulator": initial_accumulator}
+    direction = optimizers.scale_by_fedadam(b1, b2, **options)
     return _fedopt(client_lr, optax.chain(direction, optimizers.descend(server_lr)))
 
 
 def fedams(
-    client_lr: LearningRate, server_lr: LearningRate, b1: Any = 0.9, b2: Any = 0.99, eps: Any = 1e-3
+    client_lr: LearningRate, server_lr: LearningRate, b1: Number = 0.9, b2: Number = 0.99, eps: Number = 1e-3
 ) -> FedAlgorithm:
     """FedAMS (Wang, Lin, Chen 2022): m, v as FedAdam; v̂ ← max(v̂, v, ε); x ← x + η m/√v̂; v, v̂ start at 0.
 
@@ -190,7 +206,7 @@ def fedams(
 
 
 def fedamsgrad(
-    client_lr: LearningRate, server_lr: LearningRate, b1: Any = 0.9, b2: Any = 0.99, eps: Any = 1e-3
+    client_lr: LearningRate, server_lr: LearningRate, b1: Number = 0.9, b2: Number = 0.99, eps: Number = 1e-3
 ) -> FedAlgorithm:
     """FedAMSGrad (Wang, Lin, Chen 2022, option 2): v̂ ← max(v̂, v); x ← x + η m/(√v̂ + ε); v, v̂ start at 0."""
     return _fedopt(client_lr, optax.chain(optimizers.scale_by_fedamsgrad(b1, b2, eps), optimizers.descend(server_lr)))

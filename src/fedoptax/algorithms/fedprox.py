@@ -7,15 +7,15 @@ from typing import Any
 
 import jax
 
-from fedoptax import _tree as tree
+from fedoptax import tree
 from fedoptax.algorithm import FedAlgorithm, GradFn, Tree
 from fedoptax.algorithms.fedopt import fedavg
 from fedoptax.errors import UsageError, check_number
-from fedoptax.schedules import LearningRate
+from fedoptax.schedules import LearningRate, Number
 from fedoptax.wrappers.gradients import with_gradient
 
 
-def with_prox(algorithm: FedAlgorithm, mu: Any) -> FedAlgorithm:
+def with_prox(algorithm: FedAlgorithm, mu: Number) -> FedAlgorithm:
     """Add FedProx's proximal term to any algorithm (Li et al. 2020, Algorithm 2).
 
     The client minimises fᵢ(y) + (μ/2)‖y − x‖² (Algorithm 2, line 5): wherever the algorithm takes a gradient, g(y)
@@ -30,7 +30,7 @@ def with_prox(algorithm: FedAlgorithm, mu: Any) -> FedAlgorithm:
     """
     check_number("mu", mu, 0)
 
-    def proximal(grad_fn: GradFn, message: Any) -> GradFn:
+    def proximal(grad_fn: GradFn, message: Tree) -> GradFn:
         if not hasattr(message, "params"):
             raise UsageError(f"algorithm must send a message with a field 'params', got {type(message).__name__}")
 
@@ -43,6 +43,6 @@ def with_prox(algorithm: FedAlgorithm, mu: Any) -> FedAlgorithm:
     return with_gradient(algorithm, proximal)
 
 
-def fedprox(client_lr: LearningRate, mu: Any, server_lr: LearningRate = 1.0) -> FedAlgorithm:
+def fedprox(client_lr: LearningRate, mu: Number, server_lr: LearningRate = 1.0) -> FedAlgorithm:
     """FedProx (Li et al. 2020, Algorithm 2): `fedavg` with the proximal term; arguments as in `fedavg`, `with_prox`."""
     return with_prox(fedavg(client_lr, server_lr), mu)

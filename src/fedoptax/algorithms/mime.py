@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedoptax import _tree as tree
+from fedoptax import tree
 from fedoptax.algorithm import (
     ClientResult,
     Cohort,
     FedAlgorithm,
     GradFn,
+    Minibatches,
     Tree,
     accumulate,
     accumulate_result,
@@ -23,7 +24,7 @@ from fedoptax.algorithm import (
     steps_or_one,
 )
 from fedoptax.errors import check_choice, check_decay, check_positive
-from fedoptax.schedules import LearningRate, check_lr, resolve_lr, value_to_send
+from fedoptax.schedules import LearningRate, Number, check_lr, resolve_lr, value_to_send
 
 
 class Statistics(NamedTuple):
@@ -48,7 +49,7 @@ class MimeMessage(NamedTuple):
     params: Tree
     stats: Statistics
     control: Tree
-    lr: Any
+    lr: Tree
 
 
 class MimeUpload(NamedTuple):
@@ -58,7 +59,9 @@ class MimeUpload(NamedTuple):
     gradient: Tree
 
 
-def mime(client_lr: LearningRate, base: str = "sgd", b1: Any = 0.9, b2: Any = 0.99, eps: Any = 1e-3) -> FedAlgorithm:
+def mime(
+    client_lr: LearningRate, base: str = "sgd", b1: Number = 0.9, b2: Number = 0.99, eps: Number = 1e-3
+) -> FedAlgorithm[MimeState, MimeMessage, Tree, MimeUpload]:
     """Mime (Karimireddy et al. 2020a, Algorithm 1).
 
     Client: y ← x; K steps y ← y − η U(g(y; ξ) − g(x; ξ) + c, s); upload y and ∇fᵢ(x). Server: s ← V(mean ∇fᵢ(x), s);
@@ -82,13 +85,15 @@ def mime(client_lr: LearningRate, base: str = "sgd", b1: Any = 0.9, b2: Any = 0.
 
 
 def mimelite(
-    client_lr: LearningRate, base: str = "sgd", b1: Any = 0.9, b2: Any = 0.99, eps: Any = 1e-3
-) -> FedAlgorithm:
+    client_lr: LearningRate, base: str = "sgd", b1: Number = 0.9, b2: Number = 0.99, eps: Number = 1e-3
+) -> FedAlgorithm[MimeState, MimeMessage, Tree, MimeUpload]:
     """MimeLite (Karimireddy et al. 2020a, Algorithm 1): `mime` without control variate, y ← y − η U(g(y; ξ), s)."""
     return _mime(client_lr, base, b1, b2, eps, corrects_drift=False)
 
 
-def _mime(client_lr: LearningRate, base: str, b1: Any, b2: Any, eps: Any, corrects_drift: bool) -> FedAlgorithm:
+def _mime(
+    client_lr: LearningRate, base: str, b1: Number, b2: Number, eps: Number, corrects_drift: bool
+) -> FedAlgorithm[MimeState, MimeMessage, Tree, MimeUpload]:
     check_lr(client_lr=client_lr)
     check_choice("base", base, ("sgd", "adam"))
     check_decay(b1=b1, b2=b2)
@@ -110,7 +115,9 @@ def _mime(client_lr: LearningRate, base: str, b1: Any, b2: Any, eps: Any, correc
     def broadcast(server: MimeState) -> MimeMessage:
         return MimeMessage(server.params, server.stats, server.control, value_to_send(client_lr, server.round))
 
-    def client_update(grad_fn: GradFn, message: MimeMessage, client: Tree, batches: Any) -> ClientResult:
+    def client_update(
+        grad_fn: GradFn, message: MimeMessage, client: Tree, batches: Minibatches
+    ) -> ClientResult[MimeUpload, Tree]:
         x, lr = message.params, resolve_lr(client_lr, message.lr)
 
         def step(carry: tuple[Tree, Tree], batch: Any) -> tuple[tuple[Tree, Tree], jax.Array]:

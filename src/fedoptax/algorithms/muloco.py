@@ -3,26 +3,24 @@
 Thérien, Huang, Defazio, Rish, Belilovsky 2025, *MuLoCo: Muon is a practical inner optimizer for DiLoCo*, Algorithm 1.
 """
 
-from typing import Any
-
 import optax
 
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.algorithms import optimizers
 from fedoptax.algorithms.fedopt import _fedopt, _sgd
-from fedoptax.schedules import LearningRate
+from fedoptax.schedules import LearningRate, Number
 
 
 def muloco(
     client_lr: LearningRate,
     server_lr: LearningRate = 0.7,
-    momentum: Any = 0.6,
-    weight_decay: Any = 0.0,
-    beta: Any = 0.95,
+    momentum: Number = 0.6,
+    weight_decay: Number = 0.0,
+    beta: Number = 0.95,
     adamw: str = "embed|position|head|dense([2-9]|/[1-9]|/kernel)",
-    b1: Any = 0.9,
-    b2: Any = 0.999,
-    eps: Any = 1e-8,
+    b1: Number = 0.9,
+    b2: Number = 0.999,
+    eps: Number = 1e-8,
 ) -> FedAlgorithm:
     """MuLoCo (Thérien et al. 2025, Algorithm 1): `diloco`, with Muon for the matrices of hidden layers.
 

@@ -17,25 +17,26 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedoptax import _tree as tree
+from fedoptax import tree
+from fedoptax.algorithm import Tree
 from fedoptax.errors import check_decay, check_flag, check_number, check_positive
-from fedoptax.schedules import LearningRate, check_lr, value_at
+from fedoptax.schedules import LearningRate, Number, check_lr, value_at
 
 
 class MomentState(NamedTuple):
     """First moment m and second moment v, shaped like the parameters, and t, the number of updates made."""
 
-    m: Any
-    v: Any
+    m: Tree
+    v: Tree
     updates_made: jax.Array
 
 
 class MaxMomentState(NamedTuple):
     """First moment m, second moment v and its running maximum v̂, shaped like the parameters."""
 
-    m: Any
-    v: Any
-    v_max: Any
+    m: Tree
+    v: Tree
+    v_max: Tree
 
 
 def descend(server_lr: LearningRate) -> optax.GradientTransformation:
@@ -44,55 +45,52 @@ def descend(server_lr: LearningRate) -> optax.GradientTransformation:
     return optax.scale_by_schedule(lambda round: -value_at(server_lr, round))
 
 
-def scale_by_momentum(momentum: Any, nesterov: bool = False) -> optax.GradientTransformation:
+def scale_by_momentum(momentum: Number, nesterov: bool = False) -> optax.GradientTransformation:
     """FedAvgM: m ← μ m + d; the direction is m, with `nesterov` d + μ m."""
     check_decay(momentum=momentum)
 
-    def update(d: Any, m: Any, params: Any = None) -> tuple[Any, Any]:
+    def update(d: Tree, m: Tree, params: Tree = None) -> tuple[Tree, Tree]:
         m = tree.add_scaled(d, momentum, m)
         return tree.add_scaled(d, momentum, m) if nesterov else m, m
 
     return optax.GradientTransformation(tree.zeros_like, update)
 
 
-def scale_by_fedadagrad(
-    b1: Any = 0.0, tau: Any = 1e-3, initial_accumulator: Any = None
-) -> optax.GradientTransformation:
-    """FedAdagrad (Algorithm 2): m ← β₁ m + (1−β₁) d; v ← v + d²; the direction is m/(√v + τ). v starts at τ²."""
-    return _scale_by_moments(lambda v, d: v + d * d, b1, 0.0, tau, False, initial_accumulator)
+def scale_by_fedadagrad(b1: Number = 0.0, **options: Any) -> optax.GradientTransformation:
+    """FedAdagrad (Algorithm 2): m ← β₁ m + (1−β₁) d; v ← v + d²; the direction is m/(√v + τ). v starts at τ².
+
+    `options`, also of the next two: `tau`, `debias`, `initial_accumulator`, see `fedadam`.
+    """
+    return _scale_by_moments(lambda v, d: v + d * d, b1, 0.0, **options)
 
 
-def scale_by_fedyogi(
-    b1: Any = 0.9, b2: Any = 0.99, tau: Any = 1e-3, debias: bool = False, initial_accumulator: Any = None
-) -> optax.GradientTransformation:
-    """FedYogi (Algorithm 2): v ← v − (1−β₂) d² sign(v − d²); m and direction as FedAdagrad; the rest: see `fedadam`."""
+def scale_by_fedyogi(b1: Number = 0.9, b2: Number = 0.99, **options: Any) -> optax.GradientTransformation:
+    """FedYogi (Algorithm 2): v ← v − (1−β₂) d² sign(v − d²); m and direction as FedAdagrad."""
 
     def second_moment(v: jax.Array, d: jax.Array) -> jax.Array:
         return v - jnp.asarray(1 - b2, v.dtype) * d * d * jnp.sign(v - d * d)
 
-    return _scale_by_moments(second_moment, b1, b2, tau, debias, initial_accumulator)
+    return _scale_by_moments(second_moment, b1, b2, **options)
 
 
-def scale_by_fedadam(
-    b1: Any = 0.9, b2: Any = 0.99, tau: Any = 1e-3, debias: bool = False, initial_accumulator: Any = None
-) -> optax.GradientTransformation:
-    """FedAdam (Algorithm 2): v ← β₂ v + (1−β₂) d²; m and direction as FedAdagrad; the rest: see `fedadam`."""
-    return _scale_by_moments(lambda v, d: tree.ema(b2, v, d * d), b1, b2, tau, debias, initial_accumulator)
+def scale_by_fedadam(b1: Number = 0.9, b2: Number = 0.99, **options: Any) -> optax.GradientTransformation:
+    """FedAdam (Algorithm 2): v ← β₂ v + (1−β₂) d²; m and direction as FedAdagrad."""
+    return _scale_by_moments(lambda v, d: tree.ema(b2, v, d * d), b1, b2, **options)
 
 
-def scale_by_fedams(b1: Any = 0.9, b2: Any = 0.99, eps: Any = 1e-3) -> optax.GradientTransformation:
+def scale_by_fedams(b1: Number = 0.9, b2: Number = 0.99, eps: Number = 1e-3) -> optax.GradientTransformation:
     """FedAMS: m, v as FedAdam; v̂ ← max(v̂, v, ε); the direction is m/√v̂. v and v̂ start at 0."""
     check_positive(eps=eps)
     return _scale_by_max_moments(b1, b2, floor=eps, eps=0.0)
 
 
-def scale_by_fedamsgrad(b1: Any = 0.9, b2: Any = 0.99, eps: Any = 1e-3) -> optax.GradientTransformation:
+def scale_by_fedamsgrad(b1: Number = 0.9, b2: Number = 0.99, eps: Number = 1e-3) -> optax.GradientTransformation:
     """FedAMSGrad (option 2 of FedAMS's paper): v̂ ← max(v̂, v); the direction is m/(√v̂ + ε)."""
     check_positive(eps=eps)
     return _scale_by_max_moments(b1, b2, floor=0.0, eps=eps)
 
 
-def scale_by_adamw(b1: Any, b2: Any, eps: Any, weight_decay: Any) -> optax.GradientTransformation:
+def scale_by_adamw(b1: Number, b2: Number, eps: Number, weight_decay: Number) -> optax.GradientTransformation:
     """AdamW (Loshchilov and Hutter 2019): m̂/(√v̂ + ε) + λ x, with m̂ = m/(1 − β₁ᵗ), v̂ = v/(1 − β₂ᵗ) from t = 1.
 
     m and v are those of FedAdam, from 0; x are the parameters.
@@ -101,10 +99,10 @@ def scale_by_adamw(b1: Any, b2: Any, eps: Any, weight_decay: Any) -> optax.Gradi
     check_positive(eps=eps)
     check_number("weight_decay", weight_decay, 0)
 
-    def init(params: Any) -> MomentState:
+    def init(params: Tree) -> MomentState:
         return MomentState(tree.zeros_like(params), tree.zeros_like(params), jnp.zeros((), jnp.int32))
 
-    def update(d: Any, state: MomentState, params: Any = None) -> tuple[Any, MomentState]:
+    def update(d: Tree, state: MomentState, params: Tree = None) -> tuple[Tree, MomentState]:
         m = tree.ema(b1, state.m, d)
         v = tree.ema(b2, state.v, tree.square(d))
         t = state.updates_made + 1
@@ -115,7 +113,9 @@ def scale_by_adamw(b1: Any, b2: Any, eps: Any, weight_decay: Any) -> optax.Gradi
     return optax.GradientTransformation(init, update)
 
 
-def scale_by_muon(beta: Any, adamw: str, b1: Any, b2: Any, eps: Any, weight_decay: Any) -> optax.GradientTransformation:
+def scale_by_muon(
+    beta: Number, adamw: str, b1: Number, b2: Number, eps: Number, weight_decay: Number
+) -> optax.GradientTransformation:
     """Muon (Jordan et al. 2024) for arrays of two or more axes, AdamW for the rest and for paths with `adamw`.
 
     m ← β m + d; the direction is √max(1, n/k) NS(d + β m) + λ x, with NS about the nearest orthogonal matrix of a
@@ -123,7 +123,7 @@ def scale_by_muon(beta: Any, adamw: str, b1: Any, b2: Any, eps: Any, weight_deca
     """
     check_decay(beta=beta)
 
-    def direction(m: Any, params: Any) -> Any:
+    def direction(m: Tree, params: Tree) -> Tree:
         return tree.add_scaled(jax.tree.map(_orthogonalize, m), weight_decay, params)
 
     muon = optax.chain(scale_by_momentum(beta, nesterov=True), optax.stateless(direction))
@@ -151,11 +151,12 @@ def _orthogonalize(m: jax.Array) -> jax.Array:
 
 def _scale_by_moments(
     second_moment: Callable[[jax.Array, jax.Array], jax.Array],
-    b1: Any,
-    b2: Any,
-    tau: Any,
-    debias: bool,
-    initial_accumulator: Any,
+    b1: Number,
+    b2: Number,
+    *,
+    tau: Number = 1e-3,
+    debias: bool = False,
+    initial_accumulator: Number | None = None,
 ) -> optax.GradientTransformation:
     """Algorithm 2, with v ← `second_moment(v, d)`."""
     check_decay(b1=b1, b2=b2)
@@ -164,13 +165,13 @@ def _scale_by_moments(
     if initial_accumulator is not None:
         check_number("initial_accumulator", initial_accumulator, 0)
 
-    def init(params: Any) -> MomentState:
+    def init(params: Tree) -> MomentState:
         v0 = 0.0 if debias else tau**2
         if initial_accumulator is not None:
             v0 = initial_accumulator
         return MomentState(tree.zeros_like(params), tree.full_like(params, v0), jnp.zeros((), jnp.int32))
 
-    def update(d: Any, state: MomentState, params: Any = None) -> tuple[Any, MomentState]:
+    def update(d: Tree, state: MomentState, params: Tree = None) -> tuple[Tree, MomentState]:
         m = tree.ema(b1, state.m, d)
         v = jax.tree.map(second_moment, state.v, d)
         t = state.updates_made + 1
@@ -183,18 +184,18 @@ def _scale_by_moments(
     return optax.GradientTransformation(init, update)
 
 
-def _scale_by_max_moments(b1: Any, b2: Any, floor: Any, eps: Any) -> optax.GradientTransformation:
+def _scale_by_max_moments(b1: Number, b2: Number, floor: Number, eps: Number) -> optax.GradientTransformation:
     """FedAMS and FedAMSGrad: v̂ ← max(v̂, v, floor); the direction is m/(√v̂ + eps)."""
     check_decay(b1=b1, b2=b2)
 
-    def init(params: Any) -> MaxMomentState:
+    def init(params: Tree) -> MaxMomentState:
         zeros = tree.zeros_like(params)
         return MaxMomentState(zeros, zeros, zeros)
 
     def largest(old: jax.Array, new: jax.Array) -> jax.Array:
         return jnp.maximum(jnp.maximum(old, new), jnp.asarray(floor, new.dtype))
 
-    def update(d: Any, state: MaxMomentState, params: Any = None) -> tuple[Any, MaxMomentState]:
+    def update(d: Tree, state: MaxMomentState, params: Tree = None) -> tuple[Tree, MaxMomentState]:
         m = tree.ema(b1, state.m, d)
         v = tree.ema(b2, state.v, tree.square(d))
         v_max = jax.tree.map(largest, state.v_max, v)

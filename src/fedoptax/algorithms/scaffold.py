@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedoptax import _tree as tree
+from fedoptax import tree
 from fedoptax.algorithm import (
     ClientResult,
     Cohort,
     FedAlgorithm,
     GradFn,
+    Minibatches,
     Tree,
     local_steps,
     mean_gradient,
@@ -38,7 +39,7 @@ class ScaffoldMessage(NamedTuple):
 
     params: Tree
     control: Tree
-    lr: Any
+    lr: Tree
 
 
 class ScaffoldUpload(NamedTuple):
@@ -48,7 +49,9 @@ class ScaffoldUpload(NamedTuple):
     control_delta: Tree
 
 
-def scaffold(client_lr: LearningRate, server_lr: LearningRate = 1.0, option: str = "II") -> FedAlgorithm:
+def scaffold(
+    client_lr: LearningRate, server_lr: LearningRate = 1.0, option: str = "II"
+) -> FedAlgorithm[ScaffoldState, ScaffoldMessage, Tree, ScaffoldUpload]:
     """SCAFFOLD (Karimireddy et al. 2020, Algorithm 1).
 
     Client: y ← x (line 7); K steps y ← y − η_l (g(y) − cᵢ + c) (lines 8–10); cᵢ⁺ by the option (line 12); upload
@@ -69,7 +72,9 @@ def scaffold(client_lr: LearningRate, server_lr: LearningRate = 1.0, option: str
     def broadcast(server: ScaffoldState) -> ScaffoldMessage:
         return ScaffoldMessage(server.params, server.control, value_to_send(client_lr, server.round))
 
-    def client_update(grad_fn: GradFn, message: ScaffoldMessage, c_i: Tree, batches: Any) -> ClientResult:
+    def client_update(
+        grad_fn: GradFn, message: ScaffoldMessage, c_i: Tree, batches: Minibatches
+    ) -> ClientResult[ScaffoldUpload, Tree]:
         x, c, lr = message.params, message.control, resolve_lr(client_lr, message.lr)
 
         def step(y: Tree, batch: Any) -> tuple[Tree, jax.Array]:

@@ -4,18 +4,18 @@ Reddi et al. 2021, *Adaptive Federated Optimization*, Section 1, "Related work",
 Algorithm 1, which they are with `fedopt(…, client_state="average")`.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedoptax import _tree as tree
-from fedoptax.algorithm import ClientResult, FedAlgorithm, GradFn, Tree
+from fedoptax import tree
+from fedoptax.algorithm import ClientResult, FedAlgorithm, GradFn, Minibatches, Tree
 from fedoptax.algorithms import optimizers
 from fedoptax.algorithms.fedopt import FedOptMessage, FedOptState, _fedopt, _sgd
 from fedoptax.errors import check_number, check_positive
-from fedoptax.schedules import LearningRate, check_lr
+from fedoptax.schedules import LearningRate, Number, check_lr
 
 
 class AdaAlterState(NamedTuple):
@@ -26,7 +26,7 @@ class AdaAlterState(NamedTuple):
     steps: jax.Array
 
 
-def local_adaalter(lr: LearningRate, b0: Any = 1.0, eps: Any = 1.0) -> FedAlgorithm:
+def local_adaalter(lr: LearningRate, b0: Number = 1.0, eps: Number = 1.0) -> FedAlgorithm:
     """Local AdaAlter (Xie et al. 2019, *Local AdaAlter*, the algorithm of that name): AdaGrad with a lazy denominator.
 
     Client, from the shared x and A² = B²: at local step t′ = 1, 2, … y ← y − η g/√(B² + t′ ε²) and A² ← A² + g², so all
@@ -48,7 +48,7 @@ def local_adaalter(lr: LearningRate, b0: Any = 1.0, eps: Any = 1.0) -> FedAlgori
         server = algorithm.init(params)
         return server._replace(client_opt_state=server.client_opt_state.b_squared)
 
-    def client_update(grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Any) -> ClientResult:
+    def client_update(grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches) -> ClientResult:
         shared = AdaAlterState(message.client_opt_state, message.client_opt_state, jnp.zeros((), jnp.int32))
         message = message._replace(client_opt_state=shared)
         upload, client, loss = algorithm.client_update(grad_fn, message, client, batches)
@@ -58,7 +58,7 @@ def local_adaalter(lr: LearningRate, b0: Any = 1.0, eps: Any = 1.0) -> FedAlgori
 
 
 def lookahead(
-    client_lr: LearningRate, alpha: Any = 0.5, b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-8
+    client_lr: LearningRate, alpha: Number = 0.5, b1: Number = 0.9, b2: Number = 0.999, eps: Number = 1e-8
 ) -> FedAlgorithm:
     """Federated Lookahead (Zhang et al. 2019b, Algorithm 1, as Reddi et al. 2021 extend it), with Adam inside.
 
@@ -78,7 +78,7 @@ def lookahead(
     return _fedopt(client_lr, optimizers.descend(alpha), lambda lr: optax.chain(adam, _sgd(lr)), "average")
 
 
-def _adaalter(lr: Any, b0: Any, eps: Any) -> optax.GradientTransformation:
+def _adaalter(lr: Number, b0: Number, eps: Number) -> optax.GradientTransformation:
     def init(params: Tree) -> AdaAlterState:
         start = tree.full_like(params, b0**2)
         return AdaAlterState(start, start, jnp.zeros((), jnp.int32))

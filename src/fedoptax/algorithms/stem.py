@@ -9,17 +9,18 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedoptax import _tree as tree
+from fedoptax import tree
 from fedoptax.algorithm import (
     ClientResult,
     Cohort,
     FedAlgorithm,
     GradFn,
+    Minibatches,
     Tree,
+    cond,
     local_steps,
     mean_gradient,
     num_steps,
-    run_either,
 )
 from fedoptax.schedules import LearningRate, check_lr, value_at
 
@@ -37,10 +38,10 @@ class STEMUpload(NamedTuple):
 
     params: Tree
     m: Tree
-    steps: Any
+    steps: Tree
 
 
-def stem(lr: LearningRate, alpha: LearningRate = 0.1) -> FedAlgorithm:
+def stem(lr: LearningRate, alpha: LearningRate = 0.1) -> FedAlgorithm[STEMState, STEMState, Tree, STEMUpload]:
     """STEM (Khanduri et al. 2021): FAFED without v and A; two vectors each way, two gradients per step.
 
     Round 0: mᵢ is the mean of client i's minibatch gradients at x₀; the server sets m to their mean and x ← x₀ − η₀ m.
@@ -58,11 +59,13 @@ def stem(lr: LearningRate, alpha: LearningRate = 0.1) -> FedAlgorithm:
     def init(params: Tree) -> STEMState:
         return STEMState(params, tree.zeros_like(params), jnp.zeros((), jnp.int32))
 
-    def client_update(grad_fn: GradFn, message: STEMState, x_prev: Tree, batches: Any) -> ClientResult:
+    def client_update(
+        grad_fn: GradFn, message: STEMState, x_prev: Tree, batches: Minibatches
+    ) -> ClientResult[STEMUpload, Tree]:
         steps = jnp.asarray(num_steps(batches), jnp.int32)
         last = message.t + steps - 1  # it synchronises instead of stepping
 
-        def first_round() -> ClientResult:
+        def first_round() -> ClientResult[STEMUpload, Tree]:
             m, loss = mean_gradient(grad_fn, message.params, batches)
             return STEMUpload(message.params, m, steps if has_schedule else ()), message.params, loss
 
@@ -74,12 +77,12 @@ def stem(lr: LearningRate, alpha: LearningRate = 0.1) -> FedAlgorithm:
             x_next = tree.select(t < last, tree.add_scaled(x, -value_at(lr, t), m), x)
             return (t + 1, x, x_next, m), loss
 
-        def later_round() -> ClientResult:
+        def later_round() -> ClientResult[STEMUpload, Tree]:
             start = (message.t, x_prev, message.params, message.m)
-            (_, kept, x, m), loss = local_steps(step, start, batches)
-            return STEMUpload(x, m, steps if has_schedule else ()), kept, loss
+            (_, before_last, x, m), loss = local_steps(step, start, batches)
+            return STEMUpload(x, m, steps if has_schedule else ()), before_last, loss
 
-        return run_either(message.t == 0, first_round, later_round)
+        return cond(message.t == 0, first_round, later_round)
 
     def server_update(server: STEMState, mean: STEMUpload, cohort: Cohort) -> STEMState:
         t = jnp.where(server.t == 0, 1, server.t + (mean.steps if has_schedule else 1))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedoptax.engine.evaluation import initial_loss
-from fedoptax.storage.folder import STOPPED, read_summary
+from fedoptax.storage.folder import Status, read_summary
 from fedoptax.tasks.task import Task
 
 FAR = 2.0
@@ -26,7 +26,7 @@ def print_summary(folder: Path, as_json: bool) -> None:
         print("kept as best.npz: round {round}, {metric} {value:.4g}".format(**best))
     if own := summary.get("personalized"):
         print(f"{own['metric']} over clients before and after {own['steps']} local steps: {compare_over_clients(own)}")
-    if summary["status"] == STOPPED:
+    if summary["status"] == Status.STOPPED_EARLY:
         print(summary["message"])
     for absent in summary.get("left_out", ()):  # of a deployment
         print("left out of {rounds} rounds: partition {partition} (node {node}), at last: {reason}".format(**absent))

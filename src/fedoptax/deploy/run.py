@@ -40,7 +40,7 @@ from fedoptax.experiments.run import Record, run_rounds
 from fedoptax.experiments.signals import deferred_interrupt
 from fedoptax.storage.checkpoint import KEEP, least_total
 from fedoptax.storage.config import run_config
-from fedoptax.storage.folder import prepare, read_params
+from fedoptax.storage.folder import Status, prepare, read_params
 from fedoptax.storage.history import Row
 from fedoptax.tasks.task import Task
 
@@ -89,7 +89,7 @@ def run_deployment(deployment: Deployment, task: Task, network: Network, log: Lo
     )
     result = run_rounds(rounds, deployment.rounds, described | {"deployment": identity}, record)
     log(f"{result.status} after round {len(result.history)} of {deployment.rounds}: {folder}")
-    if result.status != "completed":
+    if result.status != Status.COMPLETED:
         raise RunError(str(result.message))
 
 
@@ -165,12 +165,12 @@ class NetworkRounds:
                 begun = time.perf_counter()
                 cohort, report = self._gather(done, sleep)
             except KeyboardInterrupt:
-                return Step([], "interrupted")
+                return Step([], Status.INTERRUPTED)
             except NoQuorum as error:
-                return Step([], "interrupted", f"round {done + 1}: {error}; resume continues it")
+                return Step([], Status.INTERRUPTED, f"round {done + 1}: {error}; resume continues it")
         update = self._update_soundly(report)
         if update.fault is not None:
-            return Step([], "diverged", update.fault)
+            return Step([], Status.DIVERGED, update.fault)
         accepted, count, num_clients = np.array(self._accepted), len(report.replies), self.task.clients.num_clients
         accepted[list(report.replies)] = done
         is_evaluated = (done + 1) % self._deployment.eval_every == 0 or done + 1 == total
@@ -203,7 +203,7 @@ class NetworkRounds:
         left_out = f", {len(cohort) - count} left out" if count < len(cohort) else ""
         self._log(f"round {done + 1} of {total}: train_loss {update.loss:.4g}{left_out}")
         if stop() and done + 1 < total:
-            return Step([row], "interrupted")
+            return Step([row], Status.INTERRUPTED)
         return Step([row])
 
     def saved(self) -> None:
@@ -376,13 +376,13 @@ class GivenModel(NetworkRounds):
             try:
                 self._make_ready(done, sleep)
             except KeyboardInterrupt:
-                return Step([], "interrupted")
+                return Step([], Status.INTERRUPTED)
             params, order = self._algorithm.params(self.server), self._order(done)
             found, report = NodeEvaluation(self._deployment, self.task).measure(
                 1, params, self._network, order, self._limits, self._log, sleep
             )
         if not found["evaluated"]:
-            return Step([], "interrupted", None if stop() else "too few nodes evaluated the model")
+            return Step([], Status.INTERRUPTED, None if stop() else "too few nodes evaluated the model")
         self._write(1, [], RoundReport(), report)
         row: Row = {"round": 1, "train_loss": None, **self._measure(self.server), "bytes_down": 0, "bytes_up": 0}
         return Step([row | found | {"seconds": time.perf_counter() - begun}])

@@ -12,8 +12,9 @@ import numpy as np
 from fedoptax.algorithm import Batches, Cohort, FedAlgorithm, Tree, weighted_mean
 from fedoptax.deploy.wire import WireArray, WireError, shown, unpack
 from fedoptax.engine.aggregation import MEAN, Aggregator, stacked
+from fedoptax.engine.asynchronous import discount_weights, interpolate_state
 from fedoptax.engine.batches import LocalWork, Minibatch, minibatch_form, task_grad_fn
-from fedoptax.engine.round import all_finite, discount, hold_back
+from fedoptax.engine.round import all_finite
 from fedoptax.engine.schedule import staleness_weights
 from fedoptax.tasks.task import Task
 
@@ -50,7 +51,8 @@ def upload_form(task: Task, algorithm: FedAlgorithm, work: LocalWork) -> Tree:
     client_form, message_form = forms(task, algorithm)
 
     def trace(message: Tree, client: Tree, batch: Minibatch, steps: jax.Array) -> Tree:
-        return algorithm.client_update(task_grad_fn(task), message, client, Batches(steps, lambda k: batch))[0]
+        batches = Batches(steps, lambda k: batch, jax.random.key(0))
+        return algorithm.client_update(task_grad_fn(task), message, client, batches)[0]
 
     return jax.eval_shape(trace, message_form, client_form, minibatch_form(task, work.batch_size), np.int32(1))
 
@@ -132,7 +134,7 @@ def next_state(
 
     Clients without a reply count as if they had not been asked: |S| is the number of replies, and the weights are
     renormalised over them. There are at least as many replies as the aggregator needs. Where replies are stale the step
-    is that of `engine.round.round_function`.
+    is that of `engine.asynchronous.asynchronous_round`.
 
     Returns:
       The new state, the weighted mean training loss, and whether both are finite, also after one more such update.
@@ -142,7 +144,7 @@ def next_state(
     if any(reply.staleness for reply in replies):
         plain = np.ones(len(replies)) if weights is None else np.asarray(weights, float)
         staleness = np.asarray([reply.staleness for reply in replies])
-        weights, held_back = discount(plain / plain.sum(), staleness_weights(staleness, staleness_exponent))
+        weights, held_back = discount_weights(plain / plain.sum(), staleness_weights(staleness, staleness_exponent))
     trees = [jax.tree.map(jnp.asarray, reply.upload) for reply in replies]
     loss = float(np.average([reply.loss for reply in replies], weights=weights))  # float64: their sum cannot overflow
     if aggregator == MEAN:
@@ -160,7 +162,7 @@ def advance(
 
     def update(old: Tree) -> Tree:
         new = algorithm.server_update(old, upload, cohort)
-        return hold_back(held_back, old, new) if held_back else new
+        return interpolate_state(held_back, old, new) if held_back else new
 
     server = update(server)
     following = update(server)  # may be the first to use what was uploaded now

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedoptax._tree import sum_dtype
 from fedoptax.algorithm import Tree, accumulate, accumulate_result, accumulate_zero
 from fedoptax.errors import UsageError, check_int, check_number
+from fedoptax.tree import sum_dtype
 
 LEVELS = 2.0**30  # of a fixed-point number from 0 to its range: sums of shares stay within int32
 LOSS_RANGE, COUNT_RANGE = 2.0**10, 2.0**20  # of training losses and of integers
@@ -252,12 +252,12 @@ Aggregator = Mean | Median | TrimmedMean | Krum
 FORMS = "mean, median, trimmed_mean:FRACTION, norm_clipping:NORM, krum:F or krum:F,keep=M"
 
 
-def as_aggregator(given: str | Aggregator) -> Aggregator:
-    """Return `given`, or the aggregator that a text names in one of `FORMS`."""
-    if isinstance(given, Aggregator):
-        return given
+def as_aggregator(aggregate: str | Aggregator) -> Aggregator:
+    """Return an aggregator as it is, or the one that a text names in one of `FORMS`."""
+    if isinstance(aggregate, Aggregator):
+        return aggregate
     try:
-        match str(given).split(":"):
+        match str(aggregate).split(":"):
             case ["mean"]:
                 return MEAN
             case ["median"]:
@@ -273,7 +273,7 @@ def as_aggregator(given: str | Aggregator) -> Aggregator:
         raise
     except ValueError:
         pass  # a text where a number must be
-    raise UsageError(f"aggregate must be one of {FORMS}, got {given!r}")
+    raise UsageError(f"aggregate must be one of {FORMS}, got {aggregate!r}")
 
 
 def stacked(uploads: list[Tree]) -> Tree:
@@ -285,11 +285,11 @@ def _trimmed_mean(uploads: Tree, present: jax.Array, count_cut: Callable[[int], 
     """The mean of each coordinate's n present values without the `count_cut(n)` smallest and as many largest."""
     n, places = jnp.sum(present), jnp.arange(present.shape[0])
     cut = jnp.asarray([count_cut(k) for k in range(present.shape[0] + 1)])[n]
-    kept = (places >= cut) & (places < n - cut)
+    is_middle = (places >= cut) & (places < n - cut)
 
     def leaf(a: jax.Array) -> jax.Array:
         ordered = jnp.sort(_present_or(jnp.inf, _wide(a), present), axis=0)
-        total = jnp.sum(_present_or(0, ordered, kept), axis=0)
+        total = jnp.sum(_present_or(0, ordered, is_middle), axis=0)
         result = total / jnp.maximum(n - 2 * cut, 1).astype(total.dtype)
         if jnp.iscomplexobj(a):
             result = jax.lax.complex(result[..., 0], result[..., 1])

@@ -96,7 +96,8 @@ def client_batches(
         batch = {name: array.at[rows].get(mode="clip") for name, array in examples.items()}
         return Minibatch({**batch, "mask": mask}, jax.random.fold_in(dropout_key, k))
 
-    return Batches(epochs * steps_per_epoch if work.steps is None else jnp.int32(work.steps), get)
+    steps = epochs * steps_per_epoch if work.steps is None else jnp.int32(work.steps)
+    return Batches(steps, get, jax.random.fold_in(key, 2))
 
 
 def count_local_steps(sizes: Any, work: LocalWork) -> jax.Array:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedoptax.algorithm import Cohort, FedAlgorithm, GradFn, Tree, decoded, nbytes, weighted_mean
+from fedoptax.algorithm import BatchList, Cohort, FedAlgorithm, GradFn, Tree, decoded, nbytes, weighted_mean
 from fedoptax.engine.plan import Plan
 from fedoptax.engine.program import Advance, Fixed, Program, empty_rows, program, round_step
 from fedoptax.errors import UsageError
@@ -31,6 +31,7 @@ def run_round(
     batches: Sequence[Any],
     weights: Sequence[Any] | jax.Array | None = None,
     num_clients: int | None = None,
+    key: jax.Array | None = None,
 ) -> tuple[Tree, list[Tree], RoundInfo]:
     """Run one round of `algorithm` over a cohort.
 
@@ -42,6 +43,9 @@ def run_round(
       batches: for each client of the cohort its list of minibatches, in the form `grad_fn` takes.
       weights: |S| non-negative numbers, not all zero; `None` means uniform.
       num_clients: N, the size of the federation; `None` means all take part (N = |S|).
+      key: of the round, for clients that draw random numbers: client i of the cohort gets `fold_in(key, i)`, unless its
+        minibatches are a `BatchList` or a `Batches` with a key of its own. `None` is `jax.random.key(0)`, the same in
+        every round.
 
     Returns:
       The new server state, the cohort's new client states, and a `RoundInfo`.
@@ -58,7 +62,9 @@ def run_round(
     if total < size:
         raise UsageError(f"num_clients must be >= {size}, the cohort's size, got {total}")
     message = algorithm.broadcast(server)
-    results = [algorithm.client_update(grad_fn, message, client, own) for client, own in zip(clients, batches)]
+    key = jax.random.key(0) if key is None else key
+    keyed = [b if hasattr(b, "key") else BatchList(b, jax.random.fold_in(key, i)) for i, b in enumerate(batches)]
+    results = [algorithm.client_update(grad_fn, message, client, own) for client, own in zip(clients, keyed)]
     uploads, new_clients, losses = (list(part) for part in zip(*results))
     mean = weighted_mean([(decoded(algorithm, u), loss) for u, loss in zip(uploads, losses)], weights)
     server = algorithm.server_update(server, mean[0], Cohort(size, total))

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from fedoptax import tree
 from fedoptax.algorithm import Tree
 from fedoptax.errors import RunError, UsageError
 
@@ -45,8 +46,8 @@ def _device_count() -> int:
     try:
         return jax.device_count()
     except (AssertionError, RuntimeError) as error:  # the first, without a text, for a GPU that is not there
-        given, why = jax.config.values["jax_platforms"], str(error) or "there is none"
-        raise RunError(f"JAX_PLATFORMS is {given!r}, and JAX cannot use such a device: {why}") from None
+        platforms, why = jax.config.values["jax_platforms"], str(error) or "there is none"
+        raise RunError(f"JAX_PLATFORMS is {platforms!r}, and JAX cannot use such a device: {why}") from None
 
 
 def mesh_again(mesh: int | None) -> int | None:
@@ -67,8 +68,8 @@ def over_mesh(program: Callable[..., Tree], devices: int) -> Callable[..., Tree]
     return jax.shard_map(program, mesh=make_mesh(devices), in_specs=everything, out_specs=everything, check_vma=False)
 
 
-def replicate(tree: Tree, devices: int) -> Tree:
-    """Put the arrays of `tree`, the same in every process, on each of the devices; what is there already stays.
+def replicate(x: Tree, devices: int) -> Tree:
+    """Put the arrays of `x`, the same in every process, on each of the devices; what is there already stays.
 
     Of an array's shape, a `ShapeDtypeStruct`, it makes the shape with its place.
     """
@@ -85,12 +86,40 @@ def replicate(tree: Tree, devices: int) -> Tree:
         host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)
         return jax.make_array_from_callback(host.shape, place, lambda index: host[index])
 
-    return jax.tree.map(put, tree)
+    return jax.tree.map(put, x)
 
 
-def here(tree: Tree) -> Tree:
-    """Put the arrays of `tree`, which are on many devices, on this process's first device alone."""
-    return jax.device_put(jax.tree.map(np.asarray, tree))
+def to_first_device(x: Tree) -> Tree:
+    """Put the arrays of `x`, which are on many devices, on this process's first device alone."""
+    return jax.device_put(jax.tree.map(np.asarray, x))
+
+
+def share_cohort(
+    train_cohort: Callable[..., tuple[Tree, Tree]], devices: int, is_mean: bool, is_uneven: bool, is_sequential: bool
+) -> Callable[..., tuple[Tree, Tree]]:
+    """Make a `TrainCohort` of which each device does its share, from the one of a single device.
+
+    `is_mean` says whether what members send is added up, `is_uneven` whether they take different numbers of steps.
+    """
+
+    def train_shares(train_member: Any, members: Any, clients: Tree, form: Tree) -> tuple[Tree, Tree]:
+        size = members.weight.shape[0]
+        has_bound = is_sequential and is_mean and is_uneven  # a loop of as many clients as there is time for
+        places = size if has_bound else -(-size // devices)
+        order = assign_clients(size, devices, members.steps if is_uneven else None, places)
+        chosen = order[jax.lax.axis_index(AXIS)]
+        share, is_real = tree.take(members, jnp.minimum(chosen, size - 1)), chosen < size
+        share = share._replace(weight=jnp.where(is_real, share.weight, 0))
+        sent, results = train_cohort(train_member, share, clients, form, jnp.sum(is_real))
+        # Of the members among the rows of all devices; a permutation of equal shares would copy the states once more.
+        rows = jnp.argsort(order.reshape(-1))[:size] if is_uneven else slice(size)
+
+        def gather(x: Tree) -> Tree:
+            return tree.take(jax.lax.all_gather(x, AXIS, tiled=True), rows)
+
+        return jax.lax.psum(sent, AXIS) if is_mean else gather(sent), gather(results)
+
+    return train_shares
 
 
 def assign_clients(size: int, devices: int, work: jax.Array | None, places: int) -> jax.Array:
@@ -104,8 +133,8 @@ def assign_clients(size: int, devices: int, work: jax.Array | None, places: int)
         return jnp.minimum(jnp.arange(devices * places, dtype=jnp.int32).reshape(devices, places), size)
     largest_first = jnp.argsort(-work, stable=True).astype(jnp.int32)
 
-    def give(i: jax.Array, given: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        order, load, count = given
+    def assign(i: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        order, load, count = state
         client = largest_first[i]
         device = jnp.argmin(jnp.where(count < places, load, jnp.iinfo(load.dtype).max))
         order = order.at[device, count[device]].set(client)
@@ -113,4 +142,4 @@ def assign_clients(size: int, devices: int, work: jax.Array | None, places: int)
 
     zeros = jnp.zeros(devices, jnp.int32)
     empty = jnp.full((devices, places), size, jnp.int32)
-    return jax.lax.fori_loop(0, size, give, (empty, zeros.astype(work.dtype), zeros))[0]
+    return jax.lax.fori_loop(0, size, assign, (empty, zeros.astype(work.dtype), zeros))[0]

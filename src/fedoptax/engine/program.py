@@ -14,17 +14,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedoptax.algorithm import Batches, Cohort, FedAlgorithm, Tree, decoded, nbytes
+from fedoptax import tree
+from fedoptax.algorithm import Batches, Cohort, FedAlgorithm, Tree, cond, decoded, nbytes
 from fedoptax.engine.aggregation import SecureMean
+from fedoptax.engine.asynchronous import asynchronous_round
 from fedoptax.engine.batches import Minibatch, minibatch_form, task_grad_fn
+from fedoptax.engine.checked import checked_round
 from fedoptax.engine.data import DeviceData
 from fedoptax.engine.evaluation import column_names, evaluate, evaluation_data
 from fedoptax.engine.faults import COUNTS, Rates
 from fedoptax.engine.mesh import over_mesh, replicate
 from fedoptax.engine.plan import Plan
-from fedoptax.engine.round import round_function, row_of
+from fedoptax.engine.round import plain_round
 from fedoptax.engine.schedule import Schedule
-from fedoptax.engine.xla import Compiled, cond, quick_options
+from fedoptax.engine.xla import Compiled, quick_options
 from fedoptax.errors import UsageError
 from fedoptax.tasks.task import Task
 
@@ -151,7 +154,8 @@ def round_step(
     task: Task, algorithm: FedAlgorithm, plan: Plan, columns: Sequence[str], is_eager: bool = False
 ) -> Callable[..., Advance]:
     """Make `(state, data, key, start, eval_every, last, rates, schedule) -> state`: a round, its evaluation, a row."""
-    run_round = round_function(task, algorithm, plan, is_eager)
+    make = asynchronous_round if plan.concurrency is not None else checked_round if plan.has_outcomes else plain_round
+    run_round = make(task, algorithm, plan, is_eager)
 
     @jax.jit
     def test(server: Tree, data: Any) -> dict[str, jax.Array]:
@@ -167,8 +171,8 @@ def round_step(
         rates: Rates,
         schedule: Schedule | None = None,
     ) -> Advance:
-        turn = row_of(schedule, state.round - start)
-        result = run_round(state.server, state.clients, data, key, state.round, rates, turn)
+        arrivals = tree.take(schedule, state.round - start)
+        result = run_round(state.server, state.clients, data, key, state.round, rates, arrivals)
         number, row = state.round + 1, result.columns
         if data.held_out:
             is_due = (number % eval_every == 0) | (number == last)
@@ -195,7 +199,7 @@ def _count_message_bytes(
         server = algorithm.init(params)
         client = algorithm.init_client(algorithm.params(server))
         message = algorithm.broadcast(server)
-        batches = Batches(steps, lambda k: batch)
+        batches = Batches(steps, lambda k: batch, jax.random.key(0))
         upload, new_client, _ = algorithm.client_update(grad_fn, message, client, batches)
         mean = decoded(algorithm, upload)
         if isinstance(plan.aggregate, SecureMean):
@@ -217,5 +221,5 @@ def _check_same_form(name: str, old: Tree, new: Tree) -> None:
         raise UsageError(f"{name} must keep the state's structure {before}, got {after}")
     for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(old), jax.tree.leaves(new)):
         if (a.shape, a.dtype) != (b.shape, b.dtype):
-            place, form, given = jax.tree_util.keystr(path), f"{a.dtype}{list(a.shape)}", f"{b.dtype}{list(b.shape)}"
-            raise UsageError(f"{name} must keep the state's {place} {form}, got {given}")
+            place, form, new_form = jax.tree_util.keystr(path), f"{a.dtype}{list(a.shape)}", f"{b.dtype}{list(b.shape)}"
+            raise UsageError(f"{name} must keep the state's {place} {form}, got {new_form}")

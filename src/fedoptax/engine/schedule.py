@@ -63,7 +63,7 @@ def make_schedule(
         in_use = {start for _, _, start in working}  # fewer than `concurrency`: whoever came last is not yet replaced
         held = {start: slot for start, slot in held.items() if start in in_use}
         held[step] = min(set(range(concurrency)) - set(held.values()))
-        begun, arrived = now, list[tuple[int, int]]()
+        start_of_step, arrived = now, list[tuple[int, int]]()
         while len(arrived) < buffer:
             while free and len(working) < concurrency:
                 drawn = rng.integers(len(free))
@@ -77,7 +77,7 @@ def make_schedule(
         rows.append(
             ([c for c, _ in arrived], [step - s for _, s in arrived], [held[s] for _, s in arrived], held[step])
         )
-        elapsed.append(now - begun)
+        elapsed.append(now - start_of_step)
     clients, staleness, slots, slot = (np.asarray(column, np.int32) for column in zip(*rows))
     return Schedule(clients, staleness, staleness_weights(staleness, exponent), slots, slot, np.asarray(elapsed))
 
@@ -93,19 +93,19 @@ def client_speeds(speeds: str, key: jax.Array, num_clients: int) -> np.ndarray:
     Raises:
       DataError: a table lacks a client, or a time is not above 0.
     """
-    given = parse_speeds(speeds)
-    if given == 0:
+    parsed = parse_speeds(speeds)
+    if parsed == 0:
         return np.ones(num_clients, np.float32)
-    if isinstance(given, float):
-        return np.asarray(sample_speeds(key, jnp.arange(num_clients), given))
-    frame = read_frame(given, ())
-    check_columns(given, frame, ("client", "seconds"))
-    clients, seconds = (read_features(given, frame, [name])[:, 0] for name in ("client", "seconds"))
+    if isinstance(parsed, float):
+        return np.asarray(sample_speeds(key, jnp.arange(num_clients), parsed))
+    frame = read_frame(parsed, ())
+    check_columns(parsed, frame, ("client", "seconds"))
+    clients, seconds = (read_features(parsed, frame, [name])[:, 0] for name in ("client", "seconds"))
     order = np.argsort(clients)
     if not np.array_equal(clients[order], np.arange(num_clients)):
-        raise DataError(f"{given}: column 'client' must hold each number from 0 to {num_clients - 1} once")
+        raise DataError(f"{parsed}: column 'client' must hold each number from 0 to {num_clients - 1} once")
     if not np.all((seconds > 0) & np.isfinite(seconds)):
-        raise DataError(f"{given}: column 'seconds' must hold numbers > 0")
+        raise DataError(f"{parsed}: column 'seconds' must hold numbers > 0")
     return seconds[order]
 
 

@@ -10,13 +10,10 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 
-from fedoptax.errors import is_traced
-
-Result = TypeVar("Result")
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
@@ -86,10 +83,3 @@ class Compiled:
             self._compiled = self._jitted.lower(*args).compile()
             self.seconds = time.perf_counter() - begun
         return self._compiled(*args)
-
-
-def cond(choice: Any, yes: Callable[[], Result], no: Callable[[], Result]) -> Result:
-    """Return `yes()` or `no()`: in a compiled program by `lax.cond`, else in plain Python."""
-    if is_traced(choice):
-        return jax.lax.cond(choice, yes, no)
-    return yes() if choice else no()

@@ -22,7 +22,7 @@ from fedoptax.engine.evaluation import (
     evaluate_own_clients,
     evaluation_data,
 )
-from fedoptax.engine.mesh import here
+from fedoptax.engine.mesh import to_first_device
 from fedoptax.engine.plan import Plan, RunOptions
 from fedoptax.engine.program import MAX_ROUNDS, Point
 from fedoptax.experiments.result import RunResult
@@ -97,7 +97,7 @@ class OwnModels(Simulation):
 
     def _models(self) -> Tree:
         if isinstance(self.clients, OnDevice):
-            return here(self.clients.tree) if self._plan.mesh > 1 else self.clients.tree
+            return to_first_device(self.clients.tree) if self._plan.mesh > 1 else self.clients.tree
         return self.clients.of(np.arange(self._whole.num_clients))
 
 

@@ -12,6 +12,7 @@ from fedoptax.algorithm import Tree
 from fedoptax.engine.client_states import ClientStates
 from fedoptax.errors import RunError, UsageError
 from fedoptax.experiments.selection import BestRound
+from fedoptax.storage.folder import Status
 from fedoptax.storage.history import History
 from fedoptax.storage.model import TrainedModel, model_of
 from fedoptax.tasks.task import Task
@@ -27,7 +28,7 @@ class RunResult:
       state: the server's state.
       clients: the clients' states: an `OnDevice` (`.tree` is stacked over all N, `()` if clients keep nothing) or an
         `OnHost` (`.of(ids)` gives those of some clients).
-      status: `"completed"`, `"stopped early"` (by `stop_after`), `"interrupted"` or `"diverged"`.
+      status: `"completed"`, `"stopped early"` (by `stop_after`), `"interrupted"` or `"diverged"`, a `Status`.
       message: one line about a status other than completed, else None.
       folder: where it was written, or None.
       hyperparameters: the algorithm's, as far as they were given.
@@ -42,7 +43,7 @@ class RunResult:
     params: Tree
     state: Tree
     clients: ClientStates
-    status: str
+    status: Status
     message: str | None = None
     folder: Path | None = None
     hyperparameters: dict[str, Any] = field(default_factory=dict)

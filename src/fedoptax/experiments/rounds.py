@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
+from fedoptax import tree
 from fedoptax._files import finite_or_none
 from fedoptax.algorithm import Tree
 from fedoptax.distributed import gather_from_all
@@ -15,13 +16,13 @@ from fedoptax.engine.data import open_examples
 from fedoptax.engine.eager import eager_program
 from fedoptax.engine.evaluation import evaluate_clients
 from fedoptax.engine.faults import COUNTS, Faults, as_faults
-from fedoptax.engine.mesh import here
+from fedoptax.engine.mesh import to_first_device
 from fedoptax.engine.personalization import personalize
 from fedoptax.engine.plan import Plan, RunOptions
 from fedoptax.engine.program import MAX_ROUNDS, Point, program
-from fedoptax.engine.round import row_of
 from fedoptax.engine.sampling import sample_cohort
 from fedoptax.engine.schedule import client_speeds, make_schedule
+from fedoptax.storage.folder import Status
 from fedoptax.storage.history import Row
 from fedoptax.tasks.task import Task
 
@@ -33,12 +34,12 @@ class Step(NamedTuple):
 
     Attributes:
       rows: of the history, one per round that was completed, in order.
-      status: `"running"`; `"diverged"` or `"interrupted"` ends the run.
+      status: `RUNNING`; `DIVERGED` or `INTERRUPTED` ends the run.
       message: one line about an interruption that no signal made, or why the run diverged.
     """
 
     rows: list[Row]
-    status: str = "running"
+    status: Status = Status.RUNNING
     message: str | None = None
 
 
@@ -114,13 +115,13 @@ class Simulation(Rounds):
 
     def advance(self, done: int) -> Step:
         """Do about `CALL_SECONDS` of rounds."""
-        compiled, begun = self.program.compile_seconds(), time.perf_counter()
+        compiled, start = self.program.compile_seconds(), time.perf_counter()
         last = self._options.rounds
         end = min(done + self._length, self._next_evaluation(done) if self._options.looks_at_evaluations else last)
         numbers = [np.int32(n) for n in (done, end, self._options.eval_every, last)]
         states = self.clients.take(lambda: self._sample_cohort(done))
         data, window = self._examples(done), np.minimum(np.arange(done, done + MAX_ROUNDS), last - 1)
-        conditions = self._rates, row_of(self._schedule, window)
+        conditions = self._rates, tree.take(self._schedule, window)
         result = self.program.advance(self._values, self.server, states, data, self._key, *numbers, *conditions)
         self.server = result.server
         self.clients.put(result.clients)
@@ -128,10 +129,10 @@ class Simulation(Rounds):
         compiling = self.program.compile_seconds() - compiled  # 0 where another run of the program, or a call, did it
         self.compile_seconds += compiling
         finite, count = bool(result.finite), int(result.round) - done
-        seconds = (time.perf_counter() - begun - compiling) / count
+        seconds = (time.perf_counter() - start - compiling) / count
         rows = [self._row(done + i + 1, table[i], seconds) for i in range(count if finite else count - 1)]
         if not finite:
-            return Step(rows, "diverged")
+            return Step(rows, Status.DIVERGED)
         if self._plan.examples == "device" and not isinstance(self.clients, OnHost):
             seconds = float(gather_from_all(np.float32(seconds))[0])
             self._length = max(1, min(MAX_ROUNDS, round(CALL_SECONDS / max(seconds, 1e-6))))
@@ -144,9 +145,9 @@ class Simulation(Rounds):
     def finish(self) -> Tree:
         """Return the final parameters; the states of a mesh come to one device."""
         if self._plan.mesh > 1:
-            self.server = here(self.server)
+            self.server = to_first_device(self.server)
             if isinstance(self.clients, OnDevice):
-                self.clients.put(here(self.clients.tree))
+                self.clients.put(to_first_device(self.clients.tree))
         return self.params()
 
     def client_metrics(self, done: int) -> dict[str, np.ndarray] | None:

@@ -1,7 +1,7 @@
 """A run: rounds until the end, with progress, results on disk, and resuming.
 
-`run_rounds` is the one loop for simulations and deployments. It is given something that advances rounds (`Rounds`) and
-does all else: the run folder, checkpoints, trackers, the progress bar, interrupts, divergence and resuming.
+`run_rounds` is the one loop for simulations and deployments. `Rounds` advance, and observers follow: the best
+parameters, the run folder, trackers, the progress bar.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ import numpy as np
 
 from fedoptax._files import read_json
 from fedoptax._progress import Update, bar
-from fedoptax.algorithm import FedAlgorithm, Tree
+from fedoptax.algorithm import FedAlgorithm
 from fedoptax.distributed import broadcast, check_same, gather_from_all, is_distributed, is_leader, run_on_all_or_fail
 from fedoptax.engine.client_states import PLACES
 from fedoptax.engine.mesh import mesh_again
@@ -25,19 +25,26 @@ from fedoptax.engine.plan import Plan, RunOptions, make_plan
 from fedoptax.engine.program import Fixed, Point
 from fedoptax.errors import UsageError, check_choice, check_int, check_number
 from fedoptax.experiments.build import WRAPPERS
+from fedoptax.experiments.observers import (
+    BestParams,
+    FolderWriter,
+    Observer,
+    ProgressBar,
+    RunEnd,
+    Trackers,
+    saved_state,
+)
 from fedoptax.experiments.result import DivergedError, Interrupted, RunResult
-from fedoptax.experiments.rounds import Rounds, Simulation
+from fedoptax.experiments.rounds import Rounds, Simulation, Step
 from fedoptax.experiments.selection import Watch, make_watch
 from fedoptax.experiments.signals import deferred_interrupt
 from fedoptax.storage.checkpoint import least_total, restore_checkpoint, rounds_of
 from fedoptax.storage.config import check_same_experiment, run_config
-from fedoptax.storage.folder import ENDED, STOPPED, RunFolder, is_finished, locked, prepare, read_summary
+from fedoptax.storage.folder import ENDED, RunFolder, Status, is_finished, locked, prepare, read_summary
 from fedoptax.storage.history import History, Row, read_rows
 from fedoptax.storage.model import write_model
 from fedoptax.tasks.task import Task, check_task
 from fedoptax.trackers import Tracked, Tracker, as_trackers, notify
-
-NOTED_ROWS = 1000  # of the history that the progress bar's note looks at
 
 
 @dataclass(frozen=True)
@@ -114,9 +121,9 @@ def run(task: Task, algorithm: FedAlgorithm | Point, **options: Any) -> RunResul
 
 def raise_unless_completed(result: RunResult) -> RunResult:
     """Return a run that completed, or stopped early; raise `DivergedError` or `Interrupted` for another."""
-    if result.status == "diverged":
+    if result.status == Status.DIVERGED:
         raise DivergedError(str(result.message), result)
-    if result.status == "interrupted":
+    if result.status == Status.INTERRUPTED:
         raise Interrupted(result)
     return result
 
@@ -137,12 +144,9 @@ def simulate(
     algorithm: FedAlgorithm | Point,
     options: RunOptions,
     record: Record,
-    make: "Callable[[Task, Point, RunOptions, Plan], Simulation] | None" = None,
+    make: Callable[[Task, Point, RunOptions, Plan], Simulation] = Simulation,
 ) -> RunResult:
-    """Run `algorithm` on `task` as `run` does, but return also a run that diverged or was interrupted.
-
-    `make` makes the rounds, by default a `Simulation`.
-    """
+    """Run `algorithm` on `task` as `run` does, by the rounds of `make`; return also a run that did not end well."""
     check_task(task)
     if not isinstance(algorithm, FedAlgorithm | Point):
         raise UsageError(f"algorithm must be a FedAlgorithm, such as fedavg(0.1), or a Point, got {algorithm!r}")
@@ -150,14 +154,14 @@ def simulate(
         raise UsageError(f"{'trackers' if record.trackers else 'client_metrics'} need a folder: give out")
     point = algorithm if isinstance(algorithm, Point) else Point(Fixed(algorithm), {})
     if record.resume_from is not None and not is_distributed():
-        options = _as_begun(options, Path(record.resume_from))
+        options = _with_original_placement(options, Path(record.resume_from))
     options = with_rate(options, task, {**point.values, **record.hyperparameters})
     plan, watch = make_plan(options, task, point.algorithm, record.label), make_watch(task, options)
     if not is_leader():
         record = replace(record, out=None, resume_from=None, resume_round=None, trackers=(), progress=False)
     new = record.out if record.resume_from is None or Path(record.resume_from) != record.folder else None
     run_on_all_or_fail(lambda: None if new is None else prepare(new, record.overwrite))
-    simulation = (make or Simulation)(task, point, options, plan)
+    simulation = make(task, point, options, plan)
     described = {"name": record.label, "hyperparameters": dict(record.hyperparameters)}
     config = run_config(task, described, options, plan, simulation.program, record.wrappers, record.trackers)
     config |= {"rates": record.rates} if record.rates else {}
@@ -185,13 +189,13 @@ def run_in_folder(
     return read_summary(folder)
 
 
-def _as_begun(options: RunOptions, folder: Path) -> RunOptions:
+def _with_original_placement(options: RunOptions, folder: Path) -> RunOptions:
     """Return options with the devices and the place of client states that a run began with, for equal bits."""
-    begun = read_json(folder / "config.json")
+    config = read_json(folder / "config.json")
     if options.mesh is None and options.engine == "compiled":
-        options = replace(options, mesh=mesh_again(begun.get("mesh", 1)))
-    if options.client_states == "auto" and begun.get("client_states") in PLACES:
-        options = replace(options, client_states=begun["client_states"])
+        options = replace(options, mesh=mesh_again(config.get("mesh", 1)))
+    if options.client_states == "auto" and config.get("client_states") in PLACES:
+        options = replace(options, client_states=config["client_states"])
     return options
 
 
@@ -208,89 +212,89 @@ def run_rounds(
     watch.keep(0, rounds.params)
     with ExitStack() as stack:
         stop = stack.enter_context(deferred_interrupt())
-        trackers = as_trackers(record.trackers)
-
-        def begin() -> tuple[History, RunFolder | None]:
-            if record.folder is None:
-                return History(), None
-            stack.enter_context(locked(record.folder))
-            history = _restore(rounds, total, config, record, watch)
-            write_model(record.folder, rounds.task)
-            folder = RunFolder(record.folder, config, history, record.checkpoint_every, record.resume_from)
-            tracked = Tracked(record.folder, config, len(history))
-            notify(trackers, lambda tracker: tracker.start(tracked))
-            return history, folder
-
-        def write(rows: list[Row], by_client: dict[str, np.ndarray] | None) -> None:
-            if folder is not None:
-                folder.add(rows, by_client)
-                if rows:
-                    notify(trackers, lambda tracker: tracker.rows(rows))
-                if folder.is_due():
-                    save(folder)
-                    rounds.saved()
-
-        def save(folder: RunFolder) -> None:
-            folder.save(_saved(rounds, watch), rounds.clients, watch.best_params, watch.notes())
-
-        def end(status: str, message: str | None, params: Tree, notes: Mapping[str, Any]) -> None:
-            if folder is not None:
-                save(folder)
-                told = {**watch.notes(), **rounds.notes(len(history)), **notes}
-                summary = folder.end(status, message, params, rounds.compile_seconds, told)
-                notify(trackers, lambda tracker: tracker.end(summary))
-
-        history, folder = run_on_all_or_fail(begin)
-        if is_distributed():
-            history.rows, rounds.server, clients, watch.kept = broadcast(
-                (history.rows, rounds.server, rounds.clients.take(lambda: np.arange(0)), watch.kept)
-            )
-            rounds.server = jax.device_put(rounds.server)
-            rounds.clients.put(jax.device_put(clients))
+        history, writers = run_on_all_or_fail(lambda: _begin(stack, rounds, total, config, record, watch))
+        _send_to_all(history, rounds, watch)
         title = record.description or record.label
         update = stack.enter_context(bar(title, total, len(history), enabled=record.progress))
+        best, progress = BestParams(watch, rounds, history), ProgressBar(update, config["primary_metric"], history)
+        observers: list[Observer] = [best, *writers, progress]
         watch.add(history.rows)
-        message, signal = watch.stop_message(), 0
-        status = STOPPED if message and len(history) < total else "running"
-        while status == "running" and len(history) < total:
+        status, message, signal = *_next_status(Step([]), watch, 0, len(history) >= total), 0
+        while status == Status.RUNNING and len(history) < total:
             step = rounds.advance(len(history))
             history.rows += step.rows
-            watch.add(step.rows)
-            watch.keep(len(history), rounds.params)
             by_client = rounds.client_metrics(len(history)) if step.rows else None
-            run_on_all_or_fail(partial(write, step.rows, by_client))
-            update(len(history), _note(history, config["primary_metric"]))
+            run_on_all_or_fail(partial(_after_rounds, observers, step.rows, by_client))
             signal = int(gather_from_all(np.int32(stop())).max())
-            status, message = step.status, step.message
-            if status == "running" and len(history) < total and (message := watch.stop_message()):
-                status = STOPPED
-            if signal and status == "running" and len(history) < total:
-                status = "interrupted"
-        if status == "running":
-            status, message = "completed", None
-        elif status == "interrupted":
-            message = message or f"stopped after round {len(history)} of {total}"
-        elif status == STOPPED:
-            message = f"stopped early after round {len(history)} of {total}: {message}"
-        else:
-            message = (
-                f"{record.label} diverged in round {len(history) + 1} (seed {config['seed']}): "
-                f"{message or 'loss or state is not finite'}; the state after round {len(history)} is kept"
-            )
-        params, best = rounds.finish(), watch.best_params
-        notes = rounds.evaluate_end(params if best is None else best) if status in ENDED else {}
-        run_on_all_or_fail(lambda: end(status, message, params, notes))
+            status, message = _next_status(step, watch, signal, len(history) >= total)
+        status, message = _describe_end(status, message, len(history), total, record.label, config["seed"])
+        params, best_params = rounds.finish(), watch.best_params
+        notes = rounds.evaluate_end(params if best_params is None else best_params) if status in ENDED else {}
+        run_on_all_or_fail(partial(_at_end, observers, RunEnd(status, message, params, notes)))
         signal = signal or int(gather_from_all(np.int32(stop())).max())  # else the next of several runs would begin
     return RunResult(
         history, params, rounds.server, rounds.clients, status, message, record.folder,
-        dict(record.hyperparameters), signal, rounds.task, watch.best, best,
+        dict(record.hyperparameters), signal, rounds.task, watch.best, best_params,
         notes.get("personalized"),
     )  # fmt: skip
 
 
-def _saved(rounds: Rounds, watch: Watch) -> Tree:
-    """Return what checkpoints hold beside the clients' states: the server's, and the best parameters if kept."""
-    return (rounds.server, watch.kept) if watch.keeps else rounds.server
+def _begin(
+    stack: ExitStack, rounds: Rounds, total: int, config: Mapping[str, Any], record: Record, watch: Watch
+) -> tuple[History, list[Observer]]:
+    """Open the run's folder, until `stack` closes it; return the history so far, and what writes to the folder."""
+    if record.folder is None:
+        return History(), []
+    stack.enter_context(locked(record.folder))
+    history = _restore(rounds, total, config, record, watch)
+    write_model(record.folder, rounds.task)
+    folder = RunFolder(record.folder, config, history, record.checkpoint_every, record.resume_from)
+    trackers, tracked = as_trackers(record.trackers), Tracked(record.folder, config, len(history))
+    notify(trackers, lambda tracker: tracker.start(tracked))
+    return history, [FolderWriter(folder, watch, rounds, history), Trackers(trackers, record.folder)]
+
+
+def _send_to_all(history: History, rounds: Rounds, watch: Watch) -> None:
+    """Give all processes what the leader restored."""
+    if is_distributed():
+        clients = rounds.clients.take(lambda: np.arange(0))
+        history.rows, rounds.server, clients, watch.kept = broadcast((history.rows, rounds.server, clients, watch.kept))
+        rounds.server = jax.device_put(rounds.server)
+        rounds.clients.put(jax.device_put(clients))
+
+
+def _after_rounds(observers: list[Observer], rows: list[Row], by_client: dict[str, np.ndarray] | None) -> None:
+    for observer in observers:
+        observer.after_rounds(rows, by_client)
+
+
+def _at_end(observers: list[Observer], end: RunEnd) -> None:
+    for observer in observers:
+        observer.at_end(end)
+
+
+def _next_status(step: Step, watch: Watch, signal: int, is_last: bool) -> tuple[Status, str | None]:
+    """Return a run's status after a step, and why it ends, if it does."""
+    if step.status != Status.RUNNING or is_last:
+        return step.status, step.message
+    if message := watch.stop_message():
+        return Status.STOPPED_EARLY, message
+    return Status.INTERRUPTED if signal else Status.RUNNING, None
+
+
+def _describe_end(
+    status: Status, reason: str | None, done: int, total: int, label: str, seed: int
+) -> tuple[Status, str | None]:
+    """Return the status of a run that ended, and one line about it."""
+    match status:
+        case Status.RUNNING:
+            return Status.COMPLETED, None
+        case Status.INTERRUPTED:
+            return status, reason or f"stopped after round {done} of {total}"
+        case Status.STOPPED_EARLY:
+            return status, f"stopped early after round {done} of {total}: {reason}"
+    why = reason or "loss or state is not finite"
+    return status, f"{label} diverged in round {done + 1} (seed {seed}): {why}; the state after round {done} is kept"
 
 
 def _restore(rounds: Rounds, total: int, config: Mapping[str, Any], record: Record, watch: Watch) -> History:
@@ -301,17 +305,9 @@ def _restore(rounds: Rounds, total: int, config: Mapping[str, Any], record: Reco
     check_same_experiment(folder, read_json(folder / "config.json"), config)
     if record.resume_round is not None:
         check_int("rounds", total, least_total(folder, record.resume_round))
-    if not rounds_of(folder) and read_summary(folder).get("status", "running") == "running":
+    if not rounds_of(folder) and read_summary(folder).get("status", Status.RUNNING) == Status.RUNNING:
         return History()  # killed before its first checkpoint: begin again
     at_least, at_most = (0, total) if record.resume_round is None else [record.resume_round] * 2
-    done, state = restore_checkpoint(folder, _saved(rounds, watch), rounds.clients, at_most, at_least)
+    done, state = restore_checkpoint(folder, saved_state(rounds, watch), rounds.clients, at_most, at_least)
     rounds.server, watch.kept = state if watch.keeps else (state, None)
     return History(read_rows(folder, done))
-
-
-def _note(history: History, metric: str | None) -> str:
-    """Return the last metric and the privacy spent, for the progress bar; it is called often and looks at few rows."""
-    recent = History(history.rows[-NOTED_ROWS:])
-    shown = [name for name in (metric, "train_loss") if name and recent.last(name) is not None][:1]
-    shown += ["epsilon"] if recent.last("epsilon") is not None else []
-    return ", ".join(f"{name} {recent.last(name):.4g}" for name in shown)

@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -28,8 +29,18 @@ from fedoptax.storage.history import MEASURED, History, HistoryFile, Row
 MARKS = ("config.json", "compare.json", "tune.json")
 """The files that tell a folder of results from another."""
 
-STOPPED = "stopped early"
-ENDED = ("completed", STOPPED)
+
+class Status(StrEnum):
+    """The state of a run, as summary.json has it."""
+
+    RUNNING = "running"
+    COMPLETED = "completed"
+    STOPPED_EARLY = "stopped early"
+    INTERRUPTED = "interrupted"
+    DIVERGED = "diverged"
+
+
+ENDED = (Status.COMPLETED, Status.STOPPED_EARLY)
 """The statuses of runs that ended as they should."""
 
 LOCK = ".lock"
@@ -88,7 +99,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
 def is_finished(folder: Path) -> bool:
     """Return whether a run came to its end; else it is continued from its checkpoint."""
     try:
-        return read_summary(folder).get("status") in (*ENDED, "diverged")
+        return read_summary(folder).get("status") in (*ENDED, Status.DIVERGED)
     except RunError:
         return False
 
@@ -139,7 +150,7 @@ class RunFolder:
     ) -> None:
         self._folder, self._history, self._every = folder, history, checkpoint_every
         write_json(folder / "config.json", config)
-        self._summarize("running", None, 0.0)
+        self._summarize(Status.RUNNING, None, 0.0)
         self._rows = HistoryFile(folder, history.rows)
         earlier = None if source is None else Path(source)
         self._clients = ClientsFile(folder, earlier, len(history)) if config.get("client_metrics") else None
@@ -167,7 +178,7 @@ class RunFolder:
         save_checkpoint(self._folder, len(self._history), state, clients, self._rows.sync())
         if best is not None:
             write_params(self._folder / "best.npz", best)
-        self._summarize("running", None, 0.0, notes)
+        self._summarize(Status.RUNNING, None, 0.0, notes)
         self._saved = time.monotonic()
 
     def end(

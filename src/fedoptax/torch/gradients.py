@@ -19,7 +19,7 @@ import torch
 from jax.experimental import io_callback
 from torch import Tensor, nn
 
-from fedoptax.algorithm import Batches, FedAlgorithm, GradFn, Tree
+from fedoptax.algorithm import Batches, BatchList, FedAlgorithm, GradFn, Tree
 from fedoptax.engine.batches import Minibatch
 from fedoptax.errors import UsageError, is_traced
 from fedoptax.torch.params import buffers_from_module, check_params, flatten, load_buffers, to_array, to_tensor, trained
@@ -64,7 +64,7 @@ def with_module(algorithm: FedAlgorithm, module: nn.Module, loss: ModuleLoss) ->
     def client_update(given: Any, message: Tree, client: ModuleState, batches: Any) -> tuple[Tree, Tree, jax.Array]:
         del given
         if not isinstance(batches, Batches):
-            batches = [Place(batch) for batch in batches]
+            batches = BatchList(map(Place, batches), getattr(batches, "key", None))
         io_callback(lambda buffers: load_buffers(module, buffers), None, client.buffers, ordered=True)
         upload, state, mean_loss = algorithm.client_update(grad_fn, message, client.algorithm, batches)
         buffers = io_callback(lambda: buffers_from_module(module), client.buffers, ordered=True)

@@ -8,14 +8,14 @@ take under REPLACE_ONE (`_compute_rdp_sample_wor_gaussian`: "the ratio … to th
 
 import math
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
 from fedoptax.errors import UsageError, check_int, is_traced
+from fedoptax.schedules import Number
 
 
-def epsilon(noise_multiplier: Any, delta: float, rounds: int, cohort_size: int, num_clients: int) -> float:
+def epsilon(noise_multiplier: Number, delta: float, rounds: int, cohort_size: int, num_clients: int) -> float:
     """The ε ≥ 0 at δ that `rounds` rounds spend, each a Gaussian mean over a cohort sampled without replacement.
 
     The smaller of two upper bounds: Rényi accounting of the sampled mechanism (Wang, Balle, Kasiviswanathan 2019,

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import tree_leaves_with_path
 
-from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Tree, decoded
+from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Tree, decoded
 from fedoptax.errors import UsageError
 from fedoptax.wrappers import codecs, uploads
 from fedoptax.wrappers.codecs import Codec, Coded
@@ -21,14 +21,14 @@ class CompressionState(NamedTuple):
     """The server: the algorithm's state, and the key of the clients' rounding (`()` if nothing is random)."""
 
     inner: Tree
-    key: Any
+    key: Tree
 
 
 class CompressionClient(NamedTuple):
     """The client: the algorithm's state, and what it has not sent yet of each coded array."""
 
     inner: Tree
-    unsent: Any
+    unsent: tuple[jax.Array, ...]
 
 
 def with_compression(
@@ -46,7 +46,7 @@ def with_compression(
       algorithm: any algorithm; with privacy, the private one.
       codec: `codecs.qsgd(...)`, `codecs.topk(...)`, `codecs.sign()` or one of your own.
       fields: the names of the upload's fields to code; None is `FIELDS`. An upload without fields is coded whole.
-      seed: of the rounding, which is independent from client to client.
+      seed: of the rounding, which also draws from each client's key: it is independent from client to client.
 
     Raises:
       UsageError: no codec, a wrong seed, or (when a client runs) an upload that is coded already or lacks the fields.
@@ -75,7 +75,7 @@ def with_compression(
     def broadcast(server: CompressionState) -> Message:
         return Message(algorithm.broadcast(server.inner), server.key)
 
-    def client_update(grad_fn: GradFn, message: Message, client: Tree, batches: Any) -> ClientResult:
+    def client_update(grad_fn: GradFn, message: Message, client: Tree, batches: Minibatches) -> ClientResult:
         inner = client.inner if codec.feedback else client
         upload, inner, loss = algorithm.client_update(grad_fn, message.inner, inner, batches)
         _check_upload(upload, chosen, must_have_all=fields is not None)

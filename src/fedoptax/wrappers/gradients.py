@@ -6,21 +6,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedoptax import _tree as tree
-from fedoptax.algorithm import FedAlgorithm, GradFn, Tree
+from fedoptax import tree
+from fedoptax.algorithm import ClientResult, FedAlgorithm, GradFn, Minibatches, Tree
 from fedoptax.errors import check_positive
+from fedoptax.schedules import Number
 
 
-def with_gradient(algorithm: FedAlgorithm, change: Callable[[GradFn, Any], GradFn]) -> FedAlgorithm:
+def with_gradient(algorithm: FedAlgorithm, change: Callable[[GradFn, Tree], GradFn]) -> FedAlgorithm:
     """`algorithm` whose clients are given `change(grad_fn, message)` in place of their `grad_fn`."""
 
-    def client_update(grad_fn: GradFn, message: Any, client: Tree, batches: Any) -> tuple[Tree, Tree, jax.Array]:
+    def client_update(grad_fn: GradFn, message: Tree, client: Tree, batches: Minibatches) -> ClientResult[Tree, Tree]:
         return algorithm.client_update(change(grad_fn, message), message, client, batches)
 
     return algorithm._replace(client_update=client_update)
 
 
-def with_clipping(algorithm: FedAlgorithm, max_norm: Any) -> FedAlgorithm:
+def with_clipping(algorithm: FedAlgorithm, max_norm: Number) -> FedAlgorithm:
     """Clip every minibatch gradient to a global 2-norm: g ← g min(1, max_norm/‖g‖) (Pascanu et al. 2013).
 
     Args:
@@ -31,18 +32,13 @@ def with_clipping(algorithm: FedAlgorithm, max_norm: Any) -> FedAlgorithm:
     return with_gradient(algorithm, lambda grad_fn, message: clipped(grad_fn, max_norm))
 
 
-def clipped(grad_fn: GradFn, max_norm: Any) -> GradFn:
+def clipped(grad_fn: GradFn, max_norm: Number) -> GradFn:
     """`grad_fn` with its gradients clipped to a global 2-norm; see `with_clipping`."""
 
     def gradient(y: Tree, batch: Any) -> tuple[jax.Array, Tree]:
         loss, grads = grad_fn(y, batch)
-        norm = global_norm(grads)
+        norm = tree.norm(grads)
         limit = jnp.asarray(max_norm, norm.dtype)
         return loss, tree.scale(limit / jnp.maximum(norm, limit), grads)
 
     return gradient
-
-
-def global_norm(grads: Tree) -> jax.Array:
-    """The 2-norm of all leaves together, a scalar in at least float32."""
-    return jnp.sqrt(tree.square_norm(grads))

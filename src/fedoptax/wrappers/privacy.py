@@ -7,17 +7,17 @@ Andrew et al. 2021, *Differentially Private Learning with Adaptive Clipping*, Al
 from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.tree_util import keystr, tree_leaves_with_path
 
-from fedoptax import _tree as tree
-from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Tree
+from fedoptax import tree
+from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Tree
 from fedoptax.errors import UsageError, check_number, check_positive, is_traced
+from fedoptax.schedules import Number
 from fedoptax.wrappers import accounting, uploads
-from fedoptax.wrappers.gradients import global_norm
 from fedoptax.wrappers.uploads import Message
 
 
@@ -26,7 +26,7 @@ class PrivacyState(NamedTuple):
 
     inner: Tree
     key: jax.Array
-    clip: Any
+    clip: Tree
 
 
 class PrivateUpload(NamedTuple):
@@ -36,17 +36,17 @@ class PrivateUpload(NamedTuple):
     """
 
     change: Tree
-    below: Any
+    below: Tree
 
 
 def with_privacy(
     algorithm: FedAlgorithm,
-    clip: Any,
-    noise_multiplier: Any,
+    clip: Number,
+    noise_multiplier: Number,
     delta: float,
-    target_quantile: Any = None,
-    clip_lr: Any = 0.2,
-    bit_noise: Any = None,
+    target_quantile: Number | None = None,
+    clip_lr: Number = 0.2,
+    bit_noise: Number | None = None,
     nonnegative: Sequence[str] | None = None,
     seed: int | None = 0,
 ) -> FedAlgorithm:
@@ -102,11 +102,11 @@ def with_privacy(
     def broadcast(server: PrivacyState) -> Message:
         return Message(algorithm.broadcast(server.inner), server.clip)
 
-    def client_update(grad_fn: GradFn, message: Message, client: Tree, batches: Any) -> ClientResult:
+    def client_update(grad_fn: GradFn, message: Message, client: Tree, batches: Minibatches) -> ClientResult:
         upload, client, loss = algorithm.client_update(grad_fn, message.inner, client, batches)
         _check_upload(upload, names, must_know_all=nonnegative is None)
         change, limit = uploads.change_of(message.inner, upload), message.added if is_adaptive else clip
-        norm = global_norm(change)
+        norm = tree.norm(change)
         below = (norm <= jnp.asarray(limit, norm.dtype)).astype(jnp.float32) if is_adaptive else ()
         return PrivateUpload(scale_into_ball(change, limit), below), client, loss
 
@@ -138,12 +138,12 @@ def with_privacy(
     )
 
 
-def scale_into_ball(change: Tree, radius: Any) -> Tree:
+def scale_into_ball(change: Tree, radius: Number) -> Tree:
     """change / max(‖change‖, radius), a tree of 2-norm at most 1; 0 if `change` is not finite.
 
     What is shortened ends two units in the last place inside the ball, so that rounding does not carry it out again.
     """
-    norm = global_norm(change)
+    norm = tree.norm(change)
     limit = jnp.asarray(radius, norm.dtype)
     coarsest = max((float(jnp.finfo(a.dtype).eps) for a in jax.tree.leaves(change)), default=0.0)
     factor = jnp.where(norm <= limit, 1 / limit, (1 - 2 * coarsest) / jnp.maximum(norm, limit))
@@ -155,7 +155,7 @@ def scale_into_ball(change: Tree, radius: Any) -> Tree:
     return jax.tree.map(leaf, change)
 
 
-def add_noise(mean: Tree, key: jax.Array, length: Any, spread: Any) -> Tree:
+def add_noise(mean: Tree, key: jax.Array, length: Number, spread: Number) -> Tree:
     """length · (mean + spread · n), where n is standard normal noise, independent in every coordinate."""
     leaves, structure = jax.tree.flatten(mean)
 
@@ -167,7 +167,7 @@ def add_noise(mean: Tree, key: jax.Array, length: Any, spread: Any) -> Tree:
     return jax.tree.unflatten(structure, [leaf(a, jax.random.fold_in(key, i)) for i, a in enumerate(leaves)])
 
 
-def split_noise(noise_multiplier: Any, bit_noise: Any, size: jax.Array) -> tuple[jax.Array, jax.Array]:
+def split_noise(noise_multiplier: Number, bit_noise: Number | None, size: jax.Array) -> tuple[jax.Array, jax.Array]:
     """(z_Δ, σ_b): the noise multipliers of the update and of the count, which together spend what z alone would.
 
     z⁻² = z_Δ⁻² + (2σ_b)⁻² (Andrew et al. 2021, Theorem 1). σ_b ≥ z by default keeps z_Δ below 1.16 z.

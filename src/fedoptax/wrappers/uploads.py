@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import GetAttrKey, tree_map_with_path
 
-from fedoptax import _tree as tree
-from fedoptax.algorithm import Batches, FedAlgorithm, Tree
+from fedoptax import tree
+from fedoptax.algorithm import BatchList, FedAlgorithm, Minibatches, Tree
 from fedoptax.errors import check_int
 
 VECTORS = ("delta", "params", "control_delta", "gradient", "m")
@@ -30,8 +30,8 @@ _RECEIVED_AS = {"v": "v_max"}  # Local AMSGrad and Fed-LAMB receive v̂ and send
 class Message(NamedTuple):
     """An algorithm's message, and what a wrapper adds (`()` for nothing)."""
 
-    inner: Any
-    added: Any
+    inner: Tree
+    added: Tree
 
     @property
     def params(self) -> Tree:
@@ -49,29 +49,29 @@ def field_of(path: Sequence[Any]) -> str | None:
     return path[0].name if path and isinstance(path[0], GetAttrKey) else None
 
 
-def change_of(message: Any, upload: Tree, fields: Sequence[str] | None = None) -> Tree:
+def change_of(message: Tree, upload: Tree, fields: Sequence[str] | None = None) -> Tree:
     """The part of an upload that the server does not know: the upload minus `known_part`."""
     return tree.sub(upload, known_part(message, upload, fields))
 
 
-def upload_of(message: Any, change: Tree, fields: Sequence[str] | None = None) -> Tree:
+def upload_of(message: Tree, change: Tree, fields: Sequence[str] | None = None) -> Tree:
     """The upload of a change, or the mean upload of a mean change: the inverse of `change_of`."""
     return tree.add(change, known_part(message, change, fields))
 
 
-def known_part(message: Any, upload: Tree, fields: Sequence[str] | None = None) -> Tree:
+def known_part(message: Tree, upload: Tree, fields: Sequence[str] | None = None) -> Tree:
     """The message's values in the places of an upload's floating-point leaves, field by field; 0 elsewhere.
 
     A field (of `fields`; None is all) is known if the message has one of its name and form.
     """
     nothing = tree.zeros_like(upload)
     names = getattr(upload, "_fields", ())
-    found = {}
+    known = {}
     for name in names if fields is None else set(names).intersection(fields):
         received = getattr(message, name, getattr(message, _RECEIVED_AS.get(name, ""), None))
         if _form(received) == _form(getattr(upload, name)):
-            found[name] = jax.tree.map(lambda a: a if is_floating(a) else jnp.zeros_like(a), received)
-    return nothing._replace(**found) if found else nothing
+            known[name] = jax.tree.map(lambda a: a if is_floating(a) else jnp.zeros_like(a), received)
+    return nothing._replace(**known) if known else nothing
 
 
 def _form(tree: Tree) -> Any:
@@ -83,7 +83,8 @@ def upload_form(algorithm: FedAlgorithm, params: Tree) -> Tree:
 
     def run_round(params: Tree) -> Tree:
         message, client = algorithm.broadcast(algorithm.init(params)), algorithm.init_client(params)
-        return algorithm.client_update(lambda y, batch: (jnp.zeros(()), y), message, client, [()])[0]
+        batches = BatchList([()], jax.random.key(0))
+        return algorithm.client_update(lambda y, batch: (jnp.zeros(()), y), message, client, batches)[0]
 
     return jax.eval_shape(run_round, params)
 
@@ -111,7 +112,9 @@ def key_words(seed: int | None) -> np.ndarray:
 
 def first_key(words: np.ndarray, params: Tree) -> jax.Array:
     """The stored key before round 0. It depends on the initial parameters too, so runs of other seeds differ."""
-    return jax.random.key_data(jax.random.fold_in(_key(jnp.asarray(words)), digest(params)))
+    bits = [jax.lax.bitcast_convert_type(a.real.astype(jnp.float32), jnp.uint32) for a in jax.tree.leaves(params)]
+    total = sum((jnp.sum(a, dtype=jnp.uint32) for a in bits), jnp.uint32(0))
+    return jax.random.key_data(jax.random.fold_in(_key(jnp.asarray(words)), total))
 
 
 def split_key(stored: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -120,48 +123,12 @@ def split_key(stored: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jax.random.key_data(following), use
 
 
-def client_key(stored: jax.Array, batches: Any) -> jax.Array:
-    """A key for one client in one round: the message's, mixed with the client's first minibatch.
-
-    Where a minibatch carries keys of its own, as the engines' do, these alone are mixed in, so that padding has no
-    effect; else all its numbers are.
-    """
-    first = batches.get(0) if isinstance(batches, Batches) else batches[0] if len(batches) else ()
-    keys = [leaf for leaf in jax.tree.leaves(first) if _is_key(leaf)]
-    return jax.random.fold_in(_key(stored), digest(keys or first))
+def client_key(stored: jax.Array, batches: Minibatches) -> jax.Array:
+    """A key for one client in one round: the message's, mixed with that of `batches` (a plain list has none)."""
+    key = getattr(batches, "key", None)
+    key = jax.random.key(0) if key is None else key
+    return jax.random.fold_in(_key(stored), jax.random.bits(key, (), jnp.uint32))
 
 
 def _key(words: jax.Array) -> jax.Array:
     return jax.random.wrap_key_data(words, impl="threefry2x32")
-
-
-def digest(tree: Tree) -> jax.Array:
-    """A uint32 that depends on every bit of every leaf and on its place; equal in every engine. Not cryptographic."""
-    total = jnp.uint32(len(jax.tree.leaves(tree)))
-    for leaf in jax.tree.leaves(tree):
-        words = _words(leaf)
-        places = _mix(jnp.arange(words.size, dtype=jnp.uint32))
-        total = _mix(total * jnp.uint32(31) + jnp.sum(_mix(words ^ places), dtype=jnp.uint32))
-    return total
-
-
-def _is_key(leaf: Any) -> bool:
-    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def _words(leaf: Any) -> jax.Array:
-    """The bits of an array as uint32, flat."""
-    array = jax.random.key_data(leaf) if _is_key(leaf) else jnp.asarray(leaf)
-    if array.dtype == jnp.bool_:
-        array = array.astype(jnp.uint8)
-    if jnp.issubdtype(array.dtype, jnp.complexfloating):
-        array = jnp.stack([array.real, array.imag])
-    small = {1: jnp.uint8, 2: jnp.uint16}.get(array.dtype.itemsize, jnp.uint32)
-    return jax.lax.bitcast_convert_type(array, small).astype(jnp.uint32).ravel()
-
-
-def _mix(x: jax.Array) -> jax.Array:
-    """The finaliser of MurmurHash3: each bit of the result depends on each bit of `x`."""
-    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
-    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
-    return x ^ (x >> 16)

@@ -1,4 +1,4 @@
-"""Arithmetic on parameter trees in which a scalar never changes the dtype of the tree.
+"""Arithmetic on trees of arrays (parameters, gradients, states) in which a scalar never changes a leaf's dtype.
 
 A hyper-parameter may be a Python float or a traced float32 (in a sweep); multiplied as it is, the latter would
 turn bfloat16 parameters into float32. Here each scalar takes the dtype of the leaf it meets.
@@ -42,6 +42,11 @@ def square_norm(x: Tree) -> jax.Array:
     return sum((jnp.sum(jnp.square(a.astype(wide))) for a in jax.tree.leaves(x)), jnp.zeros((), wide))
 
 
+def norm(x: Tree) -> jax.Array:
+    """‖x‖, the 2-norm of all leaves together, a scalar of at least float32."""
+    return jnp.sqrt(square_norm(x))
+
+
 def scale(a: Any, x: Tree) -> Tree:
     """a·x."""
     return jax.tree.map(lambda u: jnp.asarray(a, u.dtype) * u, x)
@@ -59,6 +64,11 @@ def ema(decay: Any, old: Tree, new: Tree) -> Tree:
         return jnp.asarray(decay, o.dtype) * o + jnp.asarray(1 - decay, o.dtype) * n
 
     return jax.tree.map(leaf, old, new)
+
+
+def take(x: Tree, i: Any) -> Tree:
+    """Row i, or the rows i, of stacked trees."""
+    return jax.tree.map(lambda a: a[i], x)
 
 
 def select(condition: Any, x: Tree, y: Tree) -> Tree:

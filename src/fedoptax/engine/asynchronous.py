@@ -1,0 +1,88 @@
+"""The round of clients that each work at their own pace: a server step over uploads that began with earlier models.
+
+`engine.schedule` plans which clients' uploads arrive for each step. For SGD at the server the step is that of FedBuff
+(Nguyen et al. 2022), the mean of s(τᵢ) Δᵢ; for uploads of parameters it is FedAsync's mixing (Xie et al. 2019).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedoptax import tree
+from fedoptax.algorithm import Cohort, FedAlgorithm, Tree, accumulate_result
+from fedoptax.engine.aggregation import Sent
+from fedoptax.engine.data import DeviceData
+from fedoptax.engine.faults import Rates
+from fedoptax.engine.plan import Plan
+from fedoptax.engine.round import (
+    Member,
+    MemberResult,
+    RoundResult,
+    all_finite,
+    cohort_training,
+    local_training,
+    members_of,
+    put_row,
+)
+from fedoptax.engine.sampling import round_key
+from fedoptax.engine.schedule import Schedule
+from fedoptax.tasks.task import Task
+
+
+def asynchronous_round(
+    task: Task, algorithm: FedAlgorithm, plan: Plan, is_eager: bool = False
+) -> Callable[..., RoundResult]:
+    """Make a round as `plain_round` does, over the uploads in `arrivals`, the round's row of the `Schedule`.
+
+    In place of the clients' states, which keep nothing, are the messages that were sent and are still in use, stacked:
+    each member trains from its own. With s̄ the mean of the uploads' staleness weights, the server moves by the share s̄
+    of its step, (1 − s̄)·old + s̄·new.
+    """
+    train_client, traced = local_training(task, algorithm, plan, is_eager)
+    train_cohort = cohort_training(task, plan, is_eager)
+
+    def run(
+        server: Tree,
+        messages: Tree,
+        data: DeviceData,
+        key: jax.Array,
+        round: jax.Array,
+        rates: Rates,
+        arrivals: Schedule,
+    ) -> RoundResult:
+        message, shared = algorithm.broadcast(server), (data, round_key(key, round))
+        messages = put_row(messages, jnp.asarray(arrivals.slot), message)
+        members = members_of(task, plan, data, jnp.asarray(arrivals.clients))
+        weights, share = discount_weights(members.weight, arrivals.weights)
+        members = members._replace(weight=weights, slot=jnp.asarray(arrivals.slots))
+        form, _ = jax.eval_shape(traced, message, *shared, tree.take(members, 0), ())
+
+        def train_member(member: Member, state: Tree) -> tuple[Sent, MemberResult]:
+            sent, state = train_client(tree.take(messages, member.slot), *shared, member, state)
+            return sent, MemberResult(state)
+
+        total, _ = train_cohort(train_member, members, (), form)
+        upload, loss = accumulate_result(total, form)
+        step = algorithm.server_update(server, upload, Cohort(plan.cohort_size, task.num_clients))
+        new_server = interpolate_state(share, server, step)
+        is_finite = jnp.isfinite(loss) & all_finite(new_server)
+        return RoundResult(tree.select(is_finite, new_server, server), messages, is_finite, {"train_loss": loss})
+
+    return run
+
+
+def discount_weights(weights: Any, by_staleness: Any) -> tuple[jax.Array, jax.Array]:
+    """The weights of late uploads, which sum to 1 as `weights` do, and 1 − s̄, see `asynchronous_round`."""
+    old_share = jnp.sum(weights * (1 - by_staleness))
+    return weights * by_staleness / (1 - old_share), old_share
+
+
+def interpolate_state(old_share: jax.Array, old: Tree, new: Tree) -> Tree:
+    """A server's state whose numbers are old_share·old + (1 − old_share)·new; counters are the new ones."""
+
+    def leaf(o: jax.Array, n: jax.Array) -> jax.Array:
+        return tree.ema(old_share, o, n) if jnp.issubdtype(n.dtype, jnp.inexact) else n
+
+    return jax.tree.map(leaf, old, new)

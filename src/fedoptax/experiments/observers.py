@@ -1,0 +1,117 @@
+"""What follows a run beside its rounds: the best parameters, the run folder, trackers, the progress bar."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedoptax._progress import Update
+from fedoptax.algorithm import Tree
+from fedoptax.experiments.rounds import Rounds
+from fedoptax.experiments.selection import Watch
+from fedoptax.storage.folder import RunFolder, Status, read_summary
+from fedoptax.storage.history import History, Row
+from fedoptax.trackers import Tracker, notify
+
+NOTED_ROWS = 1000  # of the history that the progress bar's note looks at
+
+
+class RunEnd(NamedTuple):
+    """How a run ended: its status, one line about it, the final parameters, and what summary.json says besides."""
+
+    status: Status
+    message: str | None
+    params: Tree
+    notes: Mapping[str, Any]
+
+
+class Observer:
+    """Follows a run; the default does nothing."""
+
+    def after_rounds(self, rows: list[Row], by_client: Mapping[str, np.ndarray] | None) -> None:
+        """Take note of rounds that are done, and of each client's metrics, (clients,), if they were measured."""
+
+    def at_end(self, end: RunEnd) -> None:
+        """Take note that the run ended."""
+
+
+@dataclass(frozen=True)
+class BestParams(Observer):
+    """Keeps the best evaluated parameters; see `Watch`."""
+
+    watch: Watch
+    rounds: Rounds
+    history: History
+
+    def after_rounds(self, rows: list[Row], by_client: Mapping[str, np.ndarray] | None) -> None:
+        """See `Observer`."""
+        self.watch.add(rows)
+        self.watch.keep(len(self.history), self.rounds.params)
+
+
+@dataclass(frozen=True)
+class FolderWriter(Observer):
+    """Writes history, checkpoints and summary to the run folder."""
+
+    folder: RunFolder
+    watch: Watch
+    rounds: Rounds
+    history: History
+
+    def after_rounds(self, rows: list[Row], by_client: Mapping[str, np.ndarray] | None) -> None:
+        """See `Observer`."""
+        self.folder.add(rows, by_client)
+        if self.folder.is_due():
+            self._save()
+            self.rounds.saved()
+
+    def at_end(self, end: RunEnd) -> None:
+        """See `Observer`."""
+        self._save()
+        notes = {**self.watch.notes(), **self.rounds.notes(len(self.history)), **end.notes}
+        self.folder.end(end.status, end.message, end.params, self.rounds.compile_seconds, notes)
+
+    def _save(self) -> None:
+        state, best = saved_state(self.rounds, self.watch), self.watch.best_params
+        self.folder.save(state, self.rounds.clients, best, self.watch.notes())
+
+
+@dataclass(frozen=True)
+class Trackers(Observer):
+    """Hands rows, and the summary in the folder, to trackers."""
+
+    trackers: list[Tracker]
+    folder: Path
+
+    def after_rounds(self, rows: list[Row], by_client: Mapping[str, np.ndarray] | None) -> None:
+        """See `Observer`."""
+        if rows:
+            notify(self.trackers, lambda tracker: tracker.rows(rows))
+
+    def at_end(self, end: RunEnd) -> None:
+        """See `Observer`."""
+        summary = read_summary(self.folder)
+        notify(self.trackers, lambda tracker: tracker.end(summary))
+
+
+@dataclass(frozen=True)
+class ProgressBar(Observer):
+    """Moves the progress bar, with the last value of a metric and the privacy spent."""
+
+    update: Update
+    metric: str | None
+    history: History
+
+    def after_rounds(self, rows: list[Row], by_client: Mapping[str, np.ndarray] | None) -> None:
+        """See `Observer`."""
+        recent = History(self.history.rows[-NOTED_ROWS:])  # it is called often
+        names = [name for name in (self.metric, "train_loss") if name and recent.last(name) is not None][:1]
+        names += ["epsilon"] if recent.last("epsilon") is not None else []
+        self.update(len(self.history), ", ".join(f"{name} {recent.last(name):.4g}" for name in names))
+
+
+def saved_state(rounds: Rounds, watch: Watch) -> Tree:
+    """Return what checkpoints hold beside the clients' states: the server's, and the best parameters if kept."""
+    return (rounds.server, watch.kept) if watch.keeps else rounds.server
