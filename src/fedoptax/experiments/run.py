@@ -216,8 +216,8 @@ def run_rounds(
         _send_to_all(history, rounds, watch)
         title = record.description or record.label
         update = stack.enter_context(bar(title, total, len(history), enabled=record.progress))
-        best, progress = BestParams(watch, rounds, history), ProgressBar(update, config["primary_metric"], history)
-        observers: list[Observer] = [best, *writers, progress]
+        followed = rounds, history, watch
+        observers = [BestParams(*followed), *writers, ProgressBar(*followed, update, config["primary_metric"])]
         watch.add(history.rows)
         status, message, signal = *_next_status(Step([]), watch, 0, len(history) >= total), 0
         while status == Status.RUNNING and len(history) < total:
@@ -251,7 +251,8 @@ def _begin(
     folder = RunFolder(record.folder, config, history, record.checkpoint_every, record.resume_from)
     trackers, tracked = as_trackers(record.trackers), Tracked(record.folder, config, len(history))
     notify(trackers, lambda tracker: tracker.start(tracked))
-    return history, [FolderWriter(folder, watch, rounds, history), Trackers(trackers, record.folder)]
+    followed = rounds, history, watch
+    return history, [FolderWriter(*followed, folder), Trackers(*followed, trackers, record.folder)]
 
 
 def _send_to_all(history: History, rounds: Rounds, watch: Watch) -> None:
