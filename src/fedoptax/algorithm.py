@@ -12,10 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from fedoptax.errors import UsageError
-from fedoptax.tree import sum_dtype
-
-Tree = Any
-"""Any pytree of arrays: parameters, states, messages."""
+from fedoptax.tree import Tree, sum_dtype
 
 Server = TypeVar("Server")
 Message = TypeVar("Message")

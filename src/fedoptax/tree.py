@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 
 Tree = Any
+"""Any pytree of arrays: parameters, states, messages."""
 
-zeros_like = partial(jax.tree.map, jnp.zeros_like)
-add = partial(jax.tree.map, jnp.add)  # x + y
-sub = partial(jax.tree.map, jnp.subtract)  # x − y
-divide = partial(jax.tree.map, jnp.divide)  # x / y
-square = partial(jax.tree.map, jnp.square)  # x²
+zeros_like = partial(jax.tree.map, jnp.zeros_like)  #: 0 everywhere
+add = partial(jax.tree.map, jnp.add)  #: x + y
+sub = partial(jax.tree.map, jnp.subtract)  #: x − y
+divide = partial(jax.tree.map, jnp.divide)  #: x / y
+square = partial(jax.tree.map, jnp.square)  #: x²
 
 
 def sum_dtype(x: Tree) -> Any:

@@ -7,12 +7,10 @@ Chen, Wang, Zhang, Han, Liu, Brinton 2025, *Gradient Correction in Federated Lea
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from fedoptax import tree
 from fedoptax.algorithm import (
     ClientResult,
-    Cohort,
     FedAlgorithm,
     GradFn,
     Minibatches,
@@ -22,31 +20,9 @@ from fedoptax.algorithm import (
     steps_or_one,
 )
 from fedoptax.algorithms import optimizers
+from fedoptax.algorithms.scaffold import ScaffoldMessage, ScaffoldState, ScaffoldUpload, scaffold
 from fedoptax.errors import check_choice
-from fedoptax.schedules import LearningRate, Number, check_lr, resolve_lr, value_at, value_to_send
-
-
-class FAdamGCState(NamedTuple):
-    """The server: x, y (the clients' mean gradient), the round."""
-
-    params: Tree
-    control: Tree
-    round: jax.Array
-
-
-class FAdamGCMessage(NamedTuple):
-    """Down: x, y, and the client learning rate if it is scheduled."""
-
-    params: Tree
-    control: Tree
-    lr: Tree
-
-
-class FAdamGCUpload(NamedTuple):
-    """Up: the changes of x and of yᵢ."""
-
-    delta: Tree
-    control_delta: Tree
+from fedoptax.schedules import LearningRate, Number, resolve_lr
 
 
 class FAdamGCClient(NamedTuple):
@@ -63,7 +39,7 @@ def fadamgc(
     b2: Number = 0.999,
     eps: Number = 1e-8,
     moments: str = "persist",
-) -> FedAlgorithm[FAdamGCState, FAdamGCMessage, FAdamGCClient, FAdamGCUpload]:
+) -> FedAlgorithm[ScaffoldState, ScaffoldMessage, FAdamGCClient, ScaffoldUpload]:
     """FAdamGC (Chen et al. 2025): K steps of AMSGrad on g + y − yᵢ; yᵢ is the client's mean gradient of its last round.
 
     Step: ĝ ← g + y − yᵢ; m ← β₁ m + (1−β₁) ĝ; v ← β₂ v + (1−β₂) ĝ²; v̂ ← max(v̂, v); x ← x − η_l m/(√v̂ + ε). Then
@@ -78,23 +54,17 @@ def fadamgc(
       eps: ε > 0.
       moments: `"persist"`: the client keeps them between rounds, from 0; `"reset"`: 0 at the start of each round.
     """
-    check_lr(client_lr=client_lr, server_lr=server_lr)
     check_choice("moments", moments, ("persist", "reset"))
     persists = moments == "persist"
     adam = optimizers.scale_by_fedamsgrad(b1, b2, eps)
-
-    def init(params: Tree) -> FAdamGCState:
-        return FAdamGCState(params, tree.zeros_like(params), jnp.zeros((), jnp.int32))
+    server = scaffold(client_lr, server_lr)  # x and y go down, and the means of their changes are added, as there
 
     def init_client(params: Tree) -> FAdamGCClient:
         return FAdamGCClient(tree.zeros_like(params), adam.init(params) if persists else ())
 
-    def broadcast(server: FAdamGCState) -> FAdamGCMessage:
-        return FAdamGCMessage(server.params, server.control, value_to_send(client_lr, server.round))
-
     def client_update(
-        grad_fn: GradFn, message: FAdamGCMessage, client: FAdamGCClient, batches: Minibatches
-    ) -> ClientResult[FAdamGCUpload, FAdamGCClient]:
+        grad_fn: GradFn, message: ScaffoldMessage, client: FAdamGCClient, batches: Minibatches
+    ) -> ClientResult[ScaffoldUpload, FAdamGCClient]:
         lr, correction = resolve_lr(client_lr, message.lr), tree.sub(message.control, client.control)
 
         def step(carry: tuple, batch: Any) -> tuple[tuple, jax.Array]:
@@ -107,12 +77,7 @@ def fadamgc(
         start = message.params, state, tree.zeros_like(message.params)
         (x, state, total), loss = local_steps(step, start, batches)
         y_i = tree.select(num_steps(batches) > 0, tree.scale(1 / steps_or_one(batches), total), client.control)
-        upload = FAdamGCUpload(tree.sub(x, message.params), tree.sub(y_i, client.control))
+        upload = ScaffoldUpload(tree.sub(x, message.params), tree.sub(y_i, client.control))
         return upload, FAdamGCClient(y_i, state if persists else ()), loss
 
-    def server_update(server: FAdamGCState, mean: FAdamGCUpload, cohort: Cohort) -> FAdamGCState:
-        x = tree.add_scaled(server.params, value_at(server_lr, server.round), mean.delta)
-        y = tree.add_scaled(server.control, cohort.size / cohort.num_clients, mean.control_delta)
-        return FAdamGCState(x, y, server.round + 1)
-
-    return FedAlgorithm(init, init_client, broadcast, client_update, server_update, lambda s: s.params, "uniform")
+    return server._replace(init_client=init_client, client_update=client_update)

@@ -14,6 +14,7 @@ import optax
 from fedoptax import tree
 from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Tree, local_steps
 from fedoptax.algorithms import optimizers
+from fedoptax.algorithms.optimizers import MomentOptions
 from fedoptax.errors import UsageError, check_choice
 from fedoptax.schedules import LearningRate, Number, check_lr, resolve_lr, value_to_send
 
@@ -143,7 +144,7 @@ def fedadagrad(
       tau: τ > 0, the degree of adaptivity (smaller is more adaptive).
       initial_accumulator: what v starts at, >= 0; None is τ².
     """
-    direction = optimizers.scale_by_fedadagrad(b1, tau=tau, initial_accumulator=initial_accumulator)
+    direction = optimizers.scale_by_fedadagrad(b1, MomentOptions(tau, False, initial_accumulator))
     return _fedopt(client_lr, optax.chain(direction, optimizers.descend(server_lr)))
 
 
@@ -164,8 +165,7 @@ def fedyogi(
       tau: τ > 0, the degree of adaptivity (smaller is more adaptive).
       debias, initial_accumulator: as in `fedadam`.
     """
-    options = {"tau": tau, "debias": debias, "initial_accumulator": initial_accumulator}
-    direction = optimizers.scale_by_fedyogi(b1, b2, **options)
+    direction = optimizers.scale_by_fedyogi(b1, b2, MomentOptions(tau, debias, initial_accumulator))
     return _fedopt(client_lr, optax.chain(direction, optimizers.descend(server_lr)))
 
 
@@ -190,8 +190,7 @@ def fedadam(
       initial_accumulator: what v starts at, >= 0; None is the convention's own, τ² or 0. Many implementations start at
         0 and correct no bias: docs/conformance.md says which.
     """
-    options = {"tau": tau, "debias": debias, "initial_accumulator": initial_accumulator}
-    direction = optimizers.scale_by_fedadam(b1, b2, **options)
+    direction = optimizers.scale_by_fedadam(b1, b2, MomentOptions(tau, debias, initial_accumulator))
     return _fedopt(client_lr, optax.chain(direction, optimizers.descend(server_lr)))
 
 

@@ -11,6 +11,7 @@ Hsu, Qi, Brown 2019 (FedAvgM).
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -29,6 +30,28 @@ class MomentState(NamedTuple):
     m: Tree
     v: Tree
     updates_made: jax.Array
+
+
+@dataclass(frozen=True)
+class MomentOptions:
+    """What FedAdagrad, FedYogi and FedAdam have in common, see `fedadam`.
+
+    Raises:
+      UsageError: a value is outside its range.
+    """
+
+    tau: Number = 1e-3
+    debias: bool = False
+    initial_accumulator: Number | None = None
+
+    def __post_init__(self) -> None:
+        check_positive(tau=self.tau)
+        check_flag("debias", self.debias)
+        if self.initial_accumulator is not None:
+            check_number("initial_accumulator", self.initial_accumulator, 0)
+
+
+DEFAULTS = MomentOptions()
 
 
 class MaxMomentState(NamedTuple):
@@ -56,26 +79,27 @@ def scale_by_momentum(momentum: Number, nesterov: bool = False) -> optax.Gradien
     return optax.GradientTransformation(tree.zeros_like, update)
 
 
-def scale_by_fedadagrad(b1: Number = 0.0, **options: Any) -> optax.GradientTransformation:
-    """FedAdagrad (Algorithm 2): m ← β₁ m + (1−β₁) d; v ← v + d²; the direction is m/(√v + τ). v starts at τ².
-
-    `options`, also of the next two: `tau`, `debias`, `initial_accumulator`, see `fedadam`.
-    """
-    return _scale_by_moments(lambda v, d: v + d * d, b1, 0.0, **options)
+def scale_by_fedadagrad(b1: Number = 0.0, options: MomentOptions = DEFAULTS) -> optax.GradientTransformation:
+    """FedAdagrad (Algorithm 2): m ← β₁ m + (1−β₁) d; v ← v + d²; the direction is m/(√v + τ). v starts at τ²."""
+    return _scale_by_moments(lambda v, d: v + d * d, b1, 0.0, options)
 
 
-def scale_by_fedyogi(b1: Number = 0.9, b2: Number = 0.99, **options: Any) -> optax.GradientTransformation:
+def scale_by_fedyogi(
+    b1: Number = 0.9, b2: Number = 0.99, options: MomentOptions = DEFAULTS
+) -> optax.GradientTransformation:
     """FedYogi (Algorithm 2): v ← v − (1−β₂) d² sign(v − d²); m and direction as FedAdagrad."""
 
     def second_moment(v: jax.Array, d: jax.Array) -> jax.Array:
         return v - jnp.asarray(1 - b2, v.dtype) * d * d * jnp.sign(v - d * d)
 
-    return _scale_by_moments(second_moment, b1, b2, **options)
+    return _scale_by_moments(second_moment, b1, b2, options)
 
 
-def scale_by_fedadam(b1: Number = 0.9, b2: Number = 0.99, **options: Any) -> optax.GradientTransformation:
+def scale_by_fedadam(
+    b1: Number = 0.9, b2: Number = 0.99, options: MomentOptions = DEFAULTS
+) -> optax.GradientTransformation:
     """FedAdam (Algorithm 2): v ← β₂ v + (1−β₂) d²; m and direction as FedAdagrad."""
-    return _scale_by_moments(lambda v, d: tree.ema(b2, v, d * d), b1, b2, **options)
+    return _scale_by_moments(lambda v, d: tree.ema(b2, v, d * d), b1, b2, options)
 
 
 def scale_by_fedams(b1: Number = 0.9, b2: Number = 0.99, eps: Number = 1e-3) -> optax.GradientTransformation:
@@ -153,22 +177,16 @@ def _scale_by_moments(
     second_moment: Callable[[jax.Array, jax.Array], jax.Array],
     b1: Number,
     b2: Number,
-    *,
-    tau: Number = 1e-3,
-    debias: bool = False,
-    initial_accumulator: Number | None = None,
+    options: MomentOptions,
 ) -> optax.GradientTransformation:
     """Algorithm 2, with v ← `second_moment(v, d)`."""
     check_decay(b1=b1, b2=b2)
-    check_positive(tau=tau)
-    check_flag("debias", debias)
-    if initial_accumulator is not None:
-        check_number("initial_accumulator", initial_accumulator, 0)
+    tau, debias = options.tau, options.debias
 
     def init(params: Tree) -> MomentState:
         v0 = 0.0 if debias else tau**2
-        if initial_accumulator is not None:
-            v0 = initial_accumulator
+        if options.initial_accumulator is not None:
+            v0 = options.initial_accumulator
         return MomentState(tree.zeros_like(params), tree.full_like(params, v0), jnp.zeros((), jnp.int32))
 
     def update(d: Tree, state: MomentState, params: Tree = None) -> tuple[Tree, MomentState]:

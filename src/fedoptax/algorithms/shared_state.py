@@ -74,7 +74,7 @@ def lookahead(
       eps: ε > 0.
     """
     check_positive(alpha=alpha, eps=eps)
-    adam = optimizers.scale_by_fedadam(b1, b2, tau=eps, debias=True)
+    adam = optimizers.scale_by_fedadam(b1, b2, optimizers.MomentOptions(tau=eps, debias=True))
     return _fedopt(client_lr, optimizers.descend(alpha), lambda lr: optax.chain(adam, _sgd(lr)), "average")
 
 

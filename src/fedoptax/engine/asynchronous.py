@@ -12,20 +12,11 @@ import jax.numpy as jnp
 
 from fedoptax import tree
 from fedoptax.algorithm import Cohort, FedAlgorithm, Tree, accumulate_result
+from fedoptax.engine import round as plain
 from fedoptax.engine.aggregation import Sent
 from fedoptax.engine.data import DeviceData
 from fedoptax.engine.faults import Rates
 from fedoptax.engine.plan import Plan
-from fedoptax.engine.round import (
-    Member,
-    MemberResult,
-    RoundResult,
-    all_finite,
-    cohort_training,
-    local_training,
-    members_of,
-    put_row,
-)
 from fedoptax.engine.sampling import round_key
 from fedoptax.engine.schedule import Schedule
 from fedoptax.tasks.task import Task
@@ -33,15 +24,15 @@ from fedoptax.tasks.task import Task
 
 def asynchronous_round(
     task: Task, algorithm: FedAlgorithm, plan: Plan, is_eager: bool = False
-) -> Callable[..., RoundResult]:
+) -> Callable[..., plain.RoundResult]:
     """Make a round as `plain_round` does, over the uploads in `arrivals`, the round's row of the `Schedule`.
 
     In place of the clients' states, which keep nothing, are the messages that were sent and are still in use, stacked:
     each member trains from its own. With s̄ the mean of the uploads' staleness weights, the server moves by the share s̄
     of its step, (1 − s̄)·old + s̄·new.
     """
-    train_client, traced = local_training(task, algorithm, plan, is_eager)
-    train_cohort = cohort_training(task, plan, is_eager)
+    train_client, traced = plain.local_training(task, algorithm, plan, is_eager)
+    train_cohort = plain.cohort_training(task, plan, is_eager)
 
     def run(
         server: Tree,
@@ -51,24 +42,24 @@ def asynchronous_round(
         round: jax.Array,
         rates: Rates,
         arrivals: Schedule,
-    ) -> RoundResult:
+    ) -> plain.RoundResult:
         message, shared = algorithm.broadcast(server), (data, round_key(key, round))
-        messages = put_row(messages, jnp.asarray(arrivals.slot), message)
-        members = members_of(task, plan, data, jnp.asarray(arrivals.clients))
+        messages = plain.put_row(messages, jnp.asarray(arrivals.slot), message)
+        members = plain.members_of(task, plan, data, jnp.asarray(arrivals.clients))
         weights, share = discount_weights(members.weight, arrivals.weights)
         members = members._replace(weight=weights, slot=jnp.asarray(arrivals.slots))
         form, _ = jax.eval_shape(traced, message, *shared, tree.take(members, 0), ())
 
-        def train_member(member: Member, state: Tree) -> tuple[Sent, MemberResult]:
+        def train_member(member: plain.Member, state: Tree) -> tuple[Sent, plain.MemberResult]:
             sent, state = train_client(tree.take(messages, member.slot), *shared, member, state)
-            return sent, MemberResult(state)
+            return sent, plain.MemberResult(state)
 
         total, _ = train_cohort(train_member, members, (), form)
         upload, loss = accumulate_result(total, form)
         step = algorithm.server_update(server, upload, Cohort(plan.cohort_size, task.num_clients))
         new_server = interpolate_state(share, server, step)
-        is_finite = jnp.isfinite(loss) & all_finite(new_server)
-        return RoundResult(tree.select(is_finite, new_server, server), messages, is_finite, {"train_loss": loss})
+        is_finite = jnp.isfinite(loss) & plain.all_finite(new_server)
+        return plain.RoundResult(tree.select(is_finite, new_server, server), messages, is_finite, {"train_loss": loss})
 
     return run
 

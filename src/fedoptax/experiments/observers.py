@@ -27,8 +27,13 @@ class RunEnd(NamedTuple):
     notes: Mapping[str, Any]
 
 
+@dataclass(frozen=True)
 class Observer:
-    """Follows a run; the default does nothing."""
+    """Follows a run by its rounds, its history and what it selects; the default does nothing."""
+
+    rounds: Rounds
+    history: History
+    watch: Watch
 
     def after_rounds(self, rows: list[Row], by_client: Mapping[str, np.ndarray] | None) -> None:
         """Take note of rounds that are done, and of each client's metrics, (clients,), if they were measured."""
@@ -41,10 +46,6 @@ class Observer:
 class BestParams(Observer):
     """Keeps the best evaluated parameters; see `Watch`."""
 
-    watch: Watch
-    rounds: Rounds
-    history: History
-
     def after_rounds(self, rows: list[Row], by_client: Mapping[str, np.ndarray] | None) -> None:
         """See `Observer`."""
         self.watch.add(rows)
@@ -56,9 +57,6 @@ class FolderWriter(Observer):
     """Writes history, checkpoints and summary to the run folder."""
 
     folder: RunFolder
-    watch: Watch
-    rounds: Rounds
-    history: History
 
     def after_rounds(self, rows: list[Row], by_client: Mapping[str, np.ndarray] | None) -> None:
         """See `Observer`."""
@@ -102,7 +100,6 @@ class ProgressBar(Observer):
 
     update: Update
     metric: str | None
-    history: History
 
     def after_rounds(self, rows: list[Row], by_client: Mapping[str, np.ndarray] | None) -> None:
         """See `Observer`."""

@@ -99,3 +99,18 @@ class Interrupted(KeyboardInterrupt):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.result,)
+
+
+def describe_end(
+    status: Status, reason: str | None, done: int, total: int, label: str, seed: int
+) -> tuple[Status, str | None]:
+    """Return the status of a run that ended, and one line about it."""
+    match status:
+        case Status.RUNNING:
+            return Status.COMPLETED, None
+        case Status.INTERRUPTED:
+            return status, reason or f"stopped after round {done} of {total}"
+        case Status.STOPPED_EARLY:
+            return status, f"stopped early after round {done} of {total}: {reason}"
+    why = reason or "loss or state is not finite"
+    return status, f"{label} diverged in round {done + 1} (seed {seed}): {why}; the state after round {done} is kept"

@@ -34,7 +34,7 @@ from fedoptax.experiments.observers import (
     Trackers,
     saved_state,
 )
-from fedoptax.experiments.result import DivergedError, Interrupted, RunResult
+from fedoptax.experiments.result import DivergedError, Interrupted, RunResult, describe_end
 from fedoptax.experiments.rounds import Rounds, Simulation, Step
 from fedoptax.experiments.selection import Watch, make_watch
 from fedoptax.experiments.signals import deferred_interrupt
@@ -212,12 +212,8 @@ def run_rounds(
     watch.keep(0, rounds.params)
     with ExitStack() as stack:
         stop = stack.enter_context(deferred_interrupt())
-        history, writers = run_on_all_or_fail(lambda: _begin(stack, rounds, total, config, record, watch))
+        history, observers = run_on_all_or_fail(lambda: _begin(stack, rounds, total, config, record, watch))
         _send_to_all(history, rounds, watch)
-        title = record.description or record.label
-        update = stack.enter_context(bar(title, total, len(history), enabled=record.progress))
-        best, progress = BestParams(watch, rounds, history), ProgressBar(update, config["primary_metric"], history)
-        observers: list[Observer] = [best, *writers, progress]
         watch.add(history.rows)
         status, message, signal = *_next_status(Step([]), watch, 0, len(history) >= total), 0
         while status == Status.RUNNING and len(history) < total:
@@ -227,7 +223,7 @@ def run_rounds(
             run_on_all_or_fail(partial(_after_rounds, observers, step.rows, by_client))
             signal = int(gather_from_all(np.int32(stop())).max())
             status, message = _next_status(step, watch, signal, len(history) >= total)
-        status, message = _describe_end(status, message, len(history), total, record.label, config["seed"])
+        status, message = describe_end(status, message, len(history), total, record.label, config["seed"])
         params, best_params = rounds.finish(), watch.best_params
         notes = rounds.evaluate_end(params if best_params is None else best_params) if status in ENDED else {}
         run_on_all_or_fail(partial(_at_end, observers, RunEnd(status, message, params, notes)))
@@ -242,16 +238,21 @@ def run_rounds(
 def _begin(
     stack: ExitStack, rounds: Rounds, total: int, config: Mapping[str, Any], record: Record, watch: Watch
 ) -> tuple[History, list[Observer]]:
-    """Open the run's folder, until `stack` closes it; return the history so far, and what writes to the folder."""
-    if record.folder is None:
-        return History(), []
-    stack.enter_context(locked(record.folder))
+    """Open the run's folder, until `stack` closes it; return the history so far, and what follows the run."""
+    if record.folder is not None:
+        stack.enter_context(locked(record.folder))
     history = _restore(rounds, total, config, record, watch)
-    write_model(record.folder, rounds.task)
-    folder = RunFolder(record.folder, config, history, record.checkpoint_every, record.resume_from)
-    trackers, tracked = as_trackers(record.trackers), Tracked(record.folder, config, len(history))
-    notify(trackers, lambda tracker: tracker.start(tracked))
-    return history, [FolderWriter(folder, watch, rounds, history), Trackers(trackers, record.folder)]
+    followed = rounds, history, watch
+    observers: list[Observer] = [BestParams(*followed)]
+    if record.folder is not None:
+        write_model(record.folder, rounds.task)
+        folder = RunFolder(record.folder, config, history, record.checkpoint_every, record.resume_from)
+        trackers, tracked = as_trackers(record.trackers), Tracked(record.folder, config, len(history))
+        notify(trackers, lambda tracker: tracker.start(tracked))
+        observers += [FolderWriter(*followed, folder), Trackers(*followed, trackers, record.folder)]
+    title = record.description or record.label
+    update = stack.enter_context(bar(title, total, len(history), enabled=record.progress))
+    return history, [*observers, ProgressBar(*followed, update, config["primary_metric"])]
 
 
 def _send_to_all(history: History, rounds: Rounds, watch: Watch) -> None:
@@ -280,21 +281,6 @@ def _next_status(step: Step, watch: Watch, signal: int, is_last: bool) -> tuple[
     if message := watch.stop_message():
         return Status.STOPPED_EARLY, message
     return Status.INTERRUPTED if signal else Status.RUNNING, None
-
-
-def _describe_end(
-    status: Status, reason: str | None, done: int, total: int, label: str, seed: int
-) -> tuple[Status, str | None]:
-    """Return the status of a run that ended, and one line about it."""
-    match status:
-        case Status.RUNNING:
-            return Status.COMPLETED, None
-        case Status.INTERRUPTED:
-            return status, reason or f"stopped after round {done} of {total}"
-        case Status.STOPPED_EARLY:
-            return status, f"stopped early after round {done} of {total}: {reason}"
-    why = reason or "loss or state is not finite"
-    return status, f"{label} diverged in round {done + 1} (seed {seed}): {why}; the state after round {done} is kept"
 
 
 def _restore(rounds: Rounds, total: int, config: Mapping[str, Any], record: Record, watch: Watch) -> History:
