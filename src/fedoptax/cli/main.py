@@ -93,9 +93,10 @@ def _parameters_of(form: type) -> tuple[list[inspect.Parameter], dict[str, str]]
     rows: list[tuple[str, Any, Any, Option | str]] = []  # name, type, default, and the option or an argument's help
     for of in fields(form):
         if "fields" not in of.metadata:
-            hint, default = hints[of.name], of.default_factory()  # type: ignore[misc]  # `option` makes one
-            hint, default = (list[str], []) if default == {} else (hint, default)
-            rows.append((of.name, hint, default, of.metadata.get("option") or of.metadata["argument"]))
+            about, default = of.metadata.get("option"), of.default_factory()  # type: ignore[misc]  # `option` makes one
+            about = about and replace(about, group=about.group or options.group_of(form, of.name))
+            hint, default = (list[str], []) if default == {} else (hints[of.name], default)
+            rows.append((of.name, hint, default, about or of.metadata["argument"]))
             continue
         for inner in of.metadata["fields"]:
             about = inner.metadata["option"]
@@ -103,24 +104,22 @@ def _parameters_of(form: type) -> tuple[list[inspect.Parameter], dict[str, str]]
             kind, default = KINDS.get(inner.type.split(" ")[0]), None if about.default_text else inner.default
             hint = list[str] if kind is None else kind if default is not None else kind | None
             rows.append((inner.name, hint, [] if kind is None else default, about))
-    flags = {
-        name.rstrip("_"): about.flags[-1] if about.flags else f"--{name.rstrip('_').replace('_', '-')}"
-        for name, _, _, about in rows
-        if isinstance(about, Option)
-    }
-    parameters = []
-    for name, hint, default, about in rows:
-        if isinstance(about, Option):
-            text = about.default_text or ("" if default in (None, [], ...) or default is False else f"{default}")
-            help = _with_dashes(about.help, flags) + (f" [default: {text}]" if text else "")
-            names = about.flags or (flags[name.rstrip("_")],)  # else a flag would have a `--no-` too
-            panel: Any = {PANEL: about.group}
-            info: Any = typer.Option(*names, help=help, metavar=about.metavar, show_default=False, **panel)
-        else:
-            info = typer.Argument(help=about)
-        annotation = Annotated[hint, info]
-        parameters.append(inspect.Parameter(name, KEYWORD_ONLY, default=default, annotation=annotation))
-    return parameters, flags
+    named = [(name.rstrip("_"), about.flags) for name, _, _, about in rows if isinstance(about, Option)]
+    flags = {name: names[-1] if names else f"--{name.replace('_', '-')}" for name, names in named}
+    return [_parameter(*row, flags) for row in rows], flags
+
+
+def _parameter(name: str, hint: Any, default: Any, about: Option | str, flags: Mapping[str, str]) -> inspect.Parameter:
+    """Return a parameter for Typer."""
+    if isinstance(about, Option):
+        text = about.default_text or ("" if default in (None, [], ...) or default is False else f"{default}")
+        help = _with_dashes(about.help, flags) + (f" [default: {text}]" if text else "")
+        names = about.flags or (flags[name.rstrip("_")],)  # else a flag would have a `--no-` too
+        panel: Any = {PANEL: about.group}
+        info: Any = typer.Option(*names, help=help, metavar=about.metavar, show_default=False, **panel)
+    else:
+        info = typer.Argument(help=about)
+    return inspect.Parameter(name, KEYWORD_ONLY, default=default, annotation=Annotated[hint, info])
 
 
 def read_form(form: type[Form], values: Mapping[str, Any]) -> Form:
@@ -131,9 +130,8 @@ def read_form(form: type[Form], values: Mapping[str, Any]) -> Form:
             options = {inner.name: _read(inner, values[inner.name]) for inner in of.metadata["fields"]}
             chosen[of.name] = {name: value for name, value in options.items() if value is not None}
         elif get_origin(of.type) is dict:
-            chosen[of.name] = parse_pairs(
-                of.name.rstrip("_"), values[of.name], parse=str if of.name == "grid" else parse_value
-            )
+            parse = str if of.name == "grid" else parse_value
+            chosen[of.name] = parse_pairs(of.name.rstrip("_"), values[of.name], parse=parse)
         else:
             chosen[of.name] = values[of.name]
     return form(**chosen)

@@ -12,20 +12,29 @@ from typing import Any, Literal
 from fedoptax.deploy.options import NetworkOptions
 from fedoptax.engine.options import Option, RunOptions
 
-DATA_DIR = "Folder with one subfolder per data set."
-CACHE = "$FEDOPTAX_DATA, else the cache folder"
+DATA_DIR = "Folder with one subfolder per data set. [default: $FEDOPTAX_DATA, else the cache folder]"
 PAIRS, SETTINGS = "NAME=VALUE", "Hyper-parameters; ALGORITHM.NAME=VALUE sets one algorithm's."
 
 
-def option(help: str, default: Any = None, default_text: str = "", group: str = "Output", **about: Any) -> Any:
-    """Declare an option with the name of its field; one that is a list or a dictionary may be given several times."""
-    described = Option(help, group, default_text=default_text, **about)
-    return field(default_factory=partial(copy, default), metadata={"option": described})
+GROUPS = {
+    "AlgorithmOptions": "Algorithm", "TaskOptions": "Data", "LearningOptions": "Algorithm", "SearchOptions": "Search",
+    "ProcessOptions": "Hardware", "Init": "Network", "AddNode": "Network", "Local": "Network",
+}  # fmt: skip
+"""The headings of `--help` by the class that declares the options."""
 
 
-of_data, of_model, of_algorithm, of_rounds, of_search, of_network, of_hardware = (
-    partial(option, group=group) for group in ("Data", "Model", "Algorithm", "Rounds", "Search", "Network", "Hardware")
-)
+def group_of(form: type, name: str) -> str:
+    """Return the heading of an option of a form."""
+    owner = next(kind for kind in form.__mro__ if name in kind.__annotations__)
+    return GROUPS.get(owner.__name__, "Output")
+
+
+def option(help: str, default: Any = None, group: str = "", **about: Any) -> Any:
+    """Declare an option with the name of its field; one that is a list or a dictionary may be given several times.
+
+    Its `group` in `--help` is by default the one that its class has in `GROUPS`, else the output.
+    """
+    return field(default_factory=partial(copy, default), metadata={"option": Option(help, group, **about)})
 
 
 def argument(help: str, default: Any = ...) -> Any:
@@ -43,44 +52,40 @@ def options_from(kind: type, choose: Callable[[Field[Any]], bool] = bool, defaul
 class AlgorithmOptions:
     """One algorithm."""
 
-    algorithm: str = of_algorithm("Algorithm, see `fedoptax list algorithms`, or MODULE:FUNCTION.", "fedadam")
+    algorithm: str = option("Algorithm, see `fedoptax list algorithms`, or MODULE:FUNCTION.", "fedadam")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskOptions:
     """What is learned, and how its examples are divided among clients."""
 
-    task: str = of_data("Task, see `fedoptax list tasks`; or file:PATH for your own data.", "digits")
-    partition: str | None = of_data("How examples are divided among clients.", None, "the task's")
-    alpha: float | None = of_data("Dirichlet concentration, > 0; smaller is less iid.", None, "0.3")
-    num_clients: int | None = of_data("Clients in the federation.", None, "the task's")
-    client_column: str | None = of_data("Column or array of client ids, for --task file:PATH.")
-    label_column: str | None = of_data("Column or array of labels, for --task file:PATH.")
-    validation_fraction: float | None = of_data(
+    task: str = option("Task, see `fedoptax list tasks`; or file:PATH for your own data.", "digits")
+    partition: str | None = option("How examples are divided among clients. [default: the task's]")
+    alpha: float | None = option("Dirichlet concentration, > 0; smaller is less iid. [default: 0.3]")
+    num_clients: int | None = option("Clients in the federation. [default: the task's]")
+    client_column: str | None = option("Column or array of client ids, for --task file:PATH.")
+    label_column: str | None = option("Column or array of labels, for --task file:PATH.")
+    validation_fraction: float | None = option(
         "Share of each client's training examples that is held out for val_ metrics."
     )
-    task_set: dict[str, Any] = of_data(
+    task_set: dict[str, Any] = option(
         "Other options of the task, such as classes=1; see `fedoptax list tasks --json`.", {}, metavar=PAIRS
     )
-    partition_seed: int = of_data("Seed of the partition.", 0)
-    data_dir: Path | None = of_data(DATA_DIR, None, CACHE)
-    model: str | None = of_model("Model, see `fedoptax list tasks --json`.", None, "the task's")
+    partition_seed: int = option("Seed of the partition.", 0)
+    data_dir: Path | None = option(DATA_DIR)
+    model: str | None = option("Model, see `fedoptax list tasks --json`. [default: the task's]", group="Model")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearningOptions(TaskOptions):
     """What simulations and deployments share; `run` holds options of their rounds."""
 
-    set_: dict[str, Any] = of_algorithm(SETTINGS, {}, metavar=PAIRS)
-    preset: str = of_algorithm("Where hyper-parameters start from: tuned, none, paper or paper:NAME.", "tuned")
-    privacy: str | None = of_algorithm(
-        "Client-level differential privacy, as clip=1.0,noise_multiplier=0.5,delta=1e-5."
-    )
-    compress: str | None = of_algorithm(
-        "Codec of uploads: qsgd:bits=4, topk:fraction=0.01 or sign.", None, metavar="CODEC"
-    )
+    set_: dict[str, Any] = option(SETTINGS, {}, metavar=PAIRS)
+    preset: str = option("Where hyper-parameters start from: tuned, none, paper or paper:NAME.", "tuned")
+    privacy: str | None = option("Client-level differential privacy, as clip=1.0,noise_multiplier=0.5,delta=1e-5.")
+    compress: str | None = option("Codec of uploads: qsgd:bits=4, topk:fraction=0.01 or sign.", metavar="CODEC")
     trackers: list[str] = option(
-        "Also write for tensorboard, mlflow or wandb (offline).", [], metavar="NAME", flags=("--track",)
+        "Also write for tensorboard, mlflow or wandb (offline).", [], group="Output", metavar="NAME", flags=("--track",)
     )
 
 
@@ -97,7 +102,7 @@ class ExperimentOptions(JsonOption, LearningOptions):
 
     run: dict[str, Any] = options_from(RunOptions)
     checkpoint_every: float = option("Seconds between checkpoints.", 60.0)
-    out: Path | None = option("Folder for the results.", default_text="a new one under runs/")
+    out: Path | None = option("Folder for the results. [default: a new one under runs/]")
     overwrite: bool = option("Replace earlier results in --out.", False)
 
 
@@ -105,29 +110,26 @@ class ExperimentOptions(JsonOption, LearningOptions):
 class SearchOptions:
     """What a search for hyper-parameters takes; None stands for the default."""
 
-    grid: dict[str, str] = of_search(
-        "Values separated by commas, or LOW..HIGH in half decades (also :decade, :quarter); ALGORITHM.NAME=VALUES for "
-        "one algorithm.",
+    grid: dict[str, str] = option(
+        "Values separated by commas, or LOW..HIGH in half decades (also :decade, :quarter); "
+        "ALGORITHM.NAME=VALUES for one algorithm. [default: the learning rates]",
         {},
-        "the learning rates",
         metavar="NAME=VALUES",
     )
-    select: str | None = of_search(
-        "What ranks points: train_loss, or a metric such as test_accuracy.", None, "train_loss"
+    select: str | None = option(
+        "What ranks points: train_loss, or a metric such as test_accuracy. [default: train_loss]"
     )
-    last: int | None = of_search("Rounds at the end over which it is averaged.", None, "100, at most a tenth of all")
+    last: int | None = option("Rounds at the end over which it is averaged. [default: 100, at most a tenth of all]")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessOptions:
     """A run by several processes."""
 
-    distributed: bool = of_hardware(
-        "Run as one of several processes that train together, each on its own devices.", False
-    )
-    coordinator: str | None = of_hardware("Address of process 0.", None, "from Slurm, MPI ...", metavar="HOST:PORT")
-    processes: int | None = of_hardware("Number of processes.", None, "from Slurm, MPI ...")
-    process: int | None = of_hardware("Index of this process, from 0.", None, "from Slurm, MPI ...")
+    distributed: bool = option("Run as one of several processes that train together, each on its own devices.", False)
+    coordinator: str | None = option("Address of process 0. [default: from Slurm, MPI ...]", metavar="HOST:PORT")
+    processes: int | None = option("Number of processes. [default: from Slurm, MPI ...]")
+    process: int | None = option("Index of this process, from 0. [default: from Slurm, MPI ...]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,10 +148,10 @@ class Compare(SearchOptions, ExperimentOptions):
     """
 
     run: dict[str, Any] = options_from(RunOptions, lambda f: f.name != "seed")
-    algorithms: str = of_algorithm("Names separated by commas, or all.", "fedavg,fedadam")
-    seeds: int = of_rounds("Number of seeds, from 0, each run by every algorithm.", 3)
-    tune: bool = of_search("First search every algorithm's rates, with the same number of points.", False)
-    budget: int | None = of_search("Points per algorithm, with --tune.", None, "16")
+    algorithms: str = option("Names separated by commas, or all.", "fedavg,fedadam", group="Algorithm")
+    seeds: int = option("Number of seeds, from 0, each run by every algorithm.", 3, group="Rounds")
+    tune: bool = option("First search every algorithm's rates, with the same number of points.", False, group="Search")
+    budget: int | None = option("Points per algorithm, with --tune. [default: 16]", group="Search")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,8 +163,10 @@ class Tune(SearchOptions, ExperimentOptions, AlgorithmOptions):
     Example: fedoptax tune --algorithm fedadam --grid client_lr=1e-3..1 --grid server_lr=1e-3..1 --out runs/c
     """
 
-    search: Literal["grid", "optuna"] = of_search("grid, or optuna (extra `optuna`) within the grid's ranges.", "grid")
-    trials: int | None = of_search("Points of --search optuna.", None, "25")
+    search: Literal["grid", "optuna"] = option(
+        "grid, or optuna (extra `optuna`) within the grid's ranges.", "grid", group="Search"
+    )
+    trials: int | None = option("Points of --search optuna. [default: 25]", group="Search")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,12 +177,12 @@ class Resume(ProcessOptions):
     """
 
     folder: Path = argument("The folder of a run, a comparison or a search.")
-    resume_round: int | None = of_rounds(
-        "Go back to the checkpoint of this round, for a run.", None, "the last", flags=("--round",)
+    resume_round: int | None = option(
+        "Go back to the checkpoint of this round, for a run. [default: the last]", group="Rounds", flags=("--round",)
     )
     run: dict[str, Any] = options_from(RunOptions, lambda f: f.metadata["option"].may_change, "as the run began")
-    data_dir: Path | None = of_data(DATA_DIR, None, CACHE)
-    checkpoint_every: float | None = option("Seconds between checkpoints.", default_text="60")
+    data_dir: Path | None = option(DATA_DIR, group="Data")
+    checkpoint_every: float | None = option("Seconds between checkpoints. [default: 60]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,10 +193,10 @@ class Predict:
     """
 
     folder: Path = argument("The folder of a run.")
-    input: Path = of_data("A .csv, .tsv, .parquet or .npz file, or a folder of images.", ...)
-    out: Path | None = option("A .csv, .parquet or .npz file.", default_text="CSV on the standard output")
+    input: Path = option("A .csv, .tsv, .parquet or .npz file, or a folder of images.", ..., group="Data")
+    out: Path | None = option("A .csv, .parquet or .npz file. [default: CSV on the standard output]")
     top: int = option("How many of the most probable classes are named.", 1)
-    params: str | None = of_model("best or last parameters.", None, "best if they were kept, else last")
+    params: str | None = option("best or last parameters. [default: best if they were kept, else last]", group="Model")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +208,7 @@ class Export:
 
     folder: Path = argument("The folder of a run.")
     out: Path = option("A .npz or .safetensors file for the parameters, .stablehlo for the model.", ...)
-    params: str | None = of_model("best or last parameters.", None, "best if they were kept, else last")
+    params: str | None = option("best or last parameters. [default: best if they were kept, else last]", group="Model")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,7 +219,7 @@ class Report:
     """
 
     folder: Path = argument("A folder with one or more runs in it.")
-    out: Path | None = option("Folder for the report.", default_text="the folder of the runs")
+    out: Path | None = option("Folder for the report. [default: the folder of the runs]")
     target: float | None = option("Value of the metric for `rounds to target`.")
 
 
@@ -236,8 +240,10 @@ class Bytes(JsonOption, TaskOptions):
     Example: fedoptax bytes --task digits --algorithm fedadam
     """
 
-    algorithms: str = of_algorithm("Names separated by commas, or all.", "all", flags=("--algorithm", "--algorithms"))
-    set_: dict[str, Any] = of_algorithm(SETTINGS, {}, metavar=PAIRS)
+    algorithms: str = option(
+        "Names separated by commas, or all.", "all", group="Algorithm", flags=("--algorithm", "--algorithms")
+    )
+    set_: dict[str, Any] = option(SETTINGS, {}, group="Algorithm", metavar=PAIRS)
     run: dict[str, Any] = options_from(RunOptions, lambda f: f.name in ("rounds", "cohort_size"))
 
 
@@ -249,7 +255,7 @@ class Fetch:
     """
 
     name: str = argument("Data set, such as mnist; see `fedoptax data check`.")
-    data_dir: Path | None = of_data(DATA_DIR, None, CACHE)
+    data_dir: Path | None = option(DATA_DIR, group="Data")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,7 +266,7 @@ class Check(JsonOption):
     """
 
     names: list[str] = argument("Data sets. Default: all.", [])
-    data_dir: Path | None = of_data(DATA_DIR, None, CACHE)
+    data_dir: Path | None = option(DATA_DIR, group="Data")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,7 +276,7 @@ class Partition(JsonOption, TaskOptions):
     Example: fedoptax data partition --task digits --partition dirichlet --alpha 0.1
     """
 
-    out: Path | None = option("Folder for partition.csv and partition.png.", default_text="a new one under runs/")
+    out: Path | None = option("Folder for partition.csv and partition.png. [default: a new one under runs/]")
     overwrite: bool = option("Replace earlier results in --out.", False)
 
 
@@ -289,13 +295,13 @@ class Init(DeploymentOptions):
     """
 
     folder: Path = argument("A new folder for the app and the keys.")
-    nodes: int | None = of_network(
-        "Number of SuperNodes, one per client; a key is made for each unless --key gives theirs.", None, "4"
+    nodes: int | None = option(
+        "Number of SuperNodes, one per client; a key is made for each unless --key gives theirs. [default: 4]"
     )
-    key: list[Path] = of_network(
+    key: list[Path] = option(
         "Public key of a node that has one; the first is for partition 0, and so on.", [], metavar="FILE"
     )
-    host: list[str] = of_network("Name or address of the server in its certificate, besides localhost.", [])
+    host: list[str] = option("Name or address of the server in its certificate, besides localhost.", [])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,8 +313,8 @@ class AddNode:
 
     folder: Path = argument("A folder by `fedoptax deploy init`.")
     key: Path = argument("The node's public key.")
-    partition: int | None = of_network(
-        "The node's partition; a key that had it loses it.", None, "a new one, if the task is a function"
+    partition: int | None = option(
+        "The node's partition; a key that had it loses it. [default: a new one, if the task is a function]"
     )
 
 
@@ -319,14 +325,16 @@ class Local(JsonOption, DeploymentOptions):
     Example: fedoptax deploy local --algorithm scaffold --set client_lr=0.3 --set server_lr=1 --rounds 5 --out runs/a
     """
 
-    nodes: int | None = of_network("Number of SuperNodes, one per client.", None, "4, or the number of keys in --app")
-    app: Path | None = of_network("A folder by `fedoptax deploy init`.", None, "a new one")
-    port: int = of_network("Port of the SuperLink; 0: a free one.", 0)
-    node_port: int = of_network("Port of the first SuperNode; 0: free ones.", 0)
-    start_timeout: float = of_network("Seconds a process may take to start.", 120.0)
-    time_limit: float = of_network("Seconds until all processes are stopped.", 86400.0)
-    out: Path | None = option("Folder for the results.", default_text="runs/deployment")
-    resume: Path | None = option("Continue the run in this folder.")
-    resume_round: int | None = of_rounds(
-        "Go back to the checkpoint of this round, with --resume.", None, "the last", flags=("--round",)
+    nodes: int | None = option("Number of SuperNodes, one per client. [default: 4, or the number of keys in --app]")
+    app: Path | None = option("A folder by `fedoptax deploy init`. [default: a new one]")
+    port: int = option("Port of the SuperLink; 0: a free one.", 0)
+    node_port: int = option("Port of the first SuperNode; 0: free ones.", 0)
+    start_timeout: float = option("Seconds a process may take to start.", 120.0)
+    time_limit: float = option("Seconds until all processes are stopped.", 86400.0)
+    out: Path | None = option("Folder for the results. [default: runs/deployment]", group="Output")
+    resume: Path | None = option("Continue the run in this folder.", group="Output")
+    resume_round: int | None = option(
+        "Go back to the checkpoint of this round, with --resume. [default: the last]",
+        group="Rounds",
+        flags=("--round",),
     )
