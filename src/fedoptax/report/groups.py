@@ -14,7 +14,7 @@ NOT_SETTINGS = frozenset(
         "format", "kind", "fedoptax", "seed", "num_params", "bytes", "gradients_per_step", "partition", "environment",
         "command", "primary_metric", "higher_is_better", "out", "trackers", "task.seed", "task.description",
         "task.data_dir", "algorithm.reference", "client_states", "client_loop", "mesh", "deployment.experiment",
-        "rates", "keep", "personalize", "client_metrics",
+        "rates", "keep", "personalize", "client_metrics", "metrics",
     }
 )  # fmt: skip
 

@@ -1,0 +1,228 @@
+"""Metrics: what is summed or collected over held-out examples, the number that comes of it, and its columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedoptax.algorithm import Tree
+from fedoptax.errors import UsageError
+
+SUMMARIES = {"train": (), "test": (), "val": (), "client": ("mean", "spread", "worst_decile"), "nodes": ("bound",)}
+"""Whose examples a metric is of, and the summaries that it may have there."""
+LOWER = ("loss", "error", "perplexity", "nll", "distance", "excess", "spread", "seconds", "epsilon")
+"""Words in the names of values of which less is better, where nothing else says so."""
+BINS = 1000
+
+
+class Column(NamedTuple):
+    """A column of the history that measures quality: `test_accuracy`, `client_accuracy_worst_decile`.
+
+    Attributes:
+      split: whose examples: `train`, `test`, `val`, `client` (summarized over clients), `nodes` (of a deployment).
+      metric: the metric's name.
+      summary: of `client` the mean, spread or worst_decile; of `nodes` the bound of a binned metric; else empty.
+    """
+
+    split: str
+    metric: str
+    summary: str = ""
+
+    def __str__(self) -> str:
+        return "_".join(filter(None, self))
+
+    @classmethod
+    def parse(cls, name: str) -> Column | None:
+        """Return the column of this name; None for one that measures no quality, such as `bytes_up`."""
+        split, _, rest = name.partition("_")
+        if not rest or split not in SUMMARIES:
+            return None
+        summary = next((text for text in SUMMARIES[split] if rest.endswith(f"_{text}")), "")
+        return cls(split, rest.removesuffix(f"_{summary}") if summary else rest, summary)
+
+
+def higher_is_better(name: str, stated: Mapping[str, bool]) -> bool:
+    """Return whether more is better in a column of the history, as `stated` by metric, or else by words in its name."""
+    column = Column.parse(name)
+    if column is None or column.split == "train" or column.metric not in stated or column.summary == "bound":
+        return not any(word in name.lower() for word in LOWER)
+    return column.summary != "spread" and stated[column.metric]
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("values", "binned"),
+    meta_fields=("result", "higher_is_better", "format", "is_collected", "bound"),
+)
+@dataclass(frozen=True)
+class Metric:
+    """What a metric takes from a batch of examples, and the number that follows from all examples.
+
+    Attributes:
+      values: a tree of arrays (batch, …), one row per example; they are summed over batches, devices and nodes, in
+        float32.
+      result: `sums -> number`, of the tree of sums; NaN where it is not defined.
+      higher_is_better: which way is better.
+      format: `"number"`, or `"share"` for one from 0 to 1, of which tables compare differences by the point.
+      is_collected: rows are collected instead of summed; `result` is `(values, mask) -> number` of rows (n, …), of
+        which those where `mask` (n,) is False do not count.
+      binned: of a collected metric, the one of sums that replaces it among the nodes of a deployment, where scores of
+        examples may not travel; None if there is none.
+      bound: `sums -> number`, the most by which a binned result may be off.
+
+    Example:
+      >>> import jax.numpy as jnp, fedoptax as fx
+      >>> errors = jnp.array([3.0, 4.0])
+      >>> rmse = fx.metrics.Metric((errors**2, jnp.ones(2)), lambda s: jnp.sqrt(s[0] / s[1]), higher_is_better=False)
+    """
+
+    values: Tree
+    result: Callable[..., jax.Array]
+    higher_is_better: bool = True
+    format: str = "number"
+    is_collected: bool = False
+    binned: Metric | None = None
+    bound: Callable[[Tree], jax.Array] | None = None
+
+
+def mean(
+    values: jax.Array, weights: jax.Array | None = None, higher_is_better: bool = True, format: str = "number"
+) -> Metric:
+    """Return the mean of `values` (batch, …), weighted by `weights` of the same shape; NaN where these sum to 0."""
+    values = jnp.asarray(values)
+    values = values.astype(jnp.promote_types(values.dtype, jnp.float32))
+    weights = jnp.ones_like(values, jnp.float32) if weights is None else jnp.asarray(weights)
+    sums = jnp.where(weights > 0, weights * values, 0), weights
+    rows = tuple(jnp.sum(a.reshape(len(a), -1), axis=1, dtype=jnp.float32) for a in sums)
+    return Metric(rows, _divide, higher_is_better, format)
+
+
+def perplexity(losses: jax.Array, weights: jax.Array | None = None) -> Metric:
+    """Return the exponential of the mean of `losses`, weighted as in `mean`."""
+    return replace(mean(losses, weights, higher_is_better=False), result=lambda sums: jnp.exp(_divide(sums)))
+
+
+def accuracy(scores: jax.Array, labels: jax.Array, positive: int = 1) -> Metric:
+    """Return the share of examples whose `labels` (batch,) have the largest of their `scores` (batch, classes)."""
+    return mean(jnp.argmax(scores, axis=-1) == labels, format="share")
+
+
+def f1(probabilities: jax.Array, labels: jax.Array, positive: int = 1) -> Metric:
+    """Return F1, 2·TP / (2·TP + FP + FN): of the positive class if there are two, else the mean over the classes.
+
+    Args:
+      probabilities: (batch, classes).
+      labels: whole numbers (batch,).
+      positive: the class that is looked for, of two.
+    """
+    classes = probabilities.shape[-1]
+    predicted = jax.nn.one_hot(jnp.argmax(probabilities, axis=-1), classes)
+    actual = jax.nn.one_hot(labels, classes)
+
+    def result(sums: Tree) -> jax.Array:
+        by_class = _divide((2 * sums["right"], sums["either"]))
+        return by_class[positive] if classes == 2 else jnp.nanmean(by_class)
+
+    return Metric({"right": predicted * actual, "either": predicted + actual}, result, format="share")
+
+
+def auroc(probabilities: jax.Array, labels: jax.Array, positive: int = 1) -> Metric:
+    """Return the area under the ROC curve; for more than two classes the mean of each against the rest.
+
+    It is exact where scores can be collected, as `sklearn.metrics.roc_auc_score` has it. Nodes of a deployment send the
+    numbers of positive and negative examples in 1,000 bins of equal width in arcsin √probability, which are narrow
+    where it is small or large; pairs that share a bin count half, so the area is off by at most half their share among
+    all pairs, which is its `bound`. A class without positive or negative examples is left out; without any class the
+    area is NaN.
+
+    Args:
+      probabilities: (batch, classes).
+      labels: whole numbers (batch,).
+      positive: of two classes either gives the same area.
+    """
+    classes = probabilities.shape[-1]
+    scores = probabilities[:, 1:] if classes == 2 else probabilities
+    is_positive = labels[:, None] == jnp.arange(classes - scores.shape[1], classes)
+
+    def exact(values: Tree, mask: jax.Array) -> jax.Array:
+        scores, is_positive, mask = values["score"], values["positive"] > 0, mask[:, None]
+        return jnp.nanmean(jax.vmap(_area, in_axes=1)(scores, is_positive & mask, ~is_positive & mask))
+
+    def of_bins(sums: Tree) -> jax.Array:
+        return jnp.nanmean(jax.vmap(_area, in_axes=(None, 0, 0))(jnp.arange(BINS), sums["positive"], sums["negative"]))
+
+    def bound(sums: Tree) -> jax.Array:
+        positive, negative = sums["positive"], sums["negative"]
+        pairs = jnp.sum(positive, axis=1) * jnp.sum(negative, axis=1)
+        return jnp.nanmean(_divide((jnp.sum(positive * negative, axis=1) / 2, pairs)))
+
+    place = 2 / jnp.pi * jnp.arcsin(jnp.sqrt(jnp.clip(scores, 0, 1)))  # from 0 to 1
+    in_bin = jax.nn.one_hot(jnp.minimum(place * BINS, BINS - 1).astype(int), BINS)
+    in_bin = jnp.where(jnp.isnan(scores)[..., None], jnp.nan, in_bin)
+    counts = {"positive": in_bin * is_positive[..., None], "negative": in_bin * ~is_positive[..., None]}
+    binned = Metric(counts, of_bins, format="share", bound=bound)
+    values = {"score": scores, "positive": is_positive.astype(jnp.float32)}
+    return Metric(values, exact, format="share", is_collected=True, binned=binned)
+
+
+METRICS: dict[str, Callable[[jax.Array, jax.Array, int], Metric]] = {"accuracy": accuracy, "auroc": auroc, "f1": f1}
+"""Metrics of classes by name, `(probabilities, labels, positive class) -> Metric`; see `fedoptax.with_metrics`."""
+
+
+def as_metric(name: str, given: Any, size: int) -> Metric:
+    """Return what a task says of `size` examples: a metric, or the mean of values or of a pair (values, weights).
+
+    Raises:
+      UsageError: there is not one row per example, or values and weights differ in shape.
+    """
+    values, weights = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+    rows = jax.tree.leaves(given.values) if isinstance(given, Metric) else [values]
+    if not all(hasattr(a, "shape") or isinstance(a, int | float) for a in (*rows, 0 if weights is None else weights)):
+        raise UsageError(f"metric '{name}' must be values, (values, weights) or a Metric, got {type(given).__name__}")
+    if weights is not None and jnp.shape(values) != jnp.shape(weights):
+        shapes = f"{jnp.shape(values)} and {jnp.shape(weights)}"
+        raise UsageError(f"metric '{name}' must have values and weights of one shape, got {shapes}")
+    for shape in map(jnp.shape, rows):
+        if shape[:1] != (size,):
+            raise UsageError(f"metric '{name}' must have a row per example, of {size} examples, got shape {shape}")
+    if isinstance(given, Metric):
+        return given
+    return mean(values, weights, higher_is_better(name, {}), "share" if "accuracy" in name else "number")
+
+
+def with_derived(metrics: Callable[..., Any], derived: Mapping[str, Callable[[Any], jax.Array]]) -> Callable[..., Any]:
+    """Return `metrics` with further ones, functions of its averages: the deprecated `Task(derived=…)`."""
+
+    def both(params: Tree, batch: Any) -> dict[str, Any]:
+        found = metrics(params, batch)
+        means = {name: as_metric(name, value, len(jax.tree.leaves(batch)[0])) for name, value in found.items()}
+        results = {name: one.result for name, one in means.items()}
+
+        def result(of_means: Callable[[Any], jax.Array], sums: Tree) -> jax.Array:
+            return of_means({name: number(sums[name]) for name, number in results.items()})
+
+        sums = {name: one.values for name, one in means.items()}
+        more = {name: Metric(sums, partial(result, f), higher_is_better(name, {})) for name, f in derived.items()}
+        return {**found, **more}
+
+    return both
+
+
+def _divide(sums: tuple[jax.Array, jax.Array]) -> jax.Array:
+    total, weight = sums
+    return jnp.where(weight > 0, total / jnp.maximum(weight, 1e-30), jnp.nan)
+
+
+def _area(scores: jax.Array, positive: jax.Array, negative: jax.Array) -> jax.Array:
+    """Return the share of pairs, of weights `positive` and `negative` (n,), with the larger score at the positive."""
+    positive, negative = positive.astype(jnp.float32), negative.astype(jnp.float32)
+    order = jnp.argsort(scores)
+    below = jnp.concatenate([jnp.zeros(1), jnp.cumsum(negative[order])])  # the negatives before each place
+    first, last = (below[jnp.searchsorted(scores[order], scores, side=side)] for side in ("left", "right"))
+    area = _divide((jnp.sum(positive * (first + last) / 2), jnp.sum(positive) * jnp.sum(negative)))
+    return jnp.where(jnp.any(jnp.isnan(scores) & (positive + negative > 0)), jnp.nan, area)
