@@ -114,7 +114,8 @@ class NodeEvaluation:
             name: jax.tree.map(lambda rows: jax.ShapeDtypeStruct(rows.shape[1:], np.float32), one.values)
             for name, one in described.items()
         }
-        self._bounds = {str(Column("nodes", name, "bound")): name for name, one in described.items() if one.bound}
+        bounded = {name: one.bound for name, one in described.items() if one.bound is not None}
+        self._bounds = {str(Column("nodes", name, "bound")): (name, bound) for name, bound in bounded.items()}
         self._columns = sorted([str(Column("nodes", name)) for name in described] + list(self._bounds))
 
     def measure(
@@ -144,7 +145,6 @@ class NodeEvaluation:
             return row, RoundReport()
         sums = jax.tree.map(lambda *parts: np.sum(parts, 0, float), *[r.upload for r in report.replies.values()])
         found = {str(Column("nodes", name)): value for name, value in metric_values(self._task, sums).items()}
-        for column, name in self._bounds.items():
-            found[column] = describe_metrics(self._task)[name].bound(sums[name])
+        found |= {column: bound(sums[name]) for column, (name, bound) in self._bounds.items()}
         row |= {name: finite_or_none(float(found[name])) for name in self._columns}
         return row | {"evaluated": len(report.replies)}, report

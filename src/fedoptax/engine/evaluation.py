@@ -301,9 +301,9 @@ def _divide_rows(rows: Tree, data: EvaluationData, counts: np.ndarray | None) ->
     if data.owners is None or counts is None:
         return jax.tree.map(lambda a: a[None], (rows, mask))
     order = jnp.argsort(jnp.where(mask, data.owners.reshape(-1), len(counts)))
-    place, counts = jnp.arange(counts.max()), jnp.asarray(counts)[:, None]
-    chosen = order.at[jnp.cumsum(counts)[:, None] - counts + place].get(mode="clip")
-    return jax.tree.map(lambda a: a[chosen], rows), place < counts
+    place, size = jnp.arange(counts.max()), jnp.asarray(counts)[:, None]
+    chosen = order.at[jnp.cumsum(size)[:, None] - size + place].get(mode="clip")
+    return jax.tree.map(lambda a: a[chosen], rows), place < size
 
 
 def _total(task: Task, sums: Sums) -> Sums:

@@ -113,13 +113,7 @@ def accuracy(scores: jax.Array, labels: jax.Array, positive: int = 1) -> Metric:
 
 
 def f1(probabilities: jax.Array, labels: jax.Array, positive: int = 1) -> Metric:
-    """Return F1, 2·TP / (2·TP + FP + FN): of the positive class if there are two, else the mean over the classes.
-
-    Args:
-      probabilities: (batch, classes).
-      labels: whole numbers (batch,).
-      positive: the class that is looked for, of two.
-    """
+    """Return F1, 2·TP / (2·TP + FP + FN): of the `positive` class if there are two, else the mean over the classes."""
     classes = probabilities.shape[-1]
     predicted = jax.nn.one_hot(jnp.argmax(probabilities, axis=-1), classes)
     actual = jax.nn.one_hot(labels, classes)
@@ -132,40 +126,59 @@ def f1(probabilities: jax.Array, labels: jax.Array, positive: int = 1) -> Metric
 
 
 def auroc(probabilities: jax.Array, labels: jax.Array, positive: int = 1) -> Metric:
-    """Return the area under the ROC curve; for more than two classes the mean of each against the rest.
+    """Return the area under the ROC curve, see `ranked`; of two classes either gives the same.
 
-    It is exact where scores can be collected, as `sklearn.metrics.roc_auc_score` has it. Nodes of a deployment send the
-    numbers of positive and negative examples in 1,000 bins of equal width in arcsin √probability, which are narrow
-    where it is small or large; pairs that share a bin count half, so the area is off by at most half their share among
-    all pairs, which is its `bound`. A class without positive or negative examples is left out; without any class the
-    area is NaN.
+    Pairs of a positive and a negative example that share a bin count half, so a binned area is off by at most half
+    their share among all pairs.
+    """
+
+    def area(scores: jax.Array, positive: jax.Array, negative: jax.Array) -> jax.Array:
+        """The share of pairs with the larger score at the positive."""
+        order = jnp.argsort(scores)
+        below = jnp.concatenate([jnp.zeros(1), jnp.cumsum(negative[order])])  # the negatives before each place
+        first, last = (below[jnp.searchsorted(scores[order], scores, side=side)] for side in ("left", "right"))
+        return _divide((jnp.sum(positive * (first + last) / 2), jnp.sum(positive) * jnp.sum(negative)))
+
+    def bound(scores: jax.Array, positive: jax.Array, negative: jax.Array) -> jax.Array:
+        return _divide((jnp.sum(positive * negative) / 2, jnp.sum(positive) * jnp.sum(negative)))
+
+    return ranked(probabilities, labels, area, bound)
+
+
+Ranking = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+"""`(scores, positive, negative) -> number` of scores (n,) and how many positive and negative examples have each."""
+
+
+def ranked(probabilities: jax.Array, labels: jax.Array, number: Ranking, bound: Ranking) -> Metric:
+    """Return a metric that depends on the order of the scores; of more than two classes the mean of each against all.
+
+    It is exact where scores can be collected. Nodes of a deployment send how many positive and negative examples are in
+    each of 1,000 bins of equal width in arcsin √probability, narrow where that is small or large. A class without
+    positive or negative examples is left out; without any class the metric is NaN.
 
     Args:
       probabilities: (batch, classes).
       labels: whole numbers (batch,).
-      positive: of two classes either gives the same area.
+      number: the metric of one class.
+      bound: the most by which it may be off for bins.
     """
     classes = probabilities.shape[-1]
     scores = probabilities[:, 1:] if classes == 2 else probabilities
     is_positive = labels[:, None] == jnp.arange(classes - scores.shape[1], classes)
 
     def exact(values: Tree, mask: jax.Array) -> jax.Array:
-        scores, is_positive, mask = values["score"], values["positive"] > 0, mask[:, None]
-        return jnp.nanmean(jax.vmap(_area, in_axes=1)(scores, is_positive & mask, ~is_positive & mask))
+        score, weight = values["score"], mask[:, None].astype(jnp.float32)
+        by_class = jax.vmap(number, 1)(score, values["positive"] * weight, (1 - values["positive"]) * weight)
+        return jnp.nanmean(jnp.where(jnp.any(jnp.isnan(score) & mask[:, None], axis=0), jnp.nan, by_class))
 
-    def of_bins(sums: Tree) -> jax.Array:
-        return jnp.nanmean(jax.vmap(_area, in_axes=(None, 0, 0))(jnp.arange(BINS), sums["positive"], sums["negative"]))
-
-    def bound(sums: Tree) -> jax.Array:
-        positive, negative = sums["positive"], sums["negative"]
-        pairs = jnp.sum(positive, axis=1) * jnp.sum(negative, axis=1)
-        return jnp.nanmean(_divide((jnp.sum(positive * negative, axis=1) / 2, pairs)))
+    def of_bins(number: Ranking, sums: Tree) -> jax.Array:
+        return jnp.nanmean(jax.vmap(number, (None, 0, 0))(jnp.arange(BINS), sums["positive"], sums["negative"]))
 
     place = 2 / jnp.pi * jnp.arcsin(jnp.sqrt(jnp.clip(scores, 0, 1)))  # from 0 to 1
     in_bin = jax.nn.one_hot(jnp.minimum(place * BINS, BINS - 1).astype(int), BINS)
     in_bin = jnp.where(jnp.isnan(scores)[..., None], jnp.nan, in_bin)
     counts = {"positive": in_bin * is_positive[..., None], "negative": in_bin * ~is_positive[..., None]}
-    binned = Metric(counts, of_bins, format="share", bound=bound)
+    binned = Metric(counts, partial(of_bins, number), format="share", bound=partial(of_bins, bound))
     values = {"score": scores, "positive": is_positive.astype(jnp.float32)}
     return Metric(values, exact, format="share", is_collected=True, binned=binned)
 
@@ -175,7 +188,7 @@ METRICS: dict[str, Callable[[jax.Array, jax.Array, int], Metric]] = {"accuracy":
 
 
 def as_metric(name: str, given: Any, size: int) -> Metric:
-    """Return what a task says of `size` examples: a metric, or the mean of values or of a pair (values, weights).
+    """Return what a task says of `size` examples as a metric: of values or a pair (values, weights) the mean.
 
     Raises:
       UsageError: there is not one row per example, or values and weights differ in shape.
@@ -201,12 +214,11 @@ def with_derived(metrics: Callable[..., Any], derived: Mapping[str, Callable[[An
     def both(params: Tree, batch: Any) -> dict[str, Any]:
         found = metrics(params, batch)
         means = {name: as_metric(name, value, len(jax.tree.leaves(batch)[0])) for name, value in found.items()}
-        results = {name: one.result for name, one in means.items()}
+        sums, results = ({name: getattr(m, of) for name, m in means.items()} for of in ("values", "result"))
 
-        def result(of_means: Callable[[Any], jax.Array], sums: Tree) -> jax.Array:
-            return of_means({name: number(sums[name]) for name, number in results.items()})
+        def result(function: Callable[[Any], jax.Array], sums: Tree) -> jax.Array:
+            return function({name: of_sums(sums[name]) for name, of_sums in results.items()})
 
-        sums = {name: one.values for name, one in means.items()}
         more = {name: Metric(sums, partial(result, f), higher_is_better(name, {})) for name, f in derived.items()}
         return {**found, **more}
 
@@ -216,13 +228,3 @@ def with_derived(metrics: Callable[..., Any], derived: Mapping[str, Callable[[An
 def _divide(sums: tuple[jax.Array, jax.Array]) -> jax.Array:
     total, weight = sums
     return jnp.where(weight > 0, total / jnp.maximum(weight, 1e-30), jnp.nan)
-
-
-def _area(scores: jax.Array, positive: jax.Array, negative: jax.Array) -> jax.Array:
-    """Return the share of pairs, of weights `positive` and `negative` (n,), with the larger score at the positive."""
-    positive, negative = positive.astype(jnp.float32), negative.astype(jnp.float32)
-    order = jnp.argsort(scores)
-    below = jnp.concatenate([jnp.zeros(1), jnp.cumsum(negative[order])])  # the negatives before each place
-    first, last = (below[jnp.searchsorted(scores[order], scores, side=side)] for side in ("left", "right"))
-    area = _divide((jnp.sum(positive * (first + last) / 2), jnp.sum(positive) * jnp.sum(negative)))
-    return jnp.where(jnp.any(jnp.isnan(scores) & (positive + negative > 0)), jnp.nan, area)

@@ -219,12 +219,6 @@ def with_metrics(task: Task, names: str) -> Task:
 
     Raises:
       UsageError: an unknown name, or a task without classes.
-
-    Example:
-      >>> import fedoptax as fx
-      >>> task = fx.with_metrics(fx.load_task("digits"), "auroc,f1")
-      >>> sorted(fx.evaluate_clients(task, task.init(jax.random.key(0))))
-      ['accuracy', 'auroc', 'f1', 'loss']
     """
     check_task(task)
     chosen, predict, metrics, label = names.split(","), task.predict, task.metrics, task.label or ""
