@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedoptax.algorithm import Tree
 from fedoptax.errors import UsageError
@@ -49,9 +50,9 @@ class Column(NamedTuple):
 def higher_is_better(name: str, stated: Mapping[str, bool]) -> bool:
     """Return whether more is better in a column of the history, as `stated` by metric, or else by words in its name."""
     column = Column.parse(name)
-    if column is None or column.split == "train" or column.metric not in stated or column.summary == "bound":
-        return not any(word in name.lower() for word in LOWER)
-    return column.summary != "spread" and stated[column.metric]
+    if column is not None and column.split != "train" and column.metric in stated:
+        return column.summary not in ("spread", "bound") and stated[column.metric]
+    return not any(word in name.lower() for word in LOWER)
 
 
 @partial(
@@ -97,6 +98,8 @@ def mean(
     values = jnp.asarray(values)
     values = values.astype(jnp.promote_types(values.dtype, jnp.float32))
     weights = jnp.ones_like(values, jnp.float32) if weights is None else jnp.asarray(weights)
+    if values.shape != weights.shape or not values.shape:
+        raise UsageError(f"values and weights must have one shape (batch, …), got {values.shape} and {weights.shape}")
     sums = jnp.where(weights > 0, weights * values, 0), weights
     rows = tuple(jnp.sum(a.reshape(len(a), -1), axis=1, dtype=jnp.float32) for a in sums)
     return Metric(rows, _divide, higher_is_better, format)
@@ -142,14 +145,16 @@ def auroc(probabilities: jax.Array, labels: jax.Array, positive: int = 1) -> Met
     def bound(scores: jax.Array, positive: jax.Array, negative: jax.Array) -> jax.Array:
         return _divide((jnp.sum(positive * negative) / 2, jnp.sum(positive) * jnp.sum(negative)))
 
-    return ranked(probabilities, labels, area, bound)
+    return ranked(probabilities, labels, positive, area, bound)
 
 
 Ranking = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 """`(scores, positive, negative) -> number` of scores (n,) and how many positive and negative examples have each."""
 
 
-def ranked(probabilities: jax.Array, labels: jax.Array, number: Ranking, bound: Ranking) -> Metric:
+def ranked(
+    probabilities: jax.Array, labels: jax.Array, positive: int, number: Ranking, bound: Ranking | None = None
+) -> Metric:
     """Return a metric that depends on the order of the scores; of more than two classes the mean of each against all.
 
     It is exact where scores can be collected. Nodes of a deployment send how many positive and negative examples are in
@@ -159,12 +164,12 @@ def ranked(probabilities: jax.Array, labels: jax.Array, number: Ranking, bound: 
     Args:
       probabilities: (batch, classes).
       labels: whole numbers (batch,).
+      positive: of two classes the one that counts.
       number: the metric of one class.
-      bound: the most by which it may be off for bins.
+      bound: the most by which it may be off for bins, if that is known.
     """
-    classes = probabilities.shape[-1]
-    scores = probabilities[:, 1:] if classes == 2 else probabilities
-    is_positive = labels[:, None] == jnp.arange(classes - scores.shape[1], classes)
+    classes = np.arange(probabilities.shape[-1]) if probabilities.shape[-1] != 2 else np.array([positive])
+    scores, is_positive = probabilities[:, classes], labels[:, None] == classes
 
     def exact(values: Tree, mask: jax.Array) -> jax.Array:
         score, weight = values["score"], mask[:, None].astype(jnp.float32)
@@ -178,7 +183,7 @@ def ranked(probabilities: jax.Array, labels: jax.Array, number: Ranking, bound: 
     in_bin = jax.nn.one_hot(jnp.minimum(place * BINS, BINS - 1).astype(int), BINS)
     in_bin = jnp.where(jnp.isnan(scores)[..., None], jnp.nan, in_bin)
     counts = {"positive": in_bin * is_positive[..., None], "negative": in_bin * ~is_positive[..., None]}
-    binned = Metric(counts, partial(of_bins, number), format="share", bound=partial(of_bins, bound))
+    binned = Metric(counts, partial(of_bins, number), format="share", bound=bound and partial(of_bins, bound))
     values = {"score": scores, "positive": is_positive.astype(jnp.float32)}
     return Metric(values, exact, format="share", is_collected=True, binned=binned)
 
@@ -194,18 +199,15 @@ def as_metric(name: str, given: Any, size: int) -> Metric:
       UsageError: there is not one row per example, or values and weights differ in shape.
     """
     values, weights = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
-    rows = jax.tree.leaves(given.values) if isinstance(given, Metric) else [values]
-    if not all(hasattr(a, "shape") or isinstance(a, int | float) for a in (*rows, 0 if weights is None else weights)):
-        raise UsageError(f"metric '{name}' must be values, (values, weights) or a Metric, got {type(given).__name__}")
-    if weights is not None and jnp.shape(values) != jnp.shape(weights):
-        shapes = f"{jnp.shape(values)} and {jnp.shape(weights)}"
-        raise UsageError(f"metric '{name}' must have values and weights of one shape, got {shapes}")
-    for shape in map(jnp.shape, rows):
+    form = "share" if "accuracy" in name else "number"
+    try:
+        metric = given if isinstance(given, Metric) else mean(values, weights, higher_is_better(name, {}), form)
+    except (UsageError, TypeError) as error:
+        raise UsageError(f"metric '{name}': {error}") from error
+    for shape in map(jnp.shape, jax.tree.leaves(metric.values)):
         if shape[:1] != (size,):
             raise UsageError(f"metric '{name}' must have a row per example, of {size} examples, got shape {shape}")
-    if isinstance(given, Metric):
-        return given
-    return mean(values, weights, higher_is_better(name, {}), "share" if "accuracy" in name else "number")
+    return metric
 
 
 def with_derived(metrics: Callable[..., Any], derived: Mapping[str, Callable[[Any], jax.Array]]) -> Callable[..., Any]:
