@@ -75,10 +75,12 @@ from fedoptax.storage.model import TrainedModel as TrainedModel
 from fedoptax.storage.model import load_model as load_model
 from fedoptax.tasks import TASKS as TASKS
 from fedoptax.tasks import load_task as load_task
+from fedoptax.tasks import metrics as metrics
 from fedoptax.tasks.lora import with_lora as with_lora
 from fedoptax.tasks.task import Task as Task
 from fedoptax.tasks.task import masked_mean as masked_mean
 from fedoptax.tasks.task import with_compute_dtype as with_compute_dtype
+from fedoptax.tasks.task import with_metrics as with_metrics
 from fedoptax.tasks.task import with_validation as with_validation
 from fedoptax.wrappers import codecs as codecs
 from fedoptax.wrappers import with_clipping as with_clipping

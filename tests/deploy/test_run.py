@@ -10,6 +10,7 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -25,7 +26,10 @@ from federations import (
     task_of,
 )
 from fedoptax._files import read_json
+from fedoptax.deploy.evaluation import NodeEvaluation, evaluate_here
+from fedoptax.deploy.rounds import Arrived
 from fedoptax.deploy.server import RawReply
+from fedoptax.deploy.wire import pack
 from fedoptax.errors import RunError, UsageError
 from fedoptax.storage.checkpoint import rounds_of
 from fedoptax.storage.history import HistoryFile, read_rows
@@ -142,9 +146,9 @@ def test_what_cannot_be_asynchronous_is_refused_by_name(
 def test_nodes_that_evaluate_their_own_examples_find_what_the_server_does(tmp_path: Path) -> None:
     class Lying(InMemory):
         def receive(self) -> list[Any]:
-            wrong = {0: "count-accuracy", 2: "sum-loss"}
+            wrong = {0: pack(np.float32(np.nan))["."], 2: pack(np.zeros(2, np.float32))["."]}
             return [
-                a._replace(reply=a.reply._replace(numbers={**a.reply.numbers, wrong[a.partition]: float("nan")}))
+                a._replace(reply=a.reply._replace(arrays={**a.reply.arrays, "accuracy/0": wrong[a.partition]}))
                 if self._kind == "evaluate" and a.partition in liars
                 else a
                 for a in super().receive()
@@ -165,6 +169,28 @@ def test_nodes_that_evaluate_their_own_examples_find_what_the_server_does(tmp_pa
     assert read_rows(tmp_path / "lied", 1)[0]["nodes_accuracy"] is None
     run_in_memory(replace(given, out=str(tmp_path / "some"), eval_min_nodes=1), Lying(given, tmp_path / "nodes"))
     assert read_rows(tmp_path / "some", 1)[0]["evaluated"] == 1
+
+
+def test_nodes_send_bins_and_the_pooled_area_is_within_its_bound(tmp_path: Path) -> None:
+    given = small_deployment(tmp_path / "run", rounds=1, eval_fraction=1.0)
+    task, sent = fx.with_metrics(task_of(), "auroc,f1"), []
+
+    class OfTask(InMemory):
+        def send(self, partitions: Sequence[int]) -> Mapping[int, int]:
+            if self._kind != "evaluate":
+                return super().send(partitions)
+            sent.extend(evaluate_here(task, i, self._arrays) for i in partitions)
+            self._due = [Arrived(i, f"node-{i}", reply, 1) for i, reply in zip(partitions, sent)]
+            return dict.fromkeys(partitions, 1)
+
+    run_deployment(given, task, OfTask(given, tmp_path / "nodes"), lambda line: None)
+    (row,) = read_rows(tmp_path / "run", 1)
+    assert 0 < abs(row["nodes_auroc"] - row["test_auroc"]) <= row["nodes_auroc_bound"] < 0.01
+    assert row["nodes_f1"] == pytest.approx(row["test_f1"]) and row["evaluated"] == 3
+    assert {reply.arrays["auroc/positive"].shape for reply in sent} == {(10, 1000)}
+    alone = fx.metrics.Metric(jnp.zeros(2), lambda values, mask: jnp.sum(values), is_collected=True)
+    with pytest.raises(UsageError, match="metric 'x' needs `binned` in a deployment"):
+        NodeEvaluation(given, replace(task, metrics=lambda params, batch: {"x": alone}, primary_metric="x"))
 
 
 def test_nodes_evaluate_where_the_server_has_no_test_examples(tmp_path: Path) -> None:

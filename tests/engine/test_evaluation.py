@@ -1,6 +1,7 @@
-"""Evaluation: averages over the test examples, derived metrics, and what the clients see of them, against NumPy."""
+"""Evaluation: averages over the test examples, and what the clients see of them, against NumPy."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 import fedoptax as fx
-from fedoptax.engine.evaluation import client_summary, column_names, evaluate, evaluate_own, evaluation_data
+from fedoptax.engine.evaluation import column_names, evaluate, evaluate_own, evaluation_data, summarize
 from small import SIZES, small_task
 
 OWNED_BY = np.array([0, 4, 0, 2, 2, 2, 4, 0, 0, 2, 4])  # of the 11 test examples; clients 1 and 3 have none
@@ -38,14 +39,9 @@ def columns(task: fx.Task) -> dict[str, float]:
     return {name: float(value) for name, value in found.items()}
 
 
-DERIVED = {"exp": lambda m: jnp.exp(m["first"]), "tokens": lambda m: 2 * m["tokens"]}
-
-
-@pytest.mark.parametrize(
-    ("owners", "derived", "primary"), [(None, DERIVED, None), (OWNED_BY, {}, None), (OWNED_BY, DERIVED, "tokens")]
-)
-def test_the_names_of_the_columns_are_known_beforehand(owners: Any, derived: Any, primary: str | None) -> None:
-    task = values_task(test_owners=owners, derived=derived, primary_metric=primary)
+@pytest.mark.parametrize(("owners", "primary"), [(None, None), (OWNED_BY, None), (OWNED_BY, "tokens")])
+def test_the_names_of_the_columns_are_known_beforehand(owners: Any, primary: str | None) -> None:
+    task = values_task(test_owners=owners, primary_metric=primary)
     assert column_names(task, None, evaluation_data(task)) == sorted(columns(task))
 
 
@@ -106,22 +102,26 @@ def test_the_worst_decile_is_the_worst_tenth_of_the_present_clients(higher: bool
     tenth = math.ceil(len(there) / 10)
     assert tenth > 1
     worst = (there[:tenth] if higher else there[-tenth:]).mean()
-    found = client_summary(jnp.asarray(values, jnp.float32), jnp.asarray(present), higher)
+    found = summarize(jnp.where(present, jnp.asarray(values, jnp.float32), jnp.nan), higher)
     assert float(found["worst_decile"]) == pytest.approx(worst, rel=1e-5)
     assert float(found["mean"]) == pytest.approx(there.mean(), rel=1e-5)
 
 
-def test_derived_metrics_are_computed_from_averages_and_per_client() -> None:
-    def doubled(m: Any) -> Any:
-        return jnp.exp(m["first"])
-
-    task = values_task(False, derived={"perplexity": doubled}, primary_metric="perplexity", test_owners=OWNED_BY)
-    x = rows(task)[:, 0]
-    found = columns(task)
-    assert found["test_perplexity"] == pytest.approx(math.exp(x.mean()), rel=1e-5)
+def test_metrics_of_averages_are_computed_per_client_too() -> None:
+    x = rows(values_task())[:, 0]
     of = [math.exp(x[i == OWNED_BY].mean()) for i in (0, 2, 4)]
-    assert found["client_perplexity_worst_decile"] == pytest.approx(max(of), rel=1e-5)
-    assert found["client_perplexity_mean"] == pytest.approx(np.mean(of), rel=1e-5)
+
+    def metrics(params: Any, batch: Any) -> dict[str, Any]:
+        return {"exp": fx.metrics.perplexity(batch["x"][:, 0])}
+
+    with pytest.warns(DeprecationWarning, match="derived"):
+        derived = values_task(False, derived={"exp": lambda means: jnp.exp(means["first"])}, test_owners=OWNED_BY)
+    stated = values_task(metrics=metrics, test_owners=OWNED_BY)
+    for task in (replace(one, primary_metric="exp") for one in (derived, stated)):
+        found = columns(task)
+        assert found["test_exp"] == pytest.approx(math.exp(x.mean()), rel=1e-5)
+        assert found["client_exp_mean"] == pytest.approx(np.mean(of), rel=1e-5)
+    assert found["client_exp_worst_decile"] == pytest.approx(max(of), rel=1e-5)
 
 
 @pytest.mark.parametrize("owners", [np.zeros(10, int), np.zeros(11), np.full(11, -1)])

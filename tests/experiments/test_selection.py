@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import fedoptax as fx
+from fedoptax.experiments.selection import Selection
 from fedoptax.storage.folder import read_summary
 from same_results import assert_same_results
 from small import small_task
@@ -103,3 +104,24 @@ def test_predictions_are_of_the_best_parameters_where_they_were_kept(tmp_path: P
         kept = result.params if params == "last" else result.best_params
         np.testing.assert_array_equal(model.params["out/bias"], kept["out"]["bias"])
         assert np.array_equal(model.predict(x), result.predict(x)) == (params != "last")
+
+
+def test_a_metric_that_is_never_a_number_is_never_the_best_and_early_stopping_refuses_it(tmp_path: Path) -> None:
+    def metrics(params: Any, batch: Any) -> dict[str, Any]:
+        nothing = jnp.zeros(len(batch["y"]))
+        return {"never": (nothing, nothing), "zero": nothing}
+
+    task = small_task(metrics=metrics, primary_metric="never", higher_is_better=True)
+    options = {"rounds": ROUNDS, "out": tmp_path, **OPTIONS}
+    result = fx.run(task, ALGORITHM, keep="best", **options)
+    assert result.best is None and result.best_params is None
+    assert set(result.history.column("test_never")) == {None} and result.history.last("test_zero") == 0
+    with pytest.raises(fx.UsageError, match="stop_after needs a number, and test_never was none in 2 evaluations"):
+        fx.run(task, ALGORITHM, stop_after=2, **options | {"overwrite": True})
+
+
+def test_evaluations_without_a_number_count_as_not_better() -> None:
+    selection = Selection("val_auroc", True)
+    for round, value in enumerate([None, 0.5, None, 0.4, 0.6, None], start=1):
+        selection.add({"round": round, "val_auroc": value})
+    assert selection.best == (5, "val_auroc", 0.6) and selection.waited == 1

@@ -1,5 +1,6 @@
 """clients.parquet: each client's metrics at the evaluated rounds, equal to the history's summaries, and resumed."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,3 +52,12 @@ def test_clients_alone_are_measured_with_their_own_models(tmp_path: Path) -> Non
     last = result.history[-1]
     assert values.mean() == pytest.approx(last["client_nll_mean"], rel=1e-5)
     assert values.std(ddof=0) == pytest.approx(last["client_nll_spread"], rel=1e-5) != 0
+
+
+def test_metrics_called_like_the_columns_of_round_and_client_leave_these_alone(tmp_path: Path) -> None:
+    task = replace(TASK, metrics=lambda params, batch: dict.fromkeys(("round", "client", "nll"), batch["x"][:, 0]))
+    fx.run(task, fx.fedavg(0.3), rounds=2, out=tmp_path, **OPTIONS)
+    table = read_clients(tmp_path)
+    assert set(table["round"]) == {2} and sorted(table["client"]) == np.unique(task.validation_owners).tolist()
+    for name in ("round_", "client_"):
+        pd.testing.assert_series_equal(table[name], table["nll"], check_names=False)

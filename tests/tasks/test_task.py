@@ -100,7 +100,7 @@ def test_a_metric_of_values_and_weights_is_a_weighted_mean() -> None:
     task = Task("pairs", lambda key: jnp.zeros(()), lambda params, batch, key: params, metrics, data, test, label=None)
     result = evaluate(task, jnp.zeros(()), evaluation_data(task))
     assert float(result["test_pair"]) == pytest.approx((1 * 1 + 3 * 3) / 4)
-    assert primary_metric(task, ["zz", "pair"]) == "pair"
+    assert primary_metric(task) == "pair"
     for changes in ({"clip_norm": -1.0}, {"clip_norm": 0.0}, {"eval_batch": 0}, {"eval_batch": 2.5}):
         with pytest.raises(UsageError, match=next(iter(changes))):
             dataclasses.replace(task, **changes)

@@ -22,6 +22,8 @@ def print_summary(folder: Path, as_json: bool) -> None:
         print(json.dumps({"out": str(folder), "rounds": summary["rounds_done"], **summary}, indent=1))
         return
     print(", ".join(f"{name} {value:.4g}" for name, value in summary["final"].items() if value is not None))
+    if absent := [name for name, value in summary["final"].items() if value is None]:
+        print(f"never a finite number: {', '.join(absent)}")
     if best := summary.get("best") if (folder / "best.npz").is_file() else None:
         print("kept as best.npz: round {round}, {metric} {value:.4g}".format(**best))
     if own := summary.get("personalized"):

@@ -1,6 +1,7 @@
-"""Evaluation where the data are: nodes measure the model on test examples of their own and send sums and counts.
+"""Evaluation where the data are: nodes measure the model on test examples of their own and send sums.
 
-The server adds them up, so a metric is what it would be over all these examples together: Σ sums / Σ counts.
+The server adds them up, so a metric is what it would be over all these examples together. No score of an example
+travels: a metric of collected scores is replaced by its binned one.
 """
 
 import math
@@ -18,18 +19,36 @@ from fedoptax._files import finite_or_none
 from fedoptax.algorithm import Tree
 from fedoptax.deploy.config import Deployment
 from fedoptax.deploy.rounds import Limits, Log, Network, NoQuorum, RoundReport, gather
-from fedoptax.deploy.server import RawReply, Reply, check_count, is_float32
+from fedoptax.deploy.server import RawReply, Reply, check_count
 from fedoptax.deploy.wire import WireArray, WireError, pack, shown, unpack
-from fedoptax.engine.batches import minibatch_form
-from fedoptax.engine.evaluation import evaluation_data, metric_values, sum_metrics
-from fedoptax.errors import RunError
+from fedoptax.engine.evaluation import describe_metrics, evaluation_data, metric_values, sum_metrics
+from fedoptax.errors import RunError, UsageError
 from fedoptax.storage.history import Row
+from fedoptax.tasks.metrics import Column
 from fedoptax.tasks.task import Task
 
 KIND = "evaluate"  # of the messages
-COLUMN = "nodes_"  # before a metric's name, in the history
 
 
+@lru_cache(maxsize=4)
+def of_sums(task: Task) -> Task:
+    """Return a task whose metrics are all of sums.
+
+    Raises:
+      UsageError: a metric collects scores and has no binned one.
+    """
+    for name, metric in describe_metrics(task).items():
+        if metric.is_collected and metric.binned is None:
+            raise UsageError(f"metric '{name}' needs `binned` in a deployment, where scores of examples may not travel")
+
+    def metrics(params: Tree, batch: Any) -> dict[str, Any]:
+        found = task.metrics(params, batch)
+        return {name: getattr(one, "binned", None) or one for name, one in found.items()}
+
+    return replace(task, metrics=metrics)
+
+
+@lru_cache(maxsize=4)
 def own_test(task: Task, partition: int) -> Task:
     """Return a task with the test examples of one client alone.
 
@@ -61,33 +80,23 @@ def evaluate_here(task: Task, partition: int, arrays: Mapping[str, WireArray]) -
       WireError: the message does not hold parameters of the task.
       RunError: the node has no test examples.
     """
-    own = own_test(task, partition)
+    own = own_test(of_sums(task), partition)
     sums = _sums(own)(unpack(arrays, jax.eval_shape(task.init, jax.random.key(0))), evaluation_data(own)["test"])
-    numbers: dict[str, Any] = {"num-examples": len(next(iter((own.test or {}).values())))}
-    for name, (total, count) in jax.device_get(sums).items():
-        numbers |= {f"sum-{name}": float(total), f"count-{name}": float(count)}
-    return RawReply({}, numbers)
+    return RawReply(pack(jax.device_get(sums)), {"num-examples": len(next(iter((own.test or {}).values())))})
 
 
-def check_evaluation(raw: RawReply, names: list[str]) -> Reply:
-    """Return a node's sums and counts by metric, after each was checked.
+def check_evaluation(raw: RawReply, form: Tree) -> Reply:
+    """Return a node's sums by metric, after each was compared with its form, as structs.
 
     Raises:
-      WireError: one is missing, unknown, not a finite number of float32, or a count is not above 0.
+      WireError: one is missing, unknown, of another form, or not finite.
     """
     if raw.error is not None:
         raise WireError(shown(raw.error))
-    examples, sums = check_count(raw.numbers, 2**31), dict[str, tuple[float, float]]()
-    if raw.arrays or len(raw.numbers) != 1 + 2 * len(names):
-        raise WireError(f"numbers {shown(list(raw.numbers))} instead of those of {shown(names)}")
-    for name in names:
-        total, count = raw.numbers.get(f"sum-{name}"), raw.numbers.get(f"count-{name}")
-        if not isinstance(total, float) or not is_float32(total):
-            raise WireError(f"sum-{name}: {shown(total)} instead of a finite number of float32")
-        if not isinstance(count, float) or not is_float32(count) or count <= 0:
-            raise WireError(f"count-{name}: {shown(count)} instead of a finite number of float32 above 0")
-        sums[name] = total, count
-    return Reply(sums, 0.0, examples)
+    examples = check_count(raw.numbers, 2**31)
+    if len(raw.numbers) != 1:
+        raise WireError(f"numbers {shown(list(raw.numbers))} instead of num-examples")
+    return Reply(unpack(raw.arrays, form), 0.0, examples)
 
 
 class NodeEvaluation:
@@ -99,9 +108,15 @@ class NodeEvaluation:
     """
 
     def __init__(self, deployment: Deployment, task: Task) -> None:
-        self._deployment, self._task = deployment, task
-        form = minibatch_form(task, 1).examples
-        self.names = sorted(jax.eval_shape(task.metrics, jax.eval_shape(task.init, jax.random.key(0)), form))
+        self._deployment, self._task = deployment, of_sums(task)
+        described = describe_metrics(self._task)
+        self._form = {
+            name: jax.tree.map(lambda rows: jax.ShapeDtypeStruct(rows.shape[1:], np.float32), one.values)
+            for name, one in described.items()
+        }
+        bounded = {name: one.bound for name, one in described.items() if one.bound is not None}
+        self._bounds = {str(Column("nodes", name, "bound")): (name, bound) for name, bound in bounded.items()}
+        self._columns = sorted([str(Column("nodes", name)) for name in described] + list(self._bounds))
 
     def measure(
         self,
@@ -115,8 +130,7 @@ class NodeEvaluation:
     ) -> tuple[Row, RoundReport]:
         """Ask this round's nodes; the metrics are None in a round without evaluation, or where too few answered."""
         given, clients = self._deployment, self._task.clients.num_clients
-        columns = [COLUMN + name for name in (*self.names, *self._task.derived)]
-        row: Row = dict.fromkeys(sorted(columns)) | {"evaluated": 0}
+        row: Row = dict.fromkeys(self._columns) | {"evaluated": 0}
         if round % given.eval_every and round != given.rounds:
             return row, RoundReport()
         size = min(clients, max(given.eval_min_nodes, math.ceil(given.eval_fraction * clients - 1e-9)))
@@ -125,14 +139,12 @@ class NodeEvaluation:
         network.begin(pack(jax.device_get(params)), order, KIND)
         limits = replace(limits, quorum=needed / size, wait_limit=limits.round_timeout)
         try:
-            report = gather(network, asked, lambda raw: check_evaluation(raw, self.names), limits, log, sleep=sleep)
+            report = gather(network, asked, lambda raw: check_evaluation(raw, self._form), limits, log, sleep=sleep)
         except (NoQuorum, KeyboardInterrupt) as error:
             log(f"round {round} has no evaluation by nodes: {error or 'interrupted'}")
             return row, RoundReport()
-        sums: dict[str, Any] = {
-            name: tuple(np.sum([reply.upload[name] for reply in report.replies.values()], axis=0))
-            for name in self.names
-        }
-        values = metric_values(self._task, sums)
-        row |= {COLUMN + name: finite_or_none(float(value)) for name, value in sorted(values.items())}
+        sums = jax.tree.map(lambda *parts: np.sum(parts, 0, float), *[r.upload for r in report.replies.values()])
+        found = {str(Column("nodes", name)): value for name, value in metric_values(self._task, sums).items()}
+        found |= {column: bound(sums[name]) for column, (name, bound) in self._bounds.items()}
+        row |= {name: finite_or_none(float(found[name])) for name in self._columns}
         return row | {"evaluated": len(report.replies)}, report

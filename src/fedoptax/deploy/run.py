@@ -23,7 +23,7 @@ from fedoptax._files import finite_or_none, read_json, write_atomically
 from fedoptax.algorithm import Cohort, Tree, decoded
 from fedoptax.deploy.client import INITIAL
 from fedoptax.deploy.config import Deployment
-from fedoptax.deploy.evaluation import COLUMN, NodeEvaluation
+from fedoptax.deploy.evaluation import NodeEvaluation
 from fedoptax.deploy.rounds import Limits, Log, Network, NoQuorum, RoundReport, Workers, gather, wait_for_nodes
 from fedoptax.deploy.secure import gather_sum, threshold
 from fedoptax.deploy.server import RawReply, Reply, advance, check_reply, next_state, norm, upload_form
@@ -37,11 +37,13 @@ from fedoptax.engine.sampling import sample_cohort
 from fedoptax.errors import RunError, UsageError, check_int
 from fedoptax.experiments.rounds import Step
 from fedoptax.experiments.run import Record, run_rounds
+from fedoptax.experiments.selection import is_higher_better
 from fedoptax.experiments.signals import deferred_interrupt
 from fedoptax.storage.checkpoint import KEEP, least_total
-from fedoptax.storage.config import run_config
+from fedoptax.storage.config import metrics_record, run_config
 from fedoptax.storage.folder import Status, prepare, read_params
 from fedoptax.storage.history import Row
+from fedoptax.tasks.metrics import Column
 from fedoptax.tasks.task import Task
 
 FILE = "network.jsonl"
@@ -74,8 +76,7 @@ def run_deployment(deployment: Deployment, task: Task, network: Network, log: Lo
     trackers, wrappers = deployment.tracker_names, deployment.wrappers
     described = run_config(task, algorithm, deployment.run_options, rounds.plan, rounds.program, wrappers, trackers)
     if deployment.eval_fraction and task.test is None:
-        names = NodeEvaluation(deployment, task).names
-        described["primary_metric"] = COLUMN + primary_metric(task, names)
+        described |= {"primary_metric": str(Column("nodes", primary_metric(task))), "metrics": metrics_record(task)}
     record = Record(
         label=deployment.algorithm,
         hyperparameters=deployment.hyperparameters,
@@ -325,9 +326,9 @@ class NetworkRounds:
             return Update(server, loss, {}, "loss or state is not finite")
         metrics, bound = self._measure(server), self._deployment.loss_bound or math.inf
         name = "test_loss"
-        names = [name.removeprefix("test_") for name in metrics if name.startswith("test_")]
-        if names and name not in metrics and not self.task.higher_is_better:
-            name = f"test_{primary_metric(self.task, names)}"
+        if self.task.test is not None and name not in metrics:
+            primary = str(Column("test", primary_metric(self.task)))
+            name = name if is_higher_better(self.task, primary) else primary
         value, most = metrics.get(name, 0.0), bound * max(1.0, abs(self._untrained.get(name, 1.0)))
         is_sound = abs(value) <= most and math.isfinite(value)
         return Update(server, loss, metrics, None if is_sound else f"{name} is {value:.3g}, the bound is {most:.3g}")

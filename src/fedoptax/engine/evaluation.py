@@ -1,8 +1,9 @@
 """Metrics on held-out examples inside XLA, batch after batch, padded: over all of them, and client by client."""
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from functools import lru_cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +13,10 @@ from fedoptax.algorithm import Tree
 from fedoptax.data.federated import check_fields
 from fedoptax.engine.mesh import AXIS
 from fedoptax.errors import DataError, UsageError, check_choice
+from fedoptax.tasks.metrics import Column, Metric, as_metric
 from fedoptax.tasks.task import Task
 
-Sums = dict[str, tuple[jax.Array, jax.Array]]  # metric -> Σ weights·values and Σ weights, each (owners,)
-
+Sums = dict[str, Any]  # by metric a tree of sums (owners, …), or rows (owners, n, …) with their mask (owners, n)
 
 PARTS = {"test": "test", "val": "validation"}
 """The kinds of held-out examples: how columns begin, and their names."""
@@ -77,13 +78,12 @@ def evaluate(task: Task, params: Tree, data: Mapping[str, EvaluationData], mesh:
     """Evaluate a model; on a mesh of devices each evaluates its part of the batches.
 
     Returns:
-      `test_NAME` for every metric: Σ weights·values / Σ weights over all test examples, and the task's derived metrics
-      of these; `val_NAME` likewise over the validation examples. Where clients have held-out examples of their own
-      (see `part_by_client`), of the primary metric also `client_NAME_mean`, `client_NAME_spread` (the standard
-      deviation) and `client_NAME_worst_decile` (the mean over the worst tenth of the clients, at least one), every
-      client that has such examples counting once.
+      `test_NAME` for every metric over all test examples; `val_NAME` likewise over the validation examples. Where
+      clients have held-out examples of their own (see `part_by_client`), of the primary metric also `client_NAME_mean`,
+      `client_NAME_spread` (the standard deviation) and `client_NAME_worst_decile` (the mean over the worst tenth of the
+      clients, at least one), every client of whose examples the metric is defined counting once.
     """
-    sums = {part: _sums(task, params, own, count_owners(task, part), mesh) for part, own in data.items()}
+    sums = {part: _sums(task, params, own, examples_by_owner(task, part), mesh) for part, own in data.items()}
     return _summarize(task, sums)
 
 
@@ -135,18 +135,17 @@ def _summarize(task: Task, sums: Mapping[str, Sums]) -> dict[str, jax.Array]:
     columns: dict[str, jax.Array] = {}
     by_client = part_by_client(task)
     for part, own in sums.items():
-        values = metric_values(task, _total(own))
-        name = primary_metric(task, values)
-        columns |= {f"{part}_{metric}": value for metric, value in values.items()}
-        if part == by_client:
-            summary = client_summary(metric_values(task, own)[name], _present(own), task.higher_is_better)
-            columns |= {f"client_{name}_{what}": value for what, value in summary.items()}
+        values = metric_values(task, _total(task, own))
+        columns |= {str(Column(part, name)): value for name, value in values.items()}
+        if part == by_client and values:
+            name, summary = client_summary(task, own)
+            columns |= {str(Column("client", name, what)): value for what, value in summary.items()}
     return columns
 
 
 def sum_metrics(task: Task, params: Tree, data: EvaluationData) -> Sums:
-    """Return Σ weights·values and Σ weights of every metric over all examples of `data`."""
-    return _total(_sums(task, params, data))
+    """Return the sums of every metric over all examples of `data`."""
+    return _total(task, _sums(task, params, data))
 
 
 def evaluate_clients(task: Task, params: Tree) -> dict[str, np.ndarray]:
@@ -178,8 +177,7 @@ def _client_values(
     @jax.jit
     def by_client(params: Tree, data: EvaluationData) -> dict[str, jax.Array]:
         own = own_sums(task, params, data, part) if is_own else None
-        sums = own or _sums(task, params, data, count_owners(task, part))
-        return {name: jnp.where(_present(sums), value, jnp.nan) for name, value in metric_values(task, sums).items()}
+        return values_by_owner(task, own or _sums(task, params, data, examples_by_owner(task, part)))
 
     return by_client
 
@@ -189,12 +187,42 @@ def column_names(task: Task, params: Tree, data: Mapping[str, EvaluationData]) -
     return sorted(jax.eval_shape(partial(evaluate, task), params, data))
 
 
-def primary_metric(task: Task, names: Collection[str]) -> str:
+@lru_cache(maxsize=16)
+def describe_metrics(task: Task) -> dict[str, Metric]:
+    """Return the task's metrics by name, their values as structs, without computing anything.
+
+    Raises:
+      UsageError: they are not what `Task.metrics` must return, or `primary_metric` is none of them.
+    """
+    size = 2  # of one example a mean over the batch would pass for its row
+    form = {"mask": jax.ShapeDtypeStruct((size,), np.dtype(bool))}
+    for name, given in (task.test or task.validation or task.clients.examples).items():
+        array = np.asarray(given)
+        form[name] = jax.ShapeDtypeStruct((size, *array.shape[1:]), jax.dtypes.canonicalize_dtype(array.dtype))
+    return jax.eval_shape(partial(_measure, task), jax.eval_shape(task.init, jax.random.key(0)), form)
+
+
+def primary_metric(task: Task) -> str:
     """Return the task's main metric: its own choice, else `accuracy`, else the first by name."""
+    return _primary(task, describe_metrics(task))
+
+
+def _primary(task: Task, names: Collection[str]) -> str:
     if task.primary_metric is not None:
         check_choice("primary_metric", task.primary_metric, names)
         return task.primary_metric
     return "accuracy" if "accuracy" in names else min(names)
+
+
+def _measure(task: Task, params: Tree, batch: Mapping[str, jax.Array]) -> dict[str, Metric]:
+    """Return what each metric takes from a batch."""
+    found = task.metrics(params, batch)
+    if not isinstance(found, Mapping):
+        raise UsageError(f"metrics of task '{task.name}' must return values by name, got {type(found).__name__}")
+    metrics = {name: as_metric(name, value, len(batch["mask"])) for name, value in found.items()}
+    if found and not isinstance(found[name := _primary(task, found)], Metric):
+        metrics[name] = replace(metrics[name], higher_is_better=task.higher_is_better)
+    return metrics
 
 
 def initial_loss(task: Task, seed: int, examples: int) -> float:
@@ -206,64 +234,105 @@ def initial_loss(task: Task, seed: int, examples: int) -> float:
     return float(jax.jit(lambda: task.loss(task.init(jax.random.fold_in(key, 0)), batch, key))())
 
 
-def client_summary(values: jax.Array, present: jax.Array, higher_is_better: bool) -> dict[str, jax.Array]:
-    """Summarize `values` (clients,) over the clients that are `present`: mean, spread and worst decile."""
+def client_summary(task: Task, sums: Sums) -> tuple[str, dict[str, jax.Array]]:
+    """Return the primary metric's name, and its mean, spread and worst decile over the owners of `sums`."""
+    name = primary_metric(task)
+    return name, summarize(values_by_owner(task, sums)[name], describe_metrics(task)[name].higher_is_better)
+
+
+def summarize(values: jax.Array, higher_is_better: bool) -> dict[str, jax.Array]:
+    """Summarize `values` (clients,) over those that are not NaN: mean, spread and worst decile; NaN if all are."""
+    present = ~jnp.isnan(values)
     count = jnp.maximum(jnp.sum(present), 1)
     mean = jnp.sum(jnp.where(present, values, 0)) / count
     spread = jnp.sqrt(jnp.sum(jnp.where(present, jnp.square(values - mean), 0)) / count)
     worst_first = jnp.sort(jnp.where(present, values if higher_is_better else -values, jnp.inf))
     tenth = jnp.ceil(count / 10)
     worst = jnp.sum(jnp.where(jnp.arange(len(values)) < tenth, worst_first, 0)) / tenth
-    return {"mean": mean, "spread": spread, "worst_decile": worst if higher_is_better else -worst}
+    summary = {"mean": mean, "spread": spread, "worst_decile": worst if higher_is_better else -worst}
+    return {name: jnp.where(jnp.any(present), value, jnp.nan) for name, value in summary.items()}
 
 
-def count_owners(task: Task, part: str) -> int:
-    """Return how many clients the owners of a part number, 1 if it has none."""
+def examples_by_owner(task: Task, part: str) -> np.ndarray | None:
+    """Return how many examples of a part each owner has, (owners,); None if it has no owners."""
     owners = held_out(task, part)[1]
-    return 1 if owners is None else int(np.max(np.asarray(owners))) + 1
+    return None if owners is None else np.bincount(np.asarray(owners))
 
 
-def _sums(task: Task, params: Tree, data: EvaluationData, owners: int = 1, mesh: int = 1) -> Sums:
-    """Sum each metric's weights·values and weights per owner, or over all examples; padding counts for nothing."""
+def _sums(task: Task, params: Tree, data: EvaluationData, counts: np.ndarray | None = None, mesh: int = 1) -> Sums:
+    """Sum the rows of each metric per owner, of `counts` examples, or over all; collect those of collected metrics."""
+    batches, _ = data.examples["mask"].shape[0], describe_metrics(task)  # which checks them
 
     @partial(jax.jit, inline=True)  # traced once, for its form and for the loop
-    def of_batch(examples: Tree, owner: jax.Array | None) -> Sums:
-        def add_up(values: jax.Array) -> jax.Array:
-            by_example = jnp.sum(values.reshape(len(values), -1), axis=1, dtype=jnp.float32)
-            if owner is None:
-                return jnp.sum(by_example, keepdims=True)
-            return jax.ops.segment_sum(by_example, owner, owners)
+    def of_batch(examples: Tree, owner: jax.Array | None) -> tuple[Sums, Sums]:
+        def add_up(rows: jax.Array) -> jax.Array:
+            rows = jnp.where(examples["mask"].reshape(-1, *[1] * (rows.ndim - 1)), rows, 0).astype(jnp.float32)
+            if owner is None or counts is None:
+                return jnp.sum(rows, axis=0, keepdims=True)
+            return jax.ops.segment_sum(rows, owner, len(counts))
 
-        sums = {}
-        for name, given in task.metrics(params, examples).items():
-            values, weights = given if isinstance(given, tuple) else (given, jnp.ones_like(given, jnp.float32))
-            weights = jnp.where(examples["mask"].reshape(-1, *[1] * (weights.ndim - 1)), weights, 0)
-            sums[name] = add_up(jnp.where(weights > 0, weights * values, 0)), add_up(weights)
-        return sums
+        found = _measure(task, params, examples)
+        sums = {name: jax.tree.map(add_up, one.values) for name, one in found.items() if not one.is_collected}
+        return sums, {name: one.values for name, one in found.items() if one.is_collected}
 
-    def add(i: jax.Array, total: Sums) -> Sums:
-        return jax.tree.map(jnp.add, total, of_batch(*jax.tree.map(lambda a: a[i], data)))
+    def add(i: jax.Array, total: tuple[Sums, Sums]) -> tuple[Sums, Sums]:
+        sums, rows = of_batch(*jax.tree.map(lambda a: a[i], data))
+        return jax.tree.map(jnp.add, total[0], sums), jax.tree.map(lambda all, a: all.at[i].set(a), total[1], rows)
 
-    form = jax.eval_shape(of_batch, *jax.tree.map(lambda a: a[0], data))
-    zero = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), form)
-    batches = data.examples["mask"].shape[0]
+    sums, rows = jax.eval_shape(of_batch, *jax.tree.map(lambda a: a[0], data))
+    zero = (
+        jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), sums),
+        jax.tree.map(lambda a: jnp.zeros((batches, *a.shape), a.dtype), rows),
+    )
     if mesh == 1:
-        return jax.lax.fori_loop(0, batches, add, zero)
-    device = jax.lax.axis_index(AXIS)
-    own = (batches - device + mesh - 1) // mesh
-    return jax.lax.psum(jax.lax.fori_loop(0, own, lambda i, total: add(device + i * mesh, total), zero), AXIS)
+        sums, rows = jax.lax.fori_loop(0, batches, add, zero)
+    else:
+        device = jax.lax.axis_index(AXIS)
+        own = (batches - device + mesh - 1) // mesh
+        total = jax.lax.fori_loop(0, own, lambda i, total: add(device + i * mesh, total), zero)
+        sums, rows = jax.lax.psum(total, AXIS)  # each device has zeros for the rows of others
+    return sums | {name: _divide_rows(tree, data, counts) for name, tree in rows.items()}
 
 
-def _total(sums: Sums) -> Sums:
-    return {name: (jnp.sum(value), jnp.sum(weight)) for name, (value, weight) in sums.items()}
+def _divide_rows(rows: Tree, data: EvaluationData, counts: np.ndarray | None) -> tuple[Tree, jax.Array]:
+    """Divide rows (batches, batch, …) among their owners: (owners, most, …), and their mask (owners, most)."""
+    rows = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), rows)
+    mask = data.examples["mask"].reshape(-1)
+    if data.owners is None or counts is None:
+        return jax.tree.map(lambda a: a[None], (rows, mask))
+    order = jnp.argsort(jnp.where(mask, data.owners.reshape(-1), len(counts)))
+    place, size = jnp.arange(counts.max()), jnp.asarray(counts)[:, None]
+    chosen = order.at[jnp.cumsum(size)[:, None] - size + place].get(mode="clip")
+    return jax.tree.map(lambda a: a[chosen], rows), place < size
 
 
-def _present(sums: Sums) -> jax.Array:
-    """Whether each owner has examples for every metric."""
-    return jnp.all(jnp.stack([weight > 0 for _, weight in sums.values()]), axis=0)
+def _total(task: Task, sums: Sums) -> Sums:
+    """Return the sums, or all rows and their mask, of all owners together."""
+
+    def merge(a: jax.Array, is_collected: bool) -> jax.Array:
+        return a.reshape(-1, *a.shape[2:]) if is_collected else jnp.sum(a, axis=0)
+
+    described = describe_metrics(task)
+    return {
+        name: jax.tree.map(partial(merge, is_collected=described[name].is_collected), tree)
+        for name, tree in sums.items()
+    }
+
+
+def values_by_owner(task: Task, sums: Sums) -> dict[str, jax.Array]:
+    """Return every metric of the sums of each owner, (owners,)."""
+    return jax.vmap(partial(metric_values, task))(sums)
 
 
 def metric_values(task: Task, sums: Sums) -> dict[str, jax.Array]:
-    """Return every metric of its sums, and the derived ones."""
-    means = {name: value / jnp.maximum(weight, 1e-30) for name, (value, weight) in sums.items()}
-    return means | {name: derive(means) for name, derive in task.derived.items()}
+    """Return every metric of its sums.
+
+    Raises:
+      UsageError: a metric's result is not one number.
+    """
+    values = {}
+    for name, metric in describe_metrics(task).items():
+        values[name] = metric.result(*sums[name]) if metric.is_collected else metric.result(sums[name])
+        if jnp.shape(values[name]) != ():
+            raise UsageError(f"metric '{name}' must have one number as its result, got shape {values[name].shape}")
+    return values

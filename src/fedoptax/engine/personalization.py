@@ -17,16 +17,15 @@ from fedoptax.engine.evaluation import (
     Sums,
     client_summary,
     held_out,
-    metric_values,
     own_evaluation,
     part_by_client,
-    primary_metric,
 )
 from fedoptax.engine.mesh import AXIS, over_mesh, replicate
 from fedoptax.engine.options import RunOptions, parse_personalize
 from fedoptax.engine.plan import Plan, runs_sequentially
 from fedoptax.errors import UsageError
 from fedoptax.schedules import is_schedule, parse_schedule, value_at
+from fedoptax.tasks.metrics import Column
 from fedoptax.tasks.task import Task
 
 KEY = 3  # folded into a run's key, after those of the parameters, the rounds and the cohorts
@@ -83,11 +82,9 @@ def personalize(task: Task, params: Tree, plan: Plan, text: str, key: jax.Array)
     found = _program(task, plan, part, steps)(*(replicate(given, plan.mesh) if plan.mesh > 1 else given))
     summaries = []
     for sums in jax.tree.map(lambda a: jnp.asarray(np.asarray(a)[: len(clients)]), found):
-        values = metric_values(task, sums)
-        metric = primary_metric(task, values)
-        own = client_summary(values[metric], jnp.ones(len(clients), bool), task.higher_is_better)
+        metric, own = client_summary(task, sums)
         summaries.append({name: finite_or_none(float(value)) for name, value in own.items()})
-    told = {"steps": steps, "client_lr": lr, "metric": f"{part}_{metric}", "clients": len(clients)}
+    told = {"steps": steps, "client_lr": lr, "metric": str(Column(part, metric)), "clients": len(clients)}
     return told | dict(zip(("before", "after"), summaries, strict=True))
 
 

@@ -23,7 +23,7 @@ from fedoptax.experiments.selection import make_watch
 from fedoptax.experiments.tuning import AllDiverged, Tuning, check_search, check_shared, rule_for, run_search
 from fedoptax.storage.config import plain_options, read_record, write_record
 from fedoptax.storage.folder import locked, prepare, read_summary
-from fedoptax.storage.history import History, read_rows
+from fedoptax.storage.history import History, is_shown, read_rows
 from fedoptax.tasks.task import Task, check_task
 from fedoptax.trackers import Tracker
 
@@ -101,7 +101,7 @@ class Compared:
             row: dict[str, Any] = {"algorithm": name, "completed": f"{len(ended)} of {len(runs)}"}
             for column in dict.fromkeys(column for history in ended for column in history[-1]):
                 values = [value for history in ended if (value := history.last(column)) is not None]
-                if column.startswith(("train_", "test_")) and values:
+                if values and is_shown(column):
                     spread = f" ± {stdev(values):.2g}" if len(values) > 1 else ""
                     row[column] = f"{fmean(values):.4g}{spread}"
             rows.append(row)

@@ -9,10 +9,11 @@ import jax
 import numpy as np
 
 from fedoptax.algorithm import Tree
-from fedoptax.engine.evaluation import PARTS, column_names, evaluation_data, part_by_client, primary_metric
+from fedoptax.engine.evaluation import column_names, describe_metrics, evaluation_data, part_by_client, primary_metric
 from fedoptax.engine.options import RunOptions, parse_keep, parse_stop_after
 from fedoptax.errors import UsageError, check_choice
-from fedoptax.storage.history import Row, higher_is_better
+from fedoptax.storage.history import Row
+from fedoptax.tasks.metrics import Column, higher_is_better
 from fedoptax.tasks.task import Task
 
 
@@ -34,11 +35,9 @@ class Selection:
     waited: int = 0
 
     def add(self, row: Row) -> None:
-        """Take note of a round."""
-        if (value := row.get(self.metric)) is None:
-            return
-        sign = 1 if self.higher_is_better else -1
-        if self.best is None or sign * value > sign * self.best.value:
+        """Take note of an evaluated round; what is no number is never the best."""
+        value, sign = row.get(self.metric), 1 if self.higher_is_better else -1
+        if value is not None and (self.best is None or sign * value > sign * self.best.value):
             self.best, self.waited = BestRound(row["round"], self.metric, value), 0
         else:
             self.waited += 1
@@ -49,6 +48,7 @@ class Watch:
     """What a run looks at while it goes on, made by `make_watch`; the default looks at nothing.
 
     Attributes:
+      is_evaluated: `round -> bool`.
       choosing: the best round by the metric of `keep`, else the default; None where nothing is evaluated.
       keeps: whether the parameters of that round are kept.
       kept: these, as NumPy arrays; before the first evaluation the initial ones, for the form.
@@ -56,6 +56,7 @@ class Watch:
       patience: evaluations without a better one after which it does.
     """
 
+    is_evaluated: Callable[[int], bool] = bool
     choosing: Selection | None = None
     keeps: bool = False
     kept: Tree = None
@@ -76,7 +77,8 @@ class Watch:
         """Take note of rounds that are done, in order."""
         for selection in filter(None, (self.choosing, self.stopping)):
             for row in rows:
-                selection.add(row)
+                if self.is_evaluated(row["round"]):
+                    selection.add(row)
 
     def keep(self, done: int, params: Callable[[], Tree]) -> None:
         """Keep the parameters after `done` rounds, if that round is the best or the run begins."""
@@ -84,10 +86,16 @@ class Watch:
             self.kept = jax.tree.map(np.array, params())  # a copy: the program donates its buffers
 
     def stop_message(self) -> str | None:
-        """Return one line if the run should stop early, after the rounds that it was told of."""
-        if self.stopping is None or self.stopping.best is None or self.stopping.waited < self.patience:
+        """Return one line if the run should stop early, after the rounds that it was told of.
+
+        Raises:
+          UsageError: it waited as long as `patience`, and the metric was never a number.
+        """
+        if self.stopping is None or self.stopping.waited < self.patience:
             return None
         best, times = self.stopping.best, "1 evaluation" if self.patience == 1 else f"{self.patience} evaluations"
+        if best is None:
+            raise UsageError(f"stop_after needs a number, and {self.stopping.metric} was none in {times}")
         return f"{best.metric} has not improved in {times} since round {best.round}, when it was {best.value:.4g}"
 
     def notes(self) -> dict[str, Any]:
@@ -105,7 +113,8 @@ def make_watch(task: Task, options: RunOptions) -> Watch:
         raise UsageError(
             f"client_metrics needs test_owners or a validation fraction, and task '{task.name}' has neither"
         )
-    watch = Watch(keeps=options.keep is not None)
+    every, last = options.eval_every, options.rounds
+    watch = Watch(lambda round: round % every == 0 or round == last, keeps=options.keep is not None)
     if options.keep is not None or _evaluated_columns(task):
         watch.choosing = _select(task, "keep", parse_keep(options.keep or "best"))
     if options.stop_after is not None:
@@ -116,8 +125,8 @@ def make_watch(task: Task, options: RunOptions) -> Watch:
 
 def is_higher_better(task: Task, column: str) -> bool:
     """Return whether more is better in a column of a task's history."""
-    is_primary = column in [f"{part}_{task.primary_metric}" for part in PARTS]
-    return task.higher_is_better if is_primary else higher_is_better(column)
+    stated = {name: metric.higher_is_better for name, metric in describe_metrics(task).items()}
+    return higher_is_better(column, stated)
 
 
 def _select(task: Task, option: str, metric: str | None) -> Selection:
@@ -126,12 +135,11 @@ def _select(task: Task, option: str, metric: str | None) -> Selection:
     if not columns:
         raise UsageError(f"{option} needs test or validation examples, and task '{task.name}' has none")
     if metric is None:
-        part = "val" if task.validation is not None else "test"
-        found = [name.removeprefix(f"{part}_") for name in columns if name.startswith(f"{part}_")]
-        metric = primary_metric(task, found)
-    column = next((name for name in (metric, f"val_{metric}", f"test_{metric}") if name in columns), metric)
+        metric = primary_metric(task)
+    named = [metric, *(str(Column(split, metric)) for split in ("val", "test"))]
+    column = next((name for name in named if name in columns), metric)
     check_choice(f"{option} metric", column, columns)
-    return Selection(str(column), is_higher_better(task, str(column)))
+    return Selection(column, is_higher_better(task, column))
 
 
 @lru_cache(maxsize=4)

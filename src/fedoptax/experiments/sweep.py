@@ -11,6 +11,7 @@ from fedoptax.errors import UsageError
 from fedoptax.experiments.grids import check_grid, points
 from fedoptax.experiments.result import Interrupted, RunResult
 from fedoptax.experiments.run import simulate, split_options
+from fedoptax.storage.history import is_shown
 from fedoptax.tasks.task import Task, check_task
 
 
@@ -21,7 +22,7 @@ class Swept(list[RunResult]):
         rows = []
         for result in self:
             last = {name: result.history.last(name) for name in (result.history[-1] if len(result.history) else {})}
-            measured = {name: value for name, value in last.items() if name.startswith(("train_", "test_"))}
+            measured = {name: value for name, value in last.items() if is_shown(name)}
             rows.append({**result.hyperparameters, **measured, "status": result.status})
         return html_table(rows, f"{len(rows)} points, last values")
 

@@ -7,7 +7,8 @@ import numpy as np
 import pandas as pd
 
 from fedoptax.report.groups import Group
-from fedoptax.storage.clients import FILE, read_clients
+from fedoptax.storage.clients import FILE, column_of, read_clients
+from fedoptax.tasks.metrics import Column
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 
@@ -27,11 +28,12 @@ def find_client_bands(groups: Sequence[Group]) -> list[ClientBands]:
     bands = []
     for group in groups:
         tables = [read_clients(run.path) for run in group.runs if (run.path / FILE).is_file()]
-        metric = group.metric.partition("_")[2]
+        judged = Column.parse(group.metric)
+        metric = judged.metric if judged else ""
         parts = [
-            table.groupby("round")[metric].quantile(np.array(QUANTILES)).unstack()
+            table.groupby("round")[column].quantile(np.array(QUANTILES)).unstack()
             for table in tables
-            if metric in table and len(table)
+            if (column := column_of(metric)) in table and len(table)
         ]
         if parts:
             mean = pd.concat(parts).groupby(level=0).mean()

@@ -10,7 +10,6 @@ import pandas as pd
 
 from fedoptax.report.groups import Group
 from fedoptax.report.load import CIRCUMSTANCES
-from fedoptax.storage.history import higher_is_better as is_better_by_name
 
 
 @dataclass(frozen=True)
@@ -89,9 +88,8 @@ def find_metrics(groups: Sequence[Group]) -> list[Metric]:
     for name in dict.fromkeys(ordered):
         curves = [curve for curve in (make_curve(group, name) for group in groups) if curve is not None]
         if curves:
-            judged = next((group for group in groups if group.metric == name), None)
-            higher = judged.higher_is_better if judged is not None else is_better_by_name(name)
-            metrics.append(Metric(name, higher, curves))
+            judged = next((group for group in groups if group.metric == name), curves[0].group)
+            metrics.append(Metric(name, judged.runs[0].is_higher_better(name), curves))
     return metrics
 
 

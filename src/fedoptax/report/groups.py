@@ -14,7 +14,7 @@ NOT_SETTINGS = frozenset(
     {
         "format", "kind", "fedoptax", "seed", "num_params", "bytes", "gradients_per_step", "partition", "environment",
         "command", "primary_metric", "higher_is_better", "out", "trackers", "task.seed", "task.description",
-        "task.data_dir", "algorithm.reference", "deployment.experiment", "rates",
+        "task.data_dir", "algorithm.reference", "deployment.experiment", "rates", "metrics",
         *(name for name, about in options_of(RunOptions).items() if not about.changes_result),
     }
 )  # fmt: skip

@@ -14,6 +14,7 @@ from fedoptax.errors import RunError, UsageError
 from fedoptax.storage.config import read_config, read_record
 from fedoptax.storage.folder import ENDED
 from fedoptax.storage.history import read_lines, read_rows
+from fedoptax.tasks.metrics import Column, higher_is_better
 
 #: History columns that measure cost, not quality.
 COST_COLUMNS = ("round", "bytes_up", "bytes_down", "seconds", "dropped", "late", "rejected", "evaluated")
@@ -52,6 +53,18 @@ class Run:
     def higher_is_better(self) -> bool:
         """Whether a higher `metric` is better."""
         return bool(self.config.get("higher_is_better")) if self.config.get("primary_metric") else False
+
+    def is_higher_better(self, column: str) -> bool:
+        """Whether more is better in a column of `rows`."""
+        stated = {name: bool(one["higher_is_better"]) for name, one in self.config.get("metrics", {}).items()}
+        return self.higher_is_better if column == self.metric else higher_is_better(column, stated)
+
+    @property
+    def is_share(self) -> bool:
+        """Whether `metric` is a number from 0 to 1, of which differences are read in points."""
+        column = Column.parse(self.metric)
+        stated = self.config.get("metrics", {}).get(column and column.metric)
+        return stated["format"] == "share" if stated else "accuracy" in self.metric
 
     @property
     def status(self) -> str:

@@ -13,6 +13,7 @@ from fedoptax.report import words
 from fedoptax.report.groups import Group, group_runs
 from fedoptax.report.load import Run
 from fedoptax.report.paired import LEAST_PAIRS, LEVEL, compare_seeds
+from fedoptax.tasks.metrics import Column
 
 NAN = float("nan")
 #: Share of the best group's final value that makes the automatic target.
@@ -66,7 +67,8 @@ def tabulate(groups: Sequence[Group], target: float | None = None) -> pd.DataFra
         row["bytes_to_target"] = _median([_sum_until(run, run.bytes_per_round(), at) for run, at in each])
         row["virtual_seconds_to_target"] = _median([_sum_until(run, _virtual_seconds(run), at) for run, at in each])
         row["gradients_to_target"] = row["rounds_to_target"] * group.runs[0].gradients_per_round
-        row |= _compare_to_best(row, [other for other in rows if other["problem"] == row["problem"]])
+        rivals = [other for other in rows if other["problem"] == row["problem"]]
+        row |= _compare_to_best(row, rivals, group.runs[0].is_share)
     return pd.DataFrame(rows)
 
 
@@ -88,7 +90,8 @@ def _final_row(group: Group) -> Row:
     measured = [values for values in by_seed.values() if len(values)]
     finals = pd.Series({seed: values.iloc[-1] for seed, values in by_seed.items() if len(values)}, dtype=float)
     size = group.config.get("bytes") or {}
-    client_column = f"client_{group.metric.removeprefix('test_')}"
+    over_clients = (Column.parse(group.metric) or Column("test", ""))._replace(split="client")
+    spread, worst = (str(over_clients._replace(summary=summary)) for summary in ("spread", "worst_decile"))
     participants = [run.rows["participants"].mean() for run in group.runs if "participants" in run.rows]
     seconds = [run.rows["seconds"].dropna() for run in group.runs if "seconds" in run.rows]
     return {
@@ -106,8 +109,8 @@ def _final_row(group: Group) -> Row:
         "last_window": window,
         "train_loss": _mean([_last(run, "train_loss") for run in group.counted_runs]),
         **dict.fromkeys(_TO_TARGET),
-        "client_spread": _mean([_last(run, f"{client_column}_spread") for run in group.counted_runs]),
-        "client_worst": _mean([_last(run, f"{client_column}_worst_decile") for run in group.counted_runs]),
+        "client_spread": _mean([_last(run, spread) for run in group.counted_runs]),
+        "client_worst": _mean([_last(run, worst) for run in group.counted_runs]),
         **_personalized(group),
         "bytes_up": float(size.get("up_per_client", NAN)),
         "bytes_down": float(size.get("down_per_client", NAN)),
@@ -152,7 +155,7 @@ def _personalized(group: Group) -> Row:
     return row
 
 
-def _compare_to_best(row: Row, rivals: Sequence[Row]) -> Row:
+def _compare_to_best(row: Row, rivals: Sequence[Row], is_share: bool) -> Row:
     """Compare a group with the best completed one of its task, seed by seed."""
     ended = [other for other in rivals if other["complete"] and math.isfinite(other["final"])]
     sign = 1 if row["higher_is_better"] else -1
@@ -161,7 +164,7 @@ def _compare_to_best(row: Row, rivals: Sequence[Row]) -> Row:
         behind = 0.0 if best is row else NAN
         return {"pairs": 0, "behind": behind, "p_behind": NAN, "p_within_point": NAN}
     paired = compare_seeds(best["finals"], row["finals"])
-    within = paired.p_within_point if "accuracy" in row["metric"] else NAN
+    within = paired.p_within_point if is_share else NAN
     return {
         "pairs": paired.pairs,
         "behind": sign * paired.difference,
@@ -223,7 +226,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     """A column of the final table as a reader sees it."""
 
     name: str  # of the table's column by which it is sorted
@@ -237,7 +240,7 @@ class Column:
         return self.name in ("algorithm", "rates", "status")
 
 
-def shown_columns(table: pd.DataFrame) -> list[Column]:
+def shown_columns(table: pd.DataFrame) -> list[TableColumn]:
     """Choose the columns of the final table in the order and words of the report."""
     metric = words.join_values(words.metric_words(name) for name in table["metric"])
     target = words.join_values(words.format_number(value, 3) for value in table["target"].dropna()) or "target"
@@ -245,8 +248,8 @@ def shown_columns(table: pd.DataFrame) -> list[Column]:
     window = words.join_values(table["last_window"])
     local_steps = words.join_values(table["local_steps"].dropna().astype(int))
 
-    def column(name: str, header: str, hint: str, write: Callable[[Any], str] = words.format_number) -> Column:
-        return Column(name, header, hint, lambda row: write(row[name]))
+    def column(name: str, header: str, hint: str, write: Callable[[Any], str] = words.format_number) -> TableColumn:
+        return TableColumn(name, header, hint, lambda row: write(row[name]))
 
     def write_final(row: Row) -> str:
         return words.format_spread(row["final"], row["final_std"])
@@ -270,9 +273,11 @@ def shown_columns(table: pd.DataFrame) -> list[Column]:
 
     first = [
         column("algorithm", "Algorithm", "with the settings that differ where it has several rows", str),
-        Column("final", f"Final {metric}", "mean ± standard deviation over seeds, last evaluated round", write_final),
-        Column("seeds", "Seeds", "runs that differ by nothing but their seed", write_seeds),
-        Column(
+        TableColumn(
+            "final", f"Final {metric}", "mean ± standard deviation over seeds, last evaluated round", write_final
+        ),
+        TableColumn("seeds", "Seeds", "runs that differ by nothing but their seed", write_seeds),
+        TableColumn(
             "behind",
             "Behind the best",
             "mean over common seeds, with the p of a paired t-test, uncorrected",
@@ -326,7 +331,7 @@ def shown_columns(table: pd.DataFrame) -> list[Column]:
         ),
         column("client_worst", "Worst 10 %", "mean over the worst tenth of the clients, and over seeds"),
         *(
-            Column(f"after{name}", f"Personalized{title}", hint, partial(write_change, name))
+            TableColumn(f"after{name}", f"Personalized{title}", hint, partial(write_change, name))
             for name, title, hint in (
                 (
                     "",

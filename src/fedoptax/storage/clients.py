@@ -21,8 +21,8 @@ FILE = "clients.parquet"
 class ClientsFile:
     """clients.parquet while a run writes it: one row per evaluated round and client that has held-out examples.
 
-    Its columns are `round` and `client`, int32, and the metrics by name, float32. It begins with those of the first
-    `done` rounds in the folder of the run that is continued.
+    Its columns are `round` and `client`, int32, and the metrics, float32, by `column_of`. It begins with those of the
+    first `done` rounds in the folder of the run that is continued.
     """
 
     def __init__(self, folder: Path, source: Path | None = None, done: int = 0) -> None:
@@ -35,7 +35,7 @@ class ClientsFile:
         import pandas as pd
 
         clients = np.flatnonzero(~np.all([np.isnan(value) for value in values.values()], axis=0))
-        rows = {name: np.asarray(value, np.float32)[clients] for name, value in sorted(values.items())}
+        rows = {column_of(name): np.asarray(value, np.float32)[clients] for name, value in sorted(values.items())}
         at = {"round": np.full(len(clients), round, np.int32), "client": clients.astype(np.int32)}
         self._parts.append(pd.DataFrame(at | rows))
 
@@ -47,6 +47,11 @@ class ClientsFile:
         table = pd.concat(self._parts, ignore_index=True) if self._parts else pd.DataFrame({"round": [], "client": []})
         table.to_parquet(buffer, index=False)
         write_atomically(self._path, buffer.getvalue())
+
+
+def column_of(metric: str) -> str:
+    """Return the column of a metric: its name, but `round_` or `client_` where that would be another column."""
+    return f"{metric}_" if metric in ("round", "client") else metric
 
 
 def read_clients(folder: Path) -> pandas.DataFrame:

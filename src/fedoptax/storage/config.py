@@ -15,15 +15,17 @@ from fedoptax._files import read_json, to_plain, using, write_json
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.algorithms import ALGORITHMS
 from fedoptax.data.heterogeneity import heterogeneity, measures
+from fedoptax.engine.evaluation import describe_metrics
 from fedoptax.engine.faults import Faults, as_faults
 from fedoptax.engine.options import RunOptions, options_of
 from fedoptax.engine.plan import Plan
 from fedoptax.engine.program import Program
 from fedoptax.errors import RunError
+from fedoptax.tasks.metrics import Column
 from fedoptax.tasks.task import Task
 
 FORMAT = 1
-MAY_CHANGE = {"environment", "fedoptax", "trackers", "gradients_per_step", "rates"}
+MAY_CHANGE = {"environment", "fedoptax", "trackers", "gradients_per_step", "rates", "metrics"}
 """What may change when a run is resumed, besides the options that say so."""
 
 
@@ -56,7 +58,8 @@ def run_config(
         "num_params": built.num_params,
         "bytes": {"down_per_client": built.bytes_down, "up_per_client": built.bytes_up},
         "gradients_per_step": plan.gradients_per_step,
-        "primary_metric": None if task.primary_metric is None else f"{part}_{task.primary_metric}",
+        "primary_metric": None if task.primary_metric is None else str(Column(part, task.primary_metric)),
+        "metrics": metrics_record(task) if task.test or task.validation else {},
         "higher_is_better": task.higher_is_better,
         "partition": partition_record(task),
         "environment": environment(),
@@ -113,6 +116,12 @@ def check_same_experiment(folder: Path, stored: Mapping[str, Any], config: Mappi
         old, new = stored.get(name), config.get(name)
         if old != new:
             raise RunError(f"'{folder}' belongs to another experiment: its {name} is {old!r}, got {new!r}")
+
+
+def metrics_record(task: Task) -> dict[str, dict[str, Any]]:
+    """Return by metric which way is better, and its format."""
+    described = describe_metrics(task).items()
+    return {name: {"higher_is_better": one.higher_is_better, "format": one.format} for name, one in described}
 
 
 def partition_record(task: Task) -> dict[str, Any]:

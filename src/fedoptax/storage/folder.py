@@ -24,7 +24,8 @@ from fedoptax.engine.client_states import ClientStates
 from fedoptax.errors import RunError, UsageError
 from fedoptax.storage.checkpoint import save_checkpoint
 from fedoptax.storage.clients import ClientsFile
-from fedoptax.storage.history import MEASURED, History, HistoryFile, Row
+from fedoptax.storage.history import History, HistoryFile, Row
+from fedoptax.tasks.metrics import Column
 
 MARKS = ("config.json", "compare.json", "tune.json")
 """The files that tell a folder of results from another."""
@@ -193,7 +194,7 @@ class RunFolder:
     ) -> dict[str, Any]:
         rows = self._history.rows
         last = rows[-1] if rows else {}
-        metrics = [name for name in last if name.startswith(("train_loss", "epsilon", *MEASURED))]
+        metrics = [name for name in last if name == "epsilon" or Column.parse(name)]
         summary = {
             "status": status,
             "message": message,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fedoptax._files import finite_or_none, write_atomically
 from fedoptax._html import html_table
 from fedoptax.errors import RunError, UsageError
+from fedoptax.tasks.metrics import Column
 
 if TYPE_CHECKING:
     import pandas
@@ -21,8 +22,6 @@ Row = dict[str, Any]
 FILE = "history.jsonl"
 COUNTS = ("round", "bytes_down", "bytes_up", "participants", "dropped", "late", "rejected", "evaluated")
 """The columns of whole numbers."""
-MEASURED = ("test_", "val_", "client_", "nodes_")
-"""How the columns of evaluations begin."""
 
 
 class History:
@@ -73,7 +72,7 @@ class History:
         import pandas as pd
 
         frame = pd.DataFrame(self.rows)
-        metrics = [name for name in frame.columns if name == "train_loss" or name.startswith(MEASURED)]
+        metrics = [name for name in frame.columns if Column.parse(name)]
         return frame.astype(dict.fromkeys(metrics, float))
 
     def save(self, path: str | Path) -> Path:
@@ -98,13 +97,10 @@ class History:
         return path
 
 
-LOWER = ("loss", "error", "perplexity", "nll", "distance", "excess", "spread", "seconds", "epsilon")
-"""Words in names of columns of which less is better."""
-
-
-def higher_is_better(column: str) -> bool:
-    """Return whether more is better in a column of which only the name is known."""
-    return not any(word in column.lower() for word in LOWER)
+def is_shown(name: str) -> bool:
+    """Whether tables of results show the last value of a column: one of training or test examples."""
+    column = Column.parse(name)
+    return column is not None and column.split in ("train", "test")
 
 
 class HistoryFile:

@@ -71,6 +71,7 @@ class TaskOptions:
       client_column, label_column, test_fraction, image_size: of `file:PATH`, see `fedoptax.data.custom.load_file`.
       validation_fraction: share of each client's training examples that is held out to choose by, in (0, 1), see
         `with_validation`; default none.
+      metrics: of classes, further metrics by name, such as `"auroc,f1"`, see `with_metrics`.
       lora, base: train low-rank changes, of rank `lora`, of the parameters in `base`, a run folder or `.npz` file; see
         `with_lora`.
       compute_dtype: `"bfloat16"` computes the training loss and its gradients in it, see `with_compute_dtype`; default
@@ -98,6 +99,7 @@ class TaskOptions:
     test_fraction: float | None = None
     image_size: int | None = None
     validation_fraction: float | None = None
+    metrics: str | None = None
     lora: int | None = None
     base: str | None = None
     compute_dtype: str | None = None
@@ -147,7 +149,7 @@ class Recipe:
 
     def option_types(self) -> dict[str, type]:
         """The options that the task takes, with their types; every task takes `seed` and `data_dir` besides."""
-        names = {*self.options, "validation_fraction", "compute_dtype"}
+        names = {*self.options, "validation_fraction", "compute_dtype", "metrics"}
         names |= {"model", "lora", "base"} if self.models else set()
         if self.partitions:
             names |= {"partition", "num_clients"}.union(*(PARTITION_OPTIONS[name] for name in self.partitions))

@@ -12,7 +12,7 @@ from fedoptax.tasks.custom import CUSTOM, PREFIX
 from fedoptax.tasks.images import emnist_autoencoder, labelled_images, mnist_images
 from fedoptax.tasks.lora import with_lora
 from fedoptax.tasks.recipe import CENTRAL, TASK_OPTIONS, Recipe, TaskOptions, check_options
-from fedoptax.tasks.task import Task, with_compute_dtype, with_validation
+from fedoptax.tasks.task import Task, with_compute_dtype, with_metrics, with_validation
 from fedoptax.tasks.text import shakespeare_characters, stackoverflow_tags, stackoverflow_words, wikitext_words
 
 _images = partial(Recipe, models=MODELS, num_clients=100, options=("devices",), partitions=CENTRAL)
@@ -183,6 +183,8 @@ def load_task(name: str, **options: Any) -> Task:
         raise UsageError("lora and base must be given together")
     if chosen.lora is not None and chosen.base is not None:
         task = with_lora(task, chosen.base, chosen.lora)
+    if chosen.metrics is not None:
+        task = with_metrics(task, chosen.metrics)
     if chosen.validation_fraction is not None:
         task = with_validation(task, chosen.validation_fraction)
     return with_compute_dtype(task, chosen.compute_dtype or "float32")

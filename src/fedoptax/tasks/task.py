@@ -1,5 +1,6 @@
 """A federated learning problem: a model's loss and metrics, and the examples of its clients."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,6 +14,7 @@ from fedoptax._html import html_table
 from fedoptax.algorithm import Tree
 from fedoptax.data.federated import FederatedData
 from fedoptax.errors import UsageError, check_choice, check_int, check_number, check_positive
+from fedoptax.tasks.metrics import METRICS, with_derived
 
 LossFn = Callable[[Tree, Any, jax.Array], jax.Array]
 DTYPES = ("float32", "bfloat16")
@@ -29,16 +31,17 @@ class Task:
       loss: `(params, batch, key) -> scalar`, the mean loss over a batch `{field: array (batch, …)}`; `key` is for
         dropout. The last batch of a client may be padded: a loss that reads `batch["mask"]` (bool, True for a real
         example) handles that itself, see `masked_mean`; of any other, the mean over single real examples is taken.
-      metrics: `(params, batch) -> {name: values}`, one value per example (batch,), averaged over the test examples. A
-        pair (values, weights) instead gives a weighted average, Σ weights · values / Σ weights.
+      metrics: `(params, batch) -> {name: values}`, one row per example (batch, …), averaged over the test examples. A
+        pair (values, weights) of one shape gives a weighted average, Σ weights · values / Σ weights; a
+        `fedoptax.metrics.Metric` gives any number that follows from sums, or from all scores.
       clients: the training examples and who holds them.
       test: central test examples `{field: array (n, …)}`, or None.
       primary_metric: the metric that reports lead with; default `accuracy` if there is one, else the first by name.
-      higher_is_better: of the primary metric.
+      higher_is_better: of the primary metric, unless it is a `Metric`, which says so itself.
       description: one line for people.
       spec: the options that build the task again, written to a run's config.
       label: the field that holds the class, for pictures of the partition; None if there is none.
-      derived: further metrics, `{name: function}` of the averaged ones: perplexity is `exp` of the mean loss.
+      derived: deprecated, as `metrics` may return a `Metric`: further ones, `{name: function}` of the averages.
       test_owners: the client that each test example belongs to, whole numbers (n,), for metrics per client; clients
         that train have their numbers, others come after them. None if that is not known.
       validation: examples `{field: array (m, …)}` to choose by, held out from those of `clients` (`with_validation`).
@@ -84,6 +87,11 @@ class Task:
         if self.clip_norm is not None:
             check_positive(clip_norm=self.clip_norm)
         check_int("eval_batch", self.eval_batch)
+        if self.derived:
+            message = "Task(derived=) is deprecated: let metrics return a fedoptax.metrics.Metric"
+            warnings.warn(message, DeprecationWarning, stacklevel=3)
+            object.__setattr__(self, "metrics", with_derived(self.metrics, self.derived))
+            object.__setattr__(self, "derived", {})  # a copy would add them again
 
     @property
     def num_clients(self) -> int:
@@ -200,6 +208,32 @@ def with_validation(task: Task, fraction: float) -> Task:
         spec={**task.spec, "validation_fraction": fraction},
         notes=(*task.notes, note),
     )
+
+
+def with_metrics(task: Task, names: str) -> Task:
+    """Return a task of classes with further metrics, by name; the positive class, of two, is the rarer in training.
+
+    Args:
+      task: with `predict`, which gives probabilities, and labels that are whole numbers (n,).
+      names: of `fedoptax.metrics.METRICS`, separated by commas.
+
+    Raises:
+      UsageError: an unknown name, or a task without classes.
+    """
+    check_task(task)
+    chosen, predict, metrics, label = names.split(","), task.predict, task.metrics, task.label or ""
+    for name in chosen:
+        check_choice("metrics", name, METRICS)
+    labels = task.clients.examples.get(label, np.zeros(0))
+    if predict is None or task.classes is None or labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        raise UsageError(f"metrics '{names}' need a task that predicts classes, and '{task.name}' does not")
+    positive = int(2 * np.count_nonzero(labels) <= len(labels))
+
+    def more(params: Tree, batch: Any) -> dict[str, Any]:
+        probabilities = predict(params, batch)
+        return metrics(params, batch) | {name: METRICS[name](probabilities, batch[label], positive) for name in chosen}
+
+    return replace(task, metrics=more, spec={**task.spec, "metrics": names})
 
 
 def check_task(task: Any) -> None:

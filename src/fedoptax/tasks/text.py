@@ -11,6 +11,7 @@ from fedoptax.algorithm import Tree
 from fedoptax.data.datasets import shakespeare, stackoverflow, wikitext
 from fedoptax.data.datasets.tokens import BOS, OOV, special_tokens, token_names
 from fedoptax.models import Model, so_logistic
+from fedoptax.tasks.metrics import perplexity
 from fedoptax.tasks.recipe import Recipe, TaskOptions, make_task
 from fedoptax.tasks.task import Task
 
@@ -78,14 +79,14 @@ def next_token(
         counts = (is_real(batch["y"]) * batch["mask"][:, None]).astype(losses.dtype)
         return jnp.sum(losses * counts) / jnp.maximum(jnp.sum(counts), 1)
 
-    def metrics(params: Tree, batch: Any) -> dict[str, tuple[jax.Array, jax.Array]]:
+    def metrics(params: Tree, batch: Any) -> dict[str, Any]:
         logits, losses = score(params, batch)
         y = batch["y"]
         counts = scored = is_real(y)
         for token in unscored:
             scored = scored * (y != token)
         right = (jnp.argmax(logits, axis=-1) == y.astype(jnp.int32)).astype(jnp.float32)
-        return {"accuracy": (right, scored), "loss": (losses, counts)}
+        return {"accuracy": (right, scored), "loss": (losses, counts), "perplexity": perplexity(losses, counts)}
 
     def predict(params: Tree, batch: Any) -> jax.Array:
         x = batch["x"].astype(jnp.int32)
@@ -100,7 +101,6 @@ def next_token(
         "metrics": metrics,
         "predict": predict,
         "classes": tokens,
-        "derived": {"perplexity": lambda means: jnp.exp(means["loss"])},
         "primary_metric": primary,
         "higher_is_better": primary == "accuracy",
     }

@@ -1,0 +1,232 @@
+"""Metrics: what is summed or collected over held-out examples, the number that comes of it, and its columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedoptax.algorithm import Tree
+from fedoptax.errors import UsageError
+
+SUMMARIES = {"train": (), "test": (), "val": (), "client": ("mean", "spread", "worst_decile"), "nodes": ("bound",)}
+"""Whose examples a metric is of, and the summaries that it may have there."""
+LOWER = ("loss", "error", "perplexity", "nll", "distance", "excess", "spread", "seconds", "epsilon")
+"""Words in the names of values of which less is better, where nothing else says so."""
+BINS = 1000
+
+
+class Column(NamedTuple):
+    """A column of the history that measures quality: `test_accuracy`, `client_accuracy_worst_decile`.
+
+    Attributes:
+      split: whose examples: `train`, `test`, `val`, `client` (summarized over clients), `nodes` (of a deployment).
+      metric: the metric's name.
+      summary: of `client` the mean, spread or worst_decile; of `nodes` the bound of a binned metric; else empty.
+    """
+
+    split: str
+    metric: str
+    summary: str = ""
+
+    def __str__(self) -> str:
+        return "_".join(filter(None, self))
+
+    @classmethod
+    def parse(cls, name: str) -> Column | None:
+        """Return the column of this name; None for one that measures no quality, such as `bytes_up`."""
+        split, _, rest = name.partition("_")
+        if not rest or split not in SUMMARIES:
+            return None
+        summary = next((text for text in SUMMARIES[split] if rest.endswith(f"_{text}")), "")
+        return cls(split, rest.removesuffix(f"_{summary}") if summary else rest, summary)
+
+
+def higher_is_better(name: str, stated: Mapping[str, bool]) -> bool:
+    """Return whether more is better in a column of the history, as `stated` by metric, or else by words in its name."""
+    column = Column.parse(name)
+    if column is not None and column.split != "train" and column.metric in stated:
+        return column.summary not in ("spread", "bound") and stated[column.metric]
+    return not any(word in name.lower() for word in LOWER)
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("values", "binned"),
+    meta_fields=("result", "higher_is_better", "format", "is_collected", "bound"),
+)
+@dataclass(frozen=True)
+class Metric:
+    """What a metric takes from a batch of examples, and the number that follows from all examples.
+
+    Attributes:
+      values: a tree of arrays (batch, …), one row per example; they are summed over batches, devices and nodes, in
+        float32.
+      result: `sums -> number`, of the tree of sums; NaN where it is not defined.
+      higher_is_better: which way is better.
+      format: `"number"`, or `"share"` for one from 0 to 1, of which tables compare differences by the point.
+      is_collected: rows are collected instead of summed; `result` is `(values, mask) -> number` of rows (n, …), of
+        which those where `mask` (n,) is False do not count.
+      binned: of a collected metric, the one of sums that replaces it among the nodes of a deployment, where scores of
+        examples may not travel; None if there is none.
+      bound: `sums -> number`, the most by which a binned result may be off.
+
+    Example:
+      >>> import jax.numpy as jnp, fedoptax as fx
+      >>> errors = jnp.array([3.0, 4.0])
+      >>> rmse = fx.metrics.Metric((errors**2, jnp.ones(2)), lambda s: jnp.sqrt(s[0] / s[1]), higher_is_better=False)
+    """
+
+    values: Tree
+    result: Callable[..., jax.Array]
+    higher_is_better: bool = True
+    format: str = "number"
+    is_collected: bool = False
+    binned: Metric | None = None
+    bound: Callable[[Tree], jax.Array] | None = None
+
+
+def mean(
+    values: jax.Array, weights: jax.Array | None = None, higher_is_better: bool = True, format: str = "number"
+) -> Metric:
+    """Return the mean of `values` (batch, …), weighted by `weights` of the same shape; NaN where these sum to 0."""
+    values = jnp.asarray(values)
+    values = values.astype(jnp.promote_types(values.dtype, jnp.float32))
+    weights = jnp.ones_like(values, jnp.float32) if weights is None else jnp.asarray(weights)
+    if values.shape != weights.shape or not values.shape:
+        raise UsageError(f"values and weights must have one shape (batch, …), got {values.shape} and {weights.shape}")
+    sums = jnp.where(weights > 0, weights * values, 0), weights
+    rows = tuple(jnp.sum(a.reshape(len(a), -1), axis=1, dtype=jnp.float32) for a in sums)
+    return Metric(rows, _divide, higher_is_better, format)
+
+
+def perplexity(losses: jax.Array, weights: jax.Array | None = None) -> Metric:
+    """Return the exponential of the mean of `losses`, weighted as in `mean`."""
+    return replace(mean(losses, weights, higher_is_better=False), result=lambda sums: jnp.exp(_divide(sums)))
+
+
+def accuracy(scores: jax.Array, labels: jax.Array, positive: int = 1) -> Metric:
+    """Return the share of examples whose `labels` (batch,) have the largest of their `scores` (batch, classes)."""
+    return mean(jnp.argmax(scores, axis=-1) == labels, format="share")
+
+
+def f1(probabilities: jax.Array, labels: jax.Array, positive: int = 1) -> Metric:
+    """Return F1, 2·TP / (2·TP + FP + FN): of the `positive` class if there are two, else the mean over the classes."""
+    classes = probabilities.shape[-1]
+    predicted = jax.nn.one_hot(jnp.argmax(probabilities, axis=-1), classes)
+    actual = jax.nn.one_hot(labels, classes)
+
+    def result(sums: Tree) -> jax.Array:
+        by_class = _divide((2 * sums["right"], sums["either"]))
+        return by_class[positive] if classes == 2 else jnp.nanmean(by_class)
+
+    return Metric({"right": predicted * actual, "either": predicted + actual}, result, format="share")
+
+
+def auroc(probabilities: jax.Array, labels: jax.Array, positive: int = 1) -> Metric:
+    """Return the area under the ROC curve, see `ranked`; of two classes either gives the same.
+
+    Pairs of a positive and a negative example that share a bin count half, so a binned area is off by at most half
+    their share among all pairs.
+    """
+
+    def area(scores: jax.Array, positive: jax.Array, negative: jax.Array) -> jax.Array:
+        """The share of pairs with the larger score at the positive."""
+        order = jnp.argsort(scores)
+        below = jnp.concatenate([jnp.zeros(1), jnp.cumsum(negative[order])])  # the negatives before each place
+        first, last = (below[jnp.searchsorted(scores[order], scores, side=side)] for side in ("left", "right"))
+        return _divide((jnp.sum(positive * (first + last) / 2), jnp.sum(positive) * jnp.sum(negative)))
+
+    def bound(scores: jax.Array, positive: jax.Array, negative: jax.Array) -> jax.Array:
+        return _divide((jnp.sum(positive * negative) / 2, jnp.sum(positive) * jnp.sum(negative)))
+
+    return ranked(probabilities, labels, positive, area, bound)
+
+
+Ranking = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+"""`(scores, positive, negative) -> number` of scores (n,) and how many positive and negative examples have each."""
+
+
+def ranked(
+    probabilities: jax.Array, labels: jax.Array, positive: int, number: Ranking, bound: Ranking | None = None
+) -> Metric:
+    """Return a metric that depends on the order of the scores; of more than two classes the mean of each against all.
+
+    It is exact where scores can be collected. Nodes of a deployment send how many positive and negative examples are in
+    each of 1,000 bins of equal width in arcsin √probability, narrow where that is small or large. A class without
+    positive or negative examples is left out; without any class the metric is NaN.
+
+    Args:
+      probabilities: (batch, classes).
+      labels: whole numbers (batch,).
+      positive: of two classes the one that counts.
+      number: the metric of one class.
+      bound: the most by which it may be off for bins, if that is known.
+    """
+    classes = np.arange(probabilities.shape[-1]) if probabilities.shape[-1] != 2 else np.array([positive])
+    scores, is_positive = probabilities[:, classes], labels[:, None] == classes
+
+    def exact(values: Tree, mask: jax.Array) -> jax.Array:
+        score, weight = values["score"], mask[:, None].astype(jnp.float32)
+        by_class = jax.vmap(number, 1)(score, values["positive"] * weight, (1 - values["positive"]) * weight)
+        return jnp.nanmean(jnp.where(jnp.any(jnp.isnan(score) & mask[:, None], axis=0), jnp.nan, by_class))
+
+    def of_bins(number: Ranking, sums: Tree) -> jax.Array:
+        return jnp.nanmean(jax.vmap(number, (None, 0, 0))(jnp.arange(BINS), sums["positive"], sums["negative"]))
+
+    place = 2 / jnp.pi * jnp.arcsin(jnp.sqrt(jnp.clip(scores, 0, 1)))  # from 0 to 1
+    in_bin = jax.nn.one_hot(jnp.minimum(place * BINS, BINS - 1).astype(int), BINS)
+    in_bin = jnp.where(jnp.isnan(scores)[..., None], jnp.nan, in_bin)
+    counts = {"positive": in_bin * is_positive[..., None], "negative": in_bin * ~is_positive[..., None]}
+    binned = Metric(counts, partial(of_bins, number), format="share", bound=bound and partial(of_bins, bound))
+    values = {"score": scores, "positive": is_positive.astype(jnp.float32)}
+    return Metric(values, exact, format="share", is_collected=True, binned=binned)
+
+
+METRICS: dict[str, Callable[[jax.Array, jax.Array, int], Metric]] = {"accuracy": accuracy, "auroc": auroc, "f1": f1}
+"""Metrics of classes by name, `(probabilities, labels, positive class) -> Metric`; see `fedoptax.with_metrics`."""
+
+
+def as_metric(name: str, given: Any, size: int) -> Metric:
+    """Return what a task says of `size` examples as a metric: of values or a pair (values, weights) the mean.
+
+    Raises:
+      UsageError: there is not one row per example, or values and weights differ in shape.
+    """
+    values, weights = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+    form = "share" if "accuracy" in name else "number"
+    try:
+        metric = given if isinstance(given, Metric) else mean(values, weights, higher_is_better(name, {}), form)
+    except (UsageError, TypeError) as error:
+        raise UsageError(f"metric '{name}': {error}") from error
+    for shape in map(jnp.shape, jax.tree.leaves(metric.values)):
+        if shape[:1] != (size,):
+            raise UsageError(f"metric '{name}' must have a row per example, of {size} examples, got shape {shape}")
+    return metric
+
+
+def with_derived(metrics: Callable[..., Any], derived: Mapping[str, Callable[[Any], jax.Array]]) -> Callable[..., Any]:
+    """Return `metrics` with further ones, functions of its averages: the deprecated `Task(derived=…)`."""
+
+    def both(params: Tree, batch: Any) -> dict[str, Any]:
+        found = metrics(params, batch)
+        means = {name: as_metric(name, value, len(jax.tree.leaves(batch)[0])) for name, value in found.items()}
+        sums, results = ({name: getattr(m, of) for name, m in means.items()} for of in ("values", "result"))
+
+        def result(function: Callable[[Any], jax.Array], sums: Tree) -> jax.Array:
+            return function({name: of_sums(sums[name]) for name, of_sums in results.items()})
+
+        more = {name: Metric(sums, partial(result, f), higher_is_better(name, {})) for name, f in derived.items()}
+        return {**found, **more}
+
+    return both
+
+
+def _divide(sums: tuple[jax.Array, jax.Array]) -> jax.Array:
+    total, weight = sums
+    return jnp.where(weight > 0, total / jnp.maximum(weight, 1e-30), jnp.nan)

@@ -1,0 +1,199 @@
+"""Metrics beyond means: AUROC and F1 against scikit-learn, exact and binned, for all and per client; and refusals."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn.metrics import f1_score, roc_auc_score
+
+import fedoptax as fx
+from fedoptax.engine.evaluation import describe_metrics, evaluate, evaluate_own, evaluation_data, primary_metric
+from fedoptax.tasks.metrics import Column, higher_is_better
+from small import small_task
+
+RNG = np.random.default_rng(0)
+
+
+def scored_task(probabilities: Any, labels: Any, owners: Any = None, **changes: Any) -> fx.Task:
+    """A task that predicts the probabilities that its test examples hold."""
+    test = {"p": np.asarray(probabilities, np.float32), "y": np.asarray(labels, np.int32)}
+    settings = {
+        "test": test,
+        "test_owners": owners,
+        "predict": lambda params, batch: batch["p"],
+        "classes": (),
+        "clients": fx.FederatedData.from_clients([{"y": np.array([0, 0, 1], np.int32)}] * 7),
+        "metrics": lambda params, batch: {"nll": -jnp.log(batch["p"][:, 0])},
+        "eval_batch": 7,
+    }
+    return fx.with_metrics(small_task(**(settings | changes)), "auroc,f1")
+
+
+def columns(task: fx.Task) -> dict[str, float]:
+    found = jax.jit(lambda params, data: evaluate(task, params, data))(task.init(None), evaluation_data(task))
+    return {name: float(value) for name, value in found.items()}
+
+
+def draw(classes: int, examples: int, digits: int = 9) -> tuple[np.ndarray, np.ndarray]:
+    """Probabilities that say something about their labels; of few digits they tie."""
+    labels = np.concatenate([np.arange(classes), RNG.integers(0, classes, examples - classes)])
+    logits = RNG.normal(size=(examples, classes)) + np.eye(classes)[labels]
+    probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    if classes == 2:
+        second = probabilities[:, 1].round(digits)
+        return np.stack([1 - second, second], 1), labels
+    return probabilities, labels
+
+
+def by_sklearn(probabilities: np.ndarray, labels: np.ndarray, positive: int = 1) -> tuple[float, float]:
+    predicted, classes = probabilities.argmax(1), probabilities.shape[1]
+    if classes == 2:
+        f1 = f1_score(labels, predicted, pos_label=positive)
+        return roc_auc_score(labels, probabilities[:, 1].astype(np.float32)), f1
+    return roc_auc_score(labels, probabilities, multi_class="ovr"), f1_score(labels, predicted, average="macro")
+
+
+@pytest.mark.parametrize(
+    ("classes", "examples", "digits"), [(2, 60, 9), (2, 300, 1), (3, 50, 9), (10, 200, 9), (2, 2, 9)]
+)
+def test_auroc_and_f1_are_those_of_scikit_learn(classes: int, examples: int, digits: int) -> None:
+    probabilities, labels = draw(classes, examples, digits)
+    task = scored_task(probabilities, labels)
+    found = columns(task)
+    auroc, f1 = by_sklearn(probabilities, labels)
+    assert (found["test_auroc"], found["test_f1"]) == pytest.approx((auroc, f1), abs=1e-6)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_each_client_has_its_own_and_one_without_both_classes_counts_for_nothing(classes: int) -> None:
+    probabilities, labels = draw(classes, 80)
+    owners = RNG.integers(0, 5, 80)
+    labels[owners == 3] = 1  # AUROC is not defined there
+    task = scored_task(probabilities, labels, owners, primary_metric="auroc")
+    expected = np.full(5, np.nan)
+    for i in (0, 1, 2, 4):
+        expected[i] = by_sklearn(probabilities[owners == i], labels[owners == i])[0]
+    params, data = task.init(None), evaluation_data(task)
+    np.testing.assert_allclose(fx.evaluate_clients(task, params)["auroc"], expected, atol=1e-6)
+    models = jax.tree.map(lambda a: jnp.stack([a] * 7), params)
+    for found in (columns(task), jax.jit(lambda models, data: evaluate_own(task, models, data))(models, data)):
+        assert float(found["test_auroc"]) == pytest.approx(by_sklearn(probabilities, labels)[0], abs=1e-6)
+        assert float(found["client_auroc_mean"]) == pytest.approx(np.nanmean(expected), abs=1e-6)
+        assert float(found["client_auroc_worst_decile"]) == pytest.approx(np.nanmin(expected), abs=1e-6)
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_bins_add_up_over_nodes_and_are_within_their_bound(classes: int) -> None:
+    parts = [draw(classes, 100) for _ in range(3)]
+    binned = [fx.metrics.auroc(jnp.float32(p), jnp.asarray(y)).binned for p, y in parts]
+    sums = jax.tree.map(lambda *rows: sum(a.sum(0) for a in rows), *[metric.values for metric in binned])
+    exact, _ = by_sklearn(*(np.concatenate(arrays) for arrays in zip(*parts)))
+    bound = float(binned[0].bound(sums))
+    assert abs(float(binned[0].result(sums)) - exact) <= bound + 1e-6 and bound < 0.01
+
+
+def test_the_positive_class_is_the_rarer_one_in_training() -> None:
+    probabilities, labels = draw(2, 60)
+    for positive in (0, 1):
+        clients = fx.FederatedData.from_clients([{"y": np.array([1 - positive, 1 - positive, positive], np.int32)}])
+        task = scored_task(probabilities, labels, clients=clients)
+        found = columns(task)
+        assert float(found["test_f1"]) == pytest.approx(by_sklearn(probabilities, labels, positive)[1], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("given", "undefined"),
+    [({"one_class": ([[0.2, 0.8]] * 3, [1, 1, 1])}, {"auroc"}),
+     ({"nothing_positive": ([[0.9, 0.1]] * 3, [0, 0, 0])}, {"auroc", "f1"}),
+     ({"nan": ([[0.9, 0.1], [np.nan, np.nan]], [0, 1])}, {"auroc", "nll"}),
+     ({"ties": ([[0.5, 0.5]] * 4, [0, 1, 0, 1])}, set())],
+    ids=lambda given: next(iter(given), "none"),
+)  # fmt: skip
+def test_what_is_not_defined_is_nan(given: dict[str, Any], undefined: set[str]) -> None:
+    ((probabilities, labels),) = given.values()
+    task = scored_task(probabilities, labels)
+    found = columns(task)
+    assert {name.removeprefix("test_") for name, value in found.items() if np.isnan(value)} == undefined
+    if not undefined:
+        assert float(found["test_auroc"]) == 0.5
+
+
+def test_weights_that_sum_to_nothing_give_no_number_and_their_client_counts_for_nothing() -> None:
+    test, owners = small_task().test, np.array([0, 0, 1, 1, 1, 2, 2, 2, 2, 2, 2])
+
+    def metrics(params: Any, batch: Any) -> dict[str, Any]:
+        weights = (batch["x"][:, 0] == test["x"][0, 0].astype(np.float32)).astype(jnp.float32)  # the first example's
+        return {"some": (batch["x"][:, 1], weights), "none": (batch["x"][:, 1], 0 * weights)}
+
+    task = small_task(metrics=metrics, primary_metric="some", test_owners=owners)
+    found = columns(task)
+    assert np.isnan(found["test_none"])
+    for name in ("test_some", "client_some_mean", "client_some_worst_decile"):
+        assert float(found[name]) == pytest.approx(test["x"][0, 1])
+    task = replace(task, primary_metric="none")
+    assert np.isnan(columns(task)["client_none_mean"])
+
+
+def rows(batch: Any) -> jax.Array:
+    return batch["x"][:, 0]
+
+
+@pytest.mark.parametrize(
+    ("metric", "reason"),
+    [(lambda b: jnp.mean(rows(b)), r"'it': values and weights must have one shape \(batch, …\), got \(\) and \(\)"),
+     (lambda b: 0.5, r"'it': .* got \(\) and \(\)"),
+     (lambda b: (rows(b)[:, None], rows(b)), r"'it': .* one shape .*, got \(2, 1\) and \(2,\)"),
+     (lambda b: (rows(b), 1.0), r"'it': .* one shape .*, got \(2,\) and \(\)"),
+     (lambda b: rows(b)[None], r"'it' must have a row per example, of 2 examples, got shape \(1,\)"),
+     (lambda b: jnp.mean(rows(b), keepdims=True), r"'it' must .* got shape \(1,\)"),
+     (lambda b: (rows(b),) * 3, r"'it' must .* got shape \(3,\)"),
+     (lambda b: None, r"'it': .*None"),
+     (lambda b: fx.metrics.Metric(jnp.ones(3), jnp.sum), r"'it' must .* got shape \(3,\)"),
+     (lambda b: fx.metrics.Metric(b["x"], lambda sums: sums), r"'it' must have one number .* got shape \(4,\)")],
+)  # fmt: skip
+def test_a_metric_of_another_shape_is_refused_by_name(metric: Any, reason: str) -> None:
+    task = small_task(metrics=lambda params, batch: {"it": metric(batch)}, primary_metric="it")
+    with pytest.raises(fx.UsageError, match=reason):
+        fx.run(task, fx.fedavg(0.1), rounds=1, cohort_size=2, batch_size=2, mesh=1)
+
+
+def test_metrics_that_are_no_dictionary_are_refused() -> None:
+    with pytest.raises(fx.UsageError, match="metrics of task 'small' must return values by name, got "):
+        describe_metrics(small_task(metrics=lambda params, batch: rows(batch)))
+
+
+@pytest.mark.parametrize(
+    ("task", "names", "reason"),
+    [("quadratic", "auroc", "'auroc' need a task that predicts classes"), ("digits", "roc", "metrics must be one of")],
+)
+def test_metrics_by_name_need_classes(task: str, names: str, reason: str) -> None:
+    with pytest.raises(fx.UsageError, match=reason):
+        fx.load_task(task, metrics=names)
+
+
+def test_a_metric_says_which_way_is_better_and_the_short_form_by_its_name() -> None:
+    def metrics(params: Any, batch: Any) -> dict[str, Any]:
+        plain = dict.fromkeys(("my_error", "gain", "cost"), rows(batch))
+        return plain | {"loss_rate": fx.metrics.mean(rows(batch))}
+
+    task = small_task(metrics=metrics, primary_metric="cost", higher_is_better=False)
+    found = {name: metric.higher_is_better for name, metric in describe_metrics(task).items()}
+    assert found == {"loss_rate": True, "my_error": False, "gain": True, "cost": False}
+    assert primary_metric(replace(task, primary_metric=None)) == "cost"
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "higher"),
+    [("test_accuracy", ("test", "accuracy", ""), True), ("val_my_cost", ("val", "my_cost", ""), False),
+     ("client_my_cost_worst_decile", ("client", "my_cost", "worst_decile"), False),
+     ("client_accuracy_spread", ("client", "accuracy", "spread"), False), ("train_loss", ("train", "loss", ""), False),
+     ("nodes_accuracy_bound", ("nodes", "accuracy", "bound"), False), ("test_val_mean", ("test", "val_mean", ""), True),
+     ("bytes_up", None, True), ("virtual_seconds", None, False), ("round", None, True), ("test_", None, True)],
+)  # fmt: skip
+def test_a_column_is_taken_apart_in_one_place(name: str, column: Any, higher: bool) -> None:
+    found = Column.parse(name)
+    assert found == column and (found is None or str(found) == name)
+    assert higher_is_better(name, {"my_cost": False, "accuracy": True}) is higher
