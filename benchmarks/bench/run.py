@@ -5,9 +5,8 @@
     python benchmarks/bench/run.py --baseline ../before --peers "" # before and after a change, in turn
 
 Each peer runs its script in `peers/` in an environment of its own, `.venv-peer-NAME` (`make bench-peers`; both of
-PyTorch share one, or take this Python if it has PyTorch), with one thread and with all of them; the better counts.
-`--baseline` is a checkout with this benchmark whose rounds
-are timed in turn with this one's.
+PyTorch share one), or else in this one if it has the package: on a CPU with one thread and with all of them, of which
+the better counts. `--baseline` is a checkout with this benchmark whose rounds are timed in turn with this one's.
 """
 
 import argparse
@@ -22,6 +21,7 @@ import time
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -152,7 +152,10 @@ def time_peer(name: str, shape: str) -> tuple[float | None, str]:
     if python is None:
         return None, "not installed (make bench-peers)"
     found, error = [], ""
-    for threads in ({}, ONE_THREAD) if name != "pfl" else (ONE_THREAD,):  # pfl's sampler spins: never with all threads
+    choices = [{}] if which("nvidia-smi") else [{}, ONE_THREAD]  # with a GPU it hardly matters, and time is short
+    if name == "pfl":  # whose sampler spins: never with all threads
+        choices = [ONE_THREAD]
+    for threads in choices:
         try:
             done = subprocess.run(
                 [str(python), f"run_{name}.py", shape],
