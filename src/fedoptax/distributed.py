@@ -26,28 +26,28 @@ def join(coordinator: str | None = None, processes: int | None = None, process: 
     Give all arguments, or none if JAX can find them out: from Slurm, Open MPI, Kubernetes or a cloud's TPUs. Process 0
     is reached at `coordinator`, `HOST:PORT`; `process` is the number of this one, from 0.
     """
-    given = {"--coordinator": coordinator, "--processes": processes, "--process": process}
-    missing = [name for name, value in given.items() if value is None]
-    if 0 < len(missing) < len(given):
-        raise UsageError(f"{missing[0]} must be given too: --coordinator, --processes and --process go together")
+    place = {"coordinator": coordinator, "processes": processes, "process": process}
+    missing = [name for name, value in place.items() if value is None]
+    if 0 < len(missing) < len(place):
+        raise UsageError(f"{missing[0]} must be given too: coordinator, processes and process go together")
     if coordinator is not None and process is not None:
         host, _, port = coordinator.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-            raise UsageError(f"--coordinator must be HOST:PORT, got '{coordinator}'")
-        check_int("--process", process, 0, check_int("--processes", processes) - 1)
+            raise UsageError(f"coordinator must be HOST:PORT, got '{coordinator}'")
+        check_int("process", process, 0, check_int("processes", processes) - 1)
     method = None if missing else "deactivate"
     try:
         jax.distributed.initialize(coordinator, processes, process, cluster_detection_method=method)
     except ValueError as error:
         if not missing or "be defined" not in str(error):
-            raise RunError(f"--distributed: {shorten(error)}") from error
+            raise RunError(f"distributed: {shorten(error)}") from error
         raise UsageError(
-            "--distributed found no Slurm, Open MPI, Kubernetes or TPU cluster; "
-            "give --coordinator HOST:PORT --processes N --process I"
+            "distributed found no Slurm, Open MPI, Kubernetes or TPU cluster: "
+            "coordinator, processes and process must be given"
         ) from None
     except RuntimeError as error:  # JAX's own is one
         where, reason = coordinator or "the coordinator", shorten(str(error).splitlines()[0])
-        raise RunError(f"--distributed: not all processes met at {where} ({reason})") from error
+        raise RunError(f"distributed: not all processes met at {where} ({reason})") from error
 
 
 def is_distributed() -> bool:

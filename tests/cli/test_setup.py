@@ -1,13 +1,19 @@
 """From typed options to the settings of runs: presets, defaults, what was given."""
 
+from typing import Any
+
 import pytest
 
 from fedoptax.cli.options import Run
-from fedoptax.cli.setup import choose_hyperparameters, choose_options
+from fedoptax.cli.setup import choose, choose_options
+
+
+def options_of(options: Run) -> tuple[dict[str, Any], dict[str, Any]]:
+    return choose_options(options, choose(options, ["fedavg"]).paper)
 
 
 def test_preset_fills_what_was_not_given(capsys: pytest.CaptureFixture[str]) -> None:
-    task, rounds = choose_options(Run(task="mnist", preset="paper:fedlamb-shards", rounds=7))
+    task, rounds = options_of(Run(task="mnist", preset="paper:fedlamb-shards", run={"rounds": 7}))
     assert (rounds["rounds"], rounds["cohort_size"], rounds["batch_size"], rounds["weighting"]) == (
         7,
         25,
@@ -19,21 +25,21 @@ def test_preset_fills_what_was_not_given(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_preset_of_another_partition_leaves_out_its_options() -> None:
-    task, _ = choose_options(Run(task="mnist", preset="paper:fedlamb-shards", partition="iid"))
+    task, _ = options_of(Run(task="mnist", preset="paper:fedlamb-shards", partition="iid"))
     assert (task["partition"], task["num_clients"]) == ("iid", 50)
     assert "shards" not in task
 
 
 def test_given_local_work_replaces_that_of_the_paper() -> None:
-    _, rounds = choose_options(Run(task="mnist", preset="paper:fafed-low", local_epochs=2))
+    _, rounds = options_of(Run(task="mnist", preset="paper:fafed-low", run={"local_epochs": 2}))
     assert rounds["local_epochs"] == 2 and "local_steps" not in rounds and rounds["batch_size"] == 50
-    _, rounds = choose_options(Run(task="mnist", preset="paper:fafed-low"))
+    _, rounds = options_of(Run(task="mnist", preset="paper:fafed-low"))
     assert rounds["local_steps"] == 10
 
 
 def test_given_hyperparameters_replace_those_of_the_paper() -> None:
-    given = Run(task="emnist-cr", preset="paper", set_=["fedadam.tau=0.5"])
-    chosen = choose_hyperparameters(given, ["fedadam", "fedavg"])
+    options = Run(task="emnist-cr", preset="paper", set_=["fedadam.tau=0.5"])
+    chosen = choose(options, ["fedadam", "fedavg"]).hyperparameters
     assert chosen["fedadam"]["tau"] == 0.5
     assert chosen["fedadam"]["server_lr"] == pytest.approx(10**-2.5)
     assert chosen["fedavg"] == {"client_lr": 0.1, "server_lr": 1.0}

@@ -13,9 +13,10 @@ import pytest
 
 from federations import deployment, need_flower
 from fedoptax.cli.options import Run
-from fedoptax.deploy.config import TASK_NAMES, Deployment, build_task, from_table, to_table
+from fedoptax.deploy.config import Deployment, build_task, from_table, to_table
+from fedoptax.engine.options import RunOptions, options_of
 from fedoptax.errors import UsageError
-from fedoptax.experiments.build import preset
+from fedoptax.experiments.presets import find_preset
 
 need_flower()
 
@@ -58,7 +59,7 @@ def test_a_wrong_setting_is_refused_by_name(wrong: dict[str, Any], name: str) ->
 
 def test_another_algorithm_in_the_table_does_not_take_the_rates_of_the_first() -> None:
     table = flat(to_table(deployment("fedadam"))) | {"algorithm": "fedavg"}
-    assert from_table(table).hyperparameters == preset("digits", "fedavg") != {}
+    assert from_table(table).hyperparameters == find_preset("digits", "fedavg")[0] != {}
     own = from_table(table | {"hyperparameters.fedavg.client_lr": 0.5})
     assert own.hyperparameters == {"client_lr": 0.5} and own.build_algorithm()
     with pytest.raises(UsageError, match="must be in a table"):
@@ -147,7 +148,7 @@ def test_options_have_the_same_names_in_simulation_and_deployment_apart_from_tho
     table = page.partition("| `fedoptax run` | the app | why |")[2].partition("\n\n")[0]
     rows = [line.split("|")[1:3] for line in table.splitlines()[2:]]
     different = [{name for row in rows for name in re.findall("`-*([^`]+)`", row[column])} for column in (0, 1)]
-    command = {f.name.rstrip("_").replace("_", "-") for f in fields(Run)}
+    names = {f.name.rstrip("_") for f in fields(Run)} | options_of(RunOptions).keys()
+    command = {name.replace("_", "-") for name in names - {"run", "faults", "trackers"}} | {"fault", "track"}
     app = set(to_table(deployment()))
     assert (command - app, app - command) == (different[0], different[1] - command)
-    assert set(TASK_NAMES) < {name.replace("-", "_") for name in different[0]}

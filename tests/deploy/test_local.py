@@ -26,6 +26,7 @@ from federations import (
 )
 from fedoptax._files import read_json, write_json
 from fedoptax.algorithms import ALGORITHMS
+from fedoptax.cli.main import read_form
 from fedoptax.cli.options import Init, Local
 from fedoptax.deploy.config import build_task
 from fedoptax.storage.checkpoint import rounds_of
@@ -64,7 +65,7 @@ def test_the_quickstart_reaches_the_accuracy_of_its_simulation(
 ) -> None:
     (readme,) = re.findall("fedoptax (deploy local [^\n#]*)", Path("README.md").read_text(encoding="utf-8"))
     (documented,) = [command.removeprefix("fedoptax ") for command in DOCUMENTED if "deploy local" in command]
-    given = [Local(**parse(f"fedoptax {command}").params) for command in (readme, documented)]
+    given = [read_form(Local, parse(f"fedoptax {command}").params) for command in (readme, documented)]
     assert make_deployment(given[0], 4) == make_deployment(given[1], 4)
     monkeypatch.chdir(tmp_path)
     assert fedoptax(*shlex.split(documented)) == 0

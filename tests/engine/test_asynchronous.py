@@ -14,7 +14,8 @@ from fedoptax.engine.plan import RunOptions, make_plan
 from fedoptax.engine.sampling import round_key
 from fedoptax.engine.schedule import client_speeds, make_schedule
 from fedoptax.errors import DataError
-from fedoptax.experiments.build import build, preset
+from fedoptax.experiments.build import build
+from fedoptax.experiments.presets import find_preset
 from fedoptax.storage.history import History
 from oracles.compare import BITES, TOLERANCE, errors
 from oracles.problem import Tree, flatten, grad
@@ -228,7 +229,7 @@ STATEFUL |= {"diloco", "muloco"}
 def test_every_algorithm_runs_whose_clients_keep_nothing_and_the_others_are_refused_by_name() -> None:
     options = RunOptions(asynchronous=5, cohort_size=2)
     for name in fx.ALGORITHMS:
-        algorithm = build(name, preset("digits", name))
+        algorithm = build(name, find_preset("digits", name)[0])
         if name in STATEFUL:
             with pytest.raises(fx.UsageError, match=rf"asynchronous.*{name}"):
                 make_plan(options, line(), algorithm, name)
@@ -244,7 +245,7 @@ STATELESS = ["fedavg", "lookahead", "local_adaalter", "mime", "fedexp", "fedadam
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) for n in STATELESS])
 def test_algorithms_learn_from_uploads_that_are_late(name: str) -> None:
     given = GIVEN | {"asynchronous": 5, "rounds": 60}
-    losses = fx.run(small_task(), build(name, preset("digits", name)), **given).history.column("train_loss")
+    losses = fx.run(small_task(), build(name, find_preset("digits", name)[0]), **given).history.column("train_loss")
     assert np.mean(losses[-10:]) < 0.8 * np.mean(losses[:10])
 
 

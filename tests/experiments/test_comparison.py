@@ -75,7 +75,7 @@ def test_a_signal_stops_it_and_a_further_call_goes_on(tmp_path: Path) -> None:
         (["fedavg"], {"hyperparameters": {"fedavg": {"client_lr": -1.0}}}, "client_lr"),
         (["fedavg"], {"grids": {"fedavg": {"client_lr": []}}}, "grid"),
         (["fedavg"], {"cohort_size": 100}, "cohort_size"),
-        (["fedavg"], {"select": "accuracy"}, "--select"),
+        (["fedavg"], {"select": "accuracy"}, "select"),
         (["fedavg"], {"label": "a"}, "label"),
     ],
 )

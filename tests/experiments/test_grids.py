@@ -42,7 +42,7 @@ def test_edges() -> None:
 def test_wrong_grids_are_refused_in_one_line(text: str) -> None:
     with pytest.raises(UsageError) as error:
         parse_grids([text], ["fedadam"])["fedadam"]
-    assert "--grid" in str(error.value) and "\n" not in str(error.value)
+    assert "grid" in str(error.value) and "\n" not in str(error.value)
 
 
 def test_words_and_schedules() -> None:

@@ -4,14 +4,15 @@ import json
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import fedoptax as fx
 from fedoptax.algorithms import ALGORITHMS
 from fedoptax.cli.main import main
-from fedoptax.experiments.build import build, name_preset, preset
-from fedoptax.experiments.presets import PAPERS, PRESETS, find_setting
+from fedoptax.experiments.build import build
+from fedoptax.experiments.presets import PAPERS, PRESETS, find_preset, find_setting
 from fedoptax.tasks import TASKS
 from fedoptax.tasks.recipe import PARTITION_OPTIONS, TaskOptions, check_options
 
@@ -73,6 +74,10 @@ def test_every_setting_fits_its_task_and_builds_its_algorithms(task: str, name: 
     assert setting.convention
 
 
+def preset(*names: str) -> dict[str, Any]:
+    return find_preset(*names)[0]
+
+
 def test_the_papers_preset_stands_in_for_a_tuned_one() -> None:
     assert preset("shakespeare", "fedavg") == {"client_lr": 1, "server_lr": 1}
     assert preset("digits", "fedadam") == {"client_lr": 0.1, "server_lr": 0.1}
@@ -83,9 +88,9 @@ def test_the_papers_preset_stands_in_for_a_tuned_one() -> None:
 def test_what_was_tuned_with_the_model_comes_first() -> None:
     tuned = PRESETS["shakespeare:gpt_small"]
     assert preset("shakespeare", "fedadam", "gpt_small") == tuned["fedadam"] != preset("shakespeare", "fedadam")
-    assert name_preset("shakespeare", "fedadam", "gpt_small") == "preset"
+    assert find_preset("shakespeare", "fedadam", "gpt_small")[1] == "preset"
     assert preset("shakespeare", "fedyogi", "gpt_small") == preset("shakespeare", "fedyogi", "rnn")
-    assert name_preset("shakespeare", "fedyogi", "gpt_small") == "paper:afo"
+    assert find_preset("shakespeare", "fedyogi", "gpt_small")[1] == "paper:afo"
 
 
 @pytest.mark.parametrize("key", [key for key in PRESETS if ":" in key])
@@ -98,7 +103,7 @@ def test_presets_of_models_build(key: str) -> None:
 
 def test_unknown_presets_are_refused_by_name() -> None:
     assert find_setting("digits", "tuned") is None
-    with pytest.raises(fx.UsageError, match="--preset"):
+    with pytest.raises(fx.UsageError, match="preset"):
         find_setting("digits", "paper")
     with pytest.raises(fx.UsageError, match="paper:fafed-low"):
         find_setting("mnist", "paper:fafed-lo")

@@ -131,10 +131,10 @@ def test_the_rule_is_that_of_the_paper_unless_another_is_asked_for() -> None:
     assert rule_for(DIGITS, "test_accuracy", 5, 40) == Rule("test_accuracy", 5, True)
     assert rule_for(DIGITS, "test_loss", 5, 40) == Rule("test_loss", 5, False)
     assert rule_for(TASK, "test_excess", 5, 40) == Rule("test_excess", 5, False)
-    with pytest.raises(fx.UsageError, match="--select"):
+    with pytest.raises(fx.UsageError, match="select"):
         rule_for(DIGITS, "accuracy", None, 40)
     for last in (0, 41):
-        with pytest.raises(fx.UsageError, match="--last"):
+        with pytest.raises(fx.UsageError, match="last"):
             rule_for(DIGITS, "train_loss", last, 40)
 
 
@@ -148,10 +148,10 @@ REFUSALS: list[tuple[Any, dict[str, Any], dict[str, Any], str]] = [
     ("fedavg", {"client_lr": [0.1]}, {"cohort": 3}, "cohort_size"),
     ("fedavg", {"client_lr": [0.1]}, {"label": "a"}, "label"),
     ("fedavg", {"client_lr": [0.1]}, {"aggregate": fx.Krum(1)}, "aggregate"),
-    ("fedavg", {"client_lr": [0.1]}, {"trackers": ["paper"]}, "--track"),
+    ("fedavg", {"client_lr": [0.1]}, {"trackers": ["paper"]}, "trackers"),
     ("fedavg", {"client_lr": [0.1]}, {"wrappers": {"hat": "x"}}, "wrappers"),
     ("fedavg", {"client_lr": [0.1]}, {"search": "random"}, "search"),
-    ("fedavg", {"client_lr": [0.1]}, {"select": "accuracy"}, "--select"),
+    ("fedavg", {"client_lr": [0.1]}, {"select": "accuracy"}, "select"),
 ]
 
 

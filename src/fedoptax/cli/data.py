@@ -21,43 +21,43 @@ from fedoptax.storage.config import class_counts, partition_record
 SHOWN = 10  # clients in the printed table; all are in the file
 
 
-def fetch(given: Fetch) -> None:
+def fetch(options: Fetch) -> None:
     """Download a data set and print its folder."""
-    print(f"{given.name}: {fetching.fetch(given.name, given.data_dir)}")
+    print(f"{options.name}: {fetching.fetch(options.name, options.data_dir)}")
 
 
-def check(given: Check) -> None:
+def check(options: Check) -> None:
     """Print what is on disk of each data set; one that was asked for must be there."""
     found = {}
-    for name in given.names or list(DATA_SETS):
+    for name in options.names or list(DATA_SETS):
         with status(f"checking {name}"):
-            found[name] = checking.check(name, given.data_dir)
-    if given.json:
+            found[name] = checking.check(name, options.data_dir)
+    if options.json:
         print(json.dumps({name: [row._asdict() for row in rows] for name, rows in found.items()}, indent=1))
     else:
         lines = [[name, *row] for name, rows in found.items() for row in rows]
         print_table([["data set", "file", "status", "detail"], *lines, ["", *checking.cache_row()]], left=True)
-    if given.names and (incomplete := [name for name, rows in found.items() if not checking.is_complete(rows)]):
+    if options.names and (incomplete := [name for name, rows in found.items() if not checking.is_complete(rows)]):
         raise RunError(f"incomplete: {', '.join(incomplete)}")
 
 
-def partition(given: Partition) -> None:
+def partition(options: Partition) -> None:
     """Write a table and a picture of a task's clients, and print the measures of their differences."""
-    folder = given.out or new_folder(given.task, "partition")
+    folder = options.out or new_folder(options.task, "partition")
     table_file, picture_file = folder / "partition.csv", folder / "partition.png"
     for file in (table_file, picture_file):
-        if file.exists() and not given.overwrite:
-            raise UsageError(f"--out must be another folder, or --overwrite be given: '{file}' exists")
-    task = load(given, task_arguments(given))
+        if file.exists() and not options.overwrite:
+            raise UsageError(f"out must be another folder, or --overwrite be given: '{file}' exists")
+    task = load(options, task_arguments(options))
     about = {"name": task.name, **task.spec}
-    picture = make_partition({"task": about, "seed": given.partition_seed, "partition": partition_record(task)})
+    picture = make_partition({"task": about, "seed": options.partition_seed, "partition": partition_record(task)})
     assert picture is not None
     counts, sizes = class_counts(task), task.clients.sizes
     table = pd.DataFrame(client_table(counts, sizes, task.test_owners))
     write_atomically(table_file, table.to_csv(index=False, lineterminator="\n").encode())
     write_atomically(picture_file, partition_png(picture))
     summary = measures(counts, sizes)
-    if given.json:
+    if options.json:
         print(json.dumps({"out": str(folder), **about, **summary}, indent=1))
         return
     print(*task.notes, picture.sentence, sep="\n")

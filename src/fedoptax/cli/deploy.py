@@ -14,11 +14,12 @@ from fedoptax._files import read_json, write_atomically
 from fedoptax._progress import bar, status
 from fedoptax.cli.options import AddNode, DeploymentOptions, Init, Local
 from fedoptax.cli.printing import print_summary
-from fedoptax.cli.setup import choose_hyperparameters, choose_options, load, with_task_defaults
+from fedoptax.cli.setup import choose, choose_options, load, with_task_defaults
 from fedoptax.deploy.app import check_empty, place_node, read_app, write_app
 from fedoptax.deploy.config import Deployment, is_own_function, simulation_command
 from fedoptax.deploy.keys import describe_node, describe_nodes, make_keys, write_keys
 from fedoptax.deploy.local import LocalFederation, LocalSettings, last_words
+from fedoptax.deploy.options import NetworkOptions
 from fedoptax.deploy.proxy import make_proxy
 from fedoptax.engine.plan import make_plan
 from fedoptax.errors import RunError, Stopped, UsageError, check_int
@@ -29,69 +30,72 @@ from fedoptax.tasks import recipe_of
 from fedoptax.trackers import as_trackers
 
 
-def init(given: Init) -> None:
+def init(options: Init) -> None:
     """Write an app and keys."""
-    check_empty(given.folder)
-    count = len(given.key) or check_int("--nodes", 4 if given.nodes is None else given.nodes)
-    if given.nodes not in (None, count):
-        raise UsageError(f"--nodes must be {count}, the number of keys, got {given.nodes}")
-    keys = make_keys(0 if given.key else count, given.host)
-    keys |= {f"node-{partition}.pub": file.read_bytes() for partition, file in enumerate(given.key)}
+    check_empty(options.folder)
+    count = len(options.key) or check_int("nodes", 4 if options.nodes is None else options.nodes)
+    if options.nodes not in (None, count):
+        raise UsageError(f"nodes must be {count}, the number of keys, got {options.nodes}")
+    keys = make_keys(0 if options.key else count, options.host)
+    keys |= {f"node-{partition}.pub": file.read_bytes() for partition, file in enumerate(options.key)}
     deployment = replace(make_deployment(given, count), nodes=describe_nodes(keys))
-    write_app(given.folder / "app", deployment)
-    write_keys(given.folder / "keys", keys)
-    write_atomically(given.folder / "nginx.conf", make_proxy().encode())
+    write_app(options.folder / "app", deployment)
+    write_keys(options.folder / "keys", keys)
+    write_atomically(options.folder / "nginx.conf", make_proxy().encode())
     for partition, node in deployment.nodes.items():
         print(f"partition {partition}: {node}")
-    print(f"app: {given.folder / 'app'}\nkeys: {given.folder / 'keys'}")
-    if not given.key:
-        print(f"try it here with: fedoptax deploy local --app {shlex.quote(str(given.folder))}")
+    print(f"app: {options.folder / 'app'}\nkeys: {options.folder / 'keys'}")
+    if not options.key:
+        print(f"try it here with: fedoptax deploy local --app {shlex.quote(str(options.folder))}")
     _print_simulation(deployment)
 
 
-def add_node(given: AddNode) -> None:
+def add_node(options: AddNode) -> None:
     """Write a key into the app's table of nodes."""
-    public = given.key.read_bytes()
+    public = options.key.read_bytes()
     node = describe_node(public)
-    partition = place_node(given.folder / "app", given.partition, node)
-    write_atomically(given.folder / "keys" / f"node-{partition}.pub", public)
+    partition = place_node(options.folder / "app", options.partition, node)
+    write_atomically(options.folder / "keys" / f"node-{partition}.pub", public)
     print(f"partition {partition}: {node}")
 
 
-def local(given: Local) -> None:
+def local(options: Local) -> None:
     """Run an app, which is there or made now, to its end."""
-    if given.round is not None and given.resume is None:
-        raise UsageError("--round needs --resume, the folder of a run")
-    if given.resume is not None and given.out not in (None, given.resume):
-        raise UsageError(f"--out must be the folder that is resumed, got '{given.out}'")
-    out = given.resume or given.out or Path("runs") / "deployment"
+    if options.resume_round is not None and options.resume is None:
+        raise UsageError("resume_round needs --resume, the folder of a run")
+    if options.resume is not None and options.out not in (None, options.resume):
+        raise UsageError(f"out must be the folder that is resumed, got '{options.out}'")
+    out = options.resume or options.out or Path("runs") / "deployment"
     default_work = out.with_name(out.name + "-network")
-    work, is_new = given.app or default_work, given.app is None and given.resume is None
-    if given.resume is None:
+    work, is_new = options.app or default_work, options.app is None and options.resume is None
+    if options.resume is None:
         prepare(out)
     if is_new:
         check_empty(work)
-        nodes = check_int("--nodes", 4 if given.nodes is None else given.nodes)
+        nodes = check_int("nodes", 4 if options.nodes is None else options.nodes)
         deployment = make_deployment(given, nodes)
     else:
-        for of in fields(DeploymentOptions):
-            if of.name not in ("rounds", "data_dir") and getattr(given, of.name) != getattr(Local(), of.name):
-                option = of.name.rstrip("_").replace("_", "-")
-                raise UsageError(f"--{option} cannot be given with --app or --resume: it stands in the app's config")
+        defaults = {**NetworkOptions().__dict__, **Local().__dict__}
+        typed = {of.name: getattr(options, of.name) for of in fields(DeploymentOptions)} | options.run
+        for name, value in typed.items():
+            if name not in ("run", "rounds", "data_dir") and value != defaults[name]:
+                raise UsageError(f"{name} cannot be given with --app or --resume: it is in the app's config")
         deployment = read_app(work / "app")
         nodes = len(list((work / "keys").glob("node-*.pub")))
-        if given.nodes not in (None, nodes):
-            raise UsageError(f"--nodes must be {nodes}, the number of keys in '{work / 'keys'}', got {given.nodes}")
+        if options.nodes not in (None, nodes):
+            raise UsageError(f"nodes must be {nodes}, the number of keys in '{work / 'keys'}', got {options.nodes}")
         if not all((work / "keys" / f"node-{partition}").is_file() for partition in range(nodes)):
             raise UsageError(f"'{work / 'keys'}' must hold the private key of every node")
     as_trackers(deployment.tracker_names)
-    settings = LocalSettings(nodes, given.port, given.node_port, given.time_limit, given.start_timeout, given.data_dir)
-    rounds = deployment.rounds if given.rounds is None else given.rounds
-    if given.resume is not None:
+    settings = LocalSettings(
+        nodes, options.port, options.node_port, options.time_limit, options.start_timeout, options.data_dir
+    )
+    rounds = options.run.get("rounds", deployment.rounds)
+    if options.resume is not None:
         config = out / "config.json"
-        if given.rounds is None and config.is_file():  # the run may have been made longer than its app says
+        if "rounds" not in options.run and config.is_file():  # the run may have been made longer than its app says
             rounds = read_json(config)["rounds"]
-        check_int("--rounds", rounds, least_total(out, given.round))
+        check_int("rounds", rounds, least_total(out, options.resume_round))
     if is_new:
         keys = make_keys(nodes)
         write_app(work / "app", replace(deployment, nodes=describe_nodes(keys)))
@@ -99,44 +103,43 @@ def local(given: Local) -> None:
     _print_simulation(replace(deployment, rounds=rounds))
     remedy = f"continue with: fedoptax deploy local --resume {shlex.quote(str(out))} --rounds {rounds}"
     remedy += f" --app {shlex.quote(str(work))}" if work != default_work else ""
-    overrides = {"out": str(out.absolute()), "resume": given.resume is not None, "rounds": rounds}
-    overrides |= {} if given.round is None else {"resume-round": given.round}
+    overrides = {"out": str(out.absolute()), "resume": options.resume is not None, "rounds": rounds}
+    overrides |= {} if options.resume_round is None else {"resume-round": options.resume_round}
     try:
         _run(work, out, settings, overrides, deployment.algorithm)
     except KeyboardInterrupt:
         raise Stopped(f"stopped after round {len(read_lines(out))} of {rounds}; {remedy}") from None
     except RunError as error:
         raise RunError(f"{error} (after round {len(read_lines(out))}; {remedy})") from error
-    print_summary(out, given.json)
+    print_summary(out, options.json)
 
 
-def make_deployment(given: DeploymentOptions, nodes: int) -> Deployment:
+def make_deployment(options: DeploymentOptions, nodes: int) -> Deployment:
     """Make the deployment of the command line, checked as server and clients will check it."""
-    task_arguments, options = choose_options(given)
-    task = None
-    if is_own_function(given.task):
-        options = {"cohort_size": nodes} | options
+    name, task = options.algorithm, None
+    settings = choose(options, [name])
+    task_arguments, run = choose_options(options, settings.paper)
+    if is_own_function(options.task):
+        run = {"cohort_size": nodes} | run
     else:
-        if "num_clients" in recipe_of(given.task).option_types():
+        if "num_clients" in recipe_of(options.task).option_types():
             task_arguments.setdefault("num_clients", nodes)
-        task = load(given, task_arguments)
+        task = load(options, task_arguments)
         if task.num_clients != nodes:
-            raise UsageError(f"--nodes must be {task.num_clients}, the task's number of clients, got {nodes}")
-        options = with_task_defaults(given.task, task, options)
-    names = ["algorithm", "quorum", "round_timeout", "wait_limit", "max_examples", "checkpoint_every"]
-    names += ["eval_fraction", "eval_min_nodes", "upload_bound", "loss_bound"]
+            raise UsageError(f"nodes must be {task.num_clients}, the task's number of clients, got {nodes}")
+        run = with_task_defaults(options.task, task, run)
     deployment = Deployment(
-        task={"name": given.task, "partition_seed": given.partition_seed, **task_arguments},
-        hyperparameters=choose_hyperparameters(given, [given.algorithm])[given.algorithm],
-        privacy=given.privacy or "",
-        compress=given.compress or "",
-        track=",".join(given.track),
-        **{name: getattr(given, name) for name in names},
-        **options,
+        task={"name": options.task, "partition_seed": options.partition_seed, **task_arguments},
+        algorithm=name,
+        hyperparameters=settings.hyperparameters[name],
+        privacy=options.privacy or "",
+        compress=options.compress or "",
+        track=",".join(options.trackers),
+        **run,
     )
     algorithm = deployment.build_algorithm()
     if task is not None:
-        make_plan(deployment, task, algorithm, given.algorithm)
+        make_plan(deployment.run_options, task, algorithm, name)
     return deployment
 
 

@@ -7,50 +7,136 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable
-from dataclasses import fields
+from collections.abc import Callable, Mapping
+from dataclasses import Field, fields, replace
 from importlib.util import find_spec
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import click
 import typer
 import typer.core
-from typer.models import OptionInfo
 
 from fedoptax import __version__, cli
 from fedoptax._progress import status
 from fedoptax.cli import options
+from fedoptax.engine.options import Option
 from fedoptax.errors import RunError, UsageError, shorten
+from fedoptax.experiments.parsing import parse_pairs
 from fedoptax.experiments.signals import terminable
 
 # else typer 0.20 writes [default: 1] as \[default: 1] for rich, which does not print our help
 typer.core.HAS_RICH = False
 
+PANEL, KEYWORD_ONLY = "rich_help_panel", inspect.Parameter.KEYWORD_ONLY
+KINDS = {"int": int, "float": float, "str": str, "bool": bool}
+"""The types of options by their annotation's first word; others are NAME=VALUE texts."""
 
 Form = TypeVar("Form")
+GROUPS = ("Data", "Model", "Algorithm", "Rounds", "Search", "Evaluation", "Network", "Hardware", "Output")
+"""The headings of a command's options in `--help`, in their order."""
+
+
+class Command(typer.core.TyperCommand):
+    """A command whose `--help` shows its options in groups."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the arguments and then each group of options."""
+        rows: dict[str, list[tuple[str, str]]] = {name: [] for name in ("Arguments", *GROUPS)}
+        for parameter in self.get_params(ctx):
+            group = "Arguments" if isinstance(parameter, click.Argument) else getattr(parameter, PANEL, None)
+            if record := parameter.get_help_record(ctx):
+                rows[group or "Output"].append(record)
+        for name, records in rows.items():
+            if records:
+                with formatter.section(name):
+                    formatter.write_dl(records)
 
 
 def add_command(group: typer.Typer, name: str, form: type[Form], load: Callable[[], Callable[[Form], None]]) -> None:
     """Add a command whose options are the fields of `form`; `load` imports the function that does its work."""
+    parameters, flags = _parameters_of(form)
 
     def work(**values: Any) -> None:
         if group is deploy and find_spec("flwr") is None:
             raise UsageError("deploy needs Flower: pip install 'fedoptax[flower]'")
-        with status("starting"):
-            function = load()
-        function(form(**values))
+        try:
+            options = read_form(form, values)
+            with status("starting"):
+                function = load()
+            function(options)
+        except UsageError as error:
+            raise UsageError(_with_dashes(str(error), flags)) from error
 
-    hints, own = get_type_hints(form), inspect.get_annotations(form)
-    parameters = []
-    for of in sorted(fields(form), key=lambda of: of.name not in own):  # type: ignore[arg-type]
-        about, default = of.metadata["parameter"], of.default_factory()  # type: ignore[operator]  # `option` makes one
-        if isinstance(about, OptionInfo) and not about.param_decls:  # else a flag would have a `--no-` too
-            about.param_decls = (f"--{of.name.rstrip('_').replace('_', '-')}",)
-        kind, annotation = inspect.Parameter.KEYWORD_ONLY, Annotated[hints[of.name], about]
-        parameters.append(inspect.Parameter(of.name, kind, default=default, annotation=annotation))
     work.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
     work.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    group.command(name, help=inspect.getdoc(form))(work)
+    help = str(inspect.getdoc(form))
+    group.command(name, cls=Command, help=help, short_help=help.splitlines()[0])(work)
+
+
+def _parameters_of(form: type) -> tuple[list[inspect.Parameter], dict[str, str]]:
+    """Return the parameters of a form for Typer, and flags by name."""
+    hints = get_type_hints(form)
+    rows: list[tuple[str, Any, Any, Option | str]] = []  # name, type, default, and the option or an argument's help
+    for of in fields(form):
+        if "fields" not in of.metadata:
+            default: Any = of.default_factory()  # type: ignore[misc]  # `option` and `argument` make one
+            rows.append((of.name, hints[of.name], default, of.metadata.get("option") or of.metadata["argument"]))
+            continue
+        for inner in of.metadata["fields"]:
+            about = inner.metadata["option"]
+            about = replace(about, default_text=of.metadata["default_text"] or about.default_text)
+            kind, default = KINDS.get(inner.type.split(" ")[0]), None if about.default_text else inner.default
+            hint = list[str] if kind is None else kind if default is not None else kind | None
+            rows.append((inner.name, hint, [] if kind is None else default, about))
+    flags = {
+        name.rstrip("_"): about.flags[-1] if about.flags else f"--{name.rstrip('_').replace('_', '-')}"
+        for name, _, _, about in rows
+        if isinstance(about, Option)
+    }
+    parameters = []
+    for name, hint, default, about in rows:
+        if isinstance(about, Option):
+            told = about.default_text or ("" if default in (None, [], ...) or default is False else f"{default}")
+            help = _with_dashes(about.help, flags) + (f" [default: {told}]" if told else "")
+            names = about.flags or (flags[name.rstrip("_")],)  # else a flag would have a `--no-` too
+            panel: Any = {PANEL: about.group}
+            info: Any = typer.Option(*names, help=help, metavar=about.metavar, show_default=False, **panel)
+        else:
+            info = typer.Argument(help=about)
+        annotation = Annotated[hint, info]
+        parameters.append(inspect.Parameter(name, KEYWORD_ONLY, default=default, annotation=annotation))
+    return parameters, flags
+
+
+def read_form(form: type[Form], values: dict[str, Any]) -> Form:
+    """Return the form of a command's parameters; options of runs are checked before anything slow is imported."""
+    values = dict(values)
+    for of in fields(form):  # type: ignore[arg-type]
+        if "fields" in of.metadata:
+            chosen = {inner.name: _check(inner, values.pop(inner.name)) for inner in of.metadata["fields"]}
+            values[of.name] = {name: value for name, value in chosen.items() if value is not None}
+    return form(**values)
+
+
+def _check(of: Field[Any], value: Any) -> Any:
+    """Return the value of an option, checked; NAME=VALUE texts become a dictionary."""
+    if isinstance(value, list):
+        value = parse_pairs(of.name, value) or None
+    check = of.metadata["option"].check
+    if check is not None and value not in (None, of.default):
+        check(of.name, value)
+    return value
+
+
+def _with_dashes(message: str, flags: Mapping[str, str]) -> str:
+    """Write names of options in a text as flags: the first word, what has an underscore or is in backquotes."""
+
+    def write(match: re.Match[str]) -> str:
+        word = match[0].strip("`")
+        is_name = match.start() == 0 or "_" in word or word != match[0]
+        return flags.get(word, match[0]) if is_name else match[0]
+
+    return re.sub(r"'[^']*'|`[a-z_]+`|(?<![-\w.])[a-z_]+\b(?!=)", write, message)
 
 
 def show_help(context: typer.Context) -> None:

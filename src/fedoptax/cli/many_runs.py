@@ -8,67 +8,71 @@ from fedoptax.cli.options import Compare, Tune
 from fedoptax.cli.printing import warn_of_rise
 from fedoptax.cli.report import report_comparison, report_search
 from fedoptax.cli.run import errors_name
-from fedoptax.cli.setup import algorithm_names, choose_grids, choose_rate_origins, set_up
+from fedoptax.cli.setup import algorithm_names, choose, set_up
 from fedoptax.errors import UsageError
 from fedoptax.experiments import comparison, tuning
+from fedoptax.experiments.grids import choose_grids
 
-DEFAULT_TRIALS = 25
+DEFAULT_TRIALS, DEFAULT_BUDGET = 25, 16
+SEARCHING = ("budget", "grid", "select", "last")  # options of compare that need --tune
 
 
-def compare(given: Compare) -> None:
+def compare(options: Compare) -> None:
     """Run a comparison and write its report."""
-    names = algorithm_names(given.algorithms)
-    searching = {"--budget": given.budget, "--grid": given.grid, "--select": given.select, "--last": given.last}
-    if not given.tune and (useless := [option for option, value in searching.items() if value]):
+    names = algorithm_names(options.algorithms)
+    if not options.tune and (useless := [name for name in SEARCHING if getattr(options, name)]):
         raise UsageError(f"{useless[0]} needs --tune")
-    grids = choose_grids(given, names, 16 if given.budget is None else given.budget) if given.tune else {}
+    settings = choose(options, names)
+    budget = DEFAULT_BUDGET if options.budget is None else options.budget
+    grids = choose_grids(options.grid, settings.typed, budget) if options.tune else {}
     grids = {name: grid for name, grid in grids.items() if grid}  # the others have nothing to search
-    task, hyperparameters, options = set_up(given, names, "compare")
-    rates = choose_rate_origins(given, hyperparameters) | dict.fromkeys(grids, "tuned")
+    task, run = set_up(options, settings, "compare")
+    rates = settings.rates | dict.fromkeys(grids, "tuned")
     if len(set(rates.values())) > 1:
-        shown = "; ".join(f"{name}: {origin}" for name, origin in rates.items())
+        origins = "; ".join(f"{name}: {origin}" for name, origin in rates.items())
         print(
-            f"warning: learning rates come from different places ({shown}); --tune searches those of all alike",
+            f"warning: learning rates come from different places ({origins}); --tune searches those of all alike",
             file=sys.stderr,
         )
-    with errors_name(options["out"]):
+    with errors_name(run["out"]):
         done = comparison.compare(
             task,
             names,
-            seeds=given.seeds,
-            hyperparameters=hyperparameters,
+            seeds=options.seeds,
+            hyperparameters=settings.hyperparameters,
             grids=grids,
             rates=rates,
-            select=given.select or "train_loss",
-            last=given.last,
+            select=options.select or "train_loss",
+            last=options.last,
             command=shlex.join(["fedoptax", *sys.argv[1:]]),
-            **options,
+            **run,
         )
     ends = {name: [history.last("train_loss") for history in seeds] for name, seeds in done.histories.items()}
-    warn_of_rise(task, {name: max(filter(None, losses), default=None) for name, losses in ends.items()}, options)
-    report_comparison(done, given.json)
+    warn_of_rise(task, {name: max(filter(None, losses), default=None) for name, losses in ends.items()}, run)
+    report_comparison(done, options.json)
 
 
-def tune(given: Tune) -> None:
+def tune(options: Tune) -> None:
     """Run a search and write its report."""
-    name = given.algorithm
-    if given.trials is not None and given.search == "grid":
-        raise UsageError("--trials needs --search optuna")
-    grid = choose_grids(given, [name], DEFAULT_TRIALS)[name]
+    name = options.algorithm
+    if options.trials is not None and options.search == "grid":
+        raise UsageError("trials needs --search optuna")
+    settings = choose(options, [name])
+    grid = choose_grids(options.grid, settings.typed, DEFAULT_TRIALS)[name]
     if not grid:
-        raise UsageError(f"--grid is needed for {name}, whose rates are all set")
-    task, hyperparameters, options = set_up(given, [name], f"tune-{name}")
-    with errors_name(options["out"]), suppress(tuning.AllDiverged):  # `report_search` raises it again
+        raise UsageError(f"grid is needed for {name}, whose rates are all set")
+    task, run = set_up(options, settings, f"tune-{name}")
+    with errors_name(run["out"]), suppress(tuning.AllDiverged):  # `report_search` raises it again
         tuning.tune(
             task,
             name,
             grid,
-            fixed={key: value for key, value in hyperparameters[name].items() if key not in grid},
-            select=given.select or "train_loss",
-            last=given.last,
+            fixed={key: value for key, value in settings.hyperparameters[name].items() if key not in grid},
+            select=options.select or "train_loss",
+            last=options.last,
             command=shlex.join(["fedoptax", *sys.argv[1:]]),
-            search=given.search,
-            trials=given.trials or DEFAULT_TRIALS,
-            **options,
+            search=options.search,
+            trials=options.trials or DEFAULT_TRIALS,
+            **run,
         )
-    report_search(options["out"], given.json)
+    report_search(run["out"], options.json)

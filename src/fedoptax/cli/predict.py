@@ -14,27 +14,27 @@ from fedoptax.storage.model import load_model
 ENDINGS = (".csv", ".parquet", ".npz")
 
 
-def predict(given: Predict) -> None:
+def predict(options: Predict) -> None:
     """Predict the examples of a file, and write or print the predictions."""
-    if given.out is not None:
-        check_choice("--out", given.out.suffix, ENDINGS)
-    table = load_model(given.folder, given.params).predict_file(given.input, given.top)
-    if given.out is None:
+    if options.out is not None:
+        check_choice("out", options.out.suffix, ENDINGS)
+    table = load_model(options.folder, options.params).predict_file(options.input, options.top)
+    if options.out is None:
         table.to_csv(sys.stdout, index=False)
         return
     buffer = io.BytesIO()
-    if given.out.suffix == ".csv":
+    if options.out.suffix == ".csv":
         table.to_csv(buffer, index=False)
-    elif given.out.suffix == ".parquet":
+    elif options.out.suffix == ".parquet":
         table.to_parquet(buffer, index=False)
     else:
         columns = {str(name): column.to_numpy() for name, column in table.items()}
         arrays: Any = {name: a.astype(str) if a.dtype.hasobject else a for name, a in columns.items()}
         np.savez(buffer, **arrays)
-    write_atomically(given.out, buffer.getvalue())
-    print(f"{len(table)} predictions: {given.out}")
+    write_atomically(options.out, buffer.getvalue())
+    print(f"{len(table)} predictions: {options.out}")
 
 
-def export(given: Export) -> None:
+def export(options: Export) -> None:
     """Write the model of a run to a file."""
-    print(f"model: {load_model(given.folder, given.params).save(given.out)}")
+    print(f"model: {load_model(options.folder, options.params).save(options.out)}")

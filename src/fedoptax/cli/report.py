@@ -18,12 +18,12 @@ from fedoptax.report.words import format_number, format_setting
 SHOWN = 10  # points in the table on the terminal
 
 
-def report(given: Report) -> None:
+def report(options: Report) -> None:
     """Write the report of what is in a folder."""
-    if not given.folder.is_dir():
-        raise UsageError(f"'{given.folder}' is not a folder with runs")
+    if not options.folder.is_dir():
+        raise UsageError(f"'{options.folder}' is not a folder with runs")
     with status("writing the report"):
-        page = write_report(given.folder, given.out, given.target)
+        page = write_report(options.folder, options.out, options.target)
     print(f"report: {page}")
 
 

@@ -1,7 +1,7 @@
 """`fedoptax resume`: what was interrupted."""
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from fedoptax.cli.options import Local, Resume
 from fedoptax.cli.report import report_comparison, report_search
 from fedoptax.cli.run import errors_name, join_processes, run_algorithm
 from fedoptax.distributed import broadcast, is_distributed, is_leader, run_on_all_or_fail
-from fedoptax.engine.plan import RunOptions
+from fedoptax.engine.options import RunOptions, options_of
 from fedoptax.engine.xla import use_cache, use_cores
 from fedoptax.errors import RunError, UsageError, check_int
 from fedoptax.experiments.comparison import Comparison, run_comparison
@@ -20,57 +20,59 @@ from fedoptax.storage.config import read_config
 from fedoptax.tasks import TASKS, load_task, recipe_of
 from fedoptax.tasks.task import Task
 
-RESUMED = {of.name for of in fields(RunOptions)} - {"mesh"} | {"wrappers", "trackers", "rates"}
+RESUMED = {*options_of(RunOptions), "wrappers", "trackers", "rates"} - {"mesh"}
 """The options that a run takes from its config.json; by default it uses as many of the devices here as it had."""
 
 
-def resume(given: Resume) -> None:
+def resume(options: Resume) -> None:
     """Continue the run, comparison or search in a folder."""
-    join_processes(given)
+    join_processes(options)
     use_cores()
     use_cache()
-    folder, names = given.folder, ("rounds", "mesh", "checkpoint_every")
-    changes = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
-    changes |= {} if given.round is None else {"resume_round": given.round}
+    folder, data_dir = options.folder, options.data_dir
+    changes = {"checkpoint_every": options.checkpoint_every, "resume_round": options.resume_round, **options.run}
+    changes = {name: value for name, value in changes.items() if value is not None}
     is_comparison, is_search = (folder / "compare.json").is_file(), (folder / "tune.json").is_file()
     if changes.keys() & {"resume_round", "rounds"} and (is_comparison or is_search):
-        raise UsageError("--round and --rounds are for a single run only")
+        raise UsageError("resume_round and rounds are for a single run only")
     with errors_name(folder):
         if is_comparison:
             comparison = Comparison.read(folder)
             comparison = replace(comparison, options=comparison.options | changes)
-            report_comparison(run_comparison(reload_task(comparison.task, given.data_dir), comparison, folder))
+            report_comparison(run_comparison(reload_task(comparison.task, data_dir), comparison, folder))
         elif is_search:
             tuning = Tuning.read(folder)
             tuning = replace(tuning, options=tuning.options | changes)
-            run_search(reload_task(tuning.task, given.data_dir), tuning, folder)
+            run_search(reload_task(tuning.task, data_dir), tuning, folder)
             report_search(folder)
         elif not is_distributed() and "deployment" in _read_config(folder, changes):
-            _resume_deployment(given, changes)
+            _resume_deployment(options, changes)
         else:
-            _resume_run(folder, given.data_dir, changes)
+            _resume_run(folder, data_dir, changes)
 
 
-def _resume_deployment(given: Resume, changes: Mapping[str, Any]) -> None:
+def _resume_deployment(options: Resume, changes: Mapping[str, Any]) -> None:
     """Continue a deployment that runs on this machine."""
-    folder = given.folder
+    folder = options.folder
     if not folder.with_name(f"{folder.name}-network").is_dir():
         raise UsageError(
             f"'{folder}' is of a deployment on other machines: continue with flwr run and resume=true, or here with "
             f"fedoptax deploy local --resume {folder} --app FOLDER"
         )
-    for name in changes.keys() & {"mesh", "checkpoint_every"}:
-        raise UsageError(f"--{name.replace('_', '-')} cannot be given for a deployment")
-    cli.deploy.local(Local(resume=folder, round=given.round, rounds=given.rounds, data_dir=given.data_dir))
+    for name in changes.keys() - {"resume_round", "rounds"}:
+        raise UsageError(f"{name} cannot be given for a deployment")
+    rounds = {name: value for name, value in changes.items() if name == "rounds"}
+    again = Local(resume=folder, resume_round=options.resume_round, run=rounds, data_dir=options.data_dir)
+    cli.deploy.local(again)
 
 
 def _resume_run(folder: Path, data_dir: Path | None, changes: Mapping[str, Any]) -> None:
     """Continue a run; of several processes only the first needs the folder, and sends its config to the others."""
     config: Any = broadcast(run_on_all_or_fail(lambda: _read_config(folder, changes) if is_leader() else None))
-    kept = {name: value for name, value in config.items() if name in RESUMED}
+    stored = {name: value for name, value in config.items() if name in RESUMED}
     task = run_on_all_or_fail(lambda: reload_task(config["task"], data_dir))
     algorithm = config["algorithm"]
-    options = {**kept, **changes, "resume_from": folder, "out": folder}
+    options = {**stored, **changes, "resume_from": folder, "out": folder}
     run_algorithm(task, algorithm["name"], algorithm["hyperparameters"], options, as_json=False)
 
 
@@ -78,7 +80,7 @@ def _read_config(folder: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
     if not (folder / "config.json").is_file():
         raise UsageError(f"'{folder}' is not the folder of a run, a comparison or a search")
     if "rounds" in changes:
-        check_int("--rounds", changes["rounds"], least_total(folder, changes.get("resume_round")))
+        check_int("rounds", changes["rounds"], least_total(folder, changes.get("resume_round")))
     return read_config(folder)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedoptax.cli.options import ProcessOptions, Run
 from fedoptax.cli.printing import print_summary, warn_of_rise
-from fedoptax.cli.setup import choose_rate_origins, set_up
+from fedoptax.cli.setup import choose, set_up
 from fedoptax.distributed import is_distributed, is_leader, join, run_on_all_or_fail
 from fedoptax.errors import RunError, Stopped, UsageError
 from fedoptax.experiments.baselines import find_simulation
@@ -18,29 +18,30 @@ from fedoptax.experiments.run import raise_unless_completed, split_options
 from fedoptax.tasks.task import Task
 
 
-def run(given: Run) -> None:
+def run(options: Run) -> None:
     """Run an algorithm and print how it ended."""
-    join_processes(given)
-    name = given.algorithm
-    task, hyperparameters, options = set_up(given, [name], name)
-    options["rates"] = choose_rate_origins(given, hyperparameters)[name]
-    run_algorithm(task, name, hyperparameters[name], options, given.json)
+    join_processes(options)
+    name = options.algorithm
+    settings = choose(options, [name])
+    task, run = set_up(options, settings, name)
+    run_algorithm(task, name, settings.hyperparameters[name], run | {"rates": settings.rates[name]}, options.json)
 
 
-def join_processes(given: ProcessOptions) -> None:
+def join_processes(options: ProcessOptions) -> None:
     """Connect this process to the others of a distributed run, if it is one of several."""
-    if given.distributed:
-        join(given.coordinator, given.processes, given.process)
-    elif given.coordinator is not None or given.processes is not None or given.process is not None:
-        raise UsageError("--coordinator, --processes and --process need --distributed")
+    place = options.coordinator, options.processes, options.process
+    if options.distributed:
+        join(*place)
+    elif any(value is not None for value in place):
+        raise UsageError("coordinator, --processes and --process need --distributed")
 
 
 def run_algorithm(task: Task, name: str, values: Mapping[str, Any], options: Mapping[str, Any], as_json: bool) -> None:
     """Run an algorithm with these hyper-parameters and options of `fedoptax.run`, and print how it ended."""
     algorithm = run_on_all_or_fail(lambda: wrap(build(name, values), **options.get("wrappers", {})))
     with errors_name(options["out"]):
-        own = {"label": name, "hyperparameters": values, **options}
-        result = raise_unless_completed(find_simulation(name)(task, algorithm, *split_options(own)))
+        described = {"label": name, "hyperparameters": values, **options}
+        result = raise_unless_completed(find_simulation(name)(task, algorithm, *split_options(described)))
     if is_leader():
         print_summary(options["out"], as_json)
         warn_of_rise(task, {name: result.history.last("train_loss")}, options)

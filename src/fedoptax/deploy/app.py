@@ -68,7 +68,7 @@ def place_node(folder: Path, partition: int | None, node: str) -> int:
     path = folder / "pyproject.toml"
     document, deployment = _read(path)
     count, can_grow = len(deployment.nodes), is_own_function(str(deployment.task["name"]))
-    partition = check_int("--partition", count if partition is None else partition, 0, count - (not can_grow))
+    partition = check_int("partition", count if partition is None else partition, 0, count - (not can_grow))
     nodes = {**deployment.nodes, str(partition): node}
     replace(deployment, nodes=nodes)  # checks that no key is there twice
     document["tool"]["flwr"]["app"]["config"]["nodes"] = nodes

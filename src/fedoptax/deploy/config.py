@@ -3,131 +3,82 @@
 Server and clients read the same table, so they build the same task and the same algorithm.
 """
 
-import importlib
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field
 from typing import Any
 
 from fedoptax.algorithm import FedAlgorithm
-from fedoptax.deploy.server import UPLOAD_BOUND
-from fedoptax.engine.plan import CODED, RunOptions
-from fedoptax.errors import UsageError, check_choice, check_flag, check_int, check_number
-from fedoptax.experiments.build import build, preset, with_secret_seed, wrap
+from fedoptax.deploy.options import UPLOAD_BOUND, NetworkOptions
+from fedoptax.engine.options import RoundOptions, RunOptions, flag, option, options_of, text, whole, with_attributes
+from fedoptax.engine.plan import CODED
+from fedoptax.errors import UsageError, check_choice
+from fedoptax.experiments.build import build, with_secret_seed, wrap
+from fedoptax.experiments.parsing import format_value, import_function
+from fedoptax.experiments.presets import find_preset
 from fedoptax.tasks import load_task
 from fedoptax.tasks.task import Task
 
 Plain = str | int | float | bool
 TABLES = ("hyperparameters", "task", "nodes")
 """The fields that are tables of their own."""
-LOCAL = (
-    "client_loop", "mesh", "client_states", "examples", "engine", "faults", "keep", "stop_after", "personalize",
-    "client_metrics", "speeds",
-)  # fmt: skip
-"""Options of a simulation that mean nothing on a network."""
-NOT_GIVEN = {"local_steps": 0, "weighting": "", "resume_round": -1, "secure_aggregation": 0.0, "asynchronous": 0}
-"""How the table writes None, which TOML does not have."""
-TASK_NAMES = (
-    "model", "partition", "alpha", "num_clients", "client_column", "label_column", "validation_fraction",
-    "partition_seed",
-)  # fmt: skip
-"""Options of a task that have an option of the command line each."""
 
 
+@with_attributes
 @dataclass(frozen=True, kw_only=True)
-class Deployment(RunOptions):
-    """All that server and clients agree on, besides the options of every run.
+class Deployment(NetworkOptions):
+    """All that server and clients agree on.
 
-    Attributes:
-      task: `name` and options of a task of `load_task` (`partition_seed` is its seed); or `name = "MODULE:FUNCTION"`,
-        see `build_task`.
-      algorithm: a name in `ALGORITHMS`, or `MODULE:FUNCTION`.
-      hyperparameters: of the algorithm.
-      privacy, compress: how the algorithm is wrapped, as texts (`fedoptax.experiments.build`); "" means not at all.
-        The noise's seed is the server's own (`seed=none`): a number would go to every node.
-      quorum: the fraction of the cohort, in (0, 1], whose replies are enough for a round; the round still waits for all
-        until `round_timeout`.
-      round_timeout: seconds that a round waits for replies once it has a quorum; with `asynchronous`, that a node may
-        work.
-      wait_limit: seconds that a round waits for a quorum, and the first round for all nodes; then the run stops. With
-        `asynchronous`: that it waits for `cohort_size` replies; then a quorum of them is enough, or the run stops.
-      max_examples: the most examples that a client is believed to have; 0 means as many as in the server's own task.
-      eval_fraction: the fraction of all nodes, in [0, 1], that evaluate the model on their own test examples; 0 is off.
-      evaluate: a run's folder, or a `params.npz`, on the server's machine: nothing is trained, the nodes (all, if
-        `eval_fraction` is 0) evaluate this model, as one round. "" means off.
-      eval_min_nodes: at least so many are asked then, and without as many answers there is no metric.
-      upload_bound: how many times the median of its round an upload's norm, or a loss, may be; 0 means any. Not used
-        with `secure_aggregation`.
-      loss_bound: how many times the untrained model's loss (or 1) the test loss may be; more, and the round is not
-        kept. 0 means any.
-      checkpoint_every: seconds between checkpoints; 0 means one after every round.
-      track: names of trackers, separated by commas (`fedoptax.trackers`); they run at the server.
-      nodes: which key holds which partition: by partition the key's fingerprint and, after a space, its holder's name.
-      out: the server's folder for the results.
-      resume: continue the run in `out`.
-      resume_round: from the checkpoint of this round, not the last.
-
-    Raises:
-      UsageError: a value is outside its range.
+    `task` has the `name` and options of a task of `load_task` (`partition_seed` is its seed), or
+    `name = "MODULE:FUNCTION"`, see `build_task`. `hyperparameters` are the algorithm's. `nodes` says which key holds
+    which partition: by partition the key's fingerprint and, after a space, its holder's name.
     """
 
     task: Mapping[str, Plain]
-    algorithm: str
     hyperparameters: Mapping[str, Plain] = field(default_factory=dict)
-    privacy: str = ""
-    compress: str = ""
-    quorum: float = 0.5
-    round_timeout: float = 600.0
-    wait_limit: float = 600.0
-    max_examples: int = 0
-    eval_fraction: float = 0.0
-    eval_min_nodes: int = 1
-    evaluate: str = ""
-    upload_bound: float = UPLOAD_BOUND
-    loss_bound: float = 100.0
-    checkpoint_every: float = 0.0
-    track: str = ""
     nodes: Mapping[str, Plain] = field(default_factory=dict)
-    out: str = "runs/deployment"
-    resume: bool = False
-    resume_round: int | None = None
-    mesh: int | None = 1
-    client_states: str = "device"
-    examples: str = "device"
+    algorithm: str = option(MISSING, "A name in ALGORITHMS, or MODULE:FUNCTION.", "Algorithm", text)
+    privacy: str = option(
+        "", "Differential privacy, as a text (see `fedoptax.experiments.build`); empty for none. The noise's seed is "
+        "the server's own (seed=none): a number would go to every node.", "Algorithm", text,
+    )  # fmt: skip
+    compress: str = option("", "Codec of uploads, as a text; empty for none.", "Algorithm", text)
+    evaluate: str = option(
+        "", "A run's folder, or a params.npz, on the server's machine: nothing is trained, the nodes (all, if "
+        "eval_fraction is 0) evaluate this model, as one round. Empty for none.", "Evaluation", text,
+    )  # fmt: skip
+    track: str = option("", "Trackers that run at the server, separated by commas.", "Output", text)
+    out: str = option("runs/deployment", "The server's folder for the results.", "Output", text)
+    resume: bool = option(False, "Continue the run in out.", "Output", flag)
+    resume_round: int | None = option(
+        None, "Continue from the checkpoint of this round, not the last.", "Output", whole(0), none=-1
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("algorithm", "privacy", "compress", "track", "out", "evaluate"):
-            if not isinstance(getattr(self, name), str):
-                raise UsageError(f"{name} must be text, got {getattr(self, name)!r}")
         if not isinstance(self.task.get("name"), str):
             raise UsageError(f"task must be a table with the task's name, got {dict(self.task)}")
-        check_number("quorum", self.quorum, 0, 1, open_low=True, open_high=False)
-        check_number("round_timeout", self.round_timeout, 0, open_low=True)
-        check_number("wait_limit", self.wait_limit, 0, open_low=True)
-        check_int("max_examples", self.max_examples, 0)
-        check_number("eval_fraction", self.eval_fraction, 0, 1, open_high=False)
-        check_int("eval_min_nodes", self.eval_min_nodes)
         if self.evaluate:
             for name, value in {"rounds": 1, "eval_fraction": self.eval_fraction or 1.0}.items():
                 object.__setattr__(self, name, value)
         elif self.asynchronous is not None and self.eval_fraction:
             raise UsageError("eval_fraction cannot be used with asynchronous: nodes are at work when a round ends")
-        for name in ("checkpoint_every", "upload_bound", "loss_bound"):
-            check_number(name, getattr(self, name), 0)
         if self.secure_aggregation is not None:
             if self.compress:
                 raise UsageError(CODED)
             if self.upload_bound not in (0, UPLOAD_BOUND):
                 raise UsageError("upload_bound cannot be used with secure_aggregation, which shows no single upload")
-        if self.resume_round is not None:
-            check_int("resume_round", self.resume_round, 0)
-        check_flag("resume", self.resume)
         fingerprints = {str(entry).split(" ")[0] for entry in self.nodes.values()}
         if len(fingerprints) < len(self.nodes) or not all(partition.isdecimal() for partition in self.nodes):
             raise UsageError(f"nodes must give each partition a key of its own, got {dict(self.nodes)}")
         if self.privacy:
             object.__setattr__(self, "privacy", with_secret_seed(self.privacy))
+
+    @property
+    def run_options(self) -> RunOptions:
+        """The options of the rounds as the engine takes them: a node is one device, and has its own state."""
+        shared = {name: getattr(self, name) for name in options_of(RoundOptions)}
+        return RunOptions(**shared, mesh=1, client_states="device", examples="device")
 
     @property
     def tracker_names(self) -> tuple[str, ...]:
@@ -175,12 +126,7 @@ def build_task(deployment: Deployment, partition: int | None = None, data_dir: s
         seed = options.pop("partition_seed", 0)
         del options["name"]
         return load_task(name, seed=seed, data_dir=data_dir, **options)
-    module, _, attribute = name.partition(":")
-    try:
-        function = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise UsageError(f"task must be MODULE:FUNCTION, got '{name}' ({error})") from error
-    task = function(partition)
+    task = import_function("task", name)(partition)
     if not isinstance(task, Task):
         raise UsageError(f"task '{name}' must return a Task, got {type(task).__name__}")
     return task
@@ -189,16 +135,16 @@ def build_task(deployment: Deployment, partition: int | None = None, data_dir: s
 def to_table(deployment: Deployment) -> dict[str, Any]:
     """Return the table that stands in `pyproject.toml`: kebab-case names, with two tables inside."""
     table: dict[str, Any] = {}
-    for f in fields(deployment):
-        value = getattr(deployment, f.name)
-        if f.name in TABLES:
-            for key, item in value.items():
-                if not isinstance(item, str | int | float):
-                    raise UsageError(f"{f.name} must be text, numbers, true or false, got {key}={item!r}")
-            table[f.name] = {deployment.algorithm: dict(value)} if f.name == "hyperparameters" else dict(value)
-        elif f.name not in LOCAL:
-            plain = str(value) if f.name == "aggregate" else value
-            table[f.name.replace("_", "-")] = NOT_GIVEN[f.name] if value is None else plain
+    for name in TABLES:
+        content = dict(getattr(deployment, name))
+        for key, item in content.items():
+            if not isinstance(item, str | int | float):
+                raise UsageError(f"{name} must be text, numbers, true or false, got {key}={item!r}")
+        table[name] = {deployment.algorithm: content} if name == "hyperparameters" else content
+    for name, about in options_of(Deployment).items():
+        value = getattr(deployment, name)
+        plain = str(value) if name == "aggregate" else value
+        table[name.replace("_", "-")] = about.none if value is None else plain
     return table
 
 
@@ -211,32 +157,32 @@ def from_table(table: Mapping[str, Any]) -> Deployment:
     Raises:
       UsageError: a name is unknown or missing, or a value has the wrong type or range.
     """
-    names = [f.name for f in fields(Deployment) if f.name not in LOCAL]
-    given: dict[str, Any] = {name: {} for name in TABLES}
+    options = options_of(Deployment)
+    tables: dict[str, dict[str, Any]] = {name: {} for name in TABLES}
+    values: dict[str, Any] = {}
     for key, value in table.items():
         outer, dot, inner = key.partition(".")
         name = outer.replace("-", "_")
-        check_choice("config", name, names)
+        check_choice("config", name, [*options, *TABLES])
         if bool(dot) != (name in TABLES):
             raise UsageError(f"config: '{key}' must {'not ' if dot else ''}be a table")
         if dot:
-            given[name][inner] = value
+            tables[name][inner] = value
         else:
-            given[name] = None if name in NOT_GIVEN and value == NOT_GIVEN[name] else value
-    if "algorithm" not in given:
+            values[name] = None if options[name].none is not None and value == options[name].none else value
+    if "algorithm" not in values:
         raise UsageError("config: algorithm is missing")
-    algorithm, tables = given["algorithm"], dict[str, dict[str, Any]]()
-    for key, value in given["hyperparameters"].items():
+    algorithm, by_algorithm = values["algorithm"], dict[str, dict[str, Any]]()
+    for key, value in tables["hyperparameters"].items():
         owner, dot, name = key.rpartition(".")
         if not dot:
             raise UsageError(
                 f"config: '{name}' must be in a table of its algorithm's name, [hyperparameters.{algorithm}]"
             )
-        tables.setdefault(owner, {})[name] = value
-    task = given["task"]
-    tuned = preset(str(task.get("name")), algorithm, task.get("model"))
-    chosen = tables.get(algorithm, tuned)
-    return Deployment(**(given | {"hyperparameters": chosen}))
+        by_algorithm.setdefault(owner, {})[name] = value
+    task = tables["task"]
+    preset, _ = find_preset(str(task.get("name")), algorithm, task.get("model"))
+    return Deployment(**values, **tables | {"hyperparameters": by_algorithm.get(algorithm, preset)})
 
 
 def simulation_command(deployment: Deployment) -> str | None:
@@ -248,13 +194,15 @@ def simulation_command(deployment: Deployment) -> str | None:
     name = str(task.pop("name"))
     if is_own_function(name) or deployment.evaluate or deployment.asynchronous:
         return None
-    left_out = {*LOCAL, "asynchronous", "staleness_exponent"}
-    left_out.add("local_steps" if deployment.local_steps is None else "local_epochs")
-    options: list[tuple[str, Any]] = [("task", name), ("preset", "none"), ("algorithm", deployment.algorithm)]
-    options += [(key, task.pop(key)) for key in TASK_NAMES if key in task]
-    options += [("task_set", f"{key}={value}") for key, value in task.items()]
-    options += [("set", f"{key}={value}") for key, value in deployment.hyperparameters.items()]
-    options += [(f.name, getattr(deployment, f.name)) for f in fields(RunOptions) if f.name not in left_out]
+    seed, work = task.pop("partition_seed", 0), "local_steps" if deployment.local_steps is None else "local_epochs"
+    options = [("task", name), ("preset", "none"), ("algorithm", deployment.algorithm), ("partition_seed", seed)]
+    options += [("task_set", f"{key}={format_value(value)}") for key, value in task.items()]
+    options += [("set", f"{key}={format_value(value)}") for key, value in deployment.hyperparameters.items()]
+    options += [
+        (key, getattr(deployment, key))
+        for key, about in options_of(RoundOptions).items()
+        if key != work and not about.needs
+    ]
     options += deployment.wrappers.items()
-    given = [(f"--{key.replace('_', '-')}", str(value)) for key, value in options if value is not None]
-    return shlex.join(["fedoptax", "run", *(word for pair in given for word in pair)])
+    words = [(f"--{key.replace('_', '-')}", str(value)) for key, value in options if value is not None]
+    return shlex.join(["fedoptax", "run", *(word for pair in words for word in pair)])

@@ -42,7 +42,7 @@ def make_keys(nodes: int, hosts: Sequence[str] = ()) -> dict[str, bytes]:
     try:
         server = ca.issue_cert(*dict.fromkeys((*hosts, *LOOPBACK)), not_after=end)
     except ValueError as error:
-        raise UsageError(f"--host must be an address or a name, got {', '.join(hosts)} ({error})") from error
+        raise UsageError(f"host must be an address or a name, got {', '.join(hosts)} ({error})") from error
     files = {
         "ca.crt": ca.cert_pem.bytes(),
         "server.crt": b"".join(blob.bytes() for blob in server.cert_chain_pems),
@@ -80,7 +80,7 @@ def describe_node(public: bytes) -> str:
         return f"{fingerprint(public)} {name}".strip()
     except ValueError as error:
         remedy = "ssh-keygen -t ecdsa -b 384 makes one"
-        raise UsageError(f"--key must be a public key in OpenSSH's format ({error}); {remedy}") from error
+        raise UsageError(f"key must be a public key in OpenSSH's format ({error}); {remedy}") from error
 
 
 def describe_nodes(files: Mapping[str, bytes]) -> dict[str, str]:

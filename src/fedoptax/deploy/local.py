@@ -124,7 +124,7 @@ class LocalFederation:
             if self._superlink.poll() is not None:
                 raise RunError(f"the SuperLink ended: {last_words(self.work / 'superlink' / 'log.txt')}")
             if time.monotonic() > self._end:
-                raise RunError(f"stopped after {self.settings.time_limit:.0f} s (--time-limit)")
+                raise RunError(f"stopped after {self.settings.time_limit:.0f} s, the time_limit")
             watch()
             time.sleep(0.5)
         watch()

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from fedoptax.algorithm import Tree
-from fedoptax.deploy.server import UPLOAD_BOUND, RawReply, Reply, find_outliers
+from fedoptax.deploy.options import UPLOAD_BOUND
+from fedoptax.deploy.server import RawReply, Reply, find_outliers
 from fedoptax.deploy.wire import WireArray, WireError
 from fedoptax.errors import RunError
 

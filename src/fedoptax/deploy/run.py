@@ -72,7 +72,7 @@ def run_deployment(deployment: Deployment, task: Task, network: Network, log: Lo
     rounds = make(deployment, task, network, folder, identity["experiment"], log)
     algorithm = {"name": deployment.algorithm, "hyperparameters": dict(deployment.hyperparameters)}
     trackers, wrappers = deployment.tracker_names, deployment.wrappers
-    described = run_config(task, algorithm, deployment, rounds.plan, rounds.program, wrappers, trackers)
+    described = run_config(task, algorithm, deployment.run_options, rounds.plan, rounds.program, wrappers, trackers)
     if deployment.eval_fraction and task.test is None:
         names = NodeEvaluation(deployment, task).names
         described["primary_metric"] = COLUMN + primary_metric(task, names)
@@ -129,7 +129,7 @@ class NetworkRounds:
     ) -> None:
         self._deployment, self.task, self._network, self._log = deployment, task, network, log
         self._algorithm, self._experiment, self._file = deployment.build_algorithm(), experiment, folder / FILE
-        self.plan = make_plan(deployment, task, self._algorithm, deployment.algorithm)
+        self.plan = make_plan(deployment.run_options, task, self._algorithm, deployment.algorithm)
         self._limits = Limits(
             deployment.quorum, deployment.round_timeout, deployment.wait_limit, deployment.upload_bound
         )

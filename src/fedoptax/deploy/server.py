@@ -17,8 +17,6 @@ from fedoptax.engine.round import all_finite, discount, hold_back
 from fedoptax.engine.schedule import staleness_weights
 from fedoptax.tasks.task import Task
 
-UPLOAD_BOUND = 1000.0  # of a norm to its round's median: more than uneven amounts of data and work explain
-
 
 class RawReply(NamedTuple):
     """What a node sent back, unchecked: named arrays and named numbers; or `error`, why there are none."""

@@ -22,7 +22,8 @@ from flwr.serverapp.strategy import Result, Strategy
 from fedoptax.algorithm import FedAlgorithm, Tree, weighted_mean
 from fedoptax.algorithms.fedopt import FedOptMessage, FedOptUpload
 from fedoptax.deploy.flower import flower_log, from_record
-from fedoptax.deploy.server import UPLOAD_BOUND, Reply, check_count, find_outliers, is_float32, next_state
+from fedoptax.deploy.options import UPLOAD_BOUND
+from fedoptax.deploy.server import Reply, check_count, find_outliers, is_float32, next_state
 from fedoptax.deploy.wire import WireError, escaped, shown, unpack
 from fedoptax.engine.client_states import OnDevice
 from fedoptax.errors import UsageError, check_int, check_number

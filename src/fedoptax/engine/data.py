@@ -17,8 +17,6 @@ from fedoptax.engine.mesh import replicate
 from fedoptax.errors import UsageError
 from fedoptax.tasks.task import Task
 
-CHOICES = ("auto", "device", "stream")
-
 
 class DeviceData(NamedTuple):
     """The program's data: flat training arrays, offsets and sizes of the clients, batched held-out arrays.

@@ -23,7 +23,8 @@ from fedoptax.engine.evaluation import (
     primary_metric,
 )
 from fedoptax.engine.mesh import AXIS, over_mesh, replicate
-from fedoptax.engine.plan import Plan, RunOptions, parse_personalize, runs_sequentially
+from fedoptax.engine.options import RunOptions, parse_personalize
+from fedoptax.engine.plan import Plan, runs_sequentially
 from fedoptax.errors import UsageError
 from fedoptax.schedules import is_schedule, parse_schedule, value_at
 from fedoptax.tasks.task import Task
@@ -42,7 +43,7 @@ def clients_with_held_out(task: Task) -> tuple[str, np.ndarray]:
     clients = owners[owners < task.clients.num_clients]
     if part is None or not len(clients):
         raise UsageError(
-            f"personalize needs test examples of the clients that train, or --validation-fraction, and task "
+            f"personalize needs test examples of the clients that train, or validation_fraction, and task "
             f"'{task.name}' has neither"
         )
     return part, clients

@@ -1,9 +1,7 @@
-"""The options of a run, checked, and the plan of its rounds that the engine makes of them for a task."""
+"""The plan of a run's rounds: what the engine decides for a task, an algorithm and `RunOptions`."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import jax
 import numpy as np
@@ -11,162 +9,15 @@ import numpy as np
 from fedoptax.algorithm import FedAlgorithm, nbytes
 from fedoptax.engine.aggregation import MEAN, Aggregator, Mean, SecureMean, as_aggregator
 from fedoptax.engine.batches import LocalWork
-from fedoptax.engine.client_states import PLACES, choose_place
-from fedoptax.engine.data import CHOICES
-from fedoptax.engine.faults import Faults, as_faults
+from fedoptax.engine.client_states import choose_place
 from fedoptax.engine.mesh import choose_mesh
-from fedoptax.engine.schedule import parse_speeds
-from fedoptax.errors import UsageError, check_choice, check_flag, check_int, check_number
+from fedoptax.engine.options import RunOptions
+from fedoptax.errors import UsageError
 from fedoptax.tasks.task import Task
 from fedoptax.wrappers.compression import CompressionState
 
-WEIGHTINGS = ("examples", "uniform")
-CLIENT_LOOPS = ("auto", "loop", "vmap")
-ENGINES = ("compiled", "eager")
 CODED = "compress cannot be used with secure_aggregation: codes cannot be added, and every number takes 4 bytes anyway"
 SMALL_MODEL, SMALL_COHORT = 10_000, 128  # parameters and clients: below, one CPU device is faster by vmap
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """What a run does, apart from its task, its algorithm and its folder.
-
-    Attributes:
-      rounds: communication rounds in total (a resumed run does what is left of them).
-      cohort_size: clients per round, sampled uniformly without replacement.
-      batch_size: examples per local step.
-      local_epochs: passes of a client over its examples per round.
-      local_steps: if given, exactly this many local steps per round instead of whole epochs.
-      weighting: of the uploads, `"examples"` or `"uniform"`; None takes the choice of the algorithm's paper.
-      seed: of initialisation, cohorts, the order of examples and dropout; equal seeds give equal runs, and the same
-        initialisation and cohorts for every algorithm.
-      eval_every: rounds between evaluations on the test examples; the last round is always evaluated.
-      client_loop: `"loop"` runs a device's clients one after another, `"vmap"` all at once; `"auto"` takes the faster
-        for the backend and the model (see `runs_sequentially`).
-      mesh: the number of devices that share each round's cohort; results agree to rounding. None takes all devices, at
-        most one per client. A CPU is one device unless JAX is told otherwise before its first use:
-        `jax.config.update("jax_num_cpu_devices", 8)` makes each of 8 cores a device, which is faster. With several
-        processes all their devices take part.
-      client_states: where the clients' states are kept between rounds, `"device"` or `"host"`, with the same results;
-        `"auto"` takes the device if they fit.
-      examples: `"device"` puts all training examples on the device; `"stream"` reads those of each round's cohort from
-        where they are stored, with the same results; `"auto"` streams what does not fit on the device.
-      engine: `"compiled"`, or `"eager"` for plain Python with the same results, for debugging.
-      faults: how often clients fail, as `Faults` or as its values by name; None means never.
-      asynchronous: if given, so many clients work at any time, and every `cohort_size` uploads the server makes a step,
-        which counts as a round (FedBuff, see `make_schedule`); only for algorithms whose clients keep nothing.
-      staleness_exponent: a ≥ 0 of the weight (1 + s)^−a of an upload from a model that is s steps old.
-      speeds: virtual time: `"lognormal:SIGMA"`, a local step of client i takes exp(SIGMA · zᵢ) virtual seconds with zᵢ
-        standard normal; or the path of a table with the columns `client` (0 … N−1) and `seconds`. None is one second
-        each in asynchronous rounds, else no time is counted.
-      aggregate: how uploads are combined: `"mean"`, `"median"`, `"trimmed_mean:FRACTION"`, `"norm_clipping:NORM"`,
-        `"krum:F"`, `"krum:F,keep=M"`, or an `Aggregator`.
-      secure_aggregation: if given, the range C of fixed-point uploads, of which the server of a deployment learns the
-        sum alone: numbers beyond ±C are clipped, see `SecureMean`. A simulation adds the same fixed-point numbers.
-      keep: `"best"` keeps the best evaluated parameters beside the last, by the task's primary metric on validation
-        examples, or where there are none on test examples; `"best:METRIC"` by another, such as `best:val_loss`.
-      stop_after: `N` or `"N:METRIC"` ends the run early after N evaluations (not rounds) without a better value of the
-        metric, by default that of `keep="best"`.
-      personalize: `STEPS` or `"STEPS:LR"`: after the run each client's held-out examples are evaluated before and after
-        so many local SGD steps from the global model, with rate LR or else the run's `client_lr`; see `personalize`.
-      client_metrics: each client's metrics at every evaluated round are written to `clients.parquet` in the run folder.
-
-    Raises:
-      UsageError: a value is outside its range, whatever the task.
-    """
-
-    rounds: int = 100
-    cohort_size: int = 10
-    batch_size: int = 20
-    local_epochs: int = 1
-    local_steps: int | None = None
-    weighting: str | None = None
-    seed: int = 0
-    eval_every: int = 1
-    client_loop: str = "auto"
-    mesh: int | None = None
-    client_states: str = "auto"
-    examples: str = "auto"
-    engine: str = "compiled"
-    faults: Faults | Mapping[str, Any] | None = None
-    asynchronous: int | None = None
-    staleness_exponent: float = 0.5
-    speeds: str | None = None
-    aggregate: str | Aggregator = "mean"
-    secure_aggregation: float | None = None
-    keep: str | None = None
-    stop_after: str | int | None = None
-    personalize: str | int | None = None
-    client_metrics: bool = False
-
-    def __post_init__(self) -> None:
-        counts = ["rounds", "cohort_size", "batch_size", "local_epochs", "eval_every"]
-        counts += [name for name in ("local_steps", "mesh", "asynchronous") if getattr(self, name) is not None]
-        checked: dict[str, Any] = {name: check_int(name, getattr(self, name)) for name in counts}
-        checked["seed"] = check_int("seed", self.seed, 0, 2**32 - 1)
-        checked |= {"faults": as_faults(self.faults), "aggregate": as_aggregator(self.aggregate)}
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
-        if self.weighting is not None:
-            check_choice("weighting", self.weighting, WEIGHTINGS)
-        check_choice("client_loop", self.client_loop, CLIENT_LOOPS)
-        check_choice("client_states", self.client_states, PLACES)
-        check_choice("examples", self.examples, CHOICES)
-        check_choice("engine", self.engine, ENGINES)
-        if self.secure_aggregation is not None:
-            check_number("secure_aggregation", self.secure_aggregation, 0, open_low=True)
-            if self.aggregate != MEAN:
-                raise UsageError(
-                    f"aggregate must be mean with secure_aggregation, which shows no upload, got {self.aggregate}"
-                )
-            if self.cohort_size < SecureMean.least:
-                raise UsageError(f"secure_aggregation needs cohort_size >= {SecureMean.least}, got {self.cohort_size}")
-        if self.keep is not None:
-            parse_keep(self.keep)
-        if self.stop_after is not None:
-            parse_stop_after(self.stop_after)
-        if self.personalize is not None:
-            parse_personalize(self.personalize)
-        check_flag("client_metrics", self.client_metrics)
-        check_number("staleness_exponent", self.staleness_exponent, 0)
-        if self.speeds is not None:
-            parse_speeds(self.speeds)
-
-    @property
-    def work(self) -> LocalWork:
-        """A client's local work per round."""
-        return LocalWork(self.batch_size, self.local_epochs, self.local_steps)
-
-    @property
-    def looks_at_evaluations(self) -> bool:
-        """Whether something is done at each evaluation, so that no call into the program goes on beyond it."""
-        return self.keep is not None or self.stop_after is not None or self.client_metrics
-
-
-def parse_keep(text: str) -> str | None:
-    """Return the metric in `best:METRIC`, None for `best` alone."""
-    word, _, metric = str(text).partition(":")
-    check_choice("keep", word, ("best",))
-    return metric or None
-
-
-def parse_stop_after(text: str | int) -> tuple[int, str | None]:
-    """Return the number and the metric in `N:METRIC`, None for `N` alone."""
-    number, _, metric = str(text).partition(":")
-    return check_int("stop_after", int(number) if number.isdecimal() else number), metric or None
-
-
-def parse_personalize(text: str | int) -> tuple[int, float | None]:
-    """Return the steps and the learning rate in `STEPS:LR`, None for `STEPS` alone."""
-    number, _, lr = str(text).partition(":")
-    steps = check_int("personalize", int(number) if number.isdecimal() else number)
-    try:
-        rate = float(lr) if lr else None
-    except ValueError:
-        raise UsageError(f"personalize must be STEPS or STEPS:LR, got {text!r}") from None
-    if rate is not None:
-        check_number("personalize", rate, 0, open_low=True)
-    return steps, rate
 
 
 @dataclass(frozen=True)

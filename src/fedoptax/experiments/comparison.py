@@ -16,7 +16,8 @@ from fedoptax.engine.personalization import with_rate
 from fedoptax.engine.plan import make_plan
 from fedoptax.errors import RunError, UsageError, check_int
 from fedoptax.experiments.baselines import find_simulation
-from fedoptax.experiments.build import build, describe_rates, name_preset, preset, wrap
+from fedoptax.experiments.build import build, parameters_of, wrap
+from fedoptax.experiments.presets import choose_settings, describe_rates
 from fedoptax.experiments.run import run_in_folder, split_options
 from fedoptax.experiments.selection import make_watch
 from fedoptax.experiments.tuning import AllDiverged, Tuning, check_not_own, check_search, rule_for, run_search
@@ -155,9 +156,9 @@ def compare(
         raise UsageError("algorithms and seeds must not be empty, and algorithms a list of names")
     check_not_own(options)
     folder, grids = Path(out), dict(grids or {})
-    model = task.spec.get("model")
-    given = dict(hyperparameters or {})
-    values = {name: dict(given.get(name, preset(task.name, name, model))) for name in algorithms}
+    settings = choose_settings(task.name, algorithms, model=task.spec.get("model"))
+    values = settings.hyperparameters | {name: dict(own) for name, own in (hyperparameters or {}).items()}
+    values = {name: values[name] for name in algorithms}
     rounds = split_options(options)[0].rounds
     stored = {"rounds": rounds, **plain_options(options)}
     spec, rule = {"name": task.name, **task.spec}, rule_for(task, select, last, rounds)
@@ -165,8 +166,9 @@ def compare(
     for name, grid in grids.items():
         fixed = {key: value for key, value in values[name].items() if key not in grid}
         tunings[name] = Tuning(name, grid, fixed, rule, max(chosen) + 1, spec, stored)
-    origins = {name: "given" if name in given else name_preset(task.name, name, model) for name in values}
-    origins = {name: describe_rates(name, values[name], (), origin) for name, origin in origins.items()}
+    origins = dict(settings.rates)
+    for name in {*algorithms} & {*(hyperparameters or ())}:
+        origins[name] = describe_rates(parameters_of(name), values[name], (), "given")
     origins |= {**(rates or {}), **dict.fromkeys(tunings, "tuned")}
     comparison = Comparison(list(algorithms), values, chosen, spec, stored, command, tunings, origins)
     if (folder / FILE).is_file() and not overwrite:

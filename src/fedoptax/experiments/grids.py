@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from fedoptax.errors import UsageError, check_choice, check_int
-from fedoptax.experiments.build import find_algorithms, parameters_of, parse_value
+from fedoptax.experiments.build import find_constructor, parameters_of
+from fedoptax.experiments.parsing import parse_scoped, parse_value
 
 Grid = dict[str, tuple[Any, ...]]
 """Values by name, numbers increasing; a point takes one of each."""
@@ -26,16 +27,23 @@ def parse_grids(texts: Iterable[str], algorithms: Iterable[str]) -> dict[str, Gr
     `:quarter` for other steps). `1e-3..1` is 10⁻³, 10⁻²·⁵, …, 10⁰. Commas within brackets separate nothing, so a
     schedule such as `cosine(0.1, 100)` is one value.
     """
-    parameters = {name: parameters_of(name) for name in algorithms}
-    grids: dict[str, Grid] = {name: {} for name in parameters}
-    for text in texts:
-        left, equals, values = text.partition("=")
-        if not equals or not values:
-            raise UsageError(f"--grid must be {ALLOWED}, got '{text}'")
-        name, takers = find_algorithms("--grid", left, parameters)
-        for algorithm in takers:
-            grids[algorithm][name] = _parse_values(text, values)
-    return grids
+    texts_by_name = parse_scoped("grid", texts, {name: parameters_of(name) for name in algorithms}, ALLOWED)
+    return {
+        algorithm: {name: _parse_values(text) for name, text in values.items()}
+        for algorithm, values in texts_by_name.items()
+    }
+
+
+def choose_grids(texts: Iterable[str], typed: Mapping[str, Mapping[str, Any]], budget: int) -> dict[str, Grid]:
+    """Return the values to search by algorithm: those of `texts`, else `budget` points of its learning rates.
+
+    `typed` are the hyper-parameters by algorithm that have a value already.
+    """
+    grids = parse_grids(texts, typed)
+    for name, grid in grids.items():
+        if twice := sorted(grid.keys() & typed[name].keys()):
+            raise UsageError(f"grid: {twice[0]} has a value by `set` already")
+    return {name: grid or default_grid(find_constructor(name), typed[name], budget) for name, grid in grids.items()}
 
 
 RANGES = {"client_lr": (1e-3, 10.0), "server_lr": (1e-3, 10.0), "lr": (1e-4, 1.0)}
@@ -48,7 +56,7 @@ def default_grid(constructor: Callable[..., Any], chosen: Mapping[str, Any], bud
     Every rate gets as many values as the others, evenly on a logarithmic scale within `RANGES`, while the product
     allows it: 25 points are 25 values of one rate or 5 of each of two. Without such a rate the grid is empty.
     """
-    check_int("--budget", budget)
+    check_int("budget", budget)
     needed = [n for n, p in inspect.signature(constructor).parameters.items() if p.default is p.empty]
     names = [name for name in needed if name in RANGES and name not in chosen]
     sizes = [int(budget ** (1 / max(len(names), 1)) + 1e-9)] * len(names)
@@ -102,21 +110,21 @@ def edges(grid: Mapping[str, Sequence[Any]], point: Mapping[str, Any]) -> dict[s
     return found
 
 
-def _parse_values(text: str, values: str) -> tuple[Any, ...]:
-    if ".." in values:
-        ends, _, step = values.partition(":")
+def _parse_values(text: str) -> tuple[Any, ...]:
+    if ".." in text:
+        ends, _, step = text.partition(":")
         low, _, high = ends.partition("..")
-        check_choice("--grid step", step or "half", STEPS)
+        check_choice("grid step", step or "half", STEPS)
         try:
             found = log_grid(float(low), float(high), STEPS[step or "half"])
         except (ValueError, OverflowError):
-            raise UsageError(f"--grid must be {ALLOWED} with 0 < LOW < HIGH, got '{text}'") from None
+            raise UsageError(f"grid must be {ALLOWED} with 0 < LOW < HIGH, got '{text}'") from None
         if not found:
-            raise UsageError(f"--grid must have a range that holds a step of the grid, got '{text}'")
+            raise UsageError(f"grid must have a range that holds a step of the grid, got '{text}'")
         return found
-    parts = [_parse_value(part.strip()) for part in re.split(r",(?![^(]*\))", values)]
+    parts = [_parse_value(part.strip()) for part in re.split(r",(?![^(]*\))", text)]
     if "" in parts or len(set(parts)) != len(parts):
-        raise UsageError(f"--grid must have different values, got '{text}'")
+        raise UsageError(f"grid must have different values, got '{text}'")
     return tuple(sorted(parts)) if all(map(is_number, parts)) else tuple(parts)
 
 
@@ -143,7 +151,7 @@ def suggest_by_optuna(
     try:
         import optuna
     except ImportError:
-        raise UsageError("--search optuna needs a package: pip install 'fedoptax[optuna]'") from None
+        raise UsageError("search optuna needs a package: pip install 'fedoptax[optuna]'") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     space: dict[str, Any] = {}
     for name, values in grid.items():

@@ -5,12 +5,20 @@ A task may have settings of several papers; the first is its `paper`, each can b
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
+from fedoptax.algorithms.baselines import BASELINES
 from fedoptax.errors import check_choice
+from fedoptax.experiments.build import parameters_of
+from fedoptax.experiments.parsing import parse_scoped, parse_value
+
+RATES = ("client_lr", "server_lr", "lr")
+"""The learning rates among all hyper-parameters."""
+
+_BORROWED = {"cifar100-coarse": "cifar100"}  # tasks without presets of their own start from a near one's
 
 
 @dataclass(frozen=True)
@@ -29,11 +37,77 @@ class PaperSetting:
     name: str = ""
 
 
+class Settings(NamedTuple):
+    """What algorithms start from: hyper-parameters by algorithm, those among them that `--set` gave, and more.
+
+    `rates` says by algorithm where its learning rates come from; `paper` is the paper's setting, if one was asked for.
+    """
+
+    hyperparameters: dict[str, dict[str, Any]]
+    typed: dict[str, dict[str, Any]]
+    rates: dict[str, str]
+    paper: PaperSetting | None
+
+
+def choose_settings(
+    task: str, algorithms: Sequence[str], texts: Sequence[str] = (), preset: str = "tuned", model: str | None = None
+) -> Settings:
+    """Choose hyper-parameters: those of `--set`'s `texts`, else of the paper, else of the task's preset.
+
+    Raises:
+      UsageError: a name is unknown, or a text is not NAME=VALUE.
+    """
+    parameters = {name: parameters_of(name) for name in algorithms}
+    typed = parse_scoped("set", texts, parameters, "NAME=VALUE or ALGORITHM.NAME=VALUE")
+    paper = find_setting(task, preset)
+    settings = Settings({}, {}, {}, paper)
+    for name in parameters:
+        values, origin = find_preset(task, name, model)
+        if paper is not None and name in paper.hyperparameters:
+            values, origin = dict(paper.hyperparameters[name]), f"paper:{paper.name}"
+        elif preset == "none":
+            values = {}
+        settings.typed[name] = {key: parse_value(text) for key, text in typed[name].items()}
+        settings.hyperparameters[name] = values | settings.typed[name]
+        settings.rates[name] = describe_rates(parameters[name], values, typed[name], origin)
+    return settings
+
+
+def find_preset(task: str, algorithm: str, model: str | None = None) -> tuple[dict[str, Any], str]:
+    """Return the hyper-parameters kept for an algorithm on a task, and where they come from.
+
+    They are those tuned here with the model, else with the task's default model, else those of the task's first paper,
+    else none. The baselines take FedAvg's client learning rate. A file of the user's own starts from those of the
+    digits: a starting point, not more.
+    """
+    if algorithm in BASELINES:
+        values, origin = find_preset(task, "fedavg", model)
+        return {name: value for name, value in values.items() if name == "client_lr"}, origin
+    lender = "digits" if task.startswith("file:") else _BORROWED.get(task, task)
+    for key in (f"{task}:{model}", lender):
+        if algorithm in PRESETS.get(key, {}):
+            return dict(PRESETS[key][algorithm]), f"preset of {key}" if key == lender != task else "preset"
+    name, paper = next(iter(PAPERS.get(lender, {}).items()), ("", PaperSetting("", "")))
+    return dict(paper.hyperparameters.get(algorithm, {})), f"paper:{name}"
+
+
+def describe_rates(parameters: Collection[str], values: Collection[str], typed: Collection[str], origin: str) -> str:
+    """Say where an algorithm's learning rates come from: `--set` if typed, else the origin of `values`, else default.
+
+    Examples:
+      >>> describe_rates(["client_lr", "server_lr"], {"server_lr": 1.0}, ["client_lr"], "preset")
+      '--set, preset'
+    """
+    origins = ["--set" if name in typed else origin if name in values else "default" for name in parameters
+               if name in RATES]  # fmt: skip
+    return ", ".join(dict.fromkeys(origins))
+
+
 def find_setting(task: str, preset: str) -> PaperSetting | None:
     """Return the paper's setting that `paper` or `paper:NAME` means for a task; None for `tuned` and `none`."""
     settings = PAPERS.get(task, {})
     allowed = ["tuned", "none", *(f"paper:{known}" for known in settings), *(["paper"] if settings else [])]
-    check_choice(f"--preset (of task '{task}')", preset, allowed)
+    check_choice(f"preset (of task '{task}')", preset, allowed)
     kind, _, name = preset.partition(":")
     return settings[name or next(iter(settings))] if kind == "paper" else None
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedoptax.algorithm import Tree
 from fedoptax.engine.evaluation import PARTS, column_names, evaluation_data, part_by_client, primary_metric
-from fedoptax.engine.plan import RunOptions, parse_keep, parse_stop_after
+from fedoptax.engine.options import RunOptions, parse_keep, parse_stop_after
 from fedoptax.errors import UsageError, check_choice
 from fedoptax.storage.history import Row, higher_is_better
 from fedoptax.tasks.task import Task

@@ -70,8 +70,8 @@ def rule_for(task: Task, metric: str, last: int | None, rounds: int) -> Rule:
     """Return the rule by a metric of runs on a task; `last` is by default `LAST`, but at most a tenth of all rounds."""
     init = jax.eval_shape(task.init, jax.random.key(0))
     names = ["train_loss", *column_names(task, init, evaluation_data(task))]
-    check_choice("--select", metric, names)
-    last = max(1, min(LAST, rounds // 10)) if last is None else check_int("--last", last, 1, rounds)
+    check_choice("select", metric, names)
+    last = max(1, min(LAST, rounds // 10)) if last is None else check_int("last", last, 1, rounds)
     return Rule(metric, last, is_higher_better(task, metric))
 
 

@@ -3,7 +3,7 @@
 import inspect
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +15,16 @@ from fedoptax._files import read_json, to_plain, using, write_json
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.algorithms import ALGORITHMS
 from fedoptax.data.heterogeneity import heterogeneity, measures
-from fedoptax.engine.aggregation import as_aggregator
-from fedoptax.engine.faults import as_faults
-from fedoptax.engine.plan import Plan, RunOptions
+from fedoptax.engine.faults import Faults, as_faults
+from fedoptax.engine.options import RunOptions, options_of
+from fedoptax.engine.plan import Plan
 from fedoptax.engine.program import Program
 from fedoptax.errors import RunError
 from fedoptax.tasks.task import Task
 
 FORMAT = 1
-FREE = {
-    "rounds", "environment", "fedoptax", "eval_every", "client_states", "trackers", "client_loop", "mesh",
-    "gradients_per_step", "rates",
-}  # fmt: skip
-"""What may change when a run is continued."""
-UNUSED = {
-    "faults", "wrappers", "aggregate", "secure_aggregation", "keep", "stop_after", "personalize", "client_metrics",
-    "client_loop", "trackers", "rates", "asynchronous", "speeds",
-}  # fmt: skip
-"""What is named only where it is used."""
+MAY_CHANGE = {"environment", "fedoptax", "trackers", "gradients_per_step", "rates"}
+"""What may change when a run is resumed, besides the options that say so."""
 
 
 def run_config(
@@ -49,37 +41,18 @@ def run_config(
     `algorithm` holds its `name` and `hyperparameters`; `wrappers` are the texts of `privacy` and `compress`. The
     program tells bytes and parameters. Trackers that have a name are noted.
     """
-    faults, aggregate = as_faults(options.faults), str(as_aggregator(options.aggregate))
+    options = replace(options, weighting=plan.weighting, client_states=plan.client_states, mesh=plan.mesh)
     names = [tracker for tracker in trackers if isinstance(tracker, str)]
     part = "val" if task.test is None and task.validation is not None else "test"
-    config = {
+    return {
         "format": FORMAT,
         "kind": "run",
         "fedoptax": fedoptax.__version__,
         "task": {"name": task.name, "description": task.description, **task.spec},
         "algorithm": {**algorithm, "reference": reference(algorithm["name"])},
-        "rounds": options.rounds,
-        "cohort_size": plan.cohort_size,
-        "batch_size": options.batch_size,
-        "local_epochs": options.local_epochs,
-        "local_steps": options.local_steps,
-        "weighting": plan.weighting,
-        "faults": faults and asdict(faults),
-        "asynchronous": options.asynchronous,
-        "speeds": options.speeds,
-        "wrappers": dict(wrappers),
-        "aggregate": aggregate if aggregate != "mean" else None,
-        "secure_aggregation": options.secure_aggregation,
-        "keep": options.keep,
-        "stop_after": options.stop_after,
-        "personalize": options.personalize,
-        "client_metrics": options.client_metrics,
-        "seed": options.seed,
-        "eval_every": options.eval_every,
-        "client_states": plan.client_states,
-        "client_loop": plan.client_loop if plan.client_loop != "auto" else None,
-        "mesh": plan.mesh,
-        "trackers": names,
+        **record_options(options),
+        **({"wrappers": dict(wrappers)} if wrappers else {}),
+        **({"trackers": names} if names else {}),
         "num_params": built.num_params,
         "bytes": {"down_per_client": built.bytes_down, "up_per_client": built.bytes_up},
         "gradients_per_step": plan.gradients_per_step,
@@ -88,9 +61,19 @@ def run_config(
         "partition": partition_record(task),
         "environment": environment(),
     }
-    if options.asynchronous is not None:
-        config["staleness_exponent"] = options.staleness_exponent
-    return {name: value for name, value in config.items() if value or name not in UNUSED}
+
+
+def record_options(options: RunOptions) -> dict[str, Any]:
+    """Return the options of a run as config.json names them: always, or only where they are set and have an effect."""
+    record = {}
+    for name, about in options_of(RunOptions).items():
+        value = getattr(options, name)
+        value = asdict(value) if isinstance(value, Faults) else to_plain(value)
+        default = RunOptions.__dataclass_fields__[name].default
+        is_set = value != default if not about.needs else getattr(options, about.needs) is not None
+        if about.in_config == "always" or (about.in_config == "if set" and is_set):
+            record[name] = value
+    return record
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -124,7 +107,9 @@ def check_same_experiment(folder: Path, stored: Mapping[str, Any], config: Mappi
     config = to_plain(config)
     if isinstance(task := stored.get("task"), dict) and "contents" not in task:  # of a file, in earlier versions
         config["task"].pop("contents", None)
-    for name in sorted((config.keys() | UNUSED) - FREE):
+    options = options_of(RunOptions)
+    may_change = MAY_CHANGE.union(name for name, about in options.items() if about.may_change)
+    for name in sorted({*config, *options, "wrappers"} - may_change):
         old, new = stored.get(name), config.get(name)
         if old != new:
             raise RunError(f"'{folder}' belongs to another experiment: its {name} is {old!r}, got {new!r}")
@@ -176,8 +161,6 @@ def reference(name: str) -> str | None:
 def plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options of `fedoptax.run` as JSON keeps them: aggregators and trackers by name, objects left out."""
     stored = {name: to_plain(value) for name, value in options.items() if name != "trackers"}
-    if "aggregate" in options:
-        stored["aggregate"] = str(as_aggregator(options["aggregate"]))
     if (faults := as_faults(options.get("faults"))) is not None:
         stored["faults"] = asdict(faults)
     names = [one for one in options.get("trackers") or () if isinstance(one, str)]

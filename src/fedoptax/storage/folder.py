@@ -48,9 +48,7 @@ def prepare(out: str | Path, overwrite: bool = False, remove: bool = True) -> Pa
         if not any((folder / name).is_file() for name in MARKS):
             raise UsageError(f"out must be a new or empty folder, but '{folder}' holds other files")
         if not overwrite:
-            raise UsageError(
-                f"out: '{folder}' holds results already; give another folder, --overwrite, or `fedoptax resume`"
-            )
+            raise UsageError(f"out: '{folder}' holds results already; give another folder, overwrite it, or resume it")
         if remove:
             with locked(folder):
                 _clear(folder)

@@ -60,16 +60,16 @@ def as_trackers(given: Iterable[str | Tracker]) -> list[Tracker]:
     chosen = list(given)
     names = [one for one in chosen if isinstance(one, str)]
     if len(set(names)) < len(names):
-        raise UsageError(f"--track must name each tracker once, got {', '.join(names)}")
+        raise UsageError(f"trackers must name each tracker once, got {', '.join(names)}")
     return [_make_tracker(one) if isinstance(one, str) else one for one in chosen]
 
 
 def _make_tracker(name: str) -> Tracker:
-    check_choice("--track", name, TRACKERS)
+    check_choice("trackers", name, TRACKERS)
     try:
         module = import_module(f"fedoptax.trackers.{name}")
     except ImportError:
-        raise UsageError(f"--track {name} needs a package: pip install 'fedoptax[{name}]'") from None
+        raise UsageError(f"trackers: {name} needs a package: pip install 'fedoptax[{name}]'") from None
     return getattr(module, TRACKERS[name])()
 
 

@@ -1,0 +1,315 @@
+"""The options of a run, each declared once: name, type, default, check and help.
+
+The command line, config.json, what may change when a run is resumed, and the settings of a deployment follow from these
+fields. Nothing here imports JAX before a value needs it, so that the command line refuses a wrong value at once.
+"""
+
+# ruff: noqa: RUF009 (option returns a field)
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fedoptax.errors import UsageError, check_choice, check_flag, check_int, check_number
+
+if TYPE_CHECKING:
+    from fedoptax.engine.aggregation import Aggregator
+    from fedoptax.engine.batches import LocalWork
+    from fedoptax.engine.faults import Faults
+
+Class = TypeVar("Class", bound=type)
+Check = Callable[[str, Any], Any]
+"""Takes an argument's name and value, raises `UsageError` if the value is wrong, and returns it as it is to be used."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """What is known of an option besides its name, type and default.
+
+    Attributes:
+      help: for `--help` and for the docstring.
+      group: the heading of `--help` that it stands under.
+      check: of a value; None is checked only where the default is another.
+      default_text: says what applies where nothing is chosen and the field's default does not tell it.
+      metavar: how `--help` writes the value.
+      flags: of the command line, if not the field's name.
+      in_config: whether config.json names it `"always"`, `"if set"` (to another value than the default) or `"never"`.
+      needs: the option without which this one has no effect; config.json names it only together with that.
+      may_change: whether a resumed run may have another value.
+      changes_result: whether runs that differ in it are reported apart.
+      none: stands for None in the settings of a deployment, which have no null.
+    """
+
+    help: str
+    group: str = "Output"
+    check: Check | None = None
+    default_text: str = ""
+    metavar: str | None = None
+    flags: tuple[str, ...] = ()
+    in_config: str = "if set"
+    needs: str = ""
+    may_change: bool = False
+    changes_result: bool = True
+    none: Any = None
+
+
+def option(default: Any, help: str, group: str, check: Check | None = None, **about: Any) -> Any:
+    """Declare a field that is an option; `about` are further fields of `Option`."""
+    return field(default=default, metadata={"option": Option(help, group, check, **about)})
+
+
+def options_of(kind: type) -> dict[str, Option]:
+    """Return the options that a dataclass declares, by name."""
+    return {f.name: f.metadata["option"] for f in fields(kind) if "option" in f.metadata}
+
+
+def with_attributes(kind: Class) -> Class:
+    """Add the options' help to the docstring of their class."""
+    entries = (f"{name}: {about.help}" for name, about in options_of(kind).items())
+    lines = [textwrap.fill(entry, 112, initial_indent="  ", subsequent_indent="    ") for entry in entries]
+    kind.__doc__ = "\n".join([str(kind.__doc__).rstrip(), "", "Attributes:", *lines, ""])
+    return kind
+
+
+def whole(low: int = 1, high: int = 2**31 - 1) -> Check:
+    """Check a whole number from `low` to `high`."""
+    return lambda name, value: check_int(name, value, low, high)
+
+
+def number(*bounds: float, open_low: bool = False, open_high: bool = True) -> Check:
+    """Check a number as `check_number` does."""
+
+    def check(name: str, value: Any) -> Any:
+        check_number(name, value, *bounds, open_low=open_low, open_high=open_high)
+        return value
+
+    return check
+
+
+def choice(*allowed: str) -> Check:
+    """Check one of some texts."""
+
+    def check(name: str, value: Any) -> Any:
+        check_choice(name, value, allowed)
+        return value
+
+    return check
+
+
+def flag(name: str, value: Any) -> Any:
+    """Check true or false."""
+    check_flag(name, value)
+    return value
+
+
+def text(name: str, value: Any) -> Any:
+    """Check a text."""
+    if not isinstance(value, str):
+        raise UsageError(f"{name} must be text, got {value!r}")
+    return value
+
+
+def parse_keep(text: str) -> str | None:
+    """Return the metric in `best:METRIC`, None for `best` alone."""
+    word, _, metric = str(text).partition(":")
+    check_choice("keep", word, ("best",))
+    return metric or None
+
+
+def parse_stop_after(text: str | int) -> tuple[int, str | None]:
+    """Return the number and the metric in `N:METRIC`, None for `N` alone."""
+    number, _, metric = str(text).partition(":")
+    return check_int("stop_after", int(number) if number.isdecimal() else number), metric or None
+
+
+def parse_personalize(text: str | int) -> tuple[int, float | None]:
+    """Return the steps and the learning rate in `STEPS:LR`, None for `STEPS` alone."""
+    number, _, lr = str(text).partition(":")
+    steps = check_int("personalize", int(number) if number.isdecimal() else number)
+    try:
+        rate = float(lr) if lr else None
+    except ValueError:
+        raise UsageError(f"personalize must be STEPS or STEPS:LR, got {text!r}") from None
+    if rate is not None:
+        check_number("personalize", rate, 0, open_low=True)
+    return steps, rate
+
+
+def _parsed_by(parse: Callable[[Any], Any]) -> Check:
+    """Check that `parse` accepts a value, and leave it as it is."""
+
+    def check(name: str, value: Any) -> Any:
+        parse(value)
+        return value
+
+    return check
+
+
+def _as_aggregator(name: str, value: Any) -> Any:
+    from fedoptax.engine.aggregation import as_aggregator
+
+    return as_aggregator(value)
+
+
+def _as_faults(name: str, value: Any) -> Any:
+    from fedoptax.engine.faults import as_faults
+
+    return as_faults(value)
+
+
+def _check_speeds(name: str, value: Any) -> Any:
+    from fedoptax.engine.schedule import parse_speeds
+
+    parse_speeds(value)
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """A dataclass of options, whose checks run when it is made.
+
+    Raises:
+      UsageError: a value is outside its range.
+    """
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            value, about = getattr(self, f.name), f.metadata.get("option")
+            if about is not None and about.check and not (value is None and f.default is None):
+                object.__setattr__(self, f.name, about.check(f.name, value))
+
+
+@with_attributes
+@dataclass(frozen=True, kw_only=True)
+class RoundOptions(Options):
+    """What the rounds do, in a simulation as on a network."""
+
+    rounds: int = option(
+        100, "Communication rounds in total.", "Rounds", whole(), default_text="the task's", in_config="always",
+        may_change=True,
+    )  # fmt: skip
+    cohort_size: int = option(
+        10, "Clients per round, sampled uniformly without replacement.", "Rounds", whole(), default_text="the task's",
+        in_config="always",
+    )  # fmt: skip
+    batch_size: int = option(
+        20, "Examples per local step.", "Rounds", whole(), default_text="the task's", in_config="always"
+    )
+    local_epochs: int = option(
+        1, "Passes of a client over its examples per round.", "Rounds", whole(), default_text="the task's",
+        in_config="always",
+    )  # fmt: skip
+    local_steps: int | None = option(
+        None, "Local steps of a client per round, in place of whole epochs.", "Rounds", whole(), in_config="always",
+        none=0,
+    )  # fmt: skip
+    weighting: str | None = option(
+        None, "Weights of the uploads in their mean: examples or uniform.", "Rounds", choice("examples", "uniform"),
+        default_text="as in the algorithm's paper", in_config="always", none="",
+    )  # fmt: skip
+    seed: int = option(
+        0, "Seed of initialisation, cohorts, order of examples and dropout. Equal seeds give equal runs, and the same "
+        "initialisation and cohorts for every algorithm.", "Rounds", whole(0, 2**32 - 1), in_config="always",
+    )  # fmt: skip
+    eval_every: int = option(
+        1, "Rounds between evaluations on the test examples; the last round is always evaluated.", "Evaluation",
+        whole(), default_text="the task's", in_config="always", may_change=True,
+    )  # fmt: skip
+    asynchronous: int | None = option(
+        None, "Asynchronous rounds (FedBuff): this many clients work at any time; after every cohort_size uploads "
+        "the server makes a step, which counts as a round. Only for algorithms without client states.", "Rounds",
+        whole(), metavar="CLIENTS", none=0,
+    )  # fmt: skip
+    staleness_exponent: float = option(
+        0.5, "In asynchronous rounds, an upload with staleness s has the weight (1 + s)^-EXPONENT.", "Rounds",
+        number(0), metavar="EXPONENT", needs="asynchronous",
+    )  # fmt: skip
+    aggregate: str | Aggregator = option(
+        "mean", "How uploads are combined: mean, median, trimmed_mean:FRACTION, norm_clipping:NORM, krum:F or "
+        "krum:F,keep=M.", "Rounds", _as_aggregator,
+    )  # fmt: skip
+    secure_aggregation: float | None = option(
+        None, "Sum uploads as fixed-point numbers, clipped to -RANGE ... RANGE; the server of a deployment learns "
+        "the sum alone.", "Rounds", number(0, open_low=True), metavar="RANGE", none=0.0,
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.secure_aggregation is None:
+            return
+        from fedoptax.engine.aggregation import MEAN, SecureMean
+
+        if self.aggregate != MEAN:
+            raise UsageError(
+                f"aggregate must be mean with secure_aggregation, which shows no upload, got {self.aggregate}"
+            )
+        if self.cohort_size < SecureMean.least:
+            raise UsageError(f"secure_aggregation needs cohort_size >= {SecureMean.least}, got {self.cohort_size}")
+
+    @property
+    def work(self) -> LocalWork:
+        """A client's local work per round."""
+        from fedoptax.engine.batches import LocalWork
+
+        return LocalWork(self.batch_size, self.local_epochs, self.local_steps)
+
+
+@with_attributes
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(RoundOptions):
+    """What a simulation does, apart from its task, its algorithm and its folder."""
+
+    faults: Faults | Mapping[str, Any] | None = option(
+        None, "Clients that fail, see Faults: dropout (a probability), deadline and step_seconds (virtual seconds), "
+        "speed_spread.", "Rounds", _as_faults, metavar="NAME=VALUE", flags=("--fault",),
+    )  # fmt: skip
+    speeds: str | None = option(
+        None, "Virtual seconds of each client's local step: lognormal:SIGMA, or a table with columns client and "
+        "seconds.", "Rounds", _check_speeds,
+    )  # fmt: skip
+    keep: str | None = option(
+        None, "Also keep the best evaluated parameters, by the task's metric on validation examples (else on test "
+        "examples), or by another such as best:val_loss.", "Evaluation", _parsed_by(parse_keep),
+        metavar="best[:METRIC]", changes_result=False,
+    )  # fmt: skip
+    stop_after: str | int | None = option(
+        None, "Stop early after N evaluations (not rounds) without a better value of the metric, by default that of "
+        "`keep`.", "Evaluation", _parsed_by(parse_stop_after), metavar="N[:METRIC]",
+    )  # fmt: skip
+    personalize: str | int | None = option(
+        None, "After the run, evaluate each client before and after STEPS local SGD steps from the global model, "
+        "with rate LR or else the run's client_lr.", "Evaluation", _parsed_by(parse_personalize),
+        metavar="STEPS[:LR]", changes_result=False,
+    )  # fmt: skip
+    client_metrics: bool = option(
+        False, "Write each client's metrics at every evaluated round to clients.parquet.", "Evaluation", flag,
+        changes_result=False,
+    )  # fmt: skip
+    client_loop: str = option(
+        "auto", "How a device runs its clients: loop (one after another), vmap (all at once), or auto, the faster.",
+        "Hardware", choice("auto", "loop", "vmap"), may_change=True, changes_result=False,
+    )  # fmt: skip
+    mesh: int | None = option(
+        None, "Devices (or cores of a CPU) that share each round's cohort; results agree to rounding.", "Hardware",
+        whole(), default_text="all", metavar="DEVICES", in_config="always", may_change=True, changes_result=False,
+    )  # fmt: skip
+    client_states: str = option(
+        "auto", "Where clients' states are kept between rounds: device, host, or auto, the device if they fit.",
+        "Hardware", choice("auto", "device", "host"), in_config="always", may_change=True, changes_result=False,
+    )  # fmt: skip
+    examples: str = option(
+        "auto", "Where training examples are kept: device, stream (each cohort's are read from disk), or auto, the "
+        "device if they fit.", "Hardware", choice("auto", "device", "stream"), in_config="never", may_change=True,
+    )  # fmt: skip
+    engine: str = option(
+        "compiled", "compiled, or eager: plain Python with the same result, to debug.", "Hardware",
+        choice("compiled", "eager"), in_config="never", may_change=True,
+    )  # fmt: skip
+
+    @property
+    def looks_at_evaluations(self) -> bool:
+        """Whether something is done at each evaluation, so that no call into the program goes on beyond it."""
+        return self.keep is not None or self.stop_after is not None or self.client_metrics
