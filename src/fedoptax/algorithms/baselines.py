@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedoptax import _tree as tree
+from fedoptax import names
 from fedoptax.algorithm import ClientResult, FedAlgorithm, GradFn, Tree, local_steps
 from fedoptax.schedules import check_lr
 
@@ -47,5 +48,4 @@ def centralized(client_lr: Any) -> FedAlgorithm:
     return local(client_lr)
 
 
-BASELINES = {"local": local, "centralized": centralized}
-"""Names that stand beside `ALGORITHMS` where simulations are run; see `fedoptax.experiments.baselines`."""
+BASELINES = {name: globals()[name] for name in names.BASELINES}

@@ -115,6 +115,8 @@ def read_form(form: type[Form], values: dict[str, Any]) -> Form:
         if "fields" in of.metadata:
             chosen = {inner.name: _check(inner, values.pop(inner.name)) for inner in of.metadata["fields"]}
             values[of.name] = {name: value for name, value in chosen.items() if value is not None}
+        elif (check := getattr(of.metadata.get("option"), "check", None)) is not None:
+            check(of.name, values[of.name])
     return form(**values)
 
 
@@ -180,7 +182,7 @@ add_command(app, "predict", options.Predict, lambda: cli.predict.predict)
 add_command(app, "export", options.Export, lambda: cli.predict.export)
 add_command(app, "report", options.Report, lambda: cli.report.report)
 add_command(app, "list", options.List, lambda: cli.listing.list_names)
-add_command(app, "bytes", options.Bytes, lambda: cli.listing.show_bytes)
+add_command(app, "bytes", options.Bytes, lambda: cli.sizes.show_bytes)
 add_command(data, "fetch", options.Fetch, lambda: cli.data.fetch)
 add_command(data, "check", options.Check, lambda: cli.data.check)
 add_command(data, "partition", options.Partition, lambda: cli.data.partition)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from fedoptax.deploy.options import NetworkOptions
 from fedoptax.engine.options import Option, RunOptions
+from fedoptax.names import check_algorithm, split_algorithms
 
 DATA_DIR = "Folder with one subfolder per data set."
 CACHE = "$FEDOPTAX_DATA, else the cache folder"
@@ -34,18 +35,35 @@ def options_from(kind: type, choose: Callable[[Field[Any]], bool] = bool, defaul
     return field(default_factory=dict, metadata={"fields": chosen, "default_text": default_text})
 
 
+def check_task(name: str, value: str) -> None:
+    """Check the name of a task, and the ending of a file."""
+    from fedoptax.tasks import recipe_of  # which imports NumPy, slow for `--help`
+    from fedoptax.tasks.recipe import PREFIX
+
+    recipe_of(value)
+    if value.startswith(PREFIX):
+        from fedoptax.data.custom import check_path
+
+        check_path(Path(value.removeprefix(PREFIX)).expanduser())
+
+
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmOptions:
     """One algorithm."""
 
-    algorithm: str = option("Algorithm, see `fedoptax list algorithms`, or MODULE:FUNCTION.", "fedadam", "Algorithm")
+    algorithm: str = option(
+        "Algorithm, see `fedoptax list algorithms`, or MODULE:FUNCTION.", "fedadam", "Algorithm",
+        check=lambda name, value: check_algorithm(value),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskOptions:
     """What is learned, and how its examples are divided among clients."""
 
-    task: str = option("Task, see `fedoptax list tasks`; or file:PATH for your own data.", "digits", "Data")
+    task: str = option(
+        "Task, see `fedoptax list tasks`; or file:PATH for your own data.", "digits", "Data", check=check_task
+    )
     partition: str | None = option("How examples are divided among clients.", None, "Data", "the task's")
     alpha: float | None = option("Dirichlet concentration, > 0; smaller is less iid.", None, "Data", "0.3")
     num_clients: int | None = option("Clients in the federation.", None, "Data", "the task's")
@@ -146,7 +164,10 @@ class Compare(SearchOptions, ExperimentOptions):
     """
 
     run: dict[str, Any] = options_from(RunOptions, lambda f: f.name != "seed")
-    algorithms: str = option("Names separated by commas, or all.", "fedavg,fedadam", "Algorithm")
+    algorithms: str = option(
+        "Names separated by commas, or all.", "fedavg,fedadam", "Algorithm",
+        check=lambda name, value: split_algorithms(value),
+    )  # fmt: skip
     seeds: int = option("Number of seeds, from 0, each run by every algorithm.", 3, "Rounds")
     tune: bool = option("First search every algorithm's rates, with the same number of points.", False, "Search")
     budget: int | None = option("Points per algorithm, with --tune.", None, "Search", "16")
@@ -239,7 +260,11 @@ class Bytes(JsonOption, TaskOptions):
     """
 
     algorithms: str = option(
-        "Names separated by commas, or all.", "all", "Algorithm", flags=("--algorithm", "--algorithms")
+        "Names separated by commas, or all.",
+        "all",
+        "Algorithm",
+        flags=("--algorithm", "--algorithms"),
+        check=lambda name, value: split_algorithms(value),
     )
     set_: list[str] = option(SETTINGS, [], "Algorithm", metavar=PAIRS)
     run: dict[str, Any] = options_from(RunOptions, lambda f: f.name in ("rounds", "cohort_size"))

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from fedoptax.algorithms.baselines import BASELINES
 from fedoptax.errors import check_choice
-from fedoptax.experiments.build import parameters_of
 from fedoptax.experiments.parsing import parse_scoped, parse_value
+from fedoptax.names import BASELINES
 
 RATES = ("client_lr", "server_lr", "lr")
 """The learning rates among all hyper-parameters."""
@@ -57,6 +56,8 @@ def choose_settings(
     Raises:
       UsageError: a name is unknown, or a text is not NAME=VALUE.
     """
+    from fedoptax.experiments.build import parameters_of
+
     parameters = {name: parameters_of(name) for name in algorithms}
     typed = parse_scoped("set", texts, parameters, "NAME=VALUE or ALGORITHM.NAME=VALUE")
     paper = find_setting(task, preset)
