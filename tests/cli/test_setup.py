@@ -38,7 +38,7 @@ def test_given_local_work_replaces_that_of_the_paper() -> None:
 
 
 def test_given_hyperparameters_replace_those_of_the_paper() -> None:
-    options = Run(task="emnist-cr", preset="paper", set_=["fedadam.tau=0.5"])
+    options = Run(task="emnist-cr", preset="paper", set_={"fedadam.tau": 0.5})
     chosen = choose(options, ["fedadam", "fedavg"]).hyperparameters
     assert chosen["fedadam"]["tau"] == 0.5
     assert chosen["fedadam"]["server_lr"] == pytest.approx(10**-2.5)

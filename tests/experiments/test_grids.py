@@ -1,10 +1,18 @@
 """Grids as a user types them."""
 
+from typing import Any
+
 import pytest
 
 import fedoptax as fx
 from fedoptax.errors import UsageError
-from fedoptax.experiments.grids import default_grid, edges, log_grid, parse_grids, points
+from fedoptax.experiments.grids import default_grid, edges, log_grid, points
+from fedoptax.experiments.grids import parse_grids as grids_of
+from fedoptax.experiments.parsing import parse_pairs
+
+
+def parse_grids(texts: list[str], algorithms: list[str]) -> dict[str, Any]:
+    return grids_of(parse_pairs("grid", texts, parse=str), algorithms)
 
 
 def test_values_and_ranges() -> None:

@@ -38,7 +38,7 @@ def init(options: Init) -> None:
         raise UsageError(f"nodes must be {count}, the number of keys, got {options.nodes}")
     keys = make_keys(0 if options.key else count, options.host)
     keys |= {f"node-{partition}.pub": file.read_bytes() for partition, file in enumerate(options.key)}
-    deployment = replace(make_deployment(given, count), nodes=describe_nodes(keys))
+    deployment = replace(make_deployment(options, count), nodes=describe_nodes(keys))
     write_app(options.folder / "app", deployment)
     write_keys(options.folder / "keys", keys)
     write_atomically(options.folder / "nginx.conf", make_proxy().encode())
@@ -73,7 +73,7 @@ def local(options: Local) -> None:
     if is_new:
         check_empty(work)
         nodes = check_int("nodes", 4 if options.nodes is None else options.nodes)
-        deployment = make_deployment(given, nodes)
+        deployment = make_deployment(options, nodes)
     else:
         defaults = {**NetworkOptions().__dict__, **Local().__dict__}
         typed = {of.name: getattr(options, of.name) for of in fields(DeploymentOptions)} | options.run

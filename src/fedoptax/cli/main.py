@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import Field, fields, replace
 from importlib.util import find_spec
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
 
 import click
 import typer
@@ -19,9 +19,10 @@ import typer.core
 from fedoptax import __version__, cli
 from fedoptax._progress import status
 from fedoptax.cli import options
+from fedoptax.cli.options import ProcessOptions
 from fedoptax.engine.options import Option
 from fedoptax.errors import RunError, UsageError, shorten
-from fedoptax.experiments.parsing import parse_pairs
+from fedoptax.experiments.parsing import parse_pairs, parse_value
 from fedoptax.experiments.signals import terminable
 
 # else typer 0.20 writes [default: 1] as \[default: 1] for rich, which does not print our help
@@ -61,6 +62,8 @@ def add_command(group: typer.Typer, name: str, form: type[Form], load: Callable[
             raise UsageError("deploy needs Flower: pip install 'fedoptax[flower]'")
         try:
             options = read_form(form, values)
+            if isinstance(options, ProcessOptions):
+                join_processes(options)
             with status("starting"):
                 function = load()
             function(options)
@@ -73,14 +76,27 @@ def add_command(group: typer.Typer, name: str, form: type[Form], load: Callable[
     group.command(name, cls=Command, help=help, short_help=help.splitlines()[0])(work)
 
 
+def join_processes(options: ProcessOptions) -> None:
+    """Connect this process to the others of a distributed run, if it is one of several."""
+    place = options.coordinator, options.processes, options.process
+    if options.distributed:
+        from fedoptax.distributed import join
+
+        join(*place)
+    elif any(value is not None for value in place):
+        raise UsageError("coordinator, --processes and --process need --distributed")
+
+
 def _parameters_of(form: type) -> tuple[list[inspect.Parameter], dict[str, str]]:
     """Return the parameters of a form for Typer, and flags by name."""
     hints = get_type_hints(form)
     rows: list[tuple[str, Any, Any, Option | str]] = []  # name, type, default, and the option or an argument's help
     for of in fields(form):
         if "fields" not in of.metadata:
-            default: Any = of.default_factory()  # type: ignore[misc]  # `option` and `argument` make one
-            rows.append((of.name, hints[of.name], default, of.metadata.get("option") or of.metadata["argument"]))
+            about, default = of.metadata.get("option"), of.default_factory()  # type: ignore[misc]  # `option` makes one
+            about = about and replace(about, group=about.group or options.group_of(form, of.name))
+            hint, default = (list[str], []) if default == {} else (hints[of.name], default)
+            rows.append((of.name, hint, default, about or of.metadata["argument"]))
             continue
         for inner in of.metadata["fields"]:
             about = inner.metadata["option"]
@@ -88,40 +104,43 @@ def _parameters_of(form: type) -> tuple[list[inspect.Parameter], dict[str, str]]
             kind, default = KINDS.get(inner.type.split(" ")[0]), None if about.default_text else inner.default
             hint = list[str] if kind is None else kind if default is not None else kind | None
             rows.append((inner.name, hint, [] if kind is None else default, about))
-    flags = {
-        name.rstrip("_"): about.flags[-1] if about.flags else f"--{name.rstrip('_').replace('_', '-')}"
-        for name, _, _, about in rows
-        if isinstance(about, Option)
-    }
-    parameters = []
-    for name, hint, default, about in rows:
-        if isinstance(about, Option):
-            told = about.default_text or ("" if default in (None, [], ...) or default is False else f"{default}")
-            help = _with_dashes(about.help, flags) + (f" [default: {told}]" if told else "")
-            names = about.flags or (flags[name.rstrip("_")],)  # else a flag would have a `--no-` too
-            panel: Any = {PANEL: about.group}
-            info: Any = typer.Option(*names, help=help, metavar=about.metavar, show_default=False, **panel)
-        else:
-            info = typer.Argument(help=about)
-        annotation = Annotated[hint, info]
-        parameters.append(inspect.Parameter(name, KEYWORD_ONLY, default=default, annotation=annotation))
-    return parameters, flags
+    named = [(name.rstrip("_"), about.flags) for name, _, _, about in rows if isinstance(about, Option)]
+    flags = {name: names[-1] if names else f"--{name.replace('_', '-')}" for name, names in named}
+    return [_parameter(*row, flags) for row in rows], flags
 
 
-def read_form(form: type[Form], values: dict[str, Any]) -> Form:
-    """Return the form of a command's parameters; options of runs are checked before anything slow is imported."""
-    values = dict(values)
+def _parameter(name: str, hint: Any, default: Any, about: Option | str, flags: Mapping[str, str]) -> inspect.Parameter:
+    """Return a parameter for Typer."""
+    if isinstance(about, Option):
+        text = about.default_text or ("" if default in (None, [], ...) or default is False else f"{default}")
+        help = _with_dashes(about.help, flags) + (f" [default: {text}]" if text else "")
+        names = about.flags or (flags[name.rstrip("_")],)  # else a flag would have a `--no-` too
+        panel: Any = {PANEL: about.group}
+        info: Any = typer.Option(*names, help=help, metavar=about.metavar, show_default=False, **panel)
+    else:
+        info = typer.Argument(help=about)
+    return inspect.Parameter(name, KEYWORD_ONLY, default=default, annotation=Annotated[hint, info])
+
+
+def read_form(form: type[Form], values: Mapping[str, Any]) -> Form:
+    """Return the form of a command's parameters; what can be checked is, before anything slow is imported."""
+    chosen = dict[str, Any]()
     for of in fields(form):  # type: ignore[arg-type]
         if "fields" in of.metadata:
-            chosen = {inner.name: _check(inner, values.pop(inner.name)) for inner in of.metadata["fields"]}
-            values[of.name] = {name: value for name, value in chosen.items() if value is not None}
-        elif (check := getattr(of.metadata.get("option"), "check", None)) is not None:
-            check(of.name, values[of.name])
-    return form(**values)
+            options = {inner.name: _read(inner, values[inner.name]) for inner in of.metadata["fields"]}
+            chosen[of.name] = {name: value for name, value in options.items() if value is not None}
+        elif get_origin(of.type) is dict:
+            parse = str if of.name == "grid" else parse_value
+            chosen[of.name] = parse_pairs(of.name.rstrip("_"), values[of.name], parse=parse)
+        else:
+            chosen[of.name] = values[of.name]
+            if (check := getattr(of.metadata.get("option"), "check", None)) is not None:
+                check(of.name, chosen[of.name])
+    return form(**chosen)
 
 
-def _check(of: Field[Any], value: Any) -> Any:
-    """Return the value of an option, checked; NAME=VALUE texts become a dictionary."""
+def _read(of: Field[Any], value: Any) -> Any:
+    """Return the value of a run's option, checked; NAME=VALUE texts become a dictionary."""
     if isinstance(value, list):
         value = parse_pairs(of.name, value) or None
     check = of.metadata["option"].check

@@ -8,7 +8,7 @@ from fedoptax.cli.options import Compare, Tune
 from fedoptax.cli.printing import warn_of_rise
 from fedoptax.cli.report import report_comparison, report_search
 from fedoptax.cli.run import errors_name
-from fedoptax.cli.setup import choose, set_up
+from fedoptax.cli.setup import set_up
 from fedoptax.errors import UsageError
 from fedoptax.experiments import comparison, tuning
 from fedoptax.experiments.grids import choose_grids
@@ -23,11 +23,10 @@ def compare(options: Compare) -> None:
     names = split_algorithms(options.algorithms)
     if not options.tune and (useless := [name for name in SEARCHING if getattr(options, name)]):
         raise UsageError(f"{useless[0]} needs --tune")
-    settings = choose(options, names)
     budget = DEFAULT_BUDGET if options.budget is None else options.budget
-    grids = choose_grids(options.grid, settings.typed, budget) if options.tune else {}
+    grids = choose_grids(options.grid, options.set_, names, budget) if options.tune else {}
     grids = {name: grid for name, grid in grids.items() if grid}  # the others have nothing to search
-    task, run = set_up(options, settings, "compare")
+    task, settings, run = set_up(options, names, "compare")
     rates = settings.rates | dict.fromkeys(grids, "tuned")
     if len(set(rates.values())) > 1:
         origins = "; ".join(f"{name}: {origin}" for name, origin in rates.items())
@@ -58,11 +57,10 @@ def tune(options: Tune) -> None:
     name = options.algorithm
     if options.trials is not None and options.search == "grid":
         raise UsageError("trials needs --search optuna")
-    settings = choose(options, [name])
-    grid = choose_grids(options.grid, settings.typed, DEFAULT_TRIALS)[name]
+    grid = choose_grids(options.grid, options.set_, [name], DEFAULT_TRIALS)[name]
     if not grid:
         raise UsageError(f"grid is needed for {name}, whose rates are all set")
-    task, run = set_up(options, settings, f"tune-{name}")
+    task, settings, run = set_up(options, [name], f"tune-{name}")
     with errors_name(run["out"]), suppress(tuning.AllDiverged):  # `report_search` raises it again
         tuning.tune(
             task,

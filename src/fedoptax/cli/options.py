@@ -13,15 +13,29 @@ from fedoptax.deploy.options import NetworkOptions
 from fedoptax.engine.options import Option, RunOptions
 from fedoptax.names import check_algorithm, split_algorithms
 
-DATA_DIR = "Folder with one subfolder per data set."
-CACHE = "$FEDOPTAX_DATA, else the cache folder"
+DATA_DIR = "Folder with one subfolder per data set. [default: $FEDOPTAX_DATA, else the cache folder]"
 PAIRS, SETTINGS = "NAME=VALUE", "Hyper-parameters; ALGORITHM.NAME=VALUE sets one algorithm's."
 
 
-def option(help: str, default: Any = None, group: str = "Output", default_text: str = "", **about: Any) -> Any:
-    """Declare an option with the name of its field; one that is a list may be given several times."""
-    described = Option(help, group, default_text=default_text, **about)
-    return field(default_factory=partial(copy, default), metadata={"option": described})
+GROUPS = {
+    "AlgorithmOptions": "Algorithm", "TaskOptions": "Data", "LearningOptions": "Algorithm", "SearchOptions": "Search",
+    "ProcessOptions": "Hardware", "Init": "Network", "AddNode": "Network", "Local": "Network",
+}  # fmt: skip
+"""The headings of `--help` by the class that declares the options."""
+
+
+def group_of(form: type, name: str) -> str:
+    """Return the heading of an option of a form."""
+    owner = next(kind for kind in form.__mro__ if name in kind.__annotations__)
+    return GROUPS.get(owner.__name__, "Output")
+
+
+def option(help: str, default: Any = None, group: str = "", **about: Any) -> Any:
+    """Declare an option with the name of its field; one that is a list or a dictionary may be given several times.
+
+    Its `group` in `--help` is by default the one that its class has in `GROUPS`, else the output.
+    """
+    return field(default_factory=partial(copy, default), metadata={"option": Option(help, group, **about)})
 
 
 def argument(help: str, default: Any = ...) -> Any:
@@ -52,7 +66,7 @@ class AlgorithmOptions:
     """One algorithm."""
 
     algorithm: str = option(
-        "Algorithm, see `fedoptax list algorithms`, or MODULE:FUNCTION.", "fedadam", "Algorithm",
+        "Algorithm, see `fedoptax list algorithms`, or MODULE:FUNCTION.", "fedadam",
         check=lambda name, value: check_algorithm(value),
     )  # fmt: skip
 
@@ -61,39 +75,33 @@ class AlgorithmOptions:
 class TaskOptions:
     """What is learned, and how its examples are divided among clients."""
 
-    task: str = option(
-        "Task, see `fedoptax list tasks`; or file:PATH for your own data.", "digits", "Data", check=check_task
-    )
-    partition: str | None = option("How examples are divided among clients.", None, "Data", "the task's")
-    alpha: float | None = option("Dirichlet concentration, > 0; smaller is less iid.", None, "Data", "0.3")
-    num_clients: int | None = option("Clients in the federation.", None, "Data", "the task's")
-    client_column: str | None = option("Column or array of client ids, for --task file:PATH.", None, "Data")
-    label_column: str | None = option("Column or array of labels, for --task file:PATH.", None, "Data")
+    task: str = option("Task, see `fedoptax list tasks`; or file:PATH for your own data.", "digits", check=check_task)
+    partition: str | None = option("How examples are divided among clients. [default: the task's]")
+    alpha: float | None = option("Dirichlet concentration, > 0; smaller is less iid. [default: 0.3]")
+    num_clients: int | None = option("Clients in the federation. [default: the task's]")
+    client_column: str | None = option("Column or array of client ids, for --task file:PATH.")
+    label_column: str | None = option("Column or array of labels, for --task file:PATH.")
     validation_fraction: float | None = option(
-        "Share of each client's training examples that is held out for val_ metrics.", None, "Data"
+        "Share of each client's training examples that is held out for val_ metrics."
     )
-    task_set: list[str] = option(
-        "Other options of the task, such as classes=1; see `fedoptax list tasks --json`.", [], "Data", metavar=PAIRS
+    task_set: dict[str, Any] = option(
+        "Other options of the task, such as classes=1; see `fedoptax list tasks --json`.", {}, metavar=PAIRS
     )
-    partition_seed: int = option("Seed of the partition.", 0, "Data")
-    data_dir: Path | None = option(DATA_DIR, None, "Data", CACHE)
-    model: str | None = option("Model, see `fedoptax list tasks --json`.", None, "Model", "the task's")
+    partition_seed: int = option("Seed of the partition.", 0)
+    data_dir: Path | None = option(DATA_DIR)
+    model: str | None = option("Model, see `fedoptax list tasks --json`. [default: the task's]", group="Model")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearningOptions(TaskOptions):
     """What simulations and deployments share; `run` holds options of their rounds."""
 
-    set_: list[str] = option(SETTINGS, [], "Algorithm", metavar=PAIRS)
-    preset: str = option("Where hyper-parameters start from: tuned, none, paper or paper:NAME.", "tuned", "Algorithm")
-    privacy: str | None = option(
-        "Client-level differential privacy, as clip=1.0,noise_multiplier=0.5,delta=1e-5.", None, "Algorithm"
-    )
-    compress: str | None = option(
-        "Codec of uploads: qsgd:bits=4, topk:fraction=0.01 or sign.", None, "Algorithm", metavar="CODEC"
-    )
+    set_: dict[str, Any] = option(SETTINGS, {}, metavar=PAIRS)
+    preset: str = option("Where hyper-parameters start from: tuned, none, paper or paper:NAME.", "tuned")
+    privacy: str | None = option("Client-level differential privacy, as clip=1.0,noise_multiplier=0.5,delta=1e-5.")
+    compress: str | None = option("Codec of uploads: qsgd:bits=4, topk:fraction=0.01 or sign.", metavar="CODEC")
     trackers: list[str] = option(
-        "Also write for tensorboard, mlflow or wandb (offline).", [], metavar="NAME", flags=("--track",)
+        "Also write for tensorboard, mlflow or wandb (offline).", [], group="Output", metavar="NAME", flags=("--track",)
     )
 
 
@@ -110,7 +118,7 @@ class ExperimentOptions(JsonOption, LearningOptions):
 
     run: dict[str, Any] = options_from(RunOptions)
     checkpoint_every: float = option("Seconds between checkpoints.", 60.0)
-    out: Path | None = option("Folder for the results.", None, default_text="a new one under runs/")
+    out: Path | None = option("Folder for the results. [default: a new one under runs/]")
     overwrite: bool = option("Replace earlier results in --out.", False)
 
 
@@ -118,34 +126,26 @@ class ExperimentOptions(JsonOption, LearningOptions):
 class SearchOptions:
     """What a search for hyper-parameters takes; None stands for the default."""
 
-    grid: list[str] = option(
-        "Values separated by commas, or LOW..HIGH in half decades (also :decade, :quarter); ALGORITHM.NAME=VALUES for "
-        "one algorithm.",
-        [],
-        "Search",
-        "the learning rates",
+    grid: dict[str, str] = option(
+        "Values separated by commas, or LOW..HIGH in half decades (also :decade, :quarter); "
+        "ALGORITHM.NAME=VALUES for one algorithm. [default: the learning rates]",
+        {},
         metavar="NAME=VALUES",
     )
     select: str | None = option(
-        "What ranks points: train_loss, or a metric such as test_accuracy.", None, "Search", "train_loss"
+        "What ranks points: train_loss, or a metric such as test_accuracy. [default: train_loss]"
     )
-    last: int | None = option(
-        "Rounds at the end over which it is averaged.", None, "Search", "100, at most a tenth of all"
-    )
+    last: int | None = option("Rounds at the end over which it is averaged. [default: 100, at most a tenth of all]")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessOptions:
     """A run by several processes."""
 
-    distributed: bool = option(
-        "Run as one of several processes that train together, each on its own devices.", False, "Hardware"
-    )
-    coordinator: str | None = option(
-        "Address of process 0.", None, "Hardware", "from Slurm, MPI ...", metavar="HOST:PORT"
-    )
-    processes: int | None = option("Number of processes.", None, "Hardware", "from Slurm, MPI ...")
-    process: int | None = option("Index of this process, from 0.", None, "Hardware", "from Slurm, MPI ...")
+    distributed: bool = option("Run as one of several processes that train together, each on its own devices.", False)
+    coordinator: str | None = option("Address of process 0. [default: from Slurm, MPI ...]", metavar="HOST:PORT")
+    processes: int | None = option("Number of processes. [default: from Slurm, MPI ...]")
+    process: int | None = option("Index of this process, from 0. [default: from Slurm, MPI ...]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,12 +165,12 @@ class Compare(SearchOptions, ExperimentOptions):
 
     run: dict[str, Any] = options_from(RunOptions, lambda f: f.name != "seed")
     algorithms: str = option(
-        "Names separated by commas, or all.", "fedavg,fedadam", "Algorithm",
+        "Names separated by commas, or all.", "fedavg,fedadam", group="Algorithm",
         check=lambda name, value: split_algorithms(value),
     )  # fmt: skip
-    seeds: int = option("Number of seeds, from 0, each run by every algorithm.", 3, "Rounds")
-    tune: bool = option("First search every algorithm's rates, with the same number of points.", False, "Search")
-    budget: int | None = option("Points per algorithm, with --tune.", None, "Search", "16")
+    seeds: int = option("Number of seeds, from 0, each run by every algorithm.", 3, group="Rounds")
+    tune: bool = option("First search every algorithm's rates, with the same number of points.", False, group="Search")
+    budget: int | None = option("Points per algorithm, with --tune. [default: 16]", group="Search")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,9 +183,9 @@ class Tune(SearchOptions, ExperimentOptions, AlgorithmOptions):
     """
 
     search: Literal["grid", "optuna"] = option(
-        "grid, or optuna (extra `optuna`) within the grid's ranges.", "grid", "Search"
+        "grid, or optuna (extra `optuna`) within the grid's ranges.", "grid", group="Search"
     )
-    trials: int | None = option("Points of --search optuna.", None, "Search", "25")
+    trials: int | None = option("Points of --search optuna. [default: 25]", group="Search")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,11 +197,11 @@ class Resume(ProcessOptions):
 
     folder: Path = argument("The folder of a run, a comparison or a search.")
     resume_round: int | None = option(
-        "Go back to the checkpoint of this round, for a run.", None, "Rounds", "the last", flags=("--round",)
+        "Go back to the checkpoint of this round, for a run. [default: the last]", group="Rounds", flags=("--round",)
     )
     run: dict[str, Any] = options_from(RunOptions, lambda f: f.metadata["option"].may_change, "as the run began")
-    data_dir: Path | None = option(DATA_DIR, None, "Data", CACHE)
-    checkpoint_every: float | None = option("Seconds between checkpoints.", None, default_text="60")
+    data_dir: Path | None = option(DATA_DIR, group="Data")
+    checkpoint_every: float | None = option("Seconds between checkpoints. [default: 60]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,10 +212,10 @@ class Predict:
     """
 
     folder: Path = argument("The folder of a run.")
-    input: Path = option("A .csv, .tsv, .parquet or .npz file, or a folder of images.", ..., "Data")
-    out: Path | None = option("A .csv, .parquet or .npz file.", None, default_text="CSV on the standard output")
+    input: Path = option("A .csv, .tsv, .parquet or .npz file, or a folder of images.", ..., group="Data")
+    out: Path | None = option("A .csv, .parquet or .npz file. [default: CSV on the standard output]")
     top: int = option("How many of the most probable classes are named.", 1)
-    params: str | None = option("best or last parameters.", None, "Model", "best if they were kept, else last")
+    params: str | None = option("best or last parameters. [default: best if they were kept, else last]", group="Model")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,7 +227,7 @@ class Export:
 
     folder: Path = argument("The folder of a run.")
     out: Path = option("A .npz or .safetensors file for the parameters, .stablehlo for the model.", ...)
-    params: str | None = option("best or last parameters.", None, "Model", "best if they were kept, else last")
+    params: str | None = option("best or last parameters. [default: best if they were kept, else last]", group="Model")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,7 +238,7 @@ class Report:
     """
 
     folder: Path = argument("A folder with one or more runs in it.")
-    out: Path | None = option("Folder for the report.", None, default_text="the folder of the runs")
+    out: Path | None = option("Folder for the report. [default: the folder of the runs]")
     target: float | None = option("Value of the metric for `rounds to target`.")
 
 
@@ -260,13 +260,10 @@ class Bytes(JsonOption, TaskOptions):
     """
 
     algorithms: str = option(
-        "Names separated by commas, or all.",
-        "all",
-        "Algorithm",
-        flags=("--algorithm", "--algorithms"),
+        "Names separated by commas, or all.", "all", group="Algorithm", flags=("--algorithm", "--algorithms"),
         check=lambda name, value: split_algorithms(value),
-    )
-    set_: list[str] = option(SETTINGS, [], "Algorithm", metavar=PAIRS)
+    )  # fmt: skip
+    set_: dict[str, Any] = option(SETTINGS, {}, group="Algorithm", metavar=PAIRS)
     run: dict[str, Any] = options_from(RunOptions, lambda f: f.name in ("rounds", "cohort_size"))
 
 
@@ -278,7 +275,7 @@ class Fetch:
     """
 
     name: str = argument("Data set, such as mnist; see `fedoptax data check`.")
-    data_dir: Path | None = option(DATA_DIR, None, "Data", CACHE)
+    data_dir: Path | None = option(DATA_DIR, group="Data")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,7 +286,7 @@ class Check(JsonOption):
     """
 
     names: list[str] = argument("Data sets. Default: all.", [])
-    data_dir: Path | None = option(DATA_DIR, None, "Data", CACHE)
+    data_dir: Path | None = option(DATA_DIR, group="Data")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,7 +296,7 @@ class Partition(JsonOption, TaskOptions):
     Example: fedoptax data partition --task digits --partition dirichlet --alpha 0.1
     """
 
-    out: Path | None = option("Folder for partition.csv and partition.png.", None, default_text="a new one under runs/")
+    out: Path | None = option("Folder for partition.csv and partition.png. [default: a new one under runs/]")
     overwrite: bool = option("Replace earlier results in --out.", False)
 
 
@@ -319,12 +316,12 @@ class Init(DeploymentOptions):
 
     folder: Path = argument("A new folder for the app and the keys.")
     nodes: int | None = option(
-        "Number of SuperNodes, one per client; a key is made for each unless --key gives theirs.", None, "Network", "4"
+        "Number of SuperNodes, one per client; a key is made for each unless --key gives theirs. [default: 4]"
     )
     key: list[Path] = option(
-        "Public key of a node that has one; the first is for partition 0, and so on.", [], "Network", metavar="FILE"
+        "Public key of a node that has one; the first is for partition 0, and so on.", [], metavar="FILE"
     )
-    host: list[str] = option("Name or address of the server in its certificate, besides localhost.", [], "Network")
+    host: list[str] = option("Name or address of the server in its certificate, besides localhost.", [])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,7 +334,7 @@ class AddNode:
     folder: Path = argument("A folder by `fedoptax deploy init`.")
     key: Path = argument("The node's public key.")
     partition: int | None = option(
-        "The node's partition; a key that had it loses it.", None, "Network", "a new one, if the task is a function"
+        "The node's partition; a key that had it loses it. [default: a new one, if the task is a function]"
     )
 
 
@@ -348,16 +345,16 @@ class Local(JsonOption, DeploymentOptions):
     Example: fedoptax deploy local --algorithm scaffold --set client_lr=0.3 --set server_lr=1 --rounds 5 --out runs/a
     """
 
-    nodes: int | None = option(
-        "Number of SuperNodes, one per client.", None, "Network", "4, or the number of keys in --app"
-    )
-    app: Path | None = option("A folder by `fedoptax deploy init`.", None, "Network", "a new one")
-    port: int = option("Port of the SuperLink; 0: a free one.", 0, "Network")
-    node_port: int = option("Port of the first SuperNode; 0: free ones.", 0, "Network")
-    start_timeout: float = option("Seconds a process may take to start.", 120.0, "Network")
-    time_limit: float = option("Seconds until all processes are stopped.", 86400.0, "Network")
-    out: Path | None = option("Folder for the results.", None, default_text="runs/deployment")
-    resume: Path | None = option("Continue the run in this folder.")
+    nodes: int | None = option("Number of SuperNodes, one per client. [default: 4, or the number of keys in --app]")
+    app: Path | None = option("A folder by `fedoptax deploy init`. [default: a new one]")
+    port: int = option("Port of the SuperLink; 0: a free one.", 0)
+    node_port: int = option("Port of the first SuperNode; 0: free ones.", 0)
+    start_timeout: float = option("Seconds a process may take to start.", 120.0)
+    time_limit: float = option("Seconds until all processes are stopped.", 86400.0)
+    out: Path | None = option("Folder for the results. [default: runs/deployment]", group="Output")
+    resume: Path | None = option("Continue the run in this folder.", group="Output")
     resume_round: int | None = option(
-        "Go back to the checkpoint of this round, with --resume.", None, "Rounds", "the last", flags=("--round",)
+        "Go back to the checkpoint of this round, with --resume. [default: the last]",
+        group="Rounds",
+        flags=("--round",),
     )

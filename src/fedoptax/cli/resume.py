@@ -8,7 +8,7 @@ from typing import Any
 from fedoptax import cli
 from fedoptax.cli.options import Local, Resume
 from fedoptax.cli.report import report_comparison, report_search
-from fedoptax.cli.run import errors_name, join_processes, run_algorithm
+from fedoptax.cli.run import errors_name, run_algorithm
 from fedoptax.distributed import broadcast, is_distributed, is_leader, run_on_all_or_fail
 from fedoptax.engine.options import RunOptions, options_of
 from fedoptax.engine.xla import use_cache, use_cores
@@ -26,7 +26,6 @@ RESUMED = {*options_of(RunOptions), "wrappers", "trackers", "rates"} - {"mesh"}
 
 def resume(options: Resume) -> None:
     """Continue the run, comparison or search in a folder."""
-    join_processes(options)
     use_cores()
     use_cache()
     folder, data_dir = options.folder, options.data_dir

@@ -12,7 +12,6 @@ from fedoptax.distributed import broadcast, is_leader, run_on_all_or_fail
 from fedoptax.engine.xla import use_cache, use_cores
 from fedoptax.errors import UsageError
 from fedoptax.experiments.build import WRAPPERS
-from fedoptax.experiments.parsing import parse_pairs
 from fedoptax.experiments.presets import PAPERS, PaperSetting, Settings, choose_settings
 from fedoptax.experiments.run import split_options
 from fedoptax.storage.folder import prepare
@@ -20,21 +19,22 @@ from fedoptax.tasks import load_task, recipe_of
 from fedoptax.tasks.recipe import PARTITION_OPTIONS, TASK_OPTIONS
 from fedoptax.tasks.task import Task
 
-
-def choose(options: LearningOptions, names: list[str]) -> Settings:
-    """Choose the hyper-parameters of some algorithms."""
-    return run_on_all_or_fail(lambda: choose_settings(options.task, names, options.set_, options.preset, options.model))
+Setup = tuple[Task, Settings, dict[str, Any]]
+"""A task, its algorithms' settings, and the options of `fedoptax.run` that all algorithms share."""
 
 
-def set_up(options: ExperimentOptions, settings: Settings, what: str) -> tuple[Task, dict[str, Any]]:
+def set_up(options: ExperimentOptions, names: list[str], what: str) -> Setup:
     """Make JAX ready, load the task that the options of a command name, and collect the options of its runs."""
     use_cores()
     use_cache()
-    out = Path(broadcast(str(options.out or new_folder(options.task, what))))
-    return run_on_all_or_fail(lambda: _set_up(options, settings, out))
+    out = options.out or new_folder(options.task, what)
+    return run_on_all_or_fail(lambda: _set_up(options, names, out))
 
 
-def _set_up(options: ExperimentOptions, settings: Settings, out: Path) -> tuple[Task, dict[str, Any]]:
+def _set_up(options: ExperimentOptions, names: list[str], out: Path) -> Setup:
+    if is_leader():
+        prepare(out, options.overwrite, remove=False)
+    settings = choose(options, names)
     task_arguments, run = choose_options(options, settings.paper)
     run |= {
         "wrappers": {name: text for name in WRAPPERS if (text := getattr(options, name)) is not None},
@@ -44,12 +44,15 @@ def _set_up(options: ExperimentOptions, settings: Settings, out: Path) -> tuple[
         "overwrite": options.overwrite,
     }
     split_options(run)  # checks them before the task is loaded
-    if is_leader():
-        prepare(out, options.overwrite, remove=False)
     task = load(options, task_arguments)
     if is_leader() and task.notes:
         print(*task.notes, sep="\n", file=sys.stderr)
-    return task, with_task_defaults(options.task, task, run)
+    return task, settings, with_task_defaults(options.task, task, run)
+
+
+def choose(options: LearningOptions, names: list[str]) -> Settings:
+    """Choose the hyper-parameters of some algorithms."""
+    return choose_settings(options.task, names, options.set_, options.preset, options.model)
 
 
 def choose_options(options: LearningOptions, paper: PaperSetting | None) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -76,10 +79,9 @@ def choose_options(options: LearningOptions, paper: PaperSetting | None) -> tupl
 def task_arguments(options: TaskOptions) -> dict[str, Any]:
     """Return the options of `load_task` that were chosen, but for its `seed` and `data_dir`."""
     chosen = {name: value for name in TASK_OPTIONS if (value := getattr(options, name, None)) is not None}
-    others = parse_pairs("task_set", options.task_set, TASK_OPTIONS)
-    if twice := sorted(chosen.keys() & others):
+    if twice := sorted(chosen.keys() & options.task_set):
         raise UsageError(f"task_set: {twice[0]} is given twice")
-    return chosen | others
+    return chosen | options.task_set
 
 
 def with_task_defaults(name: str, task: Task, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,6 +100,6 @@ def load(options: TaskOptions, arguments: Mapping[str, Any]) -> Task:
 
 
 def new_folder(task: str, what: str) -> Path:
-    """Return a folder under runs/ that is not there."""
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
+    """Return a folder under runs/ that is not there, the same in all processes."""
+    stamp = broadcast(datetime.now()).strftime("%Y%m%d-%H%M%S-%f")
     return Path("runs") / f"{Path(task.removeprefix('file:')).stem}-{what}-{stamp}".replace(":", ".")

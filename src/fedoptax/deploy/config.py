@@ -6,15 +6,16 @@ Server and clients read the same table, so they build the same task and the same
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field
+from functools import partial
 from typing import Any
 
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.deploy.options import UPLOAD_BOUND, NetworkOptions
-from fedoptax.engine.options import RoundOptions, RunOptions, flag, option, options_of, text, whole, with_attributes
+from fedoptax.engine.options import RoundOptions, RunOptions, check_text, option, options_of, with_attributes
 from fedoptax.engine.plan import CODED
-from fedoptax.errors import UsageError, check_choice
-from fedoptax.experiments.build import build, with_secret_seed, wrap
-from fedoptax.experiments.parsing import format_value, import_function
+from fedoptax.errors import UsageError, check_choice, check_flag, check_int
+from fedoptax.experiments.build import build, import_function, with_secret_seed, wrap
+from fedoptax.experiments.parsing import format_value
 from fedoptax.experiments.presets import find_preset
 from fedoptax.tasks import load_task
 from fedoptax.tasks.task import Task
@@ -37,21 +38,21 @@ class Deployment(NetworkOptions):
     task: Mapping[str, Plain]
     hyperparameters: Mapping[str, Plain] = field(default_factory=dict)
     nodes: Mapping[str, Plain] = field(default_factory=dict)
-    algorithm: str = option(MISSING, "A name in ALGORITHMS, or MODULE:FUNCTION.", "Algorithm", text)
+    algorithm: str = option(MISSING, "A name in ALGORITHMS, or MODULE:FUNCTION.", "Algorithm", check_text)
     privacy: str = option(
         "", "Differential privacy, as a text (see `fedoptax.experiments.build`); empty for none. The noise's seed is "
-        "the server's own (seed=none): a number would go to every node.", "Algorithm", text,
+        "the server's own (seed=none): a number would go to every node.", "Algorithm", check_text,
     )  # fmt: skip
-    compress: str = option("", "Codec of uploads, as a text; empty for none.", "Algorithm", text)
+    compress: str = option("", "Codec of uploads, as a text; empty for none.", "Algorithm", check_text)
     evaluate: str = option(
         "", "A run's folder, or a params.npz, on the server's machine: nothing is trained, the nodes (all, if "
-        "eval_fraction is 0) evaluate this model, as one round. Empty for none.", "Evaluation", text,
+        "eval_fraction is 0) evaluate this model, as one round. Empty for none.", "Evaluation", check_text,
     )  # fmt: skip
-    track: str = option("", "Trackers that run at the server, separated by commas.", "Output", text)
-    out: str = option("runs/deployment", "The server's folder for the results.", "Output", text)
-    resume: bool = option(False, "Continue the run in out.", "Output", flag)
+    track: str = option("", "Trackers that run at the server, separated by commas.", "Output", check_text)
+    out: str = option("runs/deployment", "The server's folder for the results.", "Output", check_text)
+    resume: bool = option(False, "Continue the run in out.", "Output", check_flag)
     resume_round: int | None = option(
-        None, "Continue from the checkpoint of this round, not the last.", "Output", whole(0), none=-1
+        None, "Continue from the checkpoint of this round, not the last.", "Output", partial(check_int, low=0), none=-1
     )
 
     def __post_init__(self) -> None:

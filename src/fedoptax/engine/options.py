@@ -8,9 +8,12 @@ fields. Nothing here imports JAX before a value needs it, so that the command li
 
 from __future__ import annotations
 
+import inspect
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedoptax.errors import UsageError, check_choice, check_flag, check_int, check_number
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 
 Class = TypeVar("Class", bound=type)
 Check = Callable[[str, Any], Any]
-"""Takes an argument's name and value, raises `UsageError` if the value is wrong, and returns it as it is to be used."""
+"""Takes an argument's name and value, raises `UsageError` if it is wrong, and returns the value to use, or None."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,9 @@ class Option:
     none: Any = None
 
 
+OF_TASK = {"default_text": "the task's", "in_config": "always"}
+
+
 def option(default: Any, help: str, group: str, check: Check | None = None, **about: Any) -> Any:
     """Declare a field that is an option; `about` are further fields of `Option`."""
     return field(default=default, metadata={"option": Option(help, group, check, **about)})
@@ -70,46 +76,14 @@ def with_attributes(kind: Class) -> Class:
     """Add the options' help to the docstring of their class."""
     entries = (f"{name}: {about.help}" for name, about in options_of(kind).items())
     lines = [textwrap.fill(entry, 112, initial_indent="  ", subsequent_indent="    ") for entry in entries]
-    kind.__doc__ = "\n".join([str(kind.__doc__).rstrip(), "", "Attributes:", *lines, ""])
+    kind.__doc__ = "\n".join([inspect.cleandoc(str(kind.__doc__)), "", "Attributes:", *lines, ""])
     return kind
 
 
-def whole(low: int = 1, high: int = 2**31 - 1) -> Check:
-    """Check a whole number from `low` to `high`."""
-    return lambda name, value: check_int(name, value, low, high)
-
-
-def number(*bounds: float, open_low: bool = False, open_high: bool = True) -> Check:
-    """Check a number as `check_number` does."""
-
-    def check(name: str, value: Any) -> Any:
-        check_number(name, value, *bounds, open_low=open_low, open_high=open_high)
-        return value
-
-    return check
-
-
-def choice(*allowed: str) -> Check:
-    """Check one of some texts."""
-
-    def check(name: str, value: Any) -> Any:
-        check_choice(name, value, allowed)
-        return value
-
-    return check
-
-
-def flag(name: str, value: Any) -> Any:
-    """Check true or false."""
-    check_flag(name, value)
-    return value
-
-
-def text(name: str, value: Any) -> Any:
-    """Check a text."""
+def check_text(name: str, value: Any) -> None:
+    """Check that `value` is a text."""
     if not isinstance(value, str):
         raise UsageError(f"{name} must be text, got {value!r}")
-    return value
 
 
 def parse_keep(text: str) -> str | None:
@@ -138,33 +112,18 @@ def parse_personalize(text: str | int) -> tuple[int, float | None]:
     return steps, rate
 
 
-def _parsed_by(parse: Callable[[Any], Any]) -> Check:
-    """Check that `parse` accepts a value, and leave it as it is."""
-
-    def check(name: str, value: Any) -> Any:
-        parse(value)
-        return value
-
-    return check
+def _one_of(*allowed: str) -> Check:
+    return partial(check_choice, allowed=allowed)
 
 
-def _as_aggregator(name: str, value: Any) -> Any:
-    from fedoptax.engine.aggregation import as_aggregator
-
-    return as_aggregator(value)
-
-
-def _as_faults(name: str, value: Any) -> Any:
-    from fedoptax.engine.faults import as_faults
-
-    return as_faults(value)
+def _read_by(parse: Callable[[Any], Any], converts: bool = False) -> Check:
+    """Check that `parse` accepts a value, and use what it returns if it `converts`."""
+    return lambda name, value: parse(value) if converts else (parse(value), None)[1]
 
 
-def _check_speeds(name: str, value: Any) -> Any:
-    from fedoptax.engine.schedule import parse_speeds
-
-    parse_speeds(value)
-    return value
+def _imported(module: str, function: str) -> Callable[[Any], Any]:
+    """Return a function of the engine that is imported when it is called."""
+    return lambda value: getattr(import_module(f"fedoptax.engine.{module}"), function)(value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +138,8 @@ class Options:
         for f in fields(self):
             value, about = getattr(self, f.name), f.metadata.get("option")
             if about is not None and about.check and not (value is None and f.default is None):
-                object.__setattr__(self, f.name, about.check(f.name, value))
+                converted = about.check(f.name, value)
+                object.__setattr__(self, f.name, value if converted is None else converted)
 
 
 @with_attributes
@@ -188,52 +148,49 @@ class RoundOptions(Options):
     """What the rounds do, in a simulation as on a network."""
 
     rounds: int = option(
-        100, "Communication rounds in total.", "Rounds", whole(), default_text="the task's", in_config="always",
+        100, "Communication rounds in total.", "Rounds", check_int, **OF_TASK,
         may_change=True,
     )  # fmt: skip
     cohort_size: int = option(
-        10, "Clients per round, sampled uniformly without replacement.", "Rounds", whole(), default_text="the task's",
-        in_config="always",
+        10, "Clients per round, sampled uniformly without replacement.", "Rounds", check_int, **OF_TASK,
     )  # fmt: skip
-    batch_size: int = option(
-        20, "Examples per local step.", "Rounds", whole(), default_text="the task's", in_config="always"
-    )
+    batch_size: int = option(20, "Examples per local step.", "Rounds", check_int, **OF_TASK)
     local_epochs: int = option(
-        1, "Passes of a client over its examples per round.", "Rounds", whole(), default_text="the task's",
-        in_config="always",
+        1, "Passes of a client over its examples per round.", "Rounds", check_int, **OF_TASK,
     )  # fmt: skip
     local_steps: int | None = option(
-        None, "Local steps of a client per round, in place of whole epochs.", "Rounds", whole(), in_config="always",
+        None, "Local steps of a client per round, in place of whole epochs.", "Rounds", check_int, in_config="always",
         none=0,
     )  # fmt: skip
     weighting: str | None = option(
-        None, "Weights of the uploads in their mean: examples or uniform.", "Rounds", choice("examples", "uniform"),
+        None, "Weights of the uploads in their mean: examples or uniform.", "Rounds", _one_of("examples", "uniform"),
         default_text="as in the algorithm's paper", in_config="always", none="",
     )  # fmt: skip
     seed: int = option(
         0, "Seed of initialisation, cohorts, order of examples and dropout. Equal seeds give equal runs, and the same "
-        "initialisation and cohorts for every algorithm.", "Rounds", whole(0, 2**32 - 1), in_config="always",
+        "initialisation and cohorts for every algorithm.", "Rounds", partial(check_int, low=0, high=2**32 - 1),
+        in_config="always",
     )  # fmt: skip
     eval_every: int = option(
         1, "Rounds between evaluations on the test examples; the last round is always evaluated.", "Evaluation",
-        whole(), default_text="the task's", in_config="always", may_change=True,
+        check_int, **OF_TASK, may_change=True,
     )  # fmt: skip
     asynchronous: int | None = option(
         None, "Asynchronous rounds (FedBuff): this many clients work at any time; after every cohort_size uploads "
         "the server makes a step, which counts as a round. Only for algorithms without client states.", "Rounds",
-        whole(), metavar="CLIENTS", none=0,
+        check_int, metavar="CLIENTS", none=0,
     )  # fmt: skip
     staleness_exponent: float = option(
         0.5, "In asynchronous rounds, an upload with staleness s has the weight (1 + s)^-EXPONENT.", "Rounds",
-        number(0), metavar="EXPONENT", needs="asynchronous",
+        partial(check_number, low=0), metavar="EXPONENT", needs="asynchronous",
     )  # fmt: skip
     aggregate: str | Aggregator = option(
         "mean", "How uploads are combined: mean, median, trimmed_mean:FRACTION, norm_clipping:NORM, krum:F or "
-        "krum:F,keep=M.", "Rounds", _as_aggregator,
+        "krum:F,keep=M.", "Rounds", _read_by(_imported("aggregation", "as_aggregator"), converts=True),
     )  # fmt: skip
     secure_aggregation: float | None = option(
         None, "Sum uploads as fixed-point numbers, clipped to -RANGE ... RANGE; the server of a deployment learns "
-        "the sum alone.", "Rounds", number(0, open_low=True), metavar="RANGE", none=0.0,
+        "the sum alone.", "Rounds", partial(check_number, low=0, open_low=True), metavar="RANGE", none=0.0,
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -264,49 +221,50 @@ class RunOptions(RoundOptions):
 
     faults: Faults | Mapping[str, Any] | None = option(
         None, "Clients that fail, see Faults: dropout (a probability), deadline and step_seconds (virtual seconds), "
-        "speed_spread.", "Rounds", _as_faults, metavar="NAME=VALUE", flags=("--fault",),
+        "speed_spread.", "Rounds", _read_by(_imported("faults", "as_faults"), converts=True),
+        metavar="NAME=VALUE", flags=("--fault",),
     )  # fmt: skip
     speeds: str | None = option(
         None, "Virtual seconds of each client's local step: lognormal:SIGMA, or a table with columns client and "
-        "seconds.", "Rounds", _check_speeds,
+        "seconds.", "Rounds", _read_by(_imported("schedule", "parse_speeds")),
     )  # fmt: skip
     keep: str | None = option(
         None, "Also keep the best evaluated parameters, by the task's metric on validation examples (else on test "
-        "examples), or by another such as best:val_loss.", "Evaluation", _parsed_by(parse_keep),
+        "examples), or by another such as best:val_loss.", "Evaluation", _read_by(parse_keep),
         metavar="best[:METRIC]", changes_result=False,
     )  # fmt: skip
     stop_after: str | int | None = option(
         None, "Stop early after N evaluations (not rounds) without a better value of the metric, by default that of "
-        "`keep`.", "Evaluation", _parsed_by(parse_stop_after), metavar="N[:METRIC]",
+        "`keep`.", "Evaluation", _read_by(parse_stop_after), metavar="N[:METRIC]",
     )  # fmt: skip
     personalize: str | int | None = option(
         None, "After the run, evaluate each client before and after STEPS local SGD steps from the global model, "
-        "with rate LR or else the run's client_lr.", "Evaluation", _parsed_by(parse_personalize),
+        "with rate LR or else the run's client_lr.", "Evaluation", _read_by(parse_personalize),
         metavar="STEPS[:LR]", changes_result=False,
     )  # fmt: skip
     client_metrics: bool = option(
-        False, "Write each client's metrics at every evaluated round to clients.parquet.", "Evaluation", flag,
+        False, "Write each client's metrics at every evaluated round to clients.parquet.", "Evaluation", check_flag,
         changes_result=False,
     )  # fmt: skip
     client_loop: str = option(
         "auto", "How a device runs its clients: loop (one after another), vmap (all at once), or auto, the faster.",
-        "Hardware", choice("auto", "loop", "vmap"), may_change=True, changes_result=False,
+        "Hardware", _one_of("auto", "loop", "vmap"), may_change=True, changes_result=False,
     )  # fmt: skip
     mesh: int | None = option(
         None, "Devices (or cores of a CPU) that share each round's cohort; results agree to rounding.", "Hardware",
-        whole(), default_text="all", metavar="DEVICES", in_config="always", may_change=True, changes_result=False,
+        check_int, default_text="all", metavar="DEVICES", in_config="always", may_change=True, changes_result=False,
     )  # fmt: skip
     client_states: str = option(
         "auto", "Where clients' states are kept between rounds: device, host, or auto, the device if they fit.",
-        "Hardware", choice("auto", "device", "host"), in_config="always", may_change=True, changes_result=False,
+        "Hardware", _one_of("auto", "device", "host"), in_config="always", may_change=True, changes_result=False,
     )  # fmt: skip
     examples: str = option(
         "auto", "Where training examples are kept: device, stream (each cohort's are read from disk), or auto, the "
-        "device if they fit.", "Hardware", choice("auto", "device", "stream"), in_config="never", may_change=True,
+        "device if they fit.", "Hardware", _one_of("auto", "device", "stream"), in_config="never", may_change=True,
     )  # fmt: skip
     engine: str = option(
         "compiled", "compiled, or eager: plain Python with the same result, to debug.", "Hardware",
-        choice("compiled", "eager"), in_config="never", may_change=True,
+        _one_of("compiled", "eager"), in_config="never", may_change=True,
     )  # fmt: skip
 
     @property

@@ -1,14 +1,17 @@
 """Algorithms by name or `MODULE:FUNCTION`, with hyper-parameters, privacy and compression."""
 
+import importlib
 import inspect
-from collections.abc import Callable, Mapping
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.algorithms import ALGORITHMS
 from fedoptax.algorithms.baselines import BASELINES
 from fedoptax.errors import UsageError, check_choice
-from fedoptax.experiments.parsing import import_function, parse_pairs
+from fedoptax.experiments.parsing import parse_pairs
 from fedoptax.names import check_algorithm
 from fedoptax.schedules import is_schedule, parse_schedule
 from fedoptax.wrappers import with_compression, with_privacy
@@ -26,6 +29,26 @@ def find_constructor(name: str) -> Constructor:
     return import_function("algorithm", name) if ":" in name else (ALGORITHMS | BASELINES)[name]
 
 
+def import_function(argument: str, text: str) -> Any:
+    """Return what MODULE:FUNCTION names, also of the current folder.
+
+    Raises:
+      UsageError: there is none; the message names `argument`.
+    """
+    module, _, attribute = text.rpartition(":")
+    if "/" in module or module.endswith(".py"):
+        likely = module.removeprefix("./").removesuffix(".py").replace("/", ".")
+        raise UsageError(
+            f"{argument} must be a name or MODULE:FUNCTION, got '{text}' (did you mean '{likely}:{attribute}'?)"
+        )
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise UsageError(f"{argument} must be a name or MODULE:FUNCTION, got '{text}' ({error})") from error
+
+
 def parameters_of(algorithm: str) -> Mapping[str, inspect.Parameter]:
     """Return the hyper-parameters that the constructor of a name takes."""
     constructor = find_constructor(algorithm)
@@ -33,6 +56,24 @@ def parameters_of(algorithm: str) -> Mapping[str, inspect.Parameter]:
         return inspect.signature(constructor).parameters
     except (TypeError, ValueError) as error:  # no function, or one written in C that does not say
         raise UsageError(f"algorithm must be a function with named parameters, got {constructor!r}") from error
+
+
+def by_algorithm(argument: str, values: Mapping[str, Any], algorithms: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return hyper-parameters by algorithm: NAME's are of all that have it, those of ALGORITHM.NAME of one."""
+    parameters = {name: parameters_of(name) for name in algorithms}
+    chosen: dict[str, dict[str, Any]] = {algorithm: {} for algorithm in parameters}
+    for key, value in values.items():
+        algorithm, dot, name = key.rpartition(".")
+        if dot:
+            check_choice(f"{argument}: algorithm", algorithm, list(parameters))
+        scope = [algorithm] if dot else list(parameters)
+        check_choice(
+            f"{argument}: hyper-parameter", name, sorted({known for one in scope for known in parameters[one]})
+        )
+        for algorithm in scope:
+            if name in parameters[algorithm]:
+                chosen[algorithm][name] = value
+    return chosen
 
 
 def build(name: str, hyperparameters: Mapping[str, Any]) -> FedAlgorithm:
@@ -92,5 +133,5 @@ def parse_codec(text: str) -> Codec:
     name, colon, rest = text.partition(":")
     check_choice("compress", name, CODECS)
     make: Callable[..., Codec] = CODECS[name]
-    names = inspect.signature(make).parameters
+    names = tuple(inspect.signature(make).parameters)
     return make(**parse_pairs(f"compress {name}", rest.split(",") if colon else (), names))

@@ -16,11 +16,11 @@ from fedoptax.engine.personalization import with_rate
 from fedoptax.engine.plan import make_plan
 from fedoptax.errors import RunError, UsageError, check_int
 from fedoptax.experiments.baselines import find_simulation
-from fedoptax.experiments.build import build, parameters_of, wrap
+from fedoptax.experiments.build import build, wrap
 from fedoptax.experiments.presets import choose_settings, describe_rates
 from fedoptax.experiments.run import run_in_folder, split_options
 from fedoptax.experiments.selection import make_watch
-from fedoptax.experiments.tuning import AllDiverged, Tuning, check_not_own, check_search, rule_for, run_search
+from fedoptax.experiments.tuning import AllDiverged, Tuning, check_search, check_shared, rule_for, run_search
 from fedoptax.storage.config import plain_options, read_record, write_record
 from fedoptax.storage.folder import locked, prepare, read_summary
 from fedoptax.storage.history import History, read_rows
@@ -154,7 +154,7 @@ def compare(
     chosen = list(range(check_int("seeds", seeds))) if isinstance(seeds, int) else list(seeds)
     if isinstance(algorithms, str) or not algorithms or not chosen:
         raise UsageError("algorithms and seeds must not be empty, and algorithms a list of names")
-    check_not_own(options)
+    check_shared(options)
     folder, grids = Path(out), dict(grids or {})
     settings = choose_settings(task.name, algorithms, model=task.spec.get("model"))
     values = settings.hyperparameters | {name: dict(own) for name, own in (hyperparameters or {}).items()}
@@ -168,7 +168,7 @@ def compare(
         tunings[name] = Tuning(name, grid, fixed, rule, max(chosen) + 1, spec, stored)
     origins = dict(settings.rates)
     for name in {*algorithms} & {*(hyperparameters or ())}:
-        origins[name] = describe_rates(parameters_of(name), values[name], (), "given")
+        origins[name] = describe_rates(name, values[name], (), "given")
     origins |= {**(rates or {}), **dict.fromkeys(tunings, "tuned")}
     comparison = Comparison(list(algorithms), values, chosen, spec, stored, command, tunings, origins)
     if (folder / FILE).is_file() and not overwrite:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from fedoptax.errors import UsageError, check_choice, check_int
-from fedoptax.experiments.build import find_constructor, parameters_of
-from fedoptax.experiments.parsing import parse_scoped, parse_value
+from fedoptax.experiments.build import by_algorithm, find_constructor
+from fedoptax.experiments.parsing import parse_value
 
 Grid = dict[str, tuple[Any, ...]]
 """Values by name, numbers increasing; a point takes one of each."""
@@ -18,32 +18,31 @@ STEPS = {"decade": 1, "half": 2, "quarter": 4}  # steps per factor of ten
 ALLOWED = "NAME=VALUE,VALUE,... or NAME=LOW..HIGH (half decades; also LOW..HIGH:decade, :half or :quarter)"
 
 
-def parse_grids(texts: Iterable[str], algorithms: Iterable[str]) -> dict[str, Grid]:
-    """Return the grids of some algorithms: each takes those `NAME=VALUES` whose NAME it has.
+def choose_grids(
+    values: Mapping[str, str], hyperparameters: Mapping[str, Any], algorithms: Iterable[str], budget: int
+) -> dict[str, Grid]:
+    """Return the values to search by algorithm: those of `values`, else `budget` points of its learning rates.
 
-    `ALGORITHM.NAME=VALUES` is for one algorithm. The last grid of a name counts, as of `--set`'s values.
-
-    VALUES are numbers or texts with commas, or `LOW..HIGH`, the log grid 10^(k/2) from LOW to HIGH (`:decade` and
-    `:quarter` for other steps). `1e-3..1` is 10⁻³, 10⁻²·⁵, …, 10⁰. Commas within brackets separate nothing, so a
-    schedule such as `cosine(0.1, 100)` is one value.
+    The `hyperparameters` have one value each, and are not searched.
     """
-    texts_by_name = parse_scoped("grid", texts, {name: parameters_of(name) for name in algorithms}, ALLOWED)
-    return {
-        algorithm: {name: _parse_values(text) for name, text in values.items()}
-        for algorithm, values in texts_by_name.items()
-    }
-
-
-def choose_grids(texts: Iterable[str], typed: Mapping[str, Mapping[str, Any]], budget: int) -> dict[str, Grid]:
-    """Return the values to search by algorithm: those of `texts`, else `budget` points of its learning rates.
-
-    `typed` are the hyper-parameters by algorithm that have a value already.
-    """
-    grids = parse_grids(texts, typed)
+    grids, fixed = parse_grids(values, algorithms), by_algorithm("set", hyperparameters, algorithms)
     for name, grid in grids.items():
-        if twice := sorted(grid.keys() & typed[name].keys()):
+        if twice := sorted(grid.keys() & fixed[name].keys()):
             raise UsageError(f"grid: {twice[0]} has a value by `set` already")
-    return {name: grid or default_grid(find_constructor(name), typed[name], budget) for name, grid in grids.items()}
+    return {name: grid or default_grid(find_constructor(name), fixed[name], budget) for name, grid in grids.items()}
+
+
+def parse_grids(values: Mapping[str, str], algorithms: Iterable[str]) -> dict[str, Grid]:
+    """Return the grids of some algorithms, each of the names that it has; `ALGORITHM.NAME` is for one algorithm.
+
+    Each value is numbers or texts separated by commas, or `LOW..HIGH`, the log grid 10^(k/2) from LOW to HIGH
+    (`:decade` and `:quarter` for other steps). `1e-3..1` is 10⁻³, 10⁻²·⁵, …, 10⁰. Commas within brackets separate
+    nothing, so a schedule such as `cosine(0.1, 100)` is one value.
+    """
+    return {
+        algorithm: {name: _parse_values(text) for name, text in texts.items()}
+        for algorithm, texts in by_algorithm("grid", values, algorithms).items()
+    }
 
 
 RANGES = {"client_lr": (1e-3, 10.0), "server_lr": (1e-3, 10.0), "lr": (1e-4, 1.0)}

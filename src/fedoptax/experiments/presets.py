@@ -8,10 +8,10 @@ import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from fedoptax.errors import check_choice
-from fedoptax.experiments.parsing import parse_scoped, parse_value
 from fedoptax.names import BASELINES
 
 RATES = ("client_lr", "server_lr", "lr")
@@ -37,40 +37,38 @@ class PaperSetting:
 
 
 class Settings(NamedTuple):
-    """What algorithms start from: hyper-parameters by algorithm, those among them that `--set` gave, and more.
-
-    `rates` says by algorithm where its learning rates come from; `paper` is the paper's setting, if one was asked for.
-    """
+    """Hyper-parameters by algorithm, where its learning rates come from, and the paper's setting if asked for."""
 
     hyperparameters: dict[str, dict[str, Any]]
-    typed: dict[str, dict[str, Any]]
     rates: dict[str, str]
     paper: PaperSetting | None
 
 
 def choose_settings(
-    task: str, algorithms: Sequence[str], texts: Sequence[str] = (), preset: str = "tuned", model: str | None = None
+    task: str,
+    algorithms: Sequence[str],
+    values: Mapping[str, Any] = MappingProxyType({}),
+    preset: str = "tuned",
+    model: str | None = None,
 ) -> Settings:
-    """Choose hyper-parameters: those of `--set`'s `texts`, else of the paper, else of the task's preset.
+    """Choose hyper-parameters: the given `values`, see `by_algorithm`, else those of the paper or the task's preset.
 
     Raises:
-      UsageError: a name is unknown, or a text is not NAME=VALUE.
+      UsageError: a name is unknown.
     """
-    from fedoptax.experiments.build import parameters_of
-
-    parameters = {name: parameters_of(name) for name in algorithms}
-    typed = parse_scoped("set", texts, parameters, "NAME=VALUE or ALGORITHM.NAME=VALUE")
     paper = find_setting(task, preset)
-    settings = Settings({}, {}, {}, paper)
-    for name in parameters:
+    from fedoptax.experiments.build import by_algorithm  # imports JAX, which names of presets do without
+
+    chosen = by_algorithm("set", values, algorithms)
+    settings = Settings({}, {}, paper)
+    for name, typed in chosen.items():
         values, origin = find_preset(task, name, model)
         if paper is not None and name in paper.hyperparameters:
             values, origin = dict(paper.hyperparameters[name]), f"paper:{paper.name}"
         elif preset == "none":
             values = {}
-        settings.typed[name] = {key: parse_value(text) for key, text in typed[name].items()}
-        settings.hyperparameters[name] = values | settings.typed[name]
-        settings.rates[name] = describe_rates(parameters[name], values, typed[name], origin)
+        settings.hyperparameters[name] = values | typed
+        settings.rates[name] = describe_rates(name, values, typed, origin)
     return settings
 
 
@@ -92,15 +90,17 @@ def find_preset(task: str, algorithm: str, model: str | None = None) -> tuple[di
     return dict(paper.hyperparameters.get(algorithm, {})), f"paper:{name}"
 
 
-def describe_rates(parameters: Collection[str], values: Collection[str], typed: Collection[str], origin: str) -> str:
+def describe_rates(algorithm: str, values: Collection[str], typed: Collection[str], origin: str) -> str:
     """Say where an algorithm's learning rates come from: `--set` if typed, else the origin of `values`, else default.
 
     Examples:
-      >>> describe_rates(["client_lr", "server_lr"], {"server_lr": 1.0}, ["client_lr"], "preset")
+      >>> describe_rates("fedavg", {"server_lr": 1.0}, ["client_lr"], "preset")
       '--set, preset'
     """
-    origins = ["--set" if name in typed else origin if name in values else "default" for name in parameters
-               if name in RATES]  # fmt: skip
+    from fedoptax.experiments.build import parameters_of
+
+    rates = [name for name in parameters_of(algorithm) if name in RATES]
+    origins = ["--set" if name in typed else origin if name in values else "default" for name in rates]
     return ", ".join(dict.fromkeys(origins))
 
 

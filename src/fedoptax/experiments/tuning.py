@@ -33,6 +33,10 @@ from fedoptax.trackers import Tracker
 
 FILE = "tune.json"
 SEARCHES = ("grid", "optuna")
+SINGLE = {
+    "label", "description", "hyperparameters", "rates", "out", "overwrite", "resume_from", "seed", "progress"
+}  # fmt: skip
+"""Options of a single run."""
 LAST = 100
 """Rounds that the rule of Reddi et al. 2021 (Section 5) averages over."""
 
@@ -233,7 +237,7 @@ def tune(
       Interrupted: Ctrl-C or a signal; a further call goes on.
     """
     check_task(task)
-    check_not_own(options)
+    check_shared(options)
     options = {"rounds": rounds, **options}
     split_options(options)
     folder = Path(out)
@@ -296,21 +300,10 @@ def run_search(
     return Tuned(tuning, tried)
 
 
-def check_not_own(options: Mapping[str, Any]) -> None:
+def check_shared(options: Mapping[str, Any]) -> None:
     """Check that options hold none that each run of a search or a comparison gets of its own."""
-    for name in (
-        "label",
-        "description",
-        "hyperparameters",
-        "rates",
-        "out",
-        "overwrite",
-        "resume_from",
-        "seed",
-        "progress",
-    ):
-        if name in options:
-            raise UsageError(f"option {name} cannot be shared by several runs")
+    for name in SINGLE & options.keys():
+        raise UsageError(f"option {name} cannot be shared by several runs")
 
 
 def check_search(task: Task, tuning: Tuning) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedoptax.engine.options import RunOptions, options_of
 from fedoptax.report.load import Run
 from fedoptax.report.words import describe_faults, format_count, format_setting, join_words
 
@@ -13,8 +14,8 @@ NOT_SETTINGS = frozenset(
     {
         "format", "kind", "fedoptax", "seed", "num_params", "bytes", "gradients_per_step", "partition", "environment",
         "command", "primary_metric", "higher_is_better", "out", "trackers", "task.seed", "task.description",
-        "task.data_dir", "algorithm.reference", "client_states", "client_loop", "mesh", "deployment.experiment",
-        "rates", "keep", "personalize", "client_metrics",
+        "task.data_dir", "algorithm.reference", "deployment.experiment", "rates",
+        *(name for name, about in options_of(RunOptions).items() if not about.changes_result),
     }
 )  # fmt: skip
 
