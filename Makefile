@@ -68,7 +68,7 @@ bench-peers:     ## the peers' environments, .venv-peer-*: torch, pfl-research, 
 	  $(PYTHON) -m venv --clear $$place && $(call INSTALL,$$place) "$$@" || exit 1; done
 
 reproductions: $(READY) ## the published claims, reduced to two cores (hours; goes on where it was stopped)
-	for name in benchmarks/reproductions/*.toml; do \
+	for name in $(filter-out %/queue.toml,$(wildcard benchmarks/reproductions/*.toml)); do \
 	  $(BIN)/python benchmarks/reproductions/run.py $$(basename $$name .toml) || exit 1; done
 
 lock:            ## pin the newest allowed versions for all supported Pythons

@@ -1,15 +1,20 @@
-"""fedoptax on one NVIDIA GPU: tests, rounds against the peers, and CIFAR-10 with ResNet-18; writes a page of results.
+"""fedoptax on one NVIDIA GPU: tests, rounds against the peers, and the queue of runs; writes a page of results.
 
     pip install ".[cuda]" && make bench-peers
-    python benchmarks/gpu.py                              # at most 25 minutes
-    python benchmarks/gpu.py --minutes 3 --shapes tiny    # less of it; runs without a GPU, too
+    python benchmarks/gpu.py                               # at most 25 minutes
+    python benchmarks/gpu.py --minutes 10 --only queue     # runs for the reproductions alone
+    python benchmarks/gpu.py --data /tmp/first --data second --wheels wheels --out results   # on a bare machine
 
-The parts share the minutes: a sixth for the tests, half for the rounds, the rest for CIFAR-10. One that exceeds its
-share is stopped as Ctrl-C would stop it, and the page says how far it came. CIFAR-10 is taken from FEDOPTAX_DATA.
+The tests take at most 90 seconds, the rounds at most 4 minutes, the queue the rest. What exceeds its time is stopped as
+Ctrl-C would stop it, and the page says how far it came; a second call goes on. It runs without a GPU, too.
+
+Data come from FEDOPTAX_DATA, or from folders that are merged by links, as where they had to be copied in parts; pieces
+of one file, NAME.part-*, are joined. A folder of wheels brings the packages that the machine lacks.
+`reproductions/queue.toml` says what is run first. The histories of all jobs are written to queue.parquet in the output
+folder: copied to `reproductions/`, it tells the next call what is done.
 """
 
 import argparse
-import json
 import os
 import signal
 import subprocess
@@ -17,10 +22,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from gpu_queue import ENDED, collect_histories, describe, read_queue, work_off
+
 ROOT = Path(__file__).parents[1]
+REPRODUCTIONS = ROOT / "benchmarks" / "reproductions"
 TESTS = (
     "tests/engine/test_round.py", "tests/engine/test_program.py", "tests/engine/test_mesh.py",
     "tests/engine/test_client_states.py", "tests/engine/test_evaluation.py",
@@ -30,89 +38,141 @@ TESTS = (
 """What computes otherwise on an accelerator: layers, the round, states on the device, PyTorch's arrays."""
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=25)
+    parser.add_argument("--only", default="tests,rounds,queue", help="of tests, rounds, queue")
     parser.add_argument("--tests", default=" ".join(TESTS), help="files, with blanks between")
     parser.add_argument("--shapes", default="mlp,cnn,tiny,lstm", help="of benchmarks/bench")
-    parser.add_argument("--peers", default="torch,pfl", help="of benchmarks/bench")
-    parser.add_argument("--run", default="", help="further options of the run on CIFAR-10, in one argument")
+    parser.add_argument("--peers", default="torch,torch_func,pfl", help="of benchmarks/bench")
+    parser.add_argument("--queue", type=Path, default=REPRODUCTIONS / "queue.toml")
+    parser.add_argument("--work", type=Path, default=ROOT / "runs" / "queue", help="folder of the jobs' checkpoints")
+    parser.add_argument("--data", type=Path, action="append", default=[], help="a folder of data; may be repeated")
+    parser.add_argument("--wheels", type=Path, help="a folder of wheels for packages that are not installed")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
-    given = parser.parse_args()
-    seconds, begun = given.minutes * 60, time.monotonic()
-    given.out.mkdir(parents=True, exist_ok=True)
-    name = device_name()
-    page = given.out / f"gpu-{name.lower().replace(' ', '-')}-{time.strftime('%Y-%m-%d')}.md"
-    text = f"# fedoptax on {name}, {time.strftime('%Y-%m-%d')}\n\njax {version('jax')}, commit {commit()}, "
-    text += f"`python benchmarks/gpu.py --minutes {given.minutes:g}`.\n"
-    for title, part in (
-        ("Tests", lambda: run_tests(given.tests.split(), seconds / 6)),
-        ("Rounds", lambda: time_rounds(given.shapes, given.peers, seconds / 2)),
-        ("CIFAR-10, ResNet-18", lambda: train_cifar(given.run.split(), seconds - (time.monotonic() - begun))),
-    ):
-        text += f"\n## {title}\n\n{part()}"
-        page.write_text(text, encoding="utf-8")  # what is stopped keeps the parts before
+    options = parser.parse_args(arguments)
+    begun, total, parts = time.monotonic(), options.minutes * 60, options.only.split(",")
+    if unknown := set(parts) - {"tests", "rounds", "queue"}:
+        parser.error(f"--only must be of tests, rounds, queue, got '{unknown.pop()}'")
+    with tempfile.TemporaryDirectory() as folder:
+        site = Path(folder) / "site"
+        if options.wheels:
+            install_wheels(options.wheels, site)
+            sys.path.append(str(site))
+        paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")]), str(site)]
+        env = {"PYTHONPATH": os.pathsep.join(paths)}
+        if options.data:
+            env["FEDOPTAX_DATA"] = str(merge_folders(options.data, Path(folder) / "data"))
+        name = device_name(env)
+        page = options.out / f"gpu-{name.lower().replace(' ', '-')}-{time.strftime('%Y-%m-%d')}.md"
+        options.out.mkdir(parents=True, exist_ok=True)
+        facts = {"device": name, "commit": commit(), "jax": version("jax")}
+        write = {
+            "tests": lambda: run_tests(options.tests.split(), min(90, total / 3), env),
+            "rounds": lambda: time_rounds(options.shapes, options.peers, min(240, total / 2), env),
+            "queue": lambda: run_queue(options, begun + total, env, facts),
+        }
+        for part in ("tests", "rounds", "queue"):
+            if part in parts:
+                write_section(page, name, part.title(), f"jax {facts['jax']}, commit {facts['commit']}", write[part]())
     print(page)
     return 0
+
+
+def write_section(page: Path, device: str, title: str, facts: str, text: str) -> None:
+    """Write a section of the device's page of the day, whose other sections stay."""
+    old = page.read_text(encoding="utf-8") if page.is_file() else f"# fedoptax on {device}, {page.stem[-10:]}\n"
+    head, *sections = old.split("\n## ")
+    others = [section for section in sections if not section.startswith(f"{title}\n")]
+    page.write_text("\n## ".join([head, *others, f"{title}\n\n{facts}.\n\n{text}"]), encoding="utf-8")
+
+
+def install_wheels(folder: Path, site: Path) -> None:
+    """Install the wheels of packages that this Python lacks, into a folder."""
+    missing = [str(wheel) for wheel in sorted(folder.glob("*.whl")) if not is_installed(wheel.name.split("-")[0])]
+    if missing:
+        command = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", str(site)]
+        subprocess.run([*command, *missing], check=True)
+
+
+def is_installed(package: str) -> bool:
+    try:
+        return bool(version(package))
+    except PackageNotFoundError:
+        return False
+
+
+def merge_folders(folders: Sequence[Path], merged: Path) -> Path:
+    """Link the files of folders into one, and join those that come in pieces, NAME.part-aa and so on, in order."""
+    for path in sorted((path, folder) for folder in folders for path in folder.rglob("*") if path.is_file()):
+        place = merged / path[0].relative_to(path[1])
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.unlink(missing_ok=True)
+        place.symlink_to(path[0].resolve())
+    pieces: dict[Path, list[Path]] = {}
+    for piece in sorted(merged.rglob("*.part-*")):
+        pieces.setdefault(piece.with_name(piece.name.rpartition(".part-")[0]), []).append(piece)
+    for whole, parts in pieces.items():
+        with whole.open("wb") as file:
+            for part in parts:
+                file.write(part.read_bytes())
+    return merged
 
 
 def run(command: Sequence[str], seconds: float, env: dict[str, str]) -> str:
     """Run a command, stop it after so many seconds, and return what it printed."""
     print(" ".join(command), flush=True)
-    environment = {"PYTHONPATH": str(ROOT / "src")} | os.environ | env
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with subprocess.Popen(command, cwd=ROOT, env=environment, **pipes) as process:
+    with subprocess.Popen(command, cwd=ROOT, env=os.environ | env, **pipes) as process:
         for ending in (signal.SIGINT, signal.SIGKILL):
             try:
                 return process.communicate(timeout=seconds)[0]
             except subprocess.TimeoutExpired:
                 process.send_signal(ending)
-                seconds = 60
+                seconds = 10
         return process.communicate()[0]
 
 
-def run_tests(files: Sequence[str], seconds: float) -> str:
+def run_tests(files: Sequence[str], seconds: float, env: dict[str, str]) -> str:
     """Return pytest's failures and summary; matrix products in float32 are those that the tests expect."""
     several = ["-n", str(min(os.cpu_count() or 1, 12)), "-p", "no:benchmark"]  # which warns of processes side by side
     command = [sys.executable, "-m", "pytest", "-q", "-m", "not long", *several, *files]
     share = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # else the first process takes most of the GPU's memory
-    printed = run(command, seconds, {"JAX_DEFAULT_MATMUL_PRECISION": "highest"} | share)
+    printed = run(command, seconds, env | {"JAX_DEFAULT_MATMUL_PRECISION": "highest"} | share)
     lines = [line for line in printed.splitlines() if line.startswith("FAILED")] + printed.splitlines()[-1:]
     return f"`pytest {' '.join(files)}`\n\n```\n" + "\n".join(lines) + "\n```\n"
 
 
-def time_rounds(shapes: str, peers: str, seconds: float) -> str:
+def time_rounds(shapes: str, peers: str, seconds: float, env: dict[str, str]) -> str:
     """Return the tables of `make bench` for these shapes and peers."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "benchmarks/bench/run.py", "--only", shapes, "--peers", peers]
         command += ["--turns", "1", "--out", folder]
-        printed = run(command, seconds, {})
+        printed = run(command, seconds, env)
         pages = list(Path(folder).iterdir())
         if not pages:
             return f"No times:\n\n```\n{printed[-500:]}\n```\n"
         return pages[0].read_text(encoding="utf-8").replace("\n## ", "\n### ").removeprefix("# ")
 
 
-def train_cifar(options: Sequence[str], seconds: float) -> str:
-    """Train FedAdam with the paper's settings for as many rounds as the time allows."""
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = ["run", "--task", "cifar10", "--preset", "paper", "--algorithm", "fedadam", *options]
-        command = [sys.executable, "-m", "fedoptax.cli.main", *arguments, "--out", f"{folder}/run"]
-        printed = run(command, seconds, {})
-        history = Path(folder) / "run" / "history.jsonl"
-        if not history.is_file():
-            return f"`fedoptax {' '.join(arguments)}`\n\nNo round:\n\n```\n{printed[-500:]}\n```\n"
-        rows = [json.loads(line) for line in history.read_text(encoding="utf-8").splitlines()]
-    tested = [row for row in rows if row.get("test_accuracy") is not None]
-    best = f"; best test accuracy {max(row['test_accuracy'] for row in tested):.4f}" if tested else ""
-    middle = sorted(row["seconds"] for row in rows)[len(rows) // 2]
-    ends = f"{len(rows)} rounds; {middle:.3f} s per round (median); last training loss {rows[-1]['train_loss']:.4f}"
-    return f"`fedoptax {' '.join(arguments)}`\n\n{ends}{best}.\n"
+def run_queue(options: argparse.Namespace, deadline: float, env: dict[str, str], facts: dict[str, str]) -> str:
+    """Run the jobs that no history has the end of; return the table of those that have a folder here."""
+    committed = options.queue.with_suffix(".parquet")
+    before = collect_histories(committed, options.work)
+    ended = set(before["command"][before["status"].isin(ENDED)])
+    jobs = [job for job in read_queue(options.queue) if job.command not in ended]
+    try:
+        work_off(jobs, options.work.resolve(), deadline, env, facts)
+    finally:
+        histories = collect_histories(committed, options.work)
+        if len(histories):
+            histories.to_parquet(options.out / "queue.parquet", compression="zstd", index=False)
+    return describe(collect_histories(Path(), options.work), options.work)
 
 
-def device_name() -> str:
-    code = "import jax; print(jax.devices()[0].device_kind)"
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+def device_name(env: dict[str, str]) -> str:
+    command = [sys.executable, "-c", "import jax; print(jax.devices()[0].device_kind)"]
+    return subprocess.run(command, env=os.environ | env, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def commit() -> str:

@@ -4,9 +4,9 @@
     python benchmarks/bench/run.py --only mlp,tiny --peers torch   # a part
     python benchmarks/bench/run.py --baseline ../before --peers "" # before and after a change, in turn
 
-Each peer runs its script in `peers/` in an environment of its own, `.venv-peer-NAME` (`make bench-peers`), with one
-thread and with all of them; the better counts. `--baseline` is a checkout with this benchmark whose rounds
-are timed in turn with this one's.
+Each peer runs its script in `peers/` in an environment of its own, `.venv-peer-NAME` (`make bench-peers`; both of
+PyTorch share one), or else in this one if it has the package: on a CPU with one thread and with all of them, of which
+the better counts. `--baseline` is a checkout with this benchmark whose rounds are timed in turn with this one's.
 """
 
 import argparse
@@ -19,13 +19,16 @@ import sys
 import tempfile
 import time
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 SHAPES = ("mlp", "cnn", "tiny", "lstm")
 PEERS = {
     "torch": ("torch", SHAPES),
+    "torch_func": ("torch", SHAPES),
     "pfl": ("pfl", ("mlp", "cnn", "tiny")),
     "fedjax": ("fedjax", ("mlp", "cnn", "tiny")),
     "flower": ("flwr", ("mlp", "cnn", "tiny")),
@@ -145,11 +148,14 @@ def against_peers(shape: str, peers: list[str], given: argparse.Namespace) -> st
 
 def time_peer(name: str, shape: str) -> tuple[float | None, str]:
     """The peer's median milliseconds per round with its better number of threads; or None and what went wrong."""
-    python = ROOT / f".venv-peer-{name}" / "bin" / "python"
-    if not python.is_file():
+    python = peer_python(name)
+    if python is None:
         return None, "not installed (make bench-peers)"
     found, error = [], ""
-    for threads in ({}, ONE_THREAD) if name != "pfl" else (ONE_THREAD,):  # pfl's sampler spins: never with all threads
+    choices = [{}] if which("nvidia-smi") else [{}, ONE_THREAD]  # with a GPU it hardly matters, and time is short
+    if name == "pfl":  # whose sampler spins: never with all threads
+        choices = [ONE_THREAD]
+    for threads in choices:
         try:
             done = subprocess.run(
                 [str(python), f"run_{name}.py", shape],
@@ -169,6 +175,15 @@ def time_peer(name: str, shape: str) -> tuple[float | None, str]:
         else:
             error = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1][:200]
     return (min(found), "") if found else (None, f"failed: {error}")
+
+
+def peer_python(name: str) -> Path | None:
+    """The Python of a peer's environment, else this one if it has the peer's package; else None."""
+    package = PEERS[name][0]
+    of_peer = ROOT / f".venv-peer-{name.partition('_')[0]}" / "bin" / "python"
+    if of_peer.is_file():
+        return of_peer
+    return Path(sys.executable) if find_spec(package) else None
 
 
 def matmul_rate() -> float:
@@ -237,8 +252,8 @@ def commit_of(checkout: Path) -> str:
 
 
 def peer_version(name: str) -> str:
-    python = ROOT / f".venv-peer-{name}" / "bin" / "python"
-    if not python.is_file():
+    python = peer_python(name)
+    if python is None:
         return "(not installed)"
     code = f"from importlib.metadata import version; print(version('{PEERS[name][0]}'))"
     return subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=False).stdout.strip()

@@ -63,7 +63,7 @@ def main() -> int:
 
 
 def names() -> list[str]:
-    return sorted(path.stem for path in HERE.glob("*.toml"))
+    return sorted(path.stem for path in HERE.glob("*.toml") if path.stem != "queue")
 
 
 def read(name: str) -> dict[str, Any]:
@@ -251,6 +251,12 @@ def index() -> str:
         "Published claims, each by one command: `python benchmarks/reproductions/run.py NAME`, which goes on where",
         "it was interrupted. Where two cores are too few for the paper's settings the page names the reduced ones, and",
         "the verdict is about those; `--full` runs the paper's. Times are the rounds', beside other work.",
+        "",
+        "Runs for a GPU wait in [queue.toml](queue.toml), the most wanted first. With a GPU and an hour",
+        "`python benchmarks/gpu.py --minutes 60 --only queue` runs those whose end is not in `queue.parquet`, the",
+        "histories so far, stops in time, and writes a page and a new `queue.parquet` to benchmarks/results, or to",
+        "`--out`; a second call goes on. A machine without network needs the checkout, `--data FOLDER` (several times",
+        "where data had to be copied in parts) and `--wheels FOLDER` for packages that it lacks.",
         "",
         "| recipe | claim | verdict |",
         "| --- | --- | --- |",

@@ -11,7 +11,8 @@ from flax import nnx
 
 from fedoptax import models
 from fedoptax.errors import UsageError
-from fedoptax.models import MODELS, cnn, count_params, emnist_cnn, functional, mlp
+from fedoptax.models import cnn, count_params, emnist_cnn, functional, mlp
+from fedoptax.tasks.recipe import MODELS
 from small_models import KEY, init, normal, paths, some_params
 
 SIZES = [

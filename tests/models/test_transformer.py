@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from fedoptax.errors import UsageError
-from fedoptax.models import MODELS, gpt
+from fedoptax.models import gpt
+from fedoptax.tasks.recipe import MODELS
 from small_models import KEY, normal, some_params
 
 

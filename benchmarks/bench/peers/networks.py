@@ -2,10 +2,12 @@
 
 import torch
 from torch import nn
-from work import examples
+from torch.nn.functional import cross_entropy
+from work import SHAPES, examples
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 torch.set_float32_matmul_precision("high")  # TF32 on a GPU, as JAX by default
+torch.manual_seed(0)
 
 
 class CharacterLSTM(nn.Module):
@@ -39,3 +41,10 @@ def client_tensors(name: str, client: int) -> tuple[torch.Tensor, torch.Tensor]:
     """One client's examples on the device; images as PyTorch has them, channels before height and width."""
     x, y = (torch.from_numpy(array) for array in examples(name, client))
     return (x if name == "lstm" else x.permute(0, 3, 1, 2).contiguous()).to(DEVICE), y.to(DEVICE)
+
+
+@torch.no_grad()
+def mean_loss(name: str, model: nn.Module) -> float:
+    """The loss of all clients' examples, by which peers can be compared that train alike."""
+    losses = [cross_entropy(model(x), y) for x, y in (client_tensors(name, c) for c in range(SHAPES[name].clients))]
+    return float(torch.stack(losses).mean())

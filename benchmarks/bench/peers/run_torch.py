@@ -3,7 +3,7 @@
 import sys
 
 import torch
-from networks import DEVICE, client_tensors, make_network
+from networks import DEVICE, client_tensors, make_network, mean_loss
 from torch.nn.functional import cross_entropy
 from work import CLIENT_LR, SERVER_BETAS, SERVER_EPS, SERVER_LR, SHAPES, report, time_rounds
 
@@ -47,4 +47,4 @@ def run_round() -> None:
         torch.cuda.synchronize()
 
 
-report(time_rounds(run_round))
+report(time_rounds(run_round), mean_loss(name, model))

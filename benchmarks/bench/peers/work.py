@@ -51,6 +51,8 @@ def time_rounds(run_round: Callable[[], None]) -> list[float]:
     return seconds
 
 
-def report(seconds: Sequence[float]) -> None:
-    """Print the median and the least milliseconds per round, which the benchmark reads."""
+def report(seconds: Sequence[float], loss: float | None = None) -> None:
+    """Print the median and the least milliseconds per round, which the benchmark reads, and the loss at the end."""
     print(f"milliseconds {statistics.median(seconds) * 1e3:.2f} {min(seconds) * 1e3:.2f}", flush=True)
+    if loss is not None:
+        print(f"loss {loss:.6f}", flush=True)

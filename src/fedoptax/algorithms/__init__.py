@@ -6,6 +6,7 @@ a traced value, as in a sweep.
 
 from collections.abc import Callable
 
+from fedoptax import names
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.algorithms.delta_sgd import delta_sgd
 from fedoptax.algorithms.diloco import diloco
@@ -27,36 +28,6 @@ from fedoptax.algorithms.scaffold import scaffold
 from fedoptax.algorithms.shared_state import local_adaalter, lookahead
 from fedoptax.algorithms.stem import stem
 
-ALGORITHMS: dict[str, Callable[..., FedAlgorithm]] = {
-    "fedavg": fedavg,
-    "fedavgm": fedavgm,
-    "fedadagrad": fedadagrad,
-    "fedyogi": fedyogi,
-    "fedadam": fedadam,
-    "fedams": fedams,
-    "fedamsgrad": fedamsgrad,
-    "fedprox": fedprox,
-    "scaffold": scaffold,
-    "local_amsgrad": local_amsgrad,
-    "fedlamb": fedlamb,
-    "stem": stem,
-    "fafed": fafed,
-    "naive_adaptive": naive_adaptive,
-    "local_adaalter": local_adaalter,
-    "lookahead": lookahead,
-    "mimelite": mimelite,
-    "mime": mime,
-    "fedexp": fedexp,
-    "delta_sgd": delta_sgd,
-    "fedcm": fedcm,
-    "feddyn": feddyn,
-    "fednova": fednova,
-    "fedlion": fedlion,
-    "fedadamw": fedadamw,
-    "fedada2": fedada2,
-    "fadamgc": fadamgc,
-    "diloco": diloco,
-    "muloco": muloco,
-}
+ALGORITHMS: dict[str, Callable[..., FedAlgorithm]] = {name: globals()[name] for name in names.ALGORITHMS}
 
 __all__ = ["ALGORITHMS", "fafed_schedule", "fedopt", "with_prox", *ALGORITHMS]

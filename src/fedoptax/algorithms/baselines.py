@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedoptax import tree
+from fedoptax import names, tree
 from fedoptax.algorithm import ClientResult, FedAlgorithm, GradFn, Minibatches, Tree, local_steps
 from fedoptax.schedules import Number, check_lr
 
@@ -47,5 +47,4 @@ def centralized(client_lr: Number) -> FedAlgorithm:
     return local(client_lr)
 
 
-BASELINES = {"local": local, "centralized": centralized}
-"""Names that stand beside `ALGORITHMS` where simulations are run; see `fedoptax.experiments.baselines`."""
+BASELINES = {name: globals()[name] for name in names.BASELINES}

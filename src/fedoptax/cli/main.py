@@ -134,6 +134,8 @@ def read_form(form: type[Form], values: Mapping[str, Any]) -> Form:
             chosen[of.name] = parse_pairs(of.name.rstrip("_"), values[of.name], parse=parse)
         else:
             chosen[of.name] = values[of.name]
+            if (check := getattr(of.metadata.get("option"), "check", None)) is not None:
+                check(of.name, chosen[of.name])
     return form(**chosen)
 
 
@@ -199,7 +201,7 @@ add_command(app, "predict", options.Predict, lambda: cli.predict.predict)
 add_command(app, "export", options.Export, lambda: cli.predict.export)
 add_command(app, "report", options.Report, lambda: cli.report.report)
 add_command(app, "list", options.List, lambda: cli.listing.list_names)
-add_command(app, "bytes", options.Bytes, lambda: cli.listing.show_bytes)
+add_command(app, "bytes", options.Bytes, lambda: cli.sizes.show_bytes)
 add_command(data, "fetch", options.Fetch, lambda: cli.data.fetch)
 add_command(data, "check", options.Check, lambda: cli.data.check)
 add_command(data, "partition", options.Partition, lambda: cli.data.partition)

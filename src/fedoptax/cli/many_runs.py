@@ -8,10 +8,11 @@ from fedoptax.cli.options import Compare, Tune
 from fedoptax.cli.printing import warn_of_rise
 from fedoptax.cli.report import report_comparison, report_search
 from fedoptax.cli.run import errors_name
-from fedoptax.cli.setup import algorithm_names, set_up
+from fedoptax.cli.setup import set_up
 from fedoptax.errors import UsageError
 from fedoptax.experiments import comparison, tuning
 from fedoptax.experiments.grids import choose_grids
+from fedoptax.names import split_algorithms
 
 DEFAULT_TRIALS, DEFAULT_BUDGET = 25, 16
 SEARCHING = ("budget", "grid", "select", "last")  # options of compare that need --tune
@@ -19,7 +20,7 @@ SEARCHING = ("budget", "grid", "select", "last")  # options of compare that need
 
 def compare(options: Compare) -> None:
     """Run a comparison and write its report."""
-    names = algorithm_names(options.algorithms)
+    names = split_algorithms(options.algorithms)
     if not options.tune and (useless := [name for name in SEARCHING if getattr(options, name)]):
         raise UsageError(f"{useless[0]} needs --tune")
     budget = DEFAULT_BUDGET if options.budget is None else options.budget

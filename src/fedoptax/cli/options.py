@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from fedoptax.deploy.options import NetworkOptions
 from fedoptax.engine.options import Option, RunOptions
+from fedoptax.names import check_algorithm, split_algorithms
 
 DATA_DIR = "Folder with one subfolder per data set. [default: $FEDOPTAX_DATA, else the cache folder]"
 PAIRS, SETTINGS = "NAME=VALUE", "Hyper-parameters; ALGORITHM.NAME=VALUE sets one algorithm's."
@@ -48,18 +49,33 @@ def options_from(kind: type, choose: Callable[[Field[Any]], bool] = bool, defaul
     return field(default_factory=dict, metadata={"fields": chosen, "default_text": default_text})
 
 
+def check_task(name: str, value: str) -> None:
+    """Check the name of a task, and the ending of a file."""
+    from fedoptax.tasks import recipe_of  # which imports NumPy, slow for `--help`
+    from fedoptax.tasks.recipe import PREFIX
+
+    recipe_of(value)
+    if value.startswith(PREFIX):
+        from fedoptax.data.custom import check_path
+
+        check_path(Path(value.removeprefix(PREFIX)).expanduser())
+
+
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmOptions:
     """One algorithm."""
 
-    algorithm: str = option("Algorithm, see `fedoptax list algorithms`, or MODULE:FUNCTION.", "fedadam")
+    algorithm: str = option(
+        "Algorithm, see `fedoptax list algorithms`, or MODULE:FUNCTION.", "fedadam",
+        check=lambda name, value: check_algorithm(value),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskOptions:
     """What is learned, and how its examples are divided among clients."""
 
-    task: str = option("Task, see `fedoptax list tasks`; or file:PATH for your own data.", "digits")
+    task: str = option("Task, see `fedoptax list tasks`; or file:PATH for your own data.", "digits", check=check_task)
     partition: str | None = option("How examples are divided among clients. [default: the task's]")
     alpha: float | None = option("Dirichlet concentration, > 0; smaller is less iid. [default: 0.3]")
     num_clients: int | None = option("Clients in the federation. [default: the task's]")
@@ -148,7 +164,10 @@ class Compare(SearchOptions, ExperimentOptions):
     """
 
     run: dict[str, Any] = options_from(RunOptions, lambda f: f.name != "seed")
-    algorithms: str = option("Names separated by commas, or all.", "fedavg,fedadam", group="Algorithm")
+    algorithms: str = option(
+        "Names separated by commas, or all.", "fedavg,fedadam", group="Algorithm",
+        check=lambda name, value: split_algorithms(value),
+    )  # fmt: skip
     seeds: int = option("Number of seeds, from 0, each run by every algorithm.", 3, group="Rounds")
     tune: bool = option("First search every algorithm's rates, with the same number of points.", False, group="Search")
     budget: int | None = option("Points per algorithm, with --tune. [default: 16]", group="Search")
@@ -241,8 +260,9 @@ class Bytes(JsonOption, TaskOptions):
     """
 
     algorithms: str = option(
-        "Names separated by commas, or all.", "all", group="Algorithm", flags=("--algorithm", "--algorithms")
-    )
+        "Names separated by commas, or all.", "all", group="Algorithm", flags=("--algorithm", "--algorithms"),
+        check=lambda name, value: split_algorithms(value),
+    )  # fmt: skip
     set_: dict[str, Any] = option(SETTINGS, {}, group="Algorithm", metavar=PAIRS)
     run: dict[str, Any] = options_from(RunOptions, lambda f: f.name in ("rounds", "cohort_size"))
 

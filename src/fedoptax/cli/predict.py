@@ -9,15 +9,17 @@ import numpy as np
 from fedoptax._files import write_atomically
 from fedoptax.cli.options import Export, Predict
 from fedoptax.errors import check_choice
-from fedoptax.storage.model import load_model
 
 ENDINGS = (".csv", ".parquet", ".npz")
+MODEL_ENDINGS = (".npz", ".safetensors", ".stablehlo")
 
 
 def predict(options: Predict) -> None:
     """Predict the examples of a file, and write or print the predictions."""
     if options.out is not None:
         check_choice("out", options.out.suffix, ENDINGS)
+    from fedoptax.storage.model import load_model  # imports JAX
+
     table = load_model(options.folder, options.params).predict_file(options.input, options.top)
     if options.out is None:
         table.to_csv(sys.stdout, index=False)
@@ -37,4 +39,7 @@ def predict(options: Predict) -> None:
 
 def export(options: Export) -> None:
     """Write the model of a run to a file."""
+    check_choice("out", options.out.suffix, MODEL_ENDINGS)
+    from fedoptax.storage.model import load_model  # imports JAX
+
     print(f"model: {load_model(options.folder, options.params).save(options.out)}")

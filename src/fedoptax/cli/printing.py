@@ -1,15 +1,16 @@
-"""What commands print."""
+"""What commands print. It imports no JAX before it must, as `fedoptax list` prints, too."""
+
+from __future__ import annotations
 
 import json
 import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedoptax.engine.evaluation import initial_loss
-from fedoptax.storage.folder import Status, read_summary
-from fedoptax.tasks.task import Task
+if TYPE_CHECKING:
+    from fedoptax.tasks.task import Task
 
 FAR = 2.0
 """How many times its start a training loss is far above it."""
@@ -17,6 +18,8 @@ FAR = 2.0
 
 def print_summary(folder: Path, as_json: bool) -> None:
     """Print how the run in a folder ended."""
+    from fedoptax.storage.folder import Status, read_summary
+
     summary = read_summary(folder)
     if as_json:
         print(json.dumps({"out": str(folder), "rounds": summary["rounds_done"], **summary}, indent=1))
@@ -46,6 +49,8 @@ def compare_over_clients(own: Mapping[str, Any]) -> str:
 
 def warn_of_rise(task: Task, losses: Mapping[str, float | None], options: Mapping[str, Any]) -> None:
     """Print a warning for each algorithm whose training loss at the end is far above the one before the first round."""
+    from fedoptax.engine.evaluation import initial_loss
+
     start = initial_loss(task, options.get("seed", 0), options["batch_size"])
     for name, end in losses.items():
         if end is not None and 0 < start < end / FAR:

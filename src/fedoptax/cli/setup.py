@@ -1,6 +1,5 @@
 """From the options of a command to a task, algorithms and the options of runs."""
 
-import re
 import sys
 from collections.abc import Mapping
 from datetime import datetime
@@ -8,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from fedoptax._progress import status
-from fedoptax.algorithms import ALGORITHMS
 from fedoptax.cli.options import ExperimentOptions, LearningOptions, TaskOptions
 from fedoptax.distributed import broadcast, is_leader, run_on_all_or_fail
 from fedoptax.engine.xla import use_cache, use_cores
@@ -93,14 +91,6 @@ def with_task_defaults(name: str, task: Task, options: Mapping[str, Any]) -> dic
         defaults.pop("local_steps", None)
     defaults["cohort_size"] = min(defaults["cohort_size"], task.clients.num_clients)
     return {**defaults, **options}
-
-
-def algorithm_names(text: str) -> list[str]:
-    """Return the algorithms of a list with commas or blanks; `all` means every one."""
-    names = list(ALGORITHMS) if text == "all" else [name for name in re.split(r"[,\s]+", text) if name]
-    if not names or len(set(names)) != len(names):
-        raise UsageError(f"algorithms must be different names separated by commas, or all, got {text!r}")
-    return names
 
 
 def load(options: TaskOptions, arguments: Mapping[str, Any]) -> Task:

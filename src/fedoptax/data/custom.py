@@ -74,11 +74,8 @@ def load_file(
     path = Path(path)
     if test_fraction is not None:
         check_number("test_fraction", test_fraction, 0, 1)
-    if not path.exists():
-        raise UsageError(f"{path} does not exist; allowed is {_FORMATS}")
-    read: Callable[..., Source] | None = _load_images if path.is_dir() else _READERS.get(path.suffix.lower())
-    if read is None:
-        raise UsageError(f"path must be {_FORMATS}, got '{path}'")
+    check_path(path)
+    read: Callable[..., Source] = _load_images if path.is_dir() else _READERS[path.suffix.lower()]
     given = {"client": client, "label": label, "features": features, "split": split, "image_size": image_size}
     options = {name: value for name, value in given.items() if value is not None}
     if others := options.keys() - inspect.signature(read).parameters:
@@ -87,6 +84,18 @@ def load_file(
     if test_fraction is None:
         test_fraction = 0.0 if len(source.test["y"]) else 0.2
     return holdout(source, test_fraction, seed) if test_fraction else source
+
+
+def check_path(path: Path) -> None:
+    """Check that `load_file` can read a path, by its ending.
+
+    Raises:
+      UsageError: it does not exist, or is of another kind.
+    """
+    if not path.exists():
+        raise UsageError(f"{path} does not exist; allowed is {_FORMATS}")
+    if not path.is_dir() and path.suffix.lower() not in _READERS:
+        raise UsageError(f"path must be {_FORMATS}, got '{path}'")
 
 
 def from_dataset(

@@ -12,6 +12,7 @@ import numpy as np
 from fedoptax.algorithm import Tree
 from fedoptax.data.federated import check_fields
 from fedoptax.engine.mesh import AXIS
+from fedoptax.engine.xla import quick_options
 from fedoptax.errors import DataError, UsageError, check_choice
 from fedoptax.tasks.metrics import Column, Metric, as_metric
 from fedoptax.tasks.task import Task
@@ -231,7 +232,10 @@ def initial_loss(task: Task, seed: int, examples: int) -> float:
     rows = np.linspace(0, total - 1, examples).astype(np.int64)
     batch = {name: jnp.asarray(array[rows]) for name, array in task.clients.examples.items()}
     batch["mask"] = jnp.ones(examples, bool)
-    return float(jax.jit(lambda: task.loss(task.init(jax.random.fold_in(key, 0)), batch, key))())
+    loss = jax.jit(
+        lambda: task.loss(task.init(jax.random.fold_in(key, 0)), batch, key), compiler_options=quick_options()
+    )
+    return float(loss())
 
 
 def client_summary(task: Task, sums: Sums) -> tuple[str, dict[str, jax.Array]]:

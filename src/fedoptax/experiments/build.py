@@ -3,7 +3,6 @@
 import importlib
 import inspect
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -13,6 +12,7 @@ from fedoptax.algorithms import ALGORITHMS
 from fedoptax.algorithms.baselines import BASELINES
 from fedoptax.errors import UsageError, check_choice
 from fedoptax.experiments.parsing import parse_pairs
+from fedoptax.names import check_algorithm
 from fedoptax.schedules import is_schedule, parse_schedule
 from fedoptax.wrappers import with_compression, with_privacy
 from fedoptax.wrappers.codecs import CODECS, Codec
@@ -25,12 +25,8 @@ PRIVACY = ("clip", "noise_multiplier", "delta", "target_quantile", "clip_lr", "b
 
 def find_constructor(name: str) -> Constructor:
     """Return the constructor of a name in `ALGORITHMS`, or of `MODULE:FUNCTION`, also of the current folder."""
-    if isinstance(name, str) and re.search(r"[,\s]", name.strip()):
-        raise UsageError(f"algorithm must be one name, got '{name}'; several: fedoptax compare --algorithms A,B")
-    if isinstance(name, str) and ":" in name:
-        return import_function("algorithm", name)
-    check_choice("algorithm", name, [*ALGORITHMS, *BASELINES])
-    return (ALGORITHMS | BASELINES)[name]
+    check_algorithm(name)
+    return import_function("algorithm", name) if ":" in name else (ALGORITHMS | BASELINES)[name]
 
 
 def import_function(argument: str, text: str) -> Any:

@@ -11,9 +11,8 @@ from importlib.resources import files
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from fedoptax.algorithms.baselines import BASELINES
 from fedoptax.errors import check_choice
-from fedoptax.experiments.build import by_algorithm, parameters_of
+from fedoptax.names import BASELINES
 
 RATES = ("client_lr", "server_lr", "lr")
 """The learning rates among all hyper-parameters."""
@@ -58,6 +57,8 @@ def choose_settings(
       UsageError: a name is unknown.
     """
     paper = find_setting(task, preset)
+    from fedoptax.experiments.build import by_algorithm  # imports JAX, which names of presets do without
+
     chosen = by_algorithm("set", values, algorithms)
     settings = Settings({}, {}, paper)
     for name, typed in chosen.items():
@@ -96,6 +97,8 @@ def describe_rates(algorithm: str, values: Collection[str], typed: Collection[st
       >>> describe_rates("fedavg", {"server_lr": 1.0}, ["client_lr"], "preset")
       '--set, preset'
     """
+    from fedoptax.experiments.build import parameters_of
+
     rates = [name for name in parameters_of(algorithm) if name in RATES]
     origins = ["--set" if name in typed else origin if name in values else "default" for name in rates]
     return ", ".join(dict.fromkeys(origins))

@@ -10,13 +10,10 @@ from fedoptax.data.columns import check_has_clients, choose_features, find_ids
 from fedoptax.data.custom import load_file
 from fedoptax.data.datasets.source import Source
 from fedoptax.errors import UsageError, shorten
-from fedoptax.models import MODELS
 from fedoptax.tasks.images import cross_entropy
-from fedoptax.tasks.recipe import CENTRAL, Recipe, TaskOptions, make_task
+from fedoptax.tasks.recipe import MODELS, PREFIX, Recipe, TaskOptions, make_task
 from fedoptax.tasks.task import Task
 
-PREFIX = "file:"
-"""The beginning of the name of a task on a file."""
 MOST_CLASSES = 10
 """Classes that are counted one by one before the first round."""
 
@@ -114,15 +111,3 @@ def _statistics(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return mean and deviation of each feature; of a constant one 1, so that it becomes 0."""
     deviation = x.std(0, dtype=np.float64)
     return x.mean(0, dtype=np.float64), np.where(deviation > 0, deviation, 1.0)
-
-
-CUSTOM = Recipe(
-    custom_data,
-    "your own file: .npz, .csv, .parquet, or a folder of images",
-    model="mlp",
-    num_clients=10,
-    models=MODELS,
-    options=("client_column", "label_column", "drop", "test_fraction", "image_size"),
-    partitions=("clients", *CENTRAL),
-    defaults={"rounds": 100, "cohort_size": 10, "batch_size": 20, "local_epochs": 1, "eval_every": 1},
-)

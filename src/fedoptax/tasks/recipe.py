@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 import numpy as np
 
@@ -14,8 +15,13 @@ from fedoptax.data import partition as partitions
 from fedoptax.data.datasets.source import Source
 from fedoptax.data.federated import FederatedData
 from fedoptax.errors import UsageError, check_choice, check_int, check_number
-from fedoptax.models import Model
-from fedoptax.tasks.task import Task
+
+if TYPE_CHECKING:
+    from fedoptax.models import Model
+    from fedoptax.tasks.task import Task
+
+PREFIX = "file:"
+"""The beginning of the name of a task on a file."""
 
 NATURAL = ("writers", "roles", "users", "articles", "parts", "clients")
 """Names of the clients that a data set has by nature."""
@@ -40,6 +46,38 @@ PARTITION_OPTIONS: dict[str, dict[str, Any]] = {
     **{name: {} for name in NATURAL},
 }
 """The options of each partition, beside `num_clients`, with their defaults."""
+
+
+def defer_import(path: str, *arguments: Any, **options: Any) -> Callable[..., Any]:
+    """Return `partial` of a function, `MODULE:FUNCTION` of fedoptax, that is imported when it is called.
+
+    Names of tasks and models are listed and checked without importing JAX, which takes seconds.
+    """
+
+    def call(*others: Any, **more: Any) -> Any:
+        module, _, name = path.partition(":")
+        return getattr(import_module(f"fedoptax.{module}"), name)(*arguments, *others, **options, **more)
+
+    return call
+
+
+MODELS: dict[str, Callable[..., Model]] = {
+    "logistic": defer_import("models:logistic"),
+    "mlp": defer_import("models:mlp"),
+    "mlp_dropout": defer_import("models:mlp", dropout=0.5),  # as Fed-LAMB has it on MNIST
+    "cnn": defer_import("models:cnn"),
+    "emnist_cnn": defer_import("models:emnist_cnn"),
+    "resnet18": defer_import("models:resnet18"),
+    "resnet18_unstrided": defer_import("models:resnet18", strides=False),
+    "resnet9": defer_import("models:resnet9"),
+    "cifar_cnn": defer_import("models:cifar_cnn"),
+    "fafed_fmnist_cnn": defer_import("models:fafed_fmnist_cnn"),
+    "fafed_cifar_cnn": defer_import("models:fafed_cifar_cnn"),
+    "lenet": defer_import("models:lenet"),
+    "vit": defer_import("models:vit"),
+    "vit_small": defer_import("models:vit", width=64, depth=3, heads=4),
+}
+"""Builders of image classifiers by name; each takes `(input_shape, num_classes)`."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +211,8 @@ def make_task(name: str, recipe: Recipe, options: TaskOptions, source: Source, *
     are distributed like its training labels. Where no test example belongs to a client that trains (MNIST's writers),
     all are kept with their own clients. `attributes` are those of `Task` that say what is learned, and how.
     """
+    from fedoptax.tasks.task import Task
+
     partition, given = options.partition or recipe.partitions[0], options.given()
     own = PARTITION_OPTIONS[partition]
     if others := given.keys() & set().union(*PARTITION_OPTIONS.values()) - own.keys():

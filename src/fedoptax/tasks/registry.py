@@ -1,19 +1,26 @@
 """The named tasks: data, partition, model, loss, metrics, and the settings a comparison starts from."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedoptax.data.datasets import cifar, digits, emnist, mnist
 from fedoptax.errors import UsageError, check_choice
-from fedoptax.models import MODELS, gpt, shakespeare_rnn, so_rnn, wikitext_lstm
-from fedoptax.tasks import analytic
-from fedoptax.tasks.custom import CUSTOM, PREFIX
-from fedoptax.tasks.images import emnist_autoencoder, labelled_images, mnist_images
-from fedoptax.tasks.lora import with_lora
-from fedoptax.tasks.recipe import CENTRAL, TASK_OPTIONS, Recipe, TaskOptions, check_options
-from fedoptax.tasks.task import Task, with_compute_dtype, with_metrics, with_validation
-from fedoptax.tasks.text import shakespeare_characters, stackoverflow_tags, stackoverflow_words, wikitext_words
+from fedoptax.tasks.recipe import (
+    CENTRAL,
+    MODELS,
+    PREFIX,
+    TASK_OPTIONS,
+    Recipe,
+    TaskOptions,
+    check_options,
+    defer_import,
+)
+
+if TYPE_CHECKING:
+    from fedoptax.tasks.task import Task
 
 _images = partial(Recipe, models=MODELS, num_clients=100, options=("devices",), partitions=CENTRAL)
 _cifar = partial(
@@ -32,47 +39,47 @@ def _from_formula(make: Callable[..., Task], name: str, recipe: Recipe, options:
 
 TASKS: dict[str, Recipe] = {
     "digits": _images(
-        partial(labelled_images, digits.load, 16),
+        defer_import("tasks.images:labelled_images", digits.load, 16),
         "UCI handwritten digits, 8x8 pixels, 10 classes; comes with scikit-learn, needs no download",
         model="mlp",
         num_clients=50,
         defaults={"rounds": 100, "cohort_size": 10, "batch_size": 10, "eval_every": 1, "local_epochs": 1},
     ),
     "mnist": _images(
-        mnist_images,
+        defer_import("tasks.images:mnist_images"),
         "MNIST handwritten digits, 28x28 pixels, 10 classes; by label, or by writer through QMNIST",
         model="mlp",
         defaults={"rounds": 100, "cohort_size": 10, "batch_size": 20, "eval_every": 2, "local_epochs": 1},
         partitions=(*CENTRAL, "writers"),
     ),
     "fashion-mnist": _images(
-        partial(labelled_images, mnist.load_fashion, 255),
+        defer_import("tasks.images:labelled_images", mnist.load_fashion, 255),
         "Fashion-MNIST clothes, 28x28 pixels, 10 classes",
         model="cnn",
         defaults={"rounds": 100, "cohort_size": 10, "batch_size": 20, "eval_every": 2, "local_epochs": 1},
     ),
     "cifar10": _cifar(
-        partial(labelled_images, cifar.load10, 255),
+        defer_import("tasks.images:labelled_images", cifar.load10, 255),
         "CIFAR-10 photographs, 32x32 pixels in colour, 10 classes",
     ),
     "cifar100": _cifar(
-        partial(labelled_images, cifar.load100, 255),
+        defer_import("tasks.images:labelled_images", cifar.load100, 255),
         "CIFAR-100 photographs, 32x32 pixels in colour, 100 classes; Pachinko allocation over both levels of labels",
         partitions=("pachinko", *CENTRAL),
     ),
     "cifar100-coarse": _cifar(
-        partial(labelled_images, partial(cifar.load100, labels="coarse"), 255),
+        defer_import("tasks.images:labelled_images", partial(cifar.load100, labels="coarse"), 255),
         "CIFAR-100 photographs, 32x32 pixels in colour, its 20 superclasses",
     ),
     "emnist-cr": _images(
-        partial(labelled_images, emnist.load, 255),
+        defer_import("tasks.images:labelled_images", emnist.load, 255),
         "EMNIST characters by writer, 28x28 pixels, 62 classes (TensorFlow Federated's files, or LEAF's FEMNIST)",
         model="emnist_cnn",
         defaults={"rounds": 500, "cohort_size": 10, "batch_size": 20, "eval_every": 25, "local_epochs": 1},
         partitions=("writers", *CENTRAL),
     ),
     "emnist-ae": Recipe(
-        emnist_autoencoder,
+        defer_import("tasks.images:emnist_autoencoder"),
         "EMNIST characters by writer, reconstructed by an autoencoder; mean squared error x 1000",
         model="autoencoder",
         num_clients=100,
@@ -80,49 +87,49 @@ TASKS: dict[str, Recipe] = {
         defaults={"rounds": 500, "cohort_size": 10, "batch_size": 20, "eval_every": 25, "local_epochs": 1},
     ),
     "shakespeare": Recipe(
-        shakespeare_characters,
+        defer_import("tasks.text:shakespeare_characters"),
         "Shakespeare's plays by role, the next of 90 characters",
         model="rnn",
         models={
-            "rnn": shakespeare_rnn,
-            "rnn_small": partial(shakespeare_rnn, units=(64, 64)),
-            "gpt": gpt,
-            "gpt_small": partial(gpt, width=64, depth=2),
+            "rnn": defer_import("models:shakespeare_rnn"),
+            "rnn_small": defer_import("models:shakespeare_rnn", units=(64, 64)),
+            "gpt": defer_import("models:gpt"),
+            "gpt_small": defer_import("models:gpt", width=64, depth=2),
         },
         partitions=("roles",),
         defaults={"rounds": 300, "cohort_size": 10, "batch_size": 4, "eval_every": 50, "local_epochs": 1},
     ),
     "stackoverflow-nwp": Recipe(
-        stackoverflow_words,
+        defer_import("tasks.text:stackoverflow_words"),
         "Stack Overflow by user, the next of 10,000 words (TensorFlow Federated's files)",
         model="rnn",
-        models={"rnn": so_rnn, "rnn_small": partial(so_rnn, units=64)},
+        models={"rnn": defer_import("models:so_rnn"), "rnn_small": defer_import("models:so_rnn", units=64)},
         partitions=("users",),
         defaults={"rounds": 500, "cohort_size": 50, "batch_size": 16, "eval_every": 50, "local_epochs": 1},
     ),
     "stackoverflow-lr": Recipe(
-        stackoverflow_tags,
+        defer_import("tasks.text:stackoverflow_tags"),
         "Stack Overflow by user, the 500 commonest tags from a bag of 10,000 words (TensorFlow Federated's files)",
         model="logistic",
         partitions=("users",),
         defaults={"rounds": 500, "cohort_size": 10, "batch_size": 100, "eval_every": 50, "local_epochs": 1},
     ),
     "wikitext-2": Recipe(
-        wikitext_words,
+        defer_import("tasks.text:wikitext_words"),
         "WikiText-2, the next of 33,278 words; 16 contiguous parts, or one client per article; perplexity",
         model="lstm",
         num_clients=16,
         models={
-            "lstm": wikitext_lstm,
-            "lstm_small": partial(wikitext_lstm, units=128),
-            "gpt": gpt,
-            "gpt_small": partial(gpt, width=64, depth=2),
+            "lstm": defer_import("models:wikitext_lstm"),
+            "lstm_small": defer_import("models:wikitext_lstm", units=128),
+            "gpt": defer_import("models:gpt"),
+            "gpt_small": defer_import("models:gpt", width=64, depth=2),
         },
         partitions=("parts", "articles"),
         defaults={"rounds": 100, "cohort_size": 16, "batch_size": 20, "eval_every": 20, "local_steps": 10},
     ),
     "synthetic": Recipe(
-        partial(_from_formula, analytic.synthetic),
+        partial(_from_formula, defer_import("tasks.analytic:synthetic")),
         "synthetic(alpha, beta) of the FedProx paper: logistic regression, 60 features, 10 classes, uneven sizes",
         model="logistic",
         num_clients=30,
@@ -130,7 +137,7 @@ TASKS: dict[str, Recipe] = {
         defaults={"rounds": 100, "cohort_size": 10, "batch_size": 10, "eval_every": 1, "local_epochs": 1},
     ),
     "quadratic": Recipe(
-        partial(_from_formula, analytic.quadratic),
+        partial(_from_formula, defer_import("tasks.analytic:quadratic")),
         "quadratics of different curvature and centre in 10 dimensions; the distance to the known optimum",
         model="vector",
         num_clients=20,
@@ -138,13 +145,24 @@ TASKS: dict[str, Recipe] = {
         defaults={"rounds": 100, "cohort_size": 10, "batch_size": 5, "eval_every": 1, "local_epochs": 1},
     ),
     "counterexample": Recipe(
-        lambda name, recipe, options: analytic.counterexample(),
+        lambda name, recipe, options: defer_import("tasks.analytic:counterexample")(),
         "the FAFED paper's 1-D problem on which adaptive steps with each client's own v diverge; the distance to 0",
         model="scalar",
         num_clients=3,
         defaults={"rounds": 100, "cohort_size": 3, "batch_size": 1, "eval_every": 1, "local_epochs": 1},
     ),
 }
+
+CUSTOM = Recipe(
+    defer_import("tasks.custom:custom_data"),
+    "your own file: .npz, .csv, .parquet, or a folder of images",
+    model="mlp",
+    num_clients=10,
+    models=MODELS,
+    options=("client_column", "label_column", "drop", "test_fraction", "image_size"),
+    partitions=("clients", *CENTRAL),
+    defaults={"rounds": 100, "cohort_size": 10, "batch_size": 20, "local_epochs": 1, "eval_every": 1},
+)
 
 
 def recipe_of(name: str) -> Recipe:
@@ -173,6 +191,9 @@ def load_task(name: str, **options: Any) -> Task:
       >>> fx.load_task("digits", partition="dirichlet", alpha=0.1, num_clients=20, seed=1).num_clients
       20
     """
+    from fedoptax.tasks.lora import with_lora
+    from fedoptax.tasks.task import with_compute_dtype, with_metrics, with_validation
+
     recipe = recipe_of(name)
     for option in options:
         check_choice(f"option of task '{name}'", option, [*TASK_OPTIONS, "seed", "data_dir"])

@@ -1,0 +1,53 @@
+"""The names of the algorithms, which the command line lists and checks without importing JAX, which takes seconds."""
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+from fedoptax.errors import UsageError, check_choice
+
+ALGORITHMS = (
+    "fedavg", "fedavgm", "fedadagrad", "fedyogi", "fedadam", "fedams", "fedamsgrad", "fedprox", "scaffold",
+    "local_amsgrad", "fedlamb", "stem", "fafed", "naive_adaptive", "local_adaalter", "lookahead", "mimelite", "mime",
+    "fedexp", "delta_sgd", "fedcm", "feddyn", "fednova", "fedlion", "fedadamw", "fedada2", "fadamgc", "diloco",
+    "muloco",
+)  # fmt: skip
+BASELINES = ("local", "centralized")
+"""What stands beside them where simulations are run; see `fedoptax.experiments.baselines`."""
+
+
+def summarize_algorithms() -> dict[str, str]:
+    """Return by name the first line of each constructor's docstring, read from the source files."""
+    names, lines = (*ALGORITHMS, *BASELINES), {}
+    for path in (Path(__file__).parent / "algorithms").glob("*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef) and node.name in names:
+                lines[node.name] = (ast.get_docstring(node) or node.name).splitlines()[0]
+    return {name: lines[name] for name in names}
+
+
+def check_algorithm(name: Any) -> None:
+    """Check that `name` is an algorithm or a baseline, or may be MODULE:FUNCTION.
+
+    Raises:
+      UsageError: it is not.
+    """
+    if isinstance(name, str) and re.search(r"[,\s]", name.strip()):
+        raise UsageError(f"algorithm must be one name, got '{name}'; several: fedoptax compare --algorithms A,B")
+    if not isinstance(name, str) or ":" not in name:
+        check_choice("algorithm", name, [*ALGORITHMS, *BASELINES])
+
+
+def split_algorithms(text: str) -> list[str]:
+    """Return the algorithms of a list with commas or blanks; `all` means every one.
+
+    Raises:
+      UsageError: there is none, one twice, or one unknown.
+    """
+    names = list(ALGORITHMS) if text == "all" else [name for name in re.split(r"[,\s]+", text) if name]
+    if not names or len(set(names)) != len(names):
+        raise UsageError(f"algorithms must be different names separated by commas, or all, got {text!r}")
+    for name in names:
+        check_algorithm(name)
+    return names
