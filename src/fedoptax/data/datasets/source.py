@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedoptax.data.cache import ArrayWriter
-from fedoptax.errors import DataError, UsageError, check_number
+from fedoptax.errors import DataError, UsageError, check_int, check_number
 
 
 class Source(NamedTuple):
@@ -66,6 +66,7 @@ def holdout(source: Source, fraction: float, seed: int) -> Source:
       UsageError: `fraction` is out of range or too small to move an example, or there is a test part already.
     """
     check_number("fraction", fraction, 0, 1, open_low=True)
+    check_int("seed", seed, 0, 2**63 - 1)
     if len(source.test["y"]):
         raise UsageError(f"fraction must be left out: there are {len(source.test['y'])} test examples, got {fraction}")
     n = len(source.train["y"])
