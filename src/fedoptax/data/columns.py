@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from fedoptax.data.datasets.source import Source
-from fedoptax.data.readers import TABLES, read_frame, reading
+from fedoptax.data.readers import TABLES, open_archive, read_frame
 from fedoptax.errors import DataError, UsageError, shorten
 
 FEWEST = 20
@@ -13,7 +13,7 @@ FEWEST = 20
 NAMED = 10
 
 
-def column_names(path: Path, separator: str | None = None, decimal: str | None = None) -> list[str] | None:
+def column_names(path: Path, **cells: str | None) -> list[str] | None:
     """Return the names of a table's columns or of an archive's arrays; None for what has none, as a folder of images.
 
     Raises:
@@ -23,9 +23,9 @@ def column_names(path: Path, separator: str | None = None, decimal: str | None =
     if path.is_dir() or not path.exists() or suffix not in (*TABLES, ".npz"):
         return None
     if suffix == ".npz":
-        with reading(path, "a NumPy archive"), np.load(path, allow_pickle=False) as archive:
+        with open_archive(path) as archive:
             return list(archive)
-    return list(read_frame(path, [], 0, separator, decimal).columns)
+    return list(read_frame(path, [], 0, **cells).columns)
 
 
 def check_has_clients(path: Path, names: list[str] | None) -> None:

@@ -15,19 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedoptax.data import readers
 from fedoptax.data.datasets.source import Source, holdout
-from fedoptax.data.readers import (
-    IMAGES,
-    TABLES,
-    Size,
-    as_numbers,
-    check_columns,
-    find_images,
-    read_features,
-    read_frame,
-    reading,
-    stack_images,
-)
 from fedoptax.errors import DataError, UsageError, check_number, shorten
 
 _FORMATS = ".npz, .csv, .tsv, .parquet, or a folder of images (client/class/image)"
@@ -54,7 +43,7 @@ def load_file(
     features: str | Sequence[str] | None = None,
     split: str | None = None,
     test_fraction: float | None = None,
-    image_size: Size | None = None,
+    image_size: readers.Size | None = None,
     separator: str | None = None,
     decimal: str | None = None,
     seed: int = 0,
@@ -111,7 +100,7 @@ def from_dataset(
     label: str = "label",
     client: str | ClientOf | None = None,
     test_client: ClientOf | None = None,
-    image_size: Size | None = None,
+    image_size: readers.Size | None = None,
     channels_first: bool = False,
 ) -> Source:
     """Take a data set of Hugging Face's `datasets` or a map-style one of PyTorch, which you have loaded.
@@ -162,15 +151,15 @@ def from_dataset(
 
 
 def _load_arrays(path: Path, features: str = "x", label: str = "y", client: str | None = None) -> Source:
-    with reading(path, "a NumPy archive"), path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+    with readers.open_archive(path) as archive:
         client = "client" if client is None and "client" in archive else client
         names = [name for name in (features, label, client) if name is not None]
         ends = ("", "_test") if any(f"{name}_test" in archive for name in names) else ("",)
-        check_columns(path, archive.files, [f"{name}{end}" for end in ends for name in names])
+        readers.check_columns(path, archive.files, [f"{name}{end}" for end in ends for name in names])
         arrays = {name + end: archive[name + end] for end in ends for name in names}
     train, *test = [
         _Part(
-            as_numbers(f"{path}: '{features}{end}'", arrays[features + end]),
+            readers.as_numbers(f"{path}: '{features}{end}'", arrays[features + end]),
             _as_names(f"{path}: '{label}{end}'", arrays[label + end]),
             None if client is None else _as_names(f"{path}: '{client}{end}'", arrays[client + end]),
         )
@@ -189,19 +178,19 @@ def _load_table(
     decimal: str | None = None,
 ) -> Source:
     texts = [name for name in (label, client or "client", split) if name is not None]
-    frame = read_frame(path, texts, separator=separator, decimal=decimal)
+    frame = readers.read_frame(path, texts, separator=separator, decimal=decimal)
     client = "client" if client is None and "client" in frame.columns else client
     texts = [name for name in (label, client, split) if name is not None]
     others = [name for name in frame.columns if name not in texts]
     columns = others if features is None else [features] if isinstance(features, str) else list(features)
-    check_columns(path, frame.columns, [*texts, *columns])
+    readers.check_columns(path, frame.columns, [*texts, *columns])
     if not columns:
         raise DataError(f"{path} has no columns of features besides {', '.join(texts)}")
-    x = read_features(path, frame, columns)
+    x = readers.read_features(path, frame, columns)
     names = {name: np.array(_as_names(f"{path}: column {name!r}", frame[name].tolist()), object) for name in texts}
     parts = names[split] if split else np.full(len(frame), "train", object)
-    if others := set(parts) - {"train", "test"}:
-        raise DataError(f"{path}: column {split!r} must say 'train' or 'test', got {min(others)!r}")
+    if wrong := set(parts) - {"train", "test"}:
+        raise DataError(f"{path}: column {split!r} must say 'train' or 'test', got {min(wrong)!r}")
     train, test = (
         _Part(x[rows], names[label][rows].tolist(), names[client][rows].tolist() if client else None)
         for rows in (parts == "train", parts == "test")
@@ -209,26 +198,20 @@ def _load_table(
     return _build(str(path), train, test)._replace(columns=tuple(columns))
 
 
-def _load_images(root: Path, image_size: Size | None = None) -> Source:
+def _load_images(root: Path, image_size: readers.Size | None = None) -> Source:
     top = {entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith(".")}
     folders = [root / name for name in ("train", "test")] if "train" in top <= {"train", "test"} else [root]
-    files = [_image_files(folder) for folder in folders]
+    files = [readers.find_images(folder) for folder in folders]
+    if wrong := [p for folder, part in zip(folders, files) for p in part if len(p.relative_to(folder).parts) != 3]:
+        raise DataError(f"{wrong[0]}: an image must lie at client/class/image")
     if not files[0]:
-        raise DataError(f"{root} holds no images to train on at client/class/image ({', '.join(sorted(IMAGES))})")
-    images = stack_images([(str(path), path) for part in files for path in part], image_size)
+        raise DataError(f"{root} holds no images to train on ({', '.join(sorted(readers.IMAGES))}) at client/class/")
+    images = readers.stack_images([(str(path), path) for part in files for path in part], image_size)
     train, *test = [
         _Part(x, [path.parent.name for path in part], [path.parent.parent.name for path in part])
         for part, x in zip(files, np.split(images, [len(files[0])]))
     ]
     return _build(str(root), train, *test)
-
-
-def _image_files(folder: Path) -> list[Path]:
-    """Return the images at client/class/image, sorted; refuse images in other places."""
-    images = find_images(folder)
-    if misplaced := [path for path in images if len(path.relative_to(folder).parts) != 3]:
-        raise DataError(f"{misplaced[0]}: an image must lie at client/class/image")
-    return images
 
 
 def _read_columns(
@@ -241,8 +224,9 @@ def _read_columns(
         raise UsageError(f"client must be the name of a column of a {type(part).__name__}, got {client!r}")
     client = "client" if client is None and "client" in part.column_names else client
     texts = [name for name in (label, client) if name]
-    columns = [x] if isinstance(x, str) else x or [name for name in part.format["columns"] if name not in texts]
-    check_columns(where, part.column_names, [*columns, *texts])
+    shown = part.column_names if part.format["output_all_columns"] else part.format["columns"]
+    columns = [x] if isinstance(x, str) else x or [name for name in shown if name not in texts]
+    readers.check_columns(where, part.column_names, [*columns, *texts])
     if not columns or len(part) == 0:
         raise DataError(f"{where} must hold examples besides the labels and the clients")
     rows = part.select_columns(columns)
@@ -258,7 +242,7 @@ def _read_columns(
         if times := [n for n in columns if _TIME.search(str(part.features.arrow_schema.field(n).type))]:
             raise DataError(f"{where}, column {times[0]!r} must hold numbers, got times")  # durations become whole ones
         arrays = rows.with_format("numpy")[:]
-        found = [as_numbers(f"{where}, column '{name}'", arrays[name]) for name in columns]
+        found = [readers.as_numbers(f"{where}, column '{name}'", arrays[name]) for name in columns]
         if len(found) > 1 and any(array.shape[1:] != (1,) for array in found):
             raise DataError(f"x must name several columns only of one number each, got {', '.join(columns)}")
         values = found[0] if len(found) == 1 else np.concatenate([a.astype(np.float32) for a in found], axis=1)
@@ -275,9 +259,9 @@ def _read_columns(
 
 def _read_items(where: str, part: Any, client: ClientOf | None) -> tuple[list[Any], list[str], list[str] | None]:
     """Read the items (x, y) of a PyTorch data set, and the client of each."""
-    with reading(where, "pairs (x, y)"):
+    with readers.reading(where, "pairs (x, y)"):
         items = [part[i] for i in range(len(part))]
-    with reading("client", "a function of an item's index"):
+    with readers.reading("client", "a function of an item's index"):
         ids = np.asarray([client(i) for i in range(len(items))] if callable(client) else client)
     if not items or not all(isinstance(item, tuple | list) and len(item) == 2 for item in items):
         raise DataError(f"{where} must hold pairs (x, y), and at least one")
@@ -287,18 +271,18 @@ def _read_items(where: str, part: Any, client: ClientOf | None) -> tuple[list[An
     return [item[0] for item in items], _as_names(f"{where}: y", [item[1] for item in items]), names
 
 
-def _as_examples(where: str, values: Any, image_size: Size | None, channels_first: bool) -> np.ndarray:
+def _as_examples(where: str, values: Any, image_size: readers.Size | None, channels_first: bool) -> np.ndarray:
     """Return images or numbers as one array (n, …), the channels last."""
     is_image = hasattr(values[0], "getbands") or isinstance(values[0], Path | bytes)
     if is_image and channels_first:
         raise UsageError("channels_first applies to arrays (channels, height, width), got images of Pillow")
     if is_image:
-        return stack_images(((f"{where}: image {i}", image) for i, image in enumerate(values)), image_size)
+        return readers.stack_images(((f"{where}: image {i}", image) for i, image in enumerate(values)), image_size)
     if image_size is not None:
         raise UsageError(f"image_size applies to images of Pillow, got {type(values[0]).__name__}")
-    with reading(f"{where}: x", "numbers of one shape"):  # shapes may differ, and a tensor may have a gradient
+    with readers.reading(f"{where}: x", "numbers of one shape"):  # shapes may differ, and a tensor may have a gradient
         array = values if isinstance(values, np.ndarray) else np.stack([np.asarray(value) for value in values])
-    examples = as_numbers(f"{where}: x", array)
+    examples = readers.as_numbers(f"{where}: x", array)
     if channels_first and examples.ndim < 3:
         raise UsageError(f"channels_first applies to arrays (channels, height, width), got shape {examples.shape[1:]}")
     return np.moveaxis(examples, 1, -1) if channels_first else examples
@@ -355,4 +339,4 @@ def _ordered(names: Iterable[str]) -> list[str]:
     return sorted(different, key=int if all(map(_WHOLE.fullmatch, different)) else str)
 
 
-_READERS: dict[str, Callable[..., Source]] = {".npz": _load_arrays, **dict.fromkeys(TABLES, _load_table)}
+_READERS: dict[str, Callable[..., Source]] = {".npz": _load_arrays, **dict.fromkeys(readers.TABLES, _load_table)}

@@ -40,21 +40,22 @@ def reading(name: object, kind: str) -> Iterator[None]:
         raise DataError(f"{name} cannot be read as {kind}: {reason}") from error
 
 
-def read_frame(
-    path: Path,
-    texts: Sequence[str],
-    rows: int | None = None,
-    separator: str | None = None,
-    decimal: str | None = None,
-) -> "pandas.DataFrame":
+@contextmanager
+def open_archive(path: Path) -> Iterator[Any]:
+    """Open the arrays of a `.npz` file."""
+    with reading(path, "a NumPy archive"), path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+        yield archive
+
+
+def read_frame(path: Path, texts: Sequence[str], rows: int | None = None, **cells: str | None) -> "pandas.DataFrame":
     """Read a table, or its first rows; columns in `texts` are kept as written, others are numbers if they can be.
 
-    `separator` and `decimal` are those of the cells of a .csv or .tsv file, see `find_separator`.
+    `cells` are the arguments `separator` and `decimal` of `find_separator`.
     """
     import pandas as pd
 
     with reading(path, "a table"):
-        if (separator := find_separator(path, separator, decimal)) is None:
+        if (separator := find_separator(path, **cells)) is None:
             import pyarrow.parquet
 
             with pyarrow.parquet.ParquetFile(path) as file:  # read_table refuses a name twice in its own words
@@ -65,7 +66,7 @@ def read_frame(
             frame = pd.read_csv(
                 path,
                 sep=separator,
-                decimal=decimal or ".",
+                decimal=cells.get("decimal") or ".",
                 dtype=dict.fromkeys(texts, str),
                 index_col=False,
                 keep_default_na=False,
@@ -181,11 +182,13 @@ def find_white(where: str, *arrays: np.ndarray) -> float | None:
 def check_pixels(where: str, array: np.ndarray, white: float | None) -> None:
     """Check that images have the range of those that a model was trained on, by its `white` of `find_white`."""
     low, high = (array.min(), array.max()) if array.size else (0, 0)
-    top = {"bool": 1, "uint8": 255}.get(array.dtype.name, white)  # whatever the range of these few images
-    if white is None and array.dtype.kind == "f":
-        return
-    if white is None or low < 0 or high > white or top < white or (high <= 1 < white and not _is_whole(array)):
-        allowed = "standardised floats" if white is None else f"pixels from 0 to {white:g}"
+    if white is None:
+        is_right, allowed = array.dtype.kind == "f", "standardised floats"
+    else:
+        top = {"bool": 1, "uint8": 255}.get(array.dtype.name, white)  # whatever the range of these few images
+        is_right = low >= 0 and high <= white <= top and (high > 1 or white == 1 or _is_whole(array))
+        allowed = f"pixels from 0 to {white:g}"
+    if not is_right:
         raise DataError(f"{where} must hold {allowed}, got {array.dtype} from {low} to {high}")
 
 
@@ -230,9 +233,9 @@ def stack_images(images: Iterable[tuple[str, Any]], image_size: Size | None) -> 
         raise UsageError(f"image_size must be one number or two, got {image_size!r}")
     arrays: list[np.ndarray] = []
     for name, image in images:
-        source = BytesIO(image) if isinstance(image, bytes) else image
-        is_file = isinstance(source, Path | BytesIO)
-        with reading(name, "an image"), Image.open(source) if is_file else nullcontext(source) as opened:
+        source: Any = BytesIO(image) if isinstance(image, bytes) else image
+        opening: Any = Image.open if isinstance(source, Path | BytesIO) else nullcontext
+        with reading(name, "an image"), opening(source) as opened:
             if opened.mode.startswith(("I", "F")) or _is_deep(opened):
                 raise ValueError(f"8 bits per channel are needed, got more, read as mode {opened.mode}")
             if getattr(opened, "is_animated", False) and opened.format != "MPO":  # a JPEG with previews

@@ -30,11 +30,11 @@ def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     (tables) reach it standardised with the mean and deviation of each feature over all training examples.
     """
     path = Path(os.path.expanduser(name.removeprefix(PREFIX)))
-    names = column_names(path, options.separator, options.decimal)
+    cells = {name: value for name in ("separator", "decimal") if (value := getattr(options, name)) is not None}
+    names = column_names(path, **cells)
     if options.client_column is None and options.partition is None:
         check_has_clients(path, names)
     others = [options.label_column or "label", options.client_column or "client"]
-    cells = {name: value for name in ("separator", "decimal") if (value := getattr(options, name)) is not None}
     source = load_file(
         path,
         features=None if options.drop is None else choose_features(path, names, options.drop, others),

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from fedoptax.data.cache import ArrayWriter, cached
-from fedoptax.data.datasets.source import Client, Source, write_clients
+from fedoptax.data.datasets.source import Client, Source, cached_groups, write_clients
 from fedoptax.data.datasets.tff_hdf5 import open_clients
 from fedoptax.data.files import find_data_dir, read_file, require_file
 from fedoptax.data.readers import reading
@@ -74,9 +74,7 @@ def _source(arrays: dict[str, np.ndarray]) -> Source:
         test={"x": arrays["test_x"], "y": arrays["test_y"]},
         num_classes=len(CLASSES),
         input_shape=(28, 28, 1),
-        train_groups=arrays["train_groups"],
-        test_groups=arrays["test_groups"],
-        client_names=arrays["client_names"],
+        **cached_groups(arrays),
         class_names=CLASSES,
     )
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -86,6 +86,11 @@ def holdout(source: Source, fraction: float, seed: int) -> Source:
         train_groups=None if source.train_groups is None else groups[~is_test],
         test_groups=None if source.train_groups is None else groups[is_test],
     )
+
+
+def cached_groups(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Return the groups and names of clients that `write_clients` wrote, as attributes of `Source`."""
+    return {name: arrays[name] for name in ("train_groups", "test_groups", "client_names")}
 
 
 def write_clients(writer: ArrayWriter, parts: Mapping[str, tuple[Path, Iterable[Client]]]) -> None:

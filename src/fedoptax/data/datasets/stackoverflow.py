@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from fedoptax.data.cache import ArrayWriter, cached
-from fedoptax.data.datasets.source import Client, Source, write_clients
+from fedoptax.data.datasets.source import Client, Source, cached_groups, write_clients
 from fedoptax.data.datasets.tff_hdf5 import ClientFile, open_clients
 from fedoptax.data.datasets.tokens import next_token, special_tokens
 from fedoptax.data.files import read_file, require_file
@@ -75,9 +75,7 @@ def load_nwp(
         test=next_token(arrays["test_ids"]),
         num_classes=vocabulary + 4,
         input_shape=(length,),
-        train_groups=arrays["train_groups"],
-        test_groups=arrays["test_groups"],
-        client_names=arrays["client_names"],
+        **cached_groups(arrays),
         vocabulary=np.array(words),
     )
 
@@ -122,9 +120,7 @@ def load_tags(
         test={name: arrays[f"test_{name}"] for name in ("x", "words", "y")},
         num_classes=tags,
         input_shape=(vocabulary,),
-        train_groups=arrays["train_groups"],
-        test_groups=arrays["test_groups"],
-        client_names=arrays["client_names"],
+        **cached_groups(arrays),
         vocabulary=np.array(words),
         class_names=tuple(names),
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fedoptax.data.cache import ArrayWriter, cached
-from fedoptax.data.datasets.source import Client, Source, write_clients
+from fedoptax.data.datasets.source import Client, Source, cached_groups, write_clients
 from fedoptax.data.datasets.tokens import next_token
 from fedoptax.data.files import read_file, require_file
 from fedoptax.data.readers import reading
@@ -72,9 +72,7 @@ def load(
         test=next_token(arrays["test_windows"]),
         num_classes=len(arrays["vocabulary"]),
         input_shape=(length,),
-        train_groups=arrays["train_groups"],
-        test_groups=arrays["test_groups"],
-        client_names=arrays["client_names"],
+        **cached_groups(arrays),
         vocabulary=arrays["vocabulary"],
         counts=counts,
     )
