@@ -27,6 +27,15 @@ from fedoptax.errors import DataError, UsageError
 
 NAN = float("nan")
 
+X = {"x": np.ones((3, 2))}
+
+
+def make_task(**changes):
+    clients = fx.FederatedData.from_clients([X])
+    functions = dict.fromkeys(("init", "loss", "metrics"), lambda *arguments: 0.0)
+    return fx.Task(**{"name": "task", "clients": clients, **functions, **changes})
+
+
 PARTITIONS = [
     (lambda: iid(10, 0, 0), UsageError, "num_clients"),
     (lambda: iid(10, 11, 0), UsageError, "num_clients"),
@@ -60,6 +69,9 @@ PARTITIONS = [
     (lambda: divide_test([], [], [1], 0), UsageError, "train_labels"),
     (lambda: divide_test([1], [np.array([0])], [[1]], 0), UsageError, "test_labels"),
     (lambda: label_counts([0, 5], [np.array([0, 1])], 2), UsageError, "labels"),
+    (lambda: label_counts([0.5], [np.array([0])], 2), UsageError, "labels"),
+    (lambda: label_counts(["a"], [np.array([0])], 2), UsageError, "labels"),
+    (lambda: label_counts([], [], 2), UsageError, "labels"),
     (lambda: heterogeneity([[1, 1], [0, 0]]), UsageError, "counts"),
     (lambda: label_skew([1, 2]), UsageError, "counts"),
     (lambda: quantity_skew([]), UsageError, "sizes"),
@@ -73,12 +85,52 @@ FEDERATIONS = [
     (lambda: fx.FederatedData.from_clients([{"x": np.ones(2)}, {"x": np.ones((2, 2))}]), DataError, "client 1"),
     (lambda: fx.FederatedData.from_clients([{"x": np.ones(2), "y": np.ones(3)}]), DataError, "client 0"),
     (lambda: fx.FederatedData.from_clients([{"x": np.array([1, NAN])}]), DataError, "client 0"),
-    (lambda: fx.FederatedData.from_clients([{"mask": np.ones(2)}]), DataError, "field"),
-    (lambda: fx.FederatedData.from_clients([{"x": np.array(["a"])}]), DataError, "field"),
+    (lambda: fx.FederatedData.from_clients([{"mask": np.ones(2)}]), DataError, "client 0: field"),
+    (lambda: fx.FederatedData.from_clients([{"x": np.array(["a"])}]), DataError, "client 0: field"),
+    (lambda: fx.FederatedData.from_clients([{"x": np.array(["2020"], "M8[ns]")}]), DataError, "client 0: field"),
+    (lambda: fx.FederatedData.from_clients([{"x": [[1, 2], [3]]}]), DataError, "client 0: field"),
+    (lambda: fx.FederatedData.from_clients([{"x": None}]), DataError, "client 0: field"),
+    (lambda: fx.FederatedData.from_clients([X, (np.ones(2), np.ones(2))]), DataError, "client 1"),
+    (lambda: fx.FederatedData.from_clients({"ann": X}), DataError, "client 0"),
+    (lambda: fx.FederatedData.from_clients(None), DataError, "clients"),
+    (lambda: fx.FederatedData.write("nowhere", [{"mask": np.ones(2)}]), DataError, "client 0: field"),
+    (lambda: fx.FederatedData.write("nowhere", [{"x": np.array(["a"])}]), DataError, "client 0: field"),
     (lambda: fx.FederatedData.from_parts({"x": np.ones(2)}, []), DataError, "clients"),
     (lambda: fx.FederatedData.from_parts({"x": np.ones(2)}, [np.array([2])]), DataError, "parts"),
     (lambda: fx.FederatedData.from_parts({"x": np.ones(2)}, [np.array([], int)]), DataError, "client 0"),
+    (lambda: fx.FederatedData.from_parts({"x": np.ones(2)}, [[0], []]), DataError, "client 1"),
+    (lambda: fx.FederatedData.from_parts({"x": np.ones(2), "y": np.ones(3)}, [[0]]), DataError, "examples"),
+    (lambda: fx.FederatedData.from_parts(np.ones(2), [[0]]), DataError, "examples"),
+    (lambda: fx.FederatedData.from_parts(X, [[0], np.array([1.0])]), DataError, r"parts\[1\] .* float64\[1\]"),
+    (lambda: fx.FederatedData.from_parts(X, [[0], np.ones(2, bool)]), DataError, r"parts\[1\] .* bool\[2\]"),
+    (lambda: fx.FederatedData.from_parts(X, np.arange(3)), DataError, r"parts\[0\]"),
+    (lambda: fx.FederatedData.from_parts(X, None), DataError, "parts"),
     (lambda: fx.FederatedData.from_groups({"x": np.ones(2)}, np.array([1, 0])), DataError, "groups"),
+    (lambda: fx.FederatedData.from_groups(X, [0, 0]), DataError, "examples"),
+    (lambda: fx.FederatedData.from_groups({"x": np.ones(())}, [0]), DataError, "examples"),
+    (lambda: fx.FederatedData(X, np.array([0, 0, 3])), DataError, "client 0"),
+    (lambda: fx.FederatedData(X, np.array([0, 2])), DataError, "examples"),
+    (lambda: label_counts([0, 1, 1], [np.array([0.0])], 2), DataError, r"parts\[0\]"),
+    (lambda: divide_test([0, 1], [[0.5]], [0], 0), DataError, r"train_parts\[0\]"),
+    (lambda: with_shared([np.array([0.5])], 0.5, 0), DataError, r"parts\[0\]"),
+]
+TASKS = [
+    (lambda: make_task(clients=[X, X]), UsageError, "clients"),
+    (lambda: make_task(init={}), UsageError, "init"),
+    (lambda: make_task(loss=None), UsageError, "loss"),
+    (lambda: make_task(metrics="accuracy"), UsageError, "metrics"),
+    (lambda: make_task(predict=3), UsageError, "predict"),
+    (lambda: make_task(devices=2.5), UsageError, "devices"),
+    (lambda: make_task(test=[np.ones((3, 2))]), DataError, "test"),
+    (lambda: make_task(test={"x": np.ones((3, 2)), "y": np.ones(2)}), DataError, "test: fields"),
+    (lambda: make_task(test={"x": np.ones((0, 2))}), DataError, "test: fields"),
+    (lambda: make_task(test={"x": np.ones((3, 5))}), DataError, r"test: field 'x' .* \[2\], got \[5\]"),
+    (lambda: make_task(test={"x": np.full((3, 2), NAN)}), DataError, "test: field 'x', row 1"),
+    (lambda: make_task(test=X, test_owners=np.zeros(2, int)), DataError, "test_owners"),
+    (lambda: make_task(test=X, test_owners=np.array([True] * 3)), DataError, "test_owners"),
+    (lambda: make_task(validation=X, validation_owners=np.zeros(3)), DataError, "validation_owners"),
+    (lambda: fx.load_task("mnist", data_dir=3), UsageError, "data_dir"),
+    (lambda: fx.load_task("digits", separator=";"), UsageError, "separator"),
 ]
 DATA_SETS = [
     (lambda: find_data_dir(""), UsageError, "data_dir"),
@@ -104,6 +156,10 @@ CUSTOM = [
     (lambda: load_file("nowhere.npz"), UsageError, "nowhere.npz"),
     (lambda: load_file(__file__), UsageError, "path"),
     (lambda: load_file("nowhere.npz", test_fraction=1.0), UsageError, "test_fraction"),
+    (lambda: load_file(None), UsageError, "path"),
+    (lambda: load_file("nowhere.csv", client=["a"]), UsageError, "client"),
+    (lambda: load_file("nowhere.csv", label=3), UsageError, "label"),
+    (lambda: holdout(digits.load(), 0.5, -1), UsageError, "seed"),
     (lambda: holdout(digits.load(), 0.5, 0), UsageError, "fraction"),
     (lambda: from_dataset(3), UsageError, "dataset"),
     (lambda: from_dataset({"test": [(1, 2)]}), DataError, "dataset"),
@@ -116,8 +172,18 @@ CUSTOM = [
 ]
 
 
-@pytest.mark.parametrize(("call", "exception", "argument"), [*PARTITIONS, *FEDERATIONS, *DATA_SETS, *CUSTOM])
+@pytest.mark.parametrize(("call", "exception", "argument"), [*PARTITIONS, *FEDERATIONS, *TASKS, *DATA_SETS, *CUSTOM])
 def test_a_wrong_argument_is_named_in_one_line(call, exception, argument):
-    with pytest.raises(exception, match=rf"(?s)^{argument}\b") as error:
+    with pytest.raises(exception, match=rf"(?s)^{argument}") as error:
         call()
     assert "\n" not in str(error.value)
+
+
+def test_masks_are_masks():
+    y = np.array([0, 1, 1, 0, 1])
+    examples, masks = {"x": np.arange(5)}, [y == label for label in (0, 1)]
+    clients = fx.FederatedData.from_parts(examples, masks)
+    assert [client["x"].tolist() for client in map(clients.client, range(2))] == [[0, 3], [1, 2, 4]]
+    np.testing.assert_array_equal(label_counts(y, masks, 2), [[2, 0], [0, 3]])
+    np.testing.assert_array_equal(divide_test(y, masks, [0, 1], 0), [0, 1])
+    assert [part.tolist() for part in with_shared(masks, 0.0, 0)] == [[0, 3], [1, 2, 4]]

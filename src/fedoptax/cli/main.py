@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import Field, fields, replace
 from importlib.util import find_spec
+from io import TextIOWrapper
 from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
 
 import click
@@ -216,6 +217,8 @@ def main(arguments: list[str] | None = None) -> None:
     Its status is 0, 1 (it failed), 2 (wrong arguments), 130 (Ctrl-C), 143 (SIGTERM) or 129 (SIGHUP); errors are one
     line.
     """
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # what the terminal's encoding lacks is escaped
     with terminable() as signal:
         try:
             status = app(args=arguments, prog_name="fedoptax", standalone_mode=False) or 0

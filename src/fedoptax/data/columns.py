@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from fedoptax.data.datasets.source import Source
-from fedoptax.data.readers import TABLES, check_columns, read_frame
+from fedoptax.data.readers import TABLES, open_archive, read_frame
 from fedoptax.errors import DataError, UsageError, shorten
 
 FEWEST = 20
@@ -13,7 +13,7 @@ FEWEST = 20
 NAMED = 10
 
 
-def column_names(path: Path) -> list[str] | None:
+def column_names(path: Path, **cells: str | None) -> list[str] | None:
     """Return the names of a table's columns or of an archive's arrays; None for what has none, as a folder of images.
 
     Raises:
@@ -23,21 +23,17 @@ def column_names(path: Path) -> list[str] | None:
     if path.is_dir() or not path.exists() or suffix not in (*TABLES, ".npz"):
         return None
     if suffix == ".npz":
-        try:
-            with np.load(path, allow_pickle=False) as archive:
-                return list(archive)
-        except Exception as error:  # a damaged archive fails in many ways
-            raise DataError(f"{path} cannot be read as a NumPy archive: {shorten(error)}") from None
-    return [str(name) for name in read_frame(path, [], rows=0).columns]
+        with open_archive(path) as archive:
+            return list(archive)
+    return list(read_frame(path, [], 0, **cells).columns)
 
 
-def check_has_clients(path: Path) -> None:
-    """Refuse a table or archive that does not say which client holds an example.
+def check_has_clients(path: Path, names: list[str] | None) -> None:
+    """Refuse a table or archive, with these names, that does not say which client holds an example.
 
     Raises:
       UsageError: it has no column or array `client`.
     """
-    names = column_names(path)
     if names is not None and "client" not in names:
         kind = "array" if path.suffix.lower() == ".npz" else "column"
         raise UsageError(
@@ -76,11 +72,11 @@ def find_ids(source: Source) -> list[str]:
     ]
 
 
-def choose_features(path: Path, drop: str, others: list[str]) -> list[str]:
+def choose_features(path: Path, names: list[str] | None, drop: str, others: list[str]) -> list[str]:
     """Return the columns of a table without those that `drop` names, separated by commas, and without the `others`."""
     dropped = [name.strip() for name in drop.split(",")]
-    if path.suffix.lower() not in TABLES:
+    if names is None or path.suffix.lower() not in TABLES:
         raise UsageError(f"drop must not be given but for a table, got '{path}'")
-    frame = read_frame(path, [], rows=0)
-    check_columns(path, frame, dropped)
-    return [name for name in frame.columns if name not in (*dropped, *others)]
+    if missing := [name for name in dropped if name not in names]:
+        raise DataError(f"{path} lacks {missing[0]!r}; it has {shorten(', '.join(map(repr, names)))}")
+    return [name for name in names if name not in (*dropped, *others)]

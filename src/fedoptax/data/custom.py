@@ -6,6 +6,7 @@ text; float64 becomes float32, whole numbers fit int32, and examples of one numb
 """
 
 import inspect
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,20 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedoptax.data import readers
 from fedoptax.data.datasets.source import Source, holdout
-from fedoptax.data.readers import (
-    IMAGES,
-    TABLES,
-    Size,
-    as_numbers,
-    check_columns,
-    read_features,
-    read_frame,
-    stack_images,
-)
 from fedoptax.errors import DataError, UsageError, check_number, shorten
 
 _FORMATS = ".npz, .csv, .tsv, .parquet, or a folder of images (client/class/image)"
+_TIME = re.compile(r"(timestamp|date|time|duration)(32|64)?\[")  # in the name of an Arrow type
 _WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")  # whole numbers as int64 prints them; "007" is a name
 
 ClientOf = Callable[[int], Any] | ArrayLike
@@ -50,7 +43,9 @@ def load_file(
     features: str | Sequence[str] | None = None,
     split: str | None = None,
     test_fraction: float | None = None,
-    image_size: Size | None = None,
+    image_size: readers.Size | None = None,
+    separator: str | None = None,
+    decimal: str | None = None,
     seed: int = 0,
 ) -> Source:
     """Read a file or folder of your own, whose name tells its format.
@@ -58,25 +53,33 @@ def load_file(
     Args:
       path: `.npz` with arrays of n rows, and perhaps a test part in arrays of the same names with `_test` at the end;
         `.csv`, `.tsv` (UTF-8, with a header) or `.parquet` with one row per example; or a folder of images at
-        `client/class/image`, or below `train/` and `test/` in it, of which hidden files are passed over.
+        `client/class/image`, or below `train/` and `test/` in it, of which hidden files are passed over and links are
+        followed. Images have 8 bits per channel and one page.
       client: the array or column of the client ids; None takes `client` if it is there, else there are no clients.
       label: the array or column of the labels; None takes `y` of an archive, `label` of a table.
       features: the array of the examples, None for `x`; or the columns of a table, None for all others.
       split: a column of a table that says `train` or `test` in every row; None if all rows are training examples.
       test_fraction: of every client's examples, to hold out if there is no test part; 0 for none, None for 0.2.
       image_size: the height and width to resize images to, one number for a square; None if all are of one size.
+      separator: what separates the cells of a `.csv` or `.tsv` file, one character; None guesses among , ; tab and |.
+      decimal: the decimal point of the numbers in it, `"."` (also for None) or `","`.
       seed: of the choice of what is held out.
 
     Raises:
       UsageError: there is no such file, it is of another format, or an option does not apply to it.
       DataError: the file is broken or lacks something; the message names the column and row.
     """
+    texts = {"client": client, "label": label, "split": split, "separator": separator, "decimal": decimal}
+    if wrong := [name for name, value in texts.items() if not isinstance(value, str | None)]:
+        raise UsageError(f"{wrong[0]} must be text, got {texts[wrong[0]]!r}")
+    if not isinstance(path, str | os.PathLike):
+        raise UsageError(f"path must be {_FORMATS}, got {path!r}")
     path = Path(path)
     if test_fraction is not None:
         check_number("test_fraction", test_fraction, 0, 1)
     check_path(path)
     read: Callable[..., Source] = _load_images if path.is_dir() else _READERS[path.suffix.lower()]
-    given = {"client": client, "label": label, "features": features, "split": split, "image_size": image_size}
+    given = {**texts, "features": features, "image_size": image_size}
     options = {name: value for name, value in given.items() if value is not None}
     if others := options.keys() - inspect.signature(read).parameters:
         raise UsageError(f"{min(others)} does not apply to '{path}', got {options[min(others)]!r}")
@@ -106,7 +109,7 @@ def from_dataset(
     label: str = "label",
     client: str | ClientOf | None = None,
     test_client: ClientOf | None = None,
-    image_size: Size | None = None,
+    image_size: readers.Size | None = None,
     channels_first: bool = False,
 ) -> Source:
     """Take a data set of Hugging Face's `datasets` or a map-style one of PyTorch, which you have loaded.
@@ -129,6 +132,8 @@ def from_dataset(
     Raises:
       UsageError, DataError: `dataset` is no such data set, lacks something, or holds no numbers of one shape.
     """
+    if isinstance(dataset, Mapping) and test is not None:
+        raise UsageError("test does not apply to a dataset of splits, which has its own")
     splits = dict(dataset) if isinstance(dataset, Mapping) else {"train": dataset, "test": test}
     if splits.get("train") is None:
         raise DataError(f"dataset must have a split 'train', got {', '.join(map(str, splits))}")
@@ -136,32 +141,34 @@ def from_dataset(
     class_names = None
     for split, ids in (("train", client), ("test", test_client)):
         part = splits.get(split)
-        if part is None or (split == "test" and len(part) == 0):
+        if part is None:
             continue
-        if hasattr(part, "features") and hasattr(part, "column_names"):
-            parts.append(_columns(split, part, x, label, client, image_size))
-            class_names = getattr(splits["train"].features[label], "names", None)
-        elif hasattr(part, "__len__") and hasattr(part, "__getitem__"):
-            parts.append(_items(split, part, ids, image_size))
-        else:
+        if not (hasattr(part, "__len__") and hasattr(part, "__getitem__")):
             raise UsageError(f"dataset must be a data set with a length and items, got {type(part).__name__}")
-        if channels_first and parts[-1].x.ndim > 2:
-            parts[-1] = parts[-1]._replace(x=np.moveaxis(parts[-1].x, 1, -1))
+        if split == "test" and len(part) == 0:
+            continue
+        is_table = hasattr(part, "features") and hasattr(part, "column_names")
+        name, value = ("test_client", test_client) if is_table else ("x", x)
+        if value is not None:
+            raise UsageError(f"{name} does not apply to a {type(part).__name__}, got {value!r}")
+        where = f"dataset: {split}"
+        values, y, owners = _read_columns(where, part, x, label, client) if is_table else _read_items(where, part, ids)
+        parts.append(_Part(_as_examples(where, values, image_size, channels_first), y, owners))
+        if is_table:
+            class_names = getattr(splits["train"].features[label], "names", None)
     return _build("dataset", *parts, class_names=class_names)
 
 
 def _load_arrays(path: Path, features: str = "x", label: str = "y", client: str | None = None) -> Source:
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            client = "client" if client is None and "client" in archive else client
-            names = [name for name in (features, label, client) if name is not None]
-            ends = ("", "_test") if any(f"{name}_test" in archive for name in names) else ("",)
-            arrays = {name + end: archive[name + end] for end in ends for name in names}
-    except Exception as error:  # a damaged archive fails in many ways
-        raise DataError(f"{path} cannot be read as a NumPy archive: {shorten(error)}") from None
+    with readers.open_archive(path) as archive:
+        client = "client" if client is None and "client" in archive else client
+        names = [name for name in (features, label, client) if name is not None]
+        ends = ("", "_test") if any(f"{name}_test" in archive for name in names) else ("",)
+        readers.check_columns(path, archive.files, [f"{name}{end}" for end in ends for name in names])
+        arrays = {name + end: archive[name + end] for end in ends for name in names}
     train, *test = [
         _Part(
-            as_numbers(f"{path}: '{features}{end}'", arrays[features + end]),
+            readers.as_numbers(f"{path}: '{features}{end}'", arrays[features + end]),
             _as_names(f"{path}: '{label}{end}'", arrays[label + end]),
             None if client is None else _as_names(f"{path}: '{client}{end}'", arrays[client + end]),
         )
@@ -174,21 +181,25 @@ def _load_table(
     path: Path,
     label: str = "label",
     client: str | None = None,
-    features: Sequence[str] | None = None,
+    features: str | Sequence[str] | None = None,
     split: str | None = None,
+    separator: str | None = None,
+    decimal: str | None = None,
 ) -> Source:
-    frame = read_frame(path, [name for name in (label, client or "client", split) if name is not None])
+    texts = [name for name in (label, client or "client", split) if name is not None]
+    frame = readers.read_frame(path, texts, separator=separator, decimal=decimal)
     client = "client" if client is None and "client" in frame.columns else client
     texts = [name for name in (label, client, split) if name is not None]
-    columns = [name for name in frame.columns if name not in texts] if features is None else list(features)
-    check_columns(path, frame, [*texts, *columns])
+    others = [name for name in frame.columns if name not in texts]
+    columns = others if features is None else [features] if isinstance(features, str) else list(features)
+    readers.check_columns(path, frame.columns, [*texts, *columns])
     if not columns:
         raise DataError(f"{path} has no columns of features besides {', '.join(texts)}")
-    x = read_features(path, frame, columns)
+    x = readers.read_features(path, frame, columns)
     names = {name: np.array(_as_names(f"{path}: column {name!r}", frame[name].tolist()), object) for name in texts}
     parts = names[split] if split else np.full(len(frame), "train", object)
-    if others := set(parts) - {"train", "test"}:
-        raise DataError(f"{path}: column {split!r} must say 'train' or 'test', got {min(others)!r}")
+    if wrong := set(parts) - {"train", "test"}:
+        raise DataError(f"{path}: column {split!r} must say 'train' or 'test', got {min(wrong)!r}")
     train, test = (
         _Part(x[rows], names[label][rows].tolist(), names[client][rows].tolist() if client else None)
         for rows in (parts == "train", parts == "test")
@@ -196,13 +207,15 @@ def _load_table(
     return _build(str(path), train, test)._replace(columns=tuple(columns))
 
 
-def _load_images(root: Path, image_size: Size | None = None) -> Source:
+def _load_images(root: Path, image_size: readers.Size | None = None) -> Source:
     top = {entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith(".")}
     folders = [root / name for name in ("train", "test")] if "train" in top <= {"train", "test"} else [root]
-    files = [_image_files(folder) for folder in folders]
+    files = [readers.find_images(folder) for folder in folders]
+    if wrong := [p for folder, part in zip(folders, files) for p in part if len(p.relative_to(folder).parts) != 3]:
+        raise DataError(f"{wrong[0]}: an image must lie at client/class/image")
     if not files[0]:
-        raise DataError(f"{root} holds no images to train on at client/class/image ({', '.join(sorted(IMAGES))})")
-    images = stack_images([(str(path), path) for part in files for path in part], image_size)
+        raise DataError(f"{root} holds no images to train on ({', '.join(sorted(readers.IMAGES))}) at client/class/")
+    images = readers.stack_images([(str(path), path) for part in files for path in part], image_size)
     train, *test = [
         _Part(x, [path.parent.name for path in part], [path.parent.parent.name for path in part])
         for part, x in zip(files, np.split(images, [len(files[0])]))
@@ -210,76 +223,87 @@ def _load_images(root: Path, image_size: Size | None = None) -> Source:
     return _build(str(root), train, *test)
 
 
-def _image_files(folder: Path) -> list[Path]:
-    """Return the images at client/class/image, sorted; refuse images in other places."""
-    found = []
-    for path in sorted(folder.rglob("*"), key=lambda path: path.parts):
-        parts = path.relative_to(folder).parts
-        if path.suffix.lower() in IMAGES and path.is_file() and not any(part.startswith(".") for part in parts):
-            if len(parts) != 3:
-                raise DataError(f"{path}: an image must lie at client/class/image")
-            found.append(path)
-    return found
-
-
-def _columns(
-    split: str, part: Any, x: str | Sequence[str] | None, label: str, client: Any, image_size: Size | None
-) -> _Part:
-    """Read the columns of a Hugging Face data set."""
+def _read_columns(
+    where: str, part: Any, x: str | Sequence[str] | None, label: str, client: Any
+) -> tuple[Any, list[str], list[str] | None]:
+    """Read examples, labels and clients of a Hugging Face data set, as it is formatted."""
+    if part.format["type"] == "custom":
+        raise UsageError(f"{where} has a transform, which is not applied here: apply it with map()")
+    if not isinstance(client, str | None):
+        raise UsageError(f"client must be the name of a column of a {type(part).__name__}, got {client!r}")
     client = "client" if client is None and "client" in part.column_names else client
-    others = [name for name in part.column_names if name not in (label, client)]
-    columns = others if x is None else [x] if isinstance(x, str) else list(x)
-    if missing := [name for name in (*columns, label, client) if name and name not in part.column_names]:
-        raise DataError(f"dataset: split '{split}' lacks the column '{missing[0]}'; it has {part.column_names}")
+    texts = [name for name in (label, client) if name]
+    shown = part.column_names if part.format["output_all_columns"] else part.format["columns"]
+    columns = [x] if isinstance(x, str) else x or [name for name in shown if name not in texts]
+    readers.check_columns(where, part.column_names, [*columns, *texts])
     if not columns or len(part) == 0:
-        raise DataError(f"dataset: split '{split}' must hold examples besides the labels and the clients")
-    if any(type(part.features[name]).__name__ == "Image" for name in columns):
+        raise DataError(f"{where} must hold examples besides the labels and the clients")
+    rows = part.select_columns(columns)
+    values: Any
+    if images := [name for name in columns if type(part.features[name]).__name__ == "Image"]:
         if len(columns) > 1:
             raise DataError(f"x must name the column of the images, got the columns {', '.join(columns)}")
-        rows = part.select_columns(columns).with_format(None)
-        examples = stack_images(((f"{split}: image {i}", rows[i][columns[0]]) for i in range(len(rows))), image_size)
+        if (kind := part.features[images[0]]).mode is None:  # as files, whose pages and bits can be seen
+            rows = rows.cast_column(images[0], type(kind)(decode=False))
+        values = [row[images[0]] for row in rows.with_format(None)]
+        values = [(v["bytes"] or Path(v["path"])) if isinstance(v, dict) else v for v in values]
     else:
-        arrays = part.select_columns(columns).with_format("numpy")[:]
-        found = [as_numbers(f"dataset: split '{split}', column '{name}'", arrays[name]) for name in columns]
+        if times := [n for n in columns if _TIME.search(str(part.features.arrow_schema.field(n).type))]:
+            raise DataError(f"{where}, column {times[0]!r} must hold numbers, got times")  # durations become whole ones
+        arrays = rows.with_format("numpy")[:]
+        found = [readers.as_numbers(f"{where}, column '{name}'", arrays[name]) for name in columns]
         if len(found) > 1 and any(array.shape[1:] != (1,) for array in found):
             raise DataError(f"x must name several columns only of one number each, got {', '.join(columns)}")
-        examples = found[0] if len(found) == 1 else np.concatenate([a.astype(np.float32) for a in found], axis=1)
-    texts = part.select_columns([name for name in (label, client) if name]).with_format(None)[:]
+        values = found[0] if len(found) == 1 else np.concatenate([a.astype(np.float32) for a in found], axis=1)
+    columns_of_texts = part.select_columns(texts).with_format(None)[:]
 
     def names_of(name: str) -> list[str]:
-        known, values = getattr(part.features[name], "names", None), texts[name]
+        known, values = getattr(part.features[name], "names", None), columns_of_texts[name]
         if known is not None:
             values = [None if value is None or value < 0 else known[value] for value in values]
-        return _as_names(f"dataset: split '{split}', column '{name}'", values)
+        return _as_names(f"{where}, column '{name}'", values)
 
-    return _Part(examples, names_of(label), names_of(client) if client else None)
+    return values, names_of(label), names_of(client) if client else None
 
 
-def _items(split: str, part: Any, client: ClientOf | None, image_size: Size | None) -> _Part:
-    """Read the items (x, y) of a PyTorch data set."""
-    where = f"dataset: {split}"
-    items = [part[i] for i in range(len(part))]
+def _read_items(where: str, part: Any, client: ClientOf | None) -> tuple[list[Any], list[str], list[str] | None]:
+    """Read the items (x, y) of a PyTorch data set, and the client of each."""
+    with readers.reading(where, "pairs (x, y)"):
+        items = [part[i] for i in range(len(part))]
+    with readers.reading("client", "a function of an item's index"):
+        ids = np.asarray([client(i) for i in range(len(items))] if callable(client) else client)
     if not items or not all(isinstance(item, tuple | list) and len(item) == 2 for item in items):
         raise DataError(f"{where} must hold pairs (x, y), and at least one")
-    if hasattr(items[0][0], "getbands"):  # a Pillow image
-        examples = stack_images(((f"{where}: image {i}", item[0]) for i, item in enumerate(items)), image_size)
-    else:
-        try:
-            examples = np.stack([np.asarray(item[0]) for item in items])
-        except (TypeError, ValueError, RuntimeError) as error:  # of shapes that differ; a tensor with a gradient
-            raise DataError(f"{where}: x must be numbers of one shape: {shorten(error)}") from None
-    ids = np.asarray([client(i) for i in range(len(items))] if callable(client) else client)
     if client is not None and ids.shape != (len(items),):
         raise UsageError(f"client must be one id for each of the {len(items)} items, got shape {ids.shape}")
     names = None if client is None else _as_names(f"{where}: client", ids)
-    return _Part(as_numbers(f"{where}: x", examples), _as_names(f"{where}: y", [item[1] for item in items]), names)
+    return [item[0] for item in items], _as_names(f"{where}: y", [item[1] for item in items]), names
+
+
+def _as_examples(where: str, values: Any, image_size: readers.Size | None, channels_first: bool) -> np.ndarray:
+    """Return images or numbers as one array (n, …), the channels last."""
+    is_image = hasattr(values[0], "getbands") or isinstance(values[0], Path | bytes)
+    if is_image and channels_first:
+        raise UsageError("channels_first applies to arrays (channels, height, width), got images of Pillow")
+    if is_image:
+        return readers.stack_images(((f"{where}: image {i}", image) for i, image in enumerate(values)), image_size)
+    if image_size is not None:
+        raise UsageError(f"image_size applies to images of Pillow, got {type(values[0]).__name__}")
+    with readers.reading(f"{where}: x", "numbers of one shape"):  # shapes may differ, and a tensor may have a gradient
+        array = values if isinstance(values, np.ndarray) else np.stack([np.asarray(value) for value in values])
+    examples = readers.as_numbers(f"{where}: x", array)
+    if channels_first and examples.ndim < 3:
+        raise UsageError(f"channels_first applies to arrays (channels, height, width), got shape {examples.shape[1:]}")
+    return np.moveaxis(examples, 1, -1) if channels_first else examples
 
 
 def _as_names(where: str, values: Any) -> list[str]:
     """Return labels or client ids, whole numbers or text, as text."""
     names = []
-    for row, value in enumerate(values.tolist() if isinstance(values, np.ndarray) else values):
-        name = value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value
+    is_time = isinstance(values, np.ndarray) and values.dtype.kind in "mM"  # of which tolist() makes whole numbers
+    for row, value in enumerate(values.tolist() if isinstance(values, np.ndarray) and not is_time else values):
+        is_scalar = getattr(value, "ndim", None) == 0 and not isinstance(value, np.datetime64 | np.timedelta64)
+        name = value.item() if is_scalar else value
         name = name.decode("utf-8", "replace") if isinstance(name, bytes) else name
         if not isinstance(name, str | int) or name == "":
             raise DataError(f"{where}, row {row + 1}: a whole number or text is needed, got {shorten(repr(name), 40)}")
@@ -324,4 +348,4 @@ def _ordered(names: Iterable[str]) -> list[str]:
     return sorted(different, key=int if all(map(_WHOLE.fullmatch, different)) else str)
 
 
-_READERS: dict[str, Callable[..., Source]] = {".npz": _load_arrays, **dict.fromkeys(TABLES, _load_table)}
+_READERS: dict[str, Callable[..., Source]] = {".npz": _load_arrays, **dict.fromkeys(readers.TABLES, _load_table)}

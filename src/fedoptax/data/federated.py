@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fedoptax.data.cache import ArrayWriter, open_arrays, write_arrays
-from fedoptax.errors import DataError
+from fedoptax.errors import DataError, shorten
 
 _FIELD, _OFFSETS = "field-", "offsets"  # names of the arrays on disk
 _CHECKED_ROWS = 4096  # checked at once, so that a check takes little memory
@@ -35,36 +36,38 @@ class FederatedData:
         Raises:
           DataError: no clients, an empty client, fields, shapes or dtypes that differ, or NaN or infinity in the data.
         """
-        rows = [{name: np.asarray(value) for name, value in client.items()} for client in clients]
-        sizes = [_client_size(i, row, rows[0]) for i, row in enumerate(rows)]
+        rows: list[dict[str, np.ndarray]] = []
+        for i, client in enumerate(as_sequence("clients", clients)):
+            rows.append(as_fields(f"client {i}", client, rows[0] if rows else None))
+        sizes = [_length(row) for row in rows]
         examples = {name: np.concatenate([row[name] for row in rows]) for name in (rows or [{}])[0]}
-        return cls._checked(examples, np.concatenate([[0], np.cumsum(sizes)]))
+        return cls(examples, np.concatenate([[0], np.cumsum(sizes)]))
 
     @classmethod
-    def from_parts(cls, examples: Mapping[str, np.ndarray], parts: Sequence[np.ndarray]) -> FederatedData:
-        """Split a central data set: client i holds the rows `parts[i]` of each array.
+    def from_parts(cls, examples: Mapping[str, np.ndarray], parts: Sequence[ArrayLike]) -> FederatedData:
+        """Split a central data set: client i holds the rows `parts[i]` of each array, row numbers or a mask (n,).
 
         Raises:
           DataError: no clients, an empty client, rows out of range, arrays of unequal length, or NaN or infinity.
         """
-        order = np.concatenate([np.empty(0, np.int64), *parts])
-        rows = min((len(array) for array in examples.values()), default=0)
-        if len(order) and not 0 <= order.min() <= order.max() < rows:
-            raise DataError(f"parts must hold rows from 0 to {rows - 1}, got {order.min()} to {order.max()}")
-        offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])])
-        return cls._checked({name: array[order] for name, array in examples.items()}, offsets)
+        fields = as_fields("examples", examples)
+        rows = as_parts("parts", parts, _length(fields))
+        order = np.concatenate([np.empty(0, np.int64), *rows])
+        offsets = np.concatenate([[0], np.cumsum([len(part) for part in rows])])
+        return cls({name: array[order] for name, array in fields.items()}, offsets)
 
     @classmethod
-    def from_groups(cls, examples: Mapping[str, np.ndarray], groups: np.ndarray) -> FederatedData:
+    def from_groups(cls, examples: dict[str, np.ndarray], groups: ArrayLike) -> FederatedData:
         """Take a central data set whose rows lie client after client; nothing is copied.
 
         Raises:
           DataError: `groups`, the client of each row, (n,), decreases or has another shape; or NaN or infinity.
         """
-        if groups.ndim != 1 or len(groups) == 0 or np.any(groups[1:] < groups[:-1]):
+        ids = np.asarray(groups)
+        if ids.ndim != 1 or len(ids) == 0 or not np.all(ids[1:] >= ids[:-1]):
             raise DataError("groups must be one per row, never decreasing, and at least one")
-        starts = np.flatnonzero(groups[1:] != groups[:-1]) + 1
-        return cls._checked(dict(examples), np.concatenate([[0], starts, [len(groups)]]))
+        starts = np.flatnonzero(ids[1:] != ids[:-1]) + 1
+        return cls(examples, np.concatenate([[0], starts, [len(ids)]]))
 
     @staticmethod
     def write(folder: str | Path, clients: Iterable[Mapping[str, Any]]) -> None:
@@ -80,14 +83,12 @@ class FederatedData:
 
         def build(writer: ArrayWriter) -> None:
             sizes: list[int] = []
-            first: dict[str, np.ndarray] = {}
-            for i, client in enumerate(clients):
-                rows = {name: np.asarray(value) for name, value in client.items()}
+            first: dict[str, np.ndarray] | None = None
+            for i, client in enumerate(as_sequence("clients", clients)):
+                rows = as_fields(f"client {i}", client, first)
                 first = first or {name: value[:1] for name, value in rows.items()}
-                sizes.append(_client_size(i, rows, first))
+                sizes.append(_length(rows))
                 for name, value in rows.items():
-                    if _first_not_finite(value) is not None:
-                        raise DataError(f"client {i}: field '{name}' holds NaN or infinity")
                     writer.append(_FIELD + name, value)
             if not sizes:
                 raise DataError("clients must be at least one, got none")
@@ -106,24 +107,20 @@ class FederatedData:
         examples = {name.removeprefix(_FIELD): array for name, array in arrays.items() if name.startswith(_FIELD)}
         if _OFFSETS not in arrays:
             raise DataError(f"'{folder}' is no federation: it has no offsets")
-        return cls._checked(examples, np.array(arrays[_OFFSETS]))
+        return cls(examples, np.array(arrays[_OFFSETS]))
 
-    @classmethod
-    def _checked(cls, examples: dict[str, np.ndarray], offsets: np.ndarray) -> FederatedData:
+    def __post_init__(self) -> None:
+        offsets = np.asarray(self.offsets, np.int64)
         sizes = np.diff(offsets)
         if not len(sizes):
             raise DataError("clients must be at least one, got none")
         if np.any(sizes < 1):
             raise DataError(f"client {np.argmax(sizes < 1)} holds no examples; every client needs at least one")
-        lengths = {name: len(array) for name, array in examples.items()}
-        if set(lengths.values()) != {int(offsets[-1])}:
-            raise DataError(f"fields must hold the {offsets[-1]} rows of {len(offsets) - 1} clients, got {lengths}")
-        check_fields(examples)
-        for name, array in examples.items():
-            if (row := _first_not_finite(array)) is not None:
-                client = int(np.searchsorted(offsets, row, side="right")) - 1
-                raise DataError(f"client {client}: field '{name}' holds NaN or infinity")
-        return cls(examples, offsets.astype(np.int64))
+        examples = as_fields("examples", self.examples)
+        if (total := _length(examples)) != offsets[-1] or offsets[0] != 0:
+            raise DataError(f"examples: fields must hold the {offsets[-1]} rows of {len(sizes)} clients, got {total}")
+        object.__setattr__(self, "examples", examples)
+        object.__setattr__(self, "offsets", offsets)
 
     @property
     def num_clients(self) -> int:
@@ -151,22 +148,90 @@ class FederatedData:
         taken = {name: array[is_taken] for name, array in self.examples.items()}
         return FederatedData(left, np.concatenate([[0], np.cumsum(sizes - counts)])), taken, owners[is_taken]
 
+    def check_held_out(self, name: str, examples: Any, owners: Any) -> None:
+        """Check examples to evaluate on, `{field: array (n, …)}`, and their clients, (n,); each may be None.
+
+        Raises:
+          DataError: they are no such arrays, or a field has another shape than for the clients who train.
+        """
+        if examples is None:
+            return
+        fields = as_fields(name, examples)
+        for field, array in fields.items():
+            shapes = [list(a.shape[1:]) for a in (self.examples.get(field, array), array)]
+            if shapes[0] != shapes[1]:
+                raise DataError(f"{name}: field '{field}' must have the clients' shape {shapes[0]}, got {shapes[1]}")
+        n, numbers = _length(fields), None if owners is None else np.asarray(owners)
+        if numbers is not None and (numbers.shape != (n,) or numbers.dtype.kind not in "iu" or numbers.min() < 0):
+            kind = f"{numbers.dtype}{list(numbers.shape)}"
+            raise DataError(f"{name}_owners must be {n} numbers of clients, got {kind}")
+
     def client(self, i: int) -> dict[str, np.ndarray]:
         """Return the examples of client i, `{field: array (n_i, …)}` (views, not copies)."""
         return {name: array[self.offsets[i] : self.offsets[i + 1]] for name, array in self.examples.items()}
 
 
-def check_fields(examples: Mapping[str, np.ndarray]) -> None:
-    """Check the names and types of fields.
+def as_sequence(name: str, values: Any) -> Iterable[Any]:
+    """Return an argument that must be a sequence, as it is."""
+    if not isinstance(values, Iterable):
+        raise DataError(f"{name} must be a sequence with one item per client, got {shorten(repr(values), 80)}")
+    return values
+
+
+def as_parts(name: str, parts: Any, total: int | None = None) -> list[np.ndarray]:
+    """Return the parts of a partition of `total` examples as int64 row numbers; a mask (total,) says them too.
 
     Raises:
-      DataError: a field is called `mask`, which tells examples from padding in a batch, or holds no numbers.
+      DataError: a part is neither, or holds rows out of range.
     """
-    for name, array in examples.items():
+    arrays = []
+    for i, part in enumerate(as_sequence(name, parts)):
+        rows = np.asarray(part)
+        if rows.dtype == bool and rows.ndim == 1 and total in (len(rows), None):
+            rows = np.flatnonzero(rows)
+        elif rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
+            raise DataError(f"{name}[{i}] must hold row numbers or be a mask (n,), got {rows.dtype}{list(rows.shape)}")
+        arrays.append(rows.astype(np.int64, copy=False))
+    rows = np.concatenate([np.empty(0, np.int64), *arrays])
+    if total is not None and len(rows) and not 0 <= rows.min() <= rows.max() < total:
+        raise DataError(f"{name} must hold rows from 0 to {total - 1}, got {rows.min()} to {rows.max()}")
+    return arrays
+
+
+def as_fields(where: str, examples: Any, first: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
+    """Return the examples of a client or an argument `where` as arrays, `{field: array (n, …)}`.
+
+    Raises:
+      DataError: they are no such arrays of n ≥ 1 finite numbers; their fields, shapes or types differ from those of
+        the `first` client; or a field is called `mask`, which tells examples from padding in a batch.
+    """
+    if not isinstance(examples, Mapping) or not examples:
+        raise DataError(f"{where} must be a mapping {{field: array (n, …)}}, got {shorten(repr(examples), 80)}")
+    fields: dict[str, np.ndarray] = {}
+    for name, value in examples.items():
+        try:
+            array = fields[name] = np.asanyarray(value)
+        except (TypeError, ValueError, RuntimeError) as error:  # rows of unequal length, a tensor with a gradient
+            raise DataError(f"{where}: field '{name}' must be an array: {shorten(error)}") from error
         if name == "mask":
-            raise DataError("field 'mask' must have another name: batches use it to tell examples from padding")
+            raise DataError(f"{where}: field 'mask' must have another name: batches tell examples from padding by it")
         if array.dtype.kind not in "biu" and not _is_real(array.dtype):
-            raise DataError(f"field '{name}' must hold numbers or booleans, got {array.dtype}")
+            raise DataError(f"{where}: field '{name}' must hold numbers or booleans, got {array.dtype}")
+    lengths = {name: array.shape[0] if array.ndim else 0 for name, array in fields.items()}
+    if len(set(lengths.values())) != 1 or 0 in lengths.values():
+        raise DataError(f"{where}: fields must be of one length, and hold at least one example, got {lengths}")
+    for name, array in fields.items():
+        if (row := _first_not_finite(array)) is not None:
+            raise DataError(f"{where}: field '{name}', row {row + 1}: holds NaN or infinity")
+    if first is None:
+        return fields
+    if fields.keys() != first.keys():
+        raise DataError(f"{where}: fields must be {sorted(first)} as for client 0, got {sorted(fields)}")
+    for name, array in fields.items():
+        forms = [f"{a.dtype}{list(a.shape[1:])}" for a in (first[name], array)]
+        if forms[0] != forms[1]:
+            raise DataError(f"{where}: field '{name}' must be {forms[0]} as for client 0, got {forms[1]}")
+    return fields
 
 
 def _is_real(dtype: np.dtype[Any]) -> bool:
@@ -185,18 +250,5 @@ def _first_not_finite(array: np.ndarray) -> int | None:
     return None
 
 
-def _client_size(i: int, row: Mapping[str, np.ndarray], first: Mapping[str, np.ndarray]) -> int:
-    if not row:
-        raise DataError(f"client {i} has no fields")
-    if row.keys() != first.keys():
-        raise DataError(f"client {i}: fields must be {sorted(first)} as for client 0, got {sorted(row)}")
-    lengths = {name: array.shape[0] if array.ndim else 0 for name, array in row.items()}
-    if len(set(lengths.values())) != 1 or 0 in lengths.values():
-        raise DataError(f"client {i}: fields must be of one length, and hold at least one example, got {lengths}")
-    for name, array in row.items():
-        if array.shape[1:] != first[name].shape[1:] or array.dtype != first[name].dtype:
-            raise DataError(
-                f"client {i}: field '{name}' must be {first[name].dtype}{list(first[name].shape[1:])} as for client 0, "
-                f"got {array.dtype}{list(array.shape[1:])}"
-            )
-    return next(iter(lengths.values()))
+def _length(fields: Mapping[str, np.ndarray]) -> int:
+    return len(next(iter(fields.values())))

@@ -28,11 +28,11 @@ def find_data_dir(data_dir: str | Path | None = None) -> Path:
       UsageError: `data_dir` is the empty string.
     """
     if data_dir is not None:
-        if not str(data_dir):
-            raise UsageError("data_dir must be the path of a folder, got ''")
-        return Path(data_dir).expanduser()
+        if not isinstance(data_dir, str | os.PathLike) or not str(data_dir):
+            raise UsageError(f"data_dir must be the path of a folder, got {data_dir!r}")
+        return Path(os.path.expanduser(data_dir))
     if from_environment := os.environ.get(ENVIRONMENT):
-        return Path(from_environment).expanduser()
+        return Path(os.path.expanduser(from_environment))
     import pooch  # only here: most runs name their folder, and the command line should start fast
 
     return Path(pooch.os_cache("fedoptax"))

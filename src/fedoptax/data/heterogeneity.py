@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedoptax.data.federated import as_parts
 from fedoptax.errors import UsageError
 
 
@@ -20,9 +21,12 @@ def label_counts(labels: ArrayLike, parts: Sequence[np.ndarray], num_classes: in
       parts: the N index arrays of a partition.
       num_classes: C.
     """
-    y = np.asarray(labels, np.int64)
+    y = np.asarray(labels)
+    if y.ndim != 1 or y.dtype.kind not in "iu" or not len(y):
+        raise UsageError(f"labels must be whole numbers (n,), at least one, got {y.dtype}{list(y.shape)}")
     if y.min() < 0 or y.max() >= num_classes:
         raise UsageError(f"labels must be from 0 to {num_classes - 1}, got {y.min()} to {y.max()}")
+    parts = as_parts("parts", parts, len(y))
     owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     flat = np.bincount(owner * num_classes + y[np.concatenate(parts)], minlength=len(parts) * num_classes)
     return flat.reshape(len(parts), num_classes)

@@ -3,7 +3,8 @@
 A model says in plain data how its examples are read (`Task.inputs`):
 
     columns: the names of a table's features, in the model's order.
-    white: the number that stands for white in an image; files have 255.
+    separator, decimal: of the cells of a .csv file, where they were given.
+    white: the number that stands for white in an image (files have 255); None for images that were standardised.
     text: "characters", "words" (between white space) or "bag" (also words, in any order): what a text consists of.
     start, unknown: the names of the tokens that stand before a text, and for what is not among the model's tokens.
     pad: the id that fills up a text shorter than the model's input.
@@ -16,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedoptax.data.readers import IMAGES, TABLES, as_numbers, check_columns, read_features, read_frame, stack_images
-from fedoptax.errors import DataError, UsageError, shorten
+from fedoptax.data import readers
+from fedoptax.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     import pandas
@@ -46,24 +47,22 @@ def read_inputs(
     suffix = path.suffix.lower()
     if not path.exists():
         raise UsageError(f"input must be a file or a folder, but there is no '{path}'")
-    if path.is_dir() and "white" in inputs:
-        files = sorted(file for file in path.rglob("*") if file.suffix.lower() in IMAGES and file.is_file())
+    if path.is_dir() and inputs.get("white"):
+        files = readers.find_images(path)
         if not files:
-            raise DataError(f"{path} holds no images ({', '.join(sorted(IMAGES))})")
+            raise DataError(f"{path} holds no images ({', '.join(sorted(readers.IMAGES))})")
         names = [file.relative_to(path).as_posix() for file in files]
         return _decode(files, inputs["white"], fields["x"]), pd.DataFrame({"file": names})
-    if suffix in TABLES and ("columns" in inputs or "text" in inputs):
-        frame = read_frame(path, [TEXT] if "text" in inputs else [])
-        return as_examples(frame, inputs, fields, classes), frame.drop(columns=inputs.get("columns", []))
+    if suffix in readers.TABLES and ("columns" in inputs or "text" in inputs):
+        cells = {name: inputs.get(name) for name in ("separator", "decimal") if readers.TABLES[suffix]}
+        frame = readers.read_frame(path, [TEXT] if "text" in inputs else [], **cells)
+        return as_examples(frame, inputs, fields, classes), frame.drop(columns=list(inputs.get("columns", ())))
     if suffix != ".npz":
-        known = [*(TABLES if inputs.keys() & {"columns", "text"} else ()), ".npz"]
-        folder = " or a folder of images" if "white" in inputs else ""
+        known = [*(readers.TABLES if inputs.keys() & {"columns", "text"} else ()), ".npz"]
+        folder = " or a folder of images" if inputs.get("white") else ""
         raise UsageError(f"input must be {', '.join(known)}{folder} for this model, got '{path}'")
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in fields if name in archive}
-    except Exception as error:  # a damaged archive fails in many ways
-        raise DataError(f"{path} cannot be read as a NumPy archive: {shorten(error)}") from None
+    with readers.open_archive(path) as archive:
+        arrays = {name: archive[name] for name in fields if name in archive}
     examples = as_examples(arrays, inputs, fields, classes)
     return examples, pd.DataFrame(index=range(len(next(iter(examples.values())))))
 
@@ -82,24 +81,26 @@ def as_examples(x: Any, inputs: Mapping[str, Any], fields: Fields, classes: Sequ
       DataError: something is missing, of another shape, or not a number that the model's type can hold.
     """
     if hasattr(x, "columns") and "columns" in inputs:
-        check_columns("x", x, inputs["columns"])
-        x = read_features("x", x, inputs["columns"])
+        readers.check_columns("x", x.columns, inputs["columns"])
+        x = readers.read_features("x", x, inputs["columns"])
     elif hasattr(x, "columns"):
-        check_columns("x", x, [TEXT])
+        readers.check_columns("x", x.columns, [TEXT])
         x = x[TEXT].tolist()
     if "text" in inputs and not isinstance(x, Mapping) and all(isinstance(text, str) for text in x):
         return _encode(x, inputs, fields, classes)
     arrays = dict(x) if isinstance(x, Mapping) else {next(iter(fields)): x}
     if missing := [name for name in fields if name not in arrays]:
         raise DataError(f"x must have the field '{missing[0]}', got {', '.join(arrays) or 'none'}")
-    examples = {name: _convert(name, arrays[name], form) for name, form in fields.items()}
+    examples = {name: _convert(name, arrays[name], form, inputs) for name, form in fields.items()}
     if len({len(array) for array in examples.values()}) > 1:
         raise DataError(f"x must have fields of one length, got {[len(array) for array in examples.values()]}")
     return examples
 
 
-def _convert(name: str, values: Any, form: Any) -> np.ndarray:
-    array = as_numbers(f"field '{name}'", values)
+def _convert(name: str, values: Any, form: Any, inputs: Mapping[str, Any]) -> np.ndarray:
+    array = readers.as_numbers(f"field '{name}'", values)
+    if "white" in inputs:
+        readers.check_pixels(f"field '{name}'", np.asarray(values), inputs["white"])
     if form.shape == () and array.shape[1:] == (1,):
         array = array[:, 0]
     if array.shape[1:] != form.shape:
@@ -113,7 +114,7 @@ def _convert(name: str, values: Any, form: Any) -> np.ndarray:
 def _decode(files: Sequence[Path], white: float, form: Any) -> dict[str, np.ndarray]:
     """Read images at the model's size, in grey or in colour as the model takes them."""
     height, width, channels = form.shape
-    images = stack_images([(str(file), file) for file in files], (height, width)).astype(np.float32)
+    images = readers.stack_images([(str(file), file) for file in files], (height, width)).astype(np.float32)
     if channels == 1 and images.shape[-1] == 3:
         images = images @ np.array([[0.299], [0.587], [0.114]], np.float32)  # as Pillow does (ITU-R 601-2)
     images = np.broadcast_to(images, (*images.shape[:3], channels)) * np.float32(white / 255)

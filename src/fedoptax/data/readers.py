@@ -1,14 +1,21 @@
 """Tables and images as arrays, read alike where they are trained on and where they are predicted."""
 
+import csv
+import os
+import re
 import warnings
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from io import BytesIO
+from itertools import islice
 from pathlib import Path
+from stat import S_ISREG
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedoptax.errors import DataError, check_int, shorten
+from fedoptax.errors import DataError, UsageError, check_choice, check_int, shorten
 
 if TYPE_CHECKING:
     import pandas
@@ -21,22 +28,45 @@ Size = int | tuple[int, int]
 """Pixels: height and width, or one number for a square."""
 
 
-def read_frame(path: Path, texts: Sequence[str], rows: int | None = None) -> "pandas.DataFrame":
-    """Read a table, or its first rows; columns in `texts` are kept as written, others are numbers if they can be."""
+@contextmanager
+def reading(name: object, kind: str) -> Iterator[None]:
+    """Turn whatever fails in reading a file into one line that names it: damaged ones fail in many ways."""
+    try:
+        yield
+    except (UsageError, DataError):
+        raise
+    except Exception as error:
+        reason = shorten(error if " " in str(error) else repr(error))
+        raise DataError(f"{name} cannot be read as {kind}: {reason}") from error
+
+
+@contextmanager
+def open_archive(path: Path) -> Iterator[Any]:
+    """Open the arrays of a `.npz` file."""
+    with reading(path, "a NumPy archive"), path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+        yield archive
+
+
+def read_frame(path: Path, texts: Sequence[str], rows: int | None = None, **cells: str | None) -> "pandas.DataFrame":
+    """Read a table, or its first rows; columns in `texts` are kept as written, others are numbers if they can be.
+
+    `cells` are the arguments `separator` and `decimal` of `find_separator`.
+    """
     import pandas as pd
 
-    separator = TABLES[path.suffix.lower()]
-    try:
-        if separator is None:
+    with reading(path, "a table"):
+        if (separator := find_separator(path, **cells)) is None:
             import pyarrow.parquet
 
-            table = pyarrow.parquet.read_table(path).slice(0, rows)
-            return table.to_pandas(ignore_metadata=True, integer_object_nulls=True)
+            with pyarrow.parquet.ParquetFile(path) as file:  # read_table refuses a name twice in its own words
+                frame = file.read().slice(0, rows).to_pandas(ignore_metadata=True, integer_object_nulls=True)
+            return frame.rename(columns=lambda name: name.removeprefix("\ufeff"))
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # pandas only warns of rows that are too long
-            return pd.read_csv(
+            frame = pd.read_csv(
                 path,
                 sep=separator,
+                decimal=cells.get("decimal") or ".",
                 dtype=dict.fromkeys(texts, str),
                 index_col=False,
                 keep_default_na=False,
@@ -45,30 +75,67 @@ def read_frame(path: Path, texts: Sequence[str], rows: int | None = None) -> "pa
                 low_memory=False,
                 nrows=rows,
             )
-    except (OSError, ValueError, Warning) as error:  # pandas' and Arrow's errors are kinds of ValueError
-        raise DataError(f"{path} cannot be read as a table: {shorten(error)}") from None
+        header = next(csv.reader(_first_lines(path), delimiter=separator))
+        return frame.set_axis([new or old for new, old in zip(header, frame.columns)], axis=1)  # "a", "a", not "a.1"
 
 
-def check_columns(where: object, frame: "pandas.DataFrame", columns: Sequence[str]) -> None:
-    """Check that a table has these columns."""
-    if missing := [name for name in columns if name not in frame.columns]:
-        raise DataError(
-            f"{where} lacks the column {missing[0]!r}; it has {shorten(', '.join(map(repr, frame.columns)))}"
-        )
+def find_separator(path: Path, separator: str | None = None, decimal: str | None = None) -> str | None:
+    """Return what separates the cells of a .csv or .tsv file; None for a .parquet file, which has no such thing.
+
+    The guess is the first of its usual one and , ; tab | by which the first lines have the same number of cells > 1.
+    """
+    usual, separator = TABLES[path.suffix.lower()], "\t" if separator == "\\t" else separator
+    check_choice("decimal", decimal or ".", (".", ","))
+    if separator is not None and (len(separator) != 1 or separator in '"\r\n' or separator == (decimal or ".")):
+        raise UsageError(f"separator must be one character, not that of decimals, got {separator!r}")
+    if usual is None and (separator or decimal):
+        raise UsageError(f"separator and decimal do not apply to '{path}', got {separator or decimal!r}")
+    if usual is None or separator is not None:
+        return separator
+    lines = _first_lines(path)
+    for guess in dict.fromkeys((usual, *",;\t|")):
+        sizes = {len(row) for row in csv.reader(lines, delimiter=guess)}
+        if guess != decimal and len(sizes) == 1 and max(sizes) > 1:
+            return guess
+    return usual
+
+
+def _first_lines(path: Path) -> list[str]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        return list(islice(filter(str.strip, file), 10))
+
+
+def check_columns(where: object, names: Iterable[Any], columns: Sequence[str]) -> None:
+    """Check that the `names` of a table or archive contain each of `columns` once, and that these differ.
+
+    Names that differ only by white space around them or by a byte order mark are the same.
+    """
+    known, wanted = (Counter(str(name).replace("\ufeff", "").strip() for name in some) for some in (names, columns))
+    for name in columns:
+        if name not in names:
+            raise DataError(f"{where} lacks {name!r}; it has {shorten(', '.join(map(repr, names)))}")
+        if max(known[name.strip()], wanted[name.strip()]) > 1:
+            how = "has" if known[name.strip()] > 1 else "cannot use"
+            raise DataError(f"{where} {how} {name!r} more than once")
 
 
 def read_features(where: object, frame: "pandas.DataFrame", columns: Sequence[str]) -> np.ndarray:
-    """Return columns of numbers as float32 (rows, columns)."""
+    """Return columns of numbers as float32 (rows, columns); a cell that is a text of a number counts as one."""
     import pandas as pd
 
     x = np.empty((len(frame), len(columns)), np.float32)
     for i, name in enumerate(columns):
+        column = frame[name]
+        if not pd.api.types.is_numeric_dtype(column.dtype) or column.dtype.kind == "c":
+            column = column.astype(object)  # else pandas makes numbers of times, periods and durations
+        numbers = pd.to_numeric(column, errors="coerce")
+        if numbers.dtype.kind == "c":
+            numbers = pd.Series(np.nan, column.index)
         with np.errstate(over="ignore"):  # infinity is found afterwards
-            numbers = pd.to_numeric(frame[name], errors="coerce")
             cells = numbers.to_numpy(np.float32, na_value=np.nan)
-        if (is_text := (numbers.isna() & frame[name].notna()).to_numpy()).any():
+        if (is_text := (numbers.isna() & column.notna()).to_numpy(bool)).any():
             row = int(np.argmax(is_text))
-            text = shorten(repr(frame[name].iloc[row]), 40)
+            text = shorten(repr(column.iloc[row]), 40)
             raise DataError(f"{where}: column {name!r}, row {row + 1}: a number is needed, got {text}")
         x[:, i] = as_numbers(f"{where}: column {name!r}", cells)[:, 0]
     return x
@@ -95,30 +162,96 @@ def as_numbers(where: str, values: Any) -> np.ndarray:
     return array if array.ndim > 1 else array[:, None]
 
 
+def find_white(where: str, *arrays: np.ndarray) -> float | None:
+    """Find the number that stands for white in images by their range: 1, 255 or 65535; None if they are standardised.
+
+    Raises:
+      DataError: they have another range.
+    """
+    filled = [array for array in arrays if array.size]
+    low, high, dtype = min(map(np.min, filled)), max(map(np.max, filled)), filled[0].dtype
+    if low < 0 and dtype.kind == "f":
+        return None
+    white = next((white for white in (1.0, 255.0, 65535.0) if high <= white), 0.0)
+    if low < 0 or not white or (white > 1 and not all(map(_is_whole, filled))):
+        allowed = "0 to 1, of whole numbers to 255 or 65535, or of floats around 0"
+        raise DataError(f"{where}: the range of images must be {allowed}, got {dtype} from {low} to {high}")
+    return white
+
+
+def check_pixels(where: str, array: np.ndarray, white: float | None) -> None:
+    """Check that images have the range of those that a model was trained on, by its `white` of `find_white`."""
+    low, high = (array.min(), array.max()) if array.size else (0, 0)
+    if white is None:
+        is_right, allowed = array.dtype.kind == "f", "standardised floats"
+    else:
+        top = {"bool": 1, "uint8": 255}.get(array.dtype.name, white)  # whatever the range of these few images
+        is_right = low >= 0 and high <= white <= top and (high > 1 or white == 1 or _is_whole(array))
+        allowed = f"pixels from 0 to {white:g}"
+    if not is_right:
+        raise DataError(f"{where} must hold {allowed}, got {array.dtype} from {low} to {high}")
+
+
+def _is_whole(array: np.ndarray) -> bool:
+    return array.dtype.kind != "f" or bool(np.all(array == np.rint(array)))
+
+
+def find_images(root: Path) -> list[Path]:
+    """Find the images in a folder and below, in the order of their paths; links are followed, hidden files left out.
+
+    Raises:
+      DataError: a folder cannot be read, or a link leads nowhere or back to a folder above it.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    images = []
+    with reading(root, "a folder of images"):
+        for name, folders, files in os.walk(root, followlinks=True, onerror=refuse):
+            folder = Path(name)
+            if folder.resolve() in {parent.resolve() for parent in folder.parents if parent.is_relative_to(root)}:
+                raise ValueError(f"{folder} is a link back to a folder above it")
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            paths = [folder / name for name in files if not name.startswith(".")]
+            images += [path for path in paths if S_ISREG(path.stat().st_mode) and path.suffix.lower() in IMAGES]
+    return sorted(images, key=lambda path: path.parts)
+
+
 def stack_images(images: Iterable[tuple[str, Any]], image_size: Size | None) -> np.ndarray:
-    """Decode files or Pillow images, upright: uint8 (n, height, width, 1), or 3 channels if one has colour.
+    """Decode files, bytes or Pillow images, upright: uint8 (n, height, width, 1), or 3 channels if one has colour.
 
     A grey image among coloured ones has its channel three times, transparency is dropped, palettes are looked up.
+    Images of more than 8 bits per channel or of several pages or frames are refused, but for previews in photographs.
     """
     from PIL import Image, ImageOps
 
-    size = (image_size, image_size) if isinstance(image_size, int) else image_size
+    size = image_size if isinstance(image_size, tuple | list | None) else (image_size, image_size)
     for side in size or ():
         check_int("image_size", side, 1, 10_000)
+    if size is not None and len(size) != 2:
+        raise UsageError(f"image_size must be one number or two, got {image_size!r}")
     arrays: list[np.ndarray] = []
     for name, image in images:
-        try:
-            with Image.open(image) if isinstance(image, Path) else nullcontext(image) as opened:
-                if opened.mode.startswith(("I", "F")):
-                    raise ValueError(f"8 bits per channel are needed, got mode {opened.mode}")
-                upright = ImageOps.exif_transpose(opened).convert("L" if opened.mode in ("1", "L", "LA") else "RGB")
+        source: Any = BytesIO(image) if isinstance(image, bytes) else image
+        opening: Any = Image.open if isinstance(source, Path | BytesIO) else nullcontext
+        with reading(name, "an image"), opening(source) as opened:
+            if opened.mode.startswith(("I", "F")) or _is_deep(opened):
+                raise ValueError(f"8 bits per channel are needed, got more, read as mode {opened.mode}")
+            if getattr(opened, "is_animated", False) and opened.format != "MPO":  # a JPEG with previews
+                raise ValueError(f"one page or frame is needed, got {opened.n_frames}")
+            upright = ImageOps.exif_transpose(opened).convert("L" if opened.mode in ("1", "L", "LA") else "RGB")
             if size is not None:
                 upright = upright.resize((size[1], size[0]), Image.Resampling.BILINEAR)
-        except Exception as error:  # Pillow's decoders fail in many ways
-            raise DataError(f"{name} cannot be read as an image: {shorten(error)}") from None
         arrays.append(np.asarray(upright).reshape(upright.height, upright.width, -1))
         if arrays[-1].shape[:2] != arrays[0].shape[:2]:
             first = "×".join(map(str, arrays[0].shape[:2]))
             raise DataError(f"{name} must have {first} pixels as the first image, or image_size= must be given")
     channels = max(array.shape[2] for array in arrays)
     return np.stack([np.broadcast_to(array, (*array.shape[:2], channels)) for array in arrays])
+
+
+def _is_deep(image: Any) -> bool:
+    """Whether Pillow would cut the channels of a file to 8 bits: a 16-bit raw mode, or a PPM's maximum over 255."""
+    tiles = [(tile[0], tile[3]) for tile in getattr(image, "tile", ())]
+    return any(re.search(r";16[BLN]", str(how)) or (codec.startswith("ppm") and how[1] > 255) for codec, how in tiles)

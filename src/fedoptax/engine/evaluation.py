@@ -10,10 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedoptax.algorithm import Tree
-from fedoptax.data.federated import check_fields
 from fedoptax.engine.mesh import AXIS
 from fedoptax.engine.xla import quick_options
-from fedoptax.errors import DataError, UsageError, check_choice
+from fedoptax.errors import UsageError, check_choice
 from fedoptax.tasks.metrics import Column, Metric, as_metric
 from fedoptax.tasks.task import Task
 
@@ -52,11 +51,7 @@ def evaluation_data(task: Task) -> dict[str, EvaluationData]:
 def _put(task: Task, part: str) -> EvaluationData:
     given, owned_by = held_out(task, part)
     arrays = {name: np.asarray(value) for name, value in (given or {}).items()}
-    counts = {name: len(array) for name, array in arrays.items()}
-    if len(set(counts.values())) != 1 or 0 in counts.values():
-        raise DataError(f"{PARTS[part]} examples must have fields of one length > 0, got {counts}")
-    check_fields(arrays)
-    n = next(iter(counts.values()))
+    n = len(next(iter(arrays.values())))
     batch = min(-(-n // jax.device_count()), task.eval_batch)  # a batch at least for each device of a mesh
     batches = -(-n // batch)
 
@@ -66,13 +61,7 @@ def _put(task: Task, part: str) -> EvaluationData:
 
     examples = {name: batched(array) for name, array in arrays.items()}
     examples["mask"] = jax.device_put((np.arange(batches * batch) < n).reshape(batches, batch))
-    if owned_by is None:
-        return EvaluationData(examples, None)
-    owners = np.asarray(owned_by)
-    if owners.shape != (n,) or not np.issubdtype(owners.dtype, np.integer) or owners.min() < 0:
-        kind = f"{owners.dtype}{list(owners.shape)}"
-        raise DataError(f"{PARTS[part]}_owners must be {n} numbers of clients, got {kind}")
-    return EvaluationData(examples, batched(owners.astype(np.int32)))
+    return EvaluationData(examples, None if owned_by is None else batched(np.asarray(owned_by, np.int32)))
 
 
 def evaluate(task: Task, params: Tree, data: Mapping[str, EvaluationData], mesh: int = 1) -> dict[str, jax.Array]:

@@ -1,14 +1,16 @@
 """A task on your own data: `file:PATH`, classification of the examples in a file or a folder of images."""
 
+import os
 import zlib
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from fedoptax.data.columns import check_has_clients, choose_features, find_ids
+from fedoptax.data.columns import check_has_clients, choose_features, column_names, find_ids
 from fedoptax.data.custom import load_file
 from fedoptax.data.datasets.source import Source
+from fedoptax.data.readers import TABLES, find_separator, find_white
 from fedoptax.errors import UsageError, shorten
 from fedoptax.tasks.images import cross_entropy
 from fedoptax.tasks.recipe import MODELS, PREFIX, Recipe, TaskOptions, make_task
@@ -21,21 +23,24 @@ MOST_CLASSES = 10
 def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     """Classification on a user's file; see `fedoptax.data.custom.load_file` for the formats.
 
-    Images of whole numbers reach the model as x / 255; examples of one dimension (tables) reach it
-    standardised with the mean and deviation of each feature over all training examples.
+    Images reach the model divided by 1, 255 or 65535, see `fedoptax.data.readers.find_white`; examples of one dimension
+    (tables) reach it standardised with the mean and deviation of each feature over all training examples.
     """
-    path = Path(name.removeprefix(PREFIX)).expanduser()
+    path = Path(os.path.expanduser(name.removeprefix(PREFIX)))
+    cells = {name: value for name in ("separator", "decimal") if (value := getattr(options, name)) is not None}
+    names = column_names(path, **cells)
     if options.client_column is None and options.partition is None:
-        check_has_clients(path)
+        check_has_clients(path, names)
     others = [options.label_column or "label", options.client_column or "client"]
     source = load_file(
         path,
-        features=None if options.drop is None else choose_features(path, options.drop, others),
+        features=None if options.drop is None else choose_features(path, names, options.drop, others),
         client=options.client_column,
         label=options.label_column,
         image_size=options.image_size,
         test_fraction=options.test_fraction,
         seed=options.seed,
+        **cells,
     )
     contents, warnings = fingerprint(source), find_ids(source)
     is_image = len(source.input_shape) == 3
@@ -47,26 +52,30 @@ def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
         options = replace(options, partition=options.partition or "dirichlet")
     model = options.model or ("cnn" if is_image and min(source.input_shape[:2]) >= 4 else recipe.model)
     net = MODELS[model](source.input_shape, source.num_classes)
+    how = ""
     if is_image:
-        scale = 255.0 if source.train["x"].dtype == np.uint8 else 1.0
-        learned = cross_entropy(net, scale) | {"inputs": {"white": scale}}
+        white = find_white(str(path), source.train["x"], source.test["x"])
+        learned = cross_entropy(net, white or 1.0) | {"inputs": {"white": white}}
+        how = f", divided by {white:g}" if white and white > 1 else ""
     else:
         source = source._replace(train=_as_float(source.train), test=_as_float(source.test))
         shift, deviation = _statistics(source.train["x"])
         learned = cross_entropy(net, deviation, shift=shift)
         if source.columns is not None:
-            learned["inputs"] = {"columns": source.columns}
+            learned["inputs"] = {"columns": source.columns, **cells}
+            separator = find_separator(path, **cells)
+            how = "" if separator in (None, TABLES[path.suffix.lower()]) else f", separated by {separator!r}"
     task = make_task(name, recipe, replace(options, model=model), source, **learned)
     return replace(
         task,
         description=f"{path.name}, {source.num_classes} classes",
         spec={**task.spec, "contents": contents},
-        notes=(*describe_data(task, source), *warnings),
+        notes=(*describe_data(task, source, how), *warnings),
     )
 
 
-def describe_data(task: Task, source: Source) -> list[str]:
-    """Say in three lines what was understood of a file: clients, features and classes, split."""
+def describe_data(task: Task, source: Source, how: str) -> list[str]:
+    """Say in three lines what was understood of a file: clients, features and `how` they are read, classes, split."""
     sizes, partition = task.clients.sizes, task.spec["partition"]
     where = f"as '{task.spec.get('client_column', 'client')}' names them" if partition == "clients" else "made"
     where = f"{where} by partition {partition}" if where == "made" else where
@@ -86,7 +95,7 @@ def describe_data(task: Task, source: Source) -> list[str]:
     held, tested = int(sizes.sum()), 0 if task.test is None else len(task.test["y"])
     return [
         f"clients: {len(sizes)}, {where}; {sizes.min():,} to {sizes.max():,} training examples each",
-        f"examples: {what}; {source.num_classes} classes ({classes}{more})",
+        f"examples: {what}{how}; {source.num_classes} classes ({classes}{more})",
         f"split: {held:,} examples to train on, {tested:,} to test on",
     ]
 

@@ -106,7 +106,8 @@ class TaskOptions:
       augment: of CIFAR: `"crop"` (24×24 at random, flip, standardise; default for ResNet-18), `"center"` (24×24 in the
         centre, no flip), `"standardize"` or `"none"`.
       drop: columns of a table at `file:PATH` that are no features, separated by commas.
-      client_column, label_column, test_fraction, image_size: of `file:PATH`, see `fedoptax.data.custom.load_file`.
+      client_column, label_column, test_fraction, image_size, separator, decimal: of `file:PATH`, see
+        `fedoptax.data.custom.load_file`.
       validation_fraction: share of each client's training examples that is held out to choose by, in (0, 1), see
         `with_validation`; default none.
       metrics: of classes, further metrics by name, such as `"auroc,f1"`, see `with_metrics`.
@@ -136,6 +137,8 @@ class TaskOptions:
     label_column: str | None = None
     test_fraction: float | None = None
     image_size: int | None = None
+    separator: str | None = None
+    decimal: str | None = None
     validation_fraction: float | None = None
     metrics: str | None = None
     lora: int | None = None

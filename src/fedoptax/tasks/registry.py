@@ -159,7 +159,7 @@ CUSTOM = Recipe(
     model="mlp",
     num_clients=10,
     models=MODELS,
-    options=("client_column", "label_column", "drop", "test_fraction", "image_size"),
+    options=("client_column", "label_column", "drop", "test_fraction", "image_size", "separator", "decimal"),
     partitions=("clients", *CENTRAL),
     defaults={"rounds": 100, "cohort_size": 10, "batch_size": 20, "local_epochs": 1, "eval_every": 1},
 )

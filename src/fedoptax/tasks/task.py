@@ -57,7 +57,8 @@ class Task:
         as many shares as the cohort has clients, are allocated to the active ones (Fed-LAMB, Section 4).
 
     Raises:
-      UsageError: `clip_norm` is not a number > 0, or `eval_batch` not a whole number from 1.
+      UsageError, DataError: an attribute is not of its kind, or the held-out examples do not fit each other, their
+        owners or the clients' examples.
     """
 
     name: str
@@ -84,6 +85,17 @@ class Task:
     devices: int | None = None
 
     def __post_init__(self) -> None:
+        for name in ("init", "loss", "metrics", "predict"):
+            if not callable(getattr(self, name)) and (name != "predict" or self.predict is not None):
+                raise UsageError(f"{name} must be a function, got {getattr(self, name)!r}")
+        if not isinstance(self.clients, FederatedData):
+            raise UsageError(
+                f"clients must be a FederatedData, see its from_clients, got {type(self.clients).__name__}"
+            )
+        self.clients.check_held_out("test", self.test, self.test_owners)
+        self.clients.check_held_out("validation", self.validation, self.validation_owners)
+        if self.devices is not None:
+            check_int("devices", self.devices)
         if self.clip_norm is not None:
             check_positive(clip_norm=self.clip_norm)
         check_int("eval_batch", self.eval_batch)

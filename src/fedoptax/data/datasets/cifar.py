@@ -15,8 +15,9 @@ import numpy as np
 from fedoptax.data.cache import ArrayWriter, cached
 from fedoptax.data.datasets.source import Source
 from fedoptax.data.files import check_hash, read_file, require_file
+from fedoptax.data.readers import reading
 from fedoptax.data.registry import DATA_SETS
-from fedoptax.errors import DataError, check_choice
+from fedoptax.errors import check_choice
 
 LABELS = ("fine", "coarse")
 """CIFAR-100's two kinds of labels: 100 classes, or the 20 superclasses of five classes each."""
@@ -101,7 +102,5 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 
 def _unpickle(path: Path, data: bytes) -> dict[str, Any]:
-    try:
+    with reading(path, "a pickle of arrays"):
         return _ArrayUnpickler(io.BytesIO(data), encoding="latin1").load()  # strings of Python 2
-    except (pickle.UnpicklingError, EOFError, ValueError, KeyError, IndexError) as error:
-        raise DataError(f"{path} is not a pickle of arrays: {error}") from None

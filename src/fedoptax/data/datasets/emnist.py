@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from fedoptax.data.cache import ArrayWriter, cached
-from fedoptax.data.datasets.source import Client, Source, write_clients
+from fedoptax.data.datasets.source import Client, Source, cached_groups, write_clients
 from fedoptax.data.datasets.tff_hdf5 import open_clients
 from fedoptax.data.files import find_data_dir, read_file, require_file
+from fedoptax.data.readers import reading
 from fedoptax.errors import DataError
 
 CLASSES = (*string.digits, *string.ascii_uppercase, *string.ascii_lowercase)
@@ -73,9 +74,7 @@ def _source(arrays: dict[str, np.ndarray]) -> Source:
         test={"x": arrays["test_x"], "y": arrays["test_y"]},
         num_classes=len(CLASSES),
         input_shape=(28, 28, 1),
-        train_groups=arrays["train_groups"],
-        test_groups=arrays["test_groups"],
-        client_names=arrays["client_names"],
+        **cached_groups(arrays),
         class_names=CLASSES,
     )
 
@@ -96,9 +95,8 @@ def _leaf_files(data_dir: str | Path | None, part: str) -> list[Path]:
 def _leaf_writers(files: list[Path], seen: set[str]) -> Iterator[Client]:
     """Read the writers of the files; each is added to `seen`, where none may be yet."""
     for path in files:
-        data = read_file(path)
-        try:
-            document = json.loads(data)
+        with reading(path, "one of LEAF's JSON files"):
+            document = json.loads(read_file(path))
             for writer, count in zip(document["users"], document["num_samples"], strict=True):
                 if writer in seen:
                     raise DataError(f"{path}: writer {writer!r} is also in another place")
@@ -108,8 +106,6 @@ def _leaf_writers(files: list[Path], seen: set[str]) -> Iterator[Client]:
                 if len(fields["y"]) != count:
                     raise DataError(f"{path}: writer {writer!r} has {len(fields['y'])} images, 'num_samples' {count}")
                 yield writer, fields
-        except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
-            raise DataError(f"{path} is not one of LEAF's JSON files: {type(error).__name__}: {error}") from None
 
 
 def _leaf_test_writers(files: dict[str, list[Path]], trained: set[str]) -> Iterator[Client]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fedoptax.data.cache import ArrayWriter, cached
-from fedoptax.data.datasets.source import Client, Source, write_clients
+from fedoptax.data.datasets.source import Client, Source, cached_groups, write_clients
 from fedoptax.data.datasets.tff_hdf5 import open_clients
 from fedoptax.data.datasets.tokens import next_token, special_tokens
 from fedoptax.data.files import require_file
@@ -51,9 +51,7 @@ def load(data_dir: str | Path | None = None) -> Source:
         test=next_token(arrays["test_chunks"]),
         num_classes=len(CHARACTERS) + 4,
         input_shape=(LENGTH,),
-        train_groups=arrays["train_groups"],
-        test_groups=arrays["test_groups"],
-        client_names=arrays["client_names"],
+        **cached_groups(arrays),
         vocabulary=np.array(list(CHARACTERS)),
         counts={f"{part}_snippets": int((arrays[f"{part}_chunks"] == SPECIAL.bos).sum()) for part in paths},
     )

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedoptax.data.cache import ArrayWriter
-from fedoptax.errors import DataError, UsageError, check_number
+from fedoptax.errors import DataError, UsageError, check_int, check_number
 
 
 class Source(NamedTuple):
@@ -66,6 +66,7 @@ def holdout(source: Source, fraction: float, seed: int) -> Source:
       UsageError: `fraction` is out of range or too small to move an example, or there is a test part already.
     """
     check_number("fraction", fraction, 0, 1, open_low=True)
+    check_int("seed", seed, 0, 2**63 - 1)
     if len(source.test["y"]):
         raise UsageError(f"fraction must be left out: there are {len(source.test['y'])} test examples, got {fraction}")
     n = len(source.train["y"])
@@ -85,6 +86,11 @@ def holdout(source: Source, fraction: float, seed: int) -> Source:
         train_groups=None if source.train_groups is None else groups[~is_test],
         test_groups=None if source.train_groups is None else groups[is_test],
     )
+
+
+def cached_groups(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Return the groups and names of clients that `write_clients` wrote, as attributes of `Source`."""
+    return {name: arrays[name] for name in ("train_groups", "test_groups", "client_names")}
 
 
 def write_clients(writer: ArrayWriter, parts: Mapping[str, tuple[Path, Iterable[Client]]]) -> None:

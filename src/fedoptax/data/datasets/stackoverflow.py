@@ -13,16 +13,17 @@ The first reading holds one user at a time and takes 10 to 30 µs per sentence, 
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 from pathlib import Path
 
 import numpy as np
 
 from fedoptax.data.cache import ArrayWriter, cached
-from fedoptax.data.datasets.source import Client, Source, write_clients
+from fedoptax.data.datasets.source import Client, Source, cached_groups, write_clients
 from fedoptax.data.datasets.tff_hdf5 import ClientFile, open_clients
 from fedoptax.data.datasets.tokens import next_token, special_tokens
 from fedoptax.data.files import read_file, require_file
+from fedoptax.data.readers import reading
 from fedoptax.errors import DataError, check_int
 
 Encoder = Callable[..., dict[str, np.ndarray]]
@@ -74,9 +75,7 @@ def load_nwp(
         test=next_token(arrays["test_ids"]),
         num_classes=vocabulary + 4,
         input_shape=(length,),
-        train_groups=arrays["train_groups"],
-        test_groups=arrays["test_groups"],
-        client_names=arrays["client_names"],
+        **cached_groups(arrays),
         vocabulary=np.array(words),
     )
 
@@ -121,9 +120,7 @@ def load_tags(
         test={name: arrays[f"test_{name}"] for name in ("x", "words", "y")},
         num_classes=tags,
         input_shape=(vocabulary,),
-        train_groups=arrays["train_groups"],
-        test_groups=arrays["test_groups"],
-        client_names=arrays["client_names"],
+        **cached_groups(arrays),
         vocabulary=np.array(words),
         class_names=tuple(names),
     )
@@ -179,25 +176,18 @@ def _texts(file: ClientFile, user: str, fields: tuple[str, ...], limit: int | No
 def _read_words(path: Path, count: int) -> list[str]:
     """Read the first `count` words of `stackoverflow.word_count`: lines `word count`, the most frequent word first."""
     words: list[str] = []
-    try:
-        with path.open(encoding="utf-8", newline="\n") as file:
-            for line in file:
-                if len(words) == count:
-                    break
-                word, _ = line.split()
-                words.append(word)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: line {len(words) + 1}: {error}") from None
+    with reading(path, "lines of words and counts"), path.open(encoding="utf-8", newline="\n") as file:
+        for line in islice(file, count):
+            word, _ = line.split()
+            words.append(word)
     return _require_count(path, "words", words, count)
 
 
 def _read_tags(path: Path, count: int) -> list[str]:
     """Read the `count` most frequent tags of `stackoverflow.tag_count`: one JSON object, `{tag: count, …}`."""
-    try:
+    with reading(path, "a JSON object of tags and their counts"):
         counts = json.loads(read_file(path))
         tags = sorted(counts, key=lambda tag: -counts[tag])[:count]
-    except (ValueError, TypeError, AttributeError) as error:
-        raise DataError(f"{path} is not a JSON object of tags and their counts: {error}") from None
     return _require_count(path, "tags", tags, count)
 
 

@@ -4,16 +4,14 @@ Every field is an array with one row per example. Layout: TensorFlow Federated 0
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedoptax.data.files import damaged
-from fedoptax.errors import DataError
-
-_DAMAGED = (OSError, KeyError, TypeError, ValueError, RuntimeError, AttributeError)  # what h5py raises
+from fedoptax.data.readers import reading
 
 
 class ClientFile:
@@ -31,12 +29,12 @@ class ClientFile:
 
     def count(self, client: str, field: str) -> int:
         """Return how many examples the client has."""
-        with self._one_line(client, field):
+        with self._reading(client, field):
             return len(self._examples[client][field])
 
     def numbers(self, client: str, field: str) -> np.ndarray:
         """Read a field of numbers, (n, …) in its stored type."""
-        with self._one_line(client, field):
+        with self._reading(client, field):
             values = self._examples[client][field][:]
             if values.dtype.kind not in "fiu":
                 raise ValueError(f"it must hold numbers, got {values.dtype}")
@@ -44,18 +42,14 @@ class ClientFile:
 
     def text(self, client: str, field: str, limit: int | None = None) -> list[bytes]:
         """Read a field of byte strings; the first `limit` of them."""
-        with self._one_line(client, field):
+        with self._reading(client, field):
             strings = self._examples[client][field][:limit].tolist()
             if not all(isinstance(string, bytes) for string in strings):
                 raise ValueError("it must hold one string per example")
             return strings
 
-    @contextmanager
-    def _one_line(self, client: str, field: str) -> Iterator[None]:
-        try:
-            yield
-        except _DAMAGED as error:
-            raise DataError(f"{self.path}: client {client!r}: field '{field}' cannot be read: {error}") from None
+    def _reading(self, client: str, field: str) -> AbstractContextManager[None]:
+        return reading(f"{self.path}: client {client!r}: field '{field}'", "examples")
 
 
 @contextmanager
@@ -72,8 +66,6 @@ def open_clients(path: Path) -> Iterator[ClientFile]:
     except OSError as error:
         raise damaged(path, error) from None
     with file:
-        try:
+        with reading(path, "clients in a group 'examples'"):
             clients = ClientFile(path, file["examples"])
-        except _DAMAGED as error:
-            raise DataError(f"{path} has no clients in a group 'examples': {error}") from None
         yield clients

@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from fedoptax.data.cache import ArrayWriter, cached
-from fedoptax.data.datasets.source import Client, Source, write_clients
+from fedoptax.data.datasets.source import Client, Source, cached_groups, write_clients
 from fedoptax.data.datasets.tokens import next_token
 from fedoptax.data.files import read_file, require_file
+from fedoptax.data.readers import reading
 from fedoptax.errors import DataError, UsageError, check_choice, check_int
 
 EOS, UNKNOWN = "<eos>", "<unk>"
@@ -71,9 +72,7 @@ def load(
         test=next_token(arrays["test_windows"]),
         num_classes=len(arrays["vocabulary"]),
         input_shape=(length,),
-        train_groups=arrays["train_groups"],
-        test_groups=arrays["test_groups"],
-        client_names=arrays["client_names"],
+        **cached_groups(arrays),
         vocabulary=arrays["vocabulary"],
         counts=counts,
     )
@@ -85,10 +84,8 @@ def _articles(path: Path, ids: dict[str, int], grow: bool) -> list[Article]:
     An article begins at a line ` = Title = `, one sign on each side, between empty lines; what comes before the first
     one goes with it.
     """
-    try:
+    with reading(path, "text in UTF-8"):
         text = read_file(path).decode()
-    except UnicodeDecodeError:
-        raise DataError(f"{path} is not text in UTF-8") from None
     lines = [line.split() for line in text.removesuffix("\n").split("\n")]
     starts = [
         i

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedoptax.data.federated import as_parts
 from fedoptax.data.partition.dealing import (
     Parts,
     apportion,
@@ -275,6 +276,7 @@ def divide_test(
       The client of each test example, int32 (m,).
     """
     train, test = as_values("train_labels", train_labels), as_values("test_labels", test_labels)
+    train_parts = as_parts("train_parts", train_parts, len(train))
     sizes = np.array([len(part) for part in train_parts])
     clients = np.arange(len(sizes))
     held, holders = train[np.concatenate(train_parts)], np.repeat(clients, sizes)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedoptax.data.federated import as_parts
 from fedoptax.data.partition.dealing import Parts, apportion, as_values, even, generator, parts_of
 from fedoptax.errors import check_choice, check_int, check_number
 
@@ -87,6 +88,7 @@ def with_shared(parts: Sequence[np.ndarray], fraction: float, seed: int) -> Part
     Source: after Zhao et al., "Federated learning with non-iid data", 2018, section 4, who share a separate set.
     """
     check_number("fraction", fraction, 0, 1, open_high=False)
+    parts = as_parts("parts", parts)
     everything = np.concatenate(parts)
     common = generator(seed).permutation(everything)[: round(fraction * len(everything))]
     return [np.union1d(part, common) for part in parts]

@@ -1,0 +1,426 @@
+"""What other programs write is read with the right value, or refused in one line that names the column or file."""
+
+import datetime
+import decimal
+import io
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+import fedoptax as fx
+from fedoptax.data.custom import from_dataset, load_file
+from fedoptax.data.inputs import as_examples, read_inputs
+from fedoptax.errors import DataError, UsageError
+
+RNG = np.random.default_rng(0)
+DAYS = [datetime.datetime(2020, 1, day) for day in (1, 2)]
+SPANS = [datetime.timedelta(days) for days in (1, 2)]
+NUMBERS = {"f": [1.0, 2.0], "label": ["a", "b"], "client": ["u", "v"]}
+
+
+def refused(call: Callable[[], Any], *words: str) -> None:
+    with pytest.raises((DataError, UsageError)) as error:
+        call()
+    message = str(error.value)
+    assert all(word in message for word in words) and "\n" not in message, message
+
+
+def parquet(path: Path, names: list[str], *columns: Any) -> Path:
+    pq.write_table(pa.Table.from_arrays([pa.array(column) for column in columns], names=names), path)
+    return path
+
+
+def csv(path: Path, text: str, encoding: str = "utf-8") -> Path:
+    path.write_bytes(text.encode(encoding))
+    return path
+
+
+# --- times, and other kinds of columns
+
+KINDS: dict[str, tuple[Any, list[float] | str]] = {  # column -> its numbers, or words of the refusal
+    "timestamp": (pa.array(DAYS), "Timestamp('2020-01-01 00:00:00')"),
+    "timestamp with zone": (pa.array(DAYS, pa.timestamp("us", "UTC")), "tz='UTC'"),
+    "timestamp, one missing": (pa.array([None, DAYS[1]]), "row 2"),
+    "timestamp, all missing": (pa.array([None, None], pa.timestamp("us")), "row 1"),
+    "timestamp by code": (pa.array(DAYS).dictionary_encode(), "Timestamp"),
+    "duration": (pa.array(SPANS), "Timedelta"),
+    "date": (pa.array([day.date() for day in DAYS]), "date(2020, 1, 1)"),
+    "time of day": (pa.array([datetime.time(1), datetime.time(2)]), "time(1, 0)"),
+    "text by code": (pa.array(["a", "b"]).dictionary_encode(), "got 'a'"),
+    "list": (pa.array([[1], [2]]), "row 1"),
+    "number by code": (pa.array([3, 1]).dictionary_encode(), [3, 1]),
+    "decimal": (pa.array([decimal.Decimal("1.5"), decimal.Decimal("-2")]), [1.5, -2]),
+    "boolean": (pa.array([True, False]), [1, 0]),
+    "half": (pa.array(np.array([0.5, 2], np.float16)), [0.5, 2]),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_column_of_parquet_is_numbers_or_refused(tmp_path: Path, kind: str) -> None:
+    column, expected = KINDS[kind]
+    path = parquet(tmp_path / "a.parquet", list(NUMBERS), column, NUMBERS["label"], NUMBERS["client"])
+    if isinstance(expected, str):
+        refused(lambda: load_file(path), "a.parquet: column 'f'", expected)
+    else:
+        assert load_file(path, test_fraction=0.0).train["x"].ravel().tolist() == expected
+
+
+@pytest.mark.parametrize("kind", ["timestamp", "duration", "date", "time of day", "timestamp by code", "decimal"])
+@pytest.mark.parametrize("name", ["label", "client"])
+def test_labels_and_clients_are_whole_numbers_or_text(tmp_path: Path, kind: str, name: str) -> None:
+    columns = NUMBERS | {name: KINDS[kind][0]}
+    refused(lambda: load_file(parquet(tmp_path / "a.parquet", list(columns), *columns.values())), f"'{name}', row 1")
+
+
+@pytest.mark.parametrize("times", [np.array(["2020", "2021"], "M8[ns]"), np.array([1, 2], "m8[ns]")])
+def test_times_in_arrays_are_refused(tmp_path: Path, times: np.ndarray) -> None:
+    arrays = {"x": np.ones((2, 1)), "y": np.arange(2), "client": np.arange(2)}
+    for name in arrays:
+        np.savez(tmp_path / "a.npz", **(arrays | {name: times}))
+        refused(lambda: load_file(tmp_path / "a.npz"), f"a.npz: '{name}'")
+    refused(lambda: from_dataset([(1.0, time) for time in times]), "y, row 1")
+    refused(lambda: from_dataset([(1.0, 0), (2.0, 1)], client=times), "client, row 1")
+
+
+FRAMES: dict[str, tuple[Any, list[float] | str]] = {  # a DataFrame's column f -> its numbers, or the refusal
+    "times": (pd.to_datetime(DAYS), "'f', row 1"),
+    "times with zone": (pd.to_datetime(DAYS).tz_localize("UTC"), "'f', row 1"),
+    "durations": (pd.to_timedelta(SPANS), "'f', row 1"),
+    "periods": (pd.period_range("2020", periods=2, freq="D"), "'f', row 1"),
+    "objects": (pd.Series(DAYS, dtype=object), "'f', row 1"),
+    "categories of times": (pd.Categorical(pd.to_datetime(DAYS)), "'f', row 1"),
+    "Arrow's times": (pd.Series(DAYS).astype(pd.ArrowDtype(pa.timestamp("ns"))), "'f', row 1"),
+    "Arrow's durations": (pd.Series(SPANS).astype(pd.ArrowDtype(pa.duration("ns"))), "'f', row 1"),
+    "complex": ([1 + 1j, 2], "'f', row 1"),
+    "text": (["1", "2.5"], [1, 2.5]),
+    "categories": (pd.Categorical([3, 4]), [3, 4]),
+    "Arrow's decimals": (pd.Series([1.5, 2]).astype(pd.ArrowDtype(pa.decimal128(5, 2))), [1.5, 2]),
+}
+
+
+def predicted(frame: pd.DataFrame) -> np.ndarray:
+    """The examples of a model of the columns f and g."""
+    return as_examples(frame, {"columns": ["f", "g"]}, {"x": np.zeros(2, np.float32)}, ())["x"]
+
+
+@pytest.mark.parametrize("kind", FRAMES)
+def test_a_column_that_is_predicted_is_numbers_or_refused(kind: str) -> None:
+    column, expected = FRAMES[kind]
+    frame = pd.DataFrame({"f": column, "g": [0.0, 0.0]})
+    if isinstance(expected, str):
+        refused(lambda: predicted(frame), expected)
+    else:
+        assert predicted(frame)[:, 0].tolist() == expected
+
+
+# --- names
+
+
+@pytest.mark.parametrize(
+    ("names", "twice"),
+    [
+        (["f", "label", "label"], "'label'"),
+        (["f", "label", "f"], "'f'"),
+        (["client", "label", "client"], "'client'"),
+        (["f", "label", " label"], "'label'"),
+        (["label", "f", "\ufefff"], "'f'"),
+    ],
+)
+def test_a_name_twice_is_refused(tmp_path: Path, names: list[str], twice: str) -> None:
+    refused(lambda: load_file(csv(tmp_path / "a.csv", f"{','.join(names)}\n1,2,3\n4,5,6\n")), "a.csv", twice)
+    path = parquet(tmp_path / "a.parquet", names, [1, 2], [3, 4], [5, 6])
+    refused(lambda: load_file(path), "a.parquet", twice)
+
+
+@pytest.mark.parametrize("name", ["f", "f ", "\ufefff"])
+def test_a_name_twice_is_not_predicted_but_if_unused(name: str) -> None:
+    refused(lambda: predicted(pd.DataFrame([[1.0, 2.0, 3.0]], columns=["f", "g", name])), "x has 'f' more than once")
+    assert predicted(pd.DataFrame([[1.0, 2.0, 3.0, 4.0]], columns=["f", "g", "n", "n"])).tolist() == [[1, 2]]
+
+
+def test_a_column_has_one_use_and_an_unused_one_may_stand_twice(tmp_path: Path) -> None:
+    path = csv(tmp_path / "a.csv", "f,note,note,label\n1,x,y,a\n2,x,y,b\n")
+    assert load_file(path, features="f", test_fraction=0.0).columns == ("f",)
+    for options in ({"features": ["f", "label"]}, {"features": ["f", "f"]}, {"client": "label", "features": ["f"]}):
+        refused(lambda: load_file(path, **options), "a.csv", "more than once")  # noqa: B023
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path, mark: str) -> None:
+    for text in ("größe,label\n1,☃\n2,b\n", '"größe","label"\r\n1,☃\r\n2,b\r\n'):
+        source = load_file(csv(tmp_path / "a.csv", mark + text), test_fraction=0.0)
+        assert (source.columns, source.class_names) == (("größe",), ("b", "☃"))
+    path = parquet(tmp_path / "a.parquet", [f"{mark}f", "label"], [1, 2], ["a", "b"])
+    assert load_file(path, test_fraction=0.0).columns == ("f",)
+    refused(lambda: load_file(csv(tmp_path / "b.csv", "größe,label\n1,a\n", "latin-1")), "b.csv", "utf-8")
+
+
+# --- separators and decimals
+
+TEXTS: list[tuple[str, dict[str, str], list[float] | str]] = [  # file, options -> column f, or the refusal
+    ("label,f\na,1.5\nb,2\n", {}, [1.5, 2]),
+    ("label;f\na;1.5\nb;2\n", {}, [1.5, 2]),
+    ("label\tf\na\t1.5\nb\t2\n", {}, [1.5, 2]),
+    ("label|f\na|1.5\nb|2\n", {}, [1.5, 2]),
+    ("label;f\na;1,5\nb;-2,25e1\n", {"decimal": ","}, [1.5, -22.5]),
+    ("label,x;f\na;1,5\nb;2,5\n", {"decimal": ",", "label": "label,x"}, [1.5, 2.5]),
+    ("label;f\na;1,5\nb;2\n", {}, "column 'f', row 1"),
+    ("label:f\na:1\nb:2\n", {"separator": ":"}, [1, 2]),
+    ("label\tf\na\t1\nb\t2\n", {"separator": r"\t"}, [1, 2]),
+    ("label;f\na;1\n", {"separator": ","}, "lacks 'label'"),
+    ("label,f\na,1\n", {"separator": ";;"}, "separator"),
+    ("label,f\na,1\n", {"separator": ",", "decimal": ","}, "separator"),
+    ("label,f\na,1\n", {"decimal": ";"}, "decimal"),
+]
+
+
+@pytest.mark.parametrize(("text", "options", "expected"), TEXTS)
+def test_separators_and_decimals(
+    tmp_path: Path, text: str, options: dict[str, str], expected: list[float] | str
+) -> None:
+    path = csv(tmp_path / "a.csv", text)
+    if isinstance(expected, str):
+        refused(lambda: load_file(path, **options), expected)
+    else:
+        assert load_file(path, **options, test_fraction=0.0).train["x"].ravel().tolist() == expected
+
+
+def test_they_do_not_apply_to_other_files(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "a.parquet", list(NUMBERS), *NUMBERS.values())
+    refused(lambda: load_file(path, separator=";"), "separator", "a.parquet")
+    np.savez(tmp_path / "a.npz", x=np.ones((2, 1)), y=np.arange(2))
+    refused(lambda: load_file(tmp_path / "a.npz", decimal=","), "decimal", "a.npz")
+
+
+def test_a_model_reads_new_cells_as_those_that_it_was_trained_on(tmp_path: Path) -> None:
+    cells = [f"{i / 10};{i % 2};{i % 3}".replace(".", ",") for i in range(30)]
+    path = csv(tmp_path / "a.csv", "f;label;client\n" + "\n".join(cells))
+    task = fx.load_task(f"file:{path}", decimal=",", model="logistic")
+    assert "1 feature (f), separated by ';'" in task.notes[1] and task.spec["decimal"] == ","
+    fields = {"x": np.zeros(1, np.float32)}
+    examples, _ = read_inputs(csv(tmp_path / "b.csv", "n;f\n1;2,5\n"), task.inputs, fields, ())
+    assert examples["x"].tolist() == [[2.5]]
+
+
+# --- pixels
+
+BYTES = np.concatenate([[0, 255], RNG.integers(0, 256, 24 * 16 - 2)]).reshape(24, 4, 4, 1)
+
+
+def image_task(folder: Path, x: np.ndarray) -> fx.Task:
+    np.savez(folder / "a.npz", x=x, y=np.arange(24) % 2, client=np.arange(24) % 3)
+    return fx.load_task(f"file:{folder / 'a.npz'}", model="logistic")
+
+
+@pytest.mark.parametrize(
+    ("x", "white"),
+    [
+        *((BYTES.astype(dtype), 255) for dtype in ("u1", "u2", "i2", "i4", "i8", "f2", "f4", "f8")),
+        *((BYTES.astype(dtype) * 257, 65535) for dtype in ("u2", "i8", "f4")),
+        *(((BYTES > 99).astype(dtype), 1) for dtype in ("?", "u1", "i8", "f4")),
+        (BYTES / 255, 1),
+        (BYTES / 50 - 2, None),
+        (BYTES - 100, "int32 from -100 to 155"),
+        (BYTES * 300, "int32 from 0 to 76500"),
+        (BYTES + 0.25, "float32 from 0.25 to 255.25"),
+    ],
+)
+def test_pixels_are_scaled_by_their_range(tmp_path: Path, x: np.ndarray, white: float | str | None) -> None:
+    if isinstance(white, str):
+        refused(lambda: image_task(tmp_path, x), "a.npz", white)
+        return
+    task = image_task(tmp_path, x)
+    assert task.inputs == {"white": white} and ("divided by" in task.notes[1]) == ((white or 0) > 1)
+    params, scaled = task.init(jax.random.key(0)), image_task(tmp_path, x / (white or 1) if white else x)
+    losses = [t.loss(params, t.clients.client(0), jax.random.key(0)) for t in (task, scaled)]
+    np.testing.assert_allclose(*losses, rtol=1e-3 if x.dtype == np.float16 else 1e-6)
+
+
+PREDICTED: list[tuple[np.ndarray, dict[str, str | None]]] = [  # trained on -> what is predicted, and the refusal
+    (BYTES.astype("u1"), {"i8": None, "f4": None, "?": "0 to 255", "f4/255": "0 to 255", "u2*257": "0 to 255"}),
+    (BYTES / 255, {"f4/255": None, "?": None, "u1": "0 to 1", "i8": "0 to 1"}),
+    (BYTES * 257, {"u2*257": None, "u1": "0 to 65535", "f4/255": "0 to 65535"}),
+    (BYTES / 50 - 2, {"f4-99": None, "u1": "standardised floats"}),
+]
+
+
+@pytest.mark.parametrize(("trained", "cases"), PREDICTED)
+def test_new_pixels_have_the_range_of_those_trained_on(
+    tmp_path: Path, trained: np.ndarray, cases: dict[str, str | None]
+) -> None:
+    forms = {"f4/255": BYTES / 255, "u2*257": (BYTES * 257).astype("u2"), "f4-99": BYTES - 99.0}
+    task = image_task(tmp_path, trained)
+    fields = {"x": task.clients.examples["x"][0]}
+    for form, words in cases.items():
+        x = forms.get(form, BYTES > 99 if form == "?" else BYTES.astype(form[:2]))
+        if words is None:
+            assert np.array_equal(as_examples(x, task.inputs, fields, ())["x"], x.astype(fields["x"].dtype))
+        else:
+            refused(lambda: as_examples(x, task.inputs, fields, ()), "'x'", words, str(x.dtype))  # noqa: B023
+
+
+# --- folders and files of images
+
+
+def save(path: Path, value: int = 0, **options: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("L", (2, 2), value).save(path, **options)
+    return path
+
+
+def test_links_are_followed(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    save(root / "bob" / "cat" / "1.png", 1)
+    save(tmp_path / "elsewhere" / "cat" / "2.png", 2)
+    (root / "ann").symlink_to(tmp_path / "elsewhere")  # a client
+    (root / "bob" / "dog").symlink_to(tmp_path / "elsewhere" / "cat")  # a class
+    (root / "bob" / "cat" / "3.png").symlink_to(tmp_path / "elsewhere" / "cat" / "2.png")  # an image
+    source = load_file(root, test_fraction=0.0)
+    found = list(zip(source.train_groups, source.train["y"], source.train["x"][:, 0, 0, 0]))  # type: ignore[arg-type]
+    assert found == [("ann", 0, 2), ("bob", 0, 1), ("bob", 0, 2), ("bob", 1, 2)]
+    form = {"x": np.zeros((2, 2, 1), np.uint8)}
+    assert read_inputs(root, {"white": 255}, form, ())[0]["x"][:, 0, 0, 0].tolist() == [2, 1, 2, 2]
+
+
+@pytest.mark.parametrize("link", ["carl", "bob/cow", "bob/cat/2.png"])
+@pytest.mark.parametrize("target", ["nowhere", "root", "root/bob"])
+def test_links_that_lead_nowhere_or_back_are_named(tmp_path: Path, link: str, target: str) -> None:
+    save(tmp_path / "root" / "bob" / "cat" / "1.png")
+    (tmp_path / "root" / link).symlink_to(tmp_path / target)
+    if (link, target) != ("carl", "root/bob"):  # another name of a client, which is no loop
+        refused(lambda: load_file(tmp_path / "root"), link)
+
+
+def test_hidden_files_and_folders_are_left_out(tmp_path: Path) -> None:
+    save(tmp_path / "root" / "bob" / "cat" / "1.png")
+    save(tmp_path / "root" / ".git" / "cat" / "1.png")
+    save(tmp_path / "root" / "bob" / "cat" / "._1.png")
+    assert len(load_file(tmp_path / "root", test_fraction=0.0).train["y"]) == 1
+    assert len(read_inputs(tmp_path / "root", {"white": 255}, {"x": np.zeros((2, 2, 1), np.uint8)}, ())[1]) == 1
+
+
+def deep_png(kind: int, channels: int) -> bytes:
+    """A picture of 16 bits per channel, of a colour type of the PNG standard."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", 1, 1, 16, kind, 0, 0, 0))
+    data = chunk(b"IDAT", zlib.compress(bytes(1 + 2 * channels)))
+    return b"\x89PNG\r\n\x1a\n" + head + data + chunk(b"IEND", b"")
+
+
+def pages(kind: str) -> bytes:
+    buffer = io.BytesIO()
+    frames = [Image.new("RGB", (1, 1), (value, 0, 0)) for value in (1, 9)]
+    frames[0].save(buffer, format=kind, save_all=True, append_images=frames[1:])
+    return buffer.getvalue()
+
+
+IMAGES: dict[str, tuple[bytes, str | None]] = {
+    **{f"{kind}.png": (deep_png(kind, n), "8 bits") for kind, n in ((0, 1), (2, 3), (4, 2), (6, 4))},
+    "deep.ppm": (b"P6 1 1 65535\n" + bytes(6), "8 bits"),
+    "deep.pgm": (b"P5 1 1 1023\n" + bytes(2), "8 bits"),
+    **{f"pages.{end.lower()}": (pages(end), "one page") for end in ("TIFF", "GIF", "WEBP", "PNG")},
+    "flat.ppm": (b"P6 1 1 255\n\1\2\3", None),
+    "photo.jpg": (pages("MPO"), None),  # a camera's previews
+}
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_images_have_8_bits_per_channel_and_one_page(tmp_path: Path, name: str) -> None:
+    content, words = IMAGES[name]
+    path = save(tmp_path / "root" / "ann" / "cat" / "1.png").with_name(name)
+    path.write_bytes(content)
+    if words is None:
+        assert load_file(tmp_path / "root", image_size=1, test_fraction=0.0).train["x"].shape == (2, 1, 1, 3)
+    else:
+        refused(lambda: load_file(tmp_path / "root", image_size=1), name, words)
+    datasets = pytest.importorskip("datasets", reason="Hugging Face's datasets is not installed")
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+    images = datasets.Dataset.from_dict({"image": [{"bytes": content, "path": None}], "label": [0]}, features=features)
+    if words is None:
+        assert from_dataset(images).train["x"].shape == (1, 1, 1, 3)
+    else:
+        refused(lambda: from_dataset(images), "image 0", words)
+
+
+@pytest.mark.parametrize("size", [0, 2.5, "8", (1,), (1, 2, 3), True])
+def test_image_size_is_one_number_or_two(tmp_path: Path, size: Any) -> None:
+    save(tmp_path / "root" / "ann" / "cat" / "1.png")
+    refused(lambda: load_file(tmp_path / "root", image_size=size), "image_size")
+
+
+# --- data sets of other libraries
+
+
+class Endless:
+    """What `torch.utils.data.IterableDataset` is: of a length perhaps, but without items."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, i: int) -> Any:
+        raise NotImplementedError
+
+    def __iter__(self) -> Any:
+        return iter([(1.0, 0)])
+
+
+PICTURES = [(Image.new("RGB", (3, 2), (i, 0, 0)), i) for i in range(2)]
+PLANES = [(np.arange(24.0).reshape(3, 2, 4), i) for i in range(2)]
+
+
+def test_channels_first_turns_arrays_alone() -> None:
+    np.testing.assert_array_equal(
+        from_dataset(PLANES, channels_first=True).train["x"][0], PLANES[0][0].transpose(1, 2, 0)
+    )
+    assert from_dataset(PICTURES).train["x"].shape == (2, 2, 3, 3)
+    for items in (PICTURES, [(1.0, 0)], [([1.0, 2.0], 0)]):
+        refused(lambda: from_dataset(items, channels_first=True), "channels_first")  # noqa: B023
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: from_dataset(Endless()), "dataset: train cannot be read"),
+        (lambda: from_dataset(iter([(1.0, 0)])), "dataset"),
+        (lambda: from_dataset([(1.0, 0)], test=iter([(1.0, 0)])), "dataset"),
+        (lambda: from_dataset(pd.DataFrame(NUMBERS)), "dataset: train cannot be read"),
+        (lambda: from_dataset([(1.0, 0)], x="image"), "x does not apply"),
+        (lambda: from_dataset([(1.0, 0)], image_size=8), "image_size"),
+        (lambda: from_dataset([(1.0, 0)], client=lambda: 0), "client"),
+        (lambda: from_dataset({"train": [(1.0, 0)]}, test=[(1.0, 0)]), "test"),
+    ],
+)
+def test_what_is_no_data_set_of_pairs_is_refused(call: Callable[[], Any], words: str) -> None:
+    refused(call, words)
+
+
+def test_views_of_hugging_face_are_applied_or_refused() -> None:
+    datasets = pytest.importorskip("datasets", reason="Hugging Face's datasets is not installed")
+    data = datasets.Dataset.from_dict({"f": [1.0, 2.0], "g": [3.0, 4.0], "label": [0, 1]})
+    assert from_dataset(data.with_format("numpy", columns=["g", "label"])).train["x"].tolist() == [[3], [4]]
+    assert from_dataset(data.select([1])).train["x"].tolist() == [[2, 4]]
+    refused(lambda: from_dataset(data.with_transform(lambda batch: batch)), "train", "transform")
+    refused(lambda: from_dataset(data, test=data.with_transform(lambda batch: batch)), "test", "transform")
+    refused(lambda: from_dataset(data.to_iterable_dataset()), "IterableDataset")
+    refused(lambda: from_dataset(data, client=lambda i: i), "client")
+    refused(lambda: from_dataset(data, test_client=[0, 1]), "test_client")
+    refused(lambda: from_dataset(data, x=["f", "f"]), "'f'")
+    for times in (DAYS, SPANS, [day.date() for day in DAYS], [[span] for span in SPANS]):
+        refused(lambda: from_dataset(datasets.Dataset.from_dict({"t": times, "label": [0, 1]})), "'t'")  # noqa: B023
+    pictures = datasets.Dataset.from_dict({"image": [image for image, _ in PICTURES], "label": [0, 1]})
+    undecoded = pictures.cast_column("image", datasets.Image(decode=False))
+    np.testing.assert_array_equal(from_dataset(undecoded).train["x"], from_dataset(PICTURES).train["x"])
+    refused(lambda: from_dataset(pictures, channels_first=True), "channels_first")
