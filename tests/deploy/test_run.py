@@ -221,9 +221,12 @@ def test_a_given_model_is_evaluated_by_the_nodes_and_not_trained(tmp_path: Path)
 
 
 @pytest.mark.long
-def test_a_private_and_compressed_deployment_is_the_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("compress", ["topk:fraction=0.2", "qsgd:bits=4"])
+def test_a_private_and_compressed_deployment_is_the_simulation(
+    compress: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(secrets, "randbits", lambda bits: 7)  # the noise's seed, which a deployment draws
-    privacy, compress = "clip=0.5,noise_multiplier=1.0,delta=1e-3", "topk:fraction=0.2"
+    privacy = "clip=0.5,noise_multiplier=1.0,delta=1e-3"
     given = small_deployment(tmp_path / "run", privacy=privacy, compress=compress)
     run_in_memory(given)
     result = fx.run(

@@ -108,7 +108,6 @@ VARIANTS: dict[str, Factory] = {
     "fedadam debias": partial(fx.fedadam, client_lr=0.1, server_lr=0.05, debias=True),
     "fedyogi debias": partial(fx.fedyogi, client_lr=0.1, server_lr=0.05, debias=True),
     "fedopt average": fedopt_average,
-    "noisy fedavg": noisy_fedavg,
     "scaffold I": partial(fx.scaffold, client_lr=0.1, option="I"),
     "fedlamb reset module": partial(fx.fedlamb, lr=0.05, layers="module", momentum="reset"),
     "local_amsgrad unbiased": partial(fx.local_amsgrad, lr=0.01, bias_correction=True),
@@ -123,6 +122,7 @@ VARIANTS: dict[str, Factory] = {
     "clipping fedlamb": clipping_fedlamb,
 }
 WRAPPED: dict[str, Factory] = {
+    "noisy fedavg": noisy_fedavg,
     "private fedadam": private_fedadam,
     "quantised fedadam": quantised_fedadam,
     "sparse fafed": sparse_fafed,

@@ -64,7 +64,7 @@ def run_round(
     message = algorithm.broadcast(server)
     key = jax.random.key(0) if key is None else key
     keyed = [b if hasattr(b, "key") else BatchList(b, jax.random.fold_in(key, i)) for i, b in enumerate(batches)]
-    results = [algorithm.client_update(grad_fn, message, client, own) for client, own in zip(clients, keyed)]
+    results = [algorithm.client_update(grad_fn, message, client, b) for client, b in zip(clients, keyed)]
     uploads, new_clients, losses = (list(part) for part in zip(*results))
     mean = weighted_mean([(decoded(algorithm, u), loss) for u, loss in zip(uploads, losses)], weights)
     server = algorithm.server_update(server, mean[0], Cohort(size, total))
