@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from fedoptax._tree import sum_dtype
-from fedoptax.errors import UsageError
+from fedoptax._tree import leaf_names, sum_dtype
+from fedoptax.errors import UsageError, check_choice, check_function, shorten
 
 Tree = Any
 """Any pytree of arrays: parameters, states, messages."""
@@ -63,6 +64,24 @@ class FedAlgorithm(NamedTuple):
     decode: Callable[[Tree], Tree] | None = None
     epsilon: Callable[[int, int, int], float] | None = None
     gradients_per_step: int = 1
+
+
+FUNCTIONS = {
+    "init": "params", "init_client": "params", "broadcast": "server", "params": "server",
+    "client_update": "grad_fn, message, client, batches", "server_update": "server, mean_upload, cohort",
+    "decode": "sent", "epsilon": "rounds, cohort_size, num_clients",
+}  # fmt: skip
+"""The functions of a `FedAlgorithm`, and their arguments."""
+
+
+def check_algorithm(algorithm: Any) -> None:
+    """Check that `algorithm` is a `FedAlgorithm` whose functions can be called."""
+    if not isinstance(algorithm, FedAlgorithm):
+        raise UsageError(f"algorithm must be a FedAlgorithm, such as fedavg(0.1), got {shorten(repr(algorithm))}")
+    for name, arguments in FUNCTIONS.items():
+        if getattr(algorithm, name) is not None or name not in ("decode", "epsilon"):
+            check_function(f"{name} of the algorithm", getattr(algorithm, name), arguments)
+    check_choice("weighting of the algorithm", algorithm.weighting, ("examples", "uniform"))
 
 
 class Batches(NamedTuple):
@@ -151,7 +170,14 @@ def weighted_mean(trees: Sequence[Tree], weights: Sequence[Any] | jax.Array | No
     """
     if not trees:
         raise UsageError("trees must hold at least one upload, got none")
-    w = jnp.ones(len(trees)) if weights is None else jnp.asarray(weights, float)
+    forms = [[(name, np.shape(a)) for name, a in zip(leaf_names(t), jax.tree.leaves(t), strict=True)] for t in trees]
+    if any(form != forms[0] for form in forms):
+        raise UsageError("trees must have the same names and shapes, which these uploads have not")
+    trees = [jax.tree.map(jnp.asarray, t) for t in trees]
+    try:
+        w = jnp.ones(len(trees)) if weights is None else jnp.asarray(weights, float)
+    except (TypeError, ValueError):
+        raise UsageError(f"weights must be numbers, got {shorten(repr(weights))}") from None
     if w.shape != (len(trees),):
         raise UsageError(f"weights must be one number for each of {len(trees)} trees, got shape {w.shape}")
     if not isinstance(w, jax.core.Tracer) and not (jnp.all(w >= 0) and jnp.sum(w) > 0):

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedoptax.errors import UsageError, check_choice, check_int, check_number, check_positive
+from fedoptax.errors import UsageError, check_choice, check_function, check_int, check_number, check_output, check_positive
 
 Schedule = Callable[[Any], Any]
 LearningRate = float | jax.Array | Schedule
@@ -26,11 +26,17 @@ def check_lr(most: float = math.inf, **rates: LearningRate) -> None:
     for name, lr in rates.items():
         if not callable(lr):
             check_number(name, lr, 0, most, open_low=True, open_high=False)
+        else:
+            check_function(f"{name}, a schedule,", lr, "round")
 
 
 def value_at(rate: LearningRate, t: Any) -> Any:
     """The value of a number or schedule at round (or iteration) t, where t is known."""
-    return rate(t) if callable(rate) else rate
+    if not callable(rate):
+        return rate
+    value = rate(t)
+    check_output("the schedule of a learning rate", value, kind="real")
+    return value
 
 
 def value_to_send(lr: LearningRate, round: Any) -> Any:
@@ -38,7 +44,7 @@ def value_to_send(lr: LearningRate, round: Any) -> Any:
 
     The server evaluates schedules, so a client needs no round number of its own.
     """
-    return jnp.asarray(lr(round)) if callable(lr) else ()
+    return jnp.asarray(value_at(lr, round)) if callable(lr) else ()
 
 
 def resolve_lr(lr: LearningRate, sent: Any) -> Any:

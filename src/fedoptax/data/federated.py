@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedoptax.data.cache import ArrayWriter, open_arrays, write_arrays
-from fedoptax.errors import DataError
+from fedoptax.errors import DataError, check_type
 
 _FIELD, _OFFSETS = "field-", "offsets"  # names of the arrays on disk
 _CHECKED_ROWS = 4096  # checked at once, so that a check takes little memory
@@ -35,6 +35,8 @@ class FederatedData:
         Raises:
           DataError: no clients, an empty client, fields, shapes or dtypes that differ, or NaN or infinity in the data.
         """
+        for i, client in enumerate(clients):
+            check_type(f"clients: client {i}", client, Mapping)
         rows = [{name: np.asarray(value) for name, value in client.items()} for client in clients]
         sizes = [_client_size(i, row, rows[0]) for i, row in enumerate(rows)]
         examples = {name: np.concatenate([row[name] for row in rows]) for name in (rows or [{}])[0]}

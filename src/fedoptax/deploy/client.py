@@ -222,6 +222,7 @@ def initial_state(task: Task, algorithm: FedAlgorithm) -> Any:
 
     @jax.jit
     def start(seed: jax.Array) -> Tree:
-        return algorithm.init_client(task.init(jax.random.fold_in(jax.random.key(seed), 0)))
+        params = task.init(jax.random.fold_in(jax.random.key(seed), 0))
+        return algorithm.init_client(jax.tree.map(jnp.asarray, params))
 
     return start

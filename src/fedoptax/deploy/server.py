@@ -41,7 +41,7 @@ def forms(task: Task, algorithm: FedAlgorithm) -> tuple[Tree, Tree]:
     """Return the structures of a client's state and of the message to it, by abstract evaluation."""
 
     def trace(key: jax.Array) -> tuple[Tree, Tree]:
-        params = task.init(key)
+        params = jax.tree.map(jnp.asarray, task.init(key))
         return algorithm.init_client(params), algorithm.broadcast(algorithm.init(params))
 
     return jax.eval_shape(trace, jax.random.key(0))

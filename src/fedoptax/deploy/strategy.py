@@ -19,11 +19,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, Met
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from fedoptax._tree import escape_key
 from fedoptax.algorithm import FedAlgorithm, Tree, weighted_mean
 from fedoptax.algorithms.fedopt import FedOptMessage, FedOptUpload
 from fedoptax.deploy.flower import flower_log, from_record
 from fedoptax.deploy.server import UPLOAD_BOUND, Reply, check_count, find_outliers, is_float32, next_state
-from fedoptax.deploy.wire import WireError, escaped, shown, unpack
+from fedoptax.deploy.wire import WireError, shown, unpack
 from fedoptax.engine.client_states import OnDevice
 from fedoptax.errors import UsageError, check_int, check_number
 from fedoptax.storage.checkpoint import restore_checkpoint, rounds_of, save_checkpoint
@@ -205,7 +206,7 @@ class FedoptaxStrategy(Strategy):
         values, count = self._read_metrics(content)
         arrays = from_record(_only(content.array_records, "ArrayRecord"))
         like = {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in self._model.items()}
-        model = unpack({escaped(name): array for name, array in arrays.items()}, like)
+        model = unpack({escape_key(name): array for name, array in arrays.items()}, like)
         return model, count, values.get("train-loss", values.get("train_loss", 0.0))
 
     def _read_metrics(self, content: RecordDict) -> tuple[dict[str, float], int]:

@@ -9,7 +9,6 @@ import numpy as np
 
 from fedoptax.algorithm import Batches, GradFn, Tree
 from fedoptax.engine.sampling import permutation
-from fedoptax.errors import UsageError
 from fedoptax.tasks.task import Task, padded_loss
 from fedoptax.wrappers import clipped
 
@@ -37,10 +36,7 @@ def task_grad_fn(task: Task) -> GradFn:
     """
 
     def loss(params: Tree, batch: Minibatch) -> jax.Array:
-        value = padded_loss(task.loss, params, batch.examples, batch.key)
-        if value.shape != ():
-            raise UsageError(f"loss of task '{task.name}' must return a scalar, got shape {value.shape}")
-        return value
+        return padded_loss(task.loss, params, batch.examples, batch.key, f"loss of task '{task.name}'")
 
     grad_fn = jax.value_and_grad(loss)
     return clipped(grad_fn, task.clip_norm) if task.clip_norm else grad_fn

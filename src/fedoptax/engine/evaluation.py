@@ -11,7 +11,8 @@ import numpy as np
 from fedoptax.algorithm import Tree
 from fedoptax.data.federated import check_fields
 from fedoptax.engine.mesh import AXIS
-from fedoptax.errors import DataError, UsageError, check_choice
+from fedoptax.engine.xla import as_bits
+from fedoptax.errors import DataError, UsageError, check_choice, check_output
 from fedoptax.tasks.task import Task
 
 Sums = dict[str, tuple[jax.Array, jax.Array]]  # metric -> Σ weights·values and Σ weights, each (owners,)
@@ -161,14 +162,14 @@ def evaluate_clients(task: Task, params: Tree) -> dict[str, np.ndarray]:
     if part is None:
         raise UsageError(f"task '{task.name}' must have test_owners or a validation fraction for metrics per client")
     found = _client_values(task, part)(params, evaluation_data(task)[part])
-    return {name: np.asarray(value) for name, value in found.items()}
+    return {name: np.asarray(value).view(np.float32) for name, value in found.items()}
 
 
 def evaluate_own_clients(task: Task, models: Tree) -> dict[str, np.ndarray]:
     """Evaluate models (N, …) of clients as `evaluate_clients` does, each on its client's examples, float32 (N,)."""
     part = str(part_by_client(task))
     found = _client_values(task, part, True)(models, evaluation_data(task)[part])
-    return {name: np.asarray(value) for name, value in found.items()}
+    return {name: np.asarray(value).view(np.float32) for name, value in found.items()}
 
 
 @lru_cache(maxsize=4)
@@ -179,7 +180,7 @@ def _client_values(
     def by_client(params: Tree, data: EvaluationData) -> dict[str, jax.Array]:
         own = own_sums(task, params, data, part) if is_own else None
         sums = own or _sums(task, params, data, count_owners(task, part))
-        return {name: jnp.where(_present(sums), value, jnp.nan) for name, value in metric_values(task, sums).items()}
+        return {name: as_bits(value, _present(sums)) for name, value in metric_values(task, sums).items()}
 
     return by_client
 
@@ -203,7 +204,8 @@ def initial_loss(task: Task, seed: int, examples: int) -> float:
     rows = np.linspace(0, total - 1, examples).astype(np.int64)
     batch = {name: jnp.asarray(array[rows]) for name, array in task.clients.examples.items()}
     batch["mask"] = jnp.ones(examples, bool)
-    return float(jax.jit(lambda: task.loss(task.init(jax.random.fold_in(key, 0)), batch, key))())
+    name, params = f"loss of task '{task.name}'", task.init(jax.random.fold_in(key, 0))
+    return float(jax.jit(lambda: check_output(name, task.loss(params, batch, key)))())
 
 
 def client_summary(values: jax.Array, present: jax.Array, higher_is_better: bool) -> dict[str, jax.Array]:
@@ -238,7 +240,7 @@ def _sums(task: Task, params: Tree, data: EvaluationData, owners: int = 1, mesh:
         for name, given in task.metrics(params, examples).items():
             values, weights = given if isinstance(given, tuple) else (given, jnp.ones_like(given, jnp.float32))
             weights = jnp.where(examples["mask"].reshape(-1, *[1] * (weights.ndim - 1)), weights, 0)
-            sums[name] = add_up(jnp.where(weights > 0, weights * values, 0)), add_up(weights)
+            sums[name] = add_up(jnp.where(weights > 0, weights * values.astype(weights.dtype), 0)), add_up(weights)
         return sums
 
     def add(i: jax.Array, total: Sums) -> Sums:
@@ -266,4 +268,8 @@ def _present(sums: Sums) -> jax.Array:
 def metric_values(task: Task, sums: Sums) -> dict[str, jax.Array]:
     """Return every metric of its sums, and the derived ones."""
     means = {name: value / jnp.maximum(weight, 1e-30) for name, (value, weight) in sums.items()}
-    return means | {name: derive(means) for name, derive in task.derived.items()}
+    shape = next(iter(means.values())).shape if means else ()
+    return means | {
+        name: check_output(f"derived metric '{name}' of task '{task.name}'", derive(means), shape, "real")
+        for name, derive in task.derived.items()
+    }

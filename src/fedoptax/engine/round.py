@@ -21,7 +21,7 @@ from fedoptax.engine.mesh import AXIS, assign_clients
 from fedoptax.engine.plan import Plan, runs_sequentially
 from fedoptax.engine.sampling import round_key, sample_cohort
 from fedoptax.engine.schedule import Schedule
-from fedoptax.engine.xla import cond
+from fedoptax.engine.xla import as_bits, cond
 from fedoptax.errors import is_traced
 from fedoptax.tasks.task import Task
 
@@ -59,7 +59,7 @@ Train = Callable[..., tuple[Sent, Kept]]  # of a member and its state, or of mem
 
 
 class RoundResult(NamedTuple):
-    """The states after a round, whether loss and states are finite, and the round's columns of the history."""
+    """The states after a round, whether loss and states are finite, and the round's columns of the history as bits."""
 
     server: Tree
     clients: Tree
@@ -167,7 +167,7 @@ def round_function(
             if messages is None
             else messages,
             finite | ~is_enough,
-            {"train_loss": jnp.where(is_enough, loss, jnp.nan), **columns},
+            {"train_loss": as_bits(loss, is_enough), **jax.tree.map(as_bits, columns)},
         )
 
     return run

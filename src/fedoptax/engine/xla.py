@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 
 from fedoptax.errors import is_traced
 
@@ -81,11 +82,22 @@ class Compiled:
 
     def __call__(self, *args: Any) -> Any:
         """Call the function, compiled for arguments of these shapes."""
+        if jax.config.jax_disable_jit:
+            return self._jitted(*args)
         if self._compiled is None:
             begun = time.perf_counter()
             self._compiled = self._jitted.lower(*args).compile()
             self.seconds = time.perf_counter() - begun
         return self._compiled(*args)
+
+
+@jax.jit
+def as_bits(value: Any, is_known: Any = True) -> jax.Array:
+    """The bits of a number as float32, or of NaN for one that is not known, as int32.
+
+    An output that is NaN would end a run under `jax_debug_nans`; the host reads the bits with `.view(np.float32)`.
+    """
+    return jax.lax.bitcast_convert_type(jnp.where(is_known, jnp.float32(value), jnp.float32(jnp.nan)), jnp.int32)
 
 
 def cond(choice: Any, yes: Callable[[], Result], no: Callable[[], Result]) -> Result:

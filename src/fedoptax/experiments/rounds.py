@@ -124,7 +124,7 @@ class Simulation(Rounds):
         result = self.program.advance(self._values, self.server, states, data, self._key, *numbers, *conditions)
         self.server = result.server
         self.clients.put(result.clients)
-        table = jax.device_get(result.rows)
+        table = jax.device_get(result.rows).view(np.float32)
         compiling = self.program.compile_seconds() - compiled  # 0 where another run of the program, or a call, did it
         self.compile_seconds += compiling
         finite, count = bool(result.finite), int(result.round) - done

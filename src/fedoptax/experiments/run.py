@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,14 @@ import numpy as np
 
 from fedoptax._files import read_json
 from fedoptax._progress import Update, bar
-from fedoptax.algorithm import FedAlgorithm, Tree
+from fedoptax.algorithm import FedAlgorithm, Tree, check_algorithm
 from fedoptax.distributed import broadcast, check_same, gather_from_all, is_distributed, is_leader, run_on_all_or_fail
 from fedoptax.engine.client_states import PLACES
 from fedoptax.engine.mesh import mesh_again
 from fedoptax.engine.personalization import with_rate
 from fedoptax.engine.plan import Plan, RunOptions, make_plan
 from fedoptax.engine.program import Fixed, Point
-from fedoptax.errors import UsageError, check_choice, check_int, check_number
+from fedoptax.errors import UsageError, check_choice, check_flag, check_int, check_number, check_type
 from fedoptax.experiments.build import WRAPPERS
 from fedoptax.experiments.result import DivergedError, Interrupted, RunResult
 from fedoptax.experiments.rounds import Rounds, Simulation
@@ -31,7 +32,7 @@ from fedoptax.experiments.selection import Watch, make_watch
 from fedoptax.experiments.signals import deferred_interrupt
 from fedoptax.storage.checkpoint import least_total, restore_checkpoint, rounds_of
 from fedoptax.storage.config import check_same_experiment, run_config
-from fedoptax.storage.folder import ENDED, STOPPED, RunFolder, is_finished, locked, prepare, read_summary
+from fedoptax.storage.folder import ENDED, STOPPED, RunFolder, check_names, is_finished, locked, prepare, read_summary
 from fedoptax.storage.history import History, Row, read_rows
 from fedoptax.storage.model import write_model
 from fedoptax.tasks.task import Task, check_task
@@ -77,6 +78,12 @@ class Record:
     description: str | None = None
 
     def __post_init__(self) -> None:
+        places, mapping = str | PathLike | None, Mapping
+        for name, kinds in {"label": str, "hyperparameters": mapping, "wrappers": mapping, "out": places,
+                            "resume_from": places, "trackers": list | tuple, "description": str | None}.items():  # fmt: skip
+            check_type(name, getattr(self, name), kinds)
+        if self.progress is not None and not callable(self.progress):
+            check_flag("progress", self.progress)
         check_number("checkpoint_every", self.checkpoint_every, 0)
         if self.resume_round is not None and self.resume_from is None:
             raise UsageError("resume_round needs a run to resume")
@@ -144,8 +151,7 @@ def simulate(
     `make` makes the rounds, by default a `Simulation`.
     """
     check_task(task)
-    if not isinstance(algorithm, FedAlgorithm | Point):
-        raise UsageError(f"algorithm must be a FedAlgorithm, such as fedavg(0.1), or a Point, got {algorithm!r}")
+    check_algorithm(algorithm.algorithm if isinstance(algorithm, Point) else algorithm)
     if (record.trackers or options.client_metrics) and record.folder is None:
         raise UsageError(f"{'trackers' if record.trackers else 'client_metrics'} need a folder: give out")
     point = algorithm if isinstance(algorithm, Point) else Point(Fixed(algorithm), {})
@@ -213,6 +219,7 @@ def run_rounds(
         def begin() -> tuple[History, RunFolder | None]:
             if record.folder is None:
                 return History(), None
+            check_names(rounds.params())
             stack.enter_context(locked(record.folder))
             history = _restore(rounds, total, config, record, watch)
             write_model(record.folder, rounds.task)

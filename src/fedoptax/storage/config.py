@@ -19,13 +19,14 @@ from fedoptax.engine.aggregation import as_aggregator
 from fedoptax.engine.faults import as_faults
 from fedoptax.engine.plan import Plan, RunOptions
 from fedoptax.engine.program import Program
+from fedoptax.engine.sampling import random_settings
 from fedoptax.errors import RunError
 from fedoptax.tasks.task import Task
 
 FORMAT = 1
 FREE = {
     "rounds", "environment", "fedoptax", "eval_every", "client_states", "trackers", "client_loop", "mesh",
-    "gradients_per_step", "rates",
+    "gradients_per_step", "rates", "random",
 }  # fmt: skip
 """What may change when a run is continued."""
 UNUSED = {
@@ -75,6 +76,7 @@ def run_config(
         "personalize": options.personalize,
         "client_metrics": options.client_metrics,
         "seed": options.seed,
+        "random": random_settings(),
         "eval_every": options.eval_every,
         "client_states": plan.client_states,
         "client_loop": plan.client_loop if plan.client_loop != "auto" else None,
@@ -122,6 +124,13 @@ def read_record(path: Path) -> dict[str, Any]:
 def check_same_experiment(folder: Path, stored: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     """Check that a run to be continued is the one in a folder, by its config there and the one that was made anew."""
     config = to_plain(config)
+    new = config.get("random") or {}
+    for name, old in (stored.get("random") or new).items():
+        if old != new.get(name):
+            raise RunError(
+                f"'{folder}' was made with {name}={old!r}, got {new.get(name)!r}: continue it with "
+                f"jax.config.update({name!r}, {old!r})"
+            )
     if isinstance(task := stored.get("task"), dict) and "contents" not in task:  # of a file, in earlier versions
         config["task"].pop("contents", None)
     for name in sorted((config.keys() | UNUSED) - FREE):

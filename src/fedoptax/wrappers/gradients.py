@@ -7,12 +7,14 @@ import jax
 import jax.numpy as jnp
 
 from fedoptax import _tree as tree
-from fedoptax.algorithm import FedAlgorithm, GradFn, Tree
+from fedoptax.algorithm import FedAlgorithm, GradFn, Tree, check_algorithm
 from fedoptax.errors import check_positive
 
 
 def with_gradient(algorithm: FedAlgorithm, change: Callable[[GradFn, Any], GradFn]) -> FedAlgorithm:
     """`algorithm` whose clients are given `change(grad_fn, message)` in place of their `grad_fn`."""
+
+    check_algorithm(algorithm)
 
     def client_update(grad_fn: GradFn, message: Any, client: Tree, batches: Any) -> tuple[Tree, Tree, jax.Array]:
         return algorithm.client_update(change(grad_fn, message), message, client, batches)
