@@ -85,10 +85,16 @@ def check_algorithm(algorithm: Any) -> None:
 
 
 class Batches(NamedTuple):
-    """A client's minibatches, made on demand: `get(k)` is batch k of `num_steps` (which may be a traced value)."""
+    """A client's minibatches, made on demand: `get(k)` is batch k of `num_steps` (which may be a traced value).
+
+    `examples()` is one batch of all its examples; `smallest` the number of examples in the smallest minibatch of all
+    clients, known when a run is planned.
+    """
 
     num_steps: Any
     get: Callable[[Any], Any]
+    examples: Callable[[], Any] | None = None
+    smallest: int | None = None
 
 
 def num_steps(batches: Batches | Sequence[Any]) -> Any:

@@ -14,7 +14,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedoptax.errors import UsageError, check_choice, check_function, check_int, check_number, check_output, check_positive
+from fedoptax.errors import (
+    UsageError,
+    check_choice,
+    check_function,
+    check_int,
+    check_number,
+    check_output,
+    check_positive,
+)
 
 Schedule = Callable[[Any], Any]
 LearningRate = float | jax.Array | Schedule

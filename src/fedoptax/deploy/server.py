@@ -52,7 +52,9 @@ def upload_form(task: Task, algorithm: FedAlgorithm, work: LocalWork) -> Tree:
     client_form, message_form = forms(task, algorithm)
 
     def trace(message: Tree, client: Tree, batch: Minibatch, steps: jax.Array) -> Tree:
-        return algorithm.client_update(task_grad_fn(task), message, client, Batches(steps, lambda k: batch))[0]
+        return algorithm.client_update(
+            task_grad_fn(task), message, client, Batches(steps, lambda k: batch, lambda: batch)
+        )[0]
 
     return jax.eval_shape(trace, message_form, client_form, minibatch_form(task, work.batch_size), np.int32(1))
 

@@ -92,7 +92,18 @@ def client_batches(
         batch = {name: array.at[rows].get(mode="clip") for name, array in examples.items()}
         return Minibatch({**batch, "mask": mask}, jax.random.fold_in(dropout_key, k))
 
-    return Batches(epochs * steps_per_epoch if work.steps is None else jnp.int32(work.steps), get)
+    def everything() -> Minibatch:
+        rows = jnp.arange(capacity, dtype=jnp.int32)
+        batch = {name: array.at[offset + rows].get(mode="clip") for name, array in examples.items()}
+        return Minibatch({**batch, "mask": rows < size}, dropout_key)
+
+    return Batches(epochs * steps_per_epoch if work.steps is None else jnp.int32(work.steps), get, everything)
+
+
+def smallest_batch(sizes: np.ndarray, work: LocalWork) -> int:
+    """Count the examples of the smallest minibatch among those of clients with so many examples."""
+    last = sizes if work.steps is not None else (sizes - 1) % work.batch_size + 1
+    return min(work.batch_size, int(last.min()))
 
 
 def count_local_steps(sizes: Any, work: LocalWork) -> jax.Array:

@@ -11,7 +11,7 @@ import numpy as np
 from fedoptax.algorithm import Tree
 from fedoptax.data.federated import check_fields
 from fedoptax.engine.mesh import AXIS
-from fedoptax.engine.xla import as_bits
+from fedoptax.engine.xla import as_bits, host_errors
 from fedoptax.errors import DataError, UsageError, check_choice, check_output
 from fedoptax.tasks.task import Task
 
@@ -150,6 +150,7 @@ def sum_metrics(task: Task, params: Tree, data: EvaluationData) -> Sums:
     return _total(_sums(task, params, data))
 
 
+@host_errors()
 def evaluate_clients(task: Task, params: Tree) -> dict[str, np.ndarray]:
     """Evaluate every metric per client, float32 (clients,), on its test examples, or where there are none, validation.
 
@@ -165,6 +166,7 @@ def evaluate_clients(task: Task, params: Tree) -> dict[str, np.ndarray]:
     return {name: np.asarray(value).view(np.float32) for name, value in found.items()}
 
 
+@host_errors()
 def evaluate_own_clients(task: Task, models: Tree) -> dict[str, np.ndarray]:
     """Evaluate models (N, …) of clients as `evaluate_clients` does, each on its client's examples, float32 (N,)."""
     part = str(part_by_client(task))
@@ -198,6 +200,7 @@ def primary_metric(task: Task, names: Collection[str]) -> str:
     return "accuracy" if "accuracy" in names else min(names)
 
 
+@host_errors()
 def initial_loss(task: Task, seed: int, examples: int) -> float:
     """Return the training loss, before the first round of a run with this seed, of a batch of all clients' examples."""
     key, total = jax.random.key(seed), int(task.clients.offsets[-1])
@@ -210,12 +213,12 @@ def initial_loss(task: Task, seed: int, examples: int) -> float:
 
 def client_summary(values: jax.Array, present: jax.Array, higher_is_better: bool) -> dict[str, jax.Array]:
     """Summarize `values` (clients,) over the clients that are `present`: mean, spread and worst decile."""
-    count = jnp.maximum(jnp.sum(present), 1)
+    count = jnp.maximum(jnp.sum(present), 1).astype(values.dtype)
     mean = jnp.sum(jnp.where(present, values, 0)) / count
     spread = jnp.sqrt(jnp.sum(jnp.where(present, jnp.square(values - mean), 0)) / count)
     worst_first = jnp.sort(jnp.where(present, values if higher_is_better else -values, jnp.inf))
     tenth = jnp.ceil(count / 10)
-    worst = jnp.sum(jnp.where(jnp.arange(len(values)) < tenth, worst_first, 0)) / tenth
+    worst = jnp.sum(jnp.where(jnp.arange(len(values), dtype=tenth.dtype) < tenth, worst_first, 0)) / tenth
     return {"mean": mean, "spread": spread, "worst_decile": worst if higher_is_better else -worst}
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedoptax.algorithm import Batches, Cohort, FedAlgorithm, Tree, decoded, nbytes
 from fedoptax.engine.aggregation import SecureMean
-from fedoptax.engine.batches import Minibatch, minibatch_form, task_grad_fn
+from fedoptax.engine.batches import Minibatch, minibatch_form, smallest_batch, task_grad_fn
 from fedoptax.engine.data import DeviceData
 from fedoptax.engine.evaluation import column_names, evaluate, evaluation_data
 from fedoptax.engine.faults import COUNTS, Rates
@@ -203,7 +203,7 @@ def _count_message_bytes(
         server = algorithm.init(params)
         client = algorithm.init_client(params)
         message = algorithm.broadcast(server)
-        batches = Batches(steps, lambda k: batch)
+        batches = Batches(steps, lambda k: batch, lambda: batch, smallest_batch(task.clients.sizes, plan.work))
         result = algorithm.client_update(grad_fn, message, client, batches)
         if not isinstance(result, tuple) or len(result) != 3:
             raise UsageError(f"client_update must return (upload, client, loss), got {shorten(result)}")

@@ -78,10 +78,11 @@ class Record:
     description: str | None = None
 
     def __post_init__(self) -> None:
-        places, mapping = str | PathLike | None, Mapping
-        for name, kinds in {"label": str, "hyperparameters": mapping, "wrappers": mapping, "out": places,
-                            "resume_from": places, "trackers": list | tuple, "description": str | None}.items():  # fmt: skip
-            check_type(name, getattr(self, name), kinds)
+        texts, places = dict.fromkeys(("label", "description"), str | None), ("out", "resume_from")
+        mappings = dict.fromkeys(("hyperparameters", "wrappers"), Mapping)
+        kinds = texts | mappings | dict.fromkeys(places, str | PathLike | None) | {"trackers": list | tuple}
+        for name, kind in kinds.items():
+            check_type(name, getattr(self, name), kind)
         if self.progress is not None and not callable(self.progress):
             check_flag("progress", self.progress)
         check_number("checkpoint_every", self.checkpoint_every, 0)

@@ -106,7 +106,7 @@ def is_finished(folder: Path) -> bool:
 
 
 def write_params(path: Path, params: Any) -> None:
-    """Write a parameter tree as `.npz`, one array per leaf, named by its key path (`dense1/kernel`), see `leaf_names`."""
+    """Write a parameter tree as `.npz`, one array per leaf, named by `leaf_names` (`dense1/kernel`)."""
     write_atomically(path, pack_arrays(named_leaves(params)))
 
 

@@ -93,7 +93,12 @@ class Task:
     def __post_init__(self) -> None:
         for name, kinds in KINDS.items():
             check_type(f"{name} of task '{self.name}'", getattr(self, name), kinds)
-        functions = {"init": "key", "loss": "params, batch, key", "metrics": "params, batch", "predict": "params, batch"}
+        functions = {
+            "init": "key",
+            "loss": "params, batch, key",
+            "metrics": "params, batch",
+            "predict": "params, batch",
+        }
         for name, arguments in functions.items():
             if getattr(self, name) is not None:
                 check_function(f"{name} of task '{self.name}'", getattr(self, name), arguments)
