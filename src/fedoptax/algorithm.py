@@ -65,6 +65,17 @@ class FedAlgorithm(NamedTuple):
     epsilon: Callable[[int, int, int], float] | None = None
     gradients_per_step: int = 1
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        if any("<locals>" in getattr(part, "__qualname__", "") for part in self):
+            raise UsageError(
+                "a FedAlgorithm cannot be pickled, as its functions cannot: send its constructor and hyper-parameters, "
+                "such as functools.partial(fedoptax.fedadam, 0.1, 0.03)"
+            )
+        return FedAlgorithm, tuple(self)
+
+    def __deepcopy__(self, memo: Any) -> "FedAlgorithm":
+        return self
+
 
 FUNCTIONS = {
     "init": "params", "init_client": "params", "broadcast": "server", "params": "server",

@@ -126,7 +126,11 @@ def test_a_round_with_faults_is_a_round_of_the_clients_that_count() -> None:
 
 @pytest.mark.parametrize(
     ("faults", "which"),
-    [({"dropout": 1 - 1e-7}, "dropped"), ({"deadline": 1e-6}, "late"), pytest.param({}, "rejected", marks=pytest.mark.long)],
+    [
+        ({"dropout": 1 - 1e-7}, "dropped"),
+        ({"deadline": 1e-6}, "late"),
+        pytest.param({}, "rejected", marks=pytest.mark.long),
+    ],
 )
 def test_a_round_without_any_upload_changes_nothing(faults: dict[str, float], which: str) -> None:
     made = sends_nan(SCAFFOLD, -1.0) if which == "rejected" else SCAFFOLD

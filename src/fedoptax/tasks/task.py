@@ -115,6 +115,17 @@ class Task:
         """N, the number of clients that cohorts are drawn from."""
         return self.clients.num_clients if self.devices is None else self.devices
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        if "loader" not in vars(self):
+            raise UsageError(
+                f"task '{self.name}' cannot be pickled, as its functions cannot: only what load_task returns can, by "
+                "its name and options; make the task anew in the other process"
+            )
+        return vars(self)["loader"], ()
+
+    def __deepcopy__(self, memo: Any) -> "Task":
+        return self  # nothing of it changes
+
     def _repr_html_(self) -> str:
         examples, sizes = self.clients.examples, self.clients.sizes
         row: dict[str, Any] = {"clients": self.num_clients, "training examples": int(sizes.sum())}
