@@ -30,7 +30,7 @@ from fedoptax._files import (
 from fedoptax._tree import leaf_names
 from fedoptax.algorithm import Tree
 from fedoptax.engine.client_states import ClientStates
-from fedoptax.errors import RunError, UsageError, shorten
+from fedoptax.errors import RunError, UsageError, check_type, shorten
 from fedoptax.storage.checkpoint import save_checkpoint
 from fedoptax.storage.clients import ClientsFile
 from fedoptax.storage.history import MEASURED, History, HistoryFile, Row
@@ -51,6 +51,7 @@ def prepare(out: str | Path, overwrite: bool = False, remove: bool = True) -> Pa
 
     Without `remove` they stay, so that all that is asked for can be checked before anything is lost.
     """
+    check_type("out", out, str | Path)
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"out must be a folder, but '{folder}' is a file")

@@ -152,10 +152,9 @@ class ModuleGradient:
                 torch.manual_seed(seed)
                 value = self.loss(self.module, as_tensors(batch, parameters[0].device))
                 if not isinstance(value, Tensor) or value.shape != () or not value.is_floating_point():
+                    kind = type(value).__name__
                     got = (
-                        f"{value.dtype}{list(value.shape)}"
-                        if isinstance(value, Tensor)
-                        else f"a {type(value).__name__}"
+                        f"{value.dtype}{list(value.shape)}" if isinstance(value, Tensor) else f"a value of type {kind}"
                     )
                     hint = ", whose .loss may be it" if hasattr(value, "loss") else ""
                     raise UsageError(f"loss must return a tensor of one floating-point number, got {got}{hint}")
@@ -179,7 +178,7 @@ def gradient_form(params: Tree) -> tuple[jax.ShapeDtypeStruct, Tree]:
 
 
 def real_examples(examples: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a batch of an engine, or arrays, without padding and mask, whole numbers as int64, which PyTorch asks for."""
+    """Return an engine's batch, or arrays, without padding and mask, whole numbers as int64, PyTorch's own."""
     mask = np.asarray(examples.get("mask", True))
     fields = {name: np.asarray(a) for name, a in examples.items() if name != "mask"}
     fields = {name: a.astype(np.int64) if a.dtype.kind in "iu" else a for name, a in fields.items()}
@@ -202,10 +201,11 @@ def check_single_example(module: nn.Module, loss: ModuleLoss, examples: Mapping[
     try:
         with torch.no_grad(), torch.random.fork_rng():
             loss(module, as_tensors(real_examples(one), device))
-    except ValueError as error:
-        raise UsageError(
-            f"batch_size must leave no client a minibatch of one example, which '{norms[0]}' cannot normalise: {error}"
-        ) from error
+    except Exception as error:  # of the zeros, perhaps: the examples' own will come with its line
+        if "more than 1 value" in str(error):
+            raise UsageError(
+                f"batch_size must leave no client a minibatch of one example, which '{norms[0]}' cannot normalise"
+            ) from error
     finally:
         for b, old in zip(module.buffers(), before):
             b.data = old

@@ -54,11 +54,16 @@ def with_loop(
     check_function("train", train, "module, examples, config")
     start = buffers_from_module(module)
 
-    def run_loop(examples: Any, params: Tree, lr: Any, buffers: Any) -> tuple[Tree, jax.Array, Any]:
+    def run_loop(
+        examples: Any, params: Tree, lr: Any, buffers: Any, seed: int | None = None
+    ) -> tuple[Tree, jax.Array, Any]:
         rates = {} if isinstance(lr, tuple) else {"lr": float(lr)}
-        with ONE_AT_A_TIME:
+        with ONE_AT_A_TIME, torch.random.fork_rng(enabled=seed is not None):
+            if seed is not None:
+                torch.manual_seed(seed)
             load_params(module, params)
-            load_buffers(module, buffers or buffers_from_module(module))
+            if buffers:
+                load_buffers(module, buffers)
             before = {name: p.detach().clone() for name, p in trained(module).items()}
             _, loss = examples_and_loss(train(module, examples, {**(config or {}), **rates}))
             with torch.no_grad():
@@ -67,9 +72,7 @@ def with_loop(
             return delta, jnp.asarray(loss, jnp.float32), buffers and buffers_from_module(module)
 
     def run_on_arrays(arrays: Minibatch, *state: Any) -> tuple[Tree, jax.Array, Any]:
-        with torch.random.fork_rng():
-            torch.manual_seed(seed_of(arrays.key))
-            return run_loop(real_examples(arrays.examples), *state)
+        return run_loop(real_examples(arrays.examples), *state, seed=seed_of(arrays.key))
 
     def client_update(grad_fn: Any, message: Any, client: Tree, batches: Any) -> tuple[FedOptUpload, Tree, jax.Array]:
         del grad_fn
@@ -86,7 +89,9 @@ def with_loop(
             key_data = jax.random.key_data(arrays.key)
             delta, loss, buffers = call_host(run_on_arrays, form, arrays._replace(key=key_data), *state)
         elif isinstance(batches, Batches) or len(batches) != 1 or isinstance(batches[0], Minibatch):
-            raise UsageError("batches must be [examples], the argument of the training loop; a run's engine, compiled")
+            raise UsageError(
+                "batches must be [examples], the argument of the training loop, and a run's engine compiled"
+            )
         else:
             delta, loss, buffers = call_host(partial(run_loop, batches[0]), form, *state)
         return FedOptUpload(delta, ()), ModuleState(client.algorithm, buffers) if has_buffers else client, loss
