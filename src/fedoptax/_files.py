@@ -1,5 +1,6 @@
 """Files that a reader sees whole or not at all, and JSON whose errors name the file."""
 
+import io
 import json
 import math
 import os
@@ -66,6 +67,22 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def pack_arrays(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """Return arrays by name as an `.npz` file; `np.savez` would take the names for arguments of its own."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
+    return buffer.getvalue()
+
+
+def read_arrays(file: Any) -> dict[str, np.ndarray]:
+    """Return the arrays by name of an `.npz` file, a path or an open one, in its order."""
+    with np.load(file, allow_pickle=False) as arrays:
+        return {name.removesuffix(".npy"): arrays[name] for name in arrays.zip.namelist()}
+
+
 def read_params_file(name: str, path: str | Path) -> dict[str, np.ndarray]:
     """Return the arrays by name of an `.npz` file of parameters, or of a run's folder, which an argument `name` gives.
 
@@ -75,8 +92,7 @@ def read_params_file(name: str, path: str | Path) -> dict[str, np.ndarray]:
     file = Path(path).expanduser()
     file = file / "params.npz" if file.is_dir() else file
     try:
-        with np.load(file, allow_pickle=False) as arrays:
-            return {key: arrays[key] for key in arrays.files}
+        return read_arrays(file)
     except (OSError, ValueError, AttributeError, zipfile.BadZipFile) as error:
         reason = shorten(getattr(error, "strerror", None) or error)
         raise UsageError(f"{name} must be a run's folder or .npz file of parameters, got '{path}': {reason}") from error

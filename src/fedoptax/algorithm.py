@@ -10,9 +10,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from fedoptax.errors import UsageError
-from fedoptax.tree import Tree, sum_dtype
+from fedoptax.errors import UsageError, check_choice, check_function, shorten
+from fedoptax.tree import Tree, leaf_names, sum_dtype
 
 Server = TypeVar("Server")
 Message = TypeVar("Message")
@@ -44,11 +45,15 @@ class Batches(NamedTuple):
       num_steps: K, how many there are; may be traced.
       get: `k -> minibatch`, for k = 0, …, K − 1.
       key: for the client's own random numbers: another for each client, round and seed, the same in every engine.
+      examples: makes one batch of all the client's examples.
+      smallest: how many examples the smallest minibatch of all clients has; known when a run is planned, else None.
     """
 
     num_steps: Any
     get: Callable[[Any], Any]
     key: Any = None
+    examples: Callable[[], Any] | None = None
+    smallest: int | None = None
 
 
 class BatchList(list[Any]):
@@ -95,6 +100,35 @@ class FedAlgorithm(NamedTuple, Generic[Server, Message, Client, Upload]):
     decode: Callable[[Any], Upload] | None = None
     epsilon: Callable[[int, int, int], float] | None = None
     gradients_per_step: int = 1
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if any("<locals>" in getattr(part, "__qualname__", "") for part in self):
+            raise UsageError(
+                "a FedAlgorithm cannot be pickled, as its functions cannot: send its constructor and hyper-parameters, "
+                "such as functools.partial(fedoptax.fedadam, 0.1, 0.03)"
+            )
+        return FedAlgorithm, tuple(self)
+
+    def __deepcopy__(self, memo: Any) -> "FedAlgorithm":
+        return self
+
+
+FUNCTIONS = {
+    "init": "params", "init_client": "params", "broadcast": "server", "params": "server",
+    "client_update": "grad_fn, message, client, batches", "server_update": "server, mean_upload, cohort",
+    "decode": "sent", "epsilon": "rounds, cohort_size, num_clients",
+}  # fmt: skip
+"""The functions of a `FedAlgorithm`, and their arguments."""
+
+
+def check_algorithm(algorithm: Any) -> None:
+    """Check that `algorithm` is a `FedAlgorithm` whose functions can be called."""
+    if not isinstance(algorithm, FedAlgorithm):
+        raise UsageError(f"algorithm must be a FedAlgorithm, such as fedavg(0.1), got {shorten(repr(algorithm))}")
+    for name, arguments in FUNCTIONS.items():
+        if getattr(algorithm, name) is not None or name not in ("decode", "epsilon"):
+            check_function(f"{name} of the algorithm", getattr(algorithm, name), arguments)
+    check_choice("weighting of the algorithm", algorithm.weighting, ("examples", "uniform"))
 
 
 def num_steps(batches: Minibatches) -> Any:
@@ -176,7 +210,14 @@ def weighted_mean(trees: Sequence[Tree], weights: Sequence[Any] | jax.Array | No
     """
     if not trees:
         raise UsageError("trees must hold at least one upload, got none")
-    w = jnp.ones(len(trees)) if weights is None else jnp.asarray(weights, float)
+    forms = [[(name, np.shape(a)) for name, a in zip(leaf_names(t), jax.tree.leaves(t), strict=True)] for t in trees]
+    if any(form != forms[0] for form in forms):
+        raise UsageError("trees must have the same names and shapes, which these uploads have not")
+    trees = [jax.tree.map(jnp.asarray, t) for t in trees]
+    try:
+        w = jnp.ones(len(trees)) if weights is None else jnp.asarray(weights, float)
+    except (TypeError, ValueError):
+        raise UsageError(f"weights must be numbers, got {shorten(repr(weights))}") from None
     if w.shape != (len(trees),):
         raise UsageError(f"weights must be one number for each of {len(trees)} trees, got shape {w.shape}")
     if not isinstance(w, jax.core.Tracer) and not (jnp.all(w >= 0) and jnp.sum(w) > 0):

@@ -4,6 +4,7 @@ Everywhere in the package an argument that is wrong raises `UsageError`, and wor
 of the public functions say when. Each `check_…` raises `UsageError` for what it does not allow.
 """
 
+import inspect
 import math
 import operator
 import sys
@@ -124,6 +125,61 @@ def check_choice(name: str, value: Any, allowed: Collection[str]) -> None:
         near = [name for name in allowed if value in name.split("_")] or get_close_matches(str(value), allowed, n=1)
         hint = f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
         raise UsageError(f"{name} must be one of {', '.join(allowed)}, got {value!r}{hint}")
+
+
+def check_type(name: str, value: Any, kinds: Any) -> None:
+    """Check that `value` is of a type, or of one of a union."""
+    if not isinstance(value, kinds):
+        wanted = kinds.__name__ if isinstance(kinds, type) else str(kinds).replace("collections.abc.", "")
+        raise UsageError(f"{name} must be of type {wanted}, got {shorten(repr(value))}")
+
+
+def check_function(name: str, value: Any, arguments: str) -> None:
+    """Check that `value` can be called with so many arguments, which the message lists: `"params, batch"`."""
+    if not callable(value):
+        raise UsageError(f"{name} must be a function of ({arguments}), got {shorten(repr(value))}")
+    try:
+        signature = inspect.signature(value)
+    except ValueError:  # written in C, and does not say
+        return
+    try:
+        signature.bind(*arguments.split(", "))
+    except TypeError:
+        raise UsageError(f"{name} must be a function of ({arguments}), got one of {signature}") from None
+
+
+def check_output(
+    name: str, value: Any, shape: tuple[Any, ...] = (), kind: str = "floating", verb: str = "return"
+) -> Any:
+    """Return what a user's function returned as an array, if it has the shape and the kind of numbers that are needed.
+
+    Args:
+      name: of the function, for the message.
+      value: what it returned: an array of JAX or NumPy, or a number.
+      shape: the shape it must have; None stands for any size, `...` at the end for any further axes.
+      kind: of the numbers: `"floating"`; `"real"`, whole numbers and booleans too; or `"inexact"`, complex ones too.
+      verb: `"be"` where `name` is a value, not a function.
+
+    Raises:
+      UsageError: it is something else; the message has the shape and dtype, or the type.
+    """
+    import jax  # here, so that this module stays quick to import
+    import numpy as np
+
+    if isinstance(value, jax.Array | np.ndarray | np.generic | float | int | complex):
+        dtype, sizes = jax.dtypes.result_type(value), np.shape(value)
+        wanted = (*shape[:-1], *sizes[len(shape) - 1 :]) if shape[-1:] == (...,) else shape
+        is_fitting = len(sizes) == len(wanted) and all(w is None or w == size for w, size in zip(wanted, sizes))
+        generic = getattr(jax.numpy, "floating" if kind == "real" else kind)
+        if is_fitting and (jax.numpy.issubdtype(dtype, generic) or (kind == "real" and dtype.kind in "biu")):
+            return jax.numpy.asarray(value, dtype)
+        got = f"{dtype.name}[{', '.join(map(str, sizes))}]"
+    else:
+        got = "None" if value is None else f"a value of type {type(value).__name__}"
+    number = "number" if kind == "real" else "floating-point number"
+    text = ", ".join("any" if size is None else "..." if size is ... else str(size) for size in shape)
+    needed = f"{number}s of shape ({text}{',' * (len(shape) == 1)})" if shape else f"one {number}"
+    raise UsageError(f"{name} must {verb} {needed}, got {got}")
 
 
 def is_traced(value: Any) -> bool:

@@ -14,7 +14,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedoptax.errors import UsageError, check_choice, check_int, check_number, check_positive
+from fedoptax.errors import (
+    UsageError,
+    check_choice,
+    check_function,
+    check_int,
+    check_number,
+    check_output,
+    check_positive,
+)
 
 Number = float | jax.Array
 """A hyper-parameter: a Python number, or a traced value, as in a sweep."""
@@ -29,11 +37,17 @@ def check_lr(most: float = math.inf, **rates: LearningRate) -> None:
     for name, lr in rates.items():
         if not callable(lr):
             check_number(name, lr, 0, most, open_low=True, open_high=False)
+        else:
+            check_function(f"{name}, a schedule,", lr, "round")
 
 
 def value_at(rate: LearningRate, t: Any) -> Any:
     """The value of a number or schedule at round (or iteration) t, where t is known."""
-    return rate(t) if callable(rate) else rate
+    if not callable(rate):
+        return rate
+    value = rate(t)
+    check_output("the schedule of a learning rate", value, kind="real")
+    return value
 
 
 def value_to_send(lr: LearningRate, round: Any) -> Any:
@@ -41,7 +55,7 @@ def value_to_send(lr: LearningRate, round: Any) -> Any:
 
     The server evaluates schedules, so a client needs no round number of its own.
     """
-    return jnp.asarray(lr(round)) if callable(lr) else ()
+    return jnp.asarray(value_at(lr, round)) if callable(lr) else ()
 
 
 def resolve_lr(lr: LearningRate, sent: Any) -> Any:

@@ -20,6 +20,23 @@ divide = partial(jax.tree.map, jnp.divide)  #: x / y
 square = partial(jax.tree.map, jnp.square)  #: x²
 
 
+def leaf_names(x: Tree) -> list[str]:
+    """The names of the leaves in files and messages: key paths as in RFC 6901, without the first slash.
+
+    The keys are joined by `/`, with `~` and `/` inside a key written `~0` and `~1`; a single array's name is empty.
+    """
+
+    def key(entry: Any) -> str:
+        return escape_key(str(next(getattr(entry, name) for name in ("key", "name", "idx") if hasattr(entry, name))))
+
+    return ["/".join(map(key, path)) for path, _ in jax.tree_util.tree_leaves_with_path(x)]
+
+
+def escape_key(key: str) -> str:
+    """A key as it stands in a leaf's name."""
+    return key.replace("~", "~0").replace("/", "~1")
+
+
 def sum_dtype(x: Tree) -> Any:
     """The dtype in which the leaves of `x` are summed: at least float32, also under strict promotion."""
     dtypes = [jax.dtypes.canonicalize_dtype(a.dtype) for a in jax.tree.leaves(x)]

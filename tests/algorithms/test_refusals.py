@@ -21,6 +21,11 @@ def private(**changes: Any) -> fx.FedAlgorithm:
     return fx.with_privacy(fx.fedavg(0.1), **({"clip": 1.0, "noise_multiplier": 1.0, "delta": 1e-5} | changes))
 
 
+def sent_rate(schedule: Callable[..., Any]) -> Any:
+    algorithm = fx.fedavg(schedule)
+    return algorithm.broadcast(algorithm.init(jnp.ones(2)))
+
+
 REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     "a rate below 0": (lambda: fx.fedavg(-0.1), "client_lr"),
     "a rate of 0": (lambda: fx.fedavg(0.1, 0), "server_lr"),
@@ -108,6 +113,15 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     "weighted_mean with too many weights": (lambda: fx.weighted_mean([jnp.ones(1)], [1.0, 2.0]), "weights"),
     "weighted_mean with weights of 0": (lambda: fx.weighted_mean([jnp.ones(2)] * 2, [0, 0]), "weights"),
     "weighted_mean with a weight below 0": (lambda: fx.weighted_mean([jnp.ones(2)] * 2, [-1, 2]), "weights"),
+    "weighted_mean with text for weights": (lambda: fx.weighted_mean([jnp.ones(2)] * 2, ["a", "b"]), "weights"),
+    "weighted_mean of other names": (lambda: fx.weighted_mean([{"a": jnp.ones(2)}, {"b": jnp.ones(2)}]), "trees"),
+    "weighted_mean of other shapes": (lambda: fx.weighted_mean([jnp.ones(2), jnp.ones(3)]), "trees"),
+    "a schedule of no argument": (lambda: fx.fedavg(lambda: 0.1), r"client_lr.*\(round\)"),
+    "a schedule of text": (lambda: sent_rate(lambda r: "x"), "the schedule .* got .*str"),
+    "a schedule of two numbers": (lambda: sent_rate(lambda r: jnp.ones(2)), r"the schedule .* float32\[2\]"),
+    "no algorithm to clip": (lambda: fx.with_clipping(fx.fedavg, 1.0), "algorithm"),  # type: ignore[arg-type]
+    "no algorithm to compress": (lambda: fx.with_compression("fedavg", codecs.sign()), "algorithm"),  # type: ignore[arg-type]
+    "no algorithm to make private": (lambda: fx.with_privacy(3, 1.0, 1.0, 1e-5), "algorithm"),  # type: ignore[arg-type]
     "weighted_mean with a weight of nan": (lambda: fx.weighted_mean([jnp.ones(2)] * 2, [1, math.nan]), "weights"),
 }
 

@@ -81,7 +81,7 @@ def test_a_clients_outcome_does_not_depend_on_the_cohort() -> None:
 
 def test_no_client_fails_without_rates_and_every_client_with_rate_1() -> None:
     assert outcomes(0, fx.Faults())[1].answers.all()
-    assert outcomes(0, fx.Faults(dropout=1.0))[1].dropped.all()
+    assert outcomes(0, fx.Faults(dropout=1 - 1e-7))[1].dropped.all()
 
 
 # --- what a round makes of it ---
@@ -126,7 +126,11 @@ def test_a_round_with_faults_is_a_round_of_the_clients_that_count() -> None:
 
 @pytest.mark.parametrize(
     ("faults", "which"),
-    [({"dropout": 1.0}, "dropped"), ({"deadline": 1e-6}, "late"), pytest.param({}, "rejected", marks=pytest.mark.long)],
+    [
+        ({"dropout": 1 - 1e-7}, "dropped"),
+        ({"deadline": 1e-6}, "late"),
+        pytest.param({}, "rejected", marks=pytest.mark.long),
+    ],
 )
 def test_a_round_without_any_upload_changes_nothing(faults: dict[str, float], which: str) -> None:
     made = sends_nan(SCAFFOLD, -1.0) if which == "rejected" else SCAFFOLD
@@ -181,7 +185,7 @@ def test_all_points_of_a_sweep_have_the_same_failures() -> None:
 
 
 WRONG: list[Any] = [
-    {"dropout": 1.5}, {"dropout": True}, {"dropout": "often"}, {"speed_spread": -1}, {"deadline": 0},
+    {"dropout": 1.5}, {"dropout": 1}, {"dropout": True}, {"dropout": "often"}, {"speed_spread": -1}, {"deadline": 0},
     {"step_seconds": 0.0}, {"drop": 0.1}, {"scaled": 0.1}, 0.3,
 ]  # fmt: skip
 

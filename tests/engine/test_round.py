@@ -151,11 +151,59 @@ def test_the_order_of_the_cohort_and_clients_of_weight_zero_do_not_matter() -> N
 
 @pytest.mark.parametrize(
     ("clients", "batches", "num_clients", "argument"),
-    [([], [], None, "clients"), ([()], [], None, "batches"), ([(), ()], [[], []], 1, "num_clients")],
+    [
+        ([], [], None, "clients"),
+        ([()], [], None, "batches"),
+        ([(), ()], [[], []], 1, "num_clients"),
+        (3, [[]], None, "clients"),
+        ([()], 3, None, "batches"),
+        ([()], [[]], "two", "num_clients"),
+        ([()], [[]], None, r"server must be a state that algorithm\.init"),
+    ],
 )
 def test_lists_that_do_not_fit_are_refused(clients: Any, batches: Any, num_clients: Any, argument: str) -> None:
     with pytest.raises(fx.UsageError, match=argument):
         fx.eager.run_round(fx.fedavg(0.1), None, None, clients, batches, num_clients=num_clients)  # type: ignore[arg-type]
+
+
+PARAMS = {"w": jnp.ones(2), "b": jnp.ones(())}
+WRONG_GRADIENTS: dict[str, tuple[Any, str]] = {
+    "no function": (None, r"function of \(params, batch\)"),
+    "the loss alone": (lambda p, b: jnp.ones(()), r"\(loss, gradient\)"),
+    "a loss per example": (lambda p, b: (jnp.ones(4), p), r"float32\[4\]"),
+    "a whole loss": (lambda p, b: (1, p), r"int32\[\]"),
+    "turned round": (lambda p, b: (p, jnp.ones(())), "names"),
+    "other names": (lambda p, b: (jnp.ones(()), {"w": p["w"]}), "names"),
+    "other shapes": (lambda p, b: (jnp.ones(()), p | {"w": jnp.ones((2, 1))}), r"'w'.*float32\[2, 1\]"),
+    "whole numbers": (lambda p, b: (jnp.ones(()), p | {"b": jnp.int32(1)}), r"'b'.*int32\[\]"),
+}
+
+
+@pytest.mark.parametrize("which", WRONG_GRADIENTS)
+def test_a_gradient_of_another_form_is_refused(which: str) -> None:
+    (grad_fn, form), algorithm = WRONG_GRADIENTS[which], fx.fedavg(0.1)
+    with pytest.raises(fx.UsageError, match=f"^grad_fn.*{form}"):
+        fx.eager.run_round(algorithm, grad_fn, algorithm.init(PARAMS), [()], [[1]])
+
+
+OWN, UPDATE = fx.fedavg(0.1), fx.fedavg(0.1).client_update
+WRONG_ALGORITHMS: dict[str, tuple[dict[str, Any], str]] = {
+    "no loss": ({"client_update": lambda g, m, c, b: UPDATE(g, m, c, b)[:2]}, "client_update must return"),
+    "nothing": ({"client_update": lambda g, m, c, b: None}, "client_update must return"),
+    "a loss per step": ({"client_update": lambda g, m, c, b: (*UPDATE(g, m, c, b)[:2], jnp.ones(3))}, r"float32\[3\]"),
+    "arguments": ({"server_update": lambda server, mean: server}, r"server_update.*\(server, mean_upload, cohort\)"),
+    "no state": ({"server_update": lambda server, mean, cohort: None}, "server_update must keep"),
+    "other parameters": ({"params": lambda server: {"w": jnp.ones(3)}}, "params must keep"),
+    "no function": ({"broadcast": 3}, "broadcast"),
+    "weighting": ({"weighting": "sum"}, "weighting"),
+}
+
+
+@pytest.mark.parametrize("which", WRONG_ALGORITHMS)
+def test_an_own_algorithm_of_another_form_is_refused(which: str) -> None:
+    changes, text = WRONG_ALGORITHMS[which]
+    with pytest.raises(fx.UsageError, match=text):
+        fx.run(small_task(), OWN._replace(**changes), rounds=1, cohort_size=2)
 
 
 def test_work_is_exact_for_clients_of_unequal_size() -> None:

@@ -18,6 +18,7 @@ from safetensors.numpy import load_file
 import fedoptax as fx
 from command_line import fedoptax
 from fedoptax.data.inputs import as_examples
+from fedoptax.storage.folder import read_params
 from fedoptax.storage.model import model_of
 from files import real_data
 from small import line
@@ -193,3 +194,64 @@ def test_every_task_with_a_model_has_a_prediction() -> None:
         model.predict(np.zeros((3, 59)))
     with pytest.raises(fx.DataError, match="NaN"):
         model.predict(np.full((3, 60), np.nan))
+
+
+NAMES: dict[str, Any] = {
+    "a slash": {"a/b": 1.0, "a": {"b": 2.0}},
+    "arguments of savez": {"file": 1.0, "allow_pickle": 2.0},
+    "npy": {"x": 1.0, "x.npy": 2.0},
+    "empty": {"": {"": 1.0}, "a": {"": 2.0}},
+    "dots": {".": 1.0, "..": 2.0, "../x": 3.0},
+    "tilde": {"a~1b": 1.0, "a/b": 2.0},
+    "numbers": {0: 1.0, 1: 2.0},
+    "lists and None": (1.0, [2.0, 3.0], None, {"n": None, "a": 4.0}),
+    "one array": 1.0,
+    "not ASCII": {"é": 1.0, "e\u0301": 2.0, "a b": 3.0, "a\nb": 4.0},
+}
+
+
+def named_task(tree: Any) -> fx.Task:
+    params = jax.tree.map(lambda a: jnp.full(2, a, jnp.float32), tree)
+    return replace(
+        line(),
+        init=lambda key: params,
+        loss=lambda p, batch, key: sum(jnp.sum(a) for a in jax.tree.leaves(p)),
+        predict=lambda p, batch: batch["x"][:, :1] * jnp.stack([a[0] for a in jax.tree.leaves(p)]),
+    )
+
+
+@pytest.mark.parametrize("which", NAMES)
+def test_parameters_of_any_names_come_back(which: str, tmp_path: Path) -> None:
+    task = named_task(NAMES[which])
+    result = fx.run(task, fx.fedavg(0.1), rounds=1, cohort_size=2, out=tmp_path / "run")
+    forms = jax.eval_shape(task.init, jax.random.key(0))
+    model, again = fx.load_model(tmp_path / "run"), read_params("params", tmp_path / "run", forms)
+    model.save(tmp_path / "copy.npz")
+    for params in (again, read_params("params", tmp_path / "copy.npz", forms)):
+        jax.tree.map(np.testing.assert_array_equal, params, result.params)
+    x = np.ones((2, 3), np.float32)
+    np.testing.assert_array_equal(model.outputs(x), result.predict(x))
+
+
+@pytest.mark.parametrize("name", ["x\0", "\ud800", "x" * 70_000], ids=["null", "surrogate", "long"])
+def test_a_name_that_no_file_can_hold_is_refused_before_the_first_round(name: str, tmp_path: Path) -> None:
+    with pytest.raises(fx.UsageError, match="parameters must have names that a file can hold"):
+        fx.run(named_task({name: 1.0}), fx.fedavg(0.1), rounds=1, cohort_size=2, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("predict", "classes", "form"),
+    [
+        (lambda p, batch: jnp.sum(batch["x"]), None, r"\(64, ...\), got float32\[\]"),
+        (lambda p, batch: batch["x"], ("a", "b"), r"\(64, 2\), got float32\[64, 3\]"),
+        (lambda p, batch: batch["x"][:, 0], (), r"\(64, any\), got float32\[64\]"),
+        (lambda p, batch: (batch["x"], 1), None, "tuple"),
+        (lambda p, batch: None, None, "None"),
+    ],
+    ids=["a sum", "classes", "no classes", "with more", "none"],
+)
+def test_a_predict_of_another_shape_is_refused_before_the_first_round(predict, classes, form, tmp_path) -> None:
+    task = replace(line(), predict=predict, classes=classes)
+    with pytest.raises(fx.UsageError, match=f"predict of task 'line' must return numbers.*{form}"):
+        fx.run(task, fx.fedavg(0.1), rounds=1, cohort_size=2, out=tmp_path / "run")

@@ -10,7 +10,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "pytorch.md").read_text(encoding="u
 
 def test_the_examples_of_the_page_run() -> None:
     blocks = re.findall(r"^```py\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     names: dict[str, object] = {"__name__": "example"}
     for block in blocks:
         exec(compile(block, "pytorch.md", "exec"), names)

@@ -11,8 +11,8 @@ from fedoptax.deploy.client import default_client
 from fedoptax.deploy.server import upload_form
 from oracles.compare import grad_fn
 from oracles.problem import make
-from small import small_task
-from torch_models import Net, assert_close, cross_entropy, net, rounds, torch
+from small import ragged_clients, small_task
+from torch_models import Net, NormNet, assert_close, cross_entropy, net, rounds, torch
 
 PROBLEM = make()
 
@@ -113,3 +113,149 @@ def test_a_deployed_loop_is_told_the_round_and_tells_its_examples() -> None:
     ((config, shapes),) = told
     assert config.items() >= {"client_lr": 0.05, "batch_size": 50, "local_epochs": 1, "seed": 3, "round": 4}.items()
     assert shapes == {"x": (11, 4), "y": (11,)}
+
+
+OPTIONS = {"rounds": 3, "cohort_size": 3, "batch_size": 4, "local_epochs": 2, "seed": 1}
+
+
+class Loop:
+    """Full-batch descent with noise on the inputs, that remembers what it was given."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, str, str]] = []
+
+    def __call__(self, module, examples, config):
+        self.calls.append((len(examples["y"]), type(examples["y"]).__name__, str(examples["y"].dtype)))
+        optimizer = torch.optim.SGD(module.parameters(), lr=config["lr"])
+        batch = as_tensors(examples)
+        for _ in range(3):
+            optimizer.zero_grad()
+            noise = 0.01 * torch.randn_like(batch["x"])
+            loss = cross_entropy(module, {**batch, "x": batch["x"] + noise})
+            loss.backward()
+            optimizer.step()
+        return len(batch["y"]), loss
+
+
+def module_task(module):
+    twin = small_task()
+
+    def nll(module, batch):
+        return torch.nn.functional.cross_entropy(module(batch["x"]), batch["y"], reduction="none")
+
+    return ft.module_task("small", module, cross_entropy, {"nll": nll}, twin.clients, twin.test, higher_is_better=False)
+
+
+def looped(module, loop, **changes):
+    return ft.with_loop(fx.fedadam(lambda r: 0.1, 0.1), module, loop, {"lr": 0.1, **changes})
+
+
+def test_a_run_calls_the_loop_with_each_clients_examples_once_a_round(tmp_path) -> None:
+    module, loop = Net(), Loop()
+    task, sizes = module_task(module), [7, 3, 11, 1, 6, 4, 9]
+    whole = fx.run(task, looped(module, loop), **OPTIONS)
+    assert len(loop.calls) == 9 and {call[1:] for call in loop.calls} == {("ndarray", "int64")}
+    assert all(call[0] in sizes for call in loop.calls)
+    assert whole.history[-1]["train_loss"] < whole.history[0]["train_loss"]
+    fx.run(task, looped(module, Loop()), out=tmp_path / "a", **(OPTIONS | {"rounds": 1}))
+    resumed = fx.run(task, looped(module, Loop()), resume_from=tmp_path / "a", **OPTIONS)
+    assert_close(resumed.params, whole.params, rtol=0, atol=0)
+    at_once = fx.run(task, looped(module, Loop()), client_loop="vmap", **OPTIONS)
+    assert_close(at_once.params, whole.params, rtol=1e-5, atol=1e-6)
+
+
+def test_a_round_of_a_run_is_that_of_a_round_by_hand() -> None:
+    """Without noise: Δ of gradient descent on all the client's examples, whatever batch size and epochs."""
+
+    def descend(module, examples, config):
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        batch = as_tensors(examples)
+        cross_entropy(module, batch).backward()
+        optimizer.step()
+        module.zero_grad()
+        return len(batch["y"])
+
+    module, clients = net(PROBLEM, "float32"), small_task().clients
+    algorithm = ft.with_loop(fx.fedavg(0.1), module, descend)
+    task = module_task(module)
+    params = task.init(jax.random.key(0))
+    got = fx.run(task, algorithm, rounds=1, cohort_size=7, batch_size=4)
+    by_hand = [[clients.client(i)] for i in range(7)]
+    server, *_ = fx.eager.run_round(
+        algorithm, None, algorithm.init(params), [()] * 7, by_hand, weights=list(clients.sizes)
+    )
+    assert_close(got.params, algorithm.params(server), rtol=1e-5, atol=1e-6)
+
+
+def test_running_statistics_of_a_loop_stay_with_their_client() -> None:
+    module, clients = NormNet(), ragged_clients((7, 3, 11, 2, 6))
+    task = ft.module_task("norm", module, cross_entropy, {}, clients)
+    result = fx.run(task, looped(module, Loop()), **OPTIONS | {"cohort_size": 5, "rounds": 2})
+    assert result.clients.tree.buffers["norm/num_batches_tracked"].tolist() == [6] * 5
+    assert len({float(a) for a in result.clients.tree.buffers["norm/running_mean"][:, 0]}) > 3
+
+
+class Output(dict):
+    __getattr__ = dict.__getitem__
+
+
+def own_error(*arguments):
+    raise KeyError("a mistake of the user's own")
+
+
+@pytest.mark.parametrize("engine", ["compiled", "eager"])
+@pytest.mark.parametrize(
+    ("part", "function", "kind", "text"),
+    [
+        ("loss", own_error, KeyError, "user's own"),
+        ("metric", own_error, KeyError, "user's own"),
+        ("loop", own_error, KeyError, "user's own"),
+        ("loss", lambda m, b: Output(loss=cross_entropy(m, b)), fx.UsageError, r"loss .* Output, whose \.loss"),
+        ("loss", lambda m, b: m(b["x"])[:, 0], fx.UsageError, r"loss .*float32\[\d\]"),
+        ("loss", lambda m, b: cross_entropy(m, b).detach(), fx.UsageError, "loss .* depends on"),
+        ("loss", lambda m, b: 0.5, fx.UsageError, "loss .* float"),
+        ("metric", lambda m, b: m(b["x"]), fx.UsageError, r"metric 'own' .*float32\[11, 3\]"),
+        ("metric", lambda m, b: None, fx.UsageError, "metric 'own' .*None"),
+        ("loop", lambda m, e, c: None, fx.UsageError, "number of examples"),
+        ("loop", lambda m, e, c: (3, torch.ones(2)), fx.UsageError, "train's loss"),
+        ("loop", lambda m, e: 3, fx.UsageError, r"train .*\(module, examples, config\)"),
+    ],
+)
+def test_an_error_in_a_users_function_comes_out_as_itself(engine, part, function, kind, text) -> None:
+    if part == "loop" and engine == "eager":
+        pytest.skip("a loop runs compiled")
+    module, twin = Net(), small_task()
+    metrics = {"own": function} if part == "metric" else {}
+    test = twin.test if part == "metric" else None
+    loss = function if part == "loss" else cross_entropy
+    task = ft.module_task("small", module, loss, metrics, twin.clients, test)
+
+    def run():
+        algorithm = looped(module, function) if part == "loop" else fx.fedavg(0.1)
+        fx.run(task, algorithm, engine=engine, **OPTIONS)
+
+    with pytest.raises(kind, match=text) as error:
+        run()
+    assert kind is fx.UsageError or error.traceback[-1].name == "own_error"
+    fx.run(module_task(module), fx.fedavg(0.1), **OPTIONS)  # nothing of it is left
+
+
+def test_a_loop_in_the_eager_engine_is_one_line() -> None:
+    module = Net()
+    with pytest.raises(fx.UsageError, match="compiled"):
+        fx.run(module_task(module), looped(module, Loop()), engine="eager", **OPTIONS)
+
+
+def test_a_minibatch_of_one_example_under_batch_normalisation_is_refused_before_the_first_round() -> None:
+    module, rounds = NormNet(), []
+    algorithm = ft.with_module(fx.fedavg(0.1), module, cross_entropy)
+    data = fx.FederatedData.from_clients([small_task().clients.client(i) for i in (0, 2, 4)])  # of 7, 11, 6
+    task = ft.module_task("norm", module, cross_entropy, {}, data)
+    for batch_size, is_refused in ((5, True), (3, True), (4, False), (20, False)):
+        run = {"rounds": 1, "cohort_size": 2, "client_loop": "loop", "mesh": 1, "batch_size": batch_size}
+        if is_refused:
+            with pytest.raises(fx.UsageError, match=r"batch_size .* one example.*'norm'"):
+                fx.run(task, algorithm, progress=lambda *row: rounds.append(row), **run)
+        else:
+            assert fx.run(task, algorithm, **run).status == "completed"
+    assert not rounds

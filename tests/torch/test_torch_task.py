@@ -17,7 +17,7 @@ OPTIONS = {"rounds": 5, "cohort_size": 3, "batch_size": 4, "local_epochs": 2, "s
 
 
 def nll(module, batch):
-    return torch.nn.functional.cross_entropy(module(batch["x"]), batch["y"].long(), reduction="none")
+    return torch.nn.functional.cross_entropy(module(batch["x"]), batch["y"], reduction="none")
 
 
 def torch_task(loss=cross_entropy, module=None):
@@ -53,7 +53,7 @@ def test_dropout_follows_the_seed_in_both_engines() -> None:
 
 def test_a_module_with_running_statistics_is_refused() -> None:
     with pytest.raises(fx.UsageError, match=r"module .*'norm'"):
-        torch_task(module=NormNet())
+        fx.run(torch_task(module=NormNet()), fx.fedavg(0.1), **OPTIONS)
 
 
 @pytest.mark.parametrize("algorithm", [fx.fedadam(0.1, 0.1), fx.scaffold(0.1), fx.fafed(0.05)], ids=range(3))

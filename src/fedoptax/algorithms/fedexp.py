@@ -63,8 +63,8 @@ def fedexp(
         return FedExPUpload(upload.delta, tree.square_norm(upload.delta)), client, loss
 
     def server_update(server: FedExPState, mean: FedExPUpload, cohort: Cohort) -> FedExPState:
-        size, number = jnp.asarray(cohort.size, float), (server.round + 1).astype(float)
-        added = eps * size * DECAY ** (2 * number) if is_released else eps
+        size, power = jnp.asarray(cohort.size, float), 2 * (server.round + 1).astype(float)
+        added = eps * size * DECAY**power if is_released else eps
         eta = jnp.maximum(1, mean.square_norm / (2 * (tree.square_norm(mean.delta) + added)))
         x = tree.add_scaled(server.params, eta, mean.delta)
         return FedExPState(x, server.round + 1, server.params if is_released else ())

@@ -4,9 +4,7 @@ import io
 import sys
 from typing import Any
 
-import numpy as np
-
-from fedoptax._files import write_atomically
+from fedoptax._files import pack_arrays, write_atomically
 from fedoptax.cli.options import Export, Predict
 from fedoptax.errors import check_choice
 
@@ -32,7 +30,7 @@ def predict(options: Predict) -> None:
     else:
         columns = {str(name): column.to_numpy() for name, column in table.items()}
         arrays: Any = {name: a.astype(str) if a.dtype.hasobject else a for name, a in columns.items()}
-        np.savez(buffer, **arrays)
+        buffer.write(pack_arrays(arrays))
     write_atomically(options.out, buffer.getvalue())
     print(f"{len(table)} predictions: {options.out}")
 

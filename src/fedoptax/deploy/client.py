@@ -30,6 +30,7 @@ from fedoptax.deploy.server import RawReply, forms
 from fedoptax.deploy.wire import WireArray, WireError, pack, shown, unpack
 from fedoptax.engine.batches import LocalWork, client_batches, task_grad_fn
 from fedoptax.engine.sampling import round_key
+from fedoptax.engine.xla import host_errors
 from fedoptax.errors import RunError, check_int
 from fedoptax.tasks.task import Task
 
@@ -188,7 +189,8 @@ class Client:
         size = len(next(iter(examples.values())))
         update = client_update(self.task, self.algorithm, self.work, size)
         numbers = (np.uint32(self.seed), np.int32(round), np.int32(self.partition))
-        upload, new_state, loss = jax.device_get(update(message, state, examples, *numbers))
+        with host_errors():
+            upload, new_state, loss = jax.device_get(update(message, state, examples, *numbers))
         return upload, new_state, float(loss), size
 
 
@@ -222,6 +224,7 @@ def initial_state(task: Task, algorithm: FedAlgorithm) -> Any:
 
     @jax.jit
     def start(seed: jax.Array) -> Tree:
-        return algorithm.init_client(task.init(jax.random.fold_in(jax.random.key(seed), 0)))
+        params = task.init(jax.random.fold_in(jax.random.key(seed), 0))
+        return algorithm.init_client(jax.tree.map(jnp.asarray, params))
 
     return start

@@ -40,7 +40,7 @@ def forms(task: Task, algorithm: FedAlgorithm) -> tuple[Tree, Tree]:
     """Return the structures of a client's state and of the message to it, by abstract evaluation."""
 
     def trace(key: jax.Array) -> tuple[Tree, Tree]:
-        params = task.init(key)
+        params = jax.tree.map(jnp.asarray, task.init(key))
         return algorithm.init_client(params), algorithm.broadcast(algorithm.init(params))
 
     return jax.eval_shape(trace, jax.random.key(0))
@@ -51,7 +51,7 @@ def upload_form(task: Task, algorithm: FedAlgorithm, work: LocalWork) -> Tree:
     client_form, message_form = forms(task, algorithm)
 
     def trace(message: Tree, client: Tree, batch: Minibatch, steps: jax.Array) -> Tree:
-        batches = Batches(steps, lambda k: batch, jax.random.key(0))
+        batches = Batches(steps, lambda k: batch, jax.random.key(0), lambda: batch)
         return algorithm.client_update(task_grad_fn(task), message, client, batches)[0]
 
     return jax.eval_shape(trace, message_form, client_form, minibatch_form(task, work.batch_size), np.int32(1))

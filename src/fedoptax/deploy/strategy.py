@@ -24,10 +24,11 @@ from fedoptax.algorithms.fedopt import FedOptMessage, FedOptUpload
 from fedoptax.deploy.flower import flower_log, from_record
 from fedoptax.deploy.options import UPLOAD_BOUND
 from fedoptax.deploy.server import Reply, check_count, find_outliers, is_float32, next_state
-from fedoptax.deploy.wire import WireError, escaped, shown, unpack
+from fedoptax.deploy.wire import WireError, shown, unpack
 from fedoptax.engine.client_states import OnDevice
 from fedoptax.errors import UsageError, check_int, check_number
 from fedoptax.storage.checkpoint import restore_checkpoint, rounds_of, save_checkpoint
+from fedoptax.tree import escape_key
 
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")  # of PyTorch's normalisation layers
 Named = dict[str, np.ndarray]
@@ -206,7 +207,7 @@ class FedoptaxStrategy(Strategy):
         values, count = self._read_metrics(content)
         arrays = from_record(_only(content.array_records, "ArrayRecord"))
         like = {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in self._model.items()}
-        model = unpack({escaped(name): array for name, array in arrays.items()}, like)
+        model = unpack({escape_key(name): array for name, array in arrays.items()}, like)
         return model, count, values.get("train-loss", values.get("train_loss", 0.0))
 
     def _read_metrics(self, content: RecordDict) -> tuple[dict[str, float], int]:

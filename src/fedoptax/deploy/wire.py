@@ -16,6 +16,7 @@ import numpy as np
 
 from fedoptax.algorithm import Tree
 from fedoptax.errors import RunError, UsageError, shorten
+from fedoptax.tree import leaf_names
 
 STYPE = "numpy.ndarray"  # Flower's name for this serialisation
 HEADER_LIMIT = 4096  # bytes of a .npy header, far more than any of our arrays needs
@@ -38,15 +39,14 @@ class WireArray(NamedTuple):
 def expected_of(tree: Tree) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the names, shapes and dtypes of a tree's leaves (arrays, or the structs of `jax.eval_shape`).
 
-    A name is the key path as in RFC 6901, without the first slash: keys joined by `/`, with `~` and `/` inside a key
-    written `~0` and `~1`; `.` for a tree that is a single array.
+    The names are those of `leaf_names`; `.` for a tree that is a single array.
 
     Raises:
       UsageError: two leaves have the same name.
     """
     named: dict[str, jax.ShapeDtypeStruct] = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        name = "/".join(_key(entry) for entry in path) or "."
+    for leaf_name, leaf in zip(leaf_names(tree), jax.tree.leaves(tree)):
+        name = leaf_name or "."
         if name in named:
             raise UsageError(f"tree must have different names, got '{name}' twice")
         array = leaf if hasattr(leaf, "dtype") and hasattr(leaf, "shape") else jnp.asarray(leaf)
@@ -79,11 +79,6 @@ def unpack(arrays: Mapping[str, WireArray], like: Tree) -> Tree:
         )
     leaves = [_unpack_array(name, arrays[name], struct) for name, struct in expected.items()]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
-
-
-def escaped(key: str) -> str:
-    """Return a key as it stands in a name, see `expected_of`."""
-    return key.replace("~", "~0").replace("/", "~1")
 
 
 def shown(text: object) -> str:
@@ -137,11 +132,6 @@ def _header(name: str, buffer: io.BytesIO) -> tuple[tuple[int, ...], bool, np.dt
 def _stored(dtype: np.dtype) -> np.dtype:
     """Return the dtype in the file: itself, or an unsigned integer of its size where NumPy has no name for it."""
     return dtype if dtype.kind in "biufc" and dtype.isbuiltin == 1 else np.dtype(f"u{dtype.itemsize}")
-
-
-def _key(entry: Any) -> str:
-    key = next(getattr(entry, name) for name in ("key", "name", "idx") if hasattr(entry, name))
-    return escaped(str(key))
 
 
 def _first(names: list[str]) -> str:

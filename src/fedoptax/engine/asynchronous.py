@@ -19,6 +19,7 @@ from fedoptax.engine.faults import Rates
 from fedoptax.engine.plan import Plan
 from fedoptax.engine.sampling import round_key
 from fedoptax.engine.schedule import Schedule
+from fedoptax.engine.xla import as_bits
 from fedoptax.tasks.task import Task
 
 
@@ -59,7 +60,8 @@ def asynchronous_round(
         step = algorithm.server_update(server, upload, Cohort(plan.cohort_size, task.num_clients))
         new_server = interpolate_state(share, server, step)
         is_finite = jnp.isfinite(loss) & plain.all_finite(new_server)
-        return plain.RoundResult(tree.select(is_finite, new_server, server), messages, is_finite, {"train_loss": loss})
+        columns = {"train_loss": as_bits(loss)}
+        return plain.RoundResult(tree.select(is_finite, new_server, server), messages, is_finite, columns)
 
     return run
 

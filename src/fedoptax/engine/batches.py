@@ -9,7 +9,6 @@ import numpy as np
 
 from fedoptax.algorithm import Batches, GradFn, Tree
 from fedoptax.engine.sampling import permutation
-from fedoptax.errors import UsageError
 from fedoptax.tasks.task import Task, padded_loss
 from fedoptax.wrappers import clipped
 
@@ -37,10 +36,7 @@ def task_grad_fn(task: Task) -> GradFn:
     """
 
     def loss(params: Tree, batch: Minibatch) -> jax.Array:
-        value = padded_loss(task.loss, params, batch.examples, batch.key)
-        if value.shape != ():
-            raise UsageError(f"loss of task '{task.name}' must return a scalar, got shape {value.shape}")
-        return value
+        return padded_loss(task.loss, params, batch.examples, batch.key, f"loss of task '{task.name}'")
 
     grad_fn = jax.value_and_grad(loss)
     return clipped(grad_fn, task.clip_norm) if task.clip_norm else grad_fn
@@ -96,8 +92,19 @@ def client_batches(
         batch = {name: array.at[rows].get(mode="clip") for name, array in examples.items()}
         return Minibatch({**batch, "mask": mask}, jax.random.fold_in(dropout_key, k))
 
+    def everything() -> Minibatch:
+        rows = jnp.arange(capacity, dtype=jnp.int32)
+        batch = {name: array.at[offset + rows].get(mode="clip") for name, array in examples.items()}
+        return Minibatch({**batch, "mask": rows < size}, dropout_key)
+
     steps = epochs * steps_per_epoch if work.steps is None else jnp.int32(work.steps)
-    return Batches(steps, get, jax.random.fold_in(key, 2))
+    return Batches(steps, get, jax.random.fold_in(key, 2), everything)
+
+
+def smallest_batch(sizes: np.ndarray, work: LocalWork) -> int:
+    """Count the examples of the smallest minibatch among those of clients with so many examples."""
+    last = sizes if work.steps is not None else (sizes - 1) % work.batch_size + 1
+    return min(work.batch_size, int(last.min()))
 
 
 def count_local_steps(sizes: Any, work: LocalWork) -> jax.Array:

@@ -17,6 +17,7 @@ from fedoptax.engine.data import DeviceData
 from fedoptax.engine.faults import Outcome, Rates, sample_outcomes, virtual_seconds
 from fedoptax.engine.plan import Plan
 from fedoptax.engine.sampling import round_key, sample_cohort
+from fedoptax.engine.xla import as_bits
 from fedoptax.tasks.task import Task
 
 
@@ -62,7 +63,7 @@ def checked_round(
             tree.select(has_effect, new_server, server),
             plain.put_rows(clients, rows, states),
             is_finite | ~is_enough,
-            {"train_loss": jnp.where(is_enough, loss, jnp.nan), **_columns(rates, outcome, accepted)},
+            {"train_loss": as_bits(loss, is_enough), **_columns(rates, outcome, accepted)},
         )
 
     return run
@@ -80,10 +81,11 @@ def _combine(
 
 
 def _columns(rates: Rates, outcome: Outcome, accepted: jax.Array) -> dict[str, jax.Array]:
-    return {
+    columns = {
         "participants": jnp.sum(accepted),
         "dropped": jnp.sum(outcome.dropped),
         "late": jnp.sum(outcome.late),
         "rejected": jnp.sum(outcome.answers & ~accepted),
         "virtual_seconds": virtual_seconds(rates, outcome),
     }
+    return jax.tree.map(as_bits, columns)

@@ -2,16 +2,28 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedoptax.algorithm import BatchList, Cohort, FedAlgorithm, GradFn, Tree, decoded, nbytes, weighted_mean
+from fedoptax.algorithm import (
+    BatchList,
+    Cohort,
+    FedAlgorithm,
+    GradFn,
+    Tree,
+    check_algorithm,
+    decoded,
+    nbytes,
+    weighted_mean,
+)
 from fedoptax.engine.plan import Plan
 from fedoptax.engine.program import Advance, Fixed, Program, empty_rows, program, round_step
-from fedoptax.errors import UsageError
+from fedoptax.errors import UsageError, check_function, check_int, check_output, check_type
 from fedoptax.tasks.task import Task
+from fedoptax.tree import leaf_names
 
 
 class RoundInfo(NamedTuple):
@@ -53,23 +65,44 @@ def run_round(
     Raises:
       UsageError: an empty cohort, lists of unequal length, or fewer clients in the federation than in the cohort.
     """
+    check_algorithm(algorithm)
+    check_type("clients", clients, Sequence)
+    check_type("batches", batches, Sequence)
     size = len(clients)
     if size == 0:
         raise UsageError("clients must hold at least one client's state, got none")
     if len(batches) != size:
         raise UsageError(f"batches must hold {size} lists, one per client, got {len(batches)}")
-    total = size if num_clients is None else num_clients
+    total = size if num_clients is None else check_int("num_clients", num_clients)
     if total < size:
         raise UsageError(f"num_clients must be >= {size}, the cohort's size, got {total}")
-    message = algorithm.broadcast(server)
-    key = jax.random.key(0) if key is None else key
+    try:
+        message = algorithm.broadcast(server)
+    except (AttributeError, TypeError) as error:
+        raise UsageError(f"server must be a state that algorithm.init(params) returned: {error}") from error
+    key, checked = jax.random.key(0) if key is None else key, partial(check_gradient, grad_fn)
     keyed = [b if hasattr(b, "key") else BatchList(b, jax.random.fold_in(key, i)) for i, b in enumerate(batches)]
-    results = [algorithm.client_update(grad_fn, message, client, b) for client, b in zip(clients, keyed)]
+    results = [algorithm.client_update(checked, message, client, b) for client, b in zip(clients, keyed)]
     uploads, new_clients, losses = (list(part) for part in zip(*results))
     mean = weighted_mean([(decoded(algorithm, u), loss) for u, loss in zip(uploads, losses)], weights)
     server = algorithm.server_update(server, mean[0], Cohort(size, total))
     info = RoundInfo(mean[1], losses, size * nbytes(message), sum(nbytes(u) for u in uploads))
     return server, new_clients, info
+
+
+def check_gradient(grad_fn: GradFn, params: Tree, batch: Any) -> tuple[jax.Array, Tree]:
+    """Call a user's `grad_fn`, and check that it returns a loss and a gradient in the parameters' form."""
+    check_function("grad_fn", grad_fn, "params, batch")
+    result = grad_fn(params, batch)
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise UsageError(f"grad_fn must return (loss, gradient), got a value of type {type(result).__name__}")
+    loss, grads = result
+    names, gradient_names = leaf_names(params), leaf_names(grads)
+    if names != gradient_names:
+        raise UsageError(f"grad_fn must return a gradient with the parameters' names {names}, got {gradient_names}")
+    for name, p, g in zip(names, jax.tree.leaves(params), jax.tree.leaves(grads)):
+        check_output(f"grad_fn, for parameter '{name}',", g, p.shape, "inexact")
+    return check_output("grad_fn", loss), grads
 
 
 def eager_program(task: Task, algorithm: FedAlgorithm, plan: Plan) -> Program:

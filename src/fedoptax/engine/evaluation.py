@@ -11,8 +11,8 @@ import numpy as np
 
 from fedoptax.algorithm import Tree
 from fedoptax.engine.mesh import AXIS
-from fedoptax.engine.xla import quick_options
-from fedoptax.errors import UsageError, check_choice
+from fedoptax.engine.xla import as_bits, host_errors, quick_options
+from fedoptax.errors import UsageError, check_choice, check_output
 from fedoptax.tasks.metrics import Column, Metric, as_metric
 from fedoptax.tasks.task import Task
 
@@ -138,6 +138,7 @@ def sum_metrics(task: Task, params: Tree, data: EvaluationData) -> Sums:
     return _total(task, _sums(task, params, data))
 
 
+@host_errors()
 def evaluate_clients(task: Task, params: Tree) -> dict[str, np.ndarray]:
     """Evaluate every metric per client, float32 (clients,), on its test examples, or where there are none, validation.
 
@@ -150,14 +151,15 @@ def evaluate_clients(task: Task, params: Tree) -> dict[str, np.ndarray]:
     if part is None:
         raise UsageError(f"task '{task.name}' must have test_owners or a validation fraction for metrics per client")
     found = _client_values(task, part)(params, evaluation_data(task)[part])
-    return {name: np.asarray(value) for name, value in found.items()}
+    return {name: np.asarray(value).view(np.float32) for name, value in found.items()}
 
 
+@host_errors()
 def evaluate_own_clients(task: Task, models: Tree) -> dict[str, np.ndarray]:
     """Evaluate models (N, …) of clients as `evaluate_clients` does, each on its client's examples, float32 (N,)."""
     part = str(part_by_client(task))
     found = _client_values(task, part, True)(models, evaluation_data(task)[part])
-    return {name: np.asarray(value) for name, value in found.items()}
+    return {name: np.asarray(value).view(np.float32) for name, value in found.items()}
 
 
 @lru_cache(maxsize=4)
@@ -167,7 +169,8 @@ def _client_values(
     @jax.jit
     def by_client(params: Tree, data: EvaluationData) -> dict[str, jax.Array]:
         own = own_sums(task, params, data, part) if is_own else None
-        return values_by_owner(task, own or _sums(task, params, data, examples_by_owner(task, part)))
+        values = values_by_owner(task, own or _sums(task, params, data, examples_by_owner(task, part)))
+        return jax.tree.map(as_bits, values)
 
     return by_client
 
@@ -215,14 +218,17 @@ def _measure(task: Task, params: Tree, batch: Mapping[str, jax.Array]) -> dict[s
     return metrics
 
 
+@host_errors()
 def initial_loss(task: Task, seed: int, examples: int) -> float:
     """Return the training loss, before the first round of a run with this seed, of a batch of all clients' examples."""
     key, total = jax.random.key(seed), int(task.clients.offsets[-1])
     rows = np.linspace(0, total - 1, examples).astype(np.int64)
     batch = {name: jnp.asarray(array[rows]) for name, array in task.clients.examples.items()}
     batch["mask"] = jnp.ones(examples, bool)
+    name = f"loss of task '{task.name}'"
     loss = jax.jit(
-        lambda: task.loss(task.init(jax.random.fold_in(key, 0)), batch, key), compiler_options=quick_options()
+        lambda: check_output(name, task.loss(task.init(jax.random.fold_in(key, 0)), batch, key)),
+        compiler_options=quick_options(),
     )
     return float(loss())
 
@@ -236,12 +242,12 @@ def client_summary(task: Task, sums: Sums) -> tuple[str, dict[str, jax.Array]]:
 def summarize(values: jax.Array, higher_is_better: bool) -> dict[str, jax.Array]:
     """Summarize `values` (clients,) over those that are not NaN: mean, spread and worst decile; NaN if all are."""
     present = ~jnp.isnan(values)
-    count = jnp.maximum(jnp.sum(present), 1)
+    count = jnp.maximum(jnp.sum(present), 1).astype(values.dtype)
     mean = jnp.sum(jnp.where(present, values, 0)) / count
     spread = jnp.sqrt(jnp.sum(jnp.where(present, jnp.square(values - mean), 0)) / count)
     worst_first = jnp.sort(jnp.where(present, values if higher_is_better else -values, jnp.inf))
     tenth = jnp.ceil(count / 10)
-    worst = jnp.sum(jnp.where(jnp.arange(len(values)) < tenth, worst_first, 0)) / tenth
+    worst = jnp.sum(jnp.where(jnp.arange(len(values), dtype=tenth.dtype) < tenth, worst_first, 0)) / tenth
     summary = {"mean": mean, "spread": spread, "worst_decile": worst if higher_is_better else -worst}
     return {name: jnp.where(jnp.any(present), value, jnp.nan) for name, value in summary.items()}
 

@@ -29,7 +29,7 @@ class Faults:
     than `deadline` is late: its upload does not count.
 
     Attributes:
-      dropout: the probability that a client of a round's cohort drops out.
+      dropout: the probability in [0, 1) that a client of a round's cohort drops out.
       deadline: virtual seconds that a round waits for uploads; None waits for all, and no time is counted.
       step_seconds: virtual seconds of a local step of the median client.
       speed_spread: standard deviation over clients of the log of a client's speed.
@@ -44,7 +44,7 @@ class Faults:
     speed_spread: float = 0.5
 
     def __post_init__(self) -> None:
-        check_number("faults.dropout", self.dropout, 0, 1, open_high=False)
+        check_number("faults.dropout", self.dropout, 0, 1)
         check_number("faults.speed_spread", self.speed_spread, 0)
         check_number("faults.step_seconds", self.step_seconds, 0, open_low=True)
         if self.deadline is not None:

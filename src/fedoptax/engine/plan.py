@@ -52,13 +52,13 @@ def make_plan(options: RunOptions, task: Task, algorithm: FedAlgorithm, name: st
     aggregator = as_aggregator(options.aggregate)
     if options.secure_aggregation is not None:
         aggregator = SecureMean(float(options.secure_aggregation))
-        if isinstance(jax.eval_shape(lambda key: algorithm.init(task.init(key)), jax.random.key(0)), CompressionState):
+        if isinstance(jax.eval_shape(algorithm.init, jax.eval_shape(task.init, jax.random.key(0))), CompressionState):
             raise UsageError(CODED)
     _check_cohort(options.cohort_size, task, aggregator)
     if algorithm.epsilon is not None:
         _check_privacy(options.weighting, aggregator)
     mesh = choose_mesh(options.mesh, options.cohort_size, options.engine)
-    client = jax.eval_shape(lambda key: algorithm.init_client(task.init(key)), jax.random.key(0))
+    client = jax.eval_shape(algorithm.init_client, jax.eval_shape(task.init, jax.random.key(0)))
     if options.asynchronous is not None:
         _check_asynchronous(options, task, algorithm, aggregator, name if jax.tree.leaves(client) else None)
     if options.speeds is not None and task.devices is not None:

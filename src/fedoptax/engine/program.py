@@ -18,7 +18,7 @@ from fedoptax import tree
 from fedoptax.algorithm import Batches, Cohort, FedAlgorithm, Tree, cond, decoded, nbytes
 from fedoptax.engine.aggregation import SecureMean
 from fedoptax.engine.asynchronous import asynchronous_round
-from fedoptax.engine.batches import Minibatch, minibatch_form, task_grad_fn
+from fedoptax.engine.batches import Minibatch, minibatch_form, smallest_batch, task_grad_fn
 from fedoptax.engine.checked import checked_round
 from fedoptax.engine.data import DeviceData
 from fedoptax.engine.evaluation import column_names, evaluate, evaluation_data
@@ -26,9 +26,10 @@ from fedoptax.engine.faults import COUNTS, Rates
 from fedoptax.engine.mesh import over_mesh, replicate
 from fedoptax.engine.plan import Plan
 from fedoptax.engine.round import plain_round
+from fedoptax.engine.sampling import random_settings
 from fedoptax.engine.schedule import Schedule
-from fedoptax.engine.xla import Compiled, quick_options
-from fedoptax.errors import UsageError
+from fedoptax.engine.xla import Compiled, as_bits, quick_options
+from fedoptax.errors import UsageError, check_output, shorten
 from fedoptax.tasks.task import Task
 
 MAX_ROUNDS = 256
@@ -38,7 +39,7 @@ MakeAlgorithm = Callable[..., FedAlgorithm]
 class Advance(NamedTuple):
     """The result of some rounds: the states, the rounds done, whether all is finite, and a table of the rounds.
 
-    `rows`, float32 (MAX_ROUNDS, columns), has the program's columns; NaN is what is not known.
+    `rows`, (MAX_ROUNDS, columns), has the program's columns as bits of float32 (`as_bits`); NaN is what is not known.
     """
 
     server: Tree
@@ -110,16 +111,23 @@ class Point:
         return jax.device_put({name: np.asarray(value, jnp.result_type(float)) for name, value in self.values.items()})
 
 
-@lru_cache(maxsize=8)
 def program(task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple[str, ...] = ()) -> Program:
     """Build the program of `make_algorithm(**hypers)` on `task`; `names` are the hyper-parameters left free.
 
     The same arguments give the same program, compiled once: seeds and points of a sweep share it.
     """
+    return _program(task, make_algorithm, plan, names, tuple(random_settings().values()))
+
+
+@lru_cache(maxsize=8)
+def _program(
+    task: Task, make_algorithm: MakeAlgorithm, plan: Plan, names: tuple[str, ...], settings: tuple[Any, ...]
+) -> Program:
+    del settings  # with which it is compiled
 
     def start(hypers: Mapping[str, Any], key: jax.Array) -> tuple[Tree, Tree]:
         algorithm = make_algorithm(**hypers)
-        params = task.init(jax.random.fold_in(key, 0))
+        params = jax.tree.map(jnp.asarray, task.init(jax.random.fold_in(key, 0)))  # of NumPy, perhaps
         return algorithm.init(params), algorithm.init_client(params)
 
     def advance(
@@ -159,7 +167,7 @@ def round_step(
 
     @jax.jit
     def test(server: Tree, data: Any) -> dict[str, jax.Array]:
-        return jax.tree.map(jnp.float32, evaluate(task, algorithm.params(server), data, plan.mesh))
+        return jax.tree.map(as_bits, evaluate(task, algorithm.params(server), data, plan.mesh))
 
     def step(
         state: Advance,
@@ -176,9 +184,9 @@ def round_step(
         number, row = state.round + 1, result.columns
         if data.held_out:
             is_due = (number % eval_every == 0) | (number == last)
-            unknown = {name: jnp.float32(jnp.nan) for name in columns if name not in row}
+            unknown = {name: as_bits(0, False) for name in columns if name not in row}
             row = row | cond(is_due & result.finite, lambda: test(result.server, data.held_out), lambda: unknown)
-        rows = state.rows.at[state.round - start].set(jnp.stack([row[name].astype(jnp.float32) for name in columns]))
+        rows = state.rows.at[state.round - start].set(jnp.stack([row[name] for name in columns]))
         return Advance(result.server, result.clients, number, result.finite, rows)
 
     return step
@@ -186,7 +194,7 @@ def round_step(
 
 def empty_rows(columns: Sequence[str]) -> jax.Array:
     """The table of an `Advance` before its first round."""
-    return jnp.full((MAX_ROUNDS, len(columns)), jnp.nan, jnp.float32)
+    return jnp.full((MAX_ROUNDS, len(columns)), as_bits(0, False))
 
 
 def _count_message_bytes(
@@ -197,20 +205,25 @@ def _count_message_bytes(
     def messages(hypers: Mapping[str, Any], params: Tree, batch: Minibatch, steps: jax.Array) -> tuple[Tree, ...]:
         algorithm = make_algorithm(**hypers)
         server = algorithm.init(params)
-        client = algorithm.init_client(algorithm.params(server))
+        client = algorithm.init_client(params)
         message = algorithm.broadcast(server)
-        batches = Batches(steps, lambda k: batch, jax.random.key(0))
-        upload, new_client, _ = algorithm.client_update(grad_fn, message, client, batches)
+        smallest = smallest_batch(task.clients.sizes, plan.work)
+        batches = Batches(steps, lambda k: batch, jax.random.key(0), lambda: batch, smallest)
+        result = algorithm.client_update(grad_fn, message, client, batches)
+        if not isinstance(result, tuple) or len(result) != 3:
+            raise UsageError(f"client_update must return (upload, client, loss), got {shorten(result)}")
+        upload, new_client, loss = result
+        check_output("client_update's loss", loss, verb="be")
         mean = decoded(algorithm, upload)
         if isinstance(plan.aggregate, SecureMean):
             upload = plan.aggregate.zero(mean)
         new_server = algorithm.server_update(server, mean, Cohort(plan.cohort_size, task.num_clients))
-        return message, upload, (server, client), (new_server, new_client)
+        return message, upload, (server, client, params), (new_server, new_client, algorithm.params(server))
 
     batch = minibatch_form(task, plan.work.batch_size)
     grad_fn = task_grad_fn(task)
     message, upload, before, after = jax.eval_shape(messages, shapes, params, batch, np.int32(1))
-    for name, old, new in zip(("server_update", "client_update"), before, after):
+    for name, old, new in zip(("server_update", "client_update", "params"), before, after):
         _check_same_form(name, old, new)
     return nbytes(message), nbytes(upload)
 
@@ -218,8 +231,8 @@ def _count_message_bytes(
 def _check_same_form(name: str, old: Tree, new: Tree) -> None:
     before, after = str(jax.tree.structure(old)), str(jax.tree.structure(new))
     if before != after:
-        raise UsageError(f"{name} must keep the state's structure {before}, got {after}")
+        raise UsageError(f"{name} must keep the structure {before}, got {after}")
     for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(old), jax.tree.leaves(new)):
         if (a.shape, a.dtype) != (b.shape, b.dtype):
             place, form, new_form = jax.tree_util.keystr(path), f"{a.dtype}{list(a.shape)}", f"{b.dtype}{list(b.shape)}"
-            raise UsageError(f"{name} must keep the state's {place} {form}, got {new_form}")
+            raise UsageError(f"{name} must keep {place} {form}, got {new_form}")

@@ -21,6 +21,7 @@ from fedoptax.engine.faults import Rates
 from fedoptax.engine.mesh import share_cohort
 from fedoptax.engine.plan import Plan, runs_sequentially
 from fedoptax.engine.sampling import round_key, sample_cohort
+from fedoptax.engine.xla import as_bits
 from fedoptax.tasks.task import Task
 
 OUT_OF_RANGE = 2**31 - 1
@@ -57,7 +58,7 @@ class MemberResult(NamedTuple):
 
 
 class RoundResult(NamedTuple):
-    """The states after a round, whether loss and states are finite, and the round's columns of the history."""
+    """The states after a round, whether loss and states are finite, and the round's columns of the history as bits."""
 
     server: Tree
     clients: Tree
@@ -101,7 +102,8 @@ def plain_round(task: Task, algorithm: FedAlgorithm, plan: Plan, is_eager: bool 
         is_finite = jnp.isfinite(loss) & all_finite(new_server)
         rows = jnp.where(is_finite, members.row, OUT_OF_RANGE)
         new_clients = put_rows(clients, rows, results.state)
-        return RoundResult(tree.select(is_finite, new_server, server), new_clients, is_finite, {"train_loss": loss})
+        columns = {"train_loss": as_bits(loss)}
+        return RoundResult(tree.select(is_finite, new_server, server), new_clients, is_finite, columns)
 
     return run
 

@@ -1,6 +1,7 @@
 """Who takes part, and in which order a client reads its examples: pure functions of a key, inside XLA."""
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,14 @@ import numpy as np
 
 FLOYD_LIMIT = 2048
 _LAST = np.uint32(0xFFFFFFFF)  # sorts behind every 31-bit random number
+
+
+SETTINGS = ("jax_default_prng_impl", "jax_threefry_partitionable", "jax_random_seed_offset", "jax_enable_x64")
+
+
+def random_settings() -> dict[str, Any]:
+    """JAX's settings that decide, with the seed, all random numbers of a run."""
+    return {name: getattr(jax.config, name) for name in SETTINGS}
 
 
 def round_key(key: jax.Array, round: jax.Array | int) -> jax.Array:

@@ -7,12 +7,18 @@ Each trick is justified by a measurement (docs/performance.md, "The engine's tri
 import math
 import os
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
+
+from fedoptax.algorithm import Tree
+from fedoptax.errors import is_traced
 
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
@@ -78,8 +84,66 @@ class Compiled:
 
     def __call__(self, *args: Any) -> Any:
         """Call the function, compiled for arguments of these shapes."""
+        if jax.config.values["jax_disable_jit"]:
+            return self._jitted(*args)
         if self._compiled is None:
             begun = time.perf_counter()
             self._compiled = self._jitted.lower(*args).compile()
             self.seconds = time.perf_counter() - begun
         return self._compiled(*args)
+
+
+_errors: list[BaseException] = []
+_catching = 0  # uses of `host_errors` that go on
+
+
+@contextmanager
+def host_errors() -> Iterator[None]:
+    """Raise the first error of a Python function that a program calls (`call_host`) as itself, with its line."""
+    global _catching
+    _catching += 1
+    try:
+        yield
+    except BaseException:
+        if not _errors:
+            raise
+    finally:
+        _catching -= 1
+        errors, _errors[:] = list(_errors), []
+    if errors:
+        raise errors[0]
+
+
+def call_host(function: Callable[..., Tree], form: Tree, *arguments: Tree, is_ordered: bool = False) -> Any:
+    """Call a Python function that returns arrays of a form: from a compiled program, or else at once.
+
+    Where XLA met its error, it would print it, and devices that wait for each other would hang: within `host_errors`
+    the function returns NaN instead, which ends the round, and the error is raised there.
+    """
+
+    def call(*arguments: Tree) -> Tree:
+        try:
+            if not _errors:
+                return function(*arguments)
+        except BaseException as error:
+            if not _catching:
+                raise
+            _errors.append(error)
+        return jax.tree.map(
+            lambda a: np.full(a.shape, jnp.nan if jnp.issubdtype(a.dtype, jnp.inexact) else 0, a.dtype), form
+        )
+
+    if not any(map(is_traced, jax.tree.leaves(arguments))):
+        return function(*arguments)
+    if is_ordered:
+        return io_callback(call, form, *arguments, ordered=True)
+    return jax.pure_callback(call, form, *arguments, vmap_method="sequential")
+
+
+@jax.jit
+def as_bits(value: Any, is_known: Any = True) -> jax.Array:
+    """The bits of a number as float32, or of NaN for one that is not known, as int32.
+
+    An output that is NaN would end a run under `jax_debug_nans`; the host reads the bits with `.view(np.float32)`.
+    """
+    return jax.lax.bitcast_convert_type(jnp.where(is_known, jnp.float32(value), jnp.float32(jnp.nan)), jnp.int32)

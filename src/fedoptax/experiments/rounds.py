@@ -22,6 +22,7 @@ from fedoptax.engine.plan import Plan, RunOptions
 from fedoptax.engine.program import MAX_ROUNDS, Point, program
 from fedoptax.engine.sampling import sample_cohort
 from fedoptax.engine.schedule import client_speeds, make_schedule
+from fedoptax.engine.xla import host_errors
 from fedoptax.storage.folder import Status
 from fedoptax.storage.history import Row
 from fedoptax.tasks.task import Task
@@ -122,10 +123,11 @@ class Simulation(Rounds):
         states = self.clients.take(lambda: self._sample_cohort(done))
         data, window = self._examples(done), np.minimum(np.arange(done, done + MAX_ROUNDS), last - 1)
         conditions = self._rates, tree.take(self._schedule, window)
-        result = self.program.advance(self._values, self.server, states, data, self._key, *numbers, *conditions)
+        with host_errors():
+            result = self.program.advance(self._values, self.server, states, data, self._key, *numbers, *conditions)
+            table = jax.device_get(result.rows).view(np.float32)
         self.server = result.server
         self.clients.put(result.clients)
-        table = jax.device_get(result.rows)
         compiling = self.program.compile_seconds() - compiled  # 0 where another run of the program, or a call, did it
         self.compile_seconds += compiling
         finite, count = bool(result.finite), int(result.round) - done
@@ -159,6 +161,7 @@ class Simulation(Rounds):
     def _measure_clients(self) -> dict[str, np.ndarray]:
         return evaluate_clients(self.task, jax.tree.map(np.asarray, self.params()))
 
+    @host_errors()
     def evaluate_end(self, params: Tree) -> dict[str, Any]:
         """Return what comes of the parameters when clients personalize them, if that was asked for."""
         text = self._options.personalize

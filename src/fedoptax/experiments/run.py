@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,14 @@ import numpy as np
 
 from fedoptax._files import read_json
 from fedoptax._progress import Update, bar
-from fedoptax.algorithm import FedAlgorithm
+from fedoptax.algorithm import FedAlgorithm, check_algorithm
 from fedoptax.distributed import broadcast, check_same, gather_from_all, is_distributed, is_leader, run_on_all_or_fail
 from fedoptax.engine.client_states import PLACES
 from fedoptax.engine.mesh import mesh_again
 from fedoptax.engine.personalization import with_rate
 from fedoptax.engine.plan import Plan, RunOptions, make_plan
 from fedoptax.engine.program import Fixed, Point
-from fedoptax.errors import UsageError, check_choice, check_int, check_number
+from fedoptax.errors import UsageError, check_choice, check_flag, check_int, check_number, check_type
 from fedoptax.experiments.build import WRAPPERS
 from fedoptax.experiments.observers import (
     BestParams,
@@ -84,6 +85,13 @@ class Record:
     description: str | None = None
 
     def __post_init__(self) -> None:
+        texts, places = dict.fromkeys(("label", "description"), str | None), ("out", "resume_from")
+        mappings = dict.fromkeys(("hyperparameters", "wrappers"), Mapping)
+        kinds = texts | mappings | dict.fromkeys(places, str | PathLike | None) | {"trackers": list | tuple}
+        for name, kind in kinds.items():
+            check_type(name, getattr(self, name), kind)
+        if self.progress is not None and not callable(self.progress):
+            check_flag("progress", self.progress)
         check_number("checkpoint_every", self.checkpoint_every, 0)
         if self.resume_round is not None and self.resume_from is None:
             raise UsageError("resume_round needs a run to resume")
@@ -148,8 +156,7 @@ def simulate(
 ) -> RunResult:
     """Run `algorithm` on `task` as `run` does, by the rounds of `make`; return also a run that did not end well."""
     check_task(task)
-    if not isinstance(algorithm, FedAlgorithm | Point):
-        raise UsageError(f"algorithm must be a FedAlgorithm, such as fedavg(0.1), or a Point, got {algorithm!r}")
+    check_algorithm(algorithm.algorithm if isinstance(algorithm, Point) else algorithm)
     if (record.trackers or options.client_metrics) and record.folder is None:
         raise UsageError(f"{'trackers' if record.trackers else 'client_metrics'} need a folder: give out")
     point = algorithm if isinstance(algorithm, Point) else Point(Fixed(algorithm), {})
@@ -240,6 +247,7 @@ def _begin(
 ) -> tuple[History, list[Observer]]:
     """Open the run's folder, until `stack` closes it; return the history so far, and what follows the run."""
     if record.folder is not None:
+        check_names(rounds.params())
         stack.enter_context(locked(record.folder))
     history = _restore(rounds, total, config, record, watch)
     followed = rounds, history, watch

@@ -20,12 +20,13 @@ from fedoptax.engine.faults import Faults, as_faults
 from fedoptax.engine.options import RunOptions, options_of
 from fedoptax.engine.plan import Plan
 from fedoptax.engine.program import Program
+from fedoptax.engine.sampling import random_settings
 from fedoptax.errors import RunError
 from fedoptax.tasks.metrics import Column
 from fedoptax.tasks.task import Task
 
 FORMAT = 1
-MAY_CHANGE = {"environment", "fedoptax", "trackers", "gradients_per_step", "rates", "metrics"}
+MAY_CHANGE = {"environment", "fedoptax", "trackers", "gradients_per_step", "rates", "metrics", "random"}
 """What may change when a run is resumed, besides the options that say so."""
 
 
@@ -53,6 +54,7 @@ def run_config(
         "task": {"name": task.name, "description": task.description, **task.spec},
         "algorithm": {**algorithm, "reference": reference(algorithm["name"])},
         **record_options(options),
+        "random": random_settings(),
         **({"wrappers": dict(wrappers)} if wrappers else {}),
         **({"trackers": names} if names else {}),
         "num_params": built.num_params,
@@ -108,6 +110,13 @@ def read_record(path: Path) -> dict[str, Any]:
 def check_same_experiment(folder: Path, stored: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     """Check that a run to be continued is the one in a folder, by its config there and the one that was made anew."""
     config = to_plain(config)
+    new = config.get("random") or {}
+    for name, old in (stored.get("random") or new).items():
+        if old != new.get(name):
+            raise RunError(
+                f"'{folder}' was made with {name}={old!r}, got {new.get(name)!r}: continue it with "
+                f"jax.config.update({name!r}, {old!r})"
+            )
     if isinstance(task := stored.get("task"), dict) and "contents" not in task:  # of a file, in earlier versions
         config["task"].pop("contents", None)
     options = options_of(RunOptions)

@@ -6,6 +6,7 @@ unfinished last line. A lock keeps a second process out.
 
 import io
 import shutil
+import struct
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,14 +19,23 @@ import jax
 import numpy as np
 from filelock import FileLock, Timeout
 
-from fedoptax._files import read_json, read_params_file, using, write_atomically, write_json
+from fedoptax._files import (
+    pack_arrays,
+    read_arrays,
+    read_json,
+    read_params_file,
+    using,
+    write_atomically,
+    write_json,
+)
 from fedoptax.algorithm import Tree
 from fedoptax.engine.client_states import ClientStates
-from fedoptax.errors import RunError, UsageError
+from fedoptax.errors import RunError, UsageError, check_type, shorten
 from fedoptax.storage.checkpoint import save_checkpoint
 from fedoptax.storage.clients import ClientsFile
 from fedoptax.storage.history import History, HistoryFile, Row
 from fedoptax.tasks.metrics import Column
+from fedoptax.tree import leaf_names
 
 MARKS = ("config.json", "compare.json", "tune.json")
 """The files that tell a folder of results from another."""
@@ -53,6 +63,7 @@ def prepare(out: str | Path, overwrite: bool = False, remove: bool = True) -> Pa
 
     Without `remove` they stay, so that all that is asked for can be checked before anything is lost.
     """
+    check_type("out", out, str | Path)
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"out must be a folder, but '{folder}' is a file")
@@ -106,10 +117,20 @@ def is_finished(folder: Path) -> bool:
 
 
 def write_params(path: Path, params: Any) -> None:
-    """Write a parameter tree as `.npz`, one array per leaf, named by its key path (`dense1/kernel`)."""
-    buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, **named_leaves(params))
-    write_atomically(path, buffer.getvalue())
+    """Write a parameter tree as `.npz`, one array per leaf, named by `leaf_names` (`dense1/kernel`)."""
+    write_atomically(path, pack_arrays(named_leaves(params)))
+
+
+def check_names(params: Tree) -> None:
+    """Check that files can hold the names of the parameters (arrays, or structs), and give them back."""
+    names = [name or "params" for name in leaf_names(params)]
+    for name in names:
+        try:
+            is_same = list(read_arrays(io.BytesIO(pack_arrays({name: np.zeros(())})))) == [name]
+        except (ValueError, struct.error):  # not in UTF-8, or too long
+            is_same = False
+        if not is_same or names.count(name) > 1:
+            raise UsageError(f"parameters must have names that a file can hold, each once, got {shorten(repr(name))}")
 
 
 def read_params(name: str, path: str | Path, like: Tree) -> Tree:
@@ -128,11 +149,8 @@ def read_params(name: str, path: str | Path, like: Tree) -> Tree:
 
 def named_leaves(tree: Any) -> dict[str, np.ndarray]:
     """Return the leaves of a tree by key path, as NumPy arrays (bfloat16 as float32, which NumPy's files can hold)."""
-    arrays = jax.tree_util.tree_leaves_with_path(jax.tree.map(np.asarray, tree))
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/") or "params": a.astype("f4") if a.dtype.kind == "V" else a
-        for path, a in arrays
-    }
+    arrays = zip(leaf_names(tree), map(np.asarray, jax.tree.leaves(tree)))
+    return {name or "params": a.astype("f4") if a.dtype.kind == "V" else a for name, a in arrays}
 
 
 class RunFolder:

@@ -9,21 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 from jax import export
-from jax.interpreters.partial_eval import dce_jaxpr
 
-from fedoptax._files import read_json, using, write_atomically, write_json
+from fedoptax._files import pack_arrays, read_arrays, read_json, using, write_atomically, write_json
 from fedoptax.algorithm import Tree
 from fedoptax.data.inputs import as_examples, read_inputs
-from fedoptax.errors import RunError, UsageError, check_int, shorten
-from fedoptax.storage.folder import named_leaves, write_params
-from fedoptax.tasks.task import Task
+from fedoptax.errors import RunError, UsageError, check_int, check_output, check_type, shorten
+from fedoptax.storage.folder import named_leaves
+from fedoptax.tasks.task import Task, depends_on_argument
 
 if TYPE_CHECKING:
     import pandas
@@ -112,7 +111,7 @@ class TrainedModel:
         """
         path = Path(path)
         if path.suffix == ".npz":
-            write_params(path, self.params)
+            write_atomically(path, pack_arrays(self.params))
         elif path.suffix == ".safetensors":
             from safetensors.numpy import save
 
@@ -163,6 +162,7 @@ def load_model(folder: str | Path, params: str | None = None) -> TrainedModel:
       UsageError: it is no run's folder, or its task has no `predict`, or the best parameters were not kept.
       RunError: a file is missing or damaged.
     """
+    check_type("folder", folder, str | Path)
     folder = Path(folder)
     if not (folder / "config.json").is_file():
         raise UsageError(f"'{folder}' is not the folder of a run")
@@ -177,8 +177,7 @@ def load_model(folder: str | Path, params: str | None = None) -> TrainedModel:
         raise RunError(f"'{path}' is missing: {reason}")
     try:
         program = export.deserialize(bytearray((folder / PROGRAM).read_bytes()))
-        with np.load(path, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
+        arrays = read_arrays(path)
     except Exception as error:  # a damaged file fails in many ways
         raise RunError(f"'{folder}': the model cannot be read: {shorten(error)}") from error
     with using(folder / DESCRIPTION):
@@ -219,10 +218,12 @@ def export_predict(task: Task) -> export.Exported:
     if predict is None:
         raise UsageError(f"task '{task.name}' must have a predict")
     params = jax.eval_shape(task.init, jax.random.key(0))
-    tree = jax.tree.structure(params)
+    unflatten = partial(jax.tree.unflatten, jax.tree.structure(params))
 
     def apply(leaves: list[jax.Array], batch: dict[str, jax.Array]) -> jax.Array:
-        return predict(jax.tree.unflatten(tree, leaves), batch)
+        size = next(iter(batch.values())).shape[0]
+        shape = (size, ...) if task.classes is None else (size, len(task.classes) or None)
+        return check_output(f"predict of task '{task.name}'", predict(unflatten(leaves), batch), shape, "real")
 
     def form(n: Any) -> dict[str, jax.ShapeDtypeStruct]:
         return {
@@ -231,9 +232,15 @@ def export_predict(task: Task) -> export.Exported:
         }
 
     leaves = jax.tree.leaves(params)
-    traced = jax.make_jaxpr(apply)(leaves, form(2)).jaxpr
-    used = dce_jaxpr(traced, [True] * len(traced.outvars))[1]  # whether the outputs depend on each input
-    is_read = dict(zip(sorted(form(2)), used[len(leaves) :], strict=True))
+    is_read: dict[str, bool] = {}
+
+    def look(leaves: list[jax.Array], batch: dict[str, jax.Array]) -> None:
+        for name, array in batch.items():
+            is_read[name] = depends_on_argument(lambda a, name=name: apply(leaves, {**batch, name: a}), array)
+
+    jax.eval_shape(look, leaves, form(2))
+    if not any(is_read.values()):
+        raise UsageError(f"predict of task '{task.name}' must read a field of the examples: {', '.join(is_read)}")
     exporting = export.export(jax.jit(apply), platforms=PLATFORMS)
     try:
         (n,) = export.symbolic_shape("n")

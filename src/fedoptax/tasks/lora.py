@@ -1,5 +1,6 @@
 """LoRA: clients train and send low-rank changes of a given model's kernels."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from fedoptax._files import read_params_file
 from fedoptax.algorithm import Tree
-from fedoptax.errors import UsageError, check_int
+from fedoptax.errors import UsageError, check_int, check_type
 from fedoptax.tasks.task import Task, check_task
 
 
@@ -44,6 +45,7 @@ def with_lora(task: Task, base: str | Path | Tree, rank: int) -> Task:
     if isinstance(base, str | Path):
         frozen = {tuple(name.split("/")): array for name, array in read_params_file("base", base).items()}
     else:
+        check_type("base", base, Mapping)
         frozen = flatten_dict(jax.tree.map(np.asarray, base))
     shapes = {path: leaf.shape for path, leaf in flatten_dict(jax.eval_shape(task.init, jax.random.key(0))).items()}
     known = {path for path, shape in shapes.items() if path in frozen and frozen[path].shape == shape}

@@ -208,4 +208,6 @@ def load_task(name: str, **options: Any) -> Task:
         task = with_metrics(task, chosen.metrics)
     if chosen.validation_fraction is not None:
         task = with_validation(task, chosen.validation_fraction)
-    return with_compute_dtype(task, chosen.compute_dtype or "float32")
+    task = with_compute_dtype(task, chosen.compute_dtype or "float32")
+    object.__setattr__(task, "loader", partial(load_task, name, **options))  # for pickle; `replace` drops it
+    return task

@@ -3,18 +3,28 @@
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.interpreters.partial_eval import dce_jaxpr
 
 from fedoptax._html import html_table
 from fedoptax.algorithm import Tree
 from fedoptax.data.federated import FederatedData
-from fedoptax.errors import UsageError, check_choice, check_int, check_number, check_positive
+from fedoptax.errors import (
+    UsageError,
+    check_choice,
+    check_function,
+    check_int,
+    check_number,
+    check_output,
+    check_positive,
+    check_type,
+)
 from fedoptax.tasks.metrics import METRICS, with_derived
+from fedoptax.tree import sum_dtype
 
 LossFn = Callable[[Tree, Any, jax.Array], jax.Array]
 DTYPES = ("float32", "bfloat16")
@@ -57,8 +67,8 @@ class Task:
         as many shares as the cohort has clients, are allocated to the active ones (Fed-LAMB, Section 4).
 
     Raises:
-      UsageError, DataError: an attribute is not of its kind, or the held-out examples do not fit each other, their
-        owners or the clients' examples.
+      UsageError, DataError: an attribute is of another type, a function takes other arguments, a number is out of
+        range, or the held-out examples do not fit each other, their owners or the clients' examples.
     """
 
     name: str
@@ -85,13 +95,11 @@ class Task:
     devices: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("init", "loss", "metrics", "predict"):
-            if not callable(getattr(self, name)) and (name != "predict" or self.predict is not None):
-                raise UsageError(f"{name} must be a function, got {getattr(self, name)!r}")
-        if not isinstance(self.clients, FederatedData):
-            raise UsageError(
-                f"clients must be a FederatedData, see its from_clients, got {type(self.clients).__name__}"
-            )
+        for name, kinds in KINDS.items():
+            check_type(f"{name} of task '{self.name}'", getattr(self, name), kinds)
+        for name, arguments in FUNCTIONS.items():
+            if getattr(self, name) is not None:
+                check_function(f"{name} of task '{self.name}'", getattr(self, name), arguments)
         self.clients.check_held_out("test", self.test, self.test_owners)
         self.clients.check_held_out("validation", self.validation, self.validation_owners)
         if self.devices is not None:
@@ -110,6 +118,17 @@ class Task:
         """N, the number of clients that cohorts are drawn from."""
         return self.clients.num_clients if self.devices is None else self.devices
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        if "loader" not in vars(self):
+            raise UsageError(
+                f"task '{self.name}' cannot be pickled, as its functions cannot: only what load_task returns can, by "
+                "its name and options; make the task anew in the other process"
+            )
+        return vars(self)["loader"], ()
+
+    def __deepcopy__(self, memo: Any) -> "Task":
+        return self  # nothing of it changes
+
     def _repr_html_(self) -> str:
         examples, sizes = self.clients.examples, self.clients.sizes
         row: dict[str, Any] = {"clients": self.num_clients, "training examples": int(sizes.sum())}
@@ -121,31 +140,71 @@ class Task:
         return html_table([row], f"{self.name}: {self.description}")
 
 
+FUNCTIONS = {"init": "key", "loss": "params, batch, key", "metrics": "params, batch", "predict": "params, batch"}
+"""The functions of a task, and their arguments."""
+KINDS: dict[str, Any] = {
+    "name": str, "clients": FederatedData, "test": Mapping | None, "primary_metric": str | None,
+    "higher_is_better": bool, "description": str, "spec": Mapping, "label": str | None, "derived": Mapping,
+    "validation": Mapping | None, "notes": list | tuple, "classes": list | tuple | np.ndarray | None,
+    "inputs": Mapping,
+}  # fmt: skip
+"""The types of a task's attributes, but for functions and numbers."""
+
+
 def masked_mean(values: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
-    """The mean of per-example `values` (batch,) over the real examples of a padded batch; 0 when there are none."""
+    """The mean of per-example `values` (batch,) over the real examples of a padded batch; 0 when there are none.
+
+    It is computed in at least float32 and returned so; whole numbers and booleans count as floating-point ones.
+
+    Raises:
+      UsageError: `values` are of another shape than the mask, or without one not of one dimension.
+    """
     mask = batch.get("mask")
+    numbers = check_output("values", values, (None,) if mask is None else mask.shape, "real", verb="be")
+    numbers = numbers.astype(sum_dtype(numbers))
     if mask is None:
-        return jnp.mean(values)
-    total = jnp.sum(jnp.where(mask, values, jnp.zeros((), values.dtype)))
-    return total / jnp.maximum(jnp.sum(mask), 1).astype(values.dtype)
+        return jnp.mean(numbers)
+    total = jnp.sum(jnp.where(mask, numbers, jnp.zeros((), numbers.dtype)))
+    return total / jnp.maximum(jnp.sum(mask), 1).astype(numbers.dtype)
 
 
-def padded_loss(loss: LossFn, params: Tree, batch: Mapping[str, jax.Array], key: jax.Array) -> jax.Array:
+def padded_loss(
+    loss: LossFn, params: Tree, batch: Mapping[str, jax.Array], key: jax.Array, name: str = "loss"
+) -> jax.Array:
     """Evaluate `loss` on a padded batch (with its `mask`) such that padding does not count.
 
-    A loss that reads the mask is called with it. For any other, the mean over real examples of the loss of each alone.
+    A loss whose value depends on the mask is called with it. For any other, the mean over real examples of the loss of
+    each alone.
+
+    Raises:
+      UsageError: the loss, which the message calls `name`, returns anything but one floating-point number.
     """
-    traced = jax.make_jaxpr(lambda mask: loss(params, {**batch, "mask": mask}, key))(batch["mask"]).jaxpr
-    (reads_mask,) = dce_jaxpr(traced, [True] * len(traced.outvars))[1]  # whether an output depends on the input
-    if reads_mask:
-        return loss(params, batch, key)
-    examples = {name: value for name, value in batch.items() if name != "mask"}
+
+    def loss_of_batch(mask: jax.Array) -> jax.Array:
+        return check_output(name, loss(params, {**batch, "mask": mask}, key))
+
+    if depends_on_argument(loss_of_batch, batch["mask"]):
+        return loss_of_batch(batch["mask"])
+    examples = {**batch, "mask": jnp.ones_like(batch["mask"])}
 
     def loss_of_one(example: Tree, key: jax.Array) -> jax.Array:
-        return loss(params, jax.tree.map(lambda a: a[None], example), key)
+        return check_output(name, loss(params, jax.tree.map(lambda a: a[None], example), key))
 
     losses = jax.vmap(loss_of_one)(examples, jax.random.split(key, batch["mask"].shape[0]))
     return masked_mean(losses, batch)
+
+
+def depends_on_argument(function: Callable[[Any], Any], argument: Any) -> bool:
+    """Whether the arrays that `function` returns depend on its argument (arrays, or structs); nothing is computed.
+
+    Under `jax.vmap` over the argument alone, outputs that do not depend on it are not mapped.
+    """
+    stacked = jax.tree.map(lambda a: jax.ShapeDtypeStruct((1, *a.shape), a.dtype), argument)
+    try:
+        jax.eval_shape(jax.vmap(function, out_axes=None), stacked)
+    except ValueError:  # JAX refuses a mapped output; an error of the function itself comes again when it is called
+        return True
+    return False
 
 
 def with_compute_dtype(task: Task, dtype: str) -> Task:
@@ -178,7 +237,8 @@ def with_compute_dtype(task: Task, dtype: str) -> Task:
         return a.astype(narrow) if jnp.issubdtype(a.dtype, jnp.floating) else a
 
     def narrow_loss(params: Tree, batch: Any, key: jax.Array) -> jax.Array:
-        return loss(jax.tree.map(cast, params), jax.tree.map(cast, batch), key).astype(jnp.float32)
+        value = loss(jax.tree.map(cast, params), jax.tree.map(cast, batch), key)
+        return check_output(f"loss of task '{task.name}'", value).astype(jnp.float32)
 
     return replace(task, loss=narrow_loss, spec={**task.spec, "compute_dtype": dtype})
 
@@ -249,6 +309,26 @@ def with_metrics(task: Task, names: str) -> Task:
 
 
 def check_task(task: Any) -> None:
-    """Check that `task` is a `Task`."""
+    """Check that `task` is a `Task` whose functions can be called and whose parameters are arrays."""
     if not isinstance(task, Task):
         raise UsageError(f"task must be a fedoptax.Task, such as load_task('digits'), got {task!r}")
+    _check_parameters(task)
+
+
+@lru_cache(maxsize=4)
+def _check_parameters(task: Task) -> None:
+    def check(key: jax.Array) -> None:
+        params = task.init(key)
+        try:
+            leaves = jax.tree_util.tree_leaves_with_path(params)
+        except ValueError as error:  # keys that cannot be sorted
+            raise UsageError(f"init of task '{task.name}' must return a tree of arrays: {error}") from error
+        if not leaves:
+            raise UsageError(f"init of task '{task.name}' must return at least one array, got {params!r}")
+        for path, leaf in leaves:
+            name = f"parameter '{jax.tree_util.keystr(path, simple=True, separator='/')}' of task '{task.name}'"
+            if isinstance(leaf, bool | int | float | complex):
+                raise UsageError(f"{name} must be an array of floating-point numbers, got {leaf!r}")
+            check_output(name, leaf, np.shape(leaf), "inexact", verb="be")
+
+    jax.eval_shape(check, jax.random.key(0))

@@ -13,7 +13,7 @@ from fedoptax.deploy.client import Client, default_client
 from fedoptax.deploy.config import Deployment
 from fedoptax.deploy.flower import client_app
 from fedoptax.tasks.task import Task
-from fedoptax.torch.gradients import ModuleLoss, with_module
+from fedoptax.torch.gradients import ModuleLoss, real_examples, with_module
 from fedoptax.torch.loop import Train, examples_and_loss, with_loop
 
 
@@ -71,6 +71,6 @@ class LoopClient(Client):
 
         change = partial(with_loop, module=self.module, train=remembering, config=config)
         update: Any = self.deployment.build_algorithm(change).client_update
-        upload, state, _ = jax.device_get(update(None, message, state, [self.examples()]))
+        upload, state, _ = jax.device_get(update(None, message, state, [real_examples(self.examples())]))
         (examples, loss), *_ = results
         return upload, state, loss, examples

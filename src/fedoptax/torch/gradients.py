@@ -16,18 +16,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from jax.experimental import io_callback
 from torch import Tensor, nn
 
 from fedoptax.algorithm import Batches, BatchList, FedAlgorithm, GradFn, Tree
 from fedoptax.engine.batches import Minibatch
-from fedoptax.errors import UsageError, is_traced
+from fedoptax.engine.xla import call_host
+from fedoptax.errors import UsageError
 from fedoptax.torch.params import buffers_from_module, check_params, flatten, load_buffers, to_array, to_tensor, trained
 
 ModuleLoss = Callable[[nn.Module, Any], Tensor]
 """`loss(module, batch)`: the mean loss over a batch, a scalar tensor; the batch's arrays come as tensors."""
 
-_ONE_AT_A_TIME = threading.Lock()
+ONE_AT_A_TIME = threading.Lock()
 """XLA calls back from several threads, but a module is one, and so are PyTorch's random numbers."""
 
 
@@ -65,9 +65,11 @@ def with_module(algorithm: FedAlgorithm, module: nn.Module, loss: ModuleLoss) ->
         del given
         if not isinstance(batches, Batches):
             batches = BatchList(map(Place, batches), getattr(batches, "key", None))
-        io_callback(lambda buffers: load_buffers(module, buffers), None, client.buffers, ordered=True)
+        elif batches.smallest == 1:
+            check_single_example(module, loss, batches.get(0).examples)
+        call_host(lambda buffers: load_buffers(module, buffers), None, client.buffers, is_ordered=True)
         upload, state, mean_loss = algorithm.client_update(grad_fn, message, client.algorithm, batches)
-        buffers = io_callback(lambda: buffers_from_module(module), client.buffers, ordered=True)
+        buffers = call_host(lambda loss: buffers_from_module(module), client.buffers, mean_loss, is_ordered=True)
         return upload, ModuleState(state, buffers), mean_loss
 
     return algorithm._replace(
@@ -98,10 +100,8 @@ def torch_grad_fn(module: nn.Module, loss: ModuleLoss) -> GradFn:
         is_minibatch = isinstance(inner, Minibatch)
         arrays = (params, inner.examples, jax.random.key_data(inner.key)) if is_minibatch else (params,)
         compute = gradient.at_minibatch if is_minibatch else partial(gradient.at_batch, batch)
-        if not any(map(is_traced, jax.tree.leaves(arrays))):
-            return compute(*arrays)
         # Ordered, as the first of two gradients on one batch is the one that updates running statistics.
-        return io_callback(compute, gradient_form(params), *arrays, ordered=True)
+        return call_host(compute, gradient_form(params), *arrays, is_ordered=True)
 
     return grad_fn
 
@@ -123,18 +123,14 @@ class ModuleGradient:
 
     def at_minibatch(self, params: Tree, examples: Mapping[str, Any], key_data: Any) -> tuple[jax.Array, Tree]:
         """Compute loss and gradient on an engine's minibatch, without its padding; the key gives the seed."""
-        mask = np.asarray(examples["mask"])
-        fields = {name: a for name, a in examples.items() if name != "mask"}
-        real = fields if mask.all() else {name: np.asarray(a)[mask] for name, a in fields.items()}
-        seed = int.from_bytes(np.ascontiguousarray(key_data).tobytes()[-8:], "little") >> 1
-        return self._compute(params, real, seed)
+        return self._compute(params, real_examples(examples), seed_of(key_data))
 
     @contextmanager
     def holding(self, params: Tree) -> Iterator[list[nn.Parameter]]:
         """Make arrays the module's parameters for a while, without a copy; nobody else uses the module then."""
         named = trained(self.module)
         parameters = [named[name] for name in flatten(params)]
-        with _ONE_AT_A_TIME:
+        with ONE_AT_A_TIME:
             own = [p.data for p in parameters]
             try:
                 for p, leaf in zip(parameters, jax.tree.leaves(params)):
@@ -155,9 +151,17 @@ class ModuleGradient:
             with torch.random.fork_rng(sorted({p.get_device() for p in parameters if p.is_cuda})), torch.enable_grad():
                 torch.manual_seed(seed)
                 value = self.loss(self.module, as_tensors(batch, parameters[0].device))
-                if not isinstance(value, Tensor) or value.shape != ():
-                    given = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-                    raise UsageError(f"loss must return a tensor of one number, got {given}")
+                if not isinstance(value, Tensor) or value.shape != () or not value.is_floating_point():
+                    kind = type(value).__name__
+                    got = (
+                        f"{value.dtype}{list(value.shape)}" if isinstance(value, Tensor) else f"a value of type {kind}"
+                    )
+                    hint = ", whose .loss may be it" if hasattr(value, "loss") else ""
+                    raise UsageError(f"loss must return a tensor of one floating-point number, got {got}{hint}")
+                if not value.requires_grad:
+                    raise UsageError(
+                        "loss must return a tensor that depends on the module's parameters, got one that does not"
+                    )
                 value.backward()
             with torch.no_grad():
                 for b, before in zip(self.module.buffers(), statistics):
@@ -173,11 +177,48 @@ def gradient_form(params: Tree) -> tuple[jax.ShapeDtypeStruct, Tree]:
     return jax.ShapeDtypeStruct((), dtype), jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), params)
 
 
+def real_examples(examples: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an engine's batch, or arrays, without padding and mask, whole numbers as int64, PyTorch's own."""
+    mask = np.asarray(examples.get("mask", True))
+    fields = {name: np.asarray(a) for name, a in examples.items() if name != "mask"}
+    fields = {name: a.astype(np.int64) if a.dtype.kind in "iu" else a for name, a in fields.items()}
+    return fields if mask.all() else {name: a[mask] for name, a in fields.items()}
+
+
+def seed_of(key_data: Any) -> int:
+    """Return a seed for PyTorch of the data of a key."""
+    return int.from_bytes(np.ascontiguousarray(key_data).tobytes()[-8:], "little") >> 1
+
+
+def check_single_example(module: nn.Module, loss: ModuleLoss, examples: Mapping[str, Any]) -> None:
+    """Check that batch normalisation takes a minibatch of one example, which a run is going to have."""
+    norms = [name for name, m in module.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    if not norms:
+        return
+    device, before = next(module.parameters()).device, [b.clone() for b in module.buffers()]
+    one = {name: np.zeros((1, *a.shape[1:]), a.dtype) for name, a in examples.items()} | {"mask": np.ones(1, bool)}
+    module.train()
+    try:
+        with torch.no_grad(), torch.random.fork_rng():
+            loss(module, as_tensors(real_examples(one), device))
+    except Exception as error:  # of the zeros, perhaps: the examples' own will come with its line
+        if "more than 1 value" in str(error):
+            raise UsageError(
+                f"batch_size must leave no client a minibatch of one example, which '{norms[0]}' cannot normalise"
+            ) from error
+    finally:
+        for b, old in zip(module.buffers(), before):
+            b.data = old
+
+
 def as_tensors(batch: Any, device: torch.device) -> Any:
-    """Turn a batch's arrays into tensors on a device."""
+    """Turn a batch's arrays into tensors on a device, whole numbers as int64."""
 
     def leaf(value: Any) -> Any:
         tensor = to_tensor(value) if isinstance(value, np.ndarray | np.generic | jax.Array) else value
-        return tensor.to(device) if isinstance(tensor, Tensor) else tensor
+        if not isinstance(tensor, Tensor):
+            return tensor
+        is_integer = tensor is not value and not tensor.is_floating_point() and tensor.dtype != torch.bool
+        return tensor.to(device, torch.int64 if is_integer else tensor.dtype)
 
     return jax.tree.map(leaf, batch)

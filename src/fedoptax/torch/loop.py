@@ -1,6 +1,7 @@
 """A user's own training loop as a client of the FedOpt family."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -8,10 +9,21 @@ import jax.numpy as jnp
 import torch
 from torch import nn
 
-from fedoptax.algorithm import FedAlgorithm, Tree
+from fedoptax.algorithm import Batches, FedAlgorithm, Tree
 from fedoptax.algorithms.fedopt import FedOptMessage, FedOptUpload
-from fedoptax.errors import UsageError, check_int, is_traced
-from fedoptax.torch.params import check_params, load_params, nest, to_array, trained
+from fedoptax.engine.batches import Minibatch
+from fedoptax.engine.xla import call_host
+from fedoptax.errors import UsageError, check_function, check_int, check_output
+from fedoptax.torch.gradients import ONE_AT_A_TIME, ModuleState, real_examples, seed_of
+from fedoptax.torch.params import (
+    buffers_from_module,
+    check_params,
+    flatten,
+    load_buffers,
+    load_params,
+    to_array,
+    trained,
+)
 
 Train = Callable[[nn.Module, Any, Mapping[str, Any]], Any]
 """`train(module, examples, config)`: trains the module, returns the number of examples or (number, mean loss)."""
@@ -22,43 +34,79 @@ def with_loop(
 ) -> FedAlgorithm:
     """`algorithm` with clients that train a module by a loop of their own and send Δ, the change of its parameters.
 
-    Rounds are eager (`fedoptax.eager.run_round`). Optimizer, steps and all else are the loop's own business: of the
-    algorithm only the server's part counts. Privacy and compression are wrapped around the result. The module ends a
-    round as the loop leaves it; its buffers never leave the client.
+    Optimizer, steps and all else are the loop's own business: of the algorithm only the server's part counts. Privacy
+    and compression are wrapped around the result. The loop runs in `fedoptax.run`, called from the compiled round with
+    PyTorch's random numbers seeded by the run's seed, round and client, and in `fedoptax.eager.run_round`. The
+    module's buffers never leave the client: in a run they are part of its state. The module ends a round as the loop
+    leaves it.
 
     Args:
       algorithm: one whose clients send nothing but Δ: the FedOpt family (`fedavg`, `fedadam`, ...).
       module: the module; the loop finds the server's parameters in it.
       train: `(module, examples, config) -> number of examples`, or `-> (number of examples, mean loss)`; without a loss
-        the round's training loss is 0. `examples` is what a round's `batches` hold for a client, in a list of one.
+        the round's training loss is 0. `examples` are those of the client: in a run all its arrays by field, whole
+        numbers as int64, once; in an eager round what its `batches`, a list of one, hold.
       config: what `train` is told, beside `"lr"`, the learning rate at the clients if the algorithm schedules it.
 
     Raises:
       UsageError: when a client runs: the algorithm's clients send more than Δ, or `train` returns something else.
     """
+    check_function("train", train, "module, examples, config")
+    start = buffers_from_module(module)
+
+    def run_loop(
+        examples: Any, params: Tree, lr: Any, buffers: Any, seed: int | None = None
+    ) -> tuple[Tree, jax.Array, Any]:
+        rates = {} if isinstance(lr, tuple) else {"lr": float(lr)}
+        with ONE_AT_A_TIME, torch.random.fork_rng(enabled=seed is not None):
+            if seed is not None:
+                torch.manual_seed(seed)
+            load_params(module, params)
+            if buffers:
+                load_buffers(module, buffers)
+            before = {name: p.detach().clone() for name, p in trained(module).items()}
+            _, loss = examples_and_loss(train(module, examples, {**(config or {}), **rates}))
+            with torch.no_grad():
+                change = {name: to_array(p - before[name], name) for name, p in trained(module).items()}
+            delta = jax.tree.unflatten(jax.tree.structure(params), [change[name] for name in flatten(params)])
+            return delta, jnp.asarray(loss, jnp.float32), buffers and buffers_from_module(module)
+
+    def run_on_arrays(arrays: Minibatch, *state: Any) -> tuple[Tree, jax.Array, Any]:
+        return run_loop(real_examples(arrays.examples), *state, seed=seed_of(arrays.key))
 
     def client_update(grad_fn: Any, message: Any, client: Tree, batches: Any) -> tuple[FedOptUpload, Tree, jax.Array]:
         del grad_fn
         if not isinstance(message, FedOptMessage) or jax.tree.leaves(message.client_opt_state):
             kind = type(message).__name__
             raise UsageError(f"algorithm must be one whose clients send only Δ, such as fedadam, got one with a {kind}")
-        if any(map(is_traced, jax.tree.leaves(message))):  # a wrapper asks for the form of an upload
-            check_params(module, message.params)
-            return FedOptUpload(message.params, ()), client, jnp.zeros(())
-        if len(batches) != 1:
-            raise UsageError(f"batches must be [examples], the one argument of the training loop, got {len(batches)}")
-        load_params(module, message.params)
-        before = {name: p.detach().clone() for name, p in trained(module).items()}
-        lr = {} if isinstance(message.lr, tuple) else {"lr": float(message.lr)}
-        _, loss = examples_and_loss(train(module, batches[0], {**(config or {}), **lr}))
-        with torch.no_grad():
-            delta = {name: to_array(p - before[name], name) for name, p in trained(module).items()}
-        return FedOptUpload(nest(delta), ()), client, jnp.asarray(loss, jnp.float32)
+        check_params(module, message.params)
+        has_buffers = isinstance(client, ModuleState)
+        state = message.params, message.lr, client.buffers if has_buffers else ()
+        loss_form = jax.ShapeDtypeStruct((), jnp.float32)
+        form = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (state[0], loss_form, state[2]))
+        if isinstance(batches, Batches) and batches.examples is not None:
+            arrays: Minibatch = batches.examples()
+            key_data = jax.random.key_data(arrays.key)
+            delta, loss, buffers = call_host(run_on_arrays, form, arrays._replace(key=key_data), *state)
+        elif isinstance(batches, Batches) or len(batches) != 1 or isinstance(batches[0], Minibatch):
+            raise UsageError(
+                "batches must be [examples], the argument of the training loop, and a run's engine compiled"
+            )
+        else:
+            delta, loss, buffers = call_host(partial(run_loop, batches[0]), form, *state)
+        return FedOptUpload(delta, ()), ModuleState(client.algorithm, buffers) if has_buffers else client, loss
 
-    return algorithm._replace(client_update=client_update)
+    def init_client(params: Tree) -> Tree:
+        state = algorithm.init_client(params)
+        return ModuleState(state, start) if start else state
+
+    return algorithm._replace(init_client=init_client, client_update=client_update)
 
 
 def examples_and_loss(result: Any) -> tuple[int, float]:
     """Return the number of examples, and the mean loss or 0, of what `train` returned; refuse anything else."""
     number, loss = result if isinstance(result, tuple) and len(result) == 2 else (result, 0.0)
-    return check_int("the number of examples that train returns", number), float(loss)
+    loss = loss.detach().numpy(force=True) if isinstance(loss, torch.Tensor) else loss
+    return check_int("the number of examples that train returns", number), float(
+        check_output("train's loss", loss, verb="be")
+    )

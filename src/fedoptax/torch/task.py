@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from fedoptax.algorithm import Tree
 from fedoptax.data.federated import FederatedData
-from fedoptax.errors import UsageError
+from fedoptax.engine.xla import call_host
+from fedoptax.errors import UsageError, check_output
 from fedoptax.tasks.task import Task
 from fedoptax.torch.gradients import ModuleGradient, ModuleLoss, as_tensors, gradient_form
 from fedoptax.torch.params import check_params, params_from_module, trained
@@ -36,7 +37,7 @@ def module_task(
 
     Args:
       name: for tables and files.
-      module: any module without running statistics.
+      module: any module; one with running statistics only for `with_module` and without test examples.
       loss: `(module, batch) -> scalar`, the mean over a batch `{field: tensor}`, in which there is no padding.
       metrics: by name `(module, batch) -> (batch,)`, one value per example, computed without gradient.
       clients: the training examples and who holds them.
@@ -44,14 +45,8 @@ def module_task(
       **attributes: further attributes of `Task`.
 
     Raises:
-      UsageError: the module keeps running statistics: there is no client here to whom they could belong.
+      UsageError: the module has no parameters, or when a run begins: it keeps running statistics that are no client's.
     """
-    for path, part in module.named_modules():
-        if getattr(part, "track_running_stats", False):
-            raise UsageError(
-                f"module must not keep running statistics, got '{path}' (use GroupNorm, track_running_stats=False, or "
-                "with_module, whose clients keep them)"
-            )
     gradient, device = ModuleGradient(module, loss), next(iter(trained(module).values())).device
     start = jax.tree.map(np.asarray, params_from_module(module))
 
@@ -59,13 +54,14 @@ def module_task(
         with gradient.holding(params), torch.no_grad():
             module.eval()
             batch = as_tensors(examples, device)
-            return {key: metric(module, batch).float().cpu().numpy() for key, metric in metrics.items()}
+            return {key: check_values(key, metric(module, batch), examples) for key, metric in metrics.items()}
 
     def values(params: Tree, batch: Mapping[str, Any]) -> dict[str, jax.Array]:
+        check_statistics(module)
         examples = {field: a for field, a in batch.items() if field != "mask"}
         size = jax.tree.leaves(examples)[0].shape[0]
         form = {key: jax.ShapeDtypeStruct((size,), jnp.float32) for key in metrics}
-        return jax.pure_callback(values_on_host, form, params, examples, vmap_method="sequential")
+        return call_host(values_on_host, form, params, examples)
 
     return Task(
         name=name,
@@ -78,13 +74,30 @@ def module_task(
     )
 
 
+def check_values(name: str, values: Any, examples: Mapping[str, Any]) -> np.ndarray:
+    """Return a metric's values, one per example, as float32."""
+    array = values.detach().float().cpu().numpy() if isinstance(values, Tensor) else values
+    size = jax.tree.leaves(examples)[0].shape[0]
+    return np.asarray(check_output(f"metric '{name}'", array, (size,), "real"), np.float32)
+
+
+def check_statistics(module: nn.Module) -> None:
+    """Check that a module keeps no running statistics: there is no client here to whom they could belong."""
+    for path, part in module.named_modules():
+        if getattr(part, "track_running_stats", False):
+            raise UsageError(
+                f"module must not keep running statistics, got '{path}' (use GroupNorm, track_running_stats=False, or "
+                "with_module, whose clients keep them, without test examples)"
+            )
+
+
 def _differentiable(gradient: ModuleGradient) -> Callable[[Tree, Any, jax.Array], jax.Array]:
     """The module's loss as JAX differentiates it: the gradient comes with the value, in one call of PyTorch."""
 
     def value_and_grads(params: Tree, batch: Any, key_data: jax.Array) -> tuple[jax.Array, Tree]:
+        check_statistics(gradient.module)
         check_params(gradient.module, params)
-        form = gradient_form(params)
-        return jax.pure_callback(gradient.at_minibatch, form, params, batch, key_data, vmap_method="sequential")
+        return call_host(gradient.at_minibatch, gradient_form(params), params, batch, key_data)
 
     @jax.custom_vjp
     def value(params: Tree, batch: Any, key_data: jax.Array) -> jax.Array:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import tree_leaves_with_path
 
-from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Tree, decoded
+from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Tree, check_algorithm, decoded
 from fedoptax.errors import UsageError
 from fedoptax.wrappers import codecs, uploads
 from fedoptax.wrappers.codecs import Codec, Coded
@@ -51,6 +51,7 @@ def with_compression(
     Raises:
       UsageError: no codec, a wrong seed, or (when a client runs) an upload that is coded already or lacks the fields.
     """
+    check_algorithm(algorithm)
     if not isinstance(codec, Codec):
         raise UsageError(f"codec must be one of fedoptax.codecs, such as codecs.qsgd(), got {codec!r}")
     words, chosen = uploads.key_words(seed), FIELDS if fields is None else tuple(fields)

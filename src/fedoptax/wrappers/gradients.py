@@ -7,13 +7,15 @@ import jax
 import jax.numpy as jnp
 
 from fedoptax import tree
-from fedoptax.algorithm import ClientResult, FedAlgorithm, GradFn, Minibatches, Tree
+from fedoptax.algorithm import ClientResult, FedAlgorithm, GradFn, Minibatches, Tree, check_algorithm
 from fedoptax.errors import check_positive
 from fedoptax.schedules import Number
 
 
 def with_gradient(algorithm: FedAlgorithm, change: Callable[[GradFn, Tree], GradFn]) -> FedAlgorithm:
     """`algorithm` whose clients are given `change(grad_fn, message)` in place of their `grad_fn`."""
+
+    check_algorithm(algorithm)
 
     def client_update(grad_fn: GradFn, message: Tree, client: Tree, batches: Minibatches) -> ClientResult[Tree, Tree]:
         return algorithm.client_update(change(grad_fn, message), message, client, batches)

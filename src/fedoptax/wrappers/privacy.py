@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.tree_util import keystr, tree_leaves_with_path
 
 from fedoptax import tree
-from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Tree
+from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Tree, check_algorithm
 from fedoptax.errors import UsageError, check_number, check_positive, is_traced
 from fedoptax.schedules import Number
 from fedoptax.wrappers import accounting, uploads
@@ -79,6 +79,7 @@ def with_privacy(
       UsageError: a number is outside its range; dp-accounting is not installed; the upload is coded already, or (when a
         client runs) holds whole numbers or fields of unknown sign.
     """
+    check_algorithm(algorithm)
     is_adaptive = target_quantile is not None
     check_positive(clip=clip, clip_lr=clip_lr)
     check_number("noise_multiplier", noise_multiplier, 0)
