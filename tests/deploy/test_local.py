@@ -49,7 +49,7 @@ DOCUMENTED = re.findall(
 def test_the_examples_of_the_docs_learn_as_well_as_tuned_rates(command: str) -> None:
     given = parse(command.replace("\\\n", "")).params
     form = Init if "init" in command else Local
-    made = make_deployment(form(**given), given["nodes"] or 4)
+    made = make_deployment(read_form(form, given), given["nodes"] or 4)
     options = {"rounds": made.rounds, "cohort_size": made.cohort_size, "batch_size": made.batch_size}
     task, make = build_task(made), ALGORITHMS[made.algorithm]
     grid = {"client_lr": [0.1, 0.3, 1.0], "server_lr": [0.03, 0.1, 0.3, 1.0]}
@@ -129,9 +129,9 @@ def test_a_key_is_given_its_partition_and_can_lose_it(tmp_path: Path, capsys: py
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [(["--nodes", 0], "nodes"), (["--nodes", 2, "--num-clients", 3], "nodes"), (["--port", 80], "port"),
-     (["--nodes", 2, "--node-port", 65535], "node_port"), (["--time-limit", 0], "time_limit"),
-     (["--start-timeout", "inf"], "start_timeout"), (["--quorum", 2], "quorum"),
-     (["--asynchronous", 9], "asynchronous"), (["--staleness-exponent", -1], "staleness_exponent"),
+     (["--nodes", 2, "--node-port", 65535], "--node-port"), (["--time-limit", 0], "--time-limit"),
+     (["--start-timeout", "inf"], "--start-timeout"), (["--quorum", 2], "quorum"),
+     (["--asynchronous", 9], "asynchronous"), (["--staleness-exponent", -1], "--staleness-exponent"),
      (["--resume", "missing"], "pyproject")],
 )  # fmt: skip
 def test_a_wrong_option_is_refused_before_anything_starts(

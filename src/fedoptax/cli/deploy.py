@@ -75,11 +75,11 @@ def local(options: Local) -> None:
         nodes = check_int("nodes", 4 if options.nodes is None else options.nodes)
         deployment = make_deployment(options, nodes)
     else:
-        defaults = {**NetworkOptions().__dict__, **Local().__dict__}
+        defaults = {of.name: of.default for of in fields(NetworkOptions)} | vars(Local())
         typed = {of.name: getattr(options, of.name) for of in fields(DeploymentOptions)} | options.run
         for name, value in typed.items():
             if name not in ("run", "rounds", "data_dir") and value != defaults[name]:
-                raise UsageError(f"{name} cannot be given with --app or --resume: it is in the app's config")
+                raise UsageError(f"{name.rstrip('_')} cannot be used with --app or --resume: it is in the app's config")
         deployment = read_app(work / "app")
         nodes = len(list((work / "keys").glob("node-*.pub")))
         if options.nodes not in (None, nodes):

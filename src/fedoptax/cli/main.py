@@ -94,7 +94,7 @@ def _parameters_of(form: type) -> tuple[list[inspect.Parameter], dict[str, str]]
     rows: list[tuple[str, Any, Any, Option | str]] = []  # name, type, default, and the option or an argument's help
     for of in fields(form):
         if "fields" not in of.metadata:
-            about, default = of.metadata.get("option"), of.default_factory()  # type: ignore[misc]  # `option` makes one
+            about, default = of.metadata.get("option"), of.default_factory()  # type: ignore[operator]  # `option` makes one
             about = about and replace(about, group=about.group or options.group_of(form, of.name))
             hint, default = (list[str], []) if default == {} else (hints[of.name], default)
             rows.append((of.name, hint, default, about or of.metadata["argument"]))
@@ -120,7 +120,8 @@ def _parameter(name: str, hint: Any, default: Any, about: Option | str, flags: M
         info: Any = typer.Option(*names, help=help, metavar=about.metavar, show_default=False, **panel)
     else:
         info = typer.Argument(help=about)
-    return inspect.Parameter(name, KEYWORD_ONLY, default=default, annotation=Annotated[hint, info])
+    annotation = Annotated[hint, info]
+    return inspect.Parameter(name, KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def read_form(form: type[Form], values: Mapping[str, Any]) -> Form:

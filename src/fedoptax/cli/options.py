@@ -94,8 +94,9 @@ class TaskOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LearningOptions(TaskOptions):
-    """What simulations and deployments share; `run` holds options of their rounds."""
+    """What simulations and deployments share."""
 
+    run: dict[str, Any] = field(default_factory=dict)  # options of rounds, which `options_from` declares
     set_: dict[str, Any] = option(SETTINGS, {}, metavar=PAIRS)
     preset: str = option("Where hyper-parameters start from: tuned, none, paper or paper:NAME.", "tuned")
     privacy: str | None = option("Client-level differential privacy, as clip=1.0,noise_multiplier=0.5,delta=1e-5.")

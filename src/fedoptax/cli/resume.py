@@ -33,7 +33,7 @@ def resume(options: Resume) -> None:
     changes = {name: value for name, value in changes.items() if value is not None}
     is_comparison, is_search = (folder / "compare.json").is_file(), (folder / "tune.json").is_file()
     if changes.keys() & {"resume_round", "rounds"} and (is_comparison or is_search):
-        raise UsageError("resume_round and rounds are for a single run only")
+        raise UsageError("resume_round and `rounds` are for a single run only")
     with errors_name(folder):
         if is_comparison:
             comparison = Comparison.read(folder)

@@ -183,7 +183,8 @@ def from_table(table: Mapping[str, Any]) -> Deployment:
         by_algorithm.setdefault(owner, {})[name] = value
     task = tables["task"]
     preset, _ = find_preset(str(task.get("name")), algorithm, task.get("model"))
-    return Deployment(**values, **tables | {"hyperparameters": by_algorithm.get(algorithm, preset)})
+    values |= tables | {"hyperparameters": by_algorithm.get(algorithm, preset)}
+    return Deployment(**values)
 
 
 def simulation_command(deployment: Deployment) -> str | None:

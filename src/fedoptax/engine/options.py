@@ -36,7 +36,7 @@ class Option:
       help: for `--help` and for the docstring.
       group: the heading of `--help` that it stands under.
       check: of a value; None is checked only where the default is another.
-      default_text: says what applies where nothing is chosen and the field's default does not tell it.
+      default_text: what applies if the option is not used, where the field's default does not say it.
       metavar: how `--help` writes the value.
       flags: of the command line, if not the field's name.
       in_config: whether config.json names it `"always"`, `"if set"` (to another value than the default) or `"never"`.
@@ -147,17 +147,12 @@ class Options:
 class RoundOptions(Options):
     """What the rounds do, in a simulation as on a network."""
 
-    rounds: int = option(
-        100, "Communication rounds in total.", "Rounds", check_int, **OF_TASK,
-        may_change=True,
-    )  # fmt: skip
+    rounds: int = option(100, "Communication rounds in total.", "Rounds", check_int, **OF_TASK, may_change=True)
     cohort_size: int = option(
-        10, "Clients per round, sampled uniformly without replacement.", "Rounds", check_int, **OF_TASK,
-    )  # fmt: skip
+        10, "Clients per round, sampled uniformly without replacement.", "Rounds", check_int, **OF_TASK
+    )
     batch_size: int = option(20, "Examples per local step.", "Rounds", check_int, **OF_TASK)
-    local_epochs: int = option(
-        1, "Passes of a client over its examples per round.", "Rounds", check_int, **OF_TASK,
-    )  # fmt: skip
+    local_epochs: int = option(1, "Passes of a client over its examples per round.", "Rounds", check_int, **OF_TASK)
     local_steps: int | None = option(
         None, "Local steps of a client per round, in place of whole epochs.", "Rounds", check_int, in_config="always",
         none=0,
