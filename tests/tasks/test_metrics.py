@@ -110,7 +110,7 @@ def test_the_positive_class_is_the_rarer_one_in_training() -> None:
      ({"nothing_positive": ([[0.9, 0.1]] * 3, [0, 0, 0])}, {"auroc", "f1"}),
      ({"nan": ([[0.9, 0.1], [np.nan, np.nan]], [0, 1])}, {"auroc", "nll"}),
      ({"ties": ([[0.5, 0.5]] * 4, [0, 1, 0, 1])}, set())],
-    ids=lambda given: next(iter(given), "none"),
+    ids=lambda given: next(iter(given)) if isinstance(given, dict) else "",
 )  # fmt: skip
 def test_what_is_not_defined_is_nan(given: dict[str, Any], undefined: set[str]) -> None:
     ((probabilities, labels),) = given.values()

@@ -8,3 +8,4 @@ from fedoptax.cli import predict as predict
 from fedoptax.cli import report as report
 from fedoptax.cli import resume as resume
 from fedoptax.cli import run as run
+from fedoptax.cli import sizes as sizes

@@ -41,7 +41,7 @@ from fedoptax.experiments.selection import Watch, make_watch
 from fedoptax.experiments.signals import deferred_interrupt
 from fedoptax.storage.checkpoint import least_total, restore_checkpoint, rounds_of
 from fedoptax.storage.config import check_same_experiment, run_config
-from fedoptax.storage.folder import ENDED, RunFolder, Status, is_finished, locked, prepare, read_summary
+from fedoptax.storage.folder import ENDED, RunFolder, Status, check_names, is_finished, locked, prepare, read_summary
 from fedoptax.storage.history import History, Row, read_rows
 from fedoptax.storage.model import write_model
 from fedoptax.tasks.task import Task, check_task

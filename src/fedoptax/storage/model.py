@@ -234,9 +234,12 @@ def export_predict(task: Task) -> export.Exported:
     leaves = jax.tree.leaves(params)
     is_read: dict[str, bool] = {}
 
+    def apply_with(leaves: list[jax.Array], batch: dict[str, jax.Array], name: str, array: jax.Array) -> Tree:
+        return apply(leaves, {**batch, name: array})
+
     def look(leaves: list[jax.Array], batch: dict[str, jax.Array]) -> None:
         for name, array in batch.items():
-            is_read[name] = depends_on_argument(lambda a, name=name: apply(leaves, {**batch, name: a}), array)
+            is_read[name] = depends_on_argument(partial(apply_with, leaves, batch, name), array)
 
     jax.eval_shape(look, leaves, form(2))
     if not any(is_read.values()):

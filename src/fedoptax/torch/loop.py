@@ -71,8 +71,8 @@ def with_loop(
             delta = jax.tree.unflatten(jax.tree.structure(params), [change[name] for name in flatten(params)])
             return delta, jnp.asarray(loss, jnp.float32), buffers and buffers_from_module(module)
 
-    def run_on_arrays(arrays: Minibatch, *state: Any) -> tuple[Tree, jax.Array, Any]:
-        return run_loop(real_examples(arrays.examples), *state, seed=seed_of(arrays.key))
+    def run_on_arrays(arrays: Minibatch, params: Tree, lr: Any, buffers: Any) -> tuple[Tree, jax.Array, Any]:
+        return run_loop(real_examples(arrays.examples), params, lr, buffers, seed_of(arrays.key))
 
     def client_update(grad_fn: Any, message: Any, client: Tree, batches: Any) -> tuple[FedOptUpload, Tree, jax.Array]:
         del grad_fn
