@@ -30,6 +30,7 @@ KIND = "evaluate"  # of the messages
 COLUMN = "nodes_"  # before a metric's name, in the history
 
 
+@lru_cache(maxsize=4)
 def own_test(task: Task, partition: int) -> Task:
     """Return a task with the test examples of one client alone.
 
