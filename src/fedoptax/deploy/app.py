@@ -26,6 +26,10 @@ FILES = {
         "from fedoptax.deploy.flower import server_app\n\napp = server_app()\n"
     ),
     "fedoptax_app/client_app.py": (
+        '"""What Flower starts for every message: it hands it to the node\'s worker, which runs `client`."""\n\n'
+        'from fedoptax.deploy.worker import worker_app\n\napp = worker_app("fedoptax_app.client:app")\n'
+    ),
+    "fedoptax_app/client.py": (
         '"""A client: one partition of the task."""\n\n'
         "from fedoptax.deploy.flower import client_app\n\napp = client_app()\n"
     ),

@@ -7,6 +7,7 @@ records: `arrays`, the algorithm's message by names, and `order`; a reply has `a
 import logging
 import os
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -68,13 +69,18 @@ def client_app(make_client: MakeClient = default_client) -> ClientApp:
 
     @app.query()
     def hello(message: Message, context: Context) -> Message:
+        read(context)  # before the first round asks for work
         return Message(RecordDict({HELLO: MetricRecord({"partition-id": _partition(context)})}), reply_to=message)
 
-    def read(context: Context) -> tuple[Deployment, int, Task]:
+    @lru_cache(maxsize=1)  # data and compiled functions stay where the process does, see `worker`
+    def load(settings: frozenset[tuple[str, Any]], partition: int, data_dir: Any) -> tuple[Deployment, Client]:
         use_cache(0.0)
-        deployment, partition = from_table(context.run_config), _partition(context)
-        data_dir = context.node_config.get("data-dir")
-        return deployment, partition, build_task(deployment, partition, None if data_dir is None else str(data_dir))
+        deployment = from_table(dict(settings))
+        task = build_task(deployment, partition, None if data_dir is None else str(data_dir))
+        return deployment, make_client(task, deployment, partition)
+
+    def read(context: Context) -> tuple[Deployment, Client]:
+        return load(frozenset(context.run_config.items()), _partition(context), context.node_config.get("data-dir"))
 
     def reply(message: Message, answer: RawReply) -> Message:
         content = RecordDict({ARRAYS: to_record(answer.arrays), METRICS: MetricRecord(dict(answer.numbers))})
@@ -83,8 +89,8 @@ def client_app(make_client: MakeClient = default_client) -> ClientApp:
     @app.train()
     def train(message: Message, context: Context) -> Message:
         arrays, order = read_request(message.content)
-        deployment, partition, task = read(context)
-        client, root = make_client(task, deployment, partition), _state_dir(context)
+        deployment, client = read(context)
+        root = _state_dir(context)
         if deployment.secure_aggregation is None:
             return reply(message, client.answer(arrays, order, root))
         coding = SecureMean(float(deployment.secure_aggregation))
@@ -97,8 +103,8 @@ def client_app(make_client: MakeClient = default_client) -> ClientApp:
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
         arrays, _ = read_request(message.content)
-        _, partition, task = read(context)
-        return reply(message, evaluate_here(task, partition, arrays))
+        _, client = read(context)
+        return reply(message, evaluate_here(client.task, client.partition, arrays))
 
     return app
 

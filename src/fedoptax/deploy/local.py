@@ -99,7 +99,7 @@ class LocalFederation:
         """Start the SuperNode of a partition; `key`, `ca` and `port` other than the federation's are for tests."""
         home = self.work / "nodes" / str(node)
         command = [
-            "flower-supernode",
+            sys.executable, "-m", "fedoptax.deploy.supernode",
             "--root-certificates", str(ca or self.work / "keys" / "ca.crt"),
             "--superlink", f"{ADDRESS}:{port or self.port}",
             "--host", ADDRESS,
@@ -178,7 +178,7 @@ class LocalFederation:
 
     def _run(self, command: list[str], log: Path, home: Path) -> Process:
         """Start one of Flower's programs with its output in a new file."""
-        program = Path(sys.executable).with_name(command[0])
+        program = Path(sys.executable).parent / command[0]  # an absolute path stays itself
         log.parent.mkdir(parents=True, exist_ok=True)
         try:
             with log.open("wb") as file:

@@ -75,14 +75,14 @@ class Limits:
         may work.
       wait_limit: seconds that a round waits for a quorum; in asynchronous rounds, for a whole buffer.
       upload_bound: how many times the median of the round an upload's norm or a loss may be; 0 is any.
-      poll: seconds between two looks for replies; Flower's own strategies take 3.
+      poll: seconds between two looks for replies.
     """
 
     quorum: float = 0.5
     round_timeout: float = 600.0
     wait_limit: float = 600.0
     upload_bound: float = UPLOAD_BOUND
-    poll: float = 3.0
+    poll: float = 0.2
 
     def needed(self, cohort_size: int) -> int:
         """Return the number of replies that is enough, at least 1."""

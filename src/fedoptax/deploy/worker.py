@@ -1,0 +1,155 @@
+"""A node's worker: the process that keeps data, model and compiled functions from one message to the next.
+
+Flower starts a ClientApp process for every message. `worker_app` is a ClientApp that imports no JAX: it hands the
+message to the node's worker, on a socket that only its user can open, and starts a worker where none answers. A worker
+ends with its run (after the last round, or when another run's message comes), after `IDLE` seconds without a message,
+and with the node. If it is killed, the message goes to a new one: a repeated round begins where it began before.
+"""
+
+import hashlib
+import os
+import pickle
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from multiprocessing.connection import Client, Connection, Listener, wait
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+import psutil
+from filelock import FileLock
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+IDLE = 900.0
+"""Seconds without a message after which a worker ends."""
+START = 60.0
+"""Seconds that a worker may take until it listens."""
+ATTEMPTS = 3
+"""Workers that a message is given to, if each ends without an answer."""
+
+_is_last_message = threading.Event()
+
+
+def worker_app(app: str) -> ClientApp:
+    """Return a ClientApp whose messages are handled by another one in the node's worker.
+
+    Args:
+      app: the other ClientApp, as MODULE:NAME; the module is imported by the worker alone.
+    """
+
+    def forward(message: Message, context: Context) -> Message:
+        address = _address(context.node_id)
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                with _connect(address) as worker:
+                    worker.send((app, message, context))
+                    if not worker.poll(message.metadata.ttl):
+                        raise TimeoutError(f"no answer within {message.metadata.ttl:.0f} s")
+                    is_sound, reply, context.state = worker.recv()
+                break
+            except (EOFError, ConnectionError) as error:
+                if attempt == ATTEMPTS:
+                    raise RuntimeError(
+                        f"{ATTEMPTS} workers ended without an answer, as when memory runs out"
+                    ) from error
+        if not is_sound:
+            raise reply
+        return reply
+
+    thin = ClientApp()
+    for handle in (thin.query, thin.train, thin.evaluate):
+        handle()(forward)
+    return thin
+
+
+def end_after_reply() -> None:
+    """Let the worker of this process, if it is one, end when it has replied to the message in hand."""
+    _is_last_message.set()
+
+
+def run_worker(address: str, node: int) -> None:
+    """Handle messages on a socket, one after another, until the process `node` ends or there is no more to do."""
+    Path(address).unlink(missing_ok=True)
+    process, run, state = psutil.Process(node), None, {"since": time.monotonic(), "client": None}
+    threading.Thread(target=_watch, args=(address, process, state), daemon=True).start()
+    with Listener(address, "AF_UNIX") as listener:
+        while not _is_last_message.is_set():
+            with listener.accept() as client:
+                try:
+                    app, message, context = client.recv()
+                except EOFError:
+                    continue
+                if run not in (None, context.run_id):
+                    break
+                run, state["client"] = context.run_id, client
+                try:
+                    answer = True, resolve_name(app)(message, context), context.state
+                except Exception as error:
+                    answer = False, _portable(error), context.state
+                state |= {"since": time.monotonic(), "client": None}
+                client.send(answer)
+
+
+def _watch(address: str, node: psutil.Process, state: dict[str, Any]) -> None:
+    """End the process when the node has ended, nobody waits for its answer any more, or it was idle for too long."""
+    while node.is_running():
+        client = state["client"]
+        if client is None:
+            if time.monotonic() - state["since"] > IDLE:
+                break
+            time.sleep(0.5)
+        elif wait([client], 0.5) and state["client"] is client:  # a client sends nothing more: it is gone
+            break
+    Path(address).unlink(missing_ok=True)
+    os._exit(0)
+
+
+def _portable(error: Exception) -> Exception:
+    """Return an error that can be sent, with the worker's traceback as a note."""
+    error.add_note(f"in the node's worker:\n{''.join(traceback.format_exception(error))}")
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
+def _address(node: int) -> str:
+    """Return the path of a node's socket, in a folder that only this user may enter."""
+    folder = Path(tempfile.gettempdir()) / f"fedoptax-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise PermissionError(f"'{folder}' must belong to this user alone")
+    name = hashlib.sha256(f"{os.environ.get('FLWR_HOME', '')} {node}".encode()).hexdigest()[:16]
+    return str(folder / name)
+
+
+def _connect(address: str) -> Connection:
+    """Connect to the worker at an address, started if none listens there."""
+    with FileLock(f"{address}.lock"):
+        try:
+            return Client(address, "AF_UNIX")
+        except (FileNotFoundError, ConnectionRefusedError):
+            pass
+        command = [sys.executable, "-m", "fedoptax.deploy.worker", address, str(os.getppid())]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        nothing = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
+        pid = os.posix_spawn(sys.executable, command, environment, file_actions=nothing, setsid=True)
+        end = time.monotonic() + START
+        while time.monotonic() < end and os.waitpid(pid, os.WNOHANG) == (0, 0):
+            try:
+                return Client(address, "AF_UNIX")
+            except (FileNotFoundError, ConnectionRefusedError):
+                time.sleep(0.05)
+    raise RuntimeError("the node's worker did not start; why stands above in the node's log")
+
+
+if __name__ == "__main__":
+    from fedoptax.deploy import worker  # the module that apps import, not a second one
+
+    worker.run_worker(sys.argv[1], int(sys.argv[2]))
