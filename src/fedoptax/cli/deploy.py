@@ -17,7 +17,7 @@ from fedoptax.cli.printing import print_summary
 from fedoptax.cli.setup import choose_hyperparameters, choose_options, load, with_task_defaults
 from fedoptax.deploy.app import check_empty, place_node, read_app, write_app
 from fedoptax.deploy.config import Deployment, is_own_function, simulation_command
-from fedoptax.deploy.keys import describe_node, describe_nodes, make_keys, write_keys
+from fedoptax.deploy.keys import describe_keys, describe_node, make_keys, write_keys
 from fedoptax.deploy.local import LocalFederation, LocalSettings, last_words
 from fedoptax.deploy.proxy import make_proxy
 from fedoptax.engine.plan import make_plan
@@ -37,7 +37,7 @@ def init(given: Init) -> None:
         raise UsageError(f"--nodes must be {count}, the number of keys, got {given.nodes}")
     keys = make_keys(0 if given.key else count, given.host)
     keys |= {f"node-{partition}.pub": file.read_bytes() for partition, file in enumerate(given.key)}
-    deployment = replace(make_deployment(given, count), nodes=describe_nodes(keys))
+    deployment = replace(make_deployment(given, count), **describe_keys(keys))
     write_app(given.folder / "app", deployment)
     write_keys(given.folder / "keys", keys)
     write_atomically(given.folder / "nginx.conf", make_proxy().encode())
@@ -94,7 +94,7 @@ def local(given: Local) -> None:
         check_int("--rounds", rounds, least_total(out, given.round))
     if is_new:
         keys = make_keys(nodes)
-        write_app(work / "app", replace(deployment, nodes=describe_nodes(keys)))
+        write_app(work / "app", replace(deployment, **describe_keys(keys)))
         write_keys(work / "keys", keys)
     _print_simulation(replace(deployment, rounds=rounds))
     remedy = f"continue with: fedoptax deploy local --resume {shlex.quote(str(out))} --rounds {rounds}"

@@ -62,6 +62,9 @@ class Deployment(RunOptions):
         kept. 0 means any.
       checkpoint_every: seconds between checkpoints; 0 means one after every round.
       track: names of trackers, separated by commas (`fedoptax.trackers`); they run at the server.
+      server_key: the public key of the server's orders, `ssh-ed25519 …`; nodes obey no other.
+      signing_key: its private half, a file on the server's machine; relative to the folder in which the SuperLink was
+        started.
       nodes: which key holds which partition: by partition the key's fingerprint and, after a space, its holder's name.
       out: the server's folder for the results.
       resume: continue the run in `out`.
@@ -87,6 +90,8 @@ class Deployment(RunOptions):
     loss_bound: float = 100.0
     checkpoint_every: float = 0.0
     track: str = ""
+    server_key: str = ""
+    signing_key: str = "keys/signing.key"
     nodes: Mapping[str, Plain] = field(default_factory=dict)
     out: str = "runs/deployment"
     resume: bool = False
@@ -97,7 +102,7 @@ class Deployment(RunOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("algorithm", "privacy", "compress", "track", "out", "evaluate"):
+        for name in ("algorithm", "privacy", "compress", "track", "out", "evaluate", "server_key", "signing_key"):
             if not isinstance(getattr(self, name), str):
                 raise UsageError(f"{name} must be text, got {getattr(self, name)!r}")
         if not isinstance(self.task.get("name"), str):

@@ -21,9 +21,9 @@ import numpy as np
 
 from fedoptax._files import finite_or_none, read_json, write_atomically
 from fedoptax.algorithm import Cohort, Tree, decoded
-from fedoptax.deploy.client import INITIAL
 from fedoptax.deploy.config import Deployment
 from fedoptax.deploy.evaluation import COLUMN, NodeEvaluation
+from fedoptax.deploy.orders import INITIAL
 from fedoptax.deploy.rounds import Limits, Log, Network, NoQuorum, RoundReport, Workers, gather, wait_for_nodes
 from fedoptax.deploy.secure import gather_sum, threshold
 from fedoptax.deploy.server import RawReply, Reply, advance, check_reply, next_state, norm, upload_form
@@ -68,8 +68,9 @@ def run_deployment(deployment: Deployment, task: Task, network: Network, log: Lo
     else:
         prepare(folder)
         identity = {"experiment": uuid.uuid4().hex, "quorum": deployment.quorum}
+    identity |= {"session": max(int(time.time()), identity.get("session", 0) + 1)}
     make = GivenModel if deployment.evaluate else NetworkRounds
-    rounds = make(deployment, task, network, folder, identity["experiment"], log)
+    rounds = make(deployment, task, network, folder, identity, log)
     algorithm = {"name": deployment.algorithm, "hyperparameters": dict(deployment.hyperparameters)}
     trackers, wrappers = deployment.tracker_names, deployment.wrappers
     described = run_config(task, algorithm, deployment, rounds.plan, rounds.program, wrappers, trackers)
@@ -125,10 +126,11 @@ class NetworkRounds:
     compile_seconds = 0.0  # clients compile, each in its own process
 
     def __init__(
-        self, deployment: Deployment, task: Task, network: Network, folder: Path, experiment: str, log: Log
+        self, deployment: Deployment, task: Task, network: Network, folder: Path, identity: Mapping[str, Any], log: Log
     ) -> None:
         self._deployment, self.task, self._network, self._log = deployment, task, network, log
-        self._algorithm, self._experiment, self._file = deployment.build_algorithm(), experiment, folder / FILE
+        self._algorithm, self._file = deployment.build_algorithm(), folder / FILE
+        self._identity = {name: identity[name] for name in ("experiment", "session")}
         self.plan = make_plan(deployment, task, self._algorithm, deployment.algorithm)
         self._limits = Limits(
             deployment.quorum, deployment.round_timeout, deployment.wait_limit, deployment.upload_bound
@@ -291,7 +293,7 @@ class NetworkRounds:
         def order(partition: int) -> dict[str, Any]:
             self._sent[partition] = done
             kept = sorted({int(checkpoint[partition]) for checkpoint in self._checkpoints})
-            return {"experiment": self._experiment, "round": done, "base": int(accepted[partition]), "kept": kept}
+            return {**self._identity, "round": done, "base": int(accepted[partition]), "kept": kept}
 
         return order
 

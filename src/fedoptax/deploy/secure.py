@@ -11,6 +11,7 @@ four requests to each node, one after another; whoever fails in one is not asked
   for each other member, modulo 2³². The latter cancel in the sum.
 - `unmask`: it sends its shares of the seeds of those whose upload arrived, and of the keys of those whose did not.
 
+A request that comes again is answered as before, but with no other contents than the first time.
 Key agreement, encryption and shares are Flower's own. Masks are not: its generator has 32 bits of seed (see LOG.md).
 """
 
@@ -34,7 +35,8 @@ from flwr.supercore.primitives import asymmetric
 from jax.flatten_util import ravel_pytree
 
 from fedoptax.algorithm import Tree, accumulate_result, decoded
-from fedoptax.deploy.client import Client, Order
+from fedoptax.deploy.client import Client
+from fedoptax.deploy.orders import Order, digest_of
 from fedoptax.deploy.rounds import Limits, NoQuorum, RoundReport
 from fedoptax.deploy.server import RawReply, Reply, check_count
 from fedoptax.deploy.wire import WireArray, WireError, pack, shown, unpack
@@ -44,6 +46,13 @@ from fedoptax.engine.round import all_finite
 
 PUBLIC_KEY, CIPHERTEXT, SEED_SHARE, KEY_SHARE = 215, 612, 52, 324  # bytes
 PAIRS = ("mask", "encryption")
+STAGES: dict[str, tuple[str, ...]] = {
+    "keys": (),
+    "shares": ("members", "mask-keys", "encryption-keys"),
+    "upload": ("members", "ciphertexts", "weight"),
+    "unmask": ("members",),
+}
+"""The requests of a round in their order, and what comes with each."""
 Numbers = dict[str, Any]
 Ask = Callable[[Sequence[int], Tree, Callable[[int], Numbers], Callable[[RawReply], Reply]], RoundReport]
 """`(members, message, more, check) -> report`: one request, with `more(i)` for partition i beside its order."""
@@ -79,17 +88,24 @@ def answer(
       WireError: the request is not what the round has come to, or the upload is not finite.
     """
     order, stage, own = Order.read(asked), asked.get("stage"), client.partition
+    if stage not in STAGES:
+        raise WireError(f"stage: {shown(stage)} instead of {', '.join(STAGES)}")
+    if missing := [name for name in STAGES[stage] if name not in asked]:
+        raise WireError(f"stage: {stage} without {', '.join(missing)}")
     if stage == "keys":
-        made = {name: asymmetric.generate_key_pairs() for name in PAIRS}
-        kept.clear()
-        kept |= {name: asymmetric.private_key_to_bytes(private) for name, (private, _) in made.items()}
-        kept["round"] = order.round
-        public = {name: _array(asymmetric.public_key_to_bytes(public)) for name, (_, public) in made.items()}
-        return RawReply(pack(public), {"num-examples": len(next(iter(client.examples().values())))})
-    content = [repr(sorted(asked.items())).encode(), *(arrays[name].data for name in sorted(arrays))]
-    digest = hashlib.sha256(b"".join(content)).digest()
-    if kept.get("round") != order.round or kept.get(f"asked-{stage}", digest) != digest:
-        raise WireError(f"stage: {shown(stage)} of round {order.round}, which is not due or was answered already")
+        if kept.get("round") != order.round:
+            kept.clear()
+            kept |= {name: asymmetric.private_key_to_bytes(asymmetric.generate_key_pairs()[0]) for name in PAIRS}
+            kept["round"] = order.round
+        public = {name: asymmetric.bytes_to_private_key(kept[name]).public_key() for name in PAIRS}
+        arrays = pack({name: _array(asymmetric.public_key_to_bytes(key)) for name, key in public.items()})
+        return RawReply(arrays, {"num-examples": len(next(iter(client.examples().values())))})
+    content = {name: value for name, value in asked.items() if name not in ("number", "signature")}
+    digest = hashlib.sha256(f"{sorted(content.items())} {digest_of(arrays)}".encode()).digest()
+    before = list(STAGES)[list(STAGES).index(stage) - 1]
+    is_due = kept.get("round") == order.round and (before == "keys" or f"asked-{before}" in kept)
+    if not is_due or kept.get(f"asked-{stage}", digest) != digest:
+        raise WireError(f"stage: {stage} of round {order.round}, which is not due or was answered already")
     coding, least = plan
     members = asked["members"]
     if own not in members or len(members) < least or not set(members) <= set(kept.get("members") or members):
@@ -114,8 +130,6 @@ def answer(
         masked = sum(masks, coded.view(np.uint32) + _mask(kept["seed"], coded.size))
         kept |= {"uploading": members, "ciphertexts": asked["ciphertexts"]}
         return RawReply(pack({"masked": masked}), {"state-lost": numbers["state-lost"]})
-    if stage != "unmask":
-        raise WireError(f"stage: {shown(stage)} instead of keys, shares, upload or unmask")
     keys = dict(zip(kept["members"], kept["encryption-keys"]))
     shares = {
         i: _decrypt_shares(_agree(kept["encryption"], keys[i]), ciphertext, i, own)

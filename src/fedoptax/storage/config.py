@@ -25,7 +25,7 @@ from fedoptax.tasks.task import Task
 FORMAT = 1
 FREE = {
     "rounds", "environment", "fedoptax", "eval_every", "client_states", "trackers", "client_loop", "mesh",
-    "gradients_per_step", "rates",
+    "gradients_per_step", "rates", "deployment",
 }  # fmt: skip
 """What may change when a run is continued."""
 UNUSED = {
