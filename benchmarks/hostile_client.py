@@ -32,7 +32,7 @@ ANSWERED = "reply to message"
 VICTIM, SERVER = 0, 1  # a partition, and the id under which Flower's server sends
 FACTOR = 30  # of the forged model to the true one
 MEANWHILE = 25.0  # seconds in which the victim answers the server, or obeys
-JUST_BELOW = 999.0  # `upload-bound` is 1000 times a median norm of at least 1
+JUST_BELOW = 9.99  # `upload-bound` is 10 times a median norm of at least 1
 
 
 def client_app(lies: Sequence[str], claim: int = HOSTILE) -> ClientApp:
@@ -55,7 +55,7 @@ def client_app(lies: Sequence[str], claim: int = HOSTILE) -> ClientApp:
                 time.sleep(MEANWHILE)  # the victim has done what the server asked
                 forge(lie.removeprefix("forged "), message, context, folder.parents[2])
                 time.sleep(MEANWHILE)  # and has it undone before the server asks again
-            if not lie.startswith("forged "):
+            if "stage" not in order and not lie.startswith("forged "):
                 tell(lie, reply, folder.with_name("last-reply.npz"))
         return reply
 

@@ -52,7 +52,7 @@ NODES, BATCH, SEED, FLIPS = 3, 50, 3, 4  # rounds with flipped signs
 REFUSED = "WireError: order: "  # in the victim's log
 LIMIT, REFUSAL = 1500.0, 90.0  # seconds for a federation, and for a refusal
 UPLOADS = {"1e30": "every number of its upload 1e30", "times 1e8": "its upload × 10⁸",
-           "just below": "its upload scaled to norm 999, just below the bound"}  # fmt: skip
+           "just below": "its upload scaled to norm 9.99, just below the bound"}  # fmt: skip
 REPLIES = {
     "loss 1e39": "a training loss of 1e39, not a float32", "loss 1e30": "a training loss of 1e30",
     "NaN": "an array of NaN", "shape": "an array of another shape",
@@ -70,7 +70,7 @@ Made by `python benchmarks/network_attacks.py` with real processes on the loopba
 ServerApp, and nginx where a stranger comes. What is defended and what is not: [security](../../docs/security.md).
 
 - Task `digits`, logistic regression, three clients, the third hostile; all are asked in each round, batch {batch}, 1
-  local epoch, weighted mean, `quorum` 0.5, `upload-bound` 1000, `loss-bound` 100. FedAvg, unless an algorithm is named.
+  local epoch, weighted mean, `quorum` 0.5, `upload-bound` 10, `loss-bound` 100. FedAvg, unless an algorithm is named.
 - *Test loss*: of the server's model after that round, beside the same rounds of a simulation in which all are honest.
 - *Counts*: it went into the mean, as security says of lies below the bounds. A run that diverged keeps the state of the
   round that its line names, and `fedoptax resume --round N` goes back further. 403 is the proxy's answer.

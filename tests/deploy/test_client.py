@@ -132,6 +132,28 @@ def test_only_states_that_the_server_may_ask_for_are_kept(scaffold: tuple[Node, 
     assert node.kept_rounds() == [1, 2, 3, 5, 6]
 
 
+def test_a_full_disk_has_room_again_once_old_states_are_dropped(
+    scaffold: tuple[Node, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedoptax.deploy import client
+
+    node, message = scaffold
+    for round in range(3):
+        node.answer(message, round, round - 1, kept=tuple(range(round)))
+    size = sum(path.stat().st_size for path in node.root.rglob("*") if path.is_file())
+    write = client.write_atomically
+
+    def write_if_there_is_room(path: Path, content: bytes) -> None:
+        if sum(each.stat().st_size for each in node.root.rglob("*") if each.is_file()) + len(content) > size:
+            raise RunError("no space left")
+        write(path, content)
+
+    monkeypatch.setattr(client, "write_atomically", write_if_there_is_room)
+    with pytest.raises(RunError, match="space"):
+        node.answer(message, 3, 2, kept=(0, 1))
+    assert node.answer(message, 4, 2, kept=(1,)) and node.kept_rounds() == [1, 2, 4]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [{"round": -1}, {"round": "0"}, {"base": -2}, {"kept": None}, {"round": True}, {"round": 2**40}, {"kept": 3},

@@ -277,7 +277,7 @@ class DeploymentOptions(LearningOptions, AlgorithmOptions):
     max_examples: int = option("Most examples believed of a client; 0: the task's.", 0)
     eval_fraction: float = option("Fraction of the nodes that evaluate on test examples of their own.", 0.0)
     eval_min_nodes: int = option("Fewest nodes that must evaluate, where some do.", 1)
-    upload_bound: float = option("Times the median of its round that an upload's norm may be; 0: any.", 1000.0)
+    upload_bound: float = option("Times what the run has shown that an upload's norm may be; 0: any.", 10.0)
     loss_bound: float = option("Times the untrained model's that the test loss may be; 0: any.", 100.0)
     checkpoint_every: float = option("Seconds between checkpoints; 0: after every round.", 0.0)
 

@@ -56,8 +56,7 @@ class Deployment(RunOptions):
       evaluate: a run's folder, or a `params.npz`, on the server's machine: nothing is trained, the nodes (all, if
         `eval_fraction` is 0) evaluate this model, as one round. "" means off.
       eval_min_nodes: at least so many are asked then, and without as many answers there is no metric.
-      upload_bound: how many times the median of its round an upload's norm, or a loss, may be; 0 means any. Not used
-        with `secure_aggregation`.
+      upload_bound: how many times larger than the run has shown an upload may be, see `UploadBound`; 0 means any.
       loss_bound: how many times the untrained model's loss (or 1) the test loss may be; more, and the round is not
         kept. 0 means any.
       checkpoint_every: seconds between checkpoints; 0 means one after every round.
@@ -120,11 +119,8 @@ class Deployment(RunOptions):
             raise UsageError("eval_fraction cannot be used with asynchronous: nodes are at work when a round ends")
         for name in ("checkpoint_every", "upload_bound", "loss_bound"):
             check_number(name, getattr(self, name), 0)
-        if self.secure_aggregation is not None:
-            if self.compress:
-                raise UsageError(CODED)
-            if self.upload_bound not in (0, UPLOAD_BOUND):
-                raise UsageError("upload_bound cannot be used with secure_aggregation, which shows no single upload")
+        if self.secure_aggregation is not None and self.compress:
+            raise UsageError(CODED)
         if self.resume_round is not None:
             check_int("resume_round", self.resume_round, 0)
         check_flag("resume", self.resume)

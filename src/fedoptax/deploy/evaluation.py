@@ -19,7 +19,7 @@ from fedoptax.algorithm import Tree
 from fedoptax.deploy.config import Deployment
 from fedoptax.deploy.rounds import Limits, Log, Network, NoQuorum, RoundReport, gather
 from fedoptax.deploy.server import RawReply, Reply, check_count, is_float32
-from fedoptax.deploy.wire import WireArray, WireError, pack, shown, unpack
+from fedoptax.deploy.wire import REASON, WireArray, WireError, pack, shown, unpack
 from fedoptax.engine.batches import minibatch_form
 from fedoptax.engine.evaluation import evaluation_data, metric_values, sum_metrics
 from fedoptax.errors import RunError
@@ -76,7 +76,7 @@ def check_evaluation(raw: RawReply, names: list[str]) -> Reply:
       WireError: one is missing, unknown, not a finite number of float32, or a count is not above 0.
     """
     if raw.error is not None:
-        raise WireError(shown(raw.error))
+        raise WireError(shown(raw.error, REASON))
     examples, sums = check_count(raw.numbers, 2**31), dict[str, tuple[float, float]]()
     if raw.arrays or len(raw.numbers) != 1 + 2 * len(names):
         raise WireError(f"numbers {shown(list(raw.numbers))} instead of those of {shown(names)}")

@@ -23,7 +23,7 @@ from fedoptax.deploy.rounds import Arrived, Limits
 from fedoptax.deploy.run import run_deployment
 from fedoptax.deploy.secure import answer, threshold
 from fedoptax.deploy.server import RawReply
-from fedoptax.deploy.wire import WireArray, WireError, shown
+from fedoptax.deploy.wire import REASON, WireArray, WireError, shown
 from fedoptax.engine.aggregation import SecureMean
 from fedoptax.engine.xla import use_cache
 from fedoptax.errors import UsageError, check_int
@@ -46,6 +46,9 @@ def server_app() -> ServerApp:
         deployment = from_table(context.run_config)
         if not deployment.nodes:
             raise UsageError("config: nodes is missing, the table that fedoptax deploy init writes")
+        tables = [key for key in context.run_config if key.startswith("hyperparameters.")]
+        if others := [key for key in tables if not key.startswith(f"hyperparameters.{deployment.algorithm}.")]:
+            flower_log.info("not used, as the algorithm is %s: %s", deployment.algorithm, ", ".join(others))
         if command := simulation_command(deployment):
             flower_log.info("the same in simulation: %s", command)
         task = build_task(deployment)
@@ -68,23 +71,22 @@ def client_app(make_client: MakeClient = default_client) -> ClientApp:
     """
     app = ClientApp()
 
-    def read_signed(message: Message, context: Context) -> tuple[Deployment, dict[str, WireArray], dict[str, Any]]:
+    def read(message: Message, context: Context) -> tuple[Deployment, dict[str, WireArray], dict[str, Any]]:
         deployment, (arrays, order) = from_table(context.run_config), read_request(message.content)
-        kind = message.metadata.message_type
-        check_order(deployment.server_key, order, arrays, context.run_id, context.node_id, kind)
+        addressed = context.run_id, context.node_id, message.metadata.message_type
+        check_order(deployment.server_key, order, arrays, *addressed)
         return deployment, arrays, order
 
     def accept(message: Message, context: Context) -> tuple[Deployment, Task, dict[str, WireArray], dict[str, Any]]:
-        deployment, arrays, order = read_signed(message, context)
-        partition, asked = _partition(context), Order.read(order)
-        StateFolder(_state_dir(context), asked.experiment, partition).accept(asked)
+        (deployment, arrays, order), partition = read(message, context), _partition(context)
+        StateFolder(_state_dir(context), Order.read(order).experiment, partition).accept(Order.read(order))
         use_cache(0.0)
         data_dir = context.node_config.get("data-dir")
         return deployment, build_task(deployment, partition, None if data_dir is None else str(data_dir)), arrays, order
 
     @app.query()
     def hello(message: Message, context: Context) -> Message:
-        read_signed(message, context)
+        read(message, context)
         return Message(RecordDict({HELLO: MetricRecord({"partition-id": _partition(context)})}), reply_to=message)
 
     def reply(message: Message, answer: RawReply) -> Message:
@@ -214,7 +216,7 @@ class FlowerNetwork:
         place = self._places.get(key)
         holder = f"a key without a place ({key})" if place is None else f"the key of {self._names[place]}"
         if message is None or message.has_error():
-            reason = "it cannot be read" if message is None else shown(message.error.reason)
+            reason = "it cannot be read" if message is None else shown(message.error.reason, REASON)
             flower_log.info("a node with %s did not tell its partition: %s", holder, reason)
             return
         record = message.content.get(HELLO)
@@ -294,7 +296,7 @@ def read_reply(message: Message | None, node: int) -> tuple[int, RawReply]:
     if message is None:
         return 0, RawReply({}, {}, "a message that cannot be read")
     if message.has_error():
-        return 0, RawReply({}, {}, f"error {message.error.code}: {shown(message.error.reason)}")
+        return 0, RawReply({}, {}, f"error {message.error.code}: {shown(message.error.reason, REASON)}")
     if message.metadata.src_node_id != node:
         return 0, RawReply({}, {}, "sent by another node")
     try:
@@ -304,7 +306,7 @@ def read_reply(message: Message | None, node: int) -> tuple[int, RawReply]:
             raise WireError(f"records {shown(list(content))} instead of '{ARRAYS}' and '{METRICS}'")
         return count_bytes(content), RawReply(from_record(arrays), dict(numbers))
     except Exception as error:  # untrusted content in whatever form
-        return 0, RawReply({}, {}, f"{type(error).__name__}: {shown(error)}")
+        return 0, RawReply({}, {}, f"{type(error).__name__}: {shown(error, REASON)}")
 
 
 def count_bytes(content: RecordDict) -> int:

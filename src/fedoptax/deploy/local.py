@@ -25,7 +25,7 @@ import psutil
 import tomli_w
 
 from fedoptax._files import write_atomically
-from fedoptax.deploy.wire import shown
+from fedoptax.deploy.wire import REASON, shown
 from fedoptax.errors import RunError, check_int, check_number
 
 ADDRESS = "127.0.0.1"
@@ -239,4 +239,4 @@ def last_words(log: Path) -> str:
     """Return the last line of a log that tells something, for an error's message."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
     telling = [line for line in lines if "rror" in line] or [line for line in lines if line.strip()]
-    return f"{shown(telling[-1]) if telling else 'nothing'} (log: {log})"
+    return f"{shown(telling[-1], REASON) if telling else 'nothing'} (log: {log})"

@@ -16,12 +16,7 @@ from typing import Any, NamedTuple
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    PublicFormat,
-    load_ssh_private_key,
-    load_ssh_public_key,
-)
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
 from fedoptax.deploy.wire import WireArray, WireError, shown
 from fedoptax.errors import UsageError, check_int
@@ -91,14 +86,13 @@ class Signer:
             key = load_ssh_private_key(path.read_bytes(), None)
         except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
             raise UsageError(f"signing_key must be the server's private key, got '{path}' ({error})") from error
-        if not isinstance(key, Ed25519PrivateKey) or _raw(key.public_key()) != _raw(load_key(public)):
+        if not isinstance(key, Ed25519PrivateKey) or key.public_key() != load_key(public):
             raise UsageError(f"signing_key must be the private half of server_key, got '{path}'")
         self._key, self._run, self._numbers = key, str(run), count(1)
 
     def sign(self, order: Plain, kind: str, node: int, digest: str) -> dict[str, Any]:
         """Return an order with its addressee, its number and its signature; `digest` is of the arrays."""
-        addressed = {"run": self._run, "node": str(node), "kind": kind, "number": next(self._numbers)}
-        signed = {**order, **addressed}
+        signed = {**order, "run": self._run, "node": str(node), "kind": kind, "number": next(self._numbers)}
         return {**signed, "signature": self._key.sign(_signed_bytes(signed, digest))}
 
 
@@ -110,11 +104,10 @@ def check_order(public: str, order: Plain, arrays: Mapping[str, WireArray], run:
       UsageError: `public` is not a key.
     """
     signed = {name: value for name, value in order.items() if name != "signature"}
-    signature = order.get("signature", b"")
     try:
-        load_key(public).verify(signature, _signed_bytes(signed, digest_of(arrays)))
-    except (InvalidSignature, TypeError):
-        raise WireError(f"order: {'signed by another than' if signature else 'not signed by'} the server") from None
+        load_key(public).verify(order["signature"], _signed_bytes(signed, digest_of(arrays)))
+    except (KeyError, TypeError, InvalidSignature):
+        raise WireError("order: not signed by the server") from None
     for name, value in {"run": str(run), "node": str(node), "kind": kind}.items():
         if signed.get(name) != value:
             raise WireError(f"order: for {name} {shown(signed.get(name))} instead of {value}")
@@ -128,10 +121,10 @@ def load_key(public: str) -> Ed25519PublicKey:
     """
     try:
         key = load_ssh_public_key(public.encode())
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise UsageError(f"server_key must be an Ed25519 key, as deploy init writes it, got '{public}'") from error
+    except (ValueError, UnsupportedAlgorithm):
+        key = None
     if not isinstance(key, Ed25519PublicKey):
-        raise UsageError(f"server_key must be an Ed25519 key, got '{public}'")
+        raise UsageError(f"server_key must be an Ed25519 key, as deploy init writes it, got '{public}'")
     return key
 
 
@@ -148,7 +141,3 @@ def digest_of(arrays: Mapping[str, WireArray]) -> str:
 def _signed_bytes(order: Plain, digest: str) -> bytes:
     text = json.dumps(order, sort_keys=True, separators=(",", ":"), default=lambda value: {"hex": value.hex()})
     return CONTEXT + f"{text}\n{digest}".encode()
-
-
-def _raw(key: Ed25519PublicKey) -> bytes:
-    return key.public_bytes(Encoding.Raw, PublicFormat.Raw)

@@ -25,8 +25,8 @@ from fedoptax.deploy.config import Deployment
 from fedoptax.deploy.evaluation import COLUMN, NodeEvaluation
 from fedoptax.deploy.orders import INITIAL
 from fedoptax.deploy.rounds import Limits, Log, Network, NoQuorum, RoundReport, Workers, gather, wait_for_nodes
-from fedoptax.deploy.secure import gather_sum, threshold
-from fedoptax.deploy.server import RawReply, Reply, advance, check_reply, next_state, norm, upload_form
+from fedoptax.deploy.secure import FALSE_SUM, gather_sum, threshold
+from fedoptax.deploy.server import RawReply, Reply, UploadBound, advance, check_reply, next_state, norm, upload_form
 from fedoptax.deploy.wire import pack
 from fedoptax.engine.aggregation import SecureMean, Sent
 from fedoptax.engine.client_states import ClientStates, OnDevice
@@ -40,7 +40,7 @@ from fedoptax.experiments.run import Record, run_rounds
 from fedoptax.experiments.signals import deferred_interrupt
 from fedoptax.storage.checkpoint import KEEP, least_total
 from fedoptax.storage.config import run_config
-from fedoptax.storage.folder import prepare, read_params
+from fedoptax.storage.folder import locked, prepare, read_params
 from fedoptax.storage.history import Row
 from fedoptax.tasks.task import Task
 
@@ -61,6 +61,8 @@ def run_deployment(deployment: Deployment, task: Task, network: Network, log: Lo
     folder = Path(deployment.out).expanduser().absolute()
     if deployment.resume:
         config = folder / "config.json"
+        if config.is_file():
+            wait_until_free(folder, deployment.wait_limit, log)
         identity = read_json(config).get("deployment") if config.is_file() else None
         if identity is None:
             raise UsageError(f"resume must name the folder of a deployment, got '{folder}'")
@@ -92,6 +94,17 @@ def run_deployment(deployment: Deployment, task: Task, network: Network, log: Lo
     log(f"{result.status} after round {len(result.history)} of {deployment.rounds}: {folder}")
     if result.status != "completed":
         raise RunError(str(result.message))
+
+
+def wait_until_free(folder: Path, seconds: float, log: Log) -> None:
+    """Wait until no process holds a run's folder: a ServerApp outlives a SuperLink that was killed for a while."""
+    try:
+        with locked(folder):
+            return
+    except RunError as error:
+        log(f"waiting, at most {seconds:.0f} s: {error}")
+    with locked(folder, seconds):
+        return
 
 
 def interruptible_sleep(stop: Callable[[], int]) -> Callable[[float], None]:
@@ -132,9 +145,8 @@ class NetworkRounds:
         self._algorithm, self._file = deployment.build_algorithm(), folder / FILE
         self._identity = {name: identity[name] for name in ("experiment", "session")}
         self.plan = make_plan(deployment, task, self._algorithm, deployment.algorithm)
-        self._limits = Limits(
-            deployment.quorum, deployment.round_timeout, deployment.wait_limit, deployment.upload_bound
-        )
+        self._limits = Limits(deployment.quorum, deployment.round_timeout, deployment.wait_limit)
+        self._bound = UploadBound(deployment.upload_bound, self.plan.work)
         needed, least = self._limits.needed(self.plan.cohort_size), self.plan.aggregate.least
         self._is_secure = isinstance(self.plan.aggregate, SecureMean)
         if needed < least and not self._is_secure:
@@ -199,6 +211,7 @@ class NetworkRounds:
                 )
             row |= found
             stop = stop_now if stop_now() else stop
+        self._bound = self._bound.learn(report.replies if report.mean is None else {0: Reply(*report.mean, 1)})
         self._write(done + 1, cohort, report, evaluation)
         self.server = update.server
         self._put(accepted)
@@ -250,7 +263,9 @@ class NetworkRounds:
         if done:
             self._checkpoints.extend([np.asarray(self._states.tree[1]), self._accepted])
         if self._file.exists():  # a killed process may have left more lines, and half of one
-            write_atomically(self._file, b"".join(self._file.read_bytes().splitlines(keepends=True)[:done]))
+            lines = self._file.read_bytes().splitlines(keepends=True)[:done]
+            write_atomically(self._file, b"".join(lines))
+            self._bound = replace(self._bound, **(json.loads(lines[-1]).get("learned", {}) if lines else {}))
         wait_for_nodes(self._network, self.task.clients.num_clients, self._limits, self._log, sleep=sleep)
         self._is_ready = True
 
@@ -262,29 +277,36 @@ class NetworkRounds:
             return check_reply(raw, self._upload, self._most, self._algorithm.decode)
 
         order, message = self._order(done), jax.device_get(self._algorithm.broadcast(self.server))
+        collect, outliers = partial(gather, self._network, log=self._log, sleep=sleep), self._bound.find_outliers
         if self._workers is not None:
             self._network.begin(pack(message), order, at_work=self._workers.at_work)
             self._workers.rng = random.Random(f"{self._deployment.seed} {done}")
-            limits, clients = self._limits, range(num_clients)
-            report = gather(self._network, clients, check, limits, self._log, sleep=sleep, workers=self._workers)
+            report = collect(range(num_clients), check, self._limits, workers=self._workers, find_outliers=outliers)
             replies = report.replies.items()
             report.replies = {i: reply._replace(staleness=done - int(self._sent[i])) for i, reply in replies}
             return sorted({*report.senders, *(i for i, _, _ in report.faults)}), report
         if not self._is_secure:
             self._network.begin(pack(message), order)
-            return cohort, gather(self._network, cohort, check, self._limits, self._log, sleep=sleep)
+            return cohort, collect(cohort, check, self._limits, find_outliers=outliers)
         least = threshold(len(cohort), self._limits)
 
         def ask(members: Sequence[int], message: Tree, more: Any, check: Any) -> RoundReport:
             self._network.begin(pack(message), lambda i: order(i) | more(i))
-            limits = replace(self._limits, quorum=least / len(members), upload_bound=0.0)
+            limits = replace(self._limits, quorum=least / len(members))
             if members is not cohort:  # who comes later has no keys of this round
                 limits = replace(limits, wait_limit=limits.round_timeout)
-            return gather(self._network, members, check, limits, self._log, sleep=sleep)
+            return collect(members, check, limits)
 
         upload = jax.eval_shape(partial(decoded, self._algorithm), self._upload)
         form = Sent(upload, jax.ShapeDtypeStruct((), jnp.result_type(float)))
-        return cohort, gather_sum(ask, cohort, message, form, self.plan, least, self._most)
+        report = gather_sum(ask, cohort, message, form, self.plan, least, self._most)
+        assert report.mean is not None
+        mean, decode = Reply(*report.mean, 1), self._algorithm.decode or (lambda upload: upload)
+        if norm(mean.upload) > 1.001 * (most := norm(decode(mean.upload))):  # privacy's clip, by rounding
+            raise NoQuorum(f"{FALSE_SUM} (norm {norm(mean.upload):.3g} instead of at most {most:.3g})")
+        if self._bound.norm and (reason := self._bound.refuse(mean)):
+            raise NoQuorum(f"{FALSE_SUM} ({reason})")
+        return cohort, report
 
     def _order(self, done: int) -> Callable[[int], dict[str, Any]]:
         """Return what goes to a partition with the message of the round after `done`, see `client.Order`."""
@@ -352,6 +374,8 @@ class NetworkRounds:
                 for i, node, reason in (*report.faults, *evaluation.faults)
             ],
             **({} if self._workers is None else {"staleness": [reply.staleness for reply in report.replies.values()]}),
+            "state_lost": report.lost,
+            "learned": {name: getattr(self._bound, name) for name in ("norm", "rate", "loss")},
             "wire_bytes_down": report.bytes_down + evaluation.bytes_down,
             "wire_bytes_up": report.bytes_up + evaluation.bytes_up,
         }

@@ -39,8 +39,8 @@ from fedoptax.deploy.client import Client
 from fedoptax.deploy.orders import Order, digest_of
 from fedoptax.deploy.rounds import Limits, NoQuorum, RoundReport
 from fedoptax.deploy.server import RawReply, Reply, check_count
-from fedoptax.deploy.wire import WireArray, WireError, pack, shown, unpack
-from fedoptax.engine.aggregation import SecureMean, Sent
+from fedoptax.deploy.wire import REASON, WireArray, WireError, pack, shown, unpack
+from fedoptax.engine.aggregation import LEVELS, SecureMean, Sent
 from fedoptax.engine.plan import Plan
 from fedoptax.engine.round import all_finite
 
@@ -53,6 +53,7 @@ STAGES: dict[str, tuple[str, ...]] = {
     "unmask": ("members",),
 }
 """The requests of a round in their order, and what comes with each."""
+FALSE_SUM = "secure aggregation: a sum that no honest nodes make, so a node has lied"
 Numbers = dict[str, Any]
 Ask = Callable[[Sequence[int], Tree, Callable[[int], Numbers], Callable[[RawReply], Reply]], RoundReport]
 """`(members, message, more, check) -> report`: one request, with `more(i)` for partition i beside its order."""
@@ -163,7 +164,7 @@ def gather_sum(
     def request(stage: str, members: Sequence[int], wanted: Tree, more: Any = lambda i: {}, message: Tree = ()) -> Any:
         def check(raw: RawReply) -> Reply:
             if raw.error is not None:
-                raise WireError(shown(raw.error))
+                raise WireError(shown(raw.error, REASON))
             count = check_count(raw.numbers, max_examples) if stage == "keys" else 0
             reply = unpack(raw.arrays, wanted)
             return Reply(_check_keys(reply) if stage == "keys" else reply, 0.0, count)
@@ -172,6 +173,7 @@ def gather_sum(
             found = ask(members, message, lambda i: {"stage": stage, "members": list(members)} | more(i), check)
         except NoQuorum as error:
             raise NoQuorum(f"secure aggregation, {stage}: {error}") from error
+        report.lost += found.lost
         report.faults += [(i, node, f"{stage}: {reason}") for i, node, reason in found.faults]
         report.bytes_down, report.bytes_up = report.bytes_down + found.bytes_down, report.bytes_up + found.bytes_up
         report.senders, report.sent = found.senders, found.sent if stage == "upload" else report.sent
@@ -204,6 +206,10 @@ def gather_sum(
     except (ValueError, IndexError) as error:
         raise NoQuorum("secure aggregation, unmask: shares do not fit together, so a node has lied") from error
     weight = jnp.sum(weights[np.asarray([places[i] for i in uploads])])
+    largest = np.max(np.abs(total.view(np.int32).astype(np.int64)), initial=0)
+    if largest > float(weight) * LEVELS + 256 * len(uploads):  # as much as float32 rounds of each
+        share = f"{largest / LEVELS:.3g} of the range instead of at most {float(weight):.3g}"
+        raise NoQuorum(f"{FALSE_SUM} ({share})")
     mean = accumulate_result(coding.divide(unravel(jnp.asarray(total.view(np.int32))), weight, form), form)
     report.mean = mean.upload, float(mean.loss)
     report.replies = {i: Reply((), 0.0, keys[i].examples) for i in uploads}
