@@ -79,7 +79,8 @@ def client_app(make_client: MakeClient = default_client) -> ClientApp:
 
     def accept(message: Message, context: Context) -> tuple[Deployment, Task, dict[str, WireArray], dict[str, Any]]:
         (deployment, arrays, order), partition = read(message, context), _partition(context)
-        StateFolder(_state_dir(context), Order.read(order).experiment, partition).accept(Order.read(order))
+        asked = Order.read(order)
+        StateFolder(_state_dir(context), asked.experiment, partition).accept(asked)
         use_cache(0.0)
         data_dir = context.node_config.get("data-dir")
         return deployment, build_task(deployment, partition, None if data_dir is None else str(data_dir)), arrays, order

@@ -23,7 +23,6 @@ from fedoptax.errors import UsageError, check_int
 
 INITIAL = -1
 """The "round" after which a client has its initial state."""
-CONTEXT = b"fedoptax order\n"
 Plain = Mapping[str, Any]
 
 
@@ -70,12 +69,7 @@ class Order(NamedTuple):
 
 
 class Signer:
-    """Signs the orders of one of Flower's runs.
-
-    Args:
-      path: the private key, in OpenSSH's format.
-      public: its public half, as it stands in the app.
-      run: the run's id.
+    """Signs the orders of one of Flower's runs with the private key in a file, whose public half stands in the app.
 
     Raises:
       UsageError: the file cannot be read, or holds another key.
@@ -140,4 +134,4 @@ def digest_of(arrays: Mapping[str, WireArray]) -> str:
 
 def _signed_bytes(order: Plain, digest: str) -> bytes:
     text = json.dumps(order, sort_keys=True, separators=(",", ":"), default=lambda value: {"hex": value.hex()})
-    return CONTEXT + f"{text}\n{digest}".encode()
+    return f"fedoptax order\n{text}\n{digest}".encode()

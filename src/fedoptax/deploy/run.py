@@ -302,9 +302,10 @@ class NetworkRounds:
         report = gather_sum(ask, cohort, message, form, self.plan, least, self._most)
         assert report.mean is not None
         mean, decode = Reply(*report.mean, 1), self._algorithm.decode or (lambda upload: upload)
-        if norm(mean.upload) > 1.001 * (most := norm(decode(mean.upload))):  # privacy's clip, by rounding
-            raise NoQuorum(f"{FALSE_SUM} (norm {norm(mean.upload):.3g} instead of at most {most:.3g})")
-        if self._bound.norm and (reason := self._bound.refuse(mean)):
+        size, most = norm(mean.upload), norm(decode(mean.upload))
+        if size > 1.001 * most:  # privacy's clip, but for rounding
+            raise NoQuorum(f"{FALSE_SUM} (norm {size:.3g} instead of at most {most:.3g})")
+        if self._bound.norm and (reason := self._bound.refuse(mean, size)):
             raise NoQuorum(f"{FALSE_SUM} ({reason})")
         return cohort, report
 

@@ -124,30 +124,33 @@ class UploadBound:
 
     def learn(self, replies: Mapping[Any, Reply]) -> "UploadBound":
         """Return the bound after a round with these replies."""
-        norms = [(norm(reply.upload), self._steps(reply)) for reply in replies.values()]
-        return replace(
-            self,
-            norm=max(self.norm, median_low(size for size, _ in norms)),
-            rate=max(self.rate, median_low(size / steps for size, steps in norms)),
-            loss=max(self.loss, median_low(abs(reply.loss) for reply in replies.values())),
-        )
+        return self._learn([(norm(reply.upload), reply) for reply in replies.values()])
 
-    def refuse(self, reply: Reply) -> str | None:
-        """Return why a reply is out of all proportion, or None."""
-        size, steps = norm(reply.upload), self._steps(reply)
-        most = self.factor * max(1.0, self.norm, self.rate * steps)
-        if self.factor and size > most:
-            shown = f"{self.factor:g} times the run's for {steps} steps"
-            return f"upload: norm {size:.3g} instead of at most {most:.3g}, {shown}"
-        most = 100 * self.factor * max(1.0, self.loss)
-        if self.factor and abs(reply.loss) > most:
-            return f"train-loss: {reply.loss:.3g} instead of at most {most:.3g}, {100 * self.factor:g} times the run's"
+    def refuse(self, reply: Reply, size: float) -> str | None:
+        """Return why a reply whose upload has norm `size` is out of all proportion, or None."""
+        steps = self._steps(reply)
+        bounds = {
+            "upload: norm": (size, self.factor, max(self.norm, self.rate * steps)),
+            "train-loss:": (abs(reply.loss), 100 * self.factor, self.loss),
+        }
+        for what, (value, factor, learned) in bounds.items():
+            if factor and value > (most := factor * max(1.0, learned)):
+                return f"{what} {value:.3g} instead of at most {most:.3g}, {factor:g} times the run's for {steps} steps"
         return None
 
     def find_outliers(self, replies: Mapping[Any, Reply]) -> dict[Any, str]:
         """Return the replies of a round that are out of all proportion, each with its reason in one line."""
-        bound = self.learn(replies)
-        return {key: reason for key, reply in replies.items() if (reason := bound.refuse(reply))}
+        sizes = {key: norm(reply.upload) for key, reply in replies.items()}
+        bound = self._learn([(sizes[key], reply) for key, reply in replies.items()])
+        return {key: reason for key, reply in replies.items() if (reason := bound.refuse(reply, sizes[key]))}
+
+    def _learn(self, sizes: Sequence[tuple[float, Reply]]) -> "UploadBound":
+        return replace(
+            self,
+            norm=max(self.norm, median_low(size for size, _ in sizes)),
+            rate=max(self.rate, median_low(size / self._steps(reply) for size, reply in sizes)),
+            loss=max(self.loss, median_low(abs(reply.loss) for _, reply in sizes)),
+        )
 
     def _steps(self, reply: Reply) -> int:
         return reply.examples if self.work is None else int(count_local_steps(np.asarray(reply.examples), self.work))
