@@ -39,6 +39,7 @@ from fedoptax.deploy.config import Deployment, build_task
 from fedoptax.deploy.keys import describe_keys, make_keys, write_keys
 from fedoptax.deploy.local import ADDRESS, LocalFederation, LocalSettings, free_ports, stop
 from fedoptax.deploy.proxy import make_proxy
+from fedoptax.experiments.build import preset
 from hostile_client import HOSTILE, VICTIM
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
@@ -62,7 +63,9 @@ REPLIES = {
 }  # fmt: skip
 FORGED = {"train": "the round's training order with the model × 30", "evaluation": "the same, to be evaluated",
           "keys": "the round's order to make keys again, under secure aggregation"}  # fmt: skip
-STATEFUL = ["scaffold", "fedlamb", "fafed"]
+STATEFUL = [
+    "scaffold", "local_amsgrad", "fedlamb", "stem", "fafed", "naive_adaptive", "feddyn", "fadamgc", "diloco", "muloco",
+]  # fmt: skip
 RESULTS = Path(__file__).parent / "results"
 HEAD = """# Attacks on a deployment
 
@@ -128,7 +131,7 @@ def lie_in_uploads(name: str, work: Path) -> list[Row]:
     with started(work) as federation, ThreadPoolExecutor(2) as pool:
         flips = pool.submit(run_app, federation, "flips", ["sign flip"] * FLIPS, name)
         large = run_app(federation, "large", lies, name)
-    task, algorithm = build_task(read_app(work / "flips-app")), fx.ALGORITHMS[name](**ALGORITHMS[name])
+    task, algorithm = build_task(read_app(work / "flips-app")), fx.ALGORITHMS[name](**rates_of(name))
     same = {"rounds": FLIPS, "cohort_size": NODES, "batch_size": BATCH, "seed": SEED}
     losses = [row["test_loss"] for row in fx.run(task, algorithm, progress=False, **same).history]
     rows = [large.row(f"{name}: {lie}", sent, i + 1, losses) for i, (lie, sent) in enumerate(UPLOADS.items())]
@@ -207,7 +210,7 @@ def forge_orders(name: str, kinds: Sequence[str], work: Path, **changes: Any) ->
     """One algorithm: node 2 is honest to the server, and sends node 0 an order in the server's name in each round."""
     with started(work) as federation:
         run = run_app(federation, "forged", [*(f"forged {kind}" for kind in kinds), ""], name, **changes)
-    task, algorithm = build_task(read_app(work / "forged-app")), fx.ALGORITHMS[name](**ALGORITHMS[name])
+    task, algorithm = build_task(read_app(work / "forged-app")), fx.ALGORITHMS[name](**rates_of(name))
     same = {"rounds": len(kinds) + 1, "cohort_size": NODES, "batch_size": BATCH, "seed": SEED}
     losses = [row["test_loss"] for row in fx.run(task, algorithm, progress=False, **same).history]
     rows = run.read("history.jsonl")
@@ -264,7 +267,7 @@ def run_app(
     keys = describe_keys({name: (work / "keys" / name).read_bytes() for name in ("signing.pub", *files)})
     given = Deployment(
         task={"name": "digits", "model": "logistic", "num_clients": nodes}, algorithm=name,
-        hyperparameters=ALGORITHMS[name], rounds=len(lies), cohort_size=nodes, batch_size=BATCH, seed=SEED,
+        hyperparameters=rates_of(name), rounds=len(lies), cohort_size=nodes, batch_size=BATCH, seed=SEED,
         out=str(run.out), **keys, **changes,
     )  # fmt: skip
     write_app(app, given, label)
@@ -273,6 +276,11 @@ def run_app(
     (work / f"{label}.toml").write_text("resume = false\n")
     federation.run(app, work / f"{label}.toml", run.log, watch)
     return run
+
+
+def rates_of(name: str) -> dict[str, Any]:
+    """Return an algorithm's hyper-parameters: those of `ALGORITHMS`, else the task's preset."""
+    return ALGORITHMS.get(name) or preset("digits", name, "logistic")
 
 
 def throw_garbage(port: int, ca: Path) -> int:
