@@ -1,20 +1,38 @@
-"""The ClientApp of `network_attacks.py`: Flower's and fedoptax's own, but for one node, which tells a lie per round."""
+"""The ClientApp of `network_attacks.py`: Flower's and fedoptax's own, but for one node, which tells a lie per round.
+
+Or it sends orders in the server's name to partition 0: it has its own key, and knows the ids of all.
+"""
 
 import io
 import math
+import re
+import time
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from flwr.app import Array, Context, Message, MetricRecord, RecordDict
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.app import Array, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.serde import message_to_proto
+from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.message_pb2 import PushObjectRequest
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedoptax.deploy import flower
 from fedoptax.deploy.flower import ARRAYS, HELLO, METRICS, ORDER
 
 HOSTILE = 2  # its partition
 ANSWERED = "reply to message"
-JUST_BELOW = 999.0  # `upload-bound` is 1000 times a median norm of at least 1
+VICTIM, SERVER = 0, 1  # a partition, and the id under which Flower's server sends
+FACTOR = 30  # of the forged model to the true one
+MEANWHILE = 25.0  # seconds in which the victim answers the server, or obeys
+JUST_BELOW = 9.99  # `upload-bound` is 10 times a median norm of at least 1
 
 
 def client_app(lies: Sequence[str], claim: int = HOSTILE) -> ClientApp:
@@ -31,11 +49,51 @@ def client_app(lies: Sequence[str], claim: int = HOSTILE) -> ClientApp:
     def train(message: Message, context: Context) -> Message:
         reply = honest(message, context)
         if context.node_config["partition-id"] == HOSTILE:
-            folder = Path(str(context.node_config["state-dir"]))
-            tell(lies[int(message.content[ORDER]["round"])], reply, folder.with_name("last-reply.npz"))
+            order, folder = message.content[ORDER], Path(str(context.node_config["state-dir"]))
+            lie = lies[int(order["round"])]
+            if lie.startswith("forged ") and order.get("stage", "shares") == "shares":
+                time.sleep(MEANWHILE)  # the victim has done what the server asked
+                forge(lie.removeprefix("forged "), message, context, folder.parents[2])
+                time.sleep(MEANWHILE)  # and has it undone before the server asks again
+            if "stage" not in order and not lie.startswith("forged "):
+                tell(lie, reply, folder.with_name("last-reply.npz"))
         return reply
 
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        return honest(message, context)
+
     return app
+
+
+def forge(kind: str, message: Message, context: Context, work: Path) -> None:
+    """Send the victim the server's order to this node, changed."""
+    order = dict(message.content[ORDER])
+    arrays = {name: Array(FACTOR * array.numpy()) for name, array in message.content[ARRAYS].items()}
+    if kind == "keys":
+        order["stage"] = "keys"
+    victim = int(re.findall(r"SuperNode ID: (\d+)", (work / "nodes" / str(VICTIM) / "log.txt").read_text())[-1])
+    content = RecordDict({ARRAYS: flower.ArrayRecord(arrays), ORDER: ConfigRecord(order)})
+    forged = Message(content, victim, "evaluate" if kind == "evaluation" else "train")
+    forged.metadata.__dict__.update(_src_node_id=SERVER, _run_id=context.run_id)
+    forged.metadata.__dict__["_message_id"] = forged.object_id
+    objects, tree = get_all_nested_objects(forged), get_object_tree(forged)
+    address = tomllib.loads((work / "flower" / "config.toml").read_text())["superlink"]["local"]["address"]
+    key, ca = load_ssh_private_key((work / "keys" / f"node-{HOSTILE}").read_bytes(), None), work / "keys" / "ca.crt"
+    identity = [
+        RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+        NodeAuthHttpInterceptor(key, key.public_key()),
+    ]
+    node, run = Node(node_id=context.node_id), context.run_id
+    with FleetHttpClient.from_server_address(address, False, str(ca), interceptors=identity) as client:
+        bare = message_to_proto(Message(metadata=forged.metadata, content=RecordDict()))
+        request = PushMessagesRequest(
+            node=node, messages_list=[bare], message_object_trees=[tree], clientapp_runtime_list=[0.0]
+        )
+        pushed = client.PushMessages(request)
+        for one in pushed.objects_to_push:
+            given = {"object_id": one, "object_content": objects[one].deflate(), "session_id": pushed.session_id}
+            client.PushObject(PushObjectRequest(node=node, run_id=run, **given))
 
 
 def tell(lie: str, reply: Message, memory: Path) -> None:

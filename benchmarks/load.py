@@ -45,8 +45,9 @@ from fedoptax.deploy.app import write_app
 from fedoptax.deploy.client import Client, client_update
 from fedoptax.deploy.config import Deployment
 from fedoptax.deploy.flower import ARRAYS, HELLO, METRICS, read_request, to_record
-from fedoptax.deploy.keys import describe_nodes, make_keys, write_keys
+from fedoptax.deploy.keys import describe_keys, make_keys, write_keys
 from fedoptax.deploy.local import ADDRESS, LocalFederation, LocalSettings, Process, last_words
+from fedoptax.deploy.orders import Order
 from fedoptax.engine.batches import LocalWork
 from fedoptax.tasks.task import Task
 
@@ -202,7 +203,7 @@ def own_app(task: Task, work: Path) -> Callable[[int], ClientApp]:
         @app.train()
         def train(message: Message, context: Context) -> Message:
             arrays, order = read_request(message.content)
-            answer = client.answer(arrays, order, work / "nodes" / str(partition))
+            answer = client.answer(arrays, Order.read(order), work / "nodes" / str(partition))
             content = RecordDict({ARRAYS: to_record(answer.arrays), METRICS: MetricRecord(dict(answer.numbers))})
             return Message(content, reply_to=message)
 
@@ -260,7 +261,7 @@ def main() -> None:
             cohort_size=args.nodes,
             batch_size=EXAMPLES,
             quorum=1.0,
-            nodes=describe_nodes(keys),
+            **describe_keys(keys),
             out=str(work / "out"),
         )
         write_app(work / "fedoptax", deployment)

@@ -36,10 +36,11 @@ from attacks import commit, cpu
 from fedoptax._files import read_json, write_json
 from fedoptax.deploy.app import read_app, write_app
 from fedoptax.deploy.config import Deployment, build_task
-from fedoptax.deploy.keys import describe_node, make_keys, write_keys
+from fedoptax.deploy.keys import describe_keys, make_keys, write_keys
 from fedoptax.deploy.local import ADDRESS, LocalFederation, LocalSettings, free_ports, stop
 from fedoptax.deploy.proxy import make_proxy
-from hostile_client import HOSTILE
+from fedoptax.experiments.build import preset
+from hostile_client import HOSTILE, VICTIM
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "fedavg": {"client_lr": 0.3},
@@ -49,9 +50,10 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "fafed": {"lr": 0.1, "alpha": 0.9, "rho": 0.1},
 }
 NODES, BATCH, SEED, FLIPS = 3, 50, 3, 4  # rounds with flipped signs
+REFUSED = "WireError: order: "  # in the victim's log
 LIMIT, REFUSAL = 1500.0, 90.0  # seconds for a federation, and for a refusal
 UPLOADS = {"1e30": "every number of its upload 1e30", "times 1e8": "its upload × 10⁸",
-           "just below": "its upload scaled to norm 999, just below the bound"}  # fmt: skip
+           "just below": "its upload scaled to norm 9.99, just below the bound"}  # fmt: skip
 REPLIES = {
     "loss 1e39": "a training loss of 1e39, not a float32", "loss 1e30": "a training loss of 1e30",
     "NaN": "an array of NaN", "shape": "an array of another shape",
@@ -59,6 +61,11 @@ REPLIES = {
     "header": "an array whose .npy header declares 4 TB", "last upload": "its upload of the round before again",
     "last reply": "its reply to the message of the round before again, and none to this round's",
 }  # fmt: skip
+FORGED = {"train": "the round's training order with the model × 30", "evaluation": "the same, to be evaluated",
+          "keys": "the round's order to make keys again, under secure aggregation"}  # fmt: skip
+STATEFUL = [
+    "scaffold", "local_amsgrad", "fedlamb", "stem", "fafed", "naive_adaptive", "feddyn", "fadamgc", "diloco", "muloco",
+]  # fmt: skip
 RESULTS = Path(__file__).parent / "results"
 HEAD = """# Attacks on a deployment
 
@@ -66,10 +73,10 @@ Made by `python benchmarks/network_attacks.py` with real processes on the loopba
 ServerApp, and nginx where a stranger comes. What is defended and what is not: [security](../../docs/security.md).
 
 - Task `digits`, logistic regression, three clients, the third hostile; all are asked in each round, batch {batch}, 1
-  local epoch, weighted mean, `quorum` 0.5, `upload-bound` 1000, `loss-bound` 100. FedAvg, unless an algorithm is named.
+  local epoch, weighted mean, `quorum` 0.5, `upload-bound` 10, `loss-bound` 100. FedAvg, unless an algorithm is named.
 - *Test loss*: of the server's model after that round, beside the same rounds of a simulation in which all are honest.
 - *Counts*: it went into the mean, as security says of lies below the bounds. A run that diverged keeps the state of the
-  round that its line names, and `fedoptax resume --round N` goes back further. Node ids are Flower's, 403 the proxy's.
+  round that its line names, and `fedoptax resume --round N` goes back further. 403 is the proxy's answer.
 - Date: {date}. Machine: {cores} CPU cores ({cpu}), Linux {kernel}. Versions: fedoptax {fedoptax}, flwr {flwr},
   jax {jax}, Python {python}, nginx {nginx}. Commit {commit}.
 """
@@ -124,7 +131,7 @@ def lie_in_uploads(name: str, work: Path) -> list[Row]:
     with started(work) as federation, ThreadPoolExecutor(2) as pool:
         flips = pool.submit(run_app, federation, "flips", ["sign flip"] * FLIPS, name)
         large = run_app(federation, "large", lies, name)
-    task, algorithm = build_task(read_app(work / "flips-app")), fx.ALGORITHMS[name](**ALGORITHMS[name])
+    task, algorithm = build_task(read_app(work / "flips-app")), fx.ALGORITHMS[name](**rates_of(name))
     same = {"rounds": FLIPS, "cohort_size": NODES, "batch_size": BATCH, "seed": SEED}
     losses = [row["test_loss"] for row in fx.run(task, algorithm, progress=False, **same).history]
     rows = [large.row(f"{name}: {lie}", sent, i + 1, losses) for i, (lie, sent) in enumerate(UPLOADS.items())]
@@ -199,7 +206,27 @@ def knock_at_the_door(work: Path) -> list[Row]:
         return rows
 
 
+def forge_orders(name: str, kinds: Sequence[str], work: Path, **changes: Any) -> list[Row]:
+    """One algorithm: node 2 is honest to the server, and sends node 0 an order in the server's name in each round."""
+    with started(work) as federation:
+        run = run_app(federation, "forged", [*(f"forged {kind}" for kind in kinds), ""], name, **changes)
+    task, algorithm = build_task(read_app(work / "forged-app")), fx.ALGORITHMS[name](**rates_of(name))
+    same = {"rounds": len(kinds) + 1, "cohort_size": NODES, "batch_size": BATCH, "seed": SEED}
+    losses = [row["test_loss"] for row in fx.run(task, algorithm, progress=False, **same).history]
+    rows = run.read("history.jsonl")
+    summary = read_json(run.out / "summary.json")
+    blamed = find_line(run.log, rf"partition {VICTIM} \(")
+    line = find_line(work / "nodes" / str(VICTIM) / "log.txt", REFUSED)
+    what = f"{'refused' if line else 'OBEYED'}, {summary['status']} after round {len(rows)} of {len(losses)}"
+    what += f"{', an honest node left out' if blamed else ''}"
+    what += f"; test loss {rows[-1]['test_loss']:.3g}, honest {losses[len(rows) - 1]:.3g}" if rows else ""
+    sent = "; ".join(FORGED[kind] for kind in kinds)
+    return [Row(f"{name}: forged order", sent, what, line or blamed)]
+
+
 GROUPS: dict[str, Callable[[Path], list[Row]]] = {name: partial(lie_in_uploads, name) for name in ALGORITHMS}
+GROUPS |= {f"orders-{name}": partial(forge_orders, name, ["train", "evaluation"]) for name in STATEFUL}
+GROUPS["orders-secure"] = partial(forge_orders, "fedavg", ["keys"], secure_aggregation=8.0)
 GROUPS |= {"replies": send_bad_replies, "places": take_places, "door": knock_at_the_door}
 
 
@@ -236,11 +263,12 @@ def run_app(
     """Run an app whose node 2 tells a lie per round; `watch` among the `changes` is called while it runs."""
     work, watch = federation.work, changes.pop("watch", lambda: None)
     run, app, nodes = Run(work / label, work / f"{label}.log"), work / f"{label}-app", min(NODES, len(federation.nodes))
-    keys = {str(i): describe_node((work / "keys" / f"node-{i}.pub").read_bytes()) for i in range(nodes)}
+    files = [f"node-{i}.pub" for i in range(nodes)]
+    keys = describe_keys({name: (work / "keys" / name).read_bytes() for name in ("signing.pub", *files)})
     given = Deployment(
         task={"name": "digits", "model": "logistic", "num_clients": nodes}, algorithm=name,
-        hyperparameters=ALGORITHMS[name], rounds=len(lies), cohort_size=nodes, batch_size=BATCH, seed=SEED, nodes=keys,
-        out=str(run.out), **changes,
+        hyperparameters=rates_of(name), rounds=len(lies), cohort_size=nodes, batch_size=BATCH, seed=SEED,
+        out=str(run.out), **keys, **changes,
     )  # fmt: skip
     write_app(app, given, label)
     client = f"from hostile_client import client_app\n\napp = client_app({list(lies)}, {claim})\n"
@@ -248,6 +276,11 @@ def run_app(
     (work / f"{label}.toml").write_text("resume = false\n")
     federation.run(app, work / f"{label}.toml", run.log, watch)
     return run
+
+
+def rates_of(name: str) -> dict[str, Any]:
+    """Return an algorithm's hyper-parameters: those of `ALGORITHMS`, else the task's preset."""
+    return ALGORITHMS.get(name) or preset("digits", name, "logistic")
 
 
 def throw_garbage(port: int, ca: Path) -> int:

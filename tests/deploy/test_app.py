@@ -21,7 +21,7 @@ from fedoptax.experiments.presets import find_preset
 need_flower()
 
 from fedoptax.deploy.app import read_app, write_app  # noqa: E402
-from fedoptax.deploy.keys import make_keys, write_keys  # noqa: E402
+from fedoptax.deploy.keys import describe_keys, make_keys, write_keys  # noqa: E402
 
 
 def flat(table: dict[str, Any]) -> dict[str, Any]:
@@ -125,7 +125,10 @@ def test_private_keys_have_mode_600_and_certificates_name_their_hosts(tmp_path: 
         os.umask(before)
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "keys").iterdir()}
     private = {name for name, mode in modes.items() if mode == 0o600}
-    assert private == {"server.key", "node-0", "node-1"} and (tmp_path / "keys").stat().st_mode & 0o777 == 0o700
+    assert (
+        private == {"server.key", "signing.key", "node-0", "node-1"}
+        and (tmp_path / "keys").stat().st_mode & 0o777 == 0o700
+    )
     contents = {path.name: path.read_bytes() for path in (tmp_path / "keys").iterdir()}
     assert {name for name, content in contents.items() if b"PRIVATE KEY" in content} == private
     ca, server = (x509.load_pem_x509_certificate(contents[name]) for name in ("ca.crt", "server.crt"))
@@ -152,3 +155,22 @@ def test_options_have_the_same_names_in_simulation_and_deployment_apart_from_tho
     command = {name.replace("_", "-") for name in names - {"run", "faults", "trackers"}} | {"fault", "track"}
     app = set(to_table(deployment()))
     assert (command - app, app - command) == (different[0], different[1] - command)
+
+
+def test_a_setting_of_another_algorithm_and_a_missing_key_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from flwr.app import Context, RecordDict
+
+    from fedoptax.deploy import flower
+
+    monkeypatch.setattr(flower.flower_log, "propagate", True)
+    monkeypatch.setattr(flower, "use_cache", lambda seconds: None)
+    monkeypatch.chdir(tmp_path)
+    keys = make_keys(1)
+    table = flat(to_table(deployment("fedadam", **describe_keys(keys)))) | {"hyperparameters.fedavg.client_lr": 0.5}
+    flower.flower_log.addHandler(caplog.handler)
+    with pytest.raises(UsageError, match="signing_key must be the server's private key"):
+        flower.server_app()(None, Context(1, 1, {}, RecordDict(), table))  # type: ignore[arg-type]
+    flower.flower_log.removeHandler(caplog.handler)
+    assert "not used, as the algorithm is fedadam: hyperparameters.fedavg.client_lr" in caplog.text

@@ -1,5 +1,6 @@
 """A client's work and its kept states without Flower: equal to the simulation, and to the round it is asked for."""
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 
 import fedoptax as fx
 from federations import batches_of, deployment, task_of
-from fedoptax.deploy.client import INITIAL, Client, Order, StateFolder
+from fedoptax.deploy.client import Client, StateFolder
+from fedoptax.deploy.orders import INITIAL, Order
 from fedoptax.deploy.server import RawReply, check_reply, next_state, upload_form
 from fedoptax.deploy.wire import WireError, pack
 from fedoptax.engine.batches import task_grad_fn
@@ -27,10 +29,13 @@ class Node:
     def __init__(self, algorithm: str, partition: int, root: Path) -> None:
         given = deployment(algorithm)
         self.client = Client(task_of(), algorithm_of(algorithm), given.work, partition, given.seed)
-        self.root = root
+        self.root, self.asked = root, 0
 
     def answer(self, message: Any, round: int, base: int, kept: tuple[int, ...] = ()) -> RawReply:
-        return self.client.answer(pack(message), Order(EXPERIMENT, round, base, kept), self.root)
+        self.asked += 1
+        order = Order(EXPERIMENT, round, base, kept, 1, self.asked)
+        StateFolder(self.root, EXPERIMENT, self.client.partition).accept(order)
+        return self.client.answer(pack(message), order, self.root)
 
     def kept_rounds(self) -> list[int]:
         return sorted(int(path.stem) for path in self.root.rglob("*.npz"))
@@ -71,7 +76,7 @@ def test_a_state_or_loss_that_is_not_finite_is_noticed(tmp_path: Path) -> None:
     assert not next_state(algorithm, server, [huge], "uniform", 3)[2]
     assert next_state(algorithm, server, [reply], "uniform", 3)[2]
     assert not next_state(algorithm, server, [reply._replace(loss=float("inf"))], "uniform", 3)[2]
-    assert list(tmp_path.rglob("*")) == []  # FedAdam's clients keep nothing
+    assert list(tmp_path.rglob("*.npz")) == []  # FedAdam's clients keep nothing
 
 
 @pytest.fixture
@@ -104,7 +109,8 @@ def test_a_restored_server_finds_the_earlier_state(scaffold: tuple[Node, Any]) -
 def test_the_state_outlives_the_process_and_damage_counts_as_lost(scaffold: tuple[Node, Any], tmp_path: Path) -> None:
     node, message = scaffold
     node.answer(message, 0, INITIAL)
-    restarted = Node("scaffold", 1, node.root).answer(message, 1, 0)
+    node.client = replace(node.client)
+    restarted = node.answer(message, 1, 0)
     anew = Node("scaffold", 1, tmp_path / "fresh").answer(message, 1, 0)
     assert (restarted.numbers["state-lost"], anew.numbers["state-lost"]) == (0, 1) and not same(restarted, anew)
     assert (node.root / EXPERIMENT).stat().st_mode & 0o777 == 0o700
@@ -126,14 +132,36 @@ def test_only_states_that_the_server_may_ask_for_are_kept(scaffold: tuple[Node, 
     assert node.kept_rounds() == [1, 2, 3, 5, 6]
 
 
+def test_a_full_disk_has_room_again_once_old_states_are_dropped(
+    scaffold: tuple[Node, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedoptax.deploy import client
+
+    node, message = scaffold
+    for round in range(3):
+        node.answer(message, round, round - 1, kept=tuple(range(round)))
+    size = sum(path.stat().st_size for path in node.root.rglob("*") if path.is_file())
+    write = client.write_atomically
+
+    def write_if_there_is_room(path: Path, content: bytes) -> None:
+        if sum(each.stat().st_size for each in node.root.rglob("*") if each.is_file()) + len(content) > size:
+            raise RunError("no space left")
+        write(path, content)
+
+    monkeypatch.setattr(client, "write_atomically", write_if_there_is_room)
+    with pytest.raises(RunError, match="space"):
+        node.answer(message, 3, 2, kept=(0, 1))
+    assert node.answer(message, 4, 2, kept=(1,)) and node.kept_rounds() == [1, 2, 4]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [{"round": -1}, {"round": "0"}, {"base": -2}, {"kept": None}, {"round": True}, {"round": 2**40}, {"kept": 3},
      {"kept": [0, -2]}, {"kept": ["0"]}, {"experiment": "../../etc"}, {"experiment": EXPERIMENT.upper()},
-     {"experiment": 5}],
+     {"experiment": 5}, {"session": -1}, {"number": "1"}],
 )  # fmt: skip
 def test_a_senseless_order_is_refused_by_the_name_of_its_value(wrong: dict[str, Any]) -> None:
-    good = {"experiment": EXPERIMENT, "round": 0, "base": INITIAL, "kept": [INITIAL, 3]}
+    good = {"experiment": EXPERIMENT, "round": 0, "base": INITIAL, "kept": [INITIAL, 3], "session": 0, "number": 0}
     assert Order.read(good) == Order(EXPERIMENT, 0, INITIAL, (INITIAL, 3))
     with pytest.raises((WireError, UsageError), match=next(iter(wrong))):
         Order.read(good | wrong)

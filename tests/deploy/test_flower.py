@@ -1,7 +1,7 @@
 """Flower's grid as a network: partitions instead of nodes, and one bad reply spoils no other. No processes."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.proto.node_pb2 import NodeInfo  # noqa: E402
 
 from fedoptax.deploy.flower import FlowerNetwork, read_reply, read_request, to_record  # noqa: E402
-from fedoptax.deploy.keys import fingerprint  # noqa: E402
+from fedoptax.deploy.keys import fingerprint, make_keys, write_keys  # noqa: E402
+from fedoptax.deploy.orders import Signer  # noqa: E402
 
 ARRAYS = pack({"w": np.ones(2, np.float32)})
+MakeNetwork = Callable[[Any], FlowerNetwork]
 PEM = Encoding.PEM, PublicFormat.SubjectPublicKeyInfo  # as Flower tells them
 KEYS = {i: ec.generate_private_key(ec.SECP384R1()).public_key().public_bytes(*PEM) for i in (11, 22, 33, 44, 55)}
 
@@ -86,14 +88,26 @@ class Grid:
         )
 
 
-def network_of(grid: Any, holders: Iterable[int] = (11, 22, 33)) -> FlowerNetwork:
+@pytest.fixture(scope="module")
+def signer(tmp_path_factory: pytest.TempPathFactory) -> Signer:
+    folder = tmp_path_factory.mktemp("keys") / "keys"
+    write_keys(folder, make_keys(0))
+    return Signer(folder / "signing.key", (folder / "signing.pub").read_text(), 1)
+
+
+@pytest.fixture
+def network_of(signer: Signer) -> MakeNetwork:
+    return lambda grid: make_network(grid, signer)
+
+
+def make_network(grid: Any, signer: Signer, holders: Iterable[int] = (11, 22, 33)) -> FlowerNetwork:
     nodes = {str(i): f"{fingerprint(KEYS[node])} clinic {node}" for i, node in enumerate(holders)}
-    network = FlowerNetwork(grid, nodes, 3, 60)
+    network = FlowerNetwork(grid, nodes, 3, 60, signer)
     network.begin(ARRAYS, lambda partition: {"round": 0, "partition": partition})
     return network
 
 
-def test_a_partition_is_its_keys_whoever_comes_first(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_partition_is_its_keys_whoever_comes_first(network_of: MakeNetwork, caplog: pytest.LogCaptureFixture) -> None:
     flower_log = logging.getLogger("flwr")
     flower_log.addHandler(caplog.handler)
     grid = Grid({55: 0, 22: 0, 44: 7})
@@ -101,20 +115,22 @@ def test_a_partition_is_its_keys_whoever_comes_first(caplog: pytest.LogCaptureFi
     assert network.connected() == {}
     flower_log.removeHandler(caplog.handler)
     said, stranger = caplog.text, f"a key without a place ({fingerprint(KEYS[55])})"
-    assert f"node 55 left out: it claims partition 0 of clinic 11 with {stranger}" in said
-    assert "node 22 left out: it claims partition 0 of clinic 11 with the key of clinic 22" in said
-    assert "node 44 left out: partition 7 instead of 0 to 2" in said
+    assert f"a node with {stranger} left out: it claims partition 0 of clinic 11" in said
+    assert "a node with the key of clinic 22 left out: it claims partition 0 of clinic 11" in said
+    assert (
+        f"a node with a key without a place ({fingerprint(KEYS[44])}) left out: partition 7 instead of 0 to 2" in said
+    )
     grid.partitions[11] = 0
-    assert network.connected() == {0: "11"}
+    assert network.connected() == {0: "clinic 11"}
     pulls = len(grid.pulls)
-    assert network.connected() == {0: "11"} and sum(grid.pulls[pulls:]) == 0
+    assert network.connected() == {0: "clinic 11"} and sum(grid.pulls[pulls:]) == 0
     del grid.partitions[11]
     assert network.connected() == {}
     grid.partitions[11] = 0  # it was started again
-    assert network.connected() == {0: "11"}
+    assert network.connected() == {0: "clinic 11"}
 
 
-def test_a_silent_node_is_asked_again_once_it_answers_a_greeting() -> None:
+def test_a_silent_node_is_asked_again_once_it_answers_a_greeting(network_of: MakeNetwork) -> None:
     grid = Grid({11: 0, 22: 1}, hung=[22])
     network = network_of(grid)
     network.connected()
@@ -122,14 +138,18 @@ def test_a_silent_node_is_asked_again_once_it_answers_a_greeting() -> None:
     assert [a.partition for a in network.receive()] == [0]
     for _ in range(2):
         network.begin(ARRAYS, lambda partition: {"round": 1})
-        assert network.connected() == {0: "11"} and network.absent(1)[0] == "22" and "no sign" in network.absent(1)[1]
+        assert (
+            network.connected() == {0: "clinic 11"}
+            and network.absent(1)[0] == "clinic 22"
+            and "no sign" in network.absent(1)[1]
+        )
     grid.hung.clear()
-    assert network.connected() == {0: "11", 1: "22"}
+    assert network.connected() == {0: "clinic 11", 1: "clinic 22"}
     grid.partitions.clear()
-    assert network.connected() == {} and network.absent(1) == ("22", "not connected") != network.absent(2)
+    assert network.connected() == {} and network.absent(1) == ("clinic 22", "not connected") != network.absent(2)
 
 
-def test_sound_replies_are_fetched_in_one_pull() -> None:
+def test_sound_replies_are_fetched_in_one_pull(network_of: MakeNetwork) -> None:
     grid = Grid({11: 0, 22: 1, 33: 2})
     network = network_of(grid)
     network.connected()
@@ -137,12 +157,16 @@ def test_sound_replies_are_fetched_in_one_pull() -> None:
     assert sizes.keys() == {0, 1, 2} and min(sizes.values()) > 8
     grid.pulls.clear()
     arrived = network.receive()
-    assert grid.pulls == [3] and {(a.partition, a.node) for a in arrived} == {(0, "11"), (1, "22"), (2, "33")}
+    assert grid.pulls == [3] and {(a.partition, a.node) for a in arrived} == {
+        (0, "clinic 11"),
+        (1, "clinic 22"),
+        (2, "clinic 33"),
+    }
     assert all(check_reply(a.reply, {"w": np.ones(2, np.float32)}, 100).loss == 0.5 for a in arrived)
     assert network.receive() == []
 
 
-def test_a_malformed_reply_spoils_no_other() -> None:
+def test_a_malformed_reply_spoils_no_other(network_of: MakeNetwork) -> None:
     grid = Grid({11: 0, 22: 1, 33: 2}, malformed=[22])
     network = network_of(grid)
     network.connected()
@@ -156,7 +180,7 @@ def test_a_malformed_reply_spoils_no_other() -> None:
     assert len(network.receive()) == 3
 
 
-def test_a_superlink_that_is_down_is_no_nodes_fault() -> None:
+def test_a_superlink_that_is_down_is_no_nodes_fault(network_of: MakeNetwork) -> None:
     grid = Grid({11: 0})
     network = network_of(grid)
     network.connected()
@@ -166,7 +190,7 @@ def test_a_superlink_that_is_down_is_no_nodes_fault() -> None:
         network.receive()
 
 
-def test_replies_to_an_earlier_round_are_not_taken_for_this_one() -> None:
+def test_replies_to_an_earlier_round_are_not_taken_for_this_one(network_of: MakeNetwork) -> None:
     network = network_of(Grid({11: 0}))
     network.connected()
     network.send([0])
@@ -174,7 +198,7 @@ def test_replies_to_an_earlier_round_are_not_taken_for_this_one() -> None:
     assert network.receive() == []
 
 
-def test_who_is_at_work_is_not_forgotten() -> None:
+def test_who_is_at_work_is_not_forgotten(network_of: MakeNetwork) -> None:
     network = network_of(Grid({11: 0, 22: 1}))
     network.connected()
     network.send([0, 1])
@@ -218,4 +242,4 @@ def test_a_reply_under_another_nodes_name_is_refused() -> None:
         read_reply(message_with(content), 11)[0],
         RawReply(ARRAYS, NUMBERS),
     )
-    assert "node 12" in str(read_reply(message_with(content, sender=12), 11)[1].error)
+    assert "sent by another node" in str(read_reply(message_with(content, sender=12), 11)[1].error)

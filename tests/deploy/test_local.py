@@ -18,9 +18,9 @@ from federations import (
     assert_params,
     deployment,
     expected_params,
+    keys_of,
     need_flower,
     network_lines,
-    nodes_of,
     processes_of,
     wait_until,
 )
@@ -90,7 +90,7 @@ def test_init_writes_an_app_and_keys_once(tmp_path: Path, capsys: pytest.Capture
     assert f"deploy local --app {folder}" in capsys.readouterr().out
     made = read_app(folder / "app")
     assert (made.rounds, made.quorum, made.cohort_size, made.task["num_clients"]) == (7, 0.9, 2, 2)
-    assert len(list((folder / "keys").glob("node-*.pub"))) == 2 and made.nodes == nodes_of(folder / "keys")
+    assert len(list((folder / "keys").glob("node-*.pub"))) == 2 and made.nodes == keys_of(folder / "keys")["nodes"]
     assert fedoptax("deploy", "init", folder, *LOGISTIC) == 2
     own = tmp_path / "own"
     assert fedoptax("deploy", "init", own, "--nodes", 3, "--task", "fedoptax_app.task:make", "--algorithm", "fedavg",
@@ -117,7 +117,11 @@ def test_a_key_is_given_its_partition_and_can_lose_it(tmp_path: Path, capsys: py
     assert fedoptax("deploy", "add-node", folder, a, "--partition", 1) == 2
     assert fedoptax("deploy", "add-node", folder, d, "--partition", 1) == 0
     nodes = read_app(folder / "app").nodes
-    assert nodes == nodes_of(folder / "keys") and [nodes[i][-8:] for i in "012"] == ["clinic a", "clinic d", "clinic c"]
+    assert nodes == keys_of(folder / "keys")["nodes"] and [nodes[i][-8:] for i in "012"] == [
+        "clinic a",
+        "clinic d",
+        "clinic c",
+    ]
     shown = subprocess.run(["ssh-keygen", "-l", "-f", d], check=True, timeout=30, capture_output=True, text=True).stdout
     assert nodes["1"] in shown
     named = tmp_path / "named"

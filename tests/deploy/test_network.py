@@ -24,9 +24,9 @@ from federations import (
     batches_of,
     deployment,
     expected_params,
+    keys_of,
     need_flower,
     network_lines,
-    nodes_of,
     processes_of,
     task_of,
     wait_until,
@@ -87,7 +87,7 @@ def runs(federation: LocalFederation) -> Path:
 
     def one(name: str) -> None:
         folder = federation.work / name
-        given = replace(deployment(name), out=str(folder / "run"), nodes=nodes_of(federation.work / "keys"))
+        given = replace(deployment(name), out=str(folder / "run"), **keys_of(federation.work / "keys"))
         write_app(folder / "app", given, f"trial-{name}")
         (folder / "run.toml").write_text("resume = false\n")
         federation.run(folder / "app", folder / "run.toml", folder / "log.txt", lambda: None)
@@ -196,7 +196,7 @@ def test_faulty_and_dying_nodes_are_left_out_and_the_rest_is_exact(tmp_path: Pat
     out = tmp_path / "run"
     given = deployment("scaffold", cohort_size=3, rounds=6, quorum=0.3, round_timeout=60.0, out=str(out))
     write_keys(tmp_path / "keys", make_keys(3))
-    write_app(tmp_path / "app", replace(given, nodes=nodes_of(tmp_path / "keys")), "faulty")
+    write_app(tmp_path / "app", replace(given, **keys_of(tmp_path / "keys")), "faulty")
     (tmp_path / "app" / "fedoptax_app" / "client_app.py").write_text(FAULTY.replace("SLEEP", "90"))
     (tmp_path / "run.toml").write_text("resume = false\n")
     (tmp_path / "resume.toml").write_text("resume = true\nrounds = 8\n")
@@ -270,7 +270,7 @@ def test_asynchronous_rounds_use_the_late_answers_of_a_slow_node(tmp_path: Path)
     rates = {"client_lr": 0.5, "server_lr": 0.1}
     given = deployment("fedadam", hyperparameters=rates, rounds=8, asynchronous=3, out=str(out))
     write_keys(tmp_path / "keys", make_keys(3))
-    write_app(tmp_path / "app", replace(given, nodes=nodes_of(tmp_path / "keys")), "slow")
+    write_app(tmp_path / "app", replace(given, **keys_of(tmp_path / "keys")), "slow")
     client = "import time\n\nfrom fedoptax.deploy import client, flower\n\ntrain = client.Client.train\n"
     client += (
         "client.Client.train = lambda self, *given: (time.sleep(15 * (self.partition == 2)), train(self, *given))[1]\n"
@@ -294,7 +294,7 @@ def test_asynchronous_rounds_use_the_late_answers_of_a_slow_node(tmp_path: Path)
 def test_a_node_with_a_false_partition_takes_no_part(tmp_path: Path) -> None:
     given = deployment("fedadam", rounds=1, cohort_size=3, quorum=0.5, wait_limit=30.0, out=str(tmp_path / "run"))
     write_keys(tmp_path / "keys", make_keys(3))
-    write_app(tmp_path / "app", replace(given, nodes=nodes_of(tmp_path / "keys")), "false")
+    write_app(tmp_path / "app", replace(given, **keys_of(tmp_path / "keys")), "false")
     app = tmp_path / "app" / "fedoptax_app" / "client_app.py"
     app.write_text(
         "from fedoptax.deploy import flower\n\nread = flower._partition\n"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from federations import deployment, need_flower, nodes_of, processes_of, wait_until
+from federations import deployment, keys_of, need_flower, processes_of, wait_until
 from fedoptax._files import read_json
 
 need_flower()
@@ -52,7 +52,7 @@ def test_address_and_ca_let_nobody_register_run_or_stop(tmp_path: Path) -> None:
     write_keys(tmp_path / "keys", make_keys(1))
     write_keys(tmp_path / "own", make_keys(1))
     given = deployment("fedadam", task=TASK, rounds=1, cohort_size=1, wait_limit=60.0, out=str(tmp_path / "run"))
-    write_app(tmp_path / "app", replace(given, nodes=nodes_of(tmp_path / "keys")), "altered")
+    write_app(tmp_path / "app", replace(given, **keys_of(tmp_path / "keys")), "altered")
     (tmp_path / "app" / "fedoptax_app" / "client_app.py").write_text(CLIENT.format(marker=str(marker)))
     (tmp_path / "run.toml").write_text("resume = false\n")
     with (

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedoptax.deploy.rounds import Arrived, Limits, NoQuorum, RoundReport, Workers, gather, wait_for_nodes
-from fedoptax.deploy.server import RawReply, check_reply
+from fedoptax.deploy.server import RawReply, UploadBound, check_reply
 from fedoptax.deploy.wire import WireArray, pack
 
 UPLOAD = {"w": np.zeros(2, np.float32)}
@@ -64,13 +64,17 @@ class TimedNetwork:
 
 
 def run_round(
-    answers: Mapping[int, tuple[float, RawReply] | None], limits: Limits = LIMITS, away: Away = lambda now: set()
+    answers: Mapping[int, tuple[float, RawReply] | None],
+    limits: Limits = LIMITS,
+    away: Away = lambda now: set(),
+    factor: float = 1000.0,
 ) -> tuple[RoundReport, TimedNetwork, Clock, list[str]]:
     clock, lines = Clock(), list[str]()
     network = TimedNetwork(clock, answers, away)
     report = gather(
-        network, list(answers), lambda raw: check_reply(raw, UPLOAD, 100), limits, lines.append, clock, clock.sleep
-    )
+        network, list(answers), lambda raw: check_reply(raw, UPLOAD, 100), limits, lines.append, clock, clock.sleep,
+        find_outliers=UploadBound(factor, None).find_outliers,
+    )  # fmt: skip
     return report, network, clock, lines
 
 
@@ -154,7 +158,7 @@ def test_a_loss_out_of_proportion_is_left_out_and_a_bound_of_zero_allows_everyth
     answers = {0: GOOD, 1: (1.0, sound(loss=-1e30)), 2: GOOD, 3: (1.0, sound(1e30))}
     report, _, _, lines = run_round(answers)
     assert list(report.replies) == [0, 2] and "reply left out: train-loss: 1e+30" in lines[0]
-    report, _, _, lines = run_round(answers, Limits(upload_bound=0))
+    report, _, _, lines = run_round(answers, factor=0.0)
     assert list(report.replies) == [0, 1, 2, 3] and lines == []
 
 
@@ -162,6 +166,18 @@ def test_a_round_that_thereby_loses_its_quorum_goes_on_waiting() -> None:
     answers = {0: GOOD, 1: (1.0, sound(1e30)), 2: GOOD, 3: GOOD, 4: GOOD}
     report, _, clock, _ = run_round(answers, away=lambda now: {2, 3} if now < 100 else {3})
     assert list(report.replies) == [0, 2, 4] and clock.now > 100
+
+
+def test_a_lost_state_is_told_and_a_reason_is_told_whole_or_not_at_all() -> None:
+    lost = sound()._replace(numbers=sound().numbers | {"state-lost": 1})
+    report, _, _, lines = run_round({0: GOOD, 1: (1.0, lost)})
+    assert report.lost == [1] and lines == [
+        "partition 1 (node node-1): its state was lost, it went on from the initial one"
+    ]
+    long = RawReply({}, {}, "no memory for " + "x" * 500)
+    with pytest.raises(NoQuorum) as error:
+        run_round(dict.fromkeys(range(5), (1.0, long)))
+    assert "…" not in str(error.value) and str(error.value).endswith("x" * 500)
 
 
 def test_the_quorum_is_rounded_up() -> None:

@@ -4,6 +4,8 @@ import os
 import secrets
 import shutil
 import signal
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
@@ -32,6 +34,7 @@ from fedoptax.deploy.server import RawReply
 from fedoptax.deploy.wire import pack
 from fedoptax.errors import RunError, UsageError
 from fedoptax.storage.checkpoint import rounds_of
+from fedoptax.storage.folder import locked
 from fedoptax.storage.history import HistoryFile, read_rows
 
 need_flower()
@@ -324,14 +327,35 @@ def test_clients_keep_the_states_of_two_checkpoints_and_find_them_after_a_resume
     given = small_deployment(tmp_path / "run", "scaffold", rounds=4, cohort_size=3)
     network = InMemory(given, tmp_path / "nodes")
     run_in_memory(given, network)
-    assert [dict(order) | {"experiment": ""} for order in network.orders[::3]] == [
-        {"experiment": "", "round": round, "base": round - 1, "kept": sorted({max(round - 2, -1), round - 1})}
-        for round in range(4)
+    names = ("round", "base", "kept")
+    assert [{name: order[name] for name in names} for order in network.orders[::3]] == [
+        {"round": round, "base": round - 1, "kept": sorted({max(round - 2, -1), round - 1})} for round in range(4)
     ]
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "4")  # as if the server was killed in round 4
     again = InMemory(given, tmp_path / "nodes")
     run_in_memory(replace(given, resume=True), again)
     assert [order["base"] for order in again.orders] == [2] * 3 and again.orders[0]["kept"] == [1, 2]
+    assert again.orders[0]["session"] > network.orders[0]["session"]
+
+
+def test_resuming_waits_for_the_process_that_still_holds_the_folder(tmp_path: Path) -> None:
+    given, lines = small_deployment(tmp_path / "run", rounds=1, wait_limit=2.0), list[str]()
+    run_in_memory(given)
+    with locked(tmp_path / "run"), pytest.raises(RunError, match="in use"):
+        run_in_memory(replace(given, rounds=2, resume=True))
+    release = threading.Event()
+
+    def hold() -> None:
+        with locked(tmp_path / "run"):
+            release.wait(20)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    threading.Timer(1.0, release.set).start()
+    time.sleep(0.2)
+    run_in_memory(replace(given, rounds=2, resume=True, wait_limit=20.0), lines=lines)
+    holder.join()
+    assert lines[0].startswith("waiting, at most 20 s: ") and rounds_in(tmp_path / "run")[0] == [1, 2]
 
 
 def test_a_quorum_that_is_too_small_for_the_aggregator_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import fedoptax as fx
-from federations import InMemory, assert_params, deployment, need_flower, network_lines, nodes_of, processes_of
+from federations import InMemory, assert_params, deployment, keys_of, need_flower, network_lines, processes_of
 from fedoptax._files import read_json
 from fedoptax.algorithm import Cohort
 from fedoptax.deploy.client import Client
@@ -221,6 +221,31 @@ def test_a_node_that_sends_nonsense_is_left_out_or_not_needed(tmp_path: Path, li
     assert_bits(tmp_path / "run", replayed(given, nodes.codes, [line["accepted"]]))
 
 
+class Adding(Nodes):
+    """Partition 0 adds a number to each of its masked ones, in the rounds of `lies`."""
+
+    number, lies = 2**30, (0,)
+
+    def change(self, i: int, stage: str, sent: RawReply) -> RawReply:
+        if i or stage != "upload" or self.asked[-1][1]["round"] not in self.lies:
+            return sent
+        (name, array), *_ = sent.arrays.items()
+        return sent._replace(arrays=pack({name: np.load(io.BytesIO(array.data)) + np.uint32(self.number)}))
+
+
+@pytest.mark.parametrize(
+    ("number", "round", "reason"),
+    [(2**30, 0, "of the range instead of at most 1"), (2**29, 1, "upload: norm .* times the run's")],
+)
+def test_a_sum_that_no_honest_nodes_make_is_not_kept(tmp_path: Path, number: int, round: int, reason: str) -> None:
+    given = secured(tmp_path / "run", "fedavg", clients=4, rounds=round + 1)
+    nodes = Adding(given, tmp_path / "nodes")
+    nodes.number, nodes.lies = number, (round,)
+    with pytest.raises(RunError, match=f"a sum that no honest nodes make, so a node has lied.*{reason}"):
+        go(given, nodes)
+    assert [line["round"] for line in network_lines(tmp_path / "run")] == list(range(1, round + 1))
+
+
 def test_a_node_opens_one_set_of_shares_per_round_and_sends_one_upload(tmp_path: Path) -> None:
     given = secured(tmp_path / "run", "fedavg", clients=4, rounds=1)
     nodes = Nodes(given, tmp_path / "nodes")
@@ -238,6 +263,7 @@ def test_a_node_opens_one_set_of_shares_per_round_and_sends_one_upload(tmp_path:
         with pytest.raises(WireError):
             nodes.answer(0, asked)
     keys, again = of_stage["keys"], of_stage["shares"]
+    nodes.kept[0].clear()  # as in another run
     nodes.answer(0, keys)
     for members in ([0, 1], [1, 2, 3]):  # too few for the threshold, and without itself
         with pytest.raises(WireError, match="members"):
@@ -249,7 +275,6 @@ def test_a_node_opens_one_set_of_shares_per_round_and_sends_one_upload(tmp_path:
     [
         ({"aggregate": "krum:1"}, "aggregate"),
         ({"compress": "qsgd:bits=4"}, "compress"),
-        ({"upload_bound": 10.0}, "upload_bound"),
         ({"cohort_size": 2}, "secure_aggregation needs cohort_size >= 3"),
         ({"secure_aggregation": -1.0}, "secure_aggregation"),
     ],
@@ -305,7 +330,7 @@ def test_over_a_network_nodes_that_are_killed_between_stages_cost_their_own_uplo
     codes.mkdir()
     given = secured(out, "scaffold", rounds=1, round_timeout=150.0, wait_limit=200.0)
     write_keys(tmp_path / "keys", make_keys(5))
-    write_app(tmp_path / "app", replace(given, nodes=nodes_of(tmp_path / "keys")), "mortal")
+    write_app(tmp_path / "app", replace(given, **keys_of(tmp_path / "keys")), "mortal")
     app = tmp_path / "app" / "fedoptax_app" / "client_app.py"
     app.write_text(MORTAL.replace("FOLDER", repr(str(codes))))
     (tmp_path / "run.toml").write_text("resume = false\n")

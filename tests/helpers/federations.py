@@ -15,9 +15,10 @@ import psutil
 import pytest
 
 from fedoptax.algorithm import BatchList, FedAlgorithm
-from fedoptax.deploy.client import Client, Order
+from fedoptax.deploy.client import Client
 from fedoptax.deploy.config import Deployment, build_task
 from fedoptax.deploy.evaluation import evaluate_here
+from fedoptax.deploy.orders import Order
 from fedoptax.deploy.rounds import Arrived
 from fedoptax.deploy.wire import WireArray
 from fedoptax.engine.batches import LocalWork, client_batches, task_grad_fn
@@ -58,11 +59,11 @@ def deployment(algorithm: str = "scaffold", **changes: Any) -> Deployment:
     return Deployment(**(given | changes))
 
 
-def nodes_of(keys: Path) -> dict[str, str]:
-    """The table of nodes for a folder of keys."""
-    from fedoptax.deploy.keys import describe_nodes
+def keys_of(keys: Path) -> dict[str, Any]:
+    """What a deployment has of a folder of keys."""
+    from fedoptax.deploy.keys import describe_keys
 
-    return describe_nodes({path.name: path.read_bytes() for path in keys.glob("node-*.pub")})
+    return describe_keys({path.name: path.read_bytes() for path in keys.glob("*.pub")})
 
 
 def batches_of(task: Task, partition: int, round: int, seed: int, work: LocalWork) -> list[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import fedoptax as fx
-from federations import assert_params, deployment, need_flower, network_lines, nodes_of, processes_of
+from federations import assert_params, deployment, keys_of, need_flower, network_lines, processes_of
 
 need_flower()
 
@@ -99,7 +99,7 @@ def test_over_the_network_it_is_the_simulation_in_jax(federation: LocalFederatio
     out, package = tmp_path / "run", tmp_path / "app" / "fedoptax_app"
     task = {"name": f"fedoptax_app.tasks:{function}"}
     given = deployment(algorithm, task=task, out=str(out), rounds=3, **options)
-    write_app(tmp_path / "app", replace(given, nodes=nodes_of(federation.work / "keys")), "torch")
+    write_app(tmp_path / "app", replace(given, **keys_of(federation.work / "keys")), "torch")
     (package / "tasks.py").write_text(TASKS)
     if client_app is not None:
         (package / "client_app.py").write_text(client_app)

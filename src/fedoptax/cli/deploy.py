@@ -17,7 +17,7 @@ from fedoptax.cli.printing import print_summary
 from fedoptax.cli.setup import choose, choose_options, load, with_task_defaults
 from fedoptax.deploy.app import check_empty, place_node, read_app, write_app
 from fedoptax.deploy.config import Deployment, is_own_function, simulation_command
-from fedoptax.deploy.keys import describe_node, describe_nodes, make_keys, write_keys
+from fedoptax.deploy.keys import describe_keys, describe_node, make_keys, write_keys
 from fedoptax.deploy.local import LocalFederation, LocalSettings, last_words
 from fedoptax.deploy.options import NetworkOptions
 from fedoptax.deploy.proxy import make_proxy
@@ -38,7 +38,7 @@ def init(options: Init) -> None:
         raise UsageError(f"nodes must be {count}, the number of keys, got {options.nodes}")
     keys = make_keys(0 if options.key else count, options.host)
     keys |= {f"node-{partition}.pub": file.read_bytes() for partition, file in enumerate(options.key)}
-    deployment = replace(make_deployment(options, count), nodes=describe_nodes(keys))
+    deployment = replace(make_deployment(options, count), **describe_keys(keys))
     write_app(options.folder / "app", deployment)
     write_keys(options.folder / "keys", keys)
     write_atomically(options.folder / "nginx.conf", make_proxy().encode())
@@ -98,7 +98,7 @@ def local(options: Local) -> None:
         check_int("rounds", rounds, least_total(out, options.resume_round))
     if is_new:
         keys = make_keys(nodes)
-        write_app(work / "app", replace(deployment, nodes=describe_nodes(keys)))
+        write_app(work / "app", replace(deployment, **describe_keys(keys)))
         write_keys(work / "keys", keys)
     _print_simulation(replace(deployment, rounds=rounds))
     remedy = f"continue with: fedoptax deploy local --resume {shlex.quote(str(out))} --rounds {rounds}"

@@ -13,7 +13,7 @@ from fedoptax.deploy.config import Deployment, from_table, is_own_function, to_t
 from fedoptax.errors import UsageError, check_int
 
 NAME = "federation"
-FLOWER, FLOWER_END = "1.41.0", "1.42"
+FLOWER, FLOWER_END = "1.41.0", "1.43"
 FILES = {
     "LICENSE": "As you choose: Flower demands a license file in every app.\n",
     "README.md": (

@@ -11,13 +11,13 @@ a round that is repeated begins where it began before: the network computes what
 from __future__ import annotations
 
 import io
-import re
+import json
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,56 +26,21 @@ import numpy as np
 from fedoptax._files import write_atomically
 from fedoptax.algorithm import FedAlgorithm, Tree
 from fedoptax.deploy.config import Deployment
+from fedoptax.deploy.orders import INITIAL, Order
 from fedoptax.deploy.server import RawReply, forms
-from fedoptax.deploy.wire import WireArray, WireError, pack, shown, unpack
+from fedoptax.deploy.wire import WireArray, WireError, pack, unpack
 from fedoptax.engine.batches import LocalWork, client_batches, task_grad_fn
 from fedoptax.engine.sampling import round_key
 from fedoptax.engine.xla import host_errors
 from fedoptax.errors import RunError, check_int
 from fedoptax.tasks.task import Task
 
-INITIAL = -1
-"""The "round" after which a client has its initial state."""
-
-
-class Order(NamedTuple):
-    """What the server asks of a client, apart from the message itself.
-
-    Attributes:
-      experiment: the run's id, 32 hexadecimal digits.
-      round: the round, from 0.
-      base: the round whose reply of this client the server used last; `INITIAL` if none.
-      kept: what `base` may be after the server is restored from one of its checkpoints.
-    """
-
-    experiment: str
-    round: int
-    base: int
-    kept: tuple[int, ...] = ()
-
-    @classmethod
-    def read(cls, given: Mapping[str, Any]) -> Order:
-        """Return the order in a message.
-
-        Raises:
-          WireError: the experiment is missing or not an id, which names a folder.
-          UsageError: another value is missing or out of range.
-        """
-        experiment, kept = given.get("experiment"), given.get("kept")
-        if not isinstance(experiment, str) or not re.fullmatch("[0-9a-f]{32}", experiment):
-            raise WireError(f"experiment: {shown(experiment)} instead of 32 hexadecimal digits")
-        if not isinstance(kept, list):
-            raise WireError(f"kept: {shown(kept)} instead of a list")
-        return cls(
-            experiment,
-            check_int("round", given.get("round"), 0),
-            check_int("base", given.get("base"), INITIAL),
-            tuple(check_int("kept", round, INITIAL) for round in kept),
-        )
-
 
 class StateFolder:
-    """The states of one client in one experiment, `ROUND.npz`, in a folder that only its owner may enter."""
+    """The states of one client in one experiment, `ROUND.npz`, in a folder that only its owner may enter.
+
+    Beside them `order.json` tells the last order that was accepted.
+    """
 
     def __init__(self, root: Path, experiment: str, partition: int) -> None:
         self._private, self.folder = root / experiment, root / experiment / str(partition)
@@ -100,18 +65,35 @@ class StateFolder:
         buffer = io.BytesIO()
         arrays = [np.ascontiguousarray(leaf).reshape(-1).view(np.uint8) for leaf in jax.tree.leaves(state)]
         np.savez(buffer, allow_pickle=False, **{f"{i:05d}": array for i, array in enumerate(arrays)})
+        self._write(self._path(round), buffer.getvalue())
+
+    def accept(self, order: Order) -> None:
+        """Take note of an order, and remove the states that the server will not come back to.
+
+        Raises:
+          WireError: it is not newer than the last.
+          RunError: the note cannot be written.
+        """
+        note, this = self.folder / "order.json", [order.session, order.number]
+        try:
+            last = json.loads(note.read_bytes())
+            is_old = this <= last
+        except (OSError, ValueError, TypeError):
+            is_old = False  # none yet, or damaged: the signature still binds it to this run of Flower's
+        if is_old:
+            raise WireError(f"order: number {this} when {last} was there already")
+        wanted = {order.base, *order.kept}
+        for path in self.folder.glob("*.npz"):  # first of all: a disk may be full
+            if path.stem.isdecimal() and int(path.stem) < order.round and int(path.stem) not in wanted:
+                path.unlink(missing_ok=True)
+        self._write(note, json.dumps(this).encode())
+
+    def _write(self, path: Path, content: bytes) -> None:
         try:
             self._private.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"'{self._private}' cannot be written: {error.strerror}") from error
-        write_atomically(self._path(round), buffer.getvalue())
-
-    def drop(self, before: int, wanted: Iterable[int]) -> None:
-        """Remove the states after rounds before `before`, apart from those that are wanted."""
-        names = {str(round) for round in wanted}
-        for path in self.folder.glob("*.npz"):
-            if path.stem.isdecimal() and int(path.stem) < before and path.stem not in names:
-                path.unlink(missing_ok=True)
+        write_atomically(path, content)
 
     def _path(self, round: int) -> Path:
         return self.folder / f"{round}.npz"
@@ -171,7 +153,6 @@ class Client:
         upload, new_state, loss, size = self.train(message, state, order.round)
         if has_state:
             states.write(order.round, new_state)
-            states.drop(order.round, {order.base, *order.kept})
         return upload, {"num-examples": size, "train-loss": loss, "state-lost": int(is_lost)}
 
     def train(self, message: Tree, state: Tree, round: int) -> tuple[Tree, Tree, float, int]:

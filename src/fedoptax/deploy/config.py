@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from fedoptax.algorithm import FedAlgorithm
-from fedoptax.deploy.options import UPLOAD_BOUND, NetworkOptions
+from fedoptax.deploy.options import NetworkOptions
 from fedoptax.engine.options import RoundOptions, RunOptions, check_text, option, options_of, with_attributes
 from fedoptax.engine.plan import CODED
 from fedoptax.errors import UsageError, check_choice, check_flag, check_int
@@ -49,6 +49,13 @@ class Deployment(NetworkOptions):
         "eval_fraction is 0) evaluate this model, as one round. Empty for none.", "Evaluation", check_text,
     )  # fmt: skip
     track: str = option("", "Trackers that run at the server, separated by commas.", "Output", check_text)
+    server_key: str = option(
+        "", "The public key of the server's orders, ssh-ed25519 …; nodes obey no other.", "Network", check_text
+    )
+    signing_key: str = option(
+        "keys/signing.key", "Its private half, a file on the server's machine; relative to the folder in which the "
+        "SuperLink was started.", "Network", check_text,
+    )  # fmt: skip
     out: str = option("runs/deployment", "The server's folder for the results.", "Output", check_text)
     resume: bool = option(False, "Continue the run in out.", "Output", check_flag)
     resume_round: int | None = option(
@@ -64,11 +71,8 @@ class Deployment(NetworkOptions):
                 object.__setattr__(self, name, value)
         elif self.asynchronous is not None and self.eval_fraction:
             raise UsageError("eval_fraction cannot be used with asynchronous: nodes are at work when a round ends")
-        if self.secure_aggregation is not None:
-            if self.compress:
-                raise UsageError(CODED)
-            if self.upload_bound not in (0, UPLOAD_BOUND):
-                raise UsageError("upload_bound cannot be used with secure_aggregation, which shows no single upload")
+        if self.secure_aggregation is not None and self.compress:
+            raise UsageError(CODED)
         fingerprints = {str(entry).split(" ")[0] for entry in self.nodes.values()}
         if len(fingerprints) < len(self.nodes) or not all(partition.isdecimal() for partition in self.nodes):
             raise UsageError(f"nodes must give each partition a key of its own, got {dict(self.nodes)}")

@@ -20,7 +20,7 @@ from fedoptax.algorithm import Tree
 from fedoptax.deploy.config import Deployment
 from fedoptax.deploy.rounds import Limits, Log, Network, NoQuorum, RoundReport, gather
 from fedoptax.deploy.server import RawReply, Reply, check_count
-from fedoptax.deploy.wire import WireArray, WireError, pack, shown, unpack
+from fedoptax.deploy.wire import REASON, WireArray, WireError, pack, shown, unpack
 from fedoptax.engine.evaluation import describe_metrics, evaluation_data, metric_values, sum_metrics
 from fedoptax.errors import RunError, UsageError
 from fedoptax.storage.history import Row
@@ -92,7 +92,7 @@ def check_evaluation(raw: RawReply, form: Tree) -> Reply:
       WireError: one is missing, unknown, of another form, or not finite.
     """
     if raw.error is not None:
-        raise WireError(shown(raw.error))
+        raise WireError(shown(raw.error, REASON))
     examples = check_count(raw.numbers, 2**31)
     if len(raw.numbers) != 1:
         raise WireError(f"numbers {shown(list(raw.numbers))} instead of num-examples")

@@ -15,15 +15,17 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedoptax.deploy.client import Client, Order, default_client
+from fedoptax.deploy.client import Client, StateFolder, default_client
 from fedoptax.deploy.config import Deployment, build_task, from_table, simulation_command
 from fedoptax.deploy.evaluation import evaluate_here
 from fedoptax.deploy.keys import fingerprint
+from fedoptax.deploy.orders import Order, Signer, check_order, digest_of
 from fedoptax.deploy.rounds import Arrived, Limits
 from fedoptax.deploy.run import run_deployment
 from fedoptax.deploy.secure import answer, threshold
 from fedoptax.deploy.server import RawReply
-from fedoptax.deploy.wire import WireArray, WireError, shown
+from fedoptax.deploy.wire import REASON, WireArray, WireError, shown
+from fedoptax.deploy.worker import end_after_reply
 from fedoptax.engine.aggregation import SecureMean
 from fedoptax.engine.xla import use_cache
 from fedoptax.errors import UsageError, check_int
@@ -46,11 +48,15 @@ def server_app() -> ServerApp:
         deployment = from_table(context.run_config)
         if not deployment.nodes:
             raise UsageError("config: nodes is missing, the table that fedoptax deploy init writes")
+        tables = [key for key in context.run_config if key.startswith("hyperparameters.")]
+        if others := [key for key in tables if not key.startswith(f"hyperparameters.{deployment.algorithm}.")]:
+            flower_log.info("not used, as the algorithm is %s: %s", deployment.algorithm, ", ".join(others))
         if command := simulation_command(deployment):
             flower_log.info("the same in simulation: %s", command)
         task = build_task(deployment)
         ttl = max(deployment.round_timeout, deployment.wait_limit) + 60
-        network = FlowerNetwork(grid, deployment.nodes, task.clients.num_clients, ttl)
+        signer = Signer(Path(deployment.signing_key), deployment.server_key, context.run_id)
+        network = FlowerNetwork(grid, deployment.nodes, task.clients.num_clients, ttl, signer)
         run_deployment(deployment, task, network, flower_log.info)
 
     return app
@@ -60,17 +66,12 @@ def client_app(make_client: MakeClient = default_client) -> ClientApp:
     """Return the ClientApp of a deployment; its settings come from the app's config and the node's.
 
     A node's config has `partition-id`, and may have `state-dir` (a folder for the client's state; default
-    `fedoptax-state` in Flower's home) and `data-dir`.
+    `fedoptax-state` in Flower's home) and `data-dir`. It does nothing that the server has not signed.
 
     Args:
       make_client: makes the client of a partition.
     """
     app = ClientApp()
-
-    @app.query()
-    def hello(message: Message, context: Context) -> Message:
-        read(context)  # before the first round asks for work
-        return Message(RecordDict({HELLO: MetricRecord({"partition-id": _partition(context)})}), reply_to=message)
 
     @lru_cache(maxsize=1)  # data and compiled functions stay where the process does, see `worker`
     def load(settings: frozenset[tuple[str, Any]], partition: int, data_dir: Any) -> tuple[Deployment, Client]:
@@ -79,8 +80,28 @@ def client_app(make_client: MakeClient = default_client) -> ClientApp:
         task = build_task(deployment, partition, None if data_dir is None else str(data_dir))
         return deployment, make_client(task, deployment, partition)
 
-    def read(context: Context) -> tuple[Deployment, Client]:
-        return load(frozenset(context.run_config.items()), _partition(context), context.node_config.get("data-dir"))
+    def place(context: Context) -> tuple[frozenset[tuple[str, Any]], int, Any]:
+        return frozenset(context.run_config.items()), _partition(context), context.node_config.get("data-dir")
+
+    def read(message: Message, context: Context) -> tuple[dict[str, WireArray], dict[str, Any]]:
+        arrays, order = read_request(message.content)
+        addressed = context.run_id, context.node_id, message.metadata.message_type
+        check_order(str(context.run_config.get("server-key", "")), order, arrays, *addressed)
+        return arrays, order
+
+    def accept(message: Message, context: Context) -> tuple[Deployment, Client, dict[str, WireArray], dict[str, Any]]:
+        arrays, order = read(message, context)
+        asked = Order.read(order)
+        if order.get("ends") is True:
+            end_after_reply()
+        StateFolder(_state_dir(context), asked.experiment, _partition(context)).accept(asked)
+        return *load(*place(context)), arrays, order
+
+    @app.query()
+    def hello(message: Message, context: Context) -> Message:
+        read(message, context)
+        load(*place(context))  # before the first round asks for work
+        return Message(RecordDict({HELLO: MetricRecord({"partition-id": _partition(context)})}), reply_to=message)
 
     def reply(message: Message, answer: RawReply) -> Message:
         content = RecordDict({ARRAYS: to_record(answer.arrays), METRICS: MetricRecord(dict(answer.numbers))})
@@ -88,22 +109,20 @@ def client_app(make_client: MakeClient = default_client) -> ClientApp:
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        arrays, order = read_request(message.content)
-        deployment, client = read(context)
+        deployment, client, arrays, order = accept(message, context)
         root = _state_dir(context)
         if deployment.secure_aggregation is None:
-            return reply(message, client.answer(arrays, order, root))
+            return reply(message, client.answer(arrays, Order.read(order), root))
         coding = SecureMean(float(deployment.secure_aggregation))
         least = threshold(deployment.cohort_size, Limits(deployment.quorum))
         kept = dict(context.state.config_records.get(SECURE, {}))
-        sent = answer(client, (coding, least), arrays, dict(message.content[ORDER]), kept, root)
+        sent = answer(client, (coding, least), arrays, order, kept, root)
         context.state.config_records[SECURE] = ConfigRecord(kept)  # in the node's memory, and for this run alone
         return reply(message, sent)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        arrays, _ = read_request(message.content)
-        _, client = read(context)
+        _, client, arrays, _ = accept(message, context)
         return reply(message, evaluate_here(client.task, client.partition, arrays))
 
     return app
@@ -121,8 +140,8 @@ class FlowerNetwork:
       ttl: seconds that a message lives.
     """
 
-    def __init__(self, grid: Grid, nodes: Mapping[str, Any], num_clients: int, ttl: float) -> None:
-        self._grid, self._num_clients, self._ttl = grid, num_clients, ttl
+    def __init__(self, grid: Grid, nodes: Mapping[str, Any], num_clients: int, ttl: float, signer: Signer) -> None:
+        self._grid, self._num_clients, self._ttl, self._signer = grid, num_clients, ttl, signer
         entries = {int(partition): str(entry).partition(" ") for partition, entry in nodes.items()}
         self._places = {key: partition for partition, (key, _, _) in entries.items()}  # partitions by fingerprint
         self._names = {partition: name or key for partition, (key, _, name) in entries.items()}
@@ -151,7 +170,7 @@ class FlowerNetwork:
         self._silent |= {self._pending.pop(message_id)[1] for message_id in forgotten}
         self._partitions = {node: i for node, i in self._partitions.items() if node not in self._silent}
         self._greeted = {*self._partitions, *self._hellos.values()}
-        self._arrays, self._order, self._kind = to_record(arrays), order, kind
+        self._arrays, self._digest, self._order, self._kind = to_record(arrays), digest_of(arrays), order, kind
 
     def connected(self) -> Mapping[int, str]:
         """See `Network`; new nodes are asked for their partition first."""
@@ -162,22 +181,20 @@ class FlowerNetwork:
         for message_id, message in self._pull(self._hellos, self._greet).items():
             self._meet(self._hellos.pop(message_id), message)
         self._partitions = {node: partition for node, partition in self._partitions.items() if node in online}
-        return {partition: str(node) for partition, node in self._nodes().items()}
+        return {partition: self._names[partition] for partition in self._partitions.values()}
 
     def absent(self, partition: int) -> tuple[str, str]:
         """See `Network`."""
         node = self._last.get(partition)
         reason = "not asked, as it gave no sign of life since an earlier round" if node in self._silent else None
-        name = self._names.get(partition, "?") if node is None else str(node)
-        return name, reason or "not connected"
+        return self._names.get(partition, "?"), reason or "not connected"
 
     def send(self, partitions: Sequence[int]) -> Mapping[int, int]:
         """See `Network`."""
         nodes = self._nodes()
         to = [(partition, nodes[partition]) for partition in partitions if partition in nodes]
-        contents = [
-            RecordDict({ARRAYS: self._arrays, ORDER: ConfigRecord(dict(self._order(partition)))}) for partition, _ in to
-        ]
+        orders = [self._order(partition) for partition, _ in to]
+        contents = self._sign([node for _, node in to], orders, self._kind, self._arrays, self._digest)
         sent = self._push([node for _, node in to], contents, self._kind)
         self._pending |= {message_id: target for message_id, target in zip(sent, to) if message_id}
         return {partition: count_bytes(content) for (partition, _), content, key in zip(to, contents, sent) if key}
@@ -188,7 +205,7 @@ class FlowerNetwork:
         for message_id, message in self._pull(self._pending, again).items():
             partition, node = self._pending.pop(message_id)
             size, reply = read_reply(message, node)
-            arrived.append(Arrived(partition, str(node), reply, size))
+            arrived.append(Arrived(partition, self._names[partition], reply, size))
         return arrived
 
     def _nodes(self) -> dict[int, int]:
@@ -197,26 +214,34 @@ class FlowerNetwork:
 
     def _greet(self, nodes: Iterable[int]) -> None:
         nodes = sorted(nodes)
-        sent = self._push(nodes, [RecordDict() for _ in nodes], MessageType.QUERY)
+        contents = self._sign(nodes, [{}] * len(nodes), MessageType.QUERY, ArrayRecord(), digest_of({}))
+        sent = self._push(nodes, contents, MessageType.QUERY)
         self._hellos |= {message_id: node for message_id, node in zip(sent, nodes) if message_id}
         self._greeted |= set(nodes)
 
+    def _sign(
+        self, nodes: Iterable[int], orders: Iterable[Mapping[str, Any]], kind: str, arrays: ArrayRecord, digest: str
+    ) -> list[RecordDict]:
+        signed = [self._signer.sign(order, kind, node, digest) for node, order in zip(nodes, orders)]
+        return [RecordDict({ARRAYS: arrays, ORDER: ConfigRecord(order)}) for order in signed]
+
     def _meet(self, node: int, message: Message | None) -> None:
+        key = fingerprint(self._keys[node]) if self._keys.get(node) else "none"
+        place = self._places.get(key)
+        holder = f"a key without a place ({key})" if place is None else f"the key of {self._names[place]}"
         if message is None or message.has_error():
-            reason = "it cannot be read" if message is None else shown(message.error.reason)
-            flower_log.info("node %s did not tell its partition: %s", node, reason)
+            reason = "it cannot be read" if message is None else shown(message.error.reason, REASON)
+            flower_log.info("a node with %s did not tell its partition: %s", holder, reason)
             return
         record = message.content.get(HELLO)
         partition = record.get("partition-id") if isinstance(record, MetricRecord) else None
         if not isinstance(partition, int) or not 0 <= partition < self._num_clients:
             last = self._num_clients - 1
-            flower_log.info("node %s left out: partition %s instead of 0 to %d", node, shown(partition), last)
+            flower_log.info("a node with %s left out: partition %s instead of 0 to %d", holder, shown(partition), last)
             return
-        key = fingerprint(self._keys[node]) if self._keys.get(node) else "none"
-        if (place := self._places.get(key)) != partition:
-            holder = self._names.get(partition, "nobody")
-            used = f"a key without a place ({key})" if place is None else f"the key of {self._names[place]}"
-            flower_log.info("node %s left out: it claims partition %d of %s with %s", node, partition, holder, used)
+        if place != partition:
+            owner = self._names.get(partition, "nobody")
+            flower_log.info("a node with %s left out: it claims partition %d of %s", holder, partition, owner)
             return
         self._last[partition] = node
         self._partitions[node] = partition
@@ -268,8 +293,8 @@ def from_record(record: ArrayRecord) -> dict[str, WireArray]:
     return {name: WireArray(a.dtype, a.shape, a.stype, a.data) for name, a in record.items()}
 
 
-def read_request(content: RecordDict) -> tuple[dict[str, WireArray], Order]:
-    """Return the arrays and the order of a message.
+def read_request(content: RecordDict) -> tuple[dict[str, WireArray], dict[str, Any]]:
+    """Return the arrays and the order of a message, unchecked.
 
     Raises:
       WireError: it does not have exactly these.
@@ -277,7 +302,7 @@ def read_request(content: RecordDict) -> tuple[dict[str, WireArray], Order]:
     arrays, order = content.get(ARRAYS), content.get(ORDER)
     if len(content) != 2 or not isinstance(arrays, ArrayRecord) or not isinstance(order, ConfigRecord):
         raise WireError(f"records {shown(list(content))} instead of '{ARRAYS}' and '{ORDER}'")
-    return from_record(arrays), Order.read(order)
+    return from_record(arrays), dict(order)
 
 
 def read_reply(message: Message | None, node: int) -> tuple[int, RawReply]:
@@ -285,9 +310,9 @@ def read_reply(message: Message | None, node: int) -> tuple[int, RawReply]:
     if message is None:
         return 0, RawReply({}, {}, "a message that cannot be read")
     if message.has_error():
-        return 0, RawReply({}, {}, f"error {message.error.code}: {shown(message.error.reason)}")
+        return 0, RawReply({}, {}, f"error {message.error.code}: {shown(message.error.reason, REASON)}")
     if message.metadata.src_node_id != node:
-        return 0, RawReply({}, {}, f"sent by node {message.metadata.src_node_id}")
+        return 0, RawReply({}, {}, "sent by another node")
     try:
         content = message.content
         arrays, numbers = content.get(ARRAYS), content.get(METRICS)
@@ -295,7 +320,7 @@ def read_reply(message: Message | None, node: int) -> tuple[int, RawReply]:
             raise WireError(f"records {shown(list(content))} instead of '{ARRAYS}' and '{METRICS}'")
         return count_bytes(content), RawReply(from_record(arrays), dict(numbers))
     except Exception as error:  # untrusted content in whatever form
-        return 0, RawReply({}, {}, f"{type(error).__name__}: {shown(error)}")
+        return 0, RawReply({}, {}, f"{type(error).__name__}: {shown(error, REASON)}")
 
 
 def count_bytes(content: RecordDict) -> int:

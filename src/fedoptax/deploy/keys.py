@@ -1,4 +1,4 @@
-"""Certificates and node keys for a trial: a CA, a server certificate that it signs, one key pair per node.
+"""Certificates and keys: a CA, a server certificate that it signs, one key pair per node, and one to sign orders.
 
 For a deployment between institutions take the certificates of your own authority instead.
 """
@@ -9,9 +9,11 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import trustme
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
@@ -32,7 +34,8 @@ def make_keys(nodes: int, hosts: Sequence[str] = ()) -> dict[str, bytes]:
 
     The files are `ca.crt`, `server.crt` and `server.key` for a server with the names and addresses in `hosts` and those
     of the loopback interface, and `node-I` with `node-I.pub` for each node: P-384 in OpenSSH's format, as Flower
-    demands. The CA's own key is not kept, so nobody can sign with it later.
+    demands. `signing.key` and `signing.pub` are the Ed25519 keys of the server's orders. The CA's own key is not kept,
+    so nobody can sign with it later.
 
     Raises:
       UsageError: a host is not one that a certificate can hold.
@@ -48,11 +51,12 @@ def make_keys(nodes: int, hosts: Sequence[str] = ()) -> dict[str, bytes]:
         "server.crt": b"".join(blob.bytes() for blob in server.cert_chain_pems),
         "server.key": server.private_key_pem.bytes(),
     }
-    for node in range(nodes):
-        key = ec.generate_private_key(ec.SECP384R1())
-        files[f"node-{node}"] = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    pairs: dict[str, ec.EllipticCurvePrivateKey | Ed25519PrivateKey] = {"signing.key": Ed25519PrivateKey.generate()}
+    pairs |= {f"node-{node}": ec.generate_private_key(ec.SECP384R1()) for node in range(nodes)}
+    for name, key in pairs.items():
+        files[name] = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
         public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-        files[f"node-{node}.pub"] = public + f" node-{node}\n".encode()
+        files[f"{name.removesuffix('.key')}.pub"] = public + f" {name}\n".encode()
     return files
 
 
@@ -83,10 +87,11 @@ def describe_node(public: bytes) -> str:
         raise UsageError(f"key must be a public key in OpenSSH's format ({error}); {remedy}") from error
 
 
-def describe_nodes(files: Mapping[str, bytes]) -> dict[str, str]:
-    """Return the app's table of nodes for the files of `make_keys`: by partition what `describe_node` returns."""
-    count = sum(name.endswith(".pub") for name in files)
-    return {str(partition): describe_node(files[f"node-{partition}.pub"]) for partition in range(count)}
+def describe_keys(files: Mapping[str, bytes]) -> dict[str, Any]:
+    """Return what an app tells of the files of `make_keys`: `server_key`, and `nodes`, see `describe_node`."""
+    count = sum(name.startswith("node-") and name.endswith(".pub") for name in files)
+    nodes = {str(partition): describe_node(files[f"node-{partition}.pub"]) for partition in range(count)}
+    return {"server_key": " ".join(files["signing.pub"].decode().split()[:2]), "nodes": nodes}
 
 
 def write_keys(folder: Path, files: dict[str, bytes]) -> None:

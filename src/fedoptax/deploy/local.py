@@ -25,7 +25,7 @@ import psutil
 import tomli_w
 
 from fedoptax._files import write_atomically
-from fedoptax.deploy.wire import shown
+from fedoptax.deploy.wire import REASON, shown
 from fedoptax.errors import RunError, check_int, check_number
 
 ADDRESS = "127.0.0.1"
@@ -151,7 +151,7 @@ class LocalFederation:
             "--disable-runtime-dependency-installation",
         ]  # fmt: skip
         log = self.work / "superlink" / "log.txt"
-        self._superlink = self._run(command, log, self.work / "superlink" / "flower")
+        self._superlink = self._run(command, log, self.work / "superlink" / "flower", self.work)
         self._wait_for_superlink(log)
         register = ["flwr", "supernode", "register"]
         registering = {}
@@ -176,8 +176,8 @@ class LocalFederation:
             time.sleep(0.2)
         raise RunError(f"the SuperLink did not start: {last_words(log)}")
 
-    def _run(self, command: list[str], log: Path, home: Path) -> Process:
-        """Start one of Flower's programs with its output in a new file."""
+    def _run(self, command: list[str], log: Path, home: Path, folder: Path | None = None) -> Process:
+        """Start one of Flower's programs, perhaps in a folder, with its output in a new file."""
         program = Path(sys.executable).parent / command[0]  # an absolute path stays itself
         log.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -188,6 +188,7 @@ class LocalFederation:
                     stdout=file,
                     stderr=subprocess.STDOUT,
                     env=self._environment(home),
+                    cwd=folder,
                     start_new_session=True,  # Ctrl-C comes to us alone, and we end them in order
                 )
         except OSError as error:
@@ -238,4 +239,4 @@ def last_words(log: Path) -> str:
     """Return the last line of a log that tells something, for an error's message."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
     telling = [line for line in lines if "rror" in line] or [line for line in lines if line.strip()]
-    return f"{shown(telling[-1]) if telling else 'nothing'} (log: {log})"
+    return f"{shown(telling[-1], REASON) if telling else 'nothing'} (log: {log})"

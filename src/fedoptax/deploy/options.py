@@ -9,7 +9,7 @@ from fedoptax.engine.options import RoundOptions, option, with_attributes
 from fedoptax.errors import check_int, check_number
 
 GROUP = "Network"
-UPLOAD_BOUND = 1000.0  # of a norm to its round's median: more than uneven amounts of data and work explain
+UPLOAD_BOUND = 10.0
 
 
 @with_attributes
@@ -45,8 +45,8 @@ class NetworkOptions(RoundOptions):
         check_int,
     )  # fmt: skip
     upload_bound: float = option(
-        UPLOAD_BOUND, "How many times the median of its round an upload's norm, or a loss, may be; 0 means any. Not "
-        "used with secure_aggregation.", GROUP, partial(check_number, low=0),
+        UPLOAD_BOUND, "How many times larger than the run has shown an upload may be; 0 means any.",
+        GROUP, partial(check_number, low=0),
     )  # fmt: skip
     loss_bound: float = option(
         100.0, "How many times the untrained model's loss (or 1) the test loss may be; beyond that the round is not "

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from fedoptax.algorithm import Tree
-from fedoptax.deploy.options import UPLOAD_BOUND
-from fedoptax.deploy.server import RawReply, Reply, find_outliers
+from fedoptax.deploy.server import RawReply, Reply
 from fedoptax.deploy.wire import WireArray, WireError
-from fedoptax.errors import RunError
+from fedoptax.errors import LONGEST, RunError
 
 Log = Callable[[str], None]
 SHOWN = 10  # partitions that one line names
+ROOM = 150  # characters that others add to a message
 
 
 class Arrived(NamedTuple):
@@ -74,14 +74,12 @@ class Limits:
       round_timeout: seconds that a round waits for replies once it has a quorum; in asynchronous rounds, that a client
         may work.
       wait_limit: seconds that a round waits for a quorum; in asynchronous rounds, for a whole buffer.
-      upload_bound: how many times the median of the round an upload's norm or a loss may be; 0 is any.
       poll: seconds between two looks for replies.
     """
 
     quorum: float = 0.5
     round_timeout: float = 600.0
     wait_limit: float = 600.0
-    upload_bound: float = UPLOAD_BOUND
     poll: float = 0.2
 
     def needed(self, cohort_size: int) -> int:
@@ -99,6 +97,7 @@ class RoundReport:
       faults: why somebody was left out, in order of time, as (partition, node, reason).
       bytes_down, bytes_up: bytes of the messages sent, and of all replies received, sound or not.
       sent: requests sent.
+      lost: who had lost its state.
       mean: under secure aggregation the mean upload and loss; the replies then have neither.
     """
 
@@ -108,6 +107,7 @@ class RoundReport:
     bytes_down: int = 0
     bytes_up: int = 0
     sent: int = 0
+    lost: list[int] = field(default_factory=list)
     mean: tuple[Tree, float] | None = None
 
     def leave_out(self, partition: int, reason: str, log: Log, node: str | None = None) -> None:
@@ -145,11 +145,12 @@ def gather(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], Any] = time.sleep,
     workers: Workers | None = None,
+    find_outliers: Callable[[Mapping[int, Reply]], Mapping[int, str]] = lambda replies: {},
 ) -> RoundReport:
     """Collect the sound replies of a cohort: of all who answer in time, at least a quorum.
 
-    `network` is ready to send the round's message, `check` raises `WireError` for a reply that is not sound, and `log`
-    takes one line per fault.
+    `network` is ready to send the round's message, `check` raises `WireError` for a reply that is not sound, `log`
+    takes one line per fault, and `find_outliers` tells why sound replies are out of proportion to the others.
 
     With `workers` the round is asynchronous, and `cohort` are all clients: the first `workers.buffer` replies end it,
     the others stay at work. Whoever answers, is too slow or goes away is replaced by one drawn from those that neither
@@ -179,6 +180,9 @@ def gather(
             report.senders[partition] = node
             try:
                 report.replies[partition] = check(raw)
+                if raw.numbers.get("state-lost") == 1:
+                    report.lost.append(partition)
+                    log(f"partition {partition} (node {node}): its state was lost, it went on from the initial one")
             except WireError as error:
                 report.leave_out(partition, f"reply left out: {error}", log)
         is_full = len(report.replies) == workers.buffer
@@ -196,7 +200,7 @@ def gather(
             report.bytes_down += sum(sent.values())
         is_over = is_full or spent >= time_limit or not any(i in nodes for i in at_work)
         if is_over and len(report.replies) >= needed:
-            for partition, reason in find_outliers(report.replies, limits.upload_bound).items():
+            for partition, reason in find_outliers(report.replies).items():
                 report.leave_out(partition, f"reply left out: {reason}", log)
         missing = needed - len(report.replies)
         is_hopeless = missing > len(unanswered)
@@ -236,5 +240,8 @@ def wait_for_nodes(
 
 
 def _no_quorum(report: RoundReport, size: int, needed: int, when: str) -> str:
-    reasons = "".join(f"; partition {i} (node {node}): {reason}" for i, node, reason in report.faults[-SHOWN:])
-    return f"no quorum: {len(report.replies)} sound replies of {size}, {needed} are needed, {when}{reasons}"
+    text = f"no quorum: {len(report.replies)} sound replies of {size}, {needed} are needed, {when}"
+    reasons = [f"; partition {i} (node {node}): {reason}" for i, node, reason in report.faults]
+    while len(text) + sum(map(len, reasons)) > LONGEST - ROOM:  # whole reasons or none: the log has all
+        reasons.pop(0)
+    return "".join([text, *reasons])

@@ -21,12 +21,12 @@ import numpy as np
 
 from fedoptax._files import finite_or_none, read_json, write_atomically
 from fedoptax.algorithm import Cohort, Tree, decoded
-from fedoptax.deploy.client import INITIAL
 from fedoptax.deploy.config import Deployment
 from fedoptax.deploy.evaluation import NodeEvaluation
+from fedoptax.deploy.orders import INITIAL
 from fedoptax.deploy.rounds import Limits, Log, Network, NoQuorum, RoundReport, Workers, gather, wait_for_nodes
-from fedoptax.deploy.secure import gather_sum, threshold
-from fedoptax.deploy.server import RawReply, Reply, advance, check_reply, next_state, norm, upload_form
+from fedoptax.deploy.secure import FALSE_SUM, gather_sum, threshold
+from fedoptax.deploy.server import RawReply, Reply, UploadBound, advance, check_reply, next_state, norm, upload_form
 from fedoptax.deploy.wire import pack
 from fedoptax.engine.aggregation import SecureMean, Sent
 from fedoptax.engine.client_states import ClientStates, OnDevice
@@ -41,7 +41,7 @@ from fedoptax.experiments.selection import is_higher_better
 from fedoptax.experiments.signals import deferred_interrupt
 from fedoptax.storage.checkpoint import KEEP, least_total
 from fedoptax.storage.config import metrics_record, run_config
-from fedoptax.storage.folder import Status, prepare, read_params
+from fedoptax.storage.folder import Status, locked, prepare, read_params
 from fedoptax.storage.history import Row
 from fedoptax.tasks.metrics import Column
 from fedoptax.tasks.task import Task
@@ -63,6 +63,8 @@ def run_deployment(deployment: Deployment, task: Task, network: Network, log: Lo
     folder = Path(deployment.out).expanduser().absolute()
     if deployment.resume:
         config = folder / "config.json"
+        if config.is_file():
+            wait_until_free(folder, deployment.wait_limit, log)
         identity = read_json(config).get("deployment") if config.is_file() else None
         if identity is None:
             raise UsageError(f"resume must name the folder of a deployment, got '{folder}'")
@@ -70,8 +72,9 @@ def run_deployment(deployment: Deployment, task: Task, network: Network, log: Lo
     else:
         prepare(folder)
         identity = {"experiment": uuid.uuid4().hex, "quorum": deployment.quorum}
+    identity |= {"session": max(int(time.time()), identity.get("session", 0) + 1)}
     make = GivenModel if deployment.evaluate else NetworkRounds
-    rounds = make(deployment, task, network, folder, identity["experiment"], log)
+    rounds = make(deployment, task, network, folder, identity, log)
     algorithm = {"name": deployment.algorithm, "hyperparameters": dict(deployment.hyperparameters)}
     trackers, wrappers = deployment.tracker_names, deployment.wrappers
     described = run_config(task, algorithm, deployment.run_options, rounds.plan, rounds.program, wrappers, trackers)
@@ -92,6 +95,17 @@ def run_deployment(deployment: Deployment, task: Task, network: Network, log: Lo
     log(f"{result.status} after round {len(result.history)} of {deployment.rounds}: {folder}")
     if result.status != Status.COMPLETED:
         raise RunError(str(result.message))
+
+
+def wait_until_free(folder: Path, seconds: float, log: Log) -> None:
+    """Wait until no process holds a run's folder: a ServerApp outlives a SuperLink that was killed for a while."""
+    try:
+        with locked(folder):
+            return
+    except RunError as error:
+        log(f"waiting, at most {seconds:.0f} s: {error}")
+    with locked(folder, seconds):
+        return
 
 
 def interruptible_sleep(stop: Callable[[], int]) -> Callable[[float], None]:
@@ -126,14 +140,14 @@ class NetworkRounds:
     compile_seconds = 0.0  # clients compile, each in its own process
 
     def __init__(
-        self, deployment: Deployment, task: Task, network: Network, folder: Path, experiment: str, log: Log
+        self, deployment: Deployment, task: Task, network: Network, folder: Path, identity: Mapping[str, Any], log: Log
     ) -> None:
         self._deployment, self.task, self._network, self._log = deployment, task, network, log
-        self._algorithm, self._experiment, self._file = deployment.build_algorithm(), experiment, folder / FILE
+        self._algorithm, self._file = deployment.build_algorithm(), folder / FILE
+        self._identity = {name: identity[name] for name in ("experiment", "session")}
         self.plan = make_plan(deployment.run_options, task, self._algorithm, deployment.algorithm)
-        self._limits = Limits(
-            deployment.quorum, deployment.round_timeout, deployment.wait_limit, deployment.upload_bound
-        )
+        self._limits = Limits(deployment.quorum, deployment.round_timeout, deployment.wait_limit)
+        self._bound = UploadBound(deployment.upload_bound, self.plan.work)
         needed, least = self._limits.needed(self.plan.cohort_size), self.plan.aggregate.least
         self._is_secure = isinstance(self.plan.aggregate, SecureMean)
         if needed < least and not self._is_secure:
@@ -191,13 +205,14 @@ class NetworkRounds:
             )
         evaluation = RoundReport()
         if self._evaluation is not None:
-            params, order = self._algorithm.params(update.server), self._order(done)
+            params, order = self._algorithm.params(update.server), self._order(done, True)
             with deferred_interrupt() as stop_now:
                 found, evaluation = self._evaluation.measure(
                     done + 1, params, self._network, order, self._limits, self._log, interruptible_sleep(stop_now)
                 )
             row |= found
             stop = stop_now if stop_now() else stop
+        self._bound = self._bound.learn(report.replies if report.mean is None else {0: Reply(*report.mean, 1)})
         self._write(done + 1, cohort, report, evaluation)
         self.server = update.server
         self._put(accepted)
@@ -249,7 +264,9 @@ class NetworkRounds:
         if done:
             self._checkpoints.extend([np.asarray(self._states.tree[1]), self._accepted])
         if self._file.exists():  # a killed process may have left more lines, and half of one
-            write_atomically(self._file, b"".join(self._file.read_bytes().splitlines(keepends=True)[:done]))
+            lines = self._file.read_bytes().splitlines(keepends=True)[:done]
+            write_atomically(self._file, b"".join(lines))
+            self._bound = replace(self._bound, **(json.loads(lines[-1]).get("learned", {}) if lines else {}))
         wait_for_nodes(self._network, self.task.clients.num_clients, self._limits, self._log, sleep=sleep)
         self._is_ready = True
 
@@ -260,39 +277,48 @@ class NetworkRounds:
         def check(raw: RawReply) -> Reply:
             return check_reply(raw, self._upload, self._most, self._algorithm.decode)
 
-        order, message = self._order(done), jax.device_get(self._algorithm.broadcast(self.server))
+        is_last = self._evaluation is None and not self._is_secure
+        order, message = self._order(done, is_last), jax.device_get(self._algorithm.broadcast(self.server))
+        collect, outliers = partial(gather, self._network, log=self._log, sleep=sleep), self._bound.find_outliers
         if self._workers is not None:
             self._network.begin(pack(message), order, at_work=self._workers.at_work)
             self._workers.rng = random.Random(f"{self._deployment.seed} {done}")
-            limits, clients = self._limits, range(num_clients)
-            report = gather(self._network, clients, check, limits, self._log, sleep=sleep, workers=self._workers)
+            report = collect(range(num_clients), check, self._limits, workers=self._workers, find_outliers=outliers)
             replies = report.replies.items()
             report.replies = {i: reply._replace(staleness=done - int(self._sent[i])) for i, reply in replies}
             return sorted({*report.senders, *(i for i, _, _ in report.faults)}), report
         if not self._is_secure:
             self._network.begin(pack(message), order)
-            return cohort, gather(self._network, cohort, check, self._limits, self._log, sleep=sleep)
+            return cohort, collect(cohort, check, self._limits, find_outliers=outliers)
         least = threshold(len(cohort), self._limits)
 
         def ask(members: Sequence[int], message: Tree, more: Any, check: Any) -> RoundReport:
             self._network.begin(pack(message), lambda i: order(i) | more(i))
-            limits = replace(self._limits, quorum=least / len(members), upload_bound=0.0)
+            limits = replace(self._limits, quorum=least / len(members))
             if members is not cohort:  # who comes later has no keys of this round
                 limits = replace(limits, wait_limit=limits.round_timeout)
-            return gather(self._network, members, check, limits, self._log, sleep=sleep)
+            return collect(members, check, limits)
 
         upload = jax.eval_shape(partial(decoded, self._algorithm), self._upload)
         form = Sent(upload, jax.ShapeDtypeStruct((), jnp.result_type(float)))
-        return cohort, gather_sum(ask, cohort, message, form, self.plan, least, self._most)
+        report = gather_sum(ask, cohort, message, form, self.plan, least, self._most)
+        assert report.mean is not None
+        mean, decode = Reply(*report.mean, 1), self._algorithm.decode or (lambda upload: upload)
+        size, most = norm(mean.upload), norm(decode(mean.upload))
+        if size > 1.001 * most:  # privacy's clip, but for rounding
+            raise NoQuorum(f"{FALSE_SUM} (norm {size:.3g} instead of at most {most:.3g})")
+        if self._bound.norm and (reason := self._bound.refuse(mean, size)):
+            raise NoQuorum(f"{FALSE_SUM} ({reason})")
+        return cohort, report
 
-    def _order(self, done: int) -> Callable[[int], dict[str, Any]]:
-        """Return what goes to a partition with the message of the round after `done`, see `client.Order`."""
-        accepted = self._accepted
+    def _order(self, done: int, is_last: bool) -> Callable[[int], dict[str, Any]]:
+        """Return what goes to a partition with a message, the last or not, of the round after `done`; see `Order`."""
+        accepted, ends = self._accepted, is_last and done + 1 == self._deployment.rounds
 
         def order(partition: int) -> dict[str, Any]:
             self._sent[partition] = done
             kept = sorted({int(checkpoint[partition]) for checkpoint in self._checkpoints})
-            return {"experiment": self._experiment, "round": done, "base": int(accepted[partition]), "kept": kept}
+            return {**self._identity, "round": done, "base": int(accepted[partition]), "kept": kept, "ends": ends}
 
         return order
 
@@ -351,6 +377,8 @@ class NetworkRounds:
                 for i, node, reason in (*report.faults, *evaluation.faults)
             ],
             **({} if self._workers is None else {"staleness": [reply.staleness for reply in report.replies.values()]}),
+            "state_lost": report.lost,
+            "learned": {name: getattr(self._bound, name) for name in ("norm", "rate", "loss")},
             "wire_bytes_down": report.bytes_down + evaluation.bytes_down,
             "wire_bytes_up": report.bytes_up + evaluation.bytes_up,
         }
@@ -378,7 +406,7 @@ class GivenModel(NetworkRounds):
                 self._make_ready(done, sleep)
             except KeyboardInterrupt:
                 return Step([], Status.INTERRUPTED)
-            params, order = self._algorithm.params(self.server), self._order(done)
+            params, order = self._algorithm.params(self.server), self._order(done, True)
             found, report = NodeEvaluation(self._deployment, self.task).measure(
                 1, params, self._network, order, self._limits, self._log, sleep
             )

@@ -11,6 +11,7 @@ four requests to each node, one after another; whoever fails in one is not asked
   for each other member, modulo 2³². The latter cancel in the sum.
 - `unmask`: it sends its shares of the seeds of those whose upload arrived, and of the keys of those whose did not.
 
+A request that comes again is answered as before, but with no other contents than the first time.
 Key agreement, encryption and shares are Flower's own. Masks are not: its generator has 32 bits of seed (see LOG.md).
 """
 
@@ -34,16 +35,25 @@ from flwr.supercore.primitives import asymmetric
 from jax.flatten_util import ravel_pytree
 
 from fedoptax.algorithm import Tree, accumulate_result, decoded
-from fedoptax.deploy.client import Client, Order
+from fedoptax.deploy.client import Client
+from fedoptax.deploy.orders import Order, digest_of
 from fedoptax.deploy.rounds import Limits, NoQuorum, RoundReport
 from fedoptax.deploy.server import RawReply, Reply, check_count
-from fedoptax.deploy.wire import WireArray, WireError, pack, shown, unpack
-from fedoptax.engine.aggregation import SecureMean, Sent
+from fedoptax.deploy.wire import REASON, WireArray, WireError, pack, shown, unpack
+from fedoptax.engine.aggregation import LEVELS, SecureMean, Sent
 from fedoptax.engine.plan import Plan
 from fedoptax.engine.round import all_finite
 
 PUBLIC_KEY, CIPHERTEXT, SEED_SHARE, KEY_SHARE = 215, 612, 52, 324  # bytes
 PAIRS = ("mask", "encryption")
+STAGES: dict[str, tuple[str, ...]] = {
+    "keys": (),
+    "shares": ("members", "mask-keys", "encryption-keys"),
+    "upload": ("members", "ciphertexts", "weight"),
+    "unmask": ("members",),
+}
+"""The requests of a round in their order, and what comes with each."""
+FALSE_SUM = "secure aggregation: a sum that no honest nodes make, so a node has lied"
 Numbers = dict[str, Any]
 Ask = Callable[[Sequence[int], Tree, Callable[[int], Numbers], Callable[[RawReply], Reply]], RoundReport]
 """`(members, message, more, check) -> report`: one request, with `more(i)` for partition i beside its order."""
@@ -79,17 +89,24 @@ def answer(
       WireError: the request is not what the round has come to, or the upload is not finite.
     """
     order, stage, own = Order.read(asked), asked.get("stage"), client.partition
+    if stage not in STAGES:
+        raise WireError(f"stage: {shown(stage)} instead of {', '.join(STAGES)}")
+    if missing := [name for name in STAGES[stage] if name not in asked]:
+        raise WireError(f"stage: {stage} without {', '.join(missing)}")
     if stage == "keys":
-        made = {name: asymmetric.generate_key_pairs() for name in PAIRS}
-        kept.clear()
-        kept |= {name: asymmetric.private_key_to_bytes(private) for name, (private, _) in made.items()}
-        kept["round"] = order.round
-        public = {name: _array(asymmetric.public_key_to_bytes(public)) for name, (_, public) in made.items()}
-        return RawReply(pack(public), {"num-examples": len(next(iter(client.examples().values())))})
-    content = [repr(sorted(asked.items())).encode(), *(arrays[name].data for name in sorted(arrays))]
-    digest = hashlib.sha256(b"".join(content)).digest()
-    if kept.get("round") != order.round or kept.get(f"asked-{stage}", digest) != digest:
-        raise WireError(f"stage: {shown(stage)} of round {order.round}, which is not due or was answered already")
+        if kept.get("round") != order.round:
+            kept.clear()
+            kept |= {name: asymmetric.private_key_to_bytes(asymmetric.generate_key_pairs()[0]) for name in PAIRS}
+            kept["round"] = order.round
+        public = {name: asymmetric.bytes_to_private_key(kept[name]).public_key() for name in PAIRS}
+        arrays = pack({name: _array(asymmetric.public_key_to_bytes(key)) for name, key in public.items()})
+        return RawReply(arrays, {"num-examples": len(next(iter(client.examples().values())))})
+    content = {name: value for name, value in asked.items() if name not in ("number", "signature")}
+    digest = hashlib.sha256(f"{sorted(content.items())} {digest_of(arrays)}".encode()).digest()
+    before = list(STAGES)[list(STAGES).index(stage) - 1]
+    is_due = kept.get("round") == order.round and (before == "keys" or f"asked-{before}" in kept)
+    if not is_due or kept.get(f"asked-{stage}", digest) != digest:
+        raise WireError(f"stage: {stage} of round {order.round}, which is not due or was answered already")
     coding, least = plan
     members = asked["members"]
     if own not in members or len(members) < least or not set(members) <= set(kept.get("members") or members):
@@ -114,8 +131,6 @@ def answer(
         masked = sum(masks, coded.view(np.uint32) + _mask(kept["seed"], coded.size))
         kept |= {"uploading": members, "ciphertexts": asked["ciphertexts"]}
         return RawReply(pack({"masked": masked}), {"state-lost": numbers["state-lost"]})
-    if stage != "unmask":
-        raise WireError(f"stage: {shown(stage)} instead of keys, shares, upload or unmask")
     keys = dict(zip(kept["members"], kept["encryption-keys"]))
     shares = {
         i: _decrypt_shares(_agree(kept["encryption"], keys[i]), ciphertext, i, own)
@@ -149,7 +164,7 @@ def gather_sum(
     def request(stage: str, members: Sequence[int], wanted: Tree, more: Any = lambda i: {}, message: Tree = ()) -> Any:
         def check(raw: RawReply) -> Reply:
             if raw.error is not None:
-                raise WireError(shown(raw.error))
+                raise WireError(shown(raw.error, REASON))
             count = check_count(raw.numbers, max_examples) if stage == "keys" else 0
             reply = unpack(raw.arrays, wanted)
             return Reply(_check_keys(reply) if stage == "keys" else reply, 0.0, count)
@@ -158,6 +173,7 @@ def gather_sum(
             found = ask(members, message, lambda i: {"stage": stage, "members": list(members)} | more(i), check)
         except NoQuorum as error:
             raise NoQuorum(f"secure aggregation, {stage}: {error}") from error
+        report.lost += found.lost
         report.faults += [(i, node, f"{stage}: {reason}") for i, node, reason in found.faults]
         report.bytes_down, report.bytes_up = report.bytes_down + found.bytes_down, report.bytes_up + found.bytes_up
         report.senders, report.sent = found.senders, found.sent if stage == "upload" else report.sent
@@ -190,6 +206,10 @@ def gather_sum(
     except (ValueError, IndexError) as error:
         raise NoQuorum("secure aggregation, unmask: shares do not fit together, so a node has lied") from error
     weight = jnp.sum(weights[np.asarray([places[i] for i in uploads])])
+    largest = np.max(np.abs(total.view(np.int32).astype(np.int64)), initial=0)
+    if largest > float(weight) * LEVELS + 256 * len(uploads):  # as much as float32 rounds of each
+        share = f"{largest / LEVELS:.3g} of the range instead of at most {float(weight):.3g}"
+        raise NoQuorum(f"{FALSE_SUM} ({share})")
     mean = accumulate_result(coding.divide(unravel(jnp.asarray(total.view(np.int32))), weight, form), form)
     report.mean = mean.upload, float(mean.loss)
     report.replies = {i: Reply((), 0.0, keys[i].examples) for i in uploads}

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median_low
 from typing import Any, NamedTuple
 
@@ -10,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedoptax.algorithm import Batches, Cohort, FedAlgorithm, Tree, weighted_mean
-from fedoptax.deploy.wire import WireArray, WireError, shown, unpack
+from fedoptax.deploy.wire import REASON, WireArray, WireError, shown, unpack
 from fedoptax.engine.aggregation import MEAN, Aggregator, stacked
 from fedoptax.engine.asynchronous import discount_weights, interpolate_state
-from fedoptax.engine.batches import LocalWork, Minibatch, minibatch_form, task_grad_fn
+from fedoptax.engine.batches import LocalWork, Minibatch, count_local_steps, minibatch_form, task_grad_fn
 from fedoptax.engine.round import all_finite
 from fedoptax.engine.schedule import staleness_weights
 from fedoptax.tasks.task import Task
@@ -70,7 +71,7 @@ def check_reply(raw: RawReply, upload: Tree, max_examples: int, decode: Callable
       WireError: it is an error, the upload is not what is expected, or a number is missing, not finite or out of range.
     """
     if raw.error is not None:
-        raise WireError(shown(raw.error))
+        raise WireError(shown(raw.error, REASON))
     examples, loss = check_count(raw.numbers, max_examples), raw.numbers.get("train-loss")
     if not isinstance(loss, float) or not is_float32(loss):
         raise WireError(f"train-loss: {shown(loss)} instead of a finite number of float32")
@@ -99,21 +100,60 @@ def is_float32(number: float) -> bool:
     return abs(number) <= float(np.finfo(np.float32).max)
 
 
-def find_outliers(replies: Mapping[Any, Reply], factor: float) -> dict[Any, str]:
-    """Return the replies that are out of all proportion to the others', each with its reason in one line.
+@dataclass(frozen=True)
+class UploadBound:
+    """How large an upload or a loss may be, learned from the run.
 
-    An upload's norm and a loss may be `factor` times the lower median of the round, so that of two the larger is
-    refused. A median below 1 counts as 1: where others change next to nothing, an ordinary upload is no outlier. A
-    factor of 0 allows everything.
+    A norm may be `factor` times the largest median norm of a round so far, so that a client whose data are few or hard
+    is no outlier among others that have converged; or `factor` times its steps times the largest median norm per step,
+    as who takes more steps goes further. Medians are the lower ones, so that of two the larger is refused, and one
+    below 1 counts as 1: where others change next to nothing, an ordinary upload is no outlier. A loss, which changes no
+    model, may be 100 times as large.
+
+    Attributes:
+      factor: 0 allows everything.
+      work: the local work, which tells the steps of a client; None where only clients know: as many as examples.
+      norm, rate, loss: the largest medians so far, 0 before the first round.
     """
-    found: dict[Any, str] = {}
-    norms = {key: norm(reply.upload) for key, reply in replies.items()}
-    losses = {key: abs(reply.loss) for key, reply in replies.items()}
-    for what, sizes in (("train-loss:", losses), ("upload: norm", norms)) if factor else ():
-        bound = factor * max(1.0, median_low(sizes.values()))
-        reason = f"instead of at most {bound:.3g}, by the median of the round"
-        found |= {key: f"{what} {size:.3g} {reason}" for key, size in sizes.items() if size > bound}
-    return found
+
+    factor: float
+    work: LocalWork | None
+    norm: float = 0.0
+    rate: float = 0.0
+    loss: float = 0.0
+
+    def learn(self, replies: Mapping[Any, Reply]) -> "UploadBound":
+        """Return the bound after a round with these replies."""
+        return self._learn([(norm(reply.upload), reply) for reply in replies.values()])
+
+    def refuse(self, reply: Reply, size: float) -> str | None:
+        """Return why a reply whose upload has norm `size` is out of all proportion, or None."""
+        steps = self._steps(reply)
+        bounds = {
+            "upload: norm": (size, self.factor, max(self.norm, self.rate * steps)),
+            "train-loss:": (abs(reply.loss), 100 * self.factor, self.loss),
+        }
+        for what, (value, factor, learned) in bounds.items():
+            if factor and value > (most := factor * max(1.0, learned)):
+                return f"{what} {value:.3g} instead of at most {most:.3g}, {factor:g} times the run's for {steps} steps"
+        return None
+
+    def find_outliers(self, replies: Mapping[Any, Reply]) -> dict[Any, str]:
+        """Return the replies of a round that are out of all proportion, each with its reason in one line."""
+        sizes = {key: norm(reply.upload) for key, reply in replies.items()}
+        bound = self._learn([(sizes[key], reply) for key, reply in replies.items()])
+        return {key: reason for key, reply in replies.items() if (reason := bound.refuse(reply, sizes[key]))}
+
+    def _learn(self, sizes: Sequence[tuple[float, Reply]]) -> "UploadBound":
+        return replace(
+            self,
+            norm=max(self.norm, median_low(size for size, _ in sizes)),
+            rate=max(self.rate, median_low(size / self._steps(reply) for size, reply in sizes)),
+            loss=max(self.loss, median_low(abs(reply.loss) for _, reply in sizes)),
+        )
+
+    def _steps(self, reply: Reply) -> int:
+        return reply.examples if self.work is None else int(count_local_steps(np.asarray(reply.examples), self.work))
 
 
 def norm(upload: Tree) -> float:

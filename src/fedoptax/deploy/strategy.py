@@ -23,7 +23,7 @@ from fedoptax.algorithm import FedAlgorithm, Tree, weighted_mean
 from fedoptax.algorithms.fedopt import FedOptMessage, FedOptUpload
 from fedoptax.deploy.flower import flower_log, from_record
 from fedoptax.deploy.options import UPLOAD_BOUND
-from fedoptax.deploy.server import Reply, check_count, find_outliers, is_float32, next_state
+from fedoptax.deploy.server import Reply, UploadBound, check_count, is_float32, next_state
 from fedoptax.deploy.wire import WireError, shown, unpack
 from fedoptax.engine.client_states import OnDevice
 from fedoptax.errors import UsageError, check_int, check_number
@@ -53,7 +53,7 @@ class FedoptaxStrategy(Strategy):
       min_nodes: a round waits for this many connected nodes, and asks at least this many.
       seed: of the choice of nodes, a function of it and the round.
       max_examples: the most examples that a client is believed to have.
-      upload_bound: how many times the median of its round a client's change may be, by its norm; 0 is any.
+      upload_bound: how many times larger than the others' a client's change may be, see `UploadBound`; 0 is any.
       buffer: `(name, array) -> bool`, which arrays are statistics.
       checkpoint: a folder; the server's whole state is saved there after every round, and `start` continues from it.
 
@@ -79,7 +79,8 @@ class FedoptaxStrategy(Strategy):
         check_number("upload_bound", upload_bound, 0)
         self.fraction_train, self.fraction_evaluate = fraction_train, fraction_evaluate
         self.min_nodes, self.max_examples = check_int("min_nodes", min_nodes), check_int("max_examples", max_examples)
-        self.algorithm, self.buffer, self.seed, self.upload_bound = algorithm, buffer, seed, upload_bound
+        self.algorithm, self.buffer, self.seed = algorithm, buffer, seed
+        self._bound = UploadBound(upload_bound, None)
         self._checkpoint = None if checkpoint is None else Path(checkpoint)
         self._server: Tree = None
         self._model: Named = {}  # as it was sent last
@@ -140,7 +141,7 @@ class FedoptaxStrategy(Strategy):
         for node, (model, count, loss) in sound.items():
             change = {n: model[n] - sent for n, sent in self._model.items() if not is_statistic[n]}
             updates[node] = Reply(FedOptUpload(change, ()), loss, count)
-        for node, reason in find_outliers(updates, self.upload_bound).items():
+        for node, reason in self._bound.find_outliers(updates).items():
             flower_log.info("node %s: reply left out: %s", node, reason)
             del updates[node], sound[node]
         size = max(self._num_nodes, len(sound))
@@ -150,7 +151,7 @@ class FedoptaxStrategy(Strategy):
         if not is_finite:
             flower_log.info("round %d changes nothing: the server's new state is not finite", server_round)
             return None, None
-        self._server = server
+        self._server, self._bound = server, self._bound.learn(updates)
         statistics = [{n: jnp.asarray(model[n]) for n in model if is_statistic[n]} for model, _, _ in sound.values()]
         self._put(weighted_mean(statistics, [count for _, count, _ in sound.values()]))
         self._put(self.algorithm.params(self._server))

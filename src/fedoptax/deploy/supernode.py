@@ -31,7 +31,7 @@ class Pauses:
 def main() -> None:
     """Run `flower-supernode`."""
     os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", str(SHORT))
-    time.sleep = Pauses(time.sleep)
+    time.sleep = Pauses(time.sleep)  # type: ignore[assignment]
     (script,) = entry_points(group="console_scripts", name="flower-supernode")
     script.load()()
 

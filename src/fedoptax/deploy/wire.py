@@ -20,7 +20,7 @@ from fedoptax.tree import leaf_names
 
 STYPE = "numpy.ndarray"  # Flower's name for this serialisation
 HEADER_LIMIT = 4096  # bytes of a .npy header, far more than any of our arrays needs
-SHOWN = 80  # characters quoted of a text from elsewhere
+SHOWN, REASON = 80, 600  # characters quoted of a text from elsewhere; of a reason, which is read as a whole
 
 
 class WireError(RunError):
@@ -81,9 +81,9 @@ def unpack(arrays: Mapping[str, WireArray], like: Tree) -> Tree:
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
-def shown(text: object) -> str:
+def shown(text: object, most: int = SHOWN) -> str:
     """Quote a text from elsewhere: one short line of printable characters."""
-    return shorten(" ".join(str(text).split()), SHOWN)
+    return shorten(" ".join(str(text).split()), most)
 
 
 def _pack_array(name: str, leaf: Any) -> WireArray:

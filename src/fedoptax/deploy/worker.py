@@ -74,7 +74,8 @@ def end_after_reply() -> None:
 def run_worker(address: str, node: int) -> None:
     """Handle messages on a socket, one after another, until the process `node` ends or there is no more to do."""
     Path(address).unlink(missing_ok=True)
-    process, run, state = psutil.Process(node), None, {"since": time.monotonic(), "client": None}
+    process, run = psutil.Process(node), None
+    state: dict[str, Any] = {"since": time.monotonic(), "client": None}
     threading.Thread(target=_watch, args=(address, process, state), daemon=True).start()
     with Listener(address, "AF_UNIX") as listener:
         while not _is_last_message.is_set():

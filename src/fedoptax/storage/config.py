@@ -26,7 +26,9 @@ from fedoptax.tasks.metrics import Column
 from fedoptax.tasks.task import Task
 
 FORMAT = 1
-MAY_CHANGE = {"environment", "fedoptax", "trackers", "gradients_per_step", "rates", "metrics", "random"}
+MAY_CHANGE = {
+    "environment", "fedoptax", "trackers", "gradients_per_step", "rates", "metrics", "random", "deployment",
+}  # fmt: skip
 """What may change when a run is resumed, besides the options that say so."""
 
 

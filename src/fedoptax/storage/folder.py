@@ -79,9 +79,9 @@ def prepare(out: str | Path, overwrite: bool = False, remove: bool = True) -> Pa
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder of results for this process, and make it if it is not there."""
-    lock = FileLock(folder / LOCK, blocking=False)
+def locked(folder: Path, seconds: float = 0.0) -> Iterator[None]:
+    """Hold a folder of results for this process, and make it if it is not there; wait so long for another process."""
+    lock = FileLock(folder / LOCK, timeout=seconds)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()

@@ -1,0 +1,137 @@
+"""Orders that only the server can give: signed by it, for one node, and obeyed once.
+
+Flower delivers to a node whatever another registered node sends in the server's name. So the server signs (Ed25519)
+every order together with the arrays that come with it; its public key is part of the app, its private key stays with
+it. An order names Flower's run, the node and the kind of message that it is for, and has numbers that grow with every
+message: one that a node has seen, or an older one, is refused.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+
+from fedoptax.deploy.wire import WireArray, WireError, shown
+from fedoptax.errors import UsageError, check_int
+
+INITIAL = -1
+"""The "round" after which a client has its initial state."""
+Plain = Mapping[str, Any]
+
+
+class Order(NamedTuple):
+    """What the server asks of a client, apart from the message itself.
+
+    Attributes:
+      experiment: the run's id, 32 hexadecimal digits.
+      round: the round, from 0.
+      base: the round whose reply of this client the server used last; `INITIAL` if none.
+      kept: what `base` may be after the server is restored from one of its checkpoints.
+      session: grows with each start of the server, also one from an earlier checkpoint.
+      number: grows with each message of a session.
+    """
+
+    experiment: str
+    round: int
+    base: int
+    kept: tuple[int, ...] = ()
+    session: int = 0
+    number: int = 0
+
+    @classmethod
+    def read(cls, given: Plain) -> "Order":
+        """Return the order in a message.
+
+        Raises:
+          WireError: the experiment is missing or not an id, which names a folder.
+          UsageError: another value is missing or out of range.
+        """
+        experiment, kept = given.get("experiment"), given.get("kept")
+        if not isinstance(experiment, str) or not re.fullmatch("[0-9a-f]{32}", experiment):
+            raise WireError(f"experiment: {shown(experiment)} instead of 32 hexadecimal digits")
+        if not isinstance(kept, list):
+            raise WireError(f"kept: {shown(kept)} instead of a list")
+        return cls(
+            experiment,
+            check_int("round", given.get("round"), 0),
+            check_int("base", given.get("base"), INITIAL),
+            tuple(check_int("kept", round, INITIAL) for round in kept),
+            check_int("session", given.get("session", 0), 0),
+            check_int("number", given.get("number", 0), 0),
+        )
+
+
+class Signer:
+    """Signs the orders of one of Flower's runs with the private key in a file, whose public half stands in the app.
+
+    Raises:
+      UsageError: the file cannot be read, or holds another key.
+    """
+
+    def __init__(self, path: Path, public: str, run: int) -> None:
+        try:
+            key = load_ssh_private_key(path.read_bytes(), None)
+        except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+            raise UsageError(f"signing_key must be the server's private key, got '{path}' ({error})") from error
+        if not isinstance(key, Ed25519PrivateKey) or key.public_key() != load_key(public):
+            raise UsageError(f"signing_key must be the private half of server_key, got '{path}'")
+        self._key, self._run, self._numbers = key, str(run), count(1)
+
+    def sign(self, order: Plain, kind: str, node: int, digest: str) -> dict[str, Any]:
+        """Return an order with its addressee, its number and its signature; `digest` is of the arrays."""
+        signed = {**order, "run": self._run, "node": str(node), "kind": kind, "number": next(self._numbers)}
+        return {**signed, "signature": self._key.sign(_signed_bytes(signed, digest))}
+
+
+def check_order(public: str, order: Plain, arrays: Mapping[str, WireArray], run: int, node: int, kind: str) -> None:
+    """Check that the server has signed an order with its arrays, for this run, node and kind of message.
+
+    Raises:
+      WireError: it has not.
+      UsageError: `public` is not a key.
+    """
+    signed = {name: value for name, value in order.items() if name != "signature"}
+    try:
+        load_key(public).verify(order["signature"], _signed_bytes(signed, digest_of(arrays)))
+    except (KeyError, TypeError, InvalidSignature):
+        raise WireError("order: not signed by the server") from None
+    for name, value in {"run": str(run), "node": str(node), "kind": kind}.items():
+        if signed.get(name) != value:
+            raise WireError(f"order: for {name} {shown(signed.get(name))} instead of {value}")
+
+
+def load_key(public: str) -> Ed25519PublicKey:
+    """Return the server's public key.
+
+    Raises:
+      UsageError: it is not one.
+    """
+    try:
+        key = load_ssh_public_key(public.encode())
+    except (ValueError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, Ed25519PublicKey):
+        raise UsageError(f"server_key must be an Ed25519 key, as deploy init writes it, got '{public}'")
+    return key
+
+
+def digest_of(arrays: Mapping[str, WireArray]) -> str:
+    """Return the SHA-256 over the forms and bytes of arrays, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        form = [name, array.dtype, list(array.shape), array.stype, len(array.data)]
+        digest.update(json.dumps(form).encode())
+        digest.update(array.data)
+    return digest.hexdigest()
+
+
+def _signed_bytes(order: Plain, digest: str) -> bytes:
+    text = json.dumps(order, sort_keys=True, separators=(",", ":"), default=lambda value: {"hex": value.hex()})
+    return f"fedoptax order\n{text}\n{digest}".encode()

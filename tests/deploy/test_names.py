@@ -1,0 +1,62 @@
+"""What nodes say of themselves is text: HTML and scripts in their names and errors do nothing in a page."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from browser import Page, needs_browser, open_page, without_scripts
+from federations import InMemory, need_flower, network_lines, run_in_memory, small_deployment
+from fedoptax.deploy.server import RawReply
+from fedoptax.errors import RunError
+from fedoptax.report.page import render
+from fedoptax.report.report import load_report
+from run_folders import HOSTILE
+
+need_flower()
+pytestmark = pytest.mark.usefixtures("short_polls")
+TEXT = f'{HOSTILE}<b onclick="x()">&lt;a&gt;\x1b[31m\n<!--'
+
+
+class Named(InMemory):
+    """Nodes that all have this name and, from the second round on, answer with this error."""
+
+    text = "name"
+
+    def connected(self) -> dict[int, str]:
+        return dict.fromkeys(super().connected(), self.text)
+
+    def receive(self) -> list[Any]:
+        arrived = [reply._replace(node=self.text) for reply in super().receive()]
+        if len(self.orders) <= 2:
+            return arrived
+        return [reply._replace(reply=RawReply({}, {}, self.text)) for reply in arrived]
+
+
+def page_of(folder: Path, text: str) -> Path:
+    """The report of a run that ended without a quorum: its message names nodes and quotes their errors."""
+    given = small_deployment(folder / "run")
+    network = Named(given, folder / "nodes")
+    network.text = text
+    with pytest.raises(RunError, match="no quorum"):
+        run_in_memory(given, network)
+    assert len(network_lines(folder / "run")) == 1
+    page = folder / "report.html"
+    page.write_text(render(load_report(folder / "run"), {}, folder), encoding="utf-8")
+    return page
+
+
+def test_markup_in_names_and_errors_of_nodes_is_text(tmp_path: Path) -> None:
+    pages = [page_of(tmp_path / name, text) for name, text in (("harmless", "name"), ("hostile", TEXT))]
+    harmless, hostile = (Page(without_scripts(page.read_text(encoding="utf-8"))) for page in pages)
+    assert [tag for tag, _ in hostile.elements] == [tag for tag, _ in harmless.elements]
+    said = "".join(hostile.texts)
+    assert HOSTILE in said and "&lt;a&gt;" in said and "\x1b" not in said
+
+
+@needs_browser
+def test_a_browser_shows_them_as_text(tmp_path: Path) -> None:
+    dom, console = open_page(page_of(tmp_path / "hostile", TEXT), tmp_path / "profile")
+    shown = Page(without_scripts(dom))
+    assert console == [] and HOSTILE in "".join(shown.texts)
+    assert not [tag for tag, attributes in shown.elements if tag in ("img", "b") or "onclick" in attributes]
