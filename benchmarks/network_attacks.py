@@ -39,7 +39,7 @@ from fedoptax.deploy.config import Deployment, build_task
 from fedoptax.deploy.keys import describe_keys, make_keys, write_keys
 from fedoptax.deploy.local import ADDRESS, LocalFederation, LocalSettings, free_ports, stop
 from fedoptax.deploy.proxy import make_proxy
-from fedoptax.experiments.build import preset
+from fedoptax.experiments.presets import find_preset
 from hostile_client import HOSTILE, VICTIM
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
@@ -280,7 +280,7 @@ def run_app(
 
 def rates_of(name: str) -> dict[str, Any]:
     """Return an algorithm's hyper-parameters: those of `ALGORITHMS`, else the task's preset."""
-    return ALGORITHMS.get(name) or preset("digits", name, "logistic")
+    return ALGORITHMS.get(name) or find_preset("digits", name, "logistic")[0]
 
 
 def throw_garbage(port: int, ca: Path) -> int:

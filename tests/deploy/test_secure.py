@@ -119,7 +119,7 @@ def go(given: Deployment, network: Nodes, lines: list[str] | None = None) -> Non
 def replayed(given: Deployment, codes: Codes, accepted: Sequence[Sequence[int]]) -> Any:
     """The parameters after rounds whose server just adds up the fixed-point numbers of those who were accepted."""
     task, algorithm, coding = task_with(int(given.task["num_clients"])), given.build_algorithm(), SecureMean(RANGE)
-    made = program(task, Fixed(algorithm), make_plan(given, task, algorithm))
+    made = program(task, Fixed(algorithm), make_plan(given.run_options, task, algorithm))
     server = made.start({}, jax.random.key(given.seed))[0]
     for round, members in enumerate(accepted):
         total = jax.tree.map(lambda *parts: sum(parts), *(codes[round, i][1] for i in members))
