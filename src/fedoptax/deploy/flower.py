@@ -1,6 +1,6 @@
 """The Flower apps of a deployment: a ServerApp and a ClientApp, and the messages between them.
 
-With `strategy`, and `secure` for its cryptography, the only module that knows Flower. A message to a client has two
+With `strategy` the only module that knows Flower. A message to a client has two
 records: `arrays`, the algorithm's message by names, and `order`; a reply has `arrays`, the upload, and `metrics`.
 """
 

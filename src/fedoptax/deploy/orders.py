@@ -63,7 +63,7 @@ class Order(NamedTuple):
             check_int("round", given.get("round"), 0),
             check_int("base", given.get("base"), INITIAL),
             tuple(check_int("kept", round, INITIAL) for round in kept),
-            check_int("session", given.get("session", 0), 0),
+            check_int("session", given.get("session", 0), 0, 2**62),
             check_int("number", given.get("number", 0), 0),
         )
 
