@@ -14,11 +14,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedoptax.deploy.client import Client, StateFolder, default_client
+from fedoptax.deploy.client import Client, Order, StateFolder, default_client
 from fedoptax.deploy.config import Deployment, build_task, from_table, simulation_command
 from fedoptax.deploy.evaluation import evaluate_here
 from fedoptax.deploy.keys import fingerprint
-from fedoptax.deploy.orders import Order, Signer, check_order, digest_of
+from fedoptax.deploy.orders import Signer, check_order, digest_of
 from fedoptax.deploy.rounds import Arrived, Limits
 from fedoptax.deploy.run import run_deployment
 from fedoptax.deploy.secure import answer, threshold

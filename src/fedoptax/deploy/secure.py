@@ -38,8 +38,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from jax.flatten_util import ravel_pytree
 
 from fedoptax.algorithm import Tree, accumulate_result, decoded
-from fedoptax.deploy.client import Client
-from fedoptax.deploy.orders import Order, digest_of
+from fedoptax.deploy.client import Client, Order
+from fedoptax.deploy.orders import digest_of
 from fedoptax.deploy.rounds import Limits, NoQuorum, RoundReport
 from fedoptax.deploy.server import RawReply, Reply, check_count
 from fedoptax.deploy.wire import REASON, WireArray, WireError, pack, shown, unpack
