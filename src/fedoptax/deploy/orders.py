@@ -82,7 +82,7 @@ def digest_of(arrays: Mapping[str, WireArray]) -> str:
     digest = hashlib.sha256()
     for name, array in sorted(arrays.items()):
         form = [name, array.dtype, list(array.shape), array.stype, len(array.data)]
-        digest.update(json.dumps(form).encode())
+        digest.update(json.dumps(form, separators=(",", ":")).encode())
         digest.update(array.data)
     return digest.hexdigest()
 
