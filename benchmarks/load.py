@@ -42,12 +42,11 @@ from flwr.supernode.fleet_http_connection import http_request_response
 from fedoptax.algorithms import fedavg
 from fedoptax.data.federated import FederatedData
 from fedoptax.deploy.app import write_app
-from fedoptax.deploy.client import Client, client_update
+from fedoptax.deploy.client import Client, Order, client_update
 from fedoptax.deploy.config import Deployment
 from fedoptax.deploy.flower import ARRAYS, HELLO, METRICS, read_request, to_record
 from fedoptax.deploy.keys import describe_keys, make_keys, write_keys
 from fedoptax.deploy.local import ADDRESS, LocalFederation, LocalSettings, Process, last_words
-from fedoptax.deploy.orders import Order
 from fedoptax.engine.batches import LocalWork
 from fedoptax.tasks.task import Task
 

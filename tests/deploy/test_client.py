@@ -11,8 +11,7 @@ import pytest
 
 import fedoptax as fx
 from federations import batches_of, deployment, task_of
-from fedoptax.deploy.client import Client, StateFolder
-from fedoptax.deploy.orders import INITIAL, Order
+from fedoptax.deploy.client import INITIAL, Client, Order, StateFolder
 from fedoptax.deploy.server import RawReply, check_reply, next_state, upload_form
 from fedoptax.deploy.wire import WireError, pack
 from fedoptax.engine.batches import task_grad_fn

@@ -305,5 +305,5 @@ def test_a_node_with_a_false_partition_takes_no_part(tmp_path: Path) -> None:
         federation.run(tmp_path / "app", tmp_path / "run.toml", tmp_path / "log.txt", lambda: None)
     log = (tmp_path / "log.txt").read_text()
     assert "partition 7 instead of 0 to 2" in log
-    assert "left out: it claims partition 0 of node-0 with the key of node-1" in log
+    assert "a node with the key of node-1 left out: it claims partition 0 of node-0" in log
     assert "no quorum: 1 sound replies of 3" in log

@@ -215,7 +215,9 @@ def test_a_given_model_is_evaluated_by_the_nodes_and_not_trained(tmp_path: Path)
         assert row["nodes_accuracy"] == pytest.approx(last["test_accuracy"])  # of all test examples, among the nodes
         assert row["train_loss"] is None and network_lines(Path(given.out))[0]["accepted"] == []
         with np.load(tmp_path / "run" / "params.npz") as params:
-            assert_params(Path(given.out), {"dense1": {name: params[f"dense1/{name}"] for name in ("bias", "kernel")}}, 0)
+            assert_params(
+                Path(given.out), {"dense1": {name: params[f"dense1/{name}"] for name in ("bias", "kernel")}}, 0
+            )
         assert lines[-1].startswith("completed after round 1 of 1")
     np.savez(tmp_path / "other.npz", kernel=np.zeros((64, 9), np.float32))
     for wrong in ("other.npz", "nothing", "run/config.json"):

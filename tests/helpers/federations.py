@@ -15,10 +15,9 @@ import psutil
 import pytest
 
 from fedoptax.algorithm import BatchList, FedAlgorithm
-from fedoptax.deploy.client import Client
+from fedoptax.deploy.client import Client, Order
 from fedoptax.deploy.config import Deployment, build_task
 from fedoptax.deploy.evaluation import evaluate_here
-from fedoptax.deploy.orders import Order
 from fedoptax.deploy.rounds import Arrived
 from fedoptax.deploy.wire import WireArray
 from fedoptax.engine.batches import LocalWork, client_batches, task_grad_fn

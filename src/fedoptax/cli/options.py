@@ -50,11 +50,12 @@ def options_from(kind: type, choose: Callable[[Field[Any]], bool] = bool, defaul
 
 
 def check_task(name: str, value: str) -> None:
-    """Check the name of a task, and the ending of a file."""
+    """Check the name of a task, and the ending of a file; MODULE:FUNCTION is for deployments, which import it."""
     from fedoptax.tasks import recipe_of  # which imports NumPy, slow for `--help`
     from fedoptax.tasks.recipe import PREFIX
 
-    recipe_of(value)
+    if ":" not in value or value.startswith(PREFIX):
+        recipe_of(value)
     if value.startswith(PREFIX):
         from fedoptax.data.custom import check_path
 

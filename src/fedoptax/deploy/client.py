@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,14 +27,58 @@ import numpy as np
 from fedoptax._files import write_atomically
 from fedoptax.algorithm import FedAlgorithm, Tree
 from fedoptax.deploy.config import Deployment
-from fedoptax.deploy.orders import INITIAL, Order
 from fedoptax.deploy.server import RawReply, forms
-from fedoptax.deploy.wire import WireArray, WireError, pack, unpack
+from fedoptax.deploy.wire import WireArray, WireError, pack, shown, unpack
 from fedoptax.engine.batches import LocalWork, client_batches, task_grad_fn
 from fedoptax.engine.sampling import round_key
 from fedoptax.engine.xla import host_errors
 from fedoptax.errors import RunError, check_int
 from fedoptax.tasks.task import Task
+
+INITIAL = -1
+"""The "round" after which a client has its initial state."""
+
+
+class Order(NamedTuple):
+    """What the server asks of a client, apart from the message itself.
+
+    Attributes:
+      experiment: the run's id, 32 hexadecimal digits.
+      round: the round, from 0.
+      base: the round whose reply of this client the server used last; `INITIAL` if none.
+      kept: what `base` may be after the server is restored from one of its checkpoints.
+      session: grows with each start of the server, also one from an earlier checkpoint.
+      number: grows with each message of a session.
+    """
+
+    experiment: str
+    round: int
+    base: int
+    kept: tuple[int, ...] = ()
+    session: int = 0
+    number: int = 0
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> Order:
+        """Return the order in a message.
+
+        Raises:
+          WireError: the experiment is missing or not an id, which names a folder.
+          UsageError: another value is missing or out of range.
+        """
+        experiment, kept = given.get("experiment"), given.get("kept")
+        if not isinstance(experiment, str) or not re.fullmatch("[0-9a-f]{32}", experiment):
+            raise WireError(f"experiment: {shown(experiment)} instead of 32 hexadecimal digits")
+        if not isinstance(kept, list):
+            raise WireError(f"kept: {shown(kept)} instead of a list")
+        return cls(
+            experiment,
+            check_int("round", given.get("round"), 0),
+            check_int("base", given.get("base"), INITIAL),
+            tuple(check_int("kept", round, INITIAL) for round in kept),
+            check_int("session", given.get("session", 0), 0, 2**62),
+            check_int("number", given.get("number", 0), 0),
+        )
 
 
 class StateFolder:

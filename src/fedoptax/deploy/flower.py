@@ -1,6 +1,6 @@
 """The Flower apps of a deployment: a ServerApp and a ClientApp, and the messages between them.
 
-With `strategy`, and `secure` for its cryptography, the only module that knows Flower. A message to a client has two
+With `strategy` the only module that knows Flower. A message to a client has two
 records: `arrays`, the algorithm's message by names, and `order`; a reply has `arrays`, the upload, and `metrics`.
 """
 
@@ -15,11 +15,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedoptax.deploy.client import Client, StateFolder, default_client
+from fedoptax.deploy.client import Client, Order, StateFolder, default_client
 from fedoptax.deploy.config import Deployment, build_task, from_table, simulation_command
 from fedoptax.deploy.evaluation import evaluate_here
 from fedoptax.deploy.keys import fingerprint
-from fedoptax.deploy.orders import Order, Signer, check_order, digest_of
+from fedoptax.deploy.orders import Signer, check_order, digest_of
 from fedoptax.deploy.rounds import Arrived, Limits
 from fedoptax.deploy.run import run_deployment
 from fedoptax.deploy.secure import answer, threshold

@@ -8,64 +8,19 @@ message: one that a node has seen, or an older one, is refused.
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
 from fedoptax.deploy.wire import WireArray, WireError, shown
-from fedoptax.errors import UsageError, check_int
+from fedoptax.errors import UsageError
 
-INITIAL = -1
-"""The "round" after which a client has its initial state."""
 Plain = Mapping[str, Any]
-
-
-class Order(NamedTuple):
-    """What the server asks of a client, apart from the message itself.
-
-    Attributes:
-      experiment: the run's id, 32 hexadecimal digits.
-      round: the round, from 0.
-      base: the round whose reply of this client the server used last; `INITIAL` if none.
-      kept: what `base` may be after the server is restored from one of its checkpoints.
-      session: grows with each start of the server, also one from an earlier checkpoint.
-      number: grows with each message of a session.
-    """
-
-    experiment: str
-    round: int
-    base: int
-    kept: tuple[int, ...] = ()
-    session: int = 0
-    number: int = 0
-
-    @classmethod
-    def read(cls, given: Plain) -> "Order":
-        """Return the order in a message.
-
-        Raises:
-          WireError: the experiment is missing or not an id, which names a folder.
-          UsageError: another value is missing or out of range.
-        """
-        experiment, kept = given.get("experiment"), given.get("kept")
-        if not isinstance(experiment, str) or not re.fullmatch("[0-9a-f]{32}", experiment):
-            raise WireError(f"experiment: {shown(experiment)} instead of 32 hexadecimal digits")
-        if not isinstance(kept, list):
-            raise WireError(f"kept: {shown(kept)} instead of a list")
-        return cls(
-            experiment,
-            check_int("round", given.get("round"), 0),
-            check_int("base", given.get("base"), INITIAL),
-            tuple(check_int("kept", round, INITIAL) for round in kept),
-            check_int("session", given.get("session", 0), 0),
-            check_int("number", given.get("number", 0), 0),
-        )
 
 
 class Signer:
@@ -127,7 +82,7 @@ def digest_of(arrays: Mapping[str, WireArray]) -> str:
     digest = hashlib.sha256()
     for name, array in sorted(arrays.items()):
         form = [name, array.dtype, list(array.shape), array.stype, len(array.data)]
-        digest.update(json.dumps(form).encode())
+        digest.update(json.dumps(form, separators=(",", ":")).encode())
         digest.update(array.data)
     return digest.hexdigest()
 

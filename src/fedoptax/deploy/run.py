@@ -21,9 +21,9 @@ import numpy as np
 
 from fedoptax._files import finite_or_none, read_json, write_atomically
 from fedoptax.algorithm import Cohort, Tree, decoded
+from fedoptax.deploy.client import INITIAL
 from fedoptax.deploy.config import Deployment
 from fedoptax.deploy.evaluation import NodeEvaluation
-from fedoptax.deploy.orders import INITIAL
 from fedoptax.deploy.rounds import Limits, Log, Network, NoQuorum, RoundReport, Workers, gather, wait_for_nodes
 from fedoptax.deploy.secure import FALSE_SUM, gather_sum, threshold
 from fedoptax.deploy.server import RawReply, Reply, UploadBound, advance, check_reply, next_state, norm, upload_form

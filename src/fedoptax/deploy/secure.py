@@ -12,12 +12,13 @@ four requests to each node, one after another; whoever fails in one is not asked
 - `unmask`: it sends its shares of the seeds of those whose upload arrived, and of the keys of those whose did not.
 
 A request that comes again is answered as before, but with no other contents than the first time.
-Key agreement, encryption and shares are Flower's own. Masks are not: its generator has 32 bits of seed (see LOG.md).
+Key agreement (ECDH on P-384, HKDF), encryption (Fernet) and Shamir's shares are those of cryptography and pycryptodome.
+Masks are key streams: Flower's generator has 32 bits of seed (see LOG.md).
 """
 
 import hashlib
 import os
-from base64 import urlsafe_b64decode
+from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,18 +26,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cryptography.fernet import InvalidToken
+from Crypto.Protocol.SecretSharing import Shamir
+from Crypto.Util.Padding import pad, unpad
+from cryptography.fernet import Fernet, InvalidToken
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
-from flwr.common.secure_aggregation.crypto.shamir import combine_shares, create_shares
-from flwr.common.secure_aggregation.crypto.symmetric_encryption import decrypt, encrypt, generate_shared_key
-from flwr.common.secure_aggregation.secaggplus_utils import share_keys_plaintext_concat, share_keys_plaintext_separate
-from flwr.supercore.primitives import asymmetric
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from jax.flatten_util import ravel_pytree
 
 from fedoptax.algorithm import Tree, accumulate_result, decoded
-from fedoptax.deploy.client import Client
-from fedoptax.deploy.orders import Order, digest_of
+from fedoptax.deploy.client import Client, Order
+from fedoptax.deploy.orders import digest_of
 from fedoptax.deploy.rounds import Limits, NoQuorum, RoundReport
 from fedoptax.deploy.server import RawReply, Reply, check_count
 from fedoptax.deploy.wire import REASON, WireArray, WireError, pack, shown, unpack
@@ -44,7 +47,9 @@ from fedoptax.engine.aggregation import LEVELS, SecureMean, Sent
 from fedoptax.engine.plan import Plan
 from fedoptax.engine.round import all_finite
 
-PUBLIC_KEY, CIPHERTEXT, SEED_SHARE, KEY_SHARE = 215, 612, 52, 324  # bytes
+CURVE = ec.SECP384R1()
+PUBLIC_KEY, PRIVATE_KEY, SEED_SHARE, KEY_SHARE = 49, 48, 52, 68  # bytes; a share has an index of 4, and 16 of padding
+CIPHERTEXT = 268  # bytes of Fernet's for two numbers of 4 and both shares
 PAIRS = ("mask", "encryption")
 STAGES: dict[str, tuple[str, ...]] = {
     "keys": (),
@@ -96,10 +101,11 @@ def answer(
     if stage == "keys":
         if kept.get("round") != order.round:
             kept.clear()
-            kept |= {name: asymmetric.private_key_to_bytes(asymmetric.generate_key_pairs()[0]) for name in PAIRS}
-            kept["round"] = order.round
-        public = {name: asymmetric.bytes_to_private_key(kept[name]).public_key() for name in PAIRS}
-        arrays = pack({name: _array(asymmetric.public_key_to_bytes(key)) for name, key in public.items()})
+            made = {name: ec.generate_private_key(CURVE).private_numbers().private_value for name in PAIRS}
+            kept |= {name: number.to_bytes(PRIVATE_KEY) for name, number in made.items()} | {"round": order.round}
+        public = {name: _private_key(kept[name]).public_key() for name in PAIRS}
+        form = Encoding.X962, PublicFormat.CompressedPoint
+        arrays = pack({name: _array(key.public_bytes(*form)) for name, key in public.items()})
         return RawReply(arrays, {"num-examples": len(next(iter(client.examples().values())))})
     content = {name: value for name, value in asked.items() if name not in ("number", "signature")}
     digest = hashlib.sha256(f"{sorted(content.items())} {digest_of(arrays)}".encode()).digest()
@@ -114,10 +120,10 @@ def answer(
     kept[f"asked-{stage}"] = digest
     if stage == "shares":
         kept |= {"seed": os.urandom(32)} | {name: asked[name] for name in ("members", "mask-keys", "encryption-keys")}
-        of_seed, of_key = (create_shares(kept[name], least, len(members)) for name in ("seed", "mask"))
-        texts = [share_keys_plaintext_concat(own, *more) for more in zip(members, of_seed, of_key)]
+        of_seed, of_key = (_split(kept[name], least, len(members)) for name in ("seed", "mask"))
+        texts = [_way(own, i) + seed + key for i, seed, key in zip(members, of_seed, of_key)]
         pairs = zip(kept["encryption-keys"], texts, strict=True)
-        ciphertexts = [_array(encrypt(_agree(kept["encryption"], key), text)) for key, text in pairs]
+        ciphertexts = [_array(_box(kept["encryption"], key).encrypt(text)) for key, text in pairs]
         return RawReply(pack({"ciphertexts": np.stack(ciphertexts)}), {})
     if stage == "upload":
         upload, numbers = client.compute(arrays, order, root)
@@ -133,7 +139,7 @@ def answer(
         return RawReply(pack({"masked": masked}), {"state-lost": numbers["state-lost"]})
     keys = dict(zip(kept["members"], kept["encryption-keys"]))
     shares = {
-        i: _decrypt_shares(_agree(kept["encryption"], keys[i]), ciphertext, i, own)
+        i: _decrypt_shares(_box(kept["encryption"], keys[i]), ciphertext, i, own)
         for i, ciphertext in zip(kept["uploading"], kept["ciphertexts"], strict=True)
     }
     seeds = [seed for i, (seed, _) in shares.items() if i in members]
@@ -219,30 +225,62 @@ def gather_sum(
 def _check_keys(keys: Tree) -> Tree:
     for name, key in keys.items():
         try:
-            is_on_curve = asymmetric.bytes_to_public_key(key.tobytes()).curve.name == "secp384r1"
-        except Exception as error:  # whatever a parser of untrusted bytes raises
-            raise WireError(f"array '{name}': no public key") from error
-        if not is_on_curve:
-            raise WireError(f"array '{name}': a key of another curve than secp384r1")
+            _public_key(key.tobytes())
+        except ValueError as error:
+            raise WireError(f"array '{name}': no public key on the curve") from error
     return keys
 
 
-def _decrypt_shares(key: bytes, ciphertext: bytes, sender: int, own: int) -> tuple[bytes, bytes]:
-    """Return the shares of the sender's seed and key; zeros, which are no share, if the ciphertext is not sound."""
-    try:
-        *way, seed, private = share_keys_plaintext_separate(decrypt(key, ciphertext))
-    except InvalidToken:
-        way, seed, private = [], b"", b""
-    is_sound = (way, len(seed), len(private)) == ([sender, own], SEED_SHARE, KEY_SHARE)
-    return (seed, private) if is_sound else (bytes(SEED_SHARE), bytes(KEY_SHARE))
+def _private_key(private: bytes) -> ec.EllipticCurvePrivateKey:
+    return ec.derive_private_key(int.from_bytes(private), CURVE)
 
 
-def _combine(shares: Iterable[np.ndarray]) -> bytes:
-    return combine_shares([share.tobytes() for share in shares if share.any()])
+def _public_key(public: bytes) -> ec.EllipticCurvePublicKey:
+    return ec.EllipticCurvePublicKey.from_encoded_point(CURVE, public)
 
 
 def _agree(private: bytes, public: bytes) -> bytes:
-    return generate_shared_key(asymmetric.bytes_to_private_key(private), asymmetric.bytes_to_public_key(public))
+    """Return 32 bytes that only the holders of the two private keys know."""
+    return HKDF(SHA256(), 32, None, b"").derive(_private_key(private).exchange(ec.ECDH(), _public_key(public)))
+
+
+def _box(private: bytes, public: bytes) -> Fernet:
+    return Fernet(urlsafe_b64encode(_agree(private, public)))
+
+
+def _way(sender: int, receiver: int) -> bytes:
+    return sender.to_bytes(4) + receiver.to_bytes(4)
+
+
+def _split(secret: bytes, least: int, count: int) -> list[bytes]:
+    """Return shares of a secret, of which `least` tell it; each is an index and as many bytes as the padded secret."""
+    padded = pad(secret, 16)  # a sum of the shares that is not the secret shows by it
+    parts = [Shamir.split(least, count, padded[i : i + 16], ssss=False) for i in range(0, len(padded), 16)]
+    return [shares[0][0].to_bytes(4) + b"".join(share for _, share in shares) for shares in zip(*parts)]
+
+
+def _combine(shares: Iterable[np.ndarray]) -> bytes:
+    """Return the secret.
+
+    Raises:
+      ValueError: the shares do not fit together.
+      IndexError: there are none.
+    """
+    rows = [share.tobytes() for share in shares if share.any()]
+    places = range(4, len(rows[0]), 16)
+    parts = (Shamir.combine([(int.from_bytes(row[:4]), row[i : i + 16]) for row in rows], ssss=False) for i in places)
+    return unpad(b"".join(parts), 16)
+
+
+def _decrypt_shares(box: Fernet, ciphertext: bytes, sender: int, own: int) -> tuple[bytes, bytes]:
+    """Return the shares of the sender's seed and key; zeros, which are no share, if the ciphertext is not sound."""
+    try:
+        way, shares = (text := box.decrypt(ciphertext))[:8], text[8:]
+    except InvalidToken:
+        way, shares = b"", b""
+    if way != _way(sender, own) or len(shares) != SEED_SHARE + KEY_SHARE:
+        shares = bytes(SEED_SHARE + KEY_SHARE)
+    return shares[:SEED_SHARE], shares[SEED_SHARE:]
 
 
 def _mask(key: bytes, size: int) -> np.ndarray:
@@ -252,7 +290,7 @@ def _mask(key: bytes, size: int) -> np.ndarray:
 
 def _pair_mask(own: int, other: int, private: bytes, public: bytes, size: int) -> np.ndarray:
     """Return what `own` adds for `other`, who adds its negative."""
-    mask = _mask(urlsafe_b64decode(_agree(private, public)), size)
+    mask = _mask(_agree(private, public), size)
     return mask if own > other else np.negative(mask)
 
 
