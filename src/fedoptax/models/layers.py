@@ -224,7 +224,7 @@ class GroupNorm(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """(n, height, width, features) to the same shape and dtype."""
-        wide = jnp.float32 if jnp.finfo(x.dtype).bits < 32 else x.dtype
+        wide = jnp.promote_types(x.dtype, jnp.float32)
         y, scale, bias = (a.astype(wide) for a in (x, self.scale[...], self.bias[...]))
         y = y - self._mean(y)
         y = y * (lax.rsqrt(self._mean(y * y) + self.epsilon) * scale) + bias
