@@ -39,9 +39,27 @@ class PatchesConv(Conv):
         return conv(x, self.kernel[...], lowering="patches") + self.bias[...]
 
 
-def flax_conv(in_features: int, out_features: int, size: int, rngs: nnx.Rngs) -> nnx.Conv:
-    """Flax's convolution, which is XLA's."""
-    return nnx.Conv(in_features, out_features, (size, size), padding="VALID", rngs=rngs)
+class LaxConv(Conv):
+    """XLA's convolution, grouped where clients are vmapped."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return conv(x, self.kernel[...], lowering="lax") + self.bias[...]
+
+
+class TransposedConv(Conv):
+    """A convolution by patches whose gradients are JAX's: pads and sums of shifted images."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        size, _, channels, out = self.kernel.shape
+        height, width = (length - size + 1 for length in x.shape[1:3])
+        places = [x[:, i : i + height, j : j + width] for i in range(size) for j in range(size)]
+        patches = jnp.concatenate(places, axis=-1).reshape(-1, size * size * channels)
+        return (patches @ self.kernel[...].reshape(-1, out)).reshape(-1, height, width, out) + self.bias[...]
+
+
+def lax_stem(in_features: int, out_features: int, size: int, rngs: nnx.Rngs) -> Conv:
+    """XLA's convolution for images of one channel only."""
+    return (LaxConv if in_features == 1 else Conv)(in_features, out_features, size, rngs=rngs)
 
 
 class CNN(nnx.Module):
@@ -139,8 +157,14 @@ OFF: dict[str, tuple[str, Callable[[], Model]]] = {
         "mlp", lambda: functional(lambda rngs: MLP((784, 200, 10), rngs)),
     ),
     "small convolutions pooled at once (in turn instead)": ("cnn", small_cnn(lambda layer, x: max_pool(layer(x), 2))),
-    "patches and Winograd (XLA's convolution instead)": (  # last: minutes
-        "cnn", lambda: functional(lambda rngs: CNN(flax_conv, pool_by_reshape, rngs)),
+    "gradients as products, of a GPU (JAX's transposed patches instead)": (
+        "cnn", lambda: functional(lambda rngs: CNN(TransposedConv, pool_by_reshape, rngs)),
+    ),
+    "patches of one channel, of a GPU (XLA's convolution instead)": (
+        "cnn", lambda: functional(lambda rngs: CNN(lax_stem, pool_by_reshape, rngs)),
+    ),
+    "patches and Winograd (XLA's convolution instead)": (  # last: minutes on a CPU
+        "cnn", lambda: functional(lambda rngs: CNN(LaxConv, pool_by_reshape, rngs)),
     ),
 }  # fmt: skip
 """What is off, the shape, and its model then."""

@@ -15,31 +15,9 @@ from fedoptax.models import functional, winograd
 from fedoptax.models.layers import FEW, NARROW, Conv, GroupNorm, Linear, conv, conv_and_pool, max_pool, product
 from small_models import KEY, assert_close_by_size, normal, outputs_and_gradients
 
-CONVS = [
-    # x (n, h, w, in), kernel (h, w, in, out), strides, padding
-    ((2, 6, 7, 3), (3, 3, 3, 4), (1, 1), "SAME"),
-    pytest.param((1, 9, 8, 2), (3, 2, 2, 5), (2, 3), "VALID", marks=pytest.mark.long),
-    ((1, 9, 8, 2), (4, 3, 2, 5), (3, 2), "SAME"),
-    pytest.param((3, 5, 5, 1), (5, 5, 1, 2), (1, 1), "VALID", marks=pytest.mark.long),
-]
-
 
 def assert_all_close(ours: Any, expected: Any, rtol: float, atol: float) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), ours, expected)
-
-
-@pytest.mark.parametrize(("x_shape", "k_shape", "strides", "padding"), CONVS)
-def test_convolution_by_patches_gives_the_numbers_of_lax(x_shape, k_shape, strides, padding):
-    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
-        x, kernel = normal(0, x_shape, jnp.float64), normal(1, k_shape, jnp.float64)
-        dimensions = ("NHWC", "HWIO", "NHWC")
-        expected = outputs_and_gradients(
-            lambda x, k: lax.conv_general_dilated(x, k, strides, padding, dimension_numbers=dimensions), x, kernel
-        )
-        for lowering in ("patches", "lax"):
-            ours = outputs_and_gradients(lambda x, k, by=lowering: conv(x, k, strides, padding, by), x, kernel)
-            assert {array.dtype for array in ours} == {jnp.dtype(jnp.float64)}
-            assert_all_close(ours, expected, rtol=1e-11, atol=1e-12)
 
 
 WINOGRAD = [

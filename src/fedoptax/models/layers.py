@@ -3,7 +3,7 @@
 `benchmarks/bench/layers.py` measures what each special form saves of a round.
 """
 
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -12,91 +12,12 @@ from jax import lax
 from jax.nn.initializers import Initializer, lecun_normal
 
 from fedoptax.errors import UsageError, check_choice, check_int
-from fedoptax.models import winograd
+from fedoptax.models.convolution import Padding, conv, shifted
 
-Padding = Literal["VALID", "SAME"]
-Lowering = Literal["auto", "patches", "winograd", "lax"]
 NARROW = 64
 """Columns of a dense kernel up to which its gradient is faster transposed (784 x 10: 0.34 of the time, x 62: 0.9)."""
 FEW = 20
 """Channels of a convolution up to which it is faster pooled at once (5: 0.5 of the time, 20: 0.7, 32: 1.1)."""
-
-
-def conv(
-    x: jax.Array,
-    kernel: jax.Array,
-    strides: tuple[int, int] = (1, 1),
-    padding: Padding = "VALID",
-    lowering: Lowering = "auto",
-) -> jax.Array:
-    """Two-dimensional convolution (cross-correlation, as everywhere in deep learning).
-
-    The choice of `"auto"` is made when the program is lowered for a platform. Winograd's has gradients, and gradients
-    of gradients, but no forward-mode derivatives; in float32 its rounding errors are one to four times those of a
-    direct sum.
-
-    Args:
-      x: (n, height, width, in).
-      kernel: (kernel height, kernel width, in, out), of x's dtype.
-      strides: along height and width, each ≥ 1.
-      padding: `"VALID"`, or `"SAME"` (zeros, output of size ceil(size / stride)).
-      lowering: `"patches"`, `"winograd"` (3 × 3 kernels with strides of 1), `"lax"`, or `"auto"`: on a CPU winograd
-        where it is faster, else patches; `lax.conv_general_dilated` elsewhere.
-
-    Returns:
-      (n, output height, output width, out), of x's dtype.
-
-    Raises:
-      UsageError: an unknown padding or lowering, shapes that do not fit, or a kernel that `"winograd"` does not take.
-    """
-    check_choice("padding", padding, get_args(Padding))
-    check_choice("lowering", lowering, get_args(Lowering))
-    if x.ndim != 4 or kernel.ndim != 4 or x.shape[3] != kernel.shape[2]:
-        raise UsageError(
-            f"kernel must be (height, width, in, out) for x (n, height, width, in), got {kernel.shape} for {x.shape}"
-        )
-    pads = lax.padtype_to_pads(x.shape[1:3], kernel.shape[:2], strides, padding)
-    height, width = (size + sum(pad) - k + 1 for size, pad, k in zip(x.shape[1:3], pads, kernel.shape[:2]))
-    if min(height, width) < 1:
-        raise UsageError(f"kernel must not be larger than x, got {kernel.shape} for {x.shape}")
-    is_3x3 = kernel.shape[:2] == (3, 3) and strides == (1, 1)
-    if lowering == "winograd" and not is_3x3:
-        raise UsageError(
-            f"lowering must not be 'winograd' but for 3 x 3 kernels with strides (1, 1), got {kernel.shape} {strides}"
-        )
-
-    def pad(x: jax.Array) -> jax.Array:
-        return jnp.pad(x, ((0, 0), *pads, (0, 0)))
-
-    dimensions = ("NHWC", "HWIO", "NHWC")
-    lowerings = {
-        "patches": lambda x, kernel: _conv_patches(pad(x), kernel, strides),
-        "winograd": lambda x, kernel: winograd.conv3x3(pad(x), kernel),
-        "lax": lambda x, kernel: lax.conv_general_dilated(x, kernel, strides, pads, dimension_numbers=dimensions),
-    }
-    if lowering != "auto":
-        return lowerings[lowering](x, kernel)
-    # A round of the EMNIST CNN took 33.8 s with XLA's own CPU convolution, which is slow inside compiled loops, and
-    # 1.22 s by patches (2 cores); for Winograd's see there.
-    is_exact = x.dtype in (jnp.float32, jnp.float64)  # narrower types lose digits in the transforms' sums
-    pays = is_3x3 and is_exact and winograd.pays(x.shape[0], height, width, *kernel.shape[2:])
-    on_cpu = "winograd" if pays and winograd.has_few_cores() else "patches"
-    return lax.platform_dependent(x, kernel, cpu=lowerings[on_cpu], default=lowerings["lax"])
-
-
-def _conv_patches(x: jax.Array, kernel: jax.Array, strides: tuple[int, int]) -> jax.Array:
-    """A `"VALID"` convolution: each output pixel's patch of x, side by side, times the kernel's matrix."""
-    rows, columns, _, out = kernel.shape
-    patches = jnp.concatenate(_shifted(x, (rows, columns), strides), axis=-1)
-    n, out_h, out_w, size = patches.shape
-    return (patches.reshape(-1, size) @ kernel.reshape(size, out)).reshape(n, out_h, out_w, out)
-
-
-def _shifted(x: jax.Array, size: tuple[int, int], strides: tuple[int, int]) -> list[jax.Array]:
-    """The pixels of x at each place of a window of `size`: (n, output height, output width, channels) per place."""
-    (rows, columns), (down, right) = size, strides
-    end_h, end_w = ((x.shape[i + 1] - size[i]) // strides[i] * strides[i] + 1 for i in (0, 1))
-    return [x[:, i : i + end_h : down, j : j + end_w : right] for i in range(rows) for j in range(columns)]
 
 
 def conv_and_pool(x: jax.Array, kernel: jax.Array, padding: Padding = "VALID") -> jax.Array:
@@ -174,7 +95,7 @@ def max_pool(x: jax.Array, size: int, stride: int | None = None, padding: Paddin
         return _max_of_windows(x[:, : h * size, : w * size].reshape(n, h, size, w, size, channels))
     pads = lax.padtype_to_pads((height, width), (size, size), (stride, stride), padding)
     padded = jnp.pad(x, ((0, 0), *pads, (0, 0)), constant_values=-jnp.inf)
-    return jnp.stack(_shifted(padded, (size, size), (stride, stride))).max(axis=0)
+    return jnp.stack(shifted(padded, (size, size), (stride, stride))).max(axis=0)
 
 
 @jax.custom_jvp
@@ -303,7 +224,7 @@ class GroupNorm(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """(n, height, width, features) to the same shape and dtype."""
-        wide = jnp.float32 if jnp.finfo(x.dtype).bits < 32 else x.dtype
+        wide = jnp.promote_types(x.dtype, jnp.float32)
         y, scale, bias = (a.astype(wide) for a in (x, self.scale[...], self.bias[...]))
         y = y - self._mean(y)
         y = y * (lax.rsqrt(self._mean(y * y) + self.epsilon) * scale) + bias

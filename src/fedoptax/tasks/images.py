@@ -18,7 +18,7 @@ from fedoptax.data.federated import FederatedData
 from fedoptax.errors import check_choice
 from fedoptax.models import Model, autoencoder
 from fedoptax.tasks.recipe import Recipe, TaskOptions, make_task
-from fedoptax.tasks.task import Task, masked_mean
+from fedoptax.tasks.task import Task, at_least_float32, masked_mean
 
 Augmentation = Callable[[jax.Array, jax.Array | None], jax.Array]
 CROP = 24
@@ -68,10 +68,10 @@ def cross_entropy(
     """Return what is learned in `image_classification`, as attributes of `Task`; x is first taken minus `shift`."""
 
     def logits_of(params: Tree, batch: Any, key: jax.Array | None = None) -> jax.Array:
-        dtype = jax.tree.leaves(params)[0].dtype
+        dtype = jnp.promote_types(jax.tree.leaves(params)[0].dtype, jnp.float32)  # the model casts its input
         x = batch["x"].astype(dtype)
         x = (x if shift is None else x - jnp.asarray(shift, dtype)) / jnp.asarray(scale, dtype)
-        return model.apply(params, x if augment is None else augment(x, key), key)
+        return at_least_float32(model.apply(params, x if augment is None else augment(x, key), key))
 
     def classify(params: Tree, batch: Any, key: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
         logits = logits_of(params, batch, key)
@@ -110,12 +110,13 @@ def reconstruction(model: Model) -> dict[str, Any]:
 
     def inverted(params: Tree, batch: Any) -> jax.Array:
         x = batch["x"]
-        return 1 - x.reshape(x.shape[0], -1).astype(jax.tree.leaves(params)[0].dtype) / 255
+        dtype = jnp.promote_types(jax.tree.leaves(params)[0].dtype, jnp.float32)
+        return 1 - x.reshape(x.shape[0], -1).astype(dtype) / 255
 
     def errors(params: Tree, batch: Any, key: jax.Array | None = None) -> jax.Array:
         """Mean squared error of each example, (batch,)."""
         x = inverted(params, batch)
-        return jnp.mean(jnp.square(model.apply(params, x, key) - x), axis=1)
+        return jnp.mean(jnp.square(at_least_float32(model.apply(params, x, key)) - x), axis=1)
 
     def loss(params: Tree, batch: Any, key: jax.Array) -> jax.Array:
         return jnp.sum(jnp.where(batch["mask"], errors(params, batch, key), 0))

@@ -168,6 +168,11 @@ def masked_mean(values: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
     return total / jnp.maximum(jnp.sum(mask), 1).astype(numbers.dtype)
 
 
+def at_least_float32(x: jax.Array) -> jax.Array:
+    """x in float32 if its type is narrower: what a loss is computed of."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
 def padded_loss(
     loss: LossFn, params: Tree, batch: Mapping[str, jax.Array], key: jax.Array, name: str = "loss"
 ) -> jax.Array:
@@ -210,9 +215,11 @@ def depends_on_argument(function: Callable[[Any], Any], argument: Any) -> bool:
 def with_compute_dtype(task: Task, dtype: str) -> Task:
     """Return `task` with its training loss computed in `dtype`.
 
-    Parameters and floating-point inputs are cast at the beginning of every loss, so both passes are in `dtype`;
-    gradients come back in the parameters' own type, and all else is as before. (Mixed precision as in Micikevicius et
-    al. 2018; bfloat16 has the range of float32, so the loss needs no scaling.)
+    Parameters and floating-point inputs are cast at the beginning of every loss, each once, so both passes through the
+    model are in `dtype`. In float32 stay the statistics of fedoptax's norms and, of the tasks of `load_task`, what is
+    done to pixels before the model and to logits behind it; a loss of your own that wants the same casts its logits.
+    Gradients come back in the parameters' own type, so steps, messages and states are as before. (Mixed precision as in
+    Micikevicius et al. 2018; bfloat16 has the range of float32, so the loss needs no scaling.)
 
     Args:
       task: any task.

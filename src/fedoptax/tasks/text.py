@@ -13,7 +13,7 @@ from fedoptax.data.datasets.tokens import BOS, OOV, special_tokens, token_names
 from fedoptax.models import Model, so_logistic
 from fedoptax.tasks.metrics import perplexity
 from fedoptax.tasks.recipe import Recipe, TaskOptions, make_task
-from fedoptax.tasks.task import Task
+from fedoptax.tasks.task import Task, at_least_float32
 
 SO_WORDS, SO_TAGS = 10_000, 500
 
@@ -68,7 +68,7 @@ def next_token(
     """
 
     def score(params: Tree, batch: Any, key: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
-        logits = net.apply(params, batch["x"].astype(jnp.int32), key)
+        logits = at_least_float32(net.apply(params, batch["x"].astype(jnp.int32), key))
         return logits, optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"].astype(jnp.int32))
 
     def is_real(y: jax.Array) -> jax.Array:
@@ -118,7 +118,7 @@ def stackoverflow_tags(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     def logits_of(params: Tree, batch: Any) -> jax.Array:
         dtype = jax.tree.leaves(params)[0].dtype
         bag = bag_of_words(batch["x"].astype(jnp.int32), batch["words"].astype(jnp.int32), SO_WORDS, dtype)
-        return model.apply(params, bag)
+        return at_least_float32(model.apply(params, bag))
 
     def score(params: Tree, batch: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Logits and true tags (batch, T), and each post's loss (batch,)."""
