@@ -3,10 +3,12 @@
 `benchmarks/bench/layers.py` measures what each special form saves of a round.
 """
 
+from functools import partial
 from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import lax
 from jax.nn.initializers import Initializer, lecun_normal
@@ -212,7 +214,8 @@ class GroupNorm(nnx.Module):
 
     Source: Wu and He, "Group Normalization" (2018). Not `nnx.GroupNorm`: means are taken over space first and channels
     then, which is faster on a CPU; the variance is that of the centred values, without cancellation; and parameters of
-    any floating dtype are taken under strict promotion. Statistics have at least float32.
+    any floating dtype are taken under strict promotion. Statistics have at least float32. There are gradients of every
+    order, but no forward-mode derivatives.
     """
 
     def __init__(self, features: int, groups: int = 2, epsilon: float = 1e-5) -> None:
@@ -224,14 +227,45 @@ class GroupNorm(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """(n, height, width, features) to the same shape and dtype."""
-        wide = jnp.promote_types(x.dtype, jnp.float32)
-        y, scale, bias = (a.astype(wide) for a in (x, self.scale[...], self.bias[...]))
-        y = y - self._mean(y)
-        y = y * (lax.rsqrt(self._mean(y * y) + self.epsilon) * scale) + bias
-        return y.astype(x.dtype)
+        return _normalize(x, self.scale[...], self.bias[...], self.groups, self.epsilon)
 
-    def _mean(self, x: jax.Array) -> jax.Array:
-        """Each group's mean at each of its channels: (n, 1, 1, features)."""
-        n, _, _, features = x.shape
-        means = x.mean(axis=(1, 2)).reshape(n, self.groups, features // self.groups).mean(axis=2)
-        return jnp.repeat(means, features // self.groups, axis=1)[:, None, None, :]
+
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _normalize(x: jax.Array, scale: jax.Array, bias: jax.Array, groups: int, epsilon: float) -> jax.Array:
+    return _normalize_forward(x, scale, bias, groups, epsilon)[0]
+
+
+def _normalize_forward(
+    x: jax.Array, scale: jax.Array, bias: jax.Array, groups: int, epsilon: float
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    wide = np.promote_types(x.dtype, np.float32)
+    y, wide_scale, wide_bias = (a.astype(wide) for a in (x, scale, bias))
+    mean = _group_means(y.mean(axis=(1, 2)), groups)
+    y = y - mean
+    inverse = lax.rsqrt(_group_means((y * y).mean(axis=(1, 2)), groups) + epsilon)
+    return (y * (inverse * wide_scale) + wide_bias).astype(x.dtype), (x, scale, mean, inverse)
+
+
+def _normalize_backward(
+    groups: int, epsilon: float, residuals: tuple[jax.Array, ...], dy: jax.Array
+) -> tuple[jax.Array, ...]:
+    """Two sums over pixels serve all three gradients; JAX's own rule takes them in more passes.
+
+    Forward and backward take 0.84 of the time for 20 × 24 × 24 × 64 numbers on one core, 0.26 for 20 × 1 × 1 × 512.
+    """
+    x, scale, mean, inverse = residuals
+    dy, y, weight = dy.astype(mean.dtype), (x.astype(mean.dtype) - mean) * inverse, scale.astype(mean.dtype)
+    dbias, dscale = dy.sum(axis=(1, 2)), (dy * y).sum(axis=(1, 2))  # of each example
+    share = weight / (x.shape[1] * x.shape[2])
+    dx = inverse * (dy * weight - _group_means(dbias * share, groups) - y * _group_means(dscale * share, groups))
+    return dx.astype(x.dtype), dscale.sum(axis=0).astype(scale.dtype), dbias.sum(axis=0).astype(scale.dtype)
+
+
+_normalize.defvjp(_normalize_forward, _normalize_backward)
+
+
+def _group_means(x: jax.Array, groups: int) -> jax.Array:
+    """Each group's mean of x (n, features) at each of its channels: (n, 1, 1, features)."""
+    n, features = x.shape
+    means = x.reshape(n, groups, features // groups).mean(axis=2)
+    return jnp.repeat(means, features // groups, axis=1)[:, None, None, :]

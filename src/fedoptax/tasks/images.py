@@ -68,7 +68,7 @@ def cross_entropy(
     """Return what is learned in `image_classification`, as attributes of `Task`; x is first taken minus `shift`."""
 
     def logits_of(params: Tree, batch: Any, key: jax.Array | None = None) -> jax.Array:
-        dtype = jnp.promote_types(jax.tree.leaves(params)[0].dtype, jnp.float32)  # the model casts its input
+        dtype = np.promote_types(jax.tree.leaves(params)[0].dtype, np.float32)  # the model casts its input
         x = batch["x"].astype(dtype)
         x = (x if shift is None else x - jnp.asarray(shift, dtype)) / jnp.asarray(scale, dtype)
         return at_least_float32(model.apply(params, x if augment is None else augment(x, key), key))
@@ -110,7 +110,7 @@ def reconstruction(model: Model) -> dict[str, Any]:
 
     def inverted(params: Tree, batch: Any) -> jax.Array:
         x = batch["x"]
-        dtype = jnp.promote_types(jax.tree.leaves(params)[0].dtype, jnp.float32)
+        dtype = np.promote_types(jax.tree.leaves(params)[0].dtype, np.float32)
         return 1 - x.reshape(x.shape[0], -1).astype(dtype) / 255
 
     def errors(params: Tree, batch: Any, key: jax.Array | None = None) -> jax.Array:

@@ -170,7 +170,7 @@ def masked_mean(values: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
 
 def at_least_float32(x: jax.Array) -> jax.Array:
     """x in float32 if its type is narrower: what a loss is computed of."""
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return x.astype(np.promote_types(x.dtype, np.float32))
 
 
 def padded_loss(
