@@ -70,11 +70,13 @@ def quadratic(
     `noise` and `heterogeneity` are ≥ 0: without noise every minibatch gradient is exact, without both all clients have
     one optimum. `condition` is ≥ 1, and `examples` the bᵢⱼ per client.
     """
-    for name, count in (("num_clients", num_clients), ("dimension", dimension), ("examples", examples)):
+    counts = {"num_clients": num_clients, "dimension": dimension, "examples": examples}
+    for name, count in counts.items():
         check_int(name, count)
     check_number("noise", noise, 0.0)
     check_number("heterogeneity", heterogeneity, 0.0)
     check_number("condition", condition, 1.0)
+    numbers = {"noise": noise, "heterogeneity": heterogeneity, "condition": condition}
     rng = np.random.default_rng(seed)
     eigenvalues = np.geomspace(1 / condition, 1, dimension) if dimension > 1 else np.ones(1)
     matrices, pull, clients = [], np.zeros(dimension), []
@@ -106,15 +108,7 @@ def quadratic(
         primary_metric="distance",
         higher_is_better=False,
         description=f"Quadratics of different curvature and centre in {dimension} dimensions, with a known optimum",
-        spec={
-            "num_clients": num_clients,
-            "dimension": dimension,
-            "examples": examples,
-            "noise": noise,
-            "heterogeneity": heterogeneity,
-            "condition": condition,
-            "partition_seed": seed,
-        },
+        spec={**counts, **numbers, "partition_seed": seed},
         label=None,
     )
 
