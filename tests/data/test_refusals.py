@@ -150,7 +150,6 @@ DATA_SETS = [
     (lambda: wikitext.load("nowhere", clients="writers"), UsageError, "clients"),
     (lambda: wikitext.load("nowhere", clients=0), UsageError, "clients"),
     (lambda: wikitext.load("nowhere", length=0), UsageError, "length"),
-    (lambda: wikitext.load("nowhere", part="train"), UsageError, "part"),
 ]
 CUSTOM = [
     (lambda: load_file("nowhere.npz"), UsageError, "nowhere.npz"),

@@ -158,7 +158,6 @@ _WIKITEXT_2 = _each(
     (f"{_GITHUB}pytorch/examples/77f55b912142e11fcfdf5b530231fb9c52f181e8/word_language_model/data/wikitext-2/",),
     {
         "train.txt": "34a77ebe59551b3a3b3d8c0a2797c976",
-        "valid.txt": "d756d22ab2310e7e60c094bea5c5a8eb",
         "test.txt": "781c9418ab9414bd09e4aad825aae752",
     },
 )

@@ -148,17 +148,16 @@ def synthetic(alpha: float = 1.0, beta: float = 1.0, num_clients: int = 30, *, s
         x = batch["x"].astype(params["kernel"].dtype)
         return jax.nn.log_softmax(x @ params["kernel"] + params["bias"])
 
-    def classify(params: Tree, batch: Any) -> tuple[jax.Array, jax.Array]:
-        """Log-probabilities (batch, 10), and the cross-entropy of each example, (batch,)."""
-        log_p = log_probabilities(params, batch)
-        return log_p, -jnp.take_along_axis(log_p, batch["y"][:, None], axis=1)[:, 0]
+    def cross_entropy(log_p: jax.Array, batch: Any) -> jax.Array:
+        return -jnp.take_along_axis(log_p, batch["y"][:, None], axis=1)[:, 0]
 
     def loss(params: Tree, batch: Any, key: jax.Array) -> jax.Array:
-        return masked_mean(classify(params, batch)[1], batch)
+        return masked_mean(cross_entropy(log_probabilities(params, batch), batch), batch)
 
     def metrics(params: Tree, batch: Any) -> dict[str, jax.Array]:
-        log_p, losses = classify(params, batch)
-        return {"accuracy": (jnp.argmax(log_p, axis=-1) == batch["y"]).astype(jnp.float32), "loss": losses}
+        log_p = log_probabilities(params, batch)
+        is_right = jnp.argmax(log_p, axis=-1) == batch["y"]
+        return {"accuracy": is_right.astype(jnp.float32), "loss": cross_entropy(log_p, batch)}
 
     return Task(
         name="synthetic",

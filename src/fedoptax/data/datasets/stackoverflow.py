@@ -173,11 +173,8 @@ def _texts(file: ClientFile, user: str, fields: tuple[str, ...], limit: int | No
 
 def _read_words(path: Path, count: int) -> list[str]:
     """Read the first `count` words of `stackoverflow.word_count`: lines `word count`, the most frequent word first."""
-    words: list[str] = []
     with reading(path, "lines of words and counts"), path.open(encoding="utf-8", newline="\n") as file:
-        for line in islice(file, count):
-            word, _ = line.split()
-            words.append(word)
+        words = [word for word, _ in map(str.split, islice(file, count))]
     return _require_count(path, "words", words, count)
 
 

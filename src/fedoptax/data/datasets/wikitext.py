@@ -16,7 +16,7 @@ from fedoptax.data.datasets.source import Client, Source, cached_groups, write_c
 from fedoptax.data.datasets.tokens import next_token
 from fedoptax.data.files import read_file, require_file
 from fedoptax.data.readers import reading
-from fedoptax.errors import DataError, UsageError, check_choice, check_int
+from fedoptax.errors import DataError, UsageError, check_int
 
 EOS, UNKNOWN = "<eos>", "<unk>"
 
@@ -24,10 +24,8 @@ _MAX_VOCABULARY = 2**16  # so that every id fits in uint16
 _VERSION = 1  # of the cached arrays
 
 
-def load(
-    data_dir: str | Path | None = None, clients: str | int = "articles", length: int = 35, part: str = "test"
-) -> Source:
-    """Read `wikitext-2/train.txt` and `test.txt` or `valid.txt`, also as `wiki.*.tokens`.
+def load(data_dir: str | Path | None = None, clients: str | int = "articles", length: int = 35) -> Source:
+    """Read `wikitext-2/train.txt` and `test.txt`, also as `wiki.*.tokens`.
 
     A client's tokens are cut into windows of `length` inputs without overlap; the target of an input is the token after
     it. What is left at the end, up to `length` tokens, is dropped, so that every target counts the same and no id is
@@ -37,7 +35,6 @@ def load(
       clients: `"articles"` (600 to train, 60 others to test), or the number of contiguous parts of the training text
         whose lengths differ by one token at most. (FAFED: 16 clients.)
       length: of a window, in tokens.
-      part: `"test"`, or `"valid"` to choose hyper-parameters by.
 
     Returns:
       x and y uint16 of shape (n, length); test groups are articles, from N on; an article with no window is no client.
@@ -47,8 +44,7 @@ def load(
     if clients != "articles":
         check_int("clients", clients)
     check_int("length", length)
-    check_choice("part", part, ("test", "valid"))
-    paths = [require_file(data_dir, "wikitext-2", f"{name}.txt", f"wiki.{name}.tokens") for name in ("train", part)]
+    paths = [require_file(data_dir, "wikitext-2", f"{name}.txt", f"wiki.{name}.tokens") for name in ("train", "test")]
 
     def build(writer: ArrayWriter) -> None:
         ids: dict[str, int] = {}
@@ -83,11 +79,8 @@ def _articles(path: Path, ids: dict[str, int], grow: bool) -> list[np.ndarray]:
     with reading(path, "text in UTF-8"):
         text = read_file(path).decode()
     lines = [line.split() for line in text.removesuffix("\n").split("\n")]
-    starts = [
-        i
-        for i, line in enumerate(lines)
-        if _is_title(line) and not (i and lines[i - 1]) and not (i + 1 < len(lines) and lines[i + 1])
-    ]
+    around = [[], *lines, []]
+    starts = [i for i, line in enumerate(lines) if _is_title(line) and not around[i] and not around[i + 2]]
     if not starts:
         raise DataError(f"{path} holds no article: no line ' = Title = ' between empty lines")
     edges = [0, *starts[1:], len(lines)]
@@ -106,11 +99,11 @@ def _numbered(path: Path, lines: list[list[str]], ids: dict[str, int], grow: boo
         if len(ids) > _MAX_VOCABULARY:
             raise DataError(f"{path} must hold at most {_MAX_VOCABULARY} different words, got {len(ids)}")
     unknown = ids.get(UNKNOWN)
-    found = [ids.get(word, unknown) for word in tokens]
-    if None in found:
-        word = tokens[found.index(None)]
+    numbers = [ids.get(word, unknown) for word in tokens]
+    if None in numbers:
+        word = tokens[numbers.index(None)]
         raise DataError(f"{path}: {word[:80]!r} is not in the training text, nor is '{UNKNOWN}'")
-    return np.array(found, np.uint16)
+    return np.array(numbers, np.uint16)
 
 
 def _parts(articles: list[np.ndarray], clients: int) -> list[np.ndarray]:
