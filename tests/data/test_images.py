@@ -166,8 +166,7 @@ def write_femnist(root, train=IMAGES, test=TESTED):
 
 @pytest.mark.parametrize(("make", "names"), [(write_emnist, ["a", "b"]), (write_femnist, ["b", "a"])])
 def test_emnist_in_both_formats(tmp_path, make, names):
-    source = emnist.load(make(tmp_path))
-    assert list(source.client_names) == names  # TensorFlow Federated's are sorted, LEAF's in the order of the files
+    source = emnist.load(make(tmp_path))  # TensorFlow Federated's writers are sorted, LEAF's in the files' order
     for part, users, groups in ((source.train, IMAGES, source.train_groups), (source.test, TESTED, source.test_groups)):
         for code, name in enumerate(names):
             np.testing.assert_array_equal(part["x"][groups == code], users[name][0].reshape(-1, 28, 28, 1))
@@ -178,15 +177,8 @@ def test_emnist_in_both_formats(tmp_path, make, names):
 
 def test_tensorflow_federateds_files_are_preferred_to_leafs(tmp_path):
     write_femnist(write_emnist(tmp_path))
-    assert list(emnist.load(tmp_path).client_names) == ["a", "b"]
-
-
-def test_unseen_writers_come_after_those_that_train(tmp_path):
-    write_leaf(write_femnist(tmp_path) / "femnist" / "test_unseen" / "1.json", {"new": (pixels(5, 2, (784,)), [3, 4])})
-    source = emnist.load_leaf(tmp_path, unseen=True)
-    assert list(source.client_names) == ["b", "a", "new"]
-    np.testing.assert_array_equal(source.test_groups, [0, 1, 2, 2])
-    assert len(emnist.load_leaf(tmp_path).test["y"]) == 2
+    assert len(emnist.load(tmp_path).train["x"]) == len(emnist.load_tff(tmp_path).train["x"])
+    np.testing.assert_array_equal(emnist.load(tmp_path).train["x"], emnist.load_tff(tmp_path).train["x"])
 
 
 ONE = pixels(0, 1, (784,))
@@ -247,7 +239,6 @@ def test_leaf_json_may_be_anything(tmp_path):
 
 
 @pytest.mark.long
-def test_the_real_femnist_has_unseen_writers():
-    source = emnist.load_leaf(real_data("femnist"), unseen=True)
-    known = source.test_groups < 396
-    assert (len(source.client_names), known.sum(), (~known).sum()) == (710, 6_254, 9_259)
+def test_the_real_femnist_has_its_writers():
+    source = emnist.load_leaf(real_data("femnist"))
+    assert (source.train_groups.max() + 1, len(source.test["y"])) == (396, 6_254)

@@ -14,7 +14,7 @@ from fedoptax.cli.main import main
 from fedoptax.experiments.build import build
 from fedoptax.experiments.presets import PAPERS, PRESETS, find_preset, find_setting
 from fedoptax.tasks import TASKS
-from fedoptax.tasks.recipe import PARTITION_OPTIONS, TaskOptions, check_options
+from fedoptax.tasks.recipe import PARTITION_OPTIONS, TaskOptions
 
 DATA = Path(os.environ.get("FEDOPTAX_DATA") or Path(__file__).parents[3] / "shared" / "data")
 ALL = [(task, name) for task, settings in PAPERS.items() for name in settings]
@@ -65,7 +65,7 @@ def test_batch_rounds_and_cohort_are_the_published_ones(task: str) -> None:
 def test_every_setting_fits_its_task_and_builds_its_algorithms(task: str, name: str) -> None:
     setting = find_setting(task, f"paper:{name}")
     recipe = fx.tasks.recipe_of(task)
-    check_options(task, recipe, TaskOptions(**setting.task))
+    recipe.check(task, TaskOptions(**setting.task))
     partition = setting.task.get("partition", recipe.partitions[0])
     assert set(setting.task) - {"partition", "model", "devices", "num_clients"} <= set(PARTITION_OPTIONS[partition])
     for algorithm, hyperparameters in setting.hyperparameters.items():

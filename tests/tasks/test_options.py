@@ -14,7 +14,7 @@ from fedoptax.tasks.recipe import PARTITION_OPTIONS, TASK_OPTIONS
 
 
 def test_each_task_lists_the_options_it_takes_with_their_types() -> None:
-    for_all = {"compute_dtype": str, "validation_fraction": float}
+    for_all = {"compute_dtype": str, "metrics": str, "validation_fraction": float}
     assert TASKS["counterexample"].option_types() == for_all
     assert {"model": str, "lora": int, "base": str}.items() <= TASKS["digits"].option_types().items()
     assert TASKS["synthetic"].option_types() == {
@@ -41,13 +41,13 @@ def test_recipes_are_complete(name: str) -> None:
 @pytest.mark.parametrize("option", ["beta", "augment", "client_column"])
 def test_options_of_other_tasks_are_refused(option: str) -> None:
     value = 1.0 if TASK_OPTIONS[option] is float else "crop"
-    with pytest.raises(fx.UsageError, match=f"^{option} must not be given for task 'digits'"):
+    with pytest.raises(fx.UsageError, match=f"^{option} does not apply to task 'digits'"):
         fx.load_task("digits", **{option: value})
 
 
 @pytest.mark.parametrize("option", ["alpha", "shards", "similarity", "sigma", "classes"])
 def test_options_of_other_partitions_are_refused(option: str) -> None:
-    with pytest.raises(fx.UsageError, match=f"^{option} must not be given for partition 'iid'"):
+    with pytest.raises(fx.UsageError, match=f"^{option} does not apply to partition 'iid'"):
         fx.load_task("digits", partition="iid", **{option: 2})
 
 

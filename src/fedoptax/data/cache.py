@@ -7,7 +7,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -118,9 +118,11 @@ def write_arrays(folder: Path, build: Callable[[ArrayWriter], None], keep: bool 
         except OSError:
             if not folder.exists():
                 raise
-            if not (keep and _is_readable(folder)):
-                os.replace(folder, old)
-                os.replace(temporary, folder)
+            with suppress(DataError):
+                if keep and open_arrays(folder):
+                    return
+            os.replace(folder, old)
+            os.replace(temporary, folder)
     except OSError as error:
         raise DataError(f"'{folder}' cannot be written: {error.strerror or error}") from None
     finally:
@@ -141,10 +143,3 @@ def open_arrays(folder: Path) -> Arrays:
     if not arrays:
         raise DataError(f"'{folder}' holds no arrays")
     return arrays
-
-
-def _is_readable(folder: Path) -> bool:
-    try:
-        return bool(open_arrays(folder))
-    except DataError:
-        return False

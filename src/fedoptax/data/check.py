@@ -21,7 +21,7 @@ READ = "(read)"
 
 
 class Row(NamedTuple):
-    """What was found out about one file, or about the whole data set.
+    """The state of one file, or of the whole data set.
 
     Attributes:
       file: below the data set's folder; or `READ`.
@@ -38,22 +38,22 @@ class Row(NamedTuple):
 def file_row(folder: Path, file: File) -> Row:
     """Compare a file of a data set, plain or compressed as the readers take it, with its published hash."""
     path = folder / file.path
-    found = find_file(path)
-    if found is None and path.suffix == ".gz" and path.with_suffix("").is_file():
+    stored = find_file(path)
+    if stored is None and path.suffix == ".gz" and path.with_suffix("").is_file():
         return Row(file.path, "unverified", "unpacked; the published hash is that of the packed file")
-    if found is None:
+    if stored is None:
         return Row(file.path, "missing", "")
     if file.hash is None:
         return Row(file.path, "unverified", "no hash of it is published")
     kind, _, expected = file.hash.partition(":")
     try:
-        given = hashlib.new(kind, path.read_bytes() if found == path else read_file(found)).hexdigest()
+        digest = hashlib.new(kind, path.read_bytes() if stored == path else read_file(stored)).hexdigest()
     except (DataError, OSError) as error:
         return Row(file.path, "broken", str(error))
-    packed = "" if found == path else f"packed as {found.name}; "
-    if given == expected:
+    packed = "" if stored == path else f"packed as {stored.name}; "
+    if digest == expected:
         return Row(file.path, "ok", f"{packed}{kind.upper()} as published")
-    return Row(file.path, "differs", f"{packed}{kind.upper()} {given}; {expected} was published")
+    return Row(file.path, "differs", f"{packed}{kind.upper()} {digest}; {expected} was published")
 
 
 def has_files(folder: Path, files: Iterable[File]) -> bool:
@@ -103,17 +103,15 @@ def _read(name: str, data_dir: str | Path | None) -> Row:
 
 
 def _count(name: str, data_dir: str | Path | None) -> dict[str, int]:
-    counts: dict[str, int] = {}
     if name == "stackoverflow":  # only its users: to read 150 million sentences takes hours
-        for part in ("train", "test"):
-            with open_clients(require_file(data_dir, "stackoverflow", f"stackoverflow_{part}.h5")) as file:
-                counts[f"{part}_clients"] = len(file.names)
-        return counts
+        paths = [require_file(data_dir, name, f"stackoverflow_{split}.h5") for split in ("train", "test")]
+        with open_clients(paths[0]) as train, open_clients(paths[1]) as test:
+            return {"train_clients": len(train.names), "test_clients": len(test.names)}
     source = _LOADERS[name](data_dir)
     groups = {"train": source.train_groups, "test": source.test_groups}
-    counts = {"train_examples": len(source.train["y"]), "test_examples": len(source.test["y"])}
-    counts |= {f"{part}_clients": len(np.unique(ids)) for part, ids in groups.items() if ids is not None}
-    return counts | (source.counts or {})
+    clients = {f"{split}_clients": len(np.unique(ids)) for split, ids in groups.items() if ids is not None}
+    examples = {"train_examples": len(source.train["y"]), "test_examples": len(source.test["y"])}
+    return examples | clients | (source.counts or {})
 
 
 _LOADERS: Mapping[str, Load] = {

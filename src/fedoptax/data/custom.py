@@ -8,7 +8,7 @@ text; float64 becomes float32, whole numbers fit int32, and examples of one numb
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from fedoptax.data import readers
 from fedoptax.data.datasets.source import Source, holdout
-from fedoptax.errors import DataError, UsageError, check_number, shorten
+from fedoptax.errors import DataError, UsageError, check_number, check_type, shorten
 
 _FORMATS = ".npz, .csv, .tsv, .parquet, or a folder of images (client/class/image)"
 _TIME = re.compile(r"(timestamp|date|time|duration)(32|64)?\[")  # in the name of an Arrow type
@@ -32,7 +32,7 @@ class _Part(NamedTuple):
 
     x: np.ndarray
     y: list[str]
-    client: list[str] | None
+    client: list[str] | None = None
 
 
 def load_file(
@@ -41,6 +41,7 @@ def load_file(
     client: str | None = None,
     label: str | None = None,
     features: str | Sequence[str] | None = None,
+    drop: Sequence[str] | None = None,
     split: str | None = None,
     test_fraction: float | None = None,
     image_size: readers.Size | None = None,
@@ -57,7 +58,8 @@ def load_file(
         followed. Images have 8 bits per channel and one page.
       client: the array or column of the client ids; None takes `client` if it is there, else there are no clients.
       label: the array or column of the labels; None takes `y` of an archive, `label` of a table.
-      features: the array of the examples, None for `x`; or the columns of a table, None for all others.
+      features: the array of the examples, None for `x`; or the columns of a table, None for all others but `drop`.
+      drop: columns of a table that are not used.
       split: a column of a table that says `train` or `test` in every row; None if all rows are training examples.
       test_fraction: of every client's examples, to hold out if there is no test part; 0 for none, None for 0.2.
       image_size: the height and width to resize images to, one number for a square; None if all are of one size.
@@ -70,17 +72,16 @@ def load_file(
       DataError: the file is broken or lacks something; the message names the column and row.
     """
     texts = {"client": client, "label": label, "split": split, "separator": separator, "decimal": decimal}
-    if wrong := [name for name, value in texts.items() if not isinstance(value, str | None)]:
-        raise UsageError(f"{wrong[0]} must be text, got {texts[wrong[0]]!r}")
-    if not isinstance(path, str | os.PathLike):
-        raise UsageError(f"path must be {_FORMATS}, got {path!r}")
+    for name, value in texts.items():
+        check_type(name, value, str | None)
+    check_type("path", path, str | os.PathLike)
     path = Path(path)
     if test_fraction is not None:
         check_number("test_fraction", test_fraction, 0, 1)
     check_path(path)
     read: Callable[..., Source] = _load_images if path.is_dir() else _READERS[path.suffix.lower()]
-    given = {**texts, "features": features, "image_size": image_size}
-    options = {name: value for name, value in given.items() if value is not None}
+    options = {**texts, "features": features, "drop": drop, "image_size": image_size}
+    options = {name: value for name, value in options.items() if value is not None}
     if others := options.keys() - inspect.signature(read).parameters:
         raise UsageError(f"{min(others)} does not apply to '{path}', got {options[min(others)]!r}")
     source = read(path, **options)
@@ -140,20 +141,19 @@ def from_dataset(
     parts: list[_Part] = []
     class_names = None
     for split, ids in (("train", client), ("test", test_client)):
-        part = splits.get(split)
-        if part is None:
+        data, where = splits.get(split), f"dataset: {split}"
+        if data is None:
             continue
-        if not (hasattr(part, "__len__") and hasattr(part, "__getitem__")):
-            raise UsageError(f"dataset must be a data set with a length and items, got {type(part).__name__}")
-        if split == "test" and len(part) == 0:
+        if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+            raise UsageError(f"dataset must be a data set with a length and items, got {type(data).__name__}")
+        if split == "test" and len(data) == 0:
             continue
-        is_table = hasattr(part, "features") and hasattr(part, "column_names")
+        is_table = hasattr(data, "features") and hasattr(data, "column_names")
         name, value = ("test_client", test_client) if is_table else ("x", x)
         if value is not None:
-            raise UsageError(f"{name} does not apply to a {type(part).__name__}, got {value!r}")
-        where = f"dataset: {split}"
-        values, y, owners = _read_columns(where, part, x, label, client) if is_table else _read_items(where, part, ids)
-        parts.append(_Part(_as_examples(where, values, image_size, channels_first), y, owners))
+            raise UsageError(f"{name} does not apply to a {type(data).__name__}, got {value!r}")
+        values, *names = _read_columns(where, data, x, label, client) if is_table else _read_items(where, data, ids)
+        parts.append(_Part(_as_examples(where, values, image_size, channels_first), *names))
         if is_table:
             class_names = getattr(splits["train"].features[label], "names", None)
     return _build("dataset", *parts, class_names=class_names)
@@ -165,16 +165,11 @@ def _load_arrays(path: Path, features: str = "x", label: str = "y", client: str 
         names = [name for name in (features, label, client) if name is not None]
         ends = ("", "_test") if any(f"{name}_test" in archive for name in names) else ("",)
         readers.check_columns(path, archive.files, [f"{name}{end}" for end in ends for name in names])
-        arrays = {name + end: archive[name + end] for end in ends for name in names}
-    train, *test = [
-        _Part(
-            readers.as_numbers(f"{path}: '{features}{end}'", arrays[features + end]),
-            _as_names(f"{path}: '{label}{end}'", arrays[label + end]),
-            None if client is None else _as_names(f"{path}: '{client}{end}'", arrays[client + end]),
-        )
-        for end in ends
+        columns = [[(f"{path}: '{name}{end}'", archive[f"{name}{end}"]) for name in names] for end in ends]
+    parts = [
+        _Part(readers.as_numbers(*x), _as_names(*y), *(_as_names(*ids) for ids in rest)) for x, y, *rest in columns
     ]
-    return _build(str(path), train, *test)
+    return _build(str(path), *parts)
 
 
 def _load_table(
@@ -182,6 +177,7 @@ def _load_table(
     label: str = "label",
     client: str | None = None,
     features: str | Sequence[str] | None = None,
+    drop: Sequence[str] = (),
     split: str | None = None,
     separator: str | None = None,
     decimal: str | None = None,
@@ -190,19 +186,19 @@ def _load_table(
     frame = readers.read_frame(path, texts, separator=separator, decimal=decimal)
     client = "client" if client is None and "client" in frame.columns else client
     texts = [name for name in (label, client, split) if name is not None]
-    others = [name for name in frame.columns if name not in texts]
+    others = [name for name in frame.columns if name not in (*texts, *drop)]
     columns = others if features is None else [features] if isinstance(features, str) else list(features)
-    readers.check_columns(path, frame.columns, [*texts, *columns])
+    readers.check_columns(path, frame.columns, [*texts, *columns, *drop])
     if not columns:
         raise DataError(f"{path} has no columns of features besides {', '.join(texts)}")
     x = readers.read_features(path, frame, columns)
     names = {name: np.array(_as_names(f"{path}: column {name!r}", frame[name].tolist()), object) for name in texts}
-    parts = names[split] if split else np.full(len(frame), "train", object)
-    if wrong := set(parts) - {"train", "test"}:
+    splits = names[split] if split else np.full(len(frame), "train", object)
+    if wrong := set(splits) - {"train", "test"}:
         raise DataError(f"{path}: column {split!r} must say 'train' or 'test', got {min(wrong)!r}")
     train, test = (
-        _Part(x[rows], names[label][rows].tolist(), names[client][rows].tolist() if client else None)
-        for rows in (parts == "train", parts == "test")
+        _Part(x[rows], *(names[name][rows].tolist() for name in (label, client) if name))
+        for rows in (splits == "train", splits == "test")
     )
     return _build(str(path), train, test)._replace(columns=tuple(columns))
 
@@ -223,14 +219,11 @@ def _load_images(root: Path, image_size: readers.Size | None = None) -> Source:
     return _build(str(root), train, *test)
 
 
-def _read_columns(
-    where: str, part: Any, x: str | Sequence[str] | None, label: str, client: Any
-) -> tuple[Any, list[str], list[str] | None]:
-    """Read examples, labels and clients of a Hugging Face data set, as it is formatted."""
+def _read_columns(where: str, part: Any, x: str | Sequence[str] | None, label: str, client: Any) -> tuple[Any, ...]:
+    """Read examples, labels and, if there are any, clients of a Hugging Face data set, as it is formatted."""
     if part.format["type"] == "custom":
         raise UsageError(f"{where} has a transform, which is not applied here: apply it with map()")
-    if not isinstance(client, str | None):
-        raise UsageError(f"client must be the name of a column of a {type(part).__name__}, got {client!r}")
+    check_type("client", client, str | None)
     client = "client" if client is None and "client" in part.column_names else client
     texts = [name for name in (label, client) if name]
     shown = part.column_names if part.format["output_all_columns"] else part.format["columns"]
@@ -240,44 +233,45 @@ def _read_columns(
         raise DataError(f"{where} must hold examples besides the labels and the clients")
     rows = part.select_columns(columns)
     values: Any
-    if images := [name for name in columns if type(part.features[name]).__name__ == "Image"]:
+    if any(type(part.features[name]).__name__ == "Image" for name in columns):
         if len(columns) > 1:
             raise DataError(f"x must name the column of the images, got the columns {', '.join(columns)}")
-        if (kind := part.features[images[0]]).mode is None:  # as files, whose pages and bits can be seen
-            rows = rows.cast_column(images[0], type(kind)(decode=False))
-        values = [row[images[0]] for row in rows.with_format(None)]
+        if (kind := part.features[columns[0]]).mode is None:  # as files, whose pages and bits can be seen
+            rows = rows.cast_column(columns[0], type(kind)(decode=False))
+        values = [row[columns[0]] for row in rows.with_format(None)]
         values = [(v["bytes"] or Path(v["path"])) if isinstance(v, dict) else v for v in values]
     else:
         if times := [n for n in columns if _TIME.search(str(part.features.arrow_schema.field(n).type))]:
             raise DataError(f"{where}, column {times[0]!r} must hold numbers, got times")  # durations become whole ones
         arrays = rows.with_format("numpy")[:]
-        found = [readers.as_numbers(f"{where}, column '{name}'", arrays[name]) for name in columns]
-        if len(found) > 1 and any(array.shape[1:] != (1,) for array in found):
+        numbers = [readers.as_numbers(f"{where}, column '{name}'", arrays[name]) for name in columns]
+        if len(numbers) > 1 and any(array.shape[1:] != (1,) for array in numbers):
             raise DataError(f"x must name several columns only of one number each, got {', '.join(columns)}")
-        values = found[0] if len(found) == 1 else np.concatenate([a.astype(np.float32) for a in found], axis=1)
-    columns_of_texts = part.select_columns(texts).with_format(None)[:]
-
-    def names_of(name: str) -> list[str]:
-        known, values = getattr(part.features[name], "names", None), columns_of_texts[name]
-        if known is not None:
-            values = [None if value is None or value < 0 else known[value] for value in values]
-        return _as_names(f"{where}, column '{name}'", values)
-
-    return values, names_of(label), names_of(client) if client else None
+        values = numbers[0] if len(numbers) == 1 else np.concatenate([a.astype(np.float32) for a in numbers], axis=1)
+    names, stored = [], part.select_columns(texts).with_format(None)[:]
+    for name in texts:
+        codes = stored[name]
+        if (classes := getattr(part.features[name], "names", None)) is not None:
+            codes = [None if code is None or code < 0 else classes[code] for code in codes]
+        names.append(_as_names(f"{where}, column '{name}'", codes))
+    return values, *names
 
 
-def _read_items(where: str, part: Any, client: ClientOf | None) -> tuple[list[Any], list[str], list[str] | None]:
-    """Read the items (x, y) of a PyTorch data set, and the client of each."""
+def _read_items(where: str, part: Any, client: ClientOf | None) -> tuple[Any, ...]:
+    """Read the items (x, y) of a PyTorch data set, and the client of each, if clients are named."""
     with readers.reading(where, "pairs (x, y)"):
         items = [part[i] for i in range(len(part))]
-    with readers.reading("client", "a function of an item's index"):
-        ids = np.asarray([client(i) for i in range(len(items))] if callable(client) else client)
     if not items or not all(isinstance(item, tuple | list) and len(item) == 2 for item in items):
         raise DataError(f"{where} must hold pairs (x, y), and at least one")
-    if client is not None and ids.shape != (len(items),):
-        raise UsageError(f"client must be one id for each of the {len(items)} items, got shape {ids.shape}")
-    names = None if client is None else _as_names(f"{where}: client", ids)
-    return [item[0] for item in items], _as_names(f"{where}: y", [item[1] for item in items]), names
+    values, labels = zip(*items)
+    names = [_as_names(f"{where}: y", labels)]
+    if client is not None:
+        with readers.reading("client", "a function of an item's index"):
+            ids = np.asarray([client(i) for i in range(len(items))] if callable(client) else client)
+        if ids.shape != (len(items),):
+            raise UsageError(f"client must be one id for each of the {len(items)} items, got shape {ids.shape}")
+        names.append(_as_names(f"{where}: client", ids))
+    return values, *names
 
 
 def _as_examples(where: str, values: Any, image_size: readers.Size | None, channels_first: bool) -> np.ndarray:
@@ -300,10 +294,9 @@ def _as_examples(where: str, values: Any, image_size: readers.Size | None, chann
 def _as_names(where: str, values: Any) -> list[str]:
     """Return labels or client ids, whole numbers or text, as text."""
     names = []
-    is_time = isinstance(values, np.ndarray) and values.dtype.kind in "mM"  # of which tolist() makes whole numbers
-    for row, value in enumerate(values.tolist() if isinstance(values, np.ndarray) and not is_time else values):
-        is_scalar = getattr(value, "ndim", None) == 0 and not isinstance(value, np.datetime64 | np.timedelta64)
-        name = value.item() if is_scalar else value
+    for row, value in enumerate(values):
+        is_time = isinstance(value, np.datetime64 | np.timedelta64)  # of which item() may make a whole number
+        name = value.item() if getattr(value, "ndim", None) == 0 and not is_time else value
         name = name.decode("utf-8", "replace") if isinstance(name, bytes) else name
         if not isinstance(name, str | int) or name == "":
             raise DataError(f"{where}, row {row + 1}: a whole number or text is needed, got {shorten(repr(name), 40)}")
@@ -323,29 +316,26 @@ def _build(where: str, train: _Part, test: _Part | None = None, *, class_names: 
         lengths = [len(column) for column in part if column is not None]
         if len(set(lengths)) > 1:
             raise DataError(f"{where}: examples, labels and clients must be as many, got {lengths}")
-    classes = list(class_names) if class_names is not None else _ordered([*train.y, *test.y])
-    if other := {*train.y, *test.y}.difference(classes):
+    labels = {*train.y, *test.y}
+    by_value = all(map(_WHOLE.fullmatch, labels))
+    classes = sorted(labels, key=int if by_value else str) if class_names is None else list(class_names)
+    if other := labels.difference(classes):
         raise DataError(f"{where}: class {min(other)!r} is not one of the {len(classes)} that the training part states")
     code = {name: i for i, name in enumerate(classes)}
-    train_groups = test_groups = None
+    groups: list[Any] = [None, None]
     if train.client is not None and test.client is not None:
         ids = [*train.client, *test.client]
-        groups = np.array(ids, np.int64) if all(map(_WHOLE.fullmatch, ids)) else np.array(ids)
-        train_groups, test_groups = np.split(groups, [len(train.client)])
+        is_whole = all(map(_WHOLE.fullmatch, ids))
+        groups = np.split(np.array(ids, np.int64 if is_whole else None), [len(train.client)])
     return Source(
         train={"x": train.x, "y": np.array([code[name] for name in train.y], np.int32)},
         test={"x": test.x, "y": np.array([code[name] for name in test.y], np.int32)},
         num_classes=len(classes),
         input_shape=train.x.shape[1:],
-        train_groups=train_groups,
-        test_groups=test_groups,
+        train_groups=groups[0],
+        test_groups=groups[1],
         class_names=tuple(classes),
     )
-
-
-def _ordered(names: Iterable[str]) -> list[str]:
-    different = set(names)
-    return sorted(different, key=int if all(map(_WHOLE.fullmatch, different)) else str)
 
 
 _READERS: dict[str, Callable[..., Source]] = {".npz": _load_arrays, **dict.fromkeys(readers.TABLES, _load_table)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedoptax.data.cache import ArrayWriter, open_arrays, write_arrays
-from fedoptax.errors import DataError, shorten
+from fedoptax.errors import DataError, check_type, shorten
 
 _FIELD, _OFFSETS = "field-", "offsets"  # names of the arrays on disk
 _CHECKED_ROWS = 4096  # checked at once, so that a check takes little memory
+_NO_CLIENTS = "clients must be at least one, got none"
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,12 +37,9 @@ class FederatedData:
         Raises:
           DataError: no clients, an empty client, fields, shapes or dtypes that differ, or NaN or infinity in the data.
         """
-        rows: list[dict[str, np.ndarray]] = []
-        for i, client in enumerate(as_sequence("clients", clients)):
-            rows.append(as_fields(f"client {i}", client, rows[0] if rows else None))
-        sizes = [_length(row) for row in rows]
-        examples = {name: np.concatenate([row[name] for row in rows]) for name in (rows or [{}])[0]}
-        return cls(examples, np.concatenate([[0], np.cumsum(sizes)]))
+        rows = list(_fields_of_clients(clients))
+        examples = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+        return cls(examples, np.cumsum([0, *map(_length, rows)]))
 
     @classmethod
     def from_parts(cls, examples: Mapping[str, np.ndarray], parts: Sequence[ArrayLike]) -> FederatedData:
@@ -53,8 +51,7 @@ class FederatedData:
         fields = as_fields("examples", examples)
         rows = as_parts("parts", parts, _length(fields))
         order = np.concatenate([np.empty(0, np.int64), *rows])
-        offsets = np.concatenate([[0], np.cumsum([len(part) for part in rows])])
-        return cls({name: array[order] for name, array in fields.items()}, offsets)
+        return cls({name: array[order] for name, array in fields.items()}, np.cumsum([0, *map(len, rows)]))
 
     @classmethod
     def from_groups(cls, examples: dict[str, np.ndarray], groups: ArrayLike) -> FederatedData:
@@ -82,17 +79,12 @@ class FederatedData:
         """
 
         def build(writer: ArrayWriter) -> None:
-            sizes: list[int] = []
-            first: dict[str, np.ndarray] | None = None
-            for i, client in enumerate(as_sequence("clients", clients)):
-                rows = as_fields(f"client {i}", client, first)
-                first = first or {name: value[:1] for name, value in rows.items()}
-                sizes.append(_length(rows))
-                for name, value in rows.items():
-                    writer.append(_FIELD + name, value)
-            if not sizes:
-                raise DataError("clients must be at least one, got none")
-            writer.append(_OFFSETS, np.concatenate([[0], np.cumsum(sizes)]))
+            sizes = [0]
+            for fields in _fields_of_clients(clients):
+                sizes.append(_length(fields))
+                for name, array in fields.items():
+                    writer.append(_FIELD + name, array)
+            writer.append(_OFFSETS, np.cumsum(sizes))
 
         write_arrays(Path(folder), build)
 
@@ -113,7 +105,7 @@ class FederatedData:
         offsets = np.asarray(self.offsets, np.int64)
         sizes = np.diff(offsets)
         if not len(sizes):
-            raise DataError("clients must be at least one, got none")
+            raise DataError(_NO_CLIENTS)
         if np.any(sizes < 1):
             raise DataError(f"client {np.argmax(sizes < 1)} holds no examples; every client needs at least one")
         examples = as_fields("examples", self.examples)
@@ -152,15 +144,14 @@ class FederatedData:
         """Check examples to evaluate on, `{field: array (n, …)}`, and their clients, (n,); each may be None.
 
         Raises:
-          DataError: they are no such arrays, or a field has another shape than for the clients who train.
+          DataError: they are no such arrays, or a field has another number of axes than for the clients who train.
         """
         if examples is None:
             return
         fields = as_fields(name, examples)
         for field, array in fields.items():
-            shapes = [list(a.shape[1:]) for a in (self.examples.get(field, array), array)]
-            if shapes[0] != shapes[1]:
-                raise DataError(f"{name}: field '{field}' must have the clients' shape {shapes[0]}, got {shapes[1]}")
+            if array.ndim != (axes := self.examples.get(field, array).ndim):
+                raise DataError(f"{name}: field '{field}' must have {axes} axes as the clients' has, got {array.shape}")
         n, numbers = _length(fields), None if owners is None else np.asarray(owners)
         if numbers is not None and (numbers.shape != (n,) or numbers.dtype.kind not in "iu" or numbers.min() < 0):
             kind = f"{numbers.dtype}{list(numbers.shape)}"
@@ -171,21 +162,15 @@ class FederatedData:
         return {name: array[self.offsets[i] : self.offsets[i + 1]] for name, array in self.examples.items()}
 
 
-def as_sequence(name: str, values: Any) -> Iterable[Any]:
-    """Return an argument that must be a sequence, as it is."""
-    if not isinstance(values, Iterable):
-        raise DataError(f"{name} must be a sequence with one item per client, got {shorten(repr(values), 80)}")
-    return values
-
-
 def as_parts(name: str, parts: Any, total: int | None = None) -> list[np.ndarray]:
     """Return the parts of a partition of `total` examples as int64 row numbers; a mask (total,) says them too.
 
     Raises:
       DataError: a part is neither, or holds rows out of range.
     """
+    check_type(name, parts, Iterable)
     arrays = []
-    for i, part in enumerate(as_sequence(name, parts)):
+    for i, part in enumerate(parts):
         rows = np.asarray(part)
         if rows.dtype == bool and rows.ndim == 1 and total in (len(rows), None):
             rows = np.flatnonzero(rows)
@@ -198,55 +183,58 @@ def as_parts(name: str, parts: Any, total: int | None = None) -> list[np.ndarray
     return arrays
 
 
-def as_fields(where: str, examples: Any, first: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
+def as_fields(where: str, examples: Any) -> dict[str, np.ndarray]:
     """Return the examples of a client or an argument `where` as arrays, `{field: array (n, …)}`.
 
     Raises:
-      DataError: they are no such arrays of n ≥ 1 finite numbers; their fields, shapes or types differ from those of
-        the `first` client; or a field is called `mask`, which tells examples from padding in a batch.
+      DataError: they are no such arrays of n ≥ 1 finite numbers; or a field is called `mask`, which tells examples from
+        padding in a batch.
     """
     if not isinstance(examples, Mapping) or not examples:
         raise DataError(f"{where} must be a mapping {{field: array (n, …)}}, got {shorten(repr(examples), 80)}")
     fields: dict[str, np.ndarray] = {}
     for name, value in examples.items():
+        field = f"{where}: field '{name}'"
+        if name == "mask":
+            raise DataError(f"{field} must have another name: batches tell examples from padding by it")
         try:
             array = fields[name] = np.asanyarray(value)
         except (TypeError, ValueError, RuntimeError) as error:  # rows of unequal length, a tensor with a gradient
-            raise DataError(f"{where}: field '{name}' must be an array: {shorten(error)}") from error
-        if name == "mask":
-            raise DataError(f"{where}: field 'mask' must have another name: batches tell examples from padding by it")
-        if array.dtype.kind not in "biu" and not _is_real(array.dtype):
-            raise DataError(f"{where}: field '{name}' must hold numbers or booleans, got {array.dtype}")
-    lengths = {name: array.shape[0] if array.ndim else 0 for name, array in fields.items()}
+            raise DataError(f"{field} must be an array: {shorten(error)}") from error
+        # of kind V are bfloat16 and other floats that NumPy does not know
+        is_real = array.dtype.kind in "fc" or array.dtype.name.startswith(("bfloat", "float"))
+        if not is_real and array.dtype.kind not in "biu":
+            raise DataError(f"{field} must hold numbers or booleans, got {array.dtype}")
+        if is_real and (row := _first_not_finite(array)) is not None:
+            raise DataError(f"{field}, row {row + 1}: holds NaN or infinity")
+    lengths = {name: len(array) if array.ndim else 0 for name, array in fields.items()}
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
         raise DataError(f"{where}: fields must be of one length, and hold at least one example, got {lengths}")
-    for name, array in fields.items():
-        if (row := _first_not_finite(array)) is not None:
-            raise DataError(f"{where}: field '{name}', row {row + 1}: holds NaN or infinity")
-    if first is None:
-        return fields
-    if fields.keys() != first.keys():
-        raise DataError(f"{where}: fields must be {sorted(first)} as for client 0, got {sorted(fields)}")
-    for name, array in fields.items():
-        forms = [f"{a.dtype}{list(a.shape[1:])}" for a in (first[name], array)]
-        if forms[0] != forms[1]:
-            raise DataError(f"{where}: field '{name}' must be {forms[0]} as for client 0, got {forms[1]}")
     return fields
 
 
-def _is_real(dtype: np.dtype[Any]) -> bool:
-    """Whether numbers of this type may be NaN or infinite, also for bfloat16, which NumPy does not know."""
-    return dtype.kind in "fc" or dtype.name.startswith(("bfloat", "float"))
+def _fields_of_clients(clients: Any) -> Iterator[dict[str, np.ndarray]]:
+    """Yield each client's examples as arrays; fields, shapes and types must be those of client 0."""
+    check_type("clients", clients, Iterable)
+    first: dict[str, str] = {}
+    for i, client in enumerate(clients):
+        fields = as_fields(f"client {i}", client)
+        forms = {name: f"{array.dtype}{list(array.shape[1:])}" for name, array in fields.items()}
+        first = first or forms
+        if forms != first:
+            raise DataError(f"client {i}: fields must be {first} as for client 0, got {forms}")
+        yield fields
+    if not first:
+        raise DataError(_NO_CLIENTS)
 
 
 def _first_not_finite(array: np.ndarray) -> int | None:
     """Return the first row of `array` with NaN or infinity, or None."""
-    if not _is_real(array.dtype):
-        return None
+    array = np.atleast_1d(array)
     for start in range(0, len(array), _CHECKED_ROWS):
-        rows = array[start : start + _CHECKED_ROWS]
-        if not np.isfinite(rows).all():
-            return start + int(np.argwhere(~np.isfinite(rows))[0][0])
+        is_finite = np.isfinite(array[start : start + _CHECKED_ROWS])
+        if not is_finite.all():
+            return start + int(np.argwhere(~is_finite)[0][0])
     return None
 
 

@@ -1,7 +1,6 @@
 """Where the data sets' files are, what they hold, and whether they are the published ones."""
 
 import gzip
-import hashlib
 import lzma
 import os
 import shlex
@@ -27,15 +26,14 @@ def find_data_dir(data_dir: str | Path | None = None) -> Path:
     Raises:
       UsageError: `data_dir` is the empty string.
     """
-    if data_dir is not None:
-        if not isinstance(data_dir, str | os.PathLike) or not str(data_dir):
-            raise UsageError(f"data_dir must be the path of a folder, got {data_dir!r}")
-        return Path(os.path.expanduser(data_dir))
-    if from_environment := os.environ.get(ENVIRONMENT):
-        return Path(os.path.expanduser(from_environment))
-    import pooch  # only here: most runs name their folder, and the command line should start fast
+    folder = os.environ.get(ENVIRONMENT) or None if data_dir is None else data_dir
+    if folder is None:
+        import pooch  # only here: most runs name their folder, and the command line should start fast
 
-    return Path(pooch.os_cache("fedoptax"))
+        return Path(pooch.os_cache("fedoptax"))
+    if not isinstance(folder, str | os.PathLike) or not str(folder):
+        raise UsageError(f"data_dir must be the path of a folder, got {folder!r}")
+    return Path(os.path.expanduser(folder))
 
 
 def find_file(path: Path) -> Path | None:
@@ -91,14 +89,3 @@ def damaged(path: Path, reason: object) -> DataError:
         command = shlex.join(["fedoptax", "data", "fetch", folder.name, "--data-dir", str(folder.parent)])
         how = f"with `{command}`" if DATA_SETS[folder.name].downloads else DATA_SETS[folder.name].by_hand
     return DataError(f"{path} is damaged ({shorten(reason)}): fetch it again {how}")
-
-
-def check_hash(path: Path, data: bytes, published: str | None) -> None:
-    """Check that `data`, the content of `path`, has the published hash, `"md5:…"` or `"sha256:…"`.
-
-    Raises:
-      DataError: it has another one, or none is published.
-    """
-    kind, _, expected = (published or "md5:").partition(":")
-    if hashlib.new(kind, data).hexdigest() != expected:
-        raise damaged(path, "its hash is not the published one")

@@ -80,12 +80,10 @@ def as_examples(x: Any, inputs: Mapping[str, Any], fields: Fields, classes: Sequ
     Raises:
       DataError: something is missing, of another shape, or not a number that the model's type can hold.
     """
-    if hasattr(x, "columns") and "columns" in inputs:
-        readers.check_columns("x", x.columns, inputs["columns"])
-        x = readers.read_features("x", x, inputs["columns"])
-    elif hasattr(x, "columns"):
-        readers.check_columns("x", x.columns, [TEXT])
-        x = x[TEXT].tolist()
+    if hasattr(x, "columns"):
+        columns = inputs.get("columns", [TEXT])
+        readers.check_columns("x", x.columns, columns)
+        x = readers.read_features("x", x, columns) if "columns" in inputs else x[TEXT].tolist()
     if "text" in inputs and not isinstance(x, Mapping) and all(isinstance(text, str) for text in x):
         return _encode(x, inputs, fields, classes)
     arrays = dict(x) if isinstance(x, Mapping) else {next(iter(fields)): x}

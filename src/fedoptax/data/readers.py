@@ -1,7 +1,6 @@
 """Tables and images as arrays, read alike where they are trained on and where they are predicted."""
 
 import csv
-import os
 import re
 import warnings
 from collections import Counter
@@ -10,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
-from stat import S_ISREG
+from stat import S_ISDIR, S_ISREG
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,7 +47,7 @@ def open_archive(path: Path) -> Iterator[Any]:
 
 
 def read_frame(path: Path, texts: Sequence[str], rows: int | None = None, **cells: str | None) -> "pandas.DataFrame":
-    """Read a table, or its first rows; columns in `texts` are kept as written, others are numbers if they can be.
+    """Read a table, or its first rows; columns in `texts` stay as written, others are numbers if they can be.
 
     `cells` are the arguments `separator` and `decimal` of `find_separator`.
     """
@@ -110,13 +109,12 @@ def check_columns(where: object, names: Iterable[Any], columns: Sequence[str]) -
 
     Names that differ only by white space around them or by a byte order mark are the same.
     """
-    known, wanted = (Counter(str(name).replace("\ufeff", "").strip() for name in some) for some in (names, columns))
-    for name in columns:
+    known = Counter(str(name).replace("\ufeff", "").strip() for name in names)
+    for name, uses in Counter(columns).items():
         if name not in names:
             raise DataError(f"{where} lacks {name!r}; it has {shorten(', '.join(map(repr, names)))}")
-        if max(known[name.strip()], wanted[name.strip()]) > 1:
-            how = "has" if known[name.strip()] > 1 else "cannot use"
-            raise DataError(f"{where} {how} {name!r} more than once")
+        if known[name.strip()] > 1 or uses > 1:
+            raise DataError(f"{where} {'cannot use' if uses > 1 else 'has'} {name!r} more than once")
 
 
 def read_features(where: object, frame: "pandas.DataFrame", columns: Sequence[str]) -> np.ndarray:
@@ -126,17 +124,17 @@ def read_features(where: object, frame: "pandas.DataFrame", columns: Sequence[st
     x = np.empty((len(frame), len(columns)), np.float32)
     for i, name in enumerate(columns):
         column = frame[name]
-        if not pd.api.types.is_numeric_dtype(column.dtype) or column.dtype.kind == "c":
+        if not pd.api.types.is_numeric_dtype(column.dtype):
             column = column.astype(object)  # else pandas makes numbers of times, periods and durations
         numbers = pd.to_numeric(column, errors="coerce")
         if numbers.dtype.kind == "c":
             numbers = pd.Series(np.nan, column.index)
-        with np.errstate(over="ignore"):  # infinity is found afterwards
-            cells = numbers.to_numpy(np.float32, na_value=np.nan)
         if (is_text := (numbers.isna() & column.notna()).to_numpy(bool)).any():
             row = int(np.argmax(is_text))
             text = shorten(repr(column.iloc[row]), 40)
             raise DataError(f"{where}: column {name!r}, row {row + 1}: a number is needed, got {text}")
+        with np.errstate(over="ignore"):  # infinity is found afterwards
+            cells = numbers.to_numpy(np.float32, na_value=np.nan)
         x[:, i] = as_numbers(f"{where}: column {name!r}", cells)[:, 0]
     return x
 
@@ -172,8 +170,8 @@ def find_white(where: str, *arrays: np.ndarray) -> float | None:
     low, high, dtype = min(map(np.min, filled)), max(map(np.max, filled)), filled[0].dtype
     if low < 0 and dtype.kind == "f":
         return None
-    white = next((white for white in (1.0, 255.0, 65535.0) if high <= white), 0.0)
-    if low < 0 or not white or (white > 1 and not all(map(_is_whole, filled))):
+    white = next((white for white in (1.0, 255.0, 65535.0) if 0 <= low <= high <= white), None)
+    if white is None or (white > 1 and not all(map(_is_whole, filled))):
         allowed = "0 to 1, of whole numbers to 255 or 65535, or of floats around 0"
         raise DataError(f"{where}: the range of images must be {allowed}, got {dtype} from {low} to {high}")
     return white
@@ -203,19 +201,18 @@ def find_images(root: Path) -> list[Path]:
       DataError: a folder cannot be read, or a link leads nowhere or back to a folder above it.
     """
 
-    def refuse(error: OSError) -> None:
-        raise error
+    def images_in(folder: Path) -> Iterator[Path]:
+        if folder.resolve() in {parent.resolve() for parent in folder.parents if parent.is_relative_to(root)}:
+            raise ValueError(f"{folder} is a link back to a folder above it")
+        for path in folder.iterdir():
+            mode = 0 if path.name.startswith(".") else path.stat().st_mode
+            if S_ISDIR(mode):
+                yield from images_in(path)
+            elif S_ISREG(mode) and path.suffix.lower() in IMAGES:
+                yield path
 
-    images = []
     with reading(root, "a folder of images"):
-        for name, folders, files in os.walk(root, followlinks=True, onerror=refuse):
-            folder = Path(name)
-            if folder.resolve() in {parent.resolve() for parent in folder.parents if parent.is_relative_to(root)}:
-                raise ValueError(f"{folder} is a link back to a folder above it")
-            folders[:] = [name for name in folders if not name.startswith(".")]
-            paths = [folder / name for name in files if not name.startswith(".")]
-            images += [path for path in paths if S_ISREG(path.stat().st_mode) and path.suffix.lower() in IMAGES]
-    return sorted(images, key=lambda path: path.parts)
+        return sorted(images_in(root), key=lambda path: path.parts)
 
 
 def stack_images(images: Iterable[tuple[str, Any]], image_size: Size | None) -> np.ndarray:
@@ -227,10 +224,10 @@ def stack_images(images: Iterable[tuple[str, Any]], image_size: Size | None) -> 
     from PIL import Image, ImageOps
 
     size = image_size if isinstance(image_size, tuple | list | None) else (image_size, image_size)
-    for side in size or ():
-        check_int("image_size", side, 1, 10_000)
     if size is not None and len(size) != 2:
         raise UsageError(f"image_size must be one number or two, got {image_size!r}")
+    for side in size or ():
+        check_int("image_size", side, 1, 10_000)
     arrays: list[np.ndarray] = []
     for name, image in images:
         source: Any = BytesIO(image) if isinstance(image, bytes) else image
@@ -246,7 +243,7 @@ def stack_images(images: Iterable[tuple[str, Any]], image_size: Size | None) -> 
         arrays.append(np.asarray(upright).reshape(upright.height, upright.width, -1))
         if arrays[-1].shape[:2] != arrays[0].shape[:2]:
             first = "×".join(map(str, arrays[0].shape[:2]))
-            raise DataError(f"{name} must have {first} pixels as the first image, or image_size= must be given")
+            raise DataError(f"{name} must have {first} pixels as the first image, unless image_size= resizes them")
     channels = max(array.shape[2] for array in arrays)
     return np.stack([np.broadcast_to(array, (*array.shape[:2], channels)) for array in arrays])
 

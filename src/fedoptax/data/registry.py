@@ -56,6 +56,12 @@ def _each(urls: tuple[str, ...], files: Mapping[str, str]) -> tuple[Download, ..
     return tuple(Download(name, tuple(url + name for url in urls), f"md5:{md5}") for name, md5 in files.items())
 
 
+def _archive(url: str, hash: str, members: Mapping[str, str | None]) -> Download:
+    """Return an archive of files: path -> hash, or None if only the archive's is published."""
+    return Download(url.rpartition("/")[2], (url,), hash, tuple(File(*member) for member in members.items()))
+
+
+_CIFAR = "https://www.cs.toronto.edu/~kriz/"
 _TFF = "https://storage.googleapis.com/tff-datasets-public/"
 _GITHUB = "https://raw.githubusercontent.com/"
 
@@ -95,67 +101,55 @@ _FASHION_MNIST = _each(
     },
 )
 # MD5 of the archive and of its files: torchvision, `datasets/cifar.py`; the archive's also on the publisher's page.
-_CIFAR10 = Download(
-    "cifar-10-python.tar.gz",
-    ("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",),
+_CIFAR10 = _archive(
+    f"{_CIFAR}cifar-10-python.tar.gz",
     "md5:c58f30108f718f92721af3b95e74349a",
-    members=(
-        File("cifar-10-batches-py/data_batch_1", "md5:c99cafc152244af753f735de768cd75f"),
-        File("cifar-10-batches-py/data_batch_2", "md5:d4bba439e000b95fd0a9bffe97cbabec"),
-        File("cifar-10-batches-py/data_batch_3", "md5:54ebc095f3ab1f0389bbae665268c751"),
-        File("cifar-10-batches-py/data_batch_4", "md5:634d18415352ddfa80567beed471001a"),
-        File("cifar-10-batches-py/data_batch_5", "md5:482c414d41f54cd18b22e5b47cb7c3cb"),
-        File("cifar-10-batches-py/test_batch", "md5:40351d587109b95175f43aff81a1287e"),
-        File("cifar-10-batches-py/batches.meta", "md5:5ff9c542aee3614f3951f8cda6e48888"),
-    ),
+    {
+        "cifar-10-batches-py/data_batch_1": "md5:c99cafc152244af753f735de768cd75f",
+        "cifar-10-batches-py/data_batch_2": "md5:d4bba439e000b95fd0a9bffe97cbabec",
+        "cifar-10-batches-py/data_batch_3": "md5:54ebc095f3ab1f0389bbae665268c751",
+        "cifar-10-batches-py/data_batch_4": "md5:634d18415352ddfa80567beed471001a",
+        "cifar-10-batches-py/data_batch_5": "md5:482c414d41f54cd18b22e5b47cb7c3cb",
+        "cifar-10-batches-py/test_batch": "md5:40351d587109b95175f43aff81a1287e",
+        "cifar-10-batches-py/batches.meta": "md5:5ff9c542aee3614f3951f8cda6e48888",
+    },
 )
-_CIFAR100 = Download(
-    "cifar-100-python.tar.gz",
-    ("https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",),
+_CIFAR100 = _archive(
+    f"{_CIFAR}cifar-100-python.tar.gz",
     "md5:eb9058c3a382ffc7106e4002c42a8d85",
-    members=(
-        File("cifar-100-python/train", "md5:16019d7e3df5f24257cddd939b257f8d"),
-        File("cifar-100-python/test", "md5:f0ef6b0ae62326f3e7ffdfab6717acfc"),
-        File("cifar-100-python/meta", "md5:7973b15100ade9c7d40fb424638fde48"),
-    ),
+    {
+        "cifar-100-python/train": "md5:16019d7e3df5f24257cddd939b257f8d",
+        "cifar-100-python/test": "md5:f0ef6b0ae62326f3e7ffdfab6717acfc",
+        "cifar-100-python/meta": "md5:7973b15100ade9c7d40fb424638fde48",
+    },
 )
-# SHA-256: TensorFlow Federated, `simulation/datasets/emnist/load_data.py` (2019; later releases read another format).
-_EMNIST = Download(
-    "fed_emnist.tar.bz2",
-    (f"{_TFF}fed_emnist.tar.bz2",),
+# SHA-256: TensorFlow Federated, `simulation/datasets/emnist/load_data.py` (2019; later releases read another format),
+# `shakespeare.py` and `stackoverflow.py` (2020).
+_EMNIST = _archive(
+    f"{_TFF}fed_emnist.tar.bz2",
     "sha256:fe1ed5a502cea3a952eb105920bff8cffb32836b5173cb18a57a32c3606f3ea0",
-    members=(File("fed_emnist_train.h5"), File("fed_emnist_test.h5")),
+    {"fed_emnist_train.h5": None, "fed_emnist_test.h5": None},
 )
-# SHA-256: TensorFlow Federated, `simulation/datasets/shakespeare.py` (2020).
-_SHAKESPEARE = Download(
-    "shakespeare.tar.bz2",
-    (f"{_TFF}shakespeare.tar.bz2",),
+_SHAKESPEARE = _archive(
+    f"{_TFF}shakespeare.tar.bz2",
     "sha256:0285be9906cb5f268092eee4edeeacfc2af4574f2941f7cc2f08a321d7f5c707",
-    members=(File("shakespeare_train.h5"), File("shakespeare_test.h5")),
+    {"shakespeare_train.h5": None, "shakespeare_test.h5": None},
 )
-# SHA-256 of all three: TensorFlow Federated, `simulation/datasets/stackoverflow.py` (2020).
 _STACKOVERFLOW = (
-    Download(
-        "stackoverflow.tar.bz2",
-        (f"{_TFF}stackoverflow.tar.bz2",),
+    _archive(
+        f"{_TFF}stackoverflow.tar.bz2",
         "sha256:99eca2f8b8327a09e5fc123979df2d237acbc5e52322f6d86bf523ee47b961a2",
-        members=(
-            File("stackoverflow_train.h5"),
-            File("stackoverflow_test.h5"),
-            File("stackoverflow_held_out.h5"),
-        ),
+        {"stackoverflow_train.h5": None, "stackoverflow_test.h5": None, "stackoverflow_held_out.h5": None},
     ),
-    Download(
-        "stackoverflow.word_count.tar.bz2",
-        (f"{_TFF}stackoverflow.word_count.tar.bz2",),
+    _archive(
+        f"{_TFF}stackoverflow.word_count.tar.bz2",
         "sha256:1dc00256d6e527c54b9756d968118378ae14e6692c0b3b6cad470cdd3f0c519c",
-        members=(File("stackoverflow.word_count"),),
+        {"stackoverflow.word_count": None},
     ),
-    Download(
-        "stackoverflow.tag_count.tar.bz2",
-        (f"{_TFF}stackoverflow.tag_count.tar.bz2",),
+    _archive(
+        f"{_TFF}stackoverflow.tag_count.tar.bz2",
         "sha256:6fe281cec490d9384a290d560072438e7e2b377bbb823876ce7bd6f82696772d",
-        members=(File("stackoverflow.tag_count"),),
+        {"stackoverflow.tag_count": None},
     ),
 )
 # MD5: of PyTorch's copy at this commit; the publisher's own address (s3.amazonaws.com/research.metamind.io) no longer
@@ -164,7 +158,6 @@ _WIKITEXT_2 = _each(
     (f"{_GITHUB}pytorch/examples/77f55b912142e11fcfdf5b530231fb9c52f181e8/word_language_model/data/wikitext-2/",),
     {
         "train.txt": "34a77ebe59551b3a3b3d8c0a2797c976",
-        "valid.txt": "d756d22ab2310e7e60c094bea5c5a8eb",
         "test.txt": "781c9418ab9414bd09e4aad825aae752",
     },
 )

@@ -14,7 +14,7 @@ import fedoptax
 from fedoptax._files import read_json, to_plain, using, write_json
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.algorithms import ALGORITHMS
-from fedoptax.data.heterogeneity import heterogeneity, measures
+from fedoptax.data.heterogeneity import heterogeneity, label_counts, measures
 from fedoptax.engine.evaluation import describe_metrics
 from fedoptax.engine.faults import Faults, as_faults
 from fedoptax.engine.options import RunOptions, options_of
@@ -151,9 +151,8 @@ def class_counts(task: Task) -> np.ndarray | None:
     labels = task.clients.examples.get(task.label) if task.label else None
     if labels is None or labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         return None
-    clients, classes = task.clients.num_clients, int(labels.max()) + 1
-    owner = np.repeat(np.arange(clients), task.clients.sizes)
-    return np.bincount(owner * classes + labels, minlength=clients * classes).reshape(clients, classes)
+    rows = np.split(np.arange(len(labels)), task.clients.offsets[1:-1])
+    return label_counts(labels, rows, int(labels.max()) + 1)
 
 
 def environment() -> dict[str, str]:

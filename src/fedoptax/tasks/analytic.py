@@ -70,11 +70,13 @@ def quadratic(
     `noise` and `heterogeneity` are ≥ 0: without noise every minibatch gradient is exact, without both all clients have
     one optimum. `condition` is ≥ 1, and `examples` the bᵢⱼ per client.
     """
-    for name, count in (("num_clients", num_clients), ("dimension", dimension), ("examples", examples)):
+    counts = {"num_clients": num_clients, "dimension": dimension, "examples": examples}
+    for name, count in counts.items():
         check_int(name, count)
     check_number("noise", noise, 0.0)
     check_number("heterogeneity", heterogeneity, 0.0)
     check_number("condition", condition, 1.0)
+    numbers = {"noise": noise, "heterogeneity": heterogeneity, "condition": condition}
     rng = np.random.default_rng(seed)
     eigenvalues = np.geomspace(1 / condition, 1, dimension) if dimension > 1 else np.ones(1)
     matrices, pull, clients = [], np.zeros(dimension), []
@@ -106,15 +108,7 @@ def quadratic(
         primary_metric="distance",
         higher_is_better=False,
         description=f"Quadratics of different curvature and centre in {dimension} dimensions, with a known optimum",
-        spec={
-            "num_clients": num_clients,
-            "dimension": dimension,
-            "examples": examples,
-            "noise": noise,
-            "heterogeneity": heterogeneity,
-            "condition": condition,
-            "partition_seed": seed,
-        },
+        spec={**counts, **numbers, "partition_seed": seed},
         label=None,
     )
 
@@ -154,17 +148,16 @@ def synthetic(alpha: float = 1.0, beta: float = 1.0, num_clients: int = 30, *, s
         x = batch["x"].astype(params["kernel"].dtype)
         return jax.nn.log_softmax(x @ params["kernel"] + params["bias"])
 
-    def classify(params: Tree, batch: Any) -> tuple[jax.Array, jax.Array]:
-        """Log-probabilities (batch, 10), and the cross-entropy of each example, (batch,)."""
-        log_p = log_probabilities(params, batch)
-        return log_p, -jnp.take_along_axis(log_p, batch["y"][:, None], axis=1)[:, 0]
+    def cross_entropy(log_p: jax.Array, batch: Any) -> jax.Array:
+        return -jnp.take_along_axis(log_p, batch["y"][:, None], axis=1)[:, 0]
 
     def loss(params: Tree, batch: Any, key: jax.Array) -> jax.Array:
-        return masked_mean(classify(params, batch)[1], batch)
+        return masked_mean(cross_entropy(log_probabilities(params, batch), batch), batch)
 
     def metrics(params: Tree, batch: Any) -> dict[str, jax.Array]:
-        log_p, losses = classify(params, batch)
-        return {"accuracy": (jnp.argmax(log_p, axis=-1) == batch["y"]).astype(jnp.float32), "loss": losses}
+        log_p = log_probabilities(params, batch)
+        is_right = jnp.argmax(log_p, axis=-1) == batch["y"]
+        return {"accuracy": is_right.astype(jnp.float32), "loss": cross_entropy(log_p, batch)}
 
     return Task(
         name="synthetic",

@@ -7,17 +7,20 @@ from pathlib import Path
 
 import numpy as np
 
-from fedoptax.data.columns import check_has_clients, choose_features, column_names, find_ids
-from fedoptax.data.custom import load_file
+from fedoptax.data.custom import check_path, load_file
 from fedoptax.data.datasets.source import Source
-from fedoptax.data.readers import TABLES, find_separator, find_white
+from fedoptax.data.readers import TABLES, find_separator, find_white, open_archive, read_frame
 from fedoptax.errors import UsageError, shorten
 from fedoptax.tasks.images import cross_entropy
 from fedoptax.tasks.recipe import MODELS, PREFIX, Recipe, TaskOptions, make_task
 from fedoptax.tasks.task import Task
 
-MOST_CLASSES = 10
+MAX_CLASSES = 10
 """Classes that are counted one by one before the first round."""
+MIN_ROWS = 20
+"""Rows from which a column without repetitions counts as ids."""
+MAX_NAMES = 10
+"""Columns that a warning names."""
 
 
 def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
@@ -28,13 +31,12 @@ def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     """
     path = Path(os.path.expanduser(name.removeprefix(PREFIX)))
     cells = {name: value for name in ("separator", "decimal") if (value := getattr(options, name)) is not None}
-    names = column_names(path, **cells)
+    check_path(path)
     if options.client_column is None and options.partition is None:
-        check_has_clients(path, names)
-    others = [options.label_column or "label", options.client_column or "client"]
+        check_has_clients(path, **cells)
     source = load_file(
         path,
-        features=None if options.drop is None else choose_features(path, names, options.drop, others),
+        drop=None if options.drop is None else [name.strip() for name in options.drop.split(",")],
         client=options.client_column,
         label=options.label_column,
         image_size=options.image_size,
@@ -58,13 +60,15 @@ def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
         learned = cross_entropy(net, white or 1.0) | {"inputs": {"white": white}}
         how = f", divided by {white:g}" if white and white > 1 else ""
     else:
-        source = source._replace(train=_as_float(source.train), test=_as_float(source.test))
-        shift, deviation = _statistics(source.train["x"])
-        learned = cross_entropy(net, deviation, shift=shift)
+        train, test = ({**part, "x": part["x"].astype(np.float32, copy=False)} for part in (source.train, source.test))
+        source = source._replace(train=train, test=test)
+        deviation = train["x"].std(0, dtype=np.float64)
+        scale = np.where(deviation > 0, deviation, 1.0)  # so that a constant feature becomes 0
+        learned = cross_entropy(net, scale, shift=train["x"].mean(0, dtype=np.float64))
         if source.columns is not None:
             learned["inputs"] = {"columns": source.columns, **cells}
             separator = find_separator(path, **cells)
-            how = "" if separator in (None, TABLES[path.suffix.lower()]) else f", separated by {separator!r}"
+            how = "" if separator == TABLES[path.suffix.lower()] else f", separated by {separator!r}"
     task = make_task(name, recipe, replace(options, model=model), source, **learned)
     return replace(
         task,
@@ -76,27 +80,24 @@ def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
 
 def describe_data(task: Task, source: Source, how: str) -> list[str]:
     """Say in three lines what was understood of a file: clients, features and `how` they are read, classes, split."""
-    sizes, partition = task.clients.sizes, task.spec["partition"]
-    where = f"as '{task.spec.get('client_column', 'client')}' names them" if partition == "clients" else "made"
-    where = f"{where} by partition {partition}" if where == "made" else where
-    shape = source.input_shape
-    what = (
-        f"{shape[0]} feature{'' if shape == (1,) else 's'}"
-        if len(shape) == 1
-        else f"arrays of shape {'×'.join(map(str, shape))}"
-    )
-    if source.columns is not None:
+    sizes, partition, shape = task.clients.sizes, task.spec["partition"], source.input_shape
+    where = f"made by partition {partition}"
+    if partition == "clients":
+        where = f"as '{task.spec.get('client_column', 'client')}' names them"
+    what = f"{shape[0]} feature{'' if shape == (1,) else 's'}"
+    if len(shape) > 1:
+        what = f"arrays of shape {'×'.join(map(str, shape))}"
+    elif source.columns is not None:
         what += f" ({shorten(', '.join(source.columns), 120)})"
-    labels = np.concatenate([source.train["y"], source.test["y"]])
-    counts = np.bincount(labels, minlength=source.num_classes)
+    counts = np.bincount(np.concatenate([source.train["y"], source.test["y"]]), minlength=source.num_classes)
     names = source.class_names or tuple(map(str, range(source.num_classes)))
-    classes = ", ".join(f"{name} {count:,}" for name, count in zip(names[:MOST_CLASSES], counts))
-    more = ", ..." if len(names) > MOST_CLASSES else ""
-    held, tested = int(sizes.sum()), 0 if task.test is None else len(task.test["y"])
+    classes = ", ".join(f"{name} {count:,}" for name, count in zip(names[:MAX_CLASSES], counts))
+    more = ", ..." if len(names) > MAX_CLASSES else ""
+    tested = 0 if task.test is None else len(task.test["y"])
     return [
         f"clients: {len(sizes)}, {where}; {sizes.min():,} to {sizes.max():,} training examples each",
         f"examples: {what}{how}; {source.num_classes} classes ({classes}{more})",
-        f"split: {held:,} examples to train on, {tested:,} to test on",
+        f"split: {sizes.sum():,} examples to train on, {tested:,} to test on",
     ]
 
 
@@ -112,11 +113,48 @@ def fingerprint(source: Source) -> str:
     return f"{crc:08x}"
 
 
-def _as_float(part: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {**part, "x": part["x"].astype(np.float32, copy=False)}
+def check_has_clients(path: Path, **cells: str | None) -> None:
+    """Refuse a table or archive that does not say which client holds an example; folders of images do.
+
+    Raises:
+      UsageError: it has no column or array `client`.
+      DataError: it cannot be read.
+    """
+    if path.is_dir():
+        return
+    if path.suffix.lower() == ".npz":
+        with open_archive(path) as archive:
+            kind, names = "array", list(archive)
+    else:
+        kind, names = "column", list(read_frame(path, [], 0, **cells).columns)
+    if "client" not in names:
+        raise UsageError(
+            f"{path} has no {kind} 'client', only {shorten(', '.join(map(repr, names)))}: give --client-column "
+            f"(client_column=) for the {kind} of the client ids, or --partition (partition=) dirichlet or iid to make "
+            "clients of the examples"
+        )
 
 
-def _statistics(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and deviation of each feature; of a constant one 1, so that it becomes 0."""
-    deviation = x.std(0, dtype=np.float64)
-    return x.mean(0, dtype=np.float64), np.where(deviation > 0, deviation, 1.0)
+def find_ids(source: Source) -> list[str]:
+    """Return a warning about the columns that look like ids, and one about those that only tell the clients apart.
+
+    Ids are whole numbers of which hardly any occurs twice. A column tells clients apart if it is constant within each.
+    """
+    x, groups = source.train["x"], source.train_groups
+    if x.ndim != 2 or len(x) < MIN_ROWS:
+        return []
+    names = source.columns or [f"x[:, {i}]" for i in range(x.shape[1])]
+    unique, constant = [], []
+    _, first, owner = np.unique(np.zeros(len(x)) if groups is None else groups, return_index=True, return_inverse=True)
+    for name, column in zip(names, x.T):
+        if np.all(column == np.round(column)) and len(np.unique(column)) >= 0.99 * len(column):
+            unique.append(name)
+        elif 1 < len(first) <= len(x) // 2 and np.ptp(column) and np.all(column == column[first][owner]):
+            constant.append(name)
+    reasons = ((unique, "differs in every row, as an id does"), (constant, "is constant within each client"))
+    return [
+        f"warning: {', '.join(map(repr, columns[:MAX_NAMES]))} {why}; leave out what says nothing about new examples"
+        + (f": --task-set drop={','.join(columns[:MAX_NAMES])}" if source.columns else "")
+        for columns, why in reasons
+        if columns
+    ]

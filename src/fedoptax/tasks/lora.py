@@ -56,19 +56,19 @@ def with_lora(task: Task, base: str | Path | Tree, rank: int) -> Task:
     def init(key: jax.Array) -> Tree:
         fresh = flatten_dict(task.init(key))
         params: dict[Any, Any] = {path: leaf for path, leaf in fresh.items() if path not in known}
-        for path, own in zip(kernels, jax.random.split(jax.random.fold_in(key, 1), len(kernels)), strict=True):
+        for path, kernel_key in zip(kernels, jax.random.split(jax.random.fold_in(key, 1), len(kernels)), strict=True):
             inputs, outputs = shapes[path]
-            params[*path, "a"] = jax.random.normal(own, (inputs, rank), jnp.float32) / inputs**0.5
+            params[*path, "a"] = jax.random.normal(kernel_key, (inputs, rank), jnp.float32) / inputs**0.5
             params[*path, "b"] = jnp.zeros((rank, outputs), jnp.float32)
         return unflatten_dict(params)
 
     def merge(params: Tree) -> Tree:
-        given, whole = flatten_dict(params), {}
+        trained, whole = flatten_dict(params), {}
         dtype = jax.tree.leaves(params)[0].dtype
         for path in shapes:
-            whole[path] = jnp.asarray(frozen[path], dtype) if path in known else given[path]
+            whole[path] = jnp.asarray(frozen[path], dtype) if path in known else trained[path]
             if path in kernels:
-                whole[path] = whole[path] + given[*path, "a"] @ given[*path, "b"]
+                whole[path] = whole[path] + trained[*path, "a"] @ trained[*path, "b"]
         return unflatten_dict(whole)
 
     predict = task.predict

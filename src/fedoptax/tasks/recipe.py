@@ -14,7 +14,7 @@ import numpy as np
 from fedoptax.data import partition as partitions
 from fedoptax.data.datasets.source import Source
 from fedoptax.data.federated import FederatedData
-from fedoptax.errors import UsageError, check_choice, check_int, check_number
+from fedoptax.errors import UsageError, check_choice, check_int, check_number, check_type
 
 if TYPE_CHECKING:
     from fedoptax.models import Model
@@ -148,18 +148,14 @@ class TaskOptions:
     data_dir: str | Path | None = None
 
     def __post_init__(self) -> None:
-        for name, value in self.given().items():
-            if TASK_OPTIONS[name] is int:
-                check_int(name, value)
-            elif TASK_OPTIONS[name] is float:
-                check_number(name, value)
-            elif not isinstance(value, str):
-                raise UsageError(f"{name} must be text, got {value!r}")
+        checks: dict[type, Callable[[str, Any], object]] = {int: check_int, float: check_number}
+        for name, value in self.chosen().items():
+            checks.get(TASK_OPTIONS[name], partial(check_type, kinds=str))(name, value)
         if self.similarity is not None:
             check_number("similarity", self.similarity, 0, 100, open_high=False)
         check_int("seed", self.seed, 0, 2**63 - 1)
 
-    def given(self) -> dict[str, Any]:
+    def chosen(self) -> dict[str, Any]:
         """The options that are not None, but for `seed` and `data_dir`, which every task takes."""
         return {name: getattr(self, name) for name in TASK_OPTIONS if getattr(self, name) is not None}
 
@@ -196,15 +192,14 @@ class Recipe:
             names |= {"partition", "num_clients"}.union(*(PARTITION_OPTIONS[name] for name in self.partitions))
         return {name: kind for name, kind in TASK_OPTIONS.items() if name in names}
 
-
-def check_options(name: str, recipe: Recipe, options: TaskOptions) -> None:
-    """Check that the task `name` takes the options."""
-    allowed = recipe.option_types()
-    for option, value in options.given().items():
-        if option not in allowed:
-            raise UsageError(f"{option} must not be given for task '{name}', which takes {', '.join(allowed)}")
-        if option in ("model", "partition"):
-            check_choice(option, value, recipe.models if option == "model" else recipe.partitions)
+    def check(self, name: str, options: TaskOptions) -> None:
+        """Check that the task, which is called `name`, takes the options."""
+        allowed = self.option_types()
+        for option, value in options.chosen().items():
+            if option not in allowed:
+                raise UsageError(f"{option} does not apply to task '{name}', which takes {', '.join(allowed)}")
+            if option in ("model", "partition"):
+                check_choice(option, value, self.models if option == "model" else self.partitions)
 
 
 def make_task(name: str, recipe: Recipe, options: TaskOptions, source: Source, **attributes: Any) -> Task:
@@ -216,12 +211,12 @@ def make_task(name: str, recipe: Recipe, options: TaskOptions, source: Source, *
     """
     from fedoptax.tasks.task import Task
 
-    partition, given = options.partition or recipe.partitions[0], options.given()
-    own = PARTITION_OPTIONS[partition]
-    if others := given.keys() & set().union(*PARTITION_OPTIONS.values()) - own.keys():
-        takes = ", ".join(["num_clients", *own])
-        raise UsageError(f"{min(others)} must not be given for partition '{partition}', which takes {takes}")
-    settings = {option: given.get(option, default) for option, default in own.items()}
+    partition, chosen = options.partition or recipe.partitions[0], options.chosen()
+    defaults = PARTITION_OPTIONS[partition]
+    if others := chosen.keys() & set().union(*PARTITION_OPTIONS.values()) - defaults.keys():
+        takes = ", ".join(["num_clients", *defaults])
+        raise UsageError(f"{min(others)} does not apply to partition '{partition}', which takes {takes}")
+    settings = {option: chosen.get(option, default) for option, default in defaults.items()}
     if partition in NATURAL:
         division = _divide_by_groups(source, partition, options.num_clients)
     else:
@@ -230,7 +225,7 @@ def make_task(name: str, recipe: Recipe, options: TaskOptions, source: Source, *
     num_clients = division["clients"].num_clients
     if options.devices is not None and options.devices < num_clients:
         raise UsageError(f"devices must be >= num_clients, {num_clients}, got {options.devices}")
-    spec = {"model": options.model or recipe.model, **{name: given[name] for name in recipe.options if name in given}}
+    spec = {"model": options.model or recipe.model, **{name: chosen[name] for name in recipe.options if name in chosen}}
     spec |= {"partition": partition, **settings, "num_clients": num_clients, "partition_seed": options.seed}
     if source.class_names is not None:
         attributes["classes"] = source.class_names

@@ -8,16 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedoptax.data.datasets import cifar, digits, emnist, mnist
 from fedoptax.errors import UsageError, check_choice
-from fedoptax.tasks.recipe import (
-    CENTRAL,
-    MODELS,
-    PREFIX,
-    TASK_OPTIONS,
-    Recipe,
-    TaskOptions,
-    check_options,
-    defer_import,
-)
+from fedoptax.tasks.recipe import CENTRAL, MODELS, PREFIX, TASK_OPTIONS, Recipe, TaskOptions, defer_import
 
 if TYPE_CHECKING:
     from fedoptax.tasks.task import Task
@@ -30,11 +21,12 @@ _cifar = partial(
     options=("augment", "devices"),
     defaults={"rounds": 1000, "cohort_size": 10, "batch_size": 20, "eval_every": 50, "local_epochs": 1},
 )
+_TRANSFORMERS = {"gpt": defer_import("models:gpt"), "gpt_small": defer_import("models:gpt", width=64, depth=2)}
 
 
 def _from_formula(make: Callable[..., Task], name: str, recipe: Recipe, options: TaskOptions) -> Task:
-    given = {name: value for name, value in options.given().items() if name in recipe.options}
-    return make(**{"num_clients": recipe.num_clients} | given, seed=options.seed)
+    arguments = {name: value for name, value in options.chosen().items() if name in recipe.options}
+    return make(**{"num_clients": recipe.num_clients} | arguments, seed=options.seed)
 
 
 TASKS: dict[str, Recipe] = {
@@ -93,8 +85,7 @@ TASKS: dict[str, Recipe] = {
         models={
             "rnn": defer_import("models:shakespeare_rnn"),
             "rnn_small": defer_import("models:shakespeare_rnn", units=(64, 64)),
-            "gpt": defer_import("models:gpt"),
-            "gpt_small": defer_import("models:gpt", width=64, depth=2),
+            **_TRANSFORMERS,
         },
         partitions=("roles",),
         defaults={"rounds": 300, "cohort_size": 10, "batch_size": 4, "eval_every": 50, "local_epochs": 1},
@@ -122,8 +113,7 @@ TASKS: dict[str, Recipe] = {
         models={
             "lstm": defer_import("models:wikitext_lstm"),
             "lstm_small": defer_import("models:wikitext_lstm", units=128),
-            "gpt": defer_import("models:gpt"),
-            "gpt_small": defer_import("models:gpt", width=64, depth=2),
+            **_TRANSFORMERS,
         },
         partitions=("parts", "articles"),
         defaults={"rounds": 100, "cohort_size": 16, "batch_size": 20, "eval_every": 20, "local_steps": 10},
@@ -198,7 +188,7 @@ def load_task(name: str, **options: Any) -> Task:
     for option in options:
         check_choice(f"option of task '{name}'", option, [*TASK_OPTIONS, "seed", "data_dir"])
     chosen = TaskOptions(**options)
-    check_options(name, recipe, chosen)
+    recipe.check(name, chosen)
     task = recipe.build(name, recipe, chosen)
     if (chosen.lora is None) != (chosen.base is None):
         raise UsageError("lora and base must be given together")

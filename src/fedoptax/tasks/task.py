@@ -98,7 +98,7 @@ class Task:
         for name, kinds in KINDS.items():
             check_type(f"{name} of task '{self.name}'", getattr(self, name), kinds)
         for name, arguments in FUNCTIONS.items():
-            if getattr(self, name) is not None:
+            if name != "predict" or self.predict is not None:
                 check_function(f"{name} of task '{self.name}'", getattr(self, name), arguments)
         self.clients.check_held_out("test", self.test, self.test_owners)
         self.clients.check_held_out("validation", self.validation, self.validation_owners)

@@ -90,9 +90,9 @@ def next_token(
 
     def predict(params: Tree, batch: Any) -> jax.Array:
         x = batch["x"].astype(jnp.int32)
-        is_given = x != (len(tokens) if pad is None else pad)
-        logits = net.apply(params, jnp.where(is_given, x, 0))
-        last = jnp.maximum(jnp.sum(is_given, axis=1) - 1, 0)
+        is_real_token = x != (len(tokens) if pad is None else pad)
+        logits = net.apply(params, jnp.where(is_real_token, x, 0))
+        last = jnp.maximum(jnp.sum(is_real_token, axis=1) - 1, 0)
         return jax.nn.softmax(jnp.take_along_axis(logits, last[:, None, None], axis=1)[:, 0])
 
     return {

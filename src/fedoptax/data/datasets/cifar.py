@@ -5,6 +5,7 @@ https://www.cs.toronto.edu/~kriz/cifar.html, pickled dictionaries. A pickle can 
 must have the published hash first, and may name nothing but NumPy's arrays.
 """
 
+import hashlib
 import io
 import pickle
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 
 from fedoptax.data.cache import ArrayWriter, cached
 from fedoptax.data.datasets.source import Source
-from fedoptax.data.files import check_hash, read_file, require_file
+from fedoptax.data.files import damaged, read_file, require_file
 from fedoptax.data.readers import reading
 from fedoptax.data.registry import DATA_SETS
 from fedoptax.errors import check_choice
@@ -39,8 +40,7 @@ def load10(data_dir: str | Path | None = None) -> Source:
     Returns:
       x uint8 of shape (n, 32, 32, 3) in red, green, blue, y int32; there are no natural clients.
     """
-    train = [f"cifar-10-batches-py/data_batch_{i}" for i in range(1, 6)]
-    arrays = _read("cifar10", data_dir, train, "cifar-10-batches-py/test_batch", ("labels",))
+    arrays = _read("cifar10", data_dir, "labels")
     return Source(
         train={"x": arrays["train_x"], "y": arrays["train_labels"]},
         test={"x": arrays["test_x"], "y": arrays["test_labels"]},
@@ -61,8 +61,7 @@ def load100(data_dir: str | Path | None = None, labels: str = "fine") -> Source:
       training image (int32), whatever y is; there are no natural clients.
     """
     check_choice("labels", labels, LABELS)
-    folder = "cifar-100-python"
-    arrays = _read("cifar100", data_dir, [f"{folder}/train"], f"{folder}/test", ("fine_labels", "coarse_labels"))
+    arrays = _read("cifar100", data_dir, "fine_labels", "coarse_labels")
     return Source(
         train={"x": arrays["train_x"], "y": arrays[f"train_{labels}_labels"]},
         test={"x": arrays["test_x"], "y": arrays[f"test_{labels}_labels"]},
@@ -72,24 +71,24 @@ def load100(data_dir: str | Path | None = None, labels: str = "fine") -> Source:
     )
 
 
-def _read(
-    dataset: str, data_dir: str | Path | None, train: list[str], test: str, labels: tuple[str, ...]
-) -> dict[str, np.ndarray]:
-    """Read the arrays `train_x`, `test_x` and one for each part and kind of label."""
-    hashes = {file.path: file.hash for item in DATA_SETS[dataset].downloads for file in item.files}
-    paths = {name: require_file(data_dir, dataset, name, Path(name).name) for name in (*train, test)}
+def _read(dataset: str, data_dir: str | Path | None, *labels: str) -> dict[str, np.ndarray]:
+    """Read the arrays `train_x`, `test_x` and one for each split and kind of label."""
+    files = [file for file in DATA_SETS[dataset].downloads[0].members if not file.path.endswith("meta")]
+    paths = [require_file(data_dir, dataset, file.path, Path(file.path).name) for file in files]
 
     def build(writer: ArrayWriter) -> None:
-        for name, path in paths.items():
+        for file, path in zip(files, paths):
             data = read_file(path)
-            check_hash(path, data, hashes[name])
+            kind, _, published = str(file.hash).partition(":")
+            if hashlib.new(kind, data).hexdigest() != published:
+                raise damaged(path, "its hash is not the published one")
             batch = _unpickle(path, data)
-            part = "test" if name == test else "train"
-            writer.append(f"{part}_x", batch["data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
-            for kind in labels:
-                writer.append(f"{part}_{kind}", np.array(batch[kind], np.int32))
+            split = "test" if path.name.startswith("test") else "train"
+            writer.append(f"{split}_x", batch["data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+            for label in labels:
+                writer.append(f"{split}_{label}", np.array(batch[label], np.int32))
 
-    return cached(dataset, list(paths.values()), _VERSION, build)
+    return cached(dataset, paths, _VERSION, build)
 
 
 class _ArrayUnpickler(pickle.Unpickler):

@@ -47,14 +47,8 @@ def _stratified_fifth(y: np.ndarray) -> np.ndarray:
 def _read_bundled() -> np.ndarray:
     """Read the file's rows, uint8 of shape (1797, 65): 64 pixels and the label.
 
-    `import sklearn.datasets` takes seconds (it imports SciPy's statistics and pandas), so its file is read in
-    place; a scikit-learn that keeps it elsewhere is asked for it.
+    It is read in place: `import sklearn.datasets` takes seconds, as it imports SciPy's statistics and pandas.
     """
     spec = find_spec("sklearn")
-    path = Path(spec.origin or "sklearn").parent / "datasets" / "data" / "digits.csv.gz" if spec else None
-    if path is not None and path.is_file():
-        return np.loadtxt(path, np.uint8, delimiter=",")
-    from sklearn.datasets import load_digits
-
-    data, target = load_digits(return_X_y=True)
-    return np.column_stack([data, target]).astype(np.uint8)
+    assert spec is not None  # scikit-learn is required
+    return np.loadtxt(Path(str(spec.origin)).parent / "datasets" / "data" / "digits.csv.gz", np.uint8, delimiter=",")

@@ -47,25 +47,20 @@ def load_tff(data_dir: str | Path | None = None) -> Source:
     return _source(cached("emnist", list(paths.values()), _VERSION, build))
 
 
-def load_leaf(data_dir: str | Path | None = None, unseen: bool = False) -> Source:
-    """Read all JSON files of `femnist/train/` and `femnist/test/`, LEAF's split of each writer's images.
-
-    Args:
-      unseen: also read `femnist/test_unseen/`: test images of further writers, none of whose images are in `train/`.
-
-    Returns:
-      As `load`. Further writers are the test groups from N on, so `test_groups < N` tells the known ones.
-    """
-    folder = find_data_dir(data_dir) / "femnist"
-    files = {part: _leaf_files(data_dir, part) for part in ("train", "test", *(["test_unseen"] if unseen else []))}
+def load_leaf(data_dir: str | Path | None = None) -> Source:
+    """Read all JSON files of `femnist/train/` and `femnist/test/`, LEAF's split of each writer's images; see `load`."""
+    files = {part: _leaf_files(data_dir, part) for part in ("train", "test")}
 
     def build(writer: ArrayWriter) -> None:
-        trained: set[str] = set()
-        train = (folder / "train", _leaf_writers(files["train"], trained))
-        write_clients(writer, {"train": train, "test": (folder / "test", _leaf_test_writers(files, trained))})
+        names: dict[str, set[str]] = {part: set() for part in files}
+        clients = {part: (paths[0].parent, _leaf_writers(paths, names[part])) for part, paths in files.items()}
+        write_clients(writer, clients)
+        if names["train"] & names["test"] and names["train"] != names["test"]:  # neither by example nor by writer
+            name = min(names["train"] ^ names["test"])
+            part = "test" if name in names["train"] else "train"
+            raise DataError(f"femnist/{part} lacks writer {name!r}; others are there")
 
-    paths = [path for part in files.values() for path in part]
-    return _source(cached("femnist-unseen" if unseen else "femnist", paths, _VERSION, build))
+    return _source(cached("femnist", [*files["train"], *files["test"]], _VERSION, build))
 
 
 def _source(arrays: dict[str, np.ndarray]) -> Source:
@@ -106,15 +101,6 @@ def _leaf_writers(files: list[Path], seen: set[str]) -> Iterator[Client]:
                 if len(fields["y"]) != count:
                     raise DataError(f"{path}: writer {writer!r} has {len(fields['y'])} images, 'num_samples' {count}")
                 yield writer, fields
-
-
-def _leaf_test_writers(files: dict[str, list[Path]], trained: set[str]) -> Iterator[Client]:
-    tested: set[str] = set()
-    yield from _leaf_writers(files["test"], tested)
-    if trained & tested and trained != tested:  # LEAF splits by example or by writer: a file is missing
-        writer = min(trained ^ tested)
-        raise DataError(f"femnist/{'test' if writer in trained else 'train'} lacks writer {writer!r}; others are there")
-    yield from _leaf_writers(files.get("test_unseen", []), trained | tested)
 
 
 def _examples(path: Path, writer: str, x: np.ndarray, y: np.ndarray) -> dict[str, np.ndarray]:

@@ -1,6 +1,6 @@
 """A data set before it is divided among clients; a test part for one without; writing natural clients to the cache."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,8 +22,6 @@ class Source(NamedTuple):
       train_groups: the natural client (a writer, a role) of each training example, shape (n,), or `None`.
       test_groups: the same for the test examples, shape (m,), or `None`.
       train_coarse: the superclass of each training example, int32 of shape (n,), or `None` if classes have none.
-      client_names: the name of each natural client, by its number in the groups; those from N on have test examples
-        only. `None` where the groups are ids of another kind.
       vocabulary: the word of each id, for text, or `None`.
       counts: numbers that the arrays do not show, such as snippets before they are cut, or `None`.
       columns: the names of a table's features, or `None`.
@@ -37,7 +35,6 @@ class Source(NamedTuple):
     train_groups: np.ndarray | None = None
     test_groups: np.ndarray | None = None
     train_coarse: np.ndarray | None = None
-    client_names: np.ndarray | None = None
     vocabulary: np.ndarray | None = None
     counts: dict[str, int] | None = None
     class_names: tuple[str, ...] | None = None
@@ -47,8 +44,8 @@ class Source(NamedTuple):
 Load = Callable[[str | Path | None], Source]
 """Reads a data set from the folder of the data sets; see `fedoptax.data.files.find_data_dir`."""
 
-Client = tuple[str, Mapping[str, np.ndarray]]
-"""A client's name and its examples, `{field: array (n, …)}`."""
+Client = tuple[Hashable, Mapping[str, np.ndarray]]
+"""What tells a client from the others, such as its name, and its examples, `{field: array (n, …)}`."""
 
 
 def holdout(source: Source, fraction: float, seed: int) -> Source:
@@ -89,18 +86,18 @@ def holdout(source: Source, fraction: float, seed: int) -> Source:
 
 
 def cached_groups(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Return the groups and names of clients that `write_clients` wrote, as attributes of `Source`."""
-    return {name: arrays[name] for name in ("train_groups", "test_groups", "client_names")}
+    """Return the groups that `write_clients` wrote, as attributes of `Source`."""
+    return {name: arrays[name] for name in ("train_groups", "test_groups")}
 
 
 def write_clients(writer: ArrayWriter, parts: Mapping[str, tuple[Path, Iterable[Client]]]) -> None:
-    """Write the arrays `<part>_<field>`, `<part>_groups` (int32 codes of the clients) and `client_names`.
+    """Write the arrays `<part>_<field>` and `<part>_groups`, int32 codes of the clients.
 
     Codes number the clients in the order in which they come: the training clients are 0 … N−1, and clients with test
     examples only follow from N on. Clients without examples are left out. `parts` is `"train"`, then `"test"` -> where
     the clients come from, for messages, and the clients one by one.
     """
-    codes: dict[str, int] = {}
+    codes: dict[Hashable, int] = {}
     for part, (path, clients) in parts.items():
         total = 0
         for name, fields in clients:
@@ -111,4 +108,3 @@ def write_clients(writer: ArrayWriter, parts: Mapping[str, tuple[Path, Iterable[
                 total += size
         if total == 0:
             raise DataError(f"{path} holds no examples")
-    writer.append("client_names", np.array(list(codes)))

@@ -152,13 +152,11 @@ def _cached_users(
     return cached(f"stackoverflow-{name}-{max_sentences}-{test_examples}-{max_clients}", paths, _VERSION, build)
 
 
-def _test_users(
-    file: ClientFile, fields: tuple[str, ...], encode: Encoder, test_examples: int | None
-) -> Iterator[Client]:
+def _test_users(file: ClientFile, fields: tuple[str, ...], encode: Encoder, limit: int | None) -> Iterator[Client]:
     """Read the users of the test examples that are drawn, with those of their sentences."""
-    edges = np.concatenate([[0], np.cumsum([file.count(user, fields[0]) for user in file.names], dtype=np.int64)])
+    edges = np.cumsum([0, *(file.count(user, fields[0]) for user in file.names)])
     total = int(edges[-1])
-    wanted = total if test_examples is None else min(test_examples, total)
+    wanted = total if limit is None else min(limit, total)
     drawn = np.sort(np.random.default_rng(_SAMPLE_SEED).choice(total, wanted, replace=False)) if wanted else edges[:0]
     for user, start, rows in zip(file.names, edges, np.split(drawn, np.searchsorted(drawn, edges[1:-1]))):
         if len(rows):
@@ -175,11 +173,8 @@ def _texts(file: ClientFile, user: str, fields: tuple[str, ...], limit: int | No
 
 def _read_words(path: Path, count: int) -> list[str]:
     """Read the first `count` words of `stackoverflow.word_count`: lines `word count`, the most frequent word first."""
-    words: list[str] = []
     with reading(path, "lines of words and counts"), path.open(encoding="utf-8", newline="\n") as file:
-        for line in islice(file, count):
-            word, _ = line.split()
-            words.append(word)
+        words = [word for word, _ in map(str.split, islice(file, count))]
     return _require_count(path, "words", words, count)
 
 
@@ -224,11 +219,11 @@ def _tag_encoder(words: Sequence[str], tags: Sequence[str], max_words: int) -> E
 
     def encode(sentences: list[bytes], titles: list[bytes], tagged: list[bytes]) -> dict[str, np.ndarray]:
         texts = [b"%b %b" % pair for pair in zip(sentences, titles)]
-        found = [text.split() for text in texts]
+        split = [text.split() for text in texts]
         different = [dict.fromkeys(line.split(b"|")) for line in tagged]
         return {
-            "x": _padded([[word_ids[word] for word in text if word in word_ids] for text in found], max_words),
-            "words": np.minimum([len(text) for text in found], np.iinfo(np.uint16).max).astype(np.uint16),
+            "x": _padded([[word_ids[word] for word in text if word in word_ids] for text in split], max_words),
+            "words": np.minimum([len(text) for text in split], np.iinfo(np.uint16).max).astype(np.uint16),
             "y": _padded([[tag_ids[tag] for tag in line if tag in tag_ids] for line in different], MAX_TAGS),
         }
 

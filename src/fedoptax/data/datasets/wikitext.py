@@ -6,6 +6,7 @@ ids are numbered by first appearance in the training part.
 """
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -15,22 +16,16 @@ from fedoptax.data.datasets.source import Client, Source, cached_groups, write_c
 from fedoptax.data.datasets.tokens import next_token
 from fedoptax.data.files import read_file, require_file
 from fedoptax.data.readers import reading
-from fedoptax.errors import DataError, UsageError, check_choice, check_int
+from fedoptax.errors import DataError, UsageError, check_int
 
 EOS, UNKNOWN = "<eos>", "<unk>"
 
-_MAX_TITLE = 200
 _MAX_VOCABULARY = 2**16  # so that every id fits in uint16
 _VERSION = 1  # of the cached arrays
 
-Article = tuple[str, np.ndarray]
-"""A title, and the ids of the article's tokens, uint16 (t,)."""
 
-
-def load(
-    data_dir: str | Path | None = None, clients: str | int = "articles", length: int = 35, part: str = "test"
-) -> Source:
-    """Read `wikitext-2/train.txt` and `test.txt` or `valid.txt`, also as `wiki.*.tokens`.
+def load(data_dir: str | Path | None = None, clients: str | int = "articles", length: int = 35) -> Source:
+    """Read `wikitext-2/train.txt` and `test.txt`, also as `wiki.*.tokens`.
 
     A client's tokens are cut into windows of `length` inputs without overlap; the target of an input is the token after
     it. What is left at the end, up to `length` tokens, is dropped, so that every target counts the same and no id is
@@ -40,7 +35,6 @@ def load(
       clients: `"articles"` (600 to train, 60 others to test), or the number of contiguous parts of the training text
         whose lengths differ by one token at most. (FAFED: 16 clients.)
       length: of a window, in tokens.
-      part: `"test"`, or `"valid"` to choose hyper-parameters by.
 
     Returns:
       x and y uint16 of shape (n, length); test groups are articles, from N on; an article with no window is no client.
@@ -50,19 +44,17 @@ def load(
     if clients != "articles":
         check_int("clients", clients)
     check_int("length", length)
-    check_choice("part", part, ("test", "valid"))
-    paths = [require_file(data_dir, "wikitext-2", f"{name}.txt", f"wiki.{name}.tokens") for name in ("train", part)]
+    paths = [require_file(data_dir, "wikitext-2", f"{name}.txt", f"wiki.{name}.tokens") for name in ("train", "test")]
 
     def build(writer: ArrayWriter) -> None:
         ids: dict[str, int] = {}
-        train = _articles(paths[0], ids, grow=True)
-        test = _articles(paths[1], ids, grow=False)
-        held = train if clients == "articles" else _parts(train, int(clients))
-        names = _distinct([title for title, _ in (*held, *test)])
-        windows = _windows(names, held, length), _windows(names[len(held) :], test, length)
+        train, test = _articles(paths[0], ids, grow=True), _articles(paths[1], ids, grow=False)
+        writer.append("tokens", np.array([sum(map(len, train)), sum(map(len, test))]))
+        if clients != "articles":
+            train = _parts(train, int(clients))
+        windows = _windows("train", train, length), _windows("test", test, length)
         write_clients(writer, dict(zip(("train", "test"), zip(paths, windows))))
         writer.append("vocabulary", np.array(list(ids)))
-        writer.append("tokens", np.array([sum(len(tokens) for _, tokens in articles) for articles in (train, test)]))
 
     arrays = cached(f"wikitext-2-{clients}-{length}", paths, _VERSION, build)
     counts = {f"{name}_tokens": int(count) for name, count in zip(("train", "test"), arrays["tokens"])}
@@ -78,8 +70,8 @@ def load(
     )
 
 
-def _articles(path: Path, ids: dict[str, int], grow: bool) -> list[Article]:
-    """Read the articles of a file; new words are added to `ids` if it may grow, else they are `<unk>`.
+def _articles(path: Path, ids: dict[str, int], grow: bool) -> list[np.ndarray]:
+    """Read the ids of each article, uint16 (t,); new words are added to `ids` if it may grow, else they are `<unk>`.
 
     An article begins at a line ` = Title = `, one sign on each side, between empty lines; what comes before the first
     one goes with it.
@@ -87,36 +79,16 @@ def _articles(path: Path, ids: dict[str, int], grow: bool) -> list[Article]:
     with reading(path, "text in UTF-8"):
         text = read_file(path).decode()
     lines = [line.split() for line in text.removesuffix("\n").split("\n")]
-    starts = [
-        i
-        for i, line in enumerate(lines)
-        if _is_title(line) and not (i and lines[i - 1]) and not (i + 1 < len(lines) and lines[i + 1])
-    ]
+    around = [[], *lines, []]
+    starts = [i for i, line in enumerate(lines) if _is_title(line) and not around[i] and not around[i + 2]]
     if not starts:
         raise DataError(f"{path} holds no article: no line ' = Title = ' between empty lines")
-    titles = [" ".join(lines[start][1:-1])[:_MAX_TITLE] for start in starts]
     edges = [0, *starts[1:], len(lines)]
-    return [
-        (title, _numbered(path, lines[first:last], ids, grow))
-        for title, first, last in zip(titles, edges[:-1], edges[1:])
-    ]
+    return [_numbered(path, lines[first:last], ids, grow) for first, last in pairwise(edges)]
 
 
 def _is_title(words: list[str]) -> bool:
     return len(words) > 2 and words[0] == words[-1] == "=" and words[1] != "=" and words[-2] != "="
-
-
-def _distinct(titles: list[str]) -> list[str]:
-    """Return the titles, with a number after each repeated one: two articles are two clients."""
-    names: dict[str, None] = {}
-    last: dict[str, int] = {}
-    for title in titles:
-        name = title
-        while name in names:
-            last[title] = last.get(title, 1) + 1
-            name = f"{title} ({last[title]})"
-        names[name] = None
-    return list(names)
 
 
 def _numbered(path: Path, lines: list[list[str]], ids: dict[str, int], grow: bool) -> np.ndarray:
@@ -127,23 +99,22 @@ def _numbered(path: Path, lines: list[list[str]], ids: dict[str, int], grow: boo
         if len(ids) > _MAX_VOCABULARY:
             raise DataError(f"{path} must hold at most {_MAX_VOCABULARY} different words, got {len(ids)}")
     unknown = ids.get(UNKNOWN)
-    found = [ids.get(word, unknown) for word in tokens]
-    if None in found:
-        word = tokens[found.index(None)]
+    numbers = [ids.get(word, unknown) for word in tokens]
+    if None in numbers:
+        word = tokens[numbers.index(None)]
         raise DataError(f"{path}: {word[:80]!r} is not in the training text, nor is '{UNKNOWN}'")
-    return np.array(found, np.uint16)
+    return np.array(numbers, np.uint16)
 
 
-def _parts(articles: list[Article], clients: int) -> list[Article]:
-    stream = np.concatenate([tokens for _, tokens in articles])
+def _parts(articles: list[np.ndarray], clients: int) -> list[np.ndarray]:
+    stream = np.concatenate(articles)
     if clients > len(stream):
         raise UsageError(f"clients must be at most {len(stream)}, the number of tokens, got {clients}")
-    return [(f"part {i}", tokens) for i, tokens in enumerate(np.array_split(stream, clients))]
+    return np.array_split(stream, clients)
 
 
-def _windows(names: list[str], articles: list[Article], length: int) -> Iterator[Client]:
+def _windows(part: str, articles: list[np.ndarray], length: int) -> Iterator[Client]:
     """Cut each article into windows of inputs and the last target, uint16 (n, length + 1)."""
-    for name, (_, tokens) in zip(names, articles):
-        count = max(len(tokens) - 1, 0) // length
-        starts = length * np.arange(count)[:, None]
-        yield name, {"windows": tokens[starts + np.arange(length + 1)]}
+    for i, tokens in enumerate(articles):
+        starts = length * np.arange(max(len(tokens) - 1, 0) // length)[:, None]
+        yield (part, i), {"windows": tokens[starts + np.arange(length + 1)]}
