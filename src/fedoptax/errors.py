@@ -158,8 +158,8 @@ def check_output(
     else:
         got = "None" if value is None else f"a value of type {type(value).__name__}"
     number = "number" if kind == "real" else "floating-point number"
-    text = ", ".join("any" if size is None else "..." if size is ... else str(size) for size in shape)
-    needed = f"{number}s of shape ({text}{',' * (len(shape) == 1)})" if shape else f"one {number}"
+    form = str(shape).replace("None", "any").replace("Ellipsis", "...")
+    needed = f"{number}s of shape {form}" if shape else f"one {number}"
     raise UsageError(f"{name} must {verb} {needed}, got {got}")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,10 +24,10 @@ class ClientsFile:
     first `done` rounds in the folder of the run that is continued.
     """
 
-    def __init__(self, folder: Path, source: Path | None = None, done: int = 0) -> None:
+    def __init__(self, folder: Path, source: str | Path | None = None, done: int = 0) -> None:
         self._path = folder / FILE
-        self._parts = [read_clients(source)] if source is not None and done else []
-        self._parts = [table[table["round"] <= done] for table in self._parts]
+        tables = [read_clients(Path(source))] if source is not None and done else []
+        self._parts = [table[table["round"] <= done] for table in tables]
 
     def add(self, round: int, values: Mapping[str, np.ndarray]) -> None:
         """Add a round's metrics, (clients,) each; NaN in all is a client without held-out examples."""
@@ -43,10 +42,8 @@ class ClientsFile:
         """Write what was added so far."""
         import pandas as pd
 
-        buffer = io.BytesIO()
         table = pd.concat(self._parts, ignore_index=True) if self._parts else pd.DataFrame({"round": [], "client": []})
-        table.to_parquet(buffer, index=False)
-        write_atomically(self._path, buffer.getvalue())
+        write_atomically(self._path, table.to_parquet(index=False))
 
 
 def column_of(metric: str) -> str:
@@ -55,11 +52,7 @@ def column_of(metric: str) -> str:
 
 
 def read_clients(folder: Path) -> pandas.DataFrame:
-    """Read a run's clients.parquet.
-
-    Raises:
-      RunError: it is missing or damaged.
-    """
+    """Read a run's clients.parquet; raise a `RunError` if it is missing or damaged."""
     import pandas as pd
 
     try:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedoptax._files import finite_or_none, write_atomically
+from fedoptax._files import to_plain, write_atomically, writing
 from fedoptax._html import html_table
 from fedoptax.errors import RunError, UsageError
 from fedoptax.tasks.metrics import Column
@@ -78,10 +78,8 @@ class History:
     def save(self, path: str | Path) -> Path:
         """Write the history as `.csv`, `.jsonl` or `.parquet`, by the path's ending.
 
-        In a Parquet file counts are int64 and all else float64; null means no value, or none that is finite.
-
-        Raises:
-          UsageError: another ending.
+        In a Parquet file counts are int64 and all else float64; null means no value, or none that is finite. Another
+        ending is a `UsageError`.
         """
         path = Path(path)
         if path.suffix == ".csv":
@@ -89,9 +87,9 @@ class History:
         elif path.suffix == ".jsonl":
             path.write_bytes(_encode(self.rows))
         elif path.suffix == ".parquet":
-            frame = History(_finite(self.rows)).to_pandas()
-            kinds = {name: "Int64" if name in COUNTS else float for name in frame.columns}
-            frame.astype(kinds).to_parquet(path, index=False)
+            frame = History(to_plain(self.rows)).to_pandas()
+            dtypes = {name: "Int64" if name in COUNTS else float for name in frame.columns}
+            frame.astype(dtypes).to_parquet(path, index=False)
         else:
             raise UsageError(f"path must end in .csv, .jsonl or .parquet, got '{path.name}'")
         return path
@@ -115,23 +113,21 @@ class HistoryFile:
     def append(self, rows: list[Row]) -> None:
         """Add rows, all or none."""
         data = _encode(rows)
-        try:
-            with self._path.open("ab") as file:
-                file.write(data)
-        except OSError as error:
-            with suppress(OSError):  # a reader leaves out an unfinished last line
-                os.truncate(self._path, self._length)
-            raise RunError(f"'{self._path}' cannot be written: {error.strerror}") from error
+        with writing(self._path):
+            try:
+                with self._path.open("ab") as file:
+                    file.write(data)
+            except OSError:
+                with suppress(OSError):  # a reader leaves out an unfinished last line
+                    os.truncate(self._path, self._length)
+                raise
         self._length += len(data)
         self._hash.update(data)
 
     def sync(self) -> dict[str, Any]:
         """Flush all rows to disk and return their length in bytes and SHA-256."""
-        try:
-            with self._path.open("r+b") as file:
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise RunError(f"'{self._path}' cannot be written: {error.strerror}") from error
+        with writing(self._path), self._path.open("r+b") as file:
+            os.fsync(file.fileno())
         return {"bytes": self._length, "sha256": self._hash.hexdigest()}
 
 
@@ -156,14 +152,12 @@ def read_rows(folder: Path, rounds: int) -> list[Row]:
     path = folder / FILE
     rows: list[Row] = []
     for number, line in enumerate(read_lines(folder)[:rounds], start=1):
-        try:
+        with suppress(ValueError, KeyError, TypeError, RecursionError):
             row = json.loads(line)
-            is_next = row["round"] == number
-        except (ValueError, KeyError, TypeError, RecursionError):
-            is_next = False
-        if not is_next:
+            if row["round"] == number:
+                rows.append(row)
+        if len(rows) < number:
             raise RunError(f"'{path}' is damaged at line {number}: not the row of round {number}")
-        rows.append(row)
     if len(rows) < rounds:
         raise RunError(f"'{path}' holds {len(rows)} of {rounds} rounds")
     return rows
@@ -171,8 +165,4 @@ def read_rows(folder: Path, rounds: int) -> list[Row]:
 
 def _encode(rows: list[Row]) -> bytes:
     """Return rows as lines of strict JSON."""
-    return "".join(json.dumps(row, allow_nan=False) + "\n" for row in _finite(rows)).encode()
-
-
-def _finite(rows: list[Row]) -> list[Row]:
-    return [{name: finite_or_none(value) for name, value in row.items()} for row in rows]
+    return "".join(json.dumps(to_plain(row), allow_nan=False) + "\n" for row in rows).encode()

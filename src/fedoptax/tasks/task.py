@@ -14,7 +14,7 @@ from fedoptax.algorithm import Tree
 from fedoptax.data.federated import FederatedData
 from fedoptax.errors import UsageError, check_choice, check_function, check_int, check_number, check_output, check_type
 from fedoptax.tasks.metrics import METRICS
-from fedoptax.tree import sum_dtype
+from fedoptax.tree import leaf_names, sum_dtype
 
 LossFn = Callable[[Tree, Any, jax.Array], jax.Array]
 DTYPES = ("float32", "bfloat16")
@@ -103,28 +103,26 @@ class Task:
 
     def __reduce__(self) -> tuple[Any, ...]:
         if "loader" not in vars(self):
-            raise UsageError(
-                f"task '{self.name}' cannot be pickled, as its functions cannot: only what load_task returns can, by "
-                "its name and options; make the task anew in the other process"
-            )
+            remedy = "only what load_task returns can, by its name and options; make it anew in the other process"
+            raise UsageError(f"task '{self.name}' cannot be pickled, as its functions cannot: {remedy}")
         return vars(self)["loader"], ()
 
     def __deepcopy__(self, memo: Any) -> "Task":
         return self  # nothing of it changes
 
     def _repr_html_(self) -> str:
-        examples, sizes = self.clients.examples, self.clients.sizes
+        sizes, fields = self.clients.sizes, self.clients.examples.items()
         row: dict[str, Any] = {"clients": self.num_clients, "training examples": int(sizes.sum())}
         row["per client"] = f"{sizes.min():,} to {sizes.max():,}"
-        row["test examples"] = max((len(array) for array in (self.test or {}).values()), default=0)
-        row |= {name: "×".join(map(str, array.shape[1:])) or "number" for name, array in examples.items()}
+        row["test examples"] = max(map(len, (self.test or {}).values()), default=0)
+        row |= {name: "×".join(map(str, array.shape[1:])) or "number" for name, array in fields}
         return html_table([row], f"{self.name}: {self.description}")
 
 
 FUNCTIONS = {"init": "key", "loss": "params, batch, key", "metrics": "params, batch", "predict": "params, batch"}
 KINDS: dict[str, Any] = {
     "clients": FederatedData, "test": Mapping | None, "validation": Mapping | None, "higher_is_better": bool,
-    "classes": list | tuple | np.ndarray | None, "primary_metric": str | None, "label": str | None,
+    "classes": list | tuple | np.ndarray | None,
 }  # fmt: skip
 
 
@@ -245,14 +243,8 @@ def with_validation(task: Task, fraction: float) -> Task:
         raise UsageError(f"validation_fraction must leave a client of task '{task.name}' examples, got {fraction}")
     total, givers = int(task.clients.offsets[-1]), len(np.unique(owners))
     note = f"validation: {len(owners):,} of {total:,} training examples, of {givers:,} clients"
-    return replace(
-        task,
-        clients=clients,
-        validation=rest,
-        validation_owners=owners,
-        spec={**task.spec, "validation_fraction": fraction},
-        notes=(*task.notes, note),
-    )
+    spec, notes = {**task.spec, "validation_fraction": fraction}, (*task.notes, note)
+    return replace(task, clients=clients, validation=rest, validation_owners=owners, spec=spec, notes=notes)
 
 
 def with_metrics(task: Task, names: str) -> Task:
@@ -293,13 +285,13 @@ def _check_parameters(task: Task) -> None:
     def check(key: jax.Array) -> None:
         params = task.init(key)
         try:
-            leaves = jax.tree_util.tree_leaves_with_path(params)
+            leaves = list(zip(leaf_names(params), jax.tree.leaves(params)))
         except ValueError as error:  # keys that cannot be sorted
             raise UsageError(f"init of task '{task.name}' must return a tree of arrays: {error}") from error
         if not leaves:
             raise UsageError(f"init of task '{task.name}' must return at least one array, got {params!r}")
         for path, leaf in leaves:
-            name = f"parameter '{jax.tree_util.keystr(path, simple=True, separator='/')}' of task '{task.name}'"
+            name = f"parameter '{path}' of task '{task.name}'"
             if isinstance(leaf, bool | int | float | complex):
                 raise UsageError(f"{name} must be an array of floating-point numbers, got {leaf!r}")
             check_output(name, leaf, np.shape(leaf), "inexact", verb="be")

@@ -17,19 +17,3 @@ from fedoptax.torch.loop import with_loop
 from fedoptax.torch.optim import FAFED, STEM, FedLAMB, LocalAMSGrad
 from fedoptax.torch.params import buffers_from_module, load_buffers, load_params, params_from_module
 from fedoptax.torch.task import module_task
-
-__all__ = [
-    "FAFED",
-    "STEM",
-    "FedLAMB",
-    "LocalAMSGrad",
-    "ModuleState",
-    "buffers_from_module",
-    "load_buffers",
-    "load_params",
-    "module_task",
-    "params_from_module",
-    "torch_grad_fn",
-    "with_loop",
-    "with_module",
-]
