@@ -141,25 +141,22 @@ def check_output(
     Args:
       name: of the function, or of a value with `verb="be"`.
       value: what it returned.
-      shape: the shape it must have; None stands for any size, `...` at the end for any further axes.
+      shape: the shape it must have; None stands for any size.
       kind: of the numbers: `"floating"`; `"real"`, whole numbers and booleans too; or `"inexact"`, complex ones too.
     """
     import jax  # here, so that this module stays quick to import
     import numpy as np
 
+    got = "None" if value is None else f"a value of type {type(value).__name__}"
     if isinstance(value, jax.Array | np.ndarray | np.generic | float | int | complex):
         dtype, sizes = jax.dtypes.result_type(value), np.shape(value)
-        wanted = (*shape[:-1], *sizes[len(shape) - 1 :]) if shape[-1:] == (...,) else shape
-        is_fitting = len(sizes) == len(wanted) and all(w is None or w == size for w, size in zip(wanted, sizes))
+        is_fitting = len(sizes) == len(shape) and all(w is None or w == size for w, size in zip(shape, sizes))
         generic = getattr(jax.numpy, "floating" if kind == "real" else kind)
         if is_fitting and (jax.numpy.issubdtype(dtype, generic) or (kind == "real" and dtype.kind in "biu")):
             return jax.numpy.asarray(value, dtype)
         got = f"{dtype.name}[{', '.join(map(str, sizes))}]"
-    else:
-        got = "None" if value is None else f"a value of type {type(value).__name__}"
     number = "number" if kind == "real" else "floating-point number"
-    form = str(shape).replace("None", "any").replace("Ellipsis", "...")
-    needed = f"{number}s of shape {form}" if shape else f"one {number}"
+    needed = f"{number}s of shape {str(shape).replace('None', 'any')}" if shape else f"one {number}"
     raise UsageError(f"{name} must {verb} {needed}, got {got}")
 
 

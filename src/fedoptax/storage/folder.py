@@ -23,8 +23,7 @@ from fedoptax.algorithm import Tree
 from fedoptax.engine.client_states import ClientStates
 from fedoptax.errors import RunError, UsageError, check_type, shorten
 from fedoptax.storage.checkpoint import save_checkpoint
-from fedoptax.storage.clients import ClientsFile
-from fedoptax.storage.history import History, HistoryFile, Row
+from fedoptax.storage.history import ClientsFile, History, HistoryFile, Row
 from fedoptax.tasks.metrics import Column
 from fedoptax.tree import leaf_names
 
@@ -137,18 +136,13 @@ def named_leaves(tree: Any) -> dict[str, np.ndarray]:
 class RunFolder:
     """The folder of one run while it is written, `locked` for this process; `history` is of rounds done before.
 
-    `source` is the folder of the run that is continued.
+    Checkpoints are due `every` so many seconds; `source` is the folder of the run that is continued.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        config: Mapping[str, Any],
-        history: History,
-        checkpoint_every: float,
-        source: str | Path | None = None,
+        self, folder: Path, config: Mapping[str, Any], history: History, every: float, source: str | Path | None = None
     ) -> None:
-        self._folder, self._history, self._every = folder, history, checkpoint_every
+        self._folder, self._history, self._every = folder, history, every
         write_json(folder / "config.json", config)
         self._summarize(Status.RUNNING, None, 0.0, None)
         self._rows = HistoryFile(folder, history.rows)

@@ -1,4 +1,4 @@
-"""One row per round: what happened and what it cost, in memory and in history.jsonl."""
+"""What happened and what it cost: a row per round in history.jsonl, and per round and client in clients.parquet."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fedoptax._files import to_plain, write_atomically, writing
 from fedoptax._html import html_table
-from fedoptax.errors import RunError, UsageError
+from fedoptax.errors import RunError, UsageError, shorten
 from fedoptax.tasks.metrics import Column
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 FILE = "history.jsonl"
+CLIENTS = "clients.parquet"
 COUNTS = ("round", "bytes_down", "bytes_up", "participants", "dropped", "late", "rejected", "evaluated")
 """The columns of whole numbers."""
 
@@ -166,3 +169,49 @@ def read_rows(folder: Path, rounds: int) -> list[Row]:
 def _encode(rows: list[Row]) -> bytes:
     """Return rows as lines of strict JSON."""
     return "".join(json.dumps(to_plain(row), allow_nan=False) + "\n" for row in rows).encode()
+
+
+class ClientsFile:
+    """clients.parquet while a run writes it: one row per evaluated round and client that has held-out examples.
+
+    Its columns are `round` and `client`, int32, and the metrics, float32, by `column_of`. It begins with those of the
+    first `done` rounds in the folder of the run that is continued.
+    """
+
+    def __init__(self, folder: Path, source: str | Path | None = None, done: int = 0) -> None:
+        self._path = folder / CLIENTS
+        tables = [read_clients(Path(source))] if source is not None and done else []
+        self._parts = [table[table["round"] <= done] for table in tables]
+
+    def add(self, round: int, values: Mapping[str, np.ndarray]) -> None:
+        """Add a round's metrics, (clients,) each; NaN in all is a client without held-out examples."""
+        import pandas as pd
+
+        clients = np.flatnonzero(~np.all([np.isnan(value) for value in values.values()], axis=0))
+        rows = {column_of(name): np.asarray(value, np.float32)[clients] for name, value in sorted(values.items())}
+        at = {"round": np.full(len(clients), round, np.int32), "client": clients.astype(np.int32)}
+        self._parts.append(pd.DataFrame(at | rows))
+
+    def write(self) -> None:
+        """Write what was added so far."""
+        import pandas as pd
+
+        table = pd.concat(self._parts, ignore_index=True) if self._parts else pd.DataFrame({"round": [], "client": []})
+        write_atomically(self._path, table.to_parquet(index=False))
+
+
+def column_of(metric: str) -> str:
+    """Return the column of a metric: its name, but `round_` or `client_` where that would be another column."""
+    return f"{metric}_" if metric in ("round", "client") else metric
+
+
+def read_clients(folder: Path) -> pandas.DataFrame:
+    """Read a run's clients.parquet; raise a `RunError` if it is missing or damaged."""
+    import pandas as pd
+
+    try:
+        table = pd.read_parquet(folder / CLIENTS)
+        table[["round", "client"]]
+    except Exception as error:  # a damaged file fails in many ways
+        raise RunError(f"'{folder / CLIENTS}' cannot be read: {shorten(error)}") from error
+    return table

@@ -215,9 +215,9 @@ def export_predict(task: Task) -> export.Exported:
     unflatten = partial(jax.tree.unflatten, jax.tree.structure(params))
 
     def apply(leaves: list[jax.Array], batch: dict[str, jax.Array]) -> jax.Array:
-        size = next(iter(batch.values())).shape[0]
-        shape = (size, ...) if task.classes is None else (size, len(task.classes) or None)
-        return check_output(f"predict of task '{task.name}'", predict(unflatten(leaves), batch), shape, "real")
+        outputs, size = predict(unflatten(leaves), batch), next(iter(batch.values())).shape[0]
+        axes = getattr(outputs, "shape", ())[1:] if task.classes is None else (len(task.classes) or None,)
+        return check_output(f"predict of task '{task.name}'", outputs, (size, *axes), "real")
 
     leaves, fields = jax.tree.leaves(params), dict(task.clients.examples)
 
