@@ -135,7 +135,7 @@ class HistoryFile:
 
 
 def begins_with(folder: Path, part: Mapping[str, Any]) -> bool:
-    """Return whether a run's history begins with the rows that `HistoryFile.sync` told of."""
+    """Return whether a run's history begins with the rows of a `HistoryFile.sync`."""
     with (folder / FILE).open("rb") as file:
         return hashlib.sha256(file.read(part["bytes"])).hexdigest() == part["sha256"]
 

@@ -17,8 +17,6 @@ from fedoptax.tasks.metrics import METRICS
 from fedoptax.tree import leaf_names, sum_dtype
 
 LossFn = Callable[[Tree, Any, jax.Array], jax.Array]
-DTYPES = ("float32", "bfloat16")
-"""What a training loss may be computed in."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,7 +184,7 @@ def with_compute_dtype(task: Task, dtype: str) -> Task:
     al. 2018; bfloat16 has the range of float32, so the loss needs no scaling.)
 
     Args:
-      task: any task.
+      task: the task.
       dtype: `"bfloat16"`, or `"float32"` for the task as it is.
 
     Raises:
@@ -199,7 +197,7 @@ def with_compute_dtype(task: Task, dtype: str) -> Task:
       'bfloat16'
     """
     check_task(task)
-    check_choice("compute_dtype", dtype, DTYPES)
+    check_choice("compute_dtype", dtype, ("float32", "bfloat16"))
     if dtype == "float32":
         return task
     loss, narrow = task.loss, jnp.dtype(dtype)

@@ -37,7 +37,7 @@ def with_loop(
       train: `(module, examples, config) -> number of examples`, or `-> (number of examples, mean loss)`; without a loss
         the round's training loss is 0. `examples` are those of the client: in a run all its arrays by field, whole
         numbers as int64, once; in an eager round what its `batches`, a list of one, hold.
-      config: what `train` is told, beside `"lr"`, the learning rate at the clients if the algorithm schedules it.
+      config: what `train` gets, besides `"lr"`, the learning rate at the clients if the algorithm schedules it.
 
     Raises:
       UsageError: when a client runs: the algorithm's clients send more than Δ, or `train` returns something else.
