@@ -16,19 +16,27 @@ import numpy as np
 from fedoptax.errors import RunError, UsageError, shorten
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn an error of the disk into one line that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"'{path}' cannot be written: {error.strerror}") from error
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file so that a reader sees the old content or the new, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        sync_folder(path.parent)
-    except OSError as error:
-        raise RunError(f"'{path}' cannot be written: {error.strerror}") from error
+        with writing(path):
+            with temporary.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+            sync_folder(path.parent)
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -63,7 +71,6 @@ def read_json(path: Path) -> dict[str, Any]:
         raise RunError(f"'{path}' cannot be read: {shorten(getattr(error, 'strerror', None) or error)}") from error
     if not isinstance(value, dict):
         raise RunError(f"'{path}' is damaged: a JSON object is expected")
-    value.pop("checksum", None)  # files of earlier versions have one
     return value
 
 
@@ -84,11 +91,7 @@ def read_arrays(file: Any) -> dict[str, np.ndarray]:
 
 
 def read_params_file(name: str, path: str | Path) -> dict[str, np.ndarray]:
-    """Return the arrays by name of an `.npz` file of parameters, or of a run's folder, which an argument `name` gives.
-
-    Raises:
-      UsageError: it cannot be read.
-    """
+    """Return the arrays by name of an `.npz` file of parameters, or of a run's folder; else raise a `UsageError`."""
     file = Path(path).expanduser()
     file = file / "params.npz" if file.is_dir() else file
     try:

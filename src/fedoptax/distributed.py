@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from fedoptax._files import to_plain
-from fedoptax.errors import RunError, UsageError, check_int, shorten
+from fedoptax.errors import RunError, UsageError, check_int
 
 T = TypeVar("T")
 PER_PROCESS = ("environment", "trackers")  # fields of a config that may differ
@@ -26,9 +26,9 @@ def join(coordinator: str | None = None, processes: int | None = None, process: 
     Give all arguments, or none if JAX can find them out: from Slurm, Open MPI, Kubernetes or a cloud's TPUs. Process 0
     is reached at `coordinator`, `HOST:PORT`; `process` is the number of this one, from 0.
     """
-    place = {"coordinator": coordinator, "processes": processes, "process": process}
-    missing = [name for name, value in place.items() if value is None]
-    if 0 < len(missing) < len(place):
+    arguments = {"coordinator": coordinator, "processes": processes, "process": process}
+    missing = [name for name, value in arguments.items() if value is None]
+    if 0 < len(missing) < 3:
         raise UsageError(f"{missing[0]} must be given too: coordinator, processes and process go together")
     if coordinator is not None and process is not None:
         host, _, port = coordinator.rpartition(":")
@@ -40,13 +40,11 @@ def join(coordinator: str | None = None, processes: int | None = None, process: 
         jax.distributed.initialize(coordinator, processes, process, cluster_detection_method=method)
     except ValueError as error:
         if not missing or "be defined" not in str(error):
-            raise RunError(f"distributed: {shorten(error)}") from error
-        raise UsageError(
-            "distributed found no Slurm, Open MPI, Kubernetes or TPU cluster: "
-            "coordinator, processes and process must be given"
-        ) from None
-    except RuntimeError as error:  # JAX's own is one
-        where, reason = coordinator or "the coordinator", shorten(str(error).splitlines()[0])
+            raise RunError(f"distributed: {error}") from error
+        clusters = "Slurm, Open MPI, Kubernetes or TPU cluster"
+        raise UsageError(f"coordinator, processes and process are needed: there is no {clusters}") from None
+    except RuntimeError as error:  # as JAX's errors are
+        where, reason = coordinator or "the coordinator", str(error).splitlines()[0]
         raise RunError(f"distributed: not all processes met at {where} ({reason})") from error
 
 
@@ -72,9 +70,7 @@ def run_on_all_or_fail(action: Callable[[], T]) -> T:
     failed = np.flatnonzero(gather_from_all(np.int32(error is not None)))
     if len(failed):
         text, is_usage = broadcast((str(error) or type(error).__name__, isinstance(error, UsageError)), failed[0])
-        if error is not None:
-            raise error
-        raise (UsageError if is_usage else RunError)(f"process {failed[0]}: {text}")
+        raise error or (UsageError if is_usage else RunError)(f"process {failed[0]}: {text}")
     return value
 
 
@@ -83,9 +79,7 @@ def check_same(config: Mapping[str, Any]) -> None:
     if not is_distributed():
         return
     text = json.dumps({name: value for name, value in to_plain(config).items() if name not in PER_PROCESS})
-    different = np.flatnonzero(gather_from_all(np.int32(text != broadcast(text))))
-    if len(different):
-        number = different[0]
+    for number in np.flatnonzero(gather_from_all(np.int32(text != broadcast(text)))):
         raise RunError(f"process {number} was given another experiment than process 0: other options, data or code")
 
 
@@ -111,6 +105,6 @@ def broadcast(value: T, source: int = 0) -> T:
 def _broadcast_bytes(data: bytes, length: int, is_source: bool) -> bytes:
     from jax.experimental import multihost_utils
 
-    own: Any = np.frombuffer(data if is_source else bytes(length), np.uint8)
-    pieces = [own[i : i + _PIECE] for i in range(0, length, _PIECE)]
+    content: Any = np.frombuffer(data if is_source else bytes(length), np.uint8)
+    pieces = [content[i : i + _PIECE] for i in range(0, length, _PIECE)]
     return b"".join(np.asarray(multihost_utils.broadcast_one_to_all(piece, is_source)).tobytes() for piece in pieces)

@@ -16,22 +16,21 @@ LONGEST = 1000
 """Characters that an error's message may have: people read it, and what it quotes may come from anywhere."""
 
 
-class UsageError(ValueError):
-    """An argument is wrong: the message names it, what was given and what is allowed. Exit status 2."""
+class _OneLine(Exception):
+    def __init__(self, message: object = "") -> None:
+        super().__init__(shorten(message, LONGEST))
+
+
+class UsageError(_OneLine, ValueError):
+    """An argument is wrong: the message names it, its value and what is allowed. Exit status 2."""
 
     status = 2
 
-    def __init__(self, message: object = "") -> None:
-        super().__init__(shorten(message, LONGEST))
 
-
-class RunError(RuntimeError):
+class RunError(_OneLine, RuntimeError):
     """The work itself failed (a broken file, a diverged run, a full disk). Exit status 1."""
 
     status = 1
-
-    def __init__(self, message: object = "") -> None:
-        super().__init__(shorten(message, LONGEST))
 
 
 class Stopped(RunError):
@@ -68,22 +67,12 @@ def check_int(name: str, value: Any, low: int = 1, high: int = 2**31 - 1) -> int
 
 
 def check_number(
-    name: str,
-    value: Any,
-    low: float = -math.inf,
-    high: float = math.inf,
-    *,
-    open_low: bool = False,
+    name: str, value: Any, low: float = -math.inf, high: float = math.inf, *, open_low: bool = False,
     open_high: bool = True,
-) -> None:
+) -> None:  # fmt: skip
     """Check that `value` is a number from `low` to `high`, finite in float32 too; a traced value is not checked.
 
-    Args:
-      name: of the argument.
-      value: what was given.
-      low, high: the bounds; infinite means none.
-      open_low: `low` itself is not allowed.
-      open_high: `high` itself is not allowed.
+    `open_low` and `open_high` say that the bound itself is not allowed.
     """
     if is_traced(value):
         return
@@ -136,53 +125,42 @@ def check_type(name: str, value: Any, kinds: Any) -> None:
 
 def check_function(name: str, value: Any, arguments: str) -> None:
     """Check that `value` can be called with so many arguments, which the message lists: `"params, batch"`."""
-    if not callable(value):
-        raise UsageError(f"{name} must be a function of ({arguments}), got {shorten(repr(value))}")
     try:
-        signature = inspect.signature(value)
-    except ValueError:  # written in C, and does not say
+        inspect.signature(value).bind(*arguments.split(", "))
+    except ValueError:  # a function written in C may have no signature
         return
-    try:
-        signature.bind(*arguments.split(", "))
-    except TypeError:
-        raise UsageError(f"{name} must be a function of ({arguments}), got one of {signature}") from None
+    except TypeError as error:
+        raise UsageError(f"{name} must be a function of ({arguments}), got {shorten(repr(value))}: {error}") from None
 
 
 def check_output(
     name: str, value: Any, shape: tuple[Any, ...] = (), kind: str = "floating", verb: str = "return"
 ) -> Any:
-    """Return what a user's function returned as an array, if it has the shape and the kind of numbers that are needed.
+    """Return as an array what a user's function returned, an array of JAX or NumPy or a number, if it is as needed.
 
     Args:
-      name: of the function, for the message.
-      value: what it returned: an array of JAX or NumPy, or a number.
-      shape: the shape it must have; None stands for any size, `...` at the end for any further axes.
+      name: of the function, or of a value with `verb="be"`.
+      value: what it returned.
+      shape: the shape it must have; None stands for any size.
       kind: of the numbers: `"floating"`; `"real"`, whole numbers and booleans too; or `"inexact"`, complex ones too.
-      verb: `"be"` where `name` is a value, not a function.
-
-    Raises:
-      UsageError: it is something else; the message has the shape and dtype, or the type.
     """
     import jax  # here, so that this module stays quick to import
     import numpy as np
 
+    got = "None" if value is None else f"a value of type {type(value).__name__}"
     if isinstance(value, jax.Array | np.ndarray | np.generic | float | int | complex):
         dtype, sizes = jax.dtypes.result_type(value), np.shape(value)
-        wanted = (*shape[:-1], *sizes[len(shape) - 1 :]) if shape[-1:] == (...,) else shape
-        is_fitting = len(sizes) == len(wanted) and all(w is None or w == size for w, size in zip(wanted, sizes))
+        is_fitting = len(sizes) == len(shape) and all(w is None or w == size for w, size in zip(shape, sizes))
         generic = getattr(jax.numpy, "floating" if kind == "real" else kind)
         if is_fitting and (jax.numpy.issubdtype(dtype, generic) or (kind == "real" and dtype.kind in "biu")):
             return jax.numpy.asarray(value, dtype)
         got = f"{dtype.name}[{', '.join(map(str, sizes))}]"
-    else:
-        got = "None" if value is None else f"a value of type {type(value).__name__}"
     number = "number" if kind == "real" else "floating-point number"
-    text = ", ".join("any" if size is None else "..." if size is ... else str(size) for size in shape)
-    needed = f"{number}s of shape ({text}{',' * (len(shape) == 1)})" if shape else f"one {number}"
+    needed = f"{number}s of shape {str(shape).replace('None', 'any')}" if shape else f"one {number}"
     raise UsageError(f"{name} must {verb} {needed}, got {got}")
 
 
 def is_traced(value: Any) -> bool:
     """Whether `value` is one that JAX traces, such as a hyper-parameter of a sweep."""
-    jax = sys.modules.get("jax")  # without it nothing is traced, and this module stays quick to import
+    jax = sys.modules.get("jax")  # without it nothing is traced
     return jax is not None and isinstance(value, jax.core.Tracer)

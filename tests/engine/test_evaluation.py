@@ -114,13 +114,9 @@ def test_metrics_of_averages_are_computed_per_client_too() -> None:
     def metrics(params: Any, batch: Any) -> dict[str, Any]:
         return {"exp": fx.metrics.perplexity(batch["x"][:, 0])}
 
-    with pytest.warns(DeprecationWarning, match="derived"):
-        derived = values_task(False, derived={"exp": lambda means: jnp.exp(means["first"])}, test_owners=OWNED_BY)
-    stated = values_task(metrics=metrics, test_owners=OWNED_BY)
-    for task in (replace(one, primary_metric="exp") for one in (derived, stated)):
-        found = columns(task)
-        assert found["test_exp"] == pytest.approx(math.exp(x.mean()), rel=1e-5)
-        assert found["client_exp_mean"] == pytest.approx(np.mean(of), rel=1e-5)
+    found = columns(replace(values_task(metrics=metrics, test_owners=OWNED_BY), primary_metric="exp"))
+    assert found["test_exp"] == pytest.approx(math.exp(x.mean()), rel=1e-5)
+    assert found["client_exp_mean"] == pytest.approx(np.mean(of), rel=1e-5)
     assert found["client_exp_worst_decile"] == pytest.approx(max(of), rel=1e-5)
 
 

@@ -12,7 +12,7 @@ import fedoptax as fx
 from fedoptax.algorithms.baselines import local
 from fedoptax.experiments.baselines import find_simulation
 from fedoptax.experiments.run import split_options
-from fedoptax.storage.clients import read_clients
+from fedoptax.storage.history import read_clients
 from small import small_task
 
 TASK = fx.with_validation(small_task(), 0.3)

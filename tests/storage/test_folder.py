@@ -32,11 +32,6 @@ def test_json_holds_null_for_non_finite_numbers(tmp_path: Path) -> None:
     assert read_json(path) == VALUE | {"loss": None, "sizes": [0, 1], "grid": [1.5, None]}
 
 
-def test_json_of_an_earlier_version_with_a_checksum_is_read(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"checksum": "0" * 64, **CONFIG}))
-    assert {"format": 1, **read_config(tmp_path)} == CONFIG
-
-
 @pytest.mark.parametrize(
     "content",
     [

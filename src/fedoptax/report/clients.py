@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from fedoptax.report.groups import Group
-from fedoptax.storage.clients import FILE, column_of, read_clients
+from fedoptax.storage.history import CLIENTS, column_of, read_clients
 from fedoptax.tasks.metrics import Column
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
@@ -27,7 +27,7 @@ def find_client_bands(groups: Sequence[Group]) -> list[ClientBands]:
     """Find the bands of each group whose runs recorded the clients' metrics, by the metric that it is judged by."""
     bands = []
     for group in groups:
-        tables = [read_clients(run.path) for run in group.runs if (run.path / FILE).is_file()]
+        tables = [read_clients(run.path) for run in group.runs if (run.path / CLIENTS).is_file()]
         judged = Column.parse(group.metric)
         metric = judged.metric if judged else ""
         parts = [

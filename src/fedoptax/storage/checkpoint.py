@@ -1,7 +1,7 @@
-"""Checkpoints of a run's states: atomic, the last two kept, checked before they are used.
+"""Checkpoints of a run's states: atomic, the last two, checked before they are used.
 
-    checkpoints/40/states.npz       the server's state, and the clients' where they are kept on the device
-    checkpoints/40/clients/         the clients' states where they are kept on the host
+    checkpoints/40/states.npz       the server's state, and the clients' if they are on the device
+    checkpoints/40/clients/         the clients' states if they are on the host
     checkpoints/40/checkpoint.json  shapes and dtypes, the history's length and SHA-256, and one digest of all files
 
 A checkpoint is made beside its place and moved there as a whole. One that is damaged, or whose part of the history is,
@@ -41,7 +41,7 @@ def save_checkpoint(
     Everything else that a run continues with follows from its config: keys and the order of data are functions of the
     seed and the round. `history` is what `HistoryFile.sync` returned; None if there is no history.
     """
-    place, temporary = _place(folder, round), _place(folder, f".{round}.{os.getpid()}.tmp")
+    place, temporary = folder / FOLDER / str(round), folder / FOLDER / f".{round}.{os.getpid()}.tmp"
     try:
         _remove(folder, lambda old: old > round)  # damaged, or of rounds that are done again
         temporary.mkdir(parents=True)
@@ -55,11 +55,11 @@ def save_checkpoint(
         manifest = {"format": FORMAT, "round": round, "arrays": _form(leaves), "history": history, "digest": digest}
         write_json(temporary / MANIFEST, manifest)
         if place.is_dir():  # damaged, or the same
-            place.rename(_place(folder, f".{round}.old.tmp"))
+            place.rename(place.with_name(f".{round}.old.tmp"))
         os.replace(temporary, place)
         sync_folder(place.parent)
-        kept = rounds_of(folder)[-KEEP:]
-        _remove(folder, lambda old: old not in kept)
+        last = rounds_of(folder)[-KEEP:]
+        _remove(folder, lambda old: old not in last)
     except OSError as error:
         raise RunError(f"checkpoint of round {round} cannot be written: {_reason(error)}") from error
     finally:
@@ -71,7 +71,7 @@ def restore_checkpoint(
 ) -> tuple[int, Tree]:
     """Fill `clients` from a run folder's newest intact checkpoint between two rounds; return its round and server.
 
-    The given `server` has the form of the one that is returned. Nothing changes in the folder.
+    `server` has the form of the one that is returned. Nothing changes in the folder.
     """
     reasons = []
     for round in reversed([round for round in rounds_of(folder) if at_least <= round <= at_most]):
@@ -79,8 +79,7 @@ def restore_checkpoint(
             return round, _read(folder, round, server, clients)
         except (ValueError, KeyError, TypeError, OSError, RunError) as error:
             reasons.append(f"round {round}: {_reason(error)}")
-    found = "; ".join(reasons) or "there is none"
-    raise RunError(f"no checkpoint in '{folder / FOLDER}' can be used ({found})")
+    raise RunError(f"no checkpoint in '{folder / FOLDER}' can be used ({'; '.join(reasons) or 'there is none'})")
 
 
 def rounds_of(folder: Path) -> list[int]:
@@ -90,33 +89,25 @@ def rounds_of(folder: Path) -> list[int]:
 
 
 def least_total(folder: Path, resume_round: int | None = None) -> int:
-    """Return the least total of rounds of a run that continues from its last checkpoint, or from an earlier one.
-
-    Raises:
-      UsageError: no checkpoint of `resume_round` is kept.
-    """
-    kept = rounds_of(folder)
-    if resume_round is not None and resume_round not in kept:
-        raise UsageError(f"round must be of a kept checkpoint, one of {kept}, got {resume_round}")
-    return max(1, max(kept, default=1) if resume_round is None else resume_round)
-
-
-def _place(folder: Path, name: int | str) -> Path:
-    return folder / FOLDER / str(name)
+    """Return the least total of rounds of a run that continues from its last checkpoint, or that of `resume_round`."""
+    rounds = rounds_of(folder)
+    if resume_round is not None and resume_round not in rounds:
+        raise UsageError(f"round must be of a kept checkpoint, one of {rounds}, got {resume_round}")
+    return max([1, *rounds]) if resume_round is None else max(1, resume_round)
 
 
 def _read(folder: Path, round: int, server: Tree, clients: ClientStates) -> Tree:
-    place = _place(folder, round)
+    place = folder / FOLDER / str(round)
     manifest = read_json(place / MANIFEST)
     if manifest["format"] != FORMAT:
-        raise ValueError("it is of an older version of fedoptax, which can continue it")
+        raise ValueError("it is of another version of fedoptax")
     if manifest["round"] != round or _digest(place) != manifest["digest"]:
         raise ValueError("it is damaged")
     if manifest["history"] is not None and not begins_with(folder, manifest["history"]):
         raise ValueError("history.jsonl is not as it was written")
     if isinstance(clients, OnHost) != (place / "clients").is_dir():
-        kept = "device" if isinstance(clients, OnHost) else "host"
-        raise ValueError(f"its client states were kept on the {kept}: give client_states={kept!r}")
+        place_of_states = "device" if isinstance(clients, OnHost) else "host"
+        raise ValueError(f"its client states were on the {place_of_states}: use client_states={place_of_states!r}")
     like = _states(server, clients)
     form = _form(jax.tree.leaves(like))
     if manifest["arrays"] != form:

@@ -2,7 +2,7 @@
 
 import inspect
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ import numpy as np
 
 import fedoptax
 from fedoptax._files import read_json, to_plain, using, write_json
-from fedoptax.algorithm import FedAlgorithm
 from fedoptax.algorithms import ALGORITHMS
 from fedoptax.data.heterogeneity import heterogeneity, label_counts, measures
 from fedoptax.engine.evaluation import describe_metrics
@@ -48,13 +47,16 @@ def run_config(
     """
     options = replace(options, weighting=plan.weighting, client_states=plan.client_states, mesh=plan.mesh)
     names = [tracker for tracker in trackers if isinstance(tracker, str)]
-    part = "val" if task.test is None and task.validation is not None else "test"
+    doc = inspect.getdoc(ALGORITHMS.get(algorithm["name"], lambda: None))
+    paper = doc and doc.partition("\n")[0].partition(":")[0]  # the first line of the docstring begins with it
+    device = jax.devices()[0]
+    split = "val" if task.test is None and task.validation is not None else "test"
     return {
         "format": FORMAT,
         "kind": "run",
         "fedoptax": fedoptax.__version__,
         "task": {"name": task.name, "description": task.description, **task.spec},
-        "algorithm": {**algorithm, "reference": reference(algorithm["name"])},
+        "algorithm": {**algorithm, "reference": paper},
         **record_options(options),
         "random": random_settings(),
         **({"wrappers": dict(wrappers)} if wrappers else {}),
@@ -62,11 +64,16 @@ def run_config(
         "num_params": built.num_params,
         "bytes": {"down_per_client": built.bytes_down, "up_per_client": built.bytes_up},
         "gradients_per_step": plan.gradients_per_step,
-        "primary_metric": None if task.primary_metric is None else str(Column(part, task.primary_metric)),
+        "primary_metric": None if task.primary_metric is None else str(Column(split, task.primary_metric)),
         "metrics": metrics_record(task) if task.test or task.validation else {},
         "higher_is_better": task.higher_is_better,
         "partition": partition_record(task),
-        "environment": environment(),
+        "environment": {
+            "python": platform.python_version(),
+            "jax": jax.__version__,
+            "device": f"{device.platform}: {device.device_kind} x {jax.device_count()}",
+            "system": f"{platform.system()} {platform.machine()}",
+        },
     }
 
 
@@ -88,11 +95,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     config = read_record(path)
     with using(path):
-        task, algorithm = config["task"], config["algorithm"]
-        values = task["name"], algorithm["name"], config["rounds"], config["seed"]
+        values = config["task"]["name"], config["algorithm"]["name"], config["rounds"], config["seed"]
         if not all(map(isinstance, values, (str, str, int, int))):
             raise TypeError("names must be texts, rounds and seed whole numbers")
-        algorithm["hyperparameters"] = dict(algorithm.get("hyperparameters") or {})
+        config["algorithm"]["hyperparameters"] = dict(config["algorithm"].get("hyperparameters") or {})
     return config
 
 
@@ -104,8 +110,8 @@ def write_record(path: Path, record: Any) -> None:
 def read_record(path: Path) -> dict[str, Any]:
     """Read what config.json, compare.json or tune.json says, if it is of the format that this version reads."""
     content = read_json(path)
-    if (found := content.pop("format", None)) != FORMAT:
-        raise RunError(f"'{path}' is of format {found!r}; this version of fedoptax reads {FORMAT}")
+    if (version := content.pop("format", None)) != FORMAT:
+        raise RunError(f"'{path}' is of format {version!r}; this version of fedoptax reads {FORMAT}")
     return content
 
 
@@ -115,12 +121,8 @@ def check_same_experiment(folder: Path, stored: Mapping[str, Any], config: Mappi
     new = config.get("random") or {}
     for name, old in (stored.get("random") or new).items():
         if old != new.get(name):
-            raise RunError(
-                f"'{folder}' was made with {name}={old!r}, got {new.get(name)!r}: continue it with "
-                f"jax.config.update({name!r}, {old!r})"
-            )
-    if isinstance(task := stored.get("task"), dict) and "contents" not in task:  # of a file, in earlier versions
-        config["task"].pop("contents", None)
+            remedy = f"continue it with jax.config.update({name!r}, {old!r})"
+            raise RunError(f"'{folder}' was made with {name}={old!r}, got {new.get(name)!r}: {remedy}")
     options = options_of(RunOptions)
     may_change = MAY_CHANGE.union(name for name, about in options.items() if about.may_change)
     for name in sorted({*config, *options, "wrappers"} - may_change):
@@ -131,8 +133,8 @@ def check_same_experiment(folder: Path, stored: Mapping[str, Any], config: Mappi
 
 def metrics_record(task: Task) -> dict[str, dict[str, Any]]:
     """Return by metric which way is better, and its format."""
-    described = describe_metrics(task).items()
-    return {name: {"higher_is_better": one.higher_is_better, "format": one.format} for name, one in described}
+    metrics = describe_metrics(task).items()
+    return {name: {"higher_is_better": one.higher_is_better, "format": one.format} for name, one in metrics}
 
 
 def partition_record(task: Task) -> dict[str, Any]:
@@ -153,28 +155,6 @@ def class_counts(task: Task) -> np.ndarray | None:
         return None
     rows = np.split(np.arange(len(labels)), task.clients.offsets[1:-1])
     return label_counts(labels, rows, int(labels.max()) + 1)
-
-
-def environment() -> dict[str, str]:
-    """Return versions and the device, for a reader who wants to know why numbers differ."""
-    device = jax.devices()[0]
-    return {
-        "python": platform.python_version(),
-        "jax": jax.__version__,
-        "device": f"{device.platform}: {device.device_kind} x {jax.device_count()}",
-        "system": f"{platform.system()} {platform.machine()}",
-    }
-
-
-def summary(constructor: Callable[..., FedAlgorithm]) -> str:
-    """Return the first line of a constructor's docstring, which says what the algorithm is."""
-    return (inspect.getdoc(constructor) or constructor.__name__).splitlines()[0]
-
-
-def reference(name: str) -> str | None:
-    """Return the paper of an algorithm: its summary up to the colon; None for one that is not the package's."""
-    constructor = ALGORITHMS.get(name)
-    return summary(constructor).split(":")[0] if constructor else None
 
 
 def plain_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,31 +9,21 @@ import shutil
 import struct
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import jax
 import numpy as np
 from filelock import FileLock, Timeout
 
-from fedoptax._files import (
-    pack_arrays,
-    read_arrays,
-    read_json,
-    read_params_file,
-    using,
-    write_atomically,
-    write_json,
-)
+from fedoptax._files import pack_arrays, read_arrays, read_json, read_params_file, using, write_atomically, write_json
 from fedoptax.algorithm import Tree
 from fedoptax.engine.client_states import ClientStates
 from fedoptax.errors import RunError, UsageError, check_type, shorten
 from fedoptax.storage.checkpoint import save_checkpoint
-from fedoptax.storage.clients import ClientsFile
-from fedoptax.storage.history import History, HistoryFile, Row
+from fedoptax.storage.history import ClientsFile, History, HistoryFile, Row
 from fedoptax.tasks.metrics import Column
 from fedoptax.tree import leaf_names
 
@@ -55,7 +45,6 @@ ENDED = (Status.COMPLETED, Status.STOPPED_EARLY)
 """The statuses of runs that ended as they should."""
 
 LOCK = ".lock"
-NO_NOTES: Mapping[str, Any] = MappingProxyType({})
 
 
 def prepare(out: str | Path, overwrite: bool = False, remove: bool = True) -> Path:
@@ -71,7 +60,7 @@ def prepare(out: str | Path, overwrite: bool = False, remove: bool = True) -> Pa
         if not any((folder / name).is_file() for name in MARKS):
             raise UsageError(f"out must be a new or empty folder, but '{folder}' holds other files")
         if not overwrite:
-            raise UsageError(f"out: '{folder}' holds results already; give another folder, overwrite it, or resume it")
+            raise UsageError(f"out: '{folder}' holds results already; choose another folder, overwrite it or resume it")
         if remove:
             with locked(folder):
                 _clear(folder)
@@ -116,39 +105,30 @@ def is_finished(folder: Path) -> bool:
         return False
 
 
-def write_params(path: Path, params: Any) -> None:
-    """Write a parameter tree as `.npz`, one array per leaf, named by `leaf_names` (`dense1/kernel`)."""
-    write_atomically(path, pack_arrays(named_leaves(params)))
-
-
 def check_names(params: Tree) -> None:
     """Check that files can hold the names of the parameters (arrays, or structs), and give them back."""
     names = [name or "params" for name in leaf_names(params)]
     for name in names:
-        try:
-            is_same = list(read_arrays(io.BytesIO(pack_arrays({name: np.zeros(())})))) == [name]
-        except (ValueError, struct.error):  # not in UTF-8, or too long
-            is_same = False
-        if not is_same or names.count(name) > 1:
-            raise UsageError(f"parameters must have names that a file can hold, each once, got {shorten(repr(name))}")
+        with suppress(ValueError, struct.error):  # not in UTF-8, or too long
+            if list(read_arrays(io.BytesIO(pack_arrays({name: np.zeros(())})))) == [name] and names.count(name) == 1:
+                continue
+        raise UsageError(f"parameters must have names that a file can hold, each once, got {shorten(repr(name))}")
 
 
 def read_params(name: str, path: str | Path, like: Tree) -> Tree:
     """Return the parameters in a run's folder or a file, in the structure, shapes and dtypes of `like` (structs).
 
-    Raises:
-      UsageError: they cannot be read, or are those of another model.
+    If they cannot be read, or are those of another model, a `UsageError` names the argument `name`.
     """
-    leaves, structure = jax.tree.flatten(like)
-    arrays = read_params_file(name, path)
-    expected = dict(zip(named_leaves(jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), like)), leaves))
-    if {name: array.shape for name, array in arrays.items()} != {name: leaf.shape for name, leaf in expected.items()}:
+    arrays, (leaves, structure) = read_params_file(name, path), jax.tree.flatten(like)
+    wanted = dict(zip([name or "params" for name in leaf_names(like)], leaves))
+    if {name: array.shape for name, array in arrays.items()} != {name: leaf.shape for name, leaf in wanted.items()}:
         raise UsageError(f"{name} must hold the parameters of the task's model, got '{path}'")
-    return jax.tree.unflatten(structure, [arrays[name].astype(leaf.dtype) for name, leaf in expected.items()])
+    return jax.tree.unflatten(structure, [arrays[name].astype(leaf.dtype) for name, leaf in wanted.items()])
 
 
 def named_leaves(tree: Any) -> dict[str, np.ndarray]:
-    """Return the leaves of a tree by key path, as NumPy arrays (bfloat16 as float32, which NumPy's files can hold)."""
+    """Return the leaves by name (`dense1/kernel`), as NumPy arrays, bfloat16 as float32, which an `.npz` can hold."""
     arrays = zip(leaf_names(tree), map(np.asarray, jax.tree.leaves(tree)))
     return {name or "params": a.astype("f4") if a.dtype.kind == "V" else a for name, a in arrays}
 
@@ -156,23 +136,17 @@ def named_leaves(tree: Any) -> dict[str, np.ndarray]:
 class RunFolder:
     """The folder of one run while it is written, `locked` for this process; `history` is of rounds done before.
 
-    `source` is the folder of the run that is continued.
+    Checkpoints are due `every` so many seconds; `source` is the folder of the run that is continued.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        config: Mapping[str, Any],
-        history: History,
-        checkpoint_every: float,
-        source: str | Path | None = None,
+        self, folder: Path, config: Mapping[str, Any], history: History, every: float, source: str | Path | None = None
     ) -> None:
-        self._folder, self._history, self._every = folder, history, checkpoint_every
+        self._folder, self._history, self._every = folder, history, every
         write_json(folder / "config.json", config)
-        self._summarize(Status.RUNNING, None, 0.0)
+        self._summarize(Status.RUNNING, None, 0.0, None)
         self._rows = HistoryFile(folder, history.rows)
-        earlier = None if source is None else Path(source)
-        self._clients = ClientsFile(folder, earlier, len(history)) if config.get("client_metrics") else None
+        self._clients = ClientsFile(folder, source, len(history)) if config.get("client_metrics") else None
         self._saved = time.monotonic()
 
     def add(self, rows: list[Row], by_client: Mapping[str, np.ndarray] | None = None) -> None:
@@ -186,7 +160,7 @@ class RunFolder:
         return time.monotonic() - self._saved > self._every
 
     def save(
-        self, state: Tree, clients: ClientStates, best: Tree | None = None, notes: Mapping[str, Any] = NO_NOTES
+        self, state: Tree, clients: ClientStates, best: Tree | None = None, notes: Mapping[str, Any] | None = None
     ) -> None:
         """Save the states after the rounds that are done, and tell their number if the process should be killed.
 
@@ -196,7 +170,7 @@ class RunFolder:
             self._clients.write()
         save_checkpoint(self._folder, len(self._history), state, clients, self._rows.sync())
         if best is not None:
-            write_params(self._folder / "best.npz", best)
+            write_atomically(self._folder / "best.npz", pack_arrays(named_leaves(best)))
         self._summarize(Status.RUNNING, None, 0.0, notes)
         self._saved = time.monotonic()
 
@@ -204,15 +178,14 @@ class RunFolder:
         self, status: str, message: str | None, params: Tree, compile_seconds: float, notes: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Write the final parameters and summary.json, with `notes` in it, and return the summary."""
-        write_params(self._folder / "params.npz", params)
+        write_atomically(self._folder / "params.npz", pack_arrays(named_leaves(params)))
         return self._summarize(status, message, compile_seconds, notes)
 
     def _summarize(
-        self, status: str, message: str | None, compile_seconds: float, notes: Mapping[str, Any] = NO_NOTES
+        self, status: str, message: str | None, compile_seconds: float, notes: Mapping[str, Any] | None
     ) -> dict[str, Any]:
         rows = self._history.rows
-        last = rows[-1] if rows else {}
-        metrics = [name for name in last if name == "epsilon" or Column.parse(name)]
+        metrics = [name for name in (rows[-1] if rows else {}) if name == "epsilon" or Column.parse(name)]
         summary = {
             "status": status,
             "message": message,
@@ -221,7 +194,7 @@ class RunFolder:
             **{name: sum(row[name] for row in rows) for name in ("bytes_down", "bytes_up", "seconds")},
             "compile_seconds": compile_seconds,
             "ended": round(time.time(), 3),  # seconds since 1970
-            **notes,
+            **(notes or {}),
         }
         write_json(self._folder / "summary.json", summary)
         return summary

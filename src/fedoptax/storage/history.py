@@ -1,4 +1,4 @@
-"""One row per round: what happened and what it cost, in memory and in history.jsonl."""
+"""What happened and what it cost: a row per round in history.jsonl, and per round and client in clients.parquet."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedoptax._files import finite_or_none, write_atomically
+import numpy as np
+
+from fedoptax._files import to_plain, write_atomically, writing
 from fedoptax._html import html_table
-from fedoptax.errors import RunError, UsageError
+from fedoptax.errors import RunError, UsageError, shorten
 from fedoptax.tasks.metrics import Column
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 FILE = "history.jsonl"
+CLIENTS = "clients.parquet"
 COUNTS = ("round", "bytes_down", "bytes_up", "participants", "dropped", "late", "rejected", "evaluated")
 """The columns of whole numbers."""
 
@@ -78,10 +81,8 @@ class History:
     def save(self, path: str | Path) -> Path:
         """Write the history as `.csv`, `.jsonl` or `.parquet`, by the path's ending.
 
-        In a Parquet file counts are int64 and all else float64; null means no value, or none that is finite.
-
-        Raises:
-          UsageError: another ending.
+        In a Parquet file counts are int64 and all else float64; null means no value, or none that is finite. Another
+        ending is a `UsageError`.
         """
         path = Path(path)
         if path.suffix == ".csv":
@@ -89,9 +90,9 @@ class History:
         elif path.suffix == ".jsonl":
             path.write_bytes(_encode(self.rows))
         elif path.suffix == ".parquet":
-            frame = History(_finite(self.rows)).to_pandas()
-            kinds = {name: "Int64" if name in COUNTS else float for name in frame.columns}
-            frame.astype(kinds).to_parquet(path, index=False)
+            frame = History(to_plain(self.rows)).to_pandas()
+            dtypes = {name: "Int64" if name in COUNTS else float for name in frame.columns}
+            frame.astype(dtypes).to_parquet(path, index=False)
         else:
             raise UsageError(f"path must end in .csv, .jsonl or .parquet, got '{path.name}'")
         return path
@@ -115,28 +116,26 @@ class HistoryFile:
     def append(self, rows: list[Row]) -> None:
         """Add rows, all or none."""
         data = _encode(rows)
-        try:
-            with self._path.open("ab") as file:
-                file.write(data)
-        except OSError as error:
-            with suppress(OSError):  # a reader leaves out an unfinished last line
-                os.truncate(self._path, self._length)
-            raise RunError(f"'{self._path}' cannot be written: {error.strerror}") from error
+        with writing(self._path):
+            try:
+                with self._path.open("ab") as file:
+                    file.write(data)
+            except OSError:
+                with suppress(OSError):  # a reader leaves out an unfinished last line
+                    os.truncate(self._path, self._length)
+                raise
         self._length += len(data)
         self._hash.update(data)
 
     def sync(self) -> dict[str, Any]:
         """Flush all rows to disk and return their length in bytes and SHA-256."""
-        try:
-            with self._path.open("r+b") as file:
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise RunError(f"'{self._path}' cannot be written: {error.strerror}") from error
+        with writing(self._path), self._path.open("r+b") as file:
+            os.fsync(file.fileno())
         return {"bytes": self._length, "sha256": self._hash.hexdigest()}
 
 
 def begins_with(folder: Path, part: Mapping[str, Any]) -> bool:
-    """Return whether a run's history begins with the rows that `HistoryFile.sync` told of."""
+    """Return whether a run's history begins with the rows of a `HistoryFile.sync`."""
     with (folder / FILE).open("rb") as file:
         return hashlib.sha256(file.read(part["bytes"])).hexdigest() == part["sha256"]
 
@@ -156,14 +155,12 @@ def read_rows(folder: Path, rounds: int) -> list[Row]:
     path = folder / FILE
     rows: list[Row] = []
     for number, line in enumerate(read_lines(folder)[:rounds], start=1):
-        try:
+        with suppress(ValueError, KeyError, TypeError, RecursionError):
             row = json.loads(line)
-            is_next = row["round"] == number
-        except (ValueError, KeyError, TypeError, RecursionError):
-            is_next = False
-        if not is_next:
+            if row["round"] == number:
+                rows.append(row)
+        if len(rows) < number:
             raise RunError(f"'{path}' is damaged at line {number}: not the row of round {number}")
-        rows.append(row)
     if len(rows) < rounds:
         raise RunError(f"'{path}' holds {len(rows)} of {rounds} rounds")
     return rows
@@ -171,8 +168,50 @@ def read_rows(folder: Path, rounds: int) -> list[Row]:
 
 def _encode(rows: list[Row]) -> bytes:
     """Return rows as lines of strict JSON."""
-    return "".join(json.dumps(row, allow_nan=False) + "\n" for row in _finite(rows)).encode()
+    return "".join(json.dumps(to_plain(row), allow_nan=False) + "\n" for row in rows).encode()
 
 
-def _finite(rows: list[Row]) -> list[Row]:
-    return [{name: finite_or_none(value) for name, value in row.items()} for row in rows]
+class ClientsFile:
+    """clients.parquet while a run writes it: one row per evaluated round and client that has held-out examples.
+
+    Its columns are `round` and `client`, int32, and the metrics, float32, by `column_of`. It begins with those of the
+    first `done` rounds in the folder of the run that is continued.
+    """
+
+    def __init__(self, folder: Path, source: str | Path | None = None, done: int = 0) -> None:
+        self._path = folder / CLIENTS
+        tables = [read_clients(Path(source))] if source is not None and done else []
+        self._parts = [table[table["round"] <= done] for table in tables]
+
+    def add(self, round: int, values: Mapping[str, np.ndarray]) -> None:
+        """Add a round's metrics, (clients,) each; NaN in all is a client without held-out examples."""
+        import pandas as pd
+
+        clients = np.flatnonzero(~np.all([np.isnan(value) for value in values.values()], axis=0))
+        rows = {column_of(name): np.asarray(value, np.float32)[clients] for name, value in sorted(values.items())}
+        at = {"round": np.full(len(clients), round, np.int32), "client": clients.astype(np.int32)}
+        self._parts.append(pd.DataFrame(at | rows))
+
+    def write(self) -> None:
+        """Write what was added so far."""
+        import pandas as pd
+
+        table = pd.concat(self._parts, ignore_index=True) if self._parts else pd.DataFrame({"round": [], "client": []})
+        write_atomically(self._path, table.to_parquet(index=False))
+
+
+def column_of(metric: str) -> str:
+    """Return the column of a metric: its name, but `round_` or `client_` where that would be another column."""
+    return f"{metric}_" if metric in ("round", "client") else metric
+
+
+def read_clients(folder: Path) -> pandas.DataFrame:
+    """Read a run's clients.parquet; raise a `RunError` if it is missing or damaged."""
+    import pandas as pd
+
+    try:
+        table = pd.read_parquet(folder / CLIENTS)
+        table[["round", "client"]]
+    except Exception as error:  # a damaged file fails in many ways
+        raise RunError(f"'{folder / CLIENTS}' cannot be read: {shorten(error)}") from error
+    return table

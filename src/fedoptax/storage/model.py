@@ -1,7 +1,7 @@
 """A trained model on new examples: from a run, or from its folder without the task's code or data.
 
 model.stablehlo  the task's `predict`, (parameters, examples) -> outputs, by `jax.export`
-model.json       the form of an example, how examples are read, the names of the classes
+model.json       how examples are read, the names of the classes
 params.npz       the last parameters; best.npz the best, where they were kept
 """
 
@@ -40,14 +40,12 @@ class TrainedModel:
     Attributes:
       params: the parameters by path, such as `dense1/kernel`.
       program: `(list of parameters, {field: array (n, …)}) -> outputs (n, …)`.
-      fields: the form of one example: name -> shape and type.
       classes: the names of the classes that outputs (n, C) are probabilities of; None: outputs are values.
       inputs: how examples are read, see `fedoptax.data.inputs`.
     """
 
     params: dict[str, np.ndarray]
     program: export.Exported
-    fields: dict[str, jax.ShapeDtypeStruct]
     classes: Sequence[str] | None = None
     inputs: Mapping[str, Any] = field(default_factory=dict)
 
@@ -93,21 +91,17 @@ class TrainedModel:
             names = ["output"] if flat.shape[1] == 1 else [f"output_{i + 1}" for i in range(flat.shape[1])]
             return table.assign(**dict(zip(names, flat.T)))
         check_int("top", top, 1, len(classes))
-        order = np.argsort(-outputs, axis=1, kind="stable")
-        for k in range(top):
-            end = f"_{k + 1}" if k else ""
-            chosen = order[:, k]
-            probability = np.take_along_axis(outputs, chosen[:, None], axis=1)[:, 0]
-            table = table.assign(**{f"prediction{end}": self._names[chosen], f"probability{end}": probability})
+        order = np.argsort(-outputs, axis=1, kind="stable")[:, :top]
+        probabilities = np.take_along_axis(outputs, order, axis=1)
+        for end, chosen, values in zip(["", *(f"_{k}" for k in range(2, top + 1))], order.T, probabilities.T):
+            table = table.assign(**{f"prediction{end}": self._names[chosen], f"probability{end}": values})
         return table
 
     def save(self, path: str | Path) -> Path:
         """Write the parameters as .npz or .safetensors, or all of the model as .stablehlo, by the path's ending.
 
-        The last is `{field: array (n, …)} -> outputs`, which `jax.export.deserialize` reads.
-
-        Raises:
-          UsageError: another ending.
+        The last is `{field: array (n, …)} -> outputs`, which `jax.export.deserialize` reads. Another ending is a
+        `UsageError`.
         """
         path = Path(path)
         if path.suffix == ".npz":
@@ -117,12 +111,21 @@ class TrainedModel:
 
             write_atomically(path, save({name: np.ascontiguousarray(a) for name, a in self.params.items()}))
         elif path.suffix == ".stablehlo":
-            leaves, form = self._leaves, _batch_form(self.program)
-            whole = export.export(jax.jit(lambda batch: self.program.call(leaves, batch)), platforms=PLATFORMS)(form)
+            whole = jax.jit(partial(self.program.call, self._leaves))
+            whole = export.export(whole, platforms=PLATFORMS)(self._batch_form)
             write_atomically(path, bytes(whole.serialize()))
         else:
             raise UsageError(f"path must end in .npz, .safetensors or .stablehlo, got '{path.name}'")
         return path
+
+    @cached_property
+    def fields(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """The form of one example: name -> shape and type."""
+        return {name: jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for name, a in self._batch_form.items()}
+
+    @property
+    def _batch_form(self) -> dict[str, Any]:
+        return jax.tree.unflatten(self.program.in_tree, self.program.in_avals)[0][1]
 
     @cached_property
     def _call(self) -> Callable[..., jax.Array]:
@@ -139,16 +142,15 @@ class TrainedModel:
         return [np.asarray(array, form.dtype) for array, form in zip(self.params.values(), forms, strict=True)]
 
     def _apply(self, examples: Mapping[str, np.ndarray]) -> np.ndarray:
-        leaves = jax.device_put(self._leaves)
-        size = _batch_form(self.program)[next(iter(self.fields))].shape[0]
+        leaves, size = jax.device_put(self._leaves), self.program.in_avals[-1].shape[0]
         size = size if isinstance(size, int) else BATCH
-        outputs = []
+        outputs = [np.zeros((0, *self.program.out_avals[0].shape[1:]), self.program.out_avals[0].dtype)]
         count = len(next(iter(examples.values())))
         for start in range(0, count, size):
             rows = {name: array[start : start + size] for name, array in examples.items()}
             filled = {name: np.resize(array, (size, *array.shape[1:])) for name, array in rows.items()}
             outputs.append(np.asarray(self._call(leaves, filled))[: count - start])
-        return np.concatenate(outputs or [np.zeros((0, *self.program.out_avals[0].shape[1:]), np.float32)])
+        return np.concatenate(outputs)
 
 
 def load_model(folder: str | Path, params: str | None = None) -> TrainedModel:
@@ -167,7 +169,7 @@ def load_model(folder: str | Path, params: str | None = None) -> TrainedModel:
     if not (folder / "config.json").is_file():
         raise UsageError(f"'{folder}' is not the folder of a run")
     if not (folder / DESCRIPTION).is_file():
-        raise UsageError(f"the task of '{folder}' has no predict, or an earlier version made the run")
+        raise UsageError(f"the task of '{folder}' has no predict")
     names = {"best": BEST, "last": LAST, None: BEST if (folder / BEST).is_file() else LAST}
     if params not in names:
         raise UsageError(f"params must be best or last, got {params!r}")
@@ -181,20 +183,13 @@ def load_model(folder: str | Path, params: str | None = None) -> TrainedModel:
     except Exception as error:  # a damaged file fails in many ways
         raise RunError(f"'{folder}': the model cannot be read: {shorten(error)}") from error
     with using(folder / DESCRIPTION):
-        fields = {
-            name: jax.ShapeDtypeStruct(form["shape"], form["dtype"]) for name, form in described["fields"].items()
-        }
-        return TrainedModel(arrays, program, fields, described["classes"], described["inputs"])
+        return TrainedModel(arrays, program, described["classes"], described["inputs"])
 
 
 def model_of(task: Task, params: Tree) -> TrainedModel:
-    """Return the model of a task with parameters.
-
-    Raises:
-      UsageError: the task has no `predict`.
-    """
+    """Return the model of a task with parameters; raise a `UsageError` if the task has no `predict`."""
     program = export_predict(task)
-    return TrainedModel(named_leaves(params), program, _fields(program), _classes(task, program), task.inputs)
+    return TrainedModel(named_leaves(params), program, _classes(task, program), task.inputs)
 
 
 def write_model(folder: Path, task: Task) -> None:
@@ -202,10 +197,9 @@ def write_model(folder: Path, task: Task) -> None:
     if task.predict is None:
         return
     program = export_predict(task)
-    forms = {name: {"shape": list(form.shape), "dtype": form.dtype.name} for name, form in _fields(program).items()}
-    described = {"task": task.name, "fields": forms, "classes": _classes(task, program), "inputs": task.inputs}
     write_atomically(folder / PROGRAM, bytes(program.serialize()))
-    write_json(folder / DESCRIPTION, described)
+    description = {"task": task.name, "classes": _classes(task, program), "inputs": task.inputs}
+    write_json(folder / DESCRIPTION, description)
 
 
 @lru_cache(maxsize=4)
@@ -221,45 +215,29 @@ def export_predict(task: Task) -> export.Exported:
     unflatten = partial(jax.tree.unflatten, jax.tree.structure(params))
 
     def apply(leaves: list[jax.Array], batch: dict[str, jax.Array]) -> jax.Array:
-        size = next(iter(batch.values())).shape[0]
-        shape = (size, ...) if task.classes is None else (size, len(task.classes) or None)
-        return check_output(f"predict of task '{task.name}'", predict(unflatten(leaves), batch), shape, "real")
+        outputs, size = predict(unflatten(leaves), batch), next(iter(batch.values())).shape[0]
+        axes = getattr(outputs, "shape", ())[1:] if task.classes is None else (len(task.classes) or None,)
+        return check_output(f"predict of task '{task.name}'", outputs, (size, *axes), "real")
+
+    leaves, fields = jax.tree.leaves(params), dict(task.clients.examples)
 
     def form(n: Any) -> dict[str, jax.ShapeDtypeStruct]:
-        return {
-            name: jax.ShapeDtypeStruct((n, *array.shape[1:]), array.dtype)
-            for name, array in task.clients.examples.items()
-        }
+        return {name: jax.ShapeDtypeStruct((n, *a.shape[1:]), a.dtype) for name, a in fields.items()}
 
-    leaves = jax.tree.leaves(params)
-    is_read: dict[str, bool] = {}
+    def drop_unread(leaves: list[jax.Array], batch: dict[str, jax.Array]) -> None:
+        for name in batch:
+            if not depends_on_argument(lambda a, name=name: apply(leaves, {**batch, name: a}), batch[name]):
+                del fields[name]
 
-    def apply_with(leaves: list[jax.Array], batch: dict[str, jax.Array], name: str, array: jax.Array) -> Tree:
-        return apply(leaves, {**batch, name: array})
-
-    def look(leaves: list[jax.Array], batch: dict[str, jax.Array]) -> None:
-        for name, array in batch.items():
-            is_read[name] = depends_on_argument(partial(apply_with, leaves, batch, name), array)
-
-    jax.eval_shape(look, leaves, form(2))
-    if not any(is_read.values()):
-        raise UsageError(f"predict of task '{task.name}' must read a field of the examples: {', '.join(is_read)}")
+    jax.eval_shape(drop_unread, leaves, form(2))
+    if not fields:
+        names = ", ".join(task.clients.examples)
+        raise UsageError(f"predict of task '{task.name}' must read a field of the examples: {names}")
     exporting = export.export(jax.jit(apply), platforms=PLATFORMS)
     try:
-        (n,) = export.symbolic_shape("n")
-        return exporting(leaves, {name: a for name, a in form(n).items() if is_read[name]})
+        return exporting(leaves, form(*export.symbolic_shape("n")))
     except Exception:  # code that asks for the number of examples fails in many ways
-        size = min(BATCH, task.eval_batch)
-        return exporting(leaves, {name: a for name, a in form(size).items() if is_read[name]})
-
-
-def _batch_form(program: export.Exported) -> dict[str, jax.ShapeDtypeStruct]:
-    avals = jax.tree.unflatten(program.in_tree, program.in_avals)[0][1]
-    return {name: jax.ShapeDtypeStruct(aval.shape, aval.dtype) for name, aval in avals.items()}
-
-
-def _fields(program: export.Exported) -> dict[str, jax.ShapeDtypeStruct]:
-    return {name: jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for name, a in _batch_form(program).items()}
+        return exporting(leaves, form(min(BATCH, task.eval_batch)))
 
 
 def _classes(task: Task, program: export.Exported) -> list[str] | None:

@@ -210,23 +210,6 @@ def as_metric(name: str, given: Any, size: int) -> Metric:
     return metric
 
 
-def with_derived(metrics: Callable[..., Any], derived: Mapping[str, Callable[[Any], jax.Array]]) -> Callable[..., Any]:
-    """Return `metrics` with further ones, functions of its averages: the deprecated `Task(derived=…)`."""
-
-    def both(params: Tree, batch: Any) -> dict[str, Any]:
-        found = metrics(params, batch)
-        means = {name: as_metric(name, value, len(jax.tree.leaves(batch)[0])) for name, value in found.items()}
-        sums, results = ({name: getattr(m, of) for name, m in means.items()} for of in ("values", "result"))
-
-        def result(function: Callable[[Any], jax.Array], sums: Tree) -> jax.Array:
-            return function({name: of_sums(sums[name]) for name, of_sums in results.items()})
-
-        more = {name: Metric(sums, partial(result, f), higher_is_better(name, {})) for name, f in derived.items()}
-        return {**found, **more}
-
-    return both
-
-
 def _divide(sums: tuple[jax.Array, jax.Array]) -> jax.Array:
     total, weight = sums
     return jnp.where(weight > 0, total / jnp.maximum(weight, 1e-30), jnp.nan)

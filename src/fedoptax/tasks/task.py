@@ -1,6 +1,5 @@
 """A federated learning problem: a model's loss and metrics, and the examples of its clients."""
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -13,22 +12,11 @@ import numpy as np
 from fedoptax._html import html_table
 from fedoptax.algorithm import Tree
 from fedoptax.data.federated import FederatedData
-from fedoptax.errors import (
-    UsageError,
-    check_choice,
-    check_function,
-    check_int,
-    check_number,
-    check_output,
-    check_positive,
-    check_type,
-)
-from fedoptax.tasks.metrics import METRICS, with_derived
-from fedoptax.tree import sum_dtype
+from fedoptax.errors import UsageError, check_choice, check_function, check_int, check_number, check_output, check_type
+from fedoptax.tasks.metrics import METRICS
+from fedoptax.tree import leaf_names, sum_dtype
 
 LossFn = Callable[[Tree, Any, jax.Array], jax.Array]
-DTYPES = ("float32", "bfloat16")
-"""What a training loss may be computed in."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +39,6 @@ class Task:
       description: one line for people.
       spec: the options that build the task again, written to a run's config.
       label: the field that holds the class, for pictures of the partition; None if there is none.
-      derived: deprecated, as `metrics` may return a `Metric`: further ones, `{name: function}` of the averages.
       test_owners: the client that each test example belongs to, whole numbers (n,), for metrics per client; clients
         that train have their numbers, others come after them. None if that is not known.
       validation: examples `{field: array (m, …)}` to choose by, held out from those of `clients` (`with_validation`).
@@ -82,7 +69,6 @@ class Task:
     description: str = ""
     spec: dict[str, Any] = field(default_factory=dict)
     label: str | None = "y"
-    derived: Mapping[str, Callable[[Mapping[str, jax.Array]], jax.Array]] = field(default_factory=dict)
     test_owners: np.ndarray | None = None
     validation: Mapping[str, np.ndarray] | None = None
     validation_owners: np.ndarray | None = None
@@ -95,8 +81,8 @@ class Task:
     devices: int | None = None
 
     def __post_init__(self) -> None:
-        for name, kinds in KINDS.items():
-            check_type(f"{name} of task '{self.name}'", getattr(self, name), kinds)
+        for name, types in KINDS.items():
+            check_type(f"{name} of task '{self.name}'", getattr(self, name), types)
         for name, arguments in FUNCTIONS.items():
             if name != "predict" or self.predict is not None:
                 check_function(f"{name} of task '{self.name}'", getattr(self, name), arguments)
@@ -105,13 +91,8 @@ class Task:
         if self.devices is not None:
             check_int("devices", self.devices)
         if self.clip_norm is not None:
-            check_positive(clip_norm=self.clip_norm)
+            check_number("clip_norm", self.clip_norm, 0, open_low=True)
         check_int("eval_batch", self.eval_batch)
-        if self.derived:
-            message = "Task(derived=) is deprecated: let metrics return a fedoptax.metrics.Metric"
-            warnings.warn(message, DeprecationWarning, stacklevel=3)
-            object.__setattr__(self, "metrics", with_derived(self.metrics, self.derived))
-            object.__setattr__(self, "derived", {})  # a copy would add them again
 
     @property
     def num_clients(self) -> int:
@@ -120,35 +101,27 @@ class Task:
 
     def __reduce__(self) -> tuple[Any, ...]:
         if "loader" not in vars(self):
-            raise UsageError(
-                f"task '{self.name}' cannot be pickled, as its functions cannot: only what load_task returns can, by "
-                "its name and options; make the task anew in the other process"
-            )
+            remedy = "only what load_task returns can, by its name and options; make it anew in the other process"
+            raise UsageError(f"task '{self.name}' cannot be pickled, as its functions cannot: {remedy}")
         return vars(self)["loader"], ()
 
     def __deepcopy__(self, memo: Any) -> "Task":
         return self  # nothing of it changes
 
     def _repr_html_(self) -> str:
-        examples, sizes = self.clients.examples, self.clients.sizes
+        sizes, fields = self.clients.sizes, self.clients.examples.items()
         row: dict[str, Any] = {"clients": self.num_clients, "training examples": int(sizes.sum())}
         row["per client"] = f"{sizes.min():,} to {sizes.max():,}"
-        row["test examples"] = max((len(array) for array in (self.test or {}).values()), default=0)
-        row |= {name: "×".join(map(str, array.shape[1:])) or "number" for name, array in examples.items()}
-        if self.classes is not None and self.label in examples:
-            row["classes"] = len(self.classes) or int(examples[self.label].max()) + 1
+        row["test examples"] = max(map(len, (self.test or {}).values()), default=0)
+        row |= {name: "×".join(map(str, array.shape[1:])) or "number" for name, array in fields}
         return html_table([row], f"{self.name}: {self.description}")
 
 
 FUNCTIONS = {"init": "key", "loss": "params, batch, key", "metrics": "params, batch", "predict": "params, batch"}
-"""The functions of a task, and their arguments."""
 KINDS: dict[str, Any] = {
-    "name": str, "clients": FederatedData, "test": Mapping | None, "primary_metric": str | None,
-    "higher_is_better": bool, "description": str, "spec": Mapping, "label": str | None, "derived": Mapping,
-    "validation": Mapping | None, "notes": list | tuple, "classes": list | tuple | np.ndarray | None,
-    "inputs": Mapping,
+    "clients": FederatedData, "test": Mapping | None, "validation": Mapping | None, "higher_is_better": bool,
+    "classes": list | tuple | np.ndarray | None,
 }  # fmt: skip
-"""The types of a task's attributes, but for functions and numbers."""
 
 
 def masked_mean(values: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
@@ -185,18 +158,14 @@ def padded_loss(
       UsageError: the loss, which the message calls `name`, returns anything but one floating-point number.
     """
 
-    def loss_of_batch(mask: jax.Array) -> jax.Array:
-        return check_output(name, loss(params, {**batch, "mask": mask}, key))
+    def loss_of(batch: Tree, key: jax.Array = key) -> jax.Array:
+        return check_output(name, loss(params, batch, key))
 
-    if depends_on_argument(loss_of_batch, batch["mask"]):
-        return loss_of_batch(batch["mask"])
-    examples = {**batch, "mask": jnp.ones_like(batch["mask"])}
-
-    def loss_of_one(example: Tree, key: jax.Array) -> jax.Array:
-        return check_output(name, loss(params, jax.tree.map(lambda a: a[None], example), key))
-
-    losses = jax.vmap(loss_of_one)(examples, jax.random.split(key, batch["mask"].shape[0]))
-    return masked_mean(losses, batch)
+    mask = batch["mask"]
+    if depends_on_argument(lambda mask: loss_of({**batch, "mask": mask}), mask):
+        return loss_of(batch)
+    rows = jax.tree.map(lambda a: a[:, None], {**batch, "mask": jnp.ones_like(mask)})
+    return masked_mean(jax.vmap(loss_of)(rows, jax.random.split(key, len(mask))), batch)
 
 
 def depends_on_argument(function: Callable[[Any], Any], argument: Any) -> bool:
@@ -222,7 +191,7 @@ def with_compute_dtype(task: Task, dtype: str) -> Task:
     Micikevicius et al. 2018; bfloat16 has the range of float32, so the loss needs no scaling.)
 
     Args:
-      task: any task.
+      task: the task.
       dtype: `"bfloat16"`, or `"float32"` for the task as it is.
 
     Raises:
@@ -235,7 +204,7 @@ def with_compute_dtype(task: Task, dtype: str) -> Task:
       'bfloat16'
     """
     check_task(task)
-    check_choice("compute_dtype", dtype, DTYPES)
+    check_choice("compute_dtype", dtype, ("float32", "bfloat16"))
     if dtype == "float32":
         return task
     loss, narrow = task.loss, jnp.dtype(dtype)
@@ -279,14 +248,8 @@ def with_validation(task: Task, fraction: float) -> Task:
         raise UsageError(f"validation_fraction must leave a client of task '{task.name}' examples, got {fraction}")
     total, givers = int(task.clients.offsets[-1]), len(np.unique(owners))
     note = f"validation: {len(owners):,} of {total:,} training examples, of {givers:,} clients"
-    return replace(
-        task,
-        clients=clients,
-        validation=rest,
-        validation_owners=owners,
-        spec={**task.spec, "validation_fraction": fraction},
-        notes=(*task.notes, note),
-    )
+    spec, notes = {**task.spec, "validation_fraction": fraction}, (*task.notes, note)
+    return replace(task, clients=clients, validation=rest, validation_owners=owners, spec=spec, notes=notes)
 
 
 def with_metrics(task: Task, names: str) -> Task:
@@ -327,13 +290,13 @@ def _check_parameters(task: Task) -> None:
     def check(key: jax.Array) -> None:
         params = task.init(key)
         try:
-            leaves = jax.tree_util.tree_leaves_with_path(params)
+            leaves = list(zip(leaf_names(params), jax.tree.leaves(params)))
         except ValueError as error:  # keys that cannot be sorted
             raise UsageError(f"init of task '{task.name}' must return a tree of arrays: {error}") from error
         if not leaves:
             raise UsageError(f"init of task '{task.name}' must return at least one array, got {params!r}")
         for path, leaf in leaves:
-            name = f"parameter '{jax.tree_util.keystr(path, simple=True, separator='/')}' of task '{task.name}'"
+            name = f"parameter '{path}' of task '{task.name}'"
             if isinstance(leaf, bool | int | float | complex):
                 raise UsageError(f"{name} must be an array of floating-point numbers, got {leaf!r}")
             check_output(name, leaf, np.shape(leaf), "inexact", verb="be")

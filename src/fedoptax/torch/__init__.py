@@ -1,6 +1,6 @@
 """PyTorch clients (extra `torch`): any `nn.Module` under any algorithm, and the local rules as optimizers.
 
-`with_module` trains a module with any algorithm, `with_loop` with a training loop of one's own; `module_task` makes of
+`with_module` trains a module with any algorithm, `with_loop` with any training loop; `module_task` makes of
 a module a task for everything else in this package. `fedoptax.torch.app` has the Flower apps. Messages and uploads are
 those of JAX clients, so that both kinds can take part in one federation.
 """
@@ -17,19 +17,3 @@ from fedoptax.torch.loop import with_loop
 from fedoptax.torch.optim import FAFED, STEM, FedLAMB, LocalAMSGrad
 from fedoptax.torch.params import buffers_from_module, load_buffers, load_params, params_from_module
 from fedoptax.torch.task import module_task
-
-__all__ = [
-    "FAFED",
-    "STEM",
-    "FedLAMB",
-    "LocalAMSGrad",
-    "ModuleState",
-    "buffers_from_module",
-    "load_buffers",
-    "load_params",
-    "module_task",
-    "params_from_module",
-    "torch_grad_fn",
-    "with_loop",
-    "with_module",
-]

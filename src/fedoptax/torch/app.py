@@ -39,9 +39,8 @@ def loop_app(module: nn.Module, train: Train) -> ClientApp:
 
     Args:
       module: the module, with the names and shapes of the task's parameters.
-      train: `(module, examples, config) -> number of examples`; see `with_loop`. `examples` are the arrays of the
-        client's partition by field; `config` holds the deployment's hyper-parameters, `batch_size`, `local_epochs`,
-        `local_steps`, `seed` and `round`.
+      train: as in `with_loop`; `examples` are the arrays of the client's partition by field, and `config` holds the
+        deployment's hyper-parameters, `batch_size`, `local_epochs`, `local_steps`, `seed` and `round`.
     """
 
     def make(task: Task, deployment: Deployment, partition: int) -> LoopClient:

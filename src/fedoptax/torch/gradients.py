@@ -1,14 +1,14 @@
 """Any module under any algorithm: PyTorch computes the gradients, the one definition of the algorithm does the rest.
 
-Where a round's time goes: nearly all of it into the module's forward and backward pass. Parameters and minibatches go
-to PyTorch by DLPack without a copy: during the call, the module's parameters are the algorithm's own memory. In an
-eager round gradients come back the same way. In a compiled one, as of every client of a deployment, the algorithm's
-arithmetic is compiled and XLA calls PyTorch back for every gradient; it copies them into its memory, once.
+Nearly all of a round's time goes into the module's forward and backward pass. Parameters and minibatches go to PyTorch
+by DLPack without a copy: during the call, the module's parameters are the algorithm's memory. In an eager round
+gradients come back the same way; in a compiled one XLA calls PyTorch for every gradient and copies it once.
 """
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -47,11 +47,11 @@ class Place(NamedTuple):
 def with_module(algorithm: FedAlgorithm, module: nn.Module, loss: ModuleLoss) -> FedAlgorithm:
     """`algorithm` with clients that train a module; server, messages and uploads stay the same.
 
-    A client's gradients are those of the module, whatever gradient function the round gives. Clients run in turn on
-    one device: in `fedoptax.eager.run_round`, in `fedoptax.run` with `client_loop="loop"` and `mesh=1`, or each in a
-    process of its own on a network. They may share the module: a round puts the client's buffers into it.
+    A client's gradients are those of the module, whatever gradient function the round has. Clients run in turn on one
+    device: in `fedoptax.eager.run_round`, in `fedoptax.run` with `client_loop="loop"` and `mesh=1`, or each in its
+    process on a network. They may share the module: a round puts the client's buffers into it.
 
-    Buffers, the running statistics of batch normalisation, are the client's own and kept between rounds, in its
+    Buffers, such as the running statistics of batch normalisation, stay with the client between rounds, in its
     `ModuleState`; no server optimizer and no mean ever sees them. They start as the module's are now.
 
     Args:
@@ -61,8 +61,7 @@ def with_module(algorithm: FedAlgorithm, module: nn.Module, loss: ModuleLoss) ->
     """
     start, grad_fn = buffers_from_module(module), torch_grad_fn(module, loss)
 
-    def client_update(given: Any, message: Tree, client: ModuleState, batches: Any) -> tuple[Tree, Tree, jax.Array]:
-        del given
+    def client_update(_: Any, message: Tree, client: ModuleState, batches: Any) -> tuple[Tree, Tree, jax.Array]:
         if not isinstance(batches, Batches):
             batches = BatchList(map(Place, batches), getattr(batches, "key", None))
         elif batches.smallest == 1:
@@ -80,7 +79,7 @@ def with_module(algorithm: FedAlgorithm, module: nn.Module, loss: ModuleLoss) ->
 def torch_grad_fn(module: nn.Module, loss: ModuleLoss) -> GradFn:
     """`(params, batch) -> (loss, grads)` of a module, for any algorithm, in rounds like those of `with_module`.
 
-    The module is put in training mode; its own parameters stay as they are.
+    The module is put in training mode; its parameters stay as they are.
 
     Args:
       module: any module.
@@ -99,7 +98,7 @@ def torch_grad_fn(module: nn.Module, loss: ModuleLoss) -> GradFn:
         inner = batch.batch if isinstance(batch, Place) else batch
         is_minibatch = isinstance(inner, Minibatch)
         arrays = (params, inner.examples, jax.random.key_data(inner.key)) if is_minibatch else (params,)
-        compute = gradient.at_minibatch if is_minibatch else partial(gradient.at_batch, batch)
+        compute = gradient.at_minibatch if is_minibatch else partial(gradient.at_batch, batch, inner)
         # Ordered, as the first of two gradients on one batch is the one that updates running statistics.
         return call_host(compute, gradient_form(params), *arrays, is_ordered=True)
 
@@ -111,15 +110,14 @@ class ModuleGradient:
 
     def __init__(self, module: nn.Module, loss: ModuleLoss) -> None:
         self.module, self.loss = module, loss
-        self._last_batch: Any = None
+        self._last_place: Any = None
         self._last_seed: int | None = None
 
-    def at_batch(self, batch: Any, params: Tree) -> tuple[jax.Array, Tree]:
-        """Compute loss and gradient on any batch; if it is not that of the call before, PyTorch draws a seed."""
-        seed = self._last_seed if batch is self._last_batch else None
-        self._last_batch = batch
-        inner = batch.batch if isinstance(batch, Place) else batch
-        return self._compute(params, inner, int(torch.randint(2**62, ())) if seed is None else seed)
+    def at_batch(self, place: Any, batch: Any, params: Tree) -> tuple[jax.Array, Tree]:
+        """Compute loss and gradient on any batch; if its place is not that of the call before, PyTorch draws a seed."""
+        seed = self._last_seed if place is self._last_place else None
+        self._last_place = place
+        return self._compute(params, batch, int(torch.randint(2**62, ())) if seed is None else seed)
 
     def at_minibatch(self, params: Tree, examples: Mapping[str, Any], key_data: Any) -> tuple[jax.Array, Tree]:
         """Compute loss and gradient on an engine's minibatch, without its padding; the key gives the seed."""
@@ -131,16 +129,14 @@ class ModuleGradient:
         named = trained(self.module)
         parameters = [named[name] for name in flatten(params)]
         with ONE_AT_A_TIME:
-            own = [p.data for p in parameters]
+            before = [p.data for p in parameters]
             try:
                 for p, leaf in zip(parameters, jax.tree.leaves(params)):
-                    p.data = to_tensor(leaf).to(p.device)
-                    p.grad = None
+                    p.grad, p.data = None, to_tensor(leaf).to(p.device)
                 yield parameters
             finally:
-                for p, data in zip(parameters, own):
-                    p.grad = None
-                    p.data = data
+                for p, data in zip(parameters, before):
+                    p.grad, p.data = None, data
 
     def _compute(self, params: Tree, batch: Any, seed: int) -> tuple[jax.Array, Tree]:
         """Compute loss and gradient; running statistics stay as they are if the call before had the same seed."""
@@ -150,18 +146,7 @@ class ModuleGradient:
             self.module.train()
             with torch.random.fork_rng(sorted({p.get_device() for p in parameters if p.is_cuda})), torch.enable_grad():
                 torch.manual_seed(seed)
-                value = self.loss(self.module, as_tensors(batch, parameters[0].device))
-                if not isinstance(value, Tensor) or value.shape != () or not value.is_floating_point():
-                    kind = type(value).__name__
-                    got = (
-                        f"{value.dtype}{list(value.shape)}" if isinstance(value, Tensor) else f"a value of type {kind}"
-                    )
-                    hint = ", whose .loss may be it" if hasattr(value, "loss") else ""
-                    raise UsageError(f"loss must return a tensor of one floating-point number, got {got}{hint}")
-                if not value.requires_grad:
-                    raise UsageError(
-                        "loss must return a tensor that depends on the module's parameters, got one that does not"
-                    )
+                value = check_loss(self.loss(self.module, as_tensors(batch, parameters[0].device)))
                 value.backward()
             with torch.no_grad():
                 for b, before in zip(self.module.buffers(), statistics):
@@ -171,6 +156,17 @@ class ModuleGradient:
         return to_array(value.to(getattr(torch, gradient_form(params)[0].dtype.name)), "loss"), tree
 
 
+def check_loss(value: Any) -> Tensor:
+    """Return what a loss returned, if it is one number that depends on the parameters."""
+    if isinstance(value, Tensor):
+        if value.shape == () and value.is_floating_point() and value.requires_grad:
+            return value
+        got = f"{value.dtype}{list(value.shape)}{'' if value.requires_grad else ' without a gradient'}"
+    else:
+        got = f"a value of type {type(value).__name__}{', whose .loss may be it' if hasattr(value, 'loss') else ''}"
+    raise UsageError(f"loss must return one floating-point number that depends on the module's parameters, got {got}")
+
+
 def gradient_form(params: Tree) -> tuple[jax.ShapeDtypeStruct, Tree]:
     """Shapes and dtypes of the loss, in at least float32, and of the gradient."""
     dtype = jnp.result_type(jnp.float32, *(leaf.dtype for leaf in jax.tree.leaves(params)))
@@ -178,7 +174,7 @@ def gradient_form(params: Tree) -> tuple[jax.ShapeDtypeStruct, Tree]:
 
 
 def real_examples(examples: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an engine's batch, or arrays, without padding and mask, whole numbers as int64, PyTorch's own."""
+    """Return an engine's batch, or arrays, without padding and mask, whole numbers as int64 like PyTorch's."""
     mask = np.asarray(examples.get("mask", True))
     fields = {name: np.asarray(a) for name, a in examples.items() if name != "mask"}
     fields = {name: a.astype(np.int64) if a.dtype.kind in "iu" else a for name, a in fields.items()}
@@ -195,30 +191,22 @@ def check_single_example(module: nn.Module, loss: ModuleLoss, examples: Mapping[
     norms = [name for name, m in module.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     if not norms:
         return
-    device, before = next(module.parameters()).device, [b.clone() for b in module.buffers()]
-    one = {name: np.zeros((1, *a.shape[1:]), a.dtype) for name, a in examples.items()} | {"mask": np.ones(1, bool)}
-    module.train()
+    one = {name: np.zeros((1, *a.shape[1:]), a.dtype) for name, a in examples.items() if name != "mask"}
     try:
         with torch.no_grad(), torch.random.fork_rng():
-            loss(module, as_tensors(real_examples(one), device))
-    except Exception as error:  # of the zeros, perhaps: the examples' own will come with its line
+            loss(deepcopy(module).train(), as_tensors(one, next(module.parameters()).device))
+    except Exception as error:  # any other, perhaps of the zeros, comes again with the examples if it is not
         if "more than 1 value" in str(error):
-            raise UsageError(
-                f"batch_size must leave no client a minibatch of one example, which '{norms[0]}' cannot normalise"
-            ) from error
-    finally:
-        for b, old in zip(module.buffers(), before):
-            b.data = old
+            message = f"batch_size must leave no client a minibatch of one example, which '{norms[0]}' cannot normalise"
+            raise UsageError(message) from error
 
 
 def as_tensors(batch: Any, device: torch.device) -> Any:
     """Turn a batch's arrays into tensors on a device, whole numbers as int64."""
 
     def leaf(value: Any) -> Any:
-        tensor = to_tensor(value) if isinstance(value, np.ndarray | np.generic | jax.Array) else value
-        if not isinstance(tensor, Tensor):
-            return tensor
-        is_integer = tensor is not value and not tensor.is_floating_point() and tensor.dtype != torch.bool
-        return tensor.to(device, torch.int64 if is_integer else tensor.dtype)
+        if isinstance(value, np.ndarray | np.generic | jax.Array):
+            return to_tensor(value).to(device, torch.int64 if jnp.issubdtype(value.dtype, jnp.integer) else None)
+        return value.to(device) if isinstance(value, Tensor) else value
 
     return jax.tree.map(leaf, batch)

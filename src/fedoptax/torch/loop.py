@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 import torch
 from torch import nn
 
@@ -15,15 +15,7 @@ from fedoptax.engine.batches import Minibatch
 from fedoptax.engine.xla import call_host
 from fedoptax.errors import UsageError, check_function, check_int, check_output
 from fedoptax.torch.gradients import ONE_AT_A_TIME, ModuleState, real_examples, seed_of
-from fedoptax.torch.params import (
-    buffers_from_module,
-    check_params,
-    flatten,
-    load_buffers,
-    load_params,
-    to_array,
-    trained,
-)
+from fedoptax.torch.params import buffers_from_module, flatten, load_buffers, load_params, to_array, trained
 
 Train = Callable[[nn.Module, Any, Mapping[str, Any]], Any]
 """`train(module, examples, config)`: trains the module, returns the number of examples or (number, mean loss)."""
@@ -34,11 +26,10 @@ def with_loop(
 ) -> FedAlgorithm:
     """`algorithm` with clients that train a module by a loop of their own and send Δ, the change of its parameters.
 
-    Optimizer, steps and all else are the loop's own business: of the algorithm only the server's part counts. Privacy
-    and compression are wrapped around the result. The loop runs in `fedoptax.run`, called from the compiled round with
-    PyTorch's random numbers seeded by the run's seed, round and client, and in `fedoptax.eager.run_round`. The
-    module's buffers never leave the client: in a run they are part of its state. The module ends a round as the loop
-    leaves it.
+    Optimizer and steps are the loop's business: of the algorithm only the server's part counts. Privacy and compression
+    are wrapped around the result. The loop runs in `fedoptax.run`, called from the compiled round with PyTorch's random
+    numbers seeded by the run's seed, round and client, and in `fedoptax.eager.run_round`. The module's buffers never
+    leave the client: in a run they are part of its state. The module ends a round as the loop leaves it.
 
     Args:
       algorithm: one whose clients send nothing but Δ: the FedOpt family (`fedavg`, `fedadam`, ...).
@@ -46,59 +37,50 @@ def with_loop(
       train: `(module, examples, config) -> number of examples`, or `-> (number of examples, mean loss)`; without a loss
         the round's training loss is 0. `examples` are those of the client: in a run all its arrays by field, whole
         numbers as int64, once; in an eager round what its `batches`, a list of one, hold.
-      config: what `train` is told, beside `"lr"`, the learning rate at the clients if the algorithm schedules it.
+      config: what `train` gets, besides `"lr"`, the learning rate at the clients if the algorithm schedules it.
 
     Raises:
       UsageError: when a client runs: the algorithm's clients send more than Δ, or `train` returns something else.
     """
     check_function("train", train, "module, examples, config")
-    start = buffers_from_module(module)
+    first_buffers = buffers_from_module(module)
 
-    def run_loop(
-        examples: Any, params: Tree, lr: Any, buffers: Any, seed: int | None = None
-    ) -> tuple[Tree, jax.Array, Any]:
+    def run_loop(examples: Any, data: Any, params: Tree, lr: Any, buffers: Any) -> tuple[Tree, Any, Any]:
+        """Run it on `data`, a `Minibatch` of all examples, or on `examples` as they are if that is ()."""
+        examples = real_examples(data.examples) if data else examples
         rates = {} if isinstance(lr, tuple) else {"lr": float(lr)}
-        with ONE_AT_A_TIME, torch.random.fork_rng(enabled=seed is not None):
-            if seed is not None:
-                torch.manual_seed(seed)
+        with ONE_AT_A_TIME, torch.random.fork_rng(enabled=bool(data)):
+            if data:
+                torch.manual_seed(seed_of(data.key))
             load_params(module, params)
             if buffers:
                 load_buffers(module, buffers)
             before = {name: p.detach().clone() for name, p in trained(module).items()}
             _, loss = examples_and_loss(train(module, examples, {**(config or {}), **rates}))
-            with torch.no_grad():
-                change = {name: to_array(p - before[name], name) for name, p in trained(module).items()}
+            change = {name: to_array(p.detach() - before[name], name) for name, p in trained(module).items()}
             delta = jax.tree.unflatten(jax.tree.structure(params), [change[name] for name in flatten(params)])
-            return delta, jnp.asarray(loss, jnp.float32), buffers and buffers_from_module(module)
+            return delta, np.float32(loss), buffers and buffers_from_module(module)
 
-    def run_on_arrays(arrays: Minibatch, params: Tree, lr: Any, buffers: Any) -> tuple[Tree, jax.Array, Any]:
-        return run_loop(real_examples(arrays.examples), params, lr, buffers, seed_of(arrays.key))
-
-    def client_update(grad_fn: Any, message: Any, client: Tree, batches: Any) -> tuple[FedOptUpload, Tree, jax.Array]:
-        del grad_fn
+    def client_update(_: Any, message: Any, client: Tree, batches: Any) -> tuple[FedOptUpload, Tree, jax.Array]:
         if not isinstance(message, FedOptMessage) or jax.tree.leaves(message.client_opt_state):
             kind = type(message).__name__
             raise UsageError(f"algorithm must be one whose clients send only Δ, such as fedadam, got one with a {kind}")
-        check_params(module, message.params)
-        has_buffers = isinstance(client, ModuleState)
-        state = message.params, message.lr, client.buffers if has_buffers else ()
-        loss_form = jax.ShapeDtypeStruct((), jnp.float32)
-        form = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (state[0], loss_form, state[2]))
+        data: Any = ()
         if isinstance(batches, Batches) and batches.examples is not None:
-            arrays: Minibatch = batches.examples()
-            key_data = jax.random.key_data(arrays.key)
-            delta, loss, buffers = call_host(run_on_arrays, form, arrays._replace(key=key_data), *state)
+            data = batches.examples()
+            data = data._replace(key=jax.random.key_data(data.key))
         elif isinstance(batches, Batches) or len(batches) != 1 or isinstance(batches[0], Minibatch):
-            raise UsageError(
-                "batches must be [examples], the argument of the training loop, and a run's engine compiled"
-            )
-        else:
-            delta, loss, buffers = call_host(partial(run_loop, batches[0]), form, *state)
+            raise UsageError("batches must be [examples], what the training loop takes, and a run's engine compiled")
+        has_buffers = isinstance(client, ModuleState)
+        start = message.params, np.float32(0), client.buffers if has_buffers else ()
+        form = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), start)
+        run = partial(run_loop, None if data else batches[0])
+        delta, loss, buffers = call_host(run, form, data, start[0], message.lr, start[2])
         return FedOptUpload(delta, ()), ModuleState(client.algorithm, buffers) if has_buffers else client, loss
 
     def init_client(params: Tree) -> Tree:
         state = algorithm.init_client(params)
-        return ModuleState(state, start) if start else state
+        return ModuleState(state, first_buffers) if first_buffers else state
 
     return algorithm._replace(init_client=init_client, client_update=client_update)
 
@@ -107,6 +89,5 @@ def examples_and_loss(result: Any) -> tuple[int, float]:
     """Return the number of examples, and the mean loss or 0, of what `train` returned; refuse anything else."""
     number, loss = result if isinstance(result, tuple) and len(result) == 2 else (result, 0.0)
     loss = loss.detach().numpy(force=True) if isinstance(loss, torch.Tensor) else loss
-    return check_int("the number of examples that train returns", number), float(
-        check_output("train's loss", loss, verb="be")
-    )
+    loss = float(check_output("train's loss", loss, verb="be"))
+    return check_int("the number of examples that train returns", number), loss

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fedoptax.errors import UsageError, check_choice, check_flag, check_number
+from fedoptax.errors import UsageError, check_choice, check_decay, check_flag, check_number, check_positive
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 """What an optimizer takes: parameters, groups of them, or named parameters."""
@@ -31,7 +31,10 @@ Phi = str | Callable[[Tensor], Any]
 
 
 class _FederatedOptimizer(Optimizer):
-    """An optimizer with rounds: `_sent` gives what is sent of a parameter, `_receive` takes the mean of all clients."""
+    """An optimizer with rounds.
+
+    Of a parameter, `_start` gives the first state, `_sent` what is sent, and `_receive` takes the mean of all clients.
+    """
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, in the state before the first round."""
@@ -46,25 +49,12 @@ class _FederatedOptimizer(Optimizer):
 
     @torch.no_grad()
     def synchronize(self, uploads: Sequence[Upload] | None = None) -> None:
-        """End a round: replace what was sent by the mean of all clients, and do the server's part.
-
-        Args:
-          uploads: of all clients; None for a federation of one.
-        """
+        """End a round: replace what was sent by the mean of all clients' uploads, and do the server's part."""
         all_uploads = [self.upload()] if uploads is None else uploads
         members = [(group, p) for group in self.param_groups for p in group["params"]]
         for (group, p), sent in zip(members, zip(*all_uploads, strict=True), strict=True):
             mean = {name: torch.stack([tensors[name] for tensors in sent]).mean(0) for name in sent[0]}
             self._receive(group, p, mean)
-
-    def _start(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def _sent(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
-        raise NotImplementedError
-
-    def _receive(self, group: dict[str, Any], p: Tensor, mean: dict[str, Tensor]) -> None:
-        raise NotImplementedError
 
 
 class LocalAMSGrad(_FederatedOptimizer):
@@ -84,20 +74,11 @@ class LocalAMSGrad(_FederatedOptimizer):
     """
 
     def __init__(
-        self,
-        params: Params,
-        lr: float,
-        b1: float = 0.9,
-        b2: float = 0.999,
-        eps: float = 1e-8,
-        v0: float = 1e-4,
-        bias_correction: bool = False,
-        **options: Any,
-    ) -> None:
-        for name, value in (("lr", lr), ("eps", eps), ("v0", v0)):
-            check_number(name, value, 0, open_low=True)
-        for name, value in (("b1", b1), ("b2", b2)):
-            check_number(name, value, 0, 1)
+        self, params: Params, lr: float, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, v0: float = 1e-4,
+        bias_correction: bool = False, **options: Any,
+    ) -> None:  # fmt: skip
+        check_positive(lr=lr, eps=eps, v0=v0)
+        check_decay(b1=b1, b2=b2)
         check_flag("bias_correction", bias_correction)
         options |= {"lr": lr, "b1": b1, "b2": b2, "eps": eps, "v0": v0, "bias_correction": bias_correction}
         super().__init__(params, options)
@@ -112,7 +93,7 @@ class LocalAMSGrad(_FederatedOptimizer):
         loss = _evaluate(closure)
         for group in self.param_groups:
             moving = [p for p in group["params"] if p.grad is not None]
-            for p, change in zip(moving, self._line_12(group, moving)):
+            for p, change in zip(moving, self._changes(group, moving)):
                 p.sub_(change)
         return loss
 
@@ -126,8 +107,8 @@ class LocalAMSGrad(_FederatedOptimizer):
         direction = state["m"] / (state["v_max"].sqrt() + group["eps"])
         return direction / (1 - group["b1"] ** state["steps"]) if group["bias_correction"] else direction
 
-    def _line_12(self, group: dict[str, Any], moving: Sequence[Tensor]) -> list[Tensor]:
-        """What is subtracted from each parameter."""
+    def _changes(self, group: dict[str, Any], moving: Sequence[Tensor]) -> list[Tensor]:
+        """What line 12 subtracts from each parameter."""
         return [group["lr"] * self._direction(group, p) for p in moving]
 
     def _sent(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
@@ -146,7 +127,7 @@ class FedLAMB(LocalAMSGrad):
     θ^ℓ ← θ^ℓ − α φ(‖θ^ℓ‖) u/‖u‖; a layer with ‖u‖ = 0 does not move.
 
     Args:
-      params, lr, b1, b2, eps, v0, bias_correction: as in `LocalAMSGrad`.
+      params, lr, and by name b1, b2, eps, v0, bias_correction: as in `LocalAMSGrad`.
       weight_decay: λ ≥ 0.
       phi: `"clip"`, φ(a) = min(max(a, 10⁻³), 10); `"identity"`; or a function of the layer's norm.
       layers: `"tensor"`: each parameter is a layer; `"module"`: the parameters of a group whose names agree up to the
@@ -154,31 +135,22 @@ class FedLAMB(LocalAMSGrad):
     """
 
     def __init__(
-        self,
-        params: Params,
-        lr: float,
-        b1: float = 0.9,
-        b2: float = 0.999,
-        eps: float = 1e-8,
-        v0: float = 1e-4,
-        weight_decay: float = 0.0,
-        phi: Phi = "clip",
-        layers: str = "tensor",
-        bias_correction: bool = False,
-    ) -> None:
+        self, params: Params, lr: float, *, weight_decay: float = 0.0, phi: Phi = "clip", layers: str = "tensor",
+        **others: Any,
+    ) -> None:  # fmt: skip
         check_number("weight_decay", weight_decay, 0)
         check_choice("layers", layers, ("tensor", "module"))
         if not callable(phi):
             check_choice("phi", phi, _PHI)
         self._phi: Callable[[Tensor], Any] = phi if callable(phi) else _PHI[phi]
-        super().__init__(params, lr, b1, b2, eps, v0, bias_correction, weight_decay=weight_decay, layers=layers)
+        super().__init__(params, lr, weight_decay=weight_decay, layers=layers, **others)
 
     def _start(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
         if group["layers"] == "module" and "param_names" not in group:
             raise UsageError("params must be module.named_parameters() with layers='module', got some without names")
         return super()._start(group, p)
 
-    def _line_12(self, group: dict[str, Any], moving: Sequence[Tensor]) -> list[Tensor]:
+    def _changes(self, group: dict[str, Any], moving: Sequence[Tensor]) -> list[Tensor]:
         u = [self._direction(group, p).add(p, alpha=group["weight_decay"]) for p in moving]
         layers: list[Any] = list(range(len(moving)))
         if group["layers"] == "module":
@@ -207,7 +179,7 @@ class STEM(_FederatedOptimizer):
     """
 
     def __init__(self, params: Params, lr: float, alpha: float = 0.1, **options: Any) -> None:
-        check_number("lr", lr, 0, open_low=True)
+        check_positive(lr=lr)
         check_number("alpha", alpha, 0, 1, open_low=True, open_high=False)
         super().__init__(params, {"lr": lr, "alpha": alpha, "is_first_round": True, "steps": 0, **options})
 
@@ -216,27 +188,19 @@ class STEM(_FederatedOptimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one local iteration on one batch; a missing gradient counts as 0.
+        """Take one local iteration on one batch and return the loss at x; a missing gradient counts as 0.
 
-        Args:
-          closure: clears the gradients, computes the batch's loss and its gradient, returns the loss. After the first
-            round it is called twice, at x and at x_prev, with the same randomness.
-
-        Returns:
-          The loss at x.
-
-        Raises:
-          UsageError: there is no closure.
+        `closure`, without which a `UsageError` is raised, clears the gradients, computes the batch's loss and gradient,
+        and returns the loss. After the first round it is called twice, at x and at x_prev, with the same randomness.
         """
         if closure is None:
-            raise UsageError("closure must be given, as a step takes the gradient at two points, got None")
+            raise UsageError("closure must be a function, as a step takes the gradient at two points, got None")
         members = [p for group in self.param_groups for p in group["params"]]
         is_first_round = self.param_groups[0]["is_first_round"]
-        if is_first_round:
+        cuda = sorted({p.get_device() for p in members if p.is_cuda})
+        with torch.random.fork_rng(cuda, enabled=not is_first_round):
             loss = _evaluate(closure)
-        else:
-            with torch.random.fork_rng(sorted({p.get_device() for p in members if p.is_cuda})):
-                loss = _evaluate(closure)
+        if not is_first_round:
             g = {p: _gradient(p) for p in members}
             for p in members:
                 x = p.clone()
@@ -294,16 +258,11 @@ class FAFED(STEM):
     """
 
     def __init__(
-        self,
-        params: Params,
-        lr: float,
-        alpha: float = 0.1,
-        beta: float = 0.9,
-        rho: float = 0.01,
+        self, params: Params, lr: float, alpha: float = 0.1, beta: float = 0.9, rho: float = 0.01,
         variant: str = "paper",
-    ) -> None:
-        check_number("beta", beta, 0, 1)
-        check_number("rho", rho, 0, open_low=True)
+    ) -> None:  # fmt: skip
+        check_decay(beta=beta)
+        check_positive(rho=rho)
         check_choice("variant", variant, ("paper", "released"))
         super().__init__(params, lr, alpha, beta=beta, rho=rho, variant=variant)
 
@@ -342,10 +301,8 @@ def _norms(values: Sequence[Tensor], layers: Sequence[Any]) -> dict[Any, Tensor]
 
 def _evaluate(closure: Callable[[], Any] | None) -> Any:
     """The loss that a closure returns; None without one."""
-    if closure is None:
-        return None
     with torch.enable_grad():
-        return closure()
+        return closure and closure()
 
 
 def _gradient(p: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from flax.traverse_util import unflatten_dict
 from torch import Tensor, nn
 
 from fedoptax.algorithm import Tree
@@ -29,25 +30,17 @@ def trained(module: nn.Module) -> dict[str, nn.Parameter]:
 def params_from_module(module: nn.Module) -> Tree:
     """Copy the module's trained parameters into a tree, the form that algorithms work on.
 
-    Returns:
-      Nested dictionaries of arrays in the parameters' shapes and dtypes; what the module shares is there once.
-
-    Raises:
-      UsageError: no trained parameter, or one of float64 without `jax_enable_x64`.
+    These are nested dictionaries of arrays in the parameters' shapes and dtypes; what the module shares is there once.
+    No trained parameter, or one of float64 without `jax_enable_x64`, is a `UsageError`.
     """
-    return nest({name: to_array(p.clone(), name) for name, p in trained(module).items()})
+    return unflatten_dict({name: to_array(p.clone(), name) for name, p in trained(module).items()}, sep="/")
 
 
 def load_params(module: nn.Module, params: Tree) -> None:
     """Copy parameters into the module, in place; all of them, or none if one does not fit.
 
-    Args:
-      module: any module.
-      params: a tree as `params_from_module` gives it, or arrays by name, `/` between the parts, as in the `params.npz`
-        of a run's folder.
-
-    Raises:
-      UsageError: a name is missing or unknown, or a shape or dtype differs.
+    `params` is a tree as `params_from_module` returns it, or arrays by name, such as `hidden/weight`, as in the
+    `params.npz` of a run's folder. A name that is missing or unknown, another shape or dtype is a `UsageError`.
     """
     _copy("params", trained(module), params)
 
@@ -65,8 +58,7 @@ def load_buffers(module: nn.Module, buffers: Mapping[str, Any]) -> None:
 def to_array(tensor: Tensor, name: str) -> jax.Array:
     """Give a tensor to JAX by DLPack; where both are on one device, nothing is copied and nobody may write to it.
 
-    Raises:
-      UsageError: it is of float64 without `jax_enable_x64`; `name` is for the message.
+    Float64 without `jax_enable_x64` is a `UsageError`, with the `name` in its message.
     """
     if tensor.dtype == torch.float64 and jax.dtypes.canonicalize_dtype(np.float64) != np.float64:
         raise UsageError(f"module must be of float32 unless jax_enable_x64 is set, got '{name}' of float64")
@@ -81,20 +73,8 @@ def to_tensor(array: Any) -> Tensor:
     return torch.tensor(array)
 
 
-def nest(named: Mapping[str, Any]) -> dict[str, Any]:
-    """{"hidden/weight": a} as {"hidden": {"weight": a}}."""
-    tree: dict[str, Any] = {}
-    for name, leaf in named.items():
-        *outer, last = name.split("/")
-        place = tree
-        for part in outer:
-            place = place.setdefault(part, {})
-        place[last] = leaf
-    return tree
-
-
 def flatten(tree: Tree) -> dict[str, Any]:
-    """The inverse of `nest`, for any tree; the names are in the order of its leaves."""
+    """Return the leaves of any tree by name, `hidden/weight`, in their order."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
@@ -109,8 +89,8 @@ def _buffers(module: nn.Module) -> dict[str, Tensor]:
     return {name.replace(".", "/"): b for name, b in module.named_buffers() if name in persistent}
 
 
-def _copy(what: str, places: Mapping[str, Tensor], given: Tree, same_dtype: bool = True) -> None:
-    leaves = flatten(given)
+def _copy(what: str, places: Mapping[str, Tensor], tree: Tree, same_dtype: bool = True) -> None:
+    leaves = flatten(tree)
     _check(what, places, leaves, same_dtype)
     with torch.no_grad():
         for name, place in places.items():
@@ -122,7 +102,7 @@ def _check(what: str, places: Mapping[str, Tensor], leaves: Mapping[str, Any], s
     if missing or extra:
         raise UsageError(f"{what} must have the module's names, got too many: {extra}, and too few: {missing}")
     for name, place in places.items():
-        leaf, dtype = leaves[name], str(place.dtype).removeprefix("torch.")
-        given = f"{getattr(leaf, 'dtype', type(leaf).__name__)}{list(np.shape(leaf))}"
-        if np.shape(leaf) != tuple(place.shape) or (same_dtype and getattr(leaf, "dtype", None) != dtype):
-            raise UsageError(f"{what} must hold '{name}' of {dtype}{list(place.shape)}, got {given}")
+        shape, dtype = list(np.shape(leaves[name])), getattr(leaves[name], "dtype", type(leaves[name]).__name__)
+        wanted = str(place.dtype).removeprefix("torch.")
+        if shape != list(place.shape) or (same_dtype and dtype != wanted):
+            raise UsageError(f"{what} must hold '{name}' of {wanted}{list(place.shape)}, got {dtype}{shape}")

@@ -32,7 +32,7 @@ def module_task(
 ) -> Task:
     """A task whose model is a PyTorch module.
 
-    Every client starts from the module's present parameters, whatever the seed. A run leaves them as they are;
+    Every client starts from the module's present parameters, whatever the seed. A run does not change them;
     `load_params(module, result.params)` gives the module those of a run.
 
     Args:
@@ -51,44 +51,36 @@ def module_task(
     start = jax.tree.map(np.asarray, params_from_module(module))
 
     def values_on_host(params: Tree, examples: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        size = len(jax.tree.leaves(examples)[0])
+
+        def compute(key: str) -> np.ndarray:
+            value: Any = metrics[key](module, batch)
+            value = value.detach().float().cpu().numpy() if isinstance(value, Tensor) else value
+            return np.asarray(check_output(f"metric '{key}'", value, (size,), "real"), np.float32)
+
         with gradient.holding(params), torch.no_grad():
             module.eval()
             batch = as_tensors(examples, device)
-            return {key: check_values(key, metric(module, batch), examples) for key, metric in metrics.items()}
+            return {key: compute(key) for key in metrics}
 
     def values(params: Tree, batch: Mapping[str, Any]) -> dict[str, jax.Array]:
         check_statistics(module)
         examples = {field: a for field, a in batch.items() if field != "mask"}
-        size = jax.tree.leaves(examples)[0].shape[0]
-        form = {key: jax.ShapeDtypeStruct((size,), jnp.float32) for key in metrics}
+        form = dict.fromkeys(metrics, jax.ShapeDtypeStruct(jax.tree.leaves(examples)[0].shape[:1], jnp.float32))
         return call_host(values_on_host, form, params, examples)
 
-    return Task(
-        name=name,
-        init=lambda key: jax.tree.map(jnp.asarray, start),
-        loss=_differentiable(gradient),
-        metrics=values,
-        clients=clients,
-        test=test,
-        **attributes,
-    )
+    def init(key: jax.Array) -> Tree:
+        return jax.tree.map(jnp.asarray, start)
 
-
-def check_values(name: str, values: Any, examples: Mapping[str, Any]) -> np.ndarray:
-    """Return a metric's values, one per example, as float32."""
-    array = values.detach().float().cpu().numpy() if isinstance(values, Tensor) else values
-    size = jax.tree.leaves(examples)[0].shape[0]
-    return np.asarray(check_output(f"metric '{name}'", array, (size,), "real"), np.float32)
+    return Task(name, init, _differentiable(gradient), values, clients, test, **attributes)
 
 
 def check_statistics(module: nn.Module) -> None:
     """Check that a module keeps no running statistics: there is no client here to whom they could belong."""
     for path, part in module.named_modules():
         if getattr(part, "track_running_stats", False):
-            raise UsageError(
-                f"module must not keep running statistics, got '{path}' (use GroupNorm, track_running_stats=False, or "
-                "with_module, whose clients keep them, without test examples)"
-            )
+            hint = "GroupNorm, track_running_stats=False, or with_module, whose clients keep them, and no test examples"
+            raise UsageError(f"module must not keep running statistics, got '{path}' (use {hint})")
 
 
 def _differentiable(gradient: ModuleGradient) -> Callable[[Tree, Any, jax.Array], jax.Array]:
