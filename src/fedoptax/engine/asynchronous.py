@@ -4,7 +4,6 @@
 (Nguyen et al. 2022), the mean of s(τᵢ) Δᵢ; for uploads of parameters it is FedAsync's mixing (Xie et al. 2019).
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,55 +12,29 @@ import jax.numpy as jnp
 from fedoptax import tree
 from fedoptax.algorithm import Cohort, FedAlgorithm, Tree, accumulate_result
 from fedoptax.engine import round as plain
-from fedoptax.engine.aggregation import Sent
-from fedoptax.engine.data import DeviceData
-from fedoptax.engine.faults import Rates
 from fedoptax.engine.plan import Plan
-from fedoptax.engine.sampling import round_key
-from fedoptax.engine.schedule import Schedule
-from fedoptax.engine.xla import as_bits
 from fedoptax.tasks.task import Task
 
 
-def asynchronous_round(
-    task: Task, algorithm: FedAlgorithm, plan: Plan, is_eager: bool = False
-) -> Callable[..., plain.RoundResult]:
-    """Make a round as `plain_round` does, over the uploads in `arrivals`, the round's row of the `Schedule`.
+def asynchronous_round(task: Task, algorithm: FedAlgorithm, plan: Plan, is_eager: bool = False) -> plain.RunRound:
+    """Make the round of the uploads in `arrivals`.
 
     In place of the clients' states, which keep nothing, are the messages that were sent and are still in use, stacked:
     each member trains from its own. With s̄ the mean of the uploads' staleness weights, the server moves by the share s̄
     of its step, (1 − s̄)·old + s̄·new.
     """
-    train_client, traced = plain.local_training(task, algorithm, plan, is_eager)
-    train_cohort = plain.cohort_training(task, plan, is_eager)
+    train_cohort = plain.cohort_training(task, algorithm, plan, is_eager)
 
-    def run(
-        server: Tree,
-        messages: Tree,
-        data: DeviceData,
-        key: jax.Array,
-        round: jax.Array,
-        rates: Rates,
-        arrivals: Schedule,
-    ) -> plain.RoundResult:
-        message, shared = algorithm.broadcast(server), (data, round_key(key, round))
-        messages = plain.put_row(messages, jnp.asarray(arrivals.slot), message)
-        members = plain.members_of(task, plan, data, jnp.asarray(arrivals.clients))
+    def run(server: Tree, messages: Tree, inputs: plain.RoundInput) -> plain.RoundResult:
+        arrivals, members = inputs.arrivals, plain.members_of(task, plan, inputs)
+        messages = plain.put_row(messages, jnp.asarray(arrivals.slot), algorithm.broadcast(server))
         weights, share = discount_weights(members.weight, arrivals.weights)
         members = members._replace(weight=weights, slot=jnp.asarray(arrivals.slots))
-        form, _ = jax.eval_shape(traced, message, *shared, tree.take(members, 0), ())
-
-        def train_member(member: plain.Member, state: Tree) -> tuple[Sent, plain.MemberResult]:
-            sent, state = train_client(tree.take(messages, member.slot), *shared, member, state)
-            return sent, plain.MemberResult(state)
-
-        total, _ = train_cohort(train_member, members, (), form)
+        total, _, form = train_cohort(inputs, members, (), lambda member: tree.take(messages, member.slot))
         upload, loss = accumulate_result(total, form)
         step = algorithm.server_update(server, upload, Cohort(plan.cohort_size, task.num_clients))
-        new_server = interpolate_state(share, server, step)
-        is_finite = jnp.isfinite(loss) & plain.all_finite(new_server)
-        columns = {"train_loss": as_bits(loss)}
-        return plain.RoundResult(tree.select(is_finite, new_server, server), messages, is_finite, columns)
+        result = plain.finish(server, interpolate_state(share, server, step), loss, (), members.row, ())
+        return result._replace(clients=messages)
 
     return run
 

@@ -25,7 +25,7 @@ from fedoptax.engine.evaluation import column_names, evaluate, evaluation_data
 from fedoptax.engine.faults import COUNTS, Rates
 from fedoptax.engine.mesh import over_mesh, replicate
 from fedoptax.engine.plan import Plan
-from fedoptax.engine.round import plain_round
+from fedoptax.engine.round import RoundInput, plain_round
 from fedoptax.engine.sampling import random_settings
 from fedoptax.engine.schedule import Schedule
 from fedoptax.engine.xla import Compiled, as_bits, quick_options
@@ -179,8 +179,8 @@ def round_step(
         rates: Rates,
         schedule: Schedule | None = None,
     ) -> Advance:
-        arrivals = tree.take(schedule, state.round - start)
-        result = run_round(state.server, state.clients, data, key, state.round, rates, arrivals)
+        inputs = RoundInput(data, key, state.round, rates, tree.take(schedule, state.round - start))
+        result = run_round(state.server, state.clients, inputs)
         number, row = state.round + 1, result.columns
         if data.held_out:
             is_due = (number % eval_every == 0) | (number == last)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedoptax import tree
-from fedoptax.algorithm import Batches, BatchList, Cohort, FedAlgorithm, Tree, accumulate_result, decoded
+from fedoptax.algorithm import BatchList, Cohort, FedAlgorithm, Tree, accumulate_result, decoded
 from fedoptax.engine.aggregation import Mean, Sent, stacked
 from fedoptax.engine.batches import client_batches, count_local_steps, task_grad_fn
 from fedoptax.engine.data import DeviceData
@@ -21,6 +21,7 @@ from fedoptax.engine.faults import Rates
 from fedoptax.engine.mesh import share_cohort
 from fedoptax.engine.plan import Plan, runs_sequentially
 from fedoptax.engine.sampling import round_key, sample_cohort
+from fedoptax.engine.schedule import Schedule
 from fedoptax.engine.xla import as_bits
 from fedoptax.tasks.task import Task
 
@@ -50,6 +51,19 @@ class Member(NamedTuple):
     slot: Any = None
 
 
+class RoundInput(NamedTuple):
+    """What a round takes besides the states: the data, the run's key, its number from 0, the rates of `Faults.rates`.
+
+    In an asynchronous round `arrivals` is the round's row of the `Schedule`.
+    """
+
+    data: DeviceData
+    key: jax.Array
+    round: jax.Array
+    rates: Rates
+    arrivals: Schedule | None = None
+
+
 class MemberResult(NamedTuple):
     """A member's state after the round, and whether its upload was accepted (None where uploads are not checked)."""
 
@@ -66,100 +80,103 @@ class RoundResult(NamedTuple):
     columns: dict[str, jax.Array]
 
 
-TrainMember = Callable[[Member, Tree], tuple[Sent, MemberResult]]
-TrainCohort = Callable[..., tuple[Sent, MemberResult]]
-"""`(train_member, members, clients, form) -> (sent, results)`; `form` is that of what one member sends.
+RunRound = Callable[[Tree, Tree, RoundInput], RoundResult]
+"""`(server, clients, inputs) -> RoundResult`, to be compiled or, if eager, called.
 
-For a mean, `sent` is the weighted sum over the members, else what they send, stacked. A fifth argument is how many of
-the members are trained, where they are trained one after another.
+`clients` are the stacked states of all N clients, or with `plan.client_states = "host"` of the cohort; those of the
+members come back changed. If the loss or the server's new state is not finite, both states come back as they were.
 """
 
 
-def plain_round(task: Task, algorithm: FedAlgorithm, plan: Plan, is_eager: bool = False) -> Callable[..., RoundResult]:
-    """Make `(server, clients, data, key, round, rates, arrivals) -> RoundResult`, to be compiled or, if eager, called.
+def plain_round(task: Task, algorithm: FedAlgorithm, plan: Plan, is_eager: bool = False) -> RunRound:
+    """Make the round in which all members of the cohort send their uploads."""
+    train_cohort = cohort_training(task, algorithm, plan, is_eager)
 
-    `clients` are the stacked states of all N clients, or with `plan.client_states = "host"` of the cohort; those of
-    the members come back changed. If the loss or the server's new state is not finite, both states come back as they
-    were. `rates` and `arrivals` are for the other rounds.
-    """
-    train_client, traced = local_training(task, algorithm, plan, is_eager)
-    train_cohort = cohort_training(task, plan, is_eager)
-
-    def run(
-        server: Tree, clients: Tree, data: DeviceData, key: jax.Array, round: jax.Array, rates: Rates, arrivals: None
-    ) -> RoundResult:
-        members = members_of(task, plan, data, sample_cohort(key, round, task.num_clients, plan.cohort_size))
-        shared = algorithm.broadcast(server), data, round_key(key, round)
-        form, _ = jax.eval_shape(traced, *shared, *tree.take((members, clients), 0))
-
-        def train_member(member: Member, state: Tree) -> tuple[Sent, MemberResult]:
-            sent, state = train_client(*shared, member, state)
-            return sent, MemberResult(state)
-
-        total, results = train_cohort(train_member, members, clients, form)
+    def run(server: Tree, clients: Tree, inputs: RoundInput) -> RoundResult:
+        members, message = members_of(task, plan, inputs), algorithm.broadcast(server)
+        total, results, form = train_cohort(inputs, members, clients, lambda member: message)
         upload, loss = accumulate_result(total, form)
         new_server = algorithm.server_update(server, upload, Cohort(plan.cohort_size, task.num_clients))
-        is_finite = jnp.isfinite(loss) & all_finite(new_server)
-        rows = jnp.where(is_finite, members.row, OUT_OF_RANGE)
-        new_clients = put_rows(clients, rows, results.state)
-        columns = {"train_loss": as_bits(loss)}
-        return RoundResult(tree.select(is_finite, new_server, server), new_clients, is_finite, columns)
+        return finish(server, new_server, loss, clients, members.row, results.state)
 
     return run
 
 
-def members_of(task: Task, plan: Plan, data: DeviceData, cohort: jax.Array) -> Member:
-    """The members of a cohort, given by their numbers, stacked."""
+def finish(
+    server: Tree, new_server: Tree, loss: jax.Array, clients: Tree, rows: Any, states: Tree, is_enough: Any = True
+) -> RoundResult:
+    """Take over the new states of the server and of the members if all is finite, and there are enough uploads."""
+    is_finite = jnp.isfinite(loss) & all_finite(new_server)
+    has_effect = is_finite & is_enough
+    clients = put_rows(clients, jnp.where(has_effect, rows, OUT_OF_RANGE), states)
+    new_server, columns = tree.select(has_effect, new_server, server), {"train_loss": as_bits(loss, is_enough)}
+    return RoundResult(new_server, clients, is_finite | jnp.logical_not(is_enough), columns)
+
+
+def members_of(task: Task, plan: Plan, inputs: RoundInput) -> Member:
+    """Return the members of a round, stacked: whose uploads arrive if it is asynchronous, else a sampled cohort."""
+    if inputs.arrivals is None:
+        cohort = sample_cohort(inputs.key, inputs.round, task.num_clients, plan.cohort_size)
+    else:
+        cohort = jnp.asarray(inputs.arrivals.clients)
     first = jnp.arange(plan.cohort_size)
     places = cohort if plan.examples == "device" and task.devices is None else first
     rows = cohort if plan.client_states == "device" else first
-    sizes = data.sizes[places]
+    sizes = inputs.data.sizes[places]
     weights = sizes.astype(jnp.result_type(float)) if plan.weighting == "examples" else jnp.ones(sizes.shape)
     return Member(cohort, places, rows, count_local_steps(sizes, plan.work), weights / jnp.sum(weights))
 
 
-def local_training(task: Task, algorithm: FedAlgorithm, plan: Plan, is_eager: bool) -> tuple[Callable, Callable]:
-    """Make `(message, data, round_key, member, state) -> (sent, state)`, a client's round.
+def train_member(member: Member, state: Tree, train: Callable, forms: Tree) -> tuple[Sent, MemberResult]:
+    """Do a member's local work, see `cohort_training`."""
+    sent, new_state = train()
+    return sent, MemberResult(new_state)
 
-    The first of the two runs it; the second is for its form, and always compiles.
+
+def cohort_training(
+    task: Task, algorithm: FedAlgorithm, plan: Plan, is_eager: bool, train_member: Callable = train_member
+) -> Callable[..., tuple[Sent, MemberResult, Sent]]:
+    """Make `(inputs, members, clients, message_of) -> (sent, results, form)`, the training of a round's members.
+
+    One after another, all at once or in plain Python; on one device or several. A member receives `message_of(member)`.
+    `train_member(member, state, train, forms) -> (sent, result)` calls `train() -> (sent, state)`, its local work,
+    whose result has the shapes and dtypes `forms`. For a mean, `sent` is the weighted sum over the members, else what
+    they send, stacked; `form` is that of what one sends.
     """
     is_sequential = runs_sequentially(plan, task) and not is_eager
     smallest, capacity = int(task.clients.sizes.min()), int(task.clients.sizes.max())
     grad_fn = jax.jit(task_grad_fn(task)) if is_eager else task_grad_fn(task)
+    mean = plan.aggregate if isinstance(plan.aggregate, Mean) else None
+    train_all: Any = partial(_train_sequentially, mean) if is_sequential else partial(_train_at_once, mean, is_eager)
+    if plan.mesh > 1:
+        is_uneven = plan.work.steps is None and bool(np.ptp(task.clients.sizes))
+        train_all = share_cohort(train_all, plan.mesh, mean is not None, is_uneven, is_sequential)
 
-    def batches_of(data: DeviceData, round_key: jax.Array, member: Member) -> Batches:
-        offset, size = data.offsets[member.place], data.sizes[member.place]
-        key = jax.random.fold_in(round_key, member.client)
-        return client_batches(data.examples, offset, size, key, plan.work, capacity, is_sequential, smallest)
-
-    def train(message: Tree, state: Tree, batches: Batches | BatchList) -> tuple[Sent, Tree]:
-        upload, state, loss = algorithm.client_update(grad_fn, message, state, batches)
+    def work(is_eager: bool, data: DeviceData, key: jax.Array, message: Tree, member: Member, state: Tree) -> Any:
+        offset, size, key = data.offsets[member.place], data.sizes[member.place], jax.random.fold_in(key, member.client)
+        batches = client_batches(data.examples, offset, size, key, plan.work, capacity, is_sequential, smallest)
+        steps = BatchList(map(batches.get, range(int(batches.num_steps))), batches.key) if is_eager else batches
+        upload, state, loss = algorithm.client_update(grad_fn, message, state, steps)
         return Sent(decoded(algorithm, upload), loss), state
 
-    @partial(jax.jit, inline=True)  # so that it is traced once, for its form and for itself
-    def traced(message: Tree, data: DeviceData, round_key: jax.Array, member: Member, state: Tree) -> Any:
-        return train(message, state, batches_of(data, round_key, member))
+    traced = jax.jit(partial(work, False), inline=True)  # so that it is traced once, for its form and for itself
+    run_work = partial(work, True) if is_eager else traced
 
-    def eager(message: Tree, data: DeviceData, round_key: jax.Array, member: Member, state: Tree) -> Any:
-        batches = batches_of(data, round_key, member)
-        return train(message, state, BatchList(map(batches.get, range(int(batches.num_steps))), batches.key))
+    def train_cohort(inputs: RoundInput, members: Member, clients: Tree, message_of: Callable[[Member], Tree]) -> Any:
+        shared = inputs.data, round_key(inputs.key, inputs.round)
+        first, first_state = tree.take((members, clients), 0)
+        forms = jax.eval_shape(traced, *shared, message_of(first), first, first_state)
 
-    return eager if is_eager else traced, traced
+        def train_one(member: Member, state: Tree) -> tuple[Sent, MemberResult]:
+            return train_member(member, state, partial(run_work, *shared, message_of(member), member, state), forms)
 
+        return *train_all(train_one, members, clients, forms[0]), forms[0]
 
-def cohort_training(task: Task, plan: Plan, is_eager: bool) -> TrainCohort:
-    """Choose how members are trained: one after another, all at once or in plain Python; on one device or several."""
-    mean = plan.aggregate if isinstance(plan.aggregate, Mean) else None
-    is_sequential = runs_sequentially(plan, task) and not is_eager
-    train = partial(_train_sequentially, mean) if is_sequential else partial(_train_at_once, mean, is_eager)
-    if plan.mesh == 1:
-        return train
-    is_uneven = plan.work.steps is None and bool(np.ptp(task.clients.sizes))
-    return share_cohort(train, plan.mesh, mean is not None, is_uneven, is_sequential)
+    return train_cohort
 
 
 def _train_sequentially(
-    mean: Mean | None, train: TrainMember, members: Member, clients: Tree, form: Sent, count: Any = None
+    mean: Mean | None, train: Callable, members: Member, clients: Tree, form: Sent, count: Any = None
 ) -> tuple[Sent, MemberResult]:
     states = tree.take(clients, members.row)  # were all N written in a loop, XLA would copy them all
     size = members.weight.shape[0]
@@ -177,7 +194,7 @@ def _train_sequentially(
 
 
 def _train_at_once(
-    mean: Mean | None, is_eager: bool, train: TrainMember, members: Member, clients: Tree, form: Sent, count: Any = None
+    mean: Mean | None, is_eager: bool, train: Callable, members: Member, clients: Tree, form: Sent, count: Any = None
 ) -> tuple[Sent, MemberResult]:
     states = tree.take(clients, members.row)
     if is_eager:
