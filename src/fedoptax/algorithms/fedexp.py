@@ -33,9 +33,7 @@ class FedExPUpload(NamedTuple):
     square_norm: jax.Array
 
 
-def fedexp(
-    client_lr: LearningRate, eps: Number = 1e-3, variant: str = "paper"
-) -> FedAlgorithm[FedExPState, FedOptMessage, Tree, FedExPUpload]:
+def fedexp(client_lr: LearningRate, eps: Number = 1e-3, variant: str = "paper") -> FedAlgorithm:
     """FedExP (Jhunjhunwala et al. 2023, Algorithm 1): x ← x + η_g Δ, η_g = max(1, mean ‖Δᵢ‖²/(2 (‖Δ‖² + ε))).
 
     Clients are FedAvg's; each sends one number more. Means are uniform, as in the paper.
@@ -56,9 +54,7 @@ def fedexp(
     def broadcast(server: FedExPState) -> FedOptMessage:
         return FedOptMessage(server.params, value_to_send(client_lr, server.round), ())
 
-    def client_update(
-        grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches
-    ) -> ClientResult[FedExPUpload, Tree]:
+    def client_update(grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches) -> ClientResult:
         upload, client, loss = clients.client_update(grad_fn, message, client, batches)
         return FedExPUpload(upload.delta, tree.square_norm(upload.delta)), client, loss
 
