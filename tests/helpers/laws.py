@@ -213,7 +213,7 @@ def padding_is_inert(make: Factory) -> None:
         clients = jax.tree.map(lambda a: jnp.repeat(a[None], len(SIZES), axis=0), client)
         numbers = n(0), n(rounds), n(1), n(rounds)
         return jax.device_get(
-            built.advance({}, server, clients, data, key, *numbers, Faults().rates(np.ones(len(SIZES))))
+            built.advance({}, server, clients, data, key, *numbers, Faults().rates(np.ones(len(SIZES))), None)
         )
 
     junk = np.where(np.arange(sum(SIZES))[:, None] % 2, 1e30, -3.0) * np.ones(2)

@@ -27,7 +27,7 @@ def asynchronous_round(task: Task, algorithm: FedAlgorithm, plan: Plan, is_eager
 
     def run(server: Tree, messages: Tree, inputs: plain.RoundInput) -> plain.RoundResult:
         arrivals, members = inputs.arrivals, plain.members_of(task, plan, inputs)
-        messages = plain.put_row(messages, jnp.asarray(arrivals.slot), algorithm.broadcast(server))
+        messages = plain.put_rows(messages, jnp.asarray(arrivals.slot), algorithm.broadcast(server))
         weights, share = discount_weights(members.weight, arrivals.weights)
         members = members._replace(weight=weights, slot=jnp.asarray(arrivals.slots))
         total, _, form = train_cohort(inputs, members, (), lambda member: tree.take(messages, member.slot))

@@ -186,8 +186,8 @@ def _train_sequentially(
         total, results = carry
         member = tree.take(members, j)
         sent, result = train(member, tree.take(states, j))
-        total = mean.add(total, counted_weight(member, result), sent) if mean else put_row(total, j, sent)
-        return total, put_row(results, j, result)
+        total = mean.add(total, counted_weight(member, result), sent) if mean else put_rows(total, j, sent)
+        return total, put_rows(results, j, result)
 
     results = MemberResult(tree.zeros_like(states), None if members.outcome is None else jnp.zeros(size, bool))
     return jax.lax.fori_loop(0, size if count is None else count, body, (total, results))
@@ -209,13 +209,8 @@ def counted_weight(member: Member, result: MemberResult) -> jax.Array:
     return member.weight if result.accepted is None else jnp.where(result.accepted, member.weight, 0)
 
 
-def put_row(stack: Tree, j: jax.Array, row: Tree) -> Tree:
-    """Stacked trees with another row j."""
-    return jax.tree.map(lambda all_, new: all_.at[j].set(new), stack, row)
-
-
 def put_rows(stack: Tree, places: jax.Array, rows: Tree) -> Tree:
-    """Stacked trees with other rows at some places; what goes to `OUT_OF_RANGE` is dropped."""
+    """Stacked trees with another row at a place, or rows at places; what goes to `OUT_OF_RANGE` is dropped."""
     return jax.tree.map(lambda all_, new: all_.at[places].set(new, mode="drop"), stack, rows)
 
 
