@@ -17,15 +17,13 @@ import numpy as np
 from fedoptax import tree
 from fedoptax.algorithm import Batches, Cohort, FedAlgorithm, Tree, cond, decoded, nbytes
 from fedoptax.engine.aggregation import SecureMean
-from fedoptax.engine.asynchronous import asynchronous_round
 from fedoptax.engine.batches import Minibatch, minibatch_form, smallest_batch, task_grad_fn
-from fedoptax.engine.checked import checked_round
 from fedoptax.engine.data import DeviceData
 from fedoptax.engine.evaluation import column_names, evaluate, evaluation_data
 from fedoptax.engine.faults import COUNTS, Rates
 from fedoptax.engine.mesh import over_mesh, replicate
 from fedoptax.engine.plan import Plan
-from fedoptax.engine.round import RoundInput, plain_round
+from fedoptax.engine.round import RoundInput, asynchronous_round, checked_round, plain_round
 from fedoptax.engine.sampling import random_settings
 from fedoptax.engine.xla import Compiled, as_bits, quick_options
 from fedoptax.errors import UsageError, check_output, shorten

@@ -1,7 +1,10 @@
-"""The plain round, and what every round is made of: the members of the cohort and their local training.
+"""The round: a cohort, its local training, the mean of the uploads, the server's update.
 
-`engine.checked` has the round in which clients fail and uploads are rejected, `engine.asynchronous` the one of clients
-that each work at their own pace, `engine.mesh` the cohort that several devices share.
+Beside the plain round stand the one in which clients fail and uploads are rejected, and the one of clients that each
+work at their own pace. `engine.mesh` has the cohort that several devices share.
+
+`engine.schedule` plans whose uploads arrive for each asynchronous step. For SGD at the server the step is that of
+FedBuff (Nguyen et al. 2022), the mean of s(τᵢ) Δᵢ; for uploads of parameters it is FedAsync's mixing (Xie et al. 2019).
 """
 
 from collections.abc import Callable
@@ -13,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedoptax import tree
-from fedoptax.algorithm import BatchList, Cohort, FedAlgorithm, Tree, accumulate_result, decoded
-from fedoptax.engine.aggregation import Mean, Sent, stacked
+from fedoptax.algorithm import BatchList, Cohort, FedAlgorithm, Tree, accumulate_result, cond, decoded
+from fedoptax.engine.aggregation import MEAN, Aggregator, Mean, Sent, stacked
 from fedoptax.engine.batches import client_batches, count_local_steps, task_grad_fn
 from fedoptax.engine.data import DeviceData
-from fedoptax.engine.faults import Rates
+from fedoptax.engine.faults import COUNTS, Rates, sample_outcomes, virtual_seconds
 from fedoptax.engine.mesh import share_cohort
 from fedoptax.engine.plan import Plan, runs_sequentially
 from fedoptax.engine.sampling import round_key, sample_cohort
@@ -98,6 +101,65 @@ def plain_round(task: Task, algorithm: FedAlgorithm, plan: Plan, is_eager: bool 
         upload, loss = accumulate_result(total, form)
         new_server = algorithm.server_update(server, upload, Cohort(plan.cohort_size, task.num_clients))
         return finish(server, new_server, loss, clients, members.row, results.state)
+
+    return run
+
+
+def checked_round(task: Task, algorithm: FedAlgorithm, plan: Plan, is_eager: bool = False) -> RunRound:
+    """Make the round in which members fail at some rates.
+
+    The upload of a member that fails, or that is not finite, does not count: weights are renormalised over the others,
+    |S| is their number, and its client's state stays. A round with fewer uploads than the aggregator needs changes
+    nothing.
+    """
+    prepare = plan.aggregate.prepare if isinstance(plan.aggregate, Mean) else lambda upload: upload
+
+    def train_member(member: Member, state: Tree, train: Any, forms: Tree) -> tuple[Sent, MemberResult]:
+        answers = member.outcome.answers
+        (upload, loss), new_state = cond(answers, train, partial(tree.zeros_like, forms))
+        accepted = answers & jnp.isfinite(loss) & all_finite(upload)
+        return Sent(prepare(upload), loss), MemberResult(tree.select(accepted, new_state, state), accepted)
+
+    train_cohort = cohort_training(task, algorithm, plan, is_eager, train_member)
+
+    def run(server: Tree, clients: Tree, inputs: RoundInput) -> RoundResult:
+        members, message = members_of(task, plan, inputs), algorithm.broadcast(server)
+        outcome = sample_outcomes(inputs.rates, inputs.key, inputs.round, members.client, members.steps)
+        members = members._replace(outcome=outcome)
+        sent, (states, accepted), form = train_cohort(inputs, members, clients, lambda member: message)
+        total, weight = _combine(plan.aggregate, members, sent, accepted, form)
+        upload, loss = accumulate_result(total, form)
+        count = jnp.sum(accepted)
+        is_enough = (count >= plan.aggregate.least) & (weight > 0)
+        new_server = algorithm.server_update(server, upload, Cohort(count, task.num_clients))
+        result = finish(server, new_server, loss, clients, members.row, states, is_enough)
+        counts = [jnp.sum(a) for a in (accepted, outcome.dropped, outcome.late, outcome.answers & ~accepted)]
+        counted = dict(zip(COUNTS, counts)) | {"virtual_seconds": virtual_seconds(inputs.rates, outcome)}
+        return result._replace(columns=result.columns | jax.tree.map(as_bits, counted))
+
+    return run
+
+
+def asynchronous_round(task: Task, algorithm: FedAlgorithm, plan: Plan, is_eager: bool = False) -> RunRound:
+    """Make the round of the uploads in `arrivals`.
+
+    In place of the clients' states, which keep nothing, are the messages that were sent and are still in use, stacked:
+    each member trains from its own. With s̄ the mean of the uploads' staleness weights, the server moves by the share s̄
+    of its step, (1 − s̄)·old + s̄·new.
+    """
+    train_cohort = cohort_training(task, algorithm, plan, is_eager)
+
+    def run(server: Tree, messages: Tree, inputs: RoundInput) -> RoundResult:
+        arrivals: Any = inputs.arrivals
+        members = members_of(task, plan, inputs)
+        messages = put_rows(messages, jnp.asarray(arrivals.slot), algorithm.broadcast(server))
+        weights, share = discount_weights(members.weight, arrivals.weights)
+        members = members._replace(weight=weights, slot=jnp.asarray(arrivals.slots))
+        total, _, form = train_cohort(inputs, members, (), lambda member: tree.take(messages, member.slot))
+        upload, loss = accumulate_result(total, form)
+        step = algorithm.server_update(server, upload, Cohort(plan.cohort_size, task.num_clients))
+        result = finish(server, interpolate_state(share, server, step), loss, (), members.row, ())
+        return result._replace(clients=messages)
 
     return run
 
@@ -218,3 +280,29 @@ def all_finite(x: Tree) -> jax.Array:
     """Whether every floating-point or complex number of `x` is finite: 0 times another number is not 0."""
     sums = [jnp.sum(0 * jnp.asarray(a)) for a in jax.tree.leaves(x) if jnp.issubdtype(a.dtype, jnp.inexact)]
     return jnp.all(jnp.array([jnp.isfinite(s) for s in sums], bool))
+
+
+def _combine(
+    aggregator: Aggregator, members: Member, sent: Sent, accepted: jax.Array, form: Sent
+) -> tuple[Sent, jax.Array]:
+    """Combine the accepted uploads; return with the result the sum of their weights."""
+    weight = jnp.sum(jnp.where(accepted, members.weight, 0))
+    if isinstance(aggregator, Mean):
+        return aggregator.divide(sent, jnp.maximum(weight, jnp.finfo(weight.dtype).tiny), form), weight
+    upload = aggregator.combine(sent.upload, members.weight, accepted)
+    return Sent(upload, MEAN.combine(sent.loss, members.weight, accepted)), weight
+
+
+def discount_weights(weights: Any, by_staleness: Any) -> tuple[jax.Array, jax.Array]:
+    """The weights of late uploads, which sum to 1 as `weights` do, and 1 − s̄, see `asynchronous_round`."""
+    old_share = jnp.sum(weights * (1 - by_staleness))
+    return weights * by_staleness / (1 - old_share), old_share
+
+
+def interpolate_state(old_share: jax.Array, old: Tree, new: Tree) -> Tree:
+    """A server's state whose numbers are old_share·old + (1 − old_share)·new; counters are the new ones."""
+
+    def leaf(o: jax.Array, n: jax.Array) -> jax.Array:
+        return tree.ema(old_share, o, n) if jnp.issubdtype(n.dtype, jnp.inexact) else n
+
+    return jax.tree.map(leaf, old, new)
