@@ -120,14 +120,14 @@ def parse_schedule(text: str) -> Schedule:
         call = ast.parse(text, mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
             raise ValueError
-        given = [_literal(argument) for argument in call.args]
+        numbers = [_literal(argument) for argument in call.args]
         named = {str(keyword.arg): _literal(keyword.value) for keyword in call.keywords}
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         raise UsageError(f"schedule must be NAME(number, name=number, …), got '{text}'") from None
     name = call.func.id
     check_choice("schedule", name, SCHEDULES)
     try:
-        return SCHEDULES[name](*given, **named)
+        return SCHEDULES[name](*numbers, **named)
     except TypeError as error:
         arguments = ", ".join(inspect.signature(SCHEDULES[name]).parameters)
         raise UsageError(f"schedule must be {name}({arguments}), got '{text}': {error}") from None

@@ -92,3 +92,28 @@ def take(x: Tree, i: Any) -> Tree:
 def select(condition: Any, x: Tree, y: Tree) -> Tree:
     """`x` where the scalar `condition` is true, else `y`."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), x, y)
+
+
+def accumulate_zero(like: Tree) -> Tree:
+    """An empty sum for uploads like `like` (arrays or shape/dtype structs), each leaf at least float32 or complex64."""
+    return jax.tree.map(lambda a: jnp.zeros(a.shape, sum_dtype(a)), like)
+
+
+def accumulate(total: Tree, weight: Any, upload: Tree) -> Tree:
+    """total + weight·upload; an upload of weight 0 adds nothing, even where it is not finite."""
+
+    def leaf(t: jax.Array, u: jax.Array) -> jax.Array:
+        w = jnp.asarray(weight, jnp.finfo(t.dtype).dtype)  # real: as a complex number it would make ∞ a NaN
+        return t + jnp.where(w == 0, jnp.zeros((), t.dtype), w * u.astype(t.dtype))
+
+    return jax.tree.map(leaf, total, upload)
+
+
+def accumulate_result(total: Tree, like: Tree) -> Tree:
+    """The finished sum in the dtypes of `like`; integers are rounded."""
+
+    def leaf(t: jax.Array, a: Any) -> jax.Array:
+        dtype = jax.dtypes.canonicalize_dtype(a.dtype)  # NumPy's doubles are float32 here
+        return (jnp.round(t) if jnp.issubdtype(dtype, jnp.integer) else t).astype(dtype)
+
+    return jax.tree.map(leaf, total, like)

@@ -46,9 +46,7 @@ def delta_sgd(
     check_choice("variant", variant, ("paper", "released"))
     is_released = variant == "released"
 
-    def client_update(
-        grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches
-    ) -> ClientResult[FedOptUpload, Tree]:
+    def client_update(grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches) -> ClientResult:
         dtype = tree.sum_dtype(message.params)
 
         def step(carry: tuple, batch: Any) -> tuple[tuple, jax.Array]:

@@ -9,20 +9,12 @@ from typing import Any, NamedTuple
 import jax
 
 from fedoptax import tree
-from fedoptax.algorithm import (
-    ClientResult,
-    FedAlgorithm,
-    GradFn,
-    Minibatches,
-    Tree,
-    local_steps,
-    num_steps,
-    steps_or_one,
-)
+from fedoptax.algorithm import ClientResult, FedAlgorithm, GradFn, Minibatches, local_steps, num_steps, steps_or_one
 from fedoptax.algorithms import optimizers
 from fedoptax.algorithms.scaffold import ScaffoldMessage, ScaffoldState, ScaffoldUpload, scaffold
 from fedoptax.errors import check_choice
 from fedoptax.schedules import LearningRate, Number, resolve_lr
+from fedoptax.tree import Tree
 
 
 class FAdamGCClient(NamedTuple):
@@ -64,7 +56,7 @@ def fadamgc(
 
     def client_update(
         grad_fn: GradFn, message: ScaffoldMessage, client: FAdamGCClient, batches: Minibatches
-    ) -> ClientResult[ScaffoldUpload, FAdamGCClient]:
+    ) -> ClientResult:
         lr, correction = resolve_lr(client_lr, message.lr), tree.sub(message.control, client.control)
 
         def step(carry: tuple, batch: Any) -> tuple[tuple, jax.Array]:

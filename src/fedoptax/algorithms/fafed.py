@@ -48,7 +48,7 @@ class NaiveUpload(NamedTuple):
 
 
 class FAFEDState(NamedTuple):
-    """The server, and its message: x, m, v, and t, the next iteration (0 before the first round).
+    """The server, and its message: x, m, v (`()` for STEM), and t, the next iteration (0 before the first round).
 
     With a schedule t counts iterations; without one nothing depends on it but t = 0, and it counts rounds.
     """
@@ -60,7 +60,7 @@ class FAFEDState(NamedTuple):
 
 
 class FAFEDUpload(NamedTuple):
-    """Up: the client's x, m, v, and K, its number of steps, if a schedule needs it (else `()`)."""
+    """Up: the client's x, m, v (`()` for STEM), and K, its number of steps, if a schedule needs it (else `()`)."""
 
     params: Tree
     m: Tree
@@ -84,9 +84,7 @@ def naive_adaptive(lr: LearningRate, b2: Number = 0.5) -> FedAlgorithm[NaiveStat
     def ratio(g: jax.Array, v: jax.Array) -> jax.Array:
         return jnp.where(v > 0, g / jnp.sqrt(v), jnp.zeros_like(g))
 
-    def client_update(
-        grad_fn: GradFn, message: NaiveMessage, v: Tree, batches: Minibatches
-    ) -> ClientResult[NaiveUpload, Tree]:
+    def client_update(grad_fn: GradFn, message: NaiveMessage, v: Tree, batches: Minibatches) -> ClientResult:
         eta = resolve_lr(lr, message.lr)
 
         def step(carry: tuple[Tree, Tree], batch: Any) -> tuple[tuple[Tree, Tree], jax.Array]:
@@ -112,7 +110,7 @@ def naive_adaptive(lr: LearningRate, b2: Number = 0.5) -> FedAlgorithm[NaiveStat
 
 def fafed(
     lr: LearningRate, alpha: LearningRate = 0.1, beta: Number = 0.9, rho: Number = 0.01, variant: str = "paper"
-) -> FedAlgorithm[FAFEDState, FAFEDState, Tree, FAFEDUpload]:
+) -> FedAlgorithm:
     """FAFED (Wu et al. 2023, Algorithm 2): variance-reduced momentum at the clients, one adaptive matrix for all.
 
     Round 0 (lines 2–3): mᵢ is the mean of client i's K minibatch gradients at x₀ (a batch of B = bq, Remark 1) and
@@ -142,50 +140,60 @@ def fafed(
     check_decay(beta=beta)
     check_positive(rho=rho)
     check_choice("variant", variant, ("paper", "released"))
-    has_schedule, is_released = callable(lr) or callable(alpha), variant == "released"
+    return variance_reduced(lr, alpha, beta, rho, variant == "released")
+
+
+def variance_reduced(
+    lr: LearningRate, alpha: LearningRate, beta: Number | None, rho: Number, is_released: bool = False
+) -> FedAlgorithm[FAFEDState, FAFEDState, Tree, FAFEDUpload]:
+    """Algorithm 2; `beta` None is STEM, without v (which is `()`) and A."""
+    has_schedule = callable(lr) or callable(alpha)
 
     def init(params: Tree) -> FAFEDState:
-        return FAFEDState(params, tree.zeros_like(params), tree.zeros_like(params), jnp.zeros((), jnp.int32))
+        zeros = tree.zeros_like(params)
+        return FAFEDState(params, zeros, () if beta is None else zeros, jnp.zeros((), jnp.int32))
 
-    def client_update(
-        grad_fn: GradFn, message: FAFEDState, x_prev: Tree, batches: Minibatches
-    ) -> ClientResult[FAFEDUpload, Tree]:
+    def client_update(grad_fn: GradFn, message: FAFEDState, x_prev: Tree, batches: Minibatches) -> ClientResult:
         steps = jnp.asarray(num_steps(batches), jnp.int32)
         end = message.t + steps - (0 if is_released else 1)  # line 9: the last iteration synchronises instead
         a = tree.root_plus(message.v, rho)  # line 14: that of the last synchronisation
+        sent_steps = steps if has_schedule else ()
 
-        def first_round() -> ClientResult[FAFEDUpload, Tree]:
+        def first_round() -> ClientResult:
             m, loss = mean_gradient(grad_fn, message.params, batches)  # line 2
-            upload = FAFEDUpload(message.params, m, tree.square(m), steps if has_schedule else ())
-            return upload, message.params, loss
+            v = () if beta is None else tree.square(m)
+            return FAFEDUpload(message.params, m, v, sent_steps), message.params, loss
 
         def step(carry: tuple, batch: Any) -> tuple[tuple, jax.Array]:
             t, x_prev, x, m, v = carry
             loss, g = grad_fn(x, batch)  # line 6
             _, g_prev = grad_fn(x_prev, batch)  # line 6
-            m = tree.add_scaled(g, 1 - value_at(alpha, t), tree.sub(m, g_prev))  # line 7
-            v = tree.ema(beta, v, tree.square(g))  # line 8
-            x_next = tree.add_scaled(x, -value_at(lr, t), tree.divide(m, a))  # line 15
+            m = direction = tree.add_scaled(g, 1 - value_at(alpha, t), tree.sub(m, g_prev))  # line 7
+            if beta is not None:
+                v, direction = tree.ema(beta, v, tree.square(g)), tree.divide(m, a)  # line 8
+            x_next = tree.add_scaled(x, -value_at(lr, t), direction)  # line 15
             return (t + 1, x, tree.select(t < end, x_next, x), m, v), loss
 
-        def later_round() -> ClientResult[FAFEDUpload, Tree]:
+        def later_round() -> ClientResult:
             start = (message.t, x_prev, message.params, message.m, message.v)
             (_, before_last, x, m, v), loss = local_steps(step, start, batches)
-            return FAFEDUpload(x, m, v, steps if has_schedule else ()), before_last, loss
+            return FAFEDUpload(x, m, v, sent_steps), before_last, loss
 
         return cond(message.t == 0, first_round, later_round)
 
     def server_update(server: FAFEDState, mean: FAFEDUpload, cohort: Cohort) -> FAFEDState:
-        is_first = server.t == 0
+        is_first, direction = server.t == 0, mean.m
         t = jnp.where(is_first, 1, server.t + (mean.steps if has_schedule else 1))
-        a = tree.root_plus(mean.v, rho)  # line 10
-        direction = tree.select(is_first, mean.m, tree.divide(mean.m, a))  # line 3 has no A
-        eta = jnp.where(is_first | (not is_released), value_at(lr, t - 1), 0.0)
+        if beta is not None:
+            a = tree.root_plus(mean.v, rho)  # line 10
+            direction = tree.select(is_first, mean.m, tree.divide(mean.m, a))  # line 3 has no A
+        eta = jnp.where(is_first, value_at(lr, t - 1), 0.0) if is_released else value_at(lr, t - 1)
         return FAFEDState(tree.add_scaled(mean.params, -eta, direction), mean.m, mean.v, t)  # lines 3 and 12
 
-    return FedAlgorithm(
+    algorithm = FedAlgorithm(
         init, lambda params: params, lambda server: server, client_update, server_update, lambda s: s.params, "uniform"
-    )._replace(gradients_per_step=2)
+    )
+    return algorithm._replace(gradients_per_step=2)
 
 
 def fafed_schedule(rho: Number, h: Number, w: Number, c: Number) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:

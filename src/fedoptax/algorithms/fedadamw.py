@@ -10,17 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedoptax import tree
-from fedoptax.algorithm import (
-    ClientResult,
-    Cohort,
-    FedAlgorithm,
-    GradFn,
-    Minibatches,
-    Tree,
-    local_steps,
-    num_steps,
-    steps_or_one,
-)
+from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Tree, local_steps, steps_or_one
 from fedoptax.errors import check_choice, check_decay, check_number, check_positive
 from fedoptax.schedules import LearningRate, Number, check_lr, resolve_lr, value_at, value_to_send
 
@@ -95,9 +85,7 @@ def fedadamw(
         lr = value_to_send(client_lr, server.round)
         return FedAdamWMessage(server.params, server.direction, server.v, server.t, lr)
 
-    def client_update(
-        grad_fn: GradFn, message: FedAdamWMessage, client: Tree, batches: Minibatches
-    ) -> ClientResult[FedAdamWUpload, Tree]:
+    def client_update(grad_fn: GradFn, message: FedAdamWMessage, client: Tree, batches: Minibatches) -> ClientResult:
         x, lr = message.params, resolve_lr(client_lr, message.lr)
         delta_g = tree.scale(1 / steps_or_one(batches), message.direction)
 
@@ -113,8 +101,8 @@ def fedadamw(
             return (tree.add_scaled(y, -lr, tree.add_scaled(u, weight_decay, y)), m, v, k), loss
 
         v = jax.tree.map(lambda mean, a: jnp.broadcast_to(mean, a.shape), message.v, x)
-        (y, _, v, _k), loss = local_steps(step, (x, tree.zeros_like(x), v, jnp.zeros((), jnp.int32)), batches)
-        return FedAdamWUpload(tree.sub(y, x), to_send(v), jnp.asarray(num_steps(batches), jnp.int32)), client, loss
+        (y, _, v, k), loss = local_steps(step, (x, tree.zeros_like(x), v, jnp.zeros((), jnp.int32)), batches)
+        return FedAdamWUpload(tree.sub(y, x), to_send(v), k), client, loss
 
     def server_update(server: FedAdamWState, mean: FedAdamWUpload, cohort: Cohort) -> FedAdamWState:
         direction = tree.scale(-1 / value_at(client_lr, server.round), mean.delta)

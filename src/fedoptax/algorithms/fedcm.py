@@ -31,9 +31,7 @@ class FedCMMessage(NamedTuple):
     lr: Tree
 
 
-def fedcm(
-    client_lr: LearningRate, alpha: Number = 0.1, server_lr: LearningRate = 1.0
-) -> FedAlgorithm[FedCMState, FedCMMessage, Tree, FedOptUpload]:
+def fedcm(client_lr: LearningRate, alpha: Number = 0.1, server_lr: LearningRate = 1.0) -> FedAlgorithm:
     """FedCM (Xu et al. 2021): K steps y ← y − η_l (α g(y) + (1−α) Δ_t), Δ_{t+1} = −Δ/(η_l K), x ← x + η Δ.
 
     Δ is the uniform mean of the clients' changes y − x. Δ_t is the mean direction of the last round's steps, 0 in the
@@ -52,9 +50,7 @@ def fedcm(
     def broadcast(server: FedCMState) -> FedCMMessage:
         return FedCMMessage(server.params, server.momentum, value_to_send(client_lr, server.round))
 
-    def client_update(
-        grad_fn: GradFn, message: FedCMMessage, client: Tree, batches: Minibatches
-    ) -> ClientResult[FedOptUpload, Tree]:
+    def client_update(grad_fn: GradFn, message: FedCMMessage, client: Tree, batches: Minibatches) -> ClientResult:
         x, lr = message.params, resolve_lr(client_lr, message.lr)
         delta_t = tree.scale(1 / steps_or_one(batches), message.momentum)
 

@@ -24,9 +24,7 @@ class FedDynState(NamedTuple):
     round: jax.Array
 
 
-def feddyn(
-    client_lr: LearningRate, alpha: Number = 0.01
-) -> FedAlgorithm[FedDynState, FedOptMessage, Tree, FedOptUpload]:
+def feddyn(client_lr: LearningRate, alpha: Number = 0.01) -> FedAlgorithm:
     """FedDyn (Acar et al. 2021, Algorithm 1).
 
     Client: K steps of SGD from θ on fₖ(y) − ⟨ĝₖ, y⟩ + (α/2) ‖y − θ‖², in place of its minimum; ĝₖ ← ĝₖ − α (y − θ).
@@ -46,9 +44,7 @@ def feddyn(
     def broadcast(server: FedDynState) -> FedOptMessage:
         return FedOptMessage(server.params, value_to_send(client_lr, server.round), ())
 
-    def client_update(
-        grad_fn: GradFn, message: FedOptMessage, g_k: Tree, batches: Minibatches
-    ) -> ClientResult[FedOptUpload, Tree]:
+    def client_update(grad_fn: GradFn, message: FedOptMessage, g_k: Tree, batches: Minibatches) -> ClientResult:
         theta, lr = message.params, resolve_lr(client_lr, message.lr)
 
         def step(y: Tree, batch: Any) -> tuple[Tree, jax.Array]:

@@ -10,20 +10,12 @@ import jax.numpy as jnp
 
 from fedoptax import tree
 from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Tree
-from fedoptax.algorithms.fedopt import FedOptMessage, fedavg
+from fedoptax.algorithms.fedopt import FedOptMessage, FedOptState, fedavg
 from fedoptax.errors import check_choice, check_positive
-from fedoptax.schedules import LearningRate, Number, value_to_send
+from fedoptax.schedules import LearningRate, Number
 
 DECAY = 0.998
 """By which released code multiplies the client's rate in each round, and ε by its square."""
-
-
-class FedExPState(NamedTuple):
-    """The server: x, the round, and the x before it (`()` if `params` is the last x)."""
-
-    params: Tree
-    round: jax.Array
-    previous: Tree
 
 
 class FedExPUpload(NamedTuple):
@@ -33,9 +25,7 @@ class FedExPUpload(NamedTuple):
     square_norm: jax.Array
 
 
-def fedexp(
-    client_lr: LearningRate, eps: Number = 1e-3, variant: str = "paper"
-) -> FedAlgorithm[FedExPState, FedOptMessage, Tree, FedExPUpload]:
+def fedexp(client_lr: LearningRate, eps: Number = 1e-3, variant: str = "paper") -> FedAlgorithm:
     """FedExP (Jhunjhunwala et al. 2023, Algorithm 1): x ← x + η_g Δ, η_g = max(1, mean ‖Δᵢ‖²/(2 (‖Δ‖² + ε))).
 
     Clients are FedAvg's; each sends one number more. Means are uniform, as in the paper.
@@ -50,28 +40,23 @@ def fedexp(
     check_choice("variant", variant, ("paper", "released"))
     clients, is_released = fedavg(client_lr), variant == "released"
 
-    def init(params: Tree) -> FedExPState:
-        return FedExPState(params, jnp.zeros((), jnp.int32), params if is_released else ())
+    def init(params: Tree) -> FedOptState:  # in place of an optimizer's state the released code's x before this one
+        return FedOptState(params, params if is_released else (), jnp.zeros((), jnp.int32), ())
 
-    def broadcast(server: FedExPState) -> FedOptMessage:
-        return FedOptMessage(server.params, value_to_send(client_lr, server.round), ())
-
-    def client_update(
-        grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches
-    ) -> ClientResult[FedExPUpload, Tree]:
+    def client_update(grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches) -> ClientResult:
         upload, client, loss = clients.client_update(grad_fn, message, client, batches)
         return FedExPUpload(upload.delta, tree.square_norm(upload.delta)), client, loss
 
-    def server_update(server: FedExPState, mean: FedExPUpload, cohort: Cohort) -> FedExPState:
+    def server_update(server: FedOptState, mean: FedExPUpload, cohort: Cohort) -> FedOptState:
         size, power = jnp.asarray(cohort.size, float), 2 * (server.round + 1).astype(float)
         added = eps * size * DECAY**power if is_released else eps
         eta = jnp.maximum(1, mean.square_norm / (2 * (tree.square_norm(mean.delta) + added)))
         x = tree.add_scaled(server.params, eta, mean.delta)
-        return FedExPState(x, server.round + 1, server.params if is_released else ())
+        return FedOptState(x, server.params if is_released else (), server.round + 1, ())
 
-    def params(server: FedExPState) -> Tree:
+    def params(server: FedOptState) -> Tree:
         if not is_released:
             return server.params
-        return tree.select(server.round < 2, server.params, tree.ema(0.5, server.previous, server.params))
+        return tree.select(server.round < 2, server.params, tree.ema(0.5, server.opt_state, server.params))
 
-    return FedAlgorithm(init, clients.init_client, broadcast, client_update, server_update, params, "uniform")
+    return FedAlgorithm(init, clients.init_client, clients.broadcast, client_update, server_update, params, "uniform")

@@ -116,35 +116,26 @@ def fedlamb(
 
 
 def _local_adaptive(
-    direction: Callable[[Tree, Tree], Tree],
-    lr: LearningRate,
-    b1: Number,
-    b2: Number,
-    eps: Number,
-    v0: Number,
-    momentum: str,
-    bias_correction: bool,
-) -> FedAlgorithm[AMSState, AMSMessage, Tree, AMSUpload]:
+    direction: Callable, lr: LearningRate, b1: Number, b2: Number, eps: Number, v0: Number, momentum: str, debias: bool
+) -> FedAlgorithm:
     """Algorithm 1, with θ ← θ − α direction(p, θ) in line 12."""
     check_lr(lr=lr)
     check_decay(b1=b1, b2=b2)
     check_positive(eps=eps, v0=v0)
     check_choice("momentum", momentum, ("persist", "reset"))
-    check_flag("bias_correction", bias_correction)
+    check_flag("bias_correction", debias)
     persists = momentum == "persist"
 
     def init(params: Tree) -> AMSState:
         return AMSState(params, tree.full_like(params, v0), jnp.zeros((), jnp.int32))  # line 2
 
     def no_momentum(params: Tree) -> Momentum:
-        return Momentum(tree.zeros_like(params), jnp.zeros((), jnp.int32) if bias_correction else ())
+        return Momentum(tree.zeros_like(params), jnp.zeros((), jnp.int32) if debias else ())
 
     def broadcast(server: AMSState) -> AMSMessage:
         return AMSMessage(server.params, server.v_max, value_to_send(lr, server.round))
 
-    def client_update(
-        grad_fn: GradFn, message: AMSMessage, client: Tree, batches: Minibatches
-    ) -> ClientResult[AMSUpload, Tree]:
+    def client_update(grad_fn: GradFn, message: AMSMessage, client: Tree, batches: Minibatches) -> ClientResult:
         theta, v_hat = message.params, message.v_max  # lines 5 and 6
         alpha = resolve_lr(lr, message.lr)
         m, s = client if persists else no_momentum(theta)
@@ -155,7 +146,7 @@ def _local_adaptive(
             m = tree.ema(b1, m, g)  # line 9
             v = tree.ema(b2, v, tree.square(g))  # line 10
             m_hat = m
-            if bias_correction:
+            if debias:
                 s = s + 1
                 m_hat = tree.scale(1 / (1 - b1 ** s.astype(float)), m)  # line 9, on a copy of m
             p = tree.divide(m_hat, tree.root_plus(v_hat, eps))  # line 11

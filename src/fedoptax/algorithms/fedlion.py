@@ -38,9 +38,7 @@ class FedLionUpload(NamedTuple):
     m: Tree
 
 
-def fedlion(
-    lr: LearningRate, b1: Number = 0.9, b2: Number = 0.99, max_steps: int = 127
-) -> FedAlgorithm[FedLionState, FedLionMessage, Tree, FedLionUpload]:
+def fedlion(lr: LearningRate, b1: Number = 0.9, b2: Number = 0.99, max_steps: int = 127) -> FedAlgorithm:
     """FedLion (Tang and Chang 2024, Algorithm 1): K local steps of Lion from the shared m, whose mean is the next m.
 
     Step: y ← y − γ sign(β₁ m + (1−β₁) g); m ← β₂ m + (1−β₂) g. The upload is (x − y)/γ, whole numbers that take
@@ -64,9 +62,7 @@ def fedlion(
     def broadcast(server: FedLionState) -> FedLionMessage:
         return FedLionMessage(server.params, server.m, value_to_send(lr, server.round))
 
-    def client_update(
-        grad_fn: GradFn, message: FedLionMessage, client: Tree, batches: Minibatches
-    ) -> ClientResult[FedLionUpload, Tree]:
+    def client_update(grad_fn: GradFn, message: FedLionMessage, client: Tree, batches: Minibatches) -> ClientResult:
         x, gamma, steps = message.params, resolve_lr(lr, message.lr), num_steps(batches)
         if isinstance(steps, int) and steps > max_steps:
             raise UsageError(f"max_steps must be >= {steps}, the local steps of a client, got {max_steps}")

@@ -24,9 +24,7 @@ class FedNovaUpload(NamedTuple):
     length: jax.Array
 
 
-def fednova(
-    client_lr: LearningRate, server_lr: LearningRate = 1.0, momentum: Number = 0.0
-) -> FedAlgorithm[FedOptState, FedOptMessage, Tree, FedNovaUpload]:
+def fednova(client_lr: LearningRate, server_lr: LearningRate = 1.0, momentum: Number = 0.0) -> FedAlgorithm:
     """FedNova (Wang et al. 2020, Section 4): x ← x + η τ_eff Σ pᵢ Δᵢ/‖aᵢ‖₁ with τ_eff = Σ pᵢ ‖aᵢ‖₁.
 
     Client: K steps of SGD with momentum ρ (m ← ρ m + g, from 0 in each round; y ← y − η_l m), in which the gradient of
@@ -40,9 +38,7 @@ def fednova(
     inner = optimizers.scale_by_momentum(momentum)
     algorithm = _fedopt(client_lr, optimizers.descend(server_lr), lambda lr: optax.chain(inner, _sgd(lr)))
 
-    def client_update(
-        grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches
-    ) -> ClientResult[FedNovaUpload, Tree]:
+    def client_update(grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches) -> ClientResult:
         upload, client, loss = algorithm.client_update(grad_fn, message, client, batches)
         k = jnp.asarray(num_steps(batches), float)
         length = (k - momentum * (1 - momentum**k) / (1 - momentum)) / (1 - momentum)

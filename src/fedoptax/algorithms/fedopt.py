@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from optax import GradientTransformation
 
 from fedoptax import tree
 from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Tree, local_steps
@@ -43,14 +44,14 @@ class FedOptUpload(NamedTuple):
     client_opt_state: Tree
 
 
-def _sgd(lr: Number) -> optax.GradientTransformation:
+def _sgd(lr: Number) -> GradientTransformation:
     return optax.stateless(lambda grads, params: tree.scale(-lr, grads))
 
 
 def _fedopt(
     client_lr: LearningRate,
-    server_optimizer: optax.GradientTransformation,
-    client_optimizer: Callable[[Any], optax.GradientTransformation] = _sgd,
+    server_optimizer: GradientTransformation,
+    client_optimizer: Callable[[Any], GradientTransformation] = _sgd,
     client_state: str = "reset",
 ) -> FedAlgorithm:
     """Algorithm 1 (FedOpt), whose line numbers stand at the code; a client optimizer may use the learning rate."""
@@ -92,9 +93,7 @@ def _fedopt(
 
 
 def fedopt(
-    client_optimizer: optax.GradientTransformation,
-    server_optimizer: optax.GradientTransformation,
-    client_state: str = "reset",
+    client_optimizer: GradientTransformation, server_optimizer: GradientTransformation, client_state: str = "reset"
 ) -> FedAlgorithm:
     """Algorithm 1 (FedOpt) with any two optax transformations.
 

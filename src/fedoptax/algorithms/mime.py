@@ -10,19 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedoptax import tree
-from fedoptax.algorithm import (
-    ClientResult,
-    Cohort,
-    FedAlgorithm,
-    GradFn,
-    Minibatches,
-    Tree,
-    accumulate,
-    accumulate_result,
-    accumulate_zero,
-    local_steps,
-    steps_or_one,
-)
+from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Tree, local_steps, steps_or_one
 from fedoptax.errors import check_choice, check_decay, check_positive
 from fedoptax.schedules import LearningRate, Number, check_lr, resolve_lr, value_to_send
 
@@ -115,9 +103,7 @@ def _mime(
     def broadcast(server: MimeState) -> MimeMessage:
         return MimeMessage(server.params, server.stats, server.control, value_to_send(client_lr, server.round))
 
-    def client_update(
-        grad_fn: GradFn, message: MimeMessage, client: Tree, batches: Minibatches
-    ) -> ClientResult[MimeUpload, Tree]:
+    def client_update(grad_fn: GradFn, message: MimeMessage, client: Tree, batches: Minibatches) -> ClientResult:
         x, lr = message.params, resolve_lr(client_lr, message.lr)
 
         def step(carry: tuple[Tree, Tree], batch: Any) -> tuple[tuple[Tree, Tree], jax.Array]:
@@ -127,10 +113,10 @@ def _mime(
             if corrects_drift:
                 g = tree.add(tree.sub(g, g_x), message.control)
             y = tree.add_scaled(y, -lr, direction(g, message.stats))
-            return (y, accumulate(gradient, 1 / steps_or_one(batches), g_x)), loss
+            return (y, tree.accumulate(gradient, 1 / steps_or_one(batches), g_x)), loss
 
-        (y, gradient), loss = local_steps(step, (x, accumulate_zero(x)), batches)
-        return MimeUpload(tree.sub(y, x), accumulate_result(gradient, x)), client, loss
+        (y, gradient), loss = local_steps(step, (x, tree.accumulate_zero(x)), batches)
+        return MimeUpload(tree.sub(y, x), tree.accumulate_result(gradient, x)), client, loss
 
     def server_update(server: MimeState, mean: MimeUpload, cohort: Cohort) -> MimeState:
         stats = track(mean.gradient, server.stats)

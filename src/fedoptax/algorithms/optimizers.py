@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from optax import GradientTransformation
 
 from fedoptax import tree
 from fedoptax.algorithm import Tree
@@ -62,13 +63,13 @@ class MaxMomentState(NamedTuple):
     v_max: Tree
 
 
-def descend(server_lr: LearningRate) -> optax.GradientTransformation:
+def descend(server_lr: LearningRate) -> GradientTransformation:
     """u ← −η_t d, with η a constant or a schedule over server updates (rounds, from 0)."""
     check_lr(server_lr=server_lr)
     return optax.scale_by_schedule(lambda round: -value_at(server_lr, round))
 
 
-def scale_by_momentum(momentum: Number, nesterov: bool = False) -> optax.GradientTransformation:
+def scale_by_momentum(momentum: Number, nesterov: bool = False) -> GradientTransformation:
     """FedAvgM: m ← μ m + d; the direction is m, with `nesterov` d + μ m."""
     check_decay(momentum=momentum)
 
@@ -76,17 +77,15 @@ def scale_by_momentum(momentum: Number, nesterov: bool = False) -> optax.Gradien
         m = tree.add_scaled(d, momentum, m)
         return tree.add_scaled(d, momentum, m) if nesterov else m, m
 
-    return optax.GradientTransformation(tree.zeros_like, update)
+    return GradientTransformation(tree.zeros_like, update)
 
 
-def scale_by_fedadagrad(b1: Number = 0.0, options: MomentOptions = DEFAULTS) -> optax.GradientTransformation:
+def scale_by_fedadagrad(b1: Number = 0.0, options: MomentOptions = DEFAULTS) -> GradientTransformation:
     """FedAdagrad (Algorithm 2): m ← β₁ m + (1−β₁) d; v ← v + d²; the direction is m/(√v + τ). v starts at τ²."""
     return _scale_by_moments(lambda v, d: v + d * d, b1, 0.0, options)
 
 
-def scale_by_fedyogi(
-    b1: Number = 0.9, b2: Number = 0.99, options: MomentOptions = DEFAULTS
-) -> optax.GradientTransformation:
+def scale_by_fedyogi(b1: Number = 0.9, b2: Number = 0.99, options: MomentOptions = DEFAULTS) -> GradientTransformation:
     """FedYogi (Algorithm 2): v ← v − (1−β₂) d² sign(v − d²); m and direction as FedAdagrad."""
 
     def second_moment(v: jax.Array, d: jax.Array) -> jax.Array:
@@ -95,26 +94,24 @@ def scale_by_fedyogi(
     return _scale_by_moments(second_moment, b1, b2, options)
 
 
-def scale_by_fedadam(
-    b1: Number = 0.9, b2: Number = 0.99, options: MomentOptions = DEFAULTS
-) -> optax.GradientTransformation:
+def scale_by_fedadam(b1: Number = 0.9, b2: Number = 0.99, options: MomentOptions = DEFAULTS) -> GradientTransformation:
     """FedAdam (Algorithm 2): v ← β₂ v + (1−β₂) d²; m and direction as FedAdagrad."""
     return _scale_by_moments(lambda v, d: tree.ema(b2, v, d * d), b1, b2, options)
 
 
-def scale_by_fedams(b1: Number = 0.9, b2: Number = 0.99, eps: Number = 1e-3) -> optax.GradientTransformation:
+def scale_by_fedams(b1: Number = 0.9, b2: Number = 0.99, eps: Number = 1e-3) -> GradientTransformation:
     """FedAMS: m, v as FedAdam; v̂ ← max(v̂, v, ε); the direction is m/√v̂. v and v̂ start at 0."""
     check_positive(eps=eps)
     return _scale_by_max_moments(b1, b2, floor=eps, eps=0.0)
 
 
-def scale_by_fedamsgrad(b1: Number = 0.9, b2: Number = 0.99, eps: Number = 1e-3) -> optax.GradientTransformation:
+def scale_by_fedamsgrad(b1: Number = 0.9, b2: Number = 0.99, eps: Number = 1e-3) -> GradientTransformation:
     """FedAMSGrad (option 2 of FedAMS's paper): v̂ ← max(v̂, v); the direction is m/(√v̂ + ε)."""
     check_positive(eps=eps)
     return _scale_by_max_moments(b1, b2, floor=0.0, eps=eps)
 
 
-def scale_by_adamw(b1: Number, b2: Number, eps: Number, weight_decay: Number) -> optax.GradientTransformation:
+def scale_by_adamw(b1: Number, b2: Number, eps: Number, weight_decay: Number) -> GradientTransformation:
     """AdamW (Loshchilov and Hutter 2019): m̂/(√v̂ + ε) + λ x, with m̂ = m/(1 − β₁ᵗ), v̂ = v/(1 − β₂ᵗ) from t = 1.
 
     m and v are those of FedAdam, from 0; x are the parameters.
@@ -134,12 +131,12 @@ def scale_by_adamw(b1: Number, b2: Number, eps: Number, weight_decay: Number) ->
         direction = tree.divide(m_hat, tree.root_plus(v_hat, eps))
         return tree.add_scaled(direction, weight_decay, params), MomentState(m, v, t)
 
-    return optax.GradientTransformation(init, update)
+    return GradientTransformation(init, update)
 
 
 def scale_by_muon(
     beta: Number, adamw: str, b1: Number, b2: Number, eps: Number, weight_decay: Number
-) -> optax.GradientTransformation:
+) -> GradientTransformation:
     """Muon (Jordan et al. 2024) for arrays of two or more axes, AdamW for the rest and for paths with `adamw`.
 
     m ← β m + d; the direction is √max(1, n/k) NS(d + β m) + λ x, with NS about the nearest orthogonal matrix of a
@@ -174,19 +171,15 @@ def _orthogonalize(m: jax.Array) -> jax.Array:
 
 
 def _scale_by_moments(
-    second_moment: Callable[[jax.Array, jax.Array], jax.Array],
-    b1: Number,
-    b2: Number,
-    options: MomentOptions,
-) -> optax.GradientTransformation:
+    second_moment: Callable[[jax.Array, jax.Array], jax.Array], b1: Number, b2: Number, options: MomentOptions
+) -> GradientTransformation:
     """Algorithm 2, with v ← `second_moment(v, d)`."""
     check_decay(b1=b1, b2=b2)
     tau, debias = options.tau, options.debias
 
     def init(params: Tree) -> MomentState:
         v0 = 0.0 if debias else tau**2
-        if options.initial_accumulator is not None:
-            v0 = options.initial_accumulator
+        v0 = v0 if options.initial_accumulator is None else options.initial_accumulator
         return MomentState(tree.zeros_like(params), tree.full_like(params, v0), jnp.zeros((), jnp.int32))
 
     def update(d: Tree, state: MomentState, params: Tree = None) -> tuple[Tree, MomentState]:
@@ -199,10 +192,10 @@ def _scale_by_moments(
             direction = tree.scale(jnp.sqrt(1 - b2**steps) / (1 - b1**steps), direction)
         return direction, MomentState(m, v, t)
 
-    return optax.GradientTransformation(init, update)
+    return GradientTransformation(init, update)
 
 
-def _scale_by_max_moments(b1: Number, b2: Number, floor: Number, eps: Number) -> optax.GradientTransformation:
+def _scale_by_max_moments(b1: Number, b2: Number, floor: Number, eps: Number) -> GradientTransformation:
     """FedAMS and FedAMSGrad: v̂ ← max(v̂, v, floor); the direction is m/(√v̂ + eps)."""
     check_decay(b1=b1, b2=b2)
 
@@ -219,4 +212,4 @@ def _scale_by_max_moments(b1: Number, b2: Number, floor: Number, eps: Number) ->
         v_max = jax.tree.map(largest, state.v_max, v)
         return tree.divide(m, tree.root_plus(v_max, eps)), MaxMomentState(m, v, v_max)
 
-    return optax.GradientTransformation(init, update)
+    return GradientTransformation(init, update)

@@ -49,9 +49,7 @@ class ScaffoldUpload(NamedTuple):
     control_delta: Tree
 
 
-def scaffold(
-    client_lr: LearningRate, server_lr: LearningRate = 1.0, option: str = "II"
-) -> FedAlgorithm[ScaffoldState, ScaffoldMessage, Tree, ScaffoldUpload]:
+def scaffold(client_lr: LearningRate, server_lr: LearningRate = 1.0, option: str = "II") -> FedAlgorithm:
     """SCAFFOLD (Karimireddy et al. 2020, Algorithm 1).
 
     Client: y ← x (line 7); K steps y ← y − η_l (g(y) − cᵢ + c) (lines 8–10); cᵢ⁺ by the option (line 12); upload
@@ -72,9 +70,7 @@ def scaffold(
     def broadcast(server: ScaffoldState) -> ScaffoldMessage:
         return ScaffoldMessage(server.params, server.control, value_to_send(client_lr, server.round))
 
-    def client_update(
-        grad_fn: GradFn, message: ScaffoldMessage, c_i: Tree, batches: Minibatches
-    ) -> ClientResult[ScaffoldUpload, Tree]:
+    def client_update(grad_fn: GradFn, message: ScaffoldMessage, c_i: Tree, batches: Minibatches) -> ClientResult:
         x, c, lr = message.params, message.control, resolve_lr(client_lr, message.lr)
 
         def step(y: Tree, batch: Any) -> tuple[Tree, jax.Array]:

@@ -13,9 +13,8 @@ import numpy as np
 from fedoptax.algorithm import Batches, Cohort, FedAlgorithm, Tree, weighted_mean
 from fedoptax.deploy.wire import REASON, WireArray, WireError, shown, unpack
 from fedoptax.engine.aggregation import MEAN, Aggregator, stacked
-from fedoptax.engine.asynchronous import discount_weights, interpolate_state
 from fedoptax.engine.batches import LocalWork, Minibatch, count_local_steps, minibatch_form, task_grad_fn
-from fedoptax.engine.round import all_finite
+from fedoptax.engine.round import all_finite, discount_weights, interpolate_state
 from fedoptax.engine.schedule import staleness_weights
 from fedoptax.tasks.task import Task
 
@@ -174,7 +173,7 @@ def next_state(
 
     Clients without a reply count as if they had not been asked: |S| is the number of replies, and the weights are
     renormalised over them. There are at least as many replies as the aggregator needs. Where replies are stale the step
-    is that of `engine.asynchronous.asynchronous_round`.
+    is that of `engine.round.asynchronous_round`.
 
     Returns:
       The new state, the weighted mean training loss, and whether both are finite, also after one more such update.

@@ -6,9 +6,8 @@ mean. A complex number counts as its two parts.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,14 +27,25 @@ class Sent(NamedTuple):
     loss: Any
 
 
-@dataclass(frozen=True)
-class Mean:
-    """The weighted mean Σ wᵢ uᵢ / Σ wᵢ."""
+class Aggregator:
+    """A rule and its name; its numbers are the fields of a dataclass, `least` is the fewest uploads it works with."""
 
-    least = 1
+    name: ClassVar[str]
+    least: ClassVar[int] = 1
 
     def __str__(self) -> str:
-        return "mean"
+        return ":".join([self.name, *map(repr, vars(self).values())])
+
+    def combine(self, uploads: Tree, weights: jax.Array, present: jax.Array) -> Tree:
+        """The aggregate of stacked uploads (S, …); weights (S,) ≥ 0; present bool (S,), at least `least` of them."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Mean(Aggregator):
+    """The weighted mean Σ wᵢ uᵢ / Σ wᵢ, which adds up `prepare(upload)`; the others need all uploads at once."""
+
+    name = "mean"
 
     def prepare(self, upload: Tree) -> Tree:
         """Return what is averaged of an upload: the upload itself."""
@@ -59,7 +69,7 @@ class Mean:
         return jax.tree.map(lambda a: a / weight.astype(a.dtype), total)
 
     def combine(self, uploads: Tree, weights: jax.Array, present: jax.Array) -> Tree:
-        """The aggregate of stacked uploads (S, …); weights (S,) ≥ 0; present bool (S,), at least `least` of them."""
+        """See `Aggregator.combine`."""
         weights = jnp.where(present, weights, 0)
         weights = weights / jnp.maximum(jnp.sum(weights), jnp.finfo(weights.dtype).tiny)
         return accumulate_result(self.sum(weights, jax.vmap(self.prepare)(uploads)), uploads)
@@ -83,11 +93,8 @@ class SecureMean(Mean):
 
     limit: float
 
-    least = 3
-    """Of two uploads each client could find the other's in the mean."""
-
-    def __str__(self) -> str:
-        return f"secure:{self.limit!r}"
+    name = "secure"
+    least = 3  # of two uploads each client could find the other's in the mean
 
     def zero(self, like: Sent) -> Sent:
         """See `Mean.zero`."""
@@ -134,11 +141,10 @@ class NormClipping(Mean):
 
     max_norm: float
 
+    name = "norm_clipping"
+
     def __post_init__(self) -> None:
         check_number("aggregate's norm", self.max_norm, 0, open_low=True)
-
-    def __str__(self) -> str:
-        return f"norm_clipping:{self.max_norm!r}"
 
     def prepare(self, upload: Tree) -> Tree:
         """Return the upload, clipped."""
@@ -150,25 +156,43 @@ class NormClipping(Mean):
         return jax.tree.map(lambda a: a * factor.astype(a.dtype) if _is_inexact(a) else a, upload)
 
 
+class _CoordinateWise(Aggregator):
+    """The mean of each coordinate's n present values without the `_count_cut(n)` smallest and as many largest."""
+
+    def _count_cut(self, n: int) -> int:
+        raise NotImplementedError
+
+    def combine(self, uploads: Tree, weights: jax.Array, present: jax.Array) -> Tree:
+        n, places = jnp.sum(present), jnp.arange(present.shape[0])
+        cut = jnp.asarray([self._count_cut(k) for k in range(present.shape[0] + 1)])[n]
+        is_middle = (places >= cut) & (places < n - cut)
+
+        def leaf(a: jax.Array) -> jax.Array:
+            ordered = jnp.sort(_present_or(jnp.inf, _wide(a), present), axis=0)
+            total = jnp.sum(_present_or(0, ordered, is_middle), axis=0)
+            result = total / jnp.maximum(n - 2 * cut, 1).astype(total.dtype)
+            if jnp.iscomplexobj(a):
+                result = jax.lax.complex(result[..., 0], result[..., 1])
+            return (jnp.round(result) if jnp.issubdtype(a.dtype, jnp.integer) else result).astype(a.dtype)
+
+        return jax.tree.map(leaf, uploads)
+
+
 @dataclass(frozen=True)
-class Median:
+class Median(_CoordinateWise):
     """The coordinate-wise median (Yin et al. 2018, Definition 1); the mean of the middle two of an even number.
 
     Weights are not used.
     """
 
-    least = 1
+    name = "median"
 
-    def __str__(self) -> str:
-        return "median"
-
-    def combine(self, uploads: Tree, weights: jax.Array, present: jax.Array) -> Tree:
-        """See `Mean.combine`."""
-        return _trimmed_mean(uploads, present, lambda n: max(n - 1, 0) // 2)
+    def _count_cut(self, n: int) -> int:
+        return max(n - 1, 0) // 2
 
 
 @dataclass(frozen=True)
-class TrimmedMean:
+class TrimmedMean(_CoordinateWise):
     """The coordinate-wise trimmed mean (Yin et al. 2018, Definition 2).
 
     Of the n values of a coordinate the ⌊βn⌋ smallest and the ⌊βn⌋ largest are left out; the rest is averaged. Weights
@@ -180,22 +204,17 @@ class TrimmedMean:
 
     fraction: float
 
-    least = 1
+    name = "trimmed_mean"
 
     def __post_init__(self) -> None:
         check_number("aggregate's fraction", self.fraction, 0, 0.5)
 
-    def __str__(self) -> str:
-        return f"trimmed_mean:{self.fraction!r}"
-
-    def combine(self, uploads: Tree, weights: jax.Array, present: jax.Array) -> Tree:
-        """See `Mean.combine`."""
-        # 0.29 · 100 is less than 29 in binary
-        return _trimmed_mean(uploads, present, lambda n: math.floor(self.fraction * n + 1e-9))
+    def _count_cut(self, n: int) -> int:
+        return math.floor(self.fraction * n + 1e-9)  # 0.29 · 100 is less than 29 in binary
 
 
 @dataclass(frozen=True)
-class Krum:
+class Krum(Aggregator):
     """Krum and multi-Krum (Blanchard et al. 2017, Section 4).
 
     The score of an upload is the sum of its squared distances, over all leaves but integers, to the n − f − 2 others
@@ -218,12 +237,12 @@ class Krum:
         return f"krum:{self.faulty}" + (f",keep={self.keep}" if self.keep > 1 else "")
 
     @property
-    def least(self) -> int:
-        """The fewest uploads that it can work with."""
+    def least(self) -> int:  # type: ignore[override]
+        """The fewest uploads it works with."""
         return max(2 * self.faulty + 3, self.keep + self.faulty + 2)
 
     def combine(self, uploads: Tree, weights: jax.Array, present: jax.Array) -> Tree:
-        """See `Mean.combine`."""
+        """See `Aggregator.combine`."""
         scores = self.scores(uploads, present)
         rank = jnp.argsort(jnp.argsort(scores, stable=True))
         chosen = present & (rank < self.keep)
@@ -246,9 +265,6 @@ class Krum:
         return jnp.where(present, jax.lax.map(score, places), jnp.inf)
 
 
-Aggregator = Mean | Median | TrimmedMean | Krum
-"""`least` is the fewest uploads it works with. A `Mean` adds up `prepare(upload)`, the others need all at once."""
-
 FORMS = "mean, median, trimmed_mean:FRACTION, norm_clipping:NORM, krum:F or krum:F,keep=M"
 
 
@@ -256,46 +272,20 @@ def as_aggregator(aggregate: str | Aggregator) -> Aggregator:
     """Return an aggregator as it is, or the one that a text names in one of `FORMS`."""
     if isinstance(aggregate, Aggregator):
         return aggregate
+    name, colon, text = str(aggregate).partition(":")
+    numbers = text.split(",keep=") if colon else []
+    kinds = {"mean": Mean, "median": Median, "trimmed_mean": TrimmedMean, "norm_clipping": NormClipping, "krum": Krum}
     try:
-        match str(aggregate).split(":"):
-            case ["mean"]:
-                return MEAN
-            case ["median"]:
-                return Median()
-            case ["trimmed_mean", fraction]:
-                return TrimmedMean(float(fraction))
-            case ["norm_clipping", norm]:
-                return NormClipping(float(norm))
-            case ["krum", text]:
-                faulty, comma, keep = text.partition(",keep=")
-                return Krum(int(faulty), int(keep) if comma else 1)
+        return kinds[name](*map(int if name == "krum" else float, numbers))
     except UsageError:
         raise
-    except ValueError:
-        pass  # a text where a number must be
-    raise UsageError(f"aggregate must be one of {FORMS}, got {aggregate!r}")
+    except (KeyError, TypeError, ValueError):  # no such rule, another count of numbers, or a text in place of one
+        raise UsageError(f"aggregate must be one of {FORMS}, got {aggregate!r}") from None
 
 
 def stacked(uploads: list[Tree]) -> Tree:
     """Stack uploads of equal structure to one tree of leaves (S, …)."""
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *uploads)
-
-
-def _trimmed_mean(uploads: Tree, present: jax.Array, count_cut: Callable[[int], int]) -> Tree:
-    """The mean of each coordinate's n present values without the `count_cut(n)` smallest and as many largest."""
-    n, places = jnp.sum(present), jnp.arange(present.shape[0])
-    cut = jnp.asarray([count_cut(k) for k in range(present.shape[0] + 1)])[n]
-    is_middle = (places >= cut) & (places < n - cut)
-
-    def leaf(a: jax.Array) -> jax.Array:
-        ordered = jnp.sort(_present_or(jnp.inf, _wide(a), present), axis=0)
-        total = jnp.sum(_present_or(0, ordered, is_middle), axis=0)
-        result = total / jnp.maximum(n - 2 * cut, 1).astype(total.dtype)
-        if jnp.iscomplexobj(a):
-            result = jax.lax.complex(result[..., 0], result[..., 1])
-        return (jnp.round(result) if jnp.issubdtype(a.dtype, jnp.integer) else result).astype(a.dtype)
-
-    return jax.tree.map(leaf, uploads)
 
 
 def _present_or(value: float, a: jax.Array, present: jax.Array) -> jax.Array:

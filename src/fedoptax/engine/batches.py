@@ -88,14 +88,15 @@ def client_batches(
             mask = place < size
         else:
             epoch, place, mask = 0, (k * work.batch_size + lanes) % size, lanes < size
-        rows = offset + orders[epoch, jnp.where(mask, place, 0)]
-        batch = {name: array.at[rows].get(mode="clip") for name, array in examples.items()}
-        return Minibatch({**batch, "mask": mask}, jax.random.fold_in(dropout_key, k))
+        return gather(orders[epoch, jnp.where(mask, place, 0)], mask, jax.random.fold_in(dropout_key, k))
+
+    def gather(rows: jax.Array, mask: jax.Array, key: jax.Array) -> Minibatch:
+        batch = {name: array.at[offset + rows].get(mode="clip") for name, array in examples.items()}
+        return Minibatch({**batch, "mask": mask}, key)
 
     def everything() -> Minibatch:
         rows = jnp.arange(capacity, dtype=jnp.int32)
-        batch = {name: array.at[offset + rows].get(mode="clip") for name, array in examples.items()}
-        return Minibatch({**batch, "mask": rows < size}, dropout_key)
+        return gather(rows, rows < size, dropout_key)
 
     steps = epochs * steps_per_epoch if work.steps is None else jnp.int32(work.steps)
     return Batches(steps, get, jax.random.fold_in(key, 2), everything)

@@ -8,22 +8,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedoptax.algorithm import (
-    BatchList,
-    Cohort,
-    FedAlgorithm,
-    GradFn,
-    Tree,
-    check_algorithm,
-    decoded,
-    nbytes,
-    weighted_mean,
-)
+from fedoptax.algorithm import BatchList, Cohort, FedAlgorithm, GradFn, check_algorithm, decoded, nbytes, weighted_mean
 from fedoptax.engine.plan import Plan
 from fedoptax.engine.program import Advance, Fixed, Program, empty_rows, program, round_step
 from fedoptax.errors import UsageError, check_function, check_int, check_output, check_type
 from fedoptax.tasks.task import Task
-from fedoptax.tree import leaf_names
+from fedoptax.tree import Tree, leaf_names
 
 
 class RoundInfo(NamedTuple):

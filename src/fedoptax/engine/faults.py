@@ -103,12 +103,12 @@ def virtual_seconds(rates: Rates, outcome: Outcome) -> jax.Array:
     return jnp.where(jnp.any(outcome.late), rates["deadline"], slowest)
 
 
-def as_faults(given: Faults | Mapping[str, Any] | None) -> Faults | None:
-    """Return `given`, or the faults with these values by name, as a run's config holds them."""
-    if given is None or isinstance(given, Faults):
-        return given
-    if not isinstance(given, Mapping):
-        raise UsageError(f"faults must be a fedoptax.Faults or its values by name, got {given!r}")
-    for name in given:
+def as_faults(options: Faults | Mapping[str, Any] | None) -> Faults | None:
+    """Return `options`, or the faults with these values by name, as a run's config holds them."""
+    if options is None or isinstance(options, Faults):
+        return options
+    if not isinstance(options, Mapping):
+        raise UsageError(f"faults must be a fedoptax.Faults or its values by name, got {options!r}")
+    for name in options:
         check_choice("faults", name, [field.name for field in fields(Faults)])
-    return Faults(**given)
+    return Faults(**options)

@@ -23,31 +23,23 @@ AXIS = "clients"
 
 def choose_mesh(mesh: int | None, cohort_size: int, engine: str = "compiled") -> int:
     """Return the number of devices that share a round's cohort, for `RunOptions.mesh`; the eager engine uses one."""
-    devices, processes = _device_count(), jax.process_count()
-    if engine == "eager":
-        if processes > 1:
-            raise UsageError(f"engine must be compiled with {processes} processes, got 'eager'")
-        if mesh not in (None, 1):
-            raise UsageError(f"mesh must be 1 with the engine eager, got {mesh}")
-        return 1
-    if processes > 1:
-        if mesh not in (None, devices):
-            raise UsageError(f"mesh must be {devices}, all devices of the {processes} processes, got {mesh}")
-        return devices
-    if mesh is None:
-        return min(devices, cohort_size)
-    if mesh > devices:
-        hint = "; JAX_NUM_CPU_DEVICES=N in the environment makes N of a CPU" if jax.default_backend() == "cpu" else ""
-        raise UsageError(f"mesh must be <= {devices}, the number of devices, got {mesh}{hint}")
-    return mesh
-
-
-def _device_count() -> int:
     try:
-        return jax.device_count()
+        devices, processes = jax.device_count(), jax.process_count()
     except (AssertionError, RuntimeError) as error:  # the first, without a text, for a GPU that is not there
         platforms, why = jax.config.values["jax_platforms"], str(error) or "there is none"
         raise RunError(f"JAX_PLATFORMS is {platforms!r}, and JAX cannot use such a device: {why}") from None
+    if engine == "eager" and processes > 1:
+        raise UsageError(f"engine must be compiled with {processes} processes, got 'eager'")
+    if engine == "eager" and mesh not in (None, 1):
+        raise UsageError(f"mesh must be 1 with the engine eager, got {mesh}")
+    if processes > 1 and mesh not in (None, devices):
+        raise UsageError(f"mesh must be {devices}, all devices of the {processes} processes, got {mesh}")
+    if mesh is not None and mesh > devices:
+        hint = "; JAX_NUM_CPU_DEVICES=N in the environment makes N of a CPU" if jax.default_backend() == "cpu" else ""
+        raise UsageError(f"mesh must be <= {devices}, the number of devices, got {mesh}{hint}")
+    if engine == "eager" or processes > 1:
+        return 1 if engine == "eager" else devices
+    return min(devices, cohort_size) if mesh is None else mesh
 
 
 def mesh_again(mesh: int | None) -> int | None:

@@ -50,15 +50,21 @@ class Plan:
 def make_plan(options: RunOptions, task: Task, algorithm: FedAlgorithm, name: str = "algorithm") -> Plan:
     """Decide how the rounds of `algorithm` on `task` are run; errors call it by `name`."""
     aggregator = as_aggregator(options.aggregate)
+    params = jax.eval_shape(task.init, jax.random.key(0))
     if options.secure_aggregation is not None:
         aggregator = SecureMean(float(options.secure_aggregation))
-        if isinstance(jax.eval_shape(algorithm.init, jax.eval_shape(task.init, jax.random.key(0))), CompressionState):
+        if isinstance(jax.eval_shape(algorithm.init, params), CompressionState):
             raise UsageError(CODED)
     _check_cohort(options.cohort_size, task, aggregator)
     if algorithm.epsilon is not None:
-        _check_privacy(options.weighting, aggregator)
+        # The noise is made for a uniform mean of bounded uploads: by weights, or in a median, one client may move the
+        # result further. Norm clipping on top would scale the bit of an adaptive clip together with the update.
+        if options.weighting not in (None, "uniform"):
+            raise UsageError(f"weighting must be uniform for a private algorithm, got {options.weighting!r}")
+        if type(aggregator) not in (Mean, SecureMean):
+            raise UsageError(f"aggregate must be mean for a private algorithm, which clips by itself, got {aggregator}")
     mesh = choose_mesh(options.mesh, options.cohort_size, options.engine)
-    client = jax.eval_shape(algorithm.init_client, jax.eval_shape(task.init, jax.random.key(0)))
+    client = jax.eval_shape(algorithm.init_client, params)
     if options.asynchronous is not None:
         _check_asynchronous(options, task, algorithm, aggregator, name if jax.tree.leaves(client) else None)
     if options.speeds is not None and task.devices is not None:
@@ -119,33 +125,16 @@ def _check_asynchronous(
     options: RunOptions, task: Task, algorithm: FedAlgorithm, aggregator: Aggregator, stateful: str | None
 ) -> None:
     """Refuse what an asynchronous round cannot do; `stateful` names an algorithm whose clients keep something."""
-    if stateful is not None:
-        raise UsageError(f"asynchronous needs an algorithm whose clients keep nothing between rounds, got {stateful}")
-    if algorithm.epsilon is not None:
-        raise UsageError("asynchronous cannot be accounted for a private algorithm: clients are not sampled by round")
-    if options.faults is not None:
-        raise UsageError("asynchronous cannot be combined with faults: a slow client's upload is used, not missed")
-    if aggregator != MEAN:
-        raise UsageError(f"asynchronous needs the plain mean, which weighs by staleness, got aggregate {aggregator}")
-    if options.client_states == "host":
-        raise UsageError("asynchronous needs client_states device, where the messages in use are kept, got 'host'")
-    if task.devices is not None:
-        raise UsageError(
-            f"asynchronous needs clients that hold examples of their own, which task '{task.name}' has not"
-        )
-    if options.asynchronous is not None and options.asynchronous > task.num_clients:
-        raise UsageError(
-            f"asynchronous must be <= {task.num_clients}, the number of clients, got {options.asynchronous}"
-        )
-
-
-def _check_privacy(weighting: str | None, aggregator: Aggregator) -> None:
-    """Refuse options under which an algorithm's accounting of privacy would be wrong.
-
-    The noise is made for a uniform mean of bounded uploads: by weights, or in a median, one client may move the result
-    further. Norm clipping on top would scale the bit of an adaptive clip together with the update.
-    """
-    if weighting not in (None, "uniform"):
-        raise UsageError(f"weighting must be uniform for a private algorithm, got {weighting!r}")
-    if type(aggregator) not in (Mean, SecureMean):
-        raise UsageError(f"aggregate must be mean for a private algorithm, which clips by itself, got {aggregator}")
+    refusals = {
+        f"needs an algorithm whose clients keep nothing between rounds, got {stateful}": stateful is not None,
+        "cannot be accounted for a private algorithm: clients are not sampled by round": algorithm.epsilon is not None,
+        "cannot be combined with faults: a slow client's upload is used, not missed": options.faults is not None,
+        f"needs the plain mean, which weighs by staleness, got aggregate {aggregator}": aggregator != MEAN,
+        "needs client_states device, where the messages in use are kept, got 'host'": options.client_states == "host",
+        f"needs clients that hold examples of their own, which task '{task.name}' has not": task.devices is not None,
+        f"must be <= {task.num_clients}, the number of clients, got {options.asynchronous}":
+            (options.asynchronous or 0) > task.num_clients,
+    }  # fmt: skip
+    for refusal, is_wrong in refusals.items():
+        if is_wrong:
+            raise UsageError(f"asynchronous {refusal}")

@@ -17,17 +17,14 @@ import numpy as np
 from fedoptax import tree
 from fedoptax.algorithm import Batches, Cohort, FedAlgorithm, Tree, cond, decoded, nbytes
 from fedoptax.engine.aggregation import SecureMean
-from fedoptax.engine.asynchronous import asynchronous_round
 from fedoptax.engine.batches import Minibatch, minibatch_form, smallest_batch, task_grad_fn
-from fedoptax.engine.checked import checked_round
 from fedoptax.engine.data import DeviceData
 from fedoptax.engine.evaluation import column_names, evaluate, evaluation_data
 from fedoptax.engine.faults import COUNTS, Rates
 from fedoptax.engine.mesh import over_mesh, replicate
 from fedoptax.engine.plan import Plan
-from fedoptax.engine.round import plain_round
+from fedoptax.engine.round import RoundInput, asynchronous_round, checked_round, plain_round
 from fedoptax.engine.sampling import random_settings
-from fedoptax.engine.schedule import Schedule
 from fedoptax.engine.xla import Compiled, as_bits, quick_options
 from fedoptax.errors import UsageError, check_output, shorten
 from fedoptax.tasks.task import Task
@@ -170,20 +167,13 @@ def round_step(
         return jax.tree.map(as_bits, evaluate(task, algorithm.params(server), data, plan.mesh))
 
     def step(
-        state: Advance,
-        data: DeviceData,
-        key: jax.Array,
-        start: Any,
-        eval_every: Any,
-        last: Any,
-        rates: Rates,
-        schedule: Schedule | None = None,
+        state: Advance, data: DeviceData, key: jax.Array, start: Any, every: Any, last: Any, rates: Rates, schedule: Any
     ) -> Advance:
-        arrivals = tree.take(schedule, state.round - start)
-        result = run_round(state.server, state.clients, data, key, state.round, rates, arrivals)
+        inputs = RoundInput(data, key, state.round, rates, tree.take(schedule, state.round - start))
+        result = run_round(state.server, state.clients, inputs)
         number, row = state.round + 1, result.columns
         if data.held_out:
-            is_due = (number % eval_every == 0) | (number == last)
+            is_due = (number % every == 0) | (number == last)
             unknown = {name: as_bits(0, False) for name in columns if name not in row}
             row = row | cond(is_due & result.finite, lambda: test(result.server, data.held_out), lambda: unknown)
         rows = state.rows.at[state.round - start].set(jnp.stack([row[name] for name in columns]))
@@ -224,15 +214,11 @@ def _count_message_bytes(
     grad_fn = task_grad_fn(task)
     message, upload, before, after = jax.eval_shape(messages, shapes, params, batch, np.int32(1))
     for name, old, new in zip(("server_update", "client_update", "params"), before, after):
-        _check_same_form(name, old, new)
+        structure, new_structure = str(jax.tree.structure(old)), str(jax.tree.structure(new))
+        if structure != new_structure:
+            raise UsageError(f"{name} must keep the structure {structure}, got {new_structure}")
+        for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(old), jax.tree.leaves(new)):
+            form, new_form = f"{a.dtype}{list(a.shape)}", f"{b.dtype}{list(b.shape)}"
+            if form != new_form:
+                raise UsageError(f"{name} must keep {jax.tree_util.keystr(path)} {form}, got {new_form}")
     return nbytes(message), nbytes(upload)
-
-
-def _check_same_form(name: str, old: Tree, new: Tree) -> None:
-    before, after = str(jax.tree.structure(old)), str(jax.tree.structure(new))
-    if before != after:
-        raise UsageError(f"{name} must keep the structure {before}, got {after}")
-    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(old), jax.tree.leaves(new)):
-        if (a.shape, a.dtype) != (b.shape, b.dtype):
-            place, form, new_form = jax.tree_util.keystr(path), f"{a.dtype}{list(a.shape)}", f"{b.dtype}{list(b.shape)}"
-            raise UsageError(f"{name} must keep {place} {form}, got {new_form}")

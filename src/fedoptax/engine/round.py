@@ -1,7 +1,10 @@
-"""The plain round, and what every round is made of: the members of the cohort and their local training.
+"""The round: a cohort, its local training, the mean of the uploads, the server's update.
 
-`engine.checked` has the round in which clients fail and uploads are rejected, `engine.asynchronous` the one of clients
-that each work at their own pace, `engine.mesh` the cohort that several devices share.
+Beside the plain round stand the one in which clients fail and uploads are rejected, and the one of clients that each
+work at their own pace. `engine.mesh` has the cohort that several devices share.
+
+`engine.schedule` plans whose uploads arrive for each asynchronous step. For SGD at the server the step is that of
+FedBuff (Nguyen et al. 2022), the mean of s(τᵢ) Δᵢ; for uploads of parameters it is FedAsync's mixing (Xie et al. 2019).
 """
 
 from collections.abc import Callable
@@ -13,14 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedoptax import tree
-from fedoptax.algorithm import Batches, BatchList, Cohort, FedAlgorithm, Tree, accumulate_result, decoded
-from fedoptax.engine.aggregation import Mean, Sent, stacked
+from fedoptax.algorithm import BatchList, Cohort, FedAlgorithm, Tree, accumulate_result, cond, decoded
+from fedoptax.engine.aggregation import MEAN, Aggregator, Mean, Sent, stacked
 from fedoptax.engine.batches import client_batches, count_local_steps, task_grad_fn
 from fedoptax.engine.data import DeviceData
-from fedoptax.engine.faults import Rates
+from fedoptax.engine.faults import COUNTS, Rates, sample_outcomes, virtual_seconds
 from fedoptax.engine.mesh import share_cohort
 from fedoptax.engine.plan import Plan, runs_sequentially
 from fedoptax.engine.sampling import round_key, sample_cohort
+from fedoptax.engine.schedule import Schedule
 from fedoptax.engine.xla import as_bits
 from fedoptax.tasks.task import Task
 
@@ -50,6 +54,19 @@ class Member(NamedTuple):
     slot: Any = None
 
 
+class RoundInput(NamedTuple):
+    """What a round takes besides the states: the data, the run's key, its number from 0, the rates of `Faults.rates`.
+
+    In an asynchronous round `arrivals` is the round's row of the `Schedule`.
+    """
+
+    data: DeviceData
+    key: jax.Array
+    round: jax.Array
+    rates: Rates
+    arrivals: Schedule | None = None
+
+
 class MemberResult(NamedTuple):
     """A member's state after the round, and whether its upload was accepted (None where uploads are not checked)."""
 
@@ -66,100 +83,162 @@ class RoundResult(NamedTuple):
     columns: dict[str, jax.Array]
 
 
-TrainMember = Callable[[Member, Tree], tuple[Sent, MemberResult]]
-TrainCohort = Callable[..., tuple[Sent, MemberResult]]
-"""`(train_member, members, clients, form) -> (sent, results)`; `form` is that of what one member sends.
+RunRound = Callable[[Tree, Tree, RoundInput], RoundResult]
+"""`(server, clients, inputs) -> RoundResult`, to be compiled or, if eager, called.
 
-For a mean, `sent` is the weighted sum over the members, else what they send, stacked. A fifth argument is how many of
-the members are trained, where they are trained one after another.
+`clients` are the stacked states of all N clients, or with `plan.client_states = "host"` of the cohort; those of the
+members come back changed. If the loss or the server's new state is not finite, both states come back as they were.
 """
 
 
-def plain_round(task: Task, algorithm: FedAlgorithm, plan: Plan, is_eager: bool = False) -> Callable[..., RoundResult]:
-    """Make `(server, clients, data, key, round, rates, arrivals) -> RoundResult`, to be compiled or, if eager, called.
+def plain_round(task: Task, algorithm: FedAlgorithm, plan: Plan, is_eager: bool = False) -> RunRound:
+    """Make the round in which all members of the cohort send their uploads."""
+    train_cohort = cohort_training(task, algorithm, plan, is_eager)
 
-    `clients` are the stacked states of all N clients, or with `plan.client_states = "host"` of the cohort; those of
-    the members come back changed. If the loss or the server's new state is not finite, both states come back as they
-    were. `rates` and `arrivals` are for the other rounds.
-    """
-    train_client, traced = local_training(task, algorithm, plan, is_eager)
-    train_cohort = cohort_training(task, plan, is_eager)
-
-    def run(
-        server: Tree, clients: Tree, data: DeviceData, key: jax.Array, round: jax.Array, rates: Rates, arrivals: None
-    ) -> RoundResult:
-        members = members_of(task, plan, data, sample_cohort(key, round, task.num_clients, plan.cohort_size))
-        shared = algorithm.broadcast(server), data, round_key(key, round)
-        form, _ = jax.eval_shape(traced, *shared, *tree.take((members, clients), 0))
-
-        def train_member(member: Member, state: Tree) -> tuple[Sent, MemberResult]:
-            sent, state = train_client(*shared, member, state)
-            return sent, MemberResult(state)
-
-        total, results = train_cohort(train_member, members, clients, form)
+    def run(server: Tree, clients: Tree, inputs: RoundInput) -> RoundResult:
+        members, message = members_of(task, plan, inputs), algorithm.broadcast(server)
+        total, results, form = train_cohort(inputs, members, clients, lambda member: message)
         upload, loss = accumulate_result(total, form)
         new_server = algorithm.server_update(server, upload, Cohort(plan.cohort_size, task.num_clients))
-        is_finite = jnp.isfinite(loss) & all_finite(new_server)
-        rows = jnp.where(is_finite, members.row, OUT_OF_RANGE)
-        new_clients = put_rows(clients, rows, results.state)
-        columns = {"train_loss": as_bits(loss)}
-        return RoundResult(tree.select(is_finite, new_server, server), new_clients, is_finite, columns)
+        return finish(server, new_server, loss, clients, members.row, results.state)
 
     return run
 
 
-def members_of(task: Task, plan: Plan, data: DeviceData, cohort: jax.Array) -> Member:
-    """The members of a cohort, given by their numbers, stacked."""
+def checked_round(task: Task, algorithm: FedAlgorithm, plan: Plan, is_eager: bool = False) -> RunRound:
+    """Make the round in which members fail at some rates.
+
+    The upload of a member that fails, or that is not finite, does not count: weights are renormalised over the others,
+    |S| is their number, and its client's state stays. A round with fewer uploads than the aggregator needs changes
+    nothing.
+    """
+    prepare = plan.aggregate.prepare if isinstance(plan.aggregate, Mean) else lambda upload: upload
+
+    def train_member(member: Member, state: Tree, train: Any, forms: Tree) -> tuple[Sent, MemberResult]:
+        answers = member.outcome.answers
+        (upload, loss), new_state = cond(answers, train, partial(tree.zeros_like, forms))
+        accepted = answers & jnp.isfinite(loss) & all_finite(upload)
+        return Sent(prepare(upload), loss), MemberResult(tree.select(accepted, new_state, state), accepted)
+
+    train_cohort = cohort_training(task, algorithm, plan, is_eager, train_member)
+
+    def run(server: Tree, clients: Tree, inputs: RoundInput) -> RoundResult:
+        members, message = members_of(task, plan, inputs), algorithm.broadcast(server)
+        outcome = sample_outcomes(inputs.rates, inputs.key, inputs.round, members.client, members.steps)
+        members = members._replace(outcome=outcome)
+        sent, (states, accepted), form = train_cohort(inputs, members, clients, lambda member: message)
+        total, weight = _combine(plan.aggregate, members, sent, accepted, form)
+        upload, loss = accumulate_result(total, form)
+        count = jnp.sum(accepted)
+        is_enough = (count >= plan.aggregate.least) & (weight > 0)
+        new_server = algorithm.server_update(server, upload, Cohort(count, task.num_clients))
+        result = finish(server, new_server, loss, clients, members.row, states, is_enough)
+        counts = [jnp.sum(a) for a in (accepted, outcome.dropped, outcome.late, outcome.answers & ~accepted)]
+        counted = dict(zip(COUNTS, counts)) | {"virtual_seconds": virtual_seconds(inputs.rates, outcome)}
+        return result._replace(columns=result.columns | jax.tree.map(as_bits, counted))
+
+    return run
+
+
+def asynchronous_round(task: Task, algorithm: FedAlgorithm, plan: Plan, is_eager: bool = False) -> RunRound:
+    """Make the round of the uploads in `arrivals`.
+
+    In place of the clients' states, which keep nothing, are the messages that were sent and are still in use, stacked:
+    each member trains from its own. With s̄ the mean of the uploads' staleness weights, the server moves by the share s̄
+    of its step, (1 − s̄)·old + s̄·new.
+    """
+    train_cohort = cohort_training(task, algorithm, plan, is_eager)
+
+    def run(server: Tree, messages: Tree, inputs: RoundInput) -> RoundResult:
+        arrivals: Any = inputs.arrivals
+        members = members_of(task, plan, inputs)
+        messages = put_rows(messages, jnp.asarray(arrivals.slot), algorithm.broadcast(server))
+        weights, share = discount_weights(members.weight, arrivals.weights)
+        members = members._replace(weight=weights, slot=jnp.asarray(arrivals.slots))
+        total, _, form = train_cohort(inputs, members, (), lambda member: tree.take(messages, member.slot))
+        upload, loss = accumulate_result(total, form)
+        step = algorithm.server_update(server, upload, Cohort(plan.cohort_size, task.num_clients))
+        result = finish(server, interpolate_state(share, server, step), loss, (), members.row, ())
+        return result._replace(clients=messages)
+
+    return run
+
+
+def finish(
+    server: Tree, new_server: Tree, loss: jax.Array, clients: Tree, rows: Any, states: Tree, is_enough: Any = True
+) -> RoundResult:
+    """Take over the new states of the server and of the members if all is finite, and there are enough uploads."""
+    is_finite = jnp.isfinite(loss) & all_finite(new_server)
+    has_effect = is_finite & is_enough
+    clients = put_rows(clients, jnp.where(has_effect, rows, OUT_OF_RANGE), states)
+    new_server, columns = tree.select(has_effect, new_server, server), {"train_loss": as_bits(loss, is_enough)}
+    return RoundResult(new_server, clients, is_finite | jnp.logical_not(is_enough), columns)
+
+
+def members_of(task: Task, plan: Plan, inputs: RoundInput) -> Member:
+    """Return the members of a round, stacked: whose uploads arrive if it is asynchronous, else a sampled cohort."""
+    if inputs.arrivals is None:
+        cohort = sample_cohort(inputs.key, inputs.round, task.num_clients, plan.cohort_size)
+    else:
+        cohort = jnp.asarray(inputs.arrivals.clients)
     first = jnp.arange(plan.cohort_size)
     places = cohort if plan.examples == "device" and task.devices is None else first
     rows = cohort if plan.client_states == "device" else first
-    sizes = data.sizes[places]
+    sizes = inputs.data.sizes[places]
     weights = sizes.astype(jnp.result_type(float)) if plan.weighting == "examples" else jnp.ones(sizes.shape)
     return Member(cohort, places, rows, count_local_steps(sizes, plan.work), weights / jnp.sum(weights))
 
 
-def local_training(task: Task, algorithm: FedAlgorithm, plan: Plan, is_eager: bool) -> tuple[Callable, Callable]:
-    """Make `(message, data, round_key, member, state) -> (sent, state)`, a client's round.
+def train_member(member: Member, state: Tree, train: Callable, forms: Tree) -> tuple[Sent, MemberResult]:
+    """Do a member's local work, see `cohort_training`."""
+    sent, new_state = train()
+    return sent, MemberResult(new_state)
 
-    The first of the two runs it; the second is for its form, and always compiles.
+
+def cohort_training(
+    task: Task, algorithm: FedAlgorithm, plan: Plan, is_eager: bool, train_member: Callable = train_member
+) -> Callable[..., tuple[Sent, MemberResult, Sent]]:
+    """Make `(inputs, members, clients, message_of) -> (sent, results, form)`, the training of a round's members.
+
+    One after another, all at once or in plain Python; on one device or several. A member receives `message_of(member)`.
+    `train_member(member, state, train, forms) -> (sent, result)` calls `train() -> (sent, state)`, its local work,
+    whose result has the shapes and dtypes `forms`. For a mean, `sent` is the weighted sum over the members, else what
+    they send, stacked; `form` is that of what one sends.
     """
     is_sequential = runs_sequentially(plan, task) and not is_eager
     smallest, capacity = int(task.clients.sizes.min()), int(task.clients.sizes.max())
     grad_fn = jax.jit(task_grad_fn(task)) if is_eager else task_grad_fn(task)
+    mean = plan.aggregate if isinstance(plan.aggregate, Mean) else None
+    train_all: Any = partial(_train_sequentially, mean) if is_sequential else partial(_train_at_once, mean, is_eager)
+    if plan.mesh > 1:
+        is_uneven = plan.work.steps is None and bool(np.ptp(task.clients.sizes))
+        train_all = share_cohort(train_all, plan.mesh, mean is not None, is_uneven, is_sequential)
 
-    def batches_of(data: DeviceData, round_key: jax.Array, member: Member) -> Batches:
-        offset, size = data.offsets[member.place], data.sizes[member.place]
-        key = jax.random.fold_in(round_key, member.client)
-        return client_batches(data.examples, offset, size, key, plan.work, capacity, is_sequential, smallest)
-
-    def train(message: Tree, state: Tree, batches: Batches | BatchList) -> tuple[Sent, Tree]:
-        upload, state, loss = algorithm.client_update(grad_fn, message, state, batches)
+    def work(is_eager: bool, data: DeviceData, key: jax.Array, message: Tree, member: Member, state: Tree) -> Any:
+        offset, size, key = data.offsets[member.place], data.sizes[member.place], jax.random.fold_in(key, member.client)
+        batches = client_batches(data.examples, offset, size, key, plan.work, capacity, is_sequential, smallest)
+        steps = BatchList(map(batches.get, range(int(batches.num_steps))), batches.key) if is_eager else batches
+        upload, state, loss = algorithm.client_update(grad_fn, message, state, steps)
         return Sent(decoded(algorithm, upload), loss), state
 
-    @partial(jax.jit, inline=True)  # so that it is traced once, for its form and for itself
-    def traced(message: Tree, data: DeviceData, round_key: jax.Array, member: Member, state: Tree) -> Any:
-        return train(message, state, batches_of(data, round_key, member))
+    traced = jax.jit(partial(work, False), inline=True)  # so that it is traced once, for its form and for itself
+    run_work = partial(work, True) if is_eager else traced
 
-    def eager(message: Tree, data: DeviceData, round_key: jax.Array, member: Member, state: Tree) -> Any:
-        batches = batches_of(data, round_key, member)
-        return train(message, state, BatchList(map(batches.get, range(int(batches.num_steps))), batches.key))
+    def train_cohort(inputs: RoundInput, members: Member, clients: Tree, message_of: Callable[[Member], Tree]) -> Any:
+        shared = inputs.data, round_key(inputs.key, inputs.round)
+        first, first_state = tree.take((members, clients), 0)
+        forms = jax.eval_shape(traced, *shared, message_of(first), first, first_state)
 
-    return eager if is_eager else traced, traced
+        def train_one(member: Member, state: Tree) -> tuple[Sent, MemberResult]:
+            return train_member(member, state, partial(run_work, *shared, message_of(member), member, state), forms)
 
+        return *train_all(train_one, members, clients, forms[0]), forms[0]
 
-def cohort_training(task: Task, plan: Plan, is_eager: bool) -> TrainCohort:
-    """Choose how members are trained: one after another, all at once or in plain Python; on one device or several."""
-    mean = plan.aggregate if isinstance(plan.aggregate, Mean) else None
-    is_sequential = runs_sequentially(plan, task) and not is_eager
-    train = partial(_train_sequentially, mean) if is_sequential else partial(_train_at_once, mean, is_eager)
-    if plan.mesh == 1:
-        return train
-    is_uneven = plan.work.steps is None and bool(np.ptp(task.clients.sizes))
-    return share_cohort(train, plan.mesh, mean is not None, is_uneven, is_sequential)
+    return train_cohort
 
 
 def _train_sequentially(
-    mean: Mean | None, train: TrainMember, members: Member, clients: Tree, form: Sent, count: Any = None
+    mean: Mean | None, train: Callable, members: Member, clients: Tree, form: Sent, count: Any = None
 ) -> tuple[Sent, MemberResult]:
     states = tree.take(clients, members.row)  # were all N written in a loop, XLA would copy them all
     size = members.weight.shape[0]
@@ -169,15 +248,15 @@ def _train_sequentially(
         total, results = carry
         member = tree.take(members, j)
         sent, result = train(member, tree.take(states, j))
-        total = mean.add(total, counted_weight(member, result), sent) if mean else put_row(total, j, sent)
-        return total, put_row(results, j, result)
+        total = mean.add(total, counted_weight(member, result), sent) if mean else put_rows(total, j, sent)
+        return total, put_rows(results, j, result)
 
     results = MemberResult(tree.zeros_like(states), None if members.outcome is None else jnp.zeros(size, bool))
     return jax.lax.fori_loop(0, size if count is None else count, body, (total, results))
 
 
 def _train_at_once(
-    mean: Mean | None, is_eager: bool, train: TrainMember, members: Member, clients: Tree, form: Sent, count: Any = None
+    mean: Mean | None, is_eager: bool, train: Callable, members: Member, clients: Tree, form: Sent, count: Any = None
 ) -> tuple[Sent, MemberResult]:
     states = tree.take(clients, members.row)
     if is_eager:
@@ -192,13 +271,8 @@ def counted_weight(member: Member, result: MemberResult) -> jax.Array:
     return member.weight if result.accepted is None else jnp.where(result.accepted, member.weight, 0)
 
 
-def put_row(stack: Tree, j: jax.Array, row: Tree) -> Tree:
-    """Stacked trees with another row j."""
-    return jax.tree.map(lambda all_, new: all_.at[j].set(new), stack, row)
-
-
 def put_rows(stack: Tree, places: jax.Array, rows: Tree) -> Tree:
-    """Stacked trees with other rows at some places; what goes to `OUT_OF_RANGE` is dropped."""
+    """Stacked trees with another row at a place, or rows at places; what goes to `OUT_OF_RANGE` is dropped."""
     return jax.tree.map(lambda all_, new: all_.at[places].set(new, mode="drop"), stack, rows)
 
 
@@ -206,3 +280,29 @@ def all_finite(x: Tree) -> jax.Array:
     """Whether every floating-point or complex number of `x` is finite: 0 times another number is not 0."""
     sums = [jnp.sum(0 * jnp.asarray(a)) for a in jax.tree.leaves(x) if jnp.issubdtype(a.dtype, jnp.inexact)]
     return jnp.all(jnp.array([jnp.isfinite(s) for s in sums], bool))
+
+
+def _combine(
+    aggregator: Aggregator, members: Member, sent: Sent, accepted: jax.Array, form: Sent
+) -> tuple[Sent, jax.Array]:
+    """Combine the accepted uploads; return with the result the sum of their weights."""
+    weight = jnp.sum(jnp.where(accepted, members.weight, 0))
+    if isinstance(aggregator, Mean):
+        return aggregator.divide(sent, jnp.maximum(weight, jnp.finfo(weight.dtype).tiny), form), weight
+    upload = aggregator.combine(sent.upload, members.weight, accepted)
+    return Sent(upload, MEAN.combine(sent.loss, members.weight, accepted)), weight
+
+
+def discount_weights(weights: Any, by_staleness: Any) -> tuple[jax.Array, jax.Array]:
+    """The weights of late uploads, which sum to 1 as `weights` do, and 1 − s̄, see `asynchronous_round`."""
+    old_share = jnp.sum(weights * (1 - by_staleness))
+    return weights * by_staleness / (1 - old_share), old_share
+
+
+def interpolate_state(old_share: jax.Array, old: Tree, new: Tree) -> Tree:
+    """A server's state whose numbers are old_share·old + (1 − old_share)·new; counters are the new ones."""
+
+    def leaf(o: jax.Array, n: jax.Array) -> jax.Array:
+        return tree.ema(old_share, o, n) if jnp.issubdtype(n.dtype, jnp.inexact) else n
+
+    return jax.tree.map(leaf, old, new)

@@ -29,18 +29,14 @@ def epsilon(noise_multiplier: Number, delta: float, rounds: int, cohort_size: in
     ratio = float(noise_multiplier) / 2
     if rounds == 0 or ratio == 0:
         return 0.0 if rounds == 0 else math.inf
-    with np.errstate(all="ignore"):  # its exponentials underflow, as they may
-        return _epsilon(ratio, delta, rounds, int(cohort_size), int(num_clients))
-
-
-def _epsilon(ratio: float, delta: float, rounds: int, cohort_size: int, num_clients: int) -> float:
     import dp_accounting  # here, because it takes seconds, and is an extra
 
-    everyone = float(dp_accounting.get_epsilon_gaussian(ratio / math.sqrt(rounds), delta))
-    if cohort_size == num_clients:
-        return everyone
-    orders, a_round = _renyi(ratio, cohort_size, num_clients)
-    return min(everyone, float(dp_accounting.rdp.compute_epsilon(orders, rounds * a_round, delta)[0]))
+    with np.errstate(all="ignore"):  # its exponentials underflow, as they may
+        everyone = float(dp_accounting.get_epsilon_gaussian(ratio / math.sqrt(rounds), delta))
+        if cohort_size == num_clients:
+            return everyone
+        orders, a_round = _renyi(ratio, int(cohort_size), int(num_clients))
+        return min(everyone, float(dp_accounting.rdp.compute_epsilon(orders, rounds * a_round, delta)[0]))
 
 
 @lru_cache(maxsize=64)
