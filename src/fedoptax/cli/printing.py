@@ -47,7 +47,7 @@ def compare_over_clients(own: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def warn_of_rise(task: Task, losses: Mapping[str, float | None], options: Mapping[str, Any]) -> None:
+def warn_if_loss_increased(task: Task, losses: Mapping[str, float | None], options: Mapping[str, Any]) -> None:
     """Print a warning for each algorithm whose training loss at the end is far above the one before the first round."""
     from fedoptax.engine.evaluation import initial_loss
 

@@ -10,12 +10,12 @@ from fedoptax._progress import status
 from fedoptax.cli.options import ExperimentOptions, LearningOptions, TaskOptions
 from fedoptax.distributed import broadcast, is_leader, run_on_all_or_fail
 from fedoptax.engine.xla import use_cache, use_cores
-from fedoptax.errors import UsageError
+from fedoptax.errors import RunError, UsageError
 from fedoptax.experiments.build import WRAPPERS
 from fedoptax.experiments.presets import PAPERS, PaperSetting, Settings, choose_settings
 from fedoptax.experiments.run import split_options
 from fedoptax.storage.folder import prepare
-from fedoptax.tasks import load_task, recipe_of
+from fedoptax.tasks import TASKS, load_task, recipe_of
 from fedoptax.tasks.recipe import PARTITION_OPTIONS, TASK_OPTIONS
 from fedoptax.tasks.task import Task
 
@@ -97,6 +97,18 @@ def load(options: TaskOptions, arguments: Mapping[str, Any]) -> Task:
     """Load the task that the options name, with `arguments` of `load_task`."""
     with status(f"loading {options.task}"):
         return load_task(options.task, seed=options.partition_seed, data_dir=options.data_dir, **arguments)
+
+
+def reload_task(spec: Mapping[str, Any], data_dir: Path | None) -> Task:
+    """Load the task that a folder of results names, by its `spec` there."""
+    name = str(spec["name"])
+    if name not in TASKS and not name.startswith("file:"):
+        raise UsageError(f"task '{name}' was made in Python: continue with fedoptax.run(resume_from=...)")
+    arguments = {key: spec[key] for key in recipe_of(name).option_types() if key in spec}
+    task = load_task(name, seed=spec.get("partition_seed", 0), data_dir=data_dir, **arguments)
+    if spec.get("contents") not in (None, task.spec.get("contents")):
+        raise RunError(f"'{name}' has changed since the run was begun")
+    return task
 
 
 def new_folder(task: str, what: str) -> Path:

@@ -11,7 +11,16 @@ from typing import Any
 
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.deploy.options import UPLOAD_BOUND, NetworkOptions
-from fedoptax.engine.options import RoundOptions, RunOptions, check_text, option, options_of, with_attributes
+from fedoptax.engine.options import (
+    TEXT,
+    RoundOptions,
+    RunOptions,
+    of_algorithm,
+    of_evaluation,
+    option,
+    options_of,
+    with_attributes,
+)  # fmt: skip
 from fedoptax.engine.plan import CODED
 from fedoptax.errors import UsageError, check_choice, check_flag, check_int
 from fedoptax.experiments.build import build, import_function, with_secret_seed, wrap
@@ -38,22 +47,17 @@ class Deployment(NetworkOptions):
     task: Mapping[str, Plain]
     hyperparameters: Mapping[str, Plain] = field(default_factory=dict)
     nodes: Mapping[str, Plain] = field(default_factory=dict)
-    algorithm: str = option(MISSING, "A name in ALGORITHMS, or MODULE:FUNCTION.", "Algorithm", check_text)
-    privacy: str = option(
-        "", "Differential privacy, as a text (see `fedoptax.experiments.build`); empty for none. The noise's seed is "
-        "the server's own (seed=none): a number would go to every node.", "Algorithm", check_text,
-    )  # fmt: skip
-    compress: str = option("", "Codec of uploads, as a text; empty for none.", "Algorithm", check_text)
-    evaluate: str = option(
-        "", "A run's folder, or a params.npz, on the server's machine: nothing is trained, the nodes (all, if "
-        "eval_fraction is 0) evaluate this model, as one round. Empty for none.", "Evaluation", check_text,
-    )  # fmt: skip
-    track: str = option("", "Trackers that run at the server, separated by commas.", "Output", check_text)
-    out: str = option("runs/deployment", "The server's folder for the results.", "Output", check_text)
-    resume: bool = option(False, "Continue the run in out.", "Output", check_flag)
-    resume_round: int | None = option(
-        None, "Continue from the checkpoint of this round, not the last.", "Output", partial(check_int, low=0), none=-1
-    )
+    algorithm: str = of_algorithm(MISSING, "A name in ALGORITHMS, or MODULE:FUNCTION.", TEXT)
+    privacy: str = of_algorithm("", "Differential privacy, as a text (see `fedoptax.experiments.build`); empty for "
+        "none. The noise's seed is the server's own (seed=none): a number would go to every node.", TEXT)  # fmt: skip
+    compress: str = of_algorithm("", "Codec of uploads, as a text; empty for none.", TEXT)
+    evaluate: str = of_evaluation("", "A run's folder, or a params.npz, on the server's machine: nothing is trained, "
+        "the nodes (all, if eval_fraction is 0) evaluate this model, as one round. Empty for none.", TEXT)  # fmt: skip
+    track: str = option("", "Trackers that run at the server, separated by commas.", TEXT)
+    out: str = option("runs/deployment", "The server's folder for the results.", TEXT)
+    resume: bool = option(False, "Continue the run in out.", check_flag)
+    resume_round: int | None = option(None, "Continue from the checkpoint of this round, not the last.",
+        partial(check_int, low=0), none=-1)  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -170,21 +174,19 @@ def from_table(table: Mapping[str, Any]) -> Deployment:
         if dot:
             tables[name][inner] = value
         else:
-            values[name] = None if options[name].none is not None and value == options[name].none else value
-    if "algorithm" not in values:
+            values[name] = None if value == options[name].none else value
+    if (algorithm := values.get("algorithm")) is None:
         raise UsageError("config: algorithm is missing")
-    algorithm, by_algorithm = values["algorithm"], dict[str, dict[str, Any]]()
+    hyperparameters = {}
     for key, value in tables["hyperparameters"].items():
         owner, dot, name = key.rpartition(".")
         if not dot:
-            raise UsageError(
-                f"config: '{name}' must be in a table of its algorithm's name, [hyperparameters.{algorithm}]"
-            )
-        by_algorithm.setdefault(owner, {})[name] = value
+            raise UsageError(f"config: '{name}' must be in a table of its algorithm, [hyperparameters.{algorithm}]")
+        if owner == algorithm:
+            hyperparameters[name] = value
     task = tables["task"]
     preset, _ = find_preset(str(task.get("name")), algorithm, task.get("model"))
-    values |= tables | {"hyperparameters": by_algorithm.get(algorithm, preset)}
-    return Deployment(**values)
+    return Deployment(**values, **tables | {"hyperparameters": hyperparameters or preset})
 
 
 def simulation_command(deployment: Deployment) -> str | None:
