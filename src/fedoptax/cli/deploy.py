@@ -81,9 +81,8 @@ def local(options: Local) -> None:
     settings = LocalSettings(nodes, *ports, *limits, options.data_dir)
     rounds = options.run.get("rounds", deployment.rounds)
     if options.resume is not None:
-        config = out / "config.json"
-        if "rounds" not in options.run and config.is_file():  # the run may have been made longer than its app says
-            rounds = read_json(config)["rounds"]
+        if "rounds" not in options.run and (out / "config.json").is_file():  # which may be more than its app says
+            rounds = read_json(out / "config.json")["rounds"]
         check_int("rounds", rounds, least_total(out, options.resume_round))
     if is_new:
         keys = make_keys(nodes)
@@ -133,15 +132,10 @@ def make_deployment(options: DeploymentOptions, nodes: int) -> Deployment:
         if task.num_clients != nodes:
             raise UsageError(f"nodes must be {task.num_clients}, the task's number of clients, got {nodes}")
         run = with_task_defaults(options.task, task, run)
-    deployment = Deployment(
-        task={"name": options.task, "partition_seed": options.partition_seed, **task_arguments},
-        algorithm=name,
-        hyperparameters=settings.hyperparameters[name],
-        privacy=options.privacy or "",
-        compress=options.compress or "",
-        track=",".join(options.trackers),
-        **run,
-    )
+    texts = {"privacy": options.privacy or "", "compress": options.compress or "", "track": ",".join(options.trackers)}
+    table = {"name": options.task, "partition_seed": options.partition_seed, **task_arguments}
+    values = settings.hyperparameters[name]
+    deployment = Deployment(task=table, algorithm=name, hyperparameters=values, **texts, **run)
     algorithm = deployment.build_algorithm()
     if task is not None:
         make_plan(deployment.run_options, task, algorithm, name)

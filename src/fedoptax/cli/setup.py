@@ -19,30 +19,22 @@ from fedoptax.tasks import TASKS, load_task, recipe_of
 from fedoptax.tasks.recipe import PARTITION_OPTIONS, TASK_OPTIONS
 from fedoptax.tasks.task import Task
 
-Setup = tuple[Task, Settings, dict[str, Any]]
-"""A task, its algorithms' settings, and the options of `fedoptax.run` that all algorithms share."""
 
-
-def set_up(options: ExperimentOptions, names: list[str], what: str) -> Setup:
-    """Make JAX ready, load the task that the options of a command name, and collect the options of its runs."""
+def set_up(options: ExperimentOptions, names: list[str], what: str) -> tuple[Task, Settings, dict[str, Any]]:
+    """Make JAX ready and return the task of a command, its algorithms' settings, and the options of all their runs."""
     use_cores()
     use_cache()
     out = options.out or new_folder(options.task, what)
     return run_on_all_or_fail(lambda: _set_up(options, names, out))
 
 
-def _set_up(options: ExperimentOptions, names: list[str], out: Path) -> Setup:
+def _set_up(options: ExperimentOptions, names: list[str], out: Path) -> tuple[Task, Settings, dict[str, Any]]:
     if is_leader():
         prepare(out, options.overwrite, remove=False)
     settings = choose(options, names)
     task_arguments, run = choose_options(options, settings.paper)
-    run |= {
-        "wrappers": {name: text for name in WRAPPERS if (text := getattr(options, name)) is not None},
-        "trackers": options.trackers,
-        "checkpoint_every": options.checkpoint_every,
-        "out": out,
-        "overwrite": options.overwrite,
-    }
+    run["wrappers"] = {name: text for name in WRAPPERS if (text := getattr(options, name)) is not None}
+    run |= {name: getattr(options, name) for name in ("trackers", "checkpoint_every", "overwrite")} | {"out": out}
     split_options(run)  # checks them before the task is loaded
     task = load(options, task_arguments)
     if is_leader() and task.notes:

@@ -88,7 +88,7 @@ class Deployment(NetworkOptions):
     @property
     def tracker_names(self) -> tuple[str, ...]:
         """The names of the trackers."""
-        return tuple(self.track.split(",")) if self.track else ()
+        return tuple(filter(None, self.track.split(",")))
 
     @property
     def wrappers(self) -> dict[str, str]:
@@ -139,13 +139,12 @@ def build_task(deployment: Deployment, partition: int | None = None, data_dir: s
 
 def to_table(deployment: Deployment) -> dict[str, Any]:
     """Return the table that stands in `pyproject.toml`: kebab-case names, with two tables inside."""
-    table: dict[str, Any] = {}
-    for name in TABLES:
-        content = dict(getattr(deployment, name))
+    table: dict[str, Any] = {name: dict(getattr(deployment, name)) for name in TABLES}
+    for name, content in table.items():
         for key, item in content.items():
             if not isinstance(item, str | int | float):
                 raise UsageError(f"{name} must be text, numbers, true or false, got {key}={item!r}")
-        table[name] = {deployment.algorithm: content} if name == "hyperparameters" else content
+    table["hyperparameters"] = {deployment.algorithm: table["hyperparameters"]}
     for name, about in options_of(Deployment).items():
         value = getattr(deployment, name)
         plain = str(value) if name == "aggregate" else value
@@ -202,11 +201,8 @@ def simulation_command(deployment: Deployment) -> str | None:
     options = [("task", name), ("preset", "none"), ("algorithm", deployment.algorithm), ("partition_seed", seed)]
     options += [("task_set", f"{key}={format_value(value)}") for key, value in task.items()]
     options += [("set", f"{key}={format_value(value)}") for key, value in deployment.hyperparameters.items()]
-    options += [
-        (key, getattr(deployment, key))
-        for key, about in options_of(RoundOptions).items()
-        if key != work and not about.needs
-    ]
+    shared = [key for key, about in options_of(RoundOptions).items() if key != work and not about.needs]
+    options += [(key, getattr(deployment, key)) for key in shared]
     options += deployment.wrappers.items()
     words = [(f"--{key.replace('_', '-')}", str(value)) for key, value in options if value is not None]
     return shlex.join(["fedoptax", "run", *(word for pair in words for word in pair)])

@@ -62,8 +62,8 @@ class FolderWriter(Observer):
         self.folder.end(end.status, end.message, end.params, self.rounds.compile_seconds, notes)
 
     def _save(self) -> None:
-        state, best = saved_state(self.rounds, self.watch), self.watch.best_params
-        self.folder.save(state, self.rounds.clients, best, self.watch.notes())
+        state, watch = saved_state(self.rounds, self.watch), self.watch
+        self.folder.save(state, self.rounds.clients, watch.best_params, watch.notes())
 
 
 @dataclass(frozen=True)

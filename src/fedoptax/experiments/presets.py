@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 from fedoptax.errors import check_choice
 from fedoptax.names import BASELINES
 
-_BORROWED = {"cifar100-coarse": "cifar100"}  # tasks without presets of their own start from a near one's
-
 
 @dataclass(frozen=True)
 class PaperSetting:
@@ -79,7 +77,8 @@ def find_preset(task: str, algorithm: str, model: str | None = None) -> tuple[di
     if algorithm in BASELINES:
         values, origin = find_preset(task, "fedavg", model)
         return {name: value for name, value in values.items() if name == "client_lr"}, origin
-    lender = "digits" if task.startswith("file:") else _BORROWED.get(task, task)
+    # a task without presets of its own starts from a near one's
+    lender = "digits" if task.startswith("file:") else "cifar100" if task == "cifar100-coarse" else task
     for key in (f"{task}:{model}", lender):
         if algorithm in PRESETS.get(key, {}):
             return dict(PRESETS[key][algorithm]), f"preset of {key}" if key == lender != task else "preset"
@@ -120,10 +119,11 @@ def _powers(value: Any) -> Any:
 
 def _setting(name: str, stated: Mapping[str, Any], bases: Mapping[str, Any]) -> PaperSetting:
     base = bases[stated["base"]]
-    merged = {key: {**base.get(key, {}), **stated.get(key, {})} for key in ("task", "run")}
-    fields = {**base, **stated, **merged, "name": name}
-    del fields["base"]
-    return PaperSetting(**fields)
+    fields: dict[str, Any] = {key: {**base.get(key, {}), **stated.get(key, {})} for key in ("task", "run")}
+    fields["hyperparameters"] = stated.get("hyperparameters", base.get("hyperparameters", {}))
+    convention = stated.get("convention", base["convention"])
+    note = f"; {stated['note']}" if "note" in stated else ""
+    return PaperSetting(base["source"], convention + note, **fields, name=name)
 
 
 _TABLES = _powers(tomllib.loads(files("fedoptax.experiments").joinpath("presets.toml").read_text(encoding="utf-8")))

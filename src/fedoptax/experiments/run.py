@@ -132,10 +132,8 @@ def split_options(options: Mapping[str, Any]) -> tuple[RunOptions, Record]:
     of_rounds, of_folder = ({f.name for f in fields(kind)} for kind in (RunOptions, Record))
     for name in options:
         check_choice("option", name, sorted(of_rounds | of_folder))
-    return (
-        RunOptions(**{name: value for name, value in options.items() if name in of_rounds}),
-        Record(**{name: value for name, value in options.items() if name in of_folder}),
-    )
+    rounds, folder = ({n: v for n, v in options.items() if n in names} for names in (of_rounds, of_folder))
+    return RunOptions(**rounds), Record(**folder)
 
 
 def simulate(
@@ -230,8 +228,7 @@ def run_rounds(
         signal = signal or int(gather_from_all(np.int32(stop())).max())  # else the next of several runs would begin
     return RunResult(
         history, params, rounds.server, rounds.clients, status, message, record.folder,
-        dict(record.hyperparameters), signal, rounds.task, watch.best, best_params,
-        notes.get("personalized"),
+        dict(record.hyperparameters), signal, rounds.task, watch.best, best_params, notes.get("personalized"),
     )  # fmt: skip
 
 

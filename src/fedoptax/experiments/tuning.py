@@ -227,18 +227,9 @@ def tune(
     """
     check_task(task)
     folder, shared = Path(out), shared_options(options)
-    spec = Search(
-        algorithm,
-        grid,
-        dict(fixed or {}),
-        rule_for(task, select, last, shared["rounds"]),
-        check_int("seed", seed, 0, 2**32 - 1),
-        {"name": task.name, **task.spec},
-        shared,
-        search,
-        0 if search == "grid" else check_int("trials", trials),
-        command,
-    )
+    rule, seed = rule_for(task, select, last, shared["rounds"]), check_int("seed", seed, 0, 2**32 - 1)
+    about, size = {"name": task.name, **task.spec}, 0 if search == "grid" else check_int("trials", trials)
+    spec = Search(algorithm, grid, dict(fixed or {}), rule, seed, about, shared, search, size, command)
     if (folder / FILE).is_file() and not overwrite:
         stored = Search.read(folder)
         check_same(folder / FILE, stored, replace(spec, command=stored.command), "search")
@@ -274,11 +265,8 @@ def run_search(
             folder, before = out / f"point-{len(trials) + 1:03d}", len(trials) * rounds
             best = search.rule.best(trials)
             note = "" if best is None else f"best {search.rule.metric} {best.score:.4g}"
-            options |= {
-                "label": search.algorithm,
-                "hyperparameters": {**search.fixed, **values},
-                "progress": lambda done, _, before=before, note=note: update(before + done, note),
-            }
+            options |= {"label": search.algorithm, "hyperparameters": {**search.fixed, **values}}
+            options["progress"] = lambda done, _, before=before, note=note: update(before + done, note)
             summary = run_in_folder(task, make(values), folder, options, find_simulation(search.algorithm))
             update(before + rounds, note)
             score = search.rule.score(read_rows(folder, summary["rounds_done"]), summary["status"])
