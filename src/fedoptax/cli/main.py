@@ -195,7 +195,7 @@ def _describe(error: Exception) -> tuple[str, int]:
         return f"'{error.filename}': {error.strerror}", 1
     if os.environ.get("FEDOPTAX_DEBUG"):
         raise error
-    return f"{type(error).__key_}: {error} (FEDOPTAX_DEBUG=1 shows where)", 1
+    return f"{type(error).__name__}: {error} (FEDOPTAX_DEBUG=1 shows where)", 1
 
 
 if __name__ == "__main__":

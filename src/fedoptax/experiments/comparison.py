@@ -59,8 +59,10 @@ class Comparison:
             stored = read_record(folder / FILE)
             tunings = {name: tuning.Search.from_dict(search) for name, search in stored.pop("tunings", {}).items()}
             comparison = cls(**stored, tunings=tunings)
-            _ = [dict(comparison.hyperparameters[name]) for name in comparison.algorithms]
-            _ = [check_int("seed", seed, 0) for seed in comparison.seeds]
+            for name in comparison.algorithms:
+                dict(comparison.hyperparameters[name])
+            for seed in comparison.seeds:
+                check_int("seed", seed, 0)
             return comparison
 
 
@@ -152,8 +154,7 @@ def compare(
     chosen = list(range(check_int("seeds", seeds))) if isinstance(seeds, int) else list(seeds)
     if isinstance(algorithms, str) or not algorithms or not chosen:
         raise UsageError("algorithms and seeds must not be empty, and algorithms a list of names")
-    stored = tuning.shared_options(options)
-    folder = Path(out)
+    folder, stored = Path(out), tuning.shared_options(options)
     settings = choose_settings(task.name, algorithms, model=task.spec.get("model"))
     values = settings.hyperparameters | {name: dict(one) for name, one in (hyperparameters or {}).items()}
     values = {name: values[name] for name in algorithms}

@@ -228,8 +228,9 @@ def tune(
     check_task(task)
     folder, shared = Path(out), shared_options(options)
     rule, seed = rule_for(task, select, last, shared["rounds"]), check_int("seed", seed, 0, 2**32 - 1)
-    about, size = {"name": task.name, **task.spec}, 0 if search == "grid" else check_int("trials", trials)
-    spec = Search(algorithm, grid, dict(fixed or {}), rule, seed, about, shared, search, size, command)
+    trials = 0 if search == "grid" else check_int("trials", trials)
+    about = {"name": task.name, **task.spec}
+    spec = Search(algorithm, grid, dict(fixed or {}), rule, seed, about, shared, search, trials, command)
     if (folder / FILE).is_file() and not overwrite:
         stored = Search.read(folder)
         check_same(folder / FILE, stored, replace(spec, command=stored.command), "search")
