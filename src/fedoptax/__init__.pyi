@@ -1,91 +1,49 @@
 """The public names, for type checkers and editors; `__init__.py` loads each when it is first used."""
 
-from fedoptax import algorithm as algorithm
-from fedoptax import algorithms as algorithms
-from fedoptax import data as data
-from fedoptax import engine as engine
-from fedoptax import errors as errors
-from fedoptax import models as models
-from fedoptax import report as report
-from fedoptax import schedules as schedules
-from fedoptax import tasks as tasks
-from fedoptax import torch as torch
-from fedoptax import tree as tree
-from fedoptax.algorithm import Batches as Batches
-from fedoptax.algorithm import BatchList as BatchList
-from fedoptax.algorithm import Cohort as Cohort
-from fedoptax.algorithm import FedAlgorithm as FedAlgorithm
-from fedoptax.algorithm import local_steps as local_steps
-from fedoptax.algorithm import nbytes as nbytes
-from fedoptax.algorithm import num_steps as num_steps
-from fedoptax.algorithm import weighted_mean as weighted_mean
-from fedoptax.algorithms import ALGORITHMS as ALGORITHMS
-from fedoptax.algorithms import delta_sgd as delta_sgd
-from fedoptax.algorithms import diloco as diloco
-from fedoptax.algorithms import fadamgc as fadamgc
-from fedoptax.algorithms import fafed as fafed
-from fedoptax.algorithms import fafed_schedule as fafed_schedule
-from fedoptax.algorithms import fedada2 as fedada2
-from fedoptax.algorithms import fedadagrad as fedadagrad
-from fedoptax.algorithms import fedadam as fedadam
-from fedoptax.algorithms import fedadamw as fedadamw
-from fedoptax.algorithms import fedams as fedams
-from fedoptax.algorithms import fedamsgrad as fedamsgrad
-from fedoptax.algorithms import fedavg as fedavg
-from fedoptax.algorithms import fedavgm as fedavgm
-from fedoptax.algorithms import fedcm as fedcm
-from fedoptax.algorithms import feddyn as feddyn
-from fedoptax.algorithms import fedexp as fedexp
-from fedoptax.algorithms import fedlamb as fedlamb
-from fedoptax.algorithms import fedlion as fedlion
-from fedoptax.algorithms import fednova as fednova
-from fedoptax.algorithms import fedopt as fedopt
-from fedoptax.algorithms import fedprox as fedprox
-from fedoptax.algorithms import fedyogi as fedyogi
-from fedoptax.algorithms import local_adaalter as local_adaalter
-from fedoptax.algorithms import local_amsgrad as local_amsgrad
-from fedoptax.algorithms import lookahead as lookahead
-from fedoptax.algorithms import mime as mime
-from fedoptax.algorithms import mimelite as mimelite
-from fedoptax.algorithms import muloco as muloco
-from fedoptax.algorithms import naive_adaptive as naive_adaptive
-from fedoptax.algorithms import scaffold as scaffold
-from fedoptax.algorithms import stem as stem
-from fedoptax.algorithms import with_prox as with_prox
+# ruff: noqa: I001 (isort writes one line per name)
+
+from fedoptax import (
+    algorithm as algorithm, algorithms as algorithms, data as data, engine as engine, errors as errors,
+    models as models, report as report, schedules as schedules, tasks as tasks, torch as torch, tree as tree,
+)  # fmt: skip
+from fedoptax.algorithm import (
+    Batches as Batches, BatchList as BatchList, Cohort as Cohort, FedAlgorithm as FedAlgorithm,
+    local_steps as local_steps, nbytes as nbytes, num_steps as num_steps, weighted_mean as weighted_mean,
+)  # fmt: skip
+from fedoptax.algorithms import (
+    ALGORITHMS as ALGORITHMS, delta_sgd as delta_sgd, diloco as diloco, fadamgc as fadamgc, fafed as fafed,
+    fafed_schedule as fafed_schedule, fedada2 as fedada2, fedadagrad as fedadagrad, fedadam as fedadam,
+    fedadamw as fedadamw, fedams as fedams, fedamsgrad as fedamsgrad, fedavg as fedavg, fedavgm as fedavgm,
+    fedcm as fedcm, feddyn as feddyn, fedexp as fedexp, fedlamb as fedlamb, fedlion as fedlion, fednova as fednova,
+    fedopt as fedopt, fedprox as fedprox, fedyogi as fedyogi, local_adaalter as local_adaalter,
+    local_amsgrad as local_amsgrad, lookahead as lookahead, mime as mime, mimelite as mimelite, muloco as muloco,
+    naive_adaptive as naive_adaptive, scaffold as scaffold, stem as stem, with_prox as with_prox,
+)  # fmt: skip
 from fedoptax.data.federated import FederatedData as FederatedData
 from fedoptax.engine import eager as eager
-from fedoptax.engine.aggregation import Krum as Krum
-from fedoptax.engine.aggregation import Median as Median
-from fedoptax.engine.aggregation import NormClipping as NormClipping
-from fedoptax.engine.aggregation import TrimmedMean as TrimmedMean
+from fedoptax.engine.aggregation import (
+    Krum as Krum, Median as Median, NormClipping as NormClipping, TrimmedMean as TrimmedMean,
+)  # fmt: skip
 from fedoptax.engine.evaluation import evaluate_clients as evaluate_clients
 from fedoptax.engine.faults import Faults as Faults
 from fedoptax.engine.program import Point as Point
-from fedoptax.errors import DataError as DataError
-from fedoptax.errors import RunError as RunError
-from fedoptax.errors import UsageError as UsageError
-from fedoptax.experiments.comparison import Compared as Compared
-from fedoptax.experiments.comparison import compare as compare
+from fedoptax.errors import DataError as DataError, RunError as RunError, UsageError as UsageError
+from fedoptax.experiments.comparison import Compared as Compared, compare as compare
 from fedoptax.experiments.result import RunResult as RunResult
 from fedoptax.experiments.run import run as run
 from fedoptax.experiments.sweep import sweep as sweep
-from fedoptax.experiments.tuning import Tuned as Tuned
-from fedoptax.experiments.tuning import tune as tune
-from fedoptax.storage.model import TrainedModel as TrainedModel
-from fedoptax.storage.model import load_model as load_model
-from fedoptax.tasks import TASKS as TASKS
-from fedoptax.tasks import load_task as load_task
-from fedoptax.tasks import metrics as metrics
+from fedoptax.experiments.tuning import SearchResult as SearchResult, tune as tune
+from fedoptax.storage.model import TrainedModel as TrainedModel, load_model as load_model
+from fedoptax.tasks import TASKS as TASKS, load_task as load_task, metrics as metrics
 from fedoptax.tasks.lora import with_lora as with_lora
-from fedoptax.tasks.task import Task as Task
-from fedoptax.tasks.task import masked_mean as masked_mean
-from fedoptax.tasks.task import with_compute_dtype as with_compute_dtype
-from fedoptax.tasks.task import with_metrics as with_metrics
-from fedoptax.tasks.task import with_validation as with_validation
-from fedoptax.wrappers import codecs as codecs
-from fedoptax.wrappers import with_clipping as with_clipping
-from fedoptax.wrappers import with_compression as with_compression
-from fedoptax.wrappers import with_privacy as with_privacy
+from fedoptax.tasks.task import (
+    Task as Task, masked_mean as masked_mean, with_compute_dtype as with_compute_dtype, with_metrics as with_metrics,
+    with_validation as with_validation,
+)  # fmt: skip
+from fedoptax.wrappers import (
+    codecs as codecs, with_clipping as with_clipping, with_compression as with_compression,
+    with_privacy as with_privacy,
+)  # fmt: skip
 
 __version__: str
 __all__: list[str]

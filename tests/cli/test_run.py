@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from command_line import SMALL, fedoptax
-from fedoptax.cli.run import errors_name
+from fedoptax.cli.runs import errors_name
 from fedoptax.engine.client_states import OnDevice
 from fedoptax.errors import Stopped
 from fedoptax.experiments.result import Interrupted, RunResult

@@ -150,13 +150,13 @@ def test_a_failure_in_one_process_ends_both(tmp_path: Path, start: Start) -> Non
 @pytest.mark.parametrize(
     ("arguments", "argument"),
     [
-        ({"process": None}, "--process"),
-        ({"coordinator": None}, "--coordinator"),
-        ({"coordinator": "here"}, "--coordinator"),
-        ({"coordinator": "here:70000"}, "--coordinator"),
-        ({"processes": 0}, "--processes"),
-        ({"process": 2}, "--process"),
-        (dict.fromkeys(("coordinator", "processes", "process")), "--coordinator"),
+        ({"process": None}, "process"),
+        ({"coordinator": None}, "coordinator"),
+        ({"coordinator": "here"}, "coordinator"),
+        ({"coordinator": "here:70000"}, "coordinator"),
+        ({"processes": 0}, "processes"),
+        ({"process": 2}, "process"),
+        (dict.fromkeys(("coordinator", "processes", "process")), "coordinator"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], argument: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,7 +85,7 @@ def test_a_search_and_a_comparison_take_runs_that_stopped_early_as_done(tmp_path
     options = {"rounds": ROUNDS, "stop_after": f"{PATIENCE}:val_nll", "keep": "best", **OPTIONS}
     del options["seed"]
     tuned = fx.tune(TASK, "fedavg", {"client_lr": [1.5, 1.0]}, tmp_path / "a", seed=3, select="val_nll", **options)
-    assert tuned.tried[0].status == "stopped early" and np.isfinite(tuned.tried[0].score)
+    assert tuned.trials[0].status == "stopped early" and np.isfinite(tuned.trials[0].score)
     for _ in range(2):
         compared = fx.compare(
             TASK, ["fedavg"], tmp_path / "b", seeds=[3], hyperparameters={"fedavg": {"client_lr": 1.5}}, **options

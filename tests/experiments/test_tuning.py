@@ -15,7 +15,7 @@ import fedoptax as fx
 from fedoptax.engine.batches import LocalWork
 from fedoptax.engine.plan import Plan
 from fedoptax.engine.program import Point, program
-from fedoptax.experiments.tuning import AllDiverged, Rule, Tried, Tuning, rule_for, run_search
+from fedoptax.experiments.tuning import AllDiverged, Rule, Search, Trial, rule_for, run_search
 from fedoptax.storage import folder as storage
 from fedoptax.storage.history import read_lines
 from full_disks import largest_file
@@ -28,17 +28,17 @@ GRID = {"client_lr": [0.03, 0.1], "server_lr": [0.01, 0.1]}
 
 def test_a_point_equals_the_run_of_its_values(tmp_path: Path) -> None:
     tuned = fx.tune(TASK, "fedadam", GRID, tmp_path, **SMALL)
-    assert [dict(one.values) for one in tuned.tried] == [
+    assert [dict(one.values) for one in tuned.trials] == [
         {"client_lr": a, "server_lr": b} for a in GRID["client_lr"] for b in GRID["server_lr"]
     ]
-    for one in tuned.tried[1:2]:
+    for one in tuned.trials[1:2]:
         alone = fx.run(TASK, fx.fedadam(**one.values), **SMALL)
         assert one.score == pytest.approx(alone.history[-1]["train_loss"], rel=1e-4)  # the last tenth of 4 rounds is 1
         params = np.load(one.folder / "params.npz")
         for name, leaf in storage.named_leaves(alone.params).items():
             np.testing.assert_allclose(params[name], leaf, rtol=0, atol=1e-4)
-    scores = [one.score for one in tuned.tried]
-    assert tuned.best is tuned.tried[int(np.argmin(scores))]
+    scores = [one.score for one in tuned.trials]
+    assert tuned.best is tuned.trials[int(np.argmin(scores))]
     assert tuned.hyperparameters == dict(tuned.best.values)
 
 
@@ -53,10 +53,10 @@ def test_points_share_a_compilation() -> None:
 
 def test_a_diverged_point_is_stopped_and_never_best(tmp_path: Path) -> None:
     tuned = fx.tune(TASK, "fedavg", {"client_lr": [0.1, 1e30]}, tmp_path, **SMALL)
-    lost = tuned.tried[1]
+    lost = tuned.trials[1]
     assert lost.status == "diverged" and math.isnan(lost.score)
     assert len(read_lines(lost.folder)) < 4
-    assert tuned.best is tuned.tried[0] and tuned.edges == {"client_lr": "lowest"}
+    assert tuned.best is tuned.trials[0] and tuned.edges == {"client_lr": "lowest"}
     with pytest.raises(AllDiverged, match="fedavg: all 2 points of the search diverged") as caught:
         fx.tune(TASK, "fedavg", {"client_lr": [1e29, 1e30]}, tmp_path / "b", **SMALL)
     again = pickle.loads(pickle.dumps(caught.value))  # as a pool of processes brings it home
@@ -73,13 +73,13 @@ def test_finished_points_are_not_run_again(tmp_path: Path) -> None:
         if done >= 6:
             raise KeyboardInterrupt
 
-    spec = Tuning.read(tmp_path / "whole")
+    spec = Search.read(tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         run_search(TASK, spec, tmp_path / "broken", stop)
     before = (tmp_path / "broken" / "point-001" / "summary.json").stat().st_mtime_ns
     again = fx.tune(TASK, "fedadam", GRID, tmp_path / "broken", **SMALL)
     assert (tmp_path / "broken" / "point-001" / "summary.json").stat().st_mtime_ns == before
-    assert [one.score for one in again.tried] == [one.score for one in whole.tried]
+    assert [one.score for one in again.trials] == [one.score for one in whole.trials]
     same = {name: np.asarray(values, np.float64) for name, values in GRID.items()}
     assert fx.tune(TASK, "fedadam", same, tmp_path / "broken", **SMALL).best.values == whole.best.values
     with pytest.raises(fx.RunError, match="of another search"):
@@ -93,7 +93,7 @@ def test_a_full_disk_is_one_line_and_the_search_goes_on_later(tmp_path: Path) ->
             fx.tune(TASK, "fedadam", GRID, tmp_path / "full", **SMALL)
         assert "\n" not in str(stopped.value)
     again = fx.tune(TASK, "fedadam", GRID, tmp_path / "full", **SMALL)
-    assert [one.score for one in again.tried] == [one.score for one in whole.tried]
+    assert [one.score for one in again.trials] == [one.score for one in whole.trials]
 
 
 def test_a_search_of_another_process_is_left_alone(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_grid_may_hold_schedules(tmp_path: Path) -> None:
     tuned = fx.tune(TASK, "fedavg", {"client_lr": [0.1, "cosine(0.1, 4)"]}, tmp_path, **SMALL)
     assert not tuned.edges  # a word has no neighbours
     second = fx.run(TASK, fx.fedavg(fx.schedules.cosine(0.1, 4)), **SMALL)
-    assert tuned.tried[1].score == pytest.approx(second.history[-1]["train_loss"], rel=1e-4) != tuned.tried[0].score
+    assert tuned.trials[1].score == pytest.approx(second.history[-1]["train_loss"], rel=1e-4) != tuned.trials[0].score
 
 
 def test_scores_by_hand() -> None:
@@ -119,7 +119,7 @@ def test_scores_by_hand() -> None:
     assert Rule("test_accuracy", 1, True).score(rows, "completed") == 0.5  # the last one that was measured
     assert math.isnan(Rule("train_loss", 2).score(rows, "diverged"))
     assert math.isnan(Rule("other", 2).score(rows, "completed"))
-    tried = [Tried({}, score, "completed", None) for score in (math.nan, 2.0, 1.0, 1.0)]
+    tried = [Trial({}, score, "completed", None) for score in (math.nan, 2.0, 1.0, 1.0)]
     assert Rule().best(tried) is tried[2]
     assert Rule(higher_is_better=True).best(tried) is tried[1]
     assert Rule().best(tried[:1]) is None
@@ -176,7 +176,7 @@ def test_aggregator_and_faults_are_part_of_a_search(tmp_path: Path) -> None:
         fx.tune(TASK, "fedavg", grid, tmp_path, aggregate=fx.TrimmedMean(0.4), faults=faults, **SMALL)
     again = fx.tune(TASK, "fedavg", grid, tmp_path, aggregate="median", faults=faults, **SMALL)
     assert again.best.score == median.best.score
-    assert Tuning.read(tmp_path).options["aggregate"] == "median"
+    assert Search.read(tmp_path).options["aggregate"] == "median"
 
 
 def test_optuna_finds_the_better_end_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
@@ -184,14 +184,14 @@ def test_optuna_finds_the_better_end_and_goes_on_where_it_stopped(tmp_path: Path
     grid = {"client_lr": [1e-4, 0.3]}
     options = SMALL | {"search": "optuna", "rounds": 3}
     whole = fx.tune(TASK, "fedavg", grid, tmp_path / "whole", trials=12, **options)
-    rates = [one.values["client_lr"] for one in whole.tried]
+    rates = [one.values["client_lr"] for one in whole.trials]
     assert len(set(rates)) == 12 and all(1e-4 <= rate <= 0.3 for rate in rates)
     assert whole.best.values["client_lr"] > 0.03
     fx.tune(TASK, "fedavg", grid, tmp_path / "part", trials=5, **options)
     spec = storage.read_json(tmp_path / "part" / "tune.json")
     storage.write_json(tmp_path / "part" / "tune.json", spec | {"trials": 12})
     again = fx.tune(TASK, "fedavg", grid, tmp_path / "part", trials=12, **options)
-    assert [one.values for one in again.tried] == [one.values for one in whole.tried]
+    assert [one.values for one in again.trials] == [one.values for one in whole.trials]
 
 
 def test_without_optuna_it_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,5 +207,5 @@ def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
     for change in ({name: value} for name, value in changes.items()):
         storage.write_json(tmp_path / "tune.json", good | change)
         with pytest.raises(fx.RunError, match=r"tune\.json") as error:
-            Tuning.read(tmp_path)
+            Search.read(tmp_path)
         assert "\n" not in str(error.value)

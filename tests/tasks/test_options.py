@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedoptax as fx
-from fedoptax.cli.resume import reload_task
+from fedoptax.cli.setup import reload_task
 from fedoptax.data.datasets import emnist
 from fedoptax.data.datasets.source import Source
 from fedoptax.tasks import TASKS, recipe_of

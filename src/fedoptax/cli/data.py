@@ -44,10 +44,9 @@ def check(options: Check) -> None:
 def partition(options: Partition) -> None:
     """Write a table and a picture of a task's clients, and print the measures of their differences."""
     folder = options.out or new_folder(options.task, "partition")
-    table_file, picture_file = folder / "partition.csv", folder / "partition.png"
-    for file in (table_file, picture_file):
-        if file.exists() and not options.overwrite:
-            raise UsageError(f"out must be another folder, or --overwrite be given: '{file}' exists")
+    table_file, picture_file = files = folder / "partition.csv", folder / "partition.png"
+    if not options.overwrite and (earlier := [file for file in files if file.exists()]):
+        raise UsageError(f"out must be another folder, or --overwrite be given: '{earlier[0]}' exists")
     task = load(options, task_arguments(options))
     about = {"name": task.name, **task.spec}
     picture = make_partition({"task": about, "seed": options.partition_seed, "partition": partition_record(task)})

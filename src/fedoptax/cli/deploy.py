@@ -75,26 +75,14 @@ def local(options: Local) -> None:
         nodes = check_int("nodes", 4 if options.nodes is None else options.nodes)
         deployment = make_deployment(options, nodes)
     else:
-        defaults = {of.name: of.default for of in fields(NetworkOptions)} | vars(Local())
-        typed = {of.name: getattr(options, of.name) for of in fields(DeploymentOptions)} | options.run
-        for name, value in typed.items():
-            if name not in ("run", "rounds", "data_dir") and value != defaults[name]:
-                raise UsageError(f"{name.rstrip('_')} cannot be used with --app or --resume: it is in the app's config")
-        deployment = read_app(work / "app")
-        nodes = len(list((work / "keys").glob("node-*.pub")))
-        if options.nodes not in (None, nodes):
-            raise UsageError(f"nodes must be {nodes}, the number of keys in '{work / 'keys'}', got {options.nodes}")
-        if not all((work / "keys" / f"node-{partition}").is_file() for partition in range(nodes)):
-            raise UsageError(f"'{work / 'keys'}' must hold the private key of every node")
+        deployment, nodes = _read_app(options, work)
     as_trackers(deployment.tracker_names)
-    settings = LocalSettings(
-        nodes, options.port, options.node_port, options.time_limit, options.start_timeout, options.data_dir
-    )
+    ports, limits = (options.port, options.node_port), (options.time_limit, options.start_timeout)
+    settings = LocalSettings(nodes, *ports, *limits, options.data_dir)
     rounds = options.run.get("rounds", deployment.rounds)
     if options.resume is not None:
-        config = out / "config.json"
-        if "rounds" not in options.run and config.is_file():  # the run may have been made longer than its app says
-            rounds = read_json(config)["rounds"]
+        if "rounds" not in options.run and (out / "config.json").is_file():  # which may be more than its app says
+            rounds = read_json(out / "config.json")["rounds"]
         check_int("rounds", rounds, least_total(out, options.resume_round))
     if is_new:
         keys = make_keys(nodes)
@@ -114,6 +102,22 @@ def local(options: Local) -> None:
     print_summary(out, options.json)
 
 
+def _read_app(options: Local, work: Path) -> tuple[Deployment, int]:
+    """Read an app and the number of its nodes; options that its config has cannot be used."""
+    defaults = {of.name: of.default for of in fields(NetworkOptions)} | vars(Local())
+    typed = {of.name: getattr(options, of.name) for of in fields(DeploymentOptions)} | options.run
+    for name, value in typed.items():
+        if name not in ("run", "rounds", "data_dir") and value != defaults[name]:
+            raise UsageError(f"{name.rstrip('_')} cannot be used with --app or --resume: it is in the app's config")
+    keys = work / "keys"
+    nodes = len(list(keys.glob("node-*.pub")))
+    if options.nodes not in (None, nodes):
+        raise UsageError(f"nodes must be {nodes}, the number of keys in '{keys}', got {options.nodes}")
+    if not all((keys / f"node-{partition}").is_file() for partition in range(nodes)):
+        raise UsageError(f"'{keys}' must hold the private key of every node")
+    return read_app(work / "app"), nodes
+
+
 def make_deployment(options: DeploymentOptions, nodes: int) -> Deployment:
     """Make the deployment of the command line, checked as server and clients will check it."""
     name, task = options.algorithm, None
@@ -128,15 +132,10 @@ def make_deployment(options: DeploymentOptions, nodes: int) -> Deployment:
         if task.num_clients != nodes:
             raise UsageError(f"nodes must be {task.num_clients}, the task's number of clients, got {nodes}")
         run = with_task_defaults(options.task, task, run)
-    deployment = Deployment(
-        task={"name": options.task, "partition_seed": options.partition_seed, **task_arguments},
-        algorithm=name,
-        hyperparameters=settings.hyperparameters[name],
-        privacy=options.privacy or "",
-        compress=options.compress or "",
-        track=",".join(options.trackers),
-        **run,
-    )
+    texts = {"privacy": options.privacy or "", "compress": options.compress or "", "track": ",".join(options.trackers)}
+    table = {"name": options.task, "partition_seed": options.partition_seed, **task_arguments}
+    values = settings.hyperparameters[name]
+    deployment = Deployment(task=table, algorithm=name, hyperparameters=values, **texts, **run)
     algorithm = deployment.build_algorithm()
     if task is not None:
         make_plan(deployment.run_options, task, algorithm, name)

@@ -13,22 +13,14 @@ from fedoptax.tasks import TASKS
 
 def list_names(options: List) -> None:
     """Print the tasks, the algorithms or the papers' settings."""
-    rows: list[dict[str, Any]]
+    rows: list[dict[str, Any]] = []
     if options.what == "tasks":
-        rows = [
-            {
-                "name": name,
-                "summary": recipe.summary,
-                "model": recipe.model,
-                "models": list(recipe.models),
-                "num_clients": recipe.num_clients,
-                "partitions": list(recipe.partitions),
-                "options": {option: kind.__name__ for option, kind in recipe.option_types().items()},
-                "presets": [f"paper:{setting}" for setting in PAPERS.get(name, {})],
-                **recipe.defaults,
-            }
-            for name, recipe in TASKS.items()
-        ]
+        for name, recipe in TASKS.items():
+            row = {"name": name, "summary": recipe.summary, "model": recipe.model, "models": list(recipe.models)}
+            row |= {"num_clients": recipe.num_clients, "partitions": list(recipe.partitions)}
+            row["options"] = {option: kind.__name__ for option, kind in recipe.option_types().items()}
+            row["presets"] = [f"paper:{setting}" for setting in PAPERS.get(name, {})]
+            rows.append({**row, **recipe.defaults})
     elif options.what == "presets":
         rows = [
             {**asdict(setting), "name": f"{task} paper:{name}", "summary": f"{setting.source}; {setting.convention}"}

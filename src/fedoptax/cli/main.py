@@ -1,39 +1,34 @@
 """The command line: its commands, and the exit status of errors.
 
-The modules that do the work import JAX, which takes seconds, so `fedoptax.cli` imports each when its command runs.
+The modules that do the work import JAX, which takes seconds, so each is imported when its command runs.
 """
 
 import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import Field, fields, replace
+from collections.abc import Mapping
+from importlib import import_module
 from importlib.util import find_spec
 from io import TextIOWrapper
-from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
+from typing import Annotated, Any, get_origin
 
 import click
 import typer
 import typer.core
 
-from fedoptax import __version__, cli
+from fedoptax import __version__
 from fedoptax._progress import status
 from fedoptax.cli import options
-from fedoptax.cli.options import ProcessOptions
+from fedoptax.cli.options import Parameter, ProcessOptions, parameters_of, read_form
 from fedoptax.engine.options import Option
 from fedoptax.errors import RunError, UsageError, shorten
-from fedoptax.experiments.parsing import parse_pairs, parse_value
 from fedoptax.experiments.signals import terminable
 
 # else typer 0.20 writes [default: 1] as \[default: 1] for rich, which does not print our help
 typer.core.HAS_RICH = False
 
-PANEL, KEYWORD_ONLY = "rich_help_panel", inspect.Parameter.KEYWORD_ONLY
-KINDS = {"int": int, "float": float, "str": str, "bool": bool}
-"""The types of options by their annotation's first word; others are NAME=VALUE texts."""
-
-Form = TypeVar("Form")
+PANEL = "rich_help_panel"
 GROUPS = ("Data", "Model", "Algorithm", "Rounds", "Search", "Evaluation", "Network", "Hardware", "Output")
 """The headings of a command's options in `--help`, in their order."""
 
@@ -54,9 +49,13 @@ class Command(typer.core.TyperCommand):
                     formatter.write_dl(records)
 
 
-def add_command(group: typer.Typer, name: str, form: type[Form], load: Callable[[], Callable[[Form], None]]) -> None:
-    """Add a command whose options are the fields of `form`; `load` imports the function that does its work."""
-    parameters, flags = _parameters_of(form)
+def add_command(group: typer.Typer, name: str, form: type, function: str) -> None:
+    """Add a command whose parameters are the fields of `form`; `function`, MODULE:NAME of this room, does its work."""
+    parameters = parameters_of(form)
+    flags = {}
+    for key, (_, _, about) in parameters.items():
+        if isinstance(about, Option):
+            flags[key.rstrip("_")] = about.flags[-1] if about.flags else f"--{key.rstrip('_').replace('_', '-')}"
 
     def work(**values: Any) -> None:
         if group is deploy and find_spec("flwr") is None:
@@ -66,13 +65,15 @@ def add_command(group: typer.Typer, name: str, form: type[Form], load: Callable[
             if isinstance(options, ProcessOptions):
                 join_processes(options)
             with status("starting"):
-                function = load()
-            function(options)
+                module, _, action = function.partition(":")
+                run = getattr(import_module(f"fedoptax.cli.{module}"), action)
+            run(options)
         except UsageError as error:
             raise UsageError(_with_dashes(str(error), flags)) from error
 
-    work.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
-    work.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    inspected = [_inspected(*item, flags) for item in parameters.items()]
+    work.__signature__ = inspect.Signature(inspected)  # type: ignore[attr-defined]  # typer reads it
+    work.__annotations__ = {one.name: one.annotation for one in inspected}
     help = str(inspect.getdoc(form))
     group.command(name, cls=Command, help=help, short_help=help.splitlines()[0])(work)
 
@@ -88,30 +89,11 @@ def join_processes(options: ProcessOptions) -> None:
         raise UsageError("coordinator, --processes and --process need --distributed")
 
 
-def _parameters_of(form: type) -> tuple[list[inspect.Parameter], dict[str, str]]:
-    """Return the parameters of a form for Typer, and flags by name."""
-    hints = get_type_hints(form)
-    rows: list[tuple[str, Any, Any, Option | str]] = []  # name, type, default, and the option or an argument's help
-    for of in fields(form):
-        if "fields" not in of.metadata:
-            about, default = of.metadata.get("option"), of.default_factory()  # type: ignore[operator]  # `option` makes one
-            about = about and replace(about, group=about.group or options.group_of(form, of.name))
-            hint, default = (list[str], []) if default == {} else (hints[of.name], default)
-            rows.append((of.name, hint, default, about or of.metadata["argument"]))
-            continue
-        for inner in of.metadata["fields"]:
-            about = inner.metadata["option"]
-            about = replace(about, default_text=of.metadata["default_text"] or about.default_text)
-            kind, default = KINDS.get(inner.type.split(" ")[0]), None if about.default_text else inner.default
-            hint = list[str] if kind is None else kind if default is not None else kind | None
-            rows.append((inner.name, hint, [] if kind is None else default, about))
-    named = [(name.rstrip("_"), about.flags) for name, _, _, about in rows if isinstance(about, Option)]
-    flags = {name: names[-1] if names else f"--{name.replace('_', '-')}" for name, names in named}
-    return [_parameter(*row, flags) for row in rows], flags
-
-
-def _parameter(name: str, hint: Any, default: Any, about: Option | str, flags: Mapping[str, str]) -> inspect.Parameter:
-    """Return a parameter for Typer."""
+def _inspected(name: str, parameter: Parameter, flags: Mapping[str, str]) -> inspect.Parameter:
+    """Return a parameter as Typer inspects it."""
+    kind, default, about = parameter
+    if get_origin(kind) is dict:
+        kind, default = list[str], []
     if isinstance(about, Option):
         text = about.default_text or ("" if default in (None, [], ...) or default is False else f"{default}")
         help = _with_dashes(about.help, flags) + (f" [default: {text}]" if text else "")
@@ -120,35 +102,7 @@ def _parameter(name: str, hint: Any, default: Any, about: Option | str, flags: M
         info: Any = typer.Option(*names, help=help, metavar=about.metavar, show_default=False, **panel)
     else:
         info = typer.Argument(help=about)
-    annotation = Annotated[hint, info]
-    return inspect.Parameter(name, KEYWORD_ONLY, default=default, annotation=annotation)
-
-
-def read_form(form: type[Form], values: Mapping[str, Any]) -> Form:
-    """Return the form of a command's parameters; what can be checked is, before anything slow is imported."""
-    chosen = dict[str, Any]()
-    for of in fields(form):  # type: ignore[arg-type]
-        if "fields" in of.metadata:
-            options = {inner.name: _read(inner, values[inner.name]) for inner in of.metadata["fields"]}
-            chosen[of.name] = {name: value for name, value in options.items() if value is not None}
-        elif get_origin(of.type) is dict:
-            parse = str if of.name == "grid" else parse_value
-            chosen[of.name] = parse_pairs(of.name.rstrip("_"), values[of.name], parse=parse)
-        else:
-            chosen[of.name] = values[of.name]
-            if (check := getattr(of.metadata.get("option"), "check", None)) is not None:
-                check(of.name, chosen[of.name])
-    return form(**chosen)
-
-
-def _read(of: Field[Any], value: Any) -> Any:
-    """Return the value of a run's option, checked; NAME=VALUE texts become a dictionary."""
-    if isinstance(value, list):
-        value = parse_pairs(of.name, value) or None
-    check = of.metadata["option"].check
-    if check is not None and value not in (None, of.default):
-        check(of.name, value)
-    return value
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
 
 
 def _with_dashes(message: str, flags: Mapping[str, str]) -> str:
@@ -195,21 +149,21 @@ data, deploy = (
 )
 app.add_typer(data, name="data")
 app.add_typer(deploy, name="deploy")
-add_command(app, "run", options.Run, lambda: cli.run.run)
-add_command(app, "compare", options.Compare, lambda: cli.many_runs.compare)
-add_command(app, "tune", options.Tune, lambda: cli.many_runs.tune)
-add_command(app, "resume", options.Resume, lambda: cli.resume.resume)
-add_command(app, "predict", options.Predict, lambda: cli.predict.predict)
-add_command(app, "export", options.Export, lambda: cli.predict.export)
-add_command(app, "report", options.Report, lambda: cli.report.report)
-add_command(app, "list", options.List, lambda: cli.listing.list_names)
-add_command(app, "bytes", options.Bytes, lambda: cli.sizes.show_bytes)
-add_command(data, "fetch", options.Fetch, lambda: cli.data.fetch)
-add_command(data, "check", options.Check, lambda: cli.data.check)
-add_command(data, "partition", options.Partition, lambda: cli.data.partition)
-add_command(deploy, "init", options.Init, lambda: cli.deploy.init)
-add_command(deploy, "add-node", options.AddNode, lambda: cli.deploy.add_node)
-add_command(deploy, "local", options.Local, lambda: cli.deploy.local)
+add_command(app, "run", options.Run, "runs:run")
+add_command(app, "compare", options.Compare, "runs:compare")
+add_command(app, "tune", options.Tune, "runs:tune")
+add_command(app, "resume", options.Resume, "runs:resume")
+add_command(app, "predict", options.Predict, "predict:predict")
+add_command(app, "export", options.Export, "predict:export")
+add_command(app, "report", options.Report, "report:report")
+add_command(app, "list", options.List, "listing:list_names")
+add_command(app, "bytes", options.Bytes, "sizes:show_bytes")
+add_command(data, "fetch", options.Fetch, "data:fetch")
+add_command(data, "check", options.Check, "data:check")
+add_command(data, "partition", options.Partition, "data:partition")
+add_command(deploy, "init", options.Init, "deploy:init")
+add_command(deploy, "add-node", options.AddNode, "deploy:add_node")
+add_command(deploy, "local", options.Local, "deploy:local")
 
 
 def main(arguments: list[str] | None = None) -> None:

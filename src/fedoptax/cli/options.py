@@ -2,51 +2,95 @@
 
 # ruff: noqa: RUF009 (option and argument return fields)
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import copy
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from fedoptax.deploy.options import NetworkOptions
-from fedoptax.engine.options import Option, RunOptions
+from fedoptax.engine.options import Option, RunOptions, options_of
+from fedoptax.experiments.parsing import parse_pairs, parse_value
 from fedoptax.names import check_algorithm, split_algorithms
 
 DATA_DIR = "Folder with one subfolder per data set. [default: $FEDOPTAX_DATA, else the cache folder]"
 PAIRS, SETTINGS = "NAME=VALUE", "Hyper-parameters; ALGORITHM.NAME=VALUE sets one algorithm's."
+KINDS = {"int": int | None, "float": float | None, "str": str | None, "bool": bool | None}
+"""The types of the options of runs by their annotation's first word; others are NAME=VALUE texts."""
+
+Form = TypeVar("Form")
 
 
-GROUPS = {
-    "AlgorithmOptions": "Algorithm", "TaskOptions": "Data", "LearningOptions": "Algorithm", "SearchOptions": "Search",
-    "ProcessOptions": "Hardware", "Init": "Network", "AddNode": "Network", "Local": "Network",
-}  # fmt: skip
-"""The headings of `--help` by the class that declares the options."""
+class Parameter(NamedTuple):
+    """A parameter of a command: its type and default, and what is known of an option, or an argument's help."""
+
+    kind: Any
+    default: Any
+    about: Option | str
 
 
-def group_of(form: type, name: str) -> str:
-    """Return the heading of an option of a form."""
-    owner = next(kind for kind in form.__mro__ if name in kind.__annotations__)
-    return GROUPS.get(owner.__name__, "Output")
+def option(help: str, default: Any = None, group: str = "Output", **about: Any) -> Any:
+    """Declare an option with the name of its field; one that is a list or a dictionary may be given several times."""
+    return field(default_factory=partial(copy, default), metadata={"about": Option(help, group, **about)})
 
 
-def option(help: str, default: Any = None, group: str = "", **about: Any) -> Any:
-    """Declare an option with the name of its field; one that is a list or a dictionary may be given several times.
-
-    Its `group` in `--help` is by default the one that its class has in `GROUPS`, else the output.
-    """
-    return field(default_factory=partial(copy, default), metadata={"option": Option(help, group, **about)})
+of_data, of_algorithm, of_search, of_hardware, of_network = (
+    partial(option, group=group) for group in ("Data", "Algorithm", "Search", "Hardware", "Network")
+)
 
 
 def argument(help: str, default: Any = ...) -> Any:
     """Declare an argument, which has a place instead of a name; it is needed unless it has a default."""
-    return field(default_factory=partial(copy, default), metadata={"argument": help})
+    return field(default_factory=partial(copy, default), metadata={"about": help})
 
 
-def options_from(kind: type, choose: Callable[[Field[Any]], bool] = bool, default_text: str = "") -> Any:
+def options_from(kind: type, choose: Callable[[str, Option], bool] = lambda *_: True, default_text: str = "") -> Any:
     """Declare a field that holds, by name, what was chosen of the options of `kind`, or of some of them."""
-    chosen = [f for f in fields(kind) if choose(f)]
-    return field(default_factory=dict, metadata={"fields": chosen, "default_text": default_text})
+    parameters = {}
+    for name, about in options_of(kind).items():
+        if choose(name, about):
+            declared, text = kind.__dataclass_fields__[name], default_text or about.default_text
+            type_ = KINDS.get(declared.type.split(" ")[0], dict[str, Any])
+            about = replace(about, default_text=text)
+            parameters[name] = Parameter(type_, None if text else declared.default, about)
+    return field(default_factory=dict, metadata={"parameters": parameters})
+
+
+def parameters_of(form: type) -> dict[str, Parameter]:
+    """Return the parameters of a command by name: the fields of its form, and the options that one of them holds."""
+    hints, parameters = get_type_hints(form), dict[str, Parameter]()
+    for of in fields(form):
+        if "parameters" in of.metadata:
+            parameters |= of.metadata["parameters"]
+        else:
+            parameters[of.name] = Parameter(hints[of.name], of.default_factory(), of.metadata["about"])
+    return parameters
+
+
+def read_form(form: type[Form], values: Mapping[str, Any]) -> Form:
+    """Return the form of a command's parameters; what can be checked is, before anything slow is imported."""
+    read = {name: _read(name, parameter, values[name]) for name, parameter in parameters_of(form).items()}
+    chosen = dict[str, Any]()
+    for of in fields(form):
+        held = of.metadata.get("parameters")
+        chosen[of.name] = read[of.name] if held is None else {n: v for n in held if (v := read[n]) not in (None, {})}
+    return form(**chosen)
+
+
+def _read(name: str, parameter: Parameter, value: Any) -> Any:
+    """Return the value of a parameter, checked; NAME=VALUE texts become a dictionary."""
+    kind, default, about = parameter
+    if get_origin(kind) is dict:
+        value = parse_pairs(name.rstrip("_"), value, parse=str if get_args(kind)[1] is str else parse_value)
+    if isinstance(about, Option) and about.check is not None and value not in (None, {}, default):
+        about.check(name, value)
+    return value
+
+
+def check_algorithms(name: str, value: str) -> None:
+    """Check the names of algorithms."""
+    split_algorithms(value)
 
 
 def check_task(name: str, value: str) -> None:
@@ -66,30 +110,26 @@ def check_task(name: str, value: str) -> None:
 class AlgorithmOptions:
     """One algorithm."""
 
-    algorithm: str = option(
-        "Algorithm, see `fedoptax list algorithms`, or MODULE:FUNCTION.", "fedadam",
-        check=lambda name, value: check_algorithm(value),
-    )  # fmt: skip
+    algorithm: str = of_algorithm("Algorithm, see `fedoptax list algorithms`, or MODULE:FUNCTION.", "fedadam",
+        check=lambda name, value: check_algorithm(value))  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskOptions:
     """What is learned, and how its examples are divided among clients."""
 
-    task: str = option("Task, see `fedoptax list tasks`; or file:PATH for your own data.", "digits", check=check_task)
-    partition: str | None = option("How examples are divided among clients. [default: the task's]")
-    alpha: float | None = option("Dirichlet concentration, > 0; smaller is less iid. [default: 0.3]")
-    num_clients: int | None = option("Clients in the federation. [default: the task's]")
-    client_column: str | None = option("Column or array of client ids, for --task file:PATH.")
-    label_column: str | None = option("Column or array of labels, for --task file:PATH.")
-    validation_fraction: float | None = option(
-        "Share of each client's training examples that is held out for val_ metrics."
-    )
-    task_set: dict[str, Any] = option(
-        "Other options of the task, such as classes=1; see `fedoptax list tasks --json`.", {}, metavar=PAIRS
-    )
-    partition_seed: int = option("Seed of the partition.", 0)
-    data_dir: Path | None = option(DATA_DIR)
+    task: str = of_data("Task, see `fedoptax list tasks`; or file:PATH for your own data.", "digits", check=check_task)
+    partition: str | None = of_data("How examples are divided among clients. [default: the task's]")
+    alpha: float | None = of_data("Dirichlet concentration, > 0; smaller is less iid. [default: 0.3]")
+    num_clients: int | None = of_data("Clients in the federation. [default: the task's]")
+    client_column: str | None = of_data("Column or array of client ids, for --task file:PATH.")
+    label_column: str | None = of_data("Column or array of labels, for --task file:PATH.")
+    validation_fraction: float | None = of_data("Share of each client's training examples that is held out for val_ "
+        "metrics.")  # fmt: skip
+    task_set: dict[str, Any] = of_data("Other options of the task, such as classes=1; see `fedoptax list tasks "
+        "--json`.", {}, metavar=PAIRS)  # fmt: skip
+    partition_seed: int = of_data("Seed of the partition.", 0)
+    data_dir: Path | None = of_data(DATA_DIR)
     model: str | None = option("Model, see `fedoptax list tasks --json`. [default: the task's]", group="Model")
 
 
@@ -98,13 +138,13 @@ class LearningOptions(TaskOptions):
     """What simulations and deployments share."""
 
     run: dict[str, Any] = field(default_factory=dict)  # options of rounds, which `options_from` declares
-    set_: dict[str, Any] = option(SETTINGS, {}, metavar=PAIRS)
-    preset: str = option("Where hyper-parameters start from: tuned, none, paper or paper:NAME.", "tuned")
-    privacy: str | None = option("Client-level differential privacy, as clip=1.0,noise_multiplier=0.5,delta=1e-5.")
-    compress: str | None = option("Codec of uploads: qsgd:bits=4, topk:fraction=0.01 or sign.", metavar="CODEC")
-    trackers: list[str] = option(
-        "Also write for tensorboard, mlflow or wandb (offline).", [], group="Output", metavar="NAME", flags=("--track",)
-    )
+    set_: dict[str, Any] = of_algorithm(SETTINGS, {}, metavar=PAIRS)
+    preset: str = of_algorithm("Where hyper-parameters start from: tuned, none, paper or paper:NAME.", "tuned")
+    privacy: str | None = of_algorithm("Client-level differential privacy, as "
+        "clip=1.0,noise_multiplier=0.5,delta=1e-5.")  # fmt: skip
+    compress: str | None = of_algorithm("Codec of uploads: qsgd:bits=4, topk:fraction=0.01 or sign.", metavar="CODEC")
+    trackers: list[str] = option("Also write for tensorboard, mlflow or wandb (offline).", [], group="Output",
+        metavar="NAME", flags=("--track",))  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,26 +168,23 @@ class ExperimentOptions(JsonOption, LearningOptions):
 class SearchOptions:
     """What a search for hyper-parameters takes; None stands for the default."""
 
-    grid: dict[str, str] = option(
-        "Values separated by commas, or LOW..HIGH in half decades (also :decade, :quarter); "
-        "ALGORITHM.NAME=VALUES for one algorithm. [default: the learning rates]",
-        {},
-        metavar="NAME=VALUES",
-    )
-    select: str | None = option(
-        "What ranks points: train_loss, or a metric such as test_accuracy. [default: train_loss]"
-    )
-    last: int | None = option("Rounds at the end over which it is averaged. [default: 100, at most a tenth of all]")
+    grid: dict[str, str] = of_search("Values separated by commas, or LOW..HIGH in half decades (also :decade, "
+        ":quarter); ALGORITHM.NAME=VALUES for one algorithm. [default: the learning rates]", {},
+        metavar="NAME=VALUES")  # fmt: skip
+    select: str | None = of_search("What ranks points: train_loss, or a metric such as test_accuracy. [default: "
+        "train_loss]")  # fmt: skip
+    last: int | None = of_search("Rounds at the end over which it is averaged. [default: 100, at most a tenth of all]")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessOptions:
     """A run by several processes."""
 
-    distributed: bool = option("Run as one of several processes that train together, each on its own devices.", False)
-    coordinator: str | None = option("Address of process 0. [default: from Slurm, MPI ...]", metavar="HOST:PORT")
-    processes: int | None = option("Number of processes. [default: from Slurm, MPI ...]")
-    process: int | None = option("Index of this process, from 0. [default: from Slurm, MPI ...]")
+    distributed: bool = of_hardware("Run as one of several processes that train together, each on its own devices.",
+        False)  # fmt: skip
+    coordinator: str | None = of_hardware("Address of process 0. [default: from Slurm, MPI ...]", metavar="HOST:PORT")
+    processes: int | None = of_hardware("Number of processes. [default: from Slurm, MPI ...]")
+    process: int | None = of_hardware("Index of this process, from 0. [default: from Slurm, MPI ...]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,14 +202,11 @@ class Compare(SearchOptions, ExperimentOptions):
     Example: fedoptax compare --task digits --algorithms fedavg,fedadam,fedyogi --seeds 3 --out runs/b
     """
 
-    run: dict[str, Any] = options_from(RunOptions, lambda f: f.name != "seed")
-    algorithms: str = option(
-        "Names separated by commas, or all.", "fedavg,fedadam", group="Algorithm",
-        check=lambda name, value: split_algorithms(value),
-    )  # fmt: skip
+    run: dict[str, Any] = options_from(RunOptions, lambda name, about: name != "seed")
+    algorithms: str = of_algorithm("Names separated by commas, or all.", "fedavg,fedadam", check=check_algorithms)
     seeds: int = option("Number of seeds, from 0, each run by every algorithm.", 3, group="Rounds")
-    tune: bool = option("First search every algorithm's rates, with the same number of points.", False, group="Search")
-    budget: int | None = option("Points per algorithm, with --tune. [default: 16]", group="Search")
+    tune: bool = of_search("First search every algorithm's rates, with the same number of points.", False)
+    budget: int | None = of_search("Points per algorithm, with --tune. [default: 16]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,10 +218,8 @@ class Tune(SearchOptions, ExperimentOptions, AlgorithmOptions):
     Example: fedoptax tune --algorithm fedadam --grid client_lr=1e-3..1 --grid server_lr=1e-3..1 --out runs/c
     """
 
-    search: Literal["grid", "optuna"] = option(
-        "grid, or optuna (extra `optuna`) within the grid's ranges.", "grid", group="Search"
-    )
-    trials: int | None = option("Points of --search optuna. [default: 25]", group="Search")
+    search: Literal["grid", "optuna"] = of_search("grid, or optuna (extra `optuna`) within the grid's ranges.", "grid")
+    trials: int | None = of_search("Points of --search optuna. [default: 25]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,11 +230,10 @@ class Resume(ProcessOptions):
     """
 
     folder: Path = argument("The folder of a run, a comparison or a search.")
-    resume_round: int | None = option(
-        "Go back to the checkpoint of this round, for a run. [default: the last]", group="Rounds", flags=("--round",)
-    )
-    run: dict[str, Any] = options_from(RunOptions, lambda f: f.metadata["option"].may_change, "as the run began")
-    data_dir: Path | None = option(DATA_DIR, group="Data")
+    resume_round: int | None = option("Go back to the checkpoint of this round, for a run. [default: the last]",
+        group="Rounds", flags=("--round",))  # fmt: skip
+    run: dict[str, Any] = options_from(RunOptions, lambda name, about: about.may_change, "as the run began")
+    data_dir: Path | None = of_data(DATA_DIR)
     checkpoint_every: float | None = option("Seconds between checkpoints. [default: 60]")
 
 
@@ -214,7 +245,7 @@ class Predict:
     """
 
     folder: Path = argument("The folder of a run.")
-    input: Path = option("A .csv, .tsv, .parquet or .npz file, or a folder of images.", ..., group="Data")
+    input: Path = of_data("A .csv, .tsv, .parquet or .npz file, or a folder of images.", ...)
     out: Path | None = option("A .csv, .parquet or .npz file. [default: CSV on the standard output]")
     top: int = option("How many of the most probable classes are named.", 1)
     params: str | None = option("best or last parameters. [default: best if they were kept, else last]", group="Model")
@@ -261,12 +292,10 @@ class Bytes(JsonOption, TaskOptions):
     Example: fedoptax bytes --task digits --algorithm fedadam
     """
 
-    algorithms: str = option(
-        "Names separated by commas, or all.", "all", group="Algorithm", flags=("--algorithm", "--algorithms"),
-        check=lambda name, value: split_algorithms(value),
-    )  # fmt: skip
-    set_: dict[str, Any] = option(SETTINGS, {}, group="Algorithm", metavar=PAIRS)
-    run: dict[str, Any] = options_from(RunOptions, lambda f: f.name in ("rounds", "cohort_size"))
+    algorithms: str = of_algorithm("Names separated by commas, or all.", "all", flags=("--algorithm", "--algorithms"),
+        check=check_algorithms)  # fmt: skip
+    set_: dict[str, Any] = of_algorithm(SETTINGS, {}, metavar=PAIRS)
+    run: dict[str, Any] = options_from(RunOptions, lambda name, about: name in ("rounds", "cohort_size"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,7 +306,7 @@ class Fetch:
     """
 
     name: str = argument("Data set, such as mnist; see `fedoptax data check`.")
-    data_dir: Path | None = option(DATA_DIR, group="Data")
+    data_dir: Path | None = of_data(DATA_DIR)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,7 +317,7 @@ class Check(JsonOption):
     """
 
     names: list[str] = argument("Data sets. Default: all.", [])
-    data_dir: Path | None = option(DATA_DIR, group="Data")
+    data_dir: Path | None = of_data(DATA_DIR)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,13 +346,11 @@ class Init(DeploymentOptions):
     """
 
     folder: Path = argument("A new folder for the app and the keys.")
-    nodes: int | None = option(
-        "Number of SuperNodes, one per client; a key is made for each unless --key gives theirs. [default: 4]"
-    )
-    key: list[Path] = option(
-        "Public key of a node that has one; the first is for partition 0, and so on.", [], metavar="FILE"
-    )
-    host: list[str] = option("Name or address of the server in its certificate, besides localhost.", [])
+    nodes: int | None = of_network("Number of SuperNodes, one per client; a key is made for each unless --key gives "
+        "theirs. [default: 4]")  # fmt: skip
+    key: list[Path] = of_network("Public key of a node that has one; the first is for partition 0, and so on.", [],
+        metavar="FILE")  # fmt: skip
+    host: list[str] = of_network("Name or address of the server in its certificate, besides localhost.", [])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -335,9 +362,8 @@ class AddNode:
 
     folder: Path = argument("A folder by `fedoptax deploy init`.")
     key: Path = argument("The node's public key.")
-    partition: int | None = option(
-        "The node's partition; a key that had it loses it. [default: a new one, if the task is a function]"
-    )
+    partition: int | None = of_network("The node's partition; a key that had it loses it. [default: a new one, if the "
+        "task is a function]")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -347,16 +373,13 @@ class Local(JsonOption, DeploymentOptions):
     Example: fedoptax deploy local --algorithm scaffold --set client_lr=0.3 --set server_lr=1 --rounds 5 --out runs/a
     """
 
-    nodes: int | None = option("Number of SuperNodes, one per client. [default: 4, or the number of keys in --app]")
-    app: Path | None = option("A folder by `fedoptax deploy init`. [default: a new one]")
-    port: int = option("Port of the SuperLink; 0: a free one.", 0)
-    node_port: int = option("Port of the first SuperNode; 0: free ones.", 0)
-    start_timeout: float = option("Seconds a process may take to start.", 120.0)
-    time_limit: float = option("Seconds until all processes are stopped.", 86400.0)
+    nodes: int | None = of_network("Number of SuperNodes, one per client. [default: 4, or the number of keys in --app]")
+    app: Path | None = of_network("A folder by `fedoptax deploy init`. [default: a new one]")
+    port: int = of_network("Port of the SuperLink; 0: a free one.", 0)
+    node_port: int = of_network("Port of the first SuperNode; 0: free ones.", 0)
+    start_timeout: float = of_network("Seconds a process may take to start.", 120.0)
+    time_limit: float = of_network("Seconds until all processes are stopped.", 86400.0)
     out: Path | None = option("Folder for the results. [default: runs/deployment]", group="Output")
     resume: Path | None = option("Continue the run in this folder.", group="Output")
-    resume_round: int | None = option(
-        "Go back to the checkpoint of this round, with --resume. [default: the last]",
-        group="Rounds",
-        flags=("--round",),
-    )
+    resume_round: int | None = option("Go back to the checkpoint of this round, with --resume. [default: the last]",
+        group="Rounds", flags=("--round",))  # fmt: skip

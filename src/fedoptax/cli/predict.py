@@ -1,8 +1,6 @@
 """`fedoptax predict` and `fedoptax export`: the model of a run on new examples, and for other programs."""
 
-import io
 import sys
-from typing import Any
 
 from fedoptax._files import pack_arrays, write_atomically
 from fedoptax.cli.options import Export, Predict
@@ -22,16 +20,14 @@ def predict(options: Predict) -> None:
     if options.out is None:
         table.to_csv(sys.stdout, index=False)
         return
-    buffer = io.BytesIO()
     if options.out.suffix == ".csv":
-        table.to_csv(buffer, index=False)
+        content = table.to_csv(index=False).encode()
     elif options.out.suffix == ".parquet":
-        table.to_parquet(buffer, index=False)
+        content = table.to_parquet(index=False)
     else:
         columns = {str(name): column.to_numpy() for name, column in table.items()}
-        arrays: Any = {name: a.astype(str) if a.dtype.hasobject else a for name, a in columns.items()}
-        buffer.write(pack_arrays(arrays))
-    write_atomically(options.out, buffer.getvalue())
+        content = pack_arrays({name: a.astype(str) if a.dtype.hasobject else a for name, a in columns.items()})
+    write_atomically(options.out, content)
     print(f"{len(table)} predictions: {options.out}")
 
 

@@ -29,8 +29,12 @@ def print_summary(folder: Path, as_json: bool) -> None:
         print(f"never a finite number: {', '.join(absent)}")
     if best := summary.get("best") if (folder / "best.npz").is_file() else None:
         print("kept as best.npz: round {round}, {metric} {value:.4g}".format(**best))
-    if own := summary.get("personalized"):
-        print(f"{own['metric']} over clients before and after {own['steps']} local steps: {compare_over_clients(own)}")
+    if result := summary.get("personalized"):
+        changes = []
+        for name in ("mean", "spread", "worst_decile"):
+            before, after = (math.nan if (x := result[when][name]) is None else x for when in ("before", "after"))
+            changes.append(f"{name.replace('_', ' ')} {before:.4g} to {after:.4g}")
+        print("{metric} over clients before and after {steps} local steps: ".format(**result) + ", ".join(changes))
     if summary["status"] == Status.STOPPED_EARLY:
         print(summary["message"])
     for absent in summary.get("left_out", ()):  # of a deployment
@@ -38,16 +42,7 @@ def print_summary(folder: Path, as_json: bool) -> None:
     print(f"results: {folder}")
 
 
-def compare_over_clients(own: Mapping[str, Any]) -> str:
-    """Write what personalization changes, on average, in spread and in the worst tenth."""
-    parts = []
-    for name in ("mean", "spread", "worst_decile"):
-        before, after = (math.nan if own[when][name] is None else own[when][name] for when in ("before", "after"))
-        parts.append(f"{name.replace('_', ' ')} {before:.4g} to {after:.4g}")
-    return ", ".join(parts)
-
-
-def warn_of_rise(task: Task, losses: Mapping[str, float | None], options: Mapping[str, Any]) -> None:
+def warn_if_loss_increased(task: Task, losses: Mapping[str, float | None], options: Mapping[str, Any]) -> None:
     """Print a warning for each algorithm whose training loss at the end is far above the one before the first round."""
     from fedoptax.engine.evaluation import initial_loss
 

@@ -1,15 +1,17 @@
 """`fedoptax report`, and the reports that comparisons and searches end with."""
 
 import json
-import math
 import shlex
 from pathlib import Path
+from typing import Any
 
+from fedoptax._files import finite_or_none
 from fedoptax._progress import status
 from fedoptax.cli.options import Report
 from fedoptax.cli.printing import print_table
 from fedoptax.errors import RunError, UsageError
 from fedoptax.experiments.comparison import Compared
+from fedoptax.experiments.parsing import format_value
 from fedoptax.experiments.tuning import AllDiverged
 from fedoptax.report import write_report
 from fedoptax.report.searches import Search, edge_warnings, load_searches
@@ -52,7 +54,7 @@ def report_search(out: Path, as_json: bool = False) -> None:
         page = write_report(out)
     search = load_searches(out)[0]
     if as_json:
-        _print_json(search, page)
+        print(json.dumps({"out": str(out), "report": str(page), **_record(search)}, indent=1))
     else:
         rule, names = search.tuning.rule, list(search.tuning.grid)
         rows = [[*names, f"mean {rule.metric} of last {rule.last}", "status"]]
@@ -72,30 +74,20 @@ def _print_best(search: Search, scope: str = "") -> None:
     """Print the best values as options, and a line for each that lies at an end of its grid."""
     if search.best is None:
         return
-    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in search.best.values.items()}
-    print("best: " + " ".join(f"--set {shlex.quote(f'{scope}{name}={text}')}" for name, text in texts.items()))
+    pairs = [f"{scope}{name}={format_value(value)}" for name, value in search.best.values.items()]
+    print("best: " + " ".join(f"--set {shlex.quote(pair)}" for pair in pairs))
     for text in edge_warnings(search):
         print(f"{search.algorithm}: {text}")
 
 
-def _print_json(search: Search, page: Path) -> None:
-    best = search.best
-    found = {
-        "out": str(search.folder),
-        "report": str(page),
-        "best": best and dict(best.values),
-        "score": best and best.score,
-        "hyperparameters": best and {**search.tuning.fixed, **best.values},
-        "edges": search.edges,
-        "points": [
-            {
-                "values": dict(point.values),
-                "score": None if math.isnan(point.score) else point.score,
-                "status": point.run.status,
-                "rounds": len(point.run.rows),
-                "folder": str(point.run.path),
-            }
-            for point in search.trials
-        ],
-    }
-    print(json.dumps(found, indent=1))
+def _record(search: Search) -> dict[str, Any]:
+    """Return what was found as JSON has it."""
+    best, points = search.best, []
+    for point in search.trials:
+        record = {"values": dict(point.values), "score": finite_or_none(point.score), "status": point.run.status}
+        points.append(record | {"rounds": len(point.run.rows), "folder": str(point.run.path)})
+    chosen: dict[str, Any] = dict.fromkeys(("best", "score", "hyperparameters"))
+    if best is not None:
+        fixed = search.tuning.fixed
+        chosen = {"best": dict(best.values), "score": best.score, "hyperparameters": {**fixed, **best.values}}
+    return {**chosen, "edges": search.edges, "points": points}

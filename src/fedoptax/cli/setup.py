@@ -10,39 +10,31 @@ from fedoptax._progress import status
 from fedoptax.cli.options import ExperimentOptions, LearningOptions, TaskOptions
 from fedoptax.distributed import broadcast, is_leader, run_on_all_or_fail
 from fedoptax.engine.xla import use_cache, use_cores
-from fedoptax.errors import UsageError
+from fedoptax.errors import RunError, UsageError
 from fedoptax.experiments.build import WRAPPERS
 from fedoptax.experiments.presets import PAPERS, PaperSetting, Settings, choose_settings
 from fedoptax.experiments.run import split_options
 from fedoptax.storage.folder import prepare
-from fedoptax.tasks import load_task, recipe_of
+from fedoptax.tasks import TASKS, load_task, recipe_of
 from fedoptax.tasks.recipe import PARTITION_OPTIONS, TASK_OPTIONS
 from fedoptax.tasks.task import Task
 
-Setup = tuple[Task, Settings, dict[str, Any]]
-"""A task, its algorithms' settings, and the options of `fedoptax.run` that all algorithms share."""
 
-
-def set_up(options: ExperimentOptions, names: list[str], what: str) -> Setup:
-    """Make JAX ready, load the task that the options of a command name, and collect the options of its runs."""
+def set_up(options: ExperimentOptions, names: list[str], what: str) -> tuple[Task, Settings, dict[str, Any]]:
+    """Make JAX ready and return the task of a command, its algorithms' settings, and the options of all their runs."""
     use_cores()
     use_cache()
     out = options.out or new_folder(options.task, what)
     return run_on_all_or_fail(lambda: _set_up(options, names, out))
 
 
-def _set_up(options: ExperimentOptions, names: list[str], out: Path) -> Setup:
+def _set_up(options: ExperimentOptions, names: list[str], out: Path) -> tuple[Task, Settings, dict[str, Any]]:
     if is_leader():
         prepare(out, options.overwrite, remove=False)
     settings = choose(options, names)
     task_arguments, run = choose_options(options, settings.paper)
-    run |= {
-        "wrappers": {name: text for name in WRAPPERS if (text := getattr(options, name)) is not None},
-        "trackers": options.trackers,
-        "checkpoint_every": options.checkpoint_every,
-        "out": out,
-        "overwrite": options.overwrite,
-    }
+    run["wrappers"] = {name: text for name in WRAPPERS if (text := getattr(options, name)) is not None}
+    run |= {name: getattr(options, name) for name in ("trackers", "checkpoint_every", "overwrite")} | {"out": out}
     split_options(run)  # checks them before the task is loaded
     task = load(options, task_arguments)
     if is_leader() and task.notes:
@@ -97,6 +89,18 @@ def load(options: TaskOptions, arguments: Mapping[str, Any]) -> Task:
     """Load the task that the options name, with `arguments` of `load_task`."""
     with status(f"loading {options.task}"):
         return load_task(options.task, seed=options.partition_seed, data_dir=options.data_dir, **arguments)
+
+
+def reload_task(spec: Mapping[str, Any], data_dir: Path | None) -> Task:
+    """Load the task that a folder of results names, by its `spec` there."""
+    name = str(spec["name"])
+    if name not in TASKS and not name.startswith("file:"):
+        raise UsageError(f"task '{name}' was made in Python: continue with fedoptax.run(resume_from=...)")
+    arguments = {key: spec[key] for key in recipe_of(name).option_types() if key in spec}
+    task = load_task(name, seed=spec.get("partition_seed", 0), data_dir=data_dir, **arguments)
+    if spec.get("contents") not in (None, task.spec.get("contents")):
+        raise RunError(f"'{name}' has changed since the run was begun")
+    return task
 
 
 def new_folder(task: str, what: str) -> Path:

@@ -11,7 +11,17 @@ from typing import Any
 
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.deploy.options import NetworkOptions
-from fedoptax.engine.options import RoundOptions, RunOptions, check_text, option, options_of, with_attributes
+from fedoptax.engine.options import (
+    TEXT,
+    RoundOptions,
+    RunOptions,
+    of_algorithm,
+    of_evaluation,
+    of_network,
+    option,
+    options_of,
+    with_attributes,
+)  # fmt: skip
 from fedoptax.engine.plan import CODED
 from fedoptax.errors import UsageError, check_choice, check_flag, check_int
 from fedoptax.experiments.build import build, import_function, with_secret_seed, wrap
@@ -38,29 +48,20 @@ class Deployment(NetworkOptions):
     task: Mapping[str, Plain]
     hyperparameters: Mapping[str, Plain] = field(default_factory=dict)
     nodes: Mapping[str, Plain] = field(default_factory=dict)
-    algorithm: str = option(MISSING, "A name in ALGORITHMS, or MODULE:FUNCTION.", "Algorithm", check_text)
-    privacy: str = option(
-        "", "Differential privacy, as a text (see `fedoptax.experiments.build`); empty for none. The noise's seed is "
-        "the server's own (seed=none): a number would go to every node.", "Algorithm", check_text,
-    )  # fmt: skip
-    compress: str = option("", "Codec of uploads, as a text; empty for none.", "Algorithm", check_text)
-    evaluate: str = option(
-        "", "A run's folder, or a params.npz, on the server's machine: nothing is trained, the nodes (all, if "
-        "eval_fraction is 0) evaluate this model, as one round. Empty for none.", "Evaluation", check_text,
-    )  # fmt: skip
-    track: str = option("", "Trackers that run at the server, separated by commas.", "Output", check_text)
-    server_key: str = option(
-        "", "The public key of the server's orders, ssh-ed25519 …; nodes obey no other.", "Network", check_text
-    )
-    signing_key: str = option(
-        "keys/signing.key", "Its private half, a file on the server's machine; relative to the folder in which the "
-        "SuperLink was started.", "Network", check_text,
-    )  # fmt: skip
-    out: str = option("runs/deployment", "The server's folder for the results.", "Output", check_text)
-    resume: bool = option(False, "Continue the run in out.", "Output", check_flag)
-    resume_round: int | None = option(
-        None, "Continue from the checkpoint of this round, not the last.", "Output", partial(check_int, low=0), none=-1
-    )
+    algorithm: str = of_algorithm(MISSING, "A name in ALGORITHMS, or MODULE:FUNCTION.", TEXT)
+    privacy: str = of_algorithm("", "Differential privacy, as a text (see `fedoptax.experiments.build`); empty for "
+        "none. The noise's seed is the server's own (seed=none): a number would go to every node.", TEXT)  # fmt: skip
+    compress: str = of_algorithm("", "Codec of uploads, as a text; empty for none.", TEXT)
+    evaluate: str = of_evaluation("", "A run's folder, or a params.npz, on the server's machine: nothing is trained, "
+        "the nodes (all, if eval_fraction is 0) evaluate this model, as one round. Empty for none.", TEXT)  # fmt: skip
+    track: str = option("", "Trackers that run at the server, separated by commas.", TEXT)
+    server_key: str = of_network("", "The public key of the server's orders, ssh-ed25519 …; nodes obey no other.", TEXT)
+    signing_key: str = of_network("keys/signing.key", "Its private half, a file on the server's machine; relative to "
+        "the folder in which the SuperLink was started.", TEXT)  # fmt: skip
+    out: str = option("runs/deployment", "The server's folder for the results.", TEXT)
+    resume: bool = option(False, "Continue the run in out.", check_flag)
+    resume_round: int | None = option(None, "Continue from the checkpoint of this round, not the last.",
+        partial(check_int, low=0), none=-1)  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -88,7 +89,7 @@ class Deployment(NetworkOptions):
     @property
     def tracker_names(self) -> tuple[str, ...]:
         """The names of the trackers."""
-        return tuple(self.track.split(",")) if self.track else ()
+        return tuple(filter(None, self.track.split(",")))
 
     @property
     def wrappers(self) -> dict[str, str]:
@@ -139,13 +140,12 @@ def build_task(deployment: Deployment, partition: int | None = None, data_dir: s
 
 def to_table(deployment: Deployment) -> dict[str, Any]:
     """Return the table that stands in `pyproject.toml`: kebab-case names, with two tables inside."""
-    table: dict[str, Any] = {}
-    for name in TABLES:
-        content = dict(getattr(deployment, name))
+    table: dict[str, Any] = {name: dict(getattr(deployment, name)) for name in TABLES}
+    for name, content in table.items():
         for key, item in content.items():
             if not isinstance(item, str | int | float):
                 raise UsageError(f"{name} must be text, numbers, true or false, got {key}={item!r}")
-        table[name] = {deployment.algorithm: content} if name == "hyperparameters" else content
+    table["hyperparameters"] = {deployment.algorithm: table["hyperparameters"]}
     for name, about in options_of(Deployment).items():
         value = getattr(deployment, name)
         plain = str(value) if name == "aggregate" else value
@@ -174,21 +174,19 @@ def from_table(table: Mapping[str, Any]) -> Deployment:
         if dot:
             tables[name][inner] = value
         else:
-            values[name] = None if options[name].none is not None and value == options[name].none else value
-    if "algorithm" not in values:
+            values[name] = None if value == options[name].none else value
+    if (algorithm := values.get("algorithm")) is None:
         raise UsageError("config: algorithm is missing")
-    algorithm, by_algorithm = values["algorithm"], dict[str, dict[str, Any]]()
+    hyperparameters = {}
     for key, value in tables["hyperparameters"].items():
         owner, dot, name = key.rpartition(".")
         if not dot:
-            raise UsageError(
-                f"config: '{name}' must be in a table of its algorithm's name, [hyperparameters.{algorithm}]"
-            )
-        by_algorithm.setdefault(owner, {})[name] = value
+            raise UsageError(f"config: '{name}' must be in a table of its algorithm, [hyperparameters.{algorithm}]")
+        if owner == algorithm:
+            hyperparameters[name] = value
     task = tables["task"]
     preset, _ = find_preset(str(task.get("name")), algorithm, task.get("model"))
-    values |= tables | {"hyperparameters": by_algorithm.get(algorithm, preset)}
-    return Deployment(**values)
+    return Deployment(**values, **tables | {"hyperparameters": hyperparameters or preset})
 
 
 def simulation_command(deployment: Deployment) -> str | None:
@@ -204,11 +202,8 @@ def simulation_command(deployment: Deployment) -> str | None:
     options = [("task", name), ("preset", "none"), ("algorithm", deployment.algorithm), ("partition_seed", seed)]
     options += [("task_set", f"{key}={format_value(value)}") for key, value in task.items()]
     options += [("set", f"{key}={format_value(value)}") for key, value in deployment.hyperparameters.items()]
-    options += [
-        (key, getattr(deployment, key))
-        for key, about in options_of(RoundOptions).items()
-        if key != work and not about.needs
-    ]
+    shared = [key for key, about in options_of(RoundOptions).items() if key != work and not about.needs]
+    options += [(key, getattr(deployment, key)) for key in shared]
     options += deployment.wrappers.items()
     words = [(f"--{key.replace('_', '-')}", str(value)) for key, value in options if value is not None]
     return shlex.join(["fedoptax", "run", *(word for pair in words for word in pair)])

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from fedoptax.engine.options import RoundOptions, option, with_attributes
+from fedoptax.engine.options import FROM_0, POSITIVE, RoundOptions, of_evaluation, of_network, option, with_attributes
 from fedoptax.errors import check_int, check_number
 
-GROUP = "Network"
 UPLOAD_BOUND = 10.0
 
 
@@ -17,41 +16,22 @@ UPLOAD_BOUND = 10.0
 class NetworkOptions(RoundOptions):
     """What server and clients of a deployment agree on besides task and algorithm."""
 
-    quorum: float = option(
-        0.5, "Fraction of the cohort, in (0, 1], whose replies are enough for a round; the round still waits for all "
-        "until round_timeout.", GROUP, partial(check_number, low=0, high=1, open_low=True, open_high=False),
-    )  # fmt: skip
-    round_timeout: float = option(
-        600.0, "Seconds that a round waits for replies once it has a quorum; in asynchronous rounds, that a node may "
-        "work.", GROUP, partial(check_number, low=0, open_low=True),
-    )  # fmt: skip
-    wait_limit: float = option(
-        600.0, "Seconds that a round waits for a quorum, and the first round for all nodes; then the run stops. In "
-        "asynchronous rounds: for cohort_size replies; then a quorum of them is enough, or the run stops.", GROUP,
-        partial(check_number, low=0, open_low=True),
-    )  # fmt: skip
-    max_examples: int = option(
-        0,
-        "Most examples that a client may claim; 0 means as many as in the server's own task.",
-        GROUP,
-        partial(check_int, low=0),
-    )
-    eval_fraction: float = option(
-        0.0, "Fraction of all nodes, in [0, 1], that evaluate the model on their own test examples.", "Evaluation",
-        partial(check_number, low=0, high=1, open_high=False),
-    )  # fmt: skip
-    eval_min_nodes: int = option(
-        1, "Fewest nodes that are asked to evaluate, and that must answer for there to be a metric.", "Evaluation",
-        check_int,
-    )  # fmt: skip
-    upload_bound: float = option(
-        UPLOAD_BOUND, "How many times larger than the run has shown an upload may be; 0 means any.",
-        GROUP, partial(check_number, low=0),
-    )  # fmt: skip
-    loss_bound: float = option(
-        100.0, "How many times the untrained model's loss (or 1) the test loss may be; beyond that the round is not "
-        "used. 0 means any.", GROUP, partial(check_number, low=0),
-    )  # fmt: skip
-    checkpoint_every: float = option(
-        0.0, "Seconds between checkpoints; 0 means one after every round.", "Output", partial(check_number, low=0)
-    )
+    quorum: float = of_network(0.5, "Fraction of the cohort, in (0, 1], whose replies are enough for a round; the "
+        "round still waits for all until round_timeout.",
+        partial(check_number, low=0, high=1, open_low=True, open_high=False))  # fmt: skip
+    round_timeout: float = of_network(600.0, "Seconds that a round waits for replies once it has a quorum; in "
+        "asynchronous rounds, that a node may work.", POSITIVE)  # fmt: skip
+    wait_limit: float = of_network(600.0, "Seconds that a round waits for a quorum, and the first round for all nodes; "
+        "then the run stops. In asynchronous rounds: for cohort_size replies; then a quorum of them is enough, or the "
+        "run stops.", POSITIVE)  # fmt: skip
+    max_examples: int = of_network(0, "Most examples that a client may claim; 0 means as many as in the server's own "
+        "task.", partial(check_int, low=0))  # fmt: skip
+    eval_fraction: float = of_evaluation(0.0, "Fraction of all nodes, in [0, 1], that evaluate the model on their own "
+        "test examples.", partial(check_number, low=0, high=1, open_high=False))  # fmt: skip
+    eval_min_nodes: int = of_evaluation(1, "Fewest nodes that are asked to evaluate, and that must answer for there to "
+        "be a metric.", check_int)  # fmt: skip
+    upload_bound: float = of_network(UPLOAD_BOUND, "How many times larger than the run has shown an upload may be; 0 "
+        "means any.", FROM_0)  # fmt: skip
+    loss_bound: float = of_network(100.0, "How many times the untrained model's loss (or 1) the test loss may be; "
+        "beyond that the round is not used. 0 means any.", FROM_0)  # fmt: skip
+    checkpoint_every: float = option(0.0, "Seconds between checkpoints; 0 means one after every round.", FROM_0)

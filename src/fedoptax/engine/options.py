@@ -16,7 +16,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fedoptax.errors import UsageError, check_choice, check_flag, check_int, check_number
+from fedoptax.errors import UsageError, check_choice, check_flag, check_int, check_number, check_type
 
 if TYPE_CHECKING:
     from fedoptax.engine.aggregation import Aggregator
@@ -60,11 +60,19 @@ class Option:
 
 
 OF_TASK = {"default_text": "the task's", "in_config": "always"}
+FROM_0 = partial(check_number, low=0)
+POSITIVE = partial(check_number, low=0, open_low=True)
+TEXT = partial(check_type, kinds=str)
 
 
-def option(default: Any, help: str, group: str, check: Check | None = None, **about: Any) -> Any:
+def option(default: Any, help: str, check: Check | None = None, **about: Any) -> Any:
     """Declare a field that is an option; `about` are further fields of `Option`."""
-    return field(default=default, metadata={"option": Option(help, group, check, **about)})
+    return field(default=default, metadata={"option": Option(help, check=check, **about)})
+
+
+of_rounds, of_evaluation, of_hardware, of_network, of_algorithm = (
+    partial(option, group=group) for group in ("Rounds", "Evaluation", "Hardware", "Network", "Algorithm")
+)
 
 
 def options_of(kind: type) -> dict[str, Option]:
@@ -80,12 +88,6 @@ def with_attributes(kind: Class) -> Class:
     return kind
 
 
-def check_text(name: str, value: Any) -> None:
-    """Check that `value` is a text."""
-    if not isinstance(value, str):
-        raise UsageError(f"{name} must be text, got {value!r}")
-
-
 def parse_keep(text: str) -> str | None:
     """Return the metric in `best:METRIC`, None for `best` alone."""
     word, _, metric = str(text).partition(":")
@@ -95,44 +97,46 @@ def parse_keep(text: str) -> str | None:
 
 def parse_stop_after(text: str | int) -> tuple[int, str | None]:
     """Return the number and the metric in `N:METRIC`, None for `N` alone."""
-    number, _, metric = str(text).partition(":")
-    return check_int("stop_after", int(number) if number.isdecimal() else number), metric or None
+    count, metric = _split_count("stop_after", text)
+    return count, metric or None
 
 
 def parse_personalize(text: str | int) -> tuple[int, float | None]:
     """Return the steps and the learning rate in `STEPS:LR`, None for `STEPS` alone."""
-    number, _, lr = str(text).partition(":")
-    steps = check_int("personalize", int(number) if number.isdecimal() else number)
+    steps, lr = _split_count("personalize", text)
+    if not lr:
+        return steps, None
     try:
-        rate = float(lr) if lr else None
+        rate = float(lr)
     except ValueError:
         raise UsageError(f"personalize must be STEPS or STEPS:LR, got {text!r}") from None
-    if rate is not None:
-        check_number("personalize", rate, 0, open_low=True)
+    check_number("personalize", rate, 0, open_low=True)
     return steps, rate
+
+
+def _split_count(name: str, text: str | int) -> tuple[int, str]:
+    """Return the whole number in `N:REST`, and the rest."""
+    number, _, rest = str(text).partition(":")
+    return check_int(name, int(number) if number.isdecimal() else number), rest
 
 
 def _one_of(*allowed: str) -> Check:
     return partial(check_choice, allowed=allowed)
 
 
-def _read_by(parse: Callable[[Any], Any], converts: bool = False) -> Check:
-    """Check that `parse` accepts a value, and use what it returns if it `converts`."""
-    return lambda name, value: parse(value) if converts else (parse(value), None)[1]
+def _accepted_by(parse: Callable[[Any], Any]) -> Check:
+    """Check that `parse` accepts a value, and leave it as it is."""
+    return lambda name, value: (parse(value), None)[1]
 
 
-def _imported(module: str, function: str) -> Callable[[Any], Any]:
-    """Return a function of the engine that is imported when it is called."""
-    return lambda value: getattr(import_module(f"fedoptax.engine.{module}"), function)(value)
+def _converted_by(module: str, function: str) -> Check:
+    """Check and convert by a function of the engine that is imported when it is called."""
+    return lambda name, value: getattr(import_module(f"fedoptax.engine.{module}"), function)(value)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """A dataclass of options, whose checks run when it is made.
-
-    Raises:
-      UsageError: a value is outside its range.
-    """
+    """A dataclass of options; one that is outside its range raises `UsageError`."""
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -147,46 +151,29 @@ class Options:
 class RoundOptions(Options):
     """What the rounds do, in a simulation as on a network."""
 
-    rounds: int = option(100, "Communication rounds in total.", "Rounds", check_int, **OF_TASK, may_change=True)
-    cohort_size: int = option(
-        10, "Clients per round, sampled uniformly without replacement.", "Rounds", check_int, **OF_TASK
-    )
-    batch_size: int = option(20, "Examples per local step.", "Rounds", check_int, **OF_TASK)
-    local_epochs: int = option(1, "Passes of a client over its examples per round.", "Rounds", check_int, **OF_TASK)
-    local_steps: int | None = option(
-        None, "Local steps of a client per round, in place of whole epochs.", "Rounds", check_int, in_config="always",
-        none=0,
-    )  # fmt: skip
-    weighting: str | None = option(
-        None, "Weights of the uploads in their mean: examples or uniform.", "Rounds", _one_of("examples", "uniform"),
-        default_text="as in the algorithm's paper", in_config="always", none="",
-    )  # fmt: skip
-    seed: int = option(
-        0, "Seed of initialisation, cohorts, order of examples and dropout. Equal seeds give equal runs, and the same "
-        "initialisation and cohorts for every algorithm.", "Rounds", partial(check_int, low=0, high=2**32 - 1),
-        in_config="always",
-    )  # fmt: skip
-    eval_every: int = option(
-        1, "Rounds between evaluations on the test examples; the last round is always evaluated.", "Evaluation",
-        check_int, **OF_TASK, may_change=True,
-    )  # fmt: skip
-    asynchronous: int | None = option(
-        None, "Asynchronous rounds (FedBuff): this many clients work at any time; after every cohort_size uploads "
-        "the server makes a step, which counts as a round. Only for algorithms without client states.", "Rounds",
-        check_int, metavar="CLIENTS", none=0,
-    )  # fmt: skip
-    staleness_exponent: float = option(
-        0.5, "In asynchronous rounds, an upload with staleness s has the weight (1 + s)^-EXPONENT.", "Rounds",
-        partial(check_number, low=0), metavar="EXPONENT", needs="asynchronous",
-    )  # fmt: skip
-    aggregate: str | Aggregator = option(
-        "mean", "How uploads are combined: mean, median, trimmed_mean:FRACTION, norm_clipping:NORM, krum:F or "
-        "krum:F,keep=M.", "Rounds", _read_by(_imported("aggregation", "as_aggregator"), converts=True),
-    )  # fmt: skip
-    secure_aggregation: float | None = option(
-        None, "Sum uploads as fixed-point numbers, clipped to -RANGE ... RANGE; the server of a deployment learns "
-        "the sum alone.", "Rounds", partial(check_number, low=0, open_low=True), metavar="RANGE", none=0.0,
-    )  # fmt: skip
+    rounds: int = of_rounds(100, "Communication rounds in total.", check_int, **OF_TASK, may_change=True)
+    cohort_size: int = of_rounds(10, "Clients per round, sampled uniformly without replacement.", check_int, **OF_TASK)
+    batch_size: int = of_rounds(20, "Examples per local step.", check_int, **OF_TASK)
+    local_epochs: int = of_rounds(1, "Passes of a client over its examples per round.", check_int, **OF_TASK)
+    local_steps: int | None = of_rounds(None, "Local steps of a client per round, in place of whole epochs.", check_int,
+        in_config="always", none=0)  # fmt: skip
+    weighting: str | None = of_rounds(None, "Weights of the uploads in their mean: examples or uniform.",
+        _one_of("examples", "uniform"), default_text="as in the algorithm's paper", in_config="always",
+        none="")  # fmt: skip
+    seed: int = of_rounds(0, "Seed of initialisation, cohorts, order of examples and dropout. Equal seeds give equal "
+        "runs, and the same initialisation and cohorts for every algorithm.", partial(check_int, low=0, high=2**32 - 1),
+        in_config="always")  # fmt: skip
+    eval_every: int = of_evaluation(1, "Rounds between evaluations on the test examples; the last round is always "
+        "evaluated.", check_int, **OF_TASK, may_change=True)  # fmt: skip
+    asynchronous: int | None = of_rounds(None, "Asynchronous rounds (FedBuff): this many clients work at any time; "
+        "after every cohort_size uploads the server makes a step, which counts as a round. Only for algorithms without "
+        "client states.", check_int, metavar="CLIENTS", none=0)  # fmt: skip
+    staleness_exponent: float = of_rounds(0.5, "In asynchronous rounds, an upload with staleness s has the weight (1 + "
+        "s)^-EXPONENT.", FROM_0, metavar="EXPONENT", needs="asynchronous")  # fmt: skip
+    aggregate: str | Aggregator = of_rounds("mean", "How uploads are combined: mean, median, trimmed_mean:FRACTION, "
+        "norm_clipping:NORM, krum:F or krum:F,keep=M.", _converted_by("aggregation", "as_aggregator"))  # fmt: skip
+    secure_aggregation: float | None = of_rounds(None, "Sum uploads as fixed-point numbers, clipped to -RANGE ... "
+        "RANGE; the server of a deployment learns the sum alone.", POSITIVE, metavar="RANGE", none=0.0)  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -214,53 +201,37 @@ class RoundOptions(Options):
 class RunOptions(RoundOptions):
     """What a simulation does, apart from its task, its algorithm and its folder."""
 
-    faults: Faults | Mapping[str, Any] | None = option(
-        None, "Clients that fail, see Faults: dropout (a probability), deadline and step_seconds (virtual seconds), "
-        "speed_spread.", "Rounds", _read_by(_imported("faults", "as_faults"), converts=True),
-        metavar="NAME=VALUE", flags=("--fault",),
-    )  # fmt: skip
-    speeds: str | None = option(
-        None, "Virtual seconds of each client's local step: lognormal:SIGMA, or a table with columns client and "
-        "seconds.", "Rounds", _read_by(_imported("schedule", "parse_speeds")),
-    )  # fmt: skip
-    keep: str | None = option(
-        None, "Also keep the best evaluated parameters, by the task's metric on validation examples (else on test "
-        "examples), or by another such as best:val_loss.", "Evaluation", _read_by(parse_keep),
-        metavar="best[:METRIC]", changes_result=False,
-    )  # fmt: skip
-    stop_after: str | int | None = option(
-        None, "Stop early after N evaluations (not rounds) without a better value of the metric, by default that of "
-        "`keep`.", "Evaluation", _read_by(parse_stop_after), metavar="N[:METRIC]",
-    )  # fmt: skip
-    personalize: str | int | None = option(
-        None, "After the run, evaluate each client before and after STEPS local SGD steps from the global model, "
-        "with rate LR or else the run's client_lr.", "Evaluation", _read_by(parse_personalize),
-        metavar="STEPS[:LR]", changes_result=False,
-    )  # fmt: skip
-    client_metrics: bool = option(
-        False, "Write each client's metrics at every evaluated round to clients.parquet.", "Evaluation", check_flag,
-        changes_result=False,
-    )  # fmt: skip
-    client_loop: str = option(
-        "auto", "How a device runs its clients: loop (one after another), vmap (all at once), or auto, the faster.",
-        "Hardware", _one_of("auto", "loop", "vmap"), may_change=True, changes_result=False,
-    )  # fmt: skip
-    mesh: int | None = option(
-        None, "Devices (or cores of a CPU) that share each round's cohort; results agree to rounding.", "Hardware",
-        check_int, default_text="all", metavar="DEVICES", in_config="always", may_change=True, changes_result=False,
-    )  # fmt: skip
-    client_states: str = option(
-        "auto", "Where clients' states are kept between rounds: device, host, or auto, the device if they fit.",
-        "Hardware", _one_of("auto", "device", "host"), in_config="always", may_change=True, changes_result=False,
-    )  # fmt: skip
-    examples: str = option(
-        "auto", "Where training examples are kept: device, stream (each cohort's are read from disk), or auto, the "
-        "device if they fit.", "Hardware", _one_of("auto", "device", "stream"), in_config="never", may_change=True,
-    )  # fmt: skip
-    engine: str = option(
-        "compiled", "compiled, or eager: plain Python with the same result, to debug.", "Hardware",
-        _one_of("compiled", "eager"), in_config="never", may_change=True,
-    )  # fmt: skip
+    faults: Faults | Mapping[str, Any] | None = of_rounds(None, "Clients that fail, see Faults: dropout (a "
+        "probability), deadline and step_seconds (virtual seconds), speed_spread.",
+        _converted_by("faults", "as_faults"), metavar="NAME=VALUE", flags=("--fault",))  # fmt: skip
+    speeds: str | None = of_rounds(None, "Virtual seconds of each client's local step: lognormal:SIGMA, or a table "
+        "with columns client and seconds.",
+        _accepted_by(partial(_converted_by("schedule", "parse_speeds"), "speeds")))  # fmt: skip
+    keep: str | None = of_evaluation(None, "Also keep the best evaluated parameters, by the task's metric on "
+        "validation examples (else on test examples), or by another such as best:val_loss.", _accepted_by(parse_keep),
+        metavar="best[:METRIC]", changes_result=False)  # fmt: skip
+    stop_after: str | int | None = of_evaluation(None, "Stop early after N evaluations (not rounds) without a better "
+        "value of the metric, by default that of `keep`.", _accepted_by(parse_stop_after),
+        metavar="N[:METRIC]")  # fmt: skip
+    personalize: str | int | None = of_evaluation(None, "After the run, evaluate each client before and after STEPS "
+        "local SGD steps from the global model, with rate LR or else the run's client_lr.",
+        _accepted_by(parse_personalize), metavar="STEPS[:LR]", changes_result=False)  # fmt: skip
+    client_metrics: bool = of_evaluation(False, "Write each client's metrics at every evaluated round to "
+        "clients.parquet.", check_flag, changes_result=False)  # fmt: skip
+    client_loop: str = of_hardware("auto", "How a device runs its clients: loop (one after another), vmap (all at "
+        "once), or auto, the faster.", _one_of("auto", "loop", "vmap"), may_change=True,
+        changes_result=False)  # fmt: skip
+    mesh: int | None = of_hardware(None, "Devices (or cores of a CPU) that share each round's cohort; results agree to "
+        "rounding.", check_int, default_text="all", metavar="DEVICES", in_config="always", may_change=True,
+        changes_result=False)  # fmt: skip
+    client_states: str = of_hardware("auto", "Where clients' states are kept between rounds: device, host, or auto, "
+        "the device if they fit.", _one_of("auto", "device", "host"), in_config="always", may_change=True,
+        changes_result=False)  # fmt: skip
+    examples: str = of_hardware("auto", "Where training examples are kept: device, stream (each cohort's are read from "
+        "disk), or auto, the device if they fit.", _one_of("auto", "device", "stream"), in_config="never",
+        may_change=True)  # fmt: skip
+    engine: str = of_hardware("compiled", "compiled, or eager: plain Python with the same result, to debug.",
+        _one_of("compiled", "eager"), in_config="never", may_change=True)  # fmt: skip
 
     @property
     def looks_at_evaluations(self) -> bool:

@@ -67,9 +67,8 @@ def by_algorithm(argument: str, values: Mapping[str, Any], algorithms: Iterable[
         if dot:
             check_choice(f"{argument}: algorithm", algorithm, list(parameters))
         scope = [algorithm] if dot else list(parameters)
-        check_choice(
-            f"{argument}: hyper-parameter", name, sorted({known for one in scope for known in parameters[one]})
-        )
+        known = sorted({name for one in scope for name in parameters[one]})
+        check_choice(f"{argument}: hyper-parameter", name, known)
         for algorithm in scope:
             if name in parameters[algorithm]:
                 chosen[algorithm][name] = value

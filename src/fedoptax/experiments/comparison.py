@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from fedoptax._files import to_plain, using
+from fedoptax._files import using
 from fedoptax._html import html_table
 from fedoptax.algorithms.baselines import BASELINES
 from fedoptax.engine.personalization import with_rate
 from fedoptax.engine.plan import make_plan
-from fedoptax.errors import RunError, UsageError, check_int
+from fedoptax.errors import UsageError, check_int
+from fedoptax.experiments import tuning
 from fedoptax.experiments.baselines import find_simulation
 from fedoptax.experiments.build import build, wrap
 from fedoptax.experiments.presets import choose_settings, describe_rates
 from fedoptax.experiments.run import run_in_folder, split_options
 from fedoptax.experiments.selection import make_watch
-from fedoptax.experiments.tuning import AllDiverged, Tuning, check_search, check_shared, rule_for, run_search
-from fedoptax.storage.config import plain_options, read_record, write_record
+from fedoptax.storage.config import read_record, write_record
 from fedoptax.storage.folder import locked, prepare, read_summary
 from fedoptax.storage.history import History, is_shown, read_rows
 from fedoptax.tasks.task import Task, check_task
@@ -38,7 +39,7 @@ class Comparison:
       hyperparameters: by algorithm; of those that are tuned first, what was found, as soon as it is.
       task: name and options of the task.
       options: of `fedoptax.run`, with `rounds`.
-      tunings: by algorithm, the search that comes first; empty for none.
+      tunings: by algorithm, the search that comes first.
       rates: by algorithm, where its learning rates come from; those of a search are `tuned`.
     """
 
@@ -48,15 +49,15 @@ class Comparison:
     task: dict[str, Any]
     options: dict[str, Any]
     command: str = ""
-    tunings: dict[str, Tuning] = field(default_factory=dict)
+    tunings: dict[str, tuning.Search] = field(default_factory=dict)
     rates: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: Path) -> Comparison:
         """Read compare.json."""
-        stored = read_record(folder / FILE)
         with using(folder / FILE):
-            tunings = {name: Tuning.from_dict(tuning) for name, tuning in stored.pop("tunings", {}).items()}
+            stored = read_record(folder / FILE)
+            tunings = {name: tuning.Search.from_dict(search) for name, search in stored.pop("tunings", {}).items()}
             comparison = cls(**stored, tunings=tunings)
             for name in comparison.algorithms:
                 dict(comparison.hyperparameters[name])
@@ -86,13 +87,12 @@ class Compared:
 
     def _read(self) -> dict[str, list[tuple[str, History]]]:
         """Return the status and the history of every run."""
-
-        def read(name: str, seed: int) -> tuple[str, History]:
+        runs = defaultdict(list)
+        for name, seed in product(self.comparison.algorithms, self.comparison.seeds):
             folder = _run_folder(self.folder, name, seed)
             summary = read_summary(folder)
-            return summary["status"], History(read_rows(folder, summary["rounds_done"]))
-
-        return {name: [read(name, seed) for seed in self.comparison.seeds] for name in self.comparison.algorithms}
+            runs[name].append((summary["status"], History(read_rows(folder, summary["rounds_done"]))))
+        return runs
 
     def _repr_html_(self) -> str:
         rows = []
@@ -154,34 +154,27 @@ def compare(
     chosen = list(range(check_int("seeds", seeds))) if isinstance(seeds, int) else list(seeds)
     if isinstance(algorithms, str) or not algorithms or not chosen:
         raise UsageError("algorithms and seeds must not be empty, and algorithms a list of names")
-    check_shared(options)
-    folder, grids = Path(out), dict(grids or {})
+    folder, stored = Path(out), tuning.shared_options(options)
     settings = choose_settings(task.name, algorithms, model=task.spec.get("model"))
-    values = settings.hyperparameters | {name: dict(own) for name, own in (hyperparameters or {}).items()}
+    values = settings.hyperparameters | {name: dict(one) for name, one in (hyperparameters or {}).items()}
     values = {name: values[name] for name in algorithms}
-    rounds = split_options(options)[0].rounds
-    stored = {"rounds": rounds, **plain_options(options)}
-    spec, rule = {"name": task.name, **task.spec}, rule_for(task, select, last, rounds)
+    spec, rule = {"name": task.name, **task.spec}, tuning.rule_for(task, select, last, stored["rounds"])
     tunings = {}
-    for name, grid in grids.items():
+    for name, grid in (grids or {}).items():
         fixed = {key: value for key, value in values[name].items() if key not in grid}
-        tunings[name] = Tuning(name, grid, fixed, rule, max(chosen) + 1, spec, stored)
-    origins = dict(settings.rates)
-    for name in {*algorithms} & {*(hyperparameters or ())}:
-        origins[name] = describe_rates(name, values[name], (), "given")
+        tunings[name] = tuning.Search(name, grid, fixed, rule, max(chosen) + 1, spec, stored)
+    origins = settings.rates
+    named = [name for name in algorithms if name in (hyperparameters or ())]
+    origins |= {name: describe_rates(name, values[name], (), "given") for name in named}
     origins |= {**(rates or {}), **dict.fromkeys(tunings, "tuned")}
     comparison = Comparison(list(algorithms), values, chosen, spec, stored, command, tunings, origins)
     if (folder / FILE).is_file() and not overwrite:
-        there = Comparison.read(folder)
-        kept = there.hyperparameters if tunings else values  # by then those that were found
-        wanted = to_plain(asdict(replace(comparison, hyperparameters=kept, command=there.command, rates=there.rates)))
-        if to_plain(asdict(there)) != wanted:
-            raise RunError(f"'{folder / FILE}' is of another comparison; give another folder")
-        comparison = there
-    else:
-        _check(task, comparison)
-        prepare(folder, overwrite)
-    return run_comparison(task, comparison, folder, progress, options.get("trackers"))
+        earlier = Comparison.read(folder)
+        values = earlier.hyperparameters if tunings else values  # those that a search found, once it did
+        wanted = replace(comparison, hyperparameters=values, command=earlier.command, rates=earlier.rates)
+        tuning.check_same(folder / FILE, earlier, wanted, "comparison")
+        comparison = earlier
+    return run_comparison(task, comparison, folder, progress, options.get("trackers"), overwrite)
 
 
 def run_comparison(
@@ -190,37 +183,39 @@ def run_comparison(
     out: Path,
     progress: bool | None = None,
     trackers: Sequence[str | Tracker] | None = None,
+    overwrite: bool = False,
 ) -> Compared:
     """Run what is not yet done in `out`: every algorithm's search, if there is one, then all over every seed.
 
     Without `trackers` those that the comparison names follow every run; see `compare`.
     """
     _check(task, comparison)
-    found, kept, diverged = dict(comparison.hyperparameters), list(comparison.algorithms), []
+    if overwrite or not (out / FILE).is_file():
+        prepare(out, overwrite)
+    found, names, diverged = dict(comparison.hyperparameters), list(comparison.algorithms), []
     options = comparison.options | ({"trackers": trackers} if trackers else {})
     with locked(out):
         write_record(out / FILE, comparison)
-        for name, tuning in comparison.tunings.items():
+        for name, search in comparison.tunings.items():
             try:
                 place = out / "tuning" / name.replace(":", ".")
-                found[name] = run_search(task, tuning, place, progress, trackers).hyperparameters
-            except AllDiverged as error:
+                found[name] = tuning.run_search(task, search, place, progress, trackers).hyperparameters
+            except tuning.AllDiverged as error:
                 diverged.append(str(error))
-                kept.remove(name)
+                names.remove(name)
         comparison = replace(comparison, hyperparameters=found)
         write_record(out / FILE, comparison)
-        algorithms = {name: build(name, found[name]) for name in kept}  # once: seeds share a compilation
-        for name in set(kept) - BASELINES.keys():  # which send nothing
-            algorithms[name] = wrap(algorithms[name], **options.get("wrappers") or {})
-        for seed, name in product(comparison.seeds, kept):  # so that one that is stopped has all algorithms early
-            described = {"label": name, "description": f"{name}, seed {seed}", "hyperparameters": found[name]}
-            shown = {"seed": seed, "progress": progress, "rates": comparison.rates.get(name, ""), **described}
-            summary = run_in_folder(
-                task, algorithms[name], _run_folder(out, name, seed), options | shown, find_simulation(name)
-            )
+        wrappers = options.get("wrappers") or {}
+        algorithms = {name: build(name, found[name]) for name in names}  # once: seeds share a compilation
+        algorithms |= {name: wrap(algorithms[name], **wrappers) for name in set(names) - BASELINES.keys()}
+        for seed, name in product(comparison.seeds, names):  # so that one that is stopped has all algorithms early
+            options |= {"label": name, "description": f"{name}, seed {seed}", "hyperparameters": found[name]}
+            options |= {"seed": seed, "progress": progress, "rates": comparison.rates.get(name, "")}
+            folder = _run_folder(out, name, seed)
+            summary = run_in_folder(task, algorithms[name], folder, options, find_simulation(name))
             if summary["status"] == "diverged":
                 diverged.append(summary["message"])
-    return Compared(replace(comparison, algorithms=kept), out, diverged)
+    return Compared(replace(comparison, algorithms=names), out, diverged)
 
 
 def _check(task: Task, comparison: Comparison) -> None:
@@ -229,7 +224,7 @@ def _check(task: Task, comparison: Comparison) -> None:
     make_watch(task, rounds)
     for name in comparison.algorithms:
         if name in comparison.tunings:
-            check_search(task, comparison.tunings[name])
+            tuning.check_search(task, comparison.tunings[name])
         else:
             with_rate(rounds, task, comparison.hyperparameters[name])
             make_plan(rounds, task, wrap(build(name, comparison.hyperparameters[name]), **record.wrappers), name)

@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from fedoptax.errors import UsageError, check_choice, check_int
 from fedoptax.experiments.build import by_algorithm, find_constructor
 from fedoptax.experiments.parsing import parse_value
@@ -26,9 +28,8 @@ def choose_grids(
     The `hyperparameters` have one value each, and are not searched.
     """
     grids, fixed = parse_grids(values, algorithms), by_algorithm("set", hyperparameters, algorithms)
-    for name, grid in grids.items():
-        if twice := sorted(grid.keys() & fixed[name].keys()):
-            raise UsageError(f"grid: {twice[0]} has a value by `set` already")
+    if twice := [key for name, grid in grids.items() for key in grid if key in fixed[name]]:
+        raise UsageError(f"grid: {twice[0]} has a value by `set` already")
     return {name: grid or default_grid(find_constructor(name), fixed[name], budget) for name, grid in grids.items()}
 
 
@@ -67,20 +68,18 @@ def default_grid(constructor: Callable[..., Any], chosen: Mapping[str, Any], bud
 
 def _spaced(low: float, high: float, size: int) -> tuple[float, ...]:
     """Return `size` values from low to high, evenly on a logarithmic scale; the middle for one alone."""
-    if size == 1:
-        return (_short(math.sqrt(low * high)),)
-    return tuple(_short(low * (high / low) ** (i / (size - 1))) for i in range(size))
+    return _rounded(np.geomspace(low, high, size) if size > 1 else [math.sqrt(low * high)])
 
 
-def _short(value: float) -> float:
+def _rounded(values: Iterable[float]) -> tuple[float, ...]:
     """Round to four digits: what is printed is what was run."""
-    return float(f"{value:.4g}")
+    return tuple(float(f"{value:.4g}") for value in values)
 
 
 def log_grid(low: float, high: float, steps: int = 2) -> tuple[float, ...]:
     """Return 10^(k/steps) for whole k, from `low` to `high` with both ends, where they are such powers."""
     first, last = (math.log10(end) * steps for end in (low, high))
-    return tuple(_short(10 ** (k / steps)) for k in range(math.ceil(first - 1e-6), math.floor(last + 1e-6) + 1))
+    return _rounded(10 ** (k / steps) for k in range(math.ceil(first - 1e-6), math.floor(last + 1e-6) + 1))
 
 
 def check_grid(grid: Any) -> None:
@@ -102,11 +101,9 @@ def edges(grid: Mapping[str, Sequence[Any]], point: Mapping[str, Any]) -> dict[s
 
     One with a single value was not searched, and has no ends.
     """
-    found = {}
-    for name, values in grid.items():
-        if len(values) > 1 and all(map(is_number, values)) and point[name] in (min(values), max(values)):
-            found[name] = "lowest" if point[name] == min(values) else "highest"
-    return found
+    searched = {name: values for name, values in grid.items() if len(values) > 1 and all(map(is_number, values))}
+    lowest = {name: "lowest" for name, values in searched.items() if point[name] == min(values)}
+    return lowest | {name: "highest" for name, values in searched.items() if point[name] == max(values)}
 
 
 def _parse_values(text: str) -> tuple[Any, ...]:
@@ -115,23 +112,17 @@ def _parse_values(text: str) -> tuple[Any, ...]:
         low, _, high = ends.partition("..")
         check_choice("grid step", step or "half", STEPS)
         try:
-            found = log_grid(float(low), float(high), STEPS[step or "half"])
+            values = log_grid(float(low), float(high), STEPS[step or "half"])
         except (ValueError, OverflowError):
             raise UsageError(f"grid must be {ALLOWED} with 0 < LOW < HIGH, got '{text}'") from None
-        if not found:
+        if not values:
             raise UsageError(f"grid must have a range that holds a step of the grid, got '{text}'")
-        return found
-    parts = [_parse_value(part.strip()) for part in re.split(r",(?![^(]*\))", text)]
+        return values
+    parts = [parse_value(part.strip()) for part in re.split(r",(?![^(]*\))", text)]
+    parts = [float(part) if is_number(part) else part for part in parts]
     if "" in parts or len(set(parts)) != len(parts):
         raise UsageError(f"grid must have different values, got '{text}'")
     return tuple(sorted(parts)) if all(map(is_number, parts)) else tuple(parts)
-
-
-def _parse_value(text: str) -> Any:
-    try:
-        return float(text)
-    except ValueError:
-        return parse_value(text)
 
 
 def is_number(value: Any) -> bool:
@@ -140,12 +131,12 @@ def is_number(value: Any) -> bool:
 
 
 def suggest_by_optuna(
-    grid: Mapping[str, Sequence[Any]], tried: Sequence[tuple[Mapping[str, Any], float]], maximize: bool, seed: int
+    grid: Mapping[str, Sequence[Any]], trials: Sequence[tuple[Mapping[str, Any], float]], maximize: bool, seed: int
 ) -> dict[str, Any]:
     """Return the next point by Optuna's tree-structured Parzen estimator (Bergstra et al. 2011).
 
     Numbers of the grid are a range from the smallest to the largest, on a logarithmic scale if all are above 0; texts
-    are choices. Points that were tried have a score, NaN if they failed.
+    are choices. The earlier `trials` are points and their scores, NaN if they failed.
     """
     try:
         import optuna
@@ -159,11 +150,10 @@ def suggest_by_optuna(
             space[name] = optuna.distributions.FloatDistribution(low, high, log=low > 0)
         else:
             space[name] = optuna.distributions.CategoricalDistribution(list(values))
-    sampler = optuna.samplers.TPESampler(seed=seed + len(tried))  # one per trial: no state to be resumed
+    sampler = optuna.samplers.TPESampler(seed=seed + len(trials))  # one per trial: no state to be resumed
     study = optuna.create_study(direction="maximize" if maximize else "minimize", sampler=sampler)
-    for known, score in tried:
-        is_known = math.isfinite(score)
-        state = optuna.trial.TrialState.COMPLETE if is_known else optuna.trial.TrialState.FAIL
-        value = score if is_known else None
-        study.add_trial(optuna.trial.create_trial(params=dict(known), distributions=space, value=value, state=state))
+    for values, score in trials:
+        point = {"params": dict(values), "distributions": space}
+        end = {"value": score} if math.isfinite(score) else {"state": optuna.trial.TrialState.FAIL}
+        study.add_trial(optuna.trial.create_trial(**point, **end))
     return dict(study.ask(space).params)

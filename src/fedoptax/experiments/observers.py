@@ -1,4 +1,4 @@
-"""What follows a run beside its rounds: the best parameters, the run folder, trackers, the progress bar."""
+"""What follows a run beside its rounds: the run folder, trackers, the progress bar."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +16,8 @@ from fedoptax.storage.history import History, Row
 from fedoptax.trackers import Tracker, notify
 
 NOTED_ROWS = 1000  # of the history that the progress bar's note looks at
+ByClient = Mapping[str, np.ndarray] | None
+"""Each client's metrics, (clients,), if they were measured."""
 
 
 class RunEnd(NamedTuple):
@@ -27,29 +29,14 @@ class RunEnd(NamedTuple):
     notes: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
 class Observer:
-    """Follows a run by its rounds, its history and what it selects; the default does nothing."""
+    """Follows a run; the default does nothing."""
 
-    rounds: Rounds
-    history: History
-    watch: Watch
-
-    def after_rounds(self, rows: list[Row], by_client: Mapping[str, np.ndarray] | None) -> None:
-        """Take note of rounds that are done, and of each client's metrics, (clients,), if they were measured."""
+    def after_rounds(self, rows: list[Row], by_client: ByClient) -> None:
+        """Take note of rounds that are done."""
 
     def at_end(self, end: RunEnd) -> None:
         """Take note that the run ended."""
-
-
-@dataclass(frozen=True)
-class BestParams(Observer):
-    """Keeps the best evaluated parameters; see `Watch`."""
-
-    def after_rounds(self, rows: list[Row], by_client: Mapping[str, np.ndarray] | None) -> None:
-        """See `Observer`."""
-        self.watch.add(rows)
-        self.watch.keep(len(self.history), self.rounds.params)
 
 
 @dataclass(frozen=True)
@@ -57,23 +44,26 @@ class FolderWriter(Observer):
     """Writes history, checkpoints and summary to the run folder."""
 
     folder: RunFolder
+    rounds: Rounds
+    history: History
+    watch: Watch
 
-    def after_rounds(self, rows: list[Row], by_client: Mapping[str, np.ndarray] | None) -> None:
-        """See `Observer`."""
+    def after_rounds(self, rows: list[Row], by_client: ByClient) -> None:
+        """Write the rows, and a checkpoint if one is due."""
         self.folder.add(rows, by_client)
         if self.folder.is_due():
             self._save()
             self.rounds.saved()
 
     def at_end(self, end: RunEnd) -> None:
-        """See `Observer`."""
+        """Write a checkpoint, the summary and the parameters."""
         self._save()
         notes = {**self.watch.notes(), **self.rounds.notes(len(self.history)), **end.notes}
         self.folder.end(end.status, end.message, end.params, self.rounds.compile_seconds, notes)
 
     def _save(self) -> None:
-        state, best = saved_state(self.rounds, self.watch), self.watch.best_params
-        self.folder.save(state, self.rounds.clients, best, self.watch.notes())
+        state, watch = saved_state(self.rounds, self.watch), self.watch
+        self.folder.save(state, self.rounds.clients, watch.best_params, watch.notes())
 
 
 @dataclass(frozen=True)
@@ -83,13 +73,13 @@ class Trackers(Observer):
     trackers: list[Tracker]
     folder: Path
 
-    def after_rounds(self, rows: list[Row], by_client: Mapping[str, np.ndarray] | None) -> None:
-        """See `Observer`."""
+    def after_rounds(self, rows: list[Row], by_client: ByClient) -> None:
+        """Hand on the rows."""
         if rows:
             notify(self.trackers, lambda tracker: tracker.rows(rows))
 
     def at_end(self, end: RunEnd) -> None:
-        """See `Observer`."""
+        """Hand on the summary."""
         summary = read_summary(self.folder)
         notify(self.trackers, lambda tracker: tracker.end(summary))
 
@@ -99,10 +89,11 @@ class ProgressBar(Observer):
     """Moves the progress bar, with the last value of a metric and the privacy spent."""
 
     update: Update
+    history: History
     metric: str | None
 
-    def after_rounds(self, rows: list[Row], by_client: Mapping[str, np.ndarray] | None) -> None:
-        """See `Observer`."""
+    def after_rounds(self, rows: list[Row], by_client: ByClient) -> None:
+        """Move the bar."""
         recent = History(self.history.rows[-NOTED_ROWS:])  # it is called often
         names = [name for name in (self.metric, "train_loss") if name and recent.last(name) is not None][:1]
         names += ["epsilon"] if recent.last("epsilon") is not None else []

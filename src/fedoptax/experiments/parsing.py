@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from typing import Any
 
 from fedoptax.errors import UsageError, check_choice
@@ -9,10 +10,10 @@ from fedoptax.errors import UsageError, check_choice
 
 def parse_value(text: str) -> Any:
     """Return a number, true, false, or else the text itself."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+    for read in (json.loads, float):  # JSON has no `.5`
+        with suppress(ValueError):
+            return read(text)
+    return text
 
 
 def format_value(value: Any) -> str:

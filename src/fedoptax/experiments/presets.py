@@ -14,11 +14,6 @@ from typing import Any, NamedTuple
 from fedoptax.errors import check_choice
 from fedoptax.names import BASELINES
 
-RATES = ("client_lr", "server_lr", "lr")
-"""The learning rates among all hyper-parameters."""
-
-_BORROWED = {"cifar100-coarse": "cifar100"}  # tasks without presets of their own start from a near one's
-
 
 @dataclass(frozen=True)
 class PaperSetting:
@@ -82,7 +77,8 @@ def find_preset(task: str, algorithm: str, model: str | None = None) -> tuple[di
     if algorithm in BASELINES:
         values, origin = find_preset(task, "fedavg", model)
         return {name: value for name, value in values.items() if name == "client_lr"}, origin
-    lender = "digits" if task.startswith("file:") else _BORROWED.get(task, task)
+    # a task without presets of its own starts from a near one's
+    lender = "digits" if task.startswith("file:") else "cifar100" if task == "cifar100-coarse" else task
     for key in (f"{task}:{model}", lender):
         if algorithm in PRESETS.get(key, {}):
             return dict(PRESETS[key][algorithm]), f"preset of {key}" if key == lender != task else "preset"
@@ -99,7 +95,7 @@ def describe_rates(algorithm: str, values: Collection[str], typed: Collection[st
     """
     from fedoptax.experiments.build import parameters_of
 
-    rates = [name for name in parameters_of(algorithm) if name in RATES]
+    rates = [name for name in parameters_of(algorithm) if name in ("client_lr", "server_lr", "lr")]
     origins = ["--set" if name in typed else origin if name in values else "default" for name in rates]
     return ", ".join(dict.fromkeys(origins))
 
@@ -121,16 +117,13 @@ def _powers(value: Any) -> Any:
     return 10.0 ** float(value[3:]) if is_power else value
 
 
-def _setting(name: str, own: Mapping[str, Any], bases: Mapping[str, Any]) -> PaperSetting:
-    base = bases[own["base"]]
-    return PaperSetting(
-        base["source"],
-        own.get("convention", base["convention"]),
-        {**base.get("task", {}), **own.get("task", {})},
-        {**base.get("run", {}), **own.get("run", {})},
-        own.get("hyperparameters", base.get("hyperparameters", {})),
-        name,
-    )
+def _setting(name: str, stated: Mapping[str, Any], bases: Mapping[str, Any]) -> PaperSetting:
+    base = bases[stated["base"]]
+    fields: dict[str, Any] = {key: {**base.get(key, {}), **stated.get(key, {})} for key in ("task", "run")}
+    fields["hyperparameters"] = stated.get("hyperparameters", base.get("hyperparameters", {}))
+    convention = stated.get("convention", base["convention"])
+    note = f"; {stated['note']}" if "note" in stated else ""
+    return PaperSetting(base["source"], convention + note, **fields, name=name)
 
 
 _TABLES = _powers(tomllib.loads(files("fedoptax.experiments").joinpath("presets.toml").read_text(encoding="utf-8")))
@@ -139,7 +132,7 @@ PRESETS: dict[str, dict[str, Mapping[str, Any]]] = _TABLES["tuned"]
 """Tuned hyper-parameters by task, or task:model, and algorithm."""
 
 PAPERS: dict[str, dict[str, PaperSetting]] = {
-    task: {name: _setting(name, own, _TABLES["bases"]) for name, own in settings.items()}
+    task: {name: _setting(name, stated, _TABLES["bases"]) for name, stated in settings.items()}
     for task, settings in _TABLES["papers"].items()
 }
 """Paper settings by task and name; the first of a task is what `--preset paper` means."""

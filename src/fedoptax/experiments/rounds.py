@@ -108,10 +108,8 @@ class Simulation(Rounds):
         if options.asynchronous is None:
             self.clients = (OnDevice if plan.client_states == "device" else OnHost)(client, task.num_clients)
         else:
-            size, total = plan.cohort_size, options.rounds
-            self._schedule = make_schedule(
-                self._seconds, size, options.asynchronous, total, options.seed, options.staleness_exponent
-            )
+            work = options.asynchronous, options.rounds, options.seed, options.staleness_exponent
+            self._schedule = make_schedule(self._seconds, plan.cohort_size, *work)
             self.clients = OnDevice(self._algorithm.broadcast(self.server), options.asynchronous)
 
     def advance(self, done: int) -> Step:
@@ -164,10 +162,9 @@ class Simulation(Rounds):
     @host_errors()
     def evaluate_end(self, params: Tree) -> dict[str, Any]:
         """Return what comes of the parameters when clients personalize them, if that was asked for."""
-        text = self._options.personalize
-        return (
-            {} if text is None else {"personalized": personalize(self.task, params, self._plan, str(text), self._key)}
-        )
+        if (text := self._options.personalize) is None:
+            return {}
+        return {"personalized": personalize(self.task, params, self._plan, str(text), self._key)}
 
     def _next_evaluation(self, done: int) -> int:
         """Return the round whose end is the next to be evaluated."""

@@ -1,13 +1,12 @@
 """A run: rounds until the end, with progress, results on disk, and resuming.
 
-`run_rounds` is the one loop for simulations and deployments. `Rounds` advance, and observers follow: the best
-parameters, the run folder, trackers, the progress bar.
+`run_rounds` is the one loop for simulations and deployments. `Rounds` advance, and observers follow: the run folder,
+trackers, the progress bar.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -26,15 +25,7 @@ from fedoptax.engine.plan import Plan, RunOptions, make_plan
 from fedoptax.engine.program import Fixed, Point
 from fedoptax.errors import UsageError, check_choice, check_flag, check_int, check_number, check_type
 from fedoptax.experiments.build import WRAPPERS
-from fedoptax.experiments.observers import (
-    BestParams,
-    FolderWriter,
-    Observer,
-    ProgressBar,
-    RunEnd,
-    Trackers,
-    saved_state,
-)
+from fedoptax.experiments.observers import FolderWriter, Observer, ProgressBar, RunEnd, Trackers, saved_state
 from fedoptax.experiments.result import DivergedError, Interrupted, RunResult, describe_end
 from fedoptax.experiments.rounds import Rounds, Simulation, Step
 from fedoptax.experiments.selection import Watch, make_watch
@@ -42,7 +33,7 @@ from fedoptax.experiments.signals import deferred_interrupt
 from fedoptax.storage.checkpoint import least_total, restore_checkpoint, rounds_of
 from fedoptax.storage.config import check_same_experiment, run_config
 from fedoptax.storage.folder import ENDED, RunFolder, Status, check_names, is_finished, locked, prepare, read_summary
-from fedoptax.storage.history import History, Row, read_rows
+from fedoptax.storage.history import History, read_rows
 from fedoptax.storage.model import write_model
 from fedoptax.tasks.task import Task, check_task
 from fedoptax.trackers import Tracked, Tracker, as_trackers, notify
@@ -85,11 +76,11 @@ class Record:
     description: str | None = None
 
     def __post_init__(self) -> None:
-        texts, places = dict.fromkeys(("label", "description"), str | None), ("out", "resume_from")
-        mappings = dict.fromkeys(("hyperparameters", "wrappers"), Mapping)
-        kinds = texts | mappings | dict.fromkeys(places, str | PathLike | None) | {"trackers": list | tuple}
-        for name, kind in kinds.items():
-            check_type(name, getattr(self, name), kind)
+        kinds = {"label description": str | None, "hyperparameters wrappers": Mapping}
+        kinds |= {"out resume_from": str | PathLike | None, "trackers": list | tuple}
+        for names, kind in kinds.items():
+            for name in names.split():
+                check_type(name, getattr(self, name), kind)
         if self.progress is not None and not callable(self.progress):
             check_flag("progress", self.progress)
         check_number("checkpoint_every", self.checkpoint_every, 0)
@@ -141,10 +132,8 @@ def split_options(options: Mapping[str, Any]) -> tuple[RunOptions, Record]:
     of_rounds, of_folder = ({f.name for f in fields(kind)} for kind in (RunOptions, Record))
     for name in options:
         check_choice("option", name, sorted(of_rounds | of_folder))
-    return (
-        RunOptions(**{name: value for name, value in options.items() if name in of_rounds}),
-        Record(**{name: value for name, value in options.items() if name in of_folder}),
-    )
+    rounds, folder = ({n: v for n, v in options.items() if n in names} for names in (of_rounds, of_folder))
+    return RunOptions(**rounds), Record(**folder)
 
 
 def simulate(
@@ -226,19 +215,20 @@ def run_rounds(
         while status == Status.RUNNING and len(history) < total:
             step = rounds.advance(len(history))
             history.rows += step.rows
+            watch.add(step.rows)
+            watch.keep(len(history), rounds.params)
             by_client = rounds.client_metrics(len(history)) if step.rows else None
-            run_on_all_or_fail(partial(_after_rounds, observers, step.rows, by_client))
+            _notify(observers, "after_rounds", step.rows, by_client)
             signal = int(gather_from_all(np.int32(stop())).max())
             status, message = _next_status(step, watch, signal, len(history) >= total)
         status, message = describe_end(status, message, len(history), total, record.label, config["seed"])
         params, best_params = rounds.finish(), watch.best_params
         notes = rounds.evaluate_end(params if best_params is None else best_params) if status in ENDED else {}
-        run_on_all_or_fail(partial(_at_end, observers, RunEnd(status, message, params, notes)))
+        _notify(observers, "at_end", RunEnd(status, message, params, notes))
         signal = signal or int(gather_from_all(np.int32(stop())).max())  # else the next of several runs would begin
     return RunResult(
         history, params, rounds.server, rounds.clients, status, message, record.folder,
-        dict(record.hyperparameters), signal, rounds.task, watch.best, best_params,
-        notes.get("personalized"),
+        dict(record.hyperparameters), signal, rounds.task, watch.best, best_params, notes.get("personalized"),
     )  # fmt: skip
 
 
@@ -250,17 +240,16 @@ def _begin(
         check_names(rounds.params())
         stack.enter_context(locked(record.folder))
     history = _restore(rounds, total, config, record, watch)
-    followed = rounds, history, watch
-    observers: list[Observer] = [BestParams(*followed)]
+    observers: list[Observer] = []
     if record.folder is not None:
         write_model(record.folder, rounds.task)
         folder = RunFolder(record.folder, config, history, record.checkpoint_every, record.resume_from)
         trackers, tracked = as_trackers(record.trackers), Tracked(record.folder, config, len(history))
         notify(trackers, lambda tracker: tracker.start(tracked))
-        observers += [FolderWriter(*followed, folder), Trackers(*followed, trackers, record.folder)]
+        observers += [FolderWriter(folder, rounds, history, watch), Trackers(trackers, record.folder)]
     title = record.description or record.label
     update = stack.enter_context(bar(title, total, len(history), enabled=record.progress))
-    return history, [*observers, ProgressBar(*followed, update, config["primary_metric"])]
+    return history, [*observers, ProgressBar(update, history, config["primary_metric"])]
 
 
 def _send_to_all(history: History, rounds: Rounds, watch: Watch) -> None:
@@ -272,14 +261,9 @@ def _send_to_all(history: History, rounds: Rounds, watch: Watch) -> None:
         rounds.clients.put(jax.device_put(clients))
 
 
-def _after_rounds(observers: list[Observer], rows: list[Row], by_client: dict[str, np.ndarray] | None) -> None:
-    for observer in observers:
-        observer.after_rounds(rows, by_client)
-
-
-def _at_end(observers: list[Observer], end: RunEnd) -> None:
-    for observer in observers:
-        observer.at_end(end)
+def _notify(observers: list[Observer], event: str, *about: Any) -> None:
+    """Call a method of every observer; if one fails, all processes stop."""
+    run_on_all_or_fail(lambda: [getattr(observer, event)(*about) for observer in observers])
 
 
 def _next_status(step: Step, watch: Watch, signal: int, is_last: bool) -> tuple[Status, str | None]:

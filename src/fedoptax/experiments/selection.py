@@ -110,12 +110,10 @@ def make_watch(task: Task, options: RunOptions) -> Watch:
       UsageError: the task has no such metric, or evaluates nothing.
     """
     if options.client_metrics and part_by_client(task) is None:
-        raise UsageError(
-            f"client_metrics needs test_owners or a validation fraction, and task '{task.name}' has neither"
-        )
+        raise UsageError(f"client_metrics needs test_owners or validation_fraction, and task '{task.name}' has neither")
     every, last = options.eval_every, options.rounds
     watch = Watch(lambda round: round % every == 0 or round == last, keeps=options.keep is not None)
-    if options.keep is not None or _evaluated_columns(task):
+    if options.keep is not None or evaluated_columns(task):
         watch.choosing = _select(task, "keep", parse_keep(options.keep or "best"))
     if options.stop_after is not None:
         watch.patience, metric = parse_stop_after(options.stop_after)
@@ -125,17 +123,15 @@ def make_watch(task: Task, options: RunOptions) -> Watch:
 
 def is_higher_better(task: Task, column: str) -> bool:
     """Return whether more is better in a column of a task's history."""
-    stated = {name: metric.higher_is_better for name, metric in describe_metrics(task).items()}
-    return higher_is_better(column, stated)
+    return higher_is_better(column, {name: one.higher_is_better for name, one in describe_metrics(task).items()})
 
 
 def _select(task: Task, option: str, metric: str | None) -> Selection:
     """Select by a column of the history, or a metric (None: the primary one) on validation, or else test examples."""
-    columns = _evaluated_columns(task)
+    columns = evaluated_columns(task)
     if not columns:
         raise UsageError(f"{option} needs test or validation examples, and task '{task.name}' has none")
-    if metric is None:
-        metric = primary_metric(task)
+    metric = primary_metric(task) if metric is None else metric
     named = [metric, *(str(Column(split, metric)) for split in ("val", "test"))]
     column = next((name for name in named if name in columns), metric)
     check_choice(f"{option} metric", column, columns)
@@ -143,6 +139,7 @@ def _select(task: Task, option: str, metric: str | None) -> Selection:
 
 
 @lru_cache(maxsize=4)
-def _evaluated_columns(task: Task) -> tuple[str, ...]:
+def evaluated_columns(task: Task) -> tuple[str, ...]:
+    """Return the columns that evaluations add to the history of a task's runs."""
     params = jax.eval_shape(task.init, jax.random.key(0))
     return tuple(column_names(task, params, evaluation_data(task)))

@@ -3,7 +3,7 @@
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -31,7 +31,7 @@ def deferred_interrupt() -> Iterator[Callable[[], int]]:
         with suppress(OSError):  # the terminal may be gone
             print(f"\nstopping after the current rounds{hint}", file=sys.stderr, flush=True)
 
-    with _handled(handler, (signal.SIGINT, *_not_ignored())):
+    with _handled(handler, signal.SIGINT):
         yield lambda: received[0] if received else 0
 
 
@@ -47,21 +47,18 @@ def terminable() -> Iterator[Callable[[], int]]:
         received.append(number)
         raise KeyboardInterrupt
 
-    with _handled(handler, _not_ignored()):
+    with _handled(handler):
         yield lambda: received[0] if received else 0
 
 
 @contextmanager
-def _handled(handler: Callable[[int, Any], None], numbers: Iterable[int]) -> Iterator[None]:
-    """Within it, `handler` takes these signals, if this is the main thread."""
+def _handled(handler: Callable[[int, Any], None], *others: int) -> Iterator[None]:
+    """Within it, `handler` takes the polite signals that are not ignored, and others, if this is the main thread."""
     is_main = threading.current_thread() is threading.main_thread()
-    before = {number: signal.signal(number, handler) for number in numbers} if is_main else {}
+    polite = [number for number in POLITE if signal.getsignal(number) not in (signal.SIG_IGN, None)]
+    before = {number: signal.signal(number, handler) for number in (*others, *polite)} if is_main else {}
     try:
         yield
     finally:
         for number, old in before.items():
             signal.signal(number, old)
-
-
-def _not_ignored() -> list[int]:
-    return [number for number in POLITE if signal.getsignal(number) not in (signal.SIG_IGN, None)]

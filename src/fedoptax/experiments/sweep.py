@@ -21,8 +21,8 @@ class Swept(list[RunResult]):
     def _repr_html_(self) -> str:
         rows = []
         for result in self:
-            last = {name: result.history.last(name) for name in (result.history[-1] if len(result.history) else {})}
-            measured = {name: value for name, value in last.items() if is_shown(name)}
+            columns = filter(is_shown, result.history[-1] if len(result.history) else ())
+            measured = {name: result.history.last(name) for name in columns}
             rows.append({**result.hyperparameters, **measured, "status": result.status})
         return html_table(rows, f"{len(rows)} points, last values")
 
@@ -56,12 +56,10 @@ def sweep(
     rounds, record = split_options(options)
     if record.folder is not None or record.hyperparameters:
         raise UsageError("out, resume_from and hyperparameters are of a single run; fedoptax.tune has folders")
-    found = [_make_point(make_algorithm, values) for values in points(grid)]
     results = Swept()
-    for point in found:
+    for point in [_make_point(make_algorithm, values) for values in points(grid)]:  # all are made before one is run
         label = options.get("label") or ", ".join(f"{name}={value:.3g}" for name, value in point.values.items())
-        own = replace(record, label=label, hyperparameters=dict(point.values))
-        results.append(simulate(task, point, rounds, own))
+        results.append(simulate(task, point, rounds, replace(record, label=label, hyperparameters=dict(point.values))))
         if results[-1].signal:
             raise Interrupted(results[-1])
     return results

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from fedoptax._files import to_plain, using
 from fedoptax._html import html_table
 from fedoptax._progress import Update, bar
 from fedoptax.algorithm import FedAlgorithm
-from fedoptax.engine.evaluation import column_names, evaluation_data
 from fedoptax.engine.personalization import with_rate
 from fedoptax.engine.plan import make_plan
 from fedoptax.engine.program import Point
@@ -24,7 +21,7 @@ from fedoptax.experiments.baselines import find_simulation
 from fedoptax.experiments.build import build, wrap
 from fedoptax.experiments.grids import check_grid, edges, is_number, points, suggest_by_optuna
 from fedoptax.experiments.run import run_in_folder, split_options
-from fedoptax.experiments.selection import is_higher_better, make_watch
+from fedoptax.experiments.selection import evaluated_columns, is_higher_better, make_watch
 from fedoptax.storage.config import plain_options, read_record, write_record
 from fedoptax.storage.folder import ENDED, locked, prepare
 from fedoptax.storage.history import Row, read_rows
@@ -32,10 +29,7 @@ from fedoptax.tasks.task import Task, check_task
 from fedoptax.trackers import Tracker
 
 FILE = "tune.json"
-SEARCHES = ("grid", "optuna")
-SINGLE = {
-    "label", "description", "hyperparameters", "rates", "out", "overwrite", "resume_from", "seed", "progress"
-}  # fmt: skip
+SINGLE = {"label", "description", "hyperparameters", "rates", "out", "overwrite", "resume_from", "seed", "progress"}
 """Options of a single run."""
 LAST = 100
 """Rounds that the rule of Reddi et al. 2021 (Section 5) averages over."""
@@ -63,24 +57,25 @@ class Rule:
         values = late or earlier[-1:]  # where no late round was evaluated, the last that was
         return math.fsum(values) / len(values) if values else math.nan
 
-    def best(self, tried: Sequence[Tried]) -> Tried | None:
-        """Return the point with the best score, the first of equals; None if none has a score."""
-        finite = [one for one in tried if math.isfinite(one.score)]
+    def ranked(self, trials: Iterable[Trial]) -> list[Trial]:
+        """Return the points, best first, the first of equals first, and those without a score last."""
         sign = -1 if self.higher_is_better else 1
-        return min(finite, key=lambda one: sign * one.score, default=None)
+        return sorted(trials, key=lambda trial: (math.isnan(trial.score), sign * trial.score))
+
+    def best(self, trials: Iterable[Trial]) -> Trial | None:
+        """Return the point with the best score; None if none has a score."""
+        return next((trial for trial in self.ranked(trials) if math.isfinite(trial.score)), None)
 
 
 def rule_for(task: Task, metric: str, last: int | None, rounds: int) -> Rule:
     """Return the rule by a metric of runs on a task; `last` is by default `LAST`, but at most a tenth of all rounds."""
-    init = jax.eval_shape(task.init, jax.random.key(0))
-    names = ["train_loss", *column_names(task, init, evaluation_data(task))]
-    check_choice("select", metric, names)
+    check_choice("select", metric, ["train_loss", *evaluated_columns(task)])
     last = max(1, min(LAST, rounds // 10)) if last is None else check_int("last", last, 1, rounds)
     return Rule(metric, last, is_higher_better(task, metric))
 
 
 @dataclass(frozen=True)
-class Tuning:
+class Search:
     """What is searched, as tune.json keeps it: the arguments of `tune`.
 
     Attributes:
@@ -103,19 +98,18 @@ class Tuning:
 
     def __post_init__(self) -> None:
         check_grid(self.grid)
-        check_choice("search", self.search, SEARCHES)
+        check_choice("search", self.search, ("grid", "optuna"))
         check_int("rounds", self.options["rounds"])
         object.__setattr__(self, "grid", to_plain(self.grid))
 
     @classmethod
-    def read(cls, folder: Path) -> Tuning:
+    def read(cls, folder: Path) -> Search:
         """Read tune.json."""
-        stored = read_record(folder / FILE)
         with using(folder / FILE):
-            return cls.from_dict(stored)
+            return cls.from_dict(read_record(folder / FILE))
 
     @classmethod
-    def from_dict(cls, stored: Mapping[str, Any]) -> Tuning:
+    def from_dict(cls, stored: Mapping[str, Any]) -> Search:
         """Return the search that `dataclasses.asdict` made this dictionary of."""
         return cls(**{**stored, "rule": Rule(**stored["rule"])})
 
@@ -126,7 +120,7 @@ class Tuning:
 
 
 @dataclass(frozen=True)
-class Tried:
+class Trial:
     """A point that was run: the values that were searched, its score by the rule (NaN if it diverged), and its run."""
 
     values: Mapping[str, Any]
@@ -147,46 +141,43 @@ class AllDiverged(RunError):
 
 
 @dataclass(frozen=True)
-class Tuned:
+class SearchResult:
     """The outcome of a search.
 
-    Attributes:
-      tuning: what was searched.
-      tried: every point, in the order they were run.
+    `trials` are all points, in the order they were run.
     """
 
-    tuning: Tuning
-    tried: Sequence[Tried]
+    search: Search
+    trials: Sequence[Trial]
 
     @property
-    def best(self) -> Tried:
+    def best(self) -> Trial:
         """The best point.
 
         Raises:
           AllDiverged: every point did.
         """
-        best = self.tuning.rule.best(self.tried)
+        best = self.search.rule.best(self.trials)
         if best is None:
-            raise AllDiverged(self.tuning.algorithm, len(self.tried))
+            raise AllDiverged(self.search.algorithm, len(self.trials))
         return best
 
     @property
     def edges(self) -> dict[str, str]:
         """The hyper-parameters whose best value is the lowest or highest of the grid: name -> which."""
-        return edges(self.tuning.grid, self.best.values)
+        return edges(self.search.grid, self.best.values)
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
         """The best point's, with those that were fixed."""
-        return {**self.tuning.fixed, **self.best.values}
+        return {**self.search.fixed, **self.best.values}
 
     def _repr_html_(self) -> str:
-        rule = self.tuning.rule
-        sign = -1 if rule.higher_is_better else 1
-        ranked = sorted(self.tried, key=lambda one: (math.isnan(one.score), sign * one.score))
-        rows = [{**one.values, rule.metric: one.score, "status": one.status} for one in ranked]
+        rule = self.search.rule
+        ranked = rule.ranked(self.trials)
+        rows = [{**trial.values, rule.metric: trial.score, "status": trial.status} for trial in ranked]
         rounds = "last round" if rule.last == 1 else f"mean of the last {rule.last} rounds"
-        return html_table(rows, f"{self.tuning.algorithm}: {len(rows)} points by {rule.metric}, {rounds}")
+        return html_table(rows, f"{self.search.algorithm}: {len(rows)} points by {rule.metric}, {rounds}")
 
 
 def tune(
@@ -201,12 +192,11 @@ def tune(
     seed: int = 0,
     search: str = "grid",
     trials: int = 25,
-    rounds: int = 100,
     overwrite: bool = False,
     progress: bool | None = None,
     command: str = "",
     **options: Any,
-) -> Tuned:
+) -> SearchResult:
     """Search for the hyper-parameters of an algorithm; points that are done in `out` are not run again.
 
     Args:
@@ -220,7 +210,6 @@ def tune(
       seed: of every run, so all start from the same parameters and see the same cohorts.
       search: `"grid"`, or `"optuna"` (extra `optuna`).
       trials: points of a search with Optuna.
-      rounds: of every run.
       overwrite: remove an earlier search in `out` instead of continuing it.
       progress: show a bar on standard error; None shows it on a terminal.
       command: that reports show as the way to reproduce them.
@@ -237,93 +226,86 @@ def tune(
       Interrupted: Ctrl-C or a signal; a further call goes on.
     """
     check_task(task)
-    check_shared(options)
-    options = {"rounds": rounds, **options}
-    split_options(options)
-    folder = Path(out)
-    tuning = Tuning(
-        algorithm,
-        grid,
-        dict(fixed or {}),
-        rule_for(task, select, last, rounds),
-        check_int("seed", seed, 0, 2**32 - 1),
-        {"name": task.name, **task.spec},
-        plain_options(options),
-        search,
-        0 if search == "grid" else check_int("trials", trials),
-        command,
-    )
+    folder, shared = Path(out), shared_options(options)
+    rule, seed = rule_for(task, select, last, shared["rounds"]), check_int("seed", seed, 0, 2**32 - 1)
+    trials = 0 if search == "grid" else check_int("trials", trials)
+    about = {"name": task.name, **task.spec}
+    spec = Search(algorithm, grid, dict(fixed or {}), rule, seed, about, shared, search, trials, command)
     if (folder / FILE).is_file() and not overwrite:
-        there = Tuning.read(folder)
-        if to_plain(asdict(there)) != to_plain(asdict(replace(tuning, command=there.command))):
-            raise RunError(f"'{folder / FILE}' is of another search; give another folder")
-    else:
-        check_search(task, tuning)
-        prepare(folder, overwrite)
-    tuned = run_search(task, tuning, folder, progress, options.get("trackers"))
-    _ = tuned.best  # of which there may be none
-    return tuned
+        stored = Search.read(folder)
+        check_same(folder / FILE, stored, replace(spec, command=stored.command), "search")
+    result = run_search(task, spec, folder, progress, options.get("trackers"), overwrite)
+    _ = result.best  # of which there may be none
+    return result
 
 
 def run_search(
     task: Task,
-    tuning: Tuning,
+    search: Search,
     out: Path,
     progress: bool | Update | None = None,
     trackers: Sequence[str | Tracker] | None = None,
-) -> Tuned:
+    overwrite: bool = False,
+) -> SearchResult:
     """Run the points that are not yet done in `out`, in folders `point-001`, …; see `tune`.
 
     One that diverges is stopped there. `progress` may be a function; it is called with the rounds done, of all points
-    together, and a note. Without `trackers` those that `tuning` names follow every run.
+    together, and a note. Without `trackers` those that `search` names follow every run.
     """
-    check_search(task, tuning)
-    make, rounds = _point_maker(tuning), int(tuning.options["rounds"])
-    options = tuning.options | {"seed": tuning.seed} | ({"trackers": trackers} if trackers else {})
-    tried: list[Tried] = []
-    title = f"{tuning.algorithm}: {tuning.size} points"
-    with bar(title, tuning.size * rounds, enabled=progress) as update, locked(out):
-        write_record(out / FILE, tuning)
-        while len(tried) < tuning.size:
-            values = _next_point(tuning, tried)
-            folder, before = out / f"point-{len(tried) + 1:03d}", len(tried) * rounds
-            best = tuning.rule.best(tried)
-            note = "" if best is None else f"best {tuning.rule.metric} {best.score:.4g}"
-            described = {"label": tuning.algorithm, "hyperparameters": {**tuning.fixed, **values}}
-            shown = {"progress": lambda done, _, before=before, note=note: update(before + done, note)}
-            summary = run_in_folder(
-                task, make(values), folder, options | described | shown, find_simulation(tuning.algorithm)
-            )
+    check_search(task, search)
+    if overwrite or not (out / FILE).is_file():
+        prepare(out, overwrite)
+    make, rounds = _point_maker(search), int(search.options["rounds"])
+    options = search.options | {"seed": search.seed} | ({"trackers": trackers} if trackers else {})
+    trials: list[Trial] = []
+    total = search.size * rounds
+    with bar(f"{search.algorithm}: {search.size} points", total, enabled=progress) as update, locked(out):
+        write_record(out / FILE, search)
+        while len(trials) < search.size:
+            values = _next_point(search, trials)
+            folder, before = out / f"point-{len(trials) + 1:03d}", len(trials) * rounds
+            best = search.rule.best(trials)
+            note = "" if best is None else f"best {search.rule.metric} {best.score:.4g}"
+            options |= {"label": search.algorithm, "hyperparameters": {**search.fixed, **values}}
+            options["progress"] = lambda done, _, before=before, note=note: update(before + done, note)
+            summary = run_in_folder(task, make(values), folder, options, find_simulation(search.algorithm))
             update(before + rounds, note)
-            score = tuning.rule.score(read_rows(folder, summary["rounds_done"]), summary["status"])
-            tried.append(Tried(values, score, summary["status"], folder))
-    return Tuned(tuning, tried)
+            score = search.rule.score(read_rows(folder, summary["rounds_done"]), summary["status"])
+            trials.append(Trial(values, score, summary["status"], folder))
+    return SearchResult(search, trials)
 
 
-def check_shared(options: Mapping[str, Any]) -> None:
-    """Check that options hold none that each run of a search or a comparison gets of its own."""
+def shared_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of `fedoptax.run` that several runs share, with `rounds`, as JSON keeps them; all are checked."""
     for name in SINGLE & options.keys():
         raise UsageError(f"option {name} cannot be shared by several runs")
+    return {"rounds": split_options(options)[0].rounds, **plain_options(options)}
 
 
-def check_search(task: Task, tuning: Tuning) -> None:
+def check_same(path: Path, stored: Any, wanted: Any, kind: str) -> None:
+    """Check that the record in a file, of a search or a comparison, is the one that is wanted."""
+    if to_plain(asdict(stored)) != to_plain(asdict(wanted)):
+        raise RunError(f"'{path}' is of another {kind}; give another folder")
+
+
+def check_search(task: Task, search: Search) -> None:
     """Check that a search can be carried out."""
-    make = _point_maker(tuning)
-    rounds = split_options(tuning.options)[0]
-    for point in points(tuning.grid) if tuning.search == "grid" else [_next_point(tuning, [])]:
+    make = _point_maker(search)
+    rounds = split_options(search.options)[0]
+    for point in points(search.grid) if search.search == "grid" else [_next_point(search, [])]:
         algorithm = make(point).algorithm
-        with_rate(rounds, task, {**tuning.fixed, **point})
-    make_plan(rounds, task, algorithm, tuning.algorithm)
+        with_rate(rounds, task, {**search.fixed, **point})
+    make_plan(rounds, task, algorithm, search.algorithm)
     make_watch(task, rounds)
 
 
-def _point_maker(tuning: Tuning) -> Callable[[Mapping[str, Any]], Point]:
+def _point_maker(search: Search) -> Callable[[Mapping[str, Any]], Point]:
     """Return a maker of points; those that differ in numbers alone share a constructor, and so a compilation."""
-    wrappers = tuning.options.get("wrappers") or {}
+    wrappers = search.options.get("wrappers") or {}
 
     @cache
     def constructor(chosen: tuple[tuple[str, Any], ...]) -> Callable[..., FedAlgorithm]:
-        return lambda **free: wrap(build(tuning.algorithm, {**tuning.fixed, **dict(chosen), **free}), **wrappers)
+        return lambda **free: wrap(build(search.algorithm, {**search.fixed, **dict(chosen), **free}), **wrappers)
 
     def make(values: Mapping[str, Any]) -> Point:
         free = {name: float(value) for name, value in values.items() if is_number(value)}
@@ -332,9 +314,9 @@ def _point_maker(tuning: Tuning) -> Callable[[Mapping[str, Any]], Point]:
     return make
 
 
-def _next_point(tuning: Tuning, tried: Sequence[Tried]) -> dict[str, Any]:
-    """Return the next point: a function of what was tried, so an interrupted search goes on."""
-    if tuning.search == "grid":
-        return points(tuning.grid)[len(tried)]
-    known = [(one.values, one.score) for one in tried]
-    return suggest_by_optuna(tuning.grid, known, tuning.rule.higher_is_better, tuning.seed)
+def _next_point(search: Search, trials: Sequence[Trial]) -> dict[str, Any]:
+    """Return the next point: a function of the earlier ones, so an interrupted search goes on."""
+    if search.search == "grid":
+        return points(search.grid)[len(trials)]
+    known = [(trial.values, trial.score) for trial in trials]
+    return suggest_by_optuna(search.grid, known, search.rule.higher_is_better, search.seed)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pandas as pd
 
+from fedoptax.experiments import tuning as searching
 from fedoptax.experiments.grids import edges, is_number
-from fedoptax.experiments.tuning import Tuning
 from fedoptax.report.load import Run, find_folders, load_run
 from fedoptax.report.words import format_number, format_setting, join_words, metric_title, metric_words
 
@@ -32,7 +32,7 @@ class Search:
     """A search for hyper-parameters: what was to be tried, and what was, in that order."""
 
     folder: Path
-    tuning: Tuning
+    tuning: searching.Search
     trials: Sequence[Trial]
 
     @property
@@ -77,13 +77,13 @@ def load_searches(root: Path) -> list[Search]:
 
 
 def _load(folder: Path) -> Search:
-    tuning = Tuning.read(folder)
+    tuning = searching.Search.read(folder)
     places = [place for place in folder.glob("point-*") if (place / "config.json").is_file()]
     places.sort(key=lambda place: (len(place.name), place.name))  # point-999 before point-1000
     return Search(folder, tuning, [_trial(tuning, load_run(place, tuning.command or None)) for place in places])
 
 
-def _trial(tuning: Tuning, run: Run) -> Trial:
+def _trial(tuning: searching.Search, run: Run) -> Trial:
     given = run.config["algorithm"].get("hyperparameters") or {}
     rows = run.rows.astype(object).where(run.rows.notna(), None).to_dict("records")
     score = tuning.rule.score([{str(name): value for name, value in row.items()} for row in rows], run.status)

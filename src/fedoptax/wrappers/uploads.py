@@ -112,7 +112,7 @@ def key_words(seed: int | None) -> np.ndarray:
 
 def first_key(words: np.ndarray, params: Tree) -> jax.Array:
     """The stored key before round 0. It depends on the initial parameters too, so runs of other seeds differ."""
-    bits = [jax.lax.bitcast_convert_type(a.real.astype(jnp.float32), jnp.uint32) for a in jax.tree.leaves(params)]
+    bits = [jax.lax.bitcast_convert_type(jnp.real(a).astype(jnp.float32), jnp.uint32) for a in jax.tree.leaves(params)]
     total = sum((jnp.sum(a, dtype=jnp.uint32) for a in bits), jnp.uint32(0))
     return jax.random.key_data(jax.random.fold_in(_key(jnp.asarray(words)), total))
 

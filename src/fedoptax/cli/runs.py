@@ -1,0 +1,169 @@
+"""`fedoptax run`, `compare` and `tune`, and `resume` for each of them and for a deployment."""
+
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedoptax.cli.options import Compare, Local, Resume, Run, Tune
+from fedoptax.cli.printing import print_summary, warn_if_loss_increased
+from fedoptax.cli.report import report_comparison, report_search
+from fedoptax.cli.setup import reload_task, set_up
+from fedoptax.distributed import broadcast, is_distributed, is_leader, run_on_all_or_fail
+from fedoptax.engine.options import RunOptions, options_of
+from fedoptax.engine.xla import use_cache, use_cores
+from fedoptax.errors import RunError, Stopped, UsageError, check_int
+from fedoptax.experiments import comparison, tuning
+from fedoptax.experiments.baselines import find_simulation
+from fedoptax.experiments.build import build, wrap
+from fedoptax.experiments.grids import choose_grids
+from fedoptax.experiments.result import DivergedError, Interrupted
+from fedoptax.experiments.run import raise_unless_completed, split_options
+from fedoptax.names import split_algorithms
+from fedoptax.storage.checkpoint import least_total
+from fedoptax.storage.config import read_config
+from fedoptax.tasks.task import Task
+
+DEFAULT_TRIALS, DEFAULT_BUDGET = 25, 16
+SEARCHING = ("budget", "grid", "select", "last")  # options of compare that need --tune
+RESUMED = {*options_of(RunOptions), "wrappers", "trackers", "rates"} - {"mesh"}
+"""The options that a run takes from its config.json; by default it uses as many of the devices here as it had."""
+
+
+def run(options: Run) -> None:
+    """Run an algorithm and print how it ended."""
+    name = options.algorithm
+    task, settings, run = set_up(options, [name], name)
+    _run(task, name, settings.hyperparameters[name], run | {"rates": settings.rates[name]}, options.json)
+
+
+def _run(task: Task, name: str, values: Mapping[str, Any], options: Mapping[str, Any], as_json: bool = False) -> None:
+    """Run an algorithm with these hyper-parameters and options of `fedoptax.run`, and print how it ended."""
+    with errors_name(options["out"]):
+        algorithm = run_on_all_or_fail(lambda: wrap(build(name, values), **options.get("wrappers", {})))
+        described = {"label": name, "hyperparameters": values, **options}
+        result = find_simulation(name)(task, algorithm, *split_options(described))
+        raise_unless_completed(result)
+    if is_leader():
+        print_summary(options["out"], as_json)
+        warn_if_loss_increased(task, {name: result.history.last("train_loss")}, options)
+
+
+@contextmanager
+def errors_name(folder: Path) -> Iterator[None]:
+    """Within it, the errors of a run or of several say which folder they are in, and how to continue."""
+    try:
+        yield
+    except Interrupted as stop:
+        remedy = f"fedoptax resume {shlex.quote(str(folder))}" + (" --distributed" if is_distributed() else "")
+        raise Stopped(f"{stop}; continue with: {remedy}", stop.result.signal) from None
+    except DivergedError as error:
+        raise RunError(f"{error} (in {folder})") from error
+
+
+def compare(options: Compare) -> None:
+    """Run a comparison and write its report."""
+    names = split_algorithms(options.algorithms)
+    if not options.tune and (useless := [name for name in SEARCHING if getattr(options, name)]):
+        raise UsageError(f"{useless[0]} needs --tune")
+    budget = DEFAULT_BUDGET if options.budget is None else options.budget
+    grids = choose_grids(options.grid, options.set_, names, budget) if options.tune else {}
+    grids = {name: grid for name, grid in grids.items() if grid}  # the others have nothing to search
+    task, settings, run = set_up(options, names, "compare")
+    rates = settings.rates | dict.fromkeys(grids, "tuned")
+    if len(set(rates.values())) > 1:
+        origins = "; ".join(f"{name}: {origin}" for name, origin in rates.items())
+        warning = f"learning rates come from different places ({origins}); --tune searches those of all alike"
+        print(f"warning: {warning}", file=sys.stderr)
+    run |= {"seeds": options.seeds, "hyperparameters": settings.hyperparameters, "grids": grids, "rates": rates}
+    with errors_name(run["out"]):
+        done = comparison.compare(task, names, **run | _shared(options))
+    ends = {name: [history.last("train_loss") for history in seeds] for name, seeds in done.histories.items()}
+    worst = {name: max(filter(None, losses), default=None) for name, losses in ends.items()}
+    warn_if_loss_increased(task, worst, run)
+    report_comparison(done, options.json)
+
+
+def tune(options: Tune) -> None:
+    """Run a search and write its report."""
+    name = options.algorithm
+    if options.trials is not None and options.search == "grid":
+        raise UsageError("trials needs --search optuna")
+    grid = choose_grids(options.grid, options.set_, [name], DEFAULT_TRIALS)[name]
+    if not grid:
+        raise UsageError(f"grid is needed for {name}, whose rates are all set")
+    task, settings, run = set_up(options, [name], f"tune-{name}")
+    run["fixed"] = {key: value for key, value in settings.hyperparameters[name].items() if key not in grid}
+    run |= {"search": options.search, "trials": options.trials or DEFAULT_TRIALS}
+    with errors_name(run["out"]), suppress(tuning.AllDiverged):  # `report_search` raises it again
+        tuning.tune(task, name, grid, **run | _shared(options))
+    report_search(run["out"], options.json)
+
+
+def _shared(options: Compare | Tune) -> dict[str, Any]:
+    """Return the options that comparisons and searches share, and the command to reproduce them."""
+    command = shlex.join(["fedoptax", *sys.argv[1:]])
+    return {"select": options.select or "train_loss", "last": options.last, "command": command}
+
+
+def resume(options: Resume) -> None:
+    """Continue the run, comparison or search in a folder."""
+    use_cores()
+    use_cache()
+    folder, data_dir = options.folder, options.data_dir
+    changes = {"checkpoint_every": options.checkpoint_every, "resume_round": options.resume_round, **options.run}
+    changes = {name: value for name, value in changes.items() if value is not None}
+    is_comparison, is_search = (folder / comparison.FILE).is_file(), (folder / tuning.FILE).is_file()
+    if changes.keys() & {"resume_round", "rounds"} and (is_comparison or is_search):
+        raise UsageError("resume_round and `rounds` are for a single run only")
+    with errors_name(folder):
+        if is_comparison:
+            compared = comparison.Comparison.read(folder)
+            compared = replace(compared, options=compared.options | changes)
+            report_comparison(comparison.run_comparison(reload_task(compared.task, data_dir), compared, folder))
+        elif is_search:
+            search = tuning.Search.read(folder)
+            search = replace(search, options=search.options | changes)
+            tuning.run_search(reload_task(search.task, data_dir), search, folder)
+            report_search(folder)
+        elif not is_distributed() and "deployment" in _read_config(folder, changes):
+            _resume_deployment(options, changes)
+        else:
+            _resume_run(folder, data_dir, changes)
+
+
+def _resume_deployment(options: Resume, changes: Mapping[str, Any]) -> None:
+    """Continue a deployment that runs on this machine."""
+    from fedoptax.cli.deploy import local  # needs Flower
+
+    folder = options.folder
+    if not folder.with_name(f"{folder.name}-network").is_dir():
+        raise UsageError(
+            f"'{folder}' is of a deployment on other machines: continue with flwr run and resume=true, or here with "
+            f"fedoptax deploy local --resume {folder} --app FOLDER"
+        )
+    for name in changes.keys() - {"resume_round", "rounds"}:
+        raise UsageError(f"{name} cannot be given for a deployment")
+    rounds = {name: value for name, value in changes.items() if name == "rounds"}
+    local(Local(resume=folder, resume_round=options.resume_round, run=rounds, data_dir=options.data_dir))
+
+
+def _resume_run(folder: Path, data_dir: Path | None, changes: Mapping[str, Any]) -> None:
+    """Continue a run; of several processes only the first needs the folder, and sends its config to the others."""
+    config: Any = broadcast(run_on_all_or_fail(lambda: _read_config(folder, changes) if is_leader() else None))
+    stored = {name: value for name, value in config.items() if name in RESUMED}
+    task = run_on_all_or_fail(lambda: reload_task(config["task"], data_dir))
+    algorithm = config["algorithm"]
+    options = {**stored, **changes, "resume_from": folder, "out": folder}
+    _run(task, algorithm["name"], algorithm["hyperparameters"], options)
+
+
+def _read_config(folder: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
+    if not (folder / "config.json").is_file():
+        raise UsageError(f"'{folder}' is not the folder of a run, a comparison or a search")
+    if "rounds" in changes:
+        check_int("rounds", changes["rounds"], least_total(folder, changes.get("resume_round")))
+    return read_config(folder)
