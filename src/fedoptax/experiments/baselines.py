@@ -6,7 +6,7 @@ in which it is sampled. Every client's held-out examples are evaluated with the 
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -15,13 +15,7 @@ import numpy as np
 from fedoptax.algorithm import FedAlgorithm, Tree
 from fedoptax.data.federated import FederatedData
 from fedoptax.engine.client_states import OnDevice
-from fedoptax.engine.evaluation import (
-    evaluate,
-    evaluate_clients,
-    evaluate_own,
-    evaluate_own_clients,
-    evaluation_data,
-)
+from fedoptax.engine.evaluation import evaluate, evaluate_clients, evaluation_data
 from fedoptax.engine.mesh import to_first_device
 from fedoptax.engine.plan import Plan, RunOptions
 from fedoptax.engine.program import MAX_ROUNDS, Point
@@ -57,16 +51,9 @@ class OwnModels(Simulation):
     def __init__(self, task: Task, point: Point, options: RunOptions, plan: Plan) -> None:
         super().__init__(_without_held_out(task), point, replace(options, speeds=None), plan)
         self._whole, self._held_out = task, evaluation_data(task)
-        is_shared = task.clients.num_clients == 1
-        self._evaluate = jax.jit(
-            lambda models, data: (
-                evaluate(task, jax.tree.map(lambda a: a[0], models), data)
-                if is_shared
-                else evaluate_own(task, models, data)
-            )
-        )
-        found = jax.eval_shape(self._evaluate, self._models(), self._held_out) if self._held_out else {}
-        self._columns = sorted(found)
+        self._is_stacked = task.clients.num_clients > 1
+        self._evaluate = jax.jit(partial(evaluate, task, is_stacked=self._is_stacked))
+        self._columns = sorted(jax.eval_shape(self._evaluate, self.params(), self._held_out) if self._held_out else ())
 
     def advance(self, done: int) -> Step:
         """Do the rounds until the next evaluation, and evaluate."""
@@ -77,14 +64,12 @@ class OwnModels(Simulation):
         for row in step.rows:
             row |= dict.fromkeys(self._columns)
             if row["round"] == due and self._held_out:
-                values = jax.device_get(self._evaluate(self._models(), self._held_out))
+                values = jax.device_get(self._evaluate(self.params(), self._held_out))
                 row |= {name: float(values[name]) for name in self._columns}
         return step
 
     def _measure_clients(self) -> dict[str, np.ndarray]:
-        if self._whole.clients.num_clients == 1:
-            return evaluate_clients(self._whole, jax.tree.map(np.asarray, self.params()))
-        return evaluate_own_clients(self._whole, self._models())
+        return evaluate_clients(self._whole, self.params(), self._is_stacked)
 
     def evaluate_end(self, params: Tree) -> dict[str, Any]:
         """Return nothing: there is no global model, or no client of its own to personalize it."""
@@ -93,7 +78,7 @@ class OwnModels(Simulation):
     def params(self) -> Tree:
         """Return the parameters: of the one model, or of all clients, stacked."""
         models = self._models()
-        return jax.tree.map(lambda a: a[0], models) if self._whole.clients.num_clients == 1 else models
+        return models if self._is_stacked else jax.tree.map(lambda a: a[0], models)
 
     def _models(self) -> Tree:
         if isinstance(self.clients, OnDevice):

@@ -1,10 +1,8 @@
 """The numbers of a report: one row per group, one row per round, and both as text."""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -225,141 +223,121 @@ def _mean(values: Sequence[float]) -> float:
     return float(pd.Series(values, dtype=float).mean())
 
 
-@dataclass(frozen=True)
-class TableColumn:
+class TableColumn(NamedTuple):
     """A column of the final table as a reader sees it."""
 
     name: str  # of the table's column by which it is sorted
     header: str
     hint: str  # what exactly it holds
-    text: Callable[[Row], str]  # writes a row's cell
 
     @property
     def is_text(self) -> bool:
         """Whether it is aligned to the left."""
         return self.name in ("algorithm", "rates", "status")
 
+    def text(self, row: Row) -> str:
+        """Write a row's cell."""
+        name, value = self.name, row[self.name]
+        if self.is_text:
+            return str(value)
+        if name == "final":
+            return words.format_spread(value, row["final_std"])
+        if name == "seeds":
+            return str(value) if row["counted"] == value else f"{row['counted']} of {value}"
+        if name == "behind":
+            return _write_behind(row)
+        if name.startswith("after"):
+            before = words.format_number(row[name.replace("after", "before")])
+            return words.DASH if math.isnan(value) else f"{before} → {words.format_number(value)}"
+        if math.isinf(value) and name.endswith(("_to_target", "_round")):
+            return "not reached"
+        if name in ("rounds_to_target", "best_round", "gradients_to_target"):
+            digits = ",.0f" if name == "gradients_to_target" else "g"
+            return words.DASH if math.isnan(value) else f"{value:{digits}}"
+        write = words.format_bytes if "bytes" in name else words.format_duration if "seconds" in name else None
+        return (write or words.format_number)(value)
+
+
+def _write_behind(row: Row) -> str:
+    if row["behind"] == 0 and row["pairs"] == 0:
+        return "best"
+    text = words.format_number(row["behind"], 2)
+    if math.isnan(row["behind"]):
+        return text
+    if row["pairs"] < LEAST_PAIRS:
+        return f"{text}, too few seeds"
+    return f"{text}, p {row['p_behind']:.2g}" + (", within a point" if row["p_within_point"] < LEVEL else "")
+
+
+_COLUMNS = (
+    TableColumn("algorithm", "Algorithm", "with the settings that differ where it has several rows"),
+    TableColumn("final", "Final {metric}", "mean ± standard deviation over seeds, last evaluated round"),
+    TableColumn("seeds", "Seeds", "runs that differ by nothing but their seed"),
+    TableColumn("behind", "Behind the best", "mean over common seeds, with the p of a paired t-test, uncorrected"),
+    TableColumn("best", "Best {chosen}", "at the evaluated round where it was best, mean over seeds"),
+    TableColumn("best_round", "Best round", "this round, the first of equals, median over seeds"),
+    TableColumn(
+        "last_mean", "Mean of last {window}", "mean over the evaluated ones of the last rounds, and over seeds"
+    ),
+    TableColumn("train_loss", "Train loss", "in the last round, mean over seeds"),
+    TableColumn("rounds_to_target", "Rounds to {target}", "first such evaluated round, median over seeds"),
+    TableColumn("bytes_to_target", "Bytes to {target}", "of all clients, both ways, up to then"),
+    TableColumn(
+        "gradients_to_target",
+        "Gradients to {target}",
+        "minibatch gradients of all clients up to then, cohorts being of average clients",
+    ),
+    TableColumn("bytes_up", "Upload", "bytes that a client sends in a round, payload only"),
+    TableColumn("bytes_down", "Download", "bytes that a client receives in a round, payload only"),
+    TableColumn(
+        "total_bytes",
+        "Total bytes",
+        "of all sampled clients in all rounds, both ways, mean over seeds; 1 MB is 10⁶ bytes",
+    ),
+    TableColumn("seconds_per_round", "Time per round", "wall time, median over rounds and seeds, without compilation"),
+)
+_OPTIONAL = (
+    TableColumn("at_best", "{metric_title} then", "at the best round, mean over seeds"),
+    TableColumn(
+        "client_spread", "Client std", "standard deviation over clients' own held-out examples, mean over seeds"
+    ),
+    TableColumn("client_worst", "Worst 10 %", "mean over the worst tenth of the clients, and over seeds"),
+    TableColumn(
+        "after",
+        "Personalized",
+        "mean over clients before → after {local_steps} local steps from the global model, and seeds",
+    ),
+    TableColumn("after_spread", "Personalized std", "standard deviation over clients, before → after"),
+    TableColumn("after_worst", "Personalized worst 10 %", "mean over the worst tenth of the clients, before → after"),
+    TableColumn("virtual_seconds", "Virtual time", "all rounds, by the clients' speeds"),
+    TableColumn(
+        "virtual_seconds_to_target",
+        "Virtual time to {target}",
+        "up to the first such evaluated round, median over seeds",
+    ),
+    TableColumn("participants", "Participants", "clients per round whose uploads counted, mean over rounds and seeds"),
+    TableColumn("epsilon", "Epsilon", "privacy spent at the end, the largest of the seeds"),
+    TableColumn("rates", "Rates from", "where the learning rates come from; tuned: a search"),
+)
+_STATUS = TableColumn("status", "Status", "completed, or what became of how many seeds")
+
 
 def shown_columns(table: pd.DataFrame) -> list[TableColumn]:
     """Choose the columns of the final table in the order and words of the report."""
-    metric = words.join_values(words.metric_words(name) for name in table["metric"])
-    target = words.join_values(words.format_number(value, 3) for value in table["target"].dropna()) or "target"
-    chosen = words.join_values(words.metric_words(name) for name in table["best_metric"])
-    window = words.join_values(table["last_window"])
-    local_steps = words.join_values(table["local_steps"].dropna().astype(int))
-
-    def column(name: str, header: str, hint: str, write: Callable[[Any], str] = words.format_number) -> TableColumn:
-        return TableColumn(name, header, hint, lambda row: write(row[name]))
-
-    def write_final(row: Row) -> str:
-        return words.format_spread(row["final"], row["final_std"])
-
-    def write_behind(row: Row) -> str:
-        if row["behind"] == 0 and row["pairs"] == 0:
-            return "best"
-        if math.isnan(row["behind"]):
-            return words.DASH
-        text = words.format_number(row["behind"], 2)
-        if row["pairs"] < LEAST_PAIRS:
-            return f"{text}, too few seeds"
-        return f"{text}, p {row['p_behind']:.2g}" + (", within a point" if row["p_within_point"] < LEVEL else "")
-
-    def write_change(name: str, row: Row) -> str:
-        parts = [words.format_number(row[f"{when}{name}"]) for when in ("before", "after")]
-        return words.DASH if math.isnan(row[f"after{name}"]) else " → ".join(parts)
-
-    def write_seeds(row: Row) -> str:
-        return str(row["seeds"]) if row["counted"] == row["seeds"] else f"{row['counted']} of {row['seeds']}"
-
-    first = [
-        column("algorithm", "Algorithm", "with the settings that differ where it has several rows", str),
-        TableColumn(
-            "final", f"Final {metric}", "mean ± standard deviation over seeds, last evaluated round", write_final
-        ),
-        TableColumn("seeds", "Seeds", "runs that differ by nothing but their seed", write_seeds),
-        TableColumn(
-            "behind",
-            "Behind the best",
-            "mean over common seeds, with the p of a paired t-test, uncorrected",
-            write_behind,
-        ),
-        column("best", f"Best {chosen}", "at the evaluated round where it was best, mean over seeds"),
-        column(
-            "best_round", "Best round", "this round, the first of equals, median over seeds", _reached("{:g}".format)
-        ),
-        column(
-            "last_mean", f"Mean of last {window}", "mean over the evaluated ones of the last rounds, and over seeds"
-        ),
-        column("train_loss", "Train loss", "in the last round, mean over seeds"),
-        column(
-            "rounds_to_target",
-            f"Rounds to {target}",
-            "first such evaluated round, median over seeds",
-            _reached("{:g}".format),
-        ),
-        column(
-            "bytes_to_target",
-            f"Bytes to {target}",
-            "of all clients, both ways, up to then",
-            _reached(words.format_bytes),
-        ),
-        column(
-            "gradients_to_target",
-            f"Gradients to {target}",
-            "minibatch gradients of all clients up to then, cohorts being of average clients",
-            _reached("{:,.0f}".format),
-        ),
-        column("bytes_up", "Upload", "bytes that a client sends in a round, payload only", words.format_bytes),
-        column("bytes_down", "Download", "bytes that a client receives in a round, payload only", words.format_bytes),
-        column(
-            "total_bytes",
-            "Total bytes",
-            "of all sampled clients in all rounds, both ways, mean over seeds; 1 MB is 10⁶ bytes",
-            words.format_bytes,
-        ),
-        column(
-            "seconds_per_round",
-            "Time per round",
-            "wall time, median over rounds and seeds, without compilation",
-            words.format_duration,
-        ),
+    metric = words.join_values(map(words.metric_words, table["metric"]))
+    texts = {
+        "metric": metric,
+        "metric_title": words.metric_title(metric),
+        "target": words.join_values(words.format_number(value, 3) for value in table["target"].dropna()) or "target",
+        "chosen": words.join_values(map(words.metric_words, table["best_metric"])),
+        "window": words.join_values(table["last_window"]),
+        "local_steps": words.join_values(table["local_steps"].dropna().astype(int)),
+    }
+    optional = [column for column in _OPTIONAL if (table[column.name].notna() & (table[column.name] != "")).any()]
+    return [
+        column._replace(header=column.header.format(**texts), hint=column.hint.format(**texts))
+        for column in (*_COLUMNS, *optional, _STATUS)
     ]
-    optional = [
-        column("at_best", f"{words.metric_title(metric)} then", "at the best round, mean over seeds"),
-        column(
-            "client_spread", "Client std", "standard deviation over clients' own held-out examples, mean over seeds"
-        ),
-        column("client_worst", "Worst 10 %", "mean over the worst tenth of the clients, and over seeds"),
-        *(
-            TableColumn(f"after{name}", f"Personalized{title}", hint, partial(write_change, name))
-            for name, title, hint in (
-                (
-                    "",
-                    "",
-                    f"mean over clients before → after {local_steps} local steps from the global model, and seeds",
-                ),
-                ("_spread", " std", "standard deviation over clients, before → after"),
-                ("_worst", " worst 10 %", "mean over the worst tenth of the clients, before → after"),
-            )
-        ),
-        column("virtual_seconds", "Virtual time", "all rounds, by the clients' speeds", words.format_duration),
-        column(
-            "virtual_seconds_to_target",
-            f"Virtual time to {target}",
-            "up to the first such evaluated round, median over seeds",
-            _reached(words.format_duration),
-        ),
-        column("participants", "Participants", "clients per round whose uploads counted, mean over rounds and seeds"),
-        column("epsilon", "Epsilon", "privacy spent at the end, the largest of the seeds"),
-    ]
-    shown = [item for item in optional if table[item.name].notna().any()]
-    if table["rates"].any():
-        shown.append(column("rates", "Rates from", "where the learning rates come from; tuned: a search", str))
-    return [*first, *shown, column("status", "Status", "completed, or what became of how many seeds", str)]
-
-
-def _reached(write: Callable[[float], str]) -> Callable[[float], str]:
-    return lambda value: "not reached" if math.isinf(value) else words.DASH if math.isnan(value) else write(value)
 
 
 def table_rows(table: pd.DataFrame) -> list[Row]:

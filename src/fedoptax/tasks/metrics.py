@@ -192,17 +192,17 @@ METRICS: dict[str, Callable[[jax.Array, jax.Array, int], Metric]] = {"accuracy":
 """Metrics of classes by name, `(probabilities, labels, positive class) -> Metric`; see `fedoptax.with_metrics`."""
 
 
-def as_metric(name: str, given: Any, size: int) -> Metric:
+def as_metric(name: str, value: Any, size: int) -> Metric:
     """Return what a task says of `size` examples as a metric: of values or a pair (values, weights) the mean.
 
     Raises:
       UsageError: there is not one row per example, or values and weights differ in shape.
     """
-    values, weights = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+    values, weights = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
     form = "share" if "accuracy" in name else "number"
     try:
-        metric = given if isinstance(given, Metric) else mean(values, weights, higher_is_better(name, {}), form)
-    except (UsageError, TypeError) as error:
+        metric = value if isinstance(value, Metric) else mean(values, weights, higher_is_better(name, {}), form)
+    except (ValueError, TypeError) as error:
         raise UsageError(f"metric '{name}': {error}") from error
     for shape in map(jnp.shape, jax.tree.leaves(metric.values)):
         if shape[:1] != (size,):
@@ -214,15 +214,15 @@ def with_derived(metrics: Callable[..., Any], derived: Mapping[str, Callable[[An
     """Return `metrics` with further ones, functions of its averages: the deprecated `Task(derived=…)`."""
 
     def both(params: Tree, batch: Any) -> dict[str, Any]:
-        found = metrics(params, batch)
-        means = {name: as_metric(name, value, len(jax.tree.leaves(batch)[0])) for name, value in found.items()}
-        sums, results = ({name: getattr(m, of) for name, m in means.items()} for of in ("values", "result"))
+        values, size = metrics(params, batch), len(jax.tree.leaves(batch)[0])
+        averages = {name: as_metric(name, value, size) for name, value in values.items()}
+        sums, results = ({name: getattr(one, of) for name, one in averages.items()} for of in ("values", "result"))
 
         def result(function: Callable[[Any], jax.Array], sums: Tree) -> jax.Array:
-            return function({name: of_sums(sums[name]) for name, of_sums in results.items()})
+            return function({name: average(sums[name]) for name, average in results.items()})
 
         more = {name: Metric(sums, partial(result, f), higher_is_better(name, {})) for name, f in derived.items()}
-        return {**found, **more}
+        return {**values, **more}
 
     return both
 
