@@ -20,36 +20,18 @@ from fedoptax.report.curves import AXES, Curve, Metric, axis_limits
 from fedoptax.report.partition import SHOWN, Partition
 from fedoptax.report.report import Report
 from fedoptax.report.searches import HeatMap, Profile
-from fedoptax.report.style import LIGHT, look
+from fedoptax.report.style import look
 from fedoptax.report.words import format_count, format_number, metric_title, metric_words
 
 GREY, INK, BARS = "#6a7079", "#24292f", "#8d98a7"
 _STYLE: dict[Any, Any] = {
-    "font.size": 9.0,
-    "axes.titlesize": 9.0,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "#9aa1aa",
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e6e8eb",
-    "xtick.color": GREY,
-    "ytick.color": GREY,
-    "axes.labelcolor": INK,
-    "text.color": INK,
-    "lines.linewidth": 1.5,
-    "lines.markersize": 4.3,
-    "lines.markeredgecolor": "white",
-    "lines.markeredgewidth": 0.5,
-    "legend.frameon": False,
-    "legend.fontsize": 8.5,
-    "text.parse_math": False,
-    "text.usetex": False,
-    "font.family": "sans-serif",
-    "savefig.dpi": 180.0,
-    "svg.hashsalt": "fedoptax",
-}
+    "font.size": 9.0, "font.family": "sans-serif", "text.color": INK, "text.parse_math": False, "text.usetex": False,
+    "axes.titlesize": 9.0, "axes.titlelocation": "left", "axes.labelcolor": INK, "axes.edgecolor": "#9aa1aa",
+    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True,
+    "grid.color": "#e6e8eb", "xtick.color": GREY, "ytick.color": GREY, "lines.linewidth": 1.5, "lines.markersize": 4.3,
+    "lines.markeredgecolor": "white", "lines.markeredgewidth": 0.5, "legend.frameon": False, "legend.fontsize": 8.5,
+    "savefig.dpi": 180.0, "svg.hashsalt": "fedoptax",
+}  # fmt: skip
 
 
 def draw_figures(report: Report) -> dict[str, bytes]:
@@ -104,19 +86,14 @@ def draw_curves(metric: Metric, x: str = "round") -> Figure:
     seeds = max(len(curve.seeds) for curve in curves)
     if seeds > 1:
         axes.set_title(f"mean of {seeds} seeds, band ± 1 standard deviation", loc="right", color=GREY, fontsize=8.5)
-    figure.legend(
-        lines,
-        labels,
-        loc="outside right upper" if is_beside else "outside lower left",
-        handlelength=3.2,
-        ncols=columns,
-    )
+    place = "outside right upper" if is_beside else "outside lower left"
+    figure.legend(lines, labels, loc=place, handlelength=3.2, ncols=columns)
     return figure
 
 
 def _draw_curve(axes: Axes, curve: Curve, x: np.ndarray) -> Line2D:
     style, index = look(curve.group.index), curve.group.index
-    color = LIGHT[style.color]
+    color = style.light
     shown = np.isfinite(curve.mean) & np.isfinite(x)
     size = max(1, int(shown.sum()))
     axes.fill_between(x, curve.mean - curve.std, curve.mean + curve.std, color=color, alpha=0.15, linewidth=0)
@@ -152,16 +129,13 @@ def draw_client_bands(bands: Sequence[ClientBands]) -> Figure:
     """Draw the median over clients as a line, the middle half and the middle 80 % of them as bands, group by group."""
     columns = min(3, len(bands))
     rows = -(-len(bands) // columns)
-    size = (7.6 if columns > 1 else 5.4, 0.4 + 2.4 * rows)
-    figure = Figure(figsize=size, layout="constrained")
+    figure = Figure(figsize=(7.6 if columns > 1 else 5.4, 0.4 + 2.4 * rows), layout="constrained")
     plots = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     for axes, band in zip(plots.flat, bands):
-        style = look(band.group.index)
+        color, values = look(band.group.index).light, band.values.T
         for low, high, alpha in ((0, 4, 0.15), (1, 3, 0.3)):
-            axes.fill_between(
-                band.rounds, band.values[:, low], band.values[:, high], color=LIGHT[style.color], alpha=alpha, lw=0
-            )
-        axes.plot(band.rounds, band.values[:, 2], color=LIGHT[style.color])
+            axes.fill_between(band.rounds, values[low], values[high], color=color, alpha=alpha, lw=0)
+        axes.plot(band.rounds, values[2], color=color)
         axes.set_title(visible(band.group.label, 34))
     for axes in list(plots.flat)[len(bands) :]:
         axes.set_visible(False)
@@ -263,7 +237,7 @@ def draw_profile(profile: Profile, places: Mapping[str, int]) -> Figure:
     for place, (name, line) in enumerate(profile.lines.items()):
         x, y = zip(*line, strict=True)
         style = look(places.get(name, place))
-        (drawn,) = axes.plot(x, y, color=LIGHT[style.color], marker=style.matplotlib_marker, label=visible(name))
+        (drawn,) = axes.plot(x, y, color=style.light, marker=style.matplotlib_marker, label=visible(name))
         drawn.set_linestyle("-" if profile.is_grid else "none")
     if profile.is_log:
         axes.set_xscale("log")

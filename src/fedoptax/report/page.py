@@ -55,7 +55,6 @@ def render(report: Report, figures: Mapping[str, bytes], folder: Path) -> str:
     )
     environment.filters |= {
         "look": look,
-        "number": words.format_number,
         "setting": words.format_setting,
         "title_of": metric_title,
         "describe": describe_search,

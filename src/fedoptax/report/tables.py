@@ -10,7 +10,7 @@ import pandas as pd
 from fedoptax.report import words
 from fedoptax.report.groups import Group, group_runs
 from fedoptax.report.load import Run
-from fedoptax.report.paired import LEAST_PAIRS, LEVEL, compare_seeds
+from fedoptax.report.paired import LEAST_PAIRS, LEVEL, Paired, compare_seeds
 from fedoptax.tasks.metrics import Column
 
 NAN = float("nan")
@@ -57,16 +57,24 @@ def tabulate(groups: Sequence[Group], target: float | None = None) -> pd.DataFra
     """Make the table of `final_table` from groups."""
     rows = [_final_row(group) for group in groups]
     for row, group in zip(rows, groups, strict=True):
-        row["target"] = _automatic_target(row, rows) if target is None else float(target)
-        is_known = math.isfinite(row["target"])
-        reached = [_first_round(run, group, row["target"]) for run in group.runs] if is_known else []
-        row["rounds_to_target"] = _median(reached)
-        each = list(zip(group.runs, reached))
-        row["bytes_to_target"] = _median([_sum_until(run, run.bytes_per_round(), at) for run, at in each])
-        row["virtual_seconds_to_target"] = _median([_sum_until(run, _virtual_seconds(run), at) for run, at in each])
-        row["gradients_to_target"] = row["rounds_to_target"] * group.runs[0].gradients_per_round
-        rivals = [other for other in rows if other["problem"] == row["problem"]]
-        row |= _compare_to_best(row, rivals, group.runs[0].is_share)
+        sign = 1 if row["higher_is_better"] else -1
+        rivals = [other for other in rows if other["problem"] == row["problem"] and math.isfinite(other["final"])]
+        ended = [other for other in rivals if other["complete"]]
+        best = max(ended or rivals, key=lambda other: sign * other["final"], default=None)
+        if target is None:
+            row["target"] = best["final"] - sign * (1 - TARGET_SHARE) * abs(best["final"]) if best else NAN
+        else:
+            row["target"] = float(target)
+        row |= _costs_to_target(group, row["target"])
+        paired = Paired(0, 0.0 if row is best and ended else NAN, NAN, NAN)
+        if best is not row and any(other is row for other in ended):
+            paired = compare_seeds(best["finals"], row["finals"])
+        row |= {
+            "pairs": paired.pairs,
+            "behind": sign * paired.difference if paired.pairs else paired.difference,
+            "p_behind": paired.p_differs,
+            "p_within_point": paired.p_within_point if group.runs[0].is_share else NAN,
+        }
     return pd.DataFrame(rows)
 
 
@@ -144,54 +152,27 @@ def _best_rounds(group: Group) -> Row:
 
 def _personalized(group: Group) -> Row:
     """What the metric was over clients before and after local steps from the global model, mean over seeds."""
-    found = [run.summary["personalized"] for run in group.counted_runs if run.summary.get("personalized")]
-    row: Row = {"local_steps": found[0]["steps"] if found else NAN}
+    parts = [run.summary["personalized"] for run in group.counted_runs if run.summary.get("personalized")]
+    row: Row = {"local_steps": parts[0]["steps"] if parts else NAN}
     for when in ("before", "after"):
         for what, name in (("mean", ""), ("spread", "_spread"), ("worst_decile", "_worst")):
-            values = [NAN if own[when][what] is None else own[when][what] for own in found]
-            row[f"{when}{name}"] = _mean(values)
+            row[f"{when}{name}"] = _mean([part[when][what] for part in parts])
     return row
 
 
-def _compare_to_best(row: Row, rivals: Sequence[Row], is_share: bool) -> Row:
-    """Compare a group with the best completed one of its task, seed by seed."""
-    ended = [other for other in rivals if other["complete"] and math.isfinite(other["final"])]
-    sign = 1 if row["higher_is_better"] else -1
-    best = max(ended, key=lambda other: sign * other["final"], default=None)
-    if best is None or best is row or not any(other is row for other in ended):
-        behind = 0.0 if best is row else NAN
-        return {"pairs": 0, "behind": behind, "p_behind": NAN, "p_within_point": NAN}
-    paired = compare_seeds(best["finals"], row["finals"])
-    within = paired.p_within_point if is_share else NAN
-    return {
-        "pairs": paired.pairs,
-        "behind": sign * paired.difference,
-        "p_behind": paired.p_differs,
-        "p_within_point": within,
-    }
-
-
-def _automatic_target(row: Row, rows: Sequence[Row]) -> float:
-    rivals = [other for other in rows if other["problem"] == row["problem"] and math.isfinite(other["final"])]
-    finals = [other["final"] for other in rivals if other["complete"]] or [other["final"] for other in rivals]
-    if not finals:
-        return NAN
-    best = max(finals) if row["higher_is_better"] else min(finals)
-    slack = (1 - TARGET_SHARE) * abs(best)
-    return best - slack if row["higher_is_better"] else best + slack
-
-
-def _first_round(run: Run, group: Group, target: float) -> float:
-    """The first round that reaches the target; inf if none does."""
-    values = _measured(run)
-    hits = values[values >= target] if group.higher_is_better else values[values <= target]
-    return float(hits.index[0]) if len(hits) else math.inf
-
-
-def _sum_until(run: Run, values: pd.Series, round: float) -> float:
-    """The sum of a run's values by round up to a round; NaN where there are none."""
-    total = values[run.rows["round"] <= round].sum(min_count=1)
-    return math.inf if math.isinf(round) and not math.isnan(total) else float(total)
+def _costs_to_target(group: Group, target: float) -> Row:
+    """Return the rounds, and their cost, until the metric reaches a target: inf if never, median over seeds."""
+    costs: dict[str, list[float]] = {name: [] for name in ("rounds", "bytes", "virtual_seconds")}
+    for run in group.runs if math.isfinite(target) else []:
+        values = _measured(run)
+        hits = values[values >= target] if group.higher_is_better else values[values <= target]
+        at = float(hits.index[0]) if len(hits) else math.inf
+        costs["rounds"].append(at)
+        for name, by_round in (("bytes", run.bytes_per_round()), ("virtual_seconds", _virtual_seconds(run))):
+            total = float(by_round[run.rows["round"] <= at].sum(min_count=1))
+            costs[name].append(math.inf if math.isinf(at) and not math.isnan(total) else total)
+    medians = {f"{name}_to_target": _median(values) for name, values in costs.items()}
+    return medians | {"gradients_to_target": medians["rounds_to_target"] * group.runs[0].gradients_per_round}
 
 
 def _virtual_seconds(run: Run) -> pd.Series:
@@ -347,17 +328,14 @@ def table_rows(table: pd.DataFrame) -> list[Row]:
 
 def to_markdown(table: pd.DataFrame) -> str:
     """Write the final table as a GitHub Markdown table, with columns aligned in the source too."""
-    columns = shown_columns(table)
-    lines = [[_escape(column.header) for column in columns]]
-    lines += [[_escape(column.text(row)) for column in columns] for row in table_rows(table)]
-    widths = [max(3, *map(len, cells)) for cells in zip(*lines, strict=True)]
-    is_left = [column.is_text for column in columns]
-    rule = [f":{'-' * (w - 1)}" if left else f"{'-' * (w - 1)}:" for w, left in zip(widths, is_left, strict=True)]
-    padded = [
-        [cell.ljust(w) if left else cell.rjust(w) for cell, w, left in zip(line, widths, is_left, strict=True)]
-        for line in lines
-    ]
-    return "".join(f"| {' | '.join(line)} |\n" for line in [padded[0], rule, *padded[1:]])
+    columns = []
+    for column in shown_columns(table):
+        cells = [_escape(text) for text in (column.header, *map(column.text, table_rows(table)))]
+        width = max(3, *map(len, cells))
+        head, *rest = [cell.ljust(width) if column.is_text else cell.rjust(width) for cell in cells]
+        rule = "-" * (width - 1)
+        columns.append([head, f":{rule}" if column.is_text else f"{rule}:", *rest])
+    return "".join(f"| {' | '.join(line)} |\n" for line in zip(*columns, strict=True))
 
 
 def _escape(text: str) -> str:
