@@ -125,7 +125,7 @@ def evaluate_clients(task: Task, params: Tree, is_stacked: bool = False) -> dict
 def _client_values(task: Task, part: str, is_stacked: bool) -> Callable[[Tree, EvaluationData], dict[str, jax.Array]]:
     def by_client(params: Tree, data: EvaluationData) -> dict[str, jax.Array]:
         sums = _sum_by_owner(task, params, data, part, is_stacked=is_stacked)
-        return jax.tree.map(as_bits, values_by_owner(task, sums))
+        return jax.tree.map(as_bits, jax.vmap(partial(metric_values, task))(sums))
 
     return jax.jit(by_client)
 
@@ -225,7 +225,9 @@ def initial_loss(task: Task, seed: int, examples: int) -> float:
 def client_summary(task: Task, sums: Sums) -> tuple[str, dict[str, jax.Array]]:
     """Return the primary metric's name, and its mean, spread and worst decile over the owners of `sums`."""
     name = primary_metric(task)
-    return name, summarize(values_by_owner(task, sums)[name], describe_metrics(task)[name].higher_is_better)
+    return name, summarize(
+        jax.vmap(partial(metric_values, task))(sums)[name], describe_metrics(task)[name].higher_is_better
+    )
 
 
 def summarize(values: jax.Array, higher_is_better: bool) -> dict[str, jax.Array]:
@@ -297,11 +299,6 @@ def _total(sums: Sums) -> Sums:
         return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]) if is_rows else jnp.sum(a, axis=0), tree)
 
     return {name: merge(tree) for name, tree in sums.items()}
-
-
-def values_by_owner(task: Task, sums: Sums) -> dict[str, jax.Array]:
-    """Return every metric of the sums of each owner, (owners,)."""
-    return jax.vmap(partial(metric_values, task))(sums)
 
 
 def metric_values(task: Task, sums: Sums) -> dict[str, jax.Array]:

@@ -175,10 +175,8 @@ def _draw_classes(figure: Figure, axes: Axes, partition: Partition) -> None:
     top, classes = partition.top_share, partition.shares.shape[1]
     image = axes.imshow(partition.shares.T, aspect="auto", cmap="Blues", vmin=0, vmax=top, interpolation="nearest")
     axes.grid(visible=False)
-    axes.set_ylabel("Class")
-    axes.set_yticks(np.arange(0, classes, max(1, -(-classes // 12))))
-    for side in ("left", "bottom"):
-        axes.spines[side].set_visible(False)
+    axes.set(ylabel="Class", yticks=np.arange(0, classes, max(1, -(-classes // 12))))
+    axes.spines[["left", "bottom"]].set_visible(False)
     axes.tick_params(length=0)
     bar = figure.colorbar(image, ax=axes, location="bottom", shrink=0.5, aspect=36, pad=0.02)
     bar.set_label("Share of the client's examples", fontsize=8.5)
@@ -192,11 +190,10 @@ def _draw_histogram(axes: Axes, partition: Partition) -> None:
     bins = [edge - 0.5 for edge in range(low, high + width + 1, width)]
     axes.hist(partition.sizes, bins, rwidth=0.9, color=BARS)
     axes.grid(axis="x", visible=False)
-    axes.set_xlabel("Examples per client")
-    axes.set_ylabel("Clients")
+    axes.set(xlabel="Examples per client", ylabel="Clients")
     axes.set_title(f"Sizes of all {format_count(len(partition.sizes), 'client')}")
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10], integer=True))
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 5, 10], integer=True))
+    for axis, ticks in ((axes.yaxis, 5), (axes.xaxis, 4)):
+        axis.set_major_locator(MaxNLocator(nbins=ticks, steps=[1, 2, 5, 10], integer=True))
 
 
 def draw_heat_map(heat_map: HeatMap) -> Figure:
@@ -221,8 +218,7 @@ def draw_heat_map(heat_map: HeatMap) -> Figure:
                 axes.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, fill=False, edgecolor="#cf5300", linewidth=2))
     axes.set_xticks(range(len(columns)), [visible(name, 20) for name in columns], rotation=45)
     axes.set_yticks(range(len(rows)), [visible(name, 20) for name in rows])
-    axes.set_xlabel(visible(heat_map.x, 20))
-    axes.set_ylabel(visible(heat_map.y, 20))
+    axes.set(xlabel=visible(heat_map.x, 20), ylabel=visible(heat_map.y, 20))
     axes.set_title(visible(f"{heat_map.search.algorithm}: {metric_words(heat_map.search.metric)}", 40))
     return figure
 
@@ -245,8 +241,7 @@ def draw_profile(profile: Profile, places: Mapping[str, int]) -> Figure:
     if not profile.higher_is_better and _needs_log(np.array([y for line in profile.lines.values() for _, y in line])):
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:g}")
-    axes.set_xlabel(visible(profile.name))
-    axes.set_ylabel(visible(profile.metric_title))
+    axes.set(xlabel=visible(profile.name), ylabel=visible(profile.metric_title))
     axes.legend()
     return figure
 

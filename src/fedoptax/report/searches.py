@@ -84,10 +84,10 @@ def _load(folder: Path) -> Search:
 
 
 def _trial(tuning: Tuning, run: Run) -> Trial:
-    given = run.config["algorithm"].get("hyperparameters") or {}
+    values = run.config["algorithm"].get("hyperparameters") or {}
     rows = run.rows.astype(object).where(run.rows.notna(), None).to_dict("records")
     score = tuning.rule.score([{str(name): value for name, value in row.items()} for row in rows], run.status)
-    return Trial({name: given.get(name) for name in tuning.grid}, score, _last_mean(run, tuning.rule.last), run)
+    return Trial({name: values.get(name) for name in tuning.grid}, score, _last_mean(run, tuning.rule.last), run)
 
 
 def _last_mean(run: Run, last: int) -> float:
@@ -101,15 +101,13 @@ def _last_mean(run: Run, last: int) -> float:
 
 def tabulate_points(searches: Sequence[Search]) -> pd.DataFrame:
     """Tabulate every point of every search: algorithm, rank, values, score, metric, rounds done, status and folder."""
-    rows = []
-    for search in searches:
-        for rank, trial in enumerate(search.ranked, start=1):
-            rows.append(
-                {"algorithm": search.algorithm, "rank": rank, **trial.values, "score": trial.score}
-                | {trial.run.metric: trial.metric, "rounds": len(trial.run.rows), "status": trial.run.status}
-                | {"folder": trial.run.path.name}
-            )
-    return pd.DataFrame(rows)
+    return pd.DataFrame(
+        {"algorithm": search.algorithm, "rank": rank, **trial.values, "score": trial.score}
+        | {trial.run.metric: trial.metric, "rounds": len(trial.run.rows), "status": trial.run.status}
+        | {"folder": trial.run.path.name}
+        for search in searches
+        for rank, trial in enumerate(search.ranked, start=1)
+    )
 
 
 def describe_search(search: Search) -> str:
@@ -210,25 +208,22 @@ class Profile:
 
 def make_profiles(searches: Sequence[Search]) -> list[Profile]:
     """Make a profile for each hyper-parameter with at least three values, of all searches that have it together."""
-    found: dict[tuple[str, str, bool, bool], dict[str, list[tuple[float, float]]]] = {}
+    profiles: dict[tuple[str, str, bool, bool], dict[str, list[tuple[float, float]]]] = {}
     for search in searches:
-        is_grid = search.tuning.search == "grid"
+        is_grid, sign = search.tuning.search == "grid", 1 if search.higher_is_better else -1
         for name, values in search.tuning.grid.items():
             if not all(map(is_number, values)) or (is_grid and len(values) < 3):
                 continue
-            line = _line(search, name, is_grid)
+            trials = [trial for trial in search.trials if math.isfinite(trial.score)]
+            trials.sort(key=lambda trial: (float(trial.values[name]), sign * trial.score))
+            line = [(float(trial.values[name]), trial.score) for trial in trials]
+            line = list(dict(line).items()) if is_grid else line  # of each value the last, which is the best
             if len(line) > 1:
-                lines = found.setdefault((name, search.metric, search.higher_is_better, is_grid), {})
+                lines = profiles.setdefault((name, search.metric, search.higher_is_better, is_grid), {})
                 label = search.algorithm
                 while label in lines:
                     label += "′"
                 lines[label] = line
-    return [Profile(name, metric, higher, lines, is_grid) for (name, metric, higher, is_grid), lines in found.items()]
-
-
-def _line(search: Search, name: str, best_only: bool) -> list[tuple[float, float]]:
-    points = [(float(trial.values[name]), trial.score) for trial in search.trials if math.isfinite(trial.score)]
-    if not best_only:
-        return sorted(points)
-    choose = max if search.higher_is_better else min
-    return [(at, choose(value for other, value in points if other == at)) for at in sorted({at for at, _ in points})]
+    return [
+        Profile(name, metric, higher, lines, is_grid) for (name, metric, higher, is_grid), lines in profiles.items()
+    ]

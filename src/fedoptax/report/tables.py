@@ -50,11 +50,7 @@ def final_table(runs: Sequence[Run], target: float | None = None) -> pd.DataFram
       target: the metric's value to be reached; None takes 95 % of the best group's final value (105 % where lower is
         better) for each task.
     """
-    return tabulate(group_runs(runs), target)
-
-
-def tabulate(groups: Sequence[Group], target: float | None = None) -> pd.DataFrame:
-    """Make the table of `final_table` from groups."""
+    groups = group_runs(runs)
     rows = [_final_row(group) for group in groups]
     for row, group in zip(rows, groups, strict=True):
         sign = 1 if row["higher_is_better"] else -1
@@ -80,25 +76,18 @@ def tabulate(groups: Sequence[Group], target: float | None = None) -> pd.DataFra
 
 def history_table(runs: Sequence[Run]) -> pd.DataFrame:
     """Tabulate every round of every run: the columns `algorithm` and `seed`, then the history's."""
-    return tabulate_history(group_runs(runs))
-
-
-def tabulate_history(groups: Sequence[Group]) -> pd.DataFrame:
-    """Make the table of `history_table` from groups."""
-    parts = {(group.label, int(run.config["seed"])): run.rows for group in groups for run in group.runs}
+    parts = {(group.label, int(run.config["seed"])): run.rows for group in group_runs(runs) for run in group.runs}
     filled = {key: rows for key, rows in parts.items() if len(rows)} or parts
     return pd.concat(filled, names=["algorithm", "seed"]).reset_index([0, 1])
 
 
 def _final_row(group: Group) -> Row:
     window = max(1, min(100, int(group.config["rounds"]) // 10))
-    by_seed = {int(run.config["seed"]): _measured(run) for run in group.counted_runs}
-    measured = [values for values in by_seed.values() if len(values)]
-    finals = pd.Series({seed: values.iloc[-1] for seed, values in by_seed.items() if len(values)}, dtype=float)
+    measured = {int(run.config["seed"]): values for run in group.counted_runs if len(values := _measured(run))}
+    finals = pd.Series({seed: values.iloc[-1] for seed, values in measured.items()}, dtype=float)
     size = group.config.get("bytes") or {}
     over_clients = (Column.parse(group.metric) or Column("test", ""))._replace(split="client")
     spread, worst = (str(over_clients._replace(summary=summary)) for summary in ("spread", "worst_decile"))
-    participants = [run.rows["participants"].mean() for run in group.runs if "participants" in run.rows]
     seconds = [run.rows["seconds"].dropna() for run in group.runs if "seconds" in run.rows]
     return {
         "algorithm": group.label,
@@ -111,7 +100,7 @@ def _final_row(group: Group) -> Row:
         "final": finals.mean(),
         "final_std": finals.std(),
         **_best_rounds(group),
-        "last_mean": _mean([_last_mean(values, window) for values in measured]),
+        "last_mean": _mean([_last_mean(values, window) for values in measured.values()]),
         "last_window": window,
         "train_loss": _mean([_last(run, "train_loss") for run in group.counted_runs]),
         **dict.fromkeys(_TO_TARGET),
@@ -123,7 +112,7 @@ def _final_row(group: Group) -> Row:
         "total_bytes": _mean([run.bytes_per_round().sum(min_count=1) for run in group.runs]),
         "virtual_seconds": _mean([_virtual_seconds(run).sum(min_count=1) for run in group.runs]),
         "seconds_per_round": pd.concat(seconds).median() if seconds else NAN,
-        "participants": _mean(participants),
+        "participants": _mean([run.rows["participants"].mean() for run in group.runs if "participants" in run.rows]),
         "epsilon": pd.Series([_last(run, "epsilon") for run in group.runs], dtype=float).max(),
         "rates": group.config.get("rates") or "",
         "complete": group.is_complete,
