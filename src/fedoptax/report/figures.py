@@ -15,8 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-from fedoptax.report.clients import ClientBands
-from fedoptax.report.curves import AXES, Curve, Metric, axis_limits
+from fedoptax.report.curves import AXES, ClientBands, Curve, Metric, axis_limits
 from fedoptax.report.partition import SHOWN, Partition
 from fedoptax.report.report import Report
 from fedoptax.report.searches import HeatMap, Profile
@@ -202,8 +201,8 @@ def draw_heat_map(heat_map: HeatMap) -> Figure:
     columns, rows = heat_map.columns, heat_map.rows
     figure = Figure(figsize=(1.6 + 0.62 * len(columns), 1.5 + 0.42 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
-    higher = heat_map.search.higher_is_better
-    worth = values if higher else -np.log(values) if _needs_log(values) else -values
+    rule = heat_map.search.tuning.rule
+    worth = values if rule.higher_is_better else -np.log(values) if _needs_log(values) else -values
     image = axes.imshow(worth, cmap="Blues", aspect="auto")
     depths = np.ma.filled(image.norm(worth), 0.0)
     axes.grid(visible=False)
@@ -219,7 +218,7 @@ def draw_heat_map(heat_map: HeatMap) -> Figure:
     axes.set_xticks(range(len(columns)), [visible(name, 20) for name in columns], rotation=45)
     axes.set_yticks(range(len(rows)), [visible(name, 20) for name in rows])
     axes.set(xlabel=visible(heat_map.x, 20), ylabel=visible(heat_map.y, 20))
-    axes.set_title(visible(f"{heat_map.search.algorithm}: {metric_words(heat_map.search.metric)}", 40))
+    axes.set_title(visible(f"{heat_map.search.algorithm}: {metric_words(rule.metric)}", 40))
     return figure
 
 
@@ -235,7 +234,7 @@ def draw_profile(profile: Profile, places: Mapping[str, int]) -> Figure:
         style = look(places.get(name, place))
         (drawn,) = axes.plot(x, y, color=style.light, marker=style.matplotlib_marker, label=visible(name))
         drawn.set_linestyle("-" if profile.is_grid else "none")
-    if profile.is_log:
+    if min(x for line in profile.lines.values() for x, _ in line) > 0:
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:g}")
     if not profile.higher_is_better and _needs_log(np.array([y for line in profile.lines.values() for _, y in line])):

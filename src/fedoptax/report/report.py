@@ -7,8 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from fedoptax.errors import check_number
-from fedoptax.report.clients import ClientBands, find_client_bands
-from fedoptax.report.curves import Metric, find_metrics
+from fedoptax.report.curves import ClientBands, Metric, find_client_bands, find_metrics
 from fedoptax.report.groups import Group, group_runs, title_of
 from fedoptax.report.load import Run, check_related, find_folders, load_runs
 from fedoptax.report.partition import Partition, find_partitions
@@ -63,7 +62,7 @@ def load_report(path: str | Path, target: float | None = None) -> Report:
     searches.sort(key=lambda search: order.index(search.algorithm))
     metrics = find_metrics(groups)
     if is_of_search:  # all of the page is by the metric that ranks the points
-        metrics.sort(key=lambda metric: metric.name != searches[0].metric)
+        metrics.sort(key=lambda metric: metric.name != searches[0].tuning.rule.metric)
     return Report(
         title=title_of(groups),
         runs=runs,

@@ -56,16 +56,6 @@ class Search:
         """The hyper-parameters whose best value is the lowest or the highest of the grid."""
         return edges(self.tuning.grid, self.best.values) if self.best is not None else {}
 
-    @property
-    def metric(self) -> str:
-        """The metric that ranks points, and that maps and profiles show."""
-        return self.tuning.rule.metric
-
-    @property
-    def higher_is_better(self) -> bool:
-        """Whether a higher `metric` is better."""
-        return self.tuning.rule.higher_is_better
-
 
 def load_searches(root: Path) -> list[Search]:
     """Load all searches at or below a folder, by name.
@@ -151,8 +141,8 @@ class HeatMap:
     @property
     def caption(self) -> str:
         """What the map shows."""
-        search = self.search
-        text = f"{search.algorithm}: {metric_words(search.metric)} {_last_rounds(search.tuning.rule.last)}"
+        rule = self.search.tuning.rule
+        text = f"{self.search.algorithm}: {metric_words(rule.metric)} {_last_rounds(rule.last)}"
         text += f", the best over {join_words(self.others)}" if self.others else ""
         return f"{text}. The frame marks the chosen point, × one that diverged."
 
@@ -163,7 +153,7 @@ def make_heat_map(search: Search) -> HeatMap | None:
     if search.tuning.search != "grid" or len(grid) < 2 or not search.trials:
         return None
     y, x = next((pair for pair in AXES if set(pair) <= set(grid)), tuple(grid)[:2])
-    sign = 1 if search.higher_is_better else -1
+    sign = 1 if search.tuning.rule.higher_is_better else -1
 
     def worth(trial: Trial) -> tuple[bool, float]:
         return trial is search.best, sign * trial.score if math.isfinite(trial.score) else -math.inf
@@ -200,17 +190,13 @@ class Profile:
         """What the profile shows."""
         return f"{self.metric_title} against {self.name}; {'higher' if self.higher_is_better else 'lower'} is better"
 
-    @property
-    def is_log(self) -> bool:
-        """Whether the axis of the hyper-parameter should be logarithmic."""
-        return min(at for line in self.lines.values() for at, _ in line) > 0
-
 
 def make_profiles(searches: Sequence[Search]) -> list[Profile]:
     """Make a profile for each hyper-parameter with at least three values, of all searches that have it together."""
     profiles: dict[tuple[str, str, bool, bool], dict[str, list[tuple[float, float]]]] = {}
     for search in searches:
-        is_grid, sign = search.tuning.search == "grid", 1 if search.higher_is_better else -1
+        is_grid, rule = search.tuning.search == "grid", search.tuning.rule
+        sign = 1 if rule.higher_is_better else -1
         for name, values in search.tuning.grid.items():
             if not all(map(is_number, values)) or (is_grid and len(values) < 3):
                 continue
@@ -219,7 +205,7 @@ def make_profiles(searches: Sequence[Search]) -> list[Profile]:
             line = [(float(trial.values[name]), trial.score) for trial in trials]
             line = list(dict(line).items()) if is_grid else line  # of each value the last, which is the best
             if len(line) > 1:
-                lines = profiles.setdefault((name, search.metric, search.higher_is_better, is_grid), {})
+                lines = profiles.setdefault((name, rule.metric, rule.higher_is_better, is_grid), {})
                 label = search.algorithm
                 while label in lines:
                     label += "′"

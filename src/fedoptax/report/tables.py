@@ -29,21 +29,19 @@ def final_table(runs: Sequence[Run], target: float | None = None) -> pd.DataFram
     over the seeds that did not diverge if none completed.
 
     Columns: `algorithm`, `problem` (equal where rows can be ranked), `metric`, `higher_is_better`, `seeds`, `counted`,
-    `finals` (by seed), `final` and `final_std` (n − 1 below; NaN for one seed), `best` (value of `best_metric`, on
-    validation where there is some, at the best evaluated round), `best_round` (this round, median over seeds),
-    `at_best` (the metric there, where it is another than `best_metric`), `last_mean` (over the evaluated ones of the
-    last `last_window` rounds, min(100, rounds // 10) but at least 1), `train_loss`, `target`, `rounds_to_target`
-    (median over all seeds; inf if not reached), `bytes_to_target` (of all clients, both ways, up to that round;
-    likewise), `gradients_to_target` (minibatch gradients of all clients up to that round, cohorts being of average
-    clients), `virtual_seconds_to_target` (up to that round), `pairs`, `behind`, `p_behind` and `p_within_point` (from
-    the group with the best `final`, see `fedoptax.report.paired.compare_seeds`; `behind` is 0 for that group itself),
-    `bytes_up` and `bytes_down` (per client and round), `total_bytes` and `virtual_seconds` (mean over seeds),
-    `seconds_per_round` (median over rounds and seeds), `participants` (per round, mean over rounds and seeds),
-    `epsilon` (at the end, the largest of the seeds), `client_spread` and `client_worst` (the standard deviation of the
-    metric over clients, and its mean over the worst tenth of them, at the last evaluated round, mean over seeds),
-    `before` and `after` (the metric over clients, before and after `local_steps` of personalization, likewise with
-    `_spread` and `_worst`), `rates` (where the learning rates come from), `complete`, `status`. What the runs do not
-    have is NaN.
+    `finals` (by seed), `final` and `final_std` (n − 1 below), `best` (value of `best_metric`, on validation where there
+    is some, at the best evaluated round), `best_round` (median over seeds), `at_best` (the metric there, where it is
+    another than `best_metric`), `last_mean` (over the evaluated ones of the last `last_window` rounds, min(100, rounds
+    // 10) but at least 1), `train_loss`, `target`; until it is reached, as medians over all seeds, inf if it never is,
+    `rounds_to_target`, `bytes_to_target` (of all clients, both ways), `gradients_to_target` (of all clients, cohorts
+    being of average clients) and `virtual_seconds_to_target`; `pairs`, `behind`, `p_behind` and `p_within_point` (from
+    the group with the best `final`, 0 for itself, see `fedoptax.report.paired.compare_seeds`), `bytes_up` and
+    `bytes_down` (per client and round), `total_bytes`, `virtual_seconds`, `seconds_per_round` (median over rounds and
+    seeds), `participants` (mean over rounds and seeds), `epsilon` (the largest at the end), `client_spread` and
+    `client_worst` (the standard deviation of the metric over clients, and its mean over the worst tenth of them, at the
+    last evaluated round), `before` and `after` (the metric over clients, before and after `local_steps` of
+    personalization, likewise with `_spread` and `_worst`), `rates` (where the learning rates come from), `complete`,
+    `status`. Others are means over seeds. What the runs do not have is NaN.
 
     Args:
       runs: from `load_runs`.
