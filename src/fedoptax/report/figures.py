@@ -158,9 +158,8 @@ def draw_partition(partition: Partition) -> Figure:
         top.tick_params(labelbottom=False, bottom=False)
     sizes = partition.sizes[:SHOWN]
     top.bar(np.arange(len(sizes)), sizes, width=0.82, color=BARS, linewidth=0)
-    top.set_ylabel("Examples")
+    top.set(ylabel="Examples", xlim=(-0.6, len(sizes) - 0.4))
     top.grid(axis="x", visible=False)
-    top.set_xlim(-0.6, len(sizes) - 0.4)
     below.set_xlabel(partition.client_title)
     if len(partition.sizes) <= 12:
         below.set_xticks(np.arange(len(partition.sizes)))

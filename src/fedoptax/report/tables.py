@@ -217,13 +217,14 @@ class TableColumn(NamedTuple):
         if name.startswith("after"):
             before = words.format_number(row[name.replace("after", "before")])
             return words.DASH if math.isnan(value) else f"{before} → {words.format_number(value)}"
-        if math.isinf(value) and name.endswith(("_to_target", "_round")):
+        if math.isinf(value) and name.endswith("_to_target"):
             return "not reached"
         if name in ("rounds_to_target", "best_round", "gradients_to_target"):
             digits = ",.0f" if name == "gradients_to_target" else "g"
             return words.DASH if math.isnan(value) else f"{value:{digits}}"
-        write = words.format_bytes if "bytes" in name else words.format_duration if "seconds" in name else None
-        return (write or words.format_number)(value)
+        if "bytes" in name:
+            return words.format_bytes(value)
+        return words.format_duration(value) if "seconds" in name else words.format_number(value)
 
 
 def _write_behind(row: Row) -> str:
@@ -238,56 +239,52 @@ def _write_behind(row: Row) -> str:
 
 
 _COLUMNS = (
-    TableColumn("algorithm", "Algorithm", "with the settings that differ where it has several rows"),
-    TableColumn("final", "Final {metric}", "mean ± standard deviation over seeds, last evaluated round"),
-    TableColumn("seeds", "Seeds", "runs that differ by nothing but their seed"),
-    TableColumn("behind", "Behind the best", "mean over common seeds, with the p of a paired t-test, uncorrected"),
-    TableColumn("best", "Best {chosen}", "at the evaluated round where it was best, mean over seeds"),
-    TableColumn("best_round", "Best round", "this round, the first of equals, median over seeds"),
-    TableColumn(
-        "last_mean", "Mean of last {window}", "mean over the evaluated ones of the last rounds, and over seeds"
-    ),
-    TableColumn("train_loss", "Train loss", "in the last round, mean over seeds"),
-    TableColumn("rounds_to_target", "Rounds to {target}", "first such evaluated round, median over seeds"),
-    TableColumn("bytes_to_target", "Bytes to {target}", "of all clients, both ways, up to then"),
-    TableColumn(
+    ("algorithm", "Algorithm", "with the settings that differ where it has several rows"),
+    ("final", "Final {metric}", "mean ± standard deviation over seeds, last evaluated round"),
+    ("seeds", "Seeds", "runs that differ by nothing but their seed"),
+    ("behind", "Behind the best", "mean over common seeds, with the p of a paired t-test, uncorrected"),
+    ("best", "Best {chosen}", "at the evaluated round where it was best, mean over seeds"),
+    ("best_round", "Best round", "this round, the first of equals, median over seeds"),
+    ("last_mean", "Mean of last {window}", "mean over the evaluated ones of the last rounds, and over seeds"),
+    ("train_loss", "Train loss", "in the last round, mean over seeds"),
+    ("rounds_to_target", "Rounds to {target}", "first such evaluated round, median over seeds"),
+    ("bytes_to_target", "Bytes to {target}", "of all clients, both ways, up to then"),
+    (
         "gradients_to_target",
         "Gradients to {target}",
         "minibatch gradients of all clients up to then, cohorts being of average clients",
     ),
-    TableColumn("bytes_up", "Upload", "bytes that a client sends in a round, payload only"),
-    TableColumn("bytes_down", "Download", "bytes that a client receives in a round, payload only"),
-    TableColumn(
+    ("bytes_up", "Upload", "bytes that a client sends in a round, payload only"),
+    ("bytes_down", "Download", "bytes that a client receives in a round, payload only"),
+    (
         "total_bytes",
         "Total bytes",
         "of all sampled clients in all rounds, both ways, mean over seeds; 1 MB is 10⁶ bytes",
     ),
-    TableColumn("seconds_per_round", "Time per round", "wall time, median over rounds and seeds, without compilation"),
+    ("seconds_per_round", "Time per round", "wall time, median over rounds and seeds, without compilation"),
 )
 _OPTIONAL = (
-    TableColumn("at_best", "{metric_title} then", "at the best round, mean over seeds"),
-    TableColumn(
-        "client_spread", "Client std", "standard deviation over clients' own held-out examples, mean over seeds"
-    ),
-    TableColumn("client_worst", "Worst 10 %", "mean over the worst tenth of the clients, and over seeds"),
-    TableColumn(
+    ("at_best", "{metric_title} then", "at the best round, mean over seeds"),
+    ("client_spread", "Client std", "standard deviation over clients' own held-out examples, mean over seeds"),
+    ("client_worst", "Worst 10 %", "mean over the worst tenth of the clients, and over seeds"),
+    (
         "after",
         "Personalized",
         "mean over clients before → after {local_steps} local steps from the global model, and seeds",
     ),
-    TableColumn("after_spread", "Personalized std", "standard deviation over clients, before → after"),
-    TableColumn("after_worst", "Personalized worst 10 %", "mean over the worst tenth of the clients, before → after"),
-    TableColumn("virtual_seconds", "Virtual time", "all rounds, by the clients' speeds"),
-    TableColumn(
+    ("after_spread", "Personalized std", "standard deviation over clients, before → after"),
+    ("after_worst", "Personalized worst 10 %", "mean over the worst tenth of the clients, before → after"),
+    ("virtual_seconds", "Virtual time", "all rounds, by the clients' speeds"),
+    (
         "virtual_seconds_to_target",
         "Virtual time to {target}",
         "up to the first such evaluated round, median over seeds",
     ),
-    TableColumn("participants", "Participants", "clients per round whose uploads counted, mean over rounds and seeds"),
-    TableColumn("epsilon", "Epsilon", "privacy spent at the end, the largest of the seeds"),
-    TableColumn("rates", "Rates from", "where the learning rates come from; tuned: a search"),
+    ("participants", "Participants", "clients per round whose uploads counted, mean over rounds and seeds"),
+    ("epsilon", "Epsilon", "privacy spent at the end, the largest of the seeds"),
+    ("rates", "Rates from", "where the learning rates come from; tuned: a search"),
 )
-_STATUS = TableColumn("status", "Status", "completed, or what became of how many seeds")
+_STATUS = ("status", "Status", "completed, or what became of how many seeds")
 
 
 def shown_columns(table: pd.DataFrame) -> list[TableColumn]:
@@ -301,10 +298,10 @@ def shown_columns(table: pd.DataFrame) -> list[TableColumn]:
         "window": words.join_values(table["last_window"]),
         "local_steps": words.join_values(table["local_steps"].dropna().astype(int)),
     }
-    optional = [column for column in _OPTIONAL if (table[column.name].notna() & (table[column.name] != "")).any()]
+    optional = [column for column in _OPTIONAL if (table[column[0]].notna() & (table[column[0]] != "")).any()]
     return [
-        column._replace(header=column.header.format(**texts), hint=column.hint.format(**texts))
-        for column in (*_COLUMNS, *optional, _STATUS)
+        TableColumn(name, header.format(**texts), hint.format(**texts))
+        for name, header, hint in (*_COLUMNS, *optional, _STATUS)
     ]
 
 
