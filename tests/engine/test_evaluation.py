@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fedoptax as fx
-from fedoptax.engine.evaluation import column_names, evaluate, evaluate_own, evaluation_data, summarize
+from fedoptax.engine.evaluation import column_names, evaluate, evaluation_data, summarize
 from small import SIZES, small_task
 
 OWNED_BY = np.array([0, 4, 0, 2, 2, 2, 4, 0, 0, 2, 4])  # of the 11 test examples; clients 1 and 3 have none
@@ -88,7 +88,7 @@ def test_equal_models_of_the_clients_give_what_the_one_model_gives() -> None:
     task = fx.with_validation(small_task(test_owners=OWNED_BY), 0.4)
     params, data = task.init(jax.random.key(0)), evaluation_data(task)
     stacked = jax.tree.map(lambda a: jnp.stack([a] * len(SIZES)), params)
-    own, one = evaluate_own(task, stacked, data), evaluate(task, params, data)
+    own, one = evaluate(task, stacked, data, is_stacked=True), evaluate(task, params, data)
     assert own.keys() == one.keys() and {"val_nll", "test_nll", "client_nll_spread"} <= own.keys()
     for name, value in one.items():
         assert float(own[name]) == pytest.approx(float(value), rel=1e-5)

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fedoptax.report.clients import QUANTILES, find_client_bands
+from fedoptax.report.curves import QUANTILES, find_client_bands
 from fedoptax.report.figures import draw_figures
 from fedoptax.report.page import render
 from fedoptax.report.report import load_report

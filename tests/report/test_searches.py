@@ -35,7 +35,7 @@ def test_a_map_by_hand(tmp_path: Path) -> None:
     (search,) = load_searches(write_search(tmp_path / "s", ENDS, GRID))
     found = make_heat_map(search)
     assert found is not None
-    assert (found.y, found.x, search.metric) == ("a", "b", "train_loss")
+    assert (found.y, found.x, search.tuning.rule.metric) == ("a", "b", "train_loss")
     assert (found.rows, found.columns) == (["1", "0.1"], ["0.01", "0.1", "1"])
     values = [[cell.score for cell in row if cell] for row in found.cells]
     assert values[0] == pytest.approx([0.3, 0.4, 0.7]) and values[1][:2] == pytest.approx([0.5, 0.1])

@@ -10,7 +10,7 @@ import pytest
 from sklearn.metrics import f1_score, roc_auc_score
 
 import fedoptax as fx
-from fedoptax.engine.evaluation import describe_metrics, evaluate, evaluate_own, evaluation_data, primary_metric
+from fedoptax.engine.evaluation import describe_metrics, evaluate, evaluation_data, primary_metric
 from fedoptax.tasks.metrics import Column, higher_is_better
 from small import small_task
 
@@ -23,7 +23,7 @@ def scored_task(probabilities: Any, labels: Any, owners: Any = None, **changes: 
     settings = {
         "test": test,
         "test_owners": owners,
-        "predict": lambda params, batch: batch["p"],
+        "predict": lambda params, batch: jnp.where(batch["p"] < 0, jnp.nan, batch["p"]),  # examples may not be NaN
         "classes": (),
         "clients": fx.FederatedData.from_clients([{"y": np.array([0, 0, 1], np.int32)}] * 7),
         "metrics": lambda params, batch: {"nll": -jnp.log(batch["p"][:, 0])},
@@ -79,7 +79,10 @@ def test_each_client_has_its_own_and_one_without_both_classes_counts_for_nothing
     params, data = task.init(None), evaluation_data(task)
     np.testing.assert_allclose(fx.evaluate_clients(task, params)["auroc"], expected, atol=1e-6)
     models = jax.tree.map(lambda a: jnp.stack([a] * 7), params)
-    for found in (columns(task), jax.jit(lambda models, data: evaluate_own(task, models, data))(models, data)):
+    for found in (
+        columns(task),
+        jax.jit(lambda models, data: evaluate(task, models, data, is_stacked=True))(models, data),
+    ):
         assert float(found["test_auroc"]) == pytest.approx(by_sklearn(probabilities, labels)[0], abs=1e-6)
         assert float(found["client_auroc_mean"]) == pytest.approx(np.nanmean(expected), abs=1e-6)
         assert float(found["client_auroc_worst_decile"]) == pytest.approx(np.nanmin(expected), abs=1e-6)
@@ -108,7 +111,7 @@ def test_the_positive_class_is_the_rarer_one_in_training() -> None:
     ("given", "undefined"),
     [({"one_class": ([[0.2, 0.8]] * 3, [1, 1, 1])}, {"auroc"}),
      ({"nothing_positive": ([[0.9, 0.1]] * 3, [0, 0, 0])}, {"auroc", "f1"}),
-     ({"nan": ([[0.9, 0.1], [np.nan, np.nan]], [0, 1])}, {"auroc", "nll"}),
+     ({"nan": ([[0.9, 0.1], [-1, -1]], [0, 1])}, {"auroc", "nll"}),
      ({"ties": ([[0.5, 0.5]] * 4, [0, 1, 0, 1])}, set())],
     ids=lambda given: next(iter(given)) if isinstance(given, dict) else "",
 )  # fmt: skip

@@ -16,10 +16,18 @@ from fedoptax.errors import UsageError, check_choice, check_output
 from fedoptax.tasks.metrics import Column, Metric, as_metric
 from fedoptax.tasks.task import Task
 
-Sums = dict[str, Any]  # by metric a tree of sums (owners, …), or rows (owners, n, …) with their mask (owners, n)
+Sums = dict[str, Any]
+"""By metric a tree of sums (owners, …), or of a collected one `Rows`."""
 
 PARTS = {"test": "test", "val": "validation"}
 """The kinds of held-out examples: how columns begin, and their names."""
+
+
+class Rows(NamedTuple):
+    """The rows (owners, n, …) of a collected metric, and which of them count, (owners, n)."""
+
+    values: Tree
+    mask: jax.Array
 
 
 class EvaluationData(NamedTuple):
@@ -35,7 +43,7 @@ def held_out(task: Task, part: str) -> tuple[Mapping[str, np.ndarray] | None, np
 
 
 def part_by_client(task: Task) -> str | None:
-    """Return the part of which clients have their own: test examples of those who train, else validation, else test."""
+    """Choose the part for per-client metrics: test if training clients have some, else validation, else test."""
     is_tested, owners = task.test is not None and task.test_owners is not None, task.test_owners
     if task.validation is not None and not (is_tested and np.min(np.asarray(owners)) < task.clients.num_clients):
         return "val"
@@ -49,8 +57,8 @@ def evaluation_data(task: Task) -> dict[str, EvaluationData]:
 
 
 def _put(task: Task, part: str) -> EvaluationData:
-    given, owned_by = held_out(task, part)
-    arrays = {name: np.asarray(value) for name, value in (given or {}).items()}
+    examples, owners = held_out(task, part)
+    arrays = {name: np.asarray(value) for name, value in (examples or {}).items()}
     n = len(next(iter(arrays.values())))
     batch = min(-(-n // jax.device_count()), task.eval_batch)  # a batch at least for each device of a mesh
     batches = -(-n // batch)
@@ -59,48 +67,82 @@ def _put(task: Task, part: str) -> EvaluationData:
         padding = [(0, batches * batch - n), *[(0, 0)] * (array.ndim - 1)]
         return jax.device_put(np.pad(array, padding, mode="edge").reshape(batches, batch, *array.shape[1:]))
 
-    examples = {name: batched(array) for name, array in arrays.items()}
-    examples["mask"] = jax.device_put((np.arange(batches * batch) < n).reshape(batches, batch))
-    return EvaluationData(examples, None if owned_by is None else batched(np.asarray(owned_by, np.int32)))
+    mask = jax.device_put((np.arange(batches * batch) < n).reshape(batches, batch))
+    batched_examples = {name: batched(array) for name, array in arrays.items()} | {"mask": mask}
+    return EvaluationData(batched_examples, None if owners is None else batched(np.asarray(owners, np.int32)))
 
 
-def evaluate(task: Task, params: Tree, data: Mapping[str, EvaluationData], mesh: int = 1) -> dict[str, jax.Array]:
+def evaluate(
+    task: Task, params: Tree, data: Mapping[str, EvaluationData], mesh: int = 1, is_stacked: bool = False
+) -> dict[str, jax.Array]:
     """Evaluate a model; on a mesh of devices each evaluates its part of the batches.
+
+    With `is_stacked`, `params` are models (N, …) of the clients, each evaluated on its client's examples; those of
+    nobody, or of others who did not train, count for nothing.
 
     Returns:
       `test_NAME` for every metric over all test examples; `val_NAME` likewise over the validation examples. Where
       clients have held-out examples of their own (see `part_by_client`), of the primary metric also `client_NAME_mean`,
       `client_NAME_spread` (the standard deviation) and `client_NAME_worst_decile` (the mean over the worst tenth of the
       clients, at least one), every client of whose examples the metric is defined counting once.
-    """
-    sums = {part: _sums(task, params, own, examples_by_owner(task, part), mesh) for part, own in data.items()}
-    return _summarize(task, sums)
-
-
-def evaluate_own(task: Task, models: Tree, data: Mapping[str, EvaluationData]) -> dict[str, jax.Array]:
-    """Evaluate models (N, …) of clients, each on its client's held-out examples, and summarize as `evaluate` does.
-
-    Examples of nobody, or of others, who did not train, count for nothing.
 
     Raises:
-      UsageError: no client that trains has held-out examples.
+      UsageError: of stacked models, if no client that trains has held-out examples.
     """
-    clients = jax.tree.leaves(models)[0].shape[0]
-    owned = {part: owners for part in data if (owners := held_out(task, part)[1]) is not None}
-    sums = {part: own_sums(task, models, data[part], part) for part in owned if np.min(owned[part]) < clients}
-    if not sums:
+    columns: dict[str, jax.Array] = {}
+    for part, examples in data.items():
+        owners = held_out(task, part)[1]
+        if is_stacked and (owners is None or np.min(owners) >= len(jax.tree.leaves(params)[0])):
+            continue
+        sums = _sum_by_owner(task, params, examples, part, mesh, is_stacked)
+        values = metric_values(task, _total(sums))
+        columns |= {str(Column(part, name)): value for name, value in values.items()}
+        if part == part_by_client(task) and values:
+            name, summary = client_summary(task, sums)
+            columns |= {str(Column("client", name, what)): value for what, value in summary.items()}
+    if is_stacked and not columns:
         raise UsageError(f"task '{task.name}' must have test or validation examples of clients that train")
-    return _summarize(task, sums)
+    return columns
 
 
-def own_sums(task: Task, models: Tree, data: EvaluationData, part: str) -> Sums:
-    """Sum each metric per client, (N,), by its own model of `models` (N, …)."""
-    clients = jnp.arange(jax.tree.leaves(models)[0].shape[0], dtype=jnp.int32)
-    evaluate_client = own_evaluation(task, data, part)
-    return jax.lax.map(lambda given: evaluate_client(*given), (models, clients))
+@host_errors()
+def evaluate_clients(task: Task, params: Tree, is_stacked: bool = False) -> dict[str, np.ndarray]:
+    """Evaluate every metric per client, float32 (clients,), on its test examples, or where there are none, validation.
+
+    NaN for a client without such examples. With `is_stacked`, `params` are models (N, …), one of each client.
+
+    Raises:
+      UsageError: clients have no held-out examples of their own.
+    """
+    part = part_by_client(task)
+    if part is None:
+        raise UsageError(f"task '{task.name}' must have test_owners or a validation fraction for metrics per client")
+    values = _client_values(task, part, is_stacked)(params, evaluation_data(task)[part])
+    return {name: np.asarray(value).view(np.float32) for name, value in values.items()}
 
 
-def own_evaluation(task: Task, data: EvaluationData, part: str) -> Callable[[Tree, jax.Array], Sums]:
+@lru_cache(maxsize=4)
+def _client_values(task: Task, part: str, is_stacked: bool) -> Callable[[Tree, EvaluationData], dict[str, jax.Array]]:
+    def by_client(params: Tree, data: EvaluationData) -> dict[str, jax.Array]:
+        sums = _sum_by_owner(task, params, data, part, is_stacked=is_stacked)
+        return jax.tree.map(as_bits, jax.vmap(partial(metric_values, task))(sums))
+
+    return jax.jit(by_client)
+
+
+def _sum_by_owner(
+    task: Task, params: Tree, data: EvaluationData, part: str, mesh: int = 1, is_stacked: bool = False
+) -> Sums:
+    """Sum each metric over the examples of each owner, (owners,), or of all, (1,); of stacked models (N, …), (N,)."""
+    owners = held_out(task, part)[1]
+    if not is_stacked:
+        return _sums(task, params, data, None if owners is None else np.bincount(np.asarray(owners)), mesh)
+    clients = jnp.arange(len(jax.tree.leaves(params)[0]), dtype=jnp.int32)
+    evaluate_client = client_evaluation(task, data, part)
+    return jax.lax.map(lambda pair: evaluate_client(*pair), (params, clients))
+
+
+def client_evaluation(task: Task, data: EvaluationData, part: str) -> Callable[[Tree, jax.Array], Sums]:
     """Make `(model, client) -> sums` of each metric over the examples of a part that are the client's."""
     owners = np.asarray(held_out(task, part)[1])
     counts = np.bincount(owners, minlength=task.clients.num_clients)
@@ -120,59 +162,9 @@ def own_evaluation(task: Task, data: EvaluationData, part: str) -> Callable[[Tre
     return of_client
 
 
-def _summarize(task: Task, sums: Mapping[str, Sums]) -> dict[str, jax.Array]:
-    """Return the columns of the sums of each part."""
-    columns: dict[str, jax.Array] = {}
-    by_client = part_by_client(task)
-    for part, own in sums.items():
-        values = metric_values(task, _total(task, own))
-        columns |= {str(Column(part, name)): value for name, value in values.items()}
-        if part == by_client and values:
-            name, summary = client_summary(task, own)
-            columns |= {str(Column("client", name, what)): value for what, value in summary.items()}
-    return columns
-
-
 def sum_metrics(task: Task, params: Tree, data: EvaluationData) -> Sums:
     """Return the sums of every metric over all examples of `data`."""
-    return _total(task, _sums(task, params, data))
-
-
-@host_errors()
-def evaluate_clients(task: Task, params: Tree) -> dict[str, np.ndarray]:
-    """Evaluate every metric per client, float32 (clients,), on its test examples, or where there are none, validation.
-
-    NaN for a client without such examples.
-
-    Raises:
-      UsageError: clients have no held-out examples of their own.
-    """
-    part = part_by_client(task)
-    if part is None:
-        raise UsageError(f"task '{task.name}' must have test_owners or a validation fraction for metrics per client")
-    found = _client_values(task, part)(params, evaluation_data(task)[part])
-    return {name: np.asarray(value).view(np.float32) for name, value in found.items()}
-
-
-@host_errors()
-def evaluate_own_clients(task: Task, models: Tree) -> dict[str, np.ndarray]:
-    """Evaluate models (N, …) of clients as `evaluate_clients` does, each on its client's examples, float32 (N,)."""
-    part = str(part_by_client(task))
-    found = _client_values(task, part, True)(models, evaluation_data(task)[part])
-    return {name: np.asarray(value).view(np.float32) for name, value in found.items()}
-
-
-@lru_cache(maxsize=4)
-def _client_values(
-    task: Task, part: str, is_own: bool = False
-) -> Callable[[Tree, EvaluationData], dict[str, jax.Array]]:
-    @jax.jit
-    def by_client(params: Tree, data: EvaluationData) -> dict[str, jax.Array]:
-        own = own_sums(task, params, data, part) if is_own else None
-        values = values_by_owner(task, own or _sums(task, params, data, examples_by_owner(task, part)))
-        return jax.tree.map(as_bits, values)
-
-    return by_client
+    return _total(_sums(task, params, data))
 
 
 def column_names(task: Task, params: Tree, data: Mapping[str, EvaluationData]) -> list[str]:
@@ -189,18 +181,15 @@ def describe_metrics(task: Task) -> dict[str, Metric]:
     """
     size = 2  # of one example a mean over the batch would pass for its row
     form = {"mask": jax.ShapeDtypeStruct((size,), np.dtype(bool))}
-    for name, given in (task.test or task.validation or task.clients.examples).items():
-        array = np.asarray(given)
+    for name, array in (task.test or task.validation or task.clients.examples).items():
+        array = np.asarray(array)
         form[name] = jax.ShapeDtypeStruct((size, *array.shape[1:]), jax.dtypes.canonicalize_dtype(array.dtype))
     return jax.eval_shape(partial(_measure, task), jax.eval_shape(task.init, jax.random.key(0)), form)
 
 
-def primary_metric(task: Task) -> str:
-    """Return the task's main metric: its own choice, else `accuracy`, else the first by name."""
-    return _primary(task, describe_metrics(task))
-
-
-def _primary(task: Task, names: Collection[str]) -> str:
+def primary_metric(task: Task, names: Collection[str] | None = None) -> str:
+    """Return the task's main metric of these, or of all: its own choice, else `accuracy`, else the first by name."""
+    names = describe_metrics(task) if names is None else names
     if task.primary_metric is not None:
         check_choice("primary_metric", task.primary_metric, names)
         return task.primary_metric
@@ -209,11 +198,11 @@ def _primary(task: Task, names: Collection[str]) -> str:
 
 def _measure(task: Task, params: Tree, batch: Mapping[str, jax.Array]) -> dict[str, Metric]:
     """Return what each metric takes from a batch."""
-    found = task.metrics(params, batch)
-    if not isinstance(found, Mapping):
-        raise UsageError(f"metrics of task '{task.name}' must return values by name, got {type(found).__name__}")
-    metrics = {name: as_metric(name, value, len(batch["mask"])) for name, value in found.items()}
-    if found and not isinstance(found[name := _primary(task, found)], Metric):
+    values = task.metrics(params, batch)
+    if not isinstance(values, Mapping):
+        raise UsageError(f"metrics of task '{task.name}' must return values by name, got {type(values).__name__}")
+    metrics = {name: as_metric(name, value, len(batch["mask"])) for name, value in values.items()}
+    if values and not isinstance(values[name := primary_metric(task, values)], Metric):
         metrics[name] = replace(metrics[name], higher_is_better=task.higher_is_better)
     return metrics
 
@@ -236,7 +225,9 @@ def initial_loss(task: Task, seed: int, examples: int) -> float:
 def client_summary(task: Task, sums: Sums) -> tuple[str, dict[str, jax.Array]]:
     """Return the primary metric's name, and its mean, spread and worst decile over the owners of `sums`."""
     name = primary_metric(task)
-    return name, summarize(values_by_owner(task, sums)[name], describe_metrics(task)[name].higher_is_better)
+    return name, summarize(
+        jax.vmap(partial(metric_values, task))(sums)[name], describe_metrics(task)[name].higher_is_better
+    )
 
 
 def summarize(values: jax.Array, higher_is_better: bool) -> dict[str, jax.Array]:
@@ -252,75 +243,62 @@ def summarize(values: jax.Array, higher_is_better: bool) -> dict[str, jax.Array]
     return {name: jnp.where(jnp.any(present), value, jnp.nan) for name, value in summary.items()}
 
 
-def examples_by_owner(task: Task, part: str) -> np.ndarray | None:
-    """Return how many examples of a part each owner has, (owners,); None if it has no owners."""
-    owners = held_out(task, part)[1]
-    return None if owners is None else np.bincount(np.asarray(owners))
-
-
 def _sums(task: Task, params: Tree, data: EvaluationData, counts: np.ndarray | None = None, mesh: int = 1) -> Sums:
     """Sum the rows of each metric per owner, of `counts` examples, or over all; collect those of collected metrics."""
-    batches, _ = data.examples["mask"].shape[0], describe_metrics(task)  # which checks them
+    batches, metrics = len(data.examples["mask"]), describe_metrics(task)
 
     @partial(jax.jit, inline=True)  # traced once, for its form and for the loop
-    def of_batch(examples: Tree, owner: jax.Array | None) -> tuple[Sums, Sums]:
+    def of_batch(examples: Tree, owner: jax.Array | None) -> Sums:
         def add_up(rows: jax.Array) -> jax.Array:
             rows = jnp.where(examples["mask"].reshape(-1, *[1] * (rows.ndim - 1)), rows, 0).astype(jnp.float32)
             if owner is None or counts is None:
                 return jnp.sum(rows, axis=0, keepdims=True)
             return jax.ops.segment_sum(rows, owner, len(counts))
 
-        found = _measure(task, params, examples)
-        sums = {name: jax.tree.map(add_up, one.values) for name, one in found.items() if not one.is_collected}
-        return sums, {name: one.values for name, one in found.items() if one.is_collected}
+        return {
+            name: one.values if one.is_collected else jax.tree.map(add_up, one.values)
+            for name, one in _measure(task, params, examples).items()
+        }
 
-    def add(i: jax.Array, total: tuple[Sums, Sums]) -> tuple[Sums, Sums]:
-        sums, rows = of_batch(*jax.tree.map(lambda a: a[i], data))
-        return jax.tree.map(jnp.add, total[0], sums), jax.tree.map(lambda all, a: all.at[i].set(a), total[1], rows)
+    def zeros(name: str, form: Tree) -> Tree:
+        shape = (batches,) if metrics[name].is_collected else ()
+        return jax.tree.map(lambda a: jnp.zeros((*shape, *a.shape), a.dtype), form)
 
-    sums, rows = jax.eval_shape(of_batch, *jax.tree.map(lambda a: a[0], data))
-    zero = (
-        jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), sums),
-        jax.tree.map(lambda a: jnp.zeros((batches, *a.shape), a.dtype), rows),
-    )
-    if mesh == 1:
-        sums, rows = jax.lax.fori_loop(0, batches, add, zero)
-    else:
-        device = jax.lax.axis_index(AXIS)
-        own = (batches - device + mesh - 1) // mesh
-        total = jax.lax.fori_loop(0, own, lambda i, total: add(device + i * mesh, total), zero)
-        sums, rows = jax.lax.psum(total, AXIS)  # each device has zeros for the rows of others
-    return sums | {name: _divide_rows(tree, data, counts) for name, tree in rows.items()}
+    def add(step: jax.Array, total: Sums) -> Sums:
+        i = first + step * mesh
+        new = of_batch(*jax.tree.map(lambda a: a[i], data))
+        merge = {name: (lambda a, b: a.at[i].set(b)) if one.is_collected else jnp.add for name, one in metrics.items()}
+        return {name: jax.tree.map(merge[name], total[name], new[name]) for name in total}
+
+    first = jax.lax.axis_index(AXIS) if mesh > 1 else 0
+    form = jax.eval_shape(of_batch, *jax.tree.map(lambda a: a[0], data))
+    total = {name: zeros(name, tree) for name, tree in form.items()}
+    total = jax.lax.fori_loop(0, (batches - first + mesh - 1) // mesh, add, total)
+    if mesh > 1:
+        total = jax.lax.psum(total, AXIS)  # each device has zeros for the rows of others
+    return {n: _divide_rows(tree, data, counts) if metrics[n].is_collected else tree for n, tree in total.items()}
 
 
-def _divide_rows(rows: Tree, data: EvaluationData, counts: np.ndarray | None) -> tuple[Tree, jax.Array]:
-    """Divide rows (batches, batch, …) among their owners: (owners, most, …), and their mask (owners, most)."""
+def _divide_rows(rows: Tree, data: EvaluationData, counts: np.ndarray | None) -> Rows:
+    """Divide rows (batches, batch, …) among their owners."""
     rows = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), rows)
     mask = data.examples["mask"].reshape(-1)
     if data.owners is None or counts is None:
-        return jax.tree.map(lambda a: a[None], (rows, mask))
+        return jax.tree.map(lambda a: a[None], Rows(rows, mask))
     order = jnp.argsort(jnp.where(mask, data.owners.reshape(-1), len(counts)))
     place, size = jnp.arange(counts.max()), jnp.asarray(counts)[:, None]
     chosen = order.at[jnp.cumsum(size)[:, None] - size + place].get(mode="clip")
-    return jax.tree.map(lambda a: a[chosen], rows), place < size
+    return Rows(jax.tree.map(lambda a: a[chosen], rows), place < size)
 
 
-def _total(task: Task, sums: Sums) -> Sums:
+def _total(sums: Sums) -> Sums:
     """Return the sums, or all rows and their mask, of all owners together."""
 
-    def merge(a: jax.Array, is_collected: bool) -> jax.Array:
-        return a.reshape(-1, *a.shape[2:]) if is_collected else jnp.sum(a, axis=0)
+    def merge(tree: Tree) -> Tree:
+        is_rows = isinstance(tree, Rows)
+        return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]) if is_rows else jnp.sum(a, axis=0), tree)
 
-    described = describe_metrics(task)
-    return {
-        name: jax.tree.map(partial(merge, is_collected=described[name].is_collected), tree)
-        for name, tree in sums.items()
-    }
-
-
-def values_by_owner(task: Task, sums: Sums) -> dict[str, jax.Array]:
-    """Return every metric of the sums of each owner, (owners,)."""
-    return jax.vmap(partial(metric_values, task))(sums)
+    return {name: merge(tree) for name, tree in sums.items()}
 
 
 def metric_values(task: Task, sums: Sums) -> dict[str, jax.Array]:

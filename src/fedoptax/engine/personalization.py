@@ -13,13 +13,7 @@ from fedoptax._files import finite_or_none
 from fedoptax.algorithm import Tree, local_steps
 from fedoptax.engine.batches import LocalWork, client_batches, task_grad_fn
 from fedoptax.engine.data import DeviceData, device_data
-from fedoptax.engine.evaluation import (
-    Sums,
-    client_summary,
-    held_out,
-    own_evaluation,
-    part_by_client,
-)
+from fedoptax.engine.evaluation import Sums, client_evaluation, client_summary, held_out, part_by_client
 from fedoptax.engine.mesh import AXIS, over_mesh, replicate
 from fedoptax.engine.options import RunOptions, parse_personalize
 from fedoptax.engine.plan import Plan, runs_sequentially
@@ -78,14 +72,16 @@ def personalize(task: Task, params: Tree, plan: Plan, text: str, key: jax.Array)
     """
     (part, clients), (steps, lr) = clients_with_held_out(task), parse_personalize(text)
     padded = np.resize(clients, -(-len(clients) // plan.mesh) * plan.mesh).astype(np.int32)
-    given = params, device_data(task, plan.mesh), jax.random.fold_in(key, KEY), padded, np.float32(lr)
-    found = _program(task, plan, part, steps)(*(replicate(given, plan.mesh) if plan.mesh > 1 else given))
-    summaries = []
-    for sums in jax.tree.map(lambda a: jnp.asarray(np.asarray(a)[: len(clients)]), found):
-        metric, own = client_summary(task, sums)
-        summaries.append({name: finite_or_none(float(value)) for name, value in own.items()})
-    told = {"steps": steps, "client_lr": lr, "metric": str(Column(part, metric)), "clients": len(clients)}
-    return told | dict(zip(("before", "after"), summaries, strict=True))
+    inputs = params, device_data(task, plan.mesh), jax.random.fold_in(key, KEY), padded, np.float32(lr)
+    both = _program(task, plan, part, steps)(*(replicate(inputs, plan.mesh) if plan.mesh > 1 else inputs))
+    result: dict[str, Any] = {"steps": steps, "client_lr": lr, "metric": "", "clients": len(clients)}
+    for when, sums in zip(
+        ("before", "after"), jax.tree.map(lambda a: jnp.asarray(np.asarray(a)[: len(clients)]), both)
+    ):
+        metric, summary = client_summary(task, sums)
+        result["metric"] = str(Column(part, metric))
+        result[when] = {name: finite_or_none(float(value)) for name, value in summary.items()}
+    return result
 
 
 @lru_cache(maxsize=4)
@@ -95,19 +91,19 @@ def _program(task: Task, plan: Plan, part: str, steps: int) -> Callable[..., tup
     is_sequential, grad_fn = runs_sequentially(plan, task), task_grad_fn(task)
 
     def of_clients(params: Tree, data: DeviceData, key: jax.Array, clients: jax.Array, lr: jax.Array) -> Any:
-        evaluate = own_evaluation(task, data.held_out[part], part)
+        evaluate = client_evaluation(task, data.held_out[part], part)
 
         def step(model: Tree, batch: Any) -> tuple[Tree, jax.Array]:
             loss, grads = grad_fn(model, batch)
             return jax.tree.map(lambda p, g: (p - lr * g).astype(p.dtype), model, grads), loss
 
         def of_client(i: jax.Array) -> tuple[Sums, Sums]:
-            own = data.examples, data.offsets[i], data.sizes[i], jax.random.fold_in(key, i)
-            batches = client_batches(*own, work, int(sizes.max()), is_sequential, int(sizes.min()))
+            client = data.examples, data.offsets[i], data.sizes[i], jax.random.fold_in(key, i)
+            batches = client_batches(*client, work, int(sizes.max()), is_sequential, int(sizes.min()))
             return evaluate(params, i), evaluate(local_steps(step, params, batches)[0], i)
 
-        own = clients if plan.mesh == 1 else clients.reshape(plan.mesh, -1)[jax.lax.axis_index(AXIS)]
-        sums = jax.lax.map(of_client, own, batch_size=None if is_sequential else plan.cohort_size)
+        share = clients if plan.mesh == 1 else clients.reshape(plan.mesh, -1)[jax.lax.axis_index(AXIS)]
+        sums = jax.lax.map(of_client, share, batch_size=None if is_sequential else plan.cohort_size)
         return sums if plan.mesh == 1 else jax.lax.all_gather(sums, AXIS, tiled=True)
 
     return jax.jit(of_clients if plan.mesh == 1 else over_mesh(of_clients, plan.mesh))

@@ -6,7 +6,7 @@ in which it is sampled. Every client's held-out examples are evaluated with the 
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -14,8 +14,8 @@ import numpy as np
 
 from fedoptax.algorithm import FedAlgorithm, Tree
 from fedoptax.data.federated import FederatedData
-from fedoptax.engine import evaluation
 from fedoptax.engine.client_states import OnDevice
+from fedoptax.engine.evaluation import evaluate, evaluate_clients, evaluation_data
 from fedoptax.engine.mesh import to_first_device
 from fedoptax.engine.plan import Plan, RunOptions
 from fedoptax.engine.program import MAX_ROUNDS, Point
@@ -50,11 +50,10 @@ class OwnModels(Simulation):
 
     def __init__(self, task: Task, point: Point, options: RunOptions, plan: Plan) -> None:
         super().__init__(_without_held_out(task), point, replace(options, speeds=None), plan)
-        self._whole, self._held_out = task, evaluation.evaluation_data(task)
-        evaluate = evaluation.evaluate if task.clients.num_clients == 1 else evaluation.evaluate_own
-        self._evaluate = jax.jit(lambda params, data: evaluate(task, params, data))
-        measured = jax.eval_shape(self._evaluate, self.params(), self._held_out) if self._held_out else {}
-        self._columns = sorted(measured)
+        self._whole, self._held_out = task, evaluation_data(task)
+        self._is_stacked = task.clients.num_clients > 1
+        self._evaluate = jax.jit(partial(evaluate, task, is_stacked=self._is_stacked))
+        self._columns = sorted(jax.eval_shape(self._evaluate, self.params(), self._held_out) if self._held_out else ())
 
     def advance(self, done: int) -> Step:
         """Do the rounds until the next evaluation, and evaluate."""
@@ -70,9 +69,7 @@ class OwnModels(Simulation):
         return step
 
     def _measure_clients(self) -> dict[str, np.ndarray]:
-        if self._whole.clients.num_clients == 1:
-            return super()._measure_clients()
-        return evaluation.evaluate_own_clients(self._whole, self._models())
+        return evaluate_clients(self._whole, self.params(), self._is_stacked)
 
     def evaluate_end(self, params: Tree) -> dict[str, Any]:
         """Return nothing: there is no global model, or no client of its own to personalize it."""
@@ -81,7 +78,7 @@ class OwnModels(Simulation):
     def params(self) -> Tree:
         """Return the parameters: of the one model, or of all clients, stacked."""
         models = self._models()
-        return jax.tree.map(lambda a: a[0], models) if self._whole.clients.num_clients == 1 else models
+        return models if self._is_stacked else jax.tree.map(lambda a: a[0], models)
 
     def _models(self) -> Tree:
         if isinstance(self.clients, OnDevice):

@@ -10,7 +10,7 @@ from fedoptax.report.load import Run, load_runs
 from fedoptax.report.page import render
 from fedoptax.report.report import load_report
 from fedoptax.report.searches import tabulate_points
-from fedoptax.report.tables import final_table, history_table, tabulate_history, to_csv, to_markdown
+from fedoptax.report.tables import final_table, history_table, to_csv, to_markdown
 
 __all__ = [
     "Group", "Run", "final_table", "group_runs", "history_table", "load_runs", "to_markdown", "write_report",
@@ -46,7 +46,7 @@ def write_report(path: str | Path, out: str | Path | None = None, target: float 
     texts = {
         "table.csv": to_csv(report.table),
         "table.md": to_markdown(report.table),
-        "history.csv": to_csv(tabulate_history(report.groups)),
+        "history.csv": to_csv(history_table(report.runs)),
         "report.html": render(report, figures, folder),
     }
     if report.searches:

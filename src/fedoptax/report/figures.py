@@ -15,41 +15,22 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-from fedoptax.report.clients import ClientBands
-from fedoptax.report.curves import AXES, Curve, Metric, axis_limits
+from fedoptax.report.curves import AXES, ClientBands, Curve, Metric, axis_limits
 from fedoptax.report.partition import SHOWN, Partition
 from fedoptax.report.report import Report
 from fedoptax.report.searches import HeatMap, Profile
-from fedoptax.report.style import LIGHT, look
+from fedoptax.report.style import look
 from fedoptax.report.words import format_count, format_number, metric_title, metric_words
 
 GREY, INK, BARS = "#6a7079", "#24292f", "#8d98a7"
 _STYLE: dict[Any, Any] = {
-    "font.size": 9.0,
-    "axes.titlesize": 9.0,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "#9aa1aa",
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e6e8eb",
-    "xtick.color": GREY,
-    "ytick.color": GREY,
-    "axes.labelcolor": INK,
-    "text.color": INK,
-    "lines.linewidth": 1.5,
-    "lines.markersize": 4.3,
-    "lines.markeredgecolor": "white",
-    "lines.markeredgewidth": 0.5,
-    "legend.frameon": False,
-    "legend.fontsize": 8.5,
-    "text.parse_math": False,
-    "text.usetex": False,
-    "font.family": "sans-serif",
-    "savefig.dpi": 180.0,
-    "svg.hashsalt": "fedoptax",
-}
+    "font.size": 9.0, "font.family": "sans-serif", "text.color": INK, "text.parse_math": False, "text.usetex": False,
+    "axes.titlesize": 9.0, "axes.titlelocation": "left", "axes.labelcolor": INK, "axes.edgecolor": "#9aa1aa",
+    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True,
+    "grid.color": "#e6e8eb", "xtick.color": GREY, "ytick.color": GREY, "lines.linewidth": 1.5, "lines.markersize": 4.3,
+    "lines.markeredgecolor": "white", "lines.markeredgewidth": 0.5, "legend.frameon": False, "legend.fontsize": 8.5,
+    "savefig.dpi": 180.0, "svg.hashsalt": "fedoptax",
+}  # fmt: skip
 
 
 def draw_figures(report: Report) -> dict[str, bytes]:
@@ -104,19 +85,14 @@ def draw_curves(metric: Metric, x: str = "round") -> Figure:
     seeds = max(len(curve.seeds) for curve in curves)
     if seeds > 1:
         axes.set_title(f"mean of {seeds} seeds, band ± 1 standard deviation", loc="right", color=GREY, fontsize=8.5)
-    figure.legend(
-        lines,
-        labels,
-        loc="outside right upper" if is_beside else "outside lower left",
-        handlelength=3.2,
-        ncols=columns,
-    )
+    place = "outside right upper" if is_beside else "outside lower left"
+    figure.legend(lines, labels, loc=place, handlelength=3.2, ncols=columns)
     return figure
 
 
 def _draw_curve(axes: Axes, curve: Curve, x: np.ndarray) -> Line2D:
     style, index = look(curve.group.index), curve.group.index
-    color = LIGHT[style.color]
+    color = style.light
     shown = np.isfinite(curve.mean) & np.isfinite(x)
     size = max(1, int(shown.sum()))
     axes.fill_between(x, curve.mean - curve.std, curve.mean + curve.std, color=color, alpha=0.15, linewidth=0)
@@ -152,16 +128,13 @@ def draw_client_bands(bands: Sequence[ClientBands]) -> Figure:
     """Draw the median over clients as a line, the middle half and the middle 80 % of them as bands, group by group."""
     columns = min(3, len(bands))
     rows = -(-len(bands) // columns)
-    size = (7.6 if columns > 1 else 5.4, 0.4 + 2.4 * rows)
-    figure = Figure(figsize=size, layout="constrained")
+    figure = Figure(figsize=(7.6 if columns > 1 else 5.4, 0.4 + 2.4 * rows), layout="constrained")
     plots = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     for axes, band in zip(plots.flat, bands):
-        style = look(band.group.index)
+        color, values = look(band.group.index).light, band.values.T
         for low, high, alpha in ((0, 4, 0.15), (1, 3, 0.3)):
-            axes.fill_between(
-                band.rounds, band.values[:, low], band.values[:, high], color=LIGHT[style.color], alpha=alpha, lw=0
-            )
-        axes.plot(band.rounds, band.values[:, 2], color=LIGHT[style.color])
+            axes.fill_between(band.rounds, values[low], values[high], color=color, alpha=alpha, lw=0)
+        axes.plot(band.rounds, values[2], color=color)
         axes.set_title(visible(band.group.label, 34))
     for axes in list(plots.flat)[len(bands) :]:
         axes.set_visible(False)
@@ -185,9 +158,8 @@ def draw_partition(partition: Partition) -> Figure:
         top.tick_params(labelbottom=False, bottom=False)
     sizes = partition.sizes[:SHOWN]
     top.bar(np.arange(len(sizes)), sizes, width=0.82, color=BARS, linewidth=0)
-    top.set_ylabel("Examples")
+    top.set(ylabel="Examples", xlim=(-0.6, len(sizes) - 0.4))
     top.grid(axis="x", visible=False)
-    top.set_xlim(-0.6, len(sizes) - 0.4)
     below.set_xlabel(partition.client_title)
     if len(partition.sizes) <= 12:
         below.set_xticks(np.arange(len(partition.sizes)))
@@ -201,10 +173,8 @@ def _draw_classes(figure: Figure, axes: Axes, partition: Partition) -> None:
     top, classes = partition.top_share, partition.shares.shape[1]
     image = axes.imshow(partition.shares.T, aspect="auto", cmap="Blues", vmin=0, vmax=top, interpolation="nearest")
     axes.grid(visible=False)
-    axes.set_ylabel("Class")
-    axes.set_yticks(np.arange(0, classes, max(1, -(-classes // 12))))
-    for side in ("left", "bottom"):
-        axes.spines[side].set_visible(False)
+    axes.set(ylabel="Class", yticks=np.arange(0, classes, max(1, -(-classes // 12))))
+    axes.spines[["left", "bottom"]].set_visible(False)
     axes.tick_params(length=0)
     bar = figure.colorbar(image, ax=axes, location="bottom", shrink=0.5, aspect=36, pad=0.02)
     bar.set_label("Share of the client's examples", fontsize=8.5)
@@ -218,11 +188,10 @@ def _draw_histogram(axes: Axes, partition: Partition) -> None:
     bins = [edge - 0.5 for edge in range(low, high + width + 1, width)]
     axes.hist(partition.sizes, bins, rwidth=0.9, color=BARS)
     axes.grid(axis="x", visible=False)
-    axes.set_xlabel("Examples per client")
-    axes.set_ylabel("Clients")
+    axes.set(xlabel="Examples per client", ylabel="Clients")
     axes.set_title(f"Sizes of all {format_count(len(partition.sizes), 'client')}")
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10], integer=True))
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 5, 10], integer=True))
+    for axis, ticks in ((axes.yaxis, 5), (axes.xaxis, 4)):
+        axis.set_major_locator(MaxNLocator(nbins=ticks, steps=[1, 2, 5, 10], integer=True))
 
 
 def draw_heat_map(heat_map: HeatMap) -> Figure:
@@ -231,8 +200,8 @@ def draw_heat_map(heat_map: HeatMap) -> Figure:
     columns, rows = heat_map.columns, heat_map.rows
     figure = Figure(figsize=(1.6 + 0.62 * len(columns), 1.5 + 0.42 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
-    higher = heat_map.search.higher_is_better
-    worth = values if higher else -np.log(values) if _needs_log(values) else -values
+    rule = heat_map.search.tuning.rule
+    worth = values if rule.higher_is_better else -np.log(values) if _needs_log(values) else -values
     image = axes.imshow(worth, cmap="Blues", aspect="auto")
     depths = np.ma.filled(image.norm(worth), 0.0)
     axes.grid(visible=False)
@@ -247,9 +216,8 @@ def draw_heat_map(heat_map: HeatMap) -> Figure:
                 axes.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, fill=False, edgecolor="#cf5300", linewidth=2))
     axes.set_xticks(range(len(columns)), [visible(name, 20) for name in columns], rotation=45)
     axes.set_yticks(range(len(rows)), [visible(name, 20) for name in rows])
-    axes.set_xlabel(visible(heat_map.x, 20))
-    axes.set_ylabel(visible(heat_map.y, 20))
-    axes.set_title(visible(f"{heat_map.search.algorithm}: {metric_words(heat_map.search.metric)}", 40))
+    axes.set(xlabel=visible(heat_map.x, 20), ylabel=visible(heat_map.y, 20))
+    axes.set_title(visible(f"{heat_map.search.algorithm}: {metric_words(rule.metric)}", 40))
     return figure
 
 
@@ -263,16 +231,15 @@ def draw_profile(profile: Profile, places: Mapping[str, int]) -> Figure:
     for place, (name, line) in enumerate(profile.lines.items()):
         x, y = zip(*line, strict=True)
         style = look(places.get(name, place))
-        (drawn,) = axes.plot(x, y, color=LIGHT[style.color], marker=style.matplotlib_marker, label=visible(name))
+        (drawn,) = axes.plot(x, y, color=style.light, marker=style.matplotlib_marker, label=visible(name))
         drawn.set_linestyle("-" if profile.is_grid else "none")
-    if profile.is_log:
+    if min(x for line in profile.lines.values() for x, _ in line) > 0:
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:g}")
     if not profile.higher_is_better and _needs_log(np.array([y for line in profile.lines.values() for _, y in line])):
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:g}")
-    axes.set_xlabel(visible(profile.name))
-    axes.set_ylabel(visible(profile.metric_title))
+    axes.set(xlabel=visible(profile.name), ylabel=visible(profile.metric_title))
     axes.legend()
     return figure
 

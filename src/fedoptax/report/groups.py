@@ -113,14 +113,9 @@ def title_of(groups: Sequence[Group]) -> str:
 def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten nested settings to one level with dotted names."""
     flat: dict[str, Any] = {}
-    for name, item in value.items():
-        full = f"{prefix}{name}"
-        if full in NOT_SETTINGS:
-            continue
-        if full == "faults":
-            flat[full] = describe_faults(item)
-        else:
-            flat |= flatten(item, f"{full}.") if isinstance(item, dict) else {full: item}
+    for name in (name for name in value if f"{prefix}{name}" not in NOT_SETTINGS):
+        item = describe_faults(value[name]) if f"{prefix}{name}" == "faults" else value[name]
+        flat |= flatten(item, f"{prefix}{name}.") if isinstance(item, dict) else {f"{prefix}{name}": item}
     return flat
 
 

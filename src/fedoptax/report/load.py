@@ -159,10 +159,8 @@ def check_related(root: Path, tasks: Iterable[tuple[Path, str]]) -> None:
     depths = {len(place.relative_to(root).parts) for place in found}
     if max(depths, default=0) > 1 and len(depths | set(found.values())) > 2:
         names = [f"'{place.relative_to(root)}' ({task})" for place, task in found.items()]
-        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-        raise UsageError(
-            f"'{root}' holds results that do not belong together: {', '.join(names[:SHOWN])}{more}; report one folder"
-        )
+        text = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+        raise UsageError(f"'{root}' holds results that do not belong together: {text}; report one folder")
 
 
 def _sort_key(name: str, first: list[str]) -> tuple[int, list[tuple[int, str]]]:

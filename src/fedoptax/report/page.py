@@ -55,7 +55,6 @@ def render(report: Report, figures: Mapping[str, bytes], folder: Path) -> str:
     )
     environment.filters |= {
         "look": look,
-        "number": words.format_number,
         "setting": words.format_setting,
         "title_of": metric_title,
         "describe": describe_search,
@@ -128,10 +127,8 @@ def _template(name: str) -> str:
 
 def _image(svg: bytes, text: str) -> Markup:
     """A figure within the page; as an image, an SVG can neither run scripts nor load anything."""
-    data = base64.b64encode(svg).decode()
-    return Markup('<div class="scroll"><img class="figure" alt="{}" src="data:image/svg+xml;base64,{}"></div>').format(
-        text, data
-    )
+    image = Markup('<div class="scroll"><img class="figure" alt="{}" src="data:image/svg+xml;base64,{}"></div>')
+    return image.format(text, base64.b64encode(svg).decode())
 
 
 def _sort_key(value: Any) -> str:
@@ -143,7 +140,16 @@ def chart_data(report: Report) -> dict[str, Any]:
     """The numbers that the page's scripts draw."""
     axes = find_axes(report.metrics)
     return {
-        "groups": [_group_data(group) for group in report.groups],
+        "groups": [
+            {
+                "label": group.label,
+                "color": (style := look(group.index)).color,
+                "marker": style.plotly_marker,
+                "dash": ",".join(f"{length}px" for length in style.dash_pixels.split()) or "solid",
+                "diverged": group.is_diverged,
+            }
+            for group in report.groups
+        ],
         "axes": [asdict(axis) for axis in axes],
         "metrics": [
             {
@@ -156,17 +162,6 @@ def chart_data(report: Report) -> dict[str, Any]:
             }
             for metric in report.metrics
         ],
-    }
-
-
-def _group_data(group: Group) -> dict[str, Any]:
-    style = look(group.index)
-    return {
-        "label": group.label,
-        "color": style.color,
-        "marker": style.plotly_marker,
-        "dash": ",".join(f"{length}px" for length in style.dash_pixels.split()) or "solid",
-        "diverged": group.is_diverged,
     }
 
 
@@ -224,27 +219,20 @@ def list_facts(groups: Sequence[Group]) -> list[tuple[str, str]]:
 def list_incomplete(groups: Sequence[Group]) -> list[str]:
     """A line for every run that did not complete."""
     lines = []
-    for group in groups:
-        for run in group.runs:
-            if not run.is_complete:
-                state = "still running, or killed," if run.status == "running" else run.status
-                done, rounds = run.summary.get("rounds_done"), run.config["rounds"]
-                message = f": {run.summary['message']}" if run.summary.get("message") else "."
-                lines.append(
-                    f"{group.label}, seed {run.config['seed']}: {state} after {done} of {rounds} rounds{message}"
-                )
+    for label, run in [(group.label, run) for group in groups for run in group.runs if not run.is_complete]:
+        state = "still running, or killed," if run.status == "running" else run.status
+        after = f"after {run.summary.get('rounds_done')} of {run.config['rounds']} rounds"
+        message = f": {run.summary['message']}" if run.summary.get("message") else "."
+        lines.append(f"{label}, seed {run.config['seed']}: {state} {after}{message}")
     return lines
 
 
 def caution_about_times(runs: Sequence[Run]) -> str:
     """Say why times of runs do not compare, if they do not."""
-    reasons, spans = [], []
+    reasons = []
     if len({str([run.config.get("environment"), run.config.get("mesh")]) for run in runs}) > 1:
         reasons.append("runs differ in hardware or versions")
-    for run in runs:
-        if end := run.summary.get("ended"):
-            spans.append((end - run.summary["seconds"], end))
-    spans.sort()
+    spans = sorted((end - run.summary["seconds"], end) for run in runs if (end := run.summary.get("ended")))
     if any(later[0] < earlier[1] for earlier, later in pairwise(spans)):
         reasons.append("some ran at the same time, perhaps on one machine")
     return f"Times do not compare: {join_words(reasons)}." if reasons else ""

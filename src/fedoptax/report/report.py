@@ -7,13 +7,12 @@ from pathlib import Path
 import pandas as pd
 
 from fedoptax.errors import check_number
-from fedoptax.report.clients import ClientBands, find_client_bands
-from fedoptax.report.curves import Metric, find_metrics
+from fedoptax.report.curves import ClientBands, Metric, find_client_bands, find_metrics
 from fedoptax.report.groups import Group, group_runs, title_of
 from fedoptax.report.load import Run, check_related, find_folders, load_runs
 from fedoptax.report.partition import Partition, find_partitions
 from fedoptax.report.searches import HeatMap, Profile, Search, load_searches, make_heat_map, make_profiles
-from fedoptax.report.tables import tabulate
+from fedoptax.report.tables import final_table
 from fedoptax.report.verdicts import Verdict, find_verdicts
 
 #: The number of points whose curves the report on a search shows.
@@ -58,12 +57,12 @@ def load_report(path: str | Path, target: float | None = None) -> Report:
     of_runs = [] if is_of_search else [(run.path, run.config["task"]["name"]) for run in runs]
     check_related(Path(path), of_searches + of_runs)
     groups = group_runs(runs)
-    table = tabulate(groups, target)
+    table = final_table(runs, target)
     order = [group.algorithm for group in groups] + [search.algorithm for search in searches]
     searches.sort(key=lambda search: order.index(search.algorithm))
     metrics = find_metrics(groups)
     if is_of_search:  # all of the page is by the metric that ranks the points
-        metrics.sort(key=lambda metric: metric.name != searches[0].metric)
+        metrics.sort(key=lambda metric: metric.name != searches[0].tuning.rule.metric)
     return Report(
         title=title_of(groups),
         runs=runs,

@@ -56,16 +56,6 @@ class Search:
         """The hyper-parameters whose best value is the lowest or the highest of the grid."""
         return edges(self.tuning.grid, self.best.values) if self.best is not None else {}
 
-    @property
-    def metric(self) -> str:
-        """The metric that ranks points, and that maps and profiles show."""
-        return self.tuning.rule.metric
-
-    @property
-    def higher_is_better(self) -> bool:
-        """Whether a higher `metric` is better."""
-        return self.tuning.rule.higher_is_better
-
 
 def load_searches(root: Path) -> list[Search]:
     """Load all searches at or below a folder, by name.
@@ -84,10 +74,10 @@ def _load(folder: Path) -> Search:
 
 
 def _trial(tuning: searching.Search, run: Run) -> Trial:
-    given = run.config["algorithm"].get("hyperparameters") or {}
+    values = run.config["algorithm"].get("hyperparameters") or {}
     rows = run.rows.astype(object).where(run.rows.notna(), None).to_dict("records")
     score = tuning.rule.score([{str(name): value for name, value in row.items()} for row in rows], run.status)
-    return Trial({name: given.get(name) for name in tuning.grid}, score, _last_mean(run, tuning.rule.last), run)
+    return Trial({name: values.get(name) for name in tuning.grid}, score, _last_mean(run, tuning.rule.last), run)
 
 
 def _last_mean(run: Run, last: int) -> float:
@@ -101,15 +91,13 @@ def _last_mean(run: Run, last: int) -> float:
 
 def tabulate_points(searches: Sequence[Search]) -> pd.DataFrame:
     """Tabulate every point of every search: algorithm, rank, values, score, metric, rounds done, status and folder."""
-    rows = []
-    for search in searches:
-        for rank, trial in enumerate(search.ranked, start=1):
-            rows.append(
-                {"algorithm": search.algorithm, "rank": rank, **trial.values, "score": trial.score}
-                | {trial.run.metric: trial.metric, "rounds": len(trial.run.rows), "status": trial.run.status}
-                | {"folder": trial.run.path.name}
-            )
-    return pd.DataFrame(rows)
+    return pd.DataFrame(
+        {"algorithm": search.algorithm, "rank": rank, **trial.values, "score": trial.score}
+        | {trial.run.metric: trial.metric, "rounds": len(trial.run.rows), "status": trial.run.status}
+        | {"folder": trial.run.path.name}
+        for search in searches
+        for rank, trial in enumerate(search.ranked, start=1)
+    )
 
 
 def describe_search(search: Search) -> str:
@@ -153,8 +141,8 @@ class HeatMap:
     @property
     def caption(self) -> str:
         """What the map shows."""
-        search = self.search
-        text = f"{search.algorithm}: {metric_words(search.metric)} {_last_rounds(search.tuning.rule.last)}"
+        rule = self.search.tuning.rule
+        text = f"{self.search.algorithm}: {metric_words(rule.metric)} {_last_rounds(rule.last)}"
         text += f", the best over {join_words(self.others)}" if self.others else ""
         return f"{text}. The frame marks the chosen point, × one that diverged."
 
@@ -165,7 +153,7 @@ def make_heat_map(search: Search) -> HeatMap | None:
     if search.tuning.search != "grid" or len(grid) < 2 or not search.trials:
         return None
     y, x = next((pair for pair in AXES if set(pair) <= set(grid)), tuple(grid)[:2])
-    sign = 1 if search.higher_is_better else -1
+    sign = 1 if search.tuning.rule.higher_is_better else -1
 
     def worth(trial: Trial) -> tuple[bool, float]:
         return trial is search.best, sign * trial.score if math.isfinite(trial.score) else -math.inf
@@ -202,33 +190,26 @@ class Profile:
         """What the profile shows."""
         return f"{self.metric_title} against {self.name}; {'higher' if self.higher_is_better else 'lower'} is better"
 
-    @property
-    def is_log(self) -> bool:
-        """Whether the axis of the hyper-parameter should be logarithmic."""
-        return min(at for line in self.lines.values() for at, _ in line) > 0
-
 
 def make_profiles(searches: Sequence[Search]) -> list[Profile]:
     """Make a profile for each hyper-parameter with at least three values, of all searches that have it together."""
-    found: dict[tuple[str, str, bool, bool], dict[str, list[tuple[float, float]]]] = {}
+    profiles: dict[tuple[str, str, bool, bool], dict[str, list[tuple[float, float]]]] = {}
     for search in searches:
-        is_grid = search.tuning.search == "grid"
+        is_grid, rule = search.tuning.search == "grid", search.tuning.rule
+        sign = 1 if rule.higher_is_better else -1
         for name, values in search.tuning.grid.items():
             if not all(map(is_number, values)) or (is_grid and len(values) < 3):
                 continue
-            line = _line(search, name, is_grid)
+            trials = [trial for trial in search.trials if math.isfinite(trial.score)]
+            trials.sort(key=lambda trial: (float(trial.values[name]), sign * trial.score))
+            line = [(float(trial.values[name]), trial.score) for trial in trials]
+            line = list(dict(line).items()) if is_grid else line  # of each value the last, which is the best
             if len(line) > 1:
-                lines = found.setdefault((name, search.metric, search.higher_is_better, is_grid), {})
+                lines = profiles.setdefault((name, rule.metric, rule.higher_is_better, is_grid), {})
                 label = search.algorithm
                 while label in lines:
                     label += "′"
                 lines[label] = line
-    return [Profile(name, metric, higher, lines, is_grid) for (name, metric, higher, is_grid), lines in found.items()]
-
-
-def _line(search: Search, name: str, best_only: bool) -> list[tuple[float, float]]:
-    points = [(float(trial.values[name]), trial.score) for trial in search.trials if math.isfinite(trial.score)]
-    if not best_only:
-        return sorted(points)
-    choose = max if search.higher_is_better else min
-    return [(at, choose(value for other, value in points if other == at)) for at in sorted({at for at, _ in points})]
+    return [
+        Profile(name, metric, higher, lines, is_grid) for (name, metric, higher, is_grid), lines in profiles.items()
+    ]

@@ -31,6 +31,11 @@ class Look:
     dash: tuple[float, ...]  # lengths of line and gap in line widths; () is a solid line
 
     @property
+    def light(self) -> str:
+        """The colour on paper."""
+        return LIGHT[self.color]
+
+    @property
     def dash_pixels(self) -> str:
         """The dash of a line two pixels wide, for SVG."""
         return " ".join(f"{2 * length:g}" for length in self.dash)

@@ -1,10 +1,8 @@
 """The numbers of a report: one row per group, one row per round, and both as text."""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -12,7 +10,7 @@ import pandas as pd
 from fedoptax.report import words
 from fedoptax.report.groups import Group, group_runs
 from fedoptax.report.load import Run
-from fedoptax.report.paired import LEAST_PAIRS, LEVEL, compare_seeds
+from fedoptax.report.paired import LEAST_PAIRS, LEVEL, Paired, compare_seeds
 from fedoptax.tasks.metrics import Column
 
 NAN = float("nan")
@@ -31,68 +29,63 @@ def final_table(runs: Sequence[Run], target: float | None = None) -> pd.DataFram
     over the seeds that did not diverge if none completed.
 
     Columns: `algorithm`, `problem` (equal where rows can be ranked), `metric`, `higher_is_better`, `seeds`, `counted`,
-    `finals` (by seed), `final` and `final_std` (n − 1 below; NaN for one seed), `best` (value of `best_metric`, on
-    validation where there is some, at the best evaluated round), `best_round` (this round, median over seeds),
-    `at_best` (the metric there, where it is another than `best_metric`), `last_mean` (over the evaluated ones of the
-    last `last_window` rounds, min(100, rounds // 10) but at least 1), `train_loss`, `target`, `rounds_to_target`
-    (median over all seeds; inf if not reached), `bytes_to_target` (of all clients, both ways, up to that round;
-    likewise), `gradients_to_target` (minibatch gradients of all clients up to that round, cohorts being of average
-    clients), `virtual_seconds_to_target` (up to that round), `pairs`, `behind`, `p_behind` and `p_within_point` (from
-    the group with the best `final`, see `fedoptax.report.paired.compare_seeds`; `behind` is 0 for that group itself),
-    `bytes_up` and `bytes_down` (per client and round), `total_bytes` and `virtual_seconds` (mean over seeds),
-    `seconds_per_round` (median over rounds and seeds), `participants` (per round, mean over rounds and seeds),
-    `epsilon` (at the end, the largest of the seeds), `client_spread` and `client_worst` (the standard deviation of the
-    metric over clients, and its mean over the worst tenth of them, at the last evaluated round, mean over seeds),
-    `before` and `after` (the metric over clients, before and after `local_steps` of personalization, likewise with
-    `_spread` and `_worst`), `rates` (where the learning rates come from), `complete`, `status`. What the runs do not
-    have is NaN.
+    `finals` (by seed), `final` and `final_std` (n − 1 below), `best` (value of `best_metric`, on validation where there
+    is some, at the best evaluated round), `best_round` (median over seeds), `at_best` (the metric there, where it is
+    another than `best_metric`), `last_mean` (over the evaluated ones of the last `last_window` rounds, min(100, rounds
+    // 10) but at least 1), `train_loss`, `target`; until it is reached, as medians over all seeds, inf if it never is,
+    `rounds_to_target`, `bytes_to_target` (of all clients, both ways), `gradients_to_target` (of all clients, cohorts
+    being of average clients) and `virtual_seconds_to_target`; `pairs`, `behind`, `p_behind` and `p_within_point` (from
+    the group with the best `final`, 0 for itself, see `fedoptax.report.paired.compare_seeds`), `bytes_up` and
+    `bytes_down` (per client and round), `total_bytes`, `virtual_seconds`, `seconds_per_round` (median over rounds and
+    seeds), `participants` (mean over rounds and seeds), `epsilon` (the largest at the end), `client_spread` and
+    `client_worst` (the standard deviation of the metric over clients, and its mean over the worst tenth of them, at the
+    last evaluated round), `before` and `after` (the metric over clients, before and after `local_steps` of
+    personalization, likewise with `_spread` and `_worst`), `rates` (where the learning rates come from), `complete`,
+    `status`. Others are means over seeds. What the runs do not have is NaN.
 
     Args:
       runs: from `load_runs`.
       target: the metric's value to be reached; None takes 95 % of the best group's final value (105 % where lower is
         better) for each task.
     """
-    return tabulate(group_runs(runs), target)
-
-
-def tabulate(groups: Sequence[Group], target: float | None = None) -> pd.DataFrame:
-    """Make the table of `final_table` from groups."""
+    groups = group_runs(runs)
     rows = [_final_row(group) for group in groups]
     for row, group in zip(rows, groups, strict=True):
-        row["target"] = _automatic_target(row, rows) if target is None else float(target)
-        is_known = math.isfinite(row["target"])
-        reached = [_first_round(run, group, row["target"]) for run in group.runs] if is_known else []
-        row["rounds_to_target"] = _median(reached)
-        each = list(zip(group.runs, reached))
-        row["bytes_to_target"] = _median([_sum_until(run, run.bytes_per_round(), at) for run, at in each])
-        row["virtual_seconds_to_target"] = _median([_sum_until(run, _virtual_seconds(run), at) for run, at in each])
-        row["gradients_to_target"] = row["rounds_to_target"] * group.runs[0].gradients_per_round
-        rivals = [other for other in rows if other["problem"] == row["problem"]]
-        row |= _compare_to_best(row, rivals, group.runs[0].is_share)
+        sign = 1 if row["higher_is_better"] else -1
+        rivals = [other for other in rows if other["problem"] == row["problem"] and math.isfinite(other["final"])]
+        ended = [other for other in rivals if other["complete"]]
+        best = max(ended or rivals, key=lambda other: sign * other["final"], default=None)
+        if target is None:
+            row["target"] = best["final"] - sign * (1 - TARGET_SHARE) * abs(best["final"]) if best else NAN
+        else:
+            row["target"] = float(target)
+        row |= _costs_to_target(group, row["target"])
+        paired = Paired(0, 0.0 if row is best and ended else NAN, NAN, NAN)
+        if best is not row and any(other is row for other in ended):
+            paired = compare_seeds(best["finals"], row["finals"])
+        row |= {
+            "pairs": paired.pairs,
+            "behind": sign * paired.difference if paired.pairs else paired.difference,
+            "p_behind": paired.p_differs,
+            "p_within_point": paired.p_within_point if group.runs[0].is_share else NAN,
+        }
     return pd.DataFrame(rows)
 
 
 def history_table(runs: Sequence[Run]) -> pd.DataFrame:
     """Tabulate every round of every run: the columns `algorithm` and `seed`, then the history's."""
-    return tabulate_history(group_runs(runs))
-
-
-def tabulate_history(groups: Sequence[Group]) -> pd.DataFrame:
-    """Make the table of `history_table` from groups."""
-    parts = {(group.label, int(run.config["seed"])): run.rows for group in groups for run in group.runs}
+    parts = {(group.label, int(run.config["seed"])): run.rows for group in group_runs(runs) for run in group.runs}
     filled = {key: rows for key, rows in parts.items() if len(rows)} or parts
     return pd.concat(filled, names=["algorithm", "seed"]).reset_index([0, 1])
 
 
 def _final_row(group: Group) -> Row:
     window = max(1, min(100, int(group.config["rounds"]) // 10))
-    by_seed = {int(run.config["seed"]): _measured(run) for run in group.counted_runs}
-    measured = [values for values in by_seed.values() if len(values)]
-    finals = pd.Series({seed: values.iloc[-1] for seed, values in by_seed.items() if len(values)}, dtype=float)
+    measured = {int(run.config["seed"]): values for run in group.counted_runs if len(values := _measured(run))}
+    finals = pd.Series({seed: values.iloc[-1] for seed, values in measured.items()}, dtype=float)
     size = group.config.get("bytes") or {}
     over_clients = (Column.parse(group.metric) or Column("test", ""))._replace(split="client")
     spread, worst = (str(over_clients._replace(summary=summary)) for summary in ("spread", "worst_decile"))
-    participants = [run.rows["participants"].mean() for run in group.runs if "participants" in run.rows]
     seconds = [run.rows["seconds"].dropna() for run in group.runs if "seconds" in run.rows]
     return {
         "algorithm": group.label,
@@ -105,7 +98,7 @@ def _final_row(group: Group) -> Row:
         "final": finals.mean(),
         "final_std": finals.std(),
         **_best_rounds(group),
-        "last_mean": _mean([_last_mean(values, window) for values in measured]),
+        "last_mean": _mean([_last_mean(values, window) for values in measured.values()]),
         "last_window": window,
         "train_loss": _mean([_last(run, "train_loss") for run in group.counted_runs]),
         **dict.fromkeys(_TO_TARGET),
@@ -117,7 +110,7 @@ def _final_row(group: Group) -> Row:
         "total_bytes": _mean([run.bytes_per_round().sum(min_count=1) for run in group.runs]),
         "virtual_seconds": _mean([_virtual_seconds(run).sum(min_count=1) for run in group.runs]),
         "seconds_per_round": pd.concat(seconds).median() if seconds else NAN,
-        "participants": _mean(participants),
+        "participants": _mean([run.rows["participants"].mean() for run in group.runs if "participants" in run.rows]),
         "epsilon": pd.Series([_last(run, "epsilon") for run in group.runs], dtype=float).max(),
         "rates": group.config.get("rates") or "",
         "complete": group.is_complete,
@@ -146,54 +139,27 @@ def _best_rounds(group: Group) -> Row:
 
 def _personalized(group: Group) -> Row:
     """What the metric was over clients before and after local steps from the global model, mean over seeds."""
-    found = [run.summary["personalized"] for run in group.counted_runs if run.summary.get("personalized")]
-    row: Row = {"local_steps": found[0]["steps"] if found else NAN}
+    parts = [run.summary["personalized"] for run in group.counted_runs if run.summary.get("personalized")]
+    row: Row = {"local_steps": parts[0]["steps"] if parts else NAN}
     for when in ("before", "after"):
         for what, name in (("mean", ""), ("spread", "_spread"), ("worst_decile", "_worst")):
-            values = [NAN if own[when][what] is None else own[when][what] for own in found]
-            row[f"{when}{name}"] = _mean(values)
+            row[f"{when}{name}"] = _mean([part[when][what] for part in parts])
     return row
 
 
-def _compare_to_best(row: Row, rivals: Sequence[Row], is_share: bool) -> Row:
-    """Compare a group with the best completed one of its task, seed by seed."""
-    ended = [other for other in rivals if other["complete"] and math.isfinite(other["final"])]
-    sign = 1 if row["higher_is_better"] else -1
-    best = max(ended, key=lambda other: sign * other["final"], default=None)
-    if best is None or best is row or not any(other is row for other in ended):
-        behind = 0.0 if best is row else NAN
-        return {"pairs": 0, "behind": behind, "p_behind": NAN, "p_within_point": NAN}
-    paired = compare_seeds(best["finals"], row["finals"])
-    within = paired.p_within_point if is_share else NAN
-    return {
-        "pairs": paired.pairs,
-        "behind": sign * paired.difference,
-        "p_behind": paired.p_differs,
-        "p_within_point": within,
-    }
-
-
-def _automatic_target(row: Row, rows: Sequence[Row]) -> float:
-    rivals = [other for other in rows if other["problem"] == row["problem"] and math.isfinite(other["final"])]
-    finals = [other["final"] for other in rivals if other["complete"]] or [other["final"] for other in rivals]
-    if not finals:
-        return NAN
-    best = max(finals) if row["higher_is_better"] else min(finals)
-    slack = (1 - TARGET_SHARE) * abs(best)
-    return best - slack if row["higher_is_better"] else best + slack
-
-
-def _first_round(run: Run, group: Group, target: float) -> float:
-    """The first round that reaches the target; inf if none does."""
-    values = _measured(run)
-    hits = values[values >= target] if group.higher_is_better else values[values <= target]
-    return float(hits.index[0]) if len(hits) else math.inf
-
-
-def _sum_until(run: Run, values: pd.Series, round: float) -> float:
-    """The sum of a run's values by round up to a round; NaN where there are none."""
-    total = values[run.rows["round"] <= round].sum(min_count=1)
-    return math.inf if math.isinf(round) and not math.isnan(total) else float(total)
+def _costs_to_target(group: Group, target: float) -> Row:
+    """Return the rounds, and their cost, until the metric reaches a target: inf if never, median over seeds."""
+    costs: dict[str, list[float]] = {name: [] for name in ("rounds", "bytes", "virtual_seconds")}
+    for run in group.runs if math.isfinite(target) else []:
+        values = _measured(run)
+        hits = values[values >= target] if group.higher_is_better else values[values <= target]
+        at = float(hits.index[0]) if len(hits) else math.inf
+        costs["rounds"].append(at)
+        for name, by_round in (("bytes", run.bytes_per_round()), ("virtual_seconds", _virtual_seconds(run))):
+            total = float(by_round[run.rows["round"] <= at].sum(min_count=1))
+            costs[name].append(math.inf if math.isinf(at) and not math.isnan(total) else total)
+    medians = {f"{name}_to_target": _median(values) for name, values in costs.items()}
+    return medians | {"gradients_to_target": medians["rounds_to_target"] * group.runs[0].gradients_per_round}
 
 
 def _virtual_seconds(run: Run) -> pd.Series:
@@ -225,141 +191,118 @@ def _mean(values: Sequence[float]) -> float:
     return float(pd.Series(values, dtype=float).mean())
 
 
-@dataclass(frozen=True)
-class TableColumn:
+class TableColumn(NamedTuple):
     """A column of the final table as a reader sees it."""
 
     name: str  # of the table's column by which it is sorted
     header: str
     hint: str  # what exactly it holds
-    text: Callable[[Row], str]  # writes a row's cell
 
     @property
     def is_text(self) -> bool:
         """Whether it is aligned to the left."""
         return self.name in ("algorithm", "rates", "status")
 
+    def text(self, row: Row) -> str:
+        """Write a row's cell."""
+        name, value = self.name, row[self.name]
+        if self.is_text:
+            return str(value)
+        if name == "final":
+            return words.format_spread(value, row["final_std"])
+        if name == "seeds":
+            return str(value) if row["counted"] == value else f"{row['counted']} of {value}"
+        if name == "behind":
+            return _write_behind(row)
+        if name.startswith("after"):
+            before = words.format_number(row[name.replace("after", "before")])
+            return words.DASH if math.isnan(value) else f"{before} → {words.format_number(value)}"
+        if math.isinf(value) and name.endswith("_to_target"):
+            return "not reached"
+        if name in ("rounds_to_target", "best_round", "gradients_to_target"):
+            digits = ",.0f" if name == "gradients_to_target" else "g"
+            return words.DASH if math.isnan(value) else f"{value:{digits}}"
+        if "bytes" in name:
+            return words.format_bytes(value)
+        return words.format_duration(value) if "seconds" in name else words.format_number(value)
+
+
+def _write_behind(row: Row) -> str:
+    if row["behind"] == 0 and row["pairs"] == 0:
+        return "best"
+    text = words.format_number(row["behind"], 2)
+    if math.isnan(row["behind"]):
+        return text
+    if row["pairs"] < LEAST_PAIRS:
+        return f"{text}, too few seeds"
+    return f"{text}, p {row['p_behind']:.2g}" + (", within a point" if row["p_within_point"] < LEVEL else "")
+
+
+_COLUMNS = (
+    ("algorithm", "Algorithm", "with the settings that differ where it has several rows"),
+    ("final", "Final {metric}", "mean ± standard deviation over seeds, last evaluated round"),
+    ("seeds", "Seeds", "runs that differ by nothing but their seed"),
+    ("behind", "Behind the best", "mean over common seeds, with the p of a paired t-test, uncorrected"),
+    ("best", "Best {chosen}", "at the evaluated round where it was best, mean over seeds"),
+    ("best_round", "Best round", "this round, the first of equals, median over seeds"),
+    ("last_mean", "Mean of last {window}", "mean over the evaluated ones of the last rounds, and over seeds"),
+    ("train_loss", "Train loss", "in the last round, mean over seeds"),
+    ("rounds_to_target", "Rounds to {target}", "first such evaluated round, median over seeds"),
+    ("bytes_to_target", "Bytes to {target}", "of all clients, both ways, up to then"),
+    (
+        "gradients_to_target",
+        "Gradients to {target}",
+        "minibatch gradients of all clients up to then, cohorts being of average clients",
+    ),
+    ("bytes_up", "Upload", "bytes that a client sends in a round, payload only"),
+    ("bytes_down", "Download", "bytes that a client receives in a round, payload only"),
+    (
+        "total_bytes",
+        "Total bytes",
+        "of all sampled clients in all rounds, both ways, mean over seeds; 1 MB is 10⁶ bytes",
+    ),
+    ("seconds_per_round", "Time per round", "wall time, median over rounds and seeds, without compilation"),
+)
+_OPTIONAL = (
+    ("at_best", "{metric_title} then", "at the best round, mean over seeds"),
+    ("client_spread", "Client std", "standard deviation over clients' own held-out examples, mean over seeds"),
+    ("client_worst", "Worst 10 %", "mean over the worst tenth of the clients, and over seeds"),
+    (
+        "after",
+        "Personalized",
+        "mean over clients before → after {local_steps} local steps from the global model, and seeds",
+    ),
+    ("after_spread", "Personalized std", "standard deviation over clients, before → after"),
+    ("after_worst", "Personalized worst 10 %", "mean over the worst tenth of the clients, before → after"),
+    ("virtual_seconds", "Virtual time", "all rounds, by the clients' speeds"),
+    (
+        "virtual_seconds_to_target",
+        "Virtual time to {target}",
+        "up to the first such evaluated round, median over seeds",
+    ),
+    ("participants", "Participants", "clients per round whose uploads counted, mean over rounds and seeds"),
+    ("epsilon", "Epsilon", "privacy spent at the end, the largest of the seeds"),
+    ("rates", "Rates from", "where the learning rates come from; tuned: a search"),
+)
+_STATUS = ("status", "Status", "completed, or what became of how many seeds")
+
 
 def shown_columns(table: pd.DataFrame) -> list[TableColumn]:
     """Choose the columns of the final table in the order and words of the report."""
-    metric = words.join_values(words.metric_words(name) for name in table["metric"])
-    target = words.join_values(words.format_number(value, 3) for value in table["target"].dropna()) or "target"
-    chosen = words.join_values(words.metric_words(name) for name in table["best_metric"])
-    window = words.join_values(table["last_window"])
-    local_steps = words.join_values(table["local_steps"].dropna().astype(int))
-
-    def column(name: str, header: str, hint: str, write: Callable[[Any], str] = words.format_number) -> TableColumn:
-        return TableColumn(name, header, hint, lambda row: write(row[name]))
-
-    def write_final(row: Row) -> str:
-        return words.format_spread(row["final"], row["final_std"])
-
-    def write_behind(row: Row) -> str:
-        if row["behind"] == 0 and row["pairs"] == 0:
-            return "best"
-        if math.isnan(row["behind"]):
-            return words.DASH
-        text = words.format_number(row["behind"], 2)
-        if row["pairs"] < LEAST_PAIRS:
-            return f"{text}, too few seeds"
-        return f"{text}, p {row['p_behind']:.2g}" + (", within a point" if row["p_within_point"] < LEVEL else "")
-
-    def write_change(name: str, row: Row) -> str:
-        parts = [words.format_number(row[f"{when}{name}"]) for when in ("before", "after")]
-        return words.DASH if math.isnan(row[f"after{name}"]) else " → ".join(parts)
-
-    def write_seeds(row: Row) -> str:
-        return str(row["seeds"]) if row["counted"] == row["seeds"] else f"{row['counted']} of {row['seeds']}"
-
-    first = [
-        column("algorithm", "Algorithm", "with the settings that differ where it has several rows", str),
-        TableColumn(
-            "final", f"Final {metric}", "mean ± standard deviation over seeds, last evaluated round", write_final
-        ),
-        TableColumn("seeds", "Seeds", "runs that differ by nothing but their seed", write_seeds),
-        TableColumn(
-            "behind",
-            "Behind the best",
-            "mean over common seeds, with the p of a paired t-test, uncorrected",
-            write_behind,
-        ),
-        column("best", f"Best {chosen}", "at the evaluated round where it was best, mean over seeds"),
-        column(
-            "best_round", "Best round", "this round, the first of equals, median over seeds", _reached("{:g}".format)
-        ),
-        column(
-            "last_mean", f"Mean of last {window}", "mean over the evaluated ones of the last rounds, and over seeds"
-        ),
-        column("train_loss", "Train loss", "in the last round, mean over seeds"),
-        column(
-            "rounds_to_target",
-            f"Rounds to {target}",
-            "first such evaluated round, median over seeds",
-            _reached("{:g}".format),
-        ),
-        column(
-            "bytes_to_target",
-            f"Bytes to {target}",
-            "of all clients, both ways, up to then",
-            _reached(words.format_bytes),
-        ),
-        column(
-            "gradients_to_target",
-            f"Gradients to {target}",
-            "minibatch gradients of all clients up to then, cohorts being of average clients",
-            _reached("{:,.0f}".format),
-        ),
-        column("bytes_up", "Upload", "bytes that a client sends in a round, payload only", words.format_bytes),
-        column("bytes_down", "Download", "bytes that a client receives in a round, payload only", words.format_bytes),
-        column(
-            "total_bytes",
-            "Total bytes",
-            "of all sampled clients in all rounds, both ways, mean over seeds; 1 MB is 10⁶ bytes",
-            words.format_bytes,
-        ),
-        column(
-            "seconds_per_round",
-            "Time per round",
-            "wall time, median over rounds and seeds, without compilation",
-            words.format_duration,
-        ),
+    metric = words.join_values(map(words.metric_words, table["metric"]))
+    texts = {
+        "metric": metric,
+        "metric_title": words.metric_title(metric),
+        "target": words.join_values(words.format_number(value, 3) for value in table["target"].dropna()) or "target",
+        "chosen": words.join_values(map(words.metric_words, table["best_metric"])),
+        "window": words.join_values(table["last_window"]),
+        "local_steps": words.join_values(table["local_steps"].dropna().astype(int)),
+    }
+    optional = [column for column in _OPTIONAL if (table[column[0]].notna() & (table[column[0]] != "")).any()]
+    return [
+        TableColumn(name, header.format(**texts), hint.format(**texts))
+        for name, header, hint in (*_COLUMNS, *optional, _STATUS)
     ]
-    optional = [
-        column("at_best", f"{words.metric_title(metric)} then", "at the best round, mean over seeds"),
-        column(
-            "client_spread", "Client std", "standard deviation over clients' own held-out examples, mean over seeds"
-        ),
-        column("client_worst", "Worst 10 %", "mean over the worst tenth of the clients, and over seeds"),
-        *(
-            TableColumn(f"after{name}", f"Personalized{title}", hint, partial(write_change, name))
-            for name, title, hint in (
-                (
-                    "",
-                    "",
-                    f"mean over clients before → after {local_steps} local steps from the global model, and seeds",
-                ),
-                ("_spread", " std", "standard deviation over clients, before → after"),
-                ("_worst", " worst 10 %", "mean over the worst tenth of the clients, before → after"),
-            )
-        ),
-        column("virtual_seconds", "Virtual time", "all rounds, by the clients' speeds", words.format_duration),
-        column(
-            "virtual_seconds_to_target",
-            f"Virtual time to {target}",
-            "up to the first such evaluated round, median over seeds",
-            _reached(words.format_duration),
-        ),
-        column("participants", "Participants", "clients per round whose uploads counted, mean over rounds and seeds"),
-        column("epsilon", "Epsilon", "privacy spent at the end, the largest of the seeds"),
-    ]
-    shown = [item for item in optional if table[item.name].notna().any()]
-    if table["rates"].any():
-        shown.append(column("rates", "Rates from", "where the learning rates come from; tuned: a search", str))
-    return [*first, *shown, column("status", "Status", "completed, or what became of how many seeds", str)]
-
-
-def _reached(write: Callable[[float], str]) -> Callable[[float], str]:
-    return lambda value: "not reached" if math.isinf(value) else words.DASH if math.isnan(value) else write(value)
 
 
 def table_rows(table: pd.DataFrame) -> list[Row]:
@@ -369,17 +312,14 @@ def table_rows(table: pd.DataFrame) -> list[Row]:
 
 def to_markdown(table: pd.DataFrame) -> str:
     """Write the final table as a GitHub Markdown table, with columns aligned in the source too."""
-    columns = shown_columns(table)
-    lines = [[_escape(column.header) for column in columns]]
-    lines += [[_escape(column.text(row)) for column in columns] for row in table_rows(table)]
-    widths = [max(3, *map(len, cells)) for cells in zip(*lines, strict=True)]
-    is_left = [column.is_text for column in columns]
-    rule = [f":{'-' * (w - 1)}" if left else f"{'-' * (w - 1)}:" for w, left in zip(widths, is_left, strict=True)]
-    padded = [
-        [cell.ljust(w) if left else cell.rjust(w) for cell, w, left in zip(line, widths, is_left, strict=True)]
-        for line in lines
-    ]
-    return "".join(f"| {' | '.join(line)} |\n" for line in [padded[0], rule, *padded[1:]])
+    columns = []
+    for column in shown_columns(table):
+        cells = [_escape(text) for text in (column.header, *map(column.text, table_rows(table)))]
+        width = max(3, *map(len, cells))
+        head, *rest = [cell.ljust(width) if column.is_text else cell.rjust(width) for cell in cells]
+        rule = "-" * (width - 1)
+        columns.append([head, f":{rule}" if column.is_text else f"{rule}:", *rest])
+    return "".join(f"| {' | '.join(line)} |\n" for line in zip(*columns, strict=True))
 
 
 def _escape(text: str) -> str:

@@ -45,9 +45,8 @@ def _judge(rows: Sequence[Row]) -> Verdict:
         close = [row["algorithm"] for row in others if row["p_within_point"] * len(others) < LEVEL]
         within = f" Within a percentage point of it: {join_words(close)}." if close else ""
         least = f"p {min(p[label] for label in near):.2g}"
-        return Verdict(
-            name, False, f"{start}; a paired test over seeds does not tell it from {names} ({least}).{within}"
-        )
+        text = f"{start}; a paired test over seeds does not tell it from {names} ({least}).{within}"
+        return Verdict(name, False, text)
     second = f"{others[0]['algorithm']} follows with {format_spread(others[0]['final'], others[0]['final_std'])}"
     gap = format_number(abs(leader["final"] - others[0]["final"]))
     tested = f"a paired test over seeds tells it from all others (p {max(p.values()):.2g})"

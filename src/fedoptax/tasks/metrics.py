@@ -192,17 +192,17 @@ METRICS: dict[str, Callable[[jax.Array, jax.Array, int], Metric]] = {"accuracy":
 """Metrics of classes by name, `(probabilities, labels, positive class) -> Metric`; see `fedoptax.with_metrics`."""
 
 
-def as_metric(name: str, given: Any, size: int) -> Metric:
+def as_metric(name: str, value: Any, size: int) -> Metric:
     """Return what a task says of `size` examples as a metric: of values or a pair (values, weights) the mean.
 
     Raises:
       UsageError: there is not one row per example, or values and weights differ in shape.
     """
-    values, weights = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+    values, weights = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
     form = "share" if "accuracy" in name else "number"
     try:
-        metric = given if isinstance(given, Metric) else mean(values, weights, higher_is_better(name, {}), form)
-    except (UsageError, TypeError) as error:
+        metric = value if isinstance(value, Metric) else mean(values, weights, higher_is_better(name, {}), form)
+    except (ValueError, TypeError) as error:
         raise UsageError(f"metric '{name}': {error}") from error
     for shape in map(jnp.shape, jax.tree.leaves(metric.values)):
         if shape[:1] != (size,):

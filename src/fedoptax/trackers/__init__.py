@@ -55,9 +55,13 @@ TRACKERS = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "WandB"}
 """Names, each of a module here and of an extra of the package, and the tracker's class in the module."""
 
 
-def as_trackers(given: Iterable[str | Tracker]) -> list[Tracker]:
-    """Return the trackers that are named, or given as they are."""
-    chosen = list(given)
+def as_trackers(trackers: Iterable[str | Tracker]) -> list[Tracker]:
+    """Return trackers, made from their names where these are given.
+
+    Raises:
+      UsageError: a name is unknown or occurs twice, or its package is not installed.
+    """
+    chosen = list(trackers)
     names = [one for one in chosen if isinstance(one, str)]
     if len(set(names)) < len(names):
         raise UsageError(f"trackers must name each tracker once, got {', '.join(names)}")
