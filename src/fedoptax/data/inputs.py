@@ -3,7 +3,7 @@
 A model says in plain data how its examples are read (`Task.inputs`):
 
     columns: the names of a table's features, in the model's order.
-    separator, decimal: of the cells of a .csv file, where they were given.
+    separator, decimal: of the cells of a .csv file, if they were named in training.
     white: the number that stands for white in an image (files have 255); None for images that were standardised.
     text: "characters", "words" (between white space) or "bag" (also words, in any order): what a text consists of.
     start, unknown: the names of the tokens that stand before a text, and for what is not among the model's tokens.
@@ -135,7 +135,7 @@ def _encode(
         start = [ids[inputs["start"]]] if "start" in inputs else []
         unknown = ids.get(inputs["unknown"], 0)
         rows = [[*start, *(ids.get(token, unknown) for token in tokens)][-length:] for tokens in split]
-    for row, found in zip(x, rows):
-        row[: len(found)] = found
+    for target, numbers in zip(x, rows):
+        target[: len(numbers)] = numbers
     counts = np.array([len(words) for words in split])
     return {"x": x} | ({"words": counts.astype(fields["words"].dtype)} if "words" in fields else {})

@@ -232,17 +232,15 @@ def make_task(name: str, recipe: Recipe, options: TaskOptions, source: Source, *
     return Task(name=name, description=recipe.summary, spec=spec, devices=options.devices, **division, **attributes)
 
 
-def _divide_by_labels(
-    source: Source, partition: str, num_clients: int, settings: dict[str, Any], seed: int
-) -> dict[str, Any]:
-    """Divide the examples by a partition that makes the clients: `clients`, `test` and `test_owners` of `Task`."""
+def _divide_by_labels(source: Source, partition: str, n: int, settings: dict[str, Any], seed: int) -> dict[str, Any]:
+    """Divide the examples among `n` clients that the partition makes: `clients`, `test` and `test_owners` of `Task`."""
     labels = source.train["y"]
     if partition == "pachinko":
         assert source.train_coarse is not None
         alphas = {"alpha_coarse": settings["alpha"], "alpha_fine": settings["alpha_fine"]}
-        parts = partitions.pachinko(source.train_coarse, labels, num_clients, seed=seed, **alphas)
+        parts = partitions.pachinko(source.train_coarse, labels, n, seed=seed, **alphas)
     else:
-        parts = _BY_LABEL[partition][0](labels, num_clients, seed=seed, **settings)
+        parts = _BY_LABEL[partition][0](labels, n, seed=seed, **settings)
     clients, test_labels = FederatedData.from_parts(source.train, parts), source.test["y"]
     if not len(test_labels):
         return {"clients": clients}
