@@ -111,8 +111,8 @@ class TrainedModel:
 
             write_atomically(path, save({name: np.ascontiguousarray(a) for name, a in self.params.items()}))
         elif path.suffix == ".stablehlo":
-            whole = jax.jit(partial(self.program.call, self._leaves))
-            whole = export.export(whole, platforms=PLATFORMS)(self._batch_form)
+            call = jax.jit(partial(self.program.call, self._leaves))
+            whole = export.export(call, platforms=PLATFORMS)(self._batch_form)
             write_atomically(path, bytes(whole.serialize()))
         else:
             raise UsageError(f"path must end in .npz, .safetensors or .stablehlo, got '{path.name}'")
@@ -225,8 +225,11 @@ def export_predict(task: Task) -> export.Exported:
         return {name: jax.ShapeDtypeStruct((n, *a.shape[1:]), a.dtype) for name, a in fields.items()}
 
     def drop_unread(leaves: list[jax.Array], batch: dict[str, jax.Array]) -> None:
+        def apply_to(name: str, array: jax.Array) -> jax.Array:
+            return apply(leaves, {**batch, name: array})
+
         for name in batch:
-            if not depends_on_argument(lambda a, name=name: apply(leaves, {**batch, name: a}), batch[name]):
+            if not depends_on_argument(partial(apply_to, name), batch[name]):
                 del fields[name]
 
     jax.eval_shape(drop_unread, leaves, form(2))
