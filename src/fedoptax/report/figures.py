@@ -233,7 +233,7 @@ def draw_profile(profile: Profile, places: Mapping[str, int]) -> Figure:
         style = look(places.get(name, place))
         (drawn,) = axes.plot(x, y, color=style.light, marker=style.matplotlib_marker, label=visible(name))
         drawn.set_linestyle("-" if profile.is_grid else "none")
-    if min(x for line in profile.lines.values() for x, _ in line) > 0:
+    if profile.is_log:
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:g}")
     if not profile.higher_is_better and _needs_log(np.array([y for line in profile.lines.values() for _, y in line])):
