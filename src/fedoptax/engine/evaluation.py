@@ -215,7 +215,7 @@ def initial_loss(task: Task, seed: int, examples: int) -> float:
     batch = {name: jnp.asarray(array[rows]) for name, array in task.clients.examples.items()}
     batch["mask"] = jnp.ones(examples, bool)
 
-    def loss() -> jax.Array:
+    def loss() -> Any:
         return check_output(f"loss of task '{task.name}'", task.loss(task.init(jax.random.fold_in(key, 0)), batch, key))
 
     return float(jax.jit(loss, compiler_options=quick_options())())
@@ -265,7 +265,7 @@ def _sums(task: Task, params: Tree, data: EvaluationData, counts: np.ndarray | N
         return {name: jax.tree.map(merge[name], total[name], new[name]) for name in total}
 
     first = jax.lax.axis_index(AXIS) if mesh > 1 else 0
-    total = {}
+    total: Sums = {}
     for name, form in jax.eval_shape(of_batch, *jax.tree.map(lambda a: a[0], data)).items():
         shape = (batches,) if metrics[name].is_collected else ()
         total[name] = jax.tree.map(lambda a, shape=shape: jnp.zeros((*shape, *a.shape), a.dtype), form)

@@ -85,8 +85,9 @@ def draw_curves(metric: Metric, x: str = "round") -> Figure:
     seeds = max(len(curve.seeds) for curve in curves)
     if seeds > 1:
         axes.set_title(f"mean of {seeds} seeds, band ± 1 standard deviation", loc="right", color=GREY, fontsize=8.5)
-    place = "outside right upper" if is_beside else "outside lower left"
-    figure.legend(lines, labels, loc=place, handlelength=3.2, ncols=columns)
+    figure.legend(
+        lines, labels, loc="outside right upper" if is_beside else "outside lower left", handlelength=3.2, ncols=columns
+    )
     return figure
 
 
