@@ -214,20 +214,18 @@ def initial_loss(task: Task, seed: int, examples: int) -> float:
     rows = np.linspace(0, total - 1, examples).astype(np.int64)
     batch = {name: jnp.asarray(array[rows]) for name, array in task.clients.examples.items()}
     batch["mask"] = jnp.ones(examples, bool)
-    name = f"loss of task '{task.name}'"
-    loss = jax.jit(
-        lambda: check_output(name, task.loss(task.init(jax.random.fold_in(key, 0)), batch, key)),
-        compiler_options=quick_options(),
-    )
-    return float(loss())
+
+    def loss() -> Any:
+        return check_output(f"loss of task '{task.name}'", task.loss(task.init(jax.random.fold_in(key, 0)), batch, key))
+
+    return float(jax.jit(loss, compiler_options=quick_options())())
 
 
 def client_summary(task: Task, sums: Sums) -> tuple[str, dict[str, jax.Array]]:
     """Return the primary metric's name, and its mean, spread and worst decile over the owners of `sums`."""
     name = primary_metric(task)
-    return name, summarize(
-        jax.vmap(partial(metric_values, task))(sums)[name], describe_metrics(task)[name].higher_is_better
-    )
+    values = jax.vmap(partial(metric_values, task))(sums)[name]
+    return name, summarize(values, describe_metrics(task)[name].higher_is_better)
 
 
 def summarize(values: jax.Array, higher_is_better: bool) -> dict[str, jax.Array]:
@@ -260,10 +258,6 @@ def _sums(task: Task, params: Tree, data: EvaluationData, counts: np.ndarray | N
             for name, one in _measure(task, params, examples).items()
         }
 
-    def zeros(name: str, form: Tree) -> Tree:
-        shape = (batches,) if metrics[name].is_collected else ()
-        return jax.tree.map(lambda a: jnp.zeros((*shape, *a.shape), a.dtype), form)
-
     def add(step: jax.Array, total: Sums) -> Sums:
         i = first + step * mesh
         new = of_batch(*jax.tree.map(lambda a: a[i], data))
@@ -271,8 +265,10 @@ def _sums(task: Task, params: Tree, data: EvaluationData, counts: np.ndarray | N
         return {name: jax.tree.map(merge[name], total[name], new[name]) for name in total}
 
     first = jax.lax.axis_index(AXIS) if mesh > 1 else 0
-    form = jax.eval_shape(of_batch, *jax.tree.map(lambda a: a[0], data))
-    total = {name: zeros(name, tree) for name, tree in form.items()}
+    total: Sums = {}
+    for name, form in jax.eval_shape(of_batch, *jax.tree.map(lambda a: a[0], data)).items():
+        shape = (batches,) if metrics[name].is_collected else ()
+        total[name] = jax.tree.map(lambda a, shape=shape: jnp.zeros((*shape, *a.shape), a.dtype), form)
     total = jax.lax.fori_loop(0, (batches - first + mesh - 1) // mesh, add, total)
     if mesh > 1:
         total = jax.lax.psum(total, AXIS)  # each device has zeros for the rows of others

@@ -85,8 +85,9 @@ def draw_curves(metric: Metric, x: str = "round") -> Figure:
     seeds = max(len(curve.seeds) for curve in curves)
     if seeds > 1:
         axes.set_title(f"mean of {seeds} seeds, band ± 1 standard deviation", loc="right", color=GREY, fontsize=8.5)
-    place = "outside right upper" if is_beside else "outside lower left"
-    figure.legend(lines, labels, loc=place, handlelength=3.2, ncols=columns)
+    figure.legend(
+        lines, labels, loc="outside right upper" if is_beside else "outside lower left", handlelength=3.2, ncols=columns
+    )
     return figure
 
 
@@ -233,7 +234,7 @@ def draw_profile(profile: Profile, places: Mapping[str, int]) -> Figure:
         style = look(places.get(name, place))
         (drawn,) = axes.plot(x, y, color=style.light, marker=style.matplotlib_marker, label=visible(name))
         drawn.set_linestyle("-" if profile.is_grid else "none")
-    if min(x for line in profile.lines.values() for x, _ in line) > 0:
+    if profile.is_log:
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:g}")
     if not profile.higher_is_better and _needs_log(np.array([y for line in profile.lines.values() for _, y in line])):

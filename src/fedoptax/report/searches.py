@@ -190,6 +190,11 @@ class Profile:
         """What the profile shows."""
         return f"{self.metric_title} against {self.name}; {'higher' if self.higher_is_better else 'lower'} is better"
 
+    @property
+    def is_log(self) -> bool:
+        """Whether the axis of the hyper-parameter should be logarithmic."""
+        return min(x for line in self.lines.values() for x, _ in line) > 0
+
 
 def make_profiles(searches: Sequence[Search]) -> list[Profile]:
     """Make a profile for each hyper-parameter with at least three values, of all searches that have it together."""

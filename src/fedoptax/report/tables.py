@@ -61,7 +61,7 @@ def final_table(runs: Sequence[Run], target: float | None = None) -> pd.DataFram
             row["target"] = float(target)
         row |= _costs_to_target(group, row["target"])
         paired = Paired(0, 0.0 if row is best and ended else NAN, NAN, NAN)
-        if best is not row and any(other is row for other in ended):
+        if best and best is not row and any(other is row for other in ended):
             paired = compare_seeds(best["finals"], row["finals"])
         row |= {
             "pairs": paired.pairs,
