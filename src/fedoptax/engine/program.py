@@ -138,9 +138,8 @@ def _program(
         )
 
     shapes = {name: jax.ShapeDtypeStruct((), jnp.result_type(float)) for name in names}
-    key_shape = jax.eval_shape(lambda: jax.random.key(0))
     compiled = Compiled(jax.jit(advance if plan.mesh == 1 else over_mesh(advance, plan.mesh), donate_argnums=(1, 2)))
-    params = jax.eval_shape(task.init, key_shape)
+    params = jax.eval_shape(task.init, jax.eval_shape(lambda: jax.random.key(0)))
     counts = (*COUNTS, "virtual_seconds") if plan.has_outcomes else ()
     columns = ("train_loss", *column_names(task, params, evaluation_data(task)), *counts)
     down, up = _count_message_bytes(task, make_algorithm, plan, shapes, params)
@@ -194,8 +193,7 @@ def _count_message_bytes(
 
     def messages(hypers: Mapping[str, Any], params: Tree, batch: Minibatch, steps: jax.Array) -> tuple[Tree, ...]:
         algorithm = make_algorithm(**hypers)
-        server = algorithm.init(params)
-        client = algorithm.init_client(params)
+        server, client = algorithm.init(params), algorithm.init_client(params)
         message = algorithm.broadcast(server)
         smallest = smallest_batch(task.clients.sizes, plan.work)
         batches = Batches(steps, lambda k: batch, jax.random.key(0), lambda: batch, smallest)
@@ -210,8 +208,7 @@ def _count_message_bytes(
         new_server = algorithm.server_update(server, mean, Cohort(plan.cohort_size, task.num_clients))
         return message, upload, (server, client, params), (new_server, new_client, algorithm.params(server))
 
-    batch = minibatch_form(task, plan.work.batch_size)
-    grad_fn = task_grad_fn(task)
+    batch, grad_fn = minibatch_form(task, plan.work.batch_size), task_grad_fn(task)
     message, upload, before, after = jax.eval_shape(messages, shapes, params, batch, np.int32(1))
     for name, old, new in zip(("server_update", "client_update", "params"), before, after):
         structure, new_structure = str(jax.tree.structure(old)), str(jax.tree.structure(new))
