@@ -11,16 +11,7 @@ from typing import Any
 
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.deploy.options import UPLOAD_BOUND, NetworkOptions
-from fedoptax.engine.options import (
-    TEXT,
-    RoundOptions,
-    RunOptions,
-    of_algorithm,
-    of_evaluation,
-    option,
-    options_of,
-    with_attributes,
-)  # fmt: skip
+from fedoptax.engine.options import TEXT, RoundOptions, RunOptions, of_algorithm, option, options_of, with_attributes
 from fedoptax.engine.plan import CODED
 from fedoptax.errors import UsageError, check_choice, check_flag, check_int
 from fedoptax.experiments.build import build, import_function, with_secret_seed, wrap
@@ -51,8 +42,9 @@ class Deployment(NetworkOptions):
     privacy: str = of_algorithm("", "Differential privacy, as a text (see `fedoptax.experiments.build`); empty for "
         "none. The noise's seed is the server's own (seed=none): a number would go to every node.", TEXT)  # fmt: skip
     compress: str = of_algorithm("", "Codec of uploads, as a text; empty for none.", TEXT)
-    evaluate: str = of_evaluation("", "A run's folder, or a params.npz, on the server's machine: nothing is trained, "
-        "the nodes (all, if eval_fraction is 0) evaluate this model, as one round. Empty for none.", TEXT)  # fmt: skip
+    evaluate: str = option("", "A run's folder, or a params.npz, on the server's machine: nothing is trained, the "
+        "nodes (all, if eval_fraction is 0) evaluate this model, as one round. Empty for none.", TEXT,
+        group="Evaluation")  # fmt: skip
     track: str = option("", "Trackers that run at the server, separated by commas.", TEXT)
     out: str = option("runs/deployment", "The server's folder for the results.", TEXT)
     resume: bool = option(False, "Continue the run in out.", check_flag)
@@ -185,7 +177,7 @@ def from_table(table: Mapping[str, Any]) -> Deployment:
             hyperparameters[name] = value
     task = tables["task"]
     preset, _ = find_preset(str(task.get("name")), algorithm, task.get("model"))
-    return Deployment(**values, **tables | {"hyperparameters": hyperparameters or preset})
+    return Deployment(**values | tables | {"hyperparameters": hyperparameters or preset})
 
 
 def simulation_command(deployment: Deployment) -> str | None:
