@@ -64,7 +64,7 @@ def parameters_of(form: type) -> dict[str, Parameter]:
         if "parameters" in of.metadata:
             parameters |= of.metadata["parameters"]
         else:
-            default = of.default_factory()  # type: ignore[operator,misc]
+            default = of.default_factory()  # type: ignore[operator]
             parameters[of.name] = Parameter(hints[of.name], default, of.metadata["about"])
     return parameters
 
