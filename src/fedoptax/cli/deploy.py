@@ -132,10 +132,10 @@ def make_deployment(options: DeploymentOptions, nodes: int) -> Deployment:
         if task.num_clients != nodes:
             raise UsageError(f"nodes must be {task.num_clients}, the task's number of clients, got {nodes}")
         run = with_task_defaults(options.task, task, run)
-    texts = {"privacy": options.privacy or "", "compress": options.compress or "", "track": ",".join(options.trackers)}
+    run |= {"privacy": options.privacy or "", "compress": options.compress or "", "track": ",".join(options.trackers)}
     table = {"name": options.task, "partition_seed": options.partition_seed, **task_arguments}
     values = settings.hyperparameters[name]
-    deployment = Deployment(task=table, algorithm=name, hyperparameters=values, **texts, **run)
+    deployment = Deployment(task=table, algorithm=name, hyperparameters=values, **run)
     algorithm = deployment.build_algorithm()
     if task is not None:
         make_plan(deployment.run_options, task, algorithm, name)

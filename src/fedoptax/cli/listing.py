@@ -16,8 +16,9 @@ def list_names(options: List) -> None:
     rows: list[dict[str, Any]] = []
     if options.what == "tasks":
         for name, recipe in TASKS.items():
-            row = {"name": name, "summary": recipe.summary, "model": recipe.model, "models": list(recipe.models)}
-            row |= {"num_clients": recipe.num_clients, "partitions": list(recipe.partitions)}
+            row: dict[str, Any] = {"name": name, "summary": recipe.summary, "model": recipe.model}
+            row |= {"models": list(recipe.models), "num_clients": recipe.num_clients}
+            row["partitions"] = list(recipe.partitions)
             row["options"] = {option: kind.__name__ for option, kind in recipe.option_types().items()}
             row["presets"] = [f"paper:{setting}" for setting in PAPERS.get(name, {})]
             rows.append({**row, **recipe.defaults})

@@ -49,7 +49,7 @@ class Command(typer.core.TyperCommand):
                     formatter.write_dl(records)
 
 
-def add_command(group: typer.Typer, name: str, form: type, function: str) -> None:
+def add_command(group: typer.Typer, name: str, form: Any, function: str) -> None:
     """Add a command whose parameters are the fields of `form`; `function`, MODULE:NAME of this room, does its work."""
     parameters = parameters_of(form)
     flags = {}

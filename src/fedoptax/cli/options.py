@@ -45,7 +45,7 @@ def argument(help: str, default: Any = ...) -> Any:
     return field(default_factory=partial(copy, default), metadata={"about": help})
 
 
-def options_from(kind: type, choose: Callable[[str, Option], bool] = lambda *_: True, default_text: str = "") -> Any:
+def options_from(kind: Any, choose: Callable[[str, Option], bool] = lambda *_: True, default_text: str = "") -> Any:
     """Declare a field that holds, by name, what was chosen of the options of `kind`, or of some of them."""
     parameters = {}
     for name, about in options_of(kind).items():
@@ -64,7 +64,8 @@ def parameters_of(form: type) -> dict[str, Parameter]:
         if "parameters" in of.metadata:
             parameters |= of.metadata["parameters"]
         else:
-            parameters[of.name] = Parameter(hints[of.name], of.default_factory(), of.metadata["about"])
+            default = of.default_factory()  # type: ignore[operator]
+            parameters[of.name] = Parameter(hints[of.name], default, of.metadata["about"])
     return parameters
 
 
@@ -72,7 +73,7 @@ def read_form(form: type[Form], values: Mapping[str, Any]) -> Form:
     """Return the form of a command's parameters; what can be checked is, before anything slow is imported."""
     read = {name: _read(name, parameter, values[name]) for name, parameter in parameters_of(form).items()}
     chosen = dict[str, Any]()
-    for of in fields(form):
+    for of in fields(form):  # type: ignore[arg-type]
         held = of.metadata.get("parameters")
         chosen[of.name] = read[of.name] if held is None else {n: v for n in held if (v := read[n]) not in (None, {})}
     return form(**chosen)

@@ -11,17 +11,7 @@ from typing import Any
 
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.deploy.options import NetworkOptions
-from fedoptax.engine.options import (
-    TEXT,
-    RoundOptions,
-    RunOptions,
-    of_algorithm,
-    of_evaluation,
-    of_network,
-    option,
-    options_of,
-    with_attributes,
-)  # fmt: skip
+from fedoptax.engine.options import TEXT, RoundOptions, RunOptions, of_algorithm, option, options_of, with_attributes
 from fedoptax.engine.plan import CODED
 from fedoptax.errors import UsageError, check_choice, check_flag, check_int
 from fedoptax.experiments.build import build, import_function, with_secret_seed, wrap
@@ -52,12 +42,14 @@ class Deployment(NetworkOptions):
     privacy: str = of_algorithm("", "Differential privacy, as a text (see `fedoptax.experiments.build`); empty for "
         "none. The noise's seed is the server's own (seed=none): a number would go to every node.", TEXT)  # fmt: skip
     compress: str = of_algorithm("", "Codec of uploads, as a text; empty for none.", TEXT)
-    evaluate: str = of_evaluation("", "A run's folder, or a params.npz, on the server's machine: nothing is trained, "
-        "the nodes (all, if eval_fraction is 0) evaluate this model, as one round. Empty for none.", TEXT)  # fmt: skip
+    evaluate: str = option("", "A run's folder, or a params.npz, on the server's machine: nothing is trained, the "
+        "nodes (all, if eval_fraction is 0) evaluate this model, as one round. Empty for none.", TEXT,
+        group="Evaluation")  # fmt: skip
     track: str = option("", "Trackers that run at the server, separated by commas.", TEXT)
-    server_key: str = of_network("", "The public key of the server's orders, ssh-ed25519 …; nodes obey no other.", TEXT)
-    signing_key: str = of_network("keys/signing.key", "Its private half, a file on the server's machine; relative to "
-        "the folder in which the SuperLink was started.", TEXT)  # fmt: skip
+    server_key: str = option("", "The public key of the server's orders, ssh-ed25519 …; nodes obey no other.", TEXT,
+        group="Network")  # fmt: skip
+    signing_key: str = option("keys/signing.key", "Its private half, a file on the server's machine; relative to the "
+        "folder in which the SuperLink was started.", TEXT, group="Network")  # fmt: skip
     out: str = option("runs/deployment", "The server's folder for the results.", TEXT)
     resume: bool = option(False, "Continue the run in out.", check_flag)
     resume_round: int | None = option(None, "Continue from the checkpoint of this round, not the last.",
@@ -186,7 +178,7 @@ def from_table(table: Mapping[str, Any]) -> Deployment:
             hyperparameters[name] = value
     task = tables["task"]
     preset, _ = find_preset(str(task.get("name")), algorithm, task.get("model"))
-    return Deployment(**values, **tables | {"hyperparameters": hyperparameters or preset})
+    return Deployment(**values | tables | {"hyperparameters": hyperparameters or preset})
 
 
 def simulation_command(deployment: Deployment) -> str | None:

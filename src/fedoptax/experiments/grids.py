@@ -152,8 +152,8 @@ def suggest_by_optuna(
             space[name] = optuna.distributions.CategoricalDistribution(list(values))
     sampler = optuna.samplers.TPESampler(seed=seed + len(trials))  # one per trial: no state to be resumed
     study = optuna.create_study(direction="maximize" if maximize else "minimize", sampler=sampler)
-    for values, score in trials:
-        point = {"params": dict(values), "distributions": space}
+    for params, score in trials:
+        point: dict[str, Any] = {"params": dict(params), "distributions": space}
         end = {"value": score} if math.isfinite(score) else {"state": optuna.trial.TrialState.FAIL}
         study.add_trial(optuna.trial.create_trial(**point, **end))
     return dict(study.ask(space).params)

@@ -76,7 +76,7 @@ class Record:
     description: str | None = None
 
     def __post_init__(self) -> None:
-        kinds = {"label description": str | None, "hyperparameters wrappers": Mapping}
+        kinds: dict[str, Any] = {"label description": str | None, "hyperparameters wrappers": Mapping}
         kinds |= {"out resume_from": str | PathLike | None, "trackers": list | tuple}
         for names, kind in kinds.items():
             for name in names.split():
