@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 import traceback
+from contextlib import suppress
 from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
 from pkgutil import resolve_name
@@ -43,19 +44,15 @@ def worker_app(app: str) -> ClientApp:
 
     def forward(message: Message, context: Context) -> Message:
         address = _address(context.node_id)
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                with _connect(address) as worker:
-                    worker.send((app, message, context))
-                    if not worker.poll(message.metadata.ttl):
-                        raise TimeoutError(f"no answer within {message.metadata.ttl:.0f} s")
-                    is_sound, reply, context.state = worker.recv()
+        for _ in range(ATTEMPTS):
+            with suppress(EOFError, ConnectionError), _connect(address) as worker:
+                worker.send((app, message, context))
+                if not worker.poll(message.metadata.ttl):
+                    raise TimeoutError(f"no answer within {message.metadata.ttl:.0f} s")
+                is_sound, reply, context.state = worker.recv()
                 break
-            except (EOFError, ConnectionError) as error:
-                if attempt == ATTEMPTS:
-                    raise RuntimeError(
-                        f"{ATTEMPTS} workers ended without an answer, as when memory runs out"
-                    ) from error
+        else:
+            raise RuntimeError(f"{ATTEMPTS} workers ended without an answer, as when memory runs out")
         if not is_sound:
             raise reply
         return reply
@@ -123,8 +120,7 @@ def _address(node: int) -> str:
     """Return the path of a node's socket, in a folder that only this user may enter."""
     folder = Path(tempfile.gettempdir()) / f"fedoptax-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    status = folder.lstat()
-    if status.st_uid != os.getuid() or status.st_mode & 0o077:
+    if (status := folder.lstat()).st_uid != os.getuid() or status.st_mode & 0o077:
         raise PermissionError(f"'{folder}' must belong to this user alone")
     name = hashlib.sha256(f"{os.environ.get('FLWR_HOME', '')} {node}".encode()).hexdigest()[:16]
     return str(folder / name)
@@ -133,20 +129,16 @@ def _address(node: int) -> str:
 def _connect(address: str) -> Connection:
     """Connect to the worker at an address, started if none listens there."""
     with FileLock(f"{address}.lock"):
-        try:
-            return Client(address, "AF_UNIX")
-        except (FileNotFoundError, ConnectionRefusedError):
-            pass
-        command = [sys.executable, "-m", "fedoptax.deploy.worker", address, str(os.getppid())]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        nothing = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
-        pid = os.posix_spawn(sys.executable, command, environment, file_actions=nothing, setsid=True)
-        end = time.monotonic() + START
-        while time.monotonic() < end and os.waitpid(pid, os.WNOHANG) == (0, 0):
-            try:
+        pid, end = 0, time.monotonic() + START
+        while time.monotonic() < end and (not pid or os.waitpid(pid, os.WNOHANG) == (0, 0)):
+            with suppress(FileNotFoundError, ConnectionRefusedError):
                 return Client(address, "AF_UNIX")
-            except (FileNotFoundError, ConnectionRefusedError):
-                time.sleep(0.05)
+            if not pid:
+                command = [sys.executable, "-m", "fedoptax.deploy.worker", address, str(os.getppid())]
+                environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+                nothing = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
+                pid = os.posix_spawn(sys.executable, command, environment, file_actions=nothing, setsid=True)
+            time.sleep(0.05)
     raise RuntimeError("the node's worker did not start; why stands above in the node's log")
 
 
