@@ -11,18 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import trustme
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-    load_pem_public_key,
-    load_ssh_public_key,
-    ssh_key_fingerprint,
-)
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from fedoptax.deploy.wire import shown
 from fedoptax.errors import RunError, UsageError
@@ -66,10 +59,11 @@ def fingerprint(public: bytes) -> str:
     Raises:
       ValueError: it is not a key on an elliptic curve, the only ones that Flower takes.
     """
-    key = load_pem_public_key(public) if public.startswith(b"-----") else load_ssh_public_key(public)
+    load = serialization.load_pem_public_key if public.startswith(b"-----") else serialization.load_ssh_public_key
+    key = load(public)
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise ValueError("it is not on an elliptic curve")
-    return "SHA256:" + base64.b64encode(ssh_key_fingerprint(key, SHA256())).decode().rstrip("=")
+    return "SHA256:" + base64.b64encode(serialization.ssh_key_fingerprint(key, SHA256())).decode().rstrip("=")
 
 
 def describe_node(public: bytes) -> str:

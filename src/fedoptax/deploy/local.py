@@ -78,9 +78,7 @@ class LocalFederation:
     def __exit__(self, *error: object) -> None:
         stop(self._started)
 
-    def start_node(
-        self, node: int, key: Path | None = None, ca: Path | None = None, port: int | None = None
-    ) -> Process:
+    def start_node(self, node: int, key: Path | None = None, ca: Path | None = None, port: int = 0) -> Process:
         """Start the SuperNode of a partition; `key`, `ca` and `port` other than the federation's are for tests."""
         home = self.work / "nodes" / str(node)
         command = [
@@ -162,15 +160,10 @@ class LocalFederation:
         log.parent.mkdir(parents=True, exist_ok=True)
         try:
             with log.open("wb") as file:
-                process = subprocess.Popen(
-                    [str(program), *command[1:]],
-                    stdin=subprocess.DEVNULL,
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                    env=self._environment(home),
-                    cwd=folder,
-                    start_new_session=True,  # Ctrl-C comes to us alone, and we end them in order
-                )
+                process = subprocess.Popen(  # in a new session: Ctrl-C comes to us alone, and we end them in order
+                    [str(program), *command[1:]], stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
+                    env=self._environment(home), cwd=folder, start_new_session=True,
+                )  # fmt: skip
         except OSError as error:
             raise RunError(f"'{program}' cannot be started: {error.strerror}") from error
         self._started.append(process)

@@ -27,7 +27,7 @@ from fedoptax.deploy.config import Deployment
 from fedoptax.deploy.evaluation import NodeEvaluation
 from fedoptax.deploy.rounds import Limits, Log, Network, NoQuorum, RoundReport, Workers, gather, wait_for_nodes
 from fedoptax.deploy.secure import FALSE_SUM, gather_sum, threshold
-from fedoptax.deploy.server import RawReply, Reply, UploadBound, advance, check_reply, next_state, norm, upload_form
+from fedoptax.deploy.server import Reply, UploadBound, advance, check_reply, next_state, norm, upload_form
 from fedoptax.deploy.wire import pack
 from fedoptax.engine.aggregation import SecureMean, Sent
 from fedoptax.engine.client_states import OnDevice
@@ -48,8 +48,7 @@ from fedoptax.tasks.metrics import Column
 from fedoptax.tasks.task import Task
 
 FILE = "network.jsonl"
-MOST_EXAMPLES = 10**9
-"""Believed of a client where nothing tells how many it can have."""
+MOST_EXAMPLES = 10**9  # that a client may claim where nothing tells how many it can have
 
 
 def run_deployment(deployment: Deployment, task: Task, network: Network, log: Log) -> None:
@@ -82,16 +81,10 @@ def run_deployment(deployment: Deployment, task: Task, network: Network, log: Lo
     if deployment.eval_fraction and task.test is None:
         described |= {"primary_metric": str(Column("nodes", primary_metric(task))), "metrics": metrics_record(task)}
     record = Record(
-        label=deployment.algorithm,
-        hyperparameters=deployment.hyperparameters,
-        wrappers=wrappers,
-        out=folder,
-        resume_from=folder if deployment.resume else None,
-        resume_round=deployment.resume_round,
-        checkpoint_every=deployment.checkpoint_every,
-        trackers=trackers,
-        progress=False,
-    )
+        label=deployment.algorithm, hyperparameters=deployment.hyperparameters, wrappers=wrappers, trackers=trackers,
+        out=folder, resume_from=folder if deployment.resume else None, resume_round=deployment.resume_round,
+        checkpoint_every=deployment.checkpoint_every, progress=False,
+    )  # fmt: skip
     result = run_rounds(rounds, deployment.rounds, described | {"deployment": identity}, record)
     log(f"{result.status} after round {len(result.history)} of {deployment.rounds}: {folder}")
     if result.status != Status.COMPLETED:
@@ -258,10 +251,7 @@ class NetworkRounds(Rounds):
     def _gather(self, done: int, sleep: Any) -> tuple[list[int], RoundReport]:
         num_clients = self.task.clients.num_clients
         cohort = [int(i) for i in sample_cohort(self._key, done, num_clients, self.plan.cohort_size)]
-
-        def check(raw: RawReply) -> Reply:
-            return check_reply(raw, self._upload, self._most, self._algorithm.decode)
-
+        check = partial(check_reply, upload=self._upload, max_examples=self._most, decode=self._algorithm.decode)
         is_last = self._evaluation is None and not self._is_secure
         order, message = self._order(done, is_last), jax.device_get(self._algorithm.broadcast(self.server))
         collect, outliers = partial(gather, self._network, log=self._log, sleep=sleep), self._bound.find_outliers
@@ -279,7 +269,8 @@ class NetworkRounds(Rounds):
 
         def ask(members: Sequence[int], message: Tree, more: Any, check: Any) -> RoundReport:
             self._network.begin(pack(message), lambda i: {**order(i), **more(i)})
-            wait = self._limits.wait_limit if members is cohort else self._limits.round_timeout  # no keys, no part
+            is_first = members is cohort  # who comes later has no keys of this round, and is not waited for
+            wait = self._limits.wait_limit if is_first else self._limits.round_timeout
             return collect(members, check, replace(self._limits, quorum=least / len(members), wait_limit=wait))
 
         upload = jax.eval_shape(partial(decoded, self._algorithm), self._upload)
@@ -351,9 +342,7 @@ class NetworkRounds(Rounds):
 
     def _measure(self, server: Tree) -> dict[str, float]:
         data = evaluation_data(self.task)
-        if not data:
-            return {}
-        metrics = self._evaluate(self._algorithm.params(server), data)
+        metrics = self._evaluate(self._algorithm.params(server), data) if data else {}
         return {name: float(value) for name, value in sorted(metrics.items())}
 
     def _write(self, round: int, cohort: list[int], report: RoundReport, evaluation: RoundReport) -> None:

@@ -133,7 +133,7 @@ class FedoptaxStrategy(Strategy):
         sound = dict(_sound(replies, self._read))
         if not sound:
             return None, None
-        params, statistics = self._split(self._model)
+        params, statistics = self._split()
         updates: dict[int, Reply] = {}
         for node, (model, count, loss) in sound.items():
             change = {name: model[name] - self._model[name] for name in params}
@@ -141,14 +141,14 @@ class FedoptaxStrategy(Strategy):
         for node, reason in self._bound.find_outliers(updates).items():
             flower_log.info("node %s: reply left out: %s", node, reason)
             del updates[node], sound[node]
-        replies, size = list(updates.values()), max(self._num_nodes, len(sound))
-        server, loss, is_finite = next_state(self.algorithm, self._server, replies, self.algorithm.weighting, size)
+        cohort, size = list(updates.values()), max(self._num_nodes, len(sound))
+        server, loss, is_finite = next_state(self.algorithm, self._server, cohort, self.algorithm.weighting, size)
         if not is_finite:
             flower_log.info("round %d changes nothing: the server's new state is not finite", server_round)
             return None, None
         self._bound = self._bound.learn(updates)
         sent_back = [{name: jnp.asarray(model[name]) for name in statistics} for model, _, _ in sound.values()]
-        self._put(server, weighted_mean(sent_back, [reply.examples for reply in replies]))
+        self._put(server, weighted_mean(sent_back, [reply.examples for reply in cohort]))
         return self._arrays(), MetricRecord({"train-loss": loss, "replies": len(sound)})
 
     def configure_evaluate(
@@ -172,7 +172,7 @@ class FedoptaxStrategy(Strategy):
 
     def _begin(self, arrays: ArrayRecord) -> None:
         self._model = {name: array.numpy() for name, array in arrays.items()}
-        self._server = self.algorithm.init(self._split(self._model)[0])
+        self._server = self.algorithm.init(self._split()[0])
         message = self.algorithm.broadcast(self._server)
         if not isinstance(message, FedOptMessage) or jax.tree.leaves((message.lr, message.client_opt_state)):
             raise UsageError(
@@ -211,10 +211,10 @@ class FedoptaxStrategy(Strategy):
                 raise WireError(f"{shown(name)}: {value} instead of a finite number of float32")
         return values, check_count(metrics, self.max_examples)
 
-    def _split(self, model: Named) -> tuple[Tree, Tree]:
-        """Return the parameters and the statistics of a model."""
-        arrays = {name: jnp.asarray(array) for name, array in model.items()}
-        statistics = {name: arrays[name] for name, array in model.items() if self.buffer(name, array)}
+    def _split(self) -> tuple[Tree, Tree]:
+        """Return the model's parameters and statistics."""
+        arrays = {name: jnp.asarray(array) for name, array in self._model.items()}
+        statistics = {name: arrays[name] for name, array in self._model.items() if self.buffer(name, array)}
         return {name: array for name, array in arrays.items() if name not in statistics}, statistics
 
     def _put(self, server: Tree, statistics: Tree) -> None:
@@ -225,7 +225,7 @@ class FedoptaxStrategy(Strategy):
         return ArrayRecord({name: Array(array) for name, array in self._model.items()})
 
     def _state(self) -> Tree:
-        return self._server, self._split(self._model)[1]
+        return self._server, self._split()[1]
 
     def _restore(self, num_rounds: int) -> int:
         if self._checkpoint is None or not rounds_of(self._checkpoint):

@@ -25,22 +25,15 @@ from filelock import FileLock
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-IDLE = 900.0
-"""Seconds without a message after which a worker ends."""
-START = 60.0
-"""Seconds that a worker may take until it listens."""
-ATTEMPTS = 3
-"""Workers that a message is given to, if each ends without an answer."""
+IDLE = 900.0  # seconds without a message after which a worker ends
+START = 60.0  # seconds that a worker may take until it listens
+ATTEMPTS = 3  # workers that get a message, if each ends without an answer
 
 _is_last_message = threading.Event()
 
 
 def worker_app(app: str) -> ClientApp:
-    """Return a ClientApp whose messages are handled by another one in the node's worker.
-
-    Args:
-      app: the other ClientApp, as MODULE:NAME; the module is imported by the worker alone.
-    """
+    """Return a ClientApp whose messages another one, `app` (MODULE:NAME), handles in the node's worker."""
 
     def forward(message: Message, context: Context) -> Message:
         address = _address(context.node_id)
@@ -85,11 +78,11 @@ def run_worker(address: str, node: int) -> None:
                     break
                 run, state["client"] = context.run_id, client
                 try:
-                    answer = True, resolve_name(app)(message, context), context.state
+                    answer = True, resolve_name(app)(message, context)
                 except Exception as error:
-                    answer = False, _portable(error), context.state
+                    answer = False, _portable(error)
                 state |= {"since": time.monotonic(), "client": None}
-                client.send(answer)
+                client.send((*answer, context.state))
 
 
 def _watch(address: str, node: psutil.Process, state: dict[str, Any]) -> None:
