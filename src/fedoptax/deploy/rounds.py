@@ -145,8 +145,8 @@ def gather(
 ) -> RoundReport:
     """Collect the sound replies of a cohort: of all who answer in time, at least a quorum.
 
-    `network` is ready to send the round's message, `check` raises `WireError` for a reply that is not sound (and no
-    error), `log` takes one line per fault, and `find_outliers` tells why sound replies are out of proportion.
+    `network` is ready to send the round's message, `check` raises `WireError` for a reply that is not sound,
+    `log` takes one line per fault, and `find_outliers` tells why sound replies are out of proportion.
 
     With `workers` the round is asynchronous, and `cohort` are all clients: the first `workers.buffer` replies end it,
     the others stay at work. Whoever answers, is too slow or goes away is replaced by one drawn from those that neither
