@@ -86,8 +86,8 @@ def client_app(make_client: MakeClient = default_client) -> ClientApp:
 
     def read(message: Message, context: Context) -> tuple[dict[str, WireArray], dict[str, Any]]:
         arrays, order = read_records(message.content, ORDER, ConfigRecord)
-        addressee = {"run": context.run_id, "node": context.node_id, "kind": message.metadata.message_type}
-        check_order(str(context.run_config.get("server-key", "")), order, arrays, **addressee)
+        addressee = context.run_id, context.node_id, message.metadata.message_type
+        check_order(str(context.run_config.get("server-key", "")), order, arrays, *addressee)
         return arrays, order
 
     def accept(message: Message, context: Context) -> tuple[Deployment, Client, dict[str, WireArray], dict[str, Any]]:
@@ -151,8 +151,7 @@ class FlowerNetwork:
         self._partitions: dict[int, int] = {}  # by node
         self._hellos: dict[str, int] = {}  # nodes by message
         self._pending: dict[str, tuple[int, int]] = {}  # partition and node by message that is not forgotten
-        self._silent: set[int] = set()  # nodes that did not answer a round, nor the greeting since
-        self._last: dict[int, int] = {}  # the latest node of each partition
+        self._silent: dict[int, int] = {}  # partitions by node that did not answer a round, nor the greeting since
         self._is_cautious = False
 
     def begin(self, arrays: Arrays, order: MakeOrder, kind: str = "train", at_work: Container[int] = ()) -> None:
@@ -161,8 +160,9 @@ class FlowerNetwork:
         A node that owes a reply which is forgotten is greeted like a new one, and asked for work once it answers: nodes
         take one message after another. So are nodes whose greeting failed.
         """
-        forgotten = [message_id for message_id, (partition, _) in self._pending.items() if partition not in at_work]
-        self._silent |= {self._pending.pop(message_id)[1] for message_id in forgotten}
+        pending = self._pending.items()
+        self._silent |= {node: partition for _, (partition, node) in pending if partition not in at_work}
+        self._pending = {key: target for key, target in pending if target[0] in at_work}
         self._partitions = {node: i for node, i in self._partitions.items() if node not in self._silent}
         self._greeted = {*self._partitions, *self._hellos.values()}
         self._arrays, self._digest, self._order, self._kind = to_record(arrays), digest_of(arrays), order, kind
@@ -180,9 +180,9 @@ class FlowerNetwork:
 
     def absent(self, partition: int) -> tuple[str, str]:
         """See `Network`."""
-        node = self._last.get(partition)
-        reason = "not asked, as it gave no sign of life since an earlier round" if node in self._silent else None
-        return self._names.get(partition, "?"), reason or "not connected"
+        is_silent = partition in self._silent.values()
+        reason = "not asked, as it gave no sign of life since an earlier round" if is_silent else "not connected"
+        return self._names.get(partition, "?"), reason
 
     def send(self, partitions: Sequence[int]) -> Mapping[int, int]:
         """See `Network`."""
@@ -232,9 +232,8 @@ class FlowerNetwork:
         elif place != partition:
             fault = f"left out: it claims partition {partition} of {self._names.get(partition, 'nobody')}"
         else:
-            self._last[partition] = node
             self._partitions[node] = partition
-            self._silent.discard(node)
+            self._silent.pop(node, None)
             return
         flower_log.info("a node with %s %s", holder, fault)
 

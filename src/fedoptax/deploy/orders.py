@@ -42,8 +42,8 @@ class Signer:
         return {**signed, "signature": self._key.sign(_signed_bytes(signed, digest))}
 
 
-def check_order(public: str, order: Mapping[str, Any], arrays: Arrays, **addressee: Any) -> None:
-    """Check that the server has signed an order with its arrays, for an addressee: `run`, `node` and `kind`.
+def check_order(public: str, order: Mapping[str, Any], arrays: Arrays, run: int, node: int, kind: str) -> None:
+    """Check that the server has signed an order with its arrays, for this run, node and kind of message.
 
     Raises:
       WireError: it has not.
@@ -54,8 +54,8 @@ def check_order(public: str, order: Mapping[str, Any], arrays: Arrays, **address
         load_key(public).verify(order["signature"], _signed_bytes(signed, digest_of(arrays)))
     except (KeyError, TypeError, InvalidSignature):
         raise WireError("order: not signed by the server") from None
-    for name, value in addressee.items():
-        if signed.get(name) != str(value):
+    for name, value in {"run": str(run), "node": str(node), "kind": kind}.items():
+        if signed.get(name) != value:
             raise WireError(f"order: for {name} {shown(signed.get(name))} instead of {value}")
 
 
