@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 import psutil
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.config import get_fused_config_from_fab
 from flwr.supercore.inflatable.inflatable_object import (
@@ -44,9 +44,9 @@ from fedoptax.data.federated import FederatedData
 from fedoptax.deploy.app import write_app
 from fedoptax.deploy.client import Client, Order, client_update
 from fedoptax.deploy.config import Deployment
-from fedoptax.deploy.flower import ARRAYS, HELLO, METRICS, read_request, to_record
+from fedoptax.deploy.flower import ARRAYS, HELLO, METRICS, ORDER, read_records, to_record
 from fedoptax.deploy.keys import describe_keys, make_keys, write_keys
-from fedoptax.deploy.local import ADDRESS, LocalFederation, LocalSettings, Process, last_words
+from fedoptax.deploy.local import ADDRESS, LocalFederation, Process, last_words
 from fedoptax.engine.batches import LocalWork
 from fedoptax.tasks.task import Task
 
@@ -201,7 +201,7 @@ def own_app(task: Task, work: Path) -> Callable[[int], ClientApp]:
 
         @app.train()
         def train(message: Message, context: Context) -> Message:
-            arrays, order = read_request(message.content)
+            arrays, order = read_records(message.content, ORDER, ConfigRecord)
             answer = client.answer(arrays, Order.read(order), work / "nodes" / str(partition))
             content = RecordDict({ARRAYS: to_record(answer.arrays), METRICS: MetricRecord(dict(answer.numbers))})
             return Message(content, reply_to=message)
@@ -267,7 +267,7 @@ def main() -> None:
         (work / "fedoptax" / "fedoptax_app" / "task.py").write_text(TASK.format(**names))
         write_app(work / "flower", deployment)
         (work / "flower" / "fedoptax_app" / "server_app.py").write_text(FEDAVG.format(**names))
-        with LightFederation(work, LocalSettings(args.nodes, time_limit=1500.0)) as federation:
+        with LightFederation(work, args.nodes, time_limit=1500.0) as federation:
             for name, app in {"fedoptax": own_app(task, work), "flower": flower_app(task)}.items():
                 with Nodes(work, args.nodes, app, federation.address) as nodes:
                     print(measure(federation, nodes, name, args.rounds), flush=True)

@@ -37,7 +37,7 @@ from fedoptax._files import read_json, write_json
 from fedoptax.deploy.app import read_app, write_app
 from fedoptax.deploy.config import Deployment, build_task
 from fedoptax.deploy.keys import describe_keys, make_keys, write_keys
-from fedoptax.deploy.local import ADDRESS, LocalFederation, LocalSettings, free_ports, stop
+from fedoptax.deploy.local import ADDRESS, LocalFederation, free_ports, stop
 from fedoptax.deploy.proxy import make_proxy
 from fedoptax.experiments.presets import find_preset
 from hostile_client import HOSTILE, VICTIM
@@ -234,7 +234,7 @@ GROUPS |= {"replies": send_bad_replies, "places": take_places, "door": knock_at_
 def started(work: Path, nodes: int = NODES) -> Iterator[LocalFederation]:
     """A federation with new keys."""
     write_keys(work / "keys", make_keys(nodes))
-    with LocalFederation(work, LocalSettings(nodes, time_limit=LIMIT)) as federation:
+    with LocalFederation(work, nodes, time_limit=LIMIT) as federation:
         yield federation
 
 

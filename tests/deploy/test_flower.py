@@ -18,7 +18,7 @@ need_flower()
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict  # noqa: E402
 from flwr.proto.node_pb2 import NodeInfo  # noqa: E402
 
-from fedoptax.deploy.flower import FlowerNetwork, read_reply, read_request, to_record  # noqa: E402
+from fedoptax.deploy.flower import FlowerNetwork, read_records, read_reply, to_record  # noqa: E402
 from fedoptax.deploy.keys import fingerprint, make_keys, write_keys  # noqa: E402
 from fedoptax.deploy.orders import Signer  # noqa: E402
 
@@ -232,8 +232,9 @@ def test_a_message_with_other_records_is_refused_in_one_line(records: dict[str, 
     with pytest.raises(WireError):
         check_reply(raw, {"w": np.ones(2, np.float32)}, 100)
     assert raw.error and "\n" not in raw.error
+    request = RecordDict({k: v for k, v in records.items() if k != "metrics"} | {"x": NUMBERS})
     with pytest.raises(WireError, match="records"):
-        read_request(RecordDict({k: v for k, v in records.items() if k != "metrics"} | {"x": NUMBERS}))
+        read_records(request, "order", ConfigRecord)
 
 
 def test_a_reply_under_another_nodes_name_is_refused() -> None:

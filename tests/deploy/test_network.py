@@ -42,7 +42,7 @@ need_flower()
 
 from fedoptax.deploy.app import write_app  # noqa: E402
 from fedoptax.deploy.keys import make_keys, write_keys  # noqa: E402
-from fedoptax.deploy.local import LocalFederation, LocalSettings  # noqa: E402
+from fedoptax.deploy.local import LocalFederation  # noqa: E402
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -76,7 +76,7 @@ def test_a_round_over_the_network_is_the_simulation_and_leaves_no_process(
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFederation]:
     work = tmp_path_factory.mktemp("federation")
     write_keys(work / "keys", make_keys(3))
-    with LocalFederation(work, LocalSettings(3, time_limit=1100)) as running:
+    with LocalFederation(work, 3, time_limit=1100) as running:
         yield running
     assert processes_of(work) == {}
 
@@ -200,7 +200,7 @@ def test_faulty_and_dying_nodes_are_left_out_and_the_rest_is_exact(tmp_path: Pat
     (tmp_path / "app" / "fedoptax_app" / "client_app.py").write_text(FAULTY.replace("SLEEP", "90"))
     (tmp_path / "run.toml").write_text("resume = false\n")
     (tmp_path / "resume.toml").write_text("resume = true\nrounds = 8\n")
-    with LocalFederation(tmp_path, LocalSettings(3, time_limit=1100)) as federation:
+    with LocalFederation(tmp_path, 3, time_limit=1100) as federation:
         was_killed = False
 
         def watch() -> None:
@@ -277,7 +277,7 @@ def test_asynchronous_rounds_use_the_late_answers_of_a_slow_node(tmp_path: Path)
     )
     (tmp_path / "app" / "fedoptax_app" / "client_app.py").write_text(client + "app = flower.client_app()\n")
     (tmp_path / "run.toml").write_text("resume = false\n")
-    with LocalFederation(tmp_path, LocalSettings(3, time_limit=600)) as federation:
+    with LocalFederation(tmp_path, 3, time_limit=600) as federation:
         federation.run(tmp_path / "app", tmp_path / "run.toml", tmp_path / "log.txt", lambda: None)
     assert processes_of(tmp_path) == {}
     lines, rows = network_lines(out), read_rows(out, 8)
@@ -301,7 +301,7 @@ def test_a_node_with_a_false_partition_takes_no_part(tmp_path: Path) -> None:
         "flower._partition = lambda context: [0, 0, 7][read(context)]\napp = flower.client_app()\n"
     )
     (tmp_path / "run.toml").write_text("resume = false\n")
-    with LocalFederation(tmp_path, LocalSettings(3, time_limit=600)) as federation:
+    with LocalFederation(tmp_path, 3, time_limit=600) as federation:
         federation.run(tmp_path / "app", tmp_path / "run.toml", tmp_path / "log.txt", lambda: None)
     log = (tmp_path / "log.txt").read_text()
     assert "partition 7 instead of 0 to 2" in log

@@ -19,7 +19,7 @@ need_flower()
 
 from fedoptax.deploy.app import write_app  # noqa: E402
 from fedoptax.deploy.keys import make_keys, write_keys  # noqa: E402
-from fedoptax.deploy.local import LocalFederation, LocalSettings  # noqa: E402
+from fedoptax.deploy.local import LocalFederation  # noqa: E402
 from fedoptax.deploy.proxy import METHODS  # noqa: E402
 from network_attacks import proxy  # noqa: E402
 
@@ -56,7 +56,7 @@ def test_address_and_ca_let_nobody_register_run_or_stop(tmp_path: Path) -> None:
     (tmp_path / "app" / "fedoptax_app" / "client_app.py").write_text(CLIENT.format(marker=str(marker)))
     (tmp_path / "run.toml").write_text("resume = false\n")
     with (
-        LocalFederation(tmp_path, LocalSettings(1, time_limit=400)) as federation,
+        LocalFederation(tmp_path, 1, time_limit=400) as federation,
         proxy(tmp_path, federation.port) as port,
     ):
         federation.nodes[0].terminate()

@@ -34,7 +34,7 @@ need_flower()
 from fedoptax.deploy import run as run_module  # noqa: E402
 from fedoptax.deploy.app import write_app  # noqa: E402
 from fedoptax.deploy.keys import make_keys, write_keys  # noqa: E402
-from fedoptax.deploy.local import LocalFederation, LocalSettings  # noqa: E402
+from fedoptax.deploy.local import LocalFederation  # noqa: E402
 from fedoptax.deploy.run import run_deployment  # noqa: E402
 from fedoptax.deploy.secure import answer, threshold  # noqa: E402
 
@@ -335,7 +335,7 @@ def test_over_a_network_nodes_that_are_killed_between_stages_cost_their_own_uplo
     app.write_text(MORTAL.replace("FOLDER", repr(str(codes))))
     (tmp_path / "run.toml").write_text("resume = false\n")
     (tmp_path / "more.toml").write_text("resume = true\nrounds = 3\n")
-    with LocalFederation(tmp_path, LocalSettings(5, time_limit=1100)) as federation:
+    with LocalFederation(tmp_path, 5, time_limit=1100) as federation:
         federation.run(tmp_path / "app", tmp_path / "run.toml", tmp_path / "log.txt", lambda: None)
         simulated = fx.run(
             task_with(5), given.build_algorithm(), rounds=1, cohort_size=5, batch_size=50, seed=3,

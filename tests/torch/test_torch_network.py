@@ -14,7 +14,7 @@ need_flower()
 
 from fedoptax.deploy.app import write_app  # noqa: E402
 from fedoptax.deploy.keys import make_keys, write_keys  # noqa: E402
-from fedoptax.deploy.local import LocalFederation, LocalSettings  # noqa: E402
+from fedoptax.deploy.local import LocalFederation  # noqa: E402
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -88,7 +88,7 @@ KINDS: dict[str, tuple[str, str, str | None, dict[str, Any]]] = {
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFederation]:
     work = tmp_path_factory.mktemp("federation")
     write_keys(work / "keys", make_keys(2))
-    with LocalFederation(work, LocalSettings(2, time_limit=800)) as running:
+    with LocalFederation(work, 2, time_limit=800) as running:
         yield running
     assert not processes_of(work)
 

@@ -18,7 +18,7 @@ from fedoptax.cli.setup import choose, choose_options, load, with_task_defaults
 from fedoptax.deploy.app import check_empty, place_node, read_app, write_app
 from fedoptax.deploy.config import Deployment, is_own_function, simulation_command
 from fedoptax.deploy.keys import describe_keys, describe_node, make_keys, write_keys
-from fedoptax.deploy.local import LocalFederation, LocalSettings, last_words
+from fedoptax.deploy.local import LocalFederation, last_words
 from fedoptax.deploy.options import NetworkOptions
 from fedoptax.deploy.proxy import make_proxy
 from fedoptax.engine.plan import make_plan
@@ -77,8 +77,8 @@ def local(options: Local) -> None:
     else:
         deployment, nodes = _read_app(options, work)
     as_trackers(deployment.tracker_names)
-    ports, limits = (options.port, options.node_port), (options.time_limit, options.start_timeout)
-    settings = LocalSettings(nodes, *ports, *limits, options.data_dir)
+    limits = options.time_limit, options.start_timeout
+    federation = LocalFederation(work, nodes, options.port, options.node_port, *limits, options.data_dir)
     rounds = options.run.get("rounds", deployment.rounds)
     if options.resume is not None:
         if "rounds" not in options.run and (out / "config.json").is_file():  # which may be more than its app says
@@ -94,7 +94,7 @@ def local(options: Local) -> None:
     overrides = {"out": str(out.absolute()), "resume": options.resume is not None, "rounds": rounds}
     overrides |= {} if options.resume_round is None else {"resume-round": options.resume_round}
     try:
-        _run(work, out, settings, overrides, deployment.algorithm)
+        _run(federation, out, overrides, deployment.algorithm)
     except KeyboardInterrupt:
         raise Stopped(f"stopped after round {len(read_lines(out))} of {rounds}; {remedy}") from None
     except RunError as error:
@@ -148,13 +148,14 @@ def _print_simulation(deployment: Deployment) -> None:
         print(f"the same in simulation: {command}", file=sys.stderr)
 
 
-def _run(work: Path, out: Path, settings: LocalSettings, overrides: dict[str, Any], label: str) -> None:
-    """Run the app in `work` and wait for its end."""
-    config, log, before = work / "run-config.toml", work / "run-log.txt", read_summary(out)
+def _run(federation: LocalFederation, out: Path, overrides: dict[str, Any], label: str) -> None:
+    """Run the federation's app and wait for its end."""
+    work, before = federation.work, read_summary(out)
+    config, log = work / "run-config.toml", work / "run-log.txt"
     write_atomically(config, tomli_w.dumps(overrides).encode())
     with ExitStack() as stack:
         with status("starting a SuperLink and SuperNodes"):
-            federation = stack.enter_context(LocalFederation(work, settings))
+            stack.enter_context(federation)
         done, total = len(read_lines(out)), overrides["rounds"]
 
         def print_round(number: int, note: str) -> None:

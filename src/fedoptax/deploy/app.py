@@ -60,10 +60,7 @@ def read_app(folder: Path) -> Deployment:
 def place_node(folder: Path, partition: int | None, node: str) -> int:
     """Give a partition to a key in the app's table of nodes, in place of the key that had it, and return the partition.
 
-    Args:
-      folder: the app.
-      partition: which; None takes the next after all that are given.
-      node: what the table holds, as by `keys.describe_node`.
+    `partition` None takes the next after all in the table; `node` is what the table holds, as by `keys.describe_node`.
 
     Raises:
       UsageError: it is not an app's folder, there is no such partition, or the key has another one.
@@ -93,8 +90,7 @@ def flatten(table: dict[str, Any]) -> dict[str, Any]:
     """Return a table of tables as one, keys joined by dots, as Flower hands it to an app."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
-        inner = flatten(value) if isinstance(value, dict) else None
-        flat |= {key: value} if inner is None else {f"{key}.{name}": item for name, item in inner.items()}
+        flat |= {f"{key}.{k}": v for k, v in flatten(value).items()} if isinstance(value, dict) else {key: value}
     return flat
 
 
@@ -110,6 +106,7 @@ def check_empty(folder: Path) -> None:
 
 def make_pyproject(deployment: Deployment, name: str = NAME) -> str:
     """Return the app's `pyproject.toml`, as Flower demands it."""
+    build = {"requires": ["hatchling>=1.25"], "build-backend": "hatchling.build"}
     project = {
         "name": name,
         "version": "1.0.0",
@@ -124,10 +121,5 @@ def make_pyproject(deployment: Deployment, name: str = NAME) -> str:
         "components": {"serverapp": "fedoptax_app.server_app:app", "clientapp": "fedoptax_app.client_app:app"},
         "config": to_table(deployment),
     }
-    return tomli_w.dumps(
-        {
-            "build-system": {"requires": ["hatchling>=1.25"], "build-backend": "hatchling.build"},
-            "project": project,
-            "tool": {"hatch": {"build": {"targets": {"wheel": {"packages": ["."]}}}}, "flwr": {"app": app}},
-        }
-    )
+    tool = {"hatch": {"build": {"targets": {"wheel": {"packages": ["."]}}}}, "flwr": {"app": app}}
+    return tomli_w.dumps({"build-system": build, "project": project, "tool": tool})

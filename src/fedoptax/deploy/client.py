@@ -1,4 +1,4 @@
-"""A client's round: from the server's message and the client's kept state to its upload, as one compiled call.
+"""A client's round: from the server's message and the client's state to its upload, as one compiled call.
 
 Minibatches, dropout keys and arithmetic are those of the simulation for the same client, round and seed.
 
@@ -24,11 +24,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedoptax._files import write_atomically
+from fedoptax._files import pack_arrays, read_arrays, write_atomically
 from fedoptax.algorithm import FedAlgorithm, Tree
 from fedoptax.deploy.config import Deployment
 from fedoptax.deploy.server import RawReply, forms
-from fedoptax.deploy.wire import WireArray, WireError, pack, shown, unpack
+from fedoptax.deploy.wire import Arrays, WireError, pack, shown, unpack
 from fedoptax.engine.batches import LocalWork, client_batches, task_grad_fn
 from fedoptax.engine.sampling import round_key
 from fedoptax.engine.xla import host_errors
@@ -59,33 +59,30 @@ class Order(NamedTuple):
     number: int = 0
 
     @classmethod
-    def read(cls, given: Mapping[str, Any]) -> Order:
+    def read(cls, values: Mapping[str, Any]) -> Order:
         """Return the order in a message.
 
         Raises:
-          WireError: the experiment is missing or not an id, which names a folder.
+          WireError: the experiment, which names a folder, is not an id, or `kept` is not a list.
           UsageError: another value is missing or out of range.
         """
-        experiment, kept = given.get("experiment"), given.get("kept")
+        experiment, kept = values.get("experiment"), values.get("kept")
         if not isinstance(experiment, str) or not re.fullmatch("[0-9a-f]{32}", experiment):
             raise WireError(f"experiment: {shown(experiment)} instead of 32 hexadecimal digits")
         if not isinstance(kept, list):
             raise WireError(f"kept: {shown(kept)} instead of a list")
         return cls(
             experiment,
-            check_int("round", given.get("round"), 0),
-            check_int("base", given.get("base"), INITIAL),
+            check_int("round", values.get("round"), 0),
+            check_int("base", values.get("base"), INITIAL),
             tuple(check_int("kept", round, INITIAL) for round in kept),
-            check_int("session", given.get("session", 0), 0, 2**62),
-            check_int("number", given.get("number", 0), 0),
+            check_int("session", values.get("session", 0), 0, 2**62),
+            check_int("number", values.get("number", 0), 0),
         )
 
 
 class StateFolder:
-    """The states of one client in one experiment, `ROUND.npz`, in a folder that only its owner may enter.
-
-    Beside them `order.json` tells the last order that was accepted.
-    """
+    """One client's states in one experiment (`ROUND.npz`) and its last order (`order.json`), readable by its owner."""
 
     def __init__(self, root: Path, experiment: str, partition: int) -> None:
         self._private, self.folder = root / experiment, root / experiment / str(partition)
@@ -94,9 +91,8 @@ class StateFolder:
         """Return the state after a round; None if there is none, or it is damaged or of another form."""
         structs, structure = jax.tree.flatten(like)
         try:
-            content = io.BytesIO(self._path(round).read_bytes())
-            with np.load(content, allow_pickle=False) as stored:  # a zip has a checksum of each array
-                leaves = [stored[f"{i:05d}"].view(s.dtype).reshape(s.shape) for i, s in enumerate(structs)]
+            arrays = read_arrays(io.BytesIO((self.folder / f"{round}.npz").read_bytes()))  # a zip has checksums
+            leaves = [arrays[f"{i:05d}"].view(s.dtype).reshape(s.shape) for i, s in enumerate(structs)]
         except (OSError, ValueError, KeyError, EOFError, NotImplementedError, zipfile.BadZipFile):
             return None
         return jax.tree.unflatten(structure, leaves)
@@ -107,10 +103,8 @@ class StateFolder:
         Raises:
           RunError: it cannot be written.
         """
-        buffer = io.BytesIO()
-        arrays = [np.ascontiguousarray(leaf).reshape(-1).view(np.uint8) for leaf in jax.tree.leaves(state)]
-        np.savez(buffer, allow_pickle=False, **{f"{i:05d}": array for i, array in enumerate(arrays)})
-        self._write(self._path(round), buffer.getvalue())
+        leaves = [np.ascontiguousarray(leaf).reshape(-1).view(np.uint8) for leaf in jax.tree.leaves(state)]
+        self._write(f"{round}.npz", pack_arrays({f"{i:05d}": leaf for i, leaf in enumerate(leaves)}))
 
     def accept(self, order: Order) -> None:
         """Take note of an order, and remove the states that the server will not come back to.
@@ -119,29 +113,26 @@ class StateFolder:
           WireError: it is not newer than the last.
           RunError: the note cannot be written.
         """
-        note, this = self.folder / "order.json", [order.session, order.number]
+        this = [order.session, order.number]
         try:
-            last = json.loads(note.read_bytes())
+            last = json.loads((self.folder / "order.json").read_bytes())
             is_old = this <= last
         except (OSError, ValueError, TypeError):
             is_old = False  # none yet, or damaged: the signature still binds it to this run of Flower's
         if is_old:
             raise WireError(f"order: number {this} when {last} was there already")
-        wanted = {order.base, *order.kept}
-        for path in self.folder.glob("*.npz"):  # first of all: a disk may be full
-            if path.stem.isdecimal() and int(path.stem) < order.round and int(path.stem) not in wanted:
+        for path in self.folder.glob("[0-9]*.npz"):  # before anything is written: a disk may be full
+            round = int(path.stem)
+            if round < order.round and round not in (order.base, *order.kept):
                 path.unlink(missing_ok=True)
-        self._write(note, json.dumps(this).encode())
+        self._write("order.json", json.dumps(this).encode())
 
-    def _write(self, path: Path, content: bytes) -> None:
+    def _write(self, name: str, content: bytes) -> None:
         try:
             self._private.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"'{self._private}' cannot be written: {error.strerror}") from error
-        write_atomically(path, content)
-
-    def _path(self, round: int) -> Path:
-        return self.folder / f"{round}.npz"
+        write_atomically(self.folder / name, content)
 
 
 @dataclass(frozen=True)
@@ -173,26 +164,25 @@ class Client:
             return clients.client(0)
         return clients.client(check_int("partition-id", self.partition, 0, clients.num_clients - 1))
 
-    def answer(self, arrays: Mapping[str, WireArray], order: Order, root: Path) -> RawReply:
+    def answer(self, arrays: Arrays, order: Order, root: Path) -> RawReply:
         """Do the work of a round and return the reply, see `compute`."""
         upload, numbers = self.compute(arrays, order, root)
         return RawReply(pack(upload), numbers)
 
-    def compute(self, arrays: Mapping[str, WireArray], order: Order, root: Path) -> tuple[Tree, dict[str, Any]]:
-        """Do the work of a round; when this returns, the new state is in `root`, the node's folder for states.
+    def compute(self, arrays: Arrays, order: Order, root: Path) -> tuple[Tree, dict[str, Any]]:
+        """Do the work of a round and return the upload and the numbers that go with it.
 
-        Returns:
-          The upload, and the numbers that go with it.
+        When this returns, the new state is in `root`, the node's folder for states.
 
         Raises:
           WireError: the message is not what the algorithm sends.
           RunError: the state cannot be written.
         """
         client_form, message_form = forms(self.task, self.algorithm)
-        message = unpack(arrays, message_form)
-        states, has_state = StateFolder(root, order.experiment, self.partition), bool(jax.tree.leaves(client_form))
-        state = states.read(order.base, client_form) if has_state and order.base != INITIAL else None
-        is_lost = has_state and order.base != INITIAL and state is None
+        message, has_state = unpack(arrays, message_form), bool(jax.tree.leaves(client_form))
+        states, is_first = StateFolder(root, order.experiment, self.partition), order.base == INITIAL
+        state = None if is_first or not has_state else states.read(order.base, client_form)
+        is_lost = state is None and has_state and not is_first
         if state is None:
             state = initial_state(self.task, self.algorithm)(np.uint32(self.seed))
         upload, new_state, loss, size = self.train(message, state, order.round)
@@ -205,7 +195,7 @@ class Client:
 
         Args:
           message: what the algorithm broadcast.
-          state: what the client kept.
+          state: the client's, of the round `base`.
           round: the round's number.
 
         Returns:
@@ -214,9 +204,9 @@ class Client:
         examples = self.examples()
         size = len(next(iter(examples.values())))
         update = client_update(self.task, self.algorithm, self.work, size)
-        numbers = (np.uint32(self.seed), np.int32(round), np.int32(self.partition))
+        place = np.uint32(self.seed), np.int32(round), np.int32(self.partition)
         with host_errors():
-            upload, new_state, loss = jax.device_get(update(message, state, examples, *numbers))
+            upload, new_state, loss = jax.device_get(update(message, state, examples, place))
         return upload, new_state, float(loss), size
 
 
@@ -227,16 +217,15 @@ def default_client(task: Task, deployment: Deployment, partition: int) -> Client
 
 @lru_cache(maxsize=4)
 def client_update(task: Task, algorithm: FedAlgorithm, work: LocalWork, size: int) -> Any:
-    """Return `(message, state, examples, seed, round, partition) -> (upload, state, loss)`, compiled as one program.
+    """Return `(message, state, examples, (seed, round, partition)) -> (upload, state, loss)`, compiled as one program.
 
     `size` is the client's number of examples.
     """
     grad_fn = task_grad_fn(task)
 
     @jax.jit
-    def update(
-        message: Tree, state: Tree, examples: Tree, seed: jax.Array, round: jax.Array, partition: jax.Array
-    ) -> tuple[Tree, Tree, jax.Array]:
+    def update(message: Tree, state: Tree, examples: Tree, place: Tree) -> tuple[Tree, Tree, jax.Array]:
+        seed, round, partition = place
         key = jax.random.fold_in(round_key(jax.random.key(seed), round), partition)
         batches = client_batches(examples, jnp.int32(0), jnp.int32(size), key, work, size)
         return algorithm.client_update(grad_fn, message, state, batches)

@@ -6,8 +6,6 @@ travels: a metric of collected scores is replaced by its binned one.
 
 import math
 import random
-import time
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -18,9 +16,9 @@ import numpy as np
 from fedoptax._files import finite_or_none
 from fedoptax.algorithm import Tree
 from fedoptax.deploy.config import Deployment
-from fedoptax.deploy.rounds import Limits, Log, Network, NoQuorum, RoundReport, gather
+from fedoptax.deploy.rounds import Limits, Log, MakeOrder, Network, NoQuorum, RoundReport, Sleep, gather
 from fedoptax.deploy.server import RawReply, Reply, check_count
-from fedoptax.deploy.wire import REASON, WireArray, WireError, pack, shown, unpack
+from fedoptax.deploy.wire import Arrays, pack, unpack
 from fedoptax.engine.evaluation import describe_metrics, evaluation_data, metric_values, sum_metrics
 from fedoptax.errors import RunError, UsageError
 from fedoptax.storage.history import Row
@@ -42,8 +40,8 @@ def of_sums(task: Task) -> Task:
             raise UsageError(f"metric '{name}' needs `binned` in a deployment, where scores of examples may not travel")
 
     def metrics(params: Tree, batch: Any) -> dict[str, Any]:
-        found = task.metrics(params, batch)
-        return {name: getattr(one, "binned", None) or one for name, one in found.items()}
+        values = task.metrics(params, batch)
+        return {name: getattr(value, "binned", None) or value for name, value in values.items()}
 
     return replace(task, metrics=metrics)
 
@@ -52,8 +50,7 @@ def of_sums(task: Task) -> Task:
 def own_test(task: Task, partition: int) -> Task:
     """Return a task with the test examples of one client alone.
 
-    These are all where the task holds that client alone, else those whose owner it is; where they have no owners, for
-    trials, every N-th.
+    These are all where the task holds that client alone, else those that it owns; where none has an owner, every N-th.
 
     Raises:
       RunError: it has none.
@@ -73,78 +70,58 @@ def _sums(task: Task) -> Any:
     return jax.jit(lambda params, data: sum_metrics(task, params, data))
 
 
-def evaluate_here(task: Task, partition: int, arrays: Mapping[str, WireArray]) -> RawReply:
+def evaluate_here(task: Task, partition: int, arrays: Arrays) -> RawReply:
     """Return a node's sums and counts for the parameters in a message.
 
     Raises:
       WireError: the message does not hold parameters of the task.
       RunError: the node has no test examples.
     """
-    own = own_test(of_sums(task), partition)
-    sums = _sums(own)(unpack(arrays, jax.eval_shape(task.init, jax.random.key(0))), evaluation_data(own)["test"])
-    return RawReply(pack(jax.device_get(sums)), {"num-examples": len(next(iter((own.test or {}).values())))})
-
-
-def check_evaluation(raw: RawReply, form: Tree) -> Reply:
-    """Return a node's sums by metric, after each was compared with its form, as structs.
-
-    Raises:
-      WireError: one is missing, unknown, of another form, or not finite.
-    """
-    if raw.error is not None:
-        raise WireError(shown(raw.error, REASON))
-    examples = check_count(raw.numbers, 2**31)
-    if len(raw.numbers) != 1:
-        raise WireError(f"numbers {shown(list(raw.numbers))} instead of num-examples")
-    return Reply(unpack(raw.arrays, form), 0.0, examples)
+    node_task = own_test(of_sums(task), partition)
+    params = unpack(arrays, jax.eval_shape(task.init, jax.random.key(0)))
+    sums = _sums(node_task)(params, evaluation_data(node_task)["test"])
+    return RawReply(pack(jax.device_get(sums)), {"num-examples": len(next(iter((node_task.test or {}).values())))})
 
 
 class NodeEvaluation:
     """The server's side: which nodes evaluate in a round, and the history's columns of what they send.
 
-    Args:
-      deployment: with `eval_fraction` > 0.
-      task: as the server has it.
+    `task` is the server's; `deployment` has `eval_fraction` > 0.
     """
 
     def __init__(self, deployment: Deployment, task: Task) -> None:
         self._deployment, self._task = deployment, of_sums(task)
-        described = describe_metrics(self._task)
-        self._form = {
-            name: jax.tree.map(lambda rows: jax.ShapeDtypeStruct(rows.shape[1:], np.float32), one.values)
-            for name, one in described.items()
-        }
-        bounded = {name: one.bound for name, one in described.items() if one.bound is not None}
+        metrics = describe_metrics(self._task)
+        values = {name: metric.values for name, metric in metrics.items()}
+        self._form = jax.tree.map(lambda rows: jax.ShapeDtypeStruct(rows.shape[1:], np.float32), values)
+        bounded = {name: metric.bound for name, metric in metrics.items() if metric.bound is not None}
         self._bounds = {str(Column("nodes", name, "bound")): (name, bound) for name, bound in bounded.items()}
-        self._columns = sorted([str(Column("nodes", name)) for name in described] + list(self._bounds))
+        self._columns = sorted([str(Column("nodes", name)) for name in metrics] + list(self._bounds))
 
     def measure(
-        self,
-        round: int,
-        params: Tree,
-        network: Network,
-        order: Callable[[int], Mapping[str, Any]],
-        limits: Limits,
-        log: Log,
-        sleep: Callable[[float], Any] = time.sleep,
+        self, round: int, params: Tree, network: Network, order: MakeOrder, limits: Limits, log: Log, sleep: Sleep
     ) -> tuple[Row, RoundReport]:
         """Ask this round's nodes; the metrics are None in a round without evaluation, or where too few answered."""
-        given, clients = self._deployment, self._task.clients.num_clients
+        options, clients = self._deployment, self._task.clients.num_clients
         row: Row = dict.fromkeys(self._columns) | {"evaluated": 0}
-        if round % given.eval_every and round != given.rounds:
+        if round % options.eval_every and round != options.rounds:
             return row, RoundReport()
-        size = min(clients, max(given.eval_min_nodes, math.ceil(given.eval_fraction * clients - 1e-9)))
-        asked = sorted(random.Random(f"{given.seed} {KIND} {round}").sample(range(clients), size))
-        needed = min(given.eval_min_nodes, size)
+        size = min(clients, max(options.eval_min_nodes, math.ceil(options.eval_fraction * clients - 1e-9)))
+        asked = sorted(random.Random(f"{options.seed} {KIND} {round}").sample(range(clients), size))
         network.begin(pack(jax.device_get(params)), order, KIND)
-        limits = replace(limits, quorum=needed / size, wait_limit=limits.round_timeout)
+        quorum = min(options.eval_min_nodes, size) / size
+        limits = replace(limits, quorum=quorum, wait_limit=limits.round_timeout)
+
+        def check(raw: RawReply) -> Reply:
+            return Reply(unpack(raw.arrays, self._form), 0.0, check_count(raw.numbers, 2**31))
+
         try:
-            report = gather(network, asked, lambda raw: check_evaluation(raw, self._form), limits, log, sleep=sleep)
+            report = gather(network, asked, check, limits, log, sleep=sleep)
         except (NoQuorum, KeyboardInterrupt) as error:
             log(f"round {round} has no evaluation by nodes: {error or 'interrupted'}")
             return row, RoundReport()
         sums = jax.tree.map(lambda *parts: np.sum(parts, 0, float), *[r.upload for r in report.replies.values()])
-        found = {str(Column("nodes", name)): value for name, value in metric_values(self._task, sums).items()}
-        found |= {column: bound(sums[name]) for column, (name, bound) in self._bounds.items()}
-        row |= {name: finite_or_none(float(found[name])) for name in self._columns}
+        values = {str(Column("nodes", name)): value for name, value in metric_values(self._task, sums).items()}
+        values |= {column: bound(sums[name]) for column, (name, bound) in self._bounds.items()}
+        row |= {name: finite_or_none(float(values[name])) for name in self._columns}
         return row | {"evaluated": len(report.replies)}, report

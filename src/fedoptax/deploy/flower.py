@@ -1,7 +1,7 @@
 """The Flower apps of a deployment: a ServerApp and a ClientApp, and the messages between them.
 
-With `strategy` the only module that knows Flower. A message to a client has two
-records: `arrays`, the algorithm's message by names, and `order`; a reply has `arrays`, the upload, and `metrics`.
+A message to a client has two records: `arrays`, the algorithm's message by names, and `order`; a reply has `arrays`,
+the upload, and `metrics`.
 """
 
 import logging
@@ -20,11 +20,11 @@ from fedoptax.deploy.config import Deployment, build_task, from_table, simulatio
 from fedoptax.deploy.evaluation import evaluate_here
 from fedoptax.deploy.keys import fingerprint
 from fedoptax.deploy.orders import Signer, check_order, digest_of
-from fedoptax.deploy.rounds import Arrived, Limits
+from fedoptax.deploy.rounds import Arrived, Limits, MakeOrder
 from fedoptax.deploy.run import run_deployment
 from fedoptax.deploy.secure import answer, threshold
 from fedoptax.deploy.server import RawReply
-from fedoptax.deploy.wire import REASON, WireArray, WireError, shown
+from fedoptax.deploy.wire import REASON, Arrays, WireArray, WireError, shown
 from fedoptax.deploy.worker import end_after_reply
 from fedoptax.engine.aggregation import SecureMean
 from fedoptax.engine.xla import use_cache
@@ -74,19 +74,20 @@ def client_app(make_client: MakeClient = default_client) -> ClientApp:
     app = ClientApp()
 
     @lru_cache(maxsize=1)  # data and compiled functions stay where the process does, see `worker`
-    def load(settings: frozenset[tuple[str, Any]], partition: int, data_dir: Any) -> tuple[Deployment, Client]:
+    def load_once(settings: frozenset[tuple[str, Any]], partition: int, data_dir: Any) -> tuple[Deployment, Client]:
         use_cache(0.0)
         deployment = from_table(dict(settings))
         task = build_task(deployment, partition, None if data_dir is None else str(data_dir))
         return deployment, make_client(task, deployment, partition)
 
-    def place(context: Context) -> tuple[frozenset[tuple[str, Any]], int, Any]:
-        return frozenset(context.run_config.items()), _partition(context), context.node_config.get("data-dir")
+    def load(context: Context) -> tuple[Deployment, Client]:
+        settings, data_dir = frozenset(context.run_config.items()), context.node_config.get("data-dir")
+        return load_once(settings, _partition(context), data_dir)
 
     def read(message: Message, context: Context) -> tuple[dict[str, WireArray], dict[str, Any]]:
-        arrays, order = read_request(message.content)
-        addressed = context.run_id, context.node_id, message.metadata.message_type
-        check_order(str(context.run_config.get("server-key", "")), order, arrays, *addressed)
+        arrays, order = read_records(message.content, ORDER, ConfigRecord)
+        addressee = context.run_id, context.node_id, message.metadata.message_type
+        check_order(str(context.run_config.get("server-key", "")), order, arrays, *addressee)
         return arrays, order
 
     def accept(message: Message, context: Context) -> tuple[Deployment, Client, dict[str, WireArray], dict[str, Any]]:
@@ -95,12 +96,12 @@ def client_app(make_client: MakeClient = default_client) -> ClientApp:
         if order.get("ends") is True:
             end_after_reply()
         StateFolder(_state_dir(context), asked.experiment, _partition(context)).accept(asked)
-        return *load(*place(context)), arrays, order
+        return *load(context), arrays, order
 
     @app.query()
     def hello(message: Message, context: Context) -> Message:
         read(message, context)
-        load(*place(context))  # before the first round asks for work
+        load(context)  # before the first round asks for work
         return Message(RecordDict({HELLO: MetricRecord({"partition-id": _partition(context)})}), reply_to=message)
 
     def reply(message: Message, answer: RawReply) -> Message:
@@ -113,11 +114,11 @@ def client_app(make_client: MakeClient = default_client) -> ClientApp:
         root = _state_dir(context)
         if deployment.secure_aggregation is None:
             return reply(message, client.answer(arrays, Order.read(order), root))
-        coding = SecureMean(float(deployment.secure_aggregation))
-        least = threshold(deployment.cohort_size, Limits(deployment.quorum))
-        kept = dict(context.state.config_records.get(SECURE, {}))
-        sent = answer(client, (coding, least), arrays, order, kept, root)
-        context.state.config_records[SECURE] = ConfigRecord(kept)  # in the node's memory, and for this run alone
+        limits = Limits(deployment.quorum)
+        plan = SecureMean(float(deployment.secure_aggregation)), threshold(deployment.cohort_size, limits)
+        memory = dict(context.state.config_records.get(SECURE, {}))
+        sent = answer(client, plan, arrays, order, memory, root)
+        context.state.config_records[SECURE] = ConfigRecord(memory)  # in the node's memory, and for this run alone
         return reply(message, sent)
 
     @app.evaluate()
@@ -150,24 +151,18 @@ class FlowerNetwork:
         self._partitions: dict[int, int] = {}  # by node
         self._hellos: dict[str, int] = {}  # nodes by message
         self._pending: dict[str, tuple[int, int]] = {}  # partition and node by message that is not forgotten
-        self._silent: set[int] = set()  # nodes that did not answer a round, nor the greeting since
-        self._last: dict[int, int] = {}  # the latest node of each partition
+        self._silent: dict[int, int] = {}  # partitions by node that did not answer a round, nor the greeting since
         self._is_cautious = False
 
-    def begin(
-        self,
-        arrays: Mapping[str, WireArray],
-        order: Callable[[int], Mapping[str, Any]],
-        kind: str = MessageType.TRAIN,
-        at_work: Container[int] = (),
-    ) -> None:
+    def begin(self, arrays: Arrays, order: MakeOrder, kind: str = "train", at_work: Container[int] = ()) -> None:
         """See `Network`.
 
         A node that owes a reply which is forgotten is greeted like a new one, and asked for work once it answers: nodes
         take one message after another. So are nodes whose greeting failed.
         """
-        forgotten = [message_id for message_id, (partition, _) in self._pending.items() if partition not in at_work]
-        self._silent |= {self._pending.pop(message_id)[1] for message_id in forgotten}
+        pending = self._pending.items()
+        self._silent |= {node: partition for _, (partition, node) in pending if partition not in at_work}
+        self._pending = {key: target for key, target in pending if target[0] in at_work}
         self._partitions = {node: i for node, i in self._partitions.items() if node not in self._silent}
         self._greeted = {*self._partitions, *self._hellos.values()}
         self._arrays, self._digest, self._order, self._kind = to_record(arrays), digest_of(arrays), order, kind
@@ -185,19 +180,18 @@ class FlowerNetwork:
 
     def absent(self, partition: int) -> tuple[str, str]:
         """See `Network`."""
-        node = self._last.get(partition)
-        reason = "not asked, as it gave no sign of life since an earlier round" if node in self._silent else None
-        return self._names.get(partition, "?"), reason or "not connected"
+        is_silent = partition in self._silent.values()
+        reason = "not asked, as it gave no sign of life since an earlier round" if is_silent else "not connected"
+        return self._names.get(partition, "?"), reason
 
     def send(self, partitions: Sequence[int]) -> Mapping[int, int]:
         """See `Network`."""
-        nodes = self._nodes()
+        nodes = {partition: node for node, partition in self._partitions.items()}
         to = [(partition, nodes[partition]) for partition in partitions if partition in nodes]
-        orders = [self._order(partition) for partition, _ in to]
-        contents = self._sign([node for _, node in to], orders, self._kind, self._arrays, self._digest)
-        sent = self._push([node for _, node in to], contents, self._kind)
-        self._pending |= {message_id: target for message_id, target in zip(sent, to) if message_id}
-        return {partition: count_bytes(content) for (partition, _), content, key in zip(to, contents, sent) if key}
+        orders = [(node, self._order(partition)) for partition, node in to]
+        sent = self._push(orders, self._kind, self._arrays, self._digest)
+        self._pending |= {message_id: target for target, (message_id, _) in zip(to, sent) if message_id}
+        return {partition: size for (partition, _), (message_id, size) in zip(to, sent) if message_id}
 
     def receive(self) -> list[Arrived]:
         """See `Network`."""
@@ -208,48 +202,40 @@ class FlowerNetwork:
             arrived.append(Arrived(partition, self._names[partition], reply, size))
         return arrived
 
-    def _nodes(self) -> dict[int, int]:
-        """Return nodes by partition."""
-        return {partition: node for node, partition in self._partitions.items()}
-
     def _greet(self, nodes: Iterable[int]) -> None:
         nodes = sorted(nodes)
-        contents = self._sign(nodes, [{}] * len(nodes), MessageType.QUERY, ArrayRecord(), digest_of({}))
-        sent = self._push(nodes, contents, MessageType.QUERY)
-        self._hellos |= {message_id: node for message_id, node in zip(sent, nodes) if message_id}
+        sent = self._push([(node, {}) for node in nodes], MessageType.QUERY, ArrayRecord(), digest_of({}))
+        self._hellos |= {message_id: node for node, (message_id, _) in zip(nodes, sent) if message_id}
         self._greeted |= set(nodes)
 
-    def _sign(
-        self, nodes: Iterable[int], orders: Iterable[Mapping[str, Any]], kind: str, arrays: ArrayRecord, digest: str
-    ) -> list[RecordDict]:
-        signed = [self._signer.sign(order, kind, node, digest) for node, order in zip(nodes, orders)]
-        return [RecordDict({ARRAYS: arrays, ORDER: ConfigRecord(order)}) for order in signed]
+    def _push(
+        self, orders: Sequence[tuple[int, Mapping[str, Any]]], kind: str, arrays: ArrayRecord, digest: str
+    ) -> list[tuple[str | None, int]]:
+        """Send nodes their orders, signed; return the id of each message (None if it was not taken) and its bytes."""
+        signed = [self._signer.sign(order, kind, node, digest) for node, order in orders]
+        contents = [RecordDict({ARRAYS: arrays, ORDER: ConfigRecord(order)}) for order in signed]
+        messages = [Message(content, node, kind, ttl=self._ttl) for content, (node, _) in zip(contents, orders)]
+        sent = self._grid.push_messages(messages) if messages else []
+        return list(zip(sent, map(count_bytes, contents)))
 
     def _meet(self, node: int, message: Message | None) -> None:
         key = fingerprint(self._keys[node]) if self._keys.get(node) else "none"
         place = self._places.get(key)
         holder = f"a key without a place ({key})" if place is None else f"the key of {self._names[place]}"
+        record = None if message is None or message.has_error() else message.content.get(HELLO)
+        partition = record.get("partition-id") if isinstance(record, MetricRecord) else None
         if message is None or message.has_error():
             reason = "it cannot be read" if message is None else shown(message.error.reason, REASON)
-            flower_log.info("a node with %s did not tell its partition: %s", holder, reason)
+            fault = f"did not tell its partition: {reason}"
+        elif not isinstance(partition, int) or not 0 <= partition < self._num_clients:
+            fault = f"left out: partition {shown(partition)} instead of 0 to {self._num_clients - 1}"
+        elif place != partition:
+            fault = f"left out: it claims partition {partition} of {self._names.get(partition, 'nobody')}"
+        else:
+            self._partitions[node] = partition
+            self._silent.pop(node, None)
             return
-        record = message.content.get(HELLO)
-        partition = record.get("partition-id") if isinstance(record, MetricRecord) else None
-        if not isinstance(partition, int) or not 0 <= partition < self._num_clients:
-            last = self._num_clients - 1
-            flower_log.info("a node with %s left out: partition %s instead of 0 to %d", holder, shown(partition), last)
-            return
-        if place != partition:
-            owner = self._names.get(partition, "nobody")
-            flower_log.info("a node with %s left out: it claims partition %d of %s", holder, partition, owner)
-            return
-        self._last[partition] = node
-        self._partitions[node] = partition
-        self._silent.discard(node)
-
-    def _push(self, nodes: Sequence[int], contents: Sequence[RecordDict], kind: str) -> list[str | None]:
-        messages = [Message(c, node, kind, ttl=self._ttl) for c, node in zip(contents, nodes)]
-        return list(self._grid.push_messages(messages)) if messages else []
+        flower_log.info("a node with %s %s", holder, fault)
 
     def _pull(self, pending: dict[str, Any], repeat: Callable[[list[Any]], Any]) -> dict[str, Message | None]:
         """Return the replies that have come by the id of our message; None for one that cannot be read.
@@ -268,22 +254,21 @@ class FlowerNetwork:
                 pending.clear()
                 repeat(again)
                 return {}
-        found: dict[str, Message | None] = {}
+        replies: dict[str, Message | None] = {}
         for message_id in pending:
             try:
-                found |= self._fetch(pending, [message_id])
+                replies |= self._fetch(pending, [message_id])
             except Exception:
                 self._grid.get_node_ids()
-                found[message_id] = None
-        return found
+                replies[message_id] = None
+        return replies
 
     def _fetch(self, pending: Mapping[str, Any], message_ids: list[str]) -> dict[str, Message | None]:
-        messages = list(self._grid.pull_messages(message_ids)) if message_ids else []
-        replies = {message.metadata.reply_to_message_id: message for message in messages}
-        return {message_id: message for message_id, message in replies.items() if message_id in pending}
+        messages = self._grid.pull_messages(message_ids) if message_ids else []
+        return {key: message for message in messages if (key := message.metadata.reply_to_message_id) in pending}
 
 
-def to_record(arrays: Mapping[str, WireArray]) -> ArrayRecord:
+def to_record(arrays: Arrays) -> ArrayRecord:
     """Return named arrays as one ArrayRecord."""
     return ArrayRecord({name: Array(a.dtype, a.shape, a.stype, a.data) for name, a in arrays.items()})
 
@@ -293,16 +278,16 @@ def from_record(record: ArrayRecord) -> dict[str, WireArray]:
     return {name: WireArray(a.dtype, a.shape, a.stype, a.data) for name, a in record.items()}
 
 
-def read_request(content: RecordDict) -> tuple[dict[str, WireArray], dict[str, Any]]:
-    """Return the arrays and the order of a message, unchecked.
+def read_records(content: RecordDict, name: str, kind: type[Any]) -> tuple[dict[str, WireArray], dict[str, Any]]:
+    """Return the arrays of a message and its other record, `name` of type `kind`, unchecked.
 
     Raises:
       WireError: it does not have exactly these.
     """
-    arrays, order = content.get(ARRAYS), content.get(ORDER)
-    if len(content) != 2 or not isinstance(arrays, ArrayRecord) or not isinstance(order, ConfigRecord):
-        raise WireError(f"records {shown(list(content))} instead of '{ARRAYS}' and '{ORDER}'")
-    return from_record(arrays), dict(order)
+    arrays, record = content.get(ARRAYS), content.get(name)
+    if len(content) != 2 or not isinstance(arrays, ArrayRecord) or not isinstance(record, kind):
+        raise WireError(f"records {shown(list(content))} instead of '{ARRAYS}' and '{name}'")
+    return from_record(arrays), dict(record)
 
 
 def read_reply(message: Message | None, node: int) -> tuple[int, RawReply]:
@@ -314,11 +299,7 @@ def read_reply(message: Message | None, node: int) -> tuple[int, RawReply]:
     if message.metadata.src_node_id != node:
         return 0, RawReply({}, {}, "sent by another node")
     try:
-        content = message.content
-        arrays, numbers = content.get(ARRAYS), content.get(METRICS)
-        if len(content) != 2 or not isinstance(arrays, ArrayRecord) or not isinstance(numbers, MetricRecord):
-            raise WireError(f"records {shown(list(content))} instead of '{ARRAYS}' and '{METRICS}'")
-        return count_bytes(content), RawReply(from_record(arrays), dict(numbers))
+        return count_bytes(message.content), RawReply(*read_records(message.content, METRICS, MetricRecord))
     except Exception as error:  # untrusted content in whatever form
         return 0, RawReply({}, {}, f"{type(error).__name__}: {shown(error, REASON)}")
 

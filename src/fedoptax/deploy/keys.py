@@ -5,23 +5,17 @@ For a deployment between institutions take the certificates of your own authorit
 
 import base64
 import datetime
-import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import trustme
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-    load_pem_public_key,
-    load_ssh_public_key,
-)
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from fedoptax.deploy.wire import shown
 from fedoptax.errors import RunError, UsageError
@@ -32,10 +26,9 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")  # by which Flower's own parts, and
 def make_keys(nodes: int, hosts: Sequence[str] = ()) -> dict[str, bytes]:
     """Make certificates and keys as the contents of files by name; nothing is written.
 
-    The files are `ca.crt`, `server.crt` and `server.key` for a server with the names and addresses in `hosts` and those
-    of the loopback interface, and `node-I` with `node-I.pub` for each node: P-384 in OpenSSH's format, as Flower
-    demands. `signing.key` and `signing.pub` are the Ed25519 keys of the server's orders. The CA's own key is not kept,
-    so nobody can sign with it later.
+    They are `ca.crt`, `server.crt` and `server.key` for a server with the names and addresses in `hosts` and those of
+    the loopback interface; `node-I` and `node-I.pub` for each node, P-384 in OpenSSH's format, as Flower demands;
+    `signing.key` and `signing.pub`, Ed25519, for the server's orders. The CA's own key is discarded.
 
     Raises:
       UsageError: a host is not one that a certificate can hold.
@@ -66,11 +59,11 @@ def fingerprint(public: bytes) -> str:
     Raises:
       ValueError: it is not a key on an elliptic curve, the only ones that Flower takes.
     """
-    key = load_pem_public_key(public) if public.startswith(b"-----") else load_ssh_public_key(public)
+    load = serialization.load_pem_public_key if public.startswith(b"-----") else serialization.load_ssh_public_key
+    key = load(public)
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise ValueError("it is not on an elliptic curve")
-    blob = base64.b64decode(key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).split()[1])
-    return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+    return "SHA256:" + base64.b64encode(serialization.ssh_key_fingerprint(key, SHA256())).decode().rstrip("=")
 
 
 def describe_node(public: bytes) -> str:
@@ -80,8 +73,7 @@ def describe_node(public: bytes) -> str:
       UsageError: it is not the public half of a key that Flower takes.
     """
     try:
-        name = shown(b" ".join(public.split()[2:]).decode())
-        return f"{fingerprint(public)} {name}".strip()
+        return f"{fingerprint(public)} {shown(b' '.join(public.split()[2:]).decode())}".strip()
     except ValueError as error:
         remedy = "ssh-keygen -t ecdsa -b 384 makes one"
         raise UsageError(f"key must be a public key in OpenSSH's format ({error}); {remedy}") from error

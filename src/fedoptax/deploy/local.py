@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,7 +26,7 @@ import tomli_w
 
 from fedoptax._files import write_atomically
 from fedoptax.deploy.wire import REASON, shown
-from fedoptax.errors import RunError, check_int, check_number
+from fedoptax.errors import RunError, check_int, check_positive
 
 ADDRESS = "127.0.0.1"
 NAME = "local"  # of the SuperLink, in Flower's configuration
@@ -34,55 +34,40 @@ GRACE = 10.0  # seconds between asking processes to end and killing them
 Process = subprocess.Popen[bytes]
 
 
-@dataclass(frozen=True)
-class LocalSettings:
-    """How a local federation is run.
+@dataclass
+class LocalFederation:
+    """A federation on this machine, which runs within the context; leaving it ends all its processes.
 
     Attributes:
-      nodes: SuperNodes, one per client.
+      work: its folder, with `app` and `keys` in it.
+      num_nodes: SuperNodes, one per client.
       port: of the SuperLink; 0 takes a free one.
       node_port: of the first SuperNode, the next has the next; 0 takes free ones.
       time_limit: seconds after which a run is stopped.
       start_timeout: seconds that a process may take to start.
       data_dir: where the data sets are, or None.
+      nodes: the SuperNodes' processes, by partition.
     """
 
-    nodes: int
+    work: Path
+    num_nodes: int
     port: int = 0
     node_port: int = 0
     time_limit: float = 86400.0
     start_timeout: float = 120.0
     data_dir: Path | None = None
+    nodes: dict[int, Process] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        check_int("nodes", self.nodes)
-        for name, last in (("port", 65535), ("node_port", 65536 - self.nodes)):
+        check_int("nodes", self.num_nodes)
+        for name, last in (("port", 65535), ("node_port", 65536 - self.num_nodes)):
             if getattr(self, name) != 0:
                 check_int(name, getattr(self, name), 1024, last)
-        check_number("time_limit", self.time_limit, 0, open_low=True)
-        check_number("start_timeout", self.start_timeout, 0, open_low=True)
-
-
-@dataclass
-class LocalFederation:
-    """A running federation; leaving the context ends all its processes.
-
-    Attributes:
-      work: its folder, with `app` and `keys` in it.
-      settings: how it is run.
-      nodes: the SuperNodes' processes, by partition.
-      port: of the SuperLink, once it runs.
-    """
-
-    work: Path
-    settings: LocalSettings
-    nodes: dict[int, Process] = field(default_factory=dict)
-    port: int = 0
+        check_positive(time_limit=self.time_limit, start_timeout=self.start_timeout)
 
     def __enter__(self) -> LocalFederation:
-        self.work = self.work.absolute()
+        self.work, self._end = self.work.absolute(), time.monotonic() + self.time_limit
         self._started: list[Process] = []
-        self._end = time.monotonic() + self.settings.time_limit
         try:
             self._start()
         except BaseException:
@@ -93,9 +78,7 @@ class LocalFederation:
     def __exit__(self, *error: object) -> None:
         stop(self._started)
 
-    def start_node(
-        self, node: int, key: Path | None = None, ca: Path | None = None, port: int | None = None
-    ) -> Process:
+    def start_node(self, node: int, key: Path | None = None, ca: Path | None = None, port: int = 0) -> Process:
         """Start the SuperNode of a partition; `key`, `ca` and `port` other than the federation's are for tests."""
         home = self.work / "nodes" / str(node)
         command = [
@@ -124,7 +107,7 @@ class LocalFederation:
             if self._superlink.poll() is not None:
                 raise RunError(f"the SuperLink ended: {last_words(self.work / 'superlink' / 'log.txt')}")
             if time.monotonic() > self._end:
-                raise RunError(f"stopped after {self.settings.time_limit:.0f} s, the time_limit")
+                raise RunError(f"stopped after {self.time_limit:.0f} s, the time_limit")
             watch()
             time.sleep(0.5)
         watch()
@@ -132,12 +115,10 @@ class LocalFederation:
             raise RunError(f"flwr run ended with status {process.returncode}: {last_words(log)}")
 
     def _start(self) -> None:
-        settings, keys, home = self.settings, self.work / "keys", self.work / "flower"
-        ports = free_ports(1 + settings.nodes)
-        self.port = settings.port or ports[0]
-        self._node_ports = [
-            settings.node_port + i if settings.node_port else ports[1 + i] for i in range(len(ports) - 1)
-        ]
+        keys, home = self.work / "keys", self.work / "flower"
+        port, *node_ports = free_ports(1 + self.num_nodes)
+        self.port = self.port or port
+        self._node_ports = range(self.node_port, self.node_port + self.num_nodes) if self.node_port else node_ports
         link = {"address": f"{ADDRESS}:{self.port}", "root-certificates": str(keys / "ca.crt")}
         write_atomically(home / "config.toml", tomli_w.dumps({"superlink": {"default": NAME, NAME: link}}).encode())
         command = [
@@ -151,28 +132,25 @@ class LocalFederation:
             "--disable-runtime-dependency-installation",
         ]  # fmt: skip
         log = self.work / "superlink" / "log.txt"
-        self._superlink = self._run(command, log, self.work / "superlink" / "flower", self.work)
+        self._superlink = self._run(command, log, log.with_name("flower"), self.work)
         self._wait_for_superlink(log)
-        register = ["flwr", "supernode", "register"]
         registering = {}
-        for node in range(settings.nodes):
-            log = self.work / "nodes" / str(node) / "register.txt"
-            registering[log] = self._run([*register, str(keys / f"node-{node}.pub"), NAME], log, home)
+        for node in range(self.num_nodes):
+            log, key = self.work / "nodes" / str(node) / "register.txt", str(keys / f"node-{node}.pub")
+            registering[log] = self._run(["flwr", "supernode", "register", key, NAME], log, home)
         for log, process in registering.items():
             with suppress(subprocess.TimeoutExpired):
-                process.wait(settings.start_timeout)
+                process.wait(self.start_timeout)
             if process.returncode != 0:
                 raise RunError(f"a node's key was not registered: {last_words(log)}")
-        for node in range(settings.nodes):
+        for node in range(self.num_nodes):
             self.start_node(node)
 
     def _wait_for_superlink(self, log: Path) -> None:
-        end = time.monotonic() + self.settings.start_timeout
+        end = time.monotonic() + self.start_timeout
         while self._superlink.poll() is None and time.monotonic() < end:
-            with socket.socket() as probe:
-                probe.settimeout(1)
-                if probe.connect_ex((ADDRESS, self.port)) == 0:
-                    return
+            with suppress(OSError), socket.create_connection((ADDRESS, self.port), 1):
+                return
             time.sleep(0.2)
         raise RunError(f"the SuperLink did not start: {last_words(log)}")
 
@@ -182,15 +160,10 @@ class LocalFederation:
         log.parent.mkdir(parents=True, exist_ok=True)
         try:
             with log.open("wb") as file:
-                process = subprocess.Popen(
-                    [str(program), *command[1:]],
-                    stdin=subprocess.DEVNULL,
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                    env=self._environment(home),
-                    cwd=folder,
-                    start_new_session=True,  # Ctrl-C comes to us alone, and we end them in order
-                )
+                process = subprocess.Popen(  # in a new session: Ctrl-C comes to us alone, and we end them in order
+                    [str(program), *command[1:]], stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
+                    env=self._environment(home), cwd=folder, start_new_session=True,
+                )  # fmt: skip
         except OSError as error:
             raise RunError(f"'{program}' cannot be started: {error.strerror}") from error
         self._started.append(process)
@@ -198,41 +171,35 @@ class LocalFederation:
 
     def _environment(self, home: Path) -> Mapping[str, str]:
         ours = {name: value for name, value in os.environ.items() if not name.startswith(("FLWR_", "FLOWER_"))}
-        ours["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{ours.get('PATH', '')}"
-        ours |= {
+        if self.data_dir is not None:
+            ours["FEDOPTAX_DATA"] = str(self.data_dir.absolute())
+        return ours | {
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{ours.get('PATH', '')}",
             "FLWR_HOME": str(home),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
             "PYTHONUNBUFFERED": "1",
         }
-        if self.settings.data_dir is not None:
-            ours["FEDOPTAX_DATA"] = str(self.settings.data_dir.absolute())
-        return ours
 
 
 def stop(started: list[Process]) -> None:
     """End processes and what they started: politely, and after `GRACE` seconds by force."""
     running = [psutil.Process(process.pid) for process in started if process.poll() is None]
-    family = [*running, *(child for process in running for child in process.children(recursive=True))]
-    for process in family:
-        with suppress(psutil.NoSuchProcess):
-            process.terminate()
-    _, left = psutil.wait_procs(family, timeout=GRACE)
-    for process in left:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(left)
+    left = [*running, *(child for process in running for child in process.children(recursive=True))]
+    for end, seconds in ((psutil.Process.terminate, GRACE), (psutil.Process.kill, None)):
+        for process in left:
+            with suppress(psutil.NoSuchProcess):
+                end(process)
+        _, left = psutil.wait_procs(left, timeout=seconds)
     for child in started:
         child.wait()
 
 
 def free_ports(count: int) -> list[int]:
     """Return ports of the loopback interface that nobody listens on now."""
-    sockets = [socket.create_server((ADDRESS, 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server((ADDRESS, 0))) for _ in range(count)]
+        return [each.getsockname()[1] for each in sockets]
 
 
 def last_words(log: Path) -> str:

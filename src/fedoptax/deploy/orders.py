@@ -1,9 +1,8 @@
-"""Orders that only the server can give: signed by it, for one node, and obeyed once.
+"""Orders that only the server can give: signed by it (Ed25519), for one node, and obeyed once.
 
-Flower delivers to a node whatever another registered node sends in the server's name. So the server signs (Ed25519)
-every order together with the arrays that come with it; its public key is part of the app, its private key stays with
-it. An order names Flower's run, the node and the kind of message that it is for, and has numbers that grow with every
-message: one that a node has seen, or an older one, is refused.
+Flower delivers to a node whatever another registered node sends in the server's name. So the server signs every order,
+with the arrays, Flower's run, the node, the kind of message and a number that grows; a node refuses an older number.
+The public key is part of the app, the private key stays at the server.
 """
 
 import hashlib
@@ -17,10 +16,8 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-from fedoptax.deploy.wire import WireArray, WireError, shown
+from fedoptax.deploy.wire import Arrays, WireError, shown
 from fedoptax.errors import UsageError
-
-Plain = Mapping[str, Any]
 
 
 class Signer:
@@ -39,13 +36,13 @@ class Signer:
             raise UsageError(f"signing_key must be the private half of server_key, got '{path}'")
         self._key, self._run, self._numbers = key, str(run), count(1)
 
-    def sign(self, order: Plain, kind: str, node: int, digest: str) -> dict[str, Any]:
+    def sign(self, order: Mapping[str, Any], kind: str, node: int, digest: str) -> dict[str, Any]:
         """Return an order with its addressee, its number and its signature; `digest` is of the arrays."""
         signed = {**order, "run": self._run, "node": str(node), "kind": kind, "number": next(self._numbers)}
         return {**signed, "signature": self._key.sign(_signed_bytes(signed, digest))}
 
 
-def check_order(public: str, order: Plain, arrays: Mapping[str, WireArray], run: int, node: int, kind: str) -> None:
+def check_order(public: str, order: Mapping[str, Any], arrays: Arrays, run: int, node: int, kind: str) -> None:
     """Check that the server has signed an order with its arrays, for this run, node and kind of message.
 
     Raises:
@@ -77,16 +74,18 @@ def load_key(public: str) -> Ed25519PublicKey:
     return key
 
 
-def digest_of(arrays: Mapping[str, WireArray]) -> str:
+def digest_of(arrays: Arrays) -> str:
     """Return the SHA-256 over the forms and bytes of arrays, in hexadecimal digits."""
     digest = hashlib.sha256()
     for name, array in sorted(arrays.items()):
-        form = [name, array.dtype, list(array.shape), array.stype, len(array.data)]
-        digest.update(json.dumps(form, separators=(",", ":")).encode())
+        digest.update(_encode([name, array.dtype, list(array.shape), array.stype, len(array.data)]))
         digest.update(array.data)
     return digest.hexdigest()
 
 
-def _signed_bytes(order: Plain, digest: str) -> bytes:
-    text = json.dumps(order, sort_keys=True, separators=(",", ":"), default=lambda value: {"hex": value.hex()})
-    return f"fedoptax order\n{text}\n{digest}".encode()
+def _signed_bytes(order: Mapping[str, Any], digest: str) -> bytes:
+    return b"fedoptax order\n%b\n%b" % (_encode(order), digest.encode())
+
+
+def _encode(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=lambda b: {"hex": b.hex()}).encode()

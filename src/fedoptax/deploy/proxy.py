@@ -15,8 +15,8 @@ METHODS = (
 def make_proxy(port: int = PORT, superlink_port: int = SUPERLINK_PORT) -> str:
     """Return an `nginx.conf` for the folder of `deploy init`.
 
-    The address of a request to the SuperLink is made of the name of an allowed method, not of what was asked for, so no
-    other spelling of it can reach another method. Bodies pass through without a file on the way.
+    The address at the SuperLink is built from the name of an allowed method, not from what was asked for, so no other
+    spelling can reach another method. Bodies pass through without a file on the way.
     """
     return f"""\
 # The door for nodes, by fedoptax deploy init. In this folder: nginx -e stderr -p . -c nginx.conf
@@ -27,15 +27,9 @@ events {{}}
 http {{
     access_log off;
     server_tokens off;
-    client_body_temp_path nginx.tmp;
-    proxy_temp_path nginx.tmp;
-    fastcgi_temp_path nginx.tmp;
-    uwsgi_temp_path nginx.tmp;
-    scgi_temp_path nginx.tmp;
-    upstream superlink {{
-        server 127.0.0.1:{superlink_port};
-        keepalive 16;
-    }}
+    client_body_temp_path nginx.tmp; proxy_temp_path nginx.tmp;
+    fastcgi_temp_path nginx.tmp; uwsgi_temp_path nginx.tmp; scgi_temp_path nginx.tmp;
+    upstream superlink {{ server 127.0.0.1:{superlink_port}; keepalive 16; }}
     server {{
         listen {port} ssl;
         ssl_certificate keys/server.crt;

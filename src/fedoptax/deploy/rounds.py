@@ -15,10 +15,13 @@ from typing import Any, NamedTuple, Protocol
 
 from fedoptax.algorithm import Tree
 from fedoptax.deploy.server import RawReply, Reply
-from fedoptax.deploy.wire import WireArray, WireError
+from fedoptax.deploy.wire import REASON, Arrays, WireError, shown
 from fedoptax.errors import LONGEST, RunError
 
 Log = Callable[[str], None]
+Clock = Callable[[], float]
+Sleep = Callable[[float], Any]
+MakeOrder = Callable[[int], Mapping[str, Any]]
 SHOWN = 10  # partitions that one line names
 ROOM = 150  # characters that others add to a message
 
@@ -35,17 +38,10 @@ class Arrived(NamedTuple):
 class Network(Protocol):
     """What carries the messages of a deployment."""
 
-    def begin(
-        self,
-        arrays: Mapping[str, WireArray],
-        order: Callable[[int], Mapping[str, Any]],
-        kind: str = "train",
-        at_work: Container[int] = (),
-    ) -> None:
-        """Start a round with its message; `order(partition)` goes with each that is sent.
+    def begin(self, arrays: Arrays, order: MakeOrder, kind: str = "train", at_work: Container[int] = ()) -> None:
+        """Start a round ("train" or "evaluate") with its message; `order(partition)` goes with each that is sent.
 
-        The rounds before are forgotten, apart from what the partitions `at_work` were asked. `kind` is "train" or
-        "evaluate".
+        The rounds before are forgotten, apart from what the partitions `at_work` were asked.
         """
 
     def connected(self) -> Mapping[int, str]:
@@ -142,15 +138,15 @@ def gather(
     check: Callable[[RawReply], Reply],
     limits: Limits,
     log: Log,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], Any] = time.sleep,
+    clock: Clock = time.monotonic,
+    sleep: Sleep = time.sleep,
     workers: Workers | None = None,
     find_outliers: Callable[[Mapping[int, Reply]], Mapping[int, str]] = lambda replies: {},
 ) -> RoundReport:
     """Collect the sound replies of a cohort: of all who answer in time, at least a quorum.
 
-    `network` is ready to send the round's message, `check` raises `WireError` for a reply that is not sound, `log`
-    takes one line per fault, and `find_outliers` tells why sound replies are out of proportion to the others.
+    `network` is ready to send the round's message, `check` raises `WireError` for a reply that is not sound,
+    `log` takes one line per fault, and `find_outliers` tells why sound replies are out of proportion.
 
     With `workers` the round is asynchronous, and `cohort` are all clients: the first `workers.buffer` replies end it,
     the others stay at work. Whoever answers, is too slow or goes away is replaced by one drawn from those that neither
@@ -179,14 +175,15 @@ def gather(
             unanswered.remove(partition)
             report.senders[partition] = node
             try:
+                if raw.error is not None:
+                    raise WireError(shown(raw.error, REASON))
                 report.replies[partition] = check(raw)
                 if raw.numbers.get("state-lost") == 1:
                     report.lost.append(partition)
                     log(f"partition {partition} (node {node}): its state was lost, it went on from the initial one")
             except WireError as error:
                 report.leave_out(partition, f"reply left out: {error}", log)
-        is_full = len(report.replies) == workers.buffer
-        if not is_full:
+        if not (is_full := len(report.replies) == workers.buffer):
             for i in list(at_work) if is_asynchronous else ():
                 if i not in nodes or clock() - at_work[i] >= limits.round_timeout:
                     leave_out_silent(i, "no reply in time")
@@ -196,8 +193,7 @@ def gather(
             places = workers.concurrency - len(at_work)
             sent = network.send(idle if len(idle) <= places else workers.rng.sample(idle, places))
             at_work |= dict.fromkeys(sent, clock())
-            report.sent += len(sent)
-            report.bytes_down += sum(sent.values())
+            report.sent, report.bytes_down = report.sent + len(sent), report.bytes_down + sum(sent.values())
         is_over = is_full or spent >= time_limit or not any(i in nodes for i in at_work)
         if is_over and len(report.replies) >= needed:
             for partition, reason in find_outliers(report.replies).items():
@@ -213,34 +209,27 @@ def gather(
             leave_out_silent(i, late)
     if missing > 0:
         when = "and too few others can still answer" if is_hopeless else f"within {limits.wait_limit:.0f} s"
-        raise NoQuorum(_no_quorum(report, workers.buffer, needed, when))
+        text = f"no quorum: {len(report.replies)} sound replies of {workers.buffer}, {needed} are needed, {when}"
+        raise NoQuorum(_with_reasons(text, report))
     report.replies = {i: report.replies[i] for i in cohort if i in report.replies}
     return report
 
 
 def wait_for_nodes(
-    network: Network,
-    num_clients: int,
-    limits: Limits,
-    log: Log,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], Any] = time.sleep,
+    network: Network, count: int, limits: Limits, log: Log, clock: Clock = time.monotonic, sleep: Sleep = time.sleep
 ) -> None:
-    """Wait until every partition has a node, at most `limits.wait_limit`; then the rounds see to their quorum."""
+    """Wait until all `count` partitions have a node, at most `limits.wait_limit`; the rounds wait for their quorum."""
     begun, last = clock(), -1
-    while len(nodes := network.connected()) < num_clients and clock() - begun < limits.wait_limit:
+    while len(nodes := network.connected()) < count and clock() - begun < limits.wait_limit:
         if len(nodes) != last:
-            absent = [str(i) for i in range(num_clients) if i not in nodes]
-            more = f" and {len(absent) - SHOWN} more" if len(absent) > SHOWN else ""
-            log(
-                f"waiting for nodes: {len(nodes)} of {num_clients} are connected, not {', '.join(absent[:SHOWN])}{more}"
-            )
+            absent = [str(i) for i in range(count) if i not in nodes]
+            names = ", ".join(absent[:SHOWN]) + (f" and {len(absent) - SHOWN} more" if len(absent) > SHOWN else "")
+            log(f"waiting for nodes: {len(nodes)} of {count} are connected, not {names}")
         last = len(nodes)
         sleep(limits.poll)
 
 
-def _no_quorum(report: RoundReport, size: int, needed: int, when: str) -> str:
-    text = f"no quorum: {len(report.replies)} sound replies of {size}, {needed} are needed, {when}"
+def _with_reasons(text: str, report: RoundReport) -> str:
     reasons = [f"; partition {i} (node {node}): {reason}" for i, node, reason in report.faults]
     while len(text) + sum(map(len, reasons)) > LONGEST - ROOM:  # whole reasons or none: the log has all
         reasons.pop(0)

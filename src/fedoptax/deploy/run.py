@@ -9,7 +9,8 @@ import random
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,16 +27,16 @@ from fedoptax.deploy.config import Deployment
 from fedoptax.deploy.evaluation import NodeEvaluation
 from fedoptax.deploy.rounds import Limits, Log, Network, NoQuorum, RoundReport, Workers, gather, wait_for_nodes
 from fedoptax.deploy.secure import FALSE_SUM, gather_sum, threshold
-from fedoptax.deploy.server import RawReply, Reply, UploadBound, advance, check_reply, next_state, norm, upload_form
+from fedoptax.deploy.server import Reply, UploadBound, advance, check_reply, next_state, norm, upload_form
 from fedoptax.deploy.wire import pack
 from fedoptax.engine.aggregation import SecureMean, Sent
-from fedoptax.engine.client_states import ClientStates, OnDevice
+from fedoptax.engine.client_states import OnDevice
 from fedoptax.engine.evaluation import evaluate, evaluation_data, primary_metric
 from fedoptax.engine.plan import make_plan
 from fedoptax.engine.program import Fixed, program
 from fedoptax.engine.sampling import sample_cohort
 from fedoptax.errors import RunError, UsageError, check_int
-from fedoptax.experiments.rounds import Step
+from fedoptax.experiments.rounds import Rounds, Step
 from fedoptax.experiments.run import Record, run_rounds
 from fedoptax.experiments.selection import is_higher_better
 from fedoptax.experiments.signals import deferred_interrupt
@@ -47,8 +48,7 @@ from fedoptax.tasks.metrics import Column
 from fedoptax.tasks.task import Task
 
 FILE = "network.jsonl"
-MOST_EXAMPLES = 10**9
-"""Believed of a client where nothing tells how many it can have."""
+MOST_EXAMPLES = 10**9  # that a client may claim where nothing tells how many it can have
 
 
 def run_deployment(deployment: Deployment, task: Task, network: Network, log: Log) -> None:
@@ -73,7 +73,7 @@ def run_deployment(deployment: Deployment, task: Task, network: Network, log: Lo
         prepare(folder)
         identity = {"experiment": uuid.uuid4().hex, "quorum": deployment.quorum}
     identity |= {"session": max(int(time.time()), identity.get("session", 0) + 1)}
-    make = GivenModel if deployment.evaluate else NetworkRounds
+    make = EvaluationOnly if deployment.evaluate else NetworkRounds
     rounds = make(deployment, task, network, folder, identity, log)
     algorithm = {"name": deployment.algorithm, "hyperparameters": dict(deployment.hyperparameters)}
     trackers, wrappers = deployment.tracker_names, deployment.wrappers
@@ -81,16 +81,10 @@ def run_deployment(deployment: Deployment, task: Task, network: Network, log: Lo
     if deployment.eval_fraction and task.test is None:
         described |= {"primary_metric": str(Column("nodes", primary_metric(task))), "metrics": metrics_record(task)}
     record = Record(
-        label=deployment.algorithm,
-        hyperparameters=deployment.hyperparameters,
-        wrappers=wrappers,
-        out=folder,
-        resume_from=folder if deployment.resume else None,
-        resume_round=deployment.resume_round,
-        checkpoint_every=deployment.checkpoint_every,
-        trackers=trackers,
-        progress=False,
-    )
+        label=deployment.algorithm, hyperparameters=deployment.hyperparameters, wrappers=wrappers, trackers=trackers,
+        out=folder, resume_from=folder if deployment.resume else None, resume_round=deployment.resume_round,
+        checkpoint_every=deployment.checkpoint_every, progress=False,
+    )  # fmt: skip
     result = run_rounds(rounds, deployment.rounds, described | {"deployment": identity}, record)
     log(f"{result.status} after round {len(result.history)} of {deployment.rounds}: {folder}")
     if result.status != Status.COMPLETED:
@@ -108,21 +102,23 @@ def wait_until_free(folder: Path, seconds: float, log: Log) -> None:
         return
 
 
-def interruptible_sleep(stop: Callable[[], int]) -> Callable[[float], None]:
-    """Return a `sleep` that raises KeyboardInterrupt once `stop` tells of a signal."""
+@contextmanager
+def interruptible_sleep() -> Iterator[tuple[Callable[[], int], Callable[[float], None]]]:
+    """Yield `stop`, see `deferred_interrupt`, and a `sleep` that raises KeyboardInterrupt once it tells of a signal."""
+    with deferred_interrupt() as stop:
 
-    def sleep(seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end and not stop():
-            time.sleep(0.1)
-        if stop():
-            raise KeyboardInterrupt
+        def sleep(seconds: float) -> None:
+            end = time.monotonic() + seconds
+            while time.monotonic() < end and not stop():
+                time.sleep(0.1)
+            if stop():
+                raise KeyboardInterrupt
 
-    return sleep
+        yield stop, sleep
 
 
 class Update(NamedTuple):
-    """What a round's replies make: the server's state, their mean loss, its test metrics, and why it is not kept."""
+    """What a round's replies make: the server's state, their mean loss, its test metrics, and why it is not used."""
 
     server: Tree
     loss: float
@@ -130,7 +126,7 @@ class Update(NamedTuple):
     fault: str | None
 
 
-class NetworkRounds:
+class NetworkRounds(Rounds):
     """The rounds of a deployment, see `experiments.rounds.Rounds`.
 
     In place of the clients' states, which are with the clients, checkpoints hold after which round each client's reply
@@ -159,21 +155,19 @@ class NetworkRounds:
         self._evaluate = jax.jit(lambda params, data: evaluate(task, params, data))
         self.server: Tree = self.program.start({}, self._key)[0]
         self._untrained = self._measure(self.server)
-        self._states = OnDevice((), 0)
-        self.clients: ClientStates = self._states
+        self.clients: Any = OnDevice((), 0)
         never = np.full(task.clients.num_clients, INITIAL, np.int32)
         self._checkpoints = deque([never] * KEEP, maxlen=KEEP)
         self._put(never)
         self._is_ready = False
         self._workers = Workers(self.plan.concurrency, self.plan.cohort_size) if self.plan.concurrency else None
-        self._sent = np.zeros(task.clients.num_clients, np.int32)  # the round whose model each client got last
+        self._sent = np.zeros_like(never)  # the round whose model each client got last
         self._evaluation = NodeEvaluation(deployment, task) if deployment.eval_fraction else None
 
     def advance(self, done: int) -> Step:
         """Do one round."""
         total = self._deployment.rounds
-        with deferred_interrupt() as stop:
-            sleep = interruptible_sleep(stop)
+        with interruptible_sleep() as (stop, sleep):
             try:
                 if not self._is_ready:
                     self._make_ready(done, sleep)
@@ -186,9 +180,7 @@ class NetworkRounds:
         update = self._update_soundly(report)
         if update.fault is not None:
             return Step([], Status.DIVERGED, update.fault)
-        accepted, count, num_clients = np.array(self._accepted), len(report.replies), self.task.clients.num_clients
-        accepted[list(report.replies)] = done
-        is_evaluated = (done + 1) % self._deployment.eval_every == 0 or done + 1 == total
+        count, is_evaluated = len(report.replies), (done + 1) % self._deployment.eval_every == 0 or done + 1 == total
         row: Row = {
             "round": done + 1,
             "train_loss": update.loss,
@@ -199,28 +191,21 @@ class NetworkRounds:
         }
         if self._workers is not None:
             row["staleness"] = float(np.mean([reply.staleness for reply in report.replies.values()]))
-        if self._algorithm.epsilon is not None:
-            row["epsilon"] = finite_or_none(
-                float(self._algorithm.epsilon(done + 1, self.plan.cohort_size, num_clients))
-            )
-        evaluation = RoundReport()
+        if (epsilon := self._algorithm.epsilon) is not None:
+            spent = epsilon(done + 1, self.plan.cohort_size, self.task.clients.num_clients)
+            row["epsilon"] = finite_or_none(float(spent))
+        evaluation, signal = RoundReport(), stop()
         if self._evaluation is not None:
-            params, order = self._algorithm.params(update.server), self._order(done, True)
-            with deferred_interrupt() as stop_now:
-                found, evaluation = self._evaluation.measure(
-                    done + 1, params, self._network, order, self._limits, self._log, interruptible_sleep(stop_now)
-                )
-            row |= found
-            stop = stop_now if stop_now() else stop
+            columns, evaluation, later = self._evaluate_nodes(self._evaluation, done, update.server)
+            row, signal = row | columns, signal or later
         self._bound = self._bound.learn(report.replies if report.mean is None else {0: Reply(*report.mean, 1)})
         self._write(done + 1, cohort, report, evaluation)
-        self.server = update.server
+        self.server, accepted = update.server, np.array(self._accepted)
+        accepted[list(report.replies)] = done
         self._put(accepted)
         left_out = f", {len(cohort) - count} left out" if count < len(cohort) else ""
         self._log(f"round {done + 1} of {total}: train_loss {update.loss:.4g}{left_out}")
-        if stop() and done + 1 < total:
-            return Step([row], Status.INTERRUPTED)
-        return Step([row])
+        return Step([row], Status.INTERRUPTED) if signal and done + 1 < total else Step([row])
 
     def saved(self) -> None:
         """Take note of what the clients must keep for the checkpoint that was written."""
@@ -235,34 +220,27 @@ class NetworkRounds:
         """Return the final parameters."""
         return self.params()
 
-    def client_metrics(self, done: int) -> None:
-        """Return nothing: the server does not learn them."""
-
-    def evaluate_end(self, params: Tree) -> dict[str, Any]:
-        """Return nothing: clients evaluate with `eval_fraction`."""
-        return {}
-
     def notes(self, done: int) -> dict[str, Any]:
         """Return who was left out: by partition the number of rounds, and the node and the reason of the last."""
         left_out: dict[int, dict[str, Any]] = {}
         for line in self._file.read_text(encoding="utf-8").split("\n")[:done] if self._file.exists() else ():
             for fault in json.loads(line)["faults"]:
-                count = left_out.get(fault["partition"], {"rounds": 0})["rounds"] + 1
-                left_out[fault["partition"]] = {**fault, "rounds": count}
+                rounds = left_out.get(fault["partition"], {"rounds": 0})["rounds"] + 1
+                left_out[fault["partition"]] = {**fault, "rounds": rounds}
         return {"left_out": [left_out[partition] for partition in sorted(left_out)]}
 
     @property
     def _accepted(self) -> np.ndarray:
         """After which round each client's reply was last used."""
-        return np.asarray(self._states.tree[0])
+        return np.asarray(self.clients.tree[0])
 
     def _put(self, accepted: np.ndarray) -> None:
-        self._states.put((jnp.asarray(accepted), jnp.asarray(self._checkpoints[-1])))
+        self.clients.put((jnp.asarray(accepted), jnp.asarray(self._checkpoints[-1])))
 
     def _make_ready(self, done: int, sleep: Any) -> None:
-        """Wait for the nodes, and take up what a checkpoint told."""
+        """Wait for the nodes, and restore what a checkpoint holds."""
         if done:
-            self._checkpoints.extend([np.asarray(self._states.tree[1]), self._accepted])
+            self._checkpoints.extend([np.asarray(self.clients.tree[1]), self._accepted])
         if self._file.exists():  # a killed process may have left more lines, and half of one
             lines = self._file.read_bytes().splitlines(keepends=True)[:done]
             write_atomically(self._file, b"".join(lines))
@@ -273,10 +251,7 @@ class NetworkRounds:
     def _gather(self, done: int, sleep: Any) -> tuple[list[int], RoundReport]:
         num_clients = self.task.clients.num_clients
         cohort = [int(i) for i in sample_cohort(self._key, done, num_clients, self.plan.cohort_size)]
-
-        def check(raw: RawReply) -> Reply:
-            return check_reply(raw, self._upload, self._most, self._algorithm.decode)
-
+        check = partial(check_reply, upload=self._upload, max_examples=self._most, decode=self._algorithm.decode)
         is_last = self._evaluation is None and not self._is_secure
         order, message = self._order(done, is_last), jax.device_get(self._algorithm.broadcast(self.server))
         collect, outliers = partial(gather, self._network, log=self._log, sleep=sleep), self._bound.find_outliers
@@ -293,11 +268,10 @@ class NetworkRounds:
         least = threshold(len(cohort), self._limits)
 
         def ask(members: Sequence[int], message: Tree, more: Any, check: Any) -> RoundReport:
-            self._network.begin(pack(message), lambda i: order(i) | more(i))
-            limits = replace(self._limits, quorum=least / len(members))
-            if members is not cohort:  # who comes later has no keys of this round
-                limits = replace(limits, wait_limit=limits.round_timeout)
-            return collect(members, check, limits)
+            self._network.begin(pack(message), lambda i: {**order(i), **more(i)})
+            is_first = members is cohort  # who comes later has no keys of this round, and is not waited for
+            wait = self._limits.wait_limit if is_first else self._limits.round_timeout
+            return collect(members, check, replace(self._limits, quorum=least / len(members), wait_limit=wait))
 
         upload = jax.eval_shape(partial(decoded, self._algorithm), self._upload)
         form = Sent(upload, jax.ShapeDtypeStruct((), jnp.result_type(float)))
@@ -312,7 +286,7 @@ class NetworkRounds:
         return cohort, report
 
     def _order(self, done: int, is_last: bool) -> Callable[[int], dict[str, Any]]:
-        """Return what goes to a partition with a message, the last or not, of the round after `done`; see `Order`."""
+        """Return what goes to a partition with a message of the round after `done`, its last or not; see `Order`."""
         accepted, ends = self._accepted, is_last and done + 1 == self._deployment.rounds
 
         def order(partition: int) -> dict[str, Any]:
@@ -321,6 +295,13 @@ class NetworkRounds:
             return {**self._identity, "round": done, "base": int(accepted[partition]), "kept": kept, "ends": ends}
 
         return order
+
+    def _evaluate_nodes(self, evaluation: NodeEvaluation, done: int, server: Tree) -> tuple[Row, RoundReport, int]:
+        """Return the nodes' metrics of a state's model, who took part, and the signal that came meanwhile, or 0."""
+        params, order, limits = self._algorithm.params(server), self._order(done, True), self._limits
+        with interruptible_sleep() as (stop, sleep):
+            row, report = evaluation.measure(done + 1, params, self._network, order, limits, self._log, sleep)
+        return row, report, stop()
 
     def _update_soundly(self, report: RoundReport) -> Update:
         """Return what the replies make; if it is not sound, do without the one reply that spoils it, if it is one."""
@@ -361,21 +342,17 @@ class NetworkRounds:
 
     def _measure(self, server: Tree) -> dict[str, float]:
         data = evaluation_data(self.task)
-        if not data:
-            return {}
-        metrics = self._evaluate(self._algorithm.params(server), data)
+        metrics = self._evaluate(self._algorithm.params(server), data) if data else {}
         return {name: float(value) for name, value in sorted(metrics.items())}
 
     def _write(self, round: int, cohort: list[int], report: RoundReport, evaluation: RoundReport) -> None:
+        faults = (*report.faults, *evaluation.faults)
         line = {
             "round": round,
             "cohort": cohort,
             "accepted": list(report.replies),
             "evaluated": list(evaluation.replies),
-            "faults": [
-                {"partition": i, "node": node, "reason": reason}
-                for i, node, reason in (*report.faults, *evaluation.faults)
-            ],
+            "faults": [{"partition": i, "node": node, "reason": reason} for i, node, reason in faults],
             **({} if self._workers is None else {"staleness": [reply.staleness for reply in report.replies.values()]}),
             "state_lost": report.lost,
             "learned": {name: getattr(self._bound, name) for name in ("norm", "rate", "loss")},
@@ -389,29 +366,26 @@ class NetworkRounds:
             raise RunError(f"'{self._file}' cannot be written: {error.strerror}") from error
 
 
-class GivenModel(NetworkRounds):
+class EvaluationOnly(NetworkRounds):
     """One round in which nothing is trained: the nodes evaluate the model in `Deployment.evaluate`."""
 
-    def __init__(self, deployment: Deployment, task: Task, *given: Any) -> None:
-        super().__init__(deployment, task, *given)
+    def __init__(self, deployment: Deployment, task: Task, *rest: Any) -> None:
+        super().__init__(deployment, task, *rest)
         params = read_params("evaluate", deployment.evaluate, jax.eval_shape(task.init, jax.random.key(0)))
         self.server = self._algorithm.init(jax.tree.map(jnp.asarray, params))
 
     def advance(self, done: int) -> Step:
         """Evaluate."""
         begun = time.perf_counter()
-        with deferred_interrupt() as stop:
-            sleep = interruptible_sleep(stop)
+        with interruptible_sleep() as (_, sleep):
             try:
                 self._make_ready(done, sleep)
             except KeyboardInterrupt:
                 return Step([], Status.INTERRUPTED)
-            params, order = self._algorithm.params(self.server), self._order(done, True)
-            found, report = NodeEvaluation(self._deployment, self.task).measure(
-                1, params, self._network, order, self._limits, self._log, sleep
-            )
-        if not found["evaluated"]:
-            return Step([], Status.INTERRUPTED, None if stop() else "too few nodes evaluated the model")
+        evaluation = NodeEvaluation(self._deployment, self.task)
+        columns, report, signal = self._evaluate_nodes(evaluation, done, self.server)
+        if not columns["evaluated"]:
+            return Step([], Status.INTERRUPTED, None if signal else "too few nodes evaluated the model")
         self._write(1, [], RoundReport(), report)
         row: Row = {"round": 1, "train_loss": None, **self._measure(self.server), "bytes_down": 0, "bytes_up": 0}
-        return Step([row | found | {"seconds": time.perf_counter() - begun}])
+        return Step([row | columns | {"seconds": time.perf_counter() - begun}])

@@ -19,7 +19,7 @@ Masks are key streams: Flower's generator has 32 bits of seed (see LOG.md).
 import hashlib
 import os
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ from fedoptax.deploy.client import Client, Order
 from fedoptax.deploy.orders import digest_of
 from fedoptax.deploy.rounds import Limits, NoQuorum, RoundReport
 from fedoptax.deploy.server import RawReply, Reply, check_count
-from fedoptax.deploy.wire import REASON, WireArray, WireError, pack, shown, unpack
+from fedoptax.deploy.wire import Arrays, WireError, pack, shown, unpack
 from fedoptax.engine.aggregation import LEVELS, SecureMean, Sent
 from fedoptax.engine.plan import Plan
 from fedoptax.engine.round import all_finite
@@ -70,14 +70,9 @@ def threshold(cohort_size: int, limits: Limits) -> int:
 
 
 def answer(
-    client: Client,
-    plan: tuple[SecureMean, int],
-    arrays: Mapping[str, WireArray],
-    asked: Numbers,
-    kept: Numbers,
-    root: Path,
+    client: Client, plan: tuple[SecureMean, int], arrays: Arrays, asked: Numbers, memory: Numbers, root: Path
 ) -> RawReply:
-    """Answer a node's request.
+    """Answer a request of the server.
 
     Each but the first is answered once in a round, or again with the same contents: a server that had both shares of a
     node, or two uploads under one mask, would see the upload.
@@ -87,7 +82,7 @@ def answer(
       plan: the coding, and the `threshold`.
       arrays: the algorithm's message, in `upload`.
       asked: the order, with `stage` and what belongs to it.
-      kept: what the node remembers of the round, plain values; changed here.
+      memory: what the node remembers of the round, plain values; changed here.
       root: the node's folder for states.
 
     Raises:
@@ -99,31 +94,30 @@ def answer(
     if missing := [name for name in STAGES[stage] if name not in asked]:
         raise WireError(f"stage: {stage} without {', '.join(missing)}")
     if stage == "keys":
-        if kept.get("round") != order.round:
-            kept.clear()
+        if memory.get("round") != order.round:
+            memory.clear()
             made = {name: ec.generate_private_key(CURVE).private_numbers().private_value for name in PAIRS}
-            kept |= {name: number.to_bytes(PRIVATE_KEY) for name, number in made.items()} | {"round": order.round}
-        public = {name: _private_key(kept[name]).public_key() for name in PAIRS}
+            memory |= {name: number.to_bytes(PRIVATE_KEY) for name, number in made.items()} | {"round": order.round}
         form = Encoding.X962, PublicFormat.CompressedPoint
-        arrays = pack({name: _array(key.public_bytes(*form)) for name, key in public.items()})
-        return RawReply(arrays, {"num-examples": len(next(iter(client.examples().values())))})
+        public = {name: _array(_private_key(memory[name]).public_key().public_bytes(*form)) for name in PAIRS}
+        return RawReply(pack(public), {"num-examples": len(next(iter(client.examples().values())))})
     content = {name: value for name, value in asked.items() if name not in ("number", "signature")}
     digest = hashlib.sha256(f"{sorted(content.items())} {digest_of(arrays)}".encode()).digest()
     before = list(STAGES)[list(STAGES).index(stage) - 1]
-    is_due = kept.get("round") == order.round and (before == "keys" or f"asked-{before}" in kept)
-    if not is_due or kept.get(f"asked-{stage}", digest) != digest:
+    is_due = memory.get("round") == order.round and (before == "keys" or f"asked-{before}" in memory)
+    if not is_due or memory.get(f"asked-{stage}", digest) != digest:
         raise WireError(f"stage: {stage} of round {order.round}, which is not due or was answered already")
     coding, least = plan
     members = asked["members"]
-    if own not in members or len(members) < least or not set(members) <= set(kept.get("members") or members):
+    if own not in members or len(members) < least or not set(members) <= set(memory.get("members") or members):
         raise WireError(f"members: {shown(members)} instead of {least} or more, partition {own} among them")
-    kept[f"asked-{stage}"] = digest
+    memory[f"asked-{stage}"] = digest
     if stage == "shares":
-        kept |= {"seed": os.urandom(32)} | {name: asked[name] for name in ("members", "mask-keys", "encryption-keys")}
-        of_seed, of_key = (_split(kept[name], least, len(members)) for name in ("seed", "mask"))
+        memory |= {"seed": os.urandom(32)} | {name: asked[name] for name in ("members", "mask-keys", "encryption-keys")}
+        of_seed, of_key = (_split(memory[name], least, len(members)) for name in ("seed", "mask"))
         texts = [_way(own, i) + seed + key for i, seed, key in zip(members, of_seed, of_key)]
-        pairs = zip(kept["encryption-keys"], texts, strict=True)
-        ciphertexts = [_array(_box(kept["encryption"], key).encrypt(text)) for key, text in pairs]
+        pairs = zip(memory["encryption-keys"], texts, strict=True)
+        ciphertexts = [_array(_box(memory["encryption"], key).encrypt(text)) for key, text in pairs]
         return RawReply(pack({"ciphertexts": np.stack(ciphertexts)}), {})
     if stage == "upload":
         upload, numbers = client.compute(arrays, order, root)
@@ -132,19 +126,20 @@ def answer(
         if not all_finite(sent):
             raise WireError("upload: NaN or infinity")
         coded = np.asarray(ravel_pytree(coding.encode(jnp.asarray(asked["weight"], float), sent))[0])
-        keys = dict(zip(kept["members"], kept["mask-keys"]))
-        masks = (_pair_mask(own, i, kept["mask"], keys[i], coded.size) for i in members if i != own)
-        masked = sum(masks, coded.view(np.uint32) + _mask(kept["seed"], coded.size))
-        kept |= {"uploading": members, "ciphertexts": asked["ciphertexts"]}
+        keys = dict(zip(memory["members"], memory["mask-keys"]))
+        masks = (_pair_mask(own, i, memory["mask"], keys[i], coded.size) for i in members if i != own)
+        masked = sum(masks, coded.view(np.uint32) + _mask(memory["seed"], coded.size))
+        memory |= {"uploading": members, "ciphertexts": asked["ciphertexts"]}
         return RawReply(pack({"masked": masked}), {"state-lost": numbers["state-lost"]})
-    keys = dict(zip(kept["members"], kept["encryption-keys"]))
+    keys = dict(zip(memory["members"], memory["encryption-keys"]))
     shares = {
-        i: _decrypt_shares(_box(kept["encryption"], keys[i]), ciphertext, i, own)
-        for i, ciphertext in zip(kept["uploading"], kept["ciphertexts"], strict=True)
+        i: _decrypt_shares(_box(memory["encryption"], keys[i]), ciphertext, i, own)
+        for i, ciphertext in zip(memory["uploading"], memory["ciphertexts"], strict=True)
     }
-    seeds = [seed for i, (seed, _) in shares.items() if i in members]
-    private = [key for i, (_, key) in shares.items() if i not in members]
-    return RawReply(pack({"seeds": _stack(seeds, SEED_SHARE), "keys": _stack(private, KEY_SHARE)}), {})
+    seeds = b"".join(seed for i, (seed, _) in shares.items() if i in members)
+    private = b"".join(key for i, (_, key) in shares.items() if i not in members)
+    rows = {"seeds": _array(seeds).reshape(-1, SEED_SHARE), "keys": _array(private).reshape(-1, KEY_SHARE)}
+    return RawReply(pack(rows), {})
 
 
 def gather_sum(
@@ -159,7 +154,7 @@ def gather_sum(
       form: of what a client sends, decoded, as structs.
       plan: of the round.
       least: the `threshold`.
-      max_examples: the most that is believed of a node.
+      max_examples: the most that a node may claim.
 
     Raises:
       NoQuorum: fewer than `least` nodes answered a request, or what they sent opens no sum.
@@ -169,21 +164,25 @@ def gather_sum(
 
     def request(stage: str, members: Sequence[int], wanted: Tree, more: Any = lambda i: {}, message: Tree = ()) -> Any:
         def check(raw: RawReply) -> Reply:
-            if raw.error is not None:
-                raise WireError(shown(raw.error, REASON))
-            count = check_count(raw.numbers, max_examples) if stage == "keys" else 0
             reply = unpack(raw.arrays, wanted)
-            return Reply(_check_keys(reply) if stage == "keys" else reply, 0.0, count)
+            if stage != "keys":
+                return Reply(reply, 0.0, 0)
+            for name, key in reply.items():
+                try:
+                    _public_key(key.tobytes())
+                except ValueError as error:
+                    raise WireError(f"array '{name}': no public key on the curve") from error
+            return Reply(reply, 0.0, check_count(raw.numbers, max_examples))
 
         try:
-            found = ask(members, message, lambda i: {"stage": stage, "members": list(members)} | more(i), check)
+            answers = ask(members, message, lambda i: {"stage": stage, "members": list(members)} | more(i), check)
         except NoQuorum as error:
             raise NoQuorum(f"secure aggregation, {stage}: {error}") from error
-        report.lost += found.lost
-        report.faults += [(i, node, f"{stage}: {reason}") for i, node, reason in found.faults]
-        report.bytes_down, report.bytes_up = report.bytes_down + found.bytes_down, report.bytes_up + found.bytes_up
-        report.senders, report.sent = found.senders, found.sent if stage == "upload" else report.sent
-        return found.replies
+        report.lost += answers.lost
+        report.faults += [(i, node, f"{stage}: {reason}") for i, node, reason in answers.faults]
+        report.bytes_down, report.bytes_up = report.bytes_down + answers.bytes_down, report.bytes_up + answers.bytes_up
+        report.senders, report.sent = answers.senders, answers.sent if stage == "upload" else report.sent
+        return answers.replies
 
     keys = request("keys", cohort, {name: _bytes(PUBLIC_KEY) for name in PAIRS})
     public = {f"{name}-keys": [reply.upload[name].tobytes() for reply in keys.values()] for name in PAIRS}
@@ -222,15 +221,6 @@ def gather_sum(
     return report
 
 
-def _check_keys(keys: Tree) -> Tree:
-    for name, key in keys.items():
-        try:
-            _public_key(key.tobytes())
-        except ValueError as error:
-            raise WireError(f"array '{name}': no public key on the curve") from error
-    return keys
-
-
 def _private_key(private: bytes) -> ec.EllipticCurvePrivateKey:
     return ec.derive_private_key(int.from_bytes(private), CURVE)
 
@@ -260,12 +250,7 @@ def _split(secret: bytes, least: int, count: int) -> list[bytes]:
 
 
 def _combine(shares: Iterable[np.ndarray]) -> bytes:
-    """Return the secret.
-
-    Raises:
-      ValueError: the shares do not fit together.
-      IndexError: there are none.
-    """
+    """Return the secret, or raise ValueError (the shares do not fit together) or IndexError (there are none)."""
     rows = [share.tobytes() for share in shares if share.any()]
     places = range(4, len(rows[0]), 16)
     parts = (Shamir.combine([(int.from_bytes(row[:4]), row[i : i + 16]) for row in rows], ssss=False) for i in places)
@@ -296,10 +281,6 @@ def _pair_mask(own: int, other: int, private: bytes, public: bytes, size: int) -
 
 def _array(content: bytes) -> np.ndarray:
     return np.frombuffer(content, np.uint8)
-
-
-def _stack(rows: Sequence[bytes], size: int) -> np.ndarray:
-    return _array(b"".join(rows)).reshape(len(rows), size)
 
 
 def _bytes(*shape: int) -> jax.ShapeDtypeStruct:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedoptax.algorithm import Batches, Cohort, FedAlgorithm, Tree, weighted_mean
-from fedoptax.deploy.wire import REASON, WireArray, WireError, shown, unpack
+from fedoptax.deploy.wire import Arrays, WireError, shown, unpack
 from fedoptax.engine.aggregation import MEAN, Aggregator, stacked
 from fedoptax.engine.batches import LocalWork, Minibatch, count_local_steps, minibatch_form, task_grad_fn
 from fedoptax.engine.round import all_finite, discount_weights, interpolate_state
@@ -22,7 +22,7 @@ from fedoptax.tasks.task import Task
 class RawReply(NamedTuple):
     """What a node sent back, unchecked: named arrays and named numbers; or `error`, why there are none."""
 
-    arrays: Mapping[str, WireArray]
+    arrays: Arrays
     numbers: Mapping[str, Any]
     error: str | None = None
 
@@ -47,7 +47,7 @@ def forms(task: Task, algorithm: FedAlgorithm) -> tuple[Tree, Tree]:
 
 
 def upload_form(task: Task, algorithm: FedAlgorithm, work: LocalWork) -> Tree:
-    """Return the structure of an upload, likewise."""
+    """Return the structure of an upload."""
     client_form, message_form = forms(task, algorithm)
 
     def trace(message: Tree, client: Tree, batch: Minibatch, steps: jax.Array) -> Tree:
@@ -67,10 +67,8 @@ def check_reply(raw: RawReply, upload: Tree, max_examples: int, decode: Callable
       decode: the algorithm's, of coded uploads.
 
     Raises:
-      WireError: it is an error, the upload is not what is expected, or a number is missing, not finite or out of range.
+      WireError: the upload is not what is expected, or a number is missing, not finite or out of range.
     """
-    if raw.error is not None:
-        raise WireError(shown(raw.error, REASON))
     examples, loss = check_count(raw.numbers, max_examples), raw.numbers.get("train-loss")
     if not isinstance(loss, float) or not is_float32(loss):
         raise WireError(f"train-loss: {shown(loss)} instead of a finite number of float32")
@@ -103,11 +101,10 @@ def is_float32(number: float) -> bool:
 class UploadBound:
     """How large an upload or a loss may be, learned from the run.
 
-    A norm may be `factor` times the largest median norm of a round so far, so that a client whose data are few or hard
+    A norm may be `factor` times the largest median norm of a round so far, so that a client with few or hard examples
     is no outlier among others that have converged; or `factor` times its steps times the largest median norm per step,
-    as who takes more steps goes further. Medians are the lower ones, so that of two the larger is refused, and one
-    below 1 counts as 1: where others change next to nothing, an ordinary upload is no outlier. A loss, which changes no
-    model, may be 100 times as large.
+    as more steps go further. Medians are the lower ones, so that of two the larger is refused, and at least 1. A loss,
+    which changes no model, may be 100 times as large.
 
     Attributes:
       factor: 0 allows everything.
@@ -121,35 +118,32 @@ class UploadBound:
     rate: float = 0.0
     loss: float = 0.0
 
-    def learn(self, replies: Mapping[Any, Reply]) -> "UploadBound":
-        """Return the bound after a round with these replies."""
-        return self._learn([(norm(reply.upload), reply) for reply in replies.values()])
+    def learn(self, replies: Mapping[Any, Reply], norms: Mapping[Any, float] | None = None) -> "UploadBound":
+        """Return the bound after a round with these replies; `norms` are those of their uploads, if already known."""
+        norms = norms or {key: norm(reply.upload) for key, reply in replies.items()}
+        return replace(
+            self,
+            norm=max(self.norm, median_low(norms.values())),
+            rate=max(self.rate, median_low(norms[key] / self._steps(reply) for key, reply in replies.items())),
+            loss=max(self.loss, median_low(abs(reply.loss) for reply in replies.values())),
+        )
 
     def refuse(self, reply: Reply, size: float) -> str | None:
         """Return why a reply whose upload has norm `size` is out of all proportion, or None."""
         steps = self._steps(reply)
-        bounds = {
-            "upload: norm": (size, self.factor, max(self.norm, self.rate * steps)),
-            "train-loss:": (abs(reply.loss), 100 * self.factor, self.loss),
-        }
-        for what, (value, factor, learned) in bounds.items():
+        for what, value, factor, learned in (
+            ("upload: norm", size, self.factor, max(self.norm, self.rate * steps)),
+            ("train-loss:", abs(reply.loss), 100 * self.factor, self.loss),
+        ):
             if factor and value > (most := factor * max(1.0, learned)):
                 return f"{what} {value:.3g} instead of at most {most:.3g}, {factor:g} times the run's for {steps} steps"
         return None
 
     def find_outliers(self, replies: Mapping[Any, Reply]) -> dict[Any, str]:
         """Return the replies of a round that are out of all proportion, each with its reason in one line."""
-        sizes = {key: norm(reply.upload) for key, reply in replies.items()}
-        bound = self._learn([(sizes[key], reply) for key, reply in replies.items()])
-        return {key: reason for key, reply in replies.items() if (reason := bound.refuse(reply, sizes[key]))}
-
-    def _learn(self, sizes: Sequence[tuple[float, Reply]]) -> "UploadBound":
-        return replace(
-            self,
-            norm=max(self.norm, median_low(size for size, _ in sizes)),
-            rate=max(self.rate, median_low(size / self._steps(reply) for size, reply in sizes)),
-            loss=max(self.loss, median_low(abs(reply.loss) for _, reply in sizes)),
-        )
+        norms = {key: norm(reply.upload) for key, reply in replies.items()}
+        bound = self.learn(replies, norms)
+        return {key: reason for key, reply in replies.items() if (reason := bound.refuse(reply, norms[key]))}
 
     def _steps(self, reply: Reply) -> int:
         return reply.examples if self.work is None else int(count_local_steps(np.asarray(reply.examples), self.work))
@@ -171,9 +165,9 @@ def next_state(
 ) -> tuple[Tree, float, bool]:
     """Return the server's state after a round with these replies, in the cohort's order.
 
-    Clients without a reply count as if they had not been asked: |S| is the number of replies, and the weights are
-    renormalised over them. There are at least as many replies as the aggregator needs. Where replies are stale the step
-    is that of `engine.round.asynchronous_round`.
+    Clients without a reply count as if they had not been asked: |S| is the number of replies, at least as many as the
+    aggregator needs, and the weights are renormalised over them. Where replies are stale the step is that of
+    `engine.round.asynchronous_round`.
 
     Returns:
       The new state, the weighted mean training loss, and whether both are finite, also after one more such update.

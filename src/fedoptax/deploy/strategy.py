@@ -42,9 +42,9 @@ def is_buffer(name: str, array: np.ndarray) -> bool:
 class FedoptaxStrategy(Strategy):
     """A Flower strategy whose server is a `FedAlgorithm` of the FedOpt family.
 
-    Statistics (`buffer`) are averaged as they come back; the server's optimizer never sees them. A reply with other
-    names, shapes or dtypes than the model's, with numbers that are not finite, a count out of range or a change out of
-    all proportion to the others' is left out and logged.
+    Statistics (`buffer`) are averaged; the server's optimizer never sees them. A reply with other names, shapes or
+    dtypes than the model's, numbers that are not finite, a count out of range or a change out of all proportion to the
+    others' is left out and logged.
 
     Args:
       algorithm: the algorithm.
@@ -82,9 +82,6 @@ class FedoptaxStrategy(Strategy):
         self.algorithm, self.buffer, self.seed = algorithm, buffer, seed
         self._bound = UploadBound(upload_bound, None)
         self._checkpoint = None if checkpoint is None else Path(checkpoint)
-        self._server: Tree = None
-        self._model: Named = {}  # as it was sent last
-        self._num_nodes = 0
 
     def start(
         self,
@@ -136,33 +133,28 @@ class FedoptaxStrategy(Strategy):
         sound = dict(_sound(replies, self._read))
         if not sound:
             return None, None
-        is_statistic = {name: self.buffer(name, array) for name, array in self._model.items()}
+        params, statistics = self._split()
         updates: dict[int, Reply] = {}
         for node, (model, count, loss) in sound.items():
-            change = {n: model[n] - sent for n, sent in self._model.items() if not is_statistic[n]}
+            change = {name: model[name] - self._model[name] for name in params}
             updates[node] = Reply(FedOptUpload(change, ()), loss, count)
         for node, reason in self._bound.find_outliers(updates).items():
             flower_log.info("node %s: reply left out: %s", node, reason)
             del updates[node], sound[node]
-        size = max(self._num_nodes, len(sound))
-        server, loss, is_finite = next_state(
-            self.algorithm, self._server, list(updates.values()), self.algorithm.weighting, size
-        )
+        cohort, size = list(updates.values()), max(self._num_nodes, len(sound))
+        server, loss, is_finite = next_state(self.algorithm, self._server, cohort, self.algorithm.weighting, size)
         if not is_finite:
             flower_log.info("round %d changes nothing: the server's new state is not finite", server_round)
             return None, None
-        self._server, self._bound = server, self._bound.learn(updates)
-        statistics = [{n: jnp.asarray(model[n]) for n in model if is_statistic[n]} for model, _, _ in sound.values()]
-        self._put(weighted_mean(statistics, [count for _, count, _ in sound.values()]))
-        self._put(self.algorithm.params(self._server))
+        self._bound = self._bound.learn(updates)
+        sent_back = [{name: jnp.asarray(model[name]) for name in statistics} for model, _, _ in sound.values()]
+        self._put(server, weighted_mean(sent_back, [reply.examples for reply in cohort]))
         return self._arrays(), MetricRecord({"train-loss": loss, "replies": len(sound)})
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return the model, to a fraction of the nodes."""
-        if self.fraction_evaluate == 0:
-            return []
         return self._messages(server_round, arrays, config, grid, self.fraction_evaluate, MessageType.EVALUATE)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -180,9 +172,7 @@ class FedoptaxStrategy(Strategy):
 
     def _begin(self, arrays: ArrayRecord) -> None:
         self._model = {name: array.numpy() for name, array in arrays.items()}
-        self._server = self.algorithm.init(
-            {n: jnp.asarray(array) for n, array in self._model.items() if not self.buffer(n, array)}
-        )
+        self._server = self.algorithm.init(self._split()[0])
         message = self.algorithm.broadcast(self._server)
         if not isinstance(message, FedOptMessage) or jax.tree.leaves((message.lr, message.client_opt_state)):
             raise UsageError(
@@ -193,13 +183,14 @@ class FedoptaxStrategy(Strategy):
     def _messages(
         self, number: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, fraction: float, kind: str
     ) -> list[Message]:
+        if fraction == 0:
+            return []
         while len(nodes := sorted(grid.get_node_ids())) < self.min_nodes:
             flower_log.info("waiting for nodes: %d of %d are connected", len(nodes), self.min_nodes)
             time.sleep(1)
-        self._num_nodes = len(nodes)
+        self._num_nodes, config["server-round"] = len(nodes), number
         size = max(self.min_nodes, int(fraction * len(nodes)))
         chosen = random.Random(f"{self.seed} {kind} {number}").sample(nodes, size)
-        config["server-round"] = number
         content = RecordDict({"arrays": arrays, "config": config})
         return [Message(content, node, kind) for node in chosen]
 
@@ -220,23 +211,27 @@ class FedoptaxStrategy(Strategy):
                 raise WireError(f"{shown(name)}: {value} instead of a finite number of float32")
         return values, check_count(metrics, self.max_examples)
 
-    def _put(self, arrays: Tree) -> None:
+    def _split(self) -> tuple[Tree, Tree]:
+        """Return the model's parameters and statistics."""
+        arrays = {name: jnp.asarray(array) for name, array in self._model.items()}
+        statistics = {name: arrays[name] for name, array in self._model.items() if self.buffer(name, array)}
+        return {name: array for name, array in arrays.items() if name not in statistics}, statistics
+
+    def _put(self, server: Tree, statistics: Tree) -> None:
+        self._server, arrays = server, {**statistics, **self.algorithm.params(server)}
         self._model |= {name: np.asarray(array).astype(self._model[name].dtype) for name, array in arrays.items()}
 
     def _arrays(self) -> ArrayRecord:
         return ArrayRecord({name: Array(array) for name, array in self._model.items()})
 
     def _state(self) -> Tree:
-        return self._server, {n: jnp.asarray(a) for n, a in self._model.items() if self.buffer(n, a)}
+        return self._server, self._split()[1]
 
     def _restore(self, num_rounds: int) -> int:
         if self._checkpoint is None or not rounds_of(self._checkpoint):
             return 0
-        done, (self._server, statistics) = restore_checkpoint(
-            self._checkpoint, self._state(), OnDevice((), 0), num_rounds
-        )
-        self._put(statistics)
-        self._put(self.algorithm.params(self._server))
+        done, state = restore_checkpoint(self._checkpoint, self._state(), OnDevice((), 0), num_rounds)
+        self._put(*state)
         flower_log.info("continuing after round %d", done)
         return done
 

@@ -13,25 +13,23 @@ IDLE, BUSY = 3.0, 0.5  # seconds that Flower's SuperNode sleeps without a messag
 SHORT, GROWTH = 0.1, 1.02
 
 
-class Pauses:
-    """A `time.sleep` that shortens Flower's two pauses and leaves others as they are."""
+def with_short_pauses(sleep: Callable[[float], None]) -> Callable[[float], None]:
+    """Return a `time.sleep` that shortens Flower's two pauses and leaves others as they are."""
+    idle = SHORT
 
-    def __init__(self, sleep: Callable[[float], None]) -> None:
-        self._sleep, self._idle = sleep, SHORT
+    def sleep_less(seconds: float) -> None:
+        nonlocal idle
+        if seconds in (IDLE, BUSY):
+            seconds = idle = SHORT if seconds == BUSY else min(IDLE, idle * GROWTH)
+        sleep(seconds)
 
-    def __call__(self, seconds: float) -> None:
-        """Sleep."""
-        if seconds == BUSY:
-            seconds = self._idle = SHORT
-        elif seconds == IDLE:
-            seconds = self._idle = min(IDLE, self._idle * GROWTH)
-        self._sleep(seconds)
+    return sleep_less
 
 
 def main() -> None:
     """Run `flower-supernode`."""
     os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", str(SHORT))
-    time.sleep = Pauses(time.sleep)  # type: ignore[assignment]
+    time.sleep = with_short_pauses(time.sleep)  # type: ignore[assignment]
     (script,) = entry_points(group="console_scripts", name="flower-supernode")
     script.load()()
 

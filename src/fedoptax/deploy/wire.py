@@ -36,6 +36,9 @@ class WireArray(NamedTuple):
     data: bytes
 
 
+Arrays = Mapping[str, WireArray]
+
+
 def expected_of(tree: Tree) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the names, shapes and dtypes of a tree's leaves (arrays, or the structs of `jax.eval_shape`).
 
@@ -45,8 +48,8 @@ def expected_of(tree: Tree) -> dict[str, jax.ShapeDtypeStruct]:
       UsageError: two leaves have the same name.
     """
     named: dict[str, jax.ShapeDtypeStruct] = {}
-    for leaf_name, leaf in zip(leaf_names(tree), jax.tree.leaves(tree)):
-        name = leaf_name or "."
+    for name, leaf in zip(leaf_names(tree), jax.tree.leaves(tree)):
+        name = name or "."
         if name in named:
             raise UsageError(f"tree must have different names, got '{name}' twice")
         array = leaf if hasattr(leaf, "dtype") and hasattr(leaf, "shape") else jnp.asarray(leaf)
@@ -63,7 +66,7 @@ def pack(tree: Tree) -> dict[str, WireArray]:
     return {name: _pack_array(name, leaf) for name, leaf in zip(expected_of(tree), jax.tree.leaves(tree))}
 
 
-def unpack(arrays: Mapping[str, WireArray], like: Tree) -> Tree:
+def unpack(arrays: Arrays, like: Tree) -> Tree:
     """Rebuild the tree that `pack` took, as NumPy arrays in the structure of `like` (arrays, or structs).
 
     Raises:
@@ -73,10 +76,8 @@ def unpack(arrays: Mapping[str, WireArray], like: Tree) -> Tree:
     expected = expected_of(like)
     if arrays.keys() != expected.keys():
         missing, extra = sorted(expected.keys() - arrays.keys()), sorted(map(str, arrays.keys() - expected.keys()))
-        raise WireError(
-            f"{len(arrays)} arrays instead of {len(expected)}: {len(missing)} missing{_first(missing)}, "
-            f"{len(extra)} unknown{_first(extra)}"
-        )
+        counts = f"{len(missing)} missing{_first(missing)}, {len(extra)} unknown{_first(extra)}"
+        raise WireError(f"{len(arrays)} arrays instead of {len(expected)}: {counts}")
     leaves = [_unpack_array(name, arrays[name], struct) for name, struct in expected.items()]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
@@ -87,46 +88,41 @@ def shown(text: object, most: int = SHOWN) -> str:
 
 
 def _pack_array(name: str, leaf: Any) -> WireArray:
-    if jnp.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.extended):
+    leaf = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.extended) or leaf.dtype.kind in "OUSMm":
         raise UsageError(f"array '{name}' must hold numbers, got {leaf.dtype}")
-    array = np.asarray(leaf) if hasattr(leaf, "dtype") else np.asarray(jnp.asarray(leaf))
-    if array.dtype.kind in "OUSMm":
-        raise UsageError(f"array '{name}' must hold numbers, got {array.dtype}")
-    buffer = io.BytesIO()
+    array, buffer = np.asarray(leaf), io.BytesIO()
     np.lib.format.write_array(buffer, np.ascontiguousarray(array).reshape(array.shape).view(_stored(array.dtype)))
     return WireArray(array.dtype.name, array.shape, STYPE, buffer.getvalue())
 
 
-def _unpack_array(name: str, given: WireArray, struct: jax.ShapeDtypeStruct) -> np.ndarray:
+def _unpack_array(name: str, sent: WireArray, struct: jax.ShapeDtypeStruct) -> np.ndarray:
     dtype, shape = np.dtype(struct.dtype), tuple(struct.shape)
-    if given.stype != STYPE:
-        raise WireError(f"array '{name}': serialised as '{shown(given.stype)}' instead of '{STYPE}'")
-    if given.dtype != dtype.name or tuple(given.shape) != shape:
-        declared = f"{shown(given.dtype)}{shown(list(given.shape))}"
+    if sent.stype != STYPE:
+        raise WireError(f"array '{name}': serialised as '{shown(sent.stype)}' instead of '{STYPE}'")
+    if sent.dtype != dtype.name or tuple(sent.shape) != shape:
+        declared = f"{shown(sent.dtype)}{shown(list(sent.shape))}"
         raise WireError(f"array '{name}': {declared} instead of {dtype.name}{list(shape)}")
-    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    if not size < len(given.data) <= size + HEADER_LIMIT:
-        raise WireError(f"array '{name}': {len(given.data)} bytes instead of {size} and a short header")
-    buffer = io.BytesIO(given.data)
-    stored_shape, in_columns, stored = _header(name, buffer)
-    if (stored_shape, stored) != (shape, _stored(dtype)) or len(given.data) - buffer.tell() != size:
+    size, buffer = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize, io.BytesIO(sent.data)
+    if not size < len(sent.data) <= size + HEADER_LIMIT:
+        raise WireError(f"array '{name}': {len(sent.data)} bytes instead of {size} and a short header")
+    try:
+        version = np.lib.format.read_magic(buffer)
+        header = np.lib.format.read_array_header_1_0(buffer, HEADER_LIMIT) if version == (1, 0) else None
+    except Exception as error:  # whatever a parser of untrusted bytes raises, they are damaged
+        raise WireError(f"array '{name}': damaged ({type(error).__name__})") from error
+    if header is None:
+        raise WireError(f"array '{name}': version {version} of the .npy format instead of (1, 0)")
+    stored_shape, in_columns, stored = header
+    if (stored_shape, stored) != (shape, _stored(dtype)) or len(sent.data) - buffer.tell() != size:
         raise WireError(f"array '{name}': its bytes hold {stored}{shown(list(stored_shape))}, not what is declared")
     order: Any = "F" if in_columns else "C"
-    array = np.frombuffer(given.data, stored, offset=buffer.tell()).reshape(shape, order=order).view(dtype)
+    array = np.frombuffer(sent.data, stored, offset=buffer.tell()).reshape(shape, order=order).view(dtype)
     if dtype == np.bool_ and np.any(array.view(np.uint8) > 1):
         raise WireError(f"array '{name}': bytes other than true and false")
     if jnp.issubdtype(dtype, jnp.inexact) and not np.isfinite(array).all():
         raise WireError(f"array '{name}': NaN or infinity")
     return array
-
-
-def _header(name: str, buffer: io.BytesIO) -> tuple[tuple[int, ...], bool, np.dtype]:
-    try:
-        if (version := np.lib.format.read_magic(buffer)) == (1, 0):
-            return np.lib.format.read_array_header_1_0(buffer, HEADER_LIMIT)
-    except Exception as error:  # whatever a parser of untrusted bytes raises, they are damaged
-        raise WireError(f"array '{name}': damaged ({type(error).__name__})") from error
-    raise WireError(f"array '{name}': version {version} of the .npy format instead of (1, 0)")
 
 
 def _stored(dtype: np.dtype) -> np.dtype:

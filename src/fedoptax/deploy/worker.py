@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 import traceback
+from contextlib import suppress
 from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
 from pkgutil import resolve_name
@@ -24,38 +25,27 @@ from filelock import FileLock
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-IDLE = 900.0
-"""Seconds without a message after which a worker ends."""
-START = 60.0
-"""Seconds that a worker may take until it listens."""
-ATTEMPTS = 3
-"""Workers that a message is given to, if each ends without an answer."""
+IDLE = 900.0  # seconds without a message after which a worker ends
+START = 60.0  # seconds that a worker may take until it listens
+ATTEMPTS = 3  # workers that get a message, if each ends without an answer
 
 _is_last_message = threading.Event()
 
 
 def worker_app(app: str) -> ClientApp:
-    """Return a ClientApp whose messages are handled by another one in the node's worker.
-
-    Args:
-      app: the other ClientApp, as MODULE:NAME; the module is imported by the worker alone.
-    """
+    """Return a ClientApp whose messages another one, `app` (MODULE:NAME), handles in the node's worker."""
 
     def forward(message: Message, context: Context) -> Message:
         address = _address(context.node_id)
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                with _connect(address) as worker:
-                    worker.send((app, message, context))
-                    if not worker.poll(message.metadata.ttl):
-                        raise TimeoutError(f"no answer within {message.metadata.ttl:.0f} s")
-                    is_sound, reply, context.state = worker.recv()
+        for _ in range(ATTEMPTS):
+            with suppress(EOFError, ConnectionError), _connect(address) as worker:
+                worker.send((app, message, context))
+                if not worker.poll(message.metadata.ttl):
+                    raise TimeoutError(f"no answer within {message.metadata.ttl:.0f} s")
+                is_sound, reply, context.state = worker.recv()
                 break
-            except (EOFError, ConnectionError) as error:
-                if attempt == ATTEMPTS:
-                    raise RuntimeError(
-                        f"{ATTEMPTS} workers ended without an answer, as when memory runs out"
-                    ) from error
+        else:
+            raise RuntimeError(f"{ATTEMPTS} workers ended without an answer, as when memory runs out")
         if not is_sound:
             raise reply
         return reply
@@ -88,11 +78,11 @@ def run_worker(address: str, node: int) -> None:
                     break
                 run, state["client"] = context.run_id, client
                 try:
-                    answer = True, resolve_name(app)(message, context), context.state
+                    answer = True, resolve_name(app)(message, context)
                 except Exception as error:
-                    answer = False, _portable(error), context.state
+                    answer = False, _portable(error)
                 state |= {"since": time.monotonic(), "client": None}
-                client.send(answer)
+                client.send((*answer, context.state))
 
 
 def _watch(address: str, node: psutil.Process, state: dict[str, Any]) -> None:
@@ -123,8 +113,7 @@ def _address(node: int) -> str:
     """Return the path of a node's socket, in a folder that only this user may enter."""
     folder = Path(tempfile.gettempdir()) / f"fedoptax-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    status = folder.lstat()
-    if status.st_uid != os.getuid() or status.st_mode & 0o077:
+    if (status := folder.lstat()).st_uid != os.getuid() or status.st_mode & 0o077:
         raise PermissionError(f"'{folder}' must belong to this user alone")
     name = hashlib.sha256(f"{os.environ.get('FLWR_HOME', '')} {node}".encode()).hexdigest()[:16]
     return str(folder / name)
@@ -133,20 +122,16 @@ def _address(node: int) -> str:
 def _connect(address: str) -> Connection:
     """Connect to the worker at an address, started if none listens there."""
     with FileLock(f"{address}.lock"):
-        try:
-            return Client(address, "AF_UNIX")
-        except (FileNotFoundError, ConnectionRefusedError):
-            pass
-        command = [sys.executable, "-m", "fedoptax.deploy.worker", address, str(os.getppid())]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        nothing = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
-        pid = os.posix_spawn(sys.executable, command, environment, file_actions=nothing, setsid=True)
-        end = time.monotonic() + START
-        while time.monotonic() < end and os.waitpid(pid, os.WNOHANG) == (0, 0):
-            try:
+        pid, end = 0, time.monotonic() + START
+        while time.monotonic() < end and (not pid or os.waitpid(pid, os.WNOHANG) == (0, 0)):
+            with suppress(FileNotFoundError, ConnectionRefusedError):
                 return Client(address, "AF_UNIX")
-            except (FileNotFoundError, ConnectionRefusedError):
-                time.sleep(0.05)
+            if not pid:
+                command = [sys.executable, "-m", "fedoptax.deploy.worker", address, str(os.getppid())]
+                environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+                nothing = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
+                pid = os.posix_spawn(sys.executable, command, environment, file_actions=nothing, setsid=True)
+            time.sleep(0.05)
     raise RuntimeError("the node's worker did not start; why stands above in the node's log")
 
 
