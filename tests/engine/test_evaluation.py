@@ -129,3 +129,9 @@ def test_owners_that_do_not_fit_are_refused(owners: np.ndarray) -> None:
 def test_metrics_per_client_need_owners() -> None:
     with pytest.raises(fx.UsageError, match="test_owners"):
         fx.evaluate_clients(small_task(), None)
+
+
+def test_a_field_that_test_examples_lack_is_named() -> None:
+    task = values_task(test={"y": np.zeros(3, np.int32)})
+    with pytest.raises(fx.UsageError, match="test of task 'small' must have the field 'x', which its metrics read"):
+        column_names(task, None, evaluation_data(task))

@@ -198,7 +198,12 @@ def primary_metric(task: Task, names: Collection[str] | None = None) -> str:
 
 def _measure(task: Task, params: Tree, batch: Mapping[str, jax.Array]) -> dict[str, Metric]:
     """Return what each metric takes from a batch."""
-    values = task.metrics(params, batch)
+    try:
+        values = task.metrics(params, batch)
+    except KeyError as error:
+        if (field := error.args[0]) in batch or field not in task.clients.examples:
+            raise
+        raise UsageError(f"test of task '{task.name}' must have the field '{field}', which its metrics read") from error
     if not isinstance(values, Mapping):
         raise UsageError(f"metrics of task '{task.name}' must return values by name, got {type(values).__name__}")
     metrics = {name: as_metric(name, value, len(batch["mask"])) for name, value in values.items()}
