@@ -7,8 +7,9 @@ import pytest
 
 import fedoptax as fx
 from fedoptax.engine.batches import Minibatch, task_grad_fn
-from fedoptax.models import MODELS, resnet18, shakespeare_rnn
+from fedoptax.models import resnet18, shakespeare_rnn
 from fedoptax.tasks.images import crop, cross_entropy
+from fedoptax.tasks.recipe import MODELS
 from fedoptax.tasks.task import Task
 from fedoptax.tasks.text import next_token
 
