@@ -56,7 +56,13 @@ def test_markup_in_names_and_errors_of_nodes_is_text(tmp_path: Path) -> None:
 
 @needs_browser
 def test_a_browser_shows_them_as_text(tmp_path: Path) -> None:
-    dom, console = open_page(page_of(tmp_path / "hostile", TEXT), tmp_path / "profile")
-    shown = Page(without_scripts(dom))
-    assert console == [] and HOSTILE in "".join(shown.texts)
-    assert not [tag for tag, attributes in shown.elements if tag in ("img", "b") or "onclick" in attributes]
+    pages = []
+    for name, text in (("harmless", "name"), ("hostile", TEXT)):
+        dom, console = open_page(page_of(tmp_path / name, text), tmp_path / f"profile-{name}")
+        assert console == []
+        pages.append(Page(without_scripts(dom)))
+    harmless, hostile = pages
+    assert HOSTILE in "".join(hostile.texts)
+    for kind in ("img", "b", "script"):
+        assert [tag for tag, _ in hostile.elements].count(kind) == [tag for tag, _ in harmless.elements].count(kind)
+    assert not any("onclick" in attributes for _, attributes in hostile.elements)
