@@ -5,7 +5,6 @@ import decimal
 import io
 import struct
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +19,9 @@ from PIL import Image
 import fedoptax as fx
 from fedoptax.data.custom import from_dataset, load_file
 from fedoptax.data.inputs import as_examples, read_inputs
-from fedoptax.errors import DataError, UsageError
+from refusals import DAYS, NUMBERS, SPANS, refused
 
 RNG = np.random.default_rng(0)
-DAYS = [datetime.datetime(2020, 1, day) for day in (1, 2)]
-SPANS = [datetime.timedelta(days) for days in (1, 2)]
-NUMBERS = {"f": [1.0, 2.0], "label": ["a", "b"], "client": ["u", "v"]}
-
-
-def refused(call: Callable[[], Any], *words: str) -> None:
-    with pytest.raises((DataError, UsageError)) as error:
-        call()
-    message = str(error.value)
-    assert all(word in message for word in words) and "\n" not in message, message
 
 
 def parquet(path: Path, names: list[str], *columns: Any) -> Path:
@@ -359,68 +348,3 @@ def test_images_have_8_bits_per_channel_and_one_page(tmp_path: Path, name: str) 
 def test_image_size_is_one_number_or_two(tmp_path: Path, size: Any) -> None:
     save(tmp_path / "root" / "ann" / "cat" / "1.png")
     refused(lambda: load_file(tmp_path / "root", image_size=size), "image_size")
-
-
-# --- data sets of other libraries
-
-
-class Endless:
-    """What `torch.utils.data.IterableDataset` is: of a length perhaps, but without items."""
-
-    def __len__(self) -> int:
-        return 2
-
-    def __getitem__(self, i: int) -> Any:
-        raise NotImplementedError
-
-    def __iter__(self) -> Any:
-        return iter([(1.0, 0)])
-
-
-PICTURES = [(Image.new("RGB", (3, 2), (i, 0, 0)), i) for i in range(2)]
-PLANES = [(np.arange(24.0).reshape(3, 2, 4), i) for i in range(2)]
-
-
-def test_channels_first_turns_arrays_alone() -> None:
-    np.testing.assert_array_equal(
-        from_dataset(PLANES, channels_first=True).train["x"][0], PLANES[0][0].transpose(1, 2, 0)
-    )
-    assert from_dataset(PICTURES).train["x"].shape == (2, 2, 3, 3)
-    for items in (PICTURES, [(1.0, 0)], [([1.0, 2.0], 0)]):
-        refused(lambda: from_dataset(items, channels_first=True), "channels_first")  # noqa: B023
-
-
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: from_dataset(Endless()), "dataset: train cannot be read"),
-        (lambda: from_dataset(iter([(1.0, 0)])), "dataset"),
-        (lambda: from_dataset([(1.0, 0)], test=iter([(1.0, 0)])), "dataset"),
-        (lambda: from_dataset(pd.DataFrame(NUMBERS)), "dataset: train cannot be read"),
-        (lambda: from_dataset([(1.0, 0)], x="image"), "x does not apply"),
-        (lambda: from_dataset([(1.0, 0)], image_size=8), "image_size"),
-        (lambda: from_dataset([(1.0, 0)], client=lambda: 0), "client"),
-        (lambda: from_dataset({"train": [(1.0, 0)]}, test=[(1.0, 0)]), "test"),
-    ],
-)
-def test_what_is_no_data_set_of_pairs_is_refused(call: Callable[[], Any], words: str) -> None:
-    refused(call, words)
-
-
-def test_views_of_hugging_face_are_applied_or_refused() -> None:
-    datasets = pytest.importorskip("datasets", reason="Hugging Face's datasets is not installed")
-    data = datasets.Dataset.from_dict({"f": [1.0, 2.0], "g": [3.0, 4.0], "label": [0, 1]})
-    assert from_dataset(data.with_format("numpy", columns=["g", "label"])).train["x"].tolist() == [[3], [4]]
-    assert from_dataset(data.select([1])).train["x"].tolist() == [[2, 4]]
-    refused(lambda: from_dataset(data.with_transform(lambda batch: batch)), "train", "transform")
-    refused(lambda: from_dataset(data, test=data.with_transform(lambda batch: batch)), "test", "transform")
-    refused(lambda: from_dataset(data.to_iterable_dataset()), "IterableDataset")
-    refused(lambda: from_dataset(data, client=lambda i: i), "client")
-    refused(lambda: from_dataset(data, test_client=[0, 1]), "test_client")
-    refused(lambda: from_dataset(data, x=["f", "f"]), "'f'")
-    for times in (DAYS, SPANS, [day.date() for day in DAYS], [[span] for span in SPANS]):
-        refused(lambda: from_dataset(datasets.Dataset.from_dict({"t": times, "label": [0, 1]})), "'t'")  # noqa: B023
-    pictures = datasets.Dataset.from_dict({"image": [image for image, _ in PICTURES], "label": [0, 1]})
-    undecoded = pictures.cast_column("image", datasets.Image(decode=False))
-    np.testing.assert_array_equal(from_dataset(undecoded).train["x"], from_dataset(PICTURES).train["x"])
-    refused(lambda: from_dataset(pictures, channels_first=True), "channels_first")

@@ -86,7 +86,7 @@ class Watch:
             self.kept = jax.tree.map(np.array, params())  # a copy: the program donates its buffers
 
     def stop_message(self) -> str | None:
-        """Return one line if the run should stop early, after the rounds that it was told of.
+        """Return one line if the run should stop early, after the rounds so far.
 
         Raises:
           UsageError: it waited as long as `patience`, and the metric was never a number.
