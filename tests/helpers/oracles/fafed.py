@@ -4,17 +4,18 @@ Algorithm 2 runs over iterations t and their synchronisations: iteration 0 is ro
 and every later round is as many iterations as the client has minibatches.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from oracles.fedopt import Rate, at
 from oracles.problem import Problem, Tree, grad, mean, zeros
 
 
-def run_naive(problem: Problem, lr: float, b2: float = 0.5, weighting: str = "uniform") -> list[Tree]:
+def run_naive(problem: Problem, lr: float, b2: float = 0.5, weighting: str = "uniform") -> Iterator[Tree]:
     """Algorithm 1: the average x̄ after every q steps."""
     x = problem.params  # 2
     second = [zeros(x) for _ in range(problem.num_clients)]  # 1  v_{0,i} = 0 (Theorem 1)
-    trajectory = []
     for r, cohort in enumerate(problem.cohorts):
         locals_ = []
         for i in cohort:  # 4
@@ -27,8 +28,7 @@ def run_naive(problem: Problem, lr: float, b2: float = 0.5, weighting: str = "un
             second[i] = v
             locals_.append(y)
         x = mean(locals_, problem.weights(r, weighting))  # 8
-        trajectory.append(x)
-    return trajectory
+        yield x
 
 
 def equation_5(rho: float, h: float, w: float, c: float) -> tuple[Rate, Rate]:
@@ -52,7 +52,7 @@ def run(
     variant: str = "paper",
     adaptive: bool = True,
     weighting: str = "uniform",
-) -> list[Tree]:
+) -> Iterator[Tree]:
     """Algorithm 2: x̄ after round 0 and after every synchronisation; `adaptive=False` is STEM.
 
     With unequal minibatches the iteration counter of a synchronisation is the mean of the participants', rounded.
@@ -72,7 +72,7 @@ def run(
     a = diagonal(v_bar)  # 2
     x_bar = {n: x0[n] - at(lr, 0) * m_bar[n] for n in x0}  # 3  without A
     t0 = 0
-    trajectory = [x_bar]
+    yield x_bar
     for r, cohort in enumerate(problem.cohorts[1:], start=1):
         weights = problem.weights(r, weighting)
         xs, ms, vs, ts = [], [], [], []
@@ -104,5 +104,4 @@ def run(
             a = diagonal(v_bar)  # 10
             x_bar = {n: x_mean[n] - at(lr, t) * m_bar[n] / a[n] for n in x_mean}  # 12
         t0 = t
-        trajectory.append(x_bar)
-    return trajectory
+        yield x_bar

@@ -5,7 +5,7 @@ gradient is taken at the current local iterate (line 8 prints θ⁰), v̂ starts
 correction by default.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -50,13 +50,12 @@ def run(
     momentum: str = "persist",
     bias_correction: bool = False,
     weighting: str = "uniform",
-) -> list[Tree]:
+) -> Iterator[Tree]:
     """θ̄ after every round; `lamb=False` is Fed-AMS: line 12 without layers, θ ← θ − α p."""
     theta_bar = problem.params  # 2
     v_hat = {n: np.full_like(theta_bar[n], v0) for n in theta_bar}  # 2
     moments = [zeros(theta_bar) for _ in range(problem.num_clients)]  # m_i⁰ = 0, a device's own
     taken = [0] * problem.num_clients  # steps since m was last zero
-    trajectory = []
     for r, cohort in enumerate(problem.cohorts):  # 3
         alpha = at(lr, r)
         thetas, vs = [], []
@@ -91,5 +90,4 @@ def run(
         theta_bar = mean(thetas, weights)  # 16
         v_bar = mean(vs, weights)
         v_hat = {n: np.maximum(v_hat[n], v_bar[n]) for n in v_hat}  # 16
-        trajectory.append(theta_bar)
-    return trajectory
+        yield theta_bar

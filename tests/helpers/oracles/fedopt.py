@@ -4,7 +4,7 @@ FedAvgM is Algorithm 1 with server momentum (Hsu et al. 2019); FedAMS is Algorit
 (2022) and FedAMSGrad its option 2. "A1:n" and "A2:n" are line n of Algorithm 1 and 2.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -31,7 +31,7 @@ def run(
     eps: float = 1e-3,
     debias: bool = False,
     mu: float = 0.0,
-) -> list[Tree]:
+) -> Iterator[Tree]:
     """x_1, x_2, …: the global model after every round."""
     x = problem.params  # A2:1
     m = zeros(x)
@@ -39,7 +39,6 @@ def run(
     if rule in ("fedams", "fedamsgrad") or debias:
         v = zeros(x)
     v_hat = zeros(x)
-    trajectory = []
     for t, cohort in enumerate(problem.cohorts):  # A2:2, A2:3
         deltas = []
         for i in cohort:  # A2:5
@@ -74,5 +73,4 @@ def run(
                 if debias:  # Kingma, Ba (2015), section 2, last paragraph
                     eta = eta * np.sqrt(1 - b2 ** (t + 1)) / (1 - b1 ** (t + 1))
                 x = {n: x[n] + eta * m[n] / (np.sqrt(v[n]) + tau) for n in x}  # A2:15
-        trajectory.append(x)
-    return trajectory
+        yield x

@@ -1,5 +1,7 @@
 """SCAFFOLD [Karimireddy et al. 2020b, Algorithm 1], line by line; `mu` adds FedProx's term."""
 
+from collections.abc import Iterator
+
 from oracles.fedopt import Rate, at
 from oracles.problem import Problem, Tree, grad, mean, zeros
 
@@ -11,11 +13,10 @@ def run(
     option: int = 2,
     weighting: str = "uniform",
     mu: float = 0.0,
-) -> list[Tree]:
+) -> Iterator[Tree]:
     """x after every round."""
     x, c = problem.params, zeros(problem.params)  # 1
     controls = [zeros(x) for _ in range(problem.num_clients)]  # 2
-    trajectory = []
     for r, cohort in enumerate(problem.cohorts):  # 3, 4
         eta_l = at(client_lr, r)
         delta_y, delta_c = [], []
@@ -39,5 +40,4 @@ def run(
         dx, dc = mean(delta_y, weights), mean(delta_c, weights)  # 16
         x = {n: x[n] + at(server_lr, r) * dx[n] for n in x}  # 17
         c = {n: c[n] + len(cohort) / problem.num_clients * dc[n] for n in x}  # 17
-        trajectory.append(x)
-    return trajectory
+        yield x
