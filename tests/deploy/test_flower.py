@@ -8,19 +8,14 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
 
-from federations import need_flower
+from fedoptax.deploy.flower import FlowerNetwork, read_records, read_reply, to_record
+from fedoptax.deploy.keys import fingerprint, make_keys, write_keys
+from fedoptax.deploy.orders import Signer
 from fedoptax.deploy.server import RawReply, check_reply
 from fedoptax.deploy.wire import WireError, pack
-
-need_flower()
-
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict  # noqa: E402
-from flwr.proto.node_pb2 import NodeInfo  # noqa: E402
-
-from fedoptax.deploy.flower import FlowerNetwork, read_records, read_reply, to_record  # noqa: E402
-from fedoptax.deploy.keys import fingerprint, make_keys, write_keys  # noqa: E402
-from fedoptax.deploy.orders import Signer  # noqa: E402
 
 ARRAYS = pack({"w": np.ones(2, np.float32)})
 MakeNetwork = Callable[[Any], FlowerNetwork]

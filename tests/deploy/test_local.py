@@ -19,26 +19,22 @@ from federations import (
     deployment,
     expected_params,
     keys_of,
-    need_flower,
     network_lines,
     processes_of,
     wait_until,
 )
 from fedoptax._files import read_json, write_json
 from fedoptax.algorithms import ALGORITHMS
+from fedoptax.cli.deploy import make_deployment
 from fedoptax.cli.main import read_form
 from fedoptax.cli.options import Init, Local
+from fedoptax.deploy import local as local_module
+from fedoptax.deploy.app import read_app, write_app
 from fedoptax.deploy.config import build_task
+from fedoptax.deploy.keys import make_keys, write_keys
+from fedoptax.deploy.local import LocalFederation, last_words, stop
 from fedoptax.storage.checkpoint import rounds_of
 from fedoptax.storage.history import read_rows
-
-need_flower()
-
-from fedoptax.cli.deploy import make_deployment  # noqa: E402
-from fedoptax.deploy import local as local_module  # noqa: E402
-from fedoptax.deploy.app import read_app, write_app  # noqa: E402
-from fedoptax.deploy.keys import make_keys, write_keys  # noqa: E402
-from fedoptax.deploy.local import LocalFederation, last_words, stop  # noqa: E402
 
 DOCUMENTED = re.findall(
     r"fedoptax deploy \w+ [^\n]*--task digits(?:[^\\\n]|\\\n)*", Path("docs/deploy.md").read_text(encoding="utf-8")

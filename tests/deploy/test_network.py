@@ -25,7 +25,6 @@ from federations import (
     deployment,
     expected_params,
     keys_of,
-    need_flower,
     network_lines,
     processes_of,
     task_of,
@@ -33,18 +32,13 @@ from federations import (
 )
 from fedoptax._files import read_json
 from fedoptax.algorithm import Cohort, weighted_mean
+from fedoptax.deploy.app import write_app
 from fedoptax.deploy.config import Deployment
+from fedoptax.deploy.keys import make_keys, write_keys
+from fedoptax.deploy.local import LocalFederation
 from fedoptax.engine.batches import task_grad_fn
 from fedoptax.report.load import load_runs
 from fedoptax.storage.history import read_rows
-
-need_flower()
-
-from fedoptax.deploy.app import write_app  # noqa: E402
-from fedoptax.deploy.keys import make_keys, write_keys  # noqa: E402
-from fedoptax.deploy.local import LocalFederation  # noqa: E402
-
-pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.mark.slow
@@ -124,25 +118,6 @@ def test_client_states_are_in_folders_for_their_owner_only(runs: Path) -> None:
     assert files and {path.parents[1].stat().st_mode & 0o777 for path in files} == {0o700}
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("wrong", ["key", "ca"])
-def test_a_node_with_an_unregistered_key_or_another_ca_is_refused(
-    federation: LocalFederation, tmp_path: Path, wrong: str
-) -> None:
-    write_keys(tmp_path / "other", make_keys(1))
-    node = {"key": 0, "ca": 1}[wrong]
-    federation.nodes[node].terminate()
-    federation.nodes[node].wait()
-    file = tmp_path / "other" / {"key": "node-0", "ca": "ca.crt"}[wrong]
-    process = federation.start_node(node, **{wrong: file})
-    log = federation.work / "nodes" / str(node) / "log.txt"
-    said = ("uthenti", "onnection attempt failed")
-    wait_until(lambda: process.poll() is not None or any(text in log.read_text() for text in said), 60, "refusal")
-    assert "SuperNode ID" not in log.read_text()
-    process.terminate()
-    process.wait()
-
-
 FAULTY = '''"""A client that misbehaves by round and partition."""
 
 import time
@@ -152,6 +127,8 @@ from flwr.app import Array, Context, Message
 from flwr.clientapp import ClientApp
 
 from fedoptax.deploy.flower import client_app
+
+pytestmark = pytest.mark.timeout(1200)
 
 good = client_app()
 app = ClientApp()
@@ -247,10 +224,8 @@ def replayed(given: Deployment, lines: list[dict[str, Any]]) -> Any:
     for round, line in enumerate(lines):
         uploads = []
         for i, late in zip(line["accepted"], line["staleness"]):
-            message, batches = (
-                algorithm.broadcast(servers[round - late]),
-                batches_of(task, i, round - late, 3, given.work),
-            )
+            message = algorithm.broadcast(servers[round - late])
+            batches = batches_of(task, i, round - late, 3, given.work)
             uploads.append(algorithm.client_update(grad_fn, message, algorithm.init_client(params), batches)[0])
         sizes = np.array([task.clients.sizes[i] for i in line["accepted"]])
         weights = sizes * (1.0 + np.array(line["staleness"])) ** -0.5
@@ -288,22 +263,3 @@ def test_asynchronous_rounds_use_the_late_answers_of_a_slow_node(tmp_path: Path)
     assert_params(out, replayed(given, lines))
     assert rows[-1]["test_accuracy"] > 0.5
     assert read_json(out / "summary.json")["status"] == "completed"
-
-
-@pytest.mark.long
-def test_a_node_with_a_false_partition_takes_no_part(tmp_path: Path) -> None:
-    given = deployment("fedadam", rounds=1, cohort_size=3, quorum=0.5, wait_limit=30.0, out=str(tmp_path / "run"))
-    write_keys(tmp_path / "keys", make_keys(3))
-    write_app(tmp_path / "app", replace(given, **keys_of(tmp_path / "keys")), "false")
-    app = tmp_path / "app" / "fedoptax_app" / "client_app.py"
-    app.write_text(
-        "from fedoptax.deploy import flower\n\nread = flower._partition\n"
-        "flower._partition = lambda context: [0, 0, 7][read(context)]\napp = flower.client_app()\n"
-    )
-    (tmp_path / "run.toml").write_text("resume = false\n")
-    with LocalFederation(tmp_path, 3, time_limit=600) as federation:
-        federation.run(tmp_path / "app", tmp_path / "run.toml", tmp_path / "log.txt", lambda: None)
-    log = (tmp_path / "log.txt").read_text()
-    assert "partition 7 instead of 0 to 2" in log
-    assert "a node with the key of node-1 left out: it claims partition 0 of node-0" in log
-    assert "no quorum: 1 sound replies of 3" in log

@@ -20,7 +20,6 @@ import fedoptax as fx
 from federations import (
     InMemory,
     assert_params,
-    need_flower,
     network_lines,
     rounds_in,
     run_in_memory,
@@ -30,17 +29,13 @@ from federations import (
 from fedoptax._files import read_json
 from fedoptax.deploy.evaluation import NodeEvaluation, evaluate_here
 from fedoptax.deploy.rounds import Arrived
+from fedoptax.deploy.run import run_deployment
 from fedoptax.deploy.server import RawReply
 from fedoptax.deploy.wire import pack
 from fedoptax.errors import RunError, UsageError
 from fedoptax.storage.checkpoint import rounds_of
 from fedoptax.storage.folder import locked
 from fedoptax.storage.history import HistoryFile, read_rows
-
-need_flower()
-pytestmark = pytest.mark.usefixtures("short_polls")
-
-from fedoptax.deploy.run import run_deployment  # noqa: E402
 
 
 @pytest.mark.parametrize("algorithm", ["fedadam", pytest.param("scaffold", marks=pytest.mark.slow)])
