@@ -37,10 +37,8 @@ def make_task(**changes):
 
 
 PARTITIONS = [
-    (lambda: iid(10, 0, 0), UsageError, "num_clients"),
-    (lambda: iid(10, 11, 0), UsageError, "num_clients"),
-    (lambda: iid(10, 3, -1), UsageError, "seed"),
-    (lambda: iid([[1, 2]], 1, 0), UsageError, "labels"),
+    (lambda: iid(10, 0, 0), UsageError, "num_clients"), (lambda: iid(10, 11, 0), UsageError, "num_clients"),
+    (lambda: iid(10, 3, -1), UsageError, "seed"), (lambda: iid([[1, 2]], 1, 0), UsageError, "labels"),
     (lambda: dirichlet([0, 1], 3, 1.0, 0), UsageError, "num_clients"),
     (lambda: dirichlet([0, 1], 1, 0.0, 0), UsageError, "alpha"),
     (lambda: dirichlet([], 1, 1.0, 0), UsageError, "labels"),
@@ -63,8 +61,7 @@ PARTITIONS = [
     (lambda: pachinko([0, 0], [0, 1], 1, seed=0, alpha_fine=NAN), UsageError, "alpha_fine"),
     (lambda: pachinko([0], [0, 1], 1, seed=0), UsageError, "coarse"),
     (lambda: pachinko([0, 0, 1], [0, 1, 1], 1, seed=0), UsageError, "coarse"),
-    (lambda: pachinko([], [], 1, seed=0), UsageError, "fine"),
-    (lambda: natural([]), UsageError, "groups"),
+    (lambda: pachinko([], [], 1, seed=0), UsageError, "fine"), (lambda: natural([]), UsageError, "groups"),
     (lambda: with_shared(iid(30, 3, 0), 1.1, 0), UsageError, "fraction"),
     (lambda: divide_test([], [], [1], 0), UsageError, "train_labels"),
     (lambda: divide_test([1], [np.array([0])], [[1]], 0), UsageError, "test_labels"),
@@ -73,10 +70,9 @@ PARTITIONS = [
     (lambda: label_counts(["a"], [np.array([0])], 2), UsageError, "labels"),
     (lambda: label_counts([], [], 2), UsageError, "labels"),
     (lambda: heterogeneity([[1, 1], [0, 0]]), UsageError, "counts"),
-    (lambda: label_skew([1, 2]), UsageError, "counts"),
-    (lambda: quantity_skew([]), UsageError, "sizes"),
+    (lambda: label_skew([1, 2]), UsageError, "counts"), (lambda: quantity_skew([]), UsageError, "sizes"),
     (lambda: quantity_skew([-1, 5]), UsageError, "sizes"),
-]
+]  # fmt: skip
 FEDERATIONS = [
     (lambda: fx.FederatedData.from_clients([]), DataError, "clients"),
     (lambda: fx.FederatedData.from_clients([{}]), DataError, "client 0"),

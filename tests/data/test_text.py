@@ -182,22 +182,16 @@ def test_other_options_are_cached_apart(tmp_path, cache):
 @pytest.mark.parametrize(
     ("file", "content"),
     [
-        ("stackoverflow.word_count", b"the 9\na 8\n"),
-        ("stackoverflow.word_count", b"the 9\na\n"),
-        ("stackoverflow.word_count", b"\xff 9\n"),
-        ("stackoverflow.word_count", b"the 9\n" * 5),
-        ("stackoverflow.tag_count", b"{}"),
-        ("stackoverflow.tag_count", b"[]"),
-        ("stackoverflow.tag_count", b'{"a": "b"}'),
-        ("stackoverflow.tag_count", b"the 9\n"),
-        ("stackoverflow_train.h5", {}),
-        ("stackoverflow_train.h5", {"1": {"tokens": [b"a"], "title": [b"a"]}}),
+        ("stackoverflow.word_count", b"the 9\na 8\n"), ("stackoverflow.word_count", b"the 9\na\n"),
+        ("stackoverflow.word_count", b"\xff 9\n"), ("stackoverflow.word_count", b"the 9\n" * 5),
+        ("stackoverflow.tag_count", b"{}"), ("stackoverflow.tag_count", b"[]"),
+        ("stackoverflow.tag_count", b'{"a": "b"}'), ("stackoverflow.tag_count", b"the 9\n"),
+        ("stackoverflow_train.h5", {}), ("stackoverflow_train.h5", {"1": {"tokens": [b"a"], "title": [b"a"]}}),
         ("stackoverflow_train.h5", {"1": user(b"a") | {"tags": [b"a", b"b"]}}),
-        ("stackoverflow_train.h5", {"1": user(b"a") | {"tokens": np.zeros(1)}}),
-        ("stackoverflow_test.h5", {}),
+        ("stackoverflow_train.h5", {"1": user(b"a") | {"tokens": np.zeros(1)}}), ("stackoverflow_test.h5", {}),
         ("stackoverflow_test.h5", b"no HDF5"),
     ],
-)
+)  # fmt: skip
 def test_broken_stackoverflow_is_refused_and_not_kept(tmp_path, cache, file, content):
     path = write_stackoverflow(tmp_path) / "stackoverflow" / file
     write(path, content) if isinstance(content, bytes) else write_tff(path, content)
@@ -275,14 +269,10 @@ def test_the_files_may_have_their_other_names(tmp_path):
 @pytest.mark.parametrize(
     "text",
     [
-        b"",
-        b"\n = One = \nno empty line\n",
-        b"\n = = One = = \n \n",
-        b"\n = One = \n \n \xff \n",
-        b"\n = One = \n \n" + b" ".join(b"%d" % i for i in range(2**16)),
-        b" \n = Short <unk> = \n",
+        b"", b"\n = One = \nno empty line\n", b"\n = = One = = \n \n", b"\n = One = \n \n \xff \n",
+        b"\n = One = \n \n" + b" ".join(b"%d" % i for i in range(2**16)), b" \n = Short <unk> = \n",
     ],
-)
+)  # fmt: skip
 def test_broken_wikitext_is_refused_and_not_kept(tmp_path, cache, text):
     write(write_wikitext(tmp_path) / "wikitext-2" / "train.txt", text)
     with pytest.raises(DataError, match=r"train\.txt"):

@@ -20,14 +20,8 @@ LEARNED: dict[str, Any] = {"init": lambda key: 0, "loss": lambda p, b, key: 0, "
 
 def source(groups: Any, test_groups: Any) -> Source:
     n, m = len(groups), len(test_groups)
-    return Source(
-        {"x": np.arange(n), "y": np.arange(n) % 3},
-        {"x": np.arange(m) + 100, "y": np.arange(m) % 3},
-        3,
-        (),
-        np.asarray(groups),
-        np.asarray(test_groups),
-    )
+    train, test = ({"x": np.arange(k) + first, "y": np.arange(k) % 3} for k, first in ((n, 0), (m, 100)))
+    return Source(train, test, 3, (), np.asarray(groups), np.asarray(test_groups))
 
 
 def by_writer(data: Source, num_clients: int | None = None) -> fx.Task:
@@ -105,14 +99,11 @@ def test_first_natural_clients_keep_only_their_own_test_examples() -> None:
     assert task.clients.num_clients == 2
     np.testing.assert_array_equal(task.test["x"], [101, 103])
     np.testing.assert_array_equal(task.test_owners, [0, 1])
+    others = by_writer(source([2, 2, 5], [9, 8, 9]), num_clients=1)  # of other writers all are kept
+    np.testing.assert_array_equal(others.test["x"], [100, 101, 102])
+    np.testing.assert_array_equal(others.test_owners, [2, 1, 2])  # the one who trains is 0
     with pytest.raises(fx.UsageError, match="num_clients must be <= 3, the number of writers"):
         by_writer(source([2, 2, 5, 5, 7], [7]), num_clients=4)
-
-
-def test_test_examples_of_other_writers_are_all_kept() -> None:
-    task = by_writer(source([2, 2, 5], [9, 8, 9]), num_clients=1)
-    np.testing.assert_array_equal(task.test["x"], [100, 101, 102])
-    np.testing.assert_array_equal(task.test_owners, [2, 1, 2])  # the one who trains is 0
 
 
 def test_examples_sorted_by_client_are_not_copied() -> None:

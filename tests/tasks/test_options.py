@@ -54,31 +54,22 @@ def test_options_of_other_partitions_are_refused(option: str) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "argument"),
     [
-        ("nothing", {}, "task"),
-        (7, {}, "task"),
-        ("file:", {}, "task"),
-        ("digits", {"aplha": 0.1}, "aplha"),
-        ("digits", {"partition": "writers"}, "partition"),
-        ("digits", {"model": "mpl"}, "model"),
-        ("digits", {"alpha": -1.0}, "alpha"),
-        ("digits", {"num_clients": 0}, "num_clients"),
-        ("digits", {"num_clients": 5000}, "num_clients"),
-        ("digits", {"num_clients": 10, "devices": 9}, "devices"),
+        ("nothing", {}, "task"), (7, {}, "task"), ("file:", {}, "task"), ("digits", {"aplha": 0.1}, "aplha"),
+        ("digits", {"partition": "writers"}, "partition"), ("digits", {"model": "mpl"}, "model"),
+        ("digits", {"alpha": -1.0}, "alpha"), ("digits", {"num_clients": 0}, "num_clients"),
+        ("digits", {"num_clients": 5000}, "num_clients"), ("digits", {"num_clients": 10, "devices": 9}, "devices"),
         ("digits", {"partition": "classes", "classes": 11}, "classes"),
         ("digits", {"partition": "shards", "shards": 0}, "shards"),
         ("digits", {"partition": "shards", "shards": 1000}, "shards"),
-        ("digits", {"partition": "similarity", "similarity": 101.0}, "similarity"),
-        ("digits", {"seed": -1}, "seed"),
+        ("digits", {"partition": "similarity", "similarity": 101.0}, "similarity"), ("digits", {"seed": -1}, "seed"),
         ("digits", {"compute_dtype": "float8"}, "compute_dtype"),
         ("digits", {"validation_fraction": 1.0}, "validation_fraction"),
         ("digits", {"validation_fraction": 1e-4}, "validation_fraction"),
         ("counterexample", {"validation_fraction": 0.5}, "validation_fraction"),
-        ("cifar10", {"augment": "corp"}, "augment"),
-        ("quadratic", {"num_clients": 0}, "num_clients"),
-        ("synthetic", {"alpha": -0.1}, "alpha"),
-        ("synthetic", {"partition": "iid"}, "partition"),
+        ("cifar10", {"augment": "corp"}, "augment"), ("quadratic", {"num_clients": 0}, "num_clients"),
+        ("synthetic", {"alpha": -0.1}, "alpha"), ("synthetic", {"partition": "iid"}, "partition"),
     ],
-)
+)  # fmt: skip
 def test_wrong_options_are_refused_by_name(name: Any, options: dict[str, Any], argument: str) -> None:
     with pytest.raises(fx.UsageError, match=argument) as caught:
         fx.load_task(name, **options)
