@@ -9,16 +9,9 @@ import pytest
 from fedoptax.data.datasets import shakespeare, stackoverflow, wikitext
 from fedoptax.data.datasets.tokens import special_tokens
 from fedoptax.errors import DataError
-from files import real_data, write, write_tff
+from files import real_data, write, write_shakespeare, write_tff, write_wikitext
 
 # --- Shakespeare
-
-
-def write_shakespeare(root, train, test):
-    for part, roles in (("train", train), ("test", test)):
-        clients = {role: {"snippets": np.array(snippets, "S")} for role, snippets in roles.items()}
-        write_tff(root / "shakespeare" / f"shakespeare_{part}.h5", clients)
-    return root
 
 
 def test_snippets_become_chunks_of_81(tmp_path):
@@ -208,10 +201,8 @@ OTHER = " = Two = \n \n a <unk> g \n"
 TESTED = " \n = One = \n \n a z b \n \n = Three words here = \n \n a b c d e f g \n"
 
 
-def write_wikitext(root, train=ARTICLE + OTHER, test=TESTED):
-    write(root / "wikitext-2" / "train.txt", train.encode())
-    write(root / "wikitext-2" / "test.txt", test.encode())
-    return root
+def write_articles(root, train=ARTICLE + OTHER, test=TESTED):
+    return write_wikitext(root, train, test)
 
 
 def tokens(text):
@@ -219,7 +210,7 @@ def tokens(text):
 
 
 def test_articles_are_clients_and_start_at_their_titles(tmp_path):
-    source = wikitext.load(write_wikitext(tmp_path), length=1)
+    source = wikitext.load(write_articles(tmp_path), length=1)
     words = source.vocabulary[source.train["x"][:, 0]]
     assert list(words[source.train_groups == 0]) == tokens(ARTICLE)[:-1]  # the last has no target
     assert list(words[source.train_groups == 1]) == tokens(OTHER)[:-1]
@@ -228,7 +219,7 @@ def test_articles_are_clients_and_start_at_their_titles(tmp_path):
 
 
 def test_ids_are_numbered_by_first_appearance_in_the_training_text(tmp_path):
-    source = wikitext.load(write_wikitext(tmp_path), length=1)
+    source = wikitext.load(write_articles(tmp_path), length=1)
     assert list(source.vocabulary) == list(dict.fromkeys(tokens(ARTICLE + OTHER)))
     assert source.num_classes == len(source.vocabulary)
     words = list(source.vocabulary[source.test["x"][:, 0]][source.test_groups == 2])
@@ -237,7 +228,7 @@ def test_ids_are_numbered_by_first_appearance_in_the_training_text(tmp_path):
 
 @pytest.mark.parametrize("length", [1, 2, 7, 12])
 def test_windows_follow_each_other_and_the_rest_is_dropped(tmp_path, length):
-    source = wikitext.load(write_wikitext(tmp_path), length=length)
+    source = wikitext.load(write_articles(tmp_path), length=length)
     counts = [(len(tokens(text)) - 1) // length for text in (ARTICLE, OTHER)]
     assert np.array_equal(np.bincount(source.train_groups), [count for count in counts if count])
     x, y = (np.asarray(source.train[name])[: counts[0]].ravel() for name in "xy")
@@ -253,13 +244,13 @@ def test_windows_follow_each_other_and_the_rest_is_dropped(tmp_path, length):
 
 @pytest.mark.parametrize("clients", [1, 3])
 def test_parts_are_contiguous_and_of_equal_length(tmp_path, clients):
-    source = wikitext.load(write_wikitext(tmp_path), clients=clients, length=1)
+    source = wikitext.load(write_articles(tmp_path), clients=clients, length=1)
     parts = np.array_split(tokens(ARTICLE + OTHER), clients)
     assert list(source.vocabulary[source.train["x"][:, 0]]) == [word for part in parts for word in part[:-1]]
 
 
 def test_the_files_may_have_their_other_names(tmp_path):
-    write_wikitext(tmp_path)
+    write_articles(tmp_path)
     folder = tmp_path / "wikitext-2"
     for part in ("train", "test"):
         (folder / f"{part}.txt").rename(folder / f"wiki.{part}.tokens")
@@ -274,14 +265,14 @@ def test_the_files_may_have_their_other_names(tmp_path):
     ],
 )  # fmt: skip
 def test_broken_wikitext_is_refused_and_not_kept(tmp_path, cache, text):
-    write(write_wikitext(tmp_path) / "wikitext-2" / "train.txt", text)
+    write(write_articles(tmp_path) / "wikitext-2" / "train.txt", text)
     with pytest.raises(DataError, match=r"train\.txt"):
         wikitext.load(tmp_path)
     assert not list(cache.glob("*"))
 
 
 def test_a_new_word_is_refused_where_there_is_no_unknown_word(tmp_path):
-    write_wikitext(tmp_path, train=(ARTICLE + OTHER).replace("<unk>", "c"))
+    write_articles(tmp_path, train=(ARTICLE + OTHER).replace("<unk>", "c"))
     with pytest.raises(DataError, match=r"test\.txt: 'z'"):
         wikitext.load(tmp_path, length=2)
 
