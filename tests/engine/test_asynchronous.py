@@ -106,16 +106,9 @@ def test_uploads_of_parameters_are_mixed_as_in_fedasync(table: str) -> None:
         upload, client, loss = base.client_update(grad_fn, base.broadcast(base.init(message)), client, batches)
         return jax.tree.map(jax.numpy.add, message, upload.delta), client, loss
 
-    def identity(tree: Any) -> Any:
-        return tree
-
-    sends_parameters = base._replace(
-        init=identity,
-        broadcast=identity,
-        client_update=client_update,
-        server_update=lambda server, mean, cohort: mean,
-        params=identity,
-    )
+    same: dict[str, Any] = dict.fromkeys(("init", "broadcast", "params"), lambda tree: tree)
+    changes = {"client_update": client_update, "server_update": lambda server, mean, cohort: mean}
+    sends_parameters = base._replace(**same, **changes)
     with jax.enable_x64(True):
         want = fedbuff(small_task(dtype="float64"), 1, 1.0, 0.5, is_fedasync=True)
         got, _ = trajectory(sends_parameters, cohort_size=1, speeds=table)

@@ -1,5 +1,6 @@
 """A round equals the papers' transcriptions, and the engines agree, in all its forms."""
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -113,10 +114,13 @@ MAKE = {
 }  # fmt: skip
 
 
+task_with, made = cache(small_task), cache(lambda name: MAKE[name]())  # pairs share programs
+
+
 @pytest.mark.parametrize(("name", "loss", "both", "one", "other"), PAIRS)
 def test_engines_agree(name: str, loss: Any, both: Any, one: Any, other: Any) -> None:
     """Parameters, all states and the whole history, however the same rounds are run."""
-    task, algorithm = small_task(loss), MAKE[name]()
+    task, algorithm = task_with(loss), made(name)
     given = {"rounds": 4, "cohort_size": 5, "batch_size": 4, "seed": 3, **both}
     a, b = (fx.run(task, algorithm, **given, **options) for options in (one, other))
     states = [r.clients.of(range(7)) if hasattr(r.clients, "of") else r.clients.tree for r in (a, b)]
@@ -200,11 +204,11 @@ def test_work_is_exact_for_clients_of_unequal_size() -> None:
         jax.debug.callback(lambda: counted.append(1))
         return masked_loss(params, batch, key)
 
-    task = small_task(loss, sizes=(4, 4, 400, 3))
+    task, algorithm = small_task(loss, sizes=(4, 4, 400, 3)), fx.fedavg(0.1)
     for seed in range(3):
         cohort = sample_cohort(jax.random.key(seed), 0, 4, 2)
         counted.clear()
-        fx.run(task, fx.fedavg(0.1), rounds=1, cohort_size=2, batch_size=4, seed=seed, client_loop="loop")
+        fx.run(task, algorithm, rounds=1, cohort_size=2, batch_size=4, seed=seed, client_loop="loop")
         jax.effects_barrier()
         assert len(counted) == sum(-(-int(task.clients.sizes[i]) // 4) for i in cohort)
 
