@@ -14,15 +14,7 @@ import pytest
 
 import fedoptax as fx
 from command_line import fedoptax, parse
-from federations import (
-    assert_params,
-    deployment,
-    expected_params,
-    keys_of,
-    network_lines,
-    processes_of,
-    wait_until,
-)
+from federations import assert_params, deployment, expected_params, keys_of, network_lines, processes_of, wait_until
 from fedoptax._files import read_json, write_json
 from fedoptax.algorithms import ALGORITHMS
 from fedoptax.cli.deploy import make_deployment
@@ -113,11 +105,8 @@ def test_a_key_is_given_its_partition_and_can_lose_it(tmp_path: Path, capsys: py
     assert fedoptax("deploy", "add-node", folder, a, "--partition", 1) == 2
     assert fedoptax("deploy", "add-node", folder, d, "--partition", 1) == 0
     nodes = read_app(folder / "app").nodes
-    assert nodes == keys_of(folder / "keys")["nodes"] and [nodes[i][-8:] for i in "012"] == [
-        "clinic a",
-        "clinic d",
-        "clinic c",
-    ]
+    assert nodes == keys_of(folder / "keys")["nodes"]
+    assert [nodes[i][-8:] for i in "012"] == ["clinic a", "clinic d", "clinic c"]
     shown = subprocess.run(["ssh-keygen", "-l", "-f", d], check=True, timeout=30, capture_output=True, text=True).stdout
     assert nodes["1"] in shown
     named = tmp_path / "named"

@@ -200,12 +200,8 @@ def run_asynchronous_rounds(
     network, reports = TimedNetwork(clock, answers, away), list[RoundReport]()
     for _ in range(rounds):
         assert len(workers.at_work) <= concurrency
-        reports.append(
-            gather(
-                network, list(answers), lambda raw: check_reply(raw, UPLOAD, 100), LIMITS, lambda line: None,
-                clock, clock.sleep, workers,
-            )
-        )  # fmt: skip
+        more = LIMITS, lambda line: None, clock, clock.sleep, workers
+        reports.append(gather(network, list(answers), lambda raw: check_reply(raw, UPLOAD, 100), *more))
     return reports, network, clock, workers
 
 

@@ -133,14 +133,11 @@ def weight(shape: Any, value: float = 0.0, dtype: Any = np.float32) -> tuple[str
 
 
 BAD: dict[str, tuple[str, str, Any]] = {  # record, what of it, and what it is in a bad reply
-    "NaN": weight(3, np.nan),
-    "shape": weight((3, 1)),
-    "promoted": weight(3, dtype=np.float64),
-    "enormous": weight(3, 1e30),
-    "count": ("metrics", "num-examples", 10**12),
+    "NaN": weight(3, np.nan), "shape": weight((3, 1)), "promoted": weight(3, dtype=np.float64),
+    "enormous": weight(3, 1e30), "count": ("metrics", "num-examples", 10**12),
     "loss beyond float32": ("metrics", "train-loss", 1e39),
     "extra": ("", "more", ArrayRecord({"x": Array(np.zeros(1))})),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", BAD)
