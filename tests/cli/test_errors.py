@@ -9,55 +9,35 @@ from command_line import SMALL, fedoptax
 TUNE = ["tune", "--algorithm", "fedavg", "--grid", "client_lr=0.1,1"]
 
 WRONG = [
-    (["run", "--task", "digit"], 2, "digits"),
-    (["run", "--algorithm", "fedadm"], 2, "fedadam"),
+    (["run", "--task", "digit"], 2, "digits"), (["run", "--algorithm", "fedadm"], 2, "fedadam"),
     (["run", "--algoritm", "fedadam"], 2, "--algoritm"),
     (["run", "--algorithm", "fedavg,fedadam"], 2, "compare --algorithms"),
     (["run", "--algorithm", "./own.py:make", "--preset", "none"], 2, "'own:make'"),
     (["run", "--algorithm", "fedavg", "--set", "lr=0.1"], 2, "'client_lr' or 'server_lr'"),
     (["run", "--task", "file:nothing.csv"], 2, "nothing.csv"),
     (["run", "--algorithm", "nowhere:alg", "--preset", "none"], 2, "nowhere"),
-    (["run", "--set", "client_lr=-0.1"], 2, "client_lr"),
-    (["run", "--set", "client_lr=1e300"], 2, "client_lr"),
-    (["run", "--set", "clientlr=0.1"], 2, "client_lr"),
-    (["run", "--set", "client_lr"], 2, "--set"),
-    (["run", "--set", "fedavg.client_lr=1"], 2, "fedavg"),
-    (["run", "--preset", "paper"], 2, "preset"),
-    (["run", "--preset", "none"], 2, "client_lr"),
-    (["run", "--rounds", "0"], 2, "--rounds must be"),
-    (["run", "--rounds", "many"], 2, "--rounds"),
-    (["run", "--seed", "-1"], 2, "seed"),
+    (["run", "--set", "client_lr=-0.1"], 2, "client_lr"), (["run", "--set", "client_lr=1e300"], 2, "client_lr"),
+    (["run", "--set", "clientlr=0.1"], 2, "client_lr"), (["run", "--set", "client_lr"], 2, "--set"),
+    (["run", "--set", "fedavg.client_lr=1"], 2, "fedavg"), (["run", "--preset", "paper"], 2, "preset"),
+    (["run", "--preset", "none"], 2, "client_lr"), (["run", "--rounds", "0"], 2, "--rounds must be"),
+    (["run", "--rounds", "many"], 2, "--rounds"), (["run", "--seed", "-1"], 2, "seed"),
     (["run", "--cohort-size", "51"], 2, "--cohort-size must be <= 50"),
     (["run", "--local-epochs", "2", "--local-steps", "3"], 2, "--local-epochs"),
-    (["run", "--alpha", "0"], 2, "alpha"),
-    (["run", "--task-set", "classes"], 2, "--task-set"),
-    (["run", "--task-set", "alpha=1", "--alpha", "1"], 2, "alpha"),
-    (["run", "--engine", "fast"], 2, "engine"),
-    (["run", "--mesh", "99"], 2, "mesh"),
-    (["run", "--checkpoint-every", "-1"], 2, "--checkpoint-every must"),
-    (["run", "--fault", "dropuot=0.1"], 2, "dropout"),
-    (["run", "--aggregate", "average"], 2, "aggregate"),
-    (["run", "--process", "1"], 2, "--process"),
-    (["compare", "--algorithms", "fedavg,fedavg"], 2, "--algorithms"),
-    (["compare", "--seeds", "0"], 2, "seeds"),
-    (["compare", "--budget", "4"], 2, "--budget"),
-    (["compare", "--tune", "--budget", "0"], 2, "--budget"),
-    (["compare", "--grid", "client_lr=1,2"], 2, "--grid"),
-    (["compare", "--last", "3"], 2, "--last"),
-    (["tune", "--grid", "rate=1,2"], 2, "rate"),
-    ([*TUNE, "--set", "client_lr=0.1"], 2, "client_lr"),
-    (["tune", "--algorithm", "delta_sgd"], 2, "--grid"),
-    ([*TUNE, "--select", "distance"], 2, "select"),
-    ([*TUNE, "--search", "random"], 2, "--search"),
-    ([*TUNE, "--trials", "3"], 2, "--trials"),
-    (["bytes", "--rounds", "-5"], 2, "rounds"),
-    (["list", "models"], 2, "models"),
-    (["report", "nowhere"], 2, "nowhere"),
-    (["report", ".", "--target", "nan"], 2, "target"),
-    (["resume", "nowhere"], 2, "nowhere"),
-    (["frobnicate"], 2, "frobnicate"),
-    (["rnu"], 2, "No such command 'rnu'. Did you mean 'run'?\n"),
-]
+    (["run", "--alpha", "0"], 2, "alpha"), (["run", "--task-set", "classes"], 2, "--task-set"),
+    (["run", "--task-set", "alpha=1", "--alpha", "1"], 2, "alpha"), (["run", "--engine", "fast"], 2, "engine"),
+    (["run", "--mesh", "99"], 2, "mesh"), (["run", "--checkpoint-every", "-1"], 2, "--checkpoint-every must"),
+    (["run", "--fault", "dropuot=0.1"], 2, "dropout"), (["run", "--aggregate", "average"], 2, "aggregate"),
+    (["run", "--process", "1"], 2, "--process"), (["compare", "--algorithms", "fedavg,fedavg"], 2, "--algorithms"),
+    (["compare", "--seeds", "0"], 2, "seeds"), (["compare", "--budget", "4"], 2, "--budget"),
+    (["compare", "--tune", "--budget", "0"], 2, "--budget"), (["compare", "--grid", "client_lr=1,2"], 2, "--grid"),
+    (["compare", "--last", "3"], 2, "--last"), (["tune", "--grid", "rate=1,2"], 2, "rate"),
+    ([*TUNE, "--set", "client_lr=0.1"], 2, "client_lr"), (["tune", "--algorithm", "delta_sgd"], 2, "--grid"),
+    ([*TUNE, "--select", "distance"], 2, "select"), ([*TUNE, "--search", "random"], 2, "--search"),
+    ([*TUNE, "--trials", "3"], 2, "--trials"), (["bytes", "--rounds", "-5"], 2, "rounds"),
+    (["list", "models"], 2, "models"), (["report", "nowhere"], 2, "nowhere"),
+    (["report", ".", "--target", "nan"], 2, "target"), (["resume", "nowhere"], 2, "nowhere"),
+    (["frobnicate"], 2, "frobnicate"), (["rnu"], 2, "No such command 'rnu'. Did you mean 'run'?\n"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -92,6 +72,7 @@ def test_folder_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.C
     assert str(tmp_path / "file") in error and error.count("\n") == 1
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_unrelated_results_below_a_folder_are_not_merged(capsys: pytest.CaptureFixture[str]) -> None:
     assert fedoptax("run", *SMALL, "--out", "old/x/a") == 0
     assert fedoptax("run", *SMALL, "--out", "new") == 0

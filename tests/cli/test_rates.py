@@ -7,6 +7,8 @@ import pytest
 
 from command_line import SMALL, fedoptax
 
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 
 def rates_of(folder: str) -> dict[str, str]:
     return {

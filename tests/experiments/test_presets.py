@@ -30,14 +30,9 @@ PUBLISHED = {
 }
 METHODS = ("fedadagrad", "fedadam", "fedyogi", "fedavgm", "fedavg")
 RUNS = {  # batch, rounds, cohort
-    "cifar10": (20, 4000, 10),
-    "cifar100": (20, 4000, 10),
-    "emnist-cr": (20, 1500, 10),
-    "emnist-ae": (20, 3000, 10),
-    "shakespeare": (4, 1200, 10),
-    "stackoverflow-nwp": (16, 1500, 50),
-    "stackoverflow-lr": (100, 1500, 10),
-}
+    "cifar10": (20, 4000, 10), "cifar100": (20, 4000, 10), "emnist-cr": (20, 1500, 10), "emnist-ae": (20, 3000, 10),
+    "shakespeare": (4, 1200, 10), "stackoverflow-nwp": (16, 1500, 50), "stackoverflow-lr": (100, 1500, 10),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("task", PUBLISHED)
