@@ -9,7 +9,8 @@ import torch
 import fedoptax as fx
 import fedoptax.torch as ft
 from oracles.compare import eager_rounds
-from oracles.problem import Problem, nest
+from oracles.problem import Problem, make, nest
+from small import small_task
 
 torch.set_num_threads(1)
 
@@ -71,3 +72,14 @@ def rounds(algorithm: fx.FedAlgorithm, grad_fn: Any, problem: Problem, dtype: st
         return {"x": batch["x"].astype(dtype), "y": batch["y"]}
 
     return eager_rounds(algorithm, grad_fn, problem, dtype, algorithm.weighting, convert)
+
+
+def torch_task(loss: Any = cross_entropy, module: Any = None) -> fx.Task:
+    """The twin of `small.small_task` whose model is a module."""
+
+    def nll(module: Any, batch: Any) -> Any:
+        return torch.nn.functional.cross_entropy(module(batch["x"]), batch["y"], reduction="none")
+
+    module, twin = module or net(make(), "float32"), small_task()
+    more = {"primary_metric": "nll", "higher_is_better": False}
+    return ft.module_task("small", module, loss, {"nll": nll}, twin.clients, twin.test, **more)
