@@ -57,10 +57,7 @@ def falling(first: float, factor: float = 0.8) -> Callable[[Any], Any]:
 # ---------------------------------------------------------------- the FedOpt family: Reddi et al. 2021, Algorithm 2
 
 SERVERS: dict[str, list[dict[str, Any]]] = {
-    "fedavg": [
-        {"client_lr": 0.3, "server_lr": 1.0},
-        {"client_lr": falling(0.3), "server_lr": falling(2.5)},
-    ],
+    "fedavg": [{"client_lr": 0.3, "server_lr": 1.0}, {"client_lr": falling(0.3), "server_lr": falling(2.5)}],
     "fedavgm": [
         {"client_lr": 0.2, "server_lr": 0.7, "momentum": 0.9},
         {"client_lr": 0.3, "server_lr": 1.0, "momentum": 0.5},
@@ -240,10 +237,7 @@ FEDCM: list[dict[str, Any]] = [
     {"client_lr": 0.3, "alpha": 0.1},
     {"client_lr": falling(0.3), "alpha": 0.6, "server_lr": falling(1.2, 0.9)},
 ]
-FEDNOVA: list[dict[str, Any]] = [
-    {"client_lr": 0.2},
-    {"client_lr": falling(0.1), "server_lr": 1.3, "momentum": 0.7},
-]
+FEDNOVA: list[dict[str, Any]] = [{"client_lr": 0.2}, {"client_lr": falling(0.1), "server_lr": 1.3, "momentum": 0.7}]
 add_all("fedexp", fx.fedexp, drift.run_fedexp, FEDEXP)
 add_all("delta_sgd", fx.delta_sgd, drift.run_delta_sgd, DELTA_SGD)
 add_all("fedcm", fx.fedcm, drift.run_fedcm, FEDCM)

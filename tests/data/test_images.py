@@ -184,17 +184,14 @@ ONE = pixels(0, 1, (784,))
 @pytest.mark.parametrize(
     "train",
     [
-        {"users": ["b", "a"]},
-        {"num_samples": [3]},
-        {"num_samples": [3, 1]},
-        {"user_data": {}},
+        {"users": ["b", "a"]}, {"num_samples": [3]}, {"num_samples": [3, 1]}, {"user_data": {}},
         {"user_data": {"b": {"x": [[2.0] * 784], "y": [0]}}, "users": ["b"], "num_samples": [1]},
         {"user_data": {"b": {"x": [[0.0] * 783], "y": [0]}}, "users": ["b"], "num_samples": [1]},
         {"user_data": {"b": {"x": [[0.0] * 784], "y": [62]}}, "users": ["b"], "num_samples": [1]},
         {"user_data": {"b": {"x": [[0.0] * 784], "y": []}}, "users": ["b"], "num_samples": [1]},
         {"user_data": {"b": {"x": [["dark"] * 784], "y": [0]}}, "users": ["b"], "num_samples": [1]},
     ],
-)
+)  # fmt: skip
 def test_inconsistent_femnist_is_refused(tmp_path, train):
     write_leaf(
         write_femnist(tmp_path, IMAGES, TESTED) / "femnist" / "train" / "1.json.gz",

@@ -89,15 +89,13 @@ def test_the_special_ids_come_after_the_words():
 @pytest.mark.parametrize(
     ("sentence", "ids"),
     [
-        (b"the list", [7, 1, 3, 8, 0]),
-        (b"the list of", [7, 1, 3, 4, 8]),
+        (b"the list", [7, 1, 3, 8, 0]), (b"the list of", [7, 1, 3, 4, 8]),
         (b"the list of code", [7, 1, 3, 4, 5]),  # of full length, so without an end
-        (b"the list of code a a", [7, 1, 3, 4, 5]),
-        (b"The tuple", [7, 6, 6, 8, 0]),
+        (b"the list of code a a", [7, 1, 3, 4, 5]), (b"The tuple", [7, 6, 6, 8, 0]),
         (b"", [7, 6, 8, 0, 0]),  # one word, the empty one
         (b"the  list", [7, 1, 6, 3, 8]),
     ],
-)
+)  # fmt: skip
 def test_sentences_become_ids_shifted_by_one(tmp_path, sentence, ids):
     source = load_nwp(write_stackoverflow(tmp_path, train={"1": user(sentence, b"a")}))
     np.testing.assert_array_equal(source.train["x"], [ids[:-1], [7, 2, 8, 0]])
@@ -235,11 +233,9 @@ def test_windows_follow_each_other_and_the_rest_is_dropped(tmp_path, length):
     assert list(source.vocabulary[x]) == tokens(ARTICLE)[: len(x)]
     assert list(source.vocabulary[y]) == tokens(ARTICLE)[1 : len(x) + 1]
     assert source.counts == {
-        "train_tokens": len(tokens(ARTICLE + OTHER)),
-        "test_tokens": len(tokens(TESTED)),
-        "train_targets": source.train["y"].size,
-        "test_targets": source.test["y"].size,
-    }
+        "train_tokens": len(tokens(ARTICLE + OTHER)), "test_tokens": len(tokens(TESTED)),
+        "train_targets": source.train["y"].size, "test_targets": source.test["y"].size,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("clients", [1, 3])

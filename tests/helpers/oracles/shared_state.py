@@ -12,12 +12,7 @@ from oracles.problem import Problem, Tree, grad, mean, zeros
 
 
 def run_momentum(
-    problem: Problem,
-    client_lr: float,
-    server_lr: float,
-    decay: float,
-    client_state: str,
-    weighting: str = "examples",
+    problem: Problem, client_lr: float, server_lr: float, decay: float, client_state: str, weighting: str = "examples"
 ) -> Iterator[Tree]:
     """FedOpt (Algorithm 1) with heavy-ball clients, z ← μ z + g, y ← y − η_l z, and an SGD server."""
     x, z_bar = problem.params, zeros(problem.params)
@@ -40,12 +35,7 @@ def run_momentum(
 
 
 def run_adaalter(
-    problem: Problem,
-    lr: Rate,
-    eps: float = 1.0,
-    b0: float = 1.0,
-    server_lr: float = 1.0,
-    weighting: str = "examples",
+    problem: Problem, lr: Rate, eps: float = 1.0, b0: float = 1.0, server_lr: float = 1.0, weighting: str = "examples"
 ) -> Iterator[Tree]:
     """Local AdaAlter: B² is fixed between synchronisations, t' ε² stands for the squares not yet in it."""
     x = problem.params
