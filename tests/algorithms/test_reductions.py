@@ -48,6 +48,42 @@ SAME: dict[str, tuple[FedAlgorithm, FedAlgorithm, Any, Any, float]] = {  # two a
     "fafed with A = 1": (fx.fafed(lr_by_rho, 0.3, rho=1e8), fx.stem(0.05, 0.3), scalars(3.0), UNEVEN, 1e-5),
 }
 
+ONE_STEP = [[(1.0, 2.0)], [(2.0, -1.0)]]
+
+
+def test_fedadam_does_not_change_if_client_lr_and_tau_are_scaled_together() -> None:
+    """Reddi et al. 2021, Section 3: with one local step, in which Δ is linear in the client's rate."""
+    _, _, path = federate(fx.fedadam(0.1, 0.3, tau=0.01), scalars(5.0), ONE_STEP, 4)
+    _, _, scaled = federate(fx.fedadam(0.4, 0.3, tau=0.04), scalars(5.0), ONE_STEP, 4)
+    close(path, scaled)
+    _, _, other = federate(fx.fedadam(0.4, 0.3, tau=0.01), scalars(5.0), ONE_STEP, 4)
+    assert abs(float(other[1]["x"] - path[1]["x"])) > 1e-3
+
+
+def test_fedadagrad_without_momentum_divides_by_the_root_of_all_squares() -> None:
+    _, _, path = federate(fx.fedadagrad(0.1, 0.3, tau=0.01), scalars(5.0), ONE_STEP, 4)
+    x, v = 5.0, 0.01**2
+    for reached in path[1:]:
+        delta = float(federate(fx.fedavg(0.1), scalars(x), ONE_STEP, 1)[2][-1]["x"]) - x
+        v += delta**2
+        x += 0.3 * delta / (v**0.5 + 0.01)
+        assert float(reached["x"]) == pytest.approx(x, rel=1e-5)
+
+
+def test_fedadam_with_a_large_tau_is_fedavgm_up_to_scale() -> None:
+    tau, b1 = 1e6, 0.9  # the step η (1 − β₁)/τ is FedAvgM's, as m averages where FedAvgM sums
+    large = fx.fedadam(0.1, 0.7 * tau / (1 - b1), b1, tau=tau, initial_accumulator=0)
+    _, _, path = federate(large, scalars(5.0), TWO, 5)
+    close(path, federate(fx.fedavgm(0.1, 0.7, b1), scalars(5.0), TWO, 5)[2], rtol=1e-4)
+
+
+def test_mime_of_one_client_takes_the_clients_own_gradient() -> None:
+    """With c = ∇f(x) of the same minibatch a step is SGD; the exchange before it moves nothing."""
+    _, _, path = federate(fx.mime(0.1, b1=0.0), scalars(5.0), [[(1.0, 2.0)]], 4)
+    _, _, sgd = federate(fx.fedavg(0.1), scalars(5.0), [[(1.0, 2.0)]], 2)
+    close([path[0], path[2], path[4]], sgd)
+    close([path[1], path[3]], [path[0], path[2]])
+
 
 @pytest.mark.parametrize("name", SAME)
 def test_one_algorithm_is_another(name: str) -> None:

@@ -76,7 +76,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFedera
 
 @pytest.fixture(scope="module")
 def runs(federation: LocalFederation) -> Path:
-    """Five rounds of four algorithms, all at once on one SuperLink."""
+    """Five rounds of some algorithms, all at once on one SuperLink."""
 
     def one(name: str) -> None:
         folder = federation.work / name

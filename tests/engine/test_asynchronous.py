@@ -207,7 +207,7 @@ def test_engines_agree(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 
 STATEFUL = {"scaffold", "local_amsgrad", "fedlamb", "stem", "fafed", "naive_adaptive", "feddyn", "fadamgc"}
-STATEFUL |= {"diloco", "muloco"}
+STATEFUL |= {"diloco", "muloco", "scaffold_adam"}
 
 
 def test_every_algorithm_runs_whose_clients_keep_nothing_and_the_others_are_refused_by_name() -> None:
@@ -219,6 +219,8 @@ def test_every_algorithm_runs_whose_clients_keep_nothing_and_the_others_are_refu
                 make_plan(options, line(), algorithm, name)
         else:
             assert make_plan(options, line(), algorithm, name).concurrency == 5
+    with pytest.raises(fx.UsageError, match=r"asynchronous.*exchange"):
+        make_plan(options, line(), fx.mime(0.1), "mime")
 
 
 STATELESS = ["fedavg", "lookahead", "local_adaalter", "mime", "fedexp", "fedadamw", "fedlion", "fednova"]

@@ -27,8 +27,9 @@ from fedoptax.experiments.presets import PRESETS
 from fedoptax.tasks.task import Task
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
-    "fedavg": {"client_lr": 0.05}, "fedadam": {"client_lr": 0.05, "server_lr": 0.03}, "fedlamb": {"lr": 0.01},
-    "scaffold": {"client_lr": 0.05}, "fafed": {"lr": 0.02},
+    "fedavg": {"client_lr": 0.05}, "fedadam": {"client_lr": 0.05, "server_lr": 0.03}, "mime": {"client_lr": 0.05},
+    "fedlamb": {"lr": 0.01, "second_moment": "device", "gradient": "start"}, "scaffold": {"client_lr": 0.05},
+    "fafed": {"lr": 0.02, "adaptive": "global"},
 }  # fmt: skip
 
 

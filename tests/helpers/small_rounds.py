@@ -21,9 +21,9 @@ from fedoptax.wrappers import with_clipping
 ALL: dict[str, Callable[..., FedAlgorithm]] = {
     "scaffold": lambda lr: scaffold(lr), "scaffold_I": lambda lr: scaffold(lr, 0.9, option="I"),
     "local_amsgrad": lambda lr: local_amsgrad(lr),
-    "local_amsgrad_bias": lambda lr: local_amsgrad(lr, bias_correction=True),
+    "local_amsgrad_bias": lambda lr: local_amsgrad(lr, bias_correction="momentum"),
     "fedlamb": lambda lr: fedlamb(lr, weight_decay=0.01),
-    "fedlamb_reset": lambda lr: fedlamb(lr, phi="identity", layers="module", momentum="reset", bias_correction=True),
+    "fedlamb_reset": lambda lr: fedlamb(lr, phi="identity", layers="module", momentum="reset", bias_correction="both"),
     "naive_adaptive": lambda lr: naive_adaptive(lr), "fafed": lambda lr: fafed(lr),
     "fafed_released": lambda lr: fafed(lr, variant="released"), "stem": lambda lr: stem(lr),
     "mime": lambda lr: mime(lr), "mime_adam": lambda lr: mime(lr, base="adam"), "mimelite": lambda lr: mimelite(lr),

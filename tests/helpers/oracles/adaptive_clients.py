@@ -152,7 +152,7 @@ def run_fadamgc(
 def newton_schulz(m: Array) -> Array:
     """Muon's matrix of a momentum, by its singular values, which five odd polynomials send near 1."""
     left, values, right = np.linalg.svd(m, full_matrices=False)
-    values = values / np.sqrt(np.sum(values**2))
+    values = values / (np.sqrt(np.sum(values**2)) + 1e-7)
     for _ in range(5):
         values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
     inputs, outputs = m.shape

@@ -31,12 +31,15 @@ def run(
     eps: float = 1e-3,
     debias: bool = False,
     mu: float = 0.0,
+    final_lr: float = 0.1,
+    gamma: float = 1e-3,
+    decay: bool = True,
 ) -> Iterator[Tree]:
     """x_1, x_2, …: the global model after every round."""
     x = problem.params  # A2:1
     m = zeros(x)
     v = {n: np.full_like(x[n], tau**2) for n in x}  # A2:1  v₋₁ = τ²
-    if rule in ("fedams", "fedamsgrad") or debias:
+    if rule in ("fedadabound", "fedams", "fedamsgrad") or debias:
         v = zeros(x)
     v_hat = zeros(x)
     for t, cohort in enumerate(problem.cohorts):  # A2:2, A2:3
@@ -63,7 +66,12 @@ def run(
                 v = {n: v[n] - (1 - b2) * delta[n] ** 2 * np.sign(v[n] - delta[n] ** 2) for n in x}  # A2:13
             else:
                 v = {n: b2 * v[n] + (1 - b2) * delta[n] ** 2 for n in x}  # A2:14
-            if rule == "fedams":
+            if rule == "fedadabound":  # Luo et al. 2019, Algorithm 2: η̂ = Clip(α/√V, η_l(t), η_u(t)), η = η̂/√t
+                s = t + 1
+                low, high = final_lr * (1 - 1 / (gamma * s + 1)), final_lr * (1 + 1 / (gamma * s))
+                rate = {n: np.clip(eta / np.sqrt(v[n]), low, high) / (np.sqrt(s) if decay else 1) for n in x}
+                x = {n: x[n] + rate[n] * m[n] for n in x}
+            elif rule == "fedams":
                 v_hat = {n: np.maximum(np.maximum(v_hat[n], v[n]), eps) for n in x}
                 x = {n: x[n] + eta * m[n] / np.sqrt(v_hat[n]) for n in x}
             elif rule == "fedamsgrad":

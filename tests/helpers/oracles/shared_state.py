@@ -12,23 +12,33 @@ from oracles.problem import Problem, Tree, grad, mean, zeros
 
 
 def run_momentum(
-    problem: Problem, client_lr: float, server_lr: float, decay: float, client_state: str, weighting: str = "examples"
+    problem: Problem,
+    client_lr: float,
+    server_lr: float,
+    decay: float,
+    client_state: str,
+    weighting: str = "examples",
+    server_decay: float = 0.0,
 ) -> Iterator[Tree]:
-    """FedOpt (Algorithm 1) with heavy-ball clients, z ← μ z + g, y ← y − η_l z, and an SGD server."""
-    x, z_bar = problem.params, zeros(problem.params)
+    """FedOpt (Algorithm 1) with heavy-ball clients, z ← μ z + g, y ← y − η_l z, and a heavy-ball server.
+
+    With `client_state="server"` every local step starts from the server's z.
+    """
+    x, z_bar, z_server = problem.params, zeros(problem.params), zeros(problem.params)
     for r, cohort in enumerate(problem.cohorts):
         ys, zs = [], []
         for i in cohort:
             y, z = x, z_bar
             for batch in problem.batches(r, i):
                 g = grad(y, batch)
-                z = {n: decay * z[n] + g[n] for n in x}
+                z = {n: decay * (z_server if client_state == "server" else z)[n] + g[n] for n in x}
                 y = {n: y[n] - client_lr * z[n] for n in x}
             ys.append(y)
             zs.append(z)
         weights = problem.weights(r, weighting)
         y_bar = mean(ys, weights)
-        x = {n: x[n] + server_lr * (y_bar[n] - x[n]) for n in x}
+        z_server = {n: server_decay * z_server[n] + x[n] - y_bar[n] for n in x}
+        x = {n: x[n] - server_lr * z_server[n] for n in x}
         if client_state == "average":
             z_bar = mean(zs, weights)
         yield x
