@@ -61,8 +61,8 @@ def _fedopt(
 
     def init(params: Tree) -> FedOptState:
         own, opt_state = client_optimizer(1.0).init(params), server_optimizer.init(params)
-        is_alike = jax.tree.structure(own) == jax.tree.structure(opt_state)
-        if is_fixed and not is_alike:
+        forms: Any = [jax.tree.structure(state) for state in (own, opt_state)]
+        if is_fixed and forms[0] != forms[1]:
             raise UsageError('client_state "server" needs a client_optimizer with the state of the server_optimizer')
         return FedOptState(params, opt_state, jnp.zeros((), jnp.int32), own if average else ())
 
