@@ -33,7 +33,7 @@ from fedoptax.engine.batches import LocalWork, client_batches, task_grad_fn
 from fedoptax.engine.sampling import round_key
 from fedoptax.engine.xla import host_errors
 from fedoptax.errors import RunError, check_int
-from fedoptax.tasks.task import Task
+from fedoptax.tasks.task import Task, jit
 
 INITIAL = -1
 """The "round" after which a client has its initial state."""
@@ -223,14 +223,13 @@ def client_update(task: Task, algorithm: FedAlgorithm, work: LocalWork, size: in
     """
     grad_fn = task_grad_fn(task)
 
-    @jax.jit
     def update(message: Tree, state: Tree, examples: Tree, place: Tree) -> tuple[Tree, Tree, jax.Array]:
         seed, round, partition = place
         key = jax.random.fold_in(round_key(jax.random.key(seed), round // algorithm.exchanges), partition)
         batches = client_batches(examples, jnp.int32(0), jnp.int32(size), key, work, size)
         return algorithm.client_update(grad_fn, message, state, batches)
 
-    return update
+    return jit(task, update)
 
 
 @lru_cache(maxsize=4)

@@ -23,7 +23,7 @@ from fedoptax.engine.evaluation import describe_metrics, evaluation_data, metric
 from fedoptax.errors import RunError, UsageError
 from fedoptax.storage.history import Row
 from fedoptax.tasks.metrics import Column
-from fedoptax.tasks.task import Task
+from fedoptax.tasks.task import Task, jit
 
 KIND = "evaluate"  # of the messages
 
@@ -67,7 +67,7 @@ def own_test(task: Task, partition: int) -> Task:
 
 @lru_cache(maxsize=4)
 def _sums(task: Task) -> Any:
-    return jax.jit(lambda params, data: sum_metrics(task, params, data))
+    return jit(task, lambda params, data: sum_metrics(task, params, data))
 
 
 def evaluate_here(task: Task, partition: int, arrays: Arrays) -> RawReply:

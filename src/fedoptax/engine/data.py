@@ -21,13 +21,15 @@ from fedoptax.tasks.task import Task
 class DeviceData(NamedTuple):
     """The program's data: flat training arrays, offsets and sizes of the clients, batched held-out arrays.
 
-    The clients are all N, or with `plan.examples = "stream"` those of the one round's cohort.
+    The clients are all N, or with `plan.examples = "stream"` those of the one round's cohort. `frozen` are the arrays
+    of `Task.frozen`.
     """
 
     examples: dict[str, jax.Array]
     offsets: jax.Array
     sizes: jax.Array
     held_out: dict[str, EvaluationData]
+    frozen: Any = ()
 
 
 @lru_cache(maxsize=4)
@@ -45,6 +47,7 @@ def device_data(task: Task, devices: int = 1) -> DeviceData:
         put(np.asarray(task.clients.offsets[:-1], np.int32)),
         put(np.asarray(task.clients.sizes, np.int32)),
         jax.tree.map(put, evaluation_data(task)),
+        jax.tree.map(jax.device_put if devices == 1 else put, task.frozen.arrays),
     )
 
 
@@ -74,6 +77,6 @@ def open_examples(
                 rows[start : start + size] = array[first : first + size]
             cohort_examples[name] = jax.device_put(rows)
         offsets, sizes = jax.device_put((offsets.astype(np.int32), sizes.astype(np.int32)))
-        return DeviceData(cohort_examples, offsets, sizes, evaluation_data(task))
+        return DeviceData(cohort_examples, offsets, sizes, evaluation_data(task), task.frozen.arrays)
 
     return read

@@ -14,7 +14,7 @@ from fedoptax.engine.mesh import AXIS
 from fedoptax.engine.xla import as_bits, host_errors, quick_options
 from fedoptax.errors import UsageError, check_choice, check_output
 from fedoptax.tasks.metrics import Column, Metric, as_metric
-from fedoptax.tasks.task import Task
+from fedoptax.tasks.task import Task, jit
 
 Sums = dict[str, Any]
 """By metric a tree of sums (owners, …), or of a collected one `Rows`."""
@@ -127,7 +127,7 @@ def _client_values(task: Task, part: str, is_stacked: bool) -> Callable[[Tree, E
         sums = _sum_by_owner(task, params, data, part, is_stacked=is_stacked)
         return jax.tree.map(as_bits, jax.vmap(partial(metric_values, task))(sums))
 
-    return jax.jit(by_client)
+    return jit(task, by_client)
 
 
 def _sum_by_owner(
@@ -223,7 +223,7 @@ def initial_loss(task: Task, seed: int, examples: int) -> float:
     def loss() -> Any:
         return check_output(f"loss of task '{task.name}'", task.loss(task.init(jax.random.fold_in(key, 0)), batch, key))
 
-    return float(jax.jit(loss, compiler_options=quick_options())())
+    return float(jit(task, loss, compiler_options=quick_options())())
 
 
 def client_summary(task: Task, sums: Sums) -> tuple[str, dict[str, jax.Array]]:

@@ -216,6 +216,8 @@ class RunOptions(RoundOptions):
     personalize: str | int | None = of_evaluation(None, "After the run, evaluate each client before and after STEPS "
         "local SGD steps from the global model, with rate LR or else the run's client_lr.",
         _accepted_by(parse_personalize), metavar="STEPS[:LR]", changes_result=False)  # fmt: skip
+    evaluate_start: bool = of_evaluation(False, "Also evaluate the parameters before the first round, such as a "
+        "pretrained model's, and say so at the end.", check_flag, changes_result=False)  # fmt: skip
     client_metrics: bool = of_evaluation(False, "Write each client's metrics at every evaluated round to "
         "clients.parquet.", check_flag, changes_result=False)  # fmt: skip
     client_loop: str = of_hardware("auto", "How a device runs its clients: loop (one after another), vmap (all at "

@@ -103,7 +103,8 @@ def _program(task: Task, plan: Plan, part: str, steps: int) -> Callable[..., tup
             return evaluate(params, i), evaluate(local_steps(step, params, batches)[0], i)
 
         share = clients if plan.mesh == 1 else clients.reshape(plan.mesh, -1)[jax.lax.axis_index(AXIS)]
-        sums = jax.lax.map(of_client, share, batch_size=None if is_sequential else plan.cohort_size)
+        with task.frozen.bound(data.frozen):
+            sums = jax.lax.map(of_client, share, batch_size=None if is_sequential else plan.cohort_size)
         return sums if plan.mesh == 1 else jax.lax.all_gather(sums, AXIS, tiled=True)
 
     return jax.jit(of_clients if plan.mesh == 1 else over_mesh(of_clients, plan.mesh))

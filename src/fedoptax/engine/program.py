@@ -131,11 +131,12 @@ def _program(
         hypers: Any, server: Tree, clients: Tree, data: DeviceData, key: jax.Array, start: Any, stop: Any, *more: Any
     ) -> Advance:
         step = round_step(task, make_algorithm(**hypers), plan, columns)
-        return jax.lax.while_loop(
-            lambda state: (state.round < stop) & state.finite,
-            lambda state: step(state, data, key, start, *more),
-            Advance(server, clients, start, jnp.bool_(True), empty_rows(columns)),
-        )
+        with task.frozen.bound(data.frozen):
+            return jax.lax.while_loop(
+                lambda state: (state.round < stop) & state.finite,
+                lambda state: step(state, data, key, start, *more),
+                Advance(server, clients, start, jnp.bool_(True), empty_rows(columns)),
+            )
 
     shapes = {name: jax.ShapeDtypeStruct((), jnp.result_type(float)) for name in names}
     compiled = Compiled(jax.jit(advance if plan.mesh == 1 else over_mesh(advance, plan.mesh), donate_argnums=(1, 2)))
@@ -195,8 +196,7 @@ def _count_message_bytes(
         algorithm = make_algorithm(**hypers)
         server, client = algorithm.init(params), algorithm.init_client(params)
         message = algorithm.broadcast(server)
-        smallest = smallest_batch(task.clients.sizes, plan.work)
-        batches = Batches(steps, lambda k: batch, jax.random.key(0), lambda: batch, smallest)
+        batches = Batches(steps, lambda k: batch, jax.random.key(0), lambda: batch)
         result = algorithm.client_update(grad_fn, message, client, batches)
         if not isinstance(result, tuple) or len(result) != 3:
             raise UsageError(f"client_update must return (upload, client, loss), got {shorten(result)}")
@@ -208,7 +208,8 @@ def _count_message_bytes(
         new_server = algorithm.server_update(server, mean, Cohort(plan.cohort_size, task.num_clients))
         return message, upload, (server, client, params), (new_server, new_client, algorithm.params(server))
 
-    batch, grad_fn = minibatch_form(task, plan.work.batch_size), task_grad_fn(task)
+    # of the smallest size there is, so that a loss can refuse it before the first round
+    batch, grad_fn = minibatch_form(task, smallest_batch(task.clients.sizes, plan.work)), task_grad_fn(task)
     message, upload, before, after = jax.eval_shape(messages, shapes, params, batch, np.int32(1))
     for name, old, new in zip(("server_update", "client_update", "params"), before, after):
         structure, new_structure = str(jax.tree.structure(old)), str(jax.tree.structure(new))

@@ -1,8 +1,10 @@
 """A federated learning problem: a model's loss and metrics, and the examples of its clients."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -17,6 +19,30 @@ from fedoptax.tasks.metrics import METRICS
 from fedoptax.tree import leaf_names, sum_dtype
 
 LossFn = Callable[[Tree, Any, jax.Array], jax.Array]
+
+
+class Frozen:
+    """Arrays that a task's functions read and nobody trains, such as a pretrained base.
+
+    Compiled programs take them as arguments: captured as they are, they would be constants, compiled in once more.
+    """
+
+    def __init__(self, arrays: Tree = ()) -> None:
+        self._arrays: ContextVar[Tree] = ContextVar("arrays", default=arrays)
+
+    @property
+    def arrays(self) -> Tree:
+        """The arrays; within `bound`, what stands for them."""
+        return self._arrays.get()
+
+    @contextmanager
+    def bound(self, arrays: Tree) -> Iterator[None]:
+        """Let functions that are traced within it read these arrays."""
+        token = self._arrays.set(arrays)
+        try:
+            yield
+        finally:
+            self._arrays.reset(token)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +78,7 @@ class Task:
       inputs: how new examples are read, as plain data; see `fedoptax.data.inputs`.
       devices: if given, the number of clients, which hold no data of their own: each round the examples of `clients`,
         as many shares as the cohort has clients, are allocated to the active ones (Fed-LAMB, Section 4).
+      frozen: the arrays that its functions read and nobody trains.
 
     Raises:
       UsageError, DataError: an attribute is of another type, a function takes other arguments, a number is out of
@@ -79,6 +106,7 @@ class Task:
     classes: Sequence[str] | None = None
     inputs: Mapping[str, Any] = field(default_factory=dict)
     devices: int | None = None
+    frozen: Frozen = field(default_factory=Frozen)
 
     def __post_init__(self) -> None:
         for name, types in KINDS.items():
@@ -122,6 +150,16 @@ KINDS: dict[str, Any] = {
     "clients": FederatedData, "test": Mapping | None, "validation": Mapping | None, "higher_is_better": bool,
     "classes": list | tuple | np.ndarray | None,
 }  # fmt: skip
+
+
+def jit(task: Task, function: Callable[..., Any], **options: Any) -> Any:
+    """`jax.jit` of a function that calls the task's, with the task's frozen arrays as an argument of the program."""
+
+    def with_frozen(arrays: Tree, *arguments: Any) -> Any:
+        with task.frozen.bound(arrays):
+            return function(*arguments)
+
+    return partial(jax.jit(with_frozen, **options), task.frozen.arrays)
 
 
 def masked_mean(values: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
