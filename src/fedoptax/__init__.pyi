@@ -44,7 +44,7 @@ from fedoptax.tasks.task import (
 )  # fmt: skip
 from fedoptax.wrappers import (
     codecs as codecs, with_clipping as with_clipping, with_compression as with_compression,
-    with_privacy as with_privacy,
+    with_personal as with_personal, with_privacy as with_privacy,
 )  # fmt: skip
 
 __version__: str

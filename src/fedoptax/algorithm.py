@@ -46,14 +46,12 @@ class Batches(NamedTuple):
       get: `k -> minibatch`, for k = 0, …, K − 1.
       key: for the client's own random numbers: another for each client, round and seed, the same in every engine.
       examples: makes one batch of all the client's examples.
-      smallest: how many examples the smallest minibatch of all clients has; known when a run is planned, else None.
     """
 
     num_steps: Any
     get: Callable[[Any], Any]
     key: Any = None
     examples: Callable[[], Any] | None = None
-    smallest: int | None = None
 
 
 class BatchList(list[Any]):
@@ -87,6 +85,8 @@ class FedAlgorithm(NamedTuple, Generic[Server, Message, Client, Upload]):
       decode: `sent -> upload`, applied by the receiver before the mean; None where uploads are averaged as they are
         sent (see `with_compression`).
       epsilon: `(rounds, cohort_size, num_clients) -> ε`, the privacy spent; None without privacy (see `with_privacy`).
+      client_params: `(server, client) -> params`, the model that a client uses, where it is not the server's (see
+        `with_personal`); None where it is.
       gradients_per_step: how often a client calls `grad_fn` for each of its minibatches, for reports.
       exchanges: how many rounds in a row see the same cohort and the same minibatches: an algorithm that asks its
         cohort twice before a step has 2, and knows from its state which exchange it is (see `mime`).
@@ -103,6 +103,7 @@ class FedAlgorithm(NamedTuple, Generic[Server, Message, Client, Upload]):
     epsilon: Callable[[int, int, int], float] | None = None
     gradients_per_step: int = 1
     exchanges: int = 1
+    client_params: Callable[[Server, Client], Tree] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         if any("<locals>" in getattr(part, "__qualname__", "") for part in self):
@@ -120,6 +121,7 @@ FUNCTIONS = {
     "init": "params", "init_client": "params", "broadcast": "server", "params": "server",
     "client_update": "grad_fn, message, client, batches", "server_update": "server, mean_upload, cohort",
     "decode": "sent", "epsilon": "rounds, cohort_size, num_clients",
+    "client_params": "server, client",
 }  # fmt: skip
 """The functions of a `FedAlgorithm`, and their arguments."""
 
@@ -129,7 +131,7 @@ def check_algorithm(algorithm: Any) -> None:
     if not isinstance(algorithm, FedAlgorithm):
         raise UsageError(f"algorithm must be a FedAlgorithm, such as fedavg(0.1), got {shorten(repr(algorithm))}")
     for name, arguments in FUNCTIONS.items():
-        if getattr(algorithm, name) is not None or name not in ("decode", "epsilon"):
+        if getattr(algorithm, name) is not None or name not in ("decode", "epsilon", "client_params"):
             check_function(f"{name} of the algorithm", getattr(algorithm, name), arguments)
     check_choice("weighting of the algorithm", algorithm.weighting, ("examples", "uniform"))
 

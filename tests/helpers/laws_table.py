@@ -80,6 +80,14 @@ def quantised_private_stem(lr: float = 0.05, clip: float = 1.0, noise_multiplier
     return fx.with_compression(fx.with_privacy(fx.stem(lr), clip, noise_multiplier, 1e-3), fx.codecs.qsgd(bits=4))
 
 
+def personal_fedadam(client_lr: float = 0.1, server_lr: float = 0.05) -> FedAlgorithm:
+    return fx.with_personal(fx.fedadam(client_lr, server_lr), keep="bias")
+
+
+def personal_scaffold(client_lr: float = 0.1) -> FedAlgorithm:
+    return fx.with_personal(fx.scaffold(client_lr), keep="bias")
+
+
 TABLE: dict[str, Factory] = {
     "fedavg": partial(fx.fedavg, client_lr=0.1),
     "fedavgm": partial(fx.fedavgm, client_lr=0.1, server_lr=0.7),
@@ -140,6 +148,8 @@ VARIANTS: dict[str, Factory] = {
 }
 WRAPPED: dict[str, Factory] = {
     "noisy fedavg": noisy_fedavg,
+    "personal fedadam": personal_fedadam,
+    "personal scaffold": personal_scaffold,
     "private fedadam": private_fedadam,
     "quantised fedadam": quantised_fedadam,
     "sparse fafed": sparse_fafed,

@@ -23,6 +23,7 @@ from fedoptax.deploy.options import NetworkOptions
 from fedoptax.deploy.proxy import make_proxy
 from fedoptax.engine.plan import make_plan
 from fedoptax.errors import RunError, Stopped, UsageError, check_int
+from fedoptax.experiments.build import WRAPPERS
 from fedoptax.storage.checkpoint import least_total
 from fedoptax.storage.folder import prepare, read_summary
 from fedoptax.storage.history import read_lines
@@ -132,7 +133,7 @@ def make_deployment(options: DeploymentOptions, nodes: int) -> Deployment:
         if task.num_clients != nodes:
             raise UsageError(f"nodes must be {task.num_clients}, the task's number of clients, got {nodes}")
         run = with_task_defaults(options.task, task, run)
-    run |= {"privacy": options.privacy or "", "compress": options.compress or "", "track": ",".join(options.trackers)}
+    run |= {name: getattr(options, name) or "" for name in WRAPPERS} | {"track": ",".join(options.trackers)}
     table = {"name": options.task, "partition_seed": options.partition_seed, **task_arguments}
     values = settings.hyperparameters[name]
     deployment = Deployment(task=table, algorithm=name, hyperparameters=values, **run)

@@ -142,6 +142,8 @@ class LearningOptions(TaskOptions):
     run: dict[str, Any] = field(default_factory=dict)  # options of rounds, which `options_from` declares
     set_: dict[str, Any] = of_algorithm(SETTINGS, {}, metavar=PAIRS)
     preset: str = of_algorithm("Where hyper-parameters start from: tuned, none, paper or paper:NAME.", "tuned")
+    personal: str | None = of_algorithm("Parameters that stay at their client, never sent: patterns such as "
+        "norm*,head.", metavar="PATTERNS")  # fmt: skip
     privacy: str | None = of_algorithm("Client-level differential privacy, as "
         "clip=1.0,noise_multiplier=0.5,delta=1e-5.")  # fmt: skip
     compress: str | None = of_algorithm("Codec of uploads: qsgd:bits=4, topk:fraction=0.01 or sign.", metavar="CODEC")
@@ -248,7 +250,9 @@ class Predict:
     """
 
     folder: Path = argument("The folder of a run.")
-    input: Path = of_data("A .csv, .tsv, .parquet or .npz file, or a folder of images.", ...)
+    input: Path | None = of_data("A .csv, .tsv, .parquet or .npz file, or a folder of images.")
+    prompt: str | None = of_data("A prompt to a language model (of a task text:PATH), instead of input.")
+    tokens: int = option("The most tokens of an answer to a prompt.", 64)
     out: Path | None = option("A .csv, .parquet or .npz file. [default: CSV on the standard output]")
     top: int = option("How many of the most probable classes are named.", 1)
     params: str | None = option("best or last parameters. [default: best if they were kept, else last]", group="Model")
@@ -262,7 +266,8 @@ class Export:
     """
 
     folder: Path = argument("The folder of a run.")
-    out: Path = option("A .npz or .safetensors file for the parameters, .stablehlo for the model.", ...)
+    out: Path = option("A .npz or .safetensors file for the parameters, .stablehlo for the model; or a folder for the "
+        "adapters of a task text:PATH, as PEFT loads them.", ...)  # fmt: skip
     params: str | None = option("best or last parameters. [default: best if they were kept, else last]", group="Model")
 
 

@@ -27,6 +27,9 @@ def print_summary(folder: Path, as_json: bool) -> None:
     print(", ".join(f"{name} {value:.4g}" for name, value in summary["final"].items() if value is not None))
     if absent := [name for name, value in summary["final"].items() if value is None]:
         print(f"never a finite number: {', '.join(absent)}")
+    if initial := summary.get("initial"):
+        values = [f"{name} {value:.4g}" for name, value in initial.items() if value is not None]
+        print(f"before the first round: {', '.join(values)}")
     if best := summary.get("best") if (folder / "best.npz").is_file() else None:
         print("kept as best.npz: round {round}, {metric} {value:.4g}".format(**best))
     if result := summary.get("personalized"):

@@ -14,7 +14,7 @@ from fedoptax.deploy.options import NetworkOptions
 from fedoptax.engine.options import TEXT, RoundOptions, RunOptions, of_algorithm, option, options_of, with_attributes
 from fedoptax.engine.plan import CODED
 from fedoptax.errors import UsageError, check_choice, check_flag, check_int
-from fedoptax.experiments.build import build, import_function, with_secret_seed, wrap
+from fedoptax.experiments.build import WRAPPERS, build, import_function, with_secret_seed, wrap
 from fedoptax.experiments.parsing import format_value
 from fedoptax.experiments.presets import find_preset
 from fedoptax.tasks import load_task
@@ -39,6 +39,7 @@ class Deployment(NetworkOptions):
     hyperparameters: Mapping[str, Plain] = field(default_factory=dict)
     nodes: Mapping[str, Plain] = field(default_factory=dict)
     algorithm: str = of_algorithm(MISSING, "A name in ALGORITHMS, or MODULE:FUNCTION.", TEXT)
+    personal: str = of_algorithm("", "Patterns of parameters that stay at the nodes, as a text; empty for none.", TEXT)
     privacy: str = of_algorithm("", "Differential privacy, as a text (see `fedoptax.experiments.build`); empty for "
         "none. The noise's seed is the server's own (seed=none): a number would go to every node.", TEXT)  # fmt: skip
     compress: str = of_algorithm("", "Codec of uploads, as a text; empty for none.", TEXT)
@@ -86,7 +87,7 @@ class Deployment(NetworkOptions):
     @property
     def wrappers(self) -> dict[str, str]:
         """The texts of the wrappers that are used, by name."""
-        return {name: text for name in ("privacy", "compress") if (text := getattr(self, name))}
+        return {name: text for name in WRAPPERS if (text := getattr(self, name))}
 
     def build_algorithm(self, change: Callable[[FedAlgorithm], FedAlgorithm] | None = None) -> FedAlgorithm:
         """Build the algorithm with its wrappers.
@@ -104,7 +105,7 @@ class Deployment(NetworkOptions):
 
 def is_own_function(task_name: str) -> bool:
     """Return whether a task's name is MODULE:FUNCTION, a function of the app."""
-    return ":" in task_name and not task_name.startswith("file:")
+    return ":" in task_name and not task_name.startswith(("file:", "text:"))
 
 
 def build_task(deployment: Deployment, partition: int | None = None, data_dir: str | None = None) -> Task:

@@ -1,4 +1,4 @@
-"""Algorithms by name or `MODULE:FUNCTION`, with hyper-parameters, privacy and compression."""
+"""Algorithms by name or `MODULE:FUNCTION`, with hyper-parameters and wrappers."""
 
 import importlib
 import inspect
@@ -14,11 +14,11 @@ from fedoptax.errors import UsageError, check_choice
 from fedoptax.experiments.parsing import parse_pairs
 from fedoptax.names import check_algorithm
 from fedoptax.schedules import is_schedule, parse_schedule
-from fedoptax.wrappers import with_compression, with_privacy
+from fedoptax.wrappers import with_compression, with_personal, with_privacy
 from fedoptax.wrappers.codecs import CODECS, Codec
 
 Constructor = Callable[..., FedAlgorithm]
-WRAPPERS = ("privacy", "compress")
+WRAPPERS = ("personal", "privacy", "compress")
 PRIVACY = ("clip", "noise_multiplier", "delta", "target_quantile", "clip_lr", "bit_noise", "seed")
 """The arguments of `with_privacy` that can be typed; the first three are needed."""
 
@@ -90,14 +90,19 @@ def build(name: str, hyperparameters: Mapping[str, Any]) -> FedAlgorithm:
     return algorithm
 
 
-def wrap(algorithm: FedAlgorithm, privacy: str | None = None, compress: str | None = None) -> FedAlgorithm:
-    """Return `algorithm` with privacy and compression as they were typed; None leaves it as it is.
+def wrap(
+    algorithm: FedAlgorithm, personal: str | None = None, privacy: str | None = None, compress: str | None = None
+) -> FedAlgorithm:
+    """Return `algorithm` with its wrappers as they were typed; None leaves it as it is.
 
     Args:
       algorithm: the algorithm.
+      personal: patterns of the parameters that stay at the clients, separated by commas; see `with_personal`.
       privacy: see `parse_privacy`.
       compress: the name of a codec, alone or with arguments: `sign`, `qsgd:bits=4,bucket=512`.
     """
+    if personal is not None:
+        algorithm = with_personal(algorithm, personal.split(","))
     if privacy is not None:
         algorithm = with_privacy(algorithm, **parse_privacy(privacy))
     if compress is not None:

@@ -36,6 +36,7 @@ class RunResult:
       best: the best evaluated round (`round`, `metric`, `value`), by the metric of `keep`; None if none was evaluated.
       best_params: its parameters, with `keep`; else None.
       personalized: with `personalize`, what came of it, as in summary.json.
+      initial: with `evaluate_start`, the metrics before the first round, by column.
       signal: the number of the signal that asked to stop (2: Ctrl-C), else 0; it may come in the last round.
     """
 
@@ -52,6 +53,7 @@ class RunResult:
     best: BestRound | None = None
     best_params: Tree | None = field(default=None, repr=False)
     personalized: dict[str, Any] | None = None
+    initial: dict[str, Any] | None = None
 
     @cached_property
     def model(self) -> TrainedModel:

@@ -1,6 +1,8 @@
 """What advances a run: the rounds of a simulation, by its program; a deployment has rounds of its own."""
 
 import time
+from dataclasses import replace
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -14,7 +16,7 @@ from fedoptax.engine.batches import count_local_steps
 from fedoptax.engine.client_states import ClientStates, OnDevice, OnHost
 from fedoptax.engine.data import open_examples
 from fedoptax.engine.eager import eager_program
-from fedoptax.engine.evaluation import evaluate_clients
+from fedoptax.engine.evaluation import evaluate, evaluate_clients, evaluation_data
 from fedoptax.engine.faults import COUNTS, Faults, as_faults
 from fedoptax.engine.mesh import to_first_device
 from fedoptax.engine.personalization import personalize
@@ -25,7 +27,7 @@ from fedoptax.engine.schedule import client_speeds, make_schedule
 from fedoptax.engine.xla import host_errors
 from fedoptax.storage.folder import Status
 from fedoptax.storage.history import Row
-from fedoptax.tasks.task import Task
+from fedoptax.tasks.task import Task, jit
 
 CALL_SECONDS = 0.4  # aim of one call into the program: a lively bar, a quick stop, little overhead
 
@@ -161,10 +163,15 @@ class Simulation(Rounds):
 
     @host_errors()
     def evaluate_end(self, params: Tree) -> dict[str, Any]:
-        """Return what comes of the parameters when clients personalize them, if that was asked for."""
-        if (text := self._options.personalize) is None:
-            return {}
-        return {"personalized": personalize(self.task, params, self._plan, str(text), self._key)}
+        """Return the metrics before the first round, and after clients personalize the parameters, if asked for."""
+        notes: dict[str, Any] = {}
+        if self._options.evaluate_start and (data := evaluation_data(self.task)):
+            start = self._algorithm.params(self.program.start(self._values, self._key)[0])
+            values = jit(self.task, partial(evaluate, self.task))(start, data)
+            notes["initial"] = {name: finite_or_none(float(value)) for name, value in values.items()}
+        if (text := self._options.personalize) is not None:
+            notes["personalized"] = personalize(self.task, params, self._plan, str(text), self._key)
+        return notes
 
     def _next_evaluation(self, done: int) -> int:
         """Return the round whose end is the next to be evaluated."""
@@ -197,3 +204,48 @@ class Simulation(Rounds):
             row["epsilon"] = finite_or_none(float(epsilon))
         row["bytes_down"], row["bytes_up"] = cohort_size * self.program.bytes_down, answers * self.program.bytes_up
         return row | {"seconds": seconds}
+
+
+class OwnModels(Simulation):
+    """Rounds of clients that have models of their own, each evaluated on the held-out examples of its owners."""
+
+    def __init__(self, task: Task, point: Point, options: RunOptions, plan: Plan) -> None:
+        self._whole, self._held_out = task, evaluation_data(task)
+        super().__init__(without_held_out(task), point, replace(options, speeds=None), plan)
+        self._is_stacked = task.clients.num_clients > 1
+        self._evaluate = jit(task, partial(evaluate, task, is_stacked=self._is_stacked))
+        form = jax.eval_shape(self.models)
+        self._columns = sorted(jax.eval_shape(self._evaluate, form, self._held_out) if self._held_out else ())
+
+    def advance(self, done: int) -> Step:
+        """Do the rounds until the next evaluation, and evaluate."""
+        due = self._next_evaluation(done)
+        is_whole = isinstance(self.clients, OnDevice) and self._plan.examples == "device"
+        self._length = min(due - done, MAX_ROUNDS) if is_whole else 1  # else a call has the data of one cohort
+        step = super().advance(done)
+        for row in step.rows:
+            row |= dict.fromkeys(self._columns)
+            if row["round"] == due and self._held_out:
+                values = jax.device_get(self._evaluate(self.models(), self._held_out))
+                row |= {name: float(values[name]) for name in self._columns}
+        return step
+
+    def models(self) -> Tree:
+        """Return the clients' models, stacked, or the one if there is one client."""
+        if isinstance(self.clients, OnDevice):
+            states = to_first_device(self.clients.tree) if self._plan.mesh > 1 else self.clients.tree
+        else:
+            states = self.clients.of(np.arange(self._whole.num_clients))
+        if (client_params := self._algorithm.client_params) is not None:
+            server = to_first_device(self.server) if self._plan.mesh > 1 else self.server
+            states = jax.vmap(client_params, (None, 0))(server, states)
+        return states if self._is_stacked else jax.tree.map(lambda a: a[0], states)
+
+    def _measure_clients(self) -> dict[str, np.ndarray]:
+        return evaluate_clients(self._whole, self.models(), self._is_stacked)
+
+
+@lru_cache(maxsize=4)
+def without_held_out(task: Task) -> Task:
+    """Return a task without test and validation examples."""
+    return replace(task, test=None, test_owners=None, validation=None, validation_owners=None)

@@ -19,6 +19,7 @@ from fedoptax._progress import Update, bar
 from fedoptax.algorithm import FedAlgorithm, check_algorithm
 from fedoptax.distributed import broadcast, check_same, gather_from_all, is_distributed, is_leader, run_on_all_or_fail
 from fedoptax.engine.client_states import PLACES
+from fedoptax.engine.evaluation import part_by_client
 from fedoptax.engine.mesh import mesh_again
 from fedoptax.engine.personalization import with_rate
 from fedoptax.engine.plan import Plan, RunOptions, make_plan
@@ -27,7 +28,7 @@ from fedoptax.errors import UsageError, check_choice, check_flag, check_int, che
 from fedoptax.experiments.build import WRAPPERS
 from fedoptax.experiments.observers import FolderWriter, Observer, ProgressBar, RunEnd, Trackers, saved_state
 from fedoptax.experiments.result import DivergedError, Interrupted, RunResult, describe_end
-from fedoptax.experiments.rounds import Rounds, Simulation, Step
+from fedoptax.experiments.rounds import OwnModels, Rounds, Simulation, Step
 from fedoptax.experiments.selection import Watch, make_watch
 from fedoptax.experiments.signals import deferred_interrupt
 from fedoptax.storage.checkpoint import least_total, restore_checkpoint, rounds_of
@@ -141,9 +142,12 @@ def simulate(
     algorithm: FedAlgorithm | Point,
     options: RunOptions,
     record: Record,
-    make: Callable[[Task, Point, RunOptions, Plan], Simulation] = Simulation,
+    make: Callable[[Task, Point, RunOptions, Plan], Simulation] | None = None,
 ) -> RunResult:
-    """Run `algorithm` on `task` as `run` does, by the rounds of `make`; return also a run that did not end well."""
+    """Run `algorithm` on `task` as `run` does; return also a run that did not end well.
+
+    The rounds are those of `make`, or by default the ones that the algorithm needs.
+    """
     check_task(task)
     check_algorithm(algorithm.algorithm if isinstance(algorithm, Point) else algorithm)
     if (record.trackers or options.client_metrics) and record.folder is None:
@@ -157,6 +161,9 @@ def simulate(
         record = replace(record, out=None, resume_from=None, resume_round=None, trackers=(), progress=False)
     new = record.out if record.resume_from is None or Path(record.resume_from) != record.folder else None
     run_on_all_or_fail(lambda: None if new is None else prepare(new, record.overwrite))
+    if make is None:
+        has_own_models = point.algorithm.client_params is not None and part_by_client(task) is not None
+        make = OwnModels if has_own_models else Simulation
     simulation = make(task, point, options, plan)
     described = {"name": record.label, "hyperparameters": dict(record.hyperparameters)}
     config = run_config(task, described, options, plan, simulation.program, record.wrappers, record.trackers)
@@ -229,6 +236,7 @@ def run_rounds(
     return RunResult(
         history, params, rounds.server, rounds.clients, status, message, record.folder,
         dict(record.hyperparameters), signal, rounds.task, watch.best, best_params, notes.get("personalized"),
+        notes.get("initial"),
     )  # fmt: skip
 
 

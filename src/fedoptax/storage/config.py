@@ -42,7 +42,7 @@ def run_config(
 ) -> dict[str, Any]:
     """Return the config of a run as plain data.
 
-    `algorithm` holds its `name` and `hyperparameters`; `wrappers` are the texts of `privacy` and `compress`. The
+    `algorithm` holds its `name` and `hyperparameters`; `wrappers` are the texts of `experiments.build.WRAPPERS`. The
     program tells bytes and parameters. Trackers that have a name are noted.
     """
     options = replace(options, weighting=plan.weighting, client_states=plan.client_states, mesh=plan.mesh)
