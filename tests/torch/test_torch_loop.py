@@ -237,9 +237,12 @@ def test_a_loop_in_the_eager_engine_is_one_line() -> None:
         fx.run(torch_task(module=module), looped(module, Loop()), engine="eager", **OPTIONS)
 
 
-def test_a_minibatch_of_one_example_under_batch_normalisation_is_refused_before_the_first_round() -> None:
+@pytest.mark.parametrize("kind", ["module_task", "with_module"])
+def test_a_minibatch_of_one_example_under_batch_normalisation_is_refused_before_the_first_round(kind: str) -> None:
     module, rounds = NormNet(), []
-    algorithm = ft.with_module(fx.fedavg(0.1), module, cross_entropy)
+    if kind == "module_task":
+        module.norm = torch.nn.BatchNorm1d(5, track_running_stats=False)
+    algorithm = fx.fedavg(0.1) if kind == "module_task" else ft.with_module(fx.fedavg(0.1), module, cross_entropy)
     data = fx.FederatedData.from_clients([small_task().clients.client(i) for i in (0, 2, 4)])  # of 7, 11, 6
     task = ft.module_task("norm", module, cross_entropy, {}, data)
     for batch_size, is_refused in ((5, True), (3, True), (4, False), (20, False)):

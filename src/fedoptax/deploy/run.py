@@ -36,7 +36,7 @@ from fedoptax.engine.plan import make_plan
 from fedoptax.engine.program import Fixed, program
 from fedoptax.engine.sampling import sample_cohort
 from fedoptax.errors import RunError, UsageError, check_int
-from fedoptax.experiments.rounds import Rounds, Step
+from fedoptax.experiments.rounds import Rounds, Step, without_held_out
 from fedoptax.experiments.run import Record, run_rounds
 from fedoptax.experiments.selection import is_higher_better
 from fedoptax.experiments.signals import deferred_interrupt
@@ -45,7 +45,7 @@ from fedoptax.storage.config import metrics_record, run_config
 from fedoptax.storage.folder import Status, locked, prepare, read_params
 from fedoptax.storage.history import Row
 from fedoptax.tasks.metrics import Column
-from fedoptax.tasks.task import Task
+from fedoptax.tasks.task import Task, jit
 
 FILE = "network.jsonl"
 MOST_EXAMPLES = 10**9  # that a client may claim where nothing tells how many it can have
@@ -148,11 +148,13 @@ class NetworkRounds(Rounds):
         self._is_secure = isinstance(self.plan.aggregate, SecureMean)
         if needed < least and not self._is_secure:
             raise UsageError(f"quorum must leave {self.plan.aggregate} at least {least} uploads, got {needed} of them")
-        self.program = program(task, Fixed(self._algorithm), self.plan)
+        # Here nothing is trained, and the task's loss is perhaps not the one that clients take.
+        trained = without_held_out(replace(task, loss=_no_loss))
+        self.program = program(trained, Fixed(self._algorithm), self.plan)
         self._upload = upload_form(task, self._algorithm, self.plan.work)
         self._most = deployment.max_examples or int(task.clients.sizes.max()) or MOST_EXAMPLES
         self._key = jax.random.key(deployment.seed)
-        self._evaluate = jax.jit(lambda params, data: evaluate(task, params, data))
+        self._evaluate = jit(task, lambda params, data: evaluate(task, params, data))
         self.server: Tree = self.program.start({}, self._key)[0]
         self._untrained = self._measure(self.server)
         self.clients: Any = OnDevice((), 0)
@@ -390,3 +392,7 @@ class EvaluationOnly(NetworkRounds):
         self._write(1, [], RoundReport(), report)
         row: Row = {"round": 1, "train_loss": None, **self._measure(self.server), "bytes_down": 0, "bytes_up": 0}
         return Step([row | columns | {"seconds": time.perf_counter() - begun}])
+
+
+def _no_loss(params: Tree, batch: Any, key: jax.Array) -> jax.Array:
+    return jnp.zeros(())

@@ -13,7 +13,7 @@ import numpy as np
 from fedoptax.algorithm import Batches, Cohort, FedAlgorithm, Tree, weighted_mean
 from fedoptax.deploy.wire import Arrays, WireError, shown, unpack
 from fedoptax.engine.aggregation import MEAN, Aggregator, stacked
-from fedoptax.engine.batches import LocalWork, Minibatch, count_local_steps, minibatch_form, task_grad_fn
+from fedoptax.engine.batches import LocalWork, Minibatch, count_local_steps, minibatch_form
 from fedoptax.engine.round import all_finite, discount_weights, interpolate_state
 from fedoptax.engine.schedule import staleness_weights
 from fedoptax.tasks.task import Task
@@ -52,7 +52,8 @@ def upload_form(task: Task, algorithm: FedAlgorithm, work: LocalWork) -> Tree:
 
     def trace(message: Tree, client: Tree, batch: Minibatch, steps: jax.Array) -> Tree:
         batches = Batches(steps, lambda k: batch, jax.random.key(0), lambda: batch)
-        return algorithm.client_update(task_grad_fn(task), message, client, batches)[0]
+        # its form depends on no gradient, and the task's is perhaps not the one that clients take
+        return algorithm.client_update(lambda y, batch: (jnp.zeros(()), y), message, client, batches)[0]
 
     return jax.eval_shape(trace, message_form, client_form, minibatch_form(task, work.batch_size), np.int32(1))
 

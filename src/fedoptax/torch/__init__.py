@@ -1,8 +1,8 @@
 """PyTorch clients (extra `torch`): any `nn.Module` under any algorithm, and the local rules as optimizers.
 
-`with_module` trains a module with any algorithm, `with_loop` with any training loop; `module_task` makes of
-a module a task for everything else in this package. `fedoptax.torch.app` has the Flower apps. Messages and uploads are
-those of JAX clients, so that both kinds can take part in one federation.
+`with_module` trains a module with any algorithm, `with_loop` with any training loop; `module_task` makes of a module a
+task for everything else in this package. `fedoptax.torch.app` has the Flower apps. Messages and uploads are those of
+JAX clients, so that both kinds can take part in one federation.
 """
 
 from importlib.util import find_spec

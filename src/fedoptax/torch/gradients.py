@@ -64,8 +64,6 @@ def with_module(algorithm: FedAlgorithm, module: nn.Module, loss: ModuleLoss) ->
     def client_update(_: Any, message: Tree, client: ModuleState, batches: Any) -> tuple[Tree, Tree, jax.Array]:
         if not isinstance(batches, Batches):
             batches = BatchList(map(Place, batches), getattr(batches, "key", None))
-        elif batches.smallest == 1:
-            check_single_example(module, loss, batches.get(0).examples)
         call_host(lambda buffers: load_buffers(module, buffers), None, client.buffers, is_ordered=True)
         upload, state, mean_loss = algorithm.client_update(grad_fn, message, client.algorithm, batches)
         buffers = call_host(lambda loss: buffers_from_module(module), client.buffers, mean_loss, is_ordered=True)
@@ -97,6 +95,8 @@ def torch_grad_fn(module: nn.Module, loss: ModuleLoss) -> GradFn:
         check_params(module, params)
         inner = batch.batch if isinstance(batch, Place) else batch
         is_minibatch = isinstance(inner, Minibatch)
+        if is_minibatch:
+            gradient.check_batch(inner.examples)
         arrays = (params, inner.examples, jax.random.key_data(inner.key)) if is_minibatch else (params,)
         compute = gradient.at_minibatch if is_minibatch else partial(gradient.at_batch, batch, inner)
         # Ordered, as the first of two gradients on one batch is the one that updates running statistics.
@@ -122,6 +122,21 @@ class ModuleGradient:
     def at_minibatch(self, params: Tree, examples: Mapping[str, Any], key_data: Any) -> tuple[jax.Array, Tree]:
         """Compute loss and gradient on an engine's minibatch, without its padding; the key gives the seed."""
         return self._compute(params, real_examples(examples), seed_of(key_data))
+
+    def check_batch(self, examples: Mapping[str, Any]) -> None:
+        """Check that batch normalisation takes a minibatch of one example, where the examples are one."""
+        norms = [name for name, m in self.module.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        form = {name: a for name, a in examples.items() if name != "mask"}
+        if not norms or len(jax.tree.leaves(form)[0]) > 1:
+            return
+        batch = real_examples({name: np.zeros(a.shape, a.dtype) for name, a in form.items()})
+        try:
+            with torch.no_grad(), torch.random.fork_rng():
+                self.loss(deepcopy(self.module).train(), as_tensors(batch, next(self.module.parameters()).device))
+        except Exception as error:  # any other, perhaps of the zeros, comes again with the examples if it is not
+            if "more than 1 value" in str(error):
+                message = "batch_size must leave no client a minibatch of one example, which "
+                raise UsageError(f"{message}'{norms[0]}' cannot normalise") from error
 
     @contextmanager
     def holding(self, params: Tree) -> Iterator[list[nn.Parameter]]:
@@ -184,21 +199,6 @@ def real_examples(examples: Mapping[str, Any]) -> dict[str, Any]:
 def seed_of(key_data: Any) -> int:
     """Return a seed for PyTorch of the data of a key."""
     return int.from_bytes(np.ascontiguousarray(key_data).tobytes()[-8:], "little") >> 1
-
-
-def check_single_example(module: nn.Module, loss: ModuleLoss, examples: Mapping[str, Any]) -> None:
-    """Check that batch normalisation takes a minibatch of one example, which a run is going to have."""
-    norms = [name for name, m in module.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    if not norms:
-        return
-    one = {name: np.zeros((1, *a.shape[1:]), a.dtype) for name, a in examples.items() if name != "mask"}
-    try:
-        with torch.no_grad(), torch.random.fork_rng():
-            loss(deepcopy(module).train(), as_tensors(one, next(module.parameters()).device))
-    except Exception as error:  # any other, perhaps of the zeros, comes again with the examples if it is not
-        if "more than 1 value" in str(error):
-            message = f"batch_size must leave no client a minibatch of one example, which '{norms[0]}' cannot normalise"
-            raise UsageError(message) from error
 
 
 def as_tensors(batch: Any, device: torch.device) -> Any:

@@ -89,6 +89,7 @@ def _differentiable(gradient: ModuleGradient) -> Callable[[Tree, Any, jax.Array]
     def value_and_grads(params: Tree, batch: Any, key_data: jax.Array) -> tuple[jax.Array, Tree]:
         check_statistics(gradient.module)
         check_params(gradient.module, params)
+        gradient.check_batch(batch)
         return call_host(gradient.at_minibatch, gradient_form(params), params, batch, key_data)
 
     @jax.custom_vjp
