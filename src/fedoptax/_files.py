@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedoptax.errors import RunError, UsageError, shorten
+from fedoptax.errors import DataError, RunError, UsageError, shorten
 
 
 @contextmanager
@@ -128,3 +128,15 @@ def to_plain(value: Any) -> Any:
 def finite_or_none(value: Any) -> Any:
     """Return `value`, or None for a float that is NaN or infinite."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@contextmanager
+def reading(name: object, kind: str) -> Iterator[None]:
+    """Turn whatever fails in reading a file into one line that names it: damaged ones fail in many ways."""
+    try:
+        yield
+    except (UsageError, DataError):
+        raise
+    except Exception as error:
+        reason = shorten(error if " " in str(error) else repr(error))
+        raise DataError(f"{name} cannot be read as {kind}: {reason}") from error

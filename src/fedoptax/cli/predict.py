@@ -4,14 +4,23 @@ import sys
 
 from fedoptax._files import pack_arrays, write_atomically
 from fedoptax.cli.options import Export, Predict
-from fedoptax.errors import check_choice
+from fedoptax.errors import UsageError, check_choice
 
 ENDINGS = (".csv", ".parquet", ".npz")
 MODEL_ENDINGS = (".npz", ".safetensors", ".stablehlo")
 
 
 def predict(options: Predict) -> None:
-    """Predict the examples of a file, and write or print the predictions."""
+    """Predict the examples of a file, and write or print the predictions; or answer a prompt."""
+    if options.prompt is not None and options.input is None:
+        from fedoptax.storage.adapter import load_adapted  # imports JAX
+
+        for piece in load_adapted(options.folder, options.params).answer(options.prompt, options.tokens):
+            print(piece, end="", flush=True)
+        print()
+        return
+    if options.input is None or options.prompt is not None:
+        raise UsageError("predict needs either input or prompt")
     if options.out is not None:
         check_choice("out", options.out.suffix, ENDINGS)
     from fedoptax.storage.model import load_model  # imports JAX
@@ -32,7 +41,13 @@ def predict(options: Predict) -> None:
 
 
 def export(options: Export) -> None:
-    """Write the model of a run to a file."""
+    """Write the model of a run to a file, or its adapters to a folder."""
+    if options.out.suffix not in MODEL_ENDINGS:
+        from fedoptax.storage.adapter import is_adapted, load_adapted  # imports JAX
+
+        if is_adapted(options.folder):
+            print(f"adapter: {load_adapted(options.folder, options.params).save_adapter(options.out)}")
+            return
     check_choice("out", options.out.suffix, MODEL_ENDINGS)
     from fedoptax.storage.model import load_model  # imports JAX
 

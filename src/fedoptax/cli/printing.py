@@ -28,8 +28,7 @@ def print_summary(folder: Path, as_json: bool) -> None:
     if absent := [name for name, value in summary["final"].items() if value is None]:
         print(f"never a finite number: {', '.join(absent)}")
     if initial := summary.get("initial"):
-        values = [f"{name} {value:.4g}" for name, value in initial.items() if value is not None]
-        print(f"before the first round: {', '.join(values)}")
+        print("before the first round:", ", ".join(f"{n} {v:.4g}" for n, v in initial.items() if v is not None))
     if best := summary.get("best") if (folder / "best.npz").is_file() else None:
         print("kept as best.npz: round {round}, {metric} {value:.4g}".format(**best))
     if result := summary.get("personalized"):

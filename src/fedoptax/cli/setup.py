@@ -16,7 +16,7 @@ from fedoptax.experiments.presets import PAPERS, PaperSetting, Settings, choose_
 from fedoptax.experiments.run import split_options
 from fedoptax.storage.folder import prepare
 from fedoptax.tasks import TASKS, load_task, recipe_of
-from fedoptax.tasks.recipe import PARTITION_OPTIONS, TASK_OPTIONS
+from fedoptax.tasks.recipe import PARTITION_OPTIONS, PREFIX, TASK_OPTIONS, TEXT_PREFIX
 from fedoptax.tasks.task import Task
 
 
@@ -94,7 +94,7 @@ def load(options: TaskOptions, arguments: Mapping[str, Any]) -> Task:
 def reload_task(spec: Mapping[str, Any], data_dir: Path | None) -> Task:
     """Load the task that a folder of results names, by its `spec` there."""
     name = str(spec["name"])
-    if name not in TASKS and not name.startswith("file:"):
+    if name not in TASKS and not name.startswith((PREFIX, TEXT_PREFIX)):
         raise UsageError(f"task '{name}' was made in Python: continue with fedoptax.run(resume_from=...)")
     arguments = {key: spec[key] for key in recipe_of(name).option_types() if key in spec}
     task = load_task(name, seed=spec.get("partition_seed", 0), data_dir=data_dir, **arguments)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedoptax._files import reading as reading
 from fedoptax.errors import DataError, UsageError, check_choice, check_int, shorten
 
 if TYPE_CHECKING:
@@ -25,18 +26,6 @@ IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".p
 
 Size = int | tuple[int, int]
 """Pixels: height and width, or one number for a square."""
-
-
-@contextmanager
-def reading(name: object, kind: str) -> Iterator[None]:
-    """Turn whatever fails in reading a file into one line that names it: damaged ones fail in many ways."""
-    try:
-        yield
-    except (UsageError, DataError):
-        raise
-    except Exception as error:
-        reason = shorten(error if " " in str(error) else repr(error))
-        raise DataError(f"{name} cannot be read as {kind}: {reason}") from error
 
 
 @contextmanager

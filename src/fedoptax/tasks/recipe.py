@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from fedoptax.models import Model
     from fedoptax.tasks.task import Task
 
-PREFIX = "file:"
-"""The beginning of the name of a task on a file."""
+PREFIX, TEXT_PREFIX = "file:", "text:"
+"""The beginnings of the names of tasks on a file, and on texts."""
 
 NATURAL = ("writers", "roles", "users", "articles", "parts", "clients")
 """Names of the clients that a data set has by nature."""
@@ -111,6 +111,8 @@ class TaskOptions:
       validation_fraction: share of each client's training examples that is held out to choose by, in (0, 1), see
         `with_validation`; default none.
       metrics: of classes, further metrics by name, such as `"auroc,f1"`, see `with_metrics`.
+      context, freeze_a, lora_alpha, lora_targets, lora_dropout, base_adapter: of `text:PATH`, see
+        `fedoptax.tasks.pretrained`.
       lora, base: train low-rank changes, of rank `lora`, of the parameters in `base`, a run folder or `.npz` file; see
         `with_lora`.
       compute_dtype: `"bfloat16"` computes the training loss and its gradients in it, see `with_compute_dtype`; default
@@ -144,6 +146,12 @@ class TaskOptions:
     lora: int | None = None
     base: str | None = None
     compute_dtype: str | None = None
+    context: int | None = None
+    freeze_a: int | None = None
+    lora_alpha: float | None = None
+    lora_targets: str | None = None
+    lora_dropout: float | None = None
+    base_adapter: str | None = None
     seed: int = 0
     data_dir: str | Path | None = None
 
@@ -198,7 +206,7 @@ class Recipe:
         for option, value in options.chosen().items():
             if option not in allowed:
                 raise UsageError(f"{option} does not apply to task '{name}', which takes {', '.join(allowed)}")
-            if option in ("model", "partition"):
+            if option in ("model", "partition") and option not in self.options:
                 check_choice(option, value, self.models if option == "model" else self.partitions)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedoptax.data.datasets import cifar, digits, emnist, mnist
 from fedoptax.errors import UsageError, check_choice
-from fedoptax.tasks.recipe import CENTRAL, MODELS, PREFIX, TASK_OPTIONS, Recipe, TaskOptions, defer_import
+from fedoptax.tasks.recipe import CENTRAL, MODELS, PREFIX, TASK_OPTIONS, TEXT_PREFIX, Recipe, TaskOptions, defer_import
 
 if TYPE_CHECKING:
     from fedoptax.tasks.task import Task
@@ -155,20 +155,32 @@ CUSTOM = Recipe(
 )
 
 
+TEXT = Recipe(
+    defer_import("tasks.pretrained:text_data"),
+    "your own texts: .jsonl, .parquet, .csv, or a folder; a pretrained model, whole or by adapters (LoRA)",
+    model="",
+    options=("model", "client_column", "num_clients", "test_fraction", "context", "lora", "lora_alpha", "lora_targets",
+             "lora_dropout", "freeze_a", "base_adapter"),
+    defaults={"rounds": 20, "cohort_size": 4, "batch_size": 4, "local_epochs": 1, "eval_every": 5},
+)  # fmt: skip
+
+
 def recipe_of(name: str) -> Recipe:
-    """The recipe of a task: one of `TASKS`, or of `file:PATH`."""
-    if isinstance(name, str) and len(name) > len(PREFIX) and name.startswith(PREFIX):
-        return CUSTOM
-    check_choice("task", name, [*TASKS, f"{PREFIX}PATH"])
+    """The recipe of a task: one of `TASKS`, of `file:PATH` or of `text:PATH`."""
+    for prefix, recipe in ((PREFIX, CUSTOM), (TEXT_PREFIX, TEXT)):
+        if isinstance(name, str) and len(name) > len(prefix) and name.startswith(prefix):
+            return recipe
+    check_choice("task", name, [*TASKS, f"{PREFIX}PATH", f"{TEXT_PREFIX}PATH"])
     return TASKS[name]
 
 
 def load_task(name: str, **options: Any) -> Task:
-    """Load a named task, or `"file:PATH"`, a task on your own file or folder.
+    """Load a named task, `"file:PATH"`, a task on your own file or folder, or `"text:PATH"`, one on your own texts.
 
     Args:
       name: one of `TASKS`; or `file:` and the path of a `.npz`, `.csv` or `.parquet` file or of a folder of images, see
-        `fedoptax.data.custom`.
+        `fedoptax.data.custom`; or `text:` and the path of texts, with the folder of a pretrained `model`, see
+        `fedoptax.tasks.pretrained`.
       options: the fields of `TaskOptions`: `partition`, `num_clients`, `model`, `seed`, `data_dir` and others; which
         ones a task takes is `recipe_of(name).option_types()`.
 
@@ -190,7 +202,7 @@ def load_task(name: str, **options: Any) -> Task:
     chosen = TaskOptions(**options)
     recipe.check(name, chosen)
     task = recipe.build(name, recipe, chosen)
-    if (chosen.lora is None) != (chosen.base is None):
+    if recipe.models and (chosen.lora is None) != (chosen.base is None):
         raise UsageError("lora and base must be given together")
     if chosen.lora is not None and chosen.base is not None:
         task = with_lora(task, chosen.base, chosen.lora)

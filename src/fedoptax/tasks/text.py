@@ -69,7 +69,8 @@ def next_token(
 
     def score(params: Tree, batch: Any, key: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
         logits = at_least_float32(net.apply(params, batch["x"].astype(jnp.int32), key))
-        return logits, optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"].astype(jnp.int32))
+        targets = jnp.maximum(batch["y"].astype(jnp.int32), 0)  # `pad` may be below 0
+        return logits, optax.softmax_cross_entropy_with_integer_labels(logits, targets)
 
     def is_real(y: jax.Array) -> jax.Array:
         return jnp.ones(y.shape, jnp.float32) if pad is None else (y != pad).astype(jnp.float32)

@@ -1,7 +1,6 @@
 """Parameters that stay at their client: norms (FedBN, Li et al. 2021), heads (FedPer, Arivazhagan et al. 2019).
 
-A client runs the algorithm on all parameters. What is sent, either way, are the shared ones; in a tree of these, `None`
-stands in the place of a personal leaf, which JAX leaves out.
+A client runs the algorithm on all parameters. Only the shared ones are sent: trees with `None` for a personal leaf.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,8 +15,6 @@ from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minib
 from fedoptax.errors import UsageError, check_type
 from fedoptax.tree import add, leaf_names
 from fedoptax.wrappers.uploads import upload_form
-
-Keep = str | Sequence[str] | Callable[[str], bool]
 
 
 class PersonalServer(NamedTuple):
@@ -35,7 +32,7 @@ class PersonalClient(NamedTuple):
     server: Tree
 
 
-def with_personal(algorithm: FedAlgorithm, keep: Keep) -> FedAlgorithm:
+def with_personal(algorithm: FedAlgorithm, keep: str | Sequence[str] | Callable[[str], bool]) -> FedAlgorithm:
     """`algorithm` with parameters that stay at their client: never sent, averaged, or seen by the server's optimizer.
 
     A client trains them together with the shared ones, by the algorithm's local rule, and they are part of its state.
@@ -53,8 +50,7 @@ def with_personal(algorithm: FedAlgorithm, keep: Keep) -> FedAlgorithm:
         `block1/norm1/scale`, and each of its parts; or a function of the path.
 
     Raises:
-      UsageError: `keep` is none of these, or, when parameters are known, keeps none or all; or the algorithm's uploads
-        are coded or private.
+      UsageError: `keep` is none of these, or keeps none or all of the parameters; or uploads are coded or private.
 
     Example:
       >>> import jax, fedoptax as fx
@@ -66,12 +62,17 @@ def with_personal(algorithm: FedAlgorithm, keep: Keep) -> FedAlgorithm:
     check_algorithm(algorithm)
     if algorithm.decode is not None or algorithm.epsilon is not None:
         raise UsageError("algorithm must not be private or compressed yet: wrap with_personal's result instead")
-    check_type("keep", keep, str | Sequence | Callable)  # type: ignore[arg-type]
-    is_personal = keep if callable(keep) else _matches([keep] if isinstance(keep, str) else list(keep))
+    check_type("keep", keep, str | Sequence | Callable)
+    patterns = [keep] if isinstance(keep, str) else keep
+
+    def is_personal(name: str) -> bool:
+        if callable(patterns):
+            return bool(patterns(name))
+        return any(fnmatchcase(part, pattern) for pattern in patterns for part in (name, *name.split("/")))
 
     def split(params: Tree) -> tuple[Tree, Tree]:
         leaves, structure = jax.tree.flatten(params)
-        chosen = [bool(is_personal(name)) for name in leaf_names(params)]
+        chosen = [is_personal(name) for name in leaf_names(params)]
         if all(chosen) or not any(chosen):
             raise UsageError(f"keep must keep some parameters and leave some, it keeps {sum(chosen)} of {len(chosen)}")
         halves = ([a if c == want else None for a, c in zip(leaves, chosen)] for want in (False, True))
@@ -123,7 +124,3 @@ def part_of(tree: Tree, form: Tree) -> Tree:
     """Return a tree with only the leaves that `form` has, by path."""
     paths = {keystr(path) for path, _ in tree_leaves_with_path(form)}
     return tree_map_with_path(lambda path, a: a if keystr(path) in paths else None, tree)
-
-
-def _matches(patterns: Sequence[str]) -> Callable[[str], bool]:
-    return lambda name: any(fnmatchcase(part, p) for p in patterns for part in (name, *name.split("/")))

@@ -1,0 +1,189 @@
+"""The Llama family, from Hugging Face folders: Llama, SmolLM2 and Qwen2, with adapters that are applied, not merged.
+
+Blocks of RMSNorm, rotary positions, grouped-query attention and SwiGLU (Touvron et al. 2023; Ainslie et al. 2023). All
+blocks' arrays are stacked, (depth, …), and run in one scan, so that a deep model compiles like a shallow one; each
+block is rematerialised in the backward pass. Weights have the folders' names and orientation, (outputs, inputs).
+
+With low-rank adapters (Hu et al. 2022) a linear map is x Wᵀ + (α/r) (x Aᵀ) Bᵀ. W is one array for all clients: under
+`vmap` over clients with adapters of their own, x Wᵀ stays one product of all their tokens.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedoptax._files import reading
+from fedoptax.errors import DataError, UsageError
+from fedoptax.models.model import Model, Params
+
+LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""The linear maps of a block, by their names in the folders."""
+PLACES = {name: f"{'self_attn' if name in LINEAR[:4] else 'mlp'}.{name}" for name in LINEAR}
+_NORMS = ("input_layernorm", "post_attention_layernorm")
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """The shape of a model; `rope_scaling` is Llama 3's (factor, low and high frequency factor, context), or None."""
+
+    vocabulary: int
+    width: int
+    hidden: int
+    depth: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float = 1e-6
+    theta: float = 10_000.0
+    rope_scaling: tuple[float, float, float, float] | None = None
+
+    def linear_shape(self, name: str) -> tuple[int, int]:
+        """Return (outputs, inputs) of one of `LINEAR`."""
+        attention, shared = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        inputs = {"o_proj": attention, "down_proj": self.hidden}
+        outputs = {"q_proj": attention, "k_proj": shared, "v_proj": shared} | dict.fromkeys(LINEAR[4:6], self.hidden)
+        return outputs.get(name, self.width), inputs.get(name, self.width)
+
+
+def read_config(folder: str | Path) -> LlamaConfig:
+    """Read the `config.json` of a folder; a `UsageError` if the model is of another family or has an unknown part."""
+    with reading(path := Path(folder) / "config.json", "the config of a model"):
+        config = json.loads(path.read_text(encoding="utf-8"))
+        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        rope_type = rope.get("rope_type", rope.get("type", "default"))
+        wanted = {"model_type": ("llama", "qwen2"), "hidden_act": ("silu",), "use_sliding_window": (False,)}
+        values = {name: config.get(name, allowed[0]) for name, allowed in wanted.items()} | {"rope_type": rope_type}
+        for name, allowed in (wanted | {"rope_type": ("default", "llama3")}).items():
+            if (got := values[name]) not in allowed:
+                raise UsageError(f"model '{folder}' must have {name} {' or '.join(map(str, allowed))}, got {got}")
+        names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+        scaling: Any = None if rope_type == "default" else tuple(float(rope[name]) for name in names)
+        heads, width = config["num_attention_heads"], config["hidden_size"]
+        return LlamaConfig(
+            config["vocab_size"], width, config["intermediate_size"], config["num_hidden_layers"], heads,
+            config.get("num_key_value_heads") or heads, config.get("head_dim") or width // heads,
+            config.get("rms_norm_eps", 1e-6), float(rope.get("rope_theta", config.get("rope_theta", 1e4))), scaling,
+        )  # fmt: skip
+
+
+def from_pretrained(
+    folder: str | Path, dtype: str = "float32", scale: float = 1.0, dropout: float = 0.0
+) -> tuple[Model, Params]:
+    """Read a Hugging Face folder of a Llama, SmolLM2 or Qwen2 model; return it and its parameters, NumPy arrays.
+
+    Statistics of norms are in float32, all else in `dtype`. The model's `apply` is that of `make_apply`.
+    """
+    from safetensors.flax import load_file
+
+    config, weights, folder = read_config(folder), dict[str, np.ndarray](), Path(folder)
+    for path in sorted(folder.glob("*.safetensors")):
+        with reading(path, "weights"):
+            weights |= {name: np.asarray(array).astype(jnp.dtype(dtype)) for name, array in load_file(path).items()}
+
+    def read(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        got = weights.pop(name) if name in weights else None
+        if got is None or got.shape != shape:
+            raise DataError(f"'{folder}' must hold '{name}' of shape {shape}, got {got is not None and got.shape}")
+        return got
+
+    def read_stack(place: str, shape: tuple[int, ...]) -> np.ndarray:
+        return np.stack([read(f"model.layers.{i}.{place}", shape) for i in range(config.depth)])
+
+    layers = {name: read_stack(f"{name}.weight", (config.width,)) for name in _NORMS}
+    for name, place in PLACES.items():
+        layers[name] = read_stack(f"{place}.weight", config.linear_shape(name))
+        if f"model.layers.0.{place}.bias" in weights:  # Qwen2's attention has some
+            layers[f"{name}_bias"] = read_stack(f"{place}.bias", config.linear_shape(name)[:1])
+    params = {"embed_tokens": read("model.embed_tokens.weight", (config.vocabulary, config.width)), "layers": layers}
+    params["norm"] = read("model.norm.weight", (config.width,))
+    if "lm_head.weight" in weights:  # else it is tied to the embedding
+        params["lm_head"] = read("lm_head.weight", (config.vocabulary, config.width))
+    return Model(lambda key: params, make_apply(config, scale, dropout)), params
+
+
+def make_apply(config: LlamaConfig, scale: float = 1.0, dropout: float = 0.0) -> Callable[..., jax.Array]:
+    """Make `(params, tokens, key=None) -> logits (n, time, vocabulary)`, a causal language model.
+
+    Padding may only follow a sequence. `params["lora"]`, if there is one, holds adapters by the name of a linear map,
+    `{"q_proj": {"a": (depth, rank, inputs), "b": (depth, outputs, rank)}, …}`; `scale` is their α/r, and `dropout` that
+    of their inputs, in training (with a key).
+    """
+
+    def apply(params: Params, tokens: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
+            raise UsageError(f"tokens must be integers (n, time), got {tokens.dtype} of shape {tokens.shape}")
+        x = jnp.take(jnp.asarray(params["embed_tokens"]), tokens, axis=0)
+        angles = rotary_angles(config, tokens.shape[1])
+        keys = None if key is None or not dropout else jax.random.split(key, config.depth)
+
+        @partial(jax.checkpoint, prevent_cse=False)  # in a scan nothing is merged anyway
+        def block(x: jax.Array, layer: tuple[Params, Params, jax.Array | None]) -> tuple[jax.Array, None]:
+            return _block(config, scale, dropout, angles, x, *layer), None
+
+        x, _ = jax.lax.scan(block, x, (params["layers"], params.get("lora", {}), keys))
+        x = rms_norm(x, params["norm"], config.eps)
+        return x @ jnp.asarray(params.get("lm_head", params["embed_tokens"])).T
+
+    return apply
+
+
+def _block(
+    config: LlamaConfig, scale: float, dropout: float, angles: jax.Array, x: jax.Array, layer: Params, lora: Params,
+    key: jax.Array | None,
+) -> jax.Array:  # fmt: skip
+    n, time, _ = x.shape
+
+    def linear(name: str, x: jax.Array) -> jax.Array:
+        y = x @ layer[name].T
+        if f"{name}_bias" in layer:
+            y = y + layer[f"{name}_bias"]
+        if name in lora:
+            if key is not None:
+                keep = jax.random.bernoulli(jax.random.fold_in(key, LINEAR.index(name)), 1 - dropout, x.shape)
+                x = jnp.where(keep, x / jnp.asarray(1 - dropout, x.dtype), jnp.zeros((), x.dtype))
+            a, b = (lora[name][part].astype(x.dtype) for part in "ab")
+            y = y + jnp.asarray(scale, x.dtype) * (x @ a.T @ b.T)
+        return y
+
+    h = rms_norm(x, layer["input_layernorm"], config.eps)
+    q, k, v = (linear(name, h).reshape(n, time, -1, config.head_dim) for name in LINEAR[:3])
+    q, k = rotate(q, angles), rotate(k, angles)
+    with jax.numpy_dtype_promotion("standard"):  # jax's own function needs it
+        seen = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+    x = x + linear("o_proj", seen.reshape(n, time, -1))
+    h = rms_norm(x, layer["post_attention_layernorm"], config.eps)
+    return x + linear("down_proj", jax.nn.silu(linear("gate_proj", h)) * linear("up_proj", h))
+
+
+def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
+    """Return x / √(mean x² + ε) times `weight`, the statistics in float32 (Zhang and Sennrich 2019)."""
+    wide = x.astype(jnp.float32)
+    wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
+    return wide.astype(x.dtype) * weight
+
+
+def rotary_angles(config: LlamaConfig, time: int) -> jax.Array:
+    """Return the angle of each position and pair of numbers, float32 (time, head_dim / 2) (Su et al. 2021).
+
+    With Llama 3's scaling low frequencies are divided by its factor, and those between are interpolated.
+    """
+    frequency = config.theta ** (-np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim)
+    if config.rope_scaling is not None:
+        factor, low, high, context = config.rope_scaling
+        share = np.clip((context * frequency / (2 * np.pi) - low) / (high - low), 0, 1)
+        frequency = frequency * (share + (1 - share) / factor)
+    return jnp.asarray(np.outer(np.arange(time), frequency), jnp.float32)
+
+
+def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
+    """Turn each pair (xᵢ, xᵢ₊ₕ) of x (n, time, heads, 2h) by its angle."""
+    cos, sin = (f(angles)[:, None].astype(x.dtype) for f in (jnp.cos, jnp.sin))
+    first, second = jnp.split(x, 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

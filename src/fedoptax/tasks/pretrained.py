@@ -1,0 +1,137 @@
+"""A pretrained language model on texts of your own: `text:PATH`, trained whole or by adapters beside a frozen base."""
+
+import os
+from pathlib import Path
+from zlib import crc32
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedoptax.algorithm import Tree
+from fedoptax.data.federated import FederatedData
+from fedoptax.data.text import IGNORED, TextTokenizer, as_sequences, read_texts
+from fedoptax.errors import DataError, UsageError, check_int
+from fedoptax.models import llama
+from fedoptax.models.adapters import Lora, init_adapters, read_adapters
+from fedoptax.models.model import Model, count_params
+from fedoptax.tasks.recipe import TEXT_PREFIX, Recipe, TaskOptions
+from fedoptax.tasks.task import Frozen, Task
+from fedoptax.tasks.text import next_token
+
+
+def text_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
+    """Next-token prediction on a user's texts, by a model from a Hugging Face folder (`model`).
+
+    The texts are read by `fedoptax.data.text.read_texts`, tokenised by the folder's tokenizer, and made sequences of
+    `context` tokens; of conversations only the assistant's turns count, of prompts and completions only the latter. The
+    loss is the mean over the learned tokens of a batch. A client's weight is its number of sequences.
+
+    With `lora` clients train and send adapters of that rank, of the linear maps `lora_targets`, beside one base that
+    all share; `freeze_a` trains B alone (FFA-LoRA, Sun et al. 2024), whose mean is exactly the mean of the products.
+    `base_adapter` starts from a folder of PEFT's, and has its rank, factor and targets. Without `lora` and
+    `base_adapter` the whole model is trained.
+    """
+    path, context = (
+        Path(os.path.expanduser(name.removeprefix(TEXT_PREFIX))),
+        256 if options.context is None else options.context,
+    )
+    check_int("context", context)
+    (config, lora, start), folder = read_settings(options), model_folder(options)
+    clients, owners, held_out = read_clients(path, folder, context, options)
+    net, base = read_model(options, lora)
+    size, frozen = count_params(base), Frozen()
+    if lora is None:
+        trained = Model(lambda key: jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), base), net.apply)
+    else:
+        trained, frozen = with_adapters(net, base, config, lora, start, options)
+    learned = next_token(trained, (), pad=IGNORED, primary="perplexity")
+    learned = {name: learned[name] for name in ("init", "loss", "metrics", "primary_metric", "higher_is_better")}
+    count = count_params(jax.eval_shape(trained.init, jax.random.key(0)))
+    sizes, tokens = clients.sizes, int(np.sum(clients.examples["y"] != IGNORED))
+    megabytes = size * jnp.dtype(options.compute_dtype or "float32").itemsize / 1e6
+    notes = (
+        f"clients: {len(sizes)}, {sizes.min():,} to {sizes.max():,} sequences of at most {context} tokens each; "
+        f"{tokens:,} learned tokens",
+        f"model: {size:,} parameters ({megabytes:,.0f} MB{', once for all clients' if lora else ''}), {count:,} "
+        f"trained and sent ({count * 4 / 1e6:,.1f} MB)",
+    )
+    spec = {
+        **options.chosen(),
+        "partition_seed": options.seed,
+        "contents": f"{crc32(clients.examples['y'].tobytes()):08x}",
+    }
+    return Task(
+        name, clients=clients, test=held_out, test_owners=owners if held_out else None, label=None, eval_batch=8,
+        frozen=frozen, description=f"{path.name}, next token by {folder.name}", spec=spec, notes=notes, **learned,
+    )  # fmt: skip
+
+
+def model_folder(options: TaskOptions) -> Path:
+    """Return the folder of the base model; raise a `UsageError` if the options name none."""
+    if options.model is None:
+        raise UsageError("text:PATH needs a model, the folder of a Llama, SmolLM2 or Qwen2 model")
+    return Path(os.path.expanduser(options.model))
+
+
+def read_settings(options: TaskOptions) -> tuple[llama.LlamaConfig, Lora | None, Tree | None]:
+    """Return the model's shape, the adapters' settings, and the adapters to start from; None for what there is not."""
+    config = llama.read_config(model_folder(options))
+    if options.base_adapter is not None:
+        start, lora = read_adapters(os.path.expanduser(options.base_adapter), config)
+        if options.lora not in (None, lora.rank):
+            raise UsageError(f"lora must be {lora.rank}, the rank of base_adapter, got {options.lora}")
+        return config, lora, start
+    chosen = {"alpha": options.lora_alpha, "targets": options.lora_targets, "dropout": options.lora_dropout}
+    chosen = {name: value for name, value in chosen.items() if value is not None}
+    return config, None if options.lora is None else Lora(options.lora, **chosen), None  # type: ignore[arg-type]
+
+
+def read_model(options: TaskOptions, lora: Lora | None) -> tuple[Model, Tree]:
+    """Return the model, which applies adapters with the settings `lora`, and its parameters."""
+    scaled = {} if lora is None else {"scale": lora.scale, "dropout": lora.dropout}
+    return llama.from_pretrained(model_folder(options), options.compute_dtype or "float32", **scaled)
+
+
+def frozen_a(config: llama.LlamaConfig, lora: Lora, start: Tree | None, options: TaskOptions) -> Tree:
+    """Return what is not trained of the adapters: with `freeze_a` all A, those of `start` or else of the seed."""
+    if not options.freeze_a:
+        return {}
+    adapters = init_adapters(config, lora, jax.random.key(options.seed)) if start is None else start
+    return {name: {"a": pair["a"]} for name, pair in adapters.items()}
+
+
+def join_adapters(params: Tree, still: Tree) -> Tree:
+    """Return the adapters of what is trained and what is not."""
+    return {name: pair | still.get(name, {}) for name, pair in params.items()}
+
+
+def with_adapters(
+    net: Model, base: Tree, config: llama.LlamaConfig, lora: Lora, start: Tree | None, options: TaskOptions
+) -> tuple[Model, Frozen]:
+    """Return a model of adapters alone, and what stands still: the base, and with `freeze_a` all A."""
+    frozen = Frozen(jax.tree.map(jnp.asarray, {"base": base, "a": frozen_a(config, lora, start, options)}))
+
+    def init(key: jax.Array) -> Tree:
+        adapters = init_adapters(config, lora, key) if start is None else jax.tree.map(jnp.asarray, start)
+        return {name: {"b": pair["b"]} if options.freeze_a else pair for name, pair in adapters.items()}
+
+    def apply(params: Tree, x: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        adapters = join_adapters(params, frozen.arrays["a"])
+        return net.apply({**frozen.arrays["base"], "lora": adapters}, x, key)
+
+    return Model(init, apply), frozen
+
+
+def read_clients(
+    path: Path, folder: Path, context: int, options: TaskOptions
+) -> tuple[FederatedData, np.ndarray, dict[str, np.ndarray] | None]:
+    """Return the clients' sequences, and the test sequences with their owners: `test_fraction` of each client's."""
+    tokenizer, texts = TextTokenizer.read(folder), read_texts(path, options.client_column or "client")
+    names = list(texts)[: options.num_clients]
+    sequences = [as_sequences(texts[name], tokenizer, context) for name in names]
+    if not (sequences := [arrays for arrays in sequences if len(arrays["x"])]):
+        raise DataError(f"{path} has no learned token within {context} tokens (context)")
+    clients, share = FederatedData.from_clients(sequences), options.test_fraction
+    left, held_out, owners = clients.split(0.1 if share is None else share, options.seed)
+    return (left, owners, held_out) if len(owners) else (clients, owners, None)

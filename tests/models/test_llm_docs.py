@@ -1,0 +1,61 @@
+"""docs/llm.md does what it says, on a small random model in place of SmolLM2; its scripts in PyTorch where that is."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from command_line import fedoptax
+from fedoptax.models.adapters import read_adapters
+from fedoptax.models.llama import read_config
+from tiny_llama import write_model
+
+PAGE = (Path(__file__).parents[2] / "docs" / "llm.md").read_text(encoding="utf-8")
+MODEL = "SmolLM2-135M-Instruct"
+
+
+def scripts(kind: str) -> list[str]:
+    return re.findall(rf"^```py{kind}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def run(script: str) -> dict[str, object]:
+    names: dict[str, object] = {"__name__": "example"}
+    exec(compile(script, "llm.md", "exec"), names)
+    return names
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    work = tmp_path_factory.mktemp("page")
+    write_model(work / MODEL)
+    return work
+
+
+def test_the_way_in_jax(work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(work)
+    texts, python, deployed = scripts("")
+    run(texts)
+    (commands,) = re.findall(r"^```bash\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    for line in commands.replace("\\\n", "").splitlines():
+        assert fedoptax(*shlex.split(line)[1:]) == 0, line
+    shown = capsys.readouterr().out
+    assert "before the first round: " in shown and "adapter: adapter" in shown
+    adapters, lora = read_adapters("adapter", read_config(MODEL))
+    assert lora.rank == 4 and sorted(adapters) == ["q_proj", "v_proj"]
+    result = run(python)["result"]
+    assert result.history[-1]["test_perplexity"] < result.initial["test_perplexity"]  # type: ignore[attr-defined]
+    compile(deployed, "llm.md", "exec")
+    assert (
+        fedoptax("predict", "runs/chat") == 2 and fedoptax("predict", "runs/chat", "--input", "x", "--prompt", "y") == 2
+    )
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_way_in_pytorch(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("peft"), pytest.importorskip("transformers")
+    monkeypatch.chdir(work)
+    if not Path("adapter").is_dir():
+        pytest.skip("the other way has not come so far")
+    (loading,) = scripts(" torch")
+    run(loading)

@@ -1,0 +1,151 @@
+"""`text:PATH`: what is learned of conversations, prompts and texts; adapters beside a frozen base."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedoptax as fx
+from fedoptax.data.text import IGNORED, TextTokenizer, as_sequences, read_texts
+from fedoptax.engine.xla import Compiled
+from fedoptax.models import llama
+from tiny_llama import conversations, write_model, write_texts, write_tokenizer
+
+RUN: dict[str, Any] = {"rounds": 2, "cohort_size": 2, "batch_size": 4, "local_steps": 2, "eval_every": 2, "seed": 1}
+ALGORITHMS = {
+    "fedavg": fx.fedavg(0.5),
+    "fedadam": fx.fedadam(0.5, 0.01),
+    "scaffold": fx.scaffold(0.5),
+    "fafed": fx.fafed(0.01),
+    "diloco": fx.diloco(0.01),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("texts")
+    write_model(folder / "model")
+    write_texts(folder / "talk.jsonl", conversations())
+    return folder
+
+
+def load(folder: Path, **options: Any) -> fx.Task:
+    options = {"model": str(folder / "model"), "context": 40, "lora": 2} | options
+    return fx.load_task(f"text:{folder / 'talk.jsonl'}", **options)
+
+
+def test_only_responses_are_learned(folder: Path) -> None:
+    tokenizer = TextTokenizer.read(folder / "model")
+    ids, is_learned = tokenizer.encode(conversations()[1])
+    assert tokenizer.tokenizer.decode([t for t, learned in zip(ids, is_learned) if learned]) == "aaa"
+    assert ids[-1] == tokenizer.end[0] and is_learned[-1], "the end of a response is learned, too"
+    ids, is_learned = tokenizer.encode({"prompt": "ab", "completion": "cde"})
+    assert is_learned == [False] * 2 + [True] * 4 and ids[-1:] == tokenizer.end
+    rows = as_sequences([{"prompt": "ab", "completion": "cde"}, {"prompt": "x" * 9, "completion": "y"}], tokenizer, 4)
+    assert rows["x"].shape == (1, 4), "nothing is learned of the second within 4 tokens"
+    assert (rows["y"][0] == IGNORED).tolist() == [True, False, False, False]
+    np.testing.assert_array_equal(rows["x"][0, 1:], [ids[1], *rows["y"][0, 1:3]])
+    packed = as_sequences([{"text": "abc"}, {"text": "defg"}], tokenizer, 4)
+    assert packed["x"].shape == (2, 4) and (packed["y"] != IGNORED).sum() == 8, (
+        "9 tokens with two ends, one after the other"
+    )
+
+
+def test_clients_of_every_kind_of_file(folder: Path, tmp_path: Path) -> None:
+    import pandas as pd
+
+    rows = [{"client": c, "text": text} for c, text in (("a", "one"), ("b", "two"), ("a", "three"))]
+    pd.DataFrame(rows).to_csv(tmp_path / "t.csv", index=False)
+    pd.DataFrame(rows).to_parquet(tmp_path / "t.parquet")
+    write_texts(tmp_path / "t.jsonl", rows)
+    (tmp_path / "t.json").write_text(json.dumps(rows))
+    for name in "ab":
+        (tmp_path / "folder" / name).mkdir(parents=True)
+        for row in rows:
+            if row["client"] == name:
+                (tmp_path / "folder" / name / f"{row['text']}.txt").write_text(row["text"])
+    for path in ("t.csv", "t.parquet", "t.jsonl", "t.json", "folder"):
+        texts = {c: sorted(row["text"] for row in part) for c, part in read_texts(tmp_path / path).items()}
+        assert texts == {"a": ["one", "three"], "b": ["two"]}
+    for path, client, text in (("t.csv", "who", "client_column"), ("t.x", "a", "path"), ("none.jsonl", "a", "path")):
+        with pytest.raises(fx.UsageError, match=text):
+            read_texts(tmp_path / path, client)
+    (tmp_path / "bad.jsonl").write_text("{")
+    with pytest.raises(fx.DataError, match="JSON"):
+        read_texts(tmp_path / "bad.jsonl")
+    write_tokenizer(tmp_path)
+    tokenizer = TextTokenizer.read(tmp_path)
+    with pytest.raises(fx.DataError, match="must have text"):
+        tokenizer.encode({"words": 1})
+    with pytest.raises(fx.DataError, match="chat template"):
+        TextTokenizer(tokenizer.tokenizer).encode(conversations()[0])
+
+
+def test_the_loss_is_the_mean_over_learned_tokens(folder: Path) -> None:
+    task = load(folder, test_fraction=0.0)
+    assert task.test is None
+    model, base = llama.from_pretrained(folder / "model")
+    batch = {name: jnp.asarray(a[:5]) for name, a in task.clients.examples.items()} | {"mask": jnp.arange(5) < 4}
+    params = task.init(jax.random.key(0))
+    logits = jax.nn.log_softmax(model.apply(base, batch["x"]))
+    total = [-logits[i, t, y] for i in range(4) for t, y in enumerate(batch["y"][i].tolist()) if y != IGNORED]
+    want = float(jnp.mean(jnp.stack(total)))
+    assert float(task.loss(params, batch, jax.random.key(0))) == pytest.approx(want, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(a, marks=[] if a in ("fedavg", "scaffold") else pytest.mark.long) for a in ALGORITHMS]
+)
+def test_any_algorithm_trains_adapters_and_sends_nothing_else(folder: Path, name: str) -> None:
+    task = load(folder)
+    params = task.init(jax.random.fold_in(jax.random.key(1), 0))
+    result = fx.run(task, ALGORITHMS[name], **RUN)
+    last = result.history[-1]
+    assert last["test_perplexity"] == pytest.approx(np.exp(last["test_loss"]), rel=1e-4)
+    assert last["client_perplexity_mean"] is not None and 0 <= last["test_accuracy"] <= 1
+    assert not np.allclose(jax.tree.leaves(result.params)[1], jax.tree.leaves(params)[1])
+    assert last["bytes_up"] <= 4 * 2 * fx.nbytes(params)
+    if name == "fedavg":
+        other = fx.run(task, ALGORITHMS[name], client_loop="vmap", mesh=1, **RUN)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), other.params, result.params)
+
+
+def test_the_program_holds_the_base_once_for_all_clients(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an argument: its text has no long constant. (tests/models/test_llama.py: and no copy for each client.)"""
+    lowered = []
+
+    class Spy(Compiled):
+        def __init__(self, jitted: Any) -> None:
+            super().__init__(jitted)
+            self.jitted = jitted
+
+        def __call__(self, *args: Any) -> Any:
+            lowered.append(self.jitted.lower(*args))
+            return super().__call__(*args)
+
+    monkeypatch.setattr("fedoptax.engine.program.Compiled", Spy)
+    task = load(folder, model=str(write_model(tmp_path, depth=30)))
+    fx.run(task, fx.fedavg(0.5), **RUN | {"rounds": 1, "cohort_size": 3}, client_loop="vmap", mesh=1)
+    base, memory = fx.nbytes(task.frozen.arrays["base"]), lowered[0].compile().memory_analysis()
+    assert max(map(len, re.findall(r'"0x[0-9A-F]*"', lowered[0].as_text())), default=0) < 2000
+    assert base < memory.argument_size_in_bytes < 1.5 * base
+
+
+def test_whole_models_and_ffa_lora_and_options(folder: Path) -> None:
+    whole = load(folder, lora=None)
+    assert not jax.tree.leaves(whole.frozen.arrays) and fx.run(whole, fx.fedavg(0.1), **RUN).status == "completed"
+    task = load(folder, freeze_a=1, lora_targets="*_proj", lora_alpha=2.0, lora_dropout=0.1, compute_dtype="bfloat16")
+    result = fx.run(task, fx.fedavg(0.5), **RUN)
+    assert {part for pair in result.params.values() for part in pair} == {"b"} and len(result.params) == 7
+    assert {a.dtype for a in jax.tree.leaves(result.params)} == {np.dtype("float32")}
+    wrong = (({"model": None}, "needs a model"), ({"lora": 0}, "lora"), ({"context": 1}, "no learned token"))
+    for options, text in wrong:
+        with pytest.raises((fx.UsageError, fx.DataError), match=text):
+            load(folder, **options)
