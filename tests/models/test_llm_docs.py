@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from command_line import fedoptax
+from federations import need_flower
 from fedoptax.models.adapters import read_adapters
 from fedoptax.models.llama import read_config
 from tiny_llama import write_model
@@ -51,11 +52,25 @@ def test_the_way_in_jax(work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     )
 
 
+@pytest.mark.long
+def test_the_way_in_a_deployment(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need_flower()
+    monkeypatch.chdir(work)
+    run(scripts("")[0])
+    (command,) = re.findall("^fedoptax (deploy local .*)", PAGE, re.MULTILINE)
+    assert fedoptax(*shlex.split(command)) == 0
+    assert fedoptax("export", "runs/chat-network", "--out", "adapter-network") == 0
+    assert read_adapters("adapter-network", read_config(MODEL))[1].rank == 4
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_the_way_in_pytorch(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("peft"), pytest.importorskip("transformers")
     monkeypatch.chdir(work)
     if not Path("adapter").is_dir():
         pytest.skip("the other way has not come so far")
-    (loading,) = scripts(" torch")
+    loading, training = scripts(" torch")
     run(loading)
+    result = run(training)["result"]
+    assert len(result.history) == 2  # type: ignore[attr-defined]
+    assert read_adapters("adapter-torch", read_config(MODEL))[1].rank == 4

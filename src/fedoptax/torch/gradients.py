@@ -24,8 +24,11 @@ from fedoptax.engine.xla import call_host
 from fedoptax.errors import UsageError
 from fedoptax.torch.params import buffers_from_module, check_params, flatten, load_buffers, to_array, to_tensor, trained
 
-ModuleLoss = Callable[[nn.Module, Any], Tensor]
-"""`loss(module, batch)`: the mean loss over a batch, a scalar tensor; the batch's arrays come as tensors."""
+ModuleLoss = Callable[[nn.Module, Any], Tensor | Iterator[Tensor]]
+"""`loss(module, batch)`: the mean loss over a batch, a scalar tensor; the batch's arrays come as tensors.
+
+An iterator gives the loss in parts that add up to it, each of which goes backward before the next is computed.
+"""
 
 ONE_AT_A_TIME = threading.Lock()
 """XLA calls back from several threads, but a module is one, and so are PyTorch's random numbers."""
@@ -132,7 +135,10 @@ class ModuleGradient:
         batch = real_examples({name: np.zeros(a.shape, a.dtype) for name, a in form.items()})
         try:
             with torch.no_grad(), torch.random.fork_rng():
-                self.loss(deepcopy(self.module).train(), as_tensors(batch, next(self.module.parameters()).device))
+                result = self.loss(
+                    deepcopy(self.module).train(), as_tensors(batch, next(self.module.parameters()).device)
+                )
+                list(result if isinstance(result, Iterator) else ())
         except Exception as error:  # any other, perhaps of the zeros, comes again with the examples if it is not
             if "more than 1 value" in str(error):
                 message = "batch_size must leave no client a minibatch of one example, which "
@@ -161,8 +167,11 @@ class ModuleGradient:
             self.module.train()
             with torch.random.fork_rng(sorted({p.get_device() for p in parameters if p.is_cuda})), torch.enable_grad():
                 torch.manual_seed(seed)
-                value = check_loss(self.loss(self.module, as_tensors(batch, parameters[0].device)))
-                value.backward()
+                result = self.loss(self.module, as_tensors(batch, parameters[0].device))
+                value: Any = 0.0
+                for part in result if isinstance(result, Iterator) else [result]:
+                    check_loss(part).backward()
+                    value = value + part.detach()
             with torch.no_grad():
                 for b, before in zip(self.module.buffers(), statistics):
                     b.copy_(before)

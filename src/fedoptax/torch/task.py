@@ -17,8 +17,8 @@ from fedoptax.tasks.task import Task
 from fedoptax.torch.gradients import ModuleGradient, ModuleLoss, as_tensors, gradient_form
 from fedoptax.torch.params import check_params, params_from_module, trained
 
-ModuleMetric = Callable[[nn.Module, Any], Tensor]
-"""`metric(module, batch)`: one value per example, (batch,)."""
+ModuleMetric = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Tensor]]
+"""`metric(module, batch)`: one value per example, (batch,), or a pair (values, weights)."""
 
 
 def module_task(
@@ -39,7 +39,8 @@ def module_task(
       name: for tables and files.
       module: any module; one with running statistics only for `with_module` and without test examples.
       loss: `(module, batch) -> scalar`, the mean over a batch `{field: tensor}`, in which there is no padding.
-      metrics: by name `(module, batch) -> (batch,)`, one value per example, computed without gradient.
+      metrics: by name `(module, batch) -> (batch,)`, one value per example, or a pair (values, weights), computed
+        without gradient.
       clients: the training examples and who holds them.
       test: central test examples, or None.
       **attributes: further attributes of `Task`.
@@ -55,19 +56,21 @@ def module_task(
 
         def compute(key: str) -> np.ndarray:
             value: Any = metrics[key](module, batch)
-            value = value.detach().float().cpu().numpy() if isinstance(value, Tensor) else value
-            return np.asarray(check_output(f"metric '{key}'", value, (size,), "real"), np.float32)
+            pair = value if isinstance(value, tuple) and len(value) == 2 else (value, np.ones(size, np.float32))
+            arrays = [a.detach().float().cpu().numpy() if isinstance(a, Tensor) else a for a in pair]
+            return np.stack([check_output(f"metric '{key}'", a, (size,), "real") for a in arrays]).astype(np.float32)
 
         with gradient.holding(params), torch.no_grad():
             module.eval()
             batch = as_tensors(examples, device)
             return {key: compute(key) for key in metrics}
 
-    def values(params: Tree, batch: Mapping[str, Any]) -> dict[str, jax.Array]:
+    def values(params: Tree, batch: Mapping[str, Any]) -> dict[str, tuple[jax.Array, jax.Array]]:
         check_statistics(module)
         examples = {field: a for field, a in batch.items() if field != "mask"}
-        form = dict.fromkeys(metrics, jax.ShapeDtypeStruct(jax.tree.leaves(examples)[0].shape[:1], jnp.float32))
-        return call_host(values_on_host, form, params, examples)
+        form = jax.ShapeDtypeStruct((2, len(jax.tree.leaves(examples)[0])), jnp.float32)
+        pairs = call_host(values_on_host, dict.fromkeys(metrics, form), params, examples)
+        return {key: (pair[0], pair[1]) for key, pair in pairs.items()}
 
     def init(key: jax.Array) -> Tree:
         return jax.tree.map(jnp.asarray, start)
