@@ -65,7 +65,7 @@ def test_adapters_go_out_and_in(tmp_path: Path) -> None:
     for name, value, text in (
         ("use_dora", True, "plain LoRA"),
         ("r", 4, "must hold"),
-        ("r", None, "a folder of adapters"),
+        ("r", None, "of adapters"),
     ):
         (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(described | {name: value}))
         with pytest.raises((fx.UsageError, fx.DataError), match=text):
