@@ -66,8 +66,10 @@ def test_clients_are_evaluated_with_their_own_parameters() -> None:
     task = small_task(sizes=(7, 6, 11))
     task = replace(task, test_owners=np.arange(len(task.test["y"])) % 3)
     algorithm = fx.with_personal(fx.fedadam(0.3, 0.1), keep="out")
-    result, host = (fx.run(task, algorithm, **RUN, client_states=place) for place in ("device", "host"))
-    assert result.history[0]["test_nll"] is None
+    result, host = (
+        fx.run(task, algorithm, **RUN, client_states=place, evaluate_start=True) for place in ("device", "host")
+    )
+    assert result.history[0]["test_nll"] is None and result.initial["test_nll"] == host.initial["test_nll"] > 0
     total = 0.0
     for i, rows in enumerate(np.arange(len(task.test["y"])) % 3 == k for k in range(3)):
         model = algorithm.client_params(result.state, jax.tree.map(lambda a, i=i: a[i], result.clients.tree))

@@ -91,7 +91,8 @@ class Simulation(Rounds):
     """The rounds of an algorithm on a task, by its program; see `Rounds`."""
 
     def __init__(self, task: Task, point: Point, options: RunOptions, plan: Plan) -> None:
-        self.task, self._options, self._plan = task, options, plan
+        self.task = self._whole = task  # the latter with all held-out examples
+        self._options, self._plan = options, plan
         self._algorithm, self._faults = point.algorithm, as_faults(options.faults)
         if options.engine == "eager":
             self.program, self._values = eager_program(task, self._algorithm, plan), {}
@@ -165,12 +166,12 @@ class Simulation(Rounds):
     def evaluate_end(self, params: Tree) -> dict[str, Any]:
         """Return the metrics before the first round, and after clients personalize the parameters, if asked for."""
         notes: dict[str, Any] = {}
-        if self._options.evaluate_start and (data := evaluation_data(self.task)):
+        if self._options.evaluate_start and (data := evaluation_data(self._whole)):
             start = self._algorithm.params(self.program.start(self._values, self._key)[0])
-            values = jit(self.task, partial(evaluate, self.task))(start, data)
+            values = jit(self._whole, partial(evaluate, self._whole))(start, data)
             notes["initial"] = {name: finite_or_none(float(value)) for name, value in values.items()}
         if (text := self._options.personalize) is not None:
-            notes["personalized"] = personalize(self.task, params, self._plan, str(text), self._key)
+            notes["personalized"] = personalize(self._whole, params, self._plan, str(text), self._key)
         return notes
 
     def _next_evaluation(self, done: int) -> int:
@@ -210,8 +211,8 @@ class OwnModels(Simulation):
     """Rounds of clients that have models of their own, each evaluated on the held-out examples of its owners."""
 
     def __init__(self, task: Task, point: Point, options: RunOptions, plan: Plan) -> None:
-        self._whole, self._held_out = task, evaluation_data(task)
         super().__init__(without_held_out(task), point, replace(options, speeds=None), plan)
+        self._whole, self._held_out = task, evaluation_data(task)
         self._is_stacked = task.clients.num_clients > 1
         self._evaluate = jit(task, partial(evaluate, task, is_stacked=self._is_stacked))
         form = jax.eval_shape(self.models)
