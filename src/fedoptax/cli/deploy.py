@@ -3,6 +3,7 @@
 import json
 import shlex
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import fields, replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from fedoptax.storage.checkpoint import least_total
 from fedoptax.storage.folder import prepare, read_summary
 from fedoptax.storage.history import read_lines
 from fedoptax.tasks import recipe_of
+from fedoptax.tasks.recipe import PREFIX, TEXT_PREFIX
 from fedoptax.trackers import as_trackers
 
 
@@ -75,6 +77,7 @@ def local(options: Local) -> None:
         check_empty(work)
         nodes = check_int("nodes", 4 if options.nodes is None else options.nodes)
         deployment = make_deployment(options, nodes)
+        deployment = replace(deployment, task=_with_absolute_paths(deployment.task))
     else:
         deployment, nodes = _read_app(options, work)
     as_trackers(deployment.tracker_names)
@@ -101,6 +104,16 @@ def local(options: Local) -> None:
     except RunError as error:
         raise RunError(f"{error} (after round {len(read_lines(out))}; {remedy})") from error
     print_summary(out, options.json)
+
+
+def _with_absolute_paths(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a task's table for processes that run in other folders."""
+    prefix, colon, path = str(task["name"]).partition(":")
+    if prefix + colon not in (PREFIX, TEXT_PREFIX):
+        return dict(task)
+    paths = {"base", "base_adapter"} | ({"model"} if prefix + colon == TEXT_PREFIX else set())
+    absolute = {name: str(Path(task[name]).expanduser().absolute()) for name in paths & task.keys()}
+    return {**task, **absolute, "name": f"{prefix}:{Path(path).expanduser().absolute()}"}
 
 
 def _read_app(options: Local, work: Path) -> tuple[Deployment, int]:
