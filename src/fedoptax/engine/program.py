@@ -208,9 +208,10 @@ def _count_message_bytes(
         new_server = algorithm.server_update(server, mean, Cohort(plan.cohort_size, task.num_clients))
         return message, upload, (server, client, params), (new_server, new_client, algorithm.params(server))
 
-    # of the smallest size there is, so that a loss can refuse it before the first round
-    batch, grad_fn = minibatch_form(task, smallest_batch(task.clients.sizes, plan.work)), task_grad_fn(task)
+    batch, grad_fn = minibatch_form(task, plan.work.batch_size), task_grad_fn(task)
     message, upload, before, after = jax.eval_shape(messages, shapes, params, batch, np.int32(1))
+    if smallest_batch(task.clients.sizes, plan.work) == 1:  # which a loss may refuse, before the first round
+        jax.eval_shape(messages, shapes, params, minibatch_form(task, 1), np.int32(1))
     for name, old, new in zip(("server_update", "client_update", "params"), before, after):
         structure, new_structure = str(jax.tree.structure(old)), str(jax.tree.structure(new))
         if structure != new_structure:

@@ -91,15 +91,15 @@ def build(name: str, hyperparameters: Mapping[str, Any]) -> FedAlgorithm:
 
 
 def wrap(
-    algorithm: FedAlgorithm, personal: str | None = None, privacy: str | None = None, compress: str | None = None
+    algorithm: FedAlgorithm, privacy: str | None = None, compress: str | None = None, personal: str | None = None
 ) -> FedAlgorithm:
     """Return `algorithm` with its wrappers as they were typed; None leaves it as it is.
 
     Args:
       algorithm: the algorithm.
-      personal: patterns of the parameters that stay at the clients, separated by commas; see `with_personal`.
       privacy: see `parse_privacy`.
       compress: the name of a codec, alone or with arguments: `sign`, `qsgd:bits=4,bucket=512`.
+      personal: patterns of the parameters that stay at the clients, separated by commas; see `with_personal`.
     """
     if personal is not None:
         algorithm = with_personal(algorithm, personal.split(","))
