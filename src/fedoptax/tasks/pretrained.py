@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedoptax.algorithm import Tree
+from fedoptax.algorithm import Tree, nbytes
 from fedoptax.data.federated import FederatedData
 from fedoptax.data.text import IGNORED, TextTokenizer, as_sequences, read_texts
 from fedoptax.errors import DataError, UsageError, check_int
@@ -42,14 +42,14 @@ def text_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     net, base = read_model(options, lora)
     size, frozen = count_params(base), Frozen()
     if lora is None:
-        trained = Model(lambda key: jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), base), net.apply)
+        trained = Model(lambda key: jax.tree.map(jnp.asarray, base), net.apply)
     else:
         trained, frozen = with_adapters(net, base, config, lora, start, options)
     learned = next_token(trained, (), pad=IGNORED, primary="perplexity")
     learned = {name: learned[name] for name in ("init", "loss", "metrics", "primary_metric", "higher_is_better")}
     count = count_params(jax.eval_shape(trained.init, jax.random.key(0)))
     sizes, tokens = clients.sizes, int(np.sum(clients.examples["y"] != IGNORED))
-    megabytes = size * jnp.dtype(options.compute_dtype or "float32").itemsize / 1e6
+    megabytes = nbytes(base) / 1e6
     notes = (
         f"clients: {len(sizes)}, {sizes.min():,} to {sizes.max():,} sequences of at most {context} tokens each; "
         f"{tokens:,} learned tokens",
@@ -89,8 +89,9 @@ def read_settings(options: TaskOptions) -> tuple[llama.LlamaConfig, Lora | None,
 
 def read_model(options: TaskOptions, lora: Lora | None) -> tuple[Model, Tree]:
     """Return the model, which applies adapters with the settings `lora`, and its parameters."""
-    scaled = {} if lora is None else {"scale": lora.scale, "dropout": lora.dropout}
-    return llama.from_pretrained(model_folder(options), options.compute_dtype or "float32", **scaled)
+    if lora is None:  # what is trained is in float32
+        return llama.from_pretrained(model_folder(options))
+    return llama.from_pretrained(model_folder(options), options.compute_dtype or "float32", lora.scale, lora.dropout)
 
 
 def frozen_a(config: llama.LlamaConfig, lora: Lora, start: Tree | None, options: TaskOptions) -> Tree:
