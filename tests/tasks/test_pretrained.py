@@ -140,7 +140,7 @@ def test_the_program_holds_the_base_once_for_all_clients(
 
 def test_whole_models_and_ffa_lora_and_options(folder: Path) -> None:
     whole = load(folder, lora=None)
-    assert not jax.tree.leaves(whole.frozen.arrays) and fx.run(whole, fx.fedavg(0.1), **RUN).status == "completed"
+    assert fx.run(whole, fx.fedavg(0.1), **RUN).status == "completed"
     task = load(folder, freeze_a=1, lora_targets="*_proj", lora_alpha=2.0, lora_dropout=0.1, compute_dtype="bfloat16")
     result = fx.run(task, fx.fedavg(0.5), **RUN)
     assert {part for pair in result.params.values() for part in pair} == {"b"} and len(result.params) == 7

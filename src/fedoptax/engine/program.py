@@ -27,7 +27,7 @@ from fedoptax.engine.round import RoundInput, asynchronous_round, checked_round,
 from fedoptax.engine.sampling import random_settings
 from fedoptax.engine.xla import Compiled, as_bits, quick_options
 from fedoptax.errors import UsageError, check_output, shorten
-from fedoptax.tasks.task import Task
+from fedoptax.tasks.task import Task, jit
 
 MAX_ROUNDS = 256
 MakeAlgorithm = Callable[..., FedAlgorithm]
@@ -145,7 +145,7 @@ def _program(
     columns = ("train_loss", *column_names(task, params, evaluation_data(task)), *counts)
     down, up = _count_message_bytes(task, make_algorithm, plan, shapes, params)
     return Program(
-        jax.jit(start, compiler_options=quick_options()),
+        jit(task, start, compiler_options=quick_options()),
         lambda *args: compiled(*(args if plan.mesh == 1 else replicate(args, plan.mesh))),
         columns,
         down,

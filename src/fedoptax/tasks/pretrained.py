@@ -40,9 +40,9 @@ def text_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     (config, lora, start), folder = read_settings(options), model_folder(options)
     clients, owners, held_out = read_clients(path, folder, context, options)
     net, base = read_model(options, lora)
-    size, frozen = count_params(base), Frozen()
+    size, frozen = count_params(base), Frozen(base)
     if lora is None:
-        trained = Model(lambda key: jax.tree.map(jnp.asarray, base), net.apply)
+        trained = Model(lambda key: jax.tree.map(jnp.asarray, frozen.arrays), net.apply)
     else:
         trained, frozen = with_adapters(net, base, config, lora, start, options)
     learned = next_token(trained, (), pad=IGNORED, primary="perplexity")
