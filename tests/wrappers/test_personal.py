@@ -51,7 +51,7 @@ def test_nothing_personal_is_sent_and_the_rest_has_its_form(name: str) -> None:
     algorithm, shared = fx.with_personal(inner, keep="*/bias"), {"layer": {"kernel": start()["layer"]["kernel"]}}
     server, client = algorithm.init(start()), algorithm.init_client(start())
     form = jax.tree.structure(server)
-    for _ in range(2):  # the first one of Mime and FAFED moves nothing
+    for _ in range(2 * inner.exchanges):  # the first one of Mime and FAFED moves nothing
         message = algorithm.broadcast(server)
         upload, client, _ = algorithm.client_update(grad_fn, message, client, batches()[0])
         server = algorithm.server_update(server, upload, fx.Cohort(1, 2))
