@@ -41,8 +41,8 @@ def with_personal(algorithm: FedAlgorithm, keep: str | Sequence[str] | Callable[
     a personal one what a federation of this client alone would have. `params` of the server are the shared parameters
     beside the initial personal ones; `client_params` are those of a client.
 
-    Privacy and compression go outside: `with_privacy(with_personal(algorithm, keep), …)`. Of the library's algorithms,
-    `fedexp` and `delta_sgd` take norms of all that a client trains, personal parameters among it.
+    Privacy and compression go outside: `with_privacy(with_personal(algorithm, keep), …)`. A norm of all that a client
+    trains, as `fedexp`, `delta_sgd` and FAFED with one v for all take it, is taken of personal parameters, too.
 
     Args:
       algorithm: any algorithm that sends parameters and changes as they are.
