@@ -189,6 +189,9 @@ def _describe(error: Exception) -> tuple[str, int]:
     """Return the message of an error, and its exit status."""
     if isinstance(error, UsageError | RunError):
         return str(error), error.status
+    if isinstance(error, click.NoSuchOption) and re.fullmatch("--(client[-_]|server[-_])?lr|--tau", error.option_name):
+        name = {"--lr": "client_lr"}.get(error.option_name, error.option_name[2:].replace("-", "_"))
+        return f"{error.option_name} is a hyper-parameter: write --set {name}=VALUE", 2
     if isinstance(error, click.ClickException):  # of the argument parser
         return re.sub(r"( Did you mean .+?\?)\1", r"\1", error.format_message()), 2  # Click and Typer both suggest
     if isinstance(error, OSError) and error.filename:

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_
 
 from fedoptax.deploy.options import NetworkOptions
 from fedoptax.engine.options import Option, RunOptions, options_of
+from fedoptax.errors import UsageError
 from fedoptax.experiments.parsing import parse_pairs, parse_value
 from fedoptax.names import check_algorithm, split_algorithms
 
@@ -83,6 +84,7 @@ def _read(name: str, parameter: Parameter, value: Any) -> Any:
     """Return the value of a parameter, checked; NAME=VALUE texts become a dictionary."""
     kind, default, about = parameter
     if get_origin(kind) is dict:
+        value = ["paper=paper" if text == "paper" and name == "grid" else text for text in value]
         value = parse_pairs(name.rstrip("_"), value, parse=str if get_args(kind)[1] is str else parse_value)
     if isinstance(about, Option) and about.check is not None and value not in (None, {}, default):
         about.check(name, value)
@@ -95,10 +97,12 @@ def check_algorithms(name: str, value: str) -> None:
 
 
 def check_task(name: str, value: str) -> None:
-    """Check the name of a task, and the ending of a file; MODULE:FUNCTION is for deployments, which import it."""
+    """Check the name of a task, and the ending of a file; MODULE:FUNCTION is imported later."""
     from fedoptax.tasks import recipe_of  # which imports NumPy, slow for `--help`
     from fedoptax.tasks.recipe import PREFIX
 
+    if ":" not in value and Path(value).suffix:
+        raise UsageError(f"task must be {PREFIX}{value} for a file, got '{value}'")
     if ":" not in value or value.startswith(PREFIX):
         recipe_of(value)
     if value.startswith(PREFIX):
@@ -119,7 +123,8 @@ class AlgorithmOptions:
 class TaskOptions:
     """What is learned, and how its examples are divided among clients."""
 
-    task: str = of_data("Task, see `fedoptax list tasks`; or file:PATH for your own data.", "digits", check=check_task)
+    task: str = of_data("Task, see `fedoptax list tasks`; file:PATH for your own data, or MODULE:FUNCTION.", "digits",
+        check=check_task)  # fmt: skip
     partition: str | None = of_data("How examples are divided among clients. [default: the task's]")
     alpha: float | None = of_data("Dirichlet concentration, > 0; smaller is less iid. [default: 0.3]")
     num_clients: int | None = of_data("Clients in the federation. [default: the task's]")
@@ -170,8 +175,8 @@ class SearchOptions:
     """What a search for hyper-parameters takes; None stands for the default."""
 
     grid: dict[str, str] = of_search("Values separated by commas, or LOW..HIGH in half decades (also :decade, "
-        ":quarter); ALGORITHM.NAME=VALUES for one algorithm. [default: the learning rates]", {},
-        metavar="NAME=VALUES")  # fmt: skip
+        ":quarter); ALGORITHM.NAME=VALUES for one algorithm; weighting=examples,uniform; paper (what the task's paper "
+        "searched). [default: all learning rates]", {}, metavar="NAME=VALUES")  # fmt: skip
     select: str | None = of_search("What ranks points: train_loss, or a metric such as test_accuracy. [default: "
         "train_loss]")  # fmt: skip
     last: int | None = of_search("Rounds at the end over which it is averaged. [default: 100, at most a tenth of all]")
@@ -208,6 +213,8 @@ class Compare(SearchOptions, ExperimentOptions):
     seeds: int = option("Number of seeds, from 0, each run by every algorithm.", 3, group="Rounds")
     tune: bool = of_search("First search every algorithm's rates, with the same number of points.", False)
     budget: int | None = of_search("Points per algorithm, with --tune. [default: 16]")
+    from_: list[Path] = of_search("Take the best point of the search in this folder by `fedoptax tune`; for several "
+        "algorithms several times.", [], metavar="FOLDER", flags=("--from",))  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,8 +226,9 @@ class Tune(SearchOptions, ExperimentOptions, AlgorithmOptions):
     Example: fedoptax tune --algorithm fedadam --grid client_lr=1e-3..1 --grid server_lr=1e-3..1 --out runs/c
     """
 
-    search: Literal["grid", "optuna"] = of_search("grid, or optuna (extra `optuna`) within the grid's ranges.", "grid")
-    trials: int | None = of_search("Points of --search optuna. [default: 25]")
+    search: Literal["grid", "zoom", "optuna"] | None = of_search("grid (all its points), zoom (a coarse grid, then "
+        "finer around the best), or optuna (extra `optuna`). [default: grid with --grid, else zoom]")  # fmt: skip
+    trials: int | None = of_search("Points of a search that is no grid. [default: 16]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,14 +274,15 @@ class Export:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Write one HTML page, PNG figures, and CSV and Markdown tables about the runs in a folder.
+    """Write one HTML page, figures (PNG, SVG, PDF) and tables (CSV, Markdown, LaTeX) about runs.
 
     Example: fedoptax report runs/b
     """
 
     folder: Path = argument("A folder with one or more runs in it.")
     out: Path | None = option("Folder for the report. [default: the folder of the runs]")
-    target: float | None = option("Value of the metric for `rounds to target`.")
+    target: float | None = option("Value of the metric for rounds to target. [default: 95 % of the best end]")
+    early: int | None = option("First rounds whose mean is early progress. [default: a fifth of all]")
 
 
 @dataclass(frozen=True, kw_only=True)

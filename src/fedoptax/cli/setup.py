@@ -1,7 +1,9 @@
 """From the options of a command to a task, algorithms and the options of runs."""
 
+import inspect
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from fedoptax.cli.options import ExperimentOptions, LearningOptions, TaskOptions
 from fedoptax.distributed import broadcast, is_leader, run_on_all_or_fail
 from fedoptax.engine.xla import use_cache, use_cores
 from fedoptax.errors import RunError, UsageError
-from fedoptax.experiments.build import WRAPPERS
+from fedoptax.experiments.build import WRAPPERS, import_function
 from fedoptax.experiments.presets import PAPERS, PaperSetting, Settings, choose_settings
 from fedoptax.experiments.run import split_options
 from fedoptax.storage.folder import prepare
@@ -37,8 +39,11 @@ def _set_up(options: ExperimentOptions, names: list[str], out: Path) -> tuple[Ta
     run |= {name: getattr(options, name) for name in ("trackers", "checkpoint_every", "overwrite")} | {"out": out}
     split_options(run)  # checks them before the task is loaded
     task = load(options, task_arguments)
-    if is_leader() and task.notes:
-        print(*task.notes, sep="\n", file=sys.stderr)
+    if is_leader():
+        print(*(f"{note}\n" for note in task.notes), sep="", end="", file=sys.stderr)
+        for origin in {origin for origin in settings.rates.values() if "preset of" in origin}:
+            remedy = f"a starting point; `fedoptax tune --task {options.task}` finds better ones"
+            print(f"learning rates: {origin}, {remedy}", file=sys.stderr)
     return task, settings, with_task_defaults(options.task, task, run)
 
 
@@ -78,7 +83,7 @@ def task_arguments(options: TaskOptions) -> dict[str, Any]:
 
 def with_task_defaults(name: str, task: Task, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options of runs with the defaults of the task of this name; its cohort is at most all clients."""
-    defaults = dict(recipe_of(name).defaults)
+    defaults = {"cohort_size": 10} if is_function(name) else dict(recipe_of(name).defaults)
     if "local_epochs" in options:
         defaults.pop("local_steps", None)
     defaults["cohort_size"] = min(defaults["cohort_size"], task.clients.num_clients)
@@ -88,12 +93,38 @@ def with_task_defaults(name: str, task: Task, options: Mapping[str, Any]) -> dic
 def load(options: TaskOptions, arguments: Mapping[str, Any]) -> Task:
     """Load the task that the options name, with `arguments` of `load_task`."""
     with status(f"loading {options.task}"):
-        return load_task(options.task, seed=options.partition_seed, data_dir=options.data_dir, **arguments)
+        if is_function(options.task):
+            if arguments:
+                raise UsageError(f"{next(iter(arguments))} cannot be used with a task that is a function")
+            task = call_task(options.task)
+        else:
+            task = load_task(options.task, seed=options.partition_seed, data_dir=options.data_dir, **arguments)
+    if is_leader() and not sys.stderr.isatty():
+        about = f"{task.num_clients} clients, {task.clients.sizes.sum():,} training examples"
+        print(f"loaded {options.task}: {about}", file=sys.stderr, flush=True)
+    return task
+
+
+def is_function(task: str) -> bool:
+    """Return whether a task is MODULE:FUNCTION."""
+    return ":" in task and not task.startswith("file:")
+
+
+def call_task(name: str) -> Task:
+    """Return the task that MODULE:FUNCTION returns, called with nothing, or with None as a deployment's server does."""
+    function = import_function("task", name)
+    needed = [one for one in inspect.signature(function).parameters.values() if one.default is one.empty]
+    task = function(*[None] * len(needed))
+    if not isinstance(task, Task):
+        raise UsageError(f"task '{name}' must return a Task, got {type(task).__name__}")
+    return replace(task, spec={**task.spec, "function": name})
 
 
 def reload_task(spec: Mapping[str, Any], data_dir: Path | None) -> Task:
     """Load the task that a folder of results names, by its `spec` there."""
     name = str(spec["name"])
+    if "function" in spec:
+        return call_task(spec["function"])
     if name not in TASKS and not name.startswith("file:"):
         raise UsageError(f"task '{name}' was made in Python: continue with fedoptax.run(resume_from=...)")
     arguments = {key: spec[key] for key in recipe_of(name).option_types() if key in spec}

@@ -32,6 +32,7 @@ from fedoptax.deploy.wire import pack
 from fedoptax.engine.aggregation import SecureMean, Sent
 from fedoptax.engine.client_states import OnDevice
 from fedoptax.engine.evaluation import evaluate, evaluation_data, primary_metric
+from fedoptax.engine.options import is_evaluated
 from fedoptax.engine.plan import make_plan
 from fedoptax.engine.program import Fixed, program
 from fedoptax.engine.sampling import sample_cohort
@@ -180,11 +181,11 @@ class NetworkRounds(Rounds):
         update = self._update_soundly(report)
         if update.fault is not None:
             return Step([], Status.DIVERGED, update.fault)
-        count, is_evaluated = len(report.replies), (done + 1) % self._deployment.eval_every == 0 or done + 1 == total
+        count, is_due = len(report.replies), is_evaluated(done + 1, total, self._deployment.evaluations)
         row: Row = {
             "round": done + 1,
             "train_loss": update.loss,
-            **{name: finite_or_none(value) if is_evaluated else None for name, value in update.metrics.items()},
+            **{name: finite_or_none(value) if is_due else None for name, value in update.metrics.items()},
             "bytes_down": report.sent * self.program.bytes_down,
             "bytes_up": count * self.program.bytes_up,
             "seconds": time.perf_counter() - begun,

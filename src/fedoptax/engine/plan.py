@@ -59,7 +59,7 @@ def make_plan(options: RunOptions, task: Task, algorithm: FedAlgorithm, name: st
     if algorithm.epsilon is not None:
         # The noise is made for a uniform mean of bounded uploads: by weights, or in a median, one client may move the
         # result further. Norm clipping on top would scale the bit of an adaptive clip together with the update.
-        if options.weighting not in (None, "uniform"):
+        if options.weighting == "examples":
             raise UsageError(f"weighting must be uniform for a private algorithm, got {options.weighting!r}")
         if type(aggregator) not in (Mean, SecureMean):
             raise UsageError(f"aggregate must be mean for a private algorithm, which clips by itself, got {aggregator}")
@@ -78,7 +78,7 @@ def make_plan(options: RunOptions, task: Task, algorithm: FedAlgorithm, name: st
     return Plan(
         options.cohort_size,
         options.work,
-        options.weighting or algorithm.weighting,
+        algorithm.weighting if options.weighting in (None, "paper") else options.weighting,
         options.client_loop,
         place,
         examples,

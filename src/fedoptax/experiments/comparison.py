@@ -12,13 +12,15 @@ from typing import Any
 
 from fedoptax._files import using
 from fedoptax._html import html_table
+from fedoptax._progress import bar, part_of
 from fedoptax.algorithms.baselines import BASELINES
 from fedoptax.engine.personalization import with_rate
 from fedoptax.engine.plan import make_plan
 from fedoptax.errors import UsageError, check_int
 from fedoptax.experiments import tuning
 from fedoptax.experiments.baselines import find_simulation
-from fedoptax.experiments.build import build, wrap
+from fedoptax.experiments.build import Algorithms, build, find_constructor, name_algorithms, wrap
+from fedoptax.experiments.grids import complete_grid
 from fedoptax.experiments.presets import choose_settings, describe_rates
 from fedoptax.experiments.run import run_in_folder, split_options
 from fedoptax.experiments.selection import make_watch
@@ -110,12 +112,13 @@ class Compared:
 
 def compare(
     task: Task,
-    algorithms: Sequence[str],
+    algorithms: Algorithms,
     out: str | Path,
     *,
     seeds: int | Sequence[int] = 3,
     hyperparameters: Mapping[str, Mapping[str, Any]] | None = None,
     grids: Mapping[str, Mapping[str, Sequence[Any]]] | None = None,
+    budget: int | None = None,
     rates: Mapping[str, str] | None = None,
     select: str = "train_loss",
     last: int | None = None,
@@ -131,16 +134,19 @@ def compare(
 
     Args:
       task: the task.
-      algorithms: names in `ALGORITHMS`, or `MODULE:FUNCTION`.
+      algorithms: names in `ALGORITHMS`, `MODULE:FUNCTION`, or functions that make an algorithm; or by name any of
+        these, or an algorithm itself: `{"mine": fx.fedavg(0.1)}`.
       out: a folder: a run folder for each algorithm and seed; `fedoptax.report.write_report(out)` draws it.
       seeds: how many, counted from 0, or which.
       hyperparameters: by algorithm; one that is not named has those of the task's preset.
       grids: values by algorithm and hyper-parameter, searched first, with a seed that is not compared.
+      budget: the number of points that are searched first for every other algorithm: all its learning rates that
+        `hyperparameters` do not name, by a search that zooms.
       rates: by algorithm, where its learning rates come from, for the report.
       select, last: how the points of the searches are ranked, as in `tune`.
       overwrite: remove an earlier comparison in `out` instead of continuing it.
       progress, command: as in `tune`.
-      **options: further arguments of `fedoptax.run`, the same for all runs.
+      **options: further arguments of `fedoptax.run`, the same for all runs; for `weighting` see `shared_options`.
 
     Returns:
       The histories, and which runs diverged.
@@ -152,22 +158,25 @@ def compare(
     """
     check_task(task)
     chosen = list(range(check_int("seeds", seeds))) if isinstance(seeds, int) else list(seeds)
-    if isinstance(algorithms, str) or not algorithms or not chosen:
-        raise UsageError("algorithms and seeds must not be empty, and algorithms a list of names")
+    names = name_algorithms(algorithms)
+    if not names or not chosen:
+        raise UsageError("algorithms and seeds must not be empty")
     folder, stored = Path(out), tuning.shared_options(options)
-    settings = choose_settings(task.name, algorithms, model=task.spec.get("model"))
-    values = settings.hyperparameters | {name: dict(one) for name, one in (hyperparameters or {}).items()}
-    values = {name: values[name] for name in algorithms}
+    settings = choose_settings(task.name, names, model=task.spec.get("model"))
+    explicit = {name: dict(one) for name, one in (hyperparameters or {}).items() if name in names}
+    values = {name: explicit.get(name, settings.hyperparameters[name]) for name in names}
+    grids = dict(grids or {})
+    for name in names if budget is not None else ():
+        grid = dict(grids.get(name, {}))
+        grids[name] = complete_grid(find_constructor(name), grid, explicit.get(name, ()), check_int("budget", budget))
     spec, rule = {"name": task.name, **task.spec}, tuning.rule_for(task, select, last, stored["rounds"])
-    tunings = {}
-    for name, grid in (grids or {}).items():
-        fixed = {key: value for key, value in values[name].items() if key not in grid}
-        tunings[name] = tuning.Search(name, grid, fixed, rule, max(chosen) + 1, spec, stored)
-    origins = settings.rates
-    named = [name for name in algorithms if name in (hyperparameters or ())]
-    origins |= {name: describe_rates(name, values[name], (), "given") for name in named}
+    more: dict[str, Any] = {"rule": rule, "seed": max(chosen) + 1, "task": spec, "options": stored}
+    tunings = {
+        name: tuning.Search.of_grid(name, g, values[name], **more) for name, g in grids.items() if g or not budget
+    }
+    origins = settings.rates | {name: describe_rates(name, values[name], (), "user") for name in explicit}
     origins |= {**(rates or {}), **dict.fromkeys(tunings, "tuned")}
-    comparison = Comparison(list(algorithms), values, chosen, spec, stored, command, tunings, origins)
+    comparison = Comparison(names, values, chosen, spec, stored, command, tunings, origins)
     if (folder / FILE).is_file() and not overwrite:
         earlier = Comparison.read(folder)
         values = earlier.hyperparameters if tunings else values  # those that a search found, once it did
@@ -192,29 +201,32 @@ def run_comparison(
     _check(task, comparison)
     if overwrite or not (out / FILE).is_file():
         prepare(out, overwrite)
-    found, names, diverged = dict(comparison.hyperparameters), list(comparison.algorithms), []
+    values, names, diverged = dict(comparison.hyperparameters), list(comparison.algorithms), []
     options = comparison.options | ({"trackers": trackers} if trackers else {})
     with locked(out):
         write_record(out / FILE, comparison)
         for name, search in comparison.tunings.items():
             try:
                 place = out / "tuning" / name.replace(":", ".")
-                found[name] = tuning.run_search(task, search, place, progress, trackers).hyperparameters
+                values[name] = tuning.run_search(task, search, place, progress, trackers).hyperparameters
             except tuning.AllDiverged as error:
                 diverged.append(str(error))
                 names.remove(name)
-        comparison = replace(comparison, hyperparameters=found)
+        comparison = replace(comparison, hyperparameters=values)
         write_record(out / FILE, comparison)
-        wrappers = options.get("wrappers") or {}
-        algorithms = {name: build(name, found[name]) for name in names}  # once: seeds share a compilation
+        shared = {name: tuning.split_weighting(values[name]) for name in names}
+        wrappers, rounds = options.get("wrappers") or {}, int(options["rounds"])
+        algorithms = {name: build(name, shared[name]["hyperparameters"]) for name in names}  # seeds share a compilation
         algorithms |= {name: wrap(algorithms[name], **wrappers) for name in set(names) - BASELINES.keys()}
-        for seed, name in product(comparison.seeds, names):  # so that one that is stopped has all algorithms early
-            options |= {"label": name, "description": f"{name}, seed {seed}", "hyperparameters": found[name]}
-            options |= {"seed": seed, "progress": progress, "rates": comparison.rates.get(name, "")}
-            folder = _run_folder(out, name, seed)
-            summary = run_in_folder(task, algorithms[name], folder, options, find_simulation(name))
-            if summary["status"] == "diverged":
-                diverged.append(summary["message"])
+        runs = list(product(comparison.seeds, names))  # so that one that is stopped has all algorithms early
+        with bar(f"{len(runs)} runs", len(runs) * rounds, enabled=progress, each=rounds) as update:
+            for i, (seed, name) in enumerate(runs):
+                about = {"label": name, "seed": seed, "rates": comparison.rates.get(name, ""), **shared[name]}
+                about["progress"] = part_of(update, i, len(runs), rounds, f"{name}, seed {seed}")
+                folder = _run_folder(out, name, seed)
+                summary = run_in_folder(task, algorithms[name], folder, options | about, find_simulation(name))
+                if summary["status"] == "diverged":
+                    diverged.append(summary["message"])
     return Compared(replace(comparison, algorithms=names), out, diverged)
 
 
@@ -226,8 +238,9 @@ def _check(task: Task, comparison: Comparison) -> None:
         if name in comparison.tunings:
             tuning.check_search(task, comparison.tunings[name])
         else:
-            with_rate(rounds, task, comparison.hyperparameters[name])
-            make_plan(rounds, task, wrap(build(name, comparison.hyperparameters[name]), **record.wrappers), name)
+            values = tuning.split_weighting(comparison.hyperparameters[name])["hyperparameters"]
+            with_rate(rounds, task, values)
+            make_plan(rounds, task, wrap(build(name, values), **record.wrappers), name)
 
 
 def _run_folder(out: Path, name: str, seed: int) -> Path:

@@ -86,7 +86,7 @@ class Trackers(Observer):
 
 @dataclass(frozen=True)
 class ProgressBar(Observer):
-    """Moves the progress bar, with the last value of a metric and the privacy spent."""
+    """Moves the progress bar, with the last loss, the metric and the privacy spent."""
 
     update: Update
     history: History
@@ -95,8 +95,7 @@ class ProgressBar(Observer):
     def after_rounds(self, rows: list[Row], by_client: ByClient) -> None:
         """Move the bar."""
         recent = History(self.history.rows[-NOTED_ROWS:])  # it is called often
-        names = [name for name in (self.metric, "train_loss") if name and recent.last(name) is not None][:1]
-        names += ["epsilon"] if recent.last("epsilon") is not None else []
+        names = [name for name in ("train_loss", self.metric, "epsilon") if name and recent.last(name) is not None]
         self.update(len(self.history), ", ".join(f"{name} {recent.last(name):.4g}" for name in names))
 
 

@@ -17,6 +17,7 @@ from fedoptax.engine.eager import eager_program
 from fedoptax.engine.evaluation import evaluate_clients
 from fedoptax.engine.faults import COUNTS, Faults, as_faults
 from fedoptax.engine.mesh import to_first_device
+from fedoptax.engine.options import is_evaluated
 from fedoptax.engine.personalization import personalize
 from fedoptax.engine.plan import Plan, RunOptions
 from fedoptax.engine.program import MAX_ROUNDS, Point, program
@@ -117,7 +118,7 @@ class Simulation(Rounds):
         compiled, start = self.program.compile_seconds(), time.perf_counter()
         last = self._options.rounds
         end = min(done + self._length, self._next_evaluation(done) if self._options.looks_at_evaluations else last)
-        numbers = [np.int32(n) for n in (done, end, self._options.eval_every, last)]
+        numbers = [np.int32(n) for n in (done, end, self._options.evaluations, last)]
         states = self.clients.take(lambda: self._sample_cohort(done))
         data, window = self._examples(done), np.minimum(np.arange(done, done + MAX_ROUNDS), last - 1)
         conditions = self._rates, tree.take(self._schedule, window)
@@ -168,8 +169,8 @@ class Simulation(Rounds):
 
     def _next_evaluation(self, done: int) -> int:
         """Return the round whose end is the next to be evaluated."""
-        every = self._options.eval_every
-        return min((done // every + 1) * every, self._options.rounds)
+        last, evaluations = self._options.rounds, self._options.evaluations
+        return next((n for n in range(done + 1, last) if is_evaluated(n, last, evaluations)), last)
 
     def _sample_cohort(self, round: int) -> np.ndarray:
         if self._schedule is not None:

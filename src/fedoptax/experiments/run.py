@@ -48,6 +48,7 @@ class Record:
       hyperparameters: the algorithm's, for the config.
       wrappers: what was wrapped around it, likewise; see `fedoptax.experiments.build.wrap`.
       rates: where the algorithm's learning rates come from, for reports: `preset`, `tuned` ...
+      command: the command line that reports show as the way to reproduce the run.
       out: a new folder for config, history, checkpoints, summary and final parameters; None writes nothing.
       overwrite: remove earlier results in `out`.
       resume_from: a run folder to continue from its last checkpoint; results go to `out`, by default the same folder.
@@ -66,6 +67,7 @@ class Record:
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     wrappers: Mapping[str, str] = field(default_factory=dict)
     rates: str = ""
+    command: str = ""
     out: str | Path | None = None
     overwrite: bool = False
     resume_from: str | Path | None = None
@@ -160,7 +162,7 @@ def simulate(
     simulation = make(task, point, options, plan)
     described = {"name": record.label, "hyperparameters": dict(record.hyperparameters)}
     config = run_config(task, described, options, plan, simulation.program, record.wrappers, record.trackers)
-    config |= {"rates": record.rates} if record.rates else {}
+    config |= {"paper_weighting": point.algorithm.weighting, "rates": record.rates, "command": record.command}
     check_same(config)
     return run_rounds(simulation, options.rounds, config, record, watch)
 

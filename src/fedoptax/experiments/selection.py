@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +10,7 @@ import numpy as np
 
 from fedoptax.algorithm import Tree
 from fedoptax.engine.evaluation import column_names, describe_metrics, evaluation_data, part_by_client, primary_metric
-from fedoptax.engine.options import RunOptions, parse_keep, parse_stop_after
+from fedoptax.engine.options import RunOptions, is_evaluated, parse_keep, parse_stop_after
 from fedoptax.errors import UsageError, check_choice
 from fedoptax.storage.history import Row
 from fedoptax.tasks.metrics import Column, higher_is_better
@@ -111,8 +111,8 @@ def make_watch(task: Task, options: RunOptions) -> Watch:
     """
     if options.client_metrics and part_by_client(task) is None:
         raise UsageError(f"client_metrics needs test_owners or validation_fraction, and task '{task.name}' has neither")
-    every, last = options.eval_every, options.rounds
-    watch = Watch(lambda round: round % every == 0 or round == last, keeps=options.keep is not None)
+    due = partial(is_evaluated, last=options.rounds, evaluations=options.evaluations)
+    watch = Watch(due, keeps=options.keep is not None)
     if options.keep is not None or evaluated_columns(task):
         watch.choosing = _select(task, "keep", parse_keep(options.keep or "best"))
     if options.stop_after is not None:
@@ -134,6 +134,8 @@ def _select(task: Task, option: str, metric: str | None) -> Selection:
     metric = primary_metric(task) if metric is None else metric
     named = [metric, *(str(Column(split, metric)) for split in ("val", "test"))]
     column = next((name for name in named if name in columns), metric)
+    if metric.startswith("val_") and task.validation is None:
+        raise UsageError(f"{option} by {metric} needs validation examples: `validation_fraction` holds some out")
     check_choice(f"{option} metric", column, columns)
     return Selection(column, is_higher_better(task, column))
 

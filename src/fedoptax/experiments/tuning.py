@@ -11,20 +11,30 @@ from typing import Any
 
 from fedoptax._files import to_plain, using
 from fedoptax._html import html_table
-from fedoptax._progress import Update, bar
+from fedoptax._progress import Update, bar, part_of
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.engine.personalization import with_rate
 from fedoptax.engine.plan import make_plan
 from fedoptax.engine.program import Point
 from fedoptax.errors import RunError, UsageError, check_choice, check_int
 from fedoptax.experiments.baselines import find_simulation
-from fedoptax.experiments.build import build, wrap
-from fedoptax.experiments.grids import check_grid, edges, is_number, points, suggest_by_optuna
+from fedoptax.experiments.build import build, find_constructor, wrap
+from fedoptax.experiments.grids import (
+    WEIGHTING,
+    Zoom,
+    check_grid,
+    complete_grid,
+    edges,
+    is_number,
+    points,
+    suggest_by_optuna,
+    suggest_by_zoom,
+)
 from fedoptax.experiments.run import run_in_folder, split_options
 from fedoptax.experiments.selection import evaluated_columns, is_higher_better, make_watch
-from fedoptax.storage.config import plain_options, read_record, write_record
-from fedoptax.storage.folder import ENDED, locked, prepare
-from fedoptax.storage.history import Row, read_rows
+from fedoptax.storage.config import plain_options, read_config, read_record, write_record
+from fedoptax.storage.folder import ENDED, Status, locked, prepare, read_summary
+from fedoptax.storage.history import Row, read_lines, read_rows
 from fedoptax.tasks.task import Task, check_task
 from fedoptax.trackers import Tracker
 
@@ -33,6 +43,8 @@ SINGLE = {"label", "description", "hyperparameters", "rates", "out", "overwrite"
 """Options of a single run."""
 LAST = 100
 """Rounds that the rule of Reddi et al. 2021 (Section 5) averages over."""
+BUDGET = 16
+"""The number of points of a search, if nobody says how many."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +70,7 @@ class Rule:
         return math.fsum(values) / len(values) if values else math.nan
 
     def ranked(self, trials: Iterable[Trial]) -> list[Trial]:
-        """Return the points, best first, the first of equals first, and those without a score last."""
+        """Return the points, best first, the earlier one first where two are equal, and those without a score last."""
         sign = -1 if self.higher_is_better else 1
         return sorted(trials, key=lambda trial: (math.isnan(trial.score), sign * trial.score))
 
@@ -82,6 +94,7 @@ class Search:
       rule: how points are ranked.
       task: name and options of the task.
       options: of `fedoptax.run`, with `rounds`.
+      search: `"grid"` (all points), `"zoom"` (these, then finer around the best) or `"optuna"`.
       trials: the number of points; 0 for a grid, which has an end of its own.
     """
 
@@ -98,9 +111,23 @@ class Search:
 
     def __post_init__(self) -> None:
         check_grid(self.grid)
-        check_choice("search", self.search, ("grid", "optuna"))
+        check_choice("search", self.search, ("grid", "zoom", "optuna"))
         check_int("rounds", self.options["rounds"])
+        if self.search == "zoom":
+            check_int("trials", self.trials, math.prod(len(values) for values in self.grid.values()))
+            if any(is_number(value) and value <= 0 for values in self.grid.values() for value in values):
+                raise UsageError("grid: a search that zooms needs numbers > 0")
         object.__setattr__(self, "grid", to_plain(self.grid))
+
+    @classmethod
+    def of_grid(
+        cls, algorithm: str, grid: Mapping[str, Sequence[Any]], fixed: Mapping[str, Any], **more: Any
+    ) -> Search:
+        """Return the search that a grid asks for, every point or zooming; what it names is not `fixed`."""
+        fixed = {name: value for name, value in fixed.items() if name not in grid}
+        if isinstance(grid, Zoom):
+            more |= {"search": "zoom", "trials": grid.budget}
+        return cls(algorithm, grid, fixed, **more)
 
     @classmethod
     def read(cls, folder: Path) -> Search:
@@ -126,7 +153,7 @@ class Trial:
     values: Mapping[str, Any]
     score: float
     status: str
-    folder: Path | None
+    folder: Path
 
 
 class AllDiverged(RunError):
@@ -144,11 +171,35 @@ class AllDiverged(RunError):
 class SearchResult:
     """The outcome of a search.
 
-    `trials` are all points, in the order they were run.
+    `trials` are all points, in the order they were run, and `folder` is where.
     """
 
     search: Search
     trials: Sequence[Trial]
+    folder: Path
+
+    @classmethod
+    def read(cls, folder: Path) -> SearchResult:
+        """Read a search and the points that it has so far."""
+        search, trials = Search.read(folder), []
+        places = [place for place in folder.glob("point-*") if (place / "config.json").is_file()]
+        for place in sorted(places, key=lambda place: (len(place.name), place.name)):  # point-999 before point-1000
+            config, rows = read_config(place), read_rows(place, rounds=len(read_lines(place)))
+            values = {WEIGHTING: config.get(WEIGHTING), **config["algorithm"]["hyperparameters"]}
+            status = read_summary(place).get("status", Status.RUNNING)
+            score = search.rule.score(rows, status)
+            trials.append(Trial({name: values.get(name) for name in search.grid}, score, status, place))
+        return cls(search, trials, folder)
+
+    @property
+    def ranked(self) -> list[Trial]:
+        """The points, best first."""
+        return self.search.rule.ranked(self.trials)
+
+    @property
+    def best_or_none(self) -> Trial | None:
+        """The best point; None if none has a score."""
+        return self.search.rule.best(self.trials)
 
     @property
     def best(self) -> Trial:
@@ -157,15 +208,24 @@ class SearchResult:
         Raises:
           AllDiverged: every point did.
         """
-        best = self.search.rule.best(self.trials)
-        if best is None:
+        if self.best_or_none is None:
             raise AllDiverged(self.search.algorithm, len(self.trials))
-        return best
+        return self.best_or_none
+
+    @property
+    def explored(self) -> dict[str, list[Any]]:
+        """The values of every hyper-parameter that was searched, numbers increasing; of a grid also those to come."""
+        grid = self.search.grid if self.search.search == "grid" else {}
+        values = {
+            name: [*grid.get(name, ()), *(trial.values[name] for trial in self.trials)] for name in self.search.grid
+        }
+        distinct = {name: list(dict.fromkeys(these)) for name, these in values.items()}
+        return {name: sorted(these) if all(map(is_number, these)) else these for name, these in distinct.items()}
 
     @property
     def edges(self) -> dict[str, str]:
-        """The hyper-parameters whose best value is the lowest or highest of the grid: name -> which."""
-        return edges(self.search.grid, self.best.values)
+        """The hyper-parameters whose best value is the lowest or highest that was searched: name -> which."""
+        return {} if self.best_or_none is None else edges(self.explored, self.best.values)
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
@@ -174,8 +234,7 @@ class SearchResult:
 
     def _repr_html_(self) -> str:
         rule = self.search.rule
-        ranked = rule.ranked(self.trials)
-        rows = [{**trial.values, rule.metric: trial.score, "status": trial.status} for trial in ranked]
+        rows = [{**trial.values, rule.metric: trial.score, "status": trial.status} for trial in self.ranked]
         rounds = "last round" if rule.last == 1 else f"mean of the last {rule.last} rounds"
         return html_table(rows, f"{self.search.algorithm}: {len(rows)} points by {rule.metric}, {rounds}")
 
@@ -183,15 +242,15 @@ class SearchResult:
 def tune(
     task: Task,
     algorithm: str,
-    grid: Mapping[str, Sequence[Any]],
+    grid: Mapping[str, Sequence[Any]] | None,
     out: str | Path,
     *,
     fixed: Mapping[str, Any] | None = None,
     select: str = "train_loss",
     last: int | None = None,
     seed: int = 0,
-    search: str = "grid",
-    trials: int = 25,
+    search: str | None = None,
+    trials: int = BUDGET,
     overwrite: bool = False,
     progress: bool | None = None,
     command: str = "",
@@ -202,18 +261,21 @@ def tune(
     Args:
       task: the task.
       algorithm: a name in `ALGORITHMS`, or `MODULE:FUNCTION`.
-      grid: values by hyper-parameter; with `search="optuna"` the ends of a range.
+      grid: values by hyper-parameter, also of `weighting`; with `search="optuna"` the ends of a range; None, or words
+        alone, searches every learning rate that is not in `fixed`.
       out: a folder: a run folder for each point and tune.json; `fedoptax.report.write_report(out)` draws it.
       fixed: the other hyper-parameters.
       select: the metric that ranks points, a column of the history.
       last: the number of last rounds over which its mean is taken; None is 100, but at most a tenth of all.
       seed: of every run, so all start from the same parameters and see the same cohorts.
-      search: `"grid"`, or `"optuna"` (extra `optuna`).
-      trials: points of a search with Optuna.
+      search: `"grid"`, every point; `"zoom"`, these and then finer ones around the best, the default without numbers in
+        `grid`; or `"optuna"` (extra `optuna`).
+      trials: the number of points of a search that is no grid.
       overwrite: remove an earlier search in `out` instead of continuing it.
       progress: show a bar on standard error; None shows it on a terminal.
       command: that reports show as the way to reproduce them.
-      **options: further arguments of `fedoptax.run`, the same for all points. A tracker that is an object follows
+      **options: further arguments of `fedoptax.run`, the same for all points; for `weighting` see
+        `shared_options`. A tracker that is an object follows
         every run, and a further call may bring another.
 
     Returns:
@@ -228,9 +290,15 @@ def tune(
     check_task(task)
     folder, shared = Path(out), shared_options(options)
     rule, seed = rule_for(task, select, last, shared["rounds"]), check_int("seed", seed, 0, 2**32 - 1)
-    trials = 0 if search == "grid" else check_int("trials", trials)
-    about = {"name": task.name, **task.spec}
-    spec = Search(algorithm, grid, dict(fixed or {}), rule, seed, about, shared, search, trials, command)
+    fixed = dict(fixed or {})
+    if grid is not None:
+        check_grid(grid)
+    if search is None and isinstance(algorithm, str):
+        grid = complete_grid(find_constructor(algorithm), dict(grid or {}), fixed, trials)
+    more: dict[str, Any] = {"rule": rule, "seed": seed, "task": {"name": task.name, **task.spec}, "options": shared}
+    if search not in (None, "grid"):
+        more |= {"search": search, "trials": check_int("trials", trials)}
+    spec = Search.of_grid(algorithm, grid or {}, fixed, **more, command=command)
     if (folder / FILE).is_file() and not overwrite:
         stored = Search.read(folder)
         check_same(folder / FILE, stored, replace(spec, command=stored.command), "search")
@@ -258,28 +326,38 @@ def run_search(
     make, rounds = _point_maker(search), int(search.options["rounds"])
     options = search.options | {"seed": search.seed} | ({"trackers": trackers} if trackers else {})
     trials: list[Trial] = []
-    total = search.size * rounds
-    with bar(f"{search.algorithm}: {search.size} points", total, enabled=progress) as update, locked(out):
+    title, simulate = f"{search.algorithm}: {search.size} points", find_simulation(search.algorithm)
+    with bar(title, search.size * rounds, enabled=progress, each=rounds) as update, locked(out):
         write_record(out / FILE, search)
         while len(trials) < search.size:
             values = _next_point(search, trials)
-            folder, before = out / f"point-{len(trials) + 1:03d}", len(trials) * rounds
-            best = search.rule.best(trials)
-            note = "" if best is None else f"best {search.rule.metric} {best.score:.4g}"
-            options |= {"label": search.algorithm, "hyperparameters": {**search.fixed, **values}}
-            options["progress"] = lambda done, _, before=before, note=note: update(before + done, note)
-            summary = run_in_folder(task, make(values), folder, options, find_simulation(search.algorithm))
-            update(before + rounds, note)
+            folder, best = out / f"point-{len(trials) + 1:03d}", search.rule.best(trials)
+            note = "" if best is None else f"best {search.rule.metric} so far {best.score:.4g}"
+            options |= {"label": search.algorithm, **split_weighting({**search.fixed, **values})}
+            options["progress"] = part_of(update, len(trials), search.size, rounds, note)
+            summary = run_in_folder(task, make(values), folder, options, simulate)
             score = search.rule.score(read_rows(folder, summary["rounds_done"]), summary["status"])
             trials.append(Trial(values, score, summary["status"], folder))
-    return SearchResult(search, trials)
+    return SearchResult(search, trials, out)
+
+
+def split_weighting(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of `fedoptax.run` for a point: its hyper-parameters and, if it was searched, its weighting."""
+    weighting = {WEIGHTING: values[WEIGHTING]} if WEIGHTING in values else {}
+    return {"hyperparameters": {name: value for name, value in values.items() if name != WEIGHTING}, **weighting}
 
 
 def shared_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of `fedoptax.run` that several runs share, with `rounds`, as JSON keeps them; all are checked."""
+    """Return options of `fedoptax.run` that several runs share, with `rounds`, as JSON keeps them; all are checked.
+
+    One `weighting` holds for all methods: by examples, as the test metrics do, but uniform with privacy, whose noise is
+    made for it. `"paper"` is each paper's own.
+    """
     for name in SINGLE & options.keys():
         raise UsageError(f"option {name} cannot be shared by several runs")
-    return {"rounds": split_options(options)[0].rounds, **plain_options(options)}
+    private = "privacy" in (options.get("wrappers") or {})
+    weighting = options.get(WEIGHTING) or ("uniform" if private else "examples")
+    return {"rounds": split_options(options)[0].rounds, **plain_options(options), WEIGHTING: weighting}
 
 
 def check_same(path: Path, stored: Any, wanted: Any, kind: str) -> None:
@@ -292,8 +370,10 @@ def check_search(task: Task, search: Search) -> None:
     """Check that a search can be carried out."""
     make = _point_maker(search)
     rounds = split_options(search.options)[0]
-    for point in points(search.grid) if search.search == "grid" else [_next_point(search, [])]:
+    for point in [_next_point(search, [])] if search.search == "optuna" else points(search.grid):
         algorithm = make(point).algorithm
+        if WEIGHTING in point:
+            replace(rounds, weighting=point[WEIGHTING])  # checks it
         with_rate(rounds, task, {**search.fixed, **point})
     make_plan(rounds, task, algorithm, search.algorithm)
     make_watch(task, rounds)
@@ -309,7 +389,8 @@ def _point_maker(search: Search) -> Callable[[Mapping[str, Any]], Point]:
 
     def make(values: Mapping[str, Any]) -> Point:
         free = {name: float(value) for name, value in values.items() if is_number(value)}
-        return Point(constructor(tuple((name, value) for name, value in values.items() if name not in free)), free)
+        words = {name: value for name, value in values.items() if name not in {*free, WEIGHTING}}
+        return Point(constructor(tuple(words.items())), free)
 
     return make
 
@@ -319,4 +400,6 @@ def _next_point(search: Search, trials: Sequence[Trial]) -> dict[str, Any]:
     if search.search == "grid":
         return points(search.grid)[len(trials)]
     known = [(trial.values, trial.score) for trial in trials]
+    if search.search == "zoom":
+        return suggest_by_zoom(search.grid, known, search.rule.higher_is_better)
     return suggest_by_optuna(search.grid, known, search.rule.higher_is_better, search.seed)

@@ -141,6 +141,7 @@ class ClientBands:
     metric: str
     rounds: np.ndarray  # (n,)
     values: np.ndarray  # (n, quantiles)
+    end: np.ndarray  # (clients,) at the last of these rounds, increasing
 
 
 def find_client_bands(groups: Sequence[Group]) -> list[ClientBands]:
@@ -150,12 +151,13 @@ def find_client_bands(groups: Sequence[Group]) -> list[ClientBands]:
         judged = Column.parse(group.metric)
         metric = judged.metric if judged else ""
         tables = [read_clients(run.path) for run in group.runs if (run.path / CLIENTS).is_file()]
-        parts = [
-            table.groupby("round")[column_of(metric)].quantile(np.array(QUANTILES)).unstack()
-            for table in tables
-            if column_of(metric) in table and len(table)
-        ]
-        if parts:
+        tables = [table for table in tables if column_of(metric) in table and len(table)]
+        if tables:
+            parts = [
+                table.groupby("round")[column_of(metric)].quantile(np.array(QUANTILES)).unstack() for table in tables
+            ]
             mean = pd.concat(parts).groupby(level=0).mean()
-            bands.append(ClientBands(group, metric, mean.index.to_numpy(int), mean.to_numpy(float)))
+            ends = pd.concat([table[table["round"] == table["round"].max()] for table in tables])
+            end = np.sort(ends.groupby("client")[column_of(metric)].mean().dropna().to_numpy(float))
+            bands.append(ClientBands(group, metric, mean.index.to_numpy(int), mean.to_numpy(float), end))
     return bands

@@ -27,6 +27,7 @@ from fedoptax.tasks.task import Task
 FORMAT = 1
 MAY_CHANGE = {
     "environment", "fedoptax", "trackers", "gradients_per_step", "rates", "metrics", "random", "deployment",
+    "paper_weighting", "command",
 }  # fmt: skip
 """What may change when a run is resumed, besides the options that say so."""
 
