@@ -56,7 +56,7 @@ def _lines(description: str, total: int, done: int, each: int) -> Update:
 
 
 def part_of(update: Update, index: int, count: int, rounds: int, what: str) -> Update:
-    """Make the update of one of several runs of so many rounds, from that of all of them."""
+    """Make the update of run `index` of `count`, each of `rounds` rounds, from the update of all of them."""
 
     def of_run(done: int, note: str) -> None:
         about = ", ".join(filter(None, (what, f"round {done} of {rounds}", note)))

@@ -145,7 +145,7 @@ REFUSALS: list[tuple[Any, dict[str, Any], dict[str, Any], str]] = [
     ("fedavg", {"rate": [1.0]}, {}, "rate"),
     ("fedavg", {}, {}, "grid"),
     ("fedavg", {"weighting": ["examples", "sizes"], "client_lr": [0.1]}, {}, "weighting"),
-    ("fedavg", None, {"trials": 0}, "budget"),
+    ("fedavg", None, {"trials": 0}, "trials"),
     ("fedavg", {"client_lr": 0.1}, {}, "client_lr"),
     (fx.fedavg, {"client_lr": [0.1]}, {}, "algorithm"),
     ("fedavg", {"client_lr": [0.1]}, {"cohort_size": 100}, "cohort_size"),

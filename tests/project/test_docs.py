@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import shlex
 from pathlib import Path
 
 import click
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 import fedoptax as fx
-from command_line import parse
+from command_line import fedoptax, parse
 
 ROOT = Path(__file__).parents[2]
 INDEX = ROOT / "docs" / "algorithms" / "index.md"
@@ -86,6 +87,20 @@ COMMANDS = [(page, line) for page in PAGES for line in shell_commands(page)]
 @pytest.mark.parametrize(("page", "line"), COMMANDS, ids=[f"{p.stem}-{i}" for i, (p, _) in enumerate(COMMANDS)])
 def test_commands_of_a_page_parse(page: Path, line: str) -> None:
     parse(line)
+
+
+RUN = [page for page in PAGES if page.name in ("README.md", "start.md", "experiments.md", "protocol.md")]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("page", RUN, ids=lambda p: p.name)
+def test_commands_of_a_page_run_as_written(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{i % 7},{i % 5},{('bad', 'good')[i * i % 3 % 2]},site-{i % 4}" for i in range(80)]
+    for name in ("patients.csv", "new.csv"):
+        Path(name).write_text("\n".join(["age,dose,outcome,hospital", *rows]) + "\n")
+    for line in shell_commands(page):
+        assert fedoptax(*shlex.split(line, comments=True)[1:]) == 0, line
 
 
 @pytest.mark.parametrize("line", ["fedoptax run --no-such 3", "fedoptax walk", "fedoptax run --rounds many"])

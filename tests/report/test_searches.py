@@ -46,7 +46,8 @@ def test_a_map_by_hand(tmp_path: Path) -> None:
         "The best a is the lowest that was searched (0.1 to 1): a better one may lie beyond."
     ]
     text = "6 of 6 points, of which 1 diverged, ranked by the train loss in the last round: "
-    text += "a from 0.1 to 1 (2 values, a factor 10 or more apart), b from 0.01 to 1 (3 values, a factor 10 or more apart). "
+    text += "a from 0.1 to 1 (2 values, a factor 10 or more apart), "
+    text += "b from 0.01 to 1 (3 values, a factor 10 or more apart). "
     assert describe_search(search) == text + "Best: a 0.1 and b 0.1, train loss 0.1000."
     (profile,) = make_profiles([search])
     assert profile.name == "b" and profile.lines == {

@@ -113,17 +113,17 @@ def test_a_winner_needs_a_paired_test(tmp_path: Path) -> None:
     assert table.loc["fedadam", ["behind", "standing"]].tolist() == [0, "best"]
     (clear,) = find_verdicts(table.reset_index())
     assert clear.is_clear and clear.leader == "fedadam"
-    assert "best final test accuracy, 0.9000 ± 0.0300 (3 seeds); all others are significantly lower" in clear.text
-    assert "(p ≤ 0.0033); fedavg follows, 0.020 lower [0.015, 0.025]" in clear.text
+    assert "best final test accuracy, 0.9000 ± 0.0300 (3 seeds); fedavg is significantly lower, by 0.020 " in clear.text
+    assert "[0.015, 0.025] (p 0.0033). " in clear.text
     assert "Early, as the mean of the first 4 rounds, fedadam has the best, 0.1125;" in clear.text
     write_seeds(tmp_path, "fedyogi", [0.899, 0.931, 0.868])
     table = final_table(load_runs(tmp_path)).set_index("algorithm")
     (near,) = find_verdicts(table.reset_index())
     assert not near.is_clear and "fedadam has the highest final test accuracy" in near.text
-    assert "the difference from fedyogi is not significant (p ≥ 0.42)" in near.text
+    assert "the difference from fedyogi is not significant (p ≥ 0.53)" in near.text
     assert "Equivalent within a percentage point: fedyogi." in near.text
     assert table.loc["fedavg", "p"] == pytest.approx(2 * 0.0033167, rel=1e-3)  # Holm: the smaller of two
-    assert table.loc["fedyogi", "p"] == pytest.approx(0.42265, rel=1e-3)  # and the larger
+    assert table.loc["fedyogi", "p"] == pytest.approx(0.52860, rel=1e-3)  # and the larger
     shown = to_markdown(table.reset_index())
     assert "within a point" in shown and " highest |" in shown and " best |" not in shown.splitlines()[2][:60]
     lines = [" ".join(row) for row in short_table(table.reset_index())]

@@ -28,16 +28,16 @@ def fetch(options: Fetch) -> None:
 
 def check(options: Check) -> None:
     """Print what is on disk of each data set; one that was asked for must be there."""
-    found = {}
+    reports = {}
     for name in options.names or list(DATA_SETS):
         with status(f"checking {name}"):
-            found[name] = checking.check(name, options.data_dir)
+            reports[name] = checking.check(name, options.data_dir)
     if options.json:
-        print(json.dumps({name: [row._asdict() for row in rows] for name, rows in found.items()}, indent=1))
+        print(json.dumps({name: [row._asdict() for row in rows] for name, rows in reports.items()}, indent=1))
     else:
-        lines = [[name, *row] for name, rows in found.items() for row in rows]
+        lines = [[name, *row] for name, rows in reports.items() for row in rows]
         print_table([["data set", "file", "status", "detail"], *lines, ["", *checking.cache_row()]], left=True)
-    if options.names and (incomplete := [name for name, rows in found.items() if not checking.is_complete(rows)]):
+    if options.names and (incomplete := [name for name, rows in reports.items() if not checking.is_complete(rows)]):
         raise RunError(f"incomplete: {', '.join(incomplete)}")
 
 
@@ -46,7 +46,7 @@ def partition(options: Partition) -> None:
     folder = options.out or new_folder(options.task, "partition")
     table_file, picture_file = files = folder / "partition.csv", folder / "partition.png"
     if not options.overwrite and (earlier := [file for file in files if file.exists()]):
-        raise UsageError(f"out must be another folder, or --overwrite be given: '{earlier[0]}' exists")
+        raise UsageError(f"out must be another folder, or use --overwrite: '{earlier[0]}' exists")
     task = load(options, task_arguments(options))
     about = {"name": task.name, **task.spec}
     picture = make_partition({"task": about, "seed": options.partition_seed, "partition": partition_record(task)})

@@ -82,7 +82,7 @@ def compare(options: Compare) -> None:
         origins = "; ".join(f"{name}: {origin}" for name, origin in rates.items())
         warning = f"learning rates come from different places ({origins}); --tune searches those of all alike"
         print(f"warning: {warning}", file=sys.stderr)
-    _note_weighting(names, settings, tuning.shared_options(run)["weighting"])
+    _note_weighting(names, settings, tuning.common_weighting(run))
     run |= {"seeds": options.seeds, "hyperparameters": settings.hyperparameters, "grids": grids, "rates": rates}
     with errors_name(run["out"]):
         done = comparison.compare(task, names, **run | _shared(options))
@@ -117,7 +117,7 @@ def _best_of_searches(folders: list[Path], names: list[str], task: Task, setting
         name, of = result.search.algorithm, result.search.task
         if name not in names or of["name"] != task.name:
             raise UsageError(f"from: '{folder}' is a search for {name} on task '{of['name']}', which is not compared")
-        settings.hyperparameters[name] = {"weighting": result.search.options["weighting"], **result.hyperparameters}
+        settings.hyperparameters[name] = result.hyperparameters
         tuned.append(name)
     return tuned
 

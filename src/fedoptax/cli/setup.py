@@ -10,6 +10,7 @@ from typing import Any
 
 from fedoptax._progress import status
 from fedoptax.cli.options import ExperimentOptions, LearningOptions, TaskOptions
+from fedoptax.deploy.config import is_own_function
 from fedoptax.distributed import broadcast, is_leader, run_on_all_or_fail
 from fedoptax.engine.xla import use_cache, use_cores
 from fedoptax.errors import RunError, UsageError
@@ -83,7 +84,7 @@ def task_arguments(options: TaskOptions) -> dict[str, Any]:
 
 def with_task_defaults(name: str, task: Task, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options of runs with the defaults of the task of this name; its cohort is at most all clients."""
-    defaults = {"cohort_size": 10} if is_function(name) else dict(recipe_of(name).defaults)
+    defaults = {"cohort_size": 10} if is_own_function(name) else dict(recipe_of(name).defaults)
     if "local_epochs" in options:
         defaults.pop("local_steps", None)
     defaults["cohort_size"] = min(defaults["cohort_size"], task.clients.num_clients)
@@ -93,7 +94,7 @@ def with_task_defaults(name: str, task: Task, options: Mapping[str, Any]) -> dic
 def load(options: TaskOptions, arguments: Mapping[str, Any]) -> Task:
     """Load the task that the options name, with `arguments` of `load_task`."""
     with status(f"loading {options.task}"):
-        if is_function(options.task):
+        if is_own_function(options.task):
             if arguments:
                 raise UsageError(f"{next(iter(arguments))} cannot be used with a task that is a function")
             task = call_task(options.task)
@@ -103,11 +104,6 @@ def load(options: TaskOptions, arguments: Mapping[str, Any]) -> Task:
         about = f"{task.num_clients} clients, {task.clients.sizes.sum():,} training examples"
         print(f"loaded {options.task}: {about}", file=sys.stderr, flush=True)
     return task
-
-
-def is_function(task: str) -> bool:
-    """Return whether a task is MODULE:FUNCTION."""
-    return ":" in task and not task.startswith("file:")
 
 
 def call_task(name: str) -> Task:

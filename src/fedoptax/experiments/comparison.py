@@ -146,7 +146,7 @@ def compare(
       select, last: how the points of the searches are ranked, as in `tune`.
       overwrite: remove an earlier comparison in `out` instead of continuing it.
       progress, command: as in `tune`.
-      **options: further arguments of `fedoptax.run`, the same for all runs; for `weighting` see `shared_options`.
+      **options: further arguments of `fedoptax.run`, the same for all runs; for `weighting` see `common_weighting`.
 
     Returns:
       The histories, and which runs diverged.
@@ -219,7 +219,7 @@ def run_comparison(
         algorithms = {name: build(name, shared[name]["hyperparameters"]) for name in names}  # seeds share a compilation
         algorithms |= {name: wrap(algorithms[name], **wrappers) for name in set(names) - BASELINES.keys()}
         runs = list(product(comparison.seeds, names))  # so that one that is stopped has all algorithms early
-        with bar(f"{len(runs)} runs", len(runs) * rounds, enabled=progress, each=rounds) as update:
+        with bar("comparison", len(runs) * rounds, enabled=progress, each=rounds) as update:
             for i, (seed, name) in enumerate(runs):
                 about = {"label": name, "seed": seed, "rates": comparison.rates.get(name, ""), **shared[name]}
                 about["progress"] = part_of(update, i, len(runs), rounds, f"{name}, seed {seed}")

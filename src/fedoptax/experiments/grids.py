@@ -35,22 +35,16 @@ def choose_grids(
     `paper` among `values` stands for the grids of the task's paper. The `hyperparameters` are not searched.
     """
     values, grids = dict(values), dict[str, Grid]()
-    fixed = by_algorithm("set", hyperparameters, algorithms)
-    is_paper = values.pop(PAPER, None) is not None
+    fixed, is_paper = by_algorithm("set", hyperparameters, algorithms), values.pop("paper", None) is not None
     for name, grid in parse_grids(values, algorithms).items():
         if twice := [key for key in grid if key in fixed[name]]:
             raise UsageError(f"grid: {twice[0]} has a value by `set` already")
-        paper = find_paper_grid(task, name, fixed[name]) if is_paper else {}
+        paper = getattr(presets, "paper_grid", lambda task, name: {})(task, name) if is_paper else {}
+        if is_paper and not paper:
+            raise UsageError(f"grid paper: no paper states a grid for {name} on task '{task}'")
+        paper = {key: tuple(these) for key, these in paper.items() if key not in fixed[name]}
         grids[name] = complete_grid(find_constructor(name), paper | grid, fixed[name], budget)
     return grids
-
-
-def find_paper_grid(task: str, algorithm: str, fixed: Collection[str]) -> Grid:
-    """Return the grid that the task's paper searched for an algorithm, without what is `fixed`."""
-    grid: Mapping[str, Any] = getattr(presets, "paper_grid", lambda task, algorithm: {})(task, algorithm)
-    if not grid:
-        raise UsageError(f"grid paper: no paper states a grid for {algorithm} on task '{task}'")
-    return {name: tuple(values) for name, values in grid.items() if name not in fixed}
 
 
 def complete_grid(constructor: Constructor, grid: Grid, fixed: Collection[str], budget: int) -> Grid:
@@ -76,7 +70,6 @@ def parse_grids(values: Mapping[str, str], algorithms: Iterable[str]) -> dict[st
 
 RANGES = {"client_lr": (1e-3, 10.0), "server_lr": (1e-3, 10.0), "lr": (1e-4, 1.0)}
 """Where the search for a learning rate begins if nobody says where."""
-PAPER = "paper"
 WEIGHTING = "weighting"
 """An option of runs that can be searched like a hyper-parameter."""
 
@@ -175,35 +168,28 @@ def suggest_by_zoom(
     coarse = points(grid)
     if len(trials) < len(coarse):
         return coarse[len(trials)]
-    steps = {name: _spacing(name, values) for name, values in grid.items() if all(map(is_number, values))}
-    sign, level = -1 if maximize else 1, 0
+    steps = {}  # the factor between neighbours; of a single value that between an end of its range and the middle
+    for name, values in grid.items():
+        if all(map(is_number, values)):
+            low, high = (min(values), max(values)) if len(values) > 1 else RANGES.get(name, (1.0, 10.0))
+            steps[name] = (high / low) ** (1 / (len(values) - 1 if len(values) > 1 else 2))
+    lowest = {name: min(values) if name in steps else values[0] for name, values in grid.items()}
+    sign, level, fresh = -1 if maximize else 1, 0, list[dict[str, Any]]()
     for done in range(len(coarse), len(trials) + 1):  # again from the start, as the step only ever shrinks
         known = {_key(values) for values, _ in trials[:done]}
         finite = [trial for trial in trials[:done] if math.isfinite(trial[1])]
-        lowest = {name: min(values) if name in steps else values[0] for name, values in grid.items()}
         best = min(finite, key=lambda trial: sign * trial[1])[0] if finite else lowest
-        if not finite:
-            factor = 10.0 ** (done - len(coarse) + 1)
-            fresh = [{**best, **{name: float(f"{best[name] / factor:.4g}") for name in steps}}]
-            continue
-        while not (fresh := [one for one in _neighbours(best, steps, level) if _key(one) not in known]):
-            level += 1
+        fresh = []
+        while not fresh:
+            if finite:
+                factors = {name: step ** (1 / 2**level) for name, step in steps.items()}
+                near = [{**best, name: best[name] * f**way} for name, f in factors.items() for way in (1, -1)]
+            else:
+                near = [{**best, **{name: best[name] / 10.0 ** (done - len(coarse) + 1) for name in steps}}]
+            near = [{**one, **{name: float(f"{one[name]:.4g}") for name in steps}} for one in near]
+            fresh = [one for one in near if _key(one) not in known]
+            level += not fresh
     return fresh[0]
-
-
-def _spacing(name: str, values: Sequence[float]) -> float:
-    """Return the factor between neighbours among values; of a single one, that between the ends of its range."""
-    low, high = (min(values), max(values)) if len(values) > 1 else RANGES.get(name, (1.0, 10.0))
-    return float((high / low) ** (1 / max(len(values) - 1, 1)))
-
-
-def _neighbours(point: Mapping[str, Any], steps: Mapping[str, float], level: int) -> list[dict[str, Any]]:
-    """Return the points with one number a step lower or higher, after so many halvings of the step."""
-    return [
-        {**point, name: float(f"{point[name] * step ** (way / 2**level):.4g}")}
-        for name, step in steps.items()
-        for way in (1, -1)
-    ]
 
 
 def _key(point: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -101,4 +101,4 @@ class ProgressBar(Observer):
 
 def saved_state(rounds: Rounds, watch: Watch) -> Tree:
     """Return what checkpoints hold beside the clients' states: the server's, and the best parameters if kept."""
-    return (rounds.server, watch.kept) if watch.keeps else rounds.server
+    return (rounds.server, watch.saved_params) if watch.keeps else rounds.server

@@ -51,7 +51,7 @@ class Rounds(Protocol):
     Attributes:
       task: what is learned.
       server: the server's state after the last completed round, as checkpoints keep it.
-      clients: all clients' states, likewise.
+      clients: all clients' states then.
       compile_seconds: spent on compiling for this run so far; 0 where another run had done it.
     """
 

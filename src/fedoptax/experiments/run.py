@@ -46,7 +46,7 @@ class Record:
     Attributes:
       label: the algorithm's name in files and messages.
       hyperparameters: the algorithm's, for the config.
-      wrappers: what was wrapped around it, likewise; see `fedoptax.experiments.build.wrap`.
+      wrappers: what was wrapped around it, also for the config; see `fedoptax.experiments.build.wrap`.
       rates: where the algorithm's learning rates come from, for reports: `preset`, `tuned` ...
       command: the command line that reports show as the way to reproduce the run.
       out: a new folder for config, history, checkpoints, summary and final parameters; None writes nothing.
@@ -258,7 +258,9 @@ def _send_to_all(history: History, rounds: Rounds, watch: Watch) -> None:
     """Give all processes what the leader restored."""
     if is_distributed():
         clients = rounds.clients.take(lambda: np.arange(0))
-        history.rows, rounds.server, clients, watch.kept = broadcast((history.rows, rounds.server, clients, watch.kept))
+        history.rows, rounds.server, clients, watch.saved_params = broadcast(
+            (history.rows, rounds.server, clients, watch.saved_params)
+        )
         rounds.server = jax.device_put(rounds.server)
         rounds.clients.put(jax.device_put(clients))
 
@@ -289,5 +291,5 @@ def _restore(rounds: Rounds, total: int, config: Mapping[str, Any], record: Reco
         return History()  # killed before its first checkpoint: begin again
     at_least, at_most = (0, total) if record.resume_round is None else [record.resume_round] * 2
     done, state = restore_checkpoint(folder, saved_state(rounds, watch), rounds.clients, at_most, at_least)
-    rounds.server, watch.kept = state if watch.keeps else (state, None)
+    rounds.server, watch.saved_params = state if watch.keeps else (state, None)
     return History(read_rows(folder, done))

@@ -27,7 +27,7 @@ class BestRound(NamedTuple):
 
 @dataclass
 class Selection:
-    """The best evaluated round so far, the first of equals, and the number of evaluations after it."""
+    """The best evaluated round so far, the earliest if several are equal, and the number of evaluations after it."""
 
     metric: str
     higher_is_better: bool
@@ -51,7 +51,7 @@ class Watch:
       is_evaluated: `round -> bool`.
       choosing: the best round by the metric of `keep`, else the default; None where nothing is evaluated.
       keeps: whether the parameters of that round are kept.
-      kept: these, as NumPy arrays; before the first evaluation the initial ones, for the form.
+      saved_params: these, as NumPy arrays; before the first evaluation the initial ones, for the form.
       stopping: the best round by the metric of `stop_after`; None if the run never stops early.
       patience: evaluations without a better one after which it does.
     """
@@ -59,7 +59,7 @@ class Watch:
     is_evaluated: Callable[[int], bool] = bool
     choosing: Selection | None = None
     keeps: bool = False
-    kept: Tree = None
+    saved_params: Tree = None
     stopping: Selection | None = None
     patience: int = 0
 
@@ -71,7 +71,7 @@ class Watch:
     @property
     def best_params(self) -> Tree | None:
         """The parameters of the best round so far, if they are kept."""
-        return self.kept if self.keeps and self.best is not None else None
+        return self.saved_params if self.keeps and self.best is not None else None
 
     def add(self, rows: Sequence[Row]) -> None:
         """Take note of rounds that are done, in order."""
@@ -83,7 +83,7 @@ class Watch:
     def keep(self, done: int, params: Callable[[], Tree]) -> None:
         """Keep the parameters after `done` rounds, if that round is the best or the run begins."""
         if self.keeps and done == (0 if self.best is None else self.best.round):
-            self.kept = jax.tree.map(np.array, params())  # a copy: the program donates its buffers
+            self.saved_params = jax.tree.map(np.array, params())  # a copy: the program donates its buffers
 
     def stop_message(self) -> str | None:
         """Return one line if the run should stop early, after the rounds so far.

@@ -17,19 +17,10 @@ from fedoptax.engine.personalization import with_rate
 from fedoptax.engine.plan import make_plan
 from fedoptax.engine.program import Point
 from fedoptax.errors import RunError, UsageError, check_choice, check_int
+from fedoptax.experiments import grids
 from fedoptax.experiments.baselines import find_simulation
 from fedoptax.experiments.build import build, find_constructor, wrap
-from fedoptax.experiments.grids import (
-    WEIGHTING,
-    Zoom,
-    check_grid,
-    complete_grid,
-    edges,
-    is_number,
-    points,
-    suggest_by_optuna,
-    suggest_by_zoom,
-)
+from fedoptax.experiments.grids import WEIGHTING, Zoom, check_grid, complete_grid, edges, is_number, points
 from fedoptax.experiments.run import run_in_folder, split_options
 from fedoptax.experiments.selection import evaluated_columns, is_higher_better, make_watch
 from fedoptax.storage.config import plain_options, read_config, read_record, write_record
@@ -120,13 +111,11 @@ class Search:
         object.__setattr__(self, "grid", to_plain(self.grid))
 
     @classmethod
-    def of_grid(
-        cls, algorithm: str, grid: Mapping[str, Sequence[Any]], fixed: Mapping[str, Any], **more: Any
-    ) -> Search:
+    def of_grid(cls, algorithm: str, grid: Mapping[str, Any], fixed: Mapping[str, Any], **more: Any) -> Search:
         """Return the search that a grid asks for, every point or zooming; what it names is not `fixed`."""
         fixed = {name: value for name, value in fixed.items() if name not in grid}
         if isinstance(grid, Zoom):
-            more |= {"search": "zoom", "trials": grid.budget}
+            more = {"search": "zoom", "trials": grid.budget, **more}
         return cls(algorithm, grid, fixed, **more)
 
     @classmethod
@@ -216,11 +205,11 @@ class SearchResult:
     def explored(self) -> dict[str, list[Any]]:
         """The values of every hyper-parameter that was searched, numbers increasing; of a grid also those to come."""
         grid = self.search.grid if self.search.search == "grid" else {}
-        values = {
-            name: [*grid.get(name, ()), *(trial.values[name] for trial in self.trials)] for name in self.search.grid
-        }
-        distinct = {name: list(dict.fromkeys(these)) for name, these in values.items()}
-        return {name: sorted(these) if all(map(is_number, these)) else these for name, these in distinct.items()}
+        explored = {}
+        for name in self.search.grid:
+            values = list(dict.fromkeys([*grid.get(name, ()), *(trial.values[name] for trial in self.trials)]))
+            explored[name] = sorted(values) if all(map(is_number, values)) else values
+        return explored
 
     @property
     def edges(self) -> dict[str, str]:
@@ -275,7 +264,7 @@ def tune(
       progress: show a bar on standard error; None shows it on a terminal.
       command: that reports show as the way to reproduce them.
       **options: further arguments of `fedoptax.run`, the same for all points; for `weighting` see
-        `shared_options`. A tracker that is an object follows
+        `common_weighting`. A tracker that is an object follows
         every run, and a further call may bring another.
 
     Returns:
@@ -290,14 +279,16 @@ def tune(
     check_task(task)
     folder, shared = Path(out), shared_options(options)
     rule, seed = rule_for(task, select, last, shared["rounds"]), check_int("seed", seed, 0, 2**32 - 1)
-    fixed = dict(fixed or {})
+    fixed, trials = dict(fixed or {}), check_int("trials", trials)
     if grid is not None:
         check_grid(grid)
-    if search is None and isinstance(algorithm, str):
+    if search != "grid" and not isinstance(grid, Zoom) and isinstance(algorithm, str):
         grid = complete_grid(find_constructor(algorithm), dict(grid or {}), fixed, trials)
+    if search == "optuna" and isinstance(grid, Zoom):
+        grid = {name: grids.RANGES.get(name, values) for name, values in grid.items()}
     more: dict[str, Any] = {"rule": rule, "seed": seed, "task": {"name": task.name, **task.spec}, "options": shared}
     if search not in (None, "grid"):
-        more |= {"search": search, "trials": check_int("trials", trials)}
+        more |= {"search": search, "trials": trials}
     spec = Search.of_grid(algorithm, grid or {}, fixed, **more, command=command)
     if (folder / FILE).is_file() and not overwrite:
         stored = Search.read(folder)
@@ -326,8 +317,8 @@ def run_search(
     make, rounds = _point_maker(search), int(search.options["rounds"])
     options = search.options | {"seed": search.seed} | ({"trackers": trackers} if trackers else {})
     trials: list[Trial] = []
-    title, simulate = f"{search.algorithm}: {search.size} points", find_simulation(search.algorithm)
-    with bar(title, search.size * rounds, enabled=progress, each=rounds) as update, locked(out):
+    simulate = find_simulation(search.algorithm)
+    with bar(search.algorithm, search.size * rounds, enabled=progress, each=rounds) as update, locked(out):
         write_record(out / FILE, search)
         while len(trials) < search.size:
             values = _next_point(search, trials)
@@ -348,16 +339,20 @@ def split_weighting(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shared_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of `fedoptax.run` that several runs share, with `rounds`, as JSON keeps them; all are checked.
-
-    One `weighting` holds for all methods: by examples, as the test metrics do, but uniform with privacy, whose noise is
-    made for it. `"paper"` is each paper's own.
-    """
+    """Return options of `fedoptax.run` that several runs share, with `rounds`, as JSON keeps them; all are checked."""
     for name in SINGLE & options.keys():
         raise UsageError(f"option {name} cannot be shared by several runs")
-    private = "privacy" in (options.get("wrappers") or {})
-    weighting = options.get(WEIGHTING) or ("uniform" if private else "examples")
-    return {"rounds": split_options(options)[0].rounds, **plain_options(options), WEIGHTING: weighting}
+    plain = plain_options(options)
+    return {"rounds": split_options(options)[0].rounds, **plain, WEIGHTING: common_weighting(options)}
+
+
+def common_weighting(options: Mapping[str, Any]) -> str:
+    """Return the one weighting of all methods, if the options name none: by examples, as test metrics do.
+
+    With privacy it is uniform, which the noise is made for. `"paper"` in `options` is each paper's own.
+    """
+    is_private = "privacy" in (options.get("wrappers") or {})
+    return options.get(WEIGHTING) or ("uniform" if is_private else "examples")
 
 
 def check_same(path: Path, stored: Any, wanted: Any, kind: str) -> None:
@@ -381,11 +376,11 @@ def check_search(task: Task, search: Search) -> None:
 
 def _point_maker(search: Search) -> Callable[[Mapping[str, Any]], Point]:
     """Return a maker of points; those that differ in numbers alone share a constructor, and so a compilation."""
-    wrappers = search.options.get("wrappers") or {}
+    wrappers, fixed = search.options.get("wrappers") or {}, split_weighting(search.fixed)["hyperparameters"]
 
     @cache
     def constructor(chosen: tuple[tuple[str, Any], ...]) -> Callable[..., FedAlgorithm]:
-        return lambda **free: wrap(build(search.algorithm, {**search.fixed, **dict(chosen), **free}), **wrappers)
+        return lambda **free: wrap(build(search.algorithm, {**fixed, **dict(chosen), **free}), **wrappers)
 
     def make(values: Mapping[str, Any]) -> Point:
         free = {name: float(value) for name, value in values.items() if is_number(value)}
@@ -401,5 +396,5 @@ def _next_point(search: Search, trials: Sequence[Trial]) -> dict[str, Any]:
         return points(search.grid)[len(trials)]
     known = [(trial.values, trial.score) for trial in trials]
     if search.search == "zoom":
-        return suggest_by_zoom(search.grid, known, search.rule.higher_is_better)
-    return suggest_by_optuna(search.grid, known, search.rule.higher_is_better, search.seed)
+        return grids.suggest_by_zoom(search.grid, known, search.rule.higher_is_better)
+    return grids.suggest_by_optuna(search.grid, known, search.rule.higher_is_better, search.seed)

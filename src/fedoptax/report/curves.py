@@ -66,12 +66,12 @@ class Curve:
         return self.seeds.std(axis=0, ddof=1)
 
     def thinned(self, points: int) -> Curve:
-        """At most so many evenly spaced points, the first and last among them."""
+        """Take at most `points` evenly spaced points, the first and last among them."""
         size = len(self.rounds)
         if size <= points:
             return self
-        kept = np.unique(np.linspace(0, size - 1, points).round().astype(int))
-        return Curve(self.group, self.places.iloc[kept], self.seeds[:, kept])
+        shown = np.unique(np.linspace(0, size - 1, points).round().astype(int))
+        return Curve(self.group, self.places.iloc[shown], self.seeds[:, shown])
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,10 +85,10 @@ class Metric:
 
 def find_metrics(groups: Sequence[Group]) -> list[Metric]:
     """All metrics that any group has: primary ones first, then as in the files, then loss and circumstances."""
-    found = dict.fromkeys(name for group in groups for run in group.runs for name in run.metrics)
+    names = dict.fromkeys(name for group in groups for run in group.runs for name in run.metrics)
     primary = dict.fromkeys(group.metric for group in groups)
     last = ("train_loss", *CIRCUMSTANCES)
-    ordered = [*primary, *(name for name in found if name not in last), *last]
+    ordered = [*primary, *(name for name in names if name not in last), *last]
     metrics = []
     for name in dict.fromkeys(ordered):
         curves = [curve for curve in (make_curve(group, name) for group in groups) if curve is not None]

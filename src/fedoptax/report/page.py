@@ -258,5 +258,5 @@ def list_environment(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """Versions and devices of all runs."""
     records = [{"fedoptax": run.config.get("fedoptax")} | (run.config.get("environment") or {}) for run in runs]
     names = dict.fromkeys(name for record in records for name in record)
-    found = {name: join_values(record[name] for record in records if record.get(name)) for name in names}
-    return [(name, text) for name, text in found.items() if text]
+    values = {name: join_values(record[name] for record in records if record.get(name)) for name in names}
+    return [(name, text) for name, text in values.items() if text]

@@ -74,7 +74,7 @@ def _describe_values(name: str, values: Sequence[Any]) -> str:
         return f"{name} {join_words(list(map(format_setting, values)), 'or')}"
     factor = min(high / low for low, high in pairwise(values))
     ends = f"{name} from {format_setting(values[0])} to {format_setting(values[-1])}"
-    return f"{ends} ({len(values)} values, a factor {factor:.2g} or more apart)"
+    return f"{ends} ({len(values)} values, a factor {format_setting(float(f'{factor:.2g}'))} or more apart)"
 
 
 def _last_rounds(last: int) -> str:

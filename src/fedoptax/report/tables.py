@@ -28,21 +28,10 @@ def final_table(runs: Sequence[Run], target: float | None = None, early: int | N
     Final values (`final`, `best`, `last_mean`, `train_loss`) are means over the completed seeds, `counted` of them, or
     over the seeds that did not diverge if none completed.
 
-    Columns: `algorithm`, `problem` (equal where rows can be ranked), `metric`, `higher_is_better`, `seeds`, `counted`,
-    `finals` (by seed), `final` and `final_std` (n − 1 below), `best` (value of `best_metric`, on validation where there
-    is some, at the best evaluated round), `best_round` (median over seeds), `at_best` (the metric there, where it is
-    another than `best_metric`), `last_mean` (over the `last_evaluations` evaluated ones of the last `last_window`
-    rounds, min(100, rounds // 10) but at least 1), `early` (over those of the first `early_window` rounds),
-    `train_loss`, `target`; until it is reached, as medians over all seeds, inf if it never is, `rounds_to_target`,
-    `bytes_to_target` (of all clients, both ways), `gradients_to_target` (of all clients, cohorts being of average
-    clients) and `virtual_seconds_to_target`; the comparison with the group of the best mean, see `compare_groups`;
-    `bytes_up` and `bytes_down` (per client and round), `total_bytes`, `virtual_seconds`, `seconds_per_round` (median
-    over rounds and seeds), `participants` (mean over rounds and seeds), `epsilon` (the largest at the end),
-    `client_spread` and `client_worst` (the standard deviation of the metric over clients, and its mean over the worst
-    tenth of them, at the last evaluated round), `before` and `after` (the metric over clients, before and after
-    `local_steps` of personalization, also with `_spread` and `_worst`), `weighting` (with the paper's own, if that is
-    another), `rates` (where the learning rates come from), `complete`, `status`. Others are means over seeds. What the
-    runs do not have is NaN.
+    What each column holds is told by `shown_columns`; besides, `problem` is equal where rows can be ranked, `finals`,
+    `earlies` and `arrivals` (rounds to the target) are values by seed, `client_spread`, `client_worst`, `before` and
+    `after` are of the metric over clients, and `compare_groups` adds the comparison with the best mean. Costs to the
+    target are inf if it is never reached. What the runs do not have is NaN.
 
     Args:
       runs: from `load_runs`.
@@ -80,7 +69,7 @@ def _final_row(group: Group, early: int | None) -> Row:
     measured = {int(run.config["seed"]): values for run in group.counted_runs if len(values := _measured(run))}
     finals = pd.Series({seed: values.iloc[-1] for seed, values in measured.items()}, dtype=float)
     earlies = {seed: float(values[values.index <= first].mean()) for seed, values in measured.items()}
-    weighting, own = group.config.get("weighting"), group.config.get("paper_weighting")
+    weighting, of_paper = group.config.get("weighting"), group.config.get("paper_weighting")
     size = group.config.get("bytes") or {}
     over_clients = (Column.parse(group.metric) or Column("test", ""))._replace(split="client")
     spread, worst = (str(over_clients._replace(summary=summary)) for summary in ("spread", "worst_decile"))
@@ -115,7 +104,7 @@ def _final_row(group: Group, early: int | None) -> Row:
         "seconds_per_round": pd.concat(seconds).median() if seconds else NAN,
         "participants": _mean([run.rows["participants"].mean() for run in group.runs if "participants" in run.rows]),
         "epsilon": pd.Series([_last(run, "epsilon") for run in group.runs], dtype=float).max(),
-        "weighting": f"{weighting} (paper: {own})" if own not in (None, weighting) else weighting or "",
+        "weighting": f"{weighting} (paper: {of_paper})" if of_paper not in (None, weighting) else weighting or "",
         "rates": group.config.get("rates") or "",
         "complete": group.is_complete,
         "status": group.status,
@@ -124,20 +113,20 @@ def _final_row(group: Group, early: int | None) -> Row:
 
 def _best_rounds(group: Group) -> Row:
     """What the best evaluated rounds say, as the runs' summaries name them, or else by the metric."""
-    found = []
+    rounds = []
     for run in group.counted_runs:
         values = _measured(run)
         if best := run.summary.get("best"):
-            found.append((best["round"], best["metric"], best["value"], values.get(best["round"], NAN)))
+            rounds.append((best["round"], best["metric"], best["value"], values.get(best["round"], NAN)))
         elif len(values):
             place = int(values.argmax() if group.higher_is_better else values.argmin())
-            found.append((values.index[place], group.metric, values.iloc[place], values.iloc[place]))
-    metric = found[0][1] if found else group.metric
+            rounds.append((values.index[place], group.metric, values.iloc[place], values.iloc[place]))
+    metric = rounds[0][1] if rounds else group.metric
     return {
         "best_metric": metric,
-        "best": _mean([value for _, _, value, _ in found]),
-        "best_round": _median([float(round) for round, *_ in found]),
-        "at_best": _mean([value for *_, value in found]) if metric != group.metric else NAN,
+        "best": _mean([value for _, _, value, _ in rounds]),
+        "best_round": _median([float(round) for round, *_ in rounds]),
+        "at_best": _mean([value for *_, value in rounds]) if metric != group.metric else NAN,
     }
 
 

@@ -60,4 +60,6 @@ def _describe_tests(rows: Sequence[Row], prefix: str, higher_is_better: bool) ->
     gap, low, high = (format_number(second[f"{prefix}{name}"], 2) for name in ("behind", "low", "high"))
     worse = "lower" if higher_is_better else "higher"
     p = f"p ≤ {max(row[f'{prefix}p'] for row in others):.2g}"
+    if len(others) == 1:
+        return f"{second['algorithm']} is significantly {worse}, by {gap} [{low}, {high}] ({p.replace('≤ ', '')})"
     return f"all others are significantly {worse} ({p}); {second['algorithm']} follows, {gap} {worse} [{low}, {high}]"
