@@ -24,6 +24,15 @@ WRONG = [
     (["run", "--set", "fedavg.client_lr=1"], 2, "fedavg"),
     (["run", "--preset", "paper"], 2, "preset"),
     (["run", "--preset", "none"], 2, "client_lr"),
+    (["run", "--lr", "0.1"], 2, "--set client_lr=VALUE"),
+    (["run", "--set", "client_lr=fast"], 2, "number"),
+    (["run", "--stop-after", "5:val_loss"], 2, "--validation-fraction"),
+    (["run", "--task", "nothere.csv"], 2, "file:nothere.csv"),
+    (["run", "--task", "nowhere:make"], 2, "--task must be a name or MODULE:FUNCTION"),
+    (["run", "--task", "fedoptax:load_task"], 2, "got None"),
+    (["tune", "--grid", "client_lr=1..0.1"], 2, "write 0.1..1"),
+    (["tune", "--grid", "paper"], 2, "no paper states a grid"),
+    (["compare", "--from", "nowhere"], 1, "nowhere"),
     (["run", "--rounds", "0"], 2, "--rounds must be"),
     (["run", "--rounds", "many"], 2, "--rounds"),
     (["run", "--seed", "-1"], 2, "seed"),
@@ -72,8 +81,10 @@ def test_wrong_input_is_one_line_and_leaves_nothing(
     given = [*arguments, "--out", out, "--overwrite"] if writes else arguments
     assert fedoptax(*given) == status
     printed = capsys.readouterr()
-    assert printed.out == "" and printed.err.startswith("fedoptax: ") and printed.err.count("\n") == 1
-    assert name in printed.err and not out.exists()
+    *notes, error = printed.err.splitlines(keepends=True)
+    assert printed.out == "" and error.startswith("fedoptax: ")
+    assert all(note.startswith(("loaded ", "weighting: ")) for note in notes)
+    assert name in error and not out.exists()
 
 
 def test_refused_options_keep_earlier_results(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_run_writes_results_and_report_reads_them(
 ) -> None:
     out, printed, errors = finished
     assert "test_accuracy" in printed and printed.endswith(f"results: {out}\n")
-    assert errors == ""  # no terminal: no bar
+    assert errors.startswith("loaded digits: 8 clients") and errors.count("\n") == 1  # no terminal: no bar
     config = json.loads((out / "config.json").read_text())
     assert config["algorithm"]["hyperparameters"]["server_lr"] == 0.03
     assert (config["cohort_size"], config["task"]["num_clients"]) == (3, 8)
@@ -125,6 +125,29 @@ def test_own_algorithm_by_module_and_name(tmp_path: Path) -> None:
     assert fedoptax("run", *SMALL, "--algorithm", "my_module:slow", "--out", "a") == 0
     assert json.loads((tmp_path / "a" / "config.json").read_text())["algorithm"]["name"] == "my_module:slow"
     assert fedoptax("resume", "a", "--rounds", "5") == 0
+
+
+def test_a_function_is_a_task_whose_tuned_rates_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_task.py").write_text(
+        "import fedoptax as fx\n\n\ndef make(partition):\n    return fx.load_task('quadratic', num_clients=6)\n"
+    )
+    small = ["--task", "my_task:make", "--rounds", "3"]
+    assert fedoptax("tune", *small, "--algorithm", "fedavg", "--trials", "3", "--out", "tuned") == 0
+    best = json.loads((tmp_path / "tuned" / "tune.json").read_text())
+    assert best["task"]["function"] == "my_task:make" and best["search"] == "zoom"
+    assert "learning rates: preset" not in capsys.readouterr().err
+    names = ["--algorithms", "fedavg,scaffold", "--seeds", "1", "--from", "tuned", "--out", "b"]
+    assert fedoptax("compare", *small, *names) == 0
+    printed = capsys.readouterr()
+    assert "weighting: examples for all methods (scaffold:" in printed.err
+    assert "learning rates: preset of digits, a starting point; `fedoptax tune --task my_task:make`" in printed.err
+    assert max(map(len, printed.out.splitlines())) <= 100 and "lowest final test excess" in printed.out
+    rates = json.loads((tmp_path / "b" / "compare.json").read_text())["rates"]
+    assert (rates["fedavg"], rates["scaffold"]) == ("tuned", "preset of digits")
+    assert fedoptax("resume", "b") == 0
 
 
 def test_resume_goes_on_with_secure_aggregation(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from fedoptax.cli.options import Compare, Local, Resume, Run, Tune
 from fedoptax.cli.printing import print_summary, warn_if_loss_increased
 from fedoptax.cli.report import report_comparison, report_search
-from fedoptax.cli.setup import reload_task, set_up
+from fedoptax.cli.setup import note_rates, reload_task, set_up
 from fedoptax.distributed import broadcast, is_distributed, is_leader, run_on_all_or_fail
 from fedoptax.engine.options import RunOptions, options_of
 from fedoptax.engine.xla import use_cache, use_cores
@@ -38,6 +38,7 @@ def run(options: Run) -> None:
     """Run an algorithm and print how it ended."""
     name = options.algorithm
     task, settings, run = set_up(options, [name], name)
+    note_rates(options.task, settings.rates)
     run |= {"rates": settings.rates[name], "command": _command()}
     _run(task, name, settings.hyperparameters[name], run, options.json)
 
@@ -82,6 +83,7 @@ def compare(options: Compare) -> None:
         origins = "; ".join(f"{name}: {origin}" for name, origin in rates.items())
         warning = f"learning rates come from different places ({origins}); --tune searches those of all alike"
         print(f"warning: {warning}", file=sys.stderr)
+    note_rates(options.task, rates)
     _note_weighting(names, settings, tuning.common_weighting(run))
     run |= {"seeds": options.seeds, "hyperparameters": settings.hyperparameters, "grids": grids, "rates": rates}
     with errors_name(run["out"]):

@@ -40,12 +40,16 @@ def _set_up(options: ExperimentOptions, names: list[str], out: Path) -> tuple[Ta
     run |= {name: getattr(options, name) for name in ("trackers", "checkpoint_every", "overwrite")} | {"out": out}
     split_options(run)  # checks them before the task is loaded
     task = load(options, task_arguments)
-    if is_leader():
-        print(*(f"{note}\n" for note in task.notes), sep="", end="", file=sys.stderr)
-        for origin in {origin for origin in settings.rates.values() if "preset of" in origin}:
-            remedy = f"a starting point; `fedoptax tune --task {options.task}` finds better ones"
-            print(f"learning rates: {origin}, {remedy}", file=sys.stderr)
+    if is_leader() and task.notes:
+        print(*task.notes, sep="\n", file=sys.stderr)
     return task, settings, with_task_defaults(options.task, task, run)
+
+
+def note_rates(task: str, rates: Mapping[str, str]) -> None:
+    """Say where learning rates come from that are those of another task."""
+    for origin in {origin for origin in rates.values() if "preset of" in origin and is_leader()}:
+        remedy = f"a starting point; `fedoptax tune --task {task}` finds better ones"
+        print(f"learning rates: {origin}, {remedy}", file=sys.stderr)
 
 
 def choose(options: LearningOptions, names: list[str]) -> Settings:

@@ -244,13 +244,9 @@ FIRST = (*SHORT, "seeds", "weighting", "train_loss", "status")
 _COLUMNS = (
     ("algorithm", "Algorithm", "with the settings that differ where it has several rows"),
     ("final", "Final {metric}", "mean ± standard deviation over seeds, last evaluated round"),
-    (
-        "behind",
-        "Behind {leading}",
-        "mean difference over common seeds, its 95 % interval, and p of a paired t-test, corrected over this column "
-        "(Holm); best: all others are significantly behind; within a point: equivalent within 0.01 by two one-sided "
-        "tests, corrected too",
-    ),
+    ("behind", "Behind {leading}", "mean difference over common seeds, its 95 % interval, and p of a paired t-test, "
+     "corrected over this column (Holm); best: all others are significantly behind; within a point: equivalent "
+     "within 0.01 by two one-sided tests, corrected too"),
     ("rounds_to_target", "Rounds to {target}", "first such evaluated round, median over seeds"),
     ("bytes_to_target", "Bytes to {target}", "of all clients, both ways, up to then"),
     ("seeds", "Seeds", "runs that differ by nothing but their seed"),
@@ -258,49 +254,33 @@ _COLUMNS = (
     ("train_loss", "Train loss", "in the last round, mean over seeds"),
     ("best", "Best {chosen}", "at the evaluated round where it was best, mean over seeds"),
     ("best_round", "Best round", "this round, the earliest if several are equal, median over seeds"),
-    (
-        "last_mean",
-        "Mean of last {window}",
-        "mean over the {evaluations} evaluated of the last rounds, and over seeds",
-    ),
+    ("last_mean", "Mean of last {window}", "mean over the {evaluations} evaluated of the last rounds, and over seeds"),
     ("early", "Mean of first {early}", "mean over the evaluated ones of the first rounds, and over seeds"),
     ("early_behind", "Behind {leading} early", "of this mean; one family of tests with the next column"),
     ("rounds_behind", "Rounds later", "than the first to reach {target}; where all seeds of both do"),
-    (
-        "gradients_to_target",
-        "Gradients to {target}",
-        "minibatch gradients of all clients up to then, cohorts being of average clients",
-    ),
+    ("gradients_to_target", "Gradients to {target}", "minibatch gradients of all clients up to then, cohorts being "
+     "of average clients"),
     ("bytes_up", "Upload", "bytes that a client sends in a round, payload only"),
     ("bytes_down", "Download", "bytes that a client receives in a round, payload only"),
-    (
-        "total_bytes",
-        "Total bytes",
-        "of all sampled clients in all rounds, both ways, mean over seeds; 1 MB is 10⁶ bytes",
-    ),
+    ("total_bytes", "Total bytes", "of all sampled clients in all rounds, both ways, mean over seeds; 1 MB is 10⁶ "
+     "bytes"),
     ("seconds_per_round", "Time per round", "wall time, median over rounds and seeds, without compilation"),
-)
+)  # fmt: skip
 _OPTIONAL = (
     ("at_best", "{metric_title} then", "at the best round, mean over seeds"),
     ("client_spread", "Client std", "standard deviation over clients' own held-out examples, mean over seeds"),
     ("client_worst", "Worst 10 %", "mean over the worst tenth of the clients, and over seeds"),
-    (
-        "after",
-        "Personalized",
-        "mean over clients before → after {local_steps} local steps from the global model, and seeds",
-    ),
+    ("after", "Personalized", "mean over clients before → after {local_steps} local steps from the global model, and "
+     "seeds"),
     ("after_spread", "Personalized std", "standard deviation over clients, before → after"),
     ("after_worst", "Personalized worst 10 %", "mean over the worst tenth of the clients, before → after"),
     ("virtual_seconds", "Virtual time", "all rounds, by the clients' speeds"),
-    (
-        "virtual_seconds_to_target",
-        "Virtual time to {target}",
-        "up to the first such evaluated round, median over seeds",
-    ),
+    ("virtual_seconds_to_target", "Virtual time to {target}", "up to the first such evaluated round, median over "
+     "seeds"),
     ("participants", "Participants", "clients per round whose uploads counted, mean over rounds and seeds"),
     ("epsilon", "Epsilon", "privacy spent at the end, the largest of the seeds"),
     ("rates", "Rates from", "where the learning rates come from; tuned: a search"),
-)
+)  # fmt: skip
 _STATUS = ("status", "Status", "completed, or how many seeds ended otherwise")
 
 
