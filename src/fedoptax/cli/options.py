@@ -226,8 +226,9 @@ class Tune(SearchOptions, ExperimentOptions, AlgorithmOptions):
     Example: fedoptax tune --algorithm fedadam --grid client_lr=1e-3..1 --grid server_lr=1e-3..1 --out runs/c
     """
 
-    search: Literal["grid", "zoom", "optuna"] | None = of_search("grid (all its points), zoom (a coarse grid, then "
-        "finer around the best), or optuna (extra `optuna`). [default: grid with --grid, else zoom]")  # fmt: skip
+    search: Literal["grid", "zoom", "optuna"] | None = of_search("Which points: all of a grid, a coarse grid "
+        "and then finer around the best (zoom), or by Optuna (extra `optuna`). [default: grid with --grid, else "
+        "zoom]")  # fmt: skip
     trials: int | None = of_search("Points of a search that is no grid. [default: 16]")
 
 

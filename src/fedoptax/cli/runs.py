@@ -72,7 +72,7 @@ def compare(options: Compare) -> None:
     names = split_algorithms(options.algorithms)
     if not options.tune and (useless := [name for name in SEARCHING if getattr(options, name)]):
         raise UsageError(f"{useless[0]} needs --tune")
-    budget, grids = options.budget or tuning.BUDGET, {}
+    budget, grids = tuning.BUDGET if options.budget is None else options.budget, {}
     if options.tune:
         chosen = choose_grids(options.grid, options.set_, names, budget, options.task)
         grids = {name: grid for name, grid in chosen.items() if grid}  # the others have nothing to search

@@ -40,8 +40,10 @@ def _set_up(options: ExperimentOptions, names: list[str], out: Path) -> tuple[Ta
     run |= {name: getattr(options, name) for name in ("trackers", "checkpoint_every", "overwrite")} | {"out": out}
     split_options(run)  # checks them before the task is loaded
     task = load(options, task_arguments)
-    if is_leader() and task.notes:
-        print(*task.notes, sep="\n", file=sys.stderr)
+    if is_leader():
+        about = f"{task.num_clients} clients, {task.clients.sizes.sum():,} training examples"
+        loaded = [] if sys.stderr.isatty() else [f"loaded {options.task}: {about}"]
+        print(*(f"{line}\n" for line in (*loaded, *task.notes)), sep="", end="", file=sys.stderr, flush=True)
     return task, settings, with_task_defaults(options.task, task, run)
 
 
@@ -104,16 +106,14 @@ def load(options: TaskOptions, arguments: Mapping[str, Any]) -> Task:
             task = call_task(options.task)
         else:
             task = load_task(options.task, seed=options.partition_seed, data_dir=options.data_dir, **arguments)
-    if is_leader() and not sys.stderr.isatty():
-        about = f"{task.num_clients} clients, {task.clients.sizes.sum():,} training examples"
-        print(f"loaded {options.task}: {about}", file=sys.stderr, flush=True)
     return task
 
 
 def call_task(name: str) -> Task:
     """Return the task that MODULE:FUNCTION returns, called with nothing, or with None as a deployment's server does."""
     function = import_function("task", name)
-    needed = [one for one in inspect.signature(function).parameters.values() if one.default is one.empty]
+    parameters = inspect.signature(function).parameters.values()
+    needed = [one for one in parameters if one.default is one.empty and one.kind == one.POSITIONAL_OR_KEYWORD]
     task = function(*[None] * len(needed))
     if not isinstance(task, Task):
         raise UsageError(f"task '{name}' must return a Task, got {type(task).__name__}")

@@ -39,7 +39,7 @@ def name_algorithms(algorithms: Algorithms) -> list[str]:
     """Return the names of algorithms; those of functions and objects are known to `find_constructor` from now on."""
     if isinstance(algorithms, str) or not isinstance(algorithms, Sequence | Mapping):
         raise UsageError(f"algorithms must be a list of names or functions, or a dictionary, got {shorten(algorithms)}")
-    named = dict(algorithms) if isinstance(algorithms, Mapping) else {}
+    named: dict[str, Any] = dict(algorithms) if isinstance(algorithms, Mapping) else {}
     for one in () if isinstance(algorithms, Mapping) else algorithms:
         name = one if isinstance(one, str) else getattr(one, "__name__", "")
         if not name or name in named:

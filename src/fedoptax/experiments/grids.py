@@ -39,7 +39,7 @@ def choose_grids(
     for name, grid in parse_grids(values, algorithms).items():
         if twice := [key for key in grid if key in fixed[name]]:
             raise UsageError(f"grid: {twice[0]} has a value by `set` already")
-        paper = getattr(presets, "paper_grid", lambda task, name: {})(task, name) if is_paper else {}
+        paper: Grid = getattr(presets, "paper_grid", lambda task, name: {})(task, name) if is_paper else {}
         if is_paper and not paper:
             raise UsageError(f"grid paper: no paper states a grid for {name} on task '{task}'")
         paper = {key: tuple(these) for key, these in paper.items() if key not in fixed[name]}
@@ -47,8 +47,9 @@ def choose_grids(
     return grids
 
 
-def complete_grid(constructor: Constructor, grid: Grid, fixed: Collection[str], budget: int) -> Grid:
+def complete_grid(constructor: Constructor, values: Mapping[str, Any], fixed: Collection[str], budget: int) -> Grid:
     """Return a grid with numbers as it is; else its words, with `budget` points of the rates that are not `fixed`."""
+    grid = {name: tuple(these) for name, these in values.items()}
     if any(map(is_number, itertools.chain(*grid.values()))):
         return grid
     rates = coarse_rates(constructor, fixed, budget // math.prod(map(len, grid.values())))
@@ -136,11 +137,11 @@ def _parse_values(text: str) -> tuple[Any, ...]:
         low, _, high = ends.partition("..")
         check_choice("grid step", step or "half", STEPS)
         try:
-            if float(low) > float(high) > 0:
-                raise UsageError(f"grid: the ends of '{text}' are swapped, write {high}..{low}")
             values = log_grid(float(low), float(high), STEPS[step or "half"])
         except (ValueError, OverflowError):
             raise UsageError(f"grid must be {ALLOWED} with 0 < LOW < HIGH, got '{text}'") from None
+        if float(low) > float(high):
+            raise UsageError(f"grid: the ends of '{text}' are swapped, write {high}..{low}")
         if not values:
             raise UsageError(f"grid must have a range that holds a step of the grid, got '{text}'")
         return values

@@ -118,7 +118,7 @@ class Simulation(Rounds):
         compiled, start = self.program.compile_seconds(), time.perf_counter()
         last = self._options.rounds
         end = min(done + self._length, self._next_evaluation(done) if self._options.looks_at_evaluations else last)
-        numbers = [np.int32(n) for n in (done, end, self._options.evaluations, last)]
+        numbers = [np.asarray(n, np.int32) for n in (done, end, self._options.evaluations, last)]
         states = self.clients.take(lambda: self._sample_cohort(done))
         data, window = self._examples(done), np.minimum(np.arange(done, done + MAX_ROUNDS), last - 1)
         conditions = self._rates, tree.take(self._schedule, window)

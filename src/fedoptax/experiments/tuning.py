@@ -283,7 +283,7 @@ def tune(
     if grid is not None:
         check_grid(grid)
     if search != "grid" and not isinstance(grid, Zoom) and isinstance(algorithm, str):
-        grid = complete_grid(find_constructor(algorithm), dict(grid or {}), fixed, trials)
+        grid = complete_grid(find_constructor(algorithm), grid or {}, fixed, trials)
     if search == "optuna" and isinstance(grid, Zoom):
         grid = {name: grids.RANGES.get(name, values) for name, values in grid.items()}
     more: dict[str, Any] = {"rule": rule, "seed": seed, "task": {"name": task.name, **task.spec}, "options": shared}

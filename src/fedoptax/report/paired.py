@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
+from scipy.special import stdtrit
 
 LEAST_PAIRS = 3
 """With fewer seeds in common nothing is tested."""
@@ -39,7 +40,7 @@ def compare_seeds(one: Mapping[int, float], other: Mapping[int, float]) -> Paire
     mean = float(differences.mean()) if len(differences) else math.nan
     if len(differences) < LEAST_PAIRS or not np.isfinite(differences).all():
         return Paired(len(differences), mean, *[math.nan] * 4)
-    half = stats.t.ppf(1 - LEVEL / 2, len(differences) - 1) * stats.sem(differences)
+    half = float(stdtrit(len(differences) - 1, 1 - LEVEL / 2) * stats.sem(differences))
     within = max(_test(differences, -POINT, "greater"), _test(differences, POINT, "less"))
     return Paired(len(differences), mean, mean - half, mean + half, _test(differences, 0, "two-sided"), within)
 
