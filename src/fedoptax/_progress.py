@@ -7,8 +7,6 @@ from contextlib import contextmanager
 
 Update = Callable[[int, str], None]
 """`update(rounds_done, note)`: moves the bar and shows a short note (the current metric)."""
-
-
 SECONDS = 30.0
 """Between the lines that stand for a bar in a log file."""
 

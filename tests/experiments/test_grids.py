@@ -96,7 +96,7 @@ def test_a_search_that_zooms_leaves_its_range_for_the_best_and_repeats_no_point(
 ) -> None:
     """It ends at most a coarse step from the best of a slanted bowl wherever that is, as extensions count as points."""
     grid, trials = {"a": (0.01, 0.1, 1.0), "b": (0.01, 1.0)}, list[tuple[dict[str, Any], float]]()
-    for _ in range(24):
+    for _ in range(30):
         point = suggest_by_zoom(grid, trials, maximize=False)
         assert point not in [values for values, _ in trials]
         u, v = math.log10(point["a"]) - x, math.log10(point["b"]) - y
@@ -110,3 +110,7 @@ def test_a_search_that_zooms_leaves_its_range_for_the_best_and_repeats_no_point(
 def test_a_search_whose_points_all_fail_goes_lower() -> None:
     trials = [(point, math.nan) for point in points({"a": (1.0, 10.0)})]
     assert suggest_by_zoom({"a": (1.0, 10.0)}, trials, False) == {"a": 0.1}
+    many = [({"a": 1.0, "b": "x"}, 1.0), ({"a": 10.0, "b": "x"}, 2.0)]
+    for _ in range(60):  # more than there are steps to halve
+        many.append((suggest_by_zoom({"a": (1.0, 10.0), "b": ("x",)}, many, False), 3.0))
+    assert len({point["a"] for point, _ in many}) == 62

@@ -4,7 +4,7 @@ import inspect
 import itertools
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fedoptax.errors import UsageError, check_choice, check_int
@@ -71,6 +71,8 @@ def parse_grids(values: Mapping[str, str], algorithms: Iterable[str]) -> dict[st
 
 RANGES = {"client_lr": (1e-3, 10.0), "server_lr": (1e-3, 10.0), "lr": (1e-4, 1.0)}
 """Where the search for a learning rate begins if nobody says where."""
+FINEST = 6
+"""Halvings of the step of a search that zooms; then the neighbours of other good points follow."""
 WEIGHTING = "weighting"
 """An option of runs that can be searched like a hyper-parameter."""
 
@@ -175,27 +177,38 @@ def suggest_by_zoom(
             low, high = (min(values), max(values)) if len(values) > 1 else RANGES.get(name, (1.0, 10.0))
             steps[name] = (high / low) ** (1 / (len(values) - 1 if len(values) > 1 else 2))
     lowest = {name: min(values) if name in steps else values[0] for name, values in grid.items()}
-    sign, level, fresh = -1 if maximize else 1, 0, list[dict[str, Any]]()
+    sign, level, fresh = -1 if maximize else 1, 0, dict[str, Any]()
     for done in range(len(coarse), len(trials) + 1):  # again from the start, as the step only ever shrinks
-        known = {_key(values) for values, _ in trials[:done]}
+        known = [values for values, _ in trials[:done]]
         finite = [trial for trial in trials[:done] if math.isfinite(trial[1])]
-        best = min(finite, key=lambda trial: sign * trial[1])[0] if finite else lowest
-        fresh = []
-        while not fresh:
-            if finite:
-                factors = {name: step ** (1 / 2**level) for name, step in steps.items()}
-                near = [{**best, name: best[name] * f**way} for name, f in factors.items() for way in (1, -1)]
-            else:
-                near = [{**best, **{name: best[name] / 10.0 ** (done - len(coarse) + 1) for name in steps}}]
-            near = [{**one, **{name: float(f"{one[name]:.4g}") for name in steps}} for one in near]
-            fresh = [one for one in near if _key(one) not in known]
-            level += not fresh
-    return fresh[0]
+        ranked = [values for values, _ in sorted(finite, key=lambda trial: sign * trial[1])]
+        while level < FINEST and ranked and not any(_new_neighbours(ranked[0], steps, level, known)):
+            level += 1
+        shift = 10.0 ** (done - len(coarse) + 1)
+        lower = {**lowest, **{name: float(f"{lowest[name] / shift:.4g}") for name in steps}}
+        near = itertools.chain.from_iterable(_new_neighbours(point, steps, level, known) for point in ranked)
+        fresh = next(near, lower)
+    return fresh
 
 
-def _key(point: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return what is equal for points that differ by rounding alone."""
-    return tuple(round(math.log10(value), 2) if is_number(value) else value for value in point.values())
+def _new_neighbours(
+    point: Mapping[str, Any], steps: Mapping[str, float], level: int, known: Sequence[Mapping[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """Yield the points a step higher or lower in one number, the step halved `level` times, but none near a known one."""
+    for name, step in steps.items():
+        for way in (1, -1):
+            near = {**point, name: float(f"{point[name] * step ** (way / 2**level):.4g}")}
+            if not any(_is_near(near, other, steps, level) for other in known):
+                yield near
+
+
+def _is_near(one: Mapping[str, Any], other: Mapping[str, Any], steps: Mapping[str, float], level: int) -> bool:
+    """Return whether two points differ by less than a tenth of a step in every number, and in no word."""
+    return all(
+        abs(math.log(one[name] / other[name])) < 0.1 * math.log(steps[name]) / 2**level if name in steps else
+        one[name] == other[name]
+        for name in one
+    )  # fmt: skip
 
 
 def suggest_by_optuna(
