@@ -132,9 +132,9 @@ def test_a_function_is_a_task_whose_tuned_rates_are_compared(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_task.py").write_text(
-        "import fedoptax as fx\n\n\ndef make(partition):\n    return fx.load_task('quadratic', num_clients=6)\n"
+        "import fedoptax as fx\n\n\ndef make(partition):\n    return fx.load_task('digits', model='logistic', num_clients=6)\n"
     )
-    small = ["--task", "my_task:make", "--rounds", "3"]
+    small = ["--task", "my_task:make", "--rounds", "2"]
     assert fedoptax("tune", *small, "--algorithm", "fedavg", "--trials", "3", "--out", "tuned") == 0
     best = json.loads((tmp_path / "tuned" / "tune.json").read_text())
     assert best["task"]["function"] == "my_task:make" and best["search"] == "zoom"
@@ -144,7 +144,7 @@ def test_a_function_is_a_task_whose_tuned_rates_are_compared(
     printed = capsys.readouterr()
     assert "weighting: examples for all methods (scaffold:" in printed.err
     assert "learning rates: preset of digits, a starting point; `fedoptax tune --task my_task:make`" in printed.err
-    assert max(map(len, printed.out.splitlines())) <= 100 and "lowest final test excess" in printed.out
+    assert max(map(len, printed.out.splitlines())) <= 100 and "highest final test accuracy" in printed.out
     rates = json.loads((tmp_path / "b" / "compare.json").read_text())["rates"]
     assert (rates["fedavg"], rates["scaffold"]) == ("tuned", "preset of digits")
     assert fedoptax("resume", "b") == 0

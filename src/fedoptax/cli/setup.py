@@ -90,7 +90,8 @@ def task_arguments(options: TaskOptions) -> dict[str, Any]:
 
 def with_task_defaults(name: str, task: Task, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options of runs with the defaults of the task of this name; its cohort is at most all clients."""
-    defaults = {"cohort_size": 10} if is_own_function(name) else dict(recipe_of(name).defaults)
+    general = {"rounds": 100, "cohort_size": 10, "batch_size": 20}
+    defaults = general if is_own_function(name) else dict(recipe_of(name).defaults)
     if "local_epochs" in options:
         defaults.pop("local_steps", None)
     defaults["cohort_size"] = min(defaults["cohort_size"], task.clients.num_clients)

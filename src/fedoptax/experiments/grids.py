@@ -194,7 +194,7 @@ def suggest_by_zoom(
 def _new_neighbours(
     point: Mapping[str, Any], steps: Mapping[str, float], level: int, known: Sequence[Mapping[str, Any]]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the points a step higher or lower in one number, the step halved `level` times, but none near a known one."""
+    """Yield the points a step higher or lower in one number, the step halved `level` times, that are new."""
     for name, step in steps.items():
         for way in (1, -1):
             near = {**point, name: float(f"{point[name] * step ** (way / 2**level):.4g}")}
