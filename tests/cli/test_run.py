@@ -58,6 +58,8 @@ def test_resume_continues_a_run_and_run_does_not_overwrite_it(
     finished: tuple[Path, str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = shutil.copytree(finished[0], "a")
+    assert fedoptax("resume", out) == 0
+    assert "'a' is finished: nothing was run" in capsys.readouterr().err
     assert fedoptax("run", *SMALL, "--out", out) == 2
     assert "holds results already" in capsys.readouterr().err
     assert fedoptax("resume", out, "--rounds", "6") == 0
@@ -131,9 +133,8 @@ def test_a_function_is_a_task_whose_tuned_rates_are_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "my_task.py").write_text(
-        "import fedoptax as fx\n\n\ndef make(partition):\n    return fx.load_task('digits', model='logistic', num_clients=6)\n"
-    )
+    code = "return fx.load_task('digits', model='logistic', num_clients=6)"
+    Path("my_task.py").write_text(f"import fedoptax as fx\n\n\ndef make(partition):\n    {code}\n")
     small = ["--task", "my_task:make", "--rounds", "2"]
     assert fedoptax("tune", *small, "--algorithm", "fedavg", "--trials", "3", "--out", "tuned") == 0
     best = json.loads((tmp_path / "tuned" / "tune.json").read_text())

@@ -26,7 +26,7 @@ from fedoptax.experiments.run import raise_unless_completed, split_options
 from fedoptax.names import split_algorithms
 from fedoptax.storage.checkpoint import least_total
 from fedoptax.storage.config import read_config
-from fedoptax.storage.folder import is_finished
+from fedoptax.storage.folder import ENDED, read_summary
 from fedoptax.tasks.task import Task
 
 SEARCHING = ("budget", "grid", "select", "last")  # options of compare that need --tune
@@ -187,7 +187,7 @@ def _resume_deployment(options: Resume, changes: Mapping[str, Any]) -> None:
 def _resume_run(folder: Path, data_dir: Path | None, changes: Mapping[str, Any]) -> None:
     """Continue a run; of several processes only the first needs the folder, and sends its config to the others."""
     config: Any = broadcast(run_on_all_or_fail(lambda: _read_config(folder, changes) if is_leader() else None))
-    if not changes and not is_distributed() and is_finished(folder):
+    if not changes and not is_distributed() and read_summary(folder).get("status") in ENDED:
         print(f"'{folder}' is finished: nothing was run; --rounds N continues it", file=sys.stderr)
         return print_summary(folder, False)
     stored = {name: value for name, value in config.items() if name in RESUMED}

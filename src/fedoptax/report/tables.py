@@ -346,5 +346,5 @@ def _escape(text: str) -> str:
 
 def to_csv(table: pd.DataFrame) -> str:
     """Write a table as CSV with full precision; `inf` rounds to a target mean that it was not reached."""
-    dictionaries = ["problem", "finals", "earlies", "arrivals", "is_share"]
-    return table.drop(columns=dictionaries, errors="ignore").to_csv(index=False, lineterminator="\n")
+    internal = ["problem", "finals", "earlies", "arrivals", "is_share", "early_p_within_point", "rounds_p_within_point"]
+    return table.drop(columns=internal, errors="ignore").to_csv(index=False, lineterminator="\n")
