@@ -136,6 +136,6 @@ def reload_task(spec: Mapping[str, Any], data_dir: Path | None) -> Task:
 
 
 def new_folder(task: str, what: str) -> Path:
-    """Return a folder under runs/ that is not there, the same in all processes."""
+    """Return a folder under runs/ that does not exist yet, the same in all processes."""
     stamp = broadcast(datetime.now()).strftime("%Y%m%d-%H%M%S-%f")
     return Path("runs") / f"{Path(task.removeprefix('file:')).stem}-{what}-{stamp}".replace(":", ".")

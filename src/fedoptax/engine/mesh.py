@@ -49,7 +49,7 @@ def mesh_again(mesh: int | None) -> int | None:
 
 @lru_cache
 def make_mesh(devices: int) -> Mesh:
-    """Make a mesh of the first so many devices."""
+    """Make a mesh of the first `devices` devices."""
     return Mesh(np.array(jax.devices()[:devices]), (AXIS,))
 
 

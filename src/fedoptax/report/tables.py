@@ -255,7 +255,7 @@ _COLUMNS = (
     ("best", "Best {chosen}", "at the evaluated round where it was best, mean over seeds"),
     ("best_round", "Best round", "this round, the earliest if several are equal, median over seeds"),
     ("last_mean", "Mean of last {window}", "mean over the {evaluations} evaluated of the last rounds, and over seeds"),
-    ("early", "Mean of first {early}", "mean over the evaluated ones of the first rounds, and over seeds"),
+    ("early", "Mean of first {early}", "mean over those of the first rounds that were evaluated, and over seeds"),
     ("early_behind", "Behind {leading} early", "of this mean; one family of tests with the next column"),
     ("rounds_behind", "Rounds later", "than the first to reach {target}; where all seeds of both do"),
     ("gradients_to_target", "Gradients to {target}", "minibatch gradients of all clients up to then, cohorts being "
