@@ -88,6 +88,8 @@ class FedAlgorithm(NamedTuple, Generic[Server, Message, Client, Upload]):
         sent (see `with_compression`).
       epsilon: `(rounds, cohort_size, num_clients) -> ε`, the privacy spent; None without privacy (see `with_privacy`).
       gradients_per_step: how often a client calls `grad_fn` for each of its minibatches, for reports.
+      exchanges: how many rounds in a row see the same cohort and the same minibatches: an algorithm that asks its
+        cohort twice before a step has 2, and knows from its state which exchange it is (see `mime`).
     """
 
     init: Callable[[Tree], Server]
@@ -100,6 +102,7 @@ class FedAlgorithm(NamedTuple, Generic[Server, Message, Client, Upload]):
     decode: Callable[[Any], Upload] | None = None
     epsilon: Callable[[int, int, int], float] | None = None
     gradients_per_step: int = 1
+    exchanges: int = 1
 
     def __reduce__(self) -> tuple[Any, ...]:
         if any("<locals>" in getattr(part, "__qualname__", "") for part in self):
@@ -167,6 +170,13 @@ def local_steps(step: Step, carry: Tree, batches: Minibatches) -> tuple[Tree, ja
             state = run_step(state, batch)
     carry, total = state
     return carry, total / steps_or_one(batches)
+
+
+def first_batches(batches: Minibatches, count: int) -> Minibatches:
+    """The first `count` of a client's minibatches of a round, or all if there are fewer."""
+    if isinstance(batches, Batches):
+        return batches._replace(num_steps=jnp.minimum(batches.num_steps, count))
+    return batches[:count]
 
 
 def mean_gradient(grad_fn: GradFn, params: Tree, batches: Minibatches) -> tuple[Tree, jax.Array]:

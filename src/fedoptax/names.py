@@ -8,10 +8,10 @@ from typing import Any
 from fedoptax.errors import UsageError, check_choice
 
 ALGORITHMS = (
-    "fedavg", "fedavgm", "fedadagrad", "fedyogi", "fedadam", "fedams", "fedamsgrad", "fedprox", "scaffold",
-    "local_amsgrad", "fedlamb", "stem", "fafed", "naive_adaptive", "local_adaalter", "lookahead", "mimelite", "mime",
-    "fedexp", "delta_sgd", "fedcm", "feddyn", "fednova", "fedlion", "fedadamw", "fedada2", "fadamgc", "diloco",
-    "muloco",
+    "fedavg", "fedavgm", "fedadagrad", "fedyogi", "fedadam", "fedadabound", "fedams", "fedamsgrad", "fedprox",
+    "scaffold", "scaffold_adam", "local_amsgrad", "fedlamb", "stem", "fafed", "naive_adaptive", "local_adaalter",
+    "lookahead", "mimelite", "mime", "fedexp", "delta_sgd", "fedcm", "feddyn", "fednova", "fedlion", "fedadamw",
+    "fedada2", "fadamgc", "diloco", "muloco",
 )  # fmt: skip
 BASELINES = ("local", "centralized")
 """What stands beside them where simulations are run; see `fedoptax.experiments.baselines`."""

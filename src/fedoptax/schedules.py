@@ -94,10 +94,11 @@ def cosine(lr: float, rounds: float, floor: float = 0.0) -> Schedule:
     return optax.cosine_decay_schedule(lr, _check_rounds("rounds", rounds), floor)
 
 
-def cube_root(numerator: Any, w: Any = 1.0) -> Schedule:
-    """`numerator/(w + t)^{1/3}`: FAFED's equation (5) with numerator ρ h, and STEM's with κ and σ² = 1."""
+def cube_root(numerator: Any, w: Any = 1.0, every: float = 1) -> Schedule:
+    """`numerator/(w + ⌊t / every⌋)^{1/3}`: FAFED's equation (5) with numerator ρ h, and STEM's with κ and σ² = 1."""
     check_positive(numerator=numerator, w=w)
-    return lambda t: jnp.asarray(numerator, float) / jnp.cbrt(jnp.asarray(w, float) + jnp.asarray(t, float))
+    every = _check_rounds("every", every)
+    return lambda t: jnp.asarray(numerator, float) / jnp.cbrt(jnp.asarray(w, float) + jnp.asarray(t // every, float))
 
 
 SCHEDULES: dict[str, Callable[..., Schedule]] = {

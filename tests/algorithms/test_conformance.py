@@ -35,17 +35,13 @@ def make_fedexp() -> fx.FedAlgorithm:
 adam = partial(fx.fedadam, CLIENT_LR, SETTING["lr"], tau=SETTING["tau"])
 yogi = partial(fx.fedyogi, CLIENT_LR, SETTING["lr"], tau=SETTING["tau"])
 OURS: dict[str, Callable[[], fx.FedAlgorithm]] = {
-    "Algorithm 2, APPFL": adam,
-    "google-research": partial(adam, debias=True),
+    "Algorithm 2, APPFL": adam, "google-research": partial(adam, debias=True),
     "Flower": partial(fx.fedadam, CLIENT_LR, flower_lr, tau=SETTING["tau"], initial_accumulator=0),
-    "FedLab, FL-bench, FL-Simulator": partial(adam, initial_accumulator=0),
-    "OpenFL": make_openfl,
-    "FedExP": make_fedexp,
-    "Yogi: Algorithm 2, APPFL": yogi,
-    "Yogi: google-research": partial(yogi, debias=True),
+    "FedLab, FL-bench, FL-Simulator": partial(adam, initial_accumulator=0), "OpenFL": make_openfl,
+    "FedExP": make_fedexp, "Yogi: Algorithm 2, APPFL": yogi, "Yogi: google-research": partial(yogi, debias=True),
     "Yogi: Flower, FedLab, FL-bench": partial(yogi, initial_accumulator=0),
     "Yogi: FedScale": partial(yogi, initial_accumulator=SETTING["tau"]),
-}
+}  # fmt: skip
 
 
 def run_rule(problem: Problem, name: str) -> list[Tree]:

@@ -18,12 +18,7 @@ from laws import LAWS, Factory
 from laws_table import CORE, OWN_CODE, ROWS, TABLE, VARIANTS, WRAPPED
 
 ALL_ROWS = ROWS | WRAPPED
-NEEDS_ENGINE = {
-    laws.padding_is_inert,
-    laws.engines_agree,
-    laws.interrupted_equals_whole,
-    laws.bytes_are_what_is_sent,
-}
+NEEDS_ENGINE = {laws.padding_is_inert, laws.engines_agree, laws.interrupted_equals_whole, laws.bytes_are_what_is_sent}
 LONG = (
     (TABLE, NEEDS_ENGINE),
     (VARIANTS, LAWS),

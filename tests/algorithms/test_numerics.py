@@ -52,13 +52,7 @@ def assert_finite(*trees: Any) -> None:
             assert np.isfinite(values).all(), f"{jax.tree_util.keystr(path)}: {values}"
 
 
-FINITE = {
-    "denormal": 1e-40,
-    "square underflows": 1e-25,
-    "tiny": 1e-12,
-    "large": 1e6,
-    "very large": 1e15,
-}
+FINITE = {"denormal": 1e-40, "square underflows": 1e-25, "tiny": 1e-12, "large": 1e6, "very large": 1e15}
 
 
 @every

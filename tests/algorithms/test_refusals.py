@@ -49,7 +49,27 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     "local_amsgrad eps": (lambda: fx.local_amsgrad(0.1, eps=0.0), "eps"),
     "local_amsgrad v0": (lambda: fx.local_amsgrad(0.1, v0=0.0), "v0"),
     "local_amsgrad momentum": (lambda: fx.local_amsgrad(0.1, momentum="keep"), "momentum"),
-    "local_amsgrad correction": (lambda: fx.local_amsgrad(0.1, bias_correction=1), "bias_correction"),
+    "local_amsgrad correction": (lambda: fx.local_amsgrad(0.1, bias_correction=True), "bias_correction"),
+    "local_amsgrad stateless v": (
+        lambda: fx.local_amsgrad(0.1, second_moment="device", momentum="reset"),
+        "second_moment.*momentum",
+    ),
+    "fedlamb second_moment": (lambda: fx.fedlamb(0.1, second_moment="client"), "second_moment"),
+    "fedlamb gradient": (lambda: fx.fedlamb(0.1, gradient="first"), "gradient"),
+    "fafed adaptive": (lambda: fx.fafed(0.1, adaptive="norm"), "adaptive"),
+    "fafed initial_batches": (lambda: fx.fafed(0.1, initial_batches=0), "initial_batches"),
+    "fafed_theory smoothness": (lambda: fx.fafed_theory(0.0, 4, 5, 10), "smoothness"),
+    "fafed_theory steps": (lambda: fx.fafed_theory(1.0, 4, 0, 10), "steps"),
+    "scaffold optimizer": (lambda: fx.scaffold(0.1, server_optimizer="adam"), "server_optimizer"),  # type: ignore[arg-type]
+    "scaffold_adam tau": (lambda: fx.scaffold_adam(0.1, 0.1, tau=0.0), "tau"),
+    "fedadabound gamma": (lambda: fx.fedadabound(0.1, 0.1, gamma=0.0), "gamma"),
+    "fedadabound decay": (lambda: fx.fedadabound(0.1, 0.1, decay=1), "decay"),  # type: ignore[arg-type]
+    "fedopt states of two forms": (
+        lambda: fx.fedopt(optax.adam(0.1), optax.sgd(1.0), "server").init(jnp.ones(2)),
+        "client_state.*client_optimizer.*server_optimizer",
+    ),
+    "mime control": (lambda: fx.mime(0.1, control="old"), "control"),
+    "mime in private": (lambda: fx.with_privacy(fx.mime(0.1), 1.0, 1.0, 1e-5), "algorithm must have one exchange"),
     "fedlamb b2": (lambda: fx.fedlamb(0.1, b2=-0.1), "b2"),
     "fedlamb weight_decay": (lambda: fx.fedlamb(0.1, weight_decay=-1.0), "weight_decay"),
     "fedlamb phi": (lambda: fx.fedlamb(0.1, phi="square"), "phi"),

@@ -11,16 +11,12 @@ from fedoptax.experiments.build import build
 from fedoptax.schedules import SCHEDULES, is_schedule, parse_schedule
 
 VALUES = {
-    "constant(0.5)": {0: 0.5, 99: 0.5},
-    "staircase(1, 500)": {0: 1.0, 499: 1.0, 500: 0.1, 1499: 0.01},
-    "staircase(2, every=10, factor=0.5)": {9: 2.0, 10: 1.0, 29: 0.5},
-    "inverse_sqrt(0.3)": {0: 0.3, 3: 0.15},
-    "inverse_sqrt(0.3, offset=4)": {0: 0.3, 12: 0.15},
-    "warmup(0.4, 4)": {0: 0.1, 2: 0.3, 3: 0.4, 50: 0.4},
-    "cosine(0.2, 100)": {0: 0.2, 50: 0.1, 100: 0.0, 200: 0.0},
-    "cosine(0.2, 100, floor=0.5)": {0: 0.2, 100: 0.1},
+    "constant(0.5)": {0: 0.5, 99: 0.5}, "staircase(1, 500)": {0: 1.0, 499: 1.0, 500: 0.1, 1499: 0.01},
+    "staircase(2, every=10, factor=0.5)": {9: 2.0, 10: 1.0, 29: 0.5}, "inverse_sqrt(0.3)": {0: 0.3, 3: 0.15},
+    "inverse_sqrt(0.3, offset=4)": {0: 0.3, 12: 0.15}, "warmup(0.4, 4)": {0: 0.1, 2: 0.3, 3: 0.4, 50: 0.4},
+    "cosine(0.2, 100)": {0: 0.2, 50: 0.1, 100: 0.0, 200: 0.0}, "cosine(0.2, 100, floor=0.5)": {0: 0.2, 100: 0.1},
     "cube_root(20, w=1)": {0: 20.0, 7: 10.0, 26: 20 / 3},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("text", VALUES)

@@ -7,6 +7,8 @@ import pytest
 
 from command_line import SMALL, fedoptax
 
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 
 def rates_of(folder: str) -> dict[str, str]:
     return {
@@ -39,4 +41,4 @@ def test_paper_preset_is_named_with_the_others(capsys: pytest.CaptureFixture[str
     """The files of the task are not there; the line comes before they are read."""
     assert fedoptax("run", "--task", "mnist", "--preset", "paper", "--algorithm", "fedlamb", "--data-dir", ".") == 1
     printed = capsys.readouterr().err
-    assert printed.startswith("preset: paper:fedlamb, ") and "there is also paper:fedlamb-shards, " in printed
+    assert printed.startswith("preset: paper:fedlamb, ") and "there is also paper:fedlamb-active, " in printed

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -83,6 +84,7 @@ def test_bytes_are_those_of_the_run(finished: tuple[Path, str, str], capsys: pyt
     assert json.loads((finished[0] / "summary.json").read_text())["bytes_down"] == row["down_total"]
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_compare_reports_all_runs_and_resume_completes_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """FedAvg diverges, which is status 1, one line, and no harm to FedAdam."""
     out = tmp_path / "b"
@@ -170,28 +172,23 @@ def test_every_command_shows_an_example(capsys: pytest.CaptureFixture[str]) -> N
         assert f"fedoptax {command}" in capsys.readouterr().out
 
 
-def start(arguments: list[str], folder: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "fedoptax.cli.main", *arguments],
-        cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(os.environ),
-    )  # fmt: skip
+def test_an_interrupted_run_resumes_bit_for_bit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    history = tmp_path / "a" / "history.jsonl"
 
+    def interrupt() -> None:
+        for _ in range(1200):
+            if history.is_file() and history.read_text().count("\n") >= 20:
+                break
+            time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
 
-def wait_for_rows(path: Path, rows: int, process: subprocess.Popen[str]) -> None:
-    for _ in range(1200):
-        if path.is_file() and path.read_text().count("\n") >= rows:
-            return
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.1)
-    raise AssertionError(f"{path} has no {rows} rows after two minutes")
-
-
-def test_an_interrupted_run_resumes_bit_for_bit(tmp_path: Path) -> None:
-    process = start(["run", *SMALL, "--rounds", "200000", "--set", "client_lr=0.01", "--out", "a"], tmp_path)
-    wait_for_rows(tmp_path / "a" / "history.jsonl", 20, process)
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=120)
-    assert process.returncode == 128 + signal.SIGINT
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
+    person = threading.Thread(target=interrupt)
+    person.start()
+    assert fedoptax("run", *SMALL, "--rounds", 200_000, "--set", "client_lr=0.01", "--out", "a") == 128 + signal.SIGINT
+    person.join()
+    signal.signal(signal.SIGINT, before)
+    error = capsys.readouterr().err
     assert "continue with: fedoptax resume a" in error and "Traceback" not in error
     done = len(read_rows(tmp_path / "a"))
     assert json.loads((tmp_path / "a" / "summary.json").read_text())["rounds_done"] == done < 200_000

@@ -14,12 +14,8 @@ def options_of(options: Run) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def test_preset_fills_what_was_not_given(capsys: pytest.CaptureFixture[str]) -> None:
     task, rounds = options_of(Run(task="mnist", preset="paper:fedlamb-shards", run={"rounds": 7}))
-    assert (rounds["rounds"], rounds["cohort_size"], rounds["batch_size"], rounds["weighting"]) == (
-        7,
-        25,
-        32,
-        "uniform",
-    )
+    expected = {"rounds": 7, "cohort_size": 25, "batch_size": 32, "weighting": "uniform"}
+    assert expected.items() <= rounds.items()
     assert (task["partition"], task["shards"], task["num_clients"]) == ("shards", 2, 50)
     assert "Fed-LAMB" in capsys.readouterr().err
 

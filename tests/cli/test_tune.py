@@ -40,26 +40,3 @@ def test_tune_ranks_points_and_resumes(tmp_path: Path, capsys: pytest.CaptureFix
     assert fedoptax("resume", out) == 0
     assert {p: p.stat().st_mtime_ns for p in out.glob("point-*/history.jsonl")} == times
     assert fedoptax("tune", *SMALL, *GRID, "--out", out) == 2  # holds results
-
-
-@pytest.mark.long  # tests/experiments/test_comparison.py shows it without the command line
-def test_compare_tunes_each_algorithm_and_runs_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "b"
-    given = ["--algorithms", "fedavg,fedadam", "--seeds", "2", "--tune", "--budget", "4"]
-    assert fedoptax("compare", *SMALL, *given, "--out", out) == 0
-    printed = capsys.readouterr()
-    assert "best: --set fedavg.client_lr=" in printed.out and "best: --set fedadam.client_lr=" in printed.out
-    compared = json.loads((out / "compare.json").read_text())
-    for search in load_searches(out):
-        assert len(search.trials) == 4
-        winner, name = search.hyperparameters, search.search.algorithm
-        assert compared["hyperparameters"][name] == winner
-        assert search.search.seed == 2, "not a seed that is compared"
-        for seed in (0, 1):
-            config = json.loads((out / name / f"seed-{seed}" / "config.json").read_text())
-            assert config["algorithm"]["hyperparameters"] == winner
-    page = (out / "report.html").read_text()
-    assert 'href="./tuning/fedavg/report.html"' in page
-    assert (out / "tuning" / "fedavg" / "report.html").is_file()
-    table = (out / "table.csv").read_text().splitlines()
-    assert [line.split(",")[0] for line in table[1:]] == ["fedavg", "fedadam"]  # no point of a search among them

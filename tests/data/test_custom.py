@@ -137,14 +137,9 @@ def test_images_are_the_same_in_every_format(tmp_path, channels):
     assert expected.class_names == ("0", "1", "10") and list(expected.test_groups) == list(test.client)
     assert_same(load_file(write_npz(tmp_path / "a.npz", train, test)), expected)
     of_pillow = [Image.fromarray(x.squeeze()) for x in train.x]
-    of_torch = from_dataset(
-        Items(np.moveaxis(train.x, -1, 1), train.y.astype(int)),
-        test=Items(np.moveaxis(test.x, -1, 1), test.y.astype(int)),
-        client=train.client,
-        test_client=test.client,
-        channels_first=True,
-    )
-    assert_same(of_torch, expected)
+    first, other = (Items(np.moveaxis(part.x, -1, 1), part.y.astype(int)) for part in (train, test))
+    clients = {"client": train.client, "test_client": test.client}
+    assert_same(from_dataset(first, test=other, **clients, channels_first=True), expected)
     only_train = load_file(tmp_path / "root" / "train", test_fraction=0.0)
     assert_same(from_dataset(Items(of_pillow, train.y), client=train.client), only_train)
     images = hugging_face(image=of_pillow, label=train.y.tolist(), client=train.client.tolist())
@@ -240,16 +235,14 @@ def image(place, mode="L"):
 
 
 BROKEN = {
-    "no label": (npz(y_test=[0]), {}, "a.npz"),
-    "lengths": (npz(y=[0]), {}, "as many"),
+    "no label": (npz(y_test=[0]), {}, "a.npz"), "lengths": (npz(y=[0]), {}, "as many"),
     "another shape to test": (npz(x_test=np.ones((1, 2)), y_test=[0]), {}, "test examples"),
     "clients of one part": (npz(client=[0, 1], x_test=np.ones((1, 3)), y_test=[0]), {}, "a.npz"),
     "a fraction as label": (npz(y=[0.5, 1]), {}, "'y', row 1"),
     "NaN": (npz(x=np.array([[1.0], [np.nan]])), {}, "'x', row 2"),
     "too large a number": (npz(x=np.array([[1], [2**31]])), {}, "'x' must be within int32"),
     "text as features": (npz(x=np.array(["a", "b"])), {}, "'x' must hold numbers"),
-    "objects": (npz(x=np.array([{}, {}])), {}, "a.npz"),
-    "no such array": (npz(), {"client": "site"}, "site"),
+    "objects": (npz(x=np.array([{}, {}])), {}, "a.npz"), "no such array": (npz(), {"client": "site"}, "site"),
     "a missing cell": (table("f,label\n1,a\n,b\n"), {}, "'f', row 2"),
     "a missing label": (table("f,label\n1,a\n2,\n"), {}, "'label', row 2"),
     "text in a cell": (table("f,label\nhigh,a\n2,b\n"), {}, "'f', row 1"),
@@ -262,7 +255,7 @@ BROKEN = {
     "an image too high up": (image("cat/1.png"), {}, "1.png"),
     "16 bits": (image("me/cat/1.png", "I;16"), {}, "1.png"),
     "no images": (lambda path: (path / "a").mkdir(), {}, "no images"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", BROKEN)
@@ -278,13 +271,11 @@ def test_broken_data_are_refused_with_their_place(tmp_path, case):
 @pytest.mark.parametrize(
     ("make", "option"),
     [
-        (table("f,label\n1,a\n"), {"image_size": 8}),
-        (npz(), {"split": "part"}),
-        (image("me/cat/1.png"), {"client": "me"}),
-        (image("me/cat/1.png"), {"image_size": 0}),
+        (table("f,label\n1,a\n"), {"image_size": 8}), (npz(), {"split": "part"}),
+        (image("me/cat/1.png"), {"client": "me"}), (image("me/cat/1.png"), {"image_size": 0}),
         (npz(x_test=np.ones((1, 3)), y_test=[0]), {"test_fraction": 0.5}),
     ],
-)
+)  # fmt: skip
 def test_an_option_that_does_not_apply_is_named(tmp_path, make, option):
     make(tmp_path)
     (path,) = tmp_path.iterdir()

@@ -18,7 +18,7 @@ from fedoptax.data.datasets.source import Source
 from fedoptax.data.files import find_data_dir, read_file, require_file
 from fedoptax.data.registry import DATA_SETS, DataSet, Download, File
 from fedoptax.errors import DataError
-from files import real_data, write, write_leaf, write_mnist, write_tff
+from files import real_data, write, write_femnist, write_mnist, write_shakespeare, write_wikitext
 
 DATA = b"some published bytes"
 MD5 = f"md5:{hashlib.md5(DATA).hexdigest()}"
@@ -126,30 +126,23 @@ def write_csv(path: Path) -> Path:
     return write(path, b"a,b,client,label\n" + b"".join(b"%d,%d,c%d,%d\n" % (i, i, i % 2, i % 3) for i in range(9)))
 
 
-def write_wikitext(root: Path) -> Path:
-    write(root / "wikitext-2" / "test.txt", b"\n = Two = \n \n a <unk> c \n")
-    return write(root / "wikitext-2" / "train.txt", b"\n = One = \n \n a b c <unk> \n")
-
-
-def write_femnist(root: Path) -> Path:
-    users = {"a": (np.zeros((1, 784), np.uint8), [1])}
-    write_leaf(root / "femnist" / "test" / "1.json", users)
-    return write_leaf(root / "femnist" / "train" / "1.json", users)
-
-
-def write_shakespeare(root: Path) -> Path:
-    write_tff(root / "shakespeare" / "shakespeare_test.h5", {"A": {"snippets": [b"word"]}})
-    return write_tff(root / "shakespeare" / "shakespeare_train.h5", {"A": {"snippets": [b"word", b"other"]}})
-
-
-READERS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Source]]] = {
+WRITER = {"a": (np.zeros((1, 784), np.uint8), [1])}
+READERS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Source]]] = {  # the file that is damaged, its reader
     "mnist": (lambda root: write_mnist(root) / "mnist" / "train-labels-idx1-ubyte.gz", mnist.load),
-    "wikitext-2": (write_wikitext, lambda root: wikitext.load(root, length=2)),
-    "femnist": (write_femnist, emnist.load_leaf),
-    "shakespeare": (write_shakespeare, shakespeare.load),
+    "wikitext-2": (
+        lambda root: write_wikitext(root, "\n = One = \n \n a b c <unk> \n", "\n = Two = \n \n a <unk> c \n")
+        / "wikitext-2" / "train.txt",
+        lambda root: wikitext.load(root, length=2),
+    ),
+    "femnist": (lambda root: write_femnist(root, WRITER, WRITER) / "femnist" / "test" / "1.json", emnist.load_leaf),
+    "shakespeare": (
+        lambda root: write_shakespeare(root, {"A": [b"word", b"other"]}, {"A": [b"word"]})
+        / "shakespeare" / "shakespeare_train.h5",
+        shakespeare.load,
+    ),
     "npz": (lambda root: write_npz(root / "a.npz"), lambda root: load_file(root / "a.npz", test_fraction=0.0)),
     "csv": (lambda root: write_csv(root / "a.csv"), lambda root: load_file(root / "a.csv", test_fraction=0.0)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", READERS)

@@ -5,13 +5,14 @@ import json
 import lzma
 import os
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
 
 from fedoptax.data.datasets import cifar, digits, emnist, mnist
 from fedoptax.errors import DataError
-from files import cifar_batch, idx, real_data, write, write_cifar, write_leaf, write_mnist, write_tff
+from files import cifar_batch, idx, real_data, write, write_cifar, write_femnist, write_leaf, write_mnist, write_tff
 
 
 def pixels(seed, n, shape):
@@ -158,13 +159,9 @@ def write_emnist(root, train=IMAGES, test=TESTED):
     return root
 
 
-def write_femnist(root, train=IMAGES, test=TESTED):
-    write_leaf(root / "femnist" / "train" / "1.json.gz", train)
-    write_leaf(root / "femnist" / "test" / "1.json", test)
-    return root
-
-
-@pytest.mark.parametrize(("make", "names"), [(write_emnist, ["a", "b"]), (write_femnist, ["b", "a"])])
+@pytest.mark.parametrize(
+    ("make", "names"), [(write_emnist, ["a", "b"]), (partial(write_femnist, train=IMAGES, test=TESTED), ["b", "a"])]
+)
 def test_emnist_in_both_formats(tmp_path, make, names):
     source = emnist.load(make(tmp_path))  # TensorFlow Federated's writers are sorted, LEAF's in the files' order
     for part, users, groups in ((source.train, IMAGES, source.train_groups), (source.test, TESTED, source.test_groups)):
@@ -176,7 +173,7 @@ def test_emnist_in_both_formats(tmp_path, make, names):
 
 
 def test_tensorflow_federateds_files_are_preferred_to_leafs(tmp_path):
-    write_femnist(write_emnist(tmp_path))
+    write_femnist(write_emnist(tmp_path), IMAGES, TESTED)
     assert len(emnist.load(tmp_path).train["x"]) == len(emnist.load_tff(tmp_path).train["x"])
     np.testing.assert_array_equal(emnist.load(tmp_path).train["x"], emnist.load_tff(tmp_path).train["x"])
 
@@ -187,25 +184,26 @@ ONE = pixels(0, 1, (784,))
 @pytest.mark.parametrize(
     "train",
     [
-        {"users": ["b", "a"]},
-        {"num_samples": [3]},
-        {"num_samples": [3, 1]},
-        {"user_data": {}},
+        {"users": ["b", "a"]}, {"num_samples": [3]}, {"num_samples": [3, 1]}, {"user_data": {}},
         {"user_data": {"b": {"x": [[2.0] * 784], "y": [0]}}, "users": ["b"], "num_samples": [1]},
         {"user_data": {"b": {"x": [[0.0] * 783], "y": [0]}}, "users": ["b"], "num_samples": [1]},
         {"user_data": {"b": {"x": [[0.0] * 784], "y": [62]}}, "users": ["b"], "num_samples": [1]},
         {"user_data": {"b": {"x": [[0.0] * 784], "y": []}}, "users": ["b"], "num_samples": [1]},
         {"user_data": {"b": {"x": [["dark"] * 784], "y": [0]}}, "users": ["b"], "num_samples": [1]},
     ],
-)
+)  # fmt: skip
 def test_inconsistent_femnist_is_refused(tmp_path, train):
-    write_leaf(write_femnist(tmp_path) / "femnist" / "train" / "1.json.gz", {"b": (ONE, [0]), "c": (ONE, [0])}, **train)
+    write_leaf(
+        write_femnist(tmp_path, IMAGES, TESTED) / "femnist" / "train" / "1.json.gz",
+        {"b": (ONE, [0]), "c": (ONE, [0])},
+        **train,
+    )
     with pytest.raises(DataError, match=r"train|femnist"):
         emnist.load(tmp_path)
 
 
 def test_a_writer_in_two_files_or_in_one_part_alone_is_refused(tmp_path):
-    write_leaf(write_femnist(tmp_path) / "femnist" / "train" / "2.json", {"a": (ONE, [0])})
+    write_leaf(write_femnist(tmp_path, IMAGES, TESTED) / "femnist" / "train" / "2.json", {"a": (ONE, [0])})
     with pytest.raises(DataError, match=r"2\.json.*'a'"):
         emnist.load(tmp_path)
     write_leaf(tmp_path / "femnist" / "train" / "2.json", {"new": (ONE, [0])})
@@ -233,7 +231,7 @@ def test_inconsistent_emnist_is_refused(tmp_path, fields):
 
 def test_leaf_json_may_be_anything(tmp_path):
     for content in (b"[]", b"null", b'{"users": 3}', b"[" * 10**5, b"\xff", json.dumps({"users": ["a"]}).encode()):
-        write(write_femnist(tmp_path) / "femnist" / "train" / "1.json.gz", content)
+        write(write_femnist(tmp_path, IMAGES, TESTED) / "femnist" / "train" / "1.json.gz", content)
         with pytest.raises(DataError, match=r"1\.json"):
             emnist.load(tmp_path)
 

@@ -157,20 +157,16 @@ def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path, mark: str) -> No
 # --- separators and decimals
 
 TEXTS: list[tuple[str, dict[str, str], list[float] | str]] = [  # file, options -> column f, or the refusal
-    ("label,f\na,1.5\nb,2\n", {}, [1.5, 2]),
-    ("label;f\na;1.5\nb;2\n", {}, [1.5, 2]),
-    ("label\tf\na\t1.5\nb\t2\n", {}, [1.5, 2]),
-    ("label|f\na|1.5\nb|2\n", {}, [1.5, 2]),
+    ("label,f\na,1.5\nb,2\n", {}, [1.5, 2]), ("label;f\na;1.5\nb;2\n", {}, [1.5, 2]),
+    ("label\tf\na\t1.5\nb\t2\n", {}, [1.5, 2]), ("label|f\na|1.5\nb|2\n", {}, [1.5, 2]),
     ("label;f\na;1,5\nb;-2,25e1\n", {"decimal": ","}, [1.5, -22.5]),
     ("label,x;f\na;1,5\nb;2,5\n", {"decimal": ",", "label": "label,x"}, [1.5, 2.5]),
-    ("label;f\na;1,5\nb;2\n", {}, "column 'f', row 1"),
-    ("label:f\na:1\nb:2\n", {"separator": ":"}, [1, 2]),
-    ("label\tf\na\t1\nb\t2\n", {"separator": r"\t"}, [1, 2]),
-    ("label;f\na;1\n", {"separator": ","}, "lacks 'label'"),
+    ("label;f\na;1,5\nb;2\n", {}, "column 'f', row 1"), ("label:f\na:1\nb:2\n", {"separator": ":"}, [1, 2]),
+    ("label\tf\na\t1\nb\t2\n", {"separator": r"\t"}, [1, 2]), ("label;f\na;1\n", {"separator": ","}, "lacks 'label'"),
     ("label,f\na,1\n", {"separator": ";;"}, "separator"),
     ("label,f\na,1\n", {"separator": ",", "decimal": ","}, "separator"),
     ("label,f\na,1\n", {"decimal": ";"}, "decimal"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "options", "expected"), TEXTS)

@@ -37,10 +37,8 @@ def make_task(**changes):
 
 
 PARTITIONS = [
-    (lambda: iid(10, 0, 0), UsageError, "num_clients"),
-    (lambda: iid(10, 11, 0), UsageError, "num_clients"),
-    (lambda: iid(10, 3, -1), UsageError, "seed"),
-    (lambda: iid([[1, 2]], 1, 0), UsageError, "labels"),
+    (lambda: iid(10, 0, 0), UsageError, "num_clients"), (lambda: iid(10, 11, 0), UsageError, "num_clients"),
+    (lambda: iid(10, 3, -1), UsageError, "seed"), (lambda: iid([[1, 2]], 1, 0), UsageError, "labels"),
     (lambda: dirichlet([0, 1], 3, 1.0, 0), UsageError, "num_clients"),
     (lambda: dirichlet([0, 1], 1, 0.0, 0), UsageError, "alpha"),
     (lambda: dirichlet([], 1, 1.0, 0), UsageError, "labels"),
@@ -63,8 +61,7 @@ PARTITIONS = [
     (lambda: pachinko([0, 0], [0, 1], 1, seed=0, alpha_fine=NAN), UsageError, "alpha_fine"),
     (lambda: pachinko([0], [0, 1], 1, seed=0), UsageError, "coarse"),
     (lambda: pachinko([0, 0, 1], [0, 1, 1], 1, seed=0), UsageError, "coarse"),
-    (lambda: pachinko([], [], 1, seed=0), UsageError, "fine"),
-    (lambda: natural([]), UsageError, "groups"),
+    (lambda: pachinko([], [], 1, seed=0), UsageError, "fine"), (lambda: natural([]), UsageError, "groups"),
     (lambda: with_shared(iid(30, 3, 0), 1.1, 0), UsageError, "fraction"),
     (lambda: divide_test([], [], [1], 0), UsageError, "train_labels"),
     (lambda: divide_test([1], [np.array([0])], [[1]], 0), UsageError, "test_labels"),
@@ -73,10 +70,9 @@ PARTITIONS = [
     (lambda: label_counts(["a"], [np.array([0])], 2), UsageError, "labels"),
     (lambda: label_counts([], [], 2), UsageError, "labels"),
     (lambda: heterogeneity([[1, 1], [0, 0]]), UsageError, "counts"),
-    (lambda: label_skew([1, 2]), UsageError, "counts"),
-    (lambda: quantity_skew([]), UsageError, "sizes"),
+    (lambda: label_skew([1, 2]), UsageError, "counts"), (lambda: quantity_skew([]), UsageError, "sizes"),
     (lambda: quantity_skew([-1, 5]), UsageError, "sizes"),
-]
+]  # fmt: skip
 FEDERATIONS = [
     (lambda: fx.FederatedData.from_clients([]), DataError, "clients"),
     (lambda: fx.FederatedData.from_clients([{}]), DataError, "client 0"),
@@ -115,12 +111,10 @@ FEDERATIONS = [
     (lambda: with_shared([np.array([0.5])], 0.5, 0), DataError, r"parts\[0\]"),
 ]
 TASKS = [
-    (lambda: make_task(clients=[X, X]), UsageError, "clients"),
-    (lambda: make_task(init={}), UsageError, "init"),
+    (lambda: make_task(clients=[X, X]), UsageError, "clients"), (lambda: make_task(init={}), UsageError, "init"),
     (lambda: make_task(loss=None), UsageError, "loss"),
     (lambda: make_task(metrics="accuracy"), UsageError, "metrics"),
-    (lambda: make_task(predict=3), UsageError, "predict"),
-    (lambda: make_task(devices=2.5), UsageError, "devices"),
+    (lambda: make_task(predict=3), UsageError, "predict"), (lambda: make_task(devices=2.5), UsageError, "devices"),
     (lambda: make_task(test=[np.ones((3, 2))]), UsageError, "test"),
     (lambda: make_task(test={"x": np.ones((3, 2)), "y": np.ones(2)}), DataError, "test: fields"),
     (lambda: make_task(test={"x": np.ones((0, 2))}), DataError, "test: fields"),
@@ -131,12 +125,10 @@ TASKS = [
     (lambda: make_task(validation=X, validation_owners=np.zeros(3)), DataError, "validation_owners"),
     (lambda: fx.load_task("mnist", data_dir=3), UsageError, "data_dir"),
     (lambda: fx.load_task("digits", separator=";"), UsageError, "separator"),
-]
+]  # fmt: skip
 DATA_SETS = [
-    (lambda: find_data_dir(""), UsageError, "data_dir"),
-    (lambda: fetch("minst"), UsageError, "data set"),
-    (lambda: check("minst"), UsageError, "data set"),
-    (lambda: fetch("femnist", "nowhere"), DataError, "femnist"),
+    (lambda: find_data_dir(""), UsageError, "data_dir"), (lambda: fetch("minst"), UsageError, "data set"),
+    (lambda: check("minst"), UsageError, "data set"), (lambda: fetch("femnist", "nowhere"), DataError, "femnist"),
     (lambda: cifar.load100("nowhere", "superclass"), UsageError, "labels"),
     *(
         (lambda name=name: stackoverflow.load_nwp("nowhere", **{name: 0}), UsageError, name)
@@ -150,10 +142,9 @@ DATA_SETS = [
     (lambda: wikitext.load("nowhere", clients="writers"), UsageError, "clients"),
     (lambda: wikitext.load("nowhere", clients=0), UsageError, "clients"),
     (lambda: wikitext.load("nowhere", length=0), UsageError, "length"),
-]
+]  # fmt: skip
 CUSTOM = [
-    (lambda: load_file("nowhere.npz"), UsageError, "nowhere.npz"),
-    (lambda: load_file(__file__), UsageError, "path"),
+    (lambda: load_file("nowhere.npz"), UsageError, "nowhere.npz"), (lambda: load_file(__file__), UsageError, "path"),
     (lambda: load_file("nowhere.npz", test_fraction=1.0), UsageError, "test_fraction"),
     (lambda: load_file(None), UsageError, "path"),
     (lambda: load_file("nowhere.csv", client=["a"]), UsageError, "client"),
@@ -163,12 +154,11 @@ CUSTOM = [
     (lambda: from_dataset(3), UsageError, "dataset"),
     (lambda: from_dataset({"test": [(1, 2)]}), DataError, "dataset"),
     (lambda: from_dataset([(1, 2), (2, 3)], client=["a"]), UsageError, "client"),
-    (lambda: from_dataset([]), DataError, "dataset"),
-    (lambda: from_dataset([(1, 2, 3)]), DataError, "dataset"),
+    (lambda: from_dataset([]), DataError, "dataset"), (lambda: from_dataset([(1, 2, 3)]), DataError, "dataset"),
     (lambda: from_dataset([([1], 2), ([1, 2], 2)]), DataError, "dataset"),
     (lambda: from_dataset([([1], 2.5)]), DataError, "dataset: train: y, row 1"),
     (lambda: from_dataset([([NAN], 2)]), DataError, "dataset: train: x, row 1"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("call", "exception", "argument"), [*PARTITIONS, *FEDERATIONS, *TASKS, *DATA_SETS, *CUSTOM])

@@ -9,16 +9,9 @@ import pytest
 from fedoptax.data.datasets import shakespeare, stackoverflow, wikitext
 from fedoptax.data.datasets.tokens import special_tokens
 from fedoptax.errors import DataError
-from files import real_data, write, write_tff
+from files import real_data, write, write_shakespeare, write_tff, write_wikitext
 
 # --- Shakespeare
-
-
-def write_shakespeare(root, train, test):
-    for part, roles in (("train", train), ("test", test)):
-        clients = {role: {"snippets": np.array(snippets, "S")} for role, snippets in roles.items()}
-        write_tff(root / "shakespeare" / f"shakespeare_{part}.h5", clients)
-    return root
 
 
 def test_snippets_become_chunks_of_81(tmp_path):
@@ -96,15 +89,13 @@ def test_the_special_ids_come_after_the_words():
 @pytest.mark.parametrize(
     ("sentence", "ids"),
     [
-        (b"the list", [7, 1, 3, 8, 0]),
-        (b"the list of", [7, 1, 3, 4, 8]),
+        (b"the list", [7, 1, 3, 8, 0]), (b"the list of", [7, 1, 3, 4, 8]),
         (b"the list of code", [7, 1, 3, 4, 5]),  # of full length, so without an end
-        (b"the list of code a a", [7, 1, 3, 4, 5]),
-        (b"The tuple", [7, 6, 6, 8, 0]),
+        (b"the list of code a a", [7, 1, 3, 4, 5]), (b"The tuple", [7, 6, 6, 8, 0]),
         (b"", [7, 6, 8, 0, 0]),  # one word, the empty one
         (b"the  list", [7, 1, 6, 3, 8]),
     ],
-)
+)  # fmt: skip
 def test_sentences_become_ids_shifted_by_one(tmp_path, sentence, ids):
     source = load_nwp(write_stackoverflow(tmp_path, train={"1": user(sentence, b"a")}))
     np.testing.assert_array_equal(source.train["x"], [ids[:-1], [7, 2, 8, 0]])
@@ -182,22 +173,16 @@ def test_other_options_are_cached_apart(tmp_path, cache):
 @pytest.mark.parametrize(
     ("file", "content"),
     [
-        ("stackoverflow.word_count", b"the 9\na 8\n"),
-        ("stackoverflow.word_count", b"the 9\na\n"),
-        ("stackoverflow.word_count", b"\xff 9\n"),
-        ("stackoverflow.word_count", b"the 9\n" * 5),
-        ("stackoverflow.tag_count", b"{}"),
-        ("stackoverflow.tag_count", b"[]"),
-        ("stackoverflow.tag_count", b'{"a": "b"}'),
-        ("stackoverflow.tag_count", b"the 9\n"),
-        ("stackoverflow_train.h5", {}),
-        ("stackoverflow_train.h5", {"1": {"tokens": [b"a"], "title": [b"a"]}}),
+        ("stackoverflow.word_count", b"the 9\na 8\n"), ("stackoverflow.word_count", b"the 9\na\n"),
+        ("stackoverflow.word_count", b"\xff 9\n"), ("stackoverflow.word_count", b"the 9\n" * 5),
+        ("stackoverflow.tag_count", b"{}"), ("stackoverflow.tag_count", b"[]"),
+        ("stackoverflow.tag_count", b'{"a": "b"}'), ("stackoverflow.tag_count", b"the 9\n"),
+        ("stackoverflow_train.h5", {}), ("stackoverflow_train.h5", {"1": {"tokens": [b"a"], "title": [b"a"]}}),
         ("stackoverflow_train.h5", {"1": user(b"a") | {"tags": [b"a", b"b"]}}),
-        ("stackoverflow_train.h5", {"1": user(b"a") | {"tokens": np.zeros(1)}}),
-        ("stackoverflow_test.h5", {}),
+        ("stackoverflow_train.h5", {"1": user(b"a") | {"tokens": np.zeros(1)}}), ("stackoverflow_test.h5", {}),
         ("stackoverflow_test.h5", b"no HDF5"),
     ],
-)
+)  # fmt: skip
 def test_broken_stackoverflow_is_refused_and_not_kept(tmp_path, cache, file, content):
     path = write_stackoverflow(tmp_path) / "stackoverflow" / file
     write(path, content) if isinstance(content, bytes) else write_tff(path, content)
@@ -214,10 +199,8 @@ OTHER = " = Two = \n \n a <unk> g \n"
 TESTED = " \n = One = \n \n a z b \n \n = Three words here = \n \n a b c d e f g \n"
 
 
-def write_wikitext(root, train=ARTICLE + OTHER, test=TESTED):
-    write(root / "wikitext-2" / "train.txt", train.encode())
-    write(root / "wikitext-2" / "test.txt", test.encode())
-    return root
+def write_articles(root, train=ARTICLE + OTHER, test=TESTED):
+    return write_wikitext(root, train, test)
 
 
 def tokens(text):
@@ -225,7 +208,7 @@ def tokens(text):
 
 
 def test_articles_are_clients_and_start_at_their_titles(tmp_path):
-    source = wikitext.load(write_wikitext(tmp_path), length=1)
+    source = wikitext.load(write_articles(tmp_path), length=1)
     words = source.vocabulary[source.train["x"][:, 0]]
     assert list(words[source.train_groups == 0]) == tokens(ARTICLE)[:-1]  # the last has no target
     assert list(words[source.train_groups == 1]) == tokens(OTHER)[:-1]
@@ -234,7 +217,7 @@ def test_articles_are_clients_and_start_at_their_titles(tmp_path):
 
 
 def test_ids_are_numbered_by_first_appearance_in_the_training_text(tmp_path):
-    source = wikitext.load(write_wikitext(tmp_path), length=1)
+    source = wikitext.load(write_articles(tmp_path), length=1)
     assert list(source.vocabulary) == list(dict.fromkeys(tokens(ARTICLE + OTHER)))
     assert source.num_classes == len(source.vocabulary)
     words = list(source.vocabulary[source.test["x"][:, 0]][source.test_groups == 2])
@@ -243,29 +226,27 @@ def test_ids_are_numbered_by_first_appearance_in_the_training_text(tmp_path):
 
 @pytest.mark.parametrize("length", [1, 2, 7, 12])
 def test_windows_follow_each_other_and_the_rest_is_dropped(tmp_path, length):
-    source = wikitext.load(write_wikitext(tmp_path), length=length)
+    source = wikitext.load(write_articles(tmp_path), length=length)
     counts = [(len(tokens(text)) - 1) // length for text in (ARTICLE, OTHER)]
     assert np.array_equal(np.bincount(source.train_groups), [count for count in counts if count])
     x, y = (np.asarray(source.train[name])[: counts[0]].ravel() for name in "xy")
     assert list(source.vocabulary[x]) == tokens(ARTICLE)[: len(x)]
     assert list(source.vocabulary[y]) == tokens(ARTICLE)[1 : len(x) + 1]
     assert source.counts == {
-        "train_tokens": len(tokens(ARTICLE + OTHER)),
-        "test_tokens": len(tokens(TESTED)),
-        "train_targets": source.train["y"].size,
-        "test_targets": source.test["y"].size,
-    }
+        "train_tokens": len(tokens(ARTICLE + OTHER)), "test_tokens": len(tokens(TESTED)),
+        "train_targets": source.train["y"].size, "test_targets": source.test["y"].size,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("clients", [1, 3])
 def test_parts_are_contiguous_and_of_equal_length(tmp_path, clients):
-    source = wikitext.load(write_wikitext(tmp_path), clients=clients, length=1)
+    source = wikitext.load(write_articles(tmp_path), clients=clients, length=1)
     parts = np.array_split(tokens(ARTICLE + OTHER), clients)
     assert list(source.vocabulary[source.train["x"][:, 0]]) == [word for part in parts for word in part[:-1]]
 
 
 def test_the_files_may_have_their_other_names(tmp_path):
-    write_wikitext(tmp_path)
+    write_articles(tmp_path)
     folder = tmp_path / "wikitext-2"
     for part in ("train", "test"):
         (folder / f"{part}.txt").rename(folder / f"wiki.{part}.tokens")
@@ -275,23 +256,19 @@ def test_the_files_may_have_their_other_names(tmp_path):
 @pytest.mark.parametrize(
     "text",
     [
-        b"",
-        b"\n = One = \nno empty line\n",
-        b"\n = = One = = \n \n",
-        b"\n = One = \n \n \xff \n",
-        b"\n = One = \n \n" + b" ".join(b"%d" % i for i in range(2**16)),
-        b" \n = Short <unk> = \n",
+        b"", b"\n = One = \nno empty line\n", b"\n = = One = = \n \n", b"\n = One = \n \n \xff \n",
+        b"\n = One = \n \n" + b" ".join(b"%d" % i for i in range(2**16)), b" \n = Short <unk> = \n",
     ],
-)
+)  # fmt: skip
 def test_broken_wikitext_is_refused_and_not_kept(tmp_path, cache, text):
-    write(write_wikitext(tmp_path) / "wikitext-2" / "train.txt", text)
+    write(write_articles(tmp_path) / "wikitext-2" / "train.txt", text)
     with pytest.raises(DataError, match=r"train\.txt"):
         wikitext.load(tmp_path)
     assert not list(cache.glob("*"))
 
 
 def test_a_new_word_is_refused_where_there_is_no_unknown_word(tmp_path):
-    write_wikitext(tmp_path, train=(ARTICLE + OTHER).replace("<unk>", "c"))
+    write_articles(tmp_path, train=(ARTICLE + OTHER).replace("<unk>", "c"))
     with pytest.raises(DataError, match=r"test\.txt: 'z'"):
         wikitext.load(tmp_path, length=2)
 

@@ -1,6 +1,41 @@
 """What the tests of deployments share."""
 
+from collections.abc import Iterator
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
 import pytest
+
+from fedoptax.algorithm import FedAlgorithm
+from fedoptax.deploy import client
+from fedoptax.deploy.config import Deployment
+
+collect_ignore_glob = [] if find_spec("flwr") else ["test_[!bcrw]*", "test_recipe*", "test_run*", "test_worker*"]
+"""Without Flower what needs it is not collected."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_runs() -> Iterator[None]:
+    """Let a server look for replies often, and deployments of one algorithm share it: it is compiled once for all."""
+    build, made = Deployment.build_algorithm, dict[str, FedAlgorithm]()
+
+    def build_once(deployment: Deployment, change: Any = None) -> FedAlgorithm:
+        key = repr((deployment.algorithm, deployment.hyperparameters, deployment.compress))
+        if change is not None or deployment.privacy:  # whose noise is drawn anew
+            return build(deployment, change)
+        return made.get(key) or made.setdefault(key, build(deployment))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Deployment, "build_algorithm", build_once)
+        for name in ("client_update", "initial_state", "forms"):
+            patch.setattr(client, name, cache(getattr(client, name)))
+        if find_spec("flwr"):
+            from fedoptax.deploy import run
+
+            limits = run.Limits
+            patch.setattr(run, "Limits", lambda *given: limits(*given, poll=0.01))
+        yield
 
 
 @pytest.fixture
@@ -10,12 +45,3 @@ def inside_a_flower_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in ("run_id", "node_id", "task_id"):
         monkeypatch.setattr(TaskIdentity, f"_{name}", 1)
-
-
-@pytest.fixture
-def short_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a server look for replies every hundredth of a second."""
-    from fedoptax.deploy import run
-
-    limits = run.Limits
-    monkeypatch.setattr(run, "Limits", lambda *given: limits(*given, poll=0.01))

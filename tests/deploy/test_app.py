@@ -11,17 +11,14 @@ import jax
 import numpy as np
 import pytest
 
-from federations import deployment, need_flower
+from federations import deployment
 from fedoptax.cli.options import Run
+from fedoptax.deploy.app import read_app, write_app
 from fedoptax.deploy.config import Deployment, build_task, from_table, to_table
+from fedoptax.deploy.keys import describe_keys, make_keys, write_keys
 from fedoptax.engine.options import RunOptions, options_of
 from fedoptax.errors import UsageError
 from fedoptax.experiments.presets import find_preset
-
-need_flower()
-
-from fedoptax.deploy.app import read_app, write_app  # noqa: E402
-from fedoptax.deploy.keys import describe_keys, make_keys, write_keys  # noqa: E402
 
 
 def flat(table: dict[str, Any]) -> dict[str, Any]:

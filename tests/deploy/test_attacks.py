@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from federations import need_flower, processes_of
+from federations import processes_of
 from fedoptax._files import read_json
-
-need_flower()
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

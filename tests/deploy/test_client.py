@@ -50,7 +50,7 @@ def test_client_and_server_compute_the_eager_round(name: str, tmp_path: Path) ->
     wanted, cohort, grad_fn = server, [0, 2], jax.jit(task_grad_fn(task))
     nodes = {i: Node(name, i, tmp_path / str(i)) for i in cohort}
     for round in range(2):
-        batches = [batches_of(task, i, round, made.seed, work) for i in cohort]
+        batches = [batches_of(task, i, round // algorithm.exchanges, made.seed, work) for i in cohort]
         sizes = [int(task.clients.sizes[i]) for i in cohort]
         weights = sizes if algorithm.weighting == "examples" else None
         old = [states[i] for i in cohort]

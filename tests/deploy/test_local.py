@@ -14,31 +14,19 @@ import pytest
 
 import fedoptax as fx
 from command_line import fedoptax, parse
-from federations import (
-    assert_params,
-    deployment,
-    expected_params,
-    keys_of,
-    need_flower,
-    network_lines,
-    processes_of,
-    wait_until,
-)
+from federations import assert_params, deployment, expected_params, keys_of, network_lines, processes_of, wait_until
 from fedoptax._files import read_json, write_json
 from fedoptax.algorithms import ALGORITHMS
+from fedoptax.cli.deploy import make_deployment
 from fedoptax.cli.main import read_form
 from fedoptax.cli.options import Init, Local
+from fedoptax.deploy import local as local_module
+from fedoptax.deploy.app import read_app, write_app
 from fedoptax.deploy.config import build_task
+from fedoptax.deploy.keys import make_keys, write_keys
+from fedoptax.deploy.local import LocalFederation, last_words, stop
 from fedoptax.storage.checkpoint import rounds_of
 from fedoptax.storage.history import read_rows
-
-need_flower()
-
-from fedoptax.cli.deploy import make_deployment  # noqa: E402
-from fedoptax.deploy import local as local_module  # noqa: E402
-from fedoptax.deploy.app import read_app, write_app  # noqa: E402
-from fedoptax.deploy.keys import make_keys, write_keys  # noqa: E402
-from fedoptax.deploy.local import LocalFederation, last_words, stop  # noqa: E402
 
 DOCUMENTED = re.findall(
     r"fedoptax deploy \w+ [^\n]*--task digits(?:[^\\\n]|\\\n)*", Path("docs/deploy.md").read_text(encoding="utf-8")
@@ -117,11 +105,8 @@ def test_a_key_is_given_its_partition_and_can_lose_it(tmp_path: Path, capsys: py
     assert fedoptax("deploy", "add-node", folder, a, "--partition", 1) == 2
     assert fedoptax("deploy", "add-node", folder, d, "--partition", 1) == 0
     nodes = read_app(folder / "app").nodes
-    assert nodes == keys_of(folder / "keys")["nodes"] and [nodes[i][-8:] for i in "012"] == [
-        "clinic a",
-        "clinic d",
-        "clinic c",
-    ]
+    assert nodes == keys_of(folder / "keys")["nodes"]
+    assert [nodes[i][-8:] for i in "012"] == ["clinic a", "clinic d", "clinic c"]
     shown = subprocess.run(["ssh-keygen", "-l", "-f", d], check=True, timeout=30, capture_output=True, text=True).stdout
     assert nodes["1"] in shown
     named = tmp_path / "named"

@@ -6,15 +6,13 @@ from typing import Any
 import pytest
 
 from browser import Page, needs_browser, open_page, without_scripts
-from federations import InMemory, need_flower, network_lines, run_in_memory, small_deployment
+from federations import InMemory, network_lines, run_in_memory, small_deployment
 from fedoptax.deploy.server import RawReply
 from fedoptax.errors import RunError
 from fedoptax.report.page import render
 from fedoptax.report.report import load_report
 from run_folders import HOSTILE
 
-need_flower()
-pytestmark = pytest.mark.usefixtures("short_polls")
 TEXT = f'{HOSTILE}<b onclick="x()">&lt;a&gt;\x1b[31m\n<!--'
 
 
@@ -33,21 +31,24 @@ class Named(InMemory):
         return [reply._replace(reply=RawReply({}, {}, self.text)) for reply in arrived]
 
 
-def page_of(folder: Path, text: str) -> Path:
-    """The report of a run that ended without a quorum: its message names nodes and quotes their errors."""
-    given = small_deployment(folder / "run")
-    network = Named(given, folder / "nodes")
-    network.text = text
-    with pytest.raises(RunError, match="no quorum"):
-        run_in_memory(given, network)
-    assert len(network_lines(folder / "run")) == 1
-    page = folder / "report.html"
-    page.write_text(render(load_report(folder / "run"), {}, folder), encoding="utf-8")
-    return page
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Reports of runs that ended without a quorum, with a harmless text and a hostile one in names and errors."""
+    made = []
+    for text in ("name", TEXT):
+        folder = tmp_path_factory.mktemp("named")
+        given = small_deployment(folder / "run")
+        network = Named(given, folder / "nodes")
+        network.text = text
+        with pytest.raises(RunError, match="no quorum"):
+            run_in_memory(given, network)
+        assert len(network_lines(folder / "run")) == 1
+        made.append(folder / "report.html")
+        made[-1].write_text(render(load_report(folder / "run"), {}, folder), encoding="utf-8")
+    return made
 
 
-def test_markup_in_names_and_errors_of_nodes_is_text(tmp_path: Path) -> None:
-    pages = [page_of(tmp_path / name, text) for name, text in (("harmless", "name"), ("hostile", TEXT))]
+def test_markup_in_names_and_errors_of_nodes_is_text(pages: list[Path]) -> None:
     harmless, hostile = (Page(without_scripts(page.read_text(encoding="utf-8"))) for page in pages)
     assert [tag for tag, _ in hostile.elements] == [tag for tag, _ in harmless.elements]
     said = "".join(hostile.texts)
@@ -55,13 +56,10 @@ def test_markup_in_names_and_errors_of_nodes_is_text(tmp_path: Path) -> None:
 
 
 @needs_browser
-def test_a_browser_shows_them_as_text(tmp_path: Path) -> None:
-    pages = []
-    for name, text in (("harmless", "name"), ("hostile", TEXT)):
-        dom, console = open_page(page_of(tmp_path / name, text), tmp_path / f"profile-{name}")
-        assert console == []
-        pages.append(Page(without_scripts(dom)))
-    harmless, hostile = pages
+def test_a_browser_shows_them_as_text(pages: list[Path], tmp_path: Path) -> None:
+    opened = [open_page(page, tmp_path / page.parent.name) for page in pages]
+    assert all(console == [] for _, console in opened)
+    harmless, hostile = (Page(without_scripts(dom)) for dom, _ in opened)
     assert HOSTILE in "".join(hostile.texts)
     for kind in ("img", "b", "script"):
         assert [tag for tag, _ in hostile.elements].count(kind) == [tag for tag, _ in harmless.elements].count(kind)

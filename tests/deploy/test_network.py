@@ -25,7 +25,6 @@ from federations import (
     deployment,
     expected_params,
     keys_of,
-    need_flower,
     network_lines,
     processes_of,
     task_of,
@@ -33,42 +32,36 @@ from federations import (
 )
 from fedoptax._files import read_json
 from fedoptax.algorithm import Cohort, weighted_mean
+from fedoptax.deploy.app import write_app
 from fedoptax.deploy.config import Deployment
+from fedoptax.deploy.keys import make_keys, write_keys
+from fedoptax.deploy.local import LocalFederation
 from fedoptax.engine.batches import task_grad_fn
 from fedoptax.report.load import load_runs
 from fedoptax.storage.history import read_rows
-
-need_flower()
-
-from fedoptax.deploy.app import write_app  # noqa: E402
-from fedoptax.deploy.keys import make_keys, write_keys  # noqa: E402
-from fedoptax.deploy.local import LocalFederation  # noqa: E402
-
-pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.mark.slow
 def test_a_round_over_the_network_is_the_simulation_and_leaves_no_process(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "run"
+    out, simulated = tmp_path / "run", tmp_path / "simulated"
     task = ["--task", "digits", "--model", "logistic", "--nodes", 1, "--batch-size", 100]
     algorithm = ["--algorithm", "fedadam", "--set", "client_lr=0.1", "--set", "server_lr=0.1", "--rounds", 1]
     limits = ["--time-limit", 600, "--wait-limit", 500]
     assert fedoptax("deploy", "local", *task, *algorithm, *limits, "--out", out, "--json") == 0
     assert processes_of(tmp_path) == {}
-    simulated = fx.run(
-        fx.load_task("digits", model="logistic", num_clients=1),
-        fx.fedadam(client_lr=0.1, server_lr=0.1), rounds=1, cohort_size=1, batch_size=100, mesh=1,
-    )  # fmt: skip
-    assert_params(out, simulated.params)
     text, told = capsys.readouterr()
     command = re.search("the same in simulation: fedoptax (.*)", told)
     assert "round 1 of 1: test_accuracy" in told
-    assert command and fedoptax(*shlex.split(command[1]), "--out", tmp_path / "simulated") == 0
-    assert_params(tmp_path / "simulated", simulated.params)
-    printed = json.loads(text)
-    assert printed["rounds_done"] == 1 and printed["bytes_up"] == simulated.history[0]["bytes_up"]
+    assert command and fedoptax(*shlex.split(command[1]), "--out", simulated) == 0
+    (row,), printed = read_rows(simulated, 1), json.loads(text)
+    assert printed["rounds_done"] == 1 and printed["bytes_up"] == row["bytes_up"]
+    with np.load(out / "params.npz") as ours, np.load(simulated / "params.npz") as wanted:
+        assert set(ours) == set(wanted) == {"dense1/kernel", "dense1/bias"}
+        for name, values in wanted.items():
+            np.testing.assert_allclose(ours[name], values, rtol=1e-4, atol=2e-5)
+            assert np.abs(values).max() > 1e-3
     assert fedoptax("deploy", "local", "--resume", out, "--rounds", 0) == 2
 
 
@@ -83,7 +76,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFedera
 
 @pytest.fixture(scope="module")
 def runs(federation: LocalFederation) -> Path:
-    """Five rounds of four algorithms, all at once on one SuperLink."""
+    """Five rounds of some algorithms, all at once on one SuperLink."""
 
     def one(name: str) -> None:
         folder = federation.work / name
@@ -124,25 +117,6 @@ def test_client_states_are_in_folders_for_their_owner_only(runs: Path) -> None:
     assert files and {path.parents[1].stat().st_mode & 0o777 for path in files} == {0o700}
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("wrong", ["key", "ca"])
-def test_a_node_with_an_unregistered_key_or_another_ca_is_refused(
-    federation: LocalFederation, tmp_path: Path, wrong: str
-) -> None:
-    write_keys(tmp_path / "other", make_keys(1))
-    node = {"key": 0, "ca": 1}[wrong]
-    federation.nodes[node].terminate()
-    federation.nodes[node].wait()
-    file = tmp_path / "other" / {"key": "node-0", "ca": "ca.crt"}[wrong]
-    process = federation.start_node(node, **{wrong: file})
-    log = federation.work / "nodes" / str(node) / "log.txt"
-    said = ("uthenti", "onnection attempt failed")
-    wait_until(lambda: process.poll() is not None or any(text in log.read_text() for text in said), 60, "refusal")
-    assert "SuperNode ID" not in log.read_text()
-    process.terminate()
-    process.wait()
-
-
 FAULTY = '''"""A client that misbehaves by round and partition."""
 
 import time
@@ -152,6 +126,8 @@ from flwr.app import Array, Context, Message
 from flwr.clientapp import ClientApp
 
 from fedoptax.deploy.flower import client_app
+
+pytestmark = pytest.mark.timeout(1200)
 
 good = client_app()
 app = ClientApp()
@@ -247,10 +223,8 @@ def replayed(given: Deployment, lines: list[dict[str, Any]]) -> Any:
     for round, line in enumerate(lines):
         uploads = []
         for i, late in zip(line["accepted"], line["staleness"]):
-            message, batches = (
-                algorithm.broadcast(servers[round - late]),
-                batches_of(task, i, round - late, 3, given.work),
-            )
+            message = algorithm.broadcast(servers[round - late])
+            batches = batches_of(task, i, round - late, 3, given.work)
             uploads.append(algorithm.client_update(grad_fn, message, algorithm.init_client(params), batches)[0])
         sizes = np.array([task.clients.sizes[i] for i in line["accepted"]])
         weights = sizes * (1.0 + np.array(line["staleness"])) ** -0.5
@@ -288,22 +262,3 @@ def test_asynchronous_rounds_use_the_late_answers_of_a_slow_node(tmp_path: Path)
     assert_params(out, replayed(given, lines))
     assert rows[-1]["test_accuracy"] > 0.5
     assert read_json(out / "summary.json")["status"] == "completed"
-
-
-@pytest.mark.long
-def test_a_node_with_a_false_partition_takes_no_part(tmp_path: Path) -> None:
-    given = deployment("fedadam", rounds=1, cohort_size=3, quorum=0.5, wait_limit=30.0, out=str(tmp_path / "run"))
-    write_keys(tmp_path / "keys", make_keys(3))
-    write_app(tmp_path / "app", replace(given, **keys_of(tmp_path / "keys")), "false")
-    app = tmp_path / "app" / "fedoptax_app" / "client_app.py"
-    app.write_text(
-        "from fedoptax.deploy import flower\n\nread = flower._partition\n"
-        "flower._partition = lambda context: [0, 0, 7][read(context)]\napp = flower.client_app()\n"
-    )
-    (tmp_path / "run.toml").write_text("resume = false\n")
-    with LocalFederation(tmp_path, 3, time_limit=600) as federation:
-        federation.run(tmp_path / "app", tmp_path / "run.toml", tmp_path / "log.txt", lambda: None)
-    log = (tmp_path / "log.txt").read_text()
-    assert "partition 7 instead of 0 to 2" in log
-    assert "a node with the key of node-1 left out: it claims partition 0 of node-0" in log
-    assert "no quorum: 1 sound replies of 3" in log

@@ -9,23 +9,19 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 import fedoptax as fx
-from federations import deployment, keys_of, need_flower, task_of
+from federations import deployment, keys_of, task_of
+from fedoptax.deploy.app import flatten, write_app
 from fedoptax.deploy.client import StateFolder
 from fedoptax.deploy.config import Deployment, to_table
+from fedoptax.deploy.flower import ARRAYS, ORDER, SECURE, client_app, from_record, to_record
+from fedoptax.deploy.keys import make_keys, write_keys
+from fedoptax.deploy.orders import Signer, digest_of
 from fedoptax.deploy.server import forms
 from fedoptax.deploy.wire import WireError, pack
 from fedoptax.errors import UsageError
-
-need_flower()
-
-from flwr.app import ConfigRecord, Context, Message, RecordDict  # noqa: E402
-
-from fedoptax.deploy.app import flatten, write_app  # noqa: E402
-from fedoptax.deploy.flower import ARRAYS, ORDER, SECURE, client_app, from_record, to_record  # noqa: E402
-from fedoptax.deploy.keys import make_keys, write_keys  # noqa: E402
-from fedoptax.deploy.orders import Signer, digest_of  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("inside_a_flower_run")
 EXPERIMENT, RUN, NODE = "0123456789abcdef" * 2, 2**64 - 1, 2**63 + 5

@@ -12,16 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from federations import deployment, keys_of, need_flower, processes_of, wait_until
+from federations import deployment, keys_of, processes_of, wait_until
 from fedoptax._files import read_json
-
-need_flower()
-
-from fedoptax.deploy.app import write_app  # noqa: E402
-from fedoptax.deploy.keys import make_keys, write_keys  # noqa: E402
-from fedoptax.deploy.local import LocalFederation  # noqa: E402
-from fedoptax.deploy.proxy import METHODS  # noqa: E402
-from network_attacks import proxy  # noqa: E402
+from fedoptax.deploy.app import write_app
+from fedoptax.deploy.keys import make_keys, write_keys
+from fedoptax.deploy.local import LocalFederation
+from fedoptax.deploy.proxy import METHODS
+from network_attacks import proxy
 
 pytestmark = [
     pytest.mark.long,
@@ -32,6 +29,7 @@ TASK = {"name": "digits", "model": "logistic", "num_clients": 1}
 CLIENT = """from pathlib import Path
 
 from fedoptax.deploy.flower import client_app
+
 
 Path({marker!r}).touch()
 app = client_app()

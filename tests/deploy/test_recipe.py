@@ -15,12 +15,9 @@ import psutil
 import pytest
 
 from command_line import fedoptax
-from federations import need_flower, network_lines, processes_of, wait_until
+from federations import network_lines, processes_of, wait_until
+from fedoptax.deploy.local import stop
 from fedoptax.storage.history import read_rows
-
-need_flower()
-
-from fedoptax.deploy.local import stop  # noqa: E402
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 PAGE = Path("docs/deploy.md").read_text(encoding="utf-8")

@@ -91,18 +91,12 @@ def test_all_replies_are_taken_in_the_cohorts_order_without_further_waiting() ->
 BAD = {
     "nan": sound(np.nan),
     "extra leaf": RawReply(pack({"w": np.zeros(2, np.float32), "x": np.zeros(1)}), sound().numbers),
-    "no arrays": RawReply({}, sound().numbers),
-    "no numbers": RawReply(sound().arrays, {}),
-    "error": RawReply({}, {}, "error 1: out of\nmemory"),
-    "negative count": sound(examples=-5),
-    "zero count": sound(examples=0),
-    "enormous count": sound(examples=10**9),
-    "fractional count": sound(examples=0.5),
-    "list of counts": sound(examples=[1, 2]),
-    "loss that is nan": sound(loss=float("nan")),
-    "loss that is text": sound(loss="0"),
-    "loss that is infinite as float32": sound(loss=-1e39),
-}
+    "no arrays": RawReply({}, sound().numbers), "no numbers": RawReply(sound().arrays, {}),
+    "error": RawReply({}, {}, "error 1: out of\nmemory"), "negative count": sound(examples=-5),
+    "zero count": sound(examples=0), "enormous count": sound(examples=10**9), "fractional count": sound(examples=0.5),
+    "list of counts": sound(examples=[1, 2]), "loss that is nan": sound(loss=float("nan")),
+    "loss that is text": sound(loss="0"), "loss that is infinite as float32": sound(loss=-1e39),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", BAD)
@@ -206,12 +200,8 @@ def run_asynchronous_rounds(
     network, reports = TimedNetwork(clock, answers, away), list[RoundReport]()
     for _ in range(rounds):
         assert len(workers.at_work) <= concurrency
-        reports.append(
-            gather(
-                network, list(answers), lambda raw: check_reply(raw, UPLOAD, 100), LIMITS, lambda line: None,
-                clock, clock.sleep, workers,
-            )
-        )  # fmt: skip
+        more = LIMITS, lambda line: None, clock, clock.sleep, workers
+        reports.append(gather(network, list(answers), lambda raw: check_reply(raw, UPLOAD, 100), *more))
     return reports, network, clock, workers
 
 

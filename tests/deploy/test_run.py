@@ -17,30 +17,17 @@ import numpy as np
 import pytest
 
 import fedoptax as fx
-from federations import (
-    InMemory,
-    assert_params,
-    need_flower,
-    network_lines,
-    rounds_in,
-    run_in_memory,
-    small_deployment,
-    task_of,
-)
+from federations import InMemory, assert_params, network_lines, rounds_in, run_in_memory, small_deployment, task_of
 from fedoptax._files import read_json
 from fedoptax.deploy.evaluation import NodeEvaluation, evaluate_here
 from fedoptax.deploy.rounds import Arrived
+from fedoptax.deploy.run import run_deployment
 from fedoptax.deploy.server import RawReply
 from fedoptax.deploy.wire import pack
 from fedoptax.errors import RunError, UsageError
 from fedoptax.storage.checkpoint import rounds_of
 from fedoptax.storage.folder import locked
 from fedoptax.storage.history import HistoryFile, read_rows
-
-need_flower()
-pytestmark = pytest.mark.usefixtures("short_polls")
-
-from fedoptax.deploy.run import run_deployment  # noqa: E402
 
 
 @pytest.mark.parametrize("algorithm", ["fedadam", pytest.param("scaffold", marks=pytest.mark.slow)])
@@ -150,12 +137,12 @@ def test_nodes_that_evaluate_their_own_examples_find_what_the_server_does(tmp_pa
     class Lying(InMemory):
         def receive(self) -> list[Any]:
             wrong = {0: pack(np.float32(np.nan))["."], 2: pack(np.zeros(2, np.float32))["."]}
-            return [
-                a._replace(reply=a.reply._replace(arrays={**a.reply.arrays, "accuracy/0": wrong[a.partition]}))
-                if self._kind == "evaluate" and a.partition in liars
-                else a
-                for a in super().receive()
-            ]
+            arrived = super().receive()
+            for k, a in enumerate(arrived):
+                if self._kind == "evaluate" and a.partition in liars:
+                    arrays = {**a.reply.arrays, "accuracy/0": wrong[a.partition]}
+                    arrived[k] = a._replace(reply=a.reply._replace(arrays=arrays))
+            return arrived
 
     given, liars = small_deployment(tmp_path / "run", eval_fraction=1.0, eval_every=2), set[int]()
     run_in_memory(given, Lying(given, tmp_path / "nodes"))

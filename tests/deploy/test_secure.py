@@ -14,12 +14,17 @@ import numpy as np
 import pytest
 
 import fedoptax as fx
-from federations import InMemory, assert_params, deployment, keys_of, need_flower, network_lines, processes_of
+from federations import InMemory, assert_params, deployment, keys_of, network_lines, processes_of
 from fedoptax._files import read_json
 from fedoptax.algorithm import Cohort
+from fedoptax.deploy.app import write_app
 from fedoptax.deploy.client import Client
 from fedoptax.deploy.config import Deployment, build_task
+from fedoptax.deploy.keys import make_keys, write_keys
+from fedoptax.deploy.local import LocalFederation
 from fedoptax.deploy.rounds import Arrived, Limits
+from fedoptax.deploy.run import run_deployment
+from fedoptax.deploy.secure import answer, threshold
 from fedoptax.deploy.server import RawReply
 from fedoptax.deploy.wire import WireError, pack
 from fedoptax.engine.aggregation import SecureMean
@@ -29,28 +34,13 @@ from fedoptax.errors import RunError, UsageError
 from fedoptax.storage.history import read_rows
 from fedoptax.tasks.task import Task
 
-need_flower()
-
-from fedoptax.deploy import run as run_module  # noqa: E402
-from fedoptax.deploy.app import write_app  # noqa: E402
-from fedoptax.deploy.keys import make_keys, write_keys  # noqa: E402
-from fedoptax.deploy.local import LocalFederation  # noqa: E402
-from fedoptax.deploy.run import run_deployment  # noqa: E402
-from fedoptax.deploy.secure import answer, threshold  # noqa: E402
-
 RANGE, LONG = 8.0, pytest.mark.long
 Codes = dict[tuple[int, int], tuple[Any, Any, Any]]
 """By round and partition: the weight, the fixed-point numbers, and what they stand for."""
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = run_module.Limits
-    monkeypatch.setattr(run_module, "Limits", lambda *given: limits(*given, poll=0.01))
-
-
 def secured(out: Path, algorithm: str = "fedadam", clients: int = 5, **changes: Any) -> Deployment:
-    partition = "iid" if clients == 4 else "dirichlet-by-class"  # equal sizes compile once
+    partition = "dirichlet-by-class" if clients == 5 else "iid"  # equal sizes compile once
     task = {"name": "digits", "model": "logistic", "num_clients": clients, "partition": partition}
     given: dict[str, Any] = {"task": task, "cohort_size": clients, "rounds": 2, "quorum": 0.5, "out": str(out)}
     given |= {"wait_limit": 1.0, "round_timeout": 1.0}
@@ -160,11 +150,11 @@ def test_masked_uploads_give_the_sum_bit_for_bit_and_the_simulation(tmp_path: Pa
 
 
 def test_the_dead_cost_their_own_uploads_alone_and_the_server_gets_nothing_but_masks(tmp_path: Path) -> None:
-    given = secured(tmp_path / "run", "fedavg", rounds=1)
+    given = secured(tmp_path / "run", "fedavg", clients=6, rounds=1)
     nodes = Nodes(given, tmp_path / "nodes", dead=[("upload", 1), ("unmask", 4)])
     go(given, nodes)
     (line,) = network_lines(tmp_path / "run")
-    assert line["accepted"] == [0, 2, 3, 4]
+    assert line["accepted"] == [0, 2, 3, 4, 5]
     reasons = {fault["partition"]: fault["reason"] for fault in line["faults"]}
     assert reasons.keys() == {1, 4}
     assert reasons[1].startswith("upload: left out: ") and reasons[4].startswith("unmask: left out: ")
@@ -272,13 +262,10 @@ def test_a_node_opens_one_set_of_shares_per_round_and_sends_one_upload(tmp_path:
 
 @pytest.mark.parametrize(
     ("changes", "argument"),
-    [
-        ({"aggregate": "krum:1"}, "aggregate"),
-        ({"compress": "qsgd:bits=4"}, "compress"),
-        ({"cohort_size": 2}, "secure_aggregation needs cohort_size >= 3"),
-        ({"secure_aggregation": -1.0}, "secure_aggregation"),
-    ],
-)
+    [({"aggregate": "krum:1"}, "aggregate"), ({"compress": "qsgd:bits=4"}, "compress"),
+     ({"cohort_size": 2}, "secure_aggregation needs cohort_size >= 3"),
+     ({"secure_aggregation": -1.0}, "secure_aggregation")],
+)  # fmt: skip
 def test_what_needs_single_uploads_is_refused_by_name(changes: dict[str, Any], argument: str) -> None:
     with pytest.raises(UsageError, match=argument) as error:
         secured(Path(), **changes)
@@ -301,6 +288,7 @@ import jax
 
 from fedoptax.deploy import flower
 from fedoptax.engine.aggregation import SecureMean
+
 
 encode, answer, now = SecureMean.encode, flower.answer, {}
 

@@ -9,26 +9,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import FedAdam, FedYogi
 
 import fedoptax as fx
-from federations import need_flower
-
-need_flower()
-
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict  # noqa: E402
-from flwr.serverapp.strategy import FedAdam, FedYogi  # noqa: E402
-
-from fedoptax.deploy.strategy import FedoptaxStrategy  # noqa: E402
+from fedoptax.deploy.strategy import FedoptaxStrategy
 
 RATE = 0.1
-DATA = {
-    node: np.random.default_rng(node).normal(size=(node % 5 + 3, 4)).astype(np.float32) for node in (11, 22, 33, 44)
-}
+NODES = (11, 22, 33, 44)
+DATA = {node: np.random.default_rng(node).normal(size=(node % 5 + 3, 4)).astype(np.float32) for node in NODES}
 START = {"fc.weight": np.zeros(3, np.float32), "fc.bias": np.zeros((), np.float32)}
-BATCH_NORM = {
-    "bn.running_var": np.ones(2, np.float32),
-    "bn.num_batches_tracked": np.array(0, np.int64),
-}
+BATCH_NORM = {"bn.running_var": np.ones(2, np.float32), "bn.num_batches_tracked": np.array(0, np.int64)}
 Spoil = Callable[[int, int, RecordDict], None]
 
 
@@ -137,41 +128,25 @@ def test_statistics_are_averaged_and_never_seen_by_the_optimizer() -> None:
     np.testing.assert_allclose(model["fc.weight"], wanted["fc.weight"], rtol=1e-5, atol=1e-6)
 
 
-def nan(content: RecordDict) -> None:
-    content["arrays"]["fc.weight"] = Array(np.full(3, np.nan, np.float32))
+def weight(shape: Any, value: float = 0.0, dtype: Any = np.float32) -> tuple[str, str, Array]:
+    return "arrays", "fc.weight", Array(np.full(shape, value, dtype))
 
 
-def shape(content: RecordDict) -> None:
-    content["arrays"]["fc.weight"] = Array(np.zeros((3, 1), np.float32))
+BAD: dict[str, tuple[str, str, Any]] = {  # record, what of it, and what it is in a bad reply
+    "NaN": weight(3, np.nan), "shape": weight((3, 1)), "promoted": weight(3, dtype=np.float64),
+    "enormous": weight(3, 1e30), "count": ("metrics", "num-examples", 10**12),
+    "loss beyond float32": ("metrics", "train-loss", 1e39),
+    "extra": ("", "more", ArrayRecord({"x": Array(np.zeros(1))})),
+}  # fmt: skip
 
 
-def promoted(content: RecordDict) -> None:
-    content["arrays"]["fc.weight"] = Array(np.zeros(3, np.float64))
-
-
-def count(content: RecordDict) -> None:
-    content["metrics"]["num-examples"] = 10**12
-
-
-def extra(content: RecordDict) -> None:
-    content["more"] = ArrayRecord({"x": Array(np.zeros(1))})
-
-
-def enormous(content: RecordDict) -> None:
-    content["arrays"]["fc.weight"] = Array(np.full(3, 1e30, np.float32))
-
-
-def loss_beyond_float32(content: RecordDict) -> None:
-    content["metrics"]["train-loss"] = 1e39
-
-
-@pytest.mark.parametrize("wrong", [nan, shape, promoted, count, extra, enormous, loss_beyond_float32])
-def test_a_bad_reply_is_left_out(wrong: Callable[[RecordDict], None]) -> None:
-    algorithm = fx.fedadam(client_lr=RATE, server_lr=0.05)
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_reply_is_left_out(case: str) -> None:
+    algorithm, (record_, name, value) = fx.fedadam(client_lr=RATE, server_lr=0.05), BAD[case]
 
     def spoil(node: int, number: int, content: RecordDict) -> None:
         if (node, number) == (33, 2):
-            wrong(content)
+            (content[record_] if record_ else content)[name] = value
 
     result = FedoptaxStrategy(algorithm).start(FakeGrid(spoil), record(START), num_rounds=3)
     rest = [node for node in sorted(DATA) if node != 33]

@@ -13,7 +13,6 @@ from federations import (
     InMemory,
     assert_params,
     expected_params,
-    need_flower,
     network_lines,
     rounds_in,
     run_in_memory,
@@ -25,9 +24,6 @@ from fedoptax.deploy.server import RawReply, check_reply, upload_form
 from fedoptax.deploy.wire import WireError, pack
 from fedoptax.errors import RunError
 from fedoptax.storage.checkpoint import rounds_of
-
-need_flower()
-pytestmark = pytest.mark.usefixtures("short_polls")
 
 
 class Lying(InMemory):

@@ -9,14 +9,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from federations import need_flower, wait_until
-
-need_flower()
-
-from flwr.app import ConfigRecord, Context, Message, RecordDict  # noqa: E402
-
-from fedoptax.deploy import worker  # noqa: E402
+from federations import wait_until
+from fedoptax.deploy import worker
 
 APP = """
 import os

@@ -8,14 +8,10 @@ import pytest
 from fedoptax.engine.round import all_finite
 
 MIXED = {
-    "large": np.full((300, 200), 3e38, np.float32),
-    "small": np.full(7, -3e38, np.float32),
-    "half": np.ones(5, jnp.bfloat16),
-    "whole": np.arange(3),
-    "none": np.zeros((0, 3), np.float32),
-    "scalar": np.float32(1e-45).reshape(1),
-    "complex": np.full(3, 3e38 + 3e38j, np.complex64),
-}
+    "large": np.full((300, 200), 3e38, np.float32), "small": np.full(7, -3e38, np.float32),
+    "half": np.ones(5, jnp.bfloat16), "whole": np.arange(3), "none": np.zeros((0, 3), np.float32),
+    "scalar": np.float32(1e-45).reshape(1), "complex": np.full(3, 3e38 + 3e38j, np.complex64),
+}  # fmt: skip
 
 
 def test_large_numbers_are_finite_although_their_sums_are_not() -> None:

@@ -6,23 +6,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
-import fedoptax as fx
 from fedoptax.engine.batches import LocalWork, Minibatch, client_batches, minibatch_form, task_grad_fn
 from fedoptax.engine.data import device_data
 from small import batch_maker, masked_loss, plain_loss, ragged_clients, small_task
-
-
-def test_padding_changes_no_bit() -> None:
-    """Whatever is in the padded places of a minibatch."""
-    batch = batch_maker(small_task(), LocalWork(8))(1, jax.random.key(3))[0].examples
-    mask = np.asarray(batch["mask"])
-    assert mask.tolist() == [True] * 3 + [False] * 5
-    garbage = {**batch, "x": jnp.where(mask[:, None], batch["x"], jnp.asarray([1e30, -7.0, 0.0, 3.0]))}
-    params, value = small_task().init(jax.random.key(0)), jax.jit(jax.value_and_grad(masked_loss))
-    one, other = (value(params, given, jax.random.key(1)) for given in (batch, garbage))
-    jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
 def test_a_loss_without_mask_is_the_mean_over_real_examples() -> None:
@@ -80,8 +67,3 @@ def test_a_task_can_ask_for_clipped_gradients() -> None:
     norm = math.sqrt(sum(float(jnp.sum(g**2)) for g in jax.tree.leaves(whole)))
     assert norm > 0.1
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b * 0.1 / norm, rtol=1e-5), clipped, whole)
-
-
-def test_a_loss_that_is_no_scalar_is_refused() -> None:
-    with pytest.raises(fx.UsageError, match="loss"):
-        fx.run(small_task(lambda params, batch, key: batch["mask"] * 1.0), fx.fedavg(0.1), rounds=1, cohort_size=2)

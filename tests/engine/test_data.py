@@ -25,13 +25,6 @@ def test_a_round_reads_its_cohort_alone() -> None:
         assert len(data.examples["x"]) == 11 + 9 + 7  # room for the largest cohort there can be
 
 
-def test_rows_in_the_order_of_clients_are_not_copied() -> None:
-    x = np.arange(6.0)
-    data = fx.FederatedData.from_groups({"x": x}, np.array([3, 3, 5, 5, 5, 9]))
-    assert data.examples["x"] is x
-    np.testing.assert_array_equal(data.sizes, [2, 3, 1])
-
-
 BEYOND_MEMORY = """
 import resource, sys
 import jax, jax.numpy as jnp, numpy as np

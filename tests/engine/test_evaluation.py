@@ -84,16 +84,6 @@ def test_every_client_counts_once(batch: int, higher: bool) -> None:
     np.testing.assert_allclose(by_client["first"], [of[0], np.nan, of[1], np.nan, of[2]], rtol=1e-5)
 
 
-def test_equal_models_of_the_clients_give_what_the_one_model_gives() -> None:
-    task = fx.with_validation(small_task(test_owners=OWNED_BY), 0.4)
-    params, data = task.init(jax.random.key(0)), evaluation_data(task)
-    stacked = jax.tree.map(lambda a: jnp.stack([a] * len(SIZES)), params)
-    own, one = evaluate(task, stacked, data, is_stacked=True), evaluate(task, params, data)
-    assert own.keys() == one.keys() and {"val_nll", "test_nll", "client_nll_spread"} <= own.keys()
-    for name, value in one.items():
-        assert float(own[name]) == pytest.approx(float(value), rel=1e-5)
-
-
 @pytest.mark.parametrize("higher", [True, False])
 def test_the_worst_decile_is_the_worst_tenth_of_the_present_clients(higher: bool) -> None:
     rng = np.random.default_rng(0)

@@ -17,7 +17,6 @@ from fedoptax.storage.config import check_same_experiment
 
 TESTS = Path(__file__).parent
 SHORT = "scaffold:loop:7:4"
-ASYNCHRONOUS = "asynchronous:loop:5:2"
 
 
 def on_eight(cases: list[str]) -> dict[str, Any]:
@@ -41,8 +40,8 @@ def check(cases: list[str]) -> dict[str, Any]:
 
 
 def test_meshes_give_what_one_device_gives() -> None:
-    for found in check([SHORT, ASYNCHRONOUS]).values():
-        assert len(found["evaluated"]) > 3 and max(found["evaluated"].values()) < 1e-5, found
+    (found,) = check([SHORT]).values()
+    assert len(found["evaluated"]) > 3 and max(found["evaluated"].values()) < 1e-5, found
 
 
 @pytest.mark.long

@@ -14,30 +14,13 @@ from fedoptax.engine.plan import SMALL_MODEL, Plan, RunOptions, make_plan, runs_
 from small import small_task
 
 REFUSED: list[dict[str, Any]] = [
-    {"rounds": 0},
-    {"rounds": 2.5},
-    {"rounds": True},
-    {"cohort_size": 0},
-    {"batch_size": "20"},
-    {"local_epochs": -1},
-    {"local_steps": 0},
-    {"eval_every": 2**31},
-    {"seed": -1},
-    {"seed": 2**32},
-    {"mesh": 0},
-    {"mesh": 1.0},
-    {"weighting": "size"},
-    {"client_loop": "scan"},
-    {"client_states": "disk"},
-    {"examples": "tape"},
-    {"engine": "lazy"},
-    {"faults": 0.3},
-    {"aggregate": "avg"},
-    {"secure_aggregation": 0.0},
-    {"aggregate": "median", "secure_aggregation": 8.0},
-    {"aggregate": "norm_clipping:1", "secure_aggregation": 8.0},
+    {"rounds": 0}, {"rounds": 2.5}, {"rounds": True}, {"cohort_size": 0}, {"batch_size": "20"}, {"local_epochs": -1},
+    {"local_steps": 0}, {"eval_every": 2**31}, {"seed": -1}, {"seed": 2**32}, {"mesh": 0}, {"mesh": 1.0},
+    {"weighting": "size"}, {"client_loop": "scan"}, {"client_states": "disk"}, {"examples": "tape"},
+    {"engine": "lazy"}, {"faults": 0.3}, {"aggregate": "avg"}, {"secure_aggregation": 0.0},
+    {"aggregate": "median", "secure_aggregation": 8.0}, {"aggregate": "norm_clipping:1", "secure_aggregation": 8.0},
     {"cohort_size": 2, "secure_aggregation": 8.0},
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("options", REFUSED, ids=repr)
@@ -53,14 +36,11 @@ def test_numbers_of_numpy_become_ints() -> None:
 
 @pytest.mark.parametrize(
     ("options", "argument"),
-    [
-        ({"cohort_size": 8}, "cohort_size"),
-        ({"cohort_size": 6, "aggregate": "krum:2"}, "aggregate"),
-        ({"cohort_size": 3, "mesh": 99}, r"mesh.*JAX_NUM_CPU_DEVICES"),
-        ({"cohort_size": 3, "mesh": 2, "engine": "eager"}, "mesh"),
-    ],
+    [({"cohort_size": 8}, "cohort_size"), ({"cohort_size": 6, "aggregate": "krum:2"}, "aggregate"),
+     ({"cohort_size": 3, "mesh": 99}, r"mesh.*JAX_NUM_CPU_DEVICES"),
+     ({"cohort_size": 3, "mesh": 2, "engine": "eager"}, "mesh")],
     ids=repr,
-)
+)  # fmt: skip
 def test_options_that_do_not_fit_the_task_are_refused(options: dict[str, Any], argument: str) -> None:
     with pytest.raises(fx.UsageError, match=argument):
         make_plan(RunOptions(**options), small_task(), fx.fedavg(0.1))
@@ -104,17 +84,10 @@ LARGE = {"init": lambda key: {"w": jnp.zeros(SMALL_MODEL + 1)}}
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="the choice on a CPU")
 @pytest.mark.parametrize(
     ("sizes", "changes", "options", "is_sequential"),
-    [
-        ((4, 4, 4), {}, {}, False),
-        ((4, 4, 5), {}, {}, True),
-        ((4, 4, 5), {}, {"work": LocalWork(2, steps=3)}, False),
-        ((4, 4, 4), {}, {"mesh": 2}, True),
-        ((4, 4, 4), LARGE, {}, True),
-        ((4, 4, 4), {}, {"cohort_size": 200}, True),
-        ((4, 4, 4), {}, {"client_loop": "loop"}, True),
-        ((4, 4, 5), LARGE, {"client_loop": "vmap"}, False),
-    ],
-)
+    [((4, 4, 4), {}, {}, False), ((4, 4, 5), {}, {}, True), ((4, 4, 5), {}, {"work": LocalWork(2, steps=3)}, False),
+     ((4, 4, 4), {}, {"mesh": 2}, True), ((4, 4, 4), LARGE, {}, True), ((4, 4, 4), {}, {"cohort_size": 200}, True),
+     ((4, 4, 4), {}, {"client_loop": "loop"}, True), ((4, 4, 5), LARGE, {"client_loop": "vmap"}, False)],
+)  # fmt: skip
 def test_clients_run_sequentially_or_at_once_by_model_and_sizes(
     sizes: tuple[int, ...], changes: dict[str, Any], options: dict[str, Any], is_sequential: bool
 ) -> None:

@@ -20,28 +20,34 @@ RUNS: dict[str, dict[str, Any]] = {
     "with faults": {"algorithm": fx.scaffold(0.1), "faults": {"dropout": 0.9}},
 }
 SWITCHES: dict[str, Any] = {
-    "debug_nans": lambda: jax.debug_nans(True),
-    "debug_infs": lambda: jax.debug_infs(True),
-    "disable_jit": jax.disable_jit,
-    "strict promotion": lambda: jax.numpy_dtype_promotion("strict"),
-    "x64": lambda: jax.enable_x64(True),
-    "NumPy's errors": lambda: np.errstate(all="raise"),
-}
+    "debug_nans": lambda: jax.debug_nans(True), "debug_infs": lambda: jax.debug_infs(True),
+    "disable_jit": jax.disable_jit, "strict promotion": lambda: jax.numpy_dtype_promotion("strict"),
+    "x64": lambda: jax.enable_x64(True), "NumPy's errors": lambda: np.errstate(all="raise"),
+}  # fmt: skip
+FEDAVG = fx.fedavg(0.1)
 TASK = small_task(test_owners=np.arange(11) % 3)
 
 
-@pytest.mark.parametrize("run", RUNS)
-@pytest.mark.parametrize("switch", SWITCHES)
-def test_a_healthy_run_stays_healthy(switch: str, run: str) -> None:
-    want = fx.run(TASK, **RUNS[run], **OPTIONS)
+CASES = [(switch, run, engine) for switch in SWITCHES for run in RUNS for engine in ("compiled", "eager")]
+CASES.remove(("disable_jit", "evaluated", "eager"))
+CASES.remove(("disable_jit", "with faults", "eager"))
+QUICK = {("evaluated", "eager"), ("with faults", "compiled")}
+
+
+@pytest.mark.parametrize(
+    ("switch", "run", "engine"),
+    [pytest.param(*case, marks=[] if case[1:] in QUICK else pytest.mark.long) for case in CASES],
+)
+def test_a_healthy_run_stays_healthy(switch: str, run: str, engine: str) -> None:
+    options = OPTIONS | ({"rounds": 1} if switch == "disable_jit" else {})  # which is slow
+    want = fx.run(TASK, **RUNS[run], **options)
     with SWITCHES[switch]():
-        for engine in ("compiled",) if switch == "disable_jit" else ("compiled", "eager"):
-            got = fx.run(TASK, **RUNS[run], **OPTIONS, engine=engine)
-            for a, b in zip(jax.tree.leaves(got.params), jax.tree.leaves(want.params), strict=True):
-                np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-            for column in ("train_loss", "test_nll"):
-                one, other = (np.array([row[column] for row in r.history], float) for r in (got, want))
-                np.testing.assert_allclose(one, other, rtol=1e-4)
+        got = fx.run(TASK, **RUNS[run], **options, engine=engine)
+        for a, b in zip(jax.tree.leaves(got.params), jax.tree.leaves(want.params), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+        for column in ("train_loss", "test_nll"):
+            one, other = (np.array([row[column] for row in r.history], float) for r in (got, want))
+            np.testing.assert_allclose(one, other, rtol=1e-4)
 
 
 def test_a_diverged_run_says_so_under_debug_nans() -> None:
@@ -49,11 +55,8 @@ def test_a_diverged_run_says_so_under_debug_nans() -> None:
     with ExitStack() as stack:
         stack.enter_context(jax.debug_nans(True))
         diverged = stack.enter_context(pytest.raises(fx.RunError, match="diverged in round 1"))
-        fx.run(
-            small_task(loss, init=lambda key: jnp.zeros(3), metrics=lambda p, b: {"nll": b["x"][:, 0]}),
-            fx.fedavg(0.1),
-            **OPTIONS,
-        )
+        task = small_task(loss, init=lambda key: jnp.zeros(3), metrics=lambda p, b: {"nll": b["x"][:, 0]})
+        fx.run(task, fx.fedavg(0.1), **OPTIONS)
     assert diverged.value.result.params.tolist() == [0, 0, 0]
 
 
@@ -70,17 +73,13 @@ def test_pythons_switches_change_nothing(flags: list[str], tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [
-        ("jax_default_prng_impl", "rbg"),
-        ("jax_threefry_partitionable", False),
-        ("jax_enable_x64", True),
-        ("jax_random_seed_offset", 7),
-    ],
-)
+    [("jax_default_prng_impl", "rbg"), ("jax_threefry_partitionable", False), ("jax_enable_x64", True),
+     ("jax_random_seed_offset", 7)],
+)  # fmt: skip
 def test_a_run_is_not_continued_with_other_random_numbers(name: str, value: Any, tmp_path: Path) -> None:
     def run(rounds: int) -> fx.RunResult:
         source = tmp_path if (tmp_path / "config.json").exists() else None
-        return fx.run(line(), fx.fedavg(0.1), **(OPTIONS | {"rounds": rounds}), out=tmp_path, resume_from=source)
+        return fx.run(line(), FEDAVG, **(OPTIONS | {"rounds": rounds}), out=tmp_path, resume_from=source)
 
     run(1)
     before = getattr(jax.config, name)
@@ -88,11 +87,11 @@ def test_a_run_is_not_continued_with_other_random_numbers(name: str, value: Any,
     try:
         with pytest.raises(fx.RunError, match=f"{name}={before!r}, got {value!r}"):
             run(2)
-        other = fx.run(line(), fx.fedavg(0.1), **OPTIONS)  # compiled anew, not taken from the run before
+        other = fx.run(line(), FEDAVG, **OPTIONS)  # compiled anew, not taken from the run before
     finally:
         jax.config.update(name, before)
     config = tmp_path / "config.json"
     config.write_text("".join(row for row in config.read_text().splitlines(True) if not row.startswith(' "random"')))
     assert len(run(3).history) == 3  # a folder of a version that did not record them
     if name != "jax_enable_x64":
-        assert not np.array_equal(other.params, fx.run(line(), fx.fedavg(0.1), **OPTIONS).params)
+        assert not np.array_equal(other.params, fx.run(line(), FEDAVG, **OPTIONS).params)

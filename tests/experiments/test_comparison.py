@@ -12,7 +12,7 @@ import fedoptax as fx
 from fedoptax._files import read_json, write_json
 from fedoptax.experiments.comparison import Comparison
 from fedoptax.experiments.result import Interrupted
-from fedoptax.experiments.tuning import SearchResult
+from fedoptax.experiments.tuning import Search, SearchResult
 
 TASK = fx.load_task("quadratic", num_clients=8)
 SMALL: dict[str, Any] = {"rounds": 3, "cohort_size": 3, "batch_size": 5}
@@ -28,6 +28,7 @@ def test_rates_are_searched_first_and_every_algorithm_runs_over_every_seed(tmp_p
     compared = fx.compare(TASK, names, tmp_path / "a", **given)
     assert set(compared.histories) == {"fedavg", "fedadam"}
     assert len(compared.diverged) == 2 and all(line.startswith("fedadam diverged") for line in compared.diverged)
+    assert Search.read(tmp_path / "a" / "tuning" / "fedavg").seed == 2, "not a seed that is compared"
     found = compared.comparison.hyperparameters["fedavg"]
     assert found["client_lr"] == 0.03
     compiled = [read_json(tmp_path / "a" / "fedavg" / f"seed-{i}" / "summary.json")["compile_seconds"] for i in (0, 1)]
@@ -90,19 +91,15 @@ def test_a_signal_stops_it_and_a_further_call_goes_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("algorithms", "options", "argument"),
     [
-        ([], {}, "algorithms"),
-        ("fedavg", {}, "algorithms"),
-        ([fx.fedavg(0.1)], {}, "dictionary"),
-        ({"fedadam": fx.fedavg}, {}, "name of another"),
-        (["fedavg", "fedsgd"], {}, "fedsgd"),
+        ([], {}, "algorithms"), ("fedavg", {}, "algorithms"), (["fedavg", "fedsgd"], {}, "fedsgd"),
+        ([fx.fedavg(0.1)], {}, "dictionary"), ({"fedadam": fx.fedavg}, {}, "name of another"),
         (["fedavg"], {"seeds": 0}, "seeds"),
         (["fedavg"], {"hyperparameters": {"fedavg": {"client_lr": -1.0}}}, "client_lr"),
         (["fedavg"], {"grids": {"fedavg": {"client_lr": []}}}, "grid"),
-        (["fedavg"], {"cohort_size": 100}, "cohort_size"),
-        (["fedavg"], {"select": "accuracy"}, "select"),
+        (["fedavg"], {"cohort_size": 100}, "cohort_size"), (["fedavg"], {"select": "accuracy"}, "select"),
         (["fedavg"], {"label": "a"}, "label"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_argument_is_one_line_and_leaves_nothing_behind(
     tmp_path: Path, algorithms: Any, options: dict[str, Any], argument: str
 ) -> None:

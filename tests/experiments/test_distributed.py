@@ -150,15 +150,12 @@ def test_a_failure_in_one_process_ends_both(tmp_path: Path, start: Start) -> Non
 @pytest.mark.parametrize(
     ("arguments", "argument"),
     [
-        ({"process": None}, "process"),
-        ({"coordinator": None}, "coordinator"),
-        ({"coordinator": "here"}, "coordinator"),
-        ({"coordinator": "here:70000"}, "coordinator"),
-        ({"processes": 0}, "processes"),
-        ({"process": 2}, "process"),
+        ({"process": None}, "process"), ({"coordinator": None}, "coordinator"),
+        ({"coordinator": "here"}, "coordinator"), ({"coordinator": "here:70000"}, "coordinator"),
+        ({"processes": 0}, "processes"), ({"process": 2}, "process"),
         (dict.fromkeys(("coordinator", "processes", "process")), "coordinator"),
     ],
-)
+)  # fmt: skip
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], argument: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(("SLURM_", "OMPI_", "KUBERNETES_", "JAX_COORDINATOR")):

@@ -29,11 +29,8 @@ def test_values_and_ranges() -> None:
 
 def test_points_vary_the_last_name_fastest() -> None:
     assert points({"a": (1.0, 2.0), "b": (3.0, 4.0)}) == [
-        {"a": 1.0, "b": 3.0},
-        {"a": 1.0, "b": 4.0},
-        {"a": 2.0, "b": 3.0},
-        {"a": 2.0, "b": 4.0},
-    ]
+        {"a": 1.0, "b": 3.0}, {"a": 1.0, "b": 4.0}, {"a": 2.0, "b": 3.0}, {"a": 2.0, "b": 4.0},
+    ]  # fmt: skip
 
 
 def test_edges() -> None:

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import fedoptax as fx
 from fedoptax.algorithms import ALGORITHMS
 from fedoptax.cli.main import main
 from fedoptax.experiments.build import build
-from fedoptax.experiments.presets import PAPERS, PRESETS, find_preset, find_setting
+from fedoptax.experiments.grids import parse_grids
+from fedoptax.experiments.presets import PAPERS, PRESETS, find_grid, find_preset, find_setting
 from fedoptax.tasks import TASKS
 from fedoptax.tasks.recipe import PARTITION_OPTIONS, TaskOptions
 
@@ -30,21 +32,18 @@ PUBLISHED = {
 }
 METHODS = ("fedadagrad", "fedadam", "fedyogi", "fedavgm", "fedavg")
 RUNS = {  # batch, rounds, cohort
-    "cifar10": (20, 4000, 10),
-    "cifar100": (20, 4000, 10),
-    "emnist-cr": (20, 1500, 10),
-    "emnist-ae": (20, 3000, 10),
-    "shakespeare": (4, 1200, 10),
-    "stackoverflow-nwp": (16, 1500, 50),
-    "stackoverflow-lr": (100, 1500, 10),
-}
+    "cifar10": (20, 4000, 10), "cifar100": (20, 4000, 10), "emnist-cr": (20, 1500, 10), "emnist-ae": (20, 3000, 10),
+    "shakespeare": (4, 1200, 10), "stackoverflow-nwp": (16, 1500, 50), "stackoverflow-lr": (100, 1500, 10),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("task", PUBLISHED)
 def test_learning_rates_and_tau_are_the_published_ones(task: str) -> None:
     client, server, tau = ([float(x) for x in text.split()] for text in PUBLISHED[task])
     given = find_setting(task, "paper").hyperparameters
-    assert set(given) == set(METHODS)
+    assert set(given) == {*METHODS, "scaffold", "scaffold_adam"}
+    assert (given["scaffold"], given["scaffold_adam"]) == (given["fedavg"], given["fedadam"])
+    assert given["fedadagrad"]["initial_accumulator"] == 0
     for i, method in enumerate(METHODS):
         assert math.log10(given[method]["client_lr"]) == pytest.approx(client[i])
         assert math.log10(given[method]["server_lr"]) == pytest.approx(server[i])
@@ -72,6 +71,41 @@ def test_every_setting_fits_its_task_and_builds_its_algorithms(task: str, name: 
         build(algorithm, hyperparameters)
     assert setting.source
     assert setting.convention
+
+
+def test_the_texts_settings_are_there() -> None:
+    names = {f"fedlamb{model}{data}{epochs}{reading}" for model in ("", "-cnn") for data in ("", "-iid")
+             for epochs in ("", "-3-epochs", "-5-epochs") for reading in ("", "-active")}  # fmt: skip
+    assert names <= set(PAPERS["mnist"])
+    resnets = {f"fedlamb-resnet9{size}{data}{epochs}{reading}" for size in ("", "-10") for data in ("", "-iid")
+               for epochs in ("", "-1-epoch") for reading in ("", "-active")}  # fmt: skip
+    assert resnets <= set(PAPERS["cifar10"])
+    active = find_setting("cifar10", "paper:fedlamb-resnet9-10-1-epoch-active")
+    assert (active.task["devices"], active.task["num_clients"], active.run["cohort_size"]) == (10, 5, 5)
+    assert active.run["local_epochs"] == 1 and active.hyperparameters["fedlamb"]["phi"] == "identity"
+    for task, settings in PAPERS.items():  # FedAMS's τ of .01 has one reading
+        for setting in settings.values():
+            assert setting.hyperparameters.get("fedams", {}).get("eps", 1e-4) == 1e-4, task
+
+
+@pytest.mark.parametrize(("task", "name"), ALL)
+def test_the_papers_grids_fit(task: str, name: str) -> None:
+    methods = [m for m in find_setting(task, f"paper:{name}").hyperparameters if m not in ("local_amsgrad", "stem")]
+    grids = parse_grids(find_grid(task, "tuned", f"paper:{name}", methods), methods)
+    assert all(grids.values())
+    values, rates = grids["fedavg"]["client_lr"], find_setting(task, f"paper:{name}").hyperparameters["fedavg"]
+    assert task == "wikitext-2" or values[0] <= rates["client_lr"] <= values[-1]
+
+
+def test_a_grid_without_anything_of_an_algorithm_is_refused() -> None:
+    assert find_grid("mnist", "paper:fafed-low", "paper", ["stem"]) == {
+        "stem.lr": "0.001,0.01,0.02,0.05,0.1",
+        "stem.alpha": "0.1,0.9",
+    }
+    with pytest.raises(fx.UsageError, match="delta_sgd"):
+        find_grid("mnist", "tuned", "paper", ["delta_sgd"])
+    with pytest.raises(fx.UsageError, match=r"^grid .* NAME=VALUES"):
+        find_grid("digits", "tuned", "paper", ["fedavg"])
 
 
 def preset(*names: str) -> dict[str, Any]:
@@ -116,6 +150,27 @@ def test_presets_build(task: str) -> None:
     for name in named:
         build(name, preset(task, name))
     assert task not in ("digits", "mnist") or set(named) == set(ALGORITHMS)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [(t, n) for t, n in ALL if t in ("mnist", "fashion-mnist", "cifar10") and "resnet" not in n != "afo"],
+)
+def test_every_setting_of_a_small_network_runs_for_two_rounds(task: str, name: str) -> None:
+    if not (DATA / task).is_dir():
+        pytest.skip(f"no folder {task}/ under $FEDOPTAX_DATA or shared/data")
+    setting = find_setting(task, f"paper:{name}")
+    loaded = load_task(task, tuple(sorted(setting.task.items())))
+    short = {"rounds": 2, "eval_every": 2, "local_epochs": 1, "local_steps": 2, "progress": False}
+    for algorithm in setting.hyperparameters if name in ("fafed-low", "fedlamb") else list(setting.hyperparameters)[:1]:
+        result = fx.run(loaded, build(algorithm, setting.hyperparameters[algorithm]), **setting.run | short)
+        assert math.isfinite(result.history.last("train_loss"))
+
+
+@cache
+def load_task(task: str, options: tuple[tuple[str, Any], ...]) -> fx.Task:
+    return fx.load_task(task, data_dir=DATA, **dict(options))
 
 
 @pytest.mark.long

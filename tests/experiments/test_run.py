@@ -56,8 +56,9 @@ def test_equal_seeds_give_equal_files_and_other_seeds_do_not(tmp_path: Path) -> 
         (fx.fedadam(0.3, 0.1), {}),
         (fx.scaffold(0.1), {"client_states": "host", "faults": {"dropout": 0.2, "deadline": 2.6, "speed_spread": 0.6}}),
         (fx.fafed(0.1, 0.9, rho=0.1), {"local_steps": 2}),
+        (fx.fedadam(0.1, 0.05), {"asynchronous": 5, "speeds": "lognormal:1"}),  # its checkpoint has the messages in use
     ],
-    ids=["fedadam", "scaffold on the host with faults", "fafed"],
+    ids=["fedadam", "scaffold on the host with faults", "fafed", "asynchronous"],
 )
 def test_a_resumed_run_equals_one_that_was_not_interrupted(
     tmp_path: Path, algorithm: fx.FedAlgorithm, options: dict[str, Any]
@@ -173,20 +174,12 @@ def refused(**options: Any) -> Callable[[Path], object]:
 
 
 REFUSALS: list[tuple[Callable[[Path], object], str]] = [
-    (refused(rounds=0), "rounds"),
-    (refused(cohort_size=8), "cohort_size"),
-    (refused(seed=np.int64(2**32)), "seed"),
-    (refused(faults={"dropout": 2.0}), "dropout"),
-    (refused(aggregate=fx.Krum(1)), "aggregate"),
-    (refused(checkpoint_every=-1), "checkpoint_every"),
-    (refused(trackers=["paper"]), "trackers"),
-    (refused(cohort=3), "cohort_size"),
-    (refused(keep="last"), "keep"),
-    (refused(keep="best:nlll"), "keep metric"),
-    (refused(keep="best:train_loss"), "keep metric"),
-    (refused(stop_after=0), "stop_after"),
-    (refused(personalize=2), "test examples of the clients"),
-    (refused(client_metrics=True), "client_metrics"),
+    (refused(rounds=0), "rounds"), (refused(cohort_size=8), "cohort_size"), (refused(seed=np.int64(2**32)), "seed"),
+    (refused(faults={"dropout": 2.0}), "dropout"), (refused(aggregate=fx.Krum(1)), "aggregate"),
+    (refused(checkpoint_every=-1), "checkpoint_every"), (refused(trackers=["paper"]), "trackers"),
+    (refused(cohort=3), "cohort_size"), (refused(keep="last"), "keep"), (refused(keep="best:nlll"), "keep metric"),
+    (refused(keep="best:train_loss"), "keep metric"), (refused(stop_after=0), "stop_after"),
+    (refused(personalize=2), "test examples of the clients"), (refused(client_metrics=True), "client_metrics"),
     (lambda folder: fx.run(VALIDATED, ALGORITHM, client_metrics=True, **OPTIONS), "folder"),
     *(
         (lambda folder, own=own: fx.run(VALIDATED, ALGORITHM, out=folder / "a", **(OPTIONS | own)), argument)
@@ -207,7 +200,7 @@ REFUSALS: list[tuple[Callable[[Path], object], str]] = [
     (lambda folder: fx.sweep(TASK, fx.fedavg, {"client_lr": ["x"]}), "client_lr"),
     (lambda folder: fx.sweep(TASK, fx.fedavg, {"rate": [0.1]}), "rate"),
     (lambda folder: fx.sweep(TASK, "fedavg", {"client_lr": [0.1]}), "make_algorithm"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("call", "argument"), REFUSALS)
@@ -219,6 +212,7 @@ def test_a_wrong_argument_is_one_line_and_leaves_nothing_behind(
     assert "\n" not in str(error.value) and list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long  # nothing of the project itself imports it
 def test_it_runs_where_there_is_no_fcntl(tmp_path: Path) -> None:
     """As on Windows."""
     code = """

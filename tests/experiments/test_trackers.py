@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("clean_home")
 
 TYPED = ["--task", "quadratic", "--num-clients", "8", "--cohort-size", "3", "--batch-size", "5", "--rounds", "4"]
 
-TASK = fx.load_task("quadratic", num_clients=8)
+TASK, FEDAVG = fx.load_task("quadratic", num_clients=8), fx.fedavg(0.1)
 SMALL = {"cohort_size": 3, "batch_size": 5}
 
 
@@ -49,8 +49,8 @@ class Recorder:
 
 def test_every_row_is_reported_once_over_an_interruption(tmp_path: Path) -> None:
     first, second = Recorder(), Recorder()
-    fx.run(TASK, fx.fedavg(0.1), rounds=3, out=tmp_path / "a", trackers=[first], **SMALL)
-    fx.run(TASK, fx.fedavg(0.1), rounds=7, resume_from=tmp_path / "a", trackers=[second], **SMALL)
+    fx.run(TASK, FEDAVG, rounds=3, out=tmp_path / "a", trackers=[first], **SMALL)
+    fx.run(TASK, FEDAVG, rounds=7, resume_from=tmp_path / "a", trackers=[second], **SMALL)
     assert first.calls[0] == ("start", 0) and first.calls[-1] == ("end", "completed")
     assert second.calls[0] == ("start", 3)
     assert first.rounds + second.rounds == [1, 2, 3, 4, 5, 6, 7]
@@ -61,7 +61,7 @@ def test_a_tracker_that_fails_is_left_out_with_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], where: str
 ) -> None:
     broken, sound = Recorder(where), Recorder()
-    result = fx.run(TASK, fx.fedavg(0.1), rounds=4, out=tmp_path / "a", trackers=[broken, sound], **SMALL)
+    result = fx.run(TASK, FEDAVG, rounds=4, out=tmp_path / "a", trackers=[broken, sound], **SMALL)
     assert result.status == "completed" and sound.rounds == [1, 2, 3, 4]
     said = capsys.readouterr().err
     assert said == "fedoptax: Recorder no longer follows the run: OSError: the server is gone\n"
@@ -76,7 +76,7 @@ def test_an_unknown_or_missing_tracker_is_refused_before_anything_is_written(
         error = capsys.readouterr().err
         assert said in error and error.count("\n") == 1 and not (tmp_path / "a").exists()
     with pytest.raises(fx.UsageError, match="trackers"):
-        fx.run(TASK, fx.fedavg(0.1), rounds=1, trackers=[Recorder()], **SMALL)
+        fx.run(TASK, FEDAVG, rounds=1, trackers=[Recorder()], **SMALL)
 
 
 def test_a_config_is_flat_for_trackers() -> None:

@@ -36,21 +36,15 @@ def test_values_are_read_as_numbers_and_none() -> None:
 @pytest.mark.parametrize(
     ("options", "argument"),
     [
-        ({"privacy": ""}, "privacy"),
-        ({"privacy": "clip=1"}, "privacy .*noise_multiplier, delta"),
-        ({"privacy": PRIVACY + ",clp=1"}, "privacy.*clip"),
-        ({"privacy": PRIVACY + ",clip=1"}, "privacy.*clip"),
+        ({"privacy": ""}, "privacy"), ({"privacy": "clip=1"}, "privacy .*noise_multiplier, delta"),
+        ({"privacy": PRIVACY + ",clp=1"}, "privacy.*clip"), ({"privacy": PRIVACY + ",clip=1"}, "privacy.*clip"),
         ({"privacy": "clip=abc,noise_multiplier=1,delta=1e-5"}, "clip"),
-        ({"privacy": "clip=1,noise_multiplier=1,delta=2"}, "delta"),
-        ({"compress": "gzip"}, "compress"),
-        ({"compress": "qsgd:"}, "compress qsgd"),
-        ({"compress": "qsgd:bit=4"}, "compress qsgd.*bits"),
-        ({"compress": "qsgd:bits=9"}, "bits"),
-        ({"compress": "topk:fraction=2"}, "fraction"),
-        ({"compress": "sign:x=1"}, "compress sign"),
-        ({"compress": "sign:"}, "compress sign"),
+        ({"privacy": "clip=1,noise_multiplier=1,delta=2"}, "delta"), ({"compress": "gzip"}, "compress"),
+        ({"compress": "qsgd:"}, "compress qsgd"), ({"compress": "qsgd:bit=4"}, "compress qsgd.*bits"),
+        ({"compress": "qsgd:bits=9"}, "bits"), ({"compress": "topk:fraction=2"}, "fraction"),
+        ({"compress": "sign:x=1"}, "compress sign"), ({"compress": "sign:"}, "compress sign"),
     ],
-)
+)  # fmt: skip
 def test_a_mistake_is_reported_in_one_line(options: dict[str, Any], argument: str) -> None:
     with pytest.raises(fx.UsageError, match=f"^{argument}") as error:
         wrap(fx.fedavg(0.1), **options)

@@ -27,12 +27,10 @@ from fedoptax.experiments.presets import PRESETS
 from fedoptax.tasks.task import Task
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
-    "fedavg": {"client_lr": 0.05},
-    "fedadam": {"client_lr": 0.05, "server_lr": 0.03},
-    "fedlamb": {"lr": 0.01},
-    "scaffold": {"client_lr": 0.05},
-    "fafed": {"lr": 0.02},
-}
+    "fedavg": {"client_lr": 0.05}, "fedadam": {"client_lr": 0.05, "server_lr": 0.03}, "mime": {"client_lr": 0.05},
+    "fedlamb": {"lr": 0.01, "second_moment": "device", "gradient": "start"}, "scaffold": {"client_lr": 0.05},
+    "fafed": {"lr": 0.02, "adaptive": "global"},
+}  # fmt: skip
 
 
 def need_flower() -> None:
@@ -41,20 +39,16 @@ def need_flower() -> None:
 
 
 task_of = cache(lambda: build_task(deployment()))  # the task of all of them, loaded once
+grad_fn_of = cache(lambda: jax.jit(task_grad_fn(task_of())))
 
 
 def deployment(algorithm: str = "scaffold", **changes: Any) -> Deployment:
     """Logistic regression on digits, three clients with unequal data, two per round."""
     given: dict[str, Any] = {
         "task": {"name": "digits", "model": "logistic", "num_clients": 3, "partition": "dirichlet-by-class"},
-        "algorithm": algorithm,
-        "hyperparameters": ALGORITHMS.get(algorithm) or PRESETS["digits"].get(algorithm, {}),
-        "rounds": 5,
-        "cohort_size": 2,
-        "batch_size": 50,
-        "quorum": 1.0,
-        "seed": 3,
-    }
+        "algorithm": algorithm, "hyperparameters": ALGORITHMS.get(algorithm) or PRESETS["digits"].get(algorithm, {}),
+        "rounds": 5, "cohort_size": 2, "batch_size": 50, "quorum": 1.0, "seed": 3,
+    }  # fmt: skip
     return Deployment(**(given | changes))
 
 
@@ -69,9 +63,8 @@ def batches_of(task: Task, partition: int, round: int, seed: int, work: LocalWor
     """The minibatches of one client in one round, as the simulation makes them."""
     key = jax.random.fold_in(round_key(jax.random.key(seed), round), partition)
     examples = {name: jnp.asarray(array) for name, array in task.clients.examples.items()}
-    offset, size = int(task.clients.offsets[partition]), int(task.clients.sizes[partition])
-    capacity = int(task.clients.sizes.max())
-    made = client_batches(examples, jnp.int32(offset), jnp.int32(size), key, work, capacity)
+    offset, size = task.clients.offsets[partition], task.clients.sizes[partition]
+    made = client_batches(examples, jnp.int32(offset), jnp.int32(size), key, work, int(task.clients.sizes.max()))
     return BatchList(map(made.get, range(int(made.num_steps))), made.key)
 
 
@@ -82,13 +75,12 @@ def expected_params(given: Deployment, accepted: Sequence[Sequence[int]]) -> Any
     weighting = given.weighting or algorithm.weighting
     params = task.init(jax.random.fold_in(jax.random.key(given.seed), 0))
     server, states = algorithm.init(params), [algorithm.init_client(params)] * task.clients.num_clients
-    grad_fn = jax.jit(task_grad_fn(task))
     for number, cohort in enumerate(accepted):
         batches = [batches_of(task, i, number, given.seed, given.work) for i in cohort]
         sizes = [int(task.clients.sizes[i]) for i in cohort]
         weights = sizes if weighting == "examples" else None
         old = [states[i] for i in cohort]
-        server, new, _ = run_round(algorithm, grad_fn, server, old, batches, weights, task.clients.num_clients)
+        server, new, _ = run_round(algorithm, grad_fn_of(), server, old, batches, weights, task.clients.num_clients)
         for i, state in zip(cohort, new):
             states[i] = state
     return algorithm.params(server)

@@ -90,3 +90,25 @@ def write_cifar(root: Path, monkeypatch: pytest.MonkeyPatch, dataset: str, files
 def cifar_batch(x: np.ndarray, **labels: Sequence[int]) -> dict[str, Any]:
     """The content of one of CIFAR's files, of images (n, 3, 32, 32)."""
     return {"data": x.reshape(len(x), -1), **{name: list(values) for name, values in labels.items()}}
+
+
+def write_femnist(root: Path, train: Mapping[str, Any], test: Mapping[str, Any]) -> Path:
+    """Write LEAF's FEMNIST of `{writer: (images uint8 (n, 784), labels)}`; the training file is compressed."""
+    write_leaf(root / "femnist" / "train" / "1.json.gz", train)
+    write_leaf(root / "femnist" / "test" / "1.json", test)
+    return root
+
+
+def write_shakespeare(root: Path, train: Mapping[str, list[bytes]], test: Mapping[str, list[bytes]]) -> Path:
+    """Write Shakespeare's two files of `{role: snippets}`."""
+    for part, roles in (("train", train), ("test", test)):
+        clients = {role: {"snippets": np.array(snippets, "S")} for role, snippets in roles.items()}
+        write_tff(root / "shakespeare" / f"shakespeare_{part}.h5", clients)
+    return root
+
+
+def write_wikitext(root: Path, train: str, test: str) -> Path:
+    """Write WikiText-2's two files."""
+    write(root / "wikitext-2" / "train.txt", train.encode())
+    write(root / "wikitext-2" / "test.txt", test.encode())
+    return root

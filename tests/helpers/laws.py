@@ -78,13 +78,11 @@ def batches(dtype: str = "float32") -> list[BatchList]:
     """The minibatches and keys of three clients, in lists, without padding."""
     rng = np.random.default_rng(SEED + 1)
     with jax.ensure_compile_time_eval():  # also when first asked for inside a trace
-        return [
-            BatchList(
-                [{n: jnp.asarray(value, dtype) for n, value in _examples(BATCH, rng).items()} for _ in range(count)],
-                jax.random.key(SEED + count),
-            )
+        own = [
+            [{n: jnp.asarray(a, dtype) for n, a in _examples(BATCH, rng).items()} for _ in range(count)]
             for count in STEPS
         ]
+        return [BatchList(made, jax.random.key(SEED + count)) for made, count in zip(own, STEPS)]
 
 
 # ---------------------------------------------------------------- shared work

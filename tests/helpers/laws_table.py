@@ -16,6 +16,14 @@ def fedopt_average(lr: float = 0.1, momentum: float = 0.5, server_lr: float = 0.
     return fx.fedopt(optax.sgd(lr, momentum=momentum), optax.sgd(server_lr), client_state="average")
 
 
+def fedopt_server(lr: float = 0.1, momentum: float = 0.5, server_lr: float = 0.8) -> FedAlgorithm:
+    return fx.fedopt(optax.sgd(lr, momentum=momentum), optax.sgd(server_lr, momentum=0.5), client_state="server")
+
+
+def scaffold_momentum(client_lr: float = 0.1, server_lr: float = 0.8, momentum: float = 0.5) -> FedAlgorithm:
+    return fx.scaffold(client_lr, server_lr, server_optimizer=optax.sgd(1.0, momentum=momentum))
+
+
 def fafed_scheduled(rho: float = 0.1, h: float = 1.0, w: float = 1.0, c: float = 5.0) -> FedAlgorithm:
     lr, alpha = fx.fafed_schedule(rho, h, w, c)
     return fx.fafed(lr, alpha, rho=rho)
@@ -78,10 +86,12 @@ TABLE: dict[str, Factory] = {
     "fedadagrad": partial(fx.fedadagrad, client_lr=0.1, server_lr=0.1),
     "fedyogi": partial(fx.fedyogi, client_lr=0.1, server_lr=0.05),
     "fedadam": partial(fx.fedadam, client_lr=0.1, server_lr=0.05),
+    "fedadabound": partial(fx.fedadabound, client_lr=0.1, server_lr=0.05),
     "fedams": partial(fx.fedams, client_lr=0.1, server_lr=0.05),
     "fedamsgrad": partial(fx.fedamsgrad, client_lr=0.1, server_lr=0.02),
     "fedprox": partial(fx.fedprox, client_lr=0.1, mu=0.3),
     "scaffold": partial(fx.scaffold, client_lr=0.1),
+    "scaffold_adam": partial(fx.scaffold_adam, client_lr=0.1, server_lr=0.05),
     "local_amsgrad": partial(fx.local_amsgrad, lr=0.01),
     "fedlamb": partial(fx.fedlamb, lr=0.05, weight_decay=0.01),
     "stem": partial(fx.stem, lr=0.05),
@@ -108,12 +118,19 @@ VARIANTS: dict[str, Factory] = {
     "fedadam debias": partial(fx.fedadam, client_lr=0.1, server_lr=0.05, debias=True),
     "fedyogi debias": partial(fx.fedyogi, client_lr=0.1, server_lr=0.05, debias=True),
     "fedopt average": fedopt_average,
+    "fedopt server": fedopt_server,
+    "scaffold momentum": scaffold_momentum,
     "scaffold I": partial(fx.scaffold, client_lr=0.1, option="I"),
     "fedlamb reset module": partial(fx.fedlamb, lr=0.05, layers="module", momentum="reset"),
-    "local_amsgrad unbiased": partial(fx.local_amsgrad, lr=0.01, bias_correction=True),
+    "fedlamb device": partial(fx.fedlamb, lr=0.05, second_moment="device", gradient="start"),
+    "fedlamb once": partial(fx.fedlamb, lr=0.05, b2=0.9, bias_correction="both", gradient="once", momentum="reset"),
+    "local_amsgrad unbiased": partial(fx.local_amsgrad, lr=0.01, bias_correction="momentum"),
+    "fafed norm": partial(fx.fafed, lr=0.05, rho=0.1, adaptive="adagrad_norm", initial_batches=1),
+    "fafed global": partial(fx.fafed, lr=0.05, rho=0.1, adaptive="global"),
     "fafed released": partial(fx.fafed, lr=0.05, rho=0.1, variant="released"),
     "fafed scheduled": fafed_scheduled,
     "mime adam": partial(fx.mime, client_lr=0.02, base="adam", eps=0.1),
+    "mime previous": partial(fx.mime, client_lr=0.1, control="previous"),
     "fedexp released": partial(fx.fedexp, client_lr=0.1, variant="released"),
     "fadamgc reset": partial(fx.fadamgc, client_lr=0.02, eps=1e-3, moments="reset"),
     "prox scaffold": prox_scaffold,

@@ -15,14 +15,12 @@ import fedoptax as fx
 from small import SIZES, masked_loss, ragged_clients, small_task
 
 ALGORITHMS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "fedadam": (fx.fedadam(0.3, 0.1), {}),
-    "scaffold": (fx.scaffold(0.3), {"personalize": "2:0.1"}),
-    "fafed": (fx.fafed(0.1), {}),
-    "dropout": (fx.scaffold(0.3), {"faults": {"dropout": 0.3}}),
+    "fedadam": (fx.fedadam(0.3, 0.1), {}), "scaffold": (fx.scaffold(0.3), {"personalize": "2:0.1"}),
+    "fafed": (fx.fafed(0.1), {}), "dropout": (fx.scaffold(0.3), {"faults": {"dropout": 0.3}}),
     "secure": (fx.fafed(0.1), {"secure_aggregation": 4.0}),
     "asynchronous": (fx.fedadam(0.3, 0.1), {"asynchronous": 6, "speeds": "lognormal:1"}),
     "median": (fx.scaffold(0.3), {"aggregate": "median", "faults": {"dropout": 0.3}}),
-}
+}  # fmt: skip
 OWNERS = np.repeat(np.arange(len(SIZES)), SIZES)
 TASK = small_task(
     test=ragged_clients(dtype="float32").examples,
@@ -40,17 +38,8 @@ ROUNDS = 4
 def result(name: str, loop: str, cohort: int, devices: int) -> Any:
     """Everything that a run leaves, as float64 arrays: parameters, states, and the columns of the history."""
     algorithm, options = ALGORITHMS[name]
-    done = fx.run(
-        TASK,
-        algorithm,
-        rounds=ROUNDS,
-        cohort_size=cohort,
-        batch_size=4,
-        seed=3,
-        client_loop=loop,
-        mesh=devices,
-        **options,
-    )
+    given = {"cohort_size": cohort, "batch_size": 4, "seed": 3, "client_loop": loop, "mesh": devices}
+    done = fx.run(TASK, algorithm, rounds=ROUNDS, **given, **options)
     columns = {name: done.history.column(name) for name in done.history[-1] if name != "seconds"}
     if done.personalized is not None:
         columns |= {f"client_{name}_after": [value] for name, value in done.personalized["after"].items()}

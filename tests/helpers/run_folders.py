@@ -104,15 +104,10 @@ def write_search(
     write_json(folder / "tune.json", content)
     for number, (values, end) in enumerate(ends.items(), start=1):
         accuracies = [0.1, 0.2, 0.3, end] if end is not None else [0.1, 0.2]
-        write_run(
-            folder / f"point-{number:03d}",
-            accuracies,
-            name=algorithm,
-            hyper={"b1": 0.9, **dict(zip(grid, values))},
-            losses=[1 - value for value in accuracies],
-            status="completed" if end is not None else "diverged",
-            rounds=4,
-        )
+        hyper, status = {"b1": 0.9, **dict(zip(grid, values))}, "completed" if end is not None else "diverged"
+        losses = [1 - value for value in accuracies]
+        place = folder / f"point-{number:03d}"
+        write_run(place, accuracies, name=algorithm, hyper=hyper, losses=losses, status=status, rounds=4)
     return folder
 
 
@@ -126,20 +121,10 @@ HOSTILE = "</script><img src=x onerror=alert(1)>"
 def write_named_run(folder: Path, text: str) -> Path:
     """Write a run in which everything that may be text is this text."""
     metric = f"test_{text}"
-    write_run(
-        folder,
-        ramp(0.9, 3),
-        name=text,
-        hyper={text: text, "lr": text},
-        task={"name": text, "description": text, "model": text, "partition": text, "alpha": text, text: text},
-        environment={text: text, "python": text},
-        weighting=text,
-        command=text,
-        fedoptax=text,
-        status=text,
-        message=text,
-        primary_metric=metric,
-    )
+    texts: dict[str, Any] = dict.fromkeys(("name", "weighting", "command", "fedoptax", "status", "message"), text)
+    texts["task"] = dict.fromkeys(("name", "description", "model", "partition", "alpha", text), text)
+    texts |= {"hyper": {text: text, "lr": text}, "environment": {text: text, "python": text}, "primary_metric": metric}
+    write_run(folder, ramp(0.9, 3), **texts)
     path = folder / "history.jsonl"
     path.write_text(path.read_text().replace('"test_accuracy"', json.dumps(metric)), encoding="utf-8")
     return folder

@@ -23,14 +23,10 @@ def sender() -> FedAlgorithm:
         loss, own = grad_fn(message.params, batches[0])
         return Upload(own), client, loss
 
-    return FedAlgorithm(
-        Server,
-        lambda params: (),
-        lambda server: server,
-        client_update,
-        lambda server, mean, cohort: Server(tree.add_scaled(server.params, 1, mean.delta)),
-        lambda server: server.params,
-    )
+    def server_update(server: Server, mean: Upload, cohort: Any) -> Server:
+        return Server(tree.add_scaled(server.params, 1, mean.delta))
+
+    return FedAlgorithm(Server, lambda params: (), lambda s: s, client_update, server_update, lambda s: s.params)
 
 
 def echo(params: Any, batch: Any) -> Any:

@@ -60,15 +60,9 @@ def small_task(loss: Any = masked_loss, dtype: str = "float32", sizes: tuple[int
     data = ragged_clients(sizes, dtype)
     params = jax.tree.map(lambda a: np.asarray(a, dtype), nest(START))
     settings = {
-        "name": "small",
-        "init": lambda key: jax.tree.map(jnp.asarray, params),
-        "loss": loss,
-        "metrics": metrics,
-        "clients": data,
-        "test": data.client(2),
-        "primary_metric": "nll",
-        "higher_is_better": False,
-    }
+        "name": "small", "init": lambda key: jax.tree.map(jnp.asarray, params), "loss": loss, "metrics": metrics,
+        "clients": data, "test": data.client(2), "primary_metric": "nll", "higher_is_better": False,
+    }  # fmt: skip
     return Task(**(settings | changes))
 
 

@@ -45,3 +45,17 @@ def assert_close_by_size(ours, expected, tolerance):
     for a, b in zip(ours, expected, strict=True):
         a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
         np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * np.abs(b).max())
+
+
+def assert_dtype_of_params(model, x, shape, dtype):
+    """Parameters start in float32; logits of this shape and gradients have the dtype that the parameters are given."""
+    with jax.enable_x64(dtype == jnp.float64), jax.numpy_dtype_promotion("strict"):
+        shapes = jax.eval_shape(model.init, KEY)
+        assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {jnp.dtype(jnp.float32)}
+        params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), shapes)
+        for key in (None, KEY):
+            logits = jax.eval_shape(model.apply, params, x, key)
+            assert (logits.shape, logits.dtype) == (shape, dtype)
+            gradient = jax.grad(lambda params, key=key: jnp.sum(model.apply(params, x, key)))
+            leaves = jax.tree.leaves(jax.eval_shape(gradient, params))
+            assert {leaf.dtype for leaf in leaves} == {jnp.dtype(dtype)}

@@ -19,25 +19,18 @@ from fedoptax.engine.eager import run_round
 from fedoptax.wrappers import with_clipping
 
 ALL: dict[str, Callable[..., FedAlgorithm]] = {
-    "scaffold": lambda lr: scaffold(lr),
-    "scaffold_I": lambda lr: scaffold(lr, 0.9, option="I"),
+    "scaffold": lambda lr: scaffold(lr), "scaffold_I": lambda lr: scaffold(lr, 0.9, option="I"),
     "local_amsgrad": lambda lr: local_amsgrad(lr),
-    "local_amsgrad_bias": lambda lr: local_amsgrad(lr, bias_correction=True),
+    "local_amsgrad_bias": lambda lr: local_amsgrad(lr, bias_correction="momentum"),
     "fedlamb": lambda lr: fedlamb(lr, weight_decay=0.01),
-    "fedlamb_reset": lambda lr: fedlamb(lr, phi="identity", layers="module", momentum="reset", bias_correction=True),
-    "naive_adaptive": lambda lr: naive_adaptive(lr),
-    "fafed": lambda lr: fafed(lr),
-    "fafed_released": lambda lr: fafed(lr, variant="released"),
-    "stem": lambda lr: stem(lr),
-    "mime": lambda lr: mime(lr),
-    "mime_adam": lambda lr: mime(lr, base="adam"),
-    "mimelite": lambda lr: mimelite(lr),
-    "mimelite_adam": lambda lr: mimelite(lr, base="adam"),
-    "local_adaalter": lambda lr: local_adaalter(lr),
-    "lookahead": lambda lr: lookahead(lr),
-    "fedprox": lambda lr: fedprox(lr, 0.1),
+    "fedlamb_reset": lambda lr: fedlamb(lr, phi="identity", layers="module", momentum="reset", bias_correction="both"),
+    "naive_adaptive": lambda lr: naive_adaptive(lr), "fafed": lambda lr: fafed(lr),
+    "fafed_released": lambda lr: fafed(lr, variant="released"), "stem": lambda lr: stem(lr),
+    "mime": lambda lr: mime(lr), "mime_adam": lambda lr: mime(lr, base="adam"), "mimelite": lambda lr: mimelite(lr),
+    "mimelite_adam": lambda lr: mimelite(lr, base="adam"), "local_adaalter": lambda lr: local_adaalter(lr),
+    "lookahead": lambda lr: lookahead(lr), "fedprox": lambda lr: fedprox(lr, 0.1),
     "clipped": lambda lr: with_clipping(fafed(lr), 1.0),
-}
+}  # fmt: skip
 OFTEN = ("fafed",)
 every = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in OFTEN else [pytest.mark.long]) for name in ALL]

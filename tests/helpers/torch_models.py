@@ -1,16 +1,16 @@
 """The oracles' network in PyTorch, with the names and shapes of its JAX twin; tests that import this need torch."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import torch
 
 import fedoptax as fx
 import fedoptax.torch as ft
-from oracles.problem import Problem, flatten, nest
+from oracles.compare import eager_rounds
+from oracles.problem import Problem, make, nest
+from small import small_task
 
 torch.set_num_threads(1)
 
@@ -41,12 +41,8 @@ class NormNet(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.hidden, self.norm, self.drop, self.out = (
-            Dense(4, 5),
-            torch.nn.BatchNorm1d(5),
-            torch.nn.Dropout(),
-            Dense(5, 3),
-        )
+        self.hidden, self.norm = Dense(4, 5), torch.nn.BatchNorm1d(5)
+        self.drop, self.out = torch.nn.Dropout(), Dense(5, 3)
 
     def forward(self, x: Any) -> Any:
         return self.out(self.drop(torch.tanh(self.norm(self.hidden(x)))))
@@ -69,20 +65,21 @@ def assert_close(got: Any, want: Any, rtol: float, atol: float) -> None:
         np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
 
 
-def rounds(
-    algorithm: fx.FedAlgorithm, grad_fn: Any, problem: Problem, dtype: str
-) -> tuple[list[dict[str, np.ndarray]], list[float], Sequence[Any]]:
-    """Eager rounds of the problem: parameters and training loss after each, client states after the last."""
-    params = jax.tree.map(lambda a: jnp.asarray(a, dtype), nest(problem.params))
-    server, states = algorithm.init(params), [algorithm.init_client(params) for _ in problem.data]
-    path, losses = [], []
-    for r, cohort in enumerate(problem.cohorts):
-        batches = [[{"x": b["x"].astype(dtype), "y": b["y"]} for b in problem.batches(r, i)] for i in cohort]
-        weights = None if algorithm.weighting == "uniform" else [problem.examples(i) for i in cohort]
-        old = [states[i] for i in cohort]
-        server, new, info = fx.eager.run_round(algorithm, grad_fn, server, old, batches, weights, problem.num_clients)
-        for i, state in zip(cohort, new):
-            states[i] = state
-        path.append(flatten(jax.tree.map(np.asarray, algorithm.params(server))))
-        losses.append(float(info.train_loss))
-    return path, losses, states
+def rounds(algorithm: fx.FedAlgorithm, grad_fn: Any, problem: Problem, dtype: str) -> tuple[list[Any], ...]:
+    """Eager rounds of the problem on NumPy's arrays, see `eager_rounds`."""
+
+    def convert(batch: Any, dtype: str) -> Any:
+        return {"x": batch["x"].astype(dtype), "y": batch["y"]}
+
+    return eager_rounds(algorithm, grad_fn, problem, dtype, algorithm.weighting, convert)
+
+
+def torch_task(loss: Any = cross_entropy, module: Any = None) -> fx.Task:
+    """The twin of `small.small_task` whose model is a module."""
+
+    def nll(module: Any, batch: Any) -> Any:
+        return torch.nn.functional.cross_entropy(module(batch["x"]), batch["y"], reduction="none")
+
+    module, twin = module or net(make(), "float32"), small_task()
+    more = {"primary_metric": "nll", "higher_is_better": False}
+    return ft.module_task("small", module, loss, {"nll": nll}, twin.clients, twin.test, **more)

@@ -236,22 +236,16 @@ X, KERNEL = jnp.ones((1, 6, 6, 2)), jnp.ones((3, 3, 2, 1))
 @pytest.mark.parametrize(
     ("call", "argument"),
     [
-        (lambda: conv(X, KERNEL, padding="FULL"), "padding"),
-        (lambda: conv(X, KERNEL, lowering="patch"), "lowering"),
+        (lambda: conv(X, KERNEL, padding="FULL"), "padding"), (lambda: conv(X, KERNEL, lowering="patch"), "lowering"),
         (lambda: conv(X, KERNEL, (2, 1), lowering="winograd"), "lowering"),
-        (lambda: conv(X, jnp.ones((3, 3, 5, 1))), "kernel"),
-        (lambda: conv(X, jnp.ones((9, 3, 2, 1))), "kernel"),
-        (lambda: conv(X[0], KERNEL), "kernel"),
-        (lambda: conv_and_pool(X, jnp.ones((9, 3, 2, 1))), "kernel"),
+        (lambda: conv(X, jnp.ones((3, 3, 5, 1))), "kernel"), (lambda: conv(X, jnp.ones((9, 3, 2, 1))), "kernel"),
+        (lambda: conv(X[0], KERNEL), "kernel"), (lambda: conv_and_pool(X, jnp.ones((9, 3, 2, 1))), "kernel"),
         (lambda: Conv(2, 4, 3, strides=(2, 2), pool=True, rngs=nnx.Rngs(0)), "strides"),
-        (lambda: max_pool(X, 0), "size"),
-        (lambda: max_pool(X, 7), "size"),
-        (lambda: max_pool(X, 2, 0), "stride"),
-        (lambda: max_pool(X, 2, 1, "FULL"), "padding"),
-        (lambda: GroupNorm(FEATURES, 0), "groups"),
+        (lambda: max_pool(X, 0), "size"), (lambda: max_pool(X, 7), "size"), (lambda: max_pool(X, 2, 0), "stride"),
+        (lambda: max_pool(X, 2, 1, "FULL"), "padding"), (lambda: GroupNorm(FEATURES, 0), "groups"),
         (lambda: GroupNorm(FEATURES, 4), "groups"),
     ],
-)
+)  # fmt: skip
 def test_wrong_arguments_are_refused_by_name(call, argument):
     with pytest.raises(UsageError, match=f"^{argument} must"):
         call()

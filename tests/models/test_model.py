@@ -13,7 +13,7 @@ from fedoptax import models
 from fedoptax.errors import UsageError
 from fedoptax.models import cnn, count_params, emnist_cnn, functional, mlp
 from fedoptax.tasks.recipe import MODELS
-from small_models import KEY, init, normal, paths, some_params
+from small_models import KEY, assert_dtype_of_params, init, normal, paths, some_params
 
 SIZES = [
     # name, input shape, classes, parameters
@@ -120,17 +120,7 @@ def test_dropout_of_channels_drops_whole_channels():
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32, jnp.float64])
 @pytest.mark.parametrize("name", ["mlp_dropout", "cnn", *(pytest.param(n, marks=pytest.mark.long) for n in RESNETS)])
 def test_logits_have_the_dtype_of_the_parameters(name, dtype):
-    model = MODELS[name]((8, 8, 1), 10)
-    with jax.enable_x64(dtype == jnp.float64), jax.numpy_dtype_promotion("strict"):
-        shapes = jax.eval_shape(model.init, KEY)
-        assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {jnp.dtype(jnp.float32)}
-        params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), shapes)
-        x = normal(0, (2, 8, 8, 1))
-        for key in (None, KEY):
-            assert jax.eval_shape(model.apply, params, x, key).dtype == dtype
-            gradient = jax.grad(lambda params, key=key: jnp.sum(model.apply(params, x, key)))
-            leaves = jax.tree.leaves(jax.eval_shape(gradient, params))
-            assert {leaf.dtype for leaf in leaves} == {jnp.dtype(dtype)}
+    assert_dtype_of_params(MODELS[name]((8, 8, 1), 10), normal(0, (2, 8, 8, 1)), (2, 10), dtype)
 
 
 @pytest.mark.long
@@ -172,34 +162,23 @@ def test_missing_parameters_are_named():
 @pytest.mark.parametrize(
     ("call", "argument"),
     [
-        (lambda: mlp((), 10), "input_shape"),
-        (lambda: mlp((0, 3), 10), "input_shape"),
-        (lambda: mlp((4,), 1), "num_classes"),
-        (lambda: mlp((4,), 2, hidden=(0,)), "hidden"),
-        (lambda: mlp((4,), 2, dropout=1.0), "dropout"),
-        (lambda: cnn((784,), 10), "input_shape"),
-        (lambda: cnn((3, 8, 1), 10), "input_shape"),
-        (lambda: cnn((28, 28, 1), 10, dropout=-0.1), "dropout"),
-        (lambda: emnist_cnn((5, 8, 1), 62), "input_shape"),
-        (lambda: models.autoencoder(()), "sizes"),
-        (lambda: models.autoencoder((784,)), "sizes"),
-        (lambda: models.autoencoder((784, 0)), "sizes"),
-        (lambda: models.resnet18((7, 8, 3), 10), "input_shape"),
-        (lambda: models.resnet9((8, 8), 10), "input_shape"),
+        (lambda: mlp((), 10), "input_shape"), (lambda: mlp((0, 3), 10), "input_shape"),
+        (lambda: mlp((4,), 1), "num_classes"), (lambda: mlp((4,), 2, hidden=(0,)), "hidden"),
+        (lambda: mlp((4,), 2, dropout=1.0), "dropout"), (lambda: cnn((784,), 10), "input_shape"),
+        (lambda: cnn((3, 8, 1), 10), "input_shape"), (lambda: cnn((28, 28, 1), 10, dropout=-0.1), "dropout"),
+        (lambda: emnist_cnn((5, 8, 1), 62), "input_shape"), (lambda: models.autoencoder(()), "sizes"),
+        (lambda: models.autoencoder((784,)), "sizes"), (lambda: models.autoencoder((784, 0)), "sizes"),
+        (lambda: models.resnet18((7, 8, 3), 10), "input_shape"), (lambda: models.resnet9((8, 8), 10), "input_shape"),
         (lambda: models.resnet9((8, 8, 3), 1), "num_classes"),
         (lambda: models.resnet18((8, 8, 3), 10, width=0), "width"),
-        (lambda: models.resnet18((8, 8, 3), 10, width=3), "width"),
-        (lambda: models.shakespeare_rnn(1), "vocabulary"),
+        (lambda: models.resnet18((8, 8, 3), 10, width=3), "width"), (lambda: models.shakespeare_rnn(1), "vocabulary"),
         (lambda: models.shakespeare_rnn(90, embedding=0), "embedding"),
-        (lambda: models.shakespeare_rnn(90, units=()), "units"),
-        (lambda: models.so_rnn(90, units=0), "units"),
-        (lambda: models.wikitext_lstm(90, units=0), "units"),
-        (lambda: models.wikitext_lstm(90, layers=0), "layers"),
-        (lambda: models.wikitext_lstm(90, dropout=1.0), "dropout"),
-        (lambda: models.so_logistic(0), "vocabulary"),
+        (lambda: models.shakespeare_rnn(90, units=()), "units"), (lambda: models.so_rnn(90, units=0), "units"),
+        (lambda: models.wikitext_lstm(90, units=0), "units"), (lambda: models.wikitext_lstm(90, layers=0), "layers"),
+        (lambda: models.wikitext_lstm(90, dropout=1.0), "dropout"), (lambda: models.so_logistic(0), "vocabulary"),
         (lambda: models.so_logistic(10, tags=0), "tags"),
     ],
-)
+)  # fmt: skip
 def test_wrong_arguments_are_refused_by_name(call, argument):
     with pytest.raises(UsageError, match=f"^{argument} must"):
         call()

@@ -7,7 +7,7 @@ import pytest
 
 from fedoptax.errors import UsageError
 from fedoptax.models import gpt, shakespeare_rnn, so_logistic, so_rnn, wikitext_lstm
-from small_models import KEY, normal, paths, size, some_params
+from small_models import KEY, assert_dtype_of_params, normal, paths, size, some_params
 
 SMALL = {
     "shakespeare_rnn": shakespeare_rnn(11, embedding=3, units=(5, 4)),
@@ -62,17 +62,7 @@ def test_so_rnn_projects_back_without_an_activation():
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float64])
 @pytest.mark.parametrize("name", SMALL)
 def test_logits_and_gradients_have_the_dtype_of_the_parameters(name, dtype):
-    model = SMALL[name]
-    with jax.enable_x64(dtype == jnp.float64), jax.numpy_dtype_promotion("strict"):
-        shapes = jax.eval_shape(model.init, KEY)
-        assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {jnp.dtype(jnp.float32)}
-        params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), shapes)
-        for key in (None, KEY):
-            logits = jax.eval_shape(model.apply, params, some_ids(), key)
-            assert (logits.shape, logits.dtype) == ((3, 6, 11), dtype)
-            gradient = jax.grad(lambda params, key=key: jnp.sum(model.apply(params, some_ids(), key)))
-            leaves = jax.tree.leaves(jax.eval_shape(gradient, params))
-            assert {leaf.dtype for leaf in leaves} == {jnp.dtype(dtype)}
+    assert_dtype_of_params(SMALL[name], some_ids(), (3, 6, 11), dtype)
 
 
 def test_ids_may_be_bytes():

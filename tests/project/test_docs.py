@@ -23,11 +23,8 @@ def blocks(page: Path) -> list[str]:
 
 
 SHORT = (
-    "README.md",
-    "own-task.md",
-    "own-data.md",
-    "predict.md",
-)  # other pages train for longer, or repeat what tests show
+    "README.md", "own-task.md", "own-data.md", "predict.md",
+)  # other pages train for longer, or repeat what tests show  # fmt: skip
 
 
 @pytest.mark.parametrize(

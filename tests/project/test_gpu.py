@@ -54,11 +54,8 @@ def test_folders_of_data_are_merged_and_pieces_joined(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content, encoding="utf-8")
     merged = gpu.merge_folders([tmp_path / "a", tmp_path / "b"], tmp_path / "merged")
-    assert [(merged / name).read_text(encoding="utf-8") for name in ("cifar/one", "cifar/two", "big")] == [
-        "1",
-        "2",
-        "xy",
-    ]
+    found = [(merged / name).read_text(encoding="utf-8") for name in ("cifar/one", "cifar/two", "big")]
+    assert found == ["1", "2", "xy"]
 
 
 def test_wheels_are_installed_for_what_is_missing(tmp_path: Path) -> None:
@@ -81,6 +78,7 @@ def work_queue(folder: Path, out: str, time: float, **queue: object) -> tuple[pd
     return pd.read_parquet(folder / out / "queue.parquet"), page.read_text(encoding="utf-8")
 
 
+@pytest.mark.long
 def test_a_queue_runs_side_by_side_and_not_twice(tmp_path: Path) -> None:
     queue = {"rounds": 2, "algorithms": '["fedavg", "fedadam"]', "minutes": 0.1}
     histories, page = work_queue(tmp_path, "first", 5, **queue)

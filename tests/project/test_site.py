@@ -20,14 +20,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built as `make docs` builds it."""
     out = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "sphinx", "-c", "docs", "-W", "--keep-going", "-q", "-E", "-d", f"{out}/trees"]
-    done = subprocess.run(
-        [*command, ".", f"{out}/html"],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONWARNINGS": "default"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = os.environ | {"PYTHONWARNINGS": "default"}
+    done = subprocess.run([*command, ".", f"{out}/html"], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return out / "html"
 

@@ -1,5 +1,6 @@
 """Runs read back from folders, grouped, labelled and made into curves."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from fedoptax.report import final_table, group_runs, load_runs
 from fedoptax.report.curves import axis_limits, find_axes, find_metrics, make_curve
 from fedoptax.report.partition import make_partition
 from fedoptax.report.style import look
-from run_folders import label_counts, ramp, write_comparison, write_json, write_run
+from run_folders import label_counts, ramp, write_comparison, write_run
 
 # --- loading ---
 
@@ -44,46 +45,29 @@ def test_an_unfinished_last_line_is_ignored(tmp_path: Path, cut: int) -> None:
     assert len(load_runs(tmp_path)[0].rows) == 19
 
 
-def test_a_damaged_line_in_the_middle_is_refused(tmp_path: Path) -> None:
-    write_run(tmp_path, ramp(0.9))
-    path = tmp_path / "history.jsonl"
-    lines = path.read_text().splitlines()
-    lines[4] = lines[4][:30]
-    path.write_text("\n".join(lines) + "\n")
-    with pytest.raises(RunError, match="line 5"):
-        load_runs(tmp_path)
+RUN = "fedavg/seed-0/"
+CONFIGS = {
+    '{"format": 1': "config.json", "[1]": "config.json", '{"format": 2}': "format 2",
+    '{"format": 1, "task": {"name": "a"}}': "algorithm",
+    '{"format": 1, "task": {}, "algorithm": {"name": "a"}, "rounds": 1, "seed": 0}': "name",
+}  # fmt: skip
+DAMAGED: list[tuple[str, Callable[[str], str], str]] = [  # file, what becomes of its text, the refusal
+    *((f"{RUN}config.json", lambda text, new=new: new, part) for new, part in CONFIGS.items()),
+    ("compare.json", lambda text: '{"format": 7}', "format 7"),
+    (f"{RUN}history.jsonl", lambda text: text.replace('{"round": 5', '{"rou'), "line 5"),
+    (f"{RUN}history.jsonl", lambda text: text * 2, "line 7"),  # rounds out of order
+]
 
 
-def test_rounds_out_of_order_are_refused(tmp_path: Path) -> None:
-    write_run(tmp_path, ramp(0.9, 2))
-    path = tmp_path / "history.jsonl"
-    path.write_text(path.read_text() * 2)
-    with pytest.raises(RunError, match="line 3"):
-        load_runs(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("config", "part"),
-    [
-        ('{"format": 1', "config.json"),
-        ("[1]", "config.json"),
-        ('{"format": 2}', "format 2"),
-        ('{"format": 1, "task": {"name": "a"}}', "algorithm"),
-        ('{"format": 1, "task": {}, "algorithm": {"name": "a"}, "rounds": 1, "seed": 0}', "name"),
-    ],
-)
-def test_a_damaged_config_is_refused_in_one_line(tmp_path: Path, config: str, part: str) -> None:
-    write_run(tmp_path, ramp(0.9))
-    (tmp_path / "config.json").write_text(config)
+@pytest.mark.parametrize(("name", "change", "part"), DAMAGED)
+def test_damaged_files_are_refused_in_one_line(
+    tmp_path: Path, name: str, change: Callable[[str], str], part: str
+) -> None:
+    path = write_comparison(tmp_path, ["fedavg"], seeds=1, rounds=6) / name
+    path.write_text(change(path.read_text()))
     with pytest.raises(RunError, match=part) as caught:
         load_runs(tmp_path)
     assert "\n" not in str(caught.value)
-
-
-def test_a_comparison_of_another_format_is_refused(tmp_path: Path) -> None:
-    write_json(write_comparison(tmp_path, ["fedavg"], seeds=1, rounds=2) / "compare.json", {"format": 7})
-    with pytest.raises(RunError, match="format 7"):
-        load_runs(tmp_path)
 
 
 def test_a_folder_without_runs_and_a_missing_one_are_refused(tmp_path: Path) -> None:

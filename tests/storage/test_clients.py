@@ -15,13 +15,13 @@ from fedoptax.experiments.run import split_options
 from fedoptax.storage.history import read_clients
 from small import small_task
 
-TASK = fx.with_validation(small_task(), 0.3)
+TASK, FEDAVG = fx.with_validation(small_task(), 0.3), fx.fedavg(0.3)
 OPTIONS: dict[str, Any] = {"cohort_size": 3, "batch_size": 4, "eval_every": 2, "mesh": 1, "client_metrics": True}
 
 
 @pytest.mark.parametrize("engine", ["compiled", "eager"])
 def test_the_clients_of_every_evaluated_round_are_those_of_the_history(engine: str, tmp_path: Path) -> None:
-    result = fx.run(TASK, fx.fedavg(0.3), rounds=5, out=tmp_path, engine=engine, **OPTIONS)
+    result = fx.run(TASK, FEDAVG, rounds=5, out=tmp_path, engine=engine, **OPTIONS)
     table = read_clients(tmp_path)
     means = table.groupby("round")["nll"].mean()
     expected = {row["round"]: row["client_nll_mean"] for row in result.history if row["client_nll_mean"] is not None}
@@ -34,15 +34,15 @@ def test_the_clients_of_every_evaluated_round_are_those_of_the_history(engine: s
 
 def test_a_resumed_run_writes_the_same_file_and_does_not_do_without_it(tmp_path: Path) -> None:
     whole, part = tmp_path / "whole", tmp_path / "part"
-    fx.run(TASK, fx.fedavg(0.3), rounds=8, out=whole, **OPTIONS)
-    fx.run(TASK, fx.fedavg(0.3), rounds=4, out=part, **OPTIONS)
-    fx.run(TASK, fx.fedavg(0.3), rounds=8, resume_from=part, **OPTIONS)
+    fx.run(TASK, FEDAVG, rounds=8, out=whole, **OPTIONS)
+    fx.run(TASK, FEDAVG, rounds=4, out=part, **OPTIONS)
+    fx.run(TASK, FEDAVG, rounds=8, resume_from=part, **OPTIONS)
     pd.testing.assert_frame_equal(read_clients(part), read_clients(whole))
-    fx.run(TASK, fx.fedavg(0.3), rounds=8, resume_from=part, resume_round=4, **OPTIONS)
+    fx.run(TASK, FEDAVG, rounds=8, resume_from=part, resume_round=4, **OPTIONS)
     pd.testing.assert_frame_equal(read_clients(part), read_clients(whole))
     (part / "clients.parquet").write_bytes(b"PAR1")
     with pytest.raises(fx.RunError, match=r"clients\.parquet"):
-        fx.run(TASK, fx.fedavg(0.3), rounds=9, resume_from=part, **OPTIONS)
+        fx.run(TASK, FEDAVG, rounds=9, resume_from=part, **OPTIONS)
 
 
 def test_clients_alone_are_measured_with_their_own_models(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_clients_alone_are_measured_with_their_own_models(tmp_path: Path) -> Non
 
 def test_metrics_called_like_the_columns_of_round_and_client_leave_these_alone(tmp_path: Path) -> None:
     task = replace(TASK, metrics=lambda params, batch: dict.fromkeys(("round", "client", "nll"), batch["x"][:, 0]))
-    fx.run(task, fx.fedavg(0.3), rounds=2, out=tmp_path, **OPTIONS)
+    fx.run(task, FEDAVG, rounds=2, out=tmp_path, **OPTIONS)
     table = read_clients(tmp_path)
     assert set(table["round"]) == {2} and sorted(table["client"]) == np.unique(task.validation_owners).tolist()
     for name in ("round_", "client_"):

@@ -18,12 +18,9 @@ from full_disks import largest_file
 
 VALUE = {"status": "completed", "final": {"test_accuracy": 0.125}, "rounds_done": 64}
 CONFIG = {
-    "format": 1,
-    "task": {"name": "digits"},
-    "algorithm": {"name": "fedavg", "hyperparameters": {"client_lr": 0.1}},
-    "rounds": 3,
-    "seed": 0,
-}
+    "format": 1, "task": {"name": "digits"}, "algorithm": {"name": "fedavg", "hyperparameters": {"client_lr": 0.1}},
+    "rounds": 3, "seed": 0,
+}  # fmt: skip
 
 
 def test_json_holds_null_for_non_finite_numbers(tmp_path: Path) -> None:
@@ -120,12 +117,8 @@ def test_a_file_on_a_full_disk_keeps_its_content(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("summary", "is_finished"), [
-    ({"status": "completed", "rounds_done": 3}, True),
-    ({"status": "diverged", "rounds_done": 0}, True),
-    ({"status": "running", "rounds_done": 3}, False),
-    ({"status": "completed"}, False),
-    (None, False),
-    ("{", False),
+    ({"status": "completed", "rounds_done": 3}, True), ({"status": "diverged", "rounds_done": 0}, True),
+    ({"status": "running", "rounds_done": 3}, False), ({"status": "completed"}, False), (None, False), ("{", False),
 ])  # fmt: skip
 def test_a_run_is_finished_when_its_summary_says_so(tmp_path: Path, summary: Any, is_finished: bool) -> None:
     if isinstance(summary, dict):

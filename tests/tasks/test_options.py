@@ -38,47 +38,31 @@ def test_recipes_are_complete(name: str) -> None:
     assert len(work & set(recipe.defaults)) == 1
 
 
-@pytest.mark.parametrize("option", ["beta", "augment", "client_column"])
-def test_options_of_other_tasks_are_refused(option: str) -> None:
-    value = 1.0 if TASK_OPTIONS[option] is float else "crop"
-    with pytest.raises(fx.UsageError, match=f"^{option} does not apply to task 'digits'"):
-        fx.load_task("digits", **{option: value})
-
-
-@pytest.mark.parametrize("option", ["alpha", "shards", "similarity", "sigma", "classes"])
-def test_options_of_other_partitions_are_refused(option: str) -> None:
-    with pytest.raises(fx.UsageError, match=f"^{option} does not apply to partition 'iid'"):
-        fx.load_task("digits", partition="iid", **{option: 2})
+OF_OTHERS = {"beta": 1.0, "augment": "crop", "client_column": "crop"}  # options of other tasks
+SHAPING = ("alpha", "shards", "similarity", "sigma", "classes")  # options of other partitions
 
 
 @pytest.mark.parametrize(
     ("name", "options", "argument"),
     [
-        ("nothing", {}, "task"),
-        (7, {}, "task"),
-        ("file:", {}, "task"),
-        ("digits", {"aplha": 0.1}, "aplha"),
-        ("digits", {"partition": "writers"}, "partition"),
-        ("digits", {"model": "mpl"}, "model"),
-        ("digits", {"alpha": -1.0}, "alpha"),
-        ("digits", {"num_clients": 0}, "num_clients"),
-        ("digits", {"num_clients": 5000}, "num_clients"),
-        ("digits", {"num_clients": 10, "devices": 9}, "devices"),
+        *(("digits", {name: value}, f"^{name} does not apply to task 'digits'") for name, value in OF_OTHERS.items()),
+        *(("digits", {"partition": "iid", name: 2}, f"^{name} does not apply to partition 'iid'") for name in SHAPING),
+        ("nothing", {}, "task"), (7, {}, "task"), ("file:", {}, "task"), ("digits", {"aplha": 0.1}, "aplha"),
+        ("digits", {"partition": "writers"}, "partition"), ("digits", {"model": "mpl"}, "model"),
+        ("digits", {"alpha": -1.0}, "alpha"), ("digits", {"num_clients": 0}, "num_clients"),
+        ("digits", {"num_clients": 5000}, "num_clients"), ("digits", {"num_clients": 10, "devices": 9}, "devices"),
         ("digits", {"partition": "classes", "classes": 11}, "classes"),
         ("digits", {"partition": "shards", "shards": 0}, "shards"),
         ("digits", {"partition": "shards", "shards": 1000}, "shards"),
-        ("digits", {"partition": "similarity", "similarity": 101.0}, "similarity"),
-        ("digits", {"seed": -1}, "seed"),
+        ("digits", {"partition": "similarity", "similarity": 101.0}, "similarity"), ("digits", {"seed": -1}, "seed"),
         ("digits", {"compute_dtype": "float8"}, "compute_dtype"),
         ("digits", {"validation_fraction": 1.0}, "validation_fraction"),
         ("digits", {"validation_fraction": 1e-4}, "validation_fraction"),
         ("counterexample", {"validation_fraction": 0.5}, "validation_fraction"),
-        ("cifar10", {"augment": "corp"}, "augment"),
-        ("quadratic", {"num_clients": 0}, "num_clients"),
-        ("synthetic", {"alpha": -0.1}, "alpha"),
-        ("synthetic", {"partition": "iid"}, "partition"),
+        ("cifar10", {"augment": "corp"}, "augment"), ("quadratic", {"num_clients": 0}, "num_clients"),
+        ("synthetic", {"alpha": -0.1}, "alpha"), ("synthetic", {"partition": "iid"}, "partition"),
     ],
-)
+)  # fmt: skip
 def test_wrong_options_are_refused_by_name(name: Any, options: dict[str, Any], argument: str) -> None:
     with pytest.raises(fx.UsageError, match=argument) as caught:
         fx.load_task(name, **options)

@@ -145,14 +145,12 @@ def test_a_number_of_any_floating_kind_is_a_loss(value: Any) -> None:
 @pytest.mark.parametrize(
     ("values", "mean", "masked"),
     [
-        (jnp.asarray([True, False, True]), 2 / 3, 0.5),
-        (jnp.asarray([100, 100, -100], jnp.int8), 100 / 3, 100),
-        (jnp.asarray([40000, 40000, 40000], jnp.float16), 40000, 40000),
-        (jnp.asarray([1.0, 2.0, 6.0]), 3, 1.5),
+        (jnp.asarray([True, False, True]), 2 / 3, 0.5), (jnp.asarray([100, 100, -100], jnp.int8), 100 / 3, 100),
+        (jnp.asarray([40000, 40000, 40000], jnp.float16), 40000, 40000), (jnp.asarray([1.0, 2.0, 6.0]), 3, 1.5),
         (np.asarray([1, 2, 6]), 3, 1.5),
     ],
     ids=lambda value: getattr(value, "dtype", None) and value.dtype.name,
-)
+)  # fmt: skip
 def test_a_masked_mean_is_the_mean_in_float32(values: Any, mean: float, masked: float) -> None:
     for batch, wanted in (({}, mean), ({"mask": MASK}, masked), ({"mask": MASK & False}, 0)):
         got = masked_mean(values, batch)

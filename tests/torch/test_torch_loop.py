@@ -12,7 +12,7 @@ from fedoptax.deploy.server import upload_form
 from oracles.compare import grad_fn
 from oracles.problem import make
 from small import ragged_clients, small_task
-from torch_models import Net, NormNet, assert_close, cross_entropy, net, rounds, torch
+from torch_models import Net, NormNet, assert_close, cross_entropy, net, rounds, torch, torch_task
 
 PROBLEM = make()
 
@@ -137,22 +137,13 @@ class Loop:
         return len(batch["y"]), loss
 
 
-def module_task(module):
-    twin = small_task()
-
-    def nll(module, batch):
-        return torch.nn.functional.cross_entropy(module(batch["x"]), batch["y"], reduction="none")
-
-    return ft.module_task("small", module, cross_entropy, {"nll": nll}, twin.clients, twin.test, higher_is_better=False)
-
-
 def looped(module, loop, **changes):
     return ft.with_loop(fx.fedadam(lambda r: 0.1, 0.1), module, loop, {"lr": 0.1, **changes})
 
 
 def test_a_run_calls_the_loop_with_each_clients_examples_once_a_round(tmp_path) -> None:
     module, loop = Net(), Loop()
-    task, sizes = module_task(module), [7, 3, 11, 1, 6, 4, 9]
+    task, sizes = torch_task(module=module), [7, 3, 11, 1, 6, 4, 9]
     whole = fx.run(task, looped(module, loop), **OPTIONS)
     assert len(loop.calls) == 9 and {call[1:] for call in loop.calls} == {("ndarray", "int64")}
     assert all(call[0] in sizes for call in loop.calls)
@@ -177,7 +168,7 @@ def test_a_round_of_a_run_is_that_of_a_round_by_hand() -> None:
 
     module, clients = net(PROBLEM, "float32"), small_task().clients
     algorithm = ft.with_loop(fx.fedavg(0.1), module, descend)
-    task = module_task(module)
+    task = torch_task(module=module)
     params = task.init(jax.random.key(0))
     got = fx.run(task, algorithm, rounds=1, cohort_size=7, batch_size=4)
     by_hand = [[clients.client(i)] for i in range(7)]
@@ -237,13 +228,13 @@ def test_an_error_in_a_users_function_comes_out_as_itself(engine, part, function
     with pytest.raises(kind, match=text) as error:
         run()
     assert kind is fx.UsageError or error.traceback[-1].name == "own_error"
-    fx.run(module_task(module), fx.fedavg(0.1), **OPTIONS)  # nothing of it is left
+    fx.run(torch_task(module=module), fx.fedavg(0.1), **OPTIONS)  # nothing of it is left
 
 
 def test_a_loop_in_the_eager_engine_is_one_line() -> None:
     module = Net()
     with pytest.raises(fx.UsageError, match="compiled"):
-        fx.run(module_task(module), looped(module, Loop()), engine="eager", **OPTIONS)
+        fx.run(torch_task(module=module), looped(module, Loop()), engine="eager", **OPTIONS)
 
 
 def test_a_minibatch_of_one_example_under_batch_normalisation_is_refused_before_the_first_round() -> None:

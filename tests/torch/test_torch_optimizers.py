@@ -18,7 +18,10 @@ CORRECTED = {"lr": 0.003, "v0": 0.01, "bias_correction": True}
 BY_MODULE = {"lr": 0.02, "layers": "module", "phi": "identity"}
 RELEASED = {"lr": 0.02, "rho": 0.1, "variant": "released"}
 OPTIMIZERS = {
-    "LocalAMSGrad": (fx.local_amsgrad(**CORRECTED), lambda net: ft.LocalAMSGrad(net.parameters(), **CORRECTED)),
+    "LocalAMSGrad": (
+        fx.local_amsgrad(**CORRECTED | {"bias_correction": "momentum"}),
+        lambda net: ft.LocalAMSGrad(net.parameters(), **CORRECTED),
+    ),
     "FedLAMB": (fx.fedlamb(0.02, weight_decay=0.1), lambda net: ft.FedLAMB(net.parameters(), 0.02, weight_decay=0.1)),
     "FedLAMB by module": (fx.fedlamb(**BY_MODULE), lambda net: ft.FedLAMB(net.named_parameters(), **BY_MODULE)),
     "STEM": (fx.stem(0.2), lambda net: ft.STEM(net.parameters(), 0.2)),

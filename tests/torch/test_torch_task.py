@@ -9,23 +9,10 @@ import fedoptax as fx
 import fedoptax.torch as ft
 from fedoptax.deploy.client import Client
 from fedoptax.engine.batches import LocalWork
-from oracles.problem import make
 from small import small_task
-from torch_models import Net, NormNet, assert_close, cross_entropy, net, torch
+from torch_models import Net, NormNet, assert_close, cross_entropy, torch, torch_task
 
 OPTIONS = {"rounds": 5, "cohort_size": 3, "batch_size": 4, "local_epochs": 2, "seed": 1}
-
-
-def nll(module, batch):
-    return torch.nn.functional.cross_entropy(module(batch["x"]), batch["y"], reduction="none")
-
-
-def torch_task(loss=cross_entropy, module=None):
-    twin = small_task()
-    more = {"primary_metric": "nll", "higher_is_better": False}
-    return ft.module_task(
-        "small", module or net(make(), "float32"), loss, {"nll": nll}, twin.clients, twin.test, **more
-    )
 
 
 @pytest.mark.parametrize("client_loop", ["loop", "vmap"])

@@ -56,15 +56,12 @@ def test_packed_bits_unpack_to_the_same_numbers(bits: int, size: int) -> None:
 @pytest.mark.parametrize(
     ("codec", "size", "expected"),
     [
-        (codecs.qsgd(4, 512), 1000, 500 + 2 * 4),
-        (codecs.qsgd(3, 100), 1001, math.ceil(3003 / 8) + 11 * 4),
-        (codecs.qsgd(2, 512), 100, 25 + 4),
-        (codecs.topk(0.01), 1001, 11 * 8),
-        (codecs.topk(0.25), 10, 3 * 8),
+        (codecs.qsgd(4, 512), 1000, 500 + 2 * 4), (codecs.qsgd(3, 100), 1001, math.ceil(3003 / 8) + 11 * 4),
+        (codecs.qsgd(2, 512), 100, 25 + 4), (codecs.topk(0.01), 1001, 11 * 8), (codecs.topk(0.25), 10, 3 * 8),
         (codecs.sign(), 1001, 126 + 4),
     ],
     ids=lambda v: v.name if isinstance(v, Codec) else str(v),
-)
+)  # fmt: skip
 def test_bytes_follow_the_formula(codec: Codec, size: int, expected: int) -> None:
     sent = jax.eval_shape(partial(encode_array, codec), jnp.ones(size), KEY)
     assert isinstance(sent, Coded) and nbytes(sent) == expected

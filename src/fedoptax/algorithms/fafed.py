@@ -19,11 +19,12 @@ from fedoptax.algorithm import (
     Minibatches,
     Tree,
     cond,
+    first_batches,
     local_steps,
     mean_gradient,
     num_steps,
 )
-from fedoptax.errors import check_choice, check_decay, check_positive
+from fedoptax.errors import check_choice, check_decay, check_int, check_positive
 from fedoptax.schedules import LearningRate, Number, check_lr, cube_root, resolve_lr, value_at, value_to_send
 
 
@@ -48,9 +49,10 @@ class NaiveUpload(NamedTuple):
 
 
 class FAFEDState(NamedTuple):
-    """The server, and its message: x, m, v (`()` for STEM), and t, the next iteration (0 before the first round).
+    """The server, and its message: x, m, v, and t, the next iteration (0 before the first round).
 
-    With a schedule t counts iterations; without one nothing depends on it but t = 0, and it counts rounds.
+    v is `()` for STEM, and one number with `adaptive` "global" or "adagrad_norm". With a schedule t counts iterations;
+    without one nothing depends on it but t = 0, and it counts rounds.
     """
 
     params: Tree
@@ -109,7 +111,13 @@ def naive_adaptive(lr: LearningRate, b2: Number = 0.5) -> FedAlgorithm[NaiveStat
 
 
 def fafed(
-    lr: LearningRate, alpha: LearningRate = 0.1, beta: Number = 0.9, rho: Number = 0.01, variant: str = "paper"
+    lr: LearningRate,
+    alpha: LearningRate = 0.1,
+    beta: Number = 0.9,
+    rho: Number = 0.01,
+    variant: str = "paper",
+    adaptive: str = "adam",
+    initial_batches: int | None = None,
 ) -> FedAlgorithm:
     """FAFED (Wu et al. 2023, Algorithm 2): variance-reduced momentum at the clients, one adaptive matrix for all.
 
@@ -134,34 +142,71 @@ def fafed(
       rho: ρ > 0.
       variant: `"paper"`, or `"released"`: released code lets the last iteration, too, step with the old A at the
         client, averages x after it, then refreshes A.
+      adaptive: what v is (the text after equation (2)): `"adam"`, line 8; `"global"`, one number for all parameters,
+        v ← β v + (1−β) ‖g‖²; `"adagrad_norm"`, one number, v ← v + ‖g‖² (Ward, Wu, Bottou 2019). Such a number starts
+        at ‖m̂‖² and is averaged as the vector is.
+      initial_batches: B/b, the minibatches of line 2; None is all of the round, B = bq (Remark 1), and so is a number
+        above K.
     """
     check_lr(lr=lr)
     check_lr(alpha=alpha, most=1)
     check_decay(beta=beta)
     check_positive(rho=rho)
     check_choice("variant", variant, ("paper", "released"))
-    return variance_reduced(lr, alpha, beta, rho, variant == "released")
+    check_choice("adaptive", adaptive, ("adam", "global", "adagrad_norm"))
+    if initial_batches is not None:
+        check_int("initial_batches", initial_batches)
+    power = tree.square if adaptive == "adam" else _square_norm
+
+    def track(v: Tree, g: Tree) -> Tree:  # line 8
+        return v + power(g) if adaptive == "adagrad_norm" else tree.ema(beta, v, power(g))
+
+    return variance_reduced(lr, alpha, Preconditioner(power, track, rho), variant == "released", initial_batches)
+
+
+def _square_norm(g: Tree) -> jax.Array:
+    """‖g‖² in the dtype of the parameters."""
+    return tree.square_norm(g).astype(jax.tree.leaves(g)[0].dtype)
+
+
+class Preconditioner(NamedTuple):
+    """How A comes from gradients: `power(m̂)` is the first v, `track(v, g)` the next, and A = √v + ρ."""
+
+    power: Callable[[Tree], Tree]
+    track: Callable[[Tree, Tree], Tree]
+    rho: Number
+
+
+def _divide(m: Tree, a: Tree) -> Tree:
+    """m/A, coordinate by coordinate, also where A is one number."""
+    return jax.tree.map(lambda m: m / a, m) if isinstance(a, jax.Array) and a.ndim == 0 else tree.divide(m, a)
 
 
 def variance_reduced(
-    lr: LearningRate, alpha: LearningRate, beta: Number | None, rho: Number, is_released: bool = False
+    lr: LearningRate,
+    alpha: LearningRate,
+    precondition: Preconditioner | None,
+    is_released: bool = False,
+    initial_batches: int | None = None,
 ) -> FedAlgorithm[FAFEDState, FAFEDState, Tree, FAFEDUpload]:
-    """Algorithm 2; `beta` None is STEM, without v (which is `()`) and A."""
+    """Algorithm 2; without `precondition` it is STEM, without v (which is `()`) and A."""
     has_schedule = callable(lr) or callable(alpha)
 
     def init(params: Tree) -> FAFEDState:
         zeros = tree.zeros_like(params)
-        return FAFEDState(params, zeros, () if beta is None else zeros, jnp.zeros((), jnp.int32))
+        v = () if precondition is None else precondition.power(zeros)
+        return FAFEDState(params, zeros, v, jnp.zeros((), jnp.int32))
 
     def client_update(grad_fn: GradFn, message: FAFEDState, x_prev: Tree, batches: Minibatches) -> ClientResult:
         steps = jnp.asarray(num_steps(batches), jnp.int32)
         end = message.t + steps - (0 if is_released else 1)  # line 9: the last iteration synchronises instead
-        a = tree.root_plus(message.v, rho)  # line 14: that of the last synchronisation
+        a = () if precondition is None else tree.root_plus(message.v, precondition.rho)  # line 14
         sent_steps = steps if has_schedule else ()
 
         def first_round() -> ClientResult:
-            m, loss = mean_gradient(grad_fn, message.params, batches)  # line 2
-            v = () if beta is None else tree.square(m)
+            start = batches if initial_batches is None else first_batches(batches, initial_batches)
+            m, loss = mean_gradient(grad_fn, message.params, start)  # line 2
+            v = () if precondition is None else precondition.power(m)
             return FAFEDUpload(message.params, m, v, sent_steps), message.params, loss
 
         def step(carry: tuple, batch: Any) -> tuple[tuple, jax.Array]:
@@ -169,8 +214,8 @@ def variance_reduced(
             loss, g = grad_fn(x, batch)  # line 6
             _, g_prev = grad_fn(x_prev, batch)  # line 6
             m = direction = tree.add_scaled(g, 1 - value_at(alpha, t), tree.sub(m, g_prev))  # line 7
-            if beta is not None:
-                v, direction = tree.ema(beta, v, tree.square(g)), tree.divide(m, a)  # line 8
+            if precondition is not None:
+                v, direction = precondition.track(v, g), _divide(m, a)  # line 8
             x_next = tree.add_scaled(x, -value_at(lr, t), direction)  # line 15
             return (t + 1, x, tree.select(t < end, x_next, x), m, v), loss
 
@@ -184,9 +229,9 @@ def variance_reduced(
     def server_update(server: FAFEDState, mean: FAFEDUpload, cohort: Cohort) -> FAFEDState:
         is_first, direction = server.t == 0, mean.m
         t = jnp.where(is_first, 1, server.t + (mean.steps if has_schedule else 1))
-        if beta is not None:
-            a = tree.root_plus(mean.v, rho)  # line 10
-            direction = tree.select(is_first, mean.m, tree.divide(mean.m, a))  # line 3 has no A
+        if precondition is not None:
+            a = tree.root_plus(mean.v, precondition.rho)  # line 10
+            direction = tree.select(is_first, mean.m, _divide(mean.m, a))  # line 3 has no A
         eta = jnp.where(is_first, value_at(lr, t - 1), 0.0) if is_released else value_at(lr, t - 1)
         return FAFEDState(tree.add_scaled(mean.params, -eta, direction), mean.m, mean.v, t)  # lines 3 and 12
 
@@ -214,9 +259,47 @@ def fafed_schedule(rho: Number, h: Number, w: Number, c: Number) -> tuple[Callab
     """
     check_positive(rho=rho, h=h, w=w, c=c)
     lr = cube_root(rho * h, w)
+    return lr, _momentum(lr, c)
+
+
+def fafed_theory(
+    smoothness: float, num_clients: int, steps: int, rounds: int, batch: int = 1, rho: float = 1.0
+) -> tuple[Callable[[Any], Any], Callable[[Any], Any], int]:
+    """Theorem 2: η_t = ρ h̄/(w_t + t)^{1/3} with h̄ = N^{2/3}/L and w_t = max(3/2, 1728 L³ q³ h̄³ − t); α_{t+1} = c η_t².
+
+    c = 1/(12 L q h̄³ ρ²) + 60 L²/(b N ρ²), and α is cut off at 1. The text prints T in place of q in w and c; but its
+    bound has 12 L q/(ρ T), which is h̄⁻¹ w^{1/3}/T with q alone. It bounds c by 120 L²/(b N ρ), too, which holds only
+    where ρ ≥ 1 and the first term is the smaller one: c is the first expression.
+
+    Args:
+      smoothness: L > 0 of Assumption 2.
+      num_clients: N.
+      steps: q, the local steps of a round.
+      rounds: T/q, for the advice q = (T/N²)^{1/3} (Remark 1).
+      batch: b.
+      rho: ρ > 0, that of `fafed`.
+
+    Returns:
+      The schedules (lr, alpha), arguments of `fafed`, and q as advised.
+    """
+    check_positive(smoothness=smoothness, rho=rho)
+    for name, value in (("num_clients", num_clients), ("steps", steps), ("rounds", rounds), ("batch", batch)):
+        check_int(name, value)
+    h = num_clients ** (2 / 3) / smoothness
+    c = 1 / (12 * smoothness * steps * h**3 * rho**2) + 60 * smoothness**2 / (batch * num_clients * rho**2)
+    q = max(1, round((steps * rounds / num_clients**2) ** (1 / 3)))
+
+    def lr(t: Any) -> jax.Array:
+        return rho * h / jnp.cbrt(jnp.maximum(1.5 + jnp.asarray(t, float), 1728.0 * (smoothness * steps * h) ** 3))
+
+    return lr, _momentum(lr, c), q
+
+
+def _momentum(lr: Callable[[Any], Any], c: Number) -> Callable[[Any], Any]:
+    """α_{t+1} = c η_t², cut off at 1; α₀ is α₁."""
 
     def alpha(t: Any) -> jax.Array:
         eta = lr(jnp.maximum(jnp.asarray(t) - 1, 0))
         return jnp.minimum(jnp.asarray(c, eta.dtype) * eta * eta, 1.0)
 
-    return lr, alpha
+    return alpha

@@ -2,20 +2,30 @@
 
 *Layerwise and Dimensionwise Locally Adaptive Optimization Method*, Algorithm 1 (Fed-LAMB; lines as there), after
 Chen, Li, Li 2020, *Toward Communication Efficient Adaptive Gradient Method* (Local AMSGrad). Each round sends (θ̄, v̂)
-down and (θ, v) up: two vectors each way. The printed algorithm contradicts itself in places; docs/algorithms has the
-readings: the gradient is taken at the current iterate, there is no bias correction by default, m belongs to the
-device, and v̂ starts at `v0`.
+down and (θ, v) up: two vectors each way. The three texts of the algorithm contradict each other and themselves: each of
+their readings is an argument, and docs/algorithms has the lines.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedoptax import tree
-from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Tree, local_steps
-from fedoptax.errors import check_choice, check_decay, check_flag, check_number, check_positive
+from fedoptax.algorithm import (
+    ClientResult,
+    Cohort,
+    FedAlgorithm,
+    GradFn,
+    Minibatches,
+    Tree,
+    first_batches,
+    local_steps,
+    mean_gradient,
+)
+from fedoptax.errors import UsageError, check_choice, check_decay, check_number, check_positive
 from fedoptax.schedules import LearningRate, Number, check_lr, resolve_lr, value_to_send
 
 Phi = str | Callable[[jax.Array], jax.Array]
@@ -45,11 +55,37 @@ class AMSUpload(NamedTuple):
     v: Tree
 
 
-class Momentum(NamedTuple):
-    """The client: first moment m, and s, the steps taken since m was 0 (`()` without bias correction)."""
+class Moments(NamedTuple):
+    """The client: m, the steps s since m was 0 (`()` without bias correction), and v (`()` unless it is its own)."""
 
     m: Tree
     steps: Tree
+    v: Tree
+
+
+@dataclass(frozen=True)
+class AMSOptions:
+    """What Local AMSGrad and Fed-LAMB have in common, see `fedlamb`; checked when it is made."""
+
+    b1: Number
+    b2: Number
+    eps: Number
+    v0: Number
+    momentum: str
+    bias_correction: str | bool
+    second_moment: str
+    gradient: str
+
+    def __post_init__(self) -> None:
+        check_decay(b1=self.b1, b2=self.b2)
+        check_positive(eps=self.eps, v0=self.v0)
+        check_choice("momentum", self.momentum, ("persist", "reset"))
+        if self.bias_correction is not False and self.bias_correction not in ("momentum", "both"):
+            raise UsageError(f"bias_correction must be False, momentum or both, got {self.bias_correction!r}")
+        check_choice("second_moment", self.second_moment, ("server", "device"))
+        check_choice("gradient", self.gradient, ("current", "start", "once"))
+        if self.second_moment == "device" and self.momentum == "reset":
+            raise UsageError('second_moment "device" is a client\'s state, which momentum "reset" does not keep')
 
 
 def local_amsgrad(
@@ -59,13 +95,16 @@ def local_amsgrad(
     eps: Number = 1e-8,
     v0: Number = 1e-4,
     momentum: str = "persist",
-    bias_correction: bool = False,
+    bias_correction: str | bool = False,
+    second_moment: str = "server",
+    gradient: str = "current",
 ) -> FedAlgorithm[AMSState, AMSMessage, Tree, AMSUpload]:
     """Local AMSGrad (Chen, Li, Li 2020), "Fed-AMS": Fed-LAMB's Algorithm 1 with θ ← θ − α p in place of line 12.
 
     Arguments are those of `fedlamb`.
     """
-    return _local_adaptive(lambda p, theta: p, lr, b1, b2, eps, v0, momentum, bias_correction)
+    options = AMSOptions(b1, b2, eps, v0, momentum, bias_correction, second_moment, gradient)
+    return _local_adaptive(lr, lambda p, theta: p, options)
 
 
 def fedlamb(
@@ -78,7 +117,9 @@ def fedlamb(
     phi: Phi = "clip",
     layers: str = "tensor",
     momentum: str = "persist",
-    bias_correction: bool = False,
+    bias_correction: str | bool = False,
+    second_moment: str = "server",
+    gradient: str = "current",
 ) -> FedAlgorithm[AMSState, AMSMessage, Tree, AMSUpload]:
     """Fed-LAMB (Karimi, Li, Li, Algorithm 1): Local AMSGrad whose step is normalised layer by layer.
 
@@ -88,14 +129,19 @@ def fedlamb(
       lr: α > 0, a number or a schedule over rounds.
       b1, b2: β₁ and β₂ in [0, 1).
       eps: ε > 0 of line 11.
-      v0: v̂₀ > 0, the starting value of v̂ (line 2).
+      v0: v̂₀ > 0, the starting value of v̂ and v (line 2).
       weight_decay: λ ≥ 0; the paper tries 0, 0.01 and 0.1.
       phi: `"clip"`, φ(a) = min(max(a, 10⁻³), 10), bounded as assumption H4 asks; `"identity"`, the paper's
         experiments, under which a layer that starts at 0 never moves; or a function of the layer's norm.
       layers: `"tensor"`: each parameter tensor is a layer; `"module"`: tensors whose key paths agree up to the last key
         (a kernel and its bias) form one layer.
       momentum: `"persist"`: m is the client's and survives rounds; `"reset"`: stateless clients, m = 0 each round.
-      bias_correction: divide a copy of m by 1 − β₁ˢ.
+      bias_correction: False; `"momentum"`: divide a copy of m by 1 − β₁ˢ (s steps since m was 0); `"both"`, as lines 9
+        and 10 are printed: m and v are overwritten by m/(1 − β₁ˢ) and v/(1 − β₂ˢ), where s counts from the start of
+        each one's chain (for v that of the round, or of the device).
+      second_moment: `"server"`: v starts each round at v̂ (line 6); `"device"`: v is the client's and survives rounds.
+      gradient: where line 8 takes it: `"current"`, at the current iterate; `"start"`, as printed, at θ⁰ on each
+        minibatch; `"once"`, at θ⁰ on the first minibatch, for all steps of the round.
     """
     check_number("weight_decay", weight_decay, 0)
     check_choice("layers", layers, ("tensor", "module"))
@@ -112,54 +158,59 @@ def fedlamb(
         u = tree.add_scaled(p, weight_decay, theta)
         return jax.tree.map(normalize, u, _layer_norms(u, layers), _layer_norms(theta, layers))
 
-    return _local_adaptive(direction, lr, b1, b2, eps, v0, momentum, bias_correction)
+    options = AMSOptions(b1, b2, eps, v0, momentum, bias_correction, second_moment, gradient)
+    return _local_adaptive(lr, direction, options)
 
 
-def _local_adaptive(
-    direction: Callable, lr: LearningRate, b1: Number, b2: Number, eps: Number, v0: Number, momentum: str, debias: bool
-) -> FedAlgorithm:
+def _local_adaptive(lr: LearningRate, direction: Callable[[Tree, Tree], Tree], options: AMSOptions) -> FedAlgorithm:
     """Algorithm 1, with θ ← θ − α direction(p, θ) in line 12."""
     check_lr(lr=lr)
-    check_decay(b1=b1, b2=b2)
-    check_positive(eps=eps, v0=v0)
-    check_choice("momentum", momentum, ("persist", "reset"))
-    check_flag("bias_correction", debias)
-    persists = momentum == "persist"
+    b1, b2, correction = options.b1, options.b2, options.bias_correction
+    persists, has_v = options.momentum == "persist", options.second_moment == "device"
 
     def init(params: Tree) -> AMSState:
-        return AMSState(params, tree.full_like(params, v0), jnp.zeros((), jnp.int32))  # line 2
+        return AMSState(params, tree.full_like(params, options.v0), jnp.zeros((), jnp.int32))  # line 2
 
-    def no_momentum(params: Tree) -> Momentum:
-        return Momentum(tree.zeros_like(params), jnp.zeros((), jnp.int32) if debias else ())
+    def fresh(params: Tree) -> Moments:
+        v = tree.full_like(params, options.v0) if has_v else ()  # line 2
+        return Moments(tree.zeros_like(params), jnp.zeros((), jnp.int32) if correction else (), v)
 
     def broadcast(server: AMSState) -> AMSMessage:
         return AMSMessage(server.params, server.v_max, value_to_send(lr, server.round))
 
     def client_update(grad_fn: GradFn, message: AMSMessage, client: Tree, batches: Minibatches) -> ClientResult:
-        theta, v_hat = message.params, message.v_max  # lines 5 and 6
+        theta_0, v_hat = message.params, message.v_max  # line 5
         alpha = resolve_lr(lr, message.lr)
-        m, s = client if persists else no_momentum(theta)
+        m, s, v = client if persists else fresh(theta_0)
+        v, start = (v, 0) if has_v else (v_hat, s)  # line 6; the step at which v's chain starts
+        if options.gradient == "once":
+            once = mean_gradient(grad_fn, theta_0, first_batches(batches, 1))
 
         def step(carry: tuple, batch: Any) -> tuple[tuple, jax.Array]:
             theta, m, v, s = carry
-            loss, g = grad_fn(theta, batch)  # line 8, at the current iterate
-            m = tree.ema(b1, m, g)  # line 9
+            if options.gradient == "once":
+                g, loss = once
+            else:
+                loss, g = grad_fn(theta if options.gradient == "current" else theta_0, batch)  # line 8
+            s = s + 1 if correction else s
+            m_hat = m = tree.ema(b1, m, g)  # line 9
             v = tree.ema(b2, v, tree.square(g))  # line 10
-            m_hat = m
-            if debias:
-                s = s + 1
-                m_hat = tree.scale(1 / (1 - b1 ** s.astype(float)), m)  # line 9, on a copy of m
-            p = tree.divide(m_hat, tree.root_plus(v_hat, eps))  # line 11
+            if correction:
+                m_hat = tree.scale(1 / (1 - b1 ** s.astype(float)), m)  # line 9
+            if correction == "both":
+                m, v = m_hat, tree.scale(1 / (1 - b2 ** (s - start).astype(float)), v)  # lines 9 and 10
+            p = tree.divide(m_hat, tree.root_plus(v_hat, options.eps))  # line 11
             theta = tree.add_scaled(theta, -alpha, direction(p, theta))  # line 12
             return (theta, m, v, s), loss
 
-        (theta, m, v, s), loss = local_steps(step, (theta, m, v_hat, s), batches)  # line 7
-        return AMSUpload(theta, v), Momentum(m, s) if persists else (), loss  # line 14
+        (theta, m, v, s), loss = local_steps(step, (theta_0, m, v, s), batches)  # line 7
+        kept = Moments(m, s, v if has_v else ()) if persists else ()
+        return AMSUpload(theta, v), kept, loss  # line 14
 
     def server_update(server: AMSState, mean: AMSUpload, cohort: Cohort) -> AMSState:
         return AMSState(mean.params, jax.tree.map(jnp.maximum, server.v_max, mean.v), server.round + 1)  # line 16
 
-    init_client = no_momentum if persists else lambda params: ()
+    init_client = fresh if persists else lambda params: ()
     return FedAlgorithm(init, init_client, broadcast, client_update, server_update, lambda s: s.params, "uniform")
 
 

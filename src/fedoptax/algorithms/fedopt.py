@@ -30,7 +30,7 @@ class FedOptState(NamedTuple):
 
 
 class FedOptMessage(NamedTuple):
-    """Down: x, the client learning rate if it is scheduled, the client optimizer's state if it is averaged."""
+    """Down: x, the client learning rate if it is scheduled, the client optimizer's state if it is the server's."""
 
     params: Tree
     lr: Tree
@@ -56,18 +56,22 @@ def _fedopt(
 ) -> FedAlgorithm:
     """Algorithm 1 (FedOpt), whose line numbers stand at the code; a client optimizer may use the learning rate."""
     check_lr(client_lr=client_lr)
-    check_choice("client_state", client_state, ("reset", "average", "persist"))
-    average, persists = client_state == "average", client_state == "persist"
+    check_choice("client_state", client_state, ("reset", "average", "persist", "server"))
+    average, persists, is_fixed = (client_state == name for name in ("average", "persist", "server"))
 
     def init(params: Tree) -> FedOptState:
-        shared = client_optimizer(1.0).init(params) if average else ()
-        return FedOptState(params, server_optimizer.init(params), jnp.zeros((), jnp.int32), shared)
+        own, opt_state = client_optimizer(1.0).init(params), server_optimizer.init(params)
+        forms: Any = [jax.tree.structure(state) for state in (own, opt_state)]
+        if is_fixed and forms[0] != forms[1]:
+            raise UsageError('client_state "server" needs a client_optimizer with the state of the server_optimizer')
+        return FedOptState(params, opt_state, jnp.zeros((), jnp.int32), own if average else ())
 
     def init_client(params: Tree) -> Tree:
         return client_optimizer(1.0).init(params) if persists else ()
 
     def broadcast(server: FedOptState) -> FedOptMessage:
-        return FedOptMessage(server.params, value_to_send(client_lr, server.round), server.client_opt_state)
+        shared = server.opt_state if is_fixed else server.client_opt_state
+        return FedOptMessage(server.params, value_to_send(client_lr, server.round), shared)
 
     def client_update(grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches) -> ClientResult:
         optimizer = client_optimizer(resolve_lr(client_lr, message.lr))
@@ -75,10 +79,11 @@ def _fedopt(
         def step(carry: tuple[Tree, Tree], batch: Any) -> tuple[tuple[Tree, Tree], jax.Array]:
             y, state = carry
             loss, grads = grad_fn(y, batch)  # line 7
-            updates, state = optimizer.update(grads, state, y)  # line 8
-            return (optax.apply_updates(y, updates), state), loss
+            updates, new_state = optimizer.update(grads, state, y)  # line 8
+            return (optax.apply_updates(y, updates), state if is_fixed else new_state), loss
 
-        state = message.client_opt_state if average else client if persists else optimizer.init(message.params)
+        state = message.client_opt_state if average or is_fixed else client
+        state = state if client_state != "reset" else optimizer.init(message.params)
         (y, state), loss = local_steps(step, (message.params, state), batches)  # lines 4 to 8
         upload = FedOptUpload(tree.sub(y, message.params), state if average else ())  # line 9
         return upload, state if persists else client, loss
@@ -105,11 +110,12 @@ def fedopt(
       server_optimizer: ServerOpt. A schedule inside it counts rounds.
       client_state: `"reset"` starts each client's optimizer afresh every round (cross-device); `"average"` uploads
         the optimizer's state too, averages it and broadcasts it with x (Local AdaAlter, federated Lookahead);
-        `"persist"` lets each client keep its own between rounds (DiLoCo; cross-silo).
+        `"persist"` lets each client keep its own between rounds (DiLoCo; cross-silo); `"server"` starts every client
+        from the server optimizer's state and keeps it fixed for the round, so that updates depend on "globally
+        aggregated statistics" (Section 2): both optimizers must have states of one form.
     """
     for name, optimizer in (("client_optimizer", client_optimizer), ("server_optimizer", server_optimizer)):
-        if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
-            raise UsageError(f"{name} must be an optax.GradientTransformation, got {optimizer!r}")
+        optimizers.check_optimizer(name, optimizer)
     return _fedopt(1.0, server_optimizer, lambda lr: client_optimizer, client_state)
 
 
@@ -191,6 +197,29 @@ def fedadam(
     """
     direction = optimizers.scale_by_fedadam(b1, b2, MomentOptions(tau, debias, initial_accumulator))
     return _fedopt(client_lr, optax.chain(direction, optimizers.descend(server_lr)))
+
+
+def fedadabound(
+    client_lr: LearningRate,
+    server_lr: LearningRate,
+    b1: Number = 0.9,
+    b2: Number = 0.99,
+    final_lr: Number = 0.1,
+    gamma: Number = 1e-3,
+    decay: bool = True,
+) -> FedAlgorithm:
+    """FedAdaBound (named in Reddi et al. 2021, Section 2): the server's optimizer is AdaBound (Luo et al. 2019).
+
+    m, v as FedAdam, from 0; x ← x + clip(η/√v, η_f (1 − 1/(γ t + 1)), η_f (1 + 1/(γ t))) m/√t, from t = 1.
+
+    Args:
+      client_lr, server_lr: η_l and η, as in `fedavg`.
+      b1, b2: β₁ and β₂ in [0, 1).
+      final_lr: η_f > 0, the SGD step that the bounds end at.
+      gamma: γ > 0, how fast they do.
+      decay: False leaves out 1/√t, as the authors' code and experiments do.
+    """
+    return _fedopt(client_lr, optimizers.adabound(server_lr, b1, b2, final_lr, gamma, decay))
 
 
 def fedams(

@@ -4,13 +4,25 @@ Karimireddy et al. 2020a, *Mime: Mimicking Centralized Stochastic Algorithms in 
 its table of base optimizers (a step U and a tracking rule V).
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedoptax import tree
-from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Tree, local_steps, steps_or_one
+from fedoptax.algorithm import (
+    ClientResult,
+    Cohort,
+    FedAlgorithm,
+    GradFn,
+    Minibatches,
+    Tree,
+    cond,
+    local_steps,
+    mean_gradient,
+    steps_or_one,
+)
 from fedoptax.errors import check_choice, check_decay, check_positive
 from fedoptax.schedules import LearningRate, Number, check_lr, resolve_lr, value_to_send
 
@@ -23,7 +35,7 @@ class Statistics(NamedTuple):
 
 
 class MimeState(NamedTuple):
-    """The server: parameters x, statistics s, control c (`()` for MimeLite), the round."""
+    """The server: parameters x, statistics s, control c (`()` for MimeLite), the round (for Mime: the exchange)."""
 
     params: Tree
     stats: Statistics
@@ -32,12 +44,13 @@ class MimeState(NamedTuple):
 
 
 class MimeMessage(NamedTuple):
-    """Down: x, s, c (Mime only), and the learning rate if it is scheduled."""
+    """Down: x, s, c (Mime only), the learning rate if it is scheduled, and the exchange (Mime of two, else `()`)."""
 
     params: Tree
     stats: Statistics
     control: Tree
     lr: Tree
+    exchange: Tree = ()
 
 
 class MimeUpload(NamedTuple):
@@ -48,8 +61,13 @@ class MimeUpload(NamedTuple):
 
 
 def mime(
-    client_lr: LearningRate, base: str = "sgd", b1: Number = 0.9, b2: Number = 0.99, eps: Number = 1e-3
-) -> FedAlgorithm[MimeState, MimeMessage, Tree, MimeUpload]:
+    client_lr: LearningRate,
+    base: str = "sgd",
+    b1: Number = 0.9,
+    b2: Number = 0.99,
+    eps: Number = 1e-3,
+    control: str = "current",
+) -> FedAlgorithm:
     """Mime (Karimireddy et al. 2020a, Algorithm 1).
 
     Client: y ← x; K steps y ← y − η U(g(y; ξ) − g(x; ξ) + c, s); upload y and ∇fᵢ(x). Server: s ← V(mean ∇fᵢ(x), s);
@@ -58,18 +76,22 @@ def mime(
     correction.
 
     ∇fᵢ(x) is the mean of the round's minibatch gradients at x: all of the client's data when the round is whole epochs.
-    Two gradients per step. Deviation: Algorithm 1 exchanges c = mean ∇fᵢ(x) before the local steps, an extra exchange
-    in each round. Here a round has one exchange, so c is the mean that the previous round brought (0 in the first
-    round, which therefore moves nothing and only measures).
+    Algorithm 1 exchanges c = mean ∇fᵢ(x) before the local steps: two rounds in a row have the same cohort and
+    minibatches, the first measures c, the second trains. K gradients, then 2K.
 
     Args:
-      client_lr: η > 0, a number or a schedule over rounds.
+      client_lr: η > 0, a number or a schedule over the algorithm's rounds, each of which takes two exchanges.
       base: `"sgd"` (with momentum b1; 0 is plain SGD) or `"adam"`.
       b1: β₁ in [0, 1).
       b2: β₂ in [0, 1); Adam only.
       eps: ε > 0; Adam only.
+      control: `"current"` is the paper. `"previous"` spares the extra exchange: c is the mean that the previous round
+        brought, from another cohort at another x (0 in the first round, which only measures): another algorithm.
     """
-    return _mime(client_lr, base, b1, b2, eps, corrects_drift=True)
+    check_choice("control", control, ("current", "previous"))
+    if control == "previous":
+        return _mime(client_lr, base, b1, b2, eps, corrects_drift=True)
+    return _mime_of_two_exchanges(client_lr, base, b1, b2, eps)
 
 
 def mimelite(
@@ -82,23 +104,12 @@ def mimelite(
 def _mime(
     client_lr: LearningRate, base: str, b1: Number, b2: Number, eps: Number, corrects_drift: bool
 ) -> FedAlgorithm[MimeState, MimeMessage, Tree, MimeUpload]:
-    check_lr(client_lr=client_lr)
-    check_choice("base", base, ("sgd", "adam"))
-    check_decay(b1=b1, b2=b2)
-    check_positive(eps=eps)
-
-    def direction(g: Tree, s: Statistics) -> Tree:  # U
-        m = tree.ema(b1, s.m, g)
-        return m if base == "sgd" else tree.divide(m, tree.root_plus(s.v, eps))
-
-    def track(g: Tree, s: Statistics) -> Statistics:  # V
-        v = () if base == "sgd" else tree.ema(b2, s.v, tree.square(g))
-        return Statistics(tree.ema(b1, s.m, g), v)
+    """MimeLite, and Mime with the control of the round before."""
+    base_init, direction, track = _base(client_lr, base, b1, b2, eps)
 
     def init(params: Tree) -> MimeState:
-        zeros = tree.zeros_like(params)
-        stats = Statistics(zeros, () if base == "sgd" else zeros)
-        return MimeState(params, stats, zeros if corrects_drift else (), jnp.zeros((), jnp.int32))
+        control = tree.zeros_like(params) if corrects_drift else ()
+        return MimeState(params, base_init(params), control, jnp.zeros((), jnp.int32))
 
     def broadcast(server: MimeState) -> MimeMessage:
         return MimeMessage(server.params, server.stats, server.control, value_to_send(client_lr, server.round))
@@ -125,3 +136,63 @@ def _mime(
 
     algorithm = FedAlgorithm(init, lambda _: (), broadcast, client_update, server_update, lambda s: s.params, "uniform")
     return algorithm._replace(gradients_per_step=2)
+
+
+def _mime_of_two_exchanges(
+    client_lr: LearningRate, base: str, b1: Number, b2: Number, eps: Number
+) -> FedAlgorithm[MimeState, MimeMessage, Tree, Tree]:
+    """Algorithm 1 with its extra exchange: ∇fᵢ(x) goes up in even rounds, y − x in the odd ones."""
+    base_init, direction, track = _base(client_lr, base, b1, b2, eps)
+
+    def init(params: Tree) -> MimeState:
+        return MimeState(params, base_init(params), tree.zeros_like(params), jnp.zeros((), jnp.int32))
+
+    def broadcast(server: MimeState) -> MimeMessage:
+        lr, exchange = value_to_send(client_lr, server.round // 2), server.round % 2
+        return MimeMessage(server.params, server.stats, server.control, lr, exchange)
+
+    def client_update(grad_fn: GradFn, message: MimeMessage, client: Tree, batches: Minibatches) -> ClientResult:
+        x, lr = message.params, resolve_lr(client_lr, message.lr)
+
+        def step(y: Tree, batch: Any) -> tuple[Tree, jax.Array]:
+            loss, g = grad_fn(y, batch)
+            _, g_x = grad_fn(x, batch)
+            g = tree.add(tree.sub(g, g_x), message.control)
+            return tree.add_scaled(y, -lr, direction(g, message.stats)), loss
+
+        def train() -> tuple[Tree, jax.Array]:
+            y, loss = local_steps(step, x, batches)
+            return tree.sub(y, x), loss
+
+        value, loss = cond(message.exchange == 0, lambda: mean_gradient(grad_fn, x, batches), train)
+        return value, client, loss
+
+    def server_update(server: MimeState, mean: Tree, cohort: Cohort) -> MimeState:
+        measured = server._replace(control=mean, round=server.round + 1)
+        x, stats = tree.add(server.params, mean), track(server.control, server.stats)
+        return tree.select(server.round % 2 == 0, measured, MimeState(x, stats, server.control, server.round + 1))
+
+    algorithm = FedAlgorithm(init, lambda _: (), broadcast, client_update, server_update, lambda s: s.params, "uniform")
+    return algorithm._replace(gradients_per_step=2, exchanges=2)
+
+
+def _base(client_lr: LearningRate, base: str, b1: Number, b2: Number, eps: Number) -> tuple[Callable, ...]:
+    """The base optimizer's first statistics, U and V; checks the hyper-parameters."""
+    check_lr(client_lr=client_lr)
+    check_choice("base", base, ("sgd", "adam"))
+    check_decay(b1=b1, b2=b2)
+    check_positive(eps=eps)
+
+    def init(params: Tree) -> Statistics:
+        zeros = tree.zeros_like(params)
+        return Statistics(zeros, () if base == "sgd" else zeros)
+
+    def direction(g: Tree, s: Statistics) -> Tree:  # U
+        m = tree.ema(b1, s.m, g)
+        return m if base == "sgd" else tree.divide(m, tree.root_plus(s.v, eps))
+
+    def track(g: Tree, s: Statistics) -> Statistics:  # V
+        v = () if base == "sgd" else tree.ema(b2, s.v, tree.square(g))
+        return Statistics(tree.ema(b1, s.m, g), v)
+
+    return init, direction, track

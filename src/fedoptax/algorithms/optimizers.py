@@ -21,7 +21,7 @@ from optax import GradientTransformation
 
 from fedoptax import tree
 from fedoptax.algorithm import Tree
-from fedoptax.errors import check_decay, check_flag, check_number, check_positive
+from fedoptax.errors import UsageError, check_decay, check_flag, check_number, check_positive
 from fedoptax.schedules import LearningRate, Number, check_lr, value_at
 
 
@@ -61,6 +61,12 @@ class MaxMomentState(NamedTuple):
     m: Tree
     v: Tree
     v_max: Tree
+
+
+def check_optimizer(name: str, optimizer: Any) -> None:
+    """Check that the argument `name` is an optax transformation."""
+    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+        raise UsageError(f"{name} must be an optax.GradientTransformation, got {optimizer!r}")
 
 
 def descend(server_lr: LearningRate) -> GradientTransformation:
@@ -111,6 +117,29 @@ def scale_by_fedamsgrad(b1: Number = 0.9, b2: Number = 0.99, eps: Number = 1e-3)
     return _scale_by_max_moments(b1, b2, floor=0.0, eps=eps)
 
 
+def adabound(
+    server_lr: LearningRate, b1: Number, b2: Number, final_lr: Number, gamma: Number, decay: bool
+) -> GradientTransformation:
+    """AdaBound (Luo, Xiong, Liu, Sun 2019, Algorithm 2): u ← −clip(η/√v, low, high) d/√t, see `fedadabound`."""
+    check_lr(server_lr=server_lr)
+    check_decay(b1=b1, b2=b2)
+    check_positive(final_lr=final_lr, gamma=gamma)
+    check_flag("decay", decay)
+
+    def update(d: Tree, state: MomentState, params: Tree = None) -> tuple[Tree, MomentState]:
+        m, v = tree.ema(b1, state.m, d), tree.ema(b2, state.v, tree.square(d))
+        t = (state.updates_made + 1).astype(float)
+        lr, low, high = value_at(server_lr, state.updates_made), 1 - 1 / (gamma * t + 1), 1 + 1 / (gamma * t)
+
+        def step(m: jax.Array, v: jax.Array) -> jax.Array:
+            wide = jnp.clip(lr / jnp.sqrt(v.astype(t.dtype)), final_lr * low, final_lr * high)
+            return -(wide / jnp.sqrt(t) if decay else wide).astype(m.dtype) * m
+
+        return jax.tree.map(step, m, v), MomentState(m, v, state.updates_made + 1)
+
+    return GradientTransformation(_no_moments, update)
+
+
 def scale_by_adamw(b1: Number, b2: Number, eps: Number, weight_decay: Number) -> GradientTransformation:
     """AdamW (Loshchilov and Hutter 2019): m̂/(√v̂ + ε) + λ x, with m̂ = m/(1 − β₁ᵗ), v̂ = v/(1 − β₂ᵗ) from t = 1.
 
@@ -120,9 +149,6 @@ def scale_by_adamw(b1: Number, b2: Number, eps: Number, weight_decay: Number) ->
     check_positive(eps=eps)
     check_number("weight_decay", weight_decay, 0)
 
-    def init(params: Tree) -> MomentState:
-        return MomentState(tree.zeros_like(params), tree.zeros_like(params), jnp.zeros((), jnp.int32))
-
     def update(d: Tree, state: MomentState, params: Tree = None) -> tuple[Tree, MomentState]:
         m = tree.ema(b1, state.m, d)
         v = tree.ema(b2, state.v, tree.square(d))
@@ -131,7 +157,11 @@ def scale_by_adamw(b1: Number, b2: Number, eps: Number, weight_decay: Number) ->
         direction = tree.divide(m_hat, tree.root_plus(v_hat, eps))
         return tree.add_scaled(direction, weight_decay, params), MomentState(m, v, t)
 
-    return GradientTransformation(init, update)
+    return GradientTransformation(_no_moments, update)
+
+
+def _no_moments(params: Tree) -> MomentState:
+    return MomentState(tree.zeros_like(params), tree.zeros_like(params), jnp.zeros((), jnp.int32))
 
 
 def scale_by_muon(

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedoptax import tree
 from fedoptax.algorithm import (
@@ -22,16 +23,18 @@ from fedoptax.algorithm import (
     num_steps,
     steps_or_one,
 )
+from fedoptax.algorithms import optimizers
 from fedoptax.errors import check_choice
-from fedoptax.schedules import LearningRate, check_lr, resolve_lr, value_at, value_to_send
+from fedoptax.schedules import LearningRate, Number, check_lr, resolve_lr, value_at, value_to_send
 
 
 class ScaffoldState(NamedTuple):
-    """The server: parameters x, control variate c, the round."""
+    """The server: parameters x, control variate c, the round, the server optimizer's state."""
 
     params: Tree
     control: Tree
     round: jax.Array
+    opt_state: Tree
 
 
 class ScaffoldMessage(NamedTuple):
@@ -49,7 +52,12 @@ class ScaffoldUpload(NamedTuple):
     control_delta: Tree
 
 
-def scaffold(client_lr: LearningRate, server_lr: LearningRate = 1.0, option: str = "II") -> FedAlgorithm:
+def scaffold(
+    client_lr: LearningRate,
+    server_lr: LearningRate = 1.0,
+    option: str = "II",
+    server_optimizer: optax.GradientTransformation | None = None,
+) -> FedAlgorithm:
     """SCAFFOLD (Karimireddy et al. 2020, Algorithm 1).
 
     Client: y ← x (line 7); K steps y ← y − η_l (g(y) − cᵢ + c) (lines 8–10); cᵢ⁺ by the option (line 12); upload
@@ -60,12 +68,16 @@ def scaffold(client_lr: LearningRate, server_lr: LearningRate = 1.0, option: str
       client_lr, server_lr: η_l and η, as in `fedavg`.
       option: `"II"`: cᵢ⁺ = cᵢ − c + (x − y)/(K η_l), at no cost; `"I"`: cᵢ⁺ = ∇fᵢ(x), taken as the mean of the round's
         minibatch gradients at x, which doubles the gradients computed.
+      server_optimizer: an optax transformation that gets −Σ wᵢ Δyᵢ as its gradient, as in `fedopt`; x ← x + η u with
+        its update u (Reddi et al. 2021, Section 3, discussion (iv)). None is u = Σ wᵢ Δyᵢ.
     """
     check_lr(client_lr=client_lr, server_lr=server_lr)
     check_choice("option", option, ("I", "II"))
+    optimizer = optax.scale(-1.0) if server_optimizer is None else server_optimizer
+    optimizers.check_optimizer("server_optimizer", optimizer)
 
     def init(params: Tree) -> ScaffoldState:
-        return ScaffoldState(params, tree.zeros_like(params), jnp.zeros((), jnp.int32))
+        return ScaffoldState(params, tree.zeros_like(params), jnp.zeros((), jnp.int32), optimizer.init(params))
 
     def broadcast(server: ScaffoldState) -> ScaffoldMessage:
         return ScaffoldMessage(server.params, server.control, value_to_send(client_lr, server.round))
@@ -87,11 +99,33 @@ def scaffold(client_lr: LearningRate, server_lr: LearningRate = 1.0, option: str
         return ScaffoldUpload(tree.sub(y, x), tree.sub(c_plus, c_i)), c_plus, loss  # lines 13 and 14
 
     def server_update(server: ScaffoldState, mean: ScaffoldUpload, cohort: Cohort) -> ScaffoldState:
-        x = tree.add_scaled(server.params, value_at(server_lr, server.round), mean.delta)  # lines 16 and 17
+        updates, opt_state = optimizer.update(tree.scale(-1, mean.delta), server.opt_state, server.params)
+        x = tree.add_scaled(server.params, value_at(server_lr, server.round), updates)  # lines 16 and 17
         c = tree.add_scaled(server.control, cohort.size / cohort.num_clients, mean.control_delta)  # line 17
-        return ScaffoldState(x, c, server.round + 1)
+        return ScaffoldState(x, c, server.round + 1, opt_state)
 
     algorithm = FedAlgorithm(
         init, tree.zeros_like, broadcast, client_update, server_update, lambda s: s.params, "uniform"
     )
     return algorithm._replace(gradients_per_step=2 if option == "I" else 1)
+
+
+def scaffold_adam(
+    client_lr: LearningRate,
+    server_lr: LearningRate,
+    option: str = "II",
+    b1: Number = 0.9,
+    b2: Number = 0.99,
+    tau: Number = 1e-3,
+    debias: bool = False,
+) -> FedAlgorithm:
+    """SCAFFOLD's clients and FedAdam's server, "directly combined" (Reddi et al. 2021, Section 3, discussion (iv)).
+
+    `scaffold` with `fedadam`'s m ← β₁ m + (1−β₁) Δ; v ← β₂ v + (1−β₂) Δ²; x ← x + η m/(√v + τ).
+
+    Args:
+      client_lr, option: as in `scaffold`.
+      server_lr, b1, b2, tau, debias: as in `fedadam`.
+    """
+    adam = optimizers.scale_by_fedadam(b1, b2, optimizers.MomentOptions(tau, debias))
+    return scaffold(client_lr, server_lr, option, optax.chain(adam, optax.scale(-1.0)))

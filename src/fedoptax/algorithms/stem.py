@@ -22,4 +22,4 @@ def stem(lr: LearningRate, alpha: LearningRate = 0.1) -> FedAlgorithm:
     """
     check_lr(lr=lr)
     check_lr(alpha=alpha, most=1)
-    return variance_reduced(lr, alpha, beta=None, rho=0.0)
+    return variance_reduced(lr, alpha, None)

@@ -84,7 +84,7 @@ def _read(name: str, parameter: Parameter, value: Any) -> Any:
     """Return the value of a parameter, checked; NAME=VALUE texts become a dictionary."""
     kind, default, about = parameter
     if get_origin(kind) is dict:
-        value = ["paper=paper" if text == "paper" and name == "grid" else text for text in value]
+        value = [f"paper={text}" if text.partition(":")[0] == "paper" else text for text in value]  # a paper's grid
         value = parse_pairs(name.rstrip("_"), value, parse=str if get_args(kind)[1] is str else parse_value)
     if isinstance(about, Option) and about.check is not None and value not in (None, {}, default):
         about.check(name, value)
@@ -175,8 +175,8 @@ class SearchOptions:
     """What a search for hyper-parameters takes; None stands for the default."""
 
     grid: dict[str, str] = of_search("Values separated by commas, or LOW..HIGH in half decades (also :decade, "
-        ":quarter); ALGORITHM.NAME=VALUES for one algorithm; weighting=examples,uniform; paper (what the task's paper "
-        "searched). [default: all learning rates]", {}, metavar="NAME=VALUES")  # fmt: skip
+        ":quarter); ALGORITHM.NAME=VALUES for one algorithm; weighting=examples,uniform; paper or paper:NAME for all "
+        "that a paper searches. [default: all learning rates]", {}, metavar="NAME=VALUES")  # fmt: skip
     select: str | None = of_search("What ranks points: train_loss, or a metric such as test_accuracy. [default: "
         "train_loss]")  # fmt: skip
     last: int | None = of_search("Rounds at the end over which it is averaged. [default: 100, at most a tenth of all]")

@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from fedoptax.experiments import comparison, tuning
 from fedoptax.experiments.baselines import find_simulation
 from fedoptax.experiments.build import build, wrap
 from fedoptax.experiments.grids import choose_grids
-from fedoptax.experiments.presets import Settings
+from fedoptax.experiments.presets import Settings, find_grid
 from fedoptax.experiments.result import DivergedError, Interrupted
 from fedoptax.experiments.run import raise_unless_completed, split_options
 from fedoptax.names import split_algorithms
@@ -67,6 +67,13 @@ def errors_name(folder: Path) -> Iterator[None]:
         raise RunError(f"{error} (in {folder})") from error
 
 
+def _grid(options: Compare | Tune, names: Sequence[str]) -> dict[str, str]:
+    """Return the values to search: those typed, over the paper's if they are asked for."""
+    typed = dict(options.grid)
+    paper = typed.pop("paper", None)
+    return typed if paper is None else find_grid(options.task, options.preset, paper, names) | typed
+
+
 def compare(options: Compare) -> None:
     """Run a comparison and write its report."""
     names = split_algorithms(options.algorithms)
@@ -74,7 +81,7 @@ def compare(options: Compare) -> None:
         raise UsageError(f"{useless[0]} needs --tune")
     budget, grids = tuning.BUDGET if options.budget is None else options.budget, {}
     if options.tune:
-        chosen = choose_grids(options.grid, options.set_, names, budget, options.task)
+        chosen = choose_grids(_grid(options, names), options.set_, names, budget)
         grids = {name: grid for name, grid in chosen.items() if grid}  # the others have nothing to search
     task, settings, run = set_up(options, names, "compare")
     tuned = _best_of_searches(options.from_, names, task, settings)
@@ -100,7 +107,7 @@ def tune(options: Tune) -> None:
     if options.trials is not None and (options.search == "grid" or (options.grid and not options.search)):
         raise UsageError("trials needs --search zoom or optuna")
     trials = options.trials or tuning.BUDGET
-    grid = choose_grids(options.grid, options.set_, [name], trials, options.task)[name]
+    grid = choose_grids(_grid(options, [name]), options.set_, [name], trials)[name]
     if not grid:
         raise UsageError(f"grid is needed for {name}, whose rates are all set")
     task, settings, run = set_up(options, [name], f"tune-{name}")

@@ -226,7 +226,7 @@ def client_update(task: Task, algorithm: FedAlgorithm, work: LocalWork, size: in
     @jax.jit
     def update(message: Tree, state: Tree, examples: Tree, place: Tree) -> tuple[Tree, Tree, jax.Array]:
         seed, round, partition = place
-        key = jax.random.fold_in(round_key(jax.random.key(seed), round), partition)
+        key = jax.random.fold_in(round_key(jax.random.key(seed), round // algorithm.exchanges), partition)
         batches = client_batches(examples, jnp.int32(0), jnp.int32(size), key, work, size)
         return algorithm.client_update(grad_fn, message, state, batches)
 

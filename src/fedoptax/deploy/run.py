@@ -251,7 +251,8 @@ class NetworkRounds(Rounds):
 
     def _gather(self, done: int, sleep: Any) -> tuple[list[int], RoundReport]:
         num_clients = self.task.clients.num_clients
-        cohort = [int(i) for i in sample_cohort(self._key, done, num_clients, self.plan.cohort_size)]
+        step = done // self.plan.exchanges
+        cohort = [int(i) for i in sample_cohort(self._key, step, num_clients, self.plan.cohort_size)]
         check = partial(check_reply, upload=self._upload, max_examples=self._most, decode=self._algorithm.decode)
         is_last = self._evaluation is None and not self._is_secure
         order, message = self._order(done, is_last), jax.device_get(self._algorithm.broadcast(self.server))

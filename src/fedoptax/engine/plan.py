@@ -26,7 +26,8 @@ class Plan:
 
     The program holds the states and the examples of all clients, or those of one cohort if `client_states` is `"host"`
     and `examples` is `"stream"`; with a `concurrency`, in asynchronous rounds, as many messages. `faults` is whether
-    clients may fail; how often is an argument of the program. `gradients_per_step` is the algorithm's, for the config.
+    clients may fail; how often is an argument of the program. `gradients_per_step` and `exchanges` are those of
+    the algorithm.
     """
 
     cohort_size: int
@@ -40,6 +41,7 @@ class Plan:
     mesh: int = 1
     gradients_per_step: int = 1
     concurrency: int | None = None
+    exchanges: int = 1
 
     @property
     def has_outcomes(self) -> bool:
@@ -87,6 +89,7 @@ def make_plan(options: RunOptions, task: Task, algorithm: FedAlgorithm, name: st
         mesh,
         algorithm.gradients_per_step,
         options.asynchronous,
+        algorithm.exchanges,
     )
 
 
@@ -130,6 +133,7 @@ def _check_asynchronous(
         "cannot be accounted for a private algorithm: clients are not sampled by round": algorithm.epsilon is not None,
         "cannot be combined with faults: a slow client's upload is used, not missed": options.faults is not None,
         f"needs the plain mean, which weighs by staleness, got aggregate {aggregator}": aggregator != MEAN,
+        "needs an algorithm of one exchange a step, as its cohort does not come back": algorithm.exchanges > 1,
         "needs client_states device, where the messages in use are kept, got 'host'": options.client_states == "host",
         f"needs clients that hold examples of their own, which task '{task.name}' has not": task.devices is not None,
         f"must be <= {task.num_clients}, the number of clients, got {options.asynchronous}":

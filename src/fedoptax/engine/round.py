@@ -178,7 +178,7 @@ def finish(
 def members_of(task: Task, plan: Plan, inputs: RoundInput) -> Member:
     """Return the members of a round, stacked: whose uploads arrive if it is asynchronous, else a sampled cohort."""
     if inputs.arrivals is None:
-        cohort = sample_cohort(inputs.key, inputs.round, task.num_clients, plan.cohort_size)
+        cohort = sample_cohort(inputs.key, inputs.round // plan.exchanges, task.num_clients, plan.cohort_size)
     else:
         cohort = jnp.asarray(inputs.arrivals.clients)
     first = jnp.arange(plan.cohort_size)
@@ -225,7 +225,7 @@ def cohort_training(
     run_work = partial(work, True) if is_eager else traced
 
     def train_cohort(inputs: RoundInput, members: Member, clients: Tree, message_of: Callable[[Member], Tree]) -> Any:
-        shared = inputs.data, round_key(inputs.key, inputs.round)
+        shared = inputs.data, round_key(inputs.key, inputs.round // plan.exchanges)
         first, first_state = tree.take((members, clients), 0)
         forms = jax.eval_shape(traced, *shared, message_of(first), first, first_state)
 

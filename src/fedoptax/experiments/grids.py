@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fedoptax.errors import UsageError, check_choice, check_int
-from fedoptax.experiments import presets
 from fedoptax.experiments.build import Constructor, by_algorithm, find_constructor
 from fedoptax.experiments.parsing import parse_value
 
@@ -28,22 +27,17 @@ class Zoom(dict[str, tuple[Any, ...]]):
 
 
 def choose_grids(
-    values: Mapping[str, str], hyperparameters: Mapping[str, Any], algorithms: Collection[str], budget: int, task: str
+    values: Mapping[str, str], hyperparameters: Mapping[str, Any], algorithms: Collection[str], budget: int
 ) -> dict[str, Grid]:
     """Return the values to search by algorithm: the numbers of `values`, else `budget` points of its learning rates.
 
-    `paper` among `values` stands for the grids of the task's paper. The `hyperparameters` are not searched.
+    The `hyperparameters` are not searched.
     """
-    values, grids = dict(values), dict[str, Grid]()
-    fixed, is_paper = by_algorithm("set", hyperparameters, algorithms), values.pop("paper", None) is not None
+    grids, fixed = dict[str, Grid](), by_algorithm("set", hyperparameters, algorithms)
     for name, grid in parse_grids(values, algorithms).items():
         if twice := [key for key in grid if key in fixed[name]]:
             raise UsageError(f"grid: {twice[0]} has a value by `set` already")
-        paper: Grid = getattr(presets, "paper_grid", lambda task, name: {})(task, name) if is_paper else {}
-        if is_paper and not paper:
-            raise UsageError(f"grid paper: no paper states a grid for {name} on task '{task}'")
-        paper = {key: tuple(these) for key, these in paper.items() if key not in fixed[name]}
-        grids[name] = complete_grid(find_constructor(name), paper | grid, fixed[name], budget)
+        grids[name] = complete_grid(find_constructor(name), grid, fixed[name], budget)
     return grids
 
 

@@ -6,12 +6,12 @@ A task may have settings of several papers; the first is its `paper`, each can b
 import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from fedoptax.errors import check_choice
+from fedoptax.errors import UsageError, check_choice
 from fedoptax.names import BASELINES
 
 
@@ -20,7 +20,7 @@ class PaperSetting:
     """One experiment of a paper: its place there, and the convention that its learning rates belong to.
 
     With options of `load_task` and of `fedoptax.run`, and hyper-parameters by algorithm; an algorithm that is not named
-    keeps what the task has tuned for it.
+    keeps what the task has tuned for it. `grid` is what the paper searches, as a user types it.
     """
 
     source: str
@@ -29,6 +29,7 @@ class PaperSetting:
     run: Mapping[str, Any] = field(default_factory=dict)
     hyperparameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     name: str = ""
+    grid: Mapping[str, str] = field(default_factory=dict)
 
 
 class Settings(NamedTuple):
@@ -100,13 +101,28 @@ def describe_rates(algorithm: str, values: Collection[str], typed: Collection[st
     return ", ".join(dict.fromkeys(origins))
 
 
-def find_setting(task: str, preset: str) -> PaperSetting | None:
+def find_setting(task: str, preset: str, argument: str = "preset") -> PaperSetting | None:
     """Return the paper's setting that `paper` or `paper:NAME` means for a task; None for `tuned` and `none`."""
     settings = PAPERS.get(task, {})
-    allowed = ["tuned", "none", *(f"paper:{known}" for known in settings), *(["paper"] if settings else [])]
-    check_choice(f"preset (of task '{task}')", preset, allowed)
+    others = ["tuned", "none"] if argument == "preset" else ["NAME=VALUES"]
+    allowed = [*others, *(f"paper:{known}" for known in settings), *(["paper"] if settings else [])]
+    check_choice(f"{argument} (of task '{task}')", preset, allowed)
     kind, _, name = preset.partition(":")
     return settings[name or next(iter(settings))] if kind == "paper" else None
+
+
+def find_grid(task: str, preset: str, grid: str, algorithms: Sequence[str]) -> dict[str, str]:
+    """Return the grid that `paper` (of the preset, else the task's first) or `paper:NAME` means for some algorithms."""
+    from fedoptax.experiments.build import parameters_of
+
+    setting = find_setting(task, preset if grid == "paper" and preset.startswith("paper") else grid, "grid")
+    found: dict[str, str] = {}
+    for name in algorithms:
+        own = {key.removeprefix(f"{name}."): text for key, text in (setting.grid if setting else {}).items()}
+        if not (own := {f"{name}.{key}": text for key, text in own.items() if key in parameters_of(name)}):
+            raise UsageError(f"grid {grid} of task '{task}' has nothing of {name}")
+        found |= own
+    return found
 
 
 def _powers(value: Any) -> Any:
@@ -117,10 +133,25 @@ def _powers(value: Any) -> Any:
     return 10.0 ** float(value[3:]) if is_power else value
 
 
+def _settings(name: str, stated: Mapping[str, Any], bases: Mapping[str, Any]) -> dict[str, PaperSetting]:
+    """Return the settings of a table: one, or one for each number of epochs, each in the active reading too."""
+    first, settings = _setting(name, stated, bases), {}
+    for epochs in stated.get("epochs", [None]):
+        run = first.run if epochs is None else {**first.run, "local_epochs": epochs}
+        suffix = f"-{epochs}-epoch{'s'[: epochs > 1]}" if epochs != stated.get("epochs", [None])[0] else ""
+        settings[name + suffix] = one = replace(first, run=run, name=name + suffix)
+        if bases[stated["base"]].get("active"):
+            devices = {"num_clients": run["cohort_size"], "devices": one.task["num_clients"]}
+            settings[f"{one.name}-active"] = replace(one, task={**one.task, **devices}, name=f"{one.name}-active")
+    return settings
+
+
 def _setting(name: str, stated: Mapping[str, Any], bases: Mapping[str, Any]) -> PaperSetting:
     base = bases[stated["base"]]
-    fields: dict[str, Any] = {key: {**base.get(key, {}), **stated.get(key, {})} for key in ("task", "run")}
-    fields["hyperparameters"] = stated.get("hyperparameters", base.get("hyperparameters", {}))
+    fields: dict[str, Any] = {key: {**base.get(key, {}), **stated.get(key, {})} for key in ("task", "run", "grid")}
+    rates = fields["hyperparameters"] = dict(stated.get("hyperparameters", base.get("hyperparameters", {})))
+    if stated["base"] == "afo":
+        rates |= {"scaffold": rates["fedavg"], "scaffold_adam": rates["fedadam"]}
     convention = stated.get("convention", base["convention"])
     note = f"; {stated['note']}" if "note" in stated else ""
     return PaperSetting(base["source"], convention + note, **fields, name=name)
@@ -132,7 +163,9 @@ PRESETS: dict[str, dict[str, Mapping[str, Any]]] = _TABLES["tuned"]
 """Tuned hyper-parameters by task, or task:model, and algorithm."""
 
 PAPERS: dict[str, dict[str, PaperSetting]] = {
-    task: {name: _setting(name, stated, _TABLES["bases"]) for name, stated in settings.items()}
+    task: {
+        name: one for key, stated in settings.items() for name, one in _settings(key, stated, _TABLES["bases"]).items()
+    }
     for task, settings in _TABLES["papers"].items()
 }
 """Paper settings by task and name; the first of a task is what `--preset paper` means."""

@@ -175,7 +175,9 @@ class Simulation(Rounds):
     def _sample_cohort(self, round: int) -> np.ndarray:
         if self._schedule is not None:
             return self._schedule.clients[round]
-        return np.asarray(sample_cohort(self._key, round, self.task.num_clients, self._plan.cohort_size))
+        return np.asarray(
+            sample_cohort(self._key, round // self._plan.exchanges, self.task.num_clients, self._plan.cohort_size)
+        )
 
     def _row(self, round: int, values: np.ndarray, seconds: float) -> Row:
         """Return a row of the history from a row of the program's."""

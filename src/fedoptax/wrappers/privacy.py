@@ -93,6 +93,8 @@ def with_privacy(
         check_number("bit_noise", bit_noise, float(noise_multiplier) / 2 if is_known else 0, open_low=True)
     if algorithm.decode is not None:
         raise UsageError("algorithm must not compress its uploads yet: with_compression(with_privacy(...), codec)")
+    if algorithm.exchanges > 1:
+        raise UsageError("algorithm must have one exchange a step, as the accounting assumes a new cohort every round")
     words = uploads.key_words(seed)
     names = uploads.SECOND_MOMENTS if nonnegative is None else tuple(nonnegative)
 

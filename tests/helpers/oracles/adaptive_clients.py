@@ -5,6 +5,7 @@ FedAda²++ [Lee et al. 2025] with SM3-II [Anil et al. 2019]; FAdamGC [Chen et al
 Algorithm 1]; MuLoCo [Thérien et al. 2025, Algorithm 1] with Muon [Jordan et al. 2024].
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,9 @@ from oracles.fedopt import Rate, at
 from oracles.problem import Array, Problem, Tree, grad, mean, zeros
 
 
-def run_fedlion(problem: Problem, lr: Rate, b1: float = 0.9, b2: float = 0.99) -> list[Tree]:
+def run_fedlion(problem: Problem, lr: Rate, b1: float = 0.9, b2: float = 0.99) -> Iterator[Tree]:
     """x after every round."""
-    x, m_bar, trajectory = problem.params, zeros(problem.params), []
+    x, m_bar = problem.params, zeros(problem.params)
     for t, cohort in enumerate(problem.cohorts):
         gamma, deltas, ms = at(lr, t), [], []
         for i in cohort:
@@ -29,8 +30,7 @@ def run_fedlion(problem: Problem, lr: Rate, b1: float = 0.9, b2: float = 0.99) -
             ms.append(m)
         delta, m_bar = mean(deltas), mean(ms)
         x = {n: x[n] - gamma * delta[n] for n in x}
-        trajectory.append(x)
-    return trajectory
+        yield x
 
 
 def run_fedadamw(
@@ -42,9 +42,9 @@ def run_fedadamw(
     b2: float = 0.999,
     eps: float = 1e-8,
     second_moment: str = "mean",
-) -> list[Tree]:
+) -> Iterator[Tree]:
     """x after every round; K Δ_G is kept, and divided by the steps of the client that uses it."""
-    x, total, v_bar, steps, trajectory = problem.params, zeros(problem.params), zeros(problem.params), 0, []
+    x, total, v_bar, steps = problem.params, zeros(problem.params), zeros(problem.params), 0
     for r, cohort in enumerate(problem.cohorts):
         eta, deltas, vs, counts = at(client_lr, r), [], [], []
         for i in cohort:
@@ -64,8 +64,7 @@ def run_fedadamw(
         total = {n: -delta[n] / eta for n in x}
         x = {n: x[n] + delta[n] for n in x}
         steps += round(float(np.mean(counts)))
-        trajectory.append(x)
-    return trajectory
+        yield x
 
 
 def sm3(g: Array, covers: dict[tuple[int, int], float]) -> Array:
@@ -91,9 +90,9 @@ def run_fedada2(
     b2: float = 0.99,
     tau: float = 1e-3,
     eps: float = 1e-3,
-) -> list[Tree]:
+) -> Iterator[Tree]:
     """x after every round."""
-    x, m, trajectory = problem.params, zeros(problem.params), []
+    x, m = problem.params, zeros(problem.params)
     v_server = {n: np.full_like(x[n], tau**2) for n in x}
     for t, cohort in enumerate(problem.cohorts):
         deltas = []
@@ -112,8 +111,7 @@ def run_fedada2(
         else:
             v_server = {n: b2 * v_server[n] + (1 - b2) * delta[n] ** 2 for n in x}
         x = {n: x[n] + at(server_lr, t) * m[n] / (np.sqrt(v_server[n]) + tau) for n in x}
-        trajectory.append(x)
-    return trajectory
+        yield x
 
 
 def run_fadamgc(
@@ -124,9 +122,9 @@ def run_fadamgc(
     b2: float = 0.999,
     eps: float = 1e-8,
     moments: str = "persist",
-) -> list[Tree]:
+) -> Iterator[Tree]:
     """x after every round."""
-    x, y, trajectory = problem.params, zeros(problem.params), []
+    x, y = problem.params, zeros(problem.params)
     ys = [zeros(x) for _ in range(problem.num_clients)]
     kept = [(zeros(x), zeros(x), zeros(x)) for _ in range(problem.num_clients)]
     for t, cohort in enumerate(problem.cohorts):
@@ -148,14 +146,13 @@ def run_fadamgc(
             ys[i] = new
         x = {n: x[n] + at(server_lr, t) * x_sum[n] / len(cohort) for n in x}
         y = {n: y[n] + y_sum[n] / problem.num_clients for n in x}
-        trajectory.append(x)
-    return trajectory
+        yield x
 
 
 def newton_schulz(m: Array) -> Array:
     """Muon's matrix of a momentum, by its singular values, which five odd polynomials send near 1."""
     left, values, right = np.linalg.svd(m, full_matrices=False)
-    values = values / np.sqrt(np.sum(values**2))
+    values = values / (np.sqrt(np.sum(values**2)) + 1e-7)
     for _ in range(5):
         values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
     inputs, outputs = m.shape
@@ -173,9 +170,9 @@ def run_diloco(
     eps: float = 1e-8,
     beta: float | None = None,
     adamw: str = "none",
-) -> list[Tree]:
+) -> Iterator[Tree]:
     """θ after every round; with β that of Muon, for kernels not named by `adamw`, it is MuLoCo."""
-    theta, buffer, trajectory = problem.params, zeros(problem.params), []
+    theta, buffer = problem.params, zeros(problem.params)
     kept: list[Any] = [(zeros(theta), zeros(theta), zeros(theta), 0) for _ in range(problem.num_clients)]
     for r, cohort in enumerate(problem.cohorts):
         eta, outer = at(client_lr, r), []
@@ -196,5 +193,4 @@ def run_diloco(
         d = mean(outer)
         buffer = {n: momentum * buffer[n] + d[n] for n in d}
         theta = {n: theta[n] - at(server_lr, r) * (d[n] + momentum * buffer[n]) for n in d}
-        trajectory.append(theta)
-    return trajectory
+        yield theta

@@ -5,6 +5,7 @@ FedExP [Jhunjhunwala et al. 2023, Algorithm 1]; Δ-SGD [Kim et al. 2024, Algorit
 """
 
 import itertools
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -47,9 +48,9 @@ def run_delta_sgd(
     theta0: float = 1.0,
     server_lr: float = 1.0,
     variant: str = "paper",
-) -> list[Tree]:
+) -> Iterator[Tree]:
     """x after every round; η_k is found on the minibatch of step k + 1."""
-    x, trajectory = problem.params, []
+    x = problem.params
     for t, cohort in enumerate(problem.cohorts):
         ys = []
         for i in cohort:
@@ -70,13 +71,12 @@ def run_delta_sgd(
             ys.append(y[-1])
         y_bar = mean(ys)
         x = {n: x[n] + server_lr * (y_bar[n] - x[n]) for n in x}
-        trajectory.append(x)
-    return trajectory
+        yield x
 
 
-def run_fedcm(problem: Problem, client_lr: Rate, alpha: float = 0.1, server_lr: Rate = 1.0) -> list[Tree]:
+def run_fedcm(problem: Problem, client_lr: Rate, alpha: float = 0.1, server_lr: Rate = 1.0) -> Iterator[Tree]:
     """x after every round; Δ_t with the number of steps of the client that uses it."""
-    x, total, trajectory = problem.params, zeros(problem.params), []
+    x, total = problem.params, zeros(problem.params)
     for t, cohort in enumerate(problem.cohorts):
         eta_l, ys = at(client_lr, t), []
         for i in cohort:
@@ -90,13 +90,12 @@ def run_fedcm(problem: Problem, client_lr: Rate, alpha: float = 0.1, server_lr: 
         y_bar = mean(ys)
         total = {n: (x[n] - y_bar[n]) / eta_l for n in x}  # K Δ_{t+1}
         x = {n: x[n] - at(server_lr, t) * eta_l * total[n] for n in x}
-        trajectory.append(x)
-    return trajectory
+        yield x
 
 
-def run_feddyn(problem: Problem, client_lr: Rate, alpha: float = 0.01) -> list[Tree]:
+def run_feddyn(problem: Problem, client_lr: Rate, alpha: float = 0.01) -> Iterator[Tree]:
     """θ after every round; the clients' argmin is K steps of SGD on the same objective."""
-    theta, h, trajectory = problem.params, zeros(problem.params), []
+    theta, h = problem.params, zeros(problem.params)
     gradients = [zeros(theta) for _ in range(problem.num_clients)]  # ∇L_k(θ_k^0) = 0
     for t, cohort in enumerate(problem.cohorts):
         eta, thetas = at(client_lr, t), []
@@ -112,15 +111,14 @@ def run_feddyn(problem: Problem, client_lr: Rate, alpha: float = 0.01) -> list[T
         h = {n: h[n] - alpha / problem.num_clients * moved[n] for n in theta}
         bar = mean(thetas)
         theta = {n: bar[n] - h[n] / alpha for n in theta}
-        trajectory.append(theta)
-    return trajectory
+        yield theta
 
 
 def run_fednova(
     problem: Problem, client_lr: Rate, server_lr: Rate = 1.0, momentum: float = 0.0, weighting: str = "examples"
-) -> list[Tree]:
+) -> Iterator[Tree]:
     """x after every round, with a_i written out: how often step k's gradient is in the change."""
-    x, trajectory = problem.params, []
+    x = problem.params
     for t, cohort in enumerate(problem.cohorts):
         eta, p = at(client_lr, t), problem.weights(t, weighting)
         directions, lengths = [], []
@@ -137,5 +135,4 @@ def run_fednova(
         tau_eff = sum(p_i * a for p_i, a in zip(p, lengths))
         d = mean(directions, p)
         x = {n: x[n] - at(server_lr, t) * tau_eff * eta * d[n] for n in x}
-        trajectory.append(x)
-    return trajectory
+        yield x

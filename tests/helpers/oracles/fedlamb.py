@@ -1,11 +1,10 @@
 """Fed-LAMB and Fed-AMS, that is Local AMSGrad [Karimi, Li, Li; Algorithm 1 of 000_* and 003_*], line by line.
 
-Line numbers are those of 003_*. Where the text contradicts itself the reading is the specification's: the
-gradient is taken at the current local iterate (line 8 prints θ⁰), v̂ starts at v0, and there is no bias
-correction by default.
+Line numbers are those of 003_*; 001_* lacks its line 6 and has one gradient per round. The defaults are the
+specification's readings; the others are arguments.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -48,31 +47,40 @@ def run(
     phi: Callable[[float], float] = clipped,
     layers: str = "tensor",
     momentum: str = "persist",
-    bias_correction: bool = False,
+    bias_correction: str | bool = False,
+    second_moment: str = "server",
+    gradient: str = "current",
     weighting: str = "uniform",
-) -> list[Tree]:
+) -> Iterator[Tree]:
     """θ̄ after every round; `lamb=False` is Fed-AMS: line 12 without layers, θ ← θ − α p."""
     theta_bar = problem.params  # 2
     v_hat = {n: np.full_like(theta_bar[n], v0) for n in theta_bar}  # 2
     moments = [zeros(theta_bar) for _ in range(problem.num_clients)]  # m_i⁰ = 0, a device's own
     taken = [0] * problem.num_clients  # steps since m was last zero
-    trajectory = []
+    own_v = [v_hat] * problem.num_clients  # v_{0,i} = v_0, 001 line 9
     for r, cohort in enumerate(problem.cohorts):  # 3
         alpha = at(lr, r)
         thetas, vs = [], []
         for i in cohort:  # 4
             theta = theta_bar  # 5
-            v = v_hat  # 6
+            v = v_hat if second_moment == "server" else own_v[i]  # 6
             m, s = moments[i], taken[i]
             if momentum == "reset":
                 m, s = zeros(theta), 0
-            for batch in problem.batches(r, i):  # 7
-                g = grad(theta, batch)  # 8, at the current iterate
+            batches = problem.batches(r, i)
+            for t, batch in enumerate(batches, start=1):  # 7
+                point = theta if gradient == "current" else theta_bar
+                g = grad(point, batches[0] if gradient == "once" else batch)  # 8
                 m = {n: b1 * m[n] + (1 - b1) * g[n] for n in g}  # 9
                 v = {n: b2 * v[n] + (1 - b2) * g[n] ** 2 for n in g}  # 10
                 s = s + 1
-                correction = 1 - b1**s if bias_correction else 1.0
-                p = {n: m[n] / correction / (np.sqrt(v_hat[n]) + eps) for n in g}  # 11
+                ratio = m
+                if bias_correction:
+                    ratio = {n: m[n] / (1 - b1**s) for n in g}  # 9
+                if bias_correction == "both":  # 9 and 10: overwritten
+                    age = t if second_moment == "server" else s
+                    m, v = ratio, {n: v[n] / (1 - b2**age) for n in g}
+                p = {n: ratio[n] / (np.sqrt(v_hat[n]) + eps) for n in g}  # 11
                 if not lamb:
                     theta = {n: theta[n] - alpha * p[n] for n in g}
                     continue
@@ -84,12 +92,11 @@ def run(
                     for n in members:
                         new[n] = theta[n] - alpha * scale * u[n]
                 theta = new
-            moments[i], taken[i] = m, s
+            moments[i], taken[i], own_v[i] = m, s, v
             thetas.append(theta)  # 14
             vs.append(v)  # 14
         weights = problem.weights(r, weighting)
         theta_bar = mean(thetas, weights)  # 16
         v_bar = mean(vs, weights)
         v_hat = {n: np.maximum(v_hat[n], v_bar[n]) for n in v_hat}  # 16
-        trajectory.append(theta_bar)
-    return trajectory
+        yield theta_bar

@@ -3,6 +3,8 @@
 ∇f_i(x), "the full local-batch gradient", is the mean of the round's minibatch gradients at x.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from oracles.fedopt import Rate, at
@@ -21,7 +23,7 @@ def run(
     server_lr: float = 1.0,
     weighting: str = "uniform",
     control: str = "cohort",
-) -> list[Tree]:
+) -> Iterator[Tree]:
     """x after every round.
 
     `control="cohort"` is the paper: c is the mean gradient at x of the very cohort that trains, which takes a
@@ -31,7 +33,6 @@ def run(
     x = problem.params
     m, v = zeros(x), {n: np.full_like(x[n], v0) for n in x}  # s
     c_before = zeros(x)
-    trajectory = []
     for r, cohort in enumerate(problem.cohorts):
         eta = at(lr, r)
         weights = problem.weights(r, weighting)
@@ -56,5 +57,4 @@ def run(
         y_bar = mean(ys, weights)
         x = {n: x[n] + server_lr * (y_bar[n] - x[n]) for n in x}
         c_before = g
-        trajectory.append(x)
-    return trajectory
+        yield x

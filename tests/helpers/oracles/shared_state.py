@@ -3,6 +3,8 @@
 Local AdaAlter is Algorithm 4 of Xie et al. (2019); Lookahead follows Zhang et al. (2019b), Algorithm 1.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from oracles.fedopt import Rate, at
@@ -16,41 +18,38 @@ def run_momentum(
     decay: float,
     client_state: str,
     weighting: str = "examples",
-) -> list[Tree]:
-    """FedOpt (Algorithm 1) with heavy-ball clients, z ← μ z + g, y ← y − η_l z, and an SGD server."""
-    x, z_bar = problem.params, zeros(problem.params)
-    trajectory = []
+    server_decay: float = 0.0,
+) -> Iterator[Tree]:
+    """FedOpt (Algorithm 1) with heavy-ball clients, z ← μ z + g, y ← y − η_l z, and a heavy-ball server.
+
+    With `client_state="server"` every local step starts from the server's z.
+    """
+    x, z_bar, z_server = problem.params, zeros(problem.params), zeros(problem.params)
     for r, cohort in enumerate(problem.cohorts):
         ys, zs = [], []
         for i in cohort:
             y, z = x, z_bar
             for batch in problem.batches(r, i):
                 g = grad(y, batch)
-                z = {n: decay * z[n] + g[n] for n in x}
+                z = {n: decay * (z_server if client_state == "server" else z)[n] + g[n] for n in x}
                 y = {n: y[n] - client_lr * z[n] for n in x}
             ys.append(y)
             zs.append(z)
         weights = problem.weights(r, weighting)
         y_bar = mean(ys, weights)
-        x = {n: x[n] + server_lr * (y_bar[n] - x[n]) for n in x}
+        z_server = {n: server_decay * z_server[n] + x[n] - y_bar[n] for n in x}
+        x = {n: x[n] - server_lr * z_server[n] for n in x}
         if client_state == "average":
             z_bar = mean(zs, weights)
-        trajectory.append(x)
-    return trajectory
+        yield x
 
 
 def run_adaalter(
-    problem: Problem,
-    lr: Rate,
-    eps: float = 1.0,
-    b0: float = 1.0,
-    server_lr: float = 1.0,
-    weighting: str = "examples",
-) -> list[Tree]:
+    problem: Problem, lr: Rate, eps: float = 1.0, b0: float = 1.0, server_lr: float = 1.0, weighting: str = "examples"
+) -> Iterator[Tree]:
     """Local AdaAlter: B² is fixed between synchronisations, t' ε² stands for the squares not yet in it."""
     x = problem.params
     b_square = {n: np.full_like(x[n], b0**2) for n in x}  # B₀² = b₀² 1
-    trajectory = []
     for r, cohort in enumerate(problem.cohorts):
         ys, accumulators = [], []
         for i in cohort:
@@ -65,8 +64,7 @@ def run_adaalter(
         y_bar = mean(ys, weights)
         x = {n: x[n] + server_lr * (y_bar[n] - x[n]) for n in x}
         b_square = mean(accumulators, weights)  # A² = B² = mean A²
-        trajectory.append(x)
-    return trajectory
+        yield x
 
 
 def run_lookahead(
@@ -77,7 +75,7 @@ def run_lookahead(
     b2: float = 0.999,
     eps: float = 1e-8,
     weighting: str = "examples",
-) -> list[Tree]:
+) -> Iterator[Tree]:
     """Lookahead with Adam inside: fast weights θ at the clients, slow weights φ at the server.
 
     Adam is Kingma and Ba (2015), section 2, in the order of its last paragraph (ε beside the uncorrected √v).
@@ -85,7 +83,6 @@ def run_lookahead(
     """
     slow = problem.params
     m_bar, v_bar, count = zeros(slow), zeros(slow), 0
-    trajectory = []
     for r, cohort in enumerate(problem.cohorts):
         fasts, ms, vs, counts = [], [], [], []
         for i in cohort:
@@ -106,5 +103,4 @@ def run_lookahead(
         slow = {n: slow[n] + alpha * (fast_bar[n] - slow[n]) for n in slow}  # φ_t = φ_{t−1} + α(θ_{t,k} − φ_{t−1})
         m_bar, v_bar = mean(ms, weights), mean(vs, weights)
         count = round(sum(w * s for w, s in zip(weights, counts)))
-        trajectory.append(slow)
-    return trajectory
+        yield slow

@@ -1,0 +1,357 @@
+"""What the theorems of the papers say, measured: results/theory.md.
+
+    python benchmarks/theory.py [SECTION ...]
+
+Each section simulates an algorithm of the package on quadratics whose constants are known, with all clients in every
+round, and compares the slope of a measured quantity, on logarithmic axes, with the exponent of the theorem. The last
+section runs two readings side by side on images, and takes the data sets from FEDOPTAX_DATA. Minutes on two cores.
+"""
+
+import datetime
+import math
+import platform
+import re
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import stats
+
+import fedoptax as fx
+from attacks import commit, cpu
+from fedoptax import tree
+from fedoptax.algorithm import FedAlgorithm
+from fedoptax.experiments.presets import find_setting
+
+COMMAND = "python benchmarks/theory.py"
+PAGE = Path(__file__).parent / "results" / "theory.md"
+SEEDS, DIMENSION = 10, 16
+HEAD = """# Theorems, measured
+
+Made by `python benchmarks/theory.py`. Quadratics fᵢ = ½ (x − bᵢ)ᵀ Hᵢ (x − bᵢ) of {dimension} coordinates, all clients
+in every round, {seeds} seeds; gradients have Gaussian noise. A slope is that of a line through the logarithms, fitted
+for each seed; the interval is 95 percent (t) over the seeds. Theorems bound from above: a rate that falls faster than
+its bound agrees with it.
+Date: {date}. Machine: {cpu}. Versions: fedoptax {fedoptax}, jax {jax}, Python {python}. Commit {commit}.
+"""
+
+
+class Quadratics(NamedTuple):
+    """Clients' Hessians (N, d), which are diagonal, their optima (N, d), and the noise of a gradient's coordinate."""
+
+    hessians: np.ndarray
+    optima: np.ndarray
+    noise: float
+
+    def gradient(self, x: jax.Array, weights: jax.Array) -> jax.Array:
+        """∇f, f the weighted mean of the clients' fᵢ."""
+        return weights @ (self.hessians * (x - self.optima))
+
+
+def quadratics(num_clients: int, noise: float = 1.0, spread: float = 0.0, uneven: float = 0.0) -> Quadratics:
+    """Hessians from 0.2 to 1 (L = 1), optima in pairs on both sides of 0, Hessians `uneven` between clients."""
+    rng = np.random.default_rng(0)
+    half = spread * rng.normal(size=(-(-num_clients // 2), DIMENSION))
+    optima = np.stack([half, -half], axis=1).reshape(-1, DIMENSION)[:num_clients]
+    factors = np.exp(uneven * rng.uniform(-1, 1, (num_clients, DIMENSION)))
+    return Quadratics(np.linspace(0.2, 1.0, DIMENSION) * factors / factors.max(0), optima, noise)
+
+
+def simulation(
+    make: Callable[..., FedAlgorithm], problem: Quadratics, rounds: int, measure: Callable[..., Any], layers: int = 1
+) -> Callable[..., np.ndarray]:
+    """Make `(steps, clients, **hypers) -> measures`, (seeds, rounds, …), one program for all numbers.
+
+    The first `clients` take part in every round, with `steps` local steps; the parameters are `layers` equal parts of
+    x; a measure is `measure(server, uploads, x, weights, **hypers)` after a round of `make(**hypers)`.
+    """
+    count = len(problem.optima)
+
+    def split(x: jax.Array) -> Any:
+        return {f"layer{i:02d}": part for i, part in enumerate(jnp.split(x, layers))}
+
+    def grad_fn(params: Any, batch: Any) -> Any:
+        (client, key), x = batch, joined(params)
+        noise = problem.noise * jax.random.normal(key, x.shape)
+        return jnp.zeros(()), split(hessians[client] * (x - optima[client]) + noise)
+
+    hessians, optima = (jnp.asarray(a, jnp.float32) for a in problem[:2])
+
+    @jax.jit
+    def run_all(steps: Any, clients: Any, hypers: Any) -> Any:
+        algorithm, weights = make(**hypers), jnp.where(jnp.arange(count) < clients, 1 / clients, 0.0)
+
+        def a_round(state: Any, key: jax.Array) -> Any:
+            server, states = state
+            message, keys = algorithm.broadcast(server), jax.random.split(key, count)
+
+            def train(state: Any, i: jax.Array, own: jax.Array) -> Any:
+                batches = fx.Batches(steps, lambda k: (i, jax.random.fold_in(own, k)))
+                return algorithm.client_update(grad_fn, message, state, batches)
+
+            uploads, states, _ = jax.vmap(train)(states, jnp.arange(count), keys)
+            parts = jax.vmap(tree.accumulate)(tree.accumulate_zero(uploads), weights, uploads)
+            total = jax.tree.map(lambda a: jnp.sum(a, axis=0), parts)
+            mean = tree.accumulate_result(total, tree.take(uploads, 0))
+            server = algorithm.server_update(server, mean, fx.Cohort(count, count))
+            return (server, states), measure(server, uploads, joined(algorithm.params(server)), weights, **hypers)
+
+        def run(key: jax.Array) -> Any:
+            params = split(jnp.full(DIMENSION, 2.0))
+            states = jax.vmap(lambda _: algorithm.init_client(params))(jnp.arange(count))
+            return jax.lax.scan(a_round, (algorithm.init(params), states), jax.random.split(key, rounds))[1]
+
+        return jax.vmap(run)(jax.random.split(jax.random.key(0), SEEDS))
+
+    def simulate(steps: int, clients: int, **hypers: Any) -> np.ndarray:
+        return np.asarray(run_all(jnp.int32(steps), jnp.float32(clients), jax.tree.map(jnp.float32, hypers)))
+
+    return simulate
+
+
+def joined(params: Any) -> jax.Array:
+    """The layers as one vector, also of stacked parameters."""
+    return jnp.concatenate([params[name] for name in sorted(params)], axis=-1)
+
+
+def interval(slopes: Sequence[float]) -> tuple[float, float]:
+    """The mean of slopes, and half of its 95 percent interval."""
+    half = stats.t.ppf(0.975, len(slopes) - 1) * np.std(slopes, ddof=1) / math.sqrt(len(slopes))
+    return float(np.mean(slopes)), float(half)
+
+
+class Row(NamedTuple):
+    """A theorem's exponent and what was measured; `values` has a row for each place and a column for each seed."""
+
+    what: str
+    line: str
+    axis: str
+    places: Sequence[float]
+    values: np.ndarray
+    claim: float
+    grows: bool = False
+
+    def text(self) -> str:
+        """The row of a table: slope, interval and verdict."""
+        slope, half = interval([np.polyfit(np.log(self.places), np.log(column), 1)[0] for column in self.values.T])
+        better = "slower" if self.grows else "faster"
+        verdict = "as the bound" if abs(slope - self.claim) <= half else f"{better} than the bound, agrees"
+        verdict = verdict if slope <= self.claim + half else "above the bound's exponent"
+        shown = ", ".join(f"{value:.3g}" for value in self.values.mean(axis=1))
+        places = ", ".join(f"{place:g}" for place in self.places)
+        return (
+            f"| {self.what} | {self.line} | {self.axis} = {places} | {shown} | {self.claim:.2f} | {slope:.2f} "
+            f"[{slope - half:.2f}, {slope + half:.2f}] | {verdict} |"
+        )
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The table of some rows."""
+    return TABLE + "\n".join(row.text() for row in rows) + "\n"
+
+
+TABLE = "| quantity | theorem | at | measured (mean) | exponent | slope | verdict |\n|---|---|---|---|---|---|---|\n"
+
+
+def square(x: jax.Array) -> jax.Array:
+    return jnp.sum(x * x)
+
+
+def layered(layers: int, problem: Quadratics, rounds: int) -> Callable[..., np.ndarray]:
+    """Fed-LAMB on x in some layers: after each round the largest ‖θ̄ − θᵢ‖², the largest ‖∇fᵢ‖ and ‖∇f/v̂^¼‖²."""
+
+    def measure(server: Any, uploads: Any, x: jax.Array, weights: jax.Array, lr: Any) -> jax.Array:
+        thetas = joined(uploads.params)
+        gap = jnp.max(jnp.sum((thetas - x) ** 2, axis=1))
+        norm = jnp.max(jnp.linalg.norm(problem.hessians * (thetas - problem.optima), axis=1))
+        return jnp.stack([gap, norm, square(problem.gradient(x, weights) / joined(server.v_max) ** 0.25)])
+
+    return simulation(lambda lr: fx.fedlamb(lr, v0=V0), problem, rounds, measure, layers)
+
+
+V0 = 1e-2
+
+
+def fedlamb() -> str:
+    """Lemma 1, the consensus bound and its growth in T; Corollary 1, the rate in the layers h and the rounds R."""
+    problem, alpha, steps = quadratics(8, spread=1.0), 0.01, (1, 2, 4, 8, 16, 32)
+    layers, rounds = (1, 2, 4, 8, 16), (50, 100, 200, 400)
+    runs = {h: layered(h, problem, rounds[-1]) for h in layers}
+    largest = np.stack([runs[4](count, 8, lr=alpha)[..., :2].max(axis=1) for count in steps])
+    gaps, m = largest[..., 0], largest[0, :, 1].max() + 3 * problem.noise * math.sqrt(DIMENSION)
+    bound = alpha**2 * m**2 * 10**2 * (1 - 0.999) * DIMENSION / V0
+    held = "holds" if gaps[0].max() <= bound else "is exceeded"
+
+    def mean_norm(h: int, r: int) -> np.ndarray:
+        return runs[h](5, 8, lr=1 / math.sqrt(h * r))[:, :r, 2].mean(axis=1)
+
+    by_layers, by_rounds = np.stack([mean_norm(h, 200) for h in layers]), np.stack([mean_norm(4, r) for r in rounds])
+    rows = [
+        Row("max ‖θ̄ − θᵢ‖²", "(25), 001:597–599, (T − 1)²", "T", steps[1:], gaps[1:], 2.0, grows=True),
+        Row("mean ‖∇f/v̂^¼‖²", "Corollary 1, 003:179–181", "h", layers, by_layers, -0.5),
+        Row("the same", "Corollary 1, 003:179–181", "R", rounds, by_rounds, -0.5),
+    ]
+    return (
+        f"## Fed-LAMB\n\nLemma 1 (003:149–153), T = 1: the bound α² M² φ_M² (1 − β₂) p/v₀ = {bound:.3g} (α = {alpha}, "
+        f"M = {m:.3g}, φ_M = 10, β₂ = 0.999, p = {DIMENSION}, v₀ = {V0}) {held}: the largest distance of all rounds, "
+        f"clients and seeds is {gaps[0].max():.3g}. It has no ‖u‖ in it, by which Fed-LAMB divides: a step is α φ(‖θ‖) "
+        f"whatever the gradient. Corollary 1 with α = 1/√(hR), T = 5.\n\n" + table(rows)
+    )
+
+
+def afo_rates() -> str:
+    """Corollary 1: min E‖∇f‖² in m, K and T, with η_l = 1/(K L √T), η = √(K m), τ = G/L."""
+    bound, problem = 4.0, quadratics(32, noise=1.0, spread=0.3)  # G
+    clients, steps, rounds = (2, 4, 8, 16, 32), (1, 2, 4, 8, 16), (50, 100, 200, 400, 800)
+    run = simulation(
+        partial(fx.fedadagrad, tau=bound), problem, rounds[-1], lambda s, u, x, w, **_: square(problem.gradient(x, w))
+    )
+
+    def least(m: int, k: int, t: int) -> np.ndarray:
+        return run(k, m, client_lr=1 / (k * math.sqrt(t)), server_lr=math.sqrt(k * m))[:, :t].min(axis=1)
+
+    rows = [
+        Row("min ‖∇f‖²", "Corollary 1, 004:133", "m", clients, np.stack([least(m, 4, 200) for m in clients]), -0.5),
+        Row("the same", "Corollary 1, 004:133", "K", steps, np.stack([least(8, k, 200) for k in steps]), -0.5),
+        Row("the same", "Corollary 1, 004:133", "T", rounds, np.stack([least(8, 4, t) for t in rounds]), -0.5),
+    ]
+    text = "FedAdagrad, η_l = 1/(K L √T), η = √(Km), τ = G/L with G ="
+    return f"## Adaptive Federated Optimization, Corollary 1 (004:131–133)\n\n{text} {bound:g}.\n\n" + table(rows)
+
+
+def afo_decay() -> str:
+    """Discussion (ii): η_l must decay, η need not: the floor of ‖∇f‖² where clients' Hessians differ."""
+    problem, rounds = quadratics(8, noise=0.1, spread=2.0, uneven=1.0), (200, 400, 800, 1600)
+
+    def make(client_lr: Any, server_lr: Any) -> FedAlgorithm:
+        return fx.fedadagrad(lambda t: client_lr[t], lambda t: server_lr[t], tau=0.01)
+
+    run = simulation(make, problem, rounds[-1], lambda s, u, x, w, **_: square(problem.gradient(x, w)))
+    constant, falling = np.ones(rounds[-1] + 1), 1 / np.sqrt(1 + np.arange(rounds[-1] + 1))
+    rows = []
+    cases = {
+        "η_l = 0.1, η = 0.3": (constant, constant),
+        "η_l = 0.1/√t, η = 0.3": (falling, constant),
+        "η_l = 0.1, η = 3/√t": (constant, 10 * falling),
+    }
+    for name, (client, server) in cases.items():
+        norms = run(10, 8, client_lr=0.1 * client, server_lr=0.3 * server)
+        late = np.stack([norms[:, t // 2 : t].mean(axis=1) for t in rounds])
+        slope, half = interval(np.log2(late[-1] / late[-2]).tolist())
+        shown = ", ".join(f"{value:.3g}" for value in late.mean(axis=1))
+        verdict = "falls" if slope + half < -0.1 else "a floor stays"
+        rows.append(f"| {name} | {shown} | {slope:.2f} [{slope - half:.2f}, {slope + half:.2f}] | {verdict} |")
+    return (
+        '## "One must decay η_l, not the server learning rate η" (004:173)\n\nFedAdagrad, K = 10, clients of unequal '
+        f"Hessians; mean ‖∇f‖² over the second half of T = {', '.join(map(str, rounds))} rounds.\n\n"
+        "| rates | mean ‖∇f‖² | slope of the last two | verdict |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
+    )
+
+
+def convergence_measure(server: Any, gradient: Callable[[jax.Array], jax.Array], lr: Any, rho: float) -> jax.Array:
+    """FAFED's M_t, equation (4), at a synchronisation: x̄_t is x̄_{t+1} + η m̄/A, as line 12 steps.
+
+    Args:
+      server: `fafed`'s state after a round.
+      gradient: ∇f, of the parameters as one vector.
+      lr: η_t of that round.
+      rho: ρ.
+    """
+    x, m, v = (joined(part) for part in server[:3])
+    moved = m / (jnp.sqrt(v) + rho)
+    return square(moved) / 4 + square(gradient(x + lr * moved) - m) / (4 * rho**2)
+
+
+def fafed() -> str:
+    """Theorem 2: the mean of M_t in T and N with its constants and q = (T/N²)^{1/3}."""
+    rho, problem, longest = 1.0, quadratics(8, noise=1.0, spread=0.3), 8000
+    clients, iterations = (1, 2, 4, 8), (500, 1000, 2000, 4000, 8000)
+
+    def advised(n: int, t: int) -> int:
+        return max(1, round((t / n**2) ** (1 / 3)))
+
+    def make(lr: Any, alpha: Any) -> FedAlgorithm:
+        return fx.fafed(lambda t: lr[t], lambda t: alpha[t], rho=rho)
+
+    rounds = max(t // advised(n, t) for n, t in [(4, t) for t in iterations] + [(n, 2000) for n in clients])
+
+    def measure(server: Any, uploads: Any, x: jax.Array, weights: jax.Array, lr: Any, alpha: Any) -> jax.Array:
+        return convergence_measure(server, lambda x: problem.gradient(x, weights), lr[server.t - 1], rho)
+
+    run = simulation(make, problem, rounds, measure)
+
+    def mean_measure(n: int, t: int) -> np.ndarray:
+        q = advised(n, t)
+        lr, alpha, _ = fx.fafed_theory(1.0, n, q, t // q, rho=rho)
+        times = jnp.arange(longest + 100)
+        return run(q, n, lr=np.asarray(lr(times)), alpha=np.asarray(jax.vmap(alpha)(times)))[:, 1 : t // q].mean(axis=1)
+
+    with_log = np.polyfit(np.log(iterations), np.log([(math.log(t) + 1) / t ** (2 / 3) for t in iterations]), 1)[0]
+    rows = [
+        Row(
+            "mean M_t",
+            "Theorem 2, 002:217–223, (ln T + 1)/T^{2/3}",
+            "T",
+            iterations,
+            np.stack([mean_measure(4, t) for t in iterations]),
+            float(with_log),
+        ),
+        Row("the same", "Remark 1, 002:227", "N", clients, np.stack([mean_measure(n, 2000) for n in clients]), -2 / 3),
+    ]
+    return (
+        "## FAFED, Theorem 2 and Remark 1\n\nM_t of equation (4) (002:189) at the synchronisations, with the η_t and "
+        "α_t of `fafed_theory`, and q = (T/N²)^{1/3}: T/q = (NT)^{2/3} rounds. The theorem is about a uniformly random "
+        "iterate; a run's parameters are the last.\n\n" + table(rows)
+    )
+
+
+def readings() -> str:
+    """Readings of the texts side by side: Fed-LAMB's φ, and FedAMS's τ = .01."""
+    cases = [
+        ("mnist", "fedlamb", "fedlamb", 50, 3, {"clip to [10⁻³, 10]": {"phi": "clip"}, "identity (003 line 236)": {}}),
+        ("fashion-mnist", "fafed-low", "fedams", 30, 1,
+         {"τ = .01 is the least denominator, √ε": {}, "τ = .01 is ε under the root": {"eps": 0.01}}),
+    ]  # fmt: skip
+    lines = ["| task, preset | algorithm | reading | mean of all rounds | last round |", "|---|---|---|---|---|"]
+    for task_name, preset, name, rounds, seeds, variants in cases:
+        setting: Any = find_setting(task_name, f"paper:{preset}")
+        task = fx.load_task(task_name, **setting.task)
+        for reading, changes in variants.items():
+            algorithm = fx.ALGORITHMS[name](**setting.hyperparameters[name] | changes)
+            options = setting.run | {"rounds": rounds, "eval_every": 2, "progress": False}
+            runs = [fx.run(task, algorithm, seed=seed, **options) for seed in range(seeds)]
+            columns = [[a for a in run.history.column("test_accuracy") if a is not None] for run in runs]
+            means, last = [np.mean(c) for c in columns], [c[-1] for c in columns]
+            shown = (f"{np.mean(v):.3f}" + (f" ± {np.std(v, ddof=1):.3f}" if seeds > 1 else "") for v in (means, last))
+            lines.append(
+                f"| `{task_name}`, `paper:{preset}`, {rounds} rounds | `{name}` | {reading} | {' | '.join(shown)} |"
+            )
+    return "## Readings side by side\n\nTest accuracy; ± is the deviation over 3 seeds.\n\n" + "\n".join(lines) + "\n"
+
+
+SECTIONS = (fedlamb, afo_rates, afo_decay, fafed, readings)
+
+
+def main() -> None:
+    """Run the sections that are named, or all; the page keeps the others as they were."""
+    names = sys.argv[1:] or [section.__name__ for section in SECTIONS]
+    old = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
+    kept = dict(re.findall(r"<!-- (\w+) -->\n(.*?)(?=\n<!-- |\Z)", old, re.DOTALL))
+    facts = {"dimension": DIMENSION, "seeds": SEEDS, "date": datetime.date.today(), "cpu": cpu(), "commit": commit()}
+    versions = {"fedoptax": fx.__version__, "jax": jax.__version__, "python": platform.python_version()}
+    for section in SECTIONS:
+        kept.setdefault(section.__name__, f"## {section.__name__}\n\nNot run yet: `{COMMAND} {section.__name__}`.\n")
+    for section in SECTIONS:
+        if section.__name__ in names:
+            kept[section.__name__] = section()
+            parts = [f"<!-- {one.__name__} -->\n{kept[one.__name__]}" for one in SECTIONS]
+            PAGE.write_text("\n".join([HEAD.format(**facts, **versions), *parts]), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
