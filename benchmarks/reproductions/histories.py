@@ -30,22 +30,17 @@ REPEATED = ("run", "config", "summary")
 ENDED = ("completed", "stopped early", "diverged")
 
 
-def pack(folder: Path, name: str, commit: str, runs: Path = RUNS, unfinished: bool = False) -> None:
-    """Add the steps below `folder` whose runs have all ended to a recipe's histories, in place of earlier ones.
-
-    With `unfinished` also those that were interrupted.
-    """
-    steps = {path.name: path for path in sorted(folder.iterdir()) if path.is_dir() and (unfinished or has_ended(path))}
-    about, kept = {}, []
+def pack(place: Path, name: str, commit: str, runs: Path = RUNS) -> None:
+    """Add the folder of a step to a recipe's histories, in place of what they have of it."""
+    about, tables = {}, []
     if (runs / f"{name}.toml").is_file():
         about = tomllib.loads((runs / f"{name}.toml").read_text(encoding="utf-8"))
         rows = pd.read_parquet(runs / f"{name}.parquet")
-        kept = [rows[~rows["run"].str.partition("/")[0].isin(steps)]]
-    for step, path in steps.items():
-        configs = sorted(path.rglob("config.json"))
-        kept += [read_run(config.parent, config.parent.relative_to(folder).as_posix()) for config in configs]
-        about[step] = describe_step(path, commit)
-    table = pd.concat(kept, ignore_index=True)
+        tables = [rows[~rows["run"].str.startswith(f"{place.name}/")]]
+    configs = sorted(place.rglob("config.json"))
+    tables += [read_run(path.parent, path.parent.relative_to(place.parent).as_posix()) for path in configs]
+    about[place.name] = describe_step(place, commit)
+    table = pd.concat(tables, ignore_index=True)
     for column in table.columns.difference(REPEATED):
         values = pd.to_numeric(table[column], errors="coerce").astype(float)
         whole = column == "round" or column.startswith("bytes_")
@@ -109,7 +104,7 @@ def describe_step(step: Path, commit: str) -> dict[str, Any]:
             | {"found": {k: v for k, v in hyperparameters.get(algorithm, {}).items() if k in search["grid"]}}
             for algorithm, search in searches.items()
         },
-    }  # fmt: skip
+    }
 
 
 @dataclass(frozen=True)
@@ -143,7 +138,7 @@ class Step:
     @property
     def any_run(self) -> Run:
         """A run, for what all have in common."""
-        return next(iter(self.points.values() if self.points else next(iter(self.runs.values())).values()))
+        return next(run for runs in (self.points, *self.runs.values()) for run in runs.values())
 
     def is_higher_better(self, column: str) -> bool:
         """Whether more is better in a column: in the metric as the run says, in others by their kind."""
