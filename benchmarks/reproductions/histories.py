@@ -24,6 +24,7 @@ import tomli_w
 
 from fedoptax._files import read_json
 from fedoptax.experiments.tuning import Rule
+from fedoptax.report.load import Run
 
 RUNS = Path(__file__).parent / "runs"
 REPEATED = ("run", "config", "summary")
@@ -63,7 +64,8 @@ def has_ended(step: Path) -> bool:
 def expected_runs(step: Path) -> int:
     """Count the runs of a comparison's seeds, or the points of a search."""
     if (step / "tune.json").is_file():
-        return math.prod(len(values) for values in read_json(step / "tune.json")["grid"].values())
+        record = read_json(step / "tune.json")
+        return record["trials"] or math.prod(map(len, record["grid"].values()))
     record = read_json(step / "compare.json")
     return len(record["algorithms"]) * len(record["seeds"])
 
@@ -108,20 +110,6 @@ def describe_step(step: Path, commit: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Run:
-    """One run: its config, its summary, and a row per round."""
-
-    config: Mapping[str, Any]
-    summary: Mapping[str, Any]
-    rows: pd.DataFrame
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether it ended as it should."""
-        return self.summary["status"] in ENDED[:2]
-
-
-@dataclass(frozen=True)
 class Step:
     """The runs of a step, by algorithm and seed, and the points of its search, if it is one."""
 
@@ -131,20 +119,9 @@ class Step:
     points: Mapping[str, Run]
 
     @property
-    def metric(self) -> str:
-        """The column that the step's runs are judged by."""
-        return self.any_run.config.get("primary_metric") or "train_loss"
-
-    @property
     def any_run(self) -> Run:
         """A run, for what all have in common."""
         return next(run for runs in (self.points, *self.runs.values()) for run in runs.values())
-
-    def is_higher_better(self, column: str) -> bool:
-        """Whether more is better in a column: in the metric as the run says, in others by their kind."""
-        if column == self.any_run.config.get("primary_metric"):
-            return bool(self.any_run.config["higher_is_better"])
-        return "accuracy" in column
 
     def rule(self) -> Rule:
         """How the points of the search are ranked."""
@@ -177,10 +154,8 @@ def _split(table: pd.DataFrame, step: str) -> Iterator[tuple[str, Run]]:
     part = table[table["run"].str.startswith(f"{step}/") & ~table["run"].str.startswith(f"{step}/tuning/")]
     for place, rows in part.groupby("run", sort=False, observed=True):
         config, summary = json.loads(rows["config"].iloc[0]), json.loads(rows["summary"].iloc[0])
-        yield (
-            str(place).removeprefix(f"{step}/"),
-            Run(config, summary, rows[rows["round"] > 0].drop(columns=list(REPEATED))),
-        )
+        rows = rows[rows["round"] > 0].drop(columns=list(REPEATED))
+        yield str(place).removeprefix(f"{step}/"), Run(Path(str(place)), config, rows, summary)
 
 
 def _make_step(name: str, about: Mapping[str, Any], found: Mapping[str, Run]) -> Step:

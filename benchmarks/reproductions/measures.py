@@ -1,6 +1,4 @@
-"""What the pages say of histories: measures of runs, their table by method, and claims with their tests."""
-
-from __future__ import annotations
+"""What the pages say of histories: measures of runs, tests between methods, and the table of a step."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,8 +9,9 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from fedoptax.report.load import Run
 from fedoptax.report.paired import LEAST_PAIRS, LEVEL, POINT, compare_seeds
-from histories import Run, Step
+from histories import Step
 
 NAN = math.nan
 TARGET_SHARE = 0.95  # of the highest value, where a step names no target
@@ -72,10 +71,11 @@ class Measure:
 
     def words(self, run: Run) -> str:
         """Name the measure, and how many evaluations it is a mean of."""
-        name = self.column.replace("_", " ")
+        name = self.column.replace("_", " ").replace("train", "training")
         if self.target is not None:
             smooth = f" (mean of {self.window} rounds)" if self.window > 1 else ""
-            return f"rounds to a {name} of {show(self.target, 'accuracy' in self.column)}{smooth}"
+            aim = f"{100 * self.target:.3g} percent" if "accuracy" in self.column else f"{self.target:g}"
+            return f"rounds to a {name} of {aim}{smooth}"
         if self.rounds is None:
             return f"best {name} of all rounds" if self.best else f"{name} after the last round"
         first, last = self._window(run)
@@ -87,9 +87,9 @@ class Measure:
 
 def measure_of(step: Step, options: Mapping[str, Any]) -> Measure:
     """Make the measure that a recipe's options name: `column`, `rounds`, `target`, `window`."""
-    column = options.get("column", step.metric)
+    column = options.get("column", step.any_run.metric)
     rounds = tuple(options["rounds"]) if "rounds" in options else None
-    higher = step.is_higher_better(column)
+    higher = step.any_run.is_higher_better(column)
     return Measure(column, higher, rounds, options.get("target"), options.get("window", 1), options.get("best", False))
 
 
@@ -158,90 +158,6 @@ def adjust_by_holm(tests: Sequence[Test]) -> None:
     for place, test in enumerate(tested):
         largest = max(largest, min(1.0, test.p * (len(tested) - place)))
         test.p = largest
-
-
-@dataclass
-class Claim:
-    """A sentence of a paper, or ours, with the tests that decide it."""
-
-    says: str
-    where: str
-    paper: str
-    measure: str
-    tests: list[Test]
-
-    @property
-    def outcome(self) -> str:
-        """It holds if each test says so; else the worst of them."""
-        outcomes = {test.outcome for test in self.tests}
-        order = ("contradicted", "untested, against", "undecided", "no data", "untested, in line", "holds")
-        return next(word for word in order if word in outcomes)
-
-
-def make_claims(recipe: Mapping[str, Any], steps: Mapping[str, Step], tables: Mapping[str, Table]) -> list[Claim]:
-    """Test a recipe's claims; those about differences are one family, those about equality another.
-
-    A claim has `says`, `step`, what `measure_of` takes, and one of these: `above` and `below` (each of the former is
-    better than each of the latter, of `other_step` if there is one), `level` (all are within a point of the best),
-    `point` (a value of a search is within a point of its best), `every` (the score of each point is "at least" or "at
-    most" `value`), or `everywhere`: each method is significantly behind the first in some table.
-    """
-    claims = []
-    for options in recipe.get("claims", ()):
-        if options.get("everywhere") and tables:
-            names = list(dict.fromkeys(row.name for table in tables.values() for row in table.rows))
-            never = [name for name in names if not any(name in table.behind for table in tables.values())]
-            test = Test("each method", "the first", _NOTHING, len(tables), NAN, NAN, NAN, NAN)
-            test.decided = "undecided" if never else "holds"
-            says = f"{options['says']} ({len(never)} of {len(names)} are on none of {len(tables)})"
-            claims.append(Claim(says, "all", recipe["settings"]["paper"], "as in the tables", [test]))
-        if options.get("step") not in steps:
-            continue
-        step = steps[options["step"]]
-        about = next(one for one in recipe["steps"] if one["name"] == step.name)
-        paper = options.get("paper", about.get("paper", recipe["settings"]["paper"]))
-        measure = measure_of(step, options) if step.runs else _NOTHING
-        words = measure.words(step.any_run) if step.runs else f"{step.rule().metric.replace('_', ' ')} of the search"
-        claims.append(Claim(options["says"], about["title"], paper, words, _make_tests(options, step, steps, measure)))
-    for equivalence in (False, True):
-        adjust_by_holm([test for claim in claims for test in claim.tests if test.equivalence == equivalence])
-    return claims
-
-
-_NOTHING = Measure("", True)
-
-
-def _make_tests(options: Mapping[str, Any], step: Step, steps: Mapping[str, Step], measure: Measure) -> list[Test]:
-    if "above" in options:
-        other = steps[options.get("other_step", step.name)]
-        return [compare(a, b, step, measure, other_step=other) for a in options["above"] for b in options["below"]]
-    if "level" in options:
-        first, *others = rank(step, options["level"], measure)
-        return [compare(first, other, step, measure, equivalence=True) for other in others]
-    scores = step.scores()
-    if "point" in options:
-        point = options["point"]
-        score = next(score for values, score in scores if values | point == values)
-        share = Measure(step.rule().metric, step.rule().higher_is_better)
-        label = ", ".join(f"{name} {value}" for name, value in point.items())
-        return [Test(label, "the best", share, 1, score - scores[0][1], NAN, NAN, NAN, equivalence=True)]
-    least = options["every"] == "at least"
-    met = [score >= options["value"] if least else score <= options["value"] for _, score in scores]
-    test = Test(
-        f"{sum(met)} of {len(met)} points", f"{options['every']} {options['value']}", measure, 1, NAN, NAN, NAN, NAN
-    )
-    test.decided = "holds" if all(met) else "contradicted"
-    return [test]
-
-
-def verdict(claims: Sequence[Claim]) -> str:
-    """One word for a page: all tests of its claims hold, some do (or are in line where nothing is tested), or none."""
-    outcomes = {test.outcome for claim in claims for test in claim.tests}
-    if not outcomes:
-        return "open"
-    if outcomes == {"holds"}:
-        return "reproduced"
-    return "partly" if {"holds", "untested, in line"} & outcomes else "not reproduced"
 
 
 def rank(step: Step, algorithms: Sequence[str], measure: Measure) -> list[str]:
@@ -374,20 +290,12 @@ def cost_to(runs: Mapping[int, Run], target: Measure) -> dict[str, float]:
         costs = {
             "rounds": end,
             "bytes": float(rows[["bytes_up", "bytes_down"]].sum().sum()),
-            "gradients": gradients_per_round(run) * end,
+            "gradients": run.gradients_per_round * end,
             "virtual": float(rows["virtual_seconds"].sum()) if "virtual_seconds" in rows else NAN,
         }
         for name, cost in costs.items():
             found[name].append(cost if math.isfinite(end) else math.inf if end == end else NAN)
     return {name: float(np.median(costs)) if costs else NAN for name, costs in found.items()}
-
-
-def gradients_per_round(run: Run) -> float:
-    """A round's minibatch gradients, all of a cohort of average clients."""
-    config = run.config
-    sizes = np.asarray((config.get("partition") or {}).get("sizes") or [NAN])
-    steps = config.get("local_steps") or np.ceil(sizes / config["batch_size"]).mean() * config["local_epochs"]
-    return float(config["cohort_size"] * steps * config.get("gradients_per_step", 1))
 
 
 def best_by(step: Step, name: str) -> list[tuple[dict[str, Any], float]]:
@@ -401,26 +309,9 @@ def best_by(step: Step, name: str) -> list[tuple[dict[str, Any], float]]:
 def edges(grid: Mapping[str, Sequence[Any]], found: Mapping[str, Any]) -> list[str]:
     """Name the hyper-parameters whose best value is at an end of what was searched."""
     numbers = {name: values for name, values in grid.items() if len(values) > 1 and isinstance(values[0], float)}
-    return [name for name, values in numbers.items() if found.get(name) in (min(values), max(values))]
+    return [name for name, values in numbers.items() if name in found and not min(values) < found[name] < max(values)]
 
 
 def _mean(values: Any) -> float:
     values = list(values)
     return float(np.mean(values)) if values else NAN
-
-
-def show(value: float, share: bool = False, digits: int = 4) -> str:
-    """Write a number: shares in percent with one decimal, others with so many digits; NaN is –, infinity `never`."""
-    if math.isnan(value):
-        return "–"
-    if math.isinf(value):
-        return "never"
-    if share:
-        return f"{100 * value:.1f}"
-    whole = abs(value) >= 1000 or float(value).is_integer()
-    return f"{value:,.0f}" if whole else f"{value:.{digits}g}"
-
-
-def show_p(p: float) -> str:
-    """Write a p-value."""
-    return "–" if math.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.2g}"

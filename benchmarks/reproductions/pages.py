@@ -7,6 +7,7 @@ The templates are in pages/; recipes are the NAME.toml beside this file, histori
 """
 
 import argparse
+import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -17,11 +18,13 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+import claims
 import histories
 import measures
+from claims import Claim
 from fedoptax.report.words import format_bytes, format_setting, join_words
 from histories import Step
-from measures import Claim, Table, show, show_p
+from measures import Table
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -76,12 +79,12 @@ class Recipe:
     @cached_property
     def claims(self) -> list[Claim]:
         """The recipe's claims with their tests."""
-        return measures.make_claims(self.text, self.steps, self.tables)
+        return claims.make_claims(self.text, self.steps, self.tables)
 
     @property
     def verdict(self) -> str:
         """One word, from the claims."""
-        return measures.verdict(self.claims)
+        return claims.verdict(self.claims)
 
     def figures(self, step: str) -> list[str]:
         """The figures of a step, beside the page."""
@@ -115,6 +118,23 @@ def render() -> dict[Path, str]:
     pages = {RESULTS / f"{stem}.md": page.render(recipe=recipe) for stem, recipe in every.items()}
     pages |= {path: env.get_template(name).render(recipes=every) for name, path in PAGES.items()}
     return {path: re.sub(r"\n{3,}", "\n\n", re.sub(r" +$", "", text, flags=re.M)) for path, text in pages.items()}
+
+
+def show(value: float, share: bool = False, digits: int = 4) -> str:
+    """Write a number: shares in percent with one decimal, others with so many digits; NaN is –, infinity `never`."""
+    if math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return "never"
+    if share:
+        return f"{100 * value:.1f}"
+    whole = abs(value) >= 1000 or float(value).is_integer()
+    return f"{value:,.0f}" if whole else f"{value:.{digits}g}"
+
+
+def show_p(p: float) -> str:
+    """Write a p-value."""
+    return "–" if math.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.2g}"
 
 
 def find_stale(pages: Mapping[Path, str]) -> list[Path]:

@@ -7,12 +7,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+import claims
 import histories
-import measures
 import pages
 from command_line import parse
 from fedoptax.experiments.presets import find_setting
-from histories import Run, Step
+from fedoptax.report import Run
+from histories import Step
 
 
 @pytest.mark.parametrize("name", pages.names())
@@ -45,7 +46,7 @@ def make_step(values: dict[str, list[float]], metric: str = "test_accuracy") -> 
     """Runs of three rounds, evaluated after each, by seed; the values are those of all rounds."""
     config = {"rounds": 3, "primary_metric": metric, "higher_is_better": True}
     runs = {
-        name: {seed: Run(config, {"status": "completed"}, pd.DataFrame({"round": [1, 2, 3], metric: value}))
+        name: {seed: Run(Path(), config, pd.DataFrame({"round": [1, 2, 3], metric: value}), {"status": "completed"})
                for seed, value in enumerate(seeds)}
         for name, seeds in values.items()
     }  # fmt: skip
@@ -69,7 +70,7 @@ def test_a_claim_is_what_its_test_says(ours: list[float], theirs: list[float], o
         "steps": [{"name": "step", "title": "A step"}],
         "claims": [{"says": "a is above b", "step": "step", "above": ["a"], "below": ["b"], "rounds": [-2, -1]}],
     }
-    (claim,) = measures.make_claims(recipe, {"step": make_step({"a": ours, "b": theirs})}, {})
+    (claim,) = claims.make_claims(recipe, {"step": make_step({"a": ours, "b": theirs})}, {})
     assert claim.outcome == outcome and "rounds 2 to 3 (2 evaluations)" in claim.measure
 
 
