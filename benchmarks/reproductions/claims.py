@@ -43,7 +43,7 @@ def make_claims(recipe: Mapping[str, Any], steps: Mapping[str, Step], tables: Ma
             test.decided = "undecided" if never else "holds"
             says = f"{options['says']} ({len(never)} of {len(names)} are on none of {len(tables)})"
             claims.append(Claim(says, "all", recipe["settings"]["paper"], "as in the tables", [test]))
-        if options.get("step") not in steps:
+        if not {options.get("step"), options.get("other_step", options.get("step"))} <= steps.keys():
             continue
         step = steps[options["step"]]
         about = next(one for one in recipe["steps"] if one["name"] == step.name)

@@ -15,7 +15,6 @@ not run again (--again does). Data sets are looked for in FEDOPTAX_DATA, or in s
 import argparse
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +22,8 @@ from typing import Any
 
 import histories
 import pages
-from fedoptax.report import write_report
+from fedoptax.report.figures import draw_figures
+from fedoptax.report.report import load_report
 
 FIGURES = ("metric-rounds.png", "train-loss-rounds.png", "heat-map.png", "heat-map-1.png", "profile-3.png")
 
@@ -79,12 +79,12 @@ def run(command: str, place: Path) -> None:
 
 
 def draw(step: dict[str, Any], place: Path, stem: str) -> None:
-    """Draw a step's figures and copy them beside the page."""
-    write_report(place, target=step.get("target"))
+    """Draw a step's figures beside the page."""
+    figures = draw_figures(load_report(place, step.get("target")))
     pages.RESULTS.mkdir(exist_ok=True)
-    for figure in step.get("figures", FIGURES[:1]):
-        if (place / "figures" / figure).is_file():
-            shutil.copyfile(place / "figures" / figure, pages.RESULTS / f"{stem}-{figure}")
+    for name in step.get("figures", FIGURES[:1]):
+        if name in figures:
+            (pages.RESULTS / f"{stem}-{name}").write_bytes(figures[name])
 
 
 def commit() -> str:
