@@ -32,14 +32,17 @@ ENDED = ("completed", "stopped early", "diverged")
 
 
 def pack(place: Path, name: str, commit: str, runs: Path = RUNS) -> None:
-    """Add the folder of a step to a recipe's histories, in place of what they have of it."""
+    """Add the folder of a step to a recipe's histories, in place of what they have of it.
+
+    Runs in progress are left out.
+    """
     about, tables = {}, []
     if (runs / f"{name}.toml").is_file():
         about = tomllib.loads((runs / f"{name}.toml").read_text(encoding="utf-8"))
         rows = pd.read_parquet(runs / f"{name}.parquet")
         tables = [rows[~rows["run"].str.startswith(f"{place.name}/")]]
-    configs = sorted(place.rglob("config.json"))
-    tables += [read_run(path.parent, path.parent.relative_to(place.parent).as_posix()) for path in configs]
+    done = [path.parent for path in sorted(place.rglob("summary.json")) if read_json(path)["status"] != "running"]
+    tables += [read_run(run, run.relative_to(place.parent).as_posix()) for run in done]
     about[place.name] = describe_step(place, commit)
     table = pd.concat(tables, ignore_index=True)
     for column in table.columns.difference(REPEATED):
@@ -93,6 +96,7 @@ def describe_step(step: Path, commit: str) -> dict[str, Any]:
     hyperparameters = record.get("hyperparameters", {})
     return {
         "command": record["command"].partition(" --out ")[0],
+        "is_whole": has_ended(step),
         "first": time.strftime("%Y-%m-%d", min(ended)),
         "last": time.strftime("%Y-%m-%d", max(ended)),
         "seconds": round(sum(summary["seconds"] for summary in summaries)),

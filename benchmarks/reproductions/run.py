@@ -33,7 +33,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", nargs="*", metavar="NAME", help=", ".join(pages.names()))
     parser.add_argument("--full", action="store_true", help="the paper's settings instead of reduced ones")
-    parser.add_argument("--so-far", action="store_true", help="run nothing, pack what has ended and write the pages")
+    parser.add_argument("--so-far", action="store_true", help="run nothing, pack what has ended, write the pages")
     parser.add_argument("--again", action="store_true", help="also run steps whose histories are there")
     parser.add_argument("--list", action="store_true")
     options = parser.parse_args()
@@ -53,12 +53,12 @@ def reproduce(recipe: pages.Recipe, so_far: bool, again: bool) -> None:
     folder = Path("runs") / "reproductions" / recipe.stem
     for step in recipe.text["steps"]:
         place, packed = folder / step["name"], recipe.steps.get(step["name"])
-        command = " ".join(shlex.split(step[recipe.kind]))
-        if packed and " ".join(shlex.split(packed.about["command"])) == f"fedoptax {command}" and not again:
+        is_done = packed is not None and packed.about["is_whole"]
+        if is_done and shlex.split(packed.about["command"])[1:] == shlex.split(step[recipe.kind]) and not again:
             continue
         if not so_far:
             run(step[recipe.kind], place)
-        if place.is_dir() and histories.has_ended(place):
+        if (so_far and place.is_dir()) or histories.has_ended(place):
             histories.pack(place, recipe.stem, commit())
             draw(step, place, f"{recipe.stem}-{step['name']}")
     for path, text in pages.render().items():
