@@ -126,6 +126,8 @@ class TaskOptions:
     num_clients: int | None = of_data("Clients in the federation. [default: the task's]")
     client_column: str | None = of_data("Column or array of client ids, for --task file:PATH.")
     label_column: str | None = of_data("Column or array of labels, for --task file:PATH.")
+    schema: str | None = of_data("What the columns of a table mean, a file by `fedoptax data describe`. [default: as a "
+        "first look has it]", metavar="FILE")  # fmt: skip
     validation_fraction: float | None = of_data("Share of each client's training examples that is held out for val_ "
         "metrics.")  # fmt: skip
     task_set: dict[str, Any] = of_data("Other options of the task, such as classes=1; see `fedoptax list tasks "
@@ -251,6 +253,9 @@ class Predict:
     input: Path = of_data("A .csv, .tsv, .parquet or .npz file, or a folder of images.", ...)
     out: Path | None = option("A .csv, .parquet or .npz file. [default: CSV on the standard output]")
     top: int = option("How many of the most probable classes are named.", 1)
+    threshold: float | None = option("Of two classes of a table, probability from which the positive one is predicted. "
+        "[default: the more probable class]")  # fmt: skip
+    evaluate: str | None = option("Column of labels in --input: print metrics instead of predictions.", metavar="LABEL")
     params: str | None = option("best or last parameters. [default: best if they were kept, else last]", group="Model")
 
 
@@ -324,6 +329,24 @@ class Check(JsonOption):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Describe:
+    """Look at a table and write what its columns mean, for a person to edit; warn of what looks wrong.
+
+    Example: fedoptax data describe patients.csv --client-column site --label-column outcome --out schema.toml
+    """
+
+    file: Path = argument("A .csv, .tsv or .parquet file.")
+    label_column: str = of_data("Column to predict.", "label")
+    client_column: str | None = of_data("Column of client ids. [default: client, if there is one]")
+    target: Literal["class", "number"] | None = of_data("What the labels are. [default: a number if they are decimals, "
+        "or whole numbers of many values]")  # fmt: skip
+    separator: str | None = of_data("Character between the cells of a .csv file. [default: guessed]")
+    decimal: str | None = of_data("Decimal point of the numbers in it, . or ,. [default: guessed]")
+    out: Path | None = option("A .toml file. [default: the standard output]")
+    overwrite: bool = option("Replace an earlier file.", False)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Partition(JsonOption, TaskOptions):
     """Show which client holds what: measures of heterogeneity, a table of the clients, and a picture.
 
@@ -378,6 +401,7 @@ class Local(JsonOption, DeploymentOptions):
 
     nodes: int | None = of_network("Number of SuperNodes, one per client. [default: 4, or the number of keys in --app]")
     app: Path | None = of_network("A folder by `fedoptax deploy init`. [default: a new one]")
+    data_file: list[Path] = of_network("The table of a node, once for each, with --schema.", [], metavar="FILE")
     port: int = of_network("Port of the SuperLink; 0: a free one.", 0)
     node_port: int = of_network("Port of the first SuperNode; 0: free ones.", 0)
     start_timeout: float = of_network("Seconds a process may take to start.", 120.0)
