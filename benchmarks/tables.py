@@ -23,9 +23,9 @@ import fedoptax as fx
 from fedoptax.data.describe import infer_file
 
 TABLES = {  # file: client column, label, positive class, columns that are ignored, rounds, allowed difference
-    "contraception": ("district", "use", "Y", ["woman"], 40, 0.02),
-    "indo_rct": ("site", "outcome", "1_yes", ["id", "bleed", "train"], 40, 0.05),
-    "exam": ("school", "normexam", None, ["student"], 40, 0.02),
+    "contraception": ("district", "use", "Y", ["woman"], 100, 0.02),
+    "indo_rct": ("site", "outcome", "1_yes", ["id", "bleed", "train"], 100, 0.05),
+    "exam": ("school", "normexam", None, ["student"], 100, 0.02),
     "covid_testing": ("clinic_name", "result", "positive", ["subject_id", "test_id", "ct_result"], 30, 0.02),
 }
 GRID = {"client_lr": [0.01, 0.03, 0.1, 0.3], "server_lr": [0.1, 0.3, 1.0, 3.0]}
@@ -38,10 +38,10 @@ def measure(name: str, seed: int, folder: Path) -> tuple[float, float, int]:
     schema = infer_file(path, label, client, None if positive else "number").without(ignored)
     schema = replace(schema, min_count=5)
     task = fx.load_task(f"file:{path}", schema=schema.to_toml(), model="linear", validation_fraction=0.2, seed=seed)
-    select = "val_r2" if positive is None else "val_auroc"
+    select, sign = ("val_r2", 1) if positive is None else ("val_loss", -1)
     options = {"rounds": rounds, "cohort_size": task.num_clients, "batch_size": 20, "eval_every": rounds // 4}
     points = fx.sweep(task, fx.fedavg, grid=GRID, **options)
-    best = max(points, key=lambda point: -np.inf if (v := point.history.last(select)) is None else v)
+    best = max(points, key=lambda point: -np.inf if (v := point.history.last(select)) is None else sign * v)
     train, test = task.clients.examples, task.test
     predicted = np.asarray(task.predict(best.params, test))
     if positive is None:

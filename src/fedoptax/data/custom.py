@@ -87,7 +87,7 @@ def load_file(
         check_number("test_fraction", test_fraction, 0, 1)
     check_path(path)
     read: Callable[..., Source] = _load_images if path.is_dir() else _READERS[path.suffix.lower()]
-    options = {**texts, "features": features, "drop": drop, "image_size": image_size}
+    options: dict[str, Any] = {**texts, "features": features, "drop": drop, "image_size": image_size}
     options |= {"schema": schema, "target": target}
     options = {name: value for name, value in options.items() if value is not None}
     if others := options.keys() - inspect.signature(read).parameters:
@@ -194,12 +194,12 @@ def _load_table(
 ) -> Source:
     cells = {"separator": separator, "decimal": decimal}
     if schema is None:
-        names = list(readers.read_frame(path, [], 0, **cells).columns)
-        label, client = label or "label", "client" if client is None and "client" in names else client
+        header = list(readers.read_frame(path, [], 0, **cells).columns)
+        label, client = label or "label", "client" if client is None and "client" in header else client
         texts = [name for name in (label, client, split) if name is not None]
-        others = [name for name in names if name not in (*texts, *drop)]
+        others = [name for name in header if name not in (*texts, *drop)]
         columns = others if features is None else [features] if isinstance(features, str) else list(features)
-        readers.check_columns(path, names, [*texts, *columns, *drop])
+        readers.check_columns(path, header, [*texts, *columns, *drop])
         if not columns:
             raise DataError(f"{path} has no columns of features besides {', '.join(texts)}")
         schema = infer_file(path, label, client, target, columns, **cells)

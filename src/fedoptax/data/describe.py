@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,7 +55,7 @@ def infer_file(
             return replace(schema, notes=(f"column {min(commas)!r} has decimal commas: read as numbers", *schema.notes))
         frame = read_frame(path, [*names, *as_written], **cells) if as_written else frame
     schema = infer_schema(frame, label, client, target, columns)
-    return replace(schema, **{name: value for name, value in cells.items() if value is not None})
+    return replace(schema, separator=cells.get("separator"), decimal=cells.get("decimal"))
 
 
 def infer_schema(
@@ -118,10 +119,11 @@ def find_faults(frame: pandas.DataFrame, schema: Schema) -> list[str]:
             lines.append(f"column {name!r} is empty in {1 - sum(counts.values()) / len(texts):.0%} of the rows")
         elif column.kind == "category" and once:
             lines.append(f"column {name!r} has categories that are seen once: {shorten(', '.join(once), 80)}")
-        if len(counts) > 1 and _tells_label(column.encode("table", name, frame[name]), y, schema.target):
-            lines.append(f"column {name!r} alone tells the label: if it is known only afterwards, {IGNORE}")
+        with suppress(DataError):  # a cell that is not of its kind, of which the notes tell
+            if len(counts) > 1 and _tells_label(column.encode("table", name, frame[name])[y != ""], y[y != ""], schema):
+                lines.append(f"column {name!r} alone tells the label: if it is known only afterwards, {IGNORE}")
     if schema.target.kind == "class":
-        rare = [name for name, count in Counter(y.tolist()).items() if count < MIN_ROWS]
+        rare = [name for name, count in Counter(y.tolist()).items() if name and count < MIN_ROWS]
         lines += [f"classes of fewer than {MIN_ROWS} rows: {', '.join(rare)}"] if rare else []
     if schema.client is not None:
         sizes = Counter(as_texts(frame[schema.client]))
@@ -130,13 +132,13 @@ def find_faults(frame: pandas.DataFrame, schema: Schema) -> list[str]:
     return lines
 
 
-def _tells_label(x: np.ndarray, y: np.ndarray, target: Target) -> bool:
+def _tells_label(x: np.ndarray, y: np.ndarray, schema: Schema) -> bool:
     """Whether a tree of three levels over one column finds a class that is not the commonest, or the number."""
     from sklearn.metrics import f1_score, r2_score
     from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
     x = np.nan_to_num(x, nan=-1e9)
-    if target.kind == "number":
+    if schema.target.kind == "number":
         numbers = y.astype(float)
         tree = DecisionTreeRegressor(max_depth=3, min_samples_leaf=5).fit(x, numbers)
         return bool(r2_score(numbers, tree.predict(x)) > 0.95)
@@ -160,8 +162,8 @@ def _infer_column(column: pandas.Series[Any]) -> tuple[ColumnSchema, str]:
     if not present:
         return ColumnSchema("ignore"), "is empty: ignored"
     if types.is_bool_dtype(column.dtype) or _truth_values(different):
-        categories = _truth_values(different) or ("False", "True")
-        return ColumnSchema("boolean", categories, indicator=len(values) < len(texts)), ""
+        values_of = _truth_values(different) or ("False", "True")
+        return ColumnSchema("boolean", values_of, indicator=len(values) < len(texts)), ""
     if formats := [form for form in DATES if values and _are_dates(values, form)]:
         if len(formats) > 1:
             options = " or ".join(f'format = "{form}"' for form in formats)

@@ -58,7 +58,8 @@ def read_inputs(
         frame = readers.read_frame(path, [TEXT])
         return as_examples(frame, inputs, fields, classes), frame
     if suffix in readers.TABLES and (schema := schema_of(inputs)) is not None:
-        frame = readers.read_frame(path, schema.texts, **schema.cells if readers.TABLES[suffix] else {})
+        cells = schema.cells if readers.TABLES[suffix] else {}
+        frame = readers.read_frame(path, schema.texts, **cells)
         examples = {next(iter(fields)): _fill(schema, path, frame, inputs)}
         table = frame.drop(columns=list(schema.used))
         unseen = schema.count_unseen(frame).items()
@@ -106,8 +107,8 @@ def as_examples(x: Any, inputs: Mapping[str, Any], fields: Fields, classes: Sequ
 def schema_of(inputs: Mapping[str, Any]) -> Schema | None:
     """Return the schema of a model of tables, also of an earlier one, which has the names of its columns of numbers."""
     if "columns" in inputs:
-        cells = {name: inputs.get(name) for name in ("separator", "decimal")}
-        return Schema(Target(""), dict.fromkeys(inputs["columns"], ColumnSchema("number", missing="refuse")), **cells)
+        columns = dict.fromkeys(inputs["columns"], ColumnSchema("number", missing="refuse"))
+        return Schema(Target(""), columns, separator=inputs.get("separator"), decimal=inputs.get("decimal"))
     return Schema.read(inputs["schema"]) if "schema" in inputs else None
 
 

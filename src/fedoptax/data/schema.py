@@ -2,24 +2,18 @@
 
     client = "site"                       # the column of the client ids; a node's own file does without
     min_count = 5                         # what a client tells of fewer rows than these, no statistic counts
-    separator = ";"                       # of the cells of a .csv file, and their decimal point, if they are unusual
-    decimal = ","
-
-    [target]
-    column = "outcome"
-    kind = "class"                        # or "number"
-    classes = ["0_no", "1_yes"]
-    positive = "1_yes"                    # of two classes the one that metrics are about
+    target = {column = "outcome", kind = "class", classes = ["0_no", "1_yes"], positive = "1_yes"}  # kind or "number"
 
     [columns]
     age = {kind = "number", missing = "median", indicator = true, scale = "standard"}
     livch = {kind = "category", categories = ["0", "1", "2", "3+"], missing = "most-frequent"}
-    urban = {kind = "boolean", categories = ["N", "Y"], missing = "most-frequent", scale = "none"}
-    visit = {kind = "date", start = "2020-03-01", format = "ISO8601", missing = "mean", scale = "standard"}
+    urban = {kind = "boolean", categories = ["N", "Y"]}
+    visit = {kind = "date", start = "2020-03-01"}
     patient = {kind = "ignore"}
 
 A number is one feature, a date the days since `start`, a boolean 0 or 1, a category one feature per value; a value that
-is none of them is 0 in all. `indicator` adds a feature that is 1 where the cell was empty.
+is none of them is 0 in all. `indicator` adds a feature that is 1 where the cell was empty. `separator` and `decimal`
+say how the cells of a .csv file are read, if that is unusual.
 """
 
 from __future__ import annotations
@@ -99,10 +93,10 @@ class ColumnSchema:
         if self.missing == "refuse" and is_empty.any():
             raise DataError(f"{where}: column {name!r}, row {int(np.argmax(is_empty)) + 1}: the cell is empty")
         if self.kind == "number":
-            filled = column.mask(is_empty, 0) if is_empty.any() else column  # type: ignore[arg-type]
+            filled = column.mask(is_empty, 0) if is_empty.any() else column
             x = read_features(where, filled.to_frame(name), [name])
         elif self.kind == "date":
-            days = to_days(f"{where}: column {name!r}", column.mask(is_empty, self.start).tolist(), self)  # type: ignore[arg-type]
+            days = to_days(f"{where}: column {name!r}", column.mask(is_empty, self.start).tolist(), self)
             x = days.astype(np.float32)[:, None]
         else:
             x = np.eye(len(self.categories) + 1, dtype=np.float32)[self.codes(column)][:, :-1]

@@ -9,7 +9,7 @@ left out: categories, classes and bins count no such few, and a client with fewe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -63,7 +63,7 @@ def add_up(schema: Schema, x: np.ndarray, y: np.ndarray, first: Mapping[str, np.
     if len(x) < least:
         return sums
     is_class = schema.target.kind == "class"
-    center, deviation = (np.zeros(len(roles) + 1), None) if first is None else _moments(first)
+    center, deviation = _moments(sums if first is None else first)  # 0 and 1 in the first phase
     parts = (x, center[:-1]), (y[:, None] * np.float32(not is_class), center[-1:])
     has_value = [~np.isnan(cells) for cells, _ in parts]
     terms = {
@@ -78,7 +78,7 @@ def add_up(schema: Schema, x: np.ndarray, y: np.ndarray, first: Mapping[str, np.
         counts = np.bincount(y, minlength=len(schema.target.classes)).astype(float)
         sums["classes"] = np.where(counts < least, 0, counts)
     medians = [i for i, (column, role) in enumerate(roles) if role == "value" and column.missing == "median"]
-    for row, i in enumerate(medians if deviation is not None else ()):
+    for row, i in enumerate(medians if first is not None else ()):
         place = (x[has_value[0][:, i], i] - center[i]) / deviation[i]
         bins = np.clip((place + RANGE) * BINS / (2 * RANGE), 0, BINS - 1).astype(int)
         below = np.cumsum(np.bincount(bins, minlength=BINS))
@@ -88,7 +88,7 @@ def add_up(schema: Schema, x: np.ndarray, y: np.ndarray, first: Mapping[str, np.
 
 def add_up_clients(schema: Schema, x: np.ndarray, y: np.ndarray, clients: np.ndarray | None) -> Preparation:
     """Return the preparation that clients who hold the rows, by their ids (rows,), come to; None is one client."""
-    rows = [slice(None)]
+    rows: list[Any] = [slice(None)]
     if clients is not None and schema.min_count > 1:
         _, owner = np.unique(clients, return_inverse=True)
         rows = [np.flatnonzero(owner == i) for i in range(owner.max() + 1)]

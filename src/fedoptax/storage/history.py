@@ -192,7 +192,7 @@ class ClientsFile:
         clients = np.flatnonzero(~np.all([np.isnan(value) for value in values.values()], axis=0))
         rows = {column_of(name): np.asarray(value, np.float32)[clients] for name, value in sorted(values.items())}
         at = {"round": np.full(len(clients), round, np.int32), "client": clients.astype(np.int32)}
-        named = {} if self._names is None else {"name": [self._names[client] for client in clients]}
+        named = {} if self._names is None else {"name": [self._names[client] for client in clients.tolist()]}
         self._parts.append(pd.DataFrame(at | named | rows))
 
     def write(self) -> None:

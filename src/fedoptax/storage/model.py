@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import export
 
@@ -129,26 +130,29 @@ class TrainedModel:
         Raises:
           UsageError, DataError: as `predict_file`; or there is no such column, or a label is none of the model's.
         """
+        if "schema" not in self.inputs or len(self.classes or ()) > MOST_COLUMNS:
+            raise UsageError(f"evaluate needs a model of a table with at most {MOST_COLUMNS} classes")
         table = self.predict_file(path, threshold=threshold)
         check_columns(path, table.columns, [label])
+        if not len(table):
+            raise DataError(f"{path} holds no rows")
         if self.classes is None:
-            y, predicted = read_features(path, table, [label])[:, 0], table["prediction"].to_numpy(np.float32)
-            errors = {"mae": mean(np.abs(predicted - y)), "rmse": root_mean(np.square(predicted - y))}
-            errors["r2"] = r2((predicted - y.mean()) / (y.std() or 1), (y - y.mean()) / (y.std() or 1))
-            return {name: total_of(metric) for name, metric in errors.items()}
+            actual, predicted = read_features(path, table, [label])[:, 0], table["prediction"].to_numpy(np.float32)
+            errors = {"mae": mean(jnp.abs(predicted - actual)), "rmse": root_mean(jnp.square(predicted - actual))}
+            standard = [(jnp.array(numbers) - actual.mean()) / (actual.std() or 1) for numbers in (predicted, actual)]
+            return {name: total_of(metric) for name, metric in (errors | {"r2": r2(*standard)}).items()}
         names, texts = list(self.classes), as_texts(table[label])
-        if wrong := [
-            f"row {row} must be a class, got {text!r}" for row, text in enumerate(texts, 1) if text not in names
-        ]:
-            raise DataError(f"{path}: column {label!r}, {wrong[0]}")
-        y, outputs = np.array([names.index(str(text)) for text in texts]), table[[f"probability_{n}" for n in names]]
-        chosen = np.array([names.index(str(name)) for name in table["prediction"]])
-        positive, is_chosen = self.inputs.get("positive") or names[-1], np.eye(len(names), dtype=np.float32)[chosen]
-        of_chosen = {"accuracy", "f1", "balanced_accuracy"}  # depend on the threshold
-        scores = {name: is_chosen if name in of_chosen else outputs.to_numpy() for name in METRICS}
-        metrics = {name: METRICS[name](x, y, names.index(positive)) for name, x in scores.items()}
-        values = {name: total_of(metric) for name, metric in (metrics | confusion(is_chosen, y, names)).items()}
-        return {"majority": float(np.bincount(y).max() / len(y)), **values}
+        if wrong := [row for row, text in enumerate(texts, 1) if text not in names]:
+            text = texts[wrong[0] - 1]
+            raise DataError(f"{path}: column {label!r}, row {wrong[0]} must be a class of the model, got {text!r}")
+        y = jnp.array([names.index(str(text)) for text in texts])
+        outputs = jnp.array(table[[f"probability_{name}" for name in names]].to_numpy())
+        chosen = jnp.eye(len(names))[jnp.array([names.index(str(name)) for name in table["prediction"]])]
+        place = names.index(self.inputs.get("positive") or names[-1])
+        of_chosen = ("accuracy", "f1", "balanced_accuracy")
+        metrics = {name: make(chosen if name in of_chosen else outputs, y, place) for name, make in METRICS.items()}
+        values = {name: total_of(metric) for name, metric in (metrics | confusion(chosen, y, names)).items()}
+        return {"majority": float(jnp.bincount(y).max() / len(y)), **values}
 
     def save(self, path: str | Path) -> Path:
         """Write the parameters as .npz or .safetensors, or all of the model as .stablehlo, by the path's ending.

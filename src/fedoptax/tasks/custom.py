@@ -1,4 +1,4 @@
-"""A task on your own data: `file:PATH`, classification of the examples in a file or a folder of images."""
+"""A task on your own data: `file:PATH`, classes or a number of the examples in a file or a folder of images."""
 
 import os
 import zlib
@@ -28,10 +28,11 @@ MAX_NAMES = 10
 
 
 def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
-    """Classification on a user's file; see `fedoptax.data.custom.load_file` for the formats.
+    """Classes, or a number, of the examples in a user's file; see `fedoptax.data.custom.load_file` for the formats.
 
     Images reach the model divided by 1, 255 or 65535, see `fedoptax.data.readers.find_white`; examples of one dimension
-    (tables) reach it standardised with the mean and deviation of each feature over all training examples.
+    reach it standardised with the mean and deviation of each feature over all training examples, those of tables as
+    their schema says.
     """
     path = Path(os.path.expanduser(name.removeprefix(PREFIX)))
     cells = {name: value for name in ("separator", "decimal") if (value := getattr(options, name)) is not None}
@@ -59,12 +60,16 @@ def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
         if options.partition == "clients":
             raise UsageError(f"partition must not be 'clients' where a file names none, as {path.name}")
         options = replace(options, partition=options.partition or "dirichlet")
-    how = ""
+    if source.schema is None and options.loss is not None:
+        raise UsageError(f"loss applies to a number to predict in a table, got {options.loss!r}")
+    how, weights = "", None
+    if source.schema is None:
+        weights = class_weights(options.class_weight, source.class_names or (), np.bincount(source.train["y"]))
     if is_image:
         model = options.model or ("cnn" if min(source.input_shape[:2]) >= 4 else recipe.model)
         white = find_white(str(path), source.train["x"], source.test["x"])
-        learned = cross_entropy(recipe.models[model](source.input_shape, source.num_classes), white or 1.0)
-        learned["inputs"] = {"white": white}
+        net = recipe.models[model](source.input_shape, source.num_classes)
+        learned = cross_entropy(net, white or 1.0, weights=weights) | {"inputs": {"white": white}}
         how = f", divided by {white:g}" if white and white > 1 else ""
     else:
         model = options.model or recipe.model
@@ -74,7 +79,6 @@ def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
             check_int("num_classes", source.num_classes, 2)
             deviation = train["x"].std(0, dtype=np.float64)
             scale = np.where(deviation > 0, deviation, 1.0)  # so that a constant feature becomes 0
-            weights = class_weights(options.class_weight, source.class_names or (), np.bincount(train["y"]))
             learned = cross_entropy(net, scale, shift=train["x"].mean(0, dtype=np.float64), weights=weights)
         else:
             prepared = add_up_clients(source.schema, train["x"], train["y"], source.train_groups)
@@ -131,8 +135,8 @@ def describe_data(task: Task, source: Source, how: str) -> list[str]:
         lines.append(f"schema: made at first look ({counted}); `fedoptax data describe` writes it, to be edited")
     notes = [] if schema is None else [*schema.notes]
     if untested and counts.any():
-        names = shorten(", ".join(untested), 200)
-        notes.append(f"too small to hold out a test example ({len(untested)} clients, with their examples): {names}")
+        small = shorten(", ".join(untested), 200)
+        notes.append(f"too small to hold out a test example ({len(untested)} clients, with their examples): {small}")
     return lines + [f"warning: {note}" for note in notes]
 
 

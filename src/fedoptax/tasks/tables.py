@@ -90,7 +90,7 @@ def regression(model: Model, prepared: Preparation, loss: str = "squared") -> di
 
     def metrics(params: Tree, batch: Any) -> dict[str, Metric | jax.Array]:
         y, predicted = batch["y"].astype(jnp.float32), predict(params, batch)
-        errors = {"mae": jnp.abs(predicted - y), "rmse": root_mean(jnp.square(predicted - y))}
+        errors: dict[str, Any] = {"mae": jnp.abs(predicted - y), "rmse": root_mean(jnp.square(predicted - y))}
         fit = r2((predicted - mean) / deviation, (y - mean) / deviation)  # near 0, so that squares keep their digits
         return errors | {"r2": fit, "loss": losses_of(output_of(params, batch), y)}
 

@@ -287,8 +287,8 @@ def with_metrics(task: Task, names: str) -> Task:
     if predict is None or task.classes is None or labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise UsageError(f"metrics '{names}' need a task that predicts classes, and '{task.name}' does not")
     positive = int(2 * np.count_nonzero(labels) <= len(labels))
-    if (name := task.inputs.get("positive")) is not None:
-        positive = list(task.classes).index(name)
+    if (stated := task.inputs.get("positive")) is not None:
+        positive = list(task.classes).index(stated)
 
     def more(params: Tree, batch: Any) -> dict[str, Any]:
         outputs, values = predict(params, batch), metrics(params, batch)

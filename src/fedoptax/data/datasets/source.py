@@ -61,7 +61,7 @@ def holdout(source: Source, fraction: float, seed: int, by_client: bool = False)
       source: without test examples; it is not changed.
       fraction: between 0 and 1, both excluded.
       seed: of the choice.
-      by_client: a client's choice does not depend on the examples of others.
+      by_client: a client's choice does not depend on the examples of others, who may all be too small.
 
     Raises:
       UsageError: `fraction` is out of range or too small to move an example, or there is a test part already.
@@ -74,6 +74,8 @@ def holdout(source: Source, fraction: float, seed: int, by_client: bool = False)
     groups = np.zeros(n, np.int64) if source.train_groups is None else source.train_groups
     _, owner, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     moved = np.minimum(np.floor(fraction * sizes + 0.5).astype(np.int64), sizes - 1)
+    if by_client and not moved.any():
+        return source
     if not moved.any():
         raise UsageError(f"fraction must be larger for clients of at most {sizes.max()} examples, got {fraction}")
     shuffled = np.random.default_rng(seed).permutation(n)
