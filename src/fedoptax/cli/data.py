@@ -52,13 +52,12 @@ def describe(options: Describe) -> None:
         raise UsageError(f"out must be a new file, or --overwrite be given: '{options.out}' exists")
     if options.file.suffix.lower() not in TABLES or not options.file.is_file():
         raise UsageError(f"file must be a table, {', '.join(TABLES)}, got '{options.file}'")
-    cells = {"separator": options.separator, "decimal": options.decimal}
-    names, label = list(read_frame(options.file, [], 0, **cells).columns), options.label_column
+    names, label = list(read_frame(options.file, [], 0).columns), options.label_column
     client = options.client_column or ("client" if "client" in names else None)
-    schema = infer_file(options.file, label, client, options.target or "guess", **cells)
+    schema = infer_file(options.file, label, client, options.target or "guess")
     schema = replace(schema, min_count=MIN_COUNT)
     texts = [*schema.texts, *([client] if client is not None else [])]
-    frame = read_frame(options.file, texts, **cells | schema.cells)
+    frame = read_frame(options.file, texts, **schema.cells)
     notes = [*schema.notes, *find_faults(frame, schema)]
     text = "".join(f"# {note}\n" for note in notes) + schema.to_toml()
     print(f"{len(frame):,} rows; {describe_target(frame, schema)}", *notes, sep="\n", file=sys.stderr)
