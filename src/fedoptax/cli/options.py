@@ -130,10 +130,9 @@ class TaskOptions:
     num_clients: int | None = of_data("Clients in the federation. [default: the task's]")
     client_column: str | None = of_data("Column or array of client ids, for --task file:PATH.")
     label_column: str | None = of_data("Column or array of labels, for --task file:PATH.")
-    validation_fraction: float | None = of_data("Share of each client's training examples that is held out for val_ "
-        "metrics.")  # fmt: skip
-    task_set: dict[str, Any] = of_data("Other options of the task, such as classes=1; see `fedoptax list tasks "
-        "--json`.", {}, metavar=PAIRS)  # fmt: skip
+    schema: str | None = of_data("What a table's columns mean, by `fedoptax data describe`.", metavar="FILE")
+    validation_fraction: float | None = of_data("Share of each client's training examples held out for val_ metrics.")
+    task_set: dict[str, Any] = of_data("Other options of the task, see `fedoptax list tasks`.", {}, metavar=PAIRS)
     partition_seed: int = of_data("Seed of the partition.", 0)
     data_dir: Path | None = of_data(DATA_DIR)
     model: str | None = option("Model, see `fedoptax list tasks --json`. [default: the task's]", group="Model")
@@ -146,8 +145,7 @@ class LearningOptions(TaskOptions):
     run: dict[str, Any] = field(default_factory=dict)  # options of rounds, which `options_from` declares
     set_: dict[str, Any] = of_algorithm(SETTINGS, {}, metavar=PAIRS)
     preset: str = of_algorithm("Where hyper-parameters start from: tuned, none, paper or paper:NAME.", "tuned")
-    privacy: str | None = of_algorithm("Client-level differential privacy, as "
-        "clip=1.0,noise_multiplier=0.5,delta=1e-5.")  # fmt: skip
+    privacy: str | None = of_algorithm("Client-level privacy, as clip=1.0,noise_multiplier=0.5,delta=1e-5.")
     compress: str | None = of_algorithm("Codec of uploads: qsgd:bits=4, topk:fraction=0.01 or sign.", metavar="CODEC")
     trackers: list[str] = option("Also write for tensorboard, mlflow or wandb (offline).", [], group="Output",
         metavar="NAME", flags=("--track",))  # fmt: skip
@@ -177,8 +175,7 @@ class SearchOptions:
     grid: dict[str, str] = of_search("Values separated by commas, or LOW..HIGH in half decades (also :decade, "
         ":quarter); ALGORITHM.NAME=VALUES for one algorithm; weighting=examples,uniform; paper or paper:NAME for all "
         "that a paper searches. [default: all learning rates]", {}, metavar="NAME=VALUES")  # fmt: skip
-    select: str | None = of_search("What ranks points: train_loss, or a metric such as test_accuracy. [default: "
-        "train_loss]")  # fmt: skip
+    select: str | None = of_search("What ranks points, a metric such as test_accuracy. [default: train_loss]")
     last: int | None = of_search("Rounds at the end over which it is averaged. [default: 100, at most a tenth of all]")
 
 
@@ -186,8 +183,7 @@ class SearchOptions:
 class ProcessOptions:
     """A run by several processes."""
 
-    distributed: bool = of_hardware("Run as one of several processes that train together, each on its own devices.",
-        False)  # fmt: skip
+    distributed: bool = of_hardware("Run as one of several processes that train together.", False)
     coordinator: str | None = of_hardware("Address of process 0. [default: from Slurm, MPI ...]", metavar="HOST:PORT")
     processes: int | None = of_hardware("Number of processes. [default: from Slurm, MPI ...]")
     process: int | None = of_hardware("Index of this process, from 0. [default: from Slurm, MPI ...]")
@@ -258,6 +254,8 @@ class Predict:
     input: Path = of_data("A .csv, .tsv, .parquet or .npz file, or a folder of images.", ...)
     out: Path | None = option("A .csv, .parquet or .npz file. [default: CSV on the standard output]")
     top: int = option("How many of the most probable classes are named.", 1)
+    threshold: float | None = option("Probability from which the positive of two classes is predicted. [default: 0.5]")
+    evaluate: str | None = option("Column of labels in --input: print metrics instead of predictions.", metavar="LABEL")
     params: str | None = option("best or last parameters. [default: best if they were kept, else last]", group="Model")
 
 
@@ -332,6 +330,21 @@ class Check(JsonOption):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Describe:
+    """Look at a table and write what its columns mean, to be edited; warn of what looks wrong.
+
+    Example: fedoptax data describe patients.csv --client-column site --label-column outcome --out schema.toml
+    """
+
+    file: Path = argument("A .csv, .tsv or .parquet file.")
+    label_column: str = of_data("Column to predict.", "label")
+    client_column: str | None = of_data("Column of client ids. [default: client, if there is one]")
+    target: Literal["class", "number"] | None = of_data("What the labels are. [default: by their number and form]")
+    out: Path | None = option("A .toml file. [default: the standard output]")
+    overwrite: bool = option("Replace an earlier file.", False)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Partition(JsonOption, TaskOptions):
     """Show which client holds what: measures of heterogeneity, a table of the clients, and a picture.
 
@@ -373,8 +386,7 @@ class AddNode:
 
     folder: Path = argument("A folder by `fedoptax deploy init`.")
     key: Path = argument("The node's public key.")
-    partition: int | None = of_network("The node's partition; a key that had it loses it. [default: a new one, if the "
-        "task is a function]")  # fmt: skip
+    partition: int | None = of_network("The node's partition; its former key loses it. [default: a new one]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -386,6 +398,7 @@ class Local(JsonOption, DeploymentOptions):
 
     nodes: int | None = of_network("Number of SuperNodes, one per client. [default: 4, or the number of keys in --app]")
     app: Path | None = of_network("A folder by `fedoptax deploy init`. [default: a new one]")
+    data_file: list[Path] = of_network("The table of a node, once for each, with --schema.", [], metavar="FILE")
     port: int = of_network("Port of the SuperLink; 0: a free one.", 0)
     node_port: int = of_network("Port of the first SuperNode; 0: free ones.", 0)
     start_timeout: float = of_network("Seconds a process may take to start.", 120.0)

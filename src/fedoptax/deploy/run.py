@@ -28,6 +28,7 @@ from fedoptax.deploy.evaluation import NodeEvaluation
 from fedoptax.deploy.rounds import Limits, Log, Network, NoQuorum, RoundReport, Workers, gather, wait_for_nodes
 from fedoptax.deploy.secure import FALSE_SUM, gather_sum, threshold
 from fedoptax.deploy.server import Reply, UploadBound, advance, check_reply, next_state, norm, upload_form
+from fedoptax.deploy.tables import build_table_task, gather_statistics
 from fedoptax.deploy.wire import pack
 from fedoptax.engine.aggregation import SecureMean, Sent
 from fedoptax.engine.client_states import OnDevice
@@ -52,8 +53,10 @@ FILE = "network.jsonl"
 MOST_EXAMPLES = 10**9  # that a client may claim where nothing tells how many it can have
 
 
-def run_deployment(deployment: Deployment, task: Task, network: Network, log: Log) -> None:
+def run_deployment(deployment: Deployment, task: Task | None, network: Network, log: Log) -> None:
     """Run a deployment from its first round, or from its last checkpoint; all files go to `deployment.out`.
+
+    `task` None is the one that follows from the tables of the nodes, see `fedoptax.deploy.tables`.
 
     Raises:
       UsageError: the deployment cannot be carried out on the task, its folder holds a run that is not to be resumed,
@@ -74,6 +77,10 @@ def run_deployment(deployment: Deployment, task: Task, network: Network, log: Lo
         prepare(folder)
         identity = {"experiment": uuid.uuid4().hex, "quorum": deployment.quorum}
     identity |= {"session": max(int(time.time()), identity.get("session", 0) + 1)}
+    if task is None:
+        with interruptible_sleep() as (_, sleep):
+            prepared = identity.get("prepared") or gather_statistics(deployment, network, identity, log, sleep)
+        identity, task = identity | {"prepared": prepared}, build_table_task(deployment, prepared)
     make = EvaluationOnly if deployment.evaluate else NetworkRounds
     rounds = make(deployment, task, network, folder, identity, log)
     algorithm = {"name": deployment.algorithm, "hyperparameters": dict(deployment.hyperparameters)}
@@ -141,7 +148,7 @@ class NetworkRounds(Rounds):
     ) -> None:
         self._deployment, self.task, self._network, self._log = deployment, task, network, log
         self._algorithm, self._file = deployment.build_algorithm(), folder / FILE
-        self._identity = {name: identity[name] for name in ("experiment", "session")}
+        self._identity = {name: identity[name] for name in ("experiment", "session", "prepared") if name in identity}
         self.plan = make_plan(deployment.run_options, task, self._algorithm, deployment.algorithm)
         self._limits = Limits(deployment.quorum, deployment.round_timeout, deployment.wait_limit)
         self._bound = UploadBound(deployment.upload_bound, self.plan.work)

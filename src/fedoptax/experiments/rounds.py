@@ -14,7 +14,7 @@ from fedoptax.engine.batches import count_local_steps
 from fedoptax.engine.client_states import ClientStates, OnDevice, OnHost
 from fedoptax.engine.data import open_examples
 from fedoptax.engine.eager import eager_program
-from fedoptax.engine.evaluation import evaluate_clients
+from fedoptax.engine.evaluation import describe_metrics, evaluate_clients, part_by_client, primary_metric
 from fedoptax.engine.faults import COUNTS, Faults, as_faults
 from fedoptax.engine.mesh import to_first_device
 from fedoptax.engine.options import is_evaluated
@@ -162,10 +162,18 @@ class Simulation(Rounds):
 
     @host_errors()
     def evaluate_end(self, params: Tree) -> dict[str, Any]:
-        """Return what comes of the parameters when clients personalize them, if that was asked for."""
-        if (text := self._options.personalize) is None:
-            return {}
-        return {"personalized": personalize(self.task, params, self._plan, str(text), self._key)}
+        """Return the client that the parameters serve worst, by name, and what comes of them by personalization."""
+        end: dict[str, Any] = {}
+        if self.task.client_names is not None and part_by_client(self.task) is not None:
+            name = primary_metric(self.task)
+            values = np.asarray(evaluate_clients(self.task, params)[name], float)
+            if not np.isnan(values).all():
+                worst = np.nanargmin(values if describe_metrics(self.task)[name].higher_is_better else -values)
+                client = {"client": self.task.client_names[worst], "metric": name, "value": float(values[worst])}
+                end = {"worst_client": client}
+        if (text := self._options.personalize) is not None:
+            end["personalized"] = personalize(self.task, params, self._plan, str(text), self._key)
+        return end
 
     def _next_evaluation(self, done: int) -> int:
         """Return the round whose end is the next to be evaluated."""

@@ -146,7 +146,8 @@ class RunFolder:
         write_json(folder / "config.json", config)
         self._summarize(Status.RUNNING, None, 0.0, None)
         self._rows = HistoryFile(folder, history.rows)
-        self._clients = ClientsFile(folder, source, len(history)) if config.get("client_metrics") else None
+        names = config.get("client_names")
+        self._clients = ClientsFile(folder, source, len(history), names) if config.get("client_metrics") else None
         self._saved = time.monotonic()
 
     def add(self, rows: list[Row], by_client: Mapping[str, np.ndarray] | None = None) -> None:
