@@ -21,7 +21,7 @@ from fedoptax.engine.batches import Minibatch, minibatch_form, smallest_batch, t
 from fedoptax.engine.data import DeviceData
 from fedoptax.engine.evaluation import column_names, evaluate, evaluation_data
 from fedoptax.engine.faults import COUNTS, Rates
-from fedoptax.engine.mesh import over_mesh, replicate
+from fedoptax.engine.mesh import BY_DEVICE, EVERYWHERE, over_mesh, replicate
 from fedoptax.engine.options import is_evaluated
 from fedoptax.engine.plan import Plan
 from fedoptax.engine.round import RoundInput, asynchronous_round, checked_round, plain_round
@@ -139,7 +139,10 @@ def _program(
         )
 
     shapes = {name: jax.ShapeDtypeStruct((), jnp.result_type(float)) for name in names}
-    compiled = Compiled(jax.jit(advance if plan.mesh == 1 else over_mesh(advance, plan.mesh), donate_argnums=(1, 2)))
+    examples = EVERYWHERE if plan.examples == "device" else BY_DEVICE
+    specs = (EVERYWHERE,) * 3 + (DeviceData(examples, *(EVERYWHERE,) * 3),) + (EVERYWHERE,) * 7
+    on_devices = advance if plan.mesh == 1 else over_mesh(advance, plan.mesh, specs)
+    compiled = Compiled(jax.jit(on_devices, donate_argnums=(1, 2)))
     params = jax.eval_shape(task.init, jax.eval_shape(lambda: jax.random.key(0)))
     counts = (*COUNTS, "virtual_seconds") if plan.has_outcomes else ()
     columns = ("train_loss", *column_names(task, params, evaluation_data(task)), *counts)

@@ -9,8 +9,11 @@ import numpy as np
 
 from fedoptax._progress import Update
 from fedoptax.algorithm import Tree
+from fedoptax.distributed import broadcast
+from fedoptax.engine.client_states import OnHost
 from fedoptax.experiments.rounds import Rounds
 from fedoptax.experiments.selection import Watch
+from fedoptax.storage.checkpoint import save_clients
 from fedoptax.storage.folder import RunFolder, Status, read_summary
 from fedoptax.storage.history import History, Row
 from fedoptax.trackers import Tracker, notify
@@ -35,6 +38,9 @@ class Observer:
     def after_rounds(self, rows: list[Row], by_client: ByClient) -> None:
         """Take note of rounds that are done."""
 
+    def save_if_due(self) -> None:
+        """Write a checkpoint if it is time."""
+
     def at_end(self, end: RunEnd) -> None:
         """Take note that the run ended."""
 
@@ -49,9 +55,13 @@ class FolderWriter(Observer):
     watch: Watch
 
     def after_rounds(self, rows: list[Row], by_client: ByClient) -> None:
-        """Write the rows, and a checkpoint if one is due."""
+        """Write the rows."""
         self.folder.add(rows, by_client)
-        if self.folder.is_due():
+
+    def save_if_due(self) -> None:
+        """Write a checkpoint if one is due."""
+        is_due = self.folder.is_due()
+        if broadcast(is_due) if isinstance(self.rounds.clients, OnHost) else is_due:
             self._save()
             self.rounds.saved()
 
@@ -64,6 +74,22 @@ class FolderWriter(Observer):
     def _save(self) -> None:
         state, watch = saved_state(self.rounds, self.watch), self.watch
         self.folder.save(state, self.rounds.clients, watch.best_params, watch.notes())
+
+
+@dataclass(frozen=True)
+class CheckpointShare(Observer):
+    """Writes the states of a process's clients to the leader's checkpoints."""
+
+    clients: OnHost
+
+    def save_if_due(self) -> None:
+        """Write them if the leader says so."""
+        if broadcast(False):
+            save_clients(self.clients)
+
+    def at_end(self, end: RunEnd) -> None:
+        """Write them."""
+        save_clients(self.clients)
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ class Simulation(Rounds):
         self._schedule, self._seconds = None, np.zeros(0)  # of a client's local work, where time is counted
         if options.speeds is not None or options.asynchronous is not None:
             self._seconds = self._rates["speeds"] * np.asarray(count_local_steps(task.clients.sizes, plan.work))
-        self._examples = open_examples(task, plan.examples, self._sample_cohort, plan.cohort_size, plan.mesh)
+        self._examples = open_examples(task, plan, self._sample_cohort)
         self.server, client = self.program.start(self._values, self._key)
         if options.asynchronous is None:
             self.clients = (OnDevice if plan.client_states == "device" else OnHost)(client, task.num_clients)

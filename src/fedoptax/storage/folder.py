@@ -167,13 +167,16 @@ class RunFolder:
 
         `best` are the best parameters so far, if they are kept; `state` holds them too, for a run that is continued.
         """
-        if self._clients is not None:
-            self._clients.write()
-        save_checkpoint(self._folder, len(self._history), state, clients, self._rows.sync())
+        save_checkpoint(self._folder, len(self._history), state, clients, self._sync)
         if best is not None:
             write_atomically(self._folder / "best.npz", pack_arrays(named_leaves(best)))
         self._summarize(Status.RUNNING, None, 0.0, notes)
         self._saved = time.monotonic()
+
+    def _sync(self) -> Mapping[str, Any]:
+        if self._clients is not None:
+            self._clients.write()
+        return self._rows.sync()
 
     def end(
         self, status: str, message: str | None, params: Tree, compile_seconds: float, notes: Mapping[str, Any]
