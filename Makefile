@@ -39,7 +39,7 @@ test: $(READY)   ## the tests (3 to 5 minutes on 2 cores)
 	$(PYTHON) -m venv --clear .venv-all
 	$(call INSTALL,.venv-all) --require-hashes -r requirements.lock
 	$(call INSTALL,.venv-all) torch==2.13.0
-	$(call INSTALL,.venv-all) --no-build-isolation -e ".[optuna,tensorboard,mlflow,wandb]"
+	$(call INSTALL,.venv-all) --no-build-isolation -e ".[optuna,tensorboard,mlflow,wandb,dask,submitit]"
 	@touch $@
 
 test-all: .venv-all/.ready ## all tests, the long ones, PyTorch and the optional packages among them (TESTS=... for a part)

@@ -177,6 +177,8 @@ class SearchOptions:
         "that a paper searches. [default: all learning rates]", {}, metavar="NAME=VALUES")  # fmt: skip
     select: str | None = of_search("What ranks points, a metric such as test_accuracy. [default: train_loss]")
     last: int | None = of_search("Rounds at the end over which it is averaged. [default: 100, at most a tenth of all]")
+    workers: str | None = of_hardware("Do runs side by side: N (processes), dask:ADDRESS or submitit:PARTITION. "
+        "[default: one after another]")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

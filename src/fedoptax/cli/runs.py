@@ -23,6 +23,7 @@ from fedoptax.experiments.grids import choose_grids
 from fedoptax.experiments.presets import Settings, find_grid
 from fedoptax.experiments.result import DivergedError, Interrupted
 from fedoptax.experiments.run import raise_unless_completed, split_options
+from fedoptax.experiments.workers import open_executor
 from fedoptax.names import split_algorithms
 from fedoptax.storage.checkpoint import least_total
 from fedoptax.storage.config import read_config
@@ -93,8 +94,8 @@ def compare(options: Compare) -> None:
     note_rates(options.task, rates)
     _note_weighting(names, settings, tuning.common_weighting(run))
     run |= {"seeds": options.seeds, "hyperparameters": settings.hyperparameters, "grids": grids, "rates": rates}
-    with errors_name(run["out"]):
-        done = comparison.compare(task, names, **run | _shared(options))
+    with errors_name(run["out"]), open_executor(options.workers, run["out"]) as executor:
+        done = comparison.compare(task, names, executor=executor, **run | _shared(options))
     ends = {name: [history.last("train_loss") for history in seeds] for name, seeds in done.histories.items()}
     worst = {name: max(filter(None, losses), default=None) for name, losses in ends.items()}
     warn_if_loss_increased(task, worst, run)
@@ -113,8 +114,9 @@ def tune(options: Tune) -> None:
     task, settings, run = set_up(options, [name], f"tune-{name}")
     run["fixed"] = {key: value for key, value in settings.hyperparameters[name].items() if key not in grid}
     run |= {"search": options.search, "trials": trials}
-    with errors_name(run["out"]), suppress(tuning.AllDiverged):  # `report_search` raises it again
-        tuning.tune(task, name, grid, **run | _shared(options))
+    executor = open_executor(options.workers, run["out"])
+    with errors_name(run["out"]), executor as workers, suppress(tuning.AllDiverged):  # `report_search` raises it again
+        tuning.tune(task, name, grid, executor=workers, **run | _shared(options))
     report_search(tuning.SearchResult.read(run["out"]), options.json)
 
 

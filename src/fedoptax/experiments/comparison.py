@@ -12,7 +12,8 @@ from typing import Any
 
 from fedoptax._files import using
 from fedoptax._html import html_table
-from fedoptax._progress import bar, part_of
+from fedoptax._progress import bar
+from fedoptax.algorithm import FedAlgorithm
 from fedoptax.algorithms.baselines import BASELINES
 from fedoptax.engine.personalization import with_rate
 from fedoptax.engine.plan import make_plan
@@ -24,6 +25,7 @@ from fedoptax.experiments.grids import complete_grid
 from fedoptax.experiments.presets import choose_settings, describe_rates
 from fedoptax.experiments.run import run_in_folder, split_options
 from fedoptax.experiments.selection import make_watch
+from fedoptax.experiments.workers import Job, run_jobs
 from fedoptax.storage.config import read_record, write_record
 from fedoptax.storage.folder import locked, prepare, read_summary
 from fedoptax.storage.history import History, is_shown, read_rows
@@ -125,6 +127,7 @@ def compare(
     overwrite: bool = False,
     progress: bool | None = None,
     command: str = "",
+    executor: Any = None,
     **options: Any,
 ) -> Compared:
     """Run several algorithms on one task over seeds; runs that are done in `out` are not run again.
@@ -145,7 +148,7 @@ def compare(
       rates: by algorithm, where its learning rates come from, for the report.
       select, last: how the points of the searches are ranked, as in `tune`.
       overwrite: remove an earlier comparison in `out` instead of continuing it.
-      progress, command: as in `tune`.
+      progress, command, executor: as in `tune`.
       **options: further arguments of `fedoptax.run`, the same for all runs; for `weighting` see `common_weighting`.
 
     Returns:
@@ -183,7 +186,7 @@ def compare(
         wanted = replace(comparison, hyperparameters=values, command=earlier.command, rates=earlier.rates)
         tuning.check_same(folder / FILE, earlier, wanted, "comparison")
         comparison = earlier
-    return run_comparison(task, comparison, folder, progress, options.get("trackers"), overwrite)
+    return run_comparison(task, comparison, folder, progress, options.get("trackers"), overwrite, executor)
 
 
 def run_comparison(
@@ -193,6 +196,7 @@ def run_comparison(
     progress: bool | None = None,
     trackers: Sequence[str | Tracker] | None = None,
     overwrite: bool = False,
+    executor: Any = None,
 ) -> Compared:
     """Run what is not yet done in `out`: every algorithm's search, if there is one, then all over every seed.
 
@@ -205,29 +209,76 @@ def run_comparison(
     options = comparison.options | ({"trackers": trackers} if trackers else {})
     with locked(out):
         write_record(out / FILE, comparison)
-        for name, search in comparison.tunings.items():
-            try:
-                place = out / "tuning" / name.replace(":", ".")
-                values[name] = tuning.run_search(task, search, place, progress, trackers).hyperparameters
-            except tuning.AllDiverged as error:
-                diverged.append(str(error))
+        for name, found in _run_searches(task, comparison, out, progress, trackers, executor).items():
+            if isinstance(found, str):
+                diverged.append(found)
                 names.remove(name)
+            else:
+                values[name] = found
         comparison = replace(comparison, hyperparameters=values)
         write_record(out / FILE, comparison)
-        shared = {name: tuning.split_weighting(values[name]) for name in names}
-        wrappers, rounds = options.get("wrappers") or {}, int(options["rounds"])
-        algorithms = {name: build(name, shared[name]["hyperparameters"]) for name in names}  # seeds share a compilation
-        algorithms |= {name: wrap(algorithms[name], **wrappers) for name in set(names) - BASELINES.keys()}
-        runs = list(product(comparison.seeds, names))  # so that one that is stopped has all algorithms early
-        with bar("comparison", len(runs) * rounds, enabled=progress, each=rounds) as update:
-            for i, (seed, name) in enumerate(runs):
-                about = {"label": name, "seed": seed, "rates": comparison.rates.get(name, ""), **shared[name]}
-                about["progress"] = part_of(update, i, len(runs), rounds, f"{name}, seed {seed}")
-                folder = _run_folder(out, name, seed)
-                summary = run_in_folder(task, algorithms[name], folder, options | about, find_simulation(name))
-                if summary["status"] == "diverged":
-                    diverged.append(summary["message"])
+        rounds, maker = int(options["rounds"]), AlgorithmMaker(values, options.get("wrappers") or {})
+        jobs = []
+        for seed, name in product(comparison.seeds, names):  # so that one that is stopped has all algorithms early
+            about = {**options, "label": name, "seed": seed, "rates": comparison.rates.get(name, "")}
+            jobs.append(Job(_run_one, (name, _run_folder(out, name, seed), about), rounds, f"{name}, seed {seed}"))
+        with bar("comparison", len(jobs) * rounds, enabled=progress, each=rounds) as update:
+            summaries = run_jobs(task, maker, jobs, out, update, executor)
+        diverged += [summary["message"] for summary in summaries if summary["status"] == "diverged"]
     return Compared(replace(comparison, algorithms=names), out, diverged)
+
+
+@dataclass(frozen=True)
+class AlgorithmMaker:
+    """Makes the algorithms of a comparison, each once, so that seeds share a compilation."""
+
+    values: Mapping[str, Mapping[str, Any]]
+    wrappers: Mapping[str, str]
+    made: dict[str, FedAlgorithm] = field(default_factory=dict)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.values, self.wrappers)
+
+    def options(self, name: str) -> dict[str, Any]:
+        """Return the options of `fedoptax.run` for one of them."""
+        return tuning.split_weighting(self.values[name])
+
+    def __call__(self, name: str) -> FedAlgorithm:
+        """Return one of them."""
+        if name not in self.made:
+            algorithm = build(name, self.options(name)["hyperparameters"])
+            self.made[name] = algorithm if name in BASELINES else wrap(algorithm, **self.wrappers)
+        return self.made[name]
+
+
+def _run_one(
+    task: Task, maker: AlgorithmMaker, name: str, folder: Path, options: Mapping[str, Any], progress: Any
+) -> dict[str, Any]:
+    """Run an algorithm with a seed, in its folder."""
+    options = {**options, **maker.options(name), "progress": progress}
+    return run_in_folder(task, maker(name), folder, options, find_simulation(name))
+
+
+def _run_searches(
+    task: Task, comparison: Comparison, out: Path, progress: Any, trackers: Any, executor: Any
+) -> dict[str, dict[str, Any] | str]:
+    """Search for every algorithm that needs it; return the hyper-parameters, or why there are none."""
+    jobs = []
+    for name, search in comparison.tunings.items():
+        arguments = search, out / "tuning" / name.replace(":", "."), trackers
+        jobs.append(Job(_search_one, arguments, search.size * int(search.options["rounds"]), f"search for {name}"))
+    with bar("searches", sum(job.rounds for job in jobs), enabled=progress) as update:
+        return dict(zip(comparison.tunings, run_jobs(task, None, jobs, out, update, executor)))
+
+
+def _search_one(
+    task: Task, shared: Any, search: tuning.Search, place: Path, trackers: Any, progress: Any
+) -> dict[str, Any] | str:
+    """Search for the hyper-parameters of an algorithm; return them, or why there are none."""
+    try:
+        return tuning.run_search(task, search, place, progress, trackers).hyperparameters
+    except tuning.AllDiverged as error:
+        return str(error)
 
 
 def _check(task: Task, comparison: Comparison) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from fedoptax._files import to_plain, using
 from fedoptax._html import html_table
-from fedoptax._progress import Update, bar, part_of
+from fedoptax._progress import Update, bar
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.engine.personalization import with_rate
 from fedoptax.engine.plan import make_plan
@@ -23,6 +22,7 @@ from fedoptax.experiments.build import build, find_constructor, wrap
 from fedoptax.experiments.grids import WEIGHTING, Zoom, check_grid, complete_grid, edges, is_number, points
 from fedoptax.experiments.run import run_in_folder, split_options
 from fedoptax.experiments.selection import evaluated_columns, is_higher_better, make_watch
+from fedoptax.experiments.workers import Job, run_jobs
 from fedoptax.storage.config import plain_options, read_config, read_record, write_record
 from fedoptax.storage.folder import ENDED, Status, locked, prepare, read_summary
 from fedoptax.storage.history import Row, read_lines, read_rows
@@ -243,6 +243,7 @@ def tune(
     overwrite: bool = False,
     progress: bool | None = None,
     command: str = "",
+    executor: Any = None,
     **options: Any,
 ) -> SearchResult:
     """Search for the hyper-parameters of an algorithm; points that are done in `out` are not run again.
@@ -263,6 +264,8 @@ def tune(
       overwrite: remove an earlier search in `out` instead of continuing it.
       progress: show a bar on standard error; None shows it on a terminal.
       command: that reports show as the way to reproduce them.
+      executor: whose workers run the points that do not depend on others, a `concurrent.futures.Executor`; None runs
+        them one after another. Results are the same.
       **options: further arguments of `fedoptax.run`, the same for all points; for `weighting` see
         `common_weighting`. A tracker that is an object follows
         every run, and a further call may bring another.
@@ -293,7 +296,7 @@ def tune(
     if (folder / FILE).is_file() and not overwrite:
         stored = Search.read(folder)
         check_same(folder / FILE, stored, replace(spec, command=stored.command), "search")
-    result = run_search(task, spec, folder, progress, options.get("trackers"), overwrite)
+    result = run_search(task, spec, folder, progress, options.get("trackers"), overwrite, executor)
     _ = result.best  # of which there may be none
     return result
 
@@ -305,31 +308,43 @@ def run_search(
     progress: bool | Update | None = None,
     trackers: Sequence[str | Tracker] | None = None,
     overwrite: bool = False,
+    executor: Any = None,
 ) -> SearchResult:
     """Run the points that are not yet done in `out`, in folders `point-001`, …; see `tune`.
 
     One that diverges is stopped there. `progress` may be a function; it is called with the rounds done, of all points
-    together, and a note. Without `trackers` those that `search` names follow every run.
+    together, and a note. Without `trackers` those that `search` names follow every run. An `executor` runs the points
+    that do not depend on others side by side, see `run_jobs`.
     """
     check_search(task, search)
     if overwrite or not (out / FILE).is_file():
         prepare(out, overwrite)
-    make, rounds = _point_maker(search), int(search.options["rounds"])
-    options = search.options | {"seed": search.seed} | ({"trackers": trackers} if trackers else {})
+    maker, rounds = PointMaker(search), int(search.options["rounds"])
+    options = {"trackers": trackers} if trackers else {}
     trials: list[Trial] = []
-    simulate = find_simulation(search.algorithm)
     with bar(search.algorithm, search.size * rounds, enabled=progress, each=rounds) as update, locked(out):
         write_record(out / FILE, search)
         while len(trials) < search.size:
-            values = _next_point(search, trials)
-            folder, best = out / f"point-{len(trials) + 1:03d}", search.rule.best(trials)
+            best = search.rule.best(trials)
             note = "" if best is None else f"best {search.rule.metric} so far {best.score:.4g}"
-            options |= {"label": search.algorithm, **split_weighting({**search.fixed, **values})}
-            options["progress"] = part_of(update, len(trials), search.size, rounds, note)
-            summary = run_in_folder(task, make(values), folder, options, simulate)
-            score = search.rule.score(read_rows(folder, summary["rounds_done"]), summary["status"])
-            trials.append(Trial(values, score, summary["status"], folder))
+            jobs = []
+            for values in _next_points(search, trials, 1 if executor is None else search.size):
+                place = out / f"point-{len(trials) + len(jobs) + 1:03d}"
+                jobs.append(Job(run_point, (values, place, options), rounds, note))
+            trials += run_jobs(task, maker, jobs, out, update, executor, len(trials), search.size)
     return SearchResult(search, trials, out)
+
+
+def run_point(
+    task: Task, maker: PointMaker, values: dict[str, Any], folder: Path, options: Mapping[str, Any], progress: Any
+) -> Trial:
+    """Run a point of a search in its folder."""
+    search = maker.search
+    options = {**search.options, **options, "seed": search.seed, "label": search.algorithm, "progress": progress}
+    options |= split_weighting({**search.fixed, **values})
+    summary = run_in_folder(task, maker(values), folder, options, find_simulation(search.algorithm))
+    score = search.rule.score(read_rows(folder, summary["rounds_done"]), summary["status"])
+    return Trial(values, score, summary["status"], folder)
 
 
 def split_weighting(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -363,9 +378,9 @@ def check_same(path: Path, stored: Any, wanted: Any, kind: str) -> None:
 
 def check_search(task: Task, search: Search) -> None:
     """Check that a search can be carried out."""
-    make = _point_maker(search)
+    make = PointMaker(search)
     rounds = split_options(search.options)[0]
-    for point in [_next_point(search, [])] if search.search == "optuna" else points(search.grid):
+    for point in _next_points(search, [], search.size):
         algorithm = make(point).algorithm
         if WEIGHTING in point:
             replace(rounds, weighting=point[WEIGHTING])  # checks it
@@ -374,27 +389,34 @@ def check_search(task: Task, search: Search) -> None:
     make_watch(task, rounds)
 
 
-def _point_maker(search: Search) -> Callable[[Mapping[str, Any]], Point]:
-    """Return a maker of points; those that differ in numbers alone share a constructor, and so a compilation."""
-    wrappers, fixed = search.options.get("wrappers") or {}, split_weighting(search.fixed)["hyperparameters"]
+class PointMaker:
+    """Makes the points of a search; those that differ in numbers alone share a constructor, and so a compilation."""
 
-    @cache
-    def constructor(chosen: tuple[tuple[str, Any], ...]) -> Callable[..., FedAlgorithm]:
-        return lambda **free: wrap(build(search.algorithm, {**fixed, **dict(chosen), **free}), **wrappers)
+    def __init__(self, search: Search) -> None:
+        self.search = search
+        self._constructors: dict[tuple[Any, ...], Callable[..., FedAlgorithm]] = {}
 
-    def make(values: Mapping[str, Any]) -> Point:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.search,)
+
+    def __call__(self, values: Mapping[str, Any]) -> Point:
+        """Return the point of these values."""
         free = {name: float(value) for name, value in values.items() if is_number(value)}
         words = {name: value for name, value in values.items() if name not in {*free, WEIGHTING}}
-        return Point(constructor(tuple(words.items())), free)
+        fixed = {**split_weighting(self.search.fixed)["hyperparameters"], **words}
+        wrappers = self.search.options.get("wrappers") or {}
 
-    return make
+        def make(**numbers: Any) -> FedAlgorithm:
+            return wrap(build(self.search.algorithm, {**fixed, **numbers}), **wrappers)
+
+        return Point(self._constructors.setdefault(tuple(words.items()), make), free)
 
 
-def _next_point(search: Search, trials: Sequence[Trial]) -> dict[str, Any]:
-    """Return the next point: a function of the earlier ones, so an interrupted search goes on."""
-    if search.search == "grid":
-        return points(search.grid)[len(trials)]
+def _next_points(search: Search, trials: Sequence[Trial], most: int) -> list[dict[str, Any]]:
+    """Return the next points, at most so many: a function of the earlier ones, so an interrupted search goes on."""
+    if search.search != "optuna" and (rest := points(search.grid)[len(trials) :]):
+        return rest[:most]
     known = [(trial.values, trial.score) for trial in trials]
     if search.search == "zoom":
-        return grids.suggest_by_zoom(search.grid, known, search.rule.higher_is_better)
-    return grids.suggest_by_optuna(search.grid, known, search.rule.higher_is_better, search.seed)
+        return [grids.suggest_by_zoom(search.grid, known, search.rule.higher_is_better)]
+    return [grids.suggest_by_optuna(search.grid, known, search.rule.higher_is_better, search.seed)]
