@@ -65,7 +65,7 @@ class Dying:
     """An executor whose first jobs are lost."""
 
     def __init__(self, deaths: int) -> None:
-        self.deaths = deaths
+        self.deaths = deaths  # of workers, of a pool that ends with the first
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -93,7 +93,7 @@ def run(executor: Any, folder: Path, *numbers: int, task: fx.Task = TASK) -> lis
 
 def test_a_job_whose_worker_died_is_done_again(tmp_path: Path) -> None:
     assert run(Dying(2), tmp_path, 1, 2, 3) == [2, 4, 6]
-    with pytest.raises(fx.RunError, match="job 1: the worker died 3 times"):
+    with pytest.raises(fx.RunError, match="job 1: 3 workers died, one after another"):
         run(Dying(3), tmp_path, 1)
     with pytest.raises(fx.RunError, match="number must be >= 0"):
         run(Dying(0), tmp_path, 1, -1, 2)

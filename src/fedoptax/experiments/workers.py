@@ -70,7 +70,7 @@ def run_jobs(
 
     Raises:
       UsageError: the task or an argument cannot be sent.
-      RunError: a job failed, or its worker died for the third time; the others have stopped.
+      RunError: a job failed, or three workers died before one was done; the others have stopped.
       Interrupted: Ctrl-C or a signal.
     """
     count = len(jobs) if count is None else count
@@ -81,20 +81,23 @@ def run_jobs(
     order, stop = (settings, _pack(task, shared), (folder / STOP).absolute()), folder / STOP
     results: dict[int, Any] = {}
     with deferred_interrupt() as stopped:
-        attempts = [1] * len(jobs)
+        lost = 0  # workers since a job was last done
         pending = {i: executor.submit(work, *order, job) for i, job in enumerate(jobs)}
         try:
             while pending:
+                broken = []
                 for i in [i for i, future in pending.items() if future.done()]:
                     try:
                         results[i] = pending.pop(i).result()
-                    except BrokenExecutor as error:  # a worker died, and the pool with it
-                        if attempts[i] == ATTEMPTS:
-                            raise RunError(f"{jobs[i].name}: the worker died {ATTEMPTS} times") from error
-                        attempts[i] += 1
-                        pending[i] = executor.submit(work, *order, jobs[i])
-                    done, name = first + len(results), jobs[i].name
-                    update(done * jobs[i].rounds, f"run {done} of {count}{name and ': '}{name}")
+                    except BrokenExecutor:  # a worker died, and with it the pool and all its jobs
+                        broken.append(i)
+                    else:
+                        done, name, lost = first + len(results), jobs[i].name, 0
+                        update(done * jobs[i].rounds, f"run {done} of {count}{name and ': '}{name}")
+                lost += bool(broken)
+                if lost == ATTEMPTS:
+                    raise RunError(f"{jobs[broken[0]].name}: {ATTEMPTS} workers died, one after another")
+                pending |= {i: executor.submit(work, *order, jobs[i]) for i in broken}
                 if stopped():
                     break
                 time.sleep(POLL)
