@@ -23,7 +23,7 @@ import pandas as pd
 import tomli_w
 
 from fedoptax._files import read_json
-from fedoptax.experiments.tuning import Rule
+from fedoptax.experiments.selection import Rule
 from fedoptax.report.load import Run
 
 RUNS = Path(__file__).parent / "runs"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,60 +21,19 @@ from fedoptax.experiments.baselines import find_simulation
 from fedoptax.experiments.build import build, find_constructor, wrap
 from fedoptax.experiments.grids import WEIGHTING, Zoom, check_grid, complete_grid, edges, is_number, points
 from fedoptax.experiments.run import run_in_folder, split_options
-from fedoptax.experiments.selection import evaluated_columns, is_higher_better, make_watch
+from fedoptax.experiments.selection import Rule, Trial, make_watch, rule_for
 from fedoptax.experiments.workers import Job, run_jobs
 from fedoptax.storage.config import plain_options, read_config, read_record, write_record
-from fedoptax.storage.folder import ENDED, Status, locked, prepare, read_summary
-from fedoptax.storage.history import Row, read_lines, read_rows
+from fedoptax.storage.folder import Status, locked, prepare, read_summary
+from fedoptax.storage.history import read_lines, read_rows
 from fedoptax.tasks.task import Task, check_task
 from fedoptax.trackers import Tracker
 
 FILE = "tune.json"
 SINGLE = {"label", "description", "hyperparameters", "rates", "out", "overwrite", "resume_from", "seed", "progress"}
 """Options of a single run."""
-LAST = 100
-"""Rounds that the rule of Reddi et al. 2021 (Section 5) averages over."""
 BUDGET = 16
 """The number of points of a search, if nobody says how many."""
-
-
-@dataclass(frozen=True)
-class Rule:
-    """How points are ranked: by the mean of `metric`, a column of the history, over the `last` rounds.
-
-    Reddi et al. 2021 choose by the training loss of the last 100, so that test examples have no say.
-    """
-
-    metric: str = "train_loss"
-    last: int = LAST
-    higher_is_better: bool = False
-
-    def score(self, rows: Sequence[Row], status: str) -> float:
-        """Return the mean of the metric over the last rounds; NaN for a run that did not end or never measured it."""
-        if status not in ENDED or not rows:
-            return math.nan
-        late, earlier = (
-            [value for row in part if (value := row.get(self.metric)) is not None]
-            for part in (rows[-self.last :], rows[: -self.last])
-        )
-        values = late or earlier[-1:]  # where no late round was evaluated, the last that was
-        return math.fsum(values) / len(values) if values else math.nan
-
-    def ranked(self, trials: Iterable[Trial]) -> list[Trial]:
-        """Return the points, best first, the earlier one first where two are equal, and those without a score last."""
-        sign = -1 if self.higher_is_better else 1
-        return sorted(trials, key=lambda trial: (math.isnan(trial.score), sign * trial.score))
-
-    def best(self, trials: Iterable[Trial]) -> Trial | None:
-        """Return the point with the best score; None if none has a score."""
-        return next((trial for trial in self.ranked(trials) if math.isfinite(trial.score)), None)
-
-
-def rule_for(task: Task, metric: str, last: int | None, rounds: int) -> Rule:
-    """Return the rule by a metric of runs on a task; `last` is by default `LAST`, but at most a tenth of all rounds."""
-    check_choice("select", metric, ["train_loss", *evaluated_columns(task)])
-    last = max(1, min(LAST, rounds // 10)) if last is None else check_int("last", last, 1, rounds)
-    return Rule(metric, last, is_higher_better(task, metric))
 
 
 @dataclass(frozen=True)
@@ -133,16 +92,6 @@ class Search:
     def size(self) -> int:
         """The number of points."""
         return self.trials if self.search != "grid" else math.prod(len(values) for values in self.grid.values())
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A point that was run: the values that were searched, its score by the rule (NaN if it diverged), and its run."""
-
-    values: Mapping[str, Any]
-    score: float
-    status: str
-    folder: Path
 
 
 class AllDiverged(RunError):
@@ -327,7 +276,7 @@ def run_search(
         while len(trials) < search.size:
             best = search.rule.best(trials)
             note = "" if best is None else f"best {search.rule.metric} so far {best.score:.4g}"
-            jobs = []
+            jobs: list[Job] = []
             for values in _next_points(search, trials, 1 if executor is None else search.size):
                 place = out / f"point-{len(trials) + len(jobs) + 1:03d}"
                 jobs.append(Job(run_point, (values, place, options), rounds, note))

@@ -109,8 +109,9 @@ def run_jobs(
             _stop(stop, list(pending.values()))
         if pending:
             message = f"stopped after {len(results)} of {len(jobs)} runs"
-            nothing: Any = History(), (), (), OnDevice((), 0)
-            raise Interrupted(RunResult(*nothing, Status.INTERRUPTED, message, folder, signal=stopped()))
+            nothing = OnDevice((), 0)
+            result = RunResult(History(), (), (), nothing, Status.INTERRUPTED, message, folder, signal=stopped())
+            raise Interrupted(result)
     return [results[i] for i in range(len(jobs))]
 
 

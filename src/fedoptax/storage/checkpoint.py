@@ -77,7 +77,7 @@ def save_checkpoint(
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def save_clients(clients: OnHost, place: Path | None = None, prepare: Callable[[], None] = lambda: None) -> None:
+def save_clients(clients: OnHost, place: Any = None, prepare: Callable[[], None] = lambda: None) -> None:
     """Save the states of each process's clients, in a call of all; the leader knows the place, and prepares it.
 
     Raises:
