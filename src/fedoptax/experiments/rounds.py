@@ -16,9 +16,17 @@ from fedoptax.engine.batches import count_local_steps
 from fedoptax.engine.client_states import ClientStates, OnDevice, OnHost
 from fedoptax.engine.data import open_examples
 from fedoptax.engine.eager import eager_program
-from fedoptax.engine.evaluation import evaluate, evaluate_clients, evaluation_data
+from fedoptax.engine.evaluation import (
+    describe_metrics,
+    evaluate,
+    evaluate_clients,
+    evaluation_data,
+    part_by_client,
+    primary_metric,
+)
 from fedoptax.engine.faults import COUNTS, Faults, as_faults
 from fedoptax.engine.mesh import to_first_device
+from fedoptax.engine.options import is_evaluated
 from fedoptax.engine.personalization import personalize
 from fedoptax.engine.plan import Plan, RunOptions
 from fedoptax.engine.program import MAX_ROUNDS, Point, program
@@ -52,7 +60,7 @@ class Rounds(Protocol):
     Attributes:
       task: what is learned.
       server: the server's state after the last completed round, as checkpoints keep it.
-      clients: all clients' states, likewise.
+      clients: all clients' states then.
       compile_seconds: spent on compiling for this run so far; 0 where another run had done it.
     """
 
@@ -106,7 +114,7 @@ class Simulation(Rounds):
         self._schedule, self._seconds = None, np.zeros(0)  # of a client's local work, where time is counted
         if options.speeds is not None or options.asynchronous is not None:
             self._seconds = self._rates["speeds"] * np.asarray(count_local_steps(task.clients.sizes, plan.work))
-        self._examples = open_examples(task, plan.examples, self._sample_cohort, plan.cohort_size, plan.mesh)
+        self._examples = open_examples(task, plan, self._sample_cohort)
         self.server, client = self.program.start(self._values, self._key)
         if options.asynchronous is None:
             self.clients = (OnDevice if plan.client_states == "device" else OnHost)(client, task.num_clients)
@@ -120,7 +128,7 @@ class Simulation(Rounds):
         compiled, start = self.program.compile_seconds(), time.perf_counter()
         last = self._options.rounds
         end = min(done + self._length, self._next_evaluation(done) if self._options.looks_at_evaluations else last)
-        numbers = [np.int32(n) for n in (done, end, self._options.eval_every, last)]
+        numbers = [np.asarray(n, np.int32) for n in (done, end, self._options.evaluations, last)]
         states = self.clients.take(lambda: self._sample_cohort(done))
         data, window = self._examples(done), np.minimum(np.arange(done, done + MAX_ROUNDS), last - 1)
         conditions = self._rates, tree.take(self._schedule, window)
@@ -157,27 +165,35 @@ class Simulation(Rounds):
         """Return each client's metrics of the round that is just evaluated."""
         if not self._options.client_metrics or done != self._next_evaluation(done - 1):
             return None
-        return self._measure_clients()
+        return self._measure_clients(self.params())
 
-    def _measure_clients(self) -> dict[str, np.ndarray]:
-        return evaluate_clients(self.task, jax.tree.map(np.asarray, self.params()))
+    def _measure_clients(self, params: Tree) -> dict[str, np.ndarray]:
+        return evaluate_clients(self.task, jax.tree.map(np.asarray, params))
 
     @host_errors()
     def evaluate_end(self, params: Tree) -> dict[str, Any]:
-        """Return the metrics before the first round, and after clients personalize the parameters, if asked for."""
+        """Return the metrics before the first round, the client served worst, and what personalization makes of it."""
         notes: dict[str, Any] = {}
         if self._options.evaluate_start and (data := evaluation_data(self._whole)):
             start = self._algorithm.params(self.program.start(self._values, self._key)[0])
             values = jit(self._whole, partial(evaluate, self._whole))(start, data)
             notes["initial"] = {name: finite_or_none(float(value)) for name, value in values.items()}
+        if self._whole.client_names is not None and part_by_client(self._whole) is not None:
+            name = primary_metric(self._whole)
+            by_client = np.asarray(self._measure_clients(params)[name], float)
+            if not np.isnan(by_client).all():
+                is_higher_better = describe_metrics(self._whole)[name].higher_is_better
+                worst = np.nanargmin(by_client if is_higher_better else -by_client)
+                client = self._whole.client_names[worst]
+                notes["worst_client"] = {"client": client, "metric": name, "value": float(by_client[worst])}
         if (text := self._options.personalize) is not None:
             notes["personalized"] = personalize(self._whole, params, self._plan, str(text), self._key)
         return notes
 
     def _next_evaluation(self, done: int) -> int:
         """Return the round whose end is the next to be evaluated."""
-        every = self._options.eval_every
-        return min((done // every + 1) * every, self._options.rounds)
+        last, evaluations = self._options.rounds, self._options.evaluations
+        return next((n for n in range(done + 1, last) if is_evaluated(n, last, evaluations)), last)
 
     def _sample_cohort(self, round: int) -> np.ndarray:
         if self._schedule is not None:
@@ -242,7 +258,7 @@ class OwnModels(Simulation):
             states = jax.vmap(client_params, (None, 0))(server, states)
         return states if self._is_stacked else jax.tree.map(lambda a: a[0], states)
 
-    def _measure_clients(self) -> dict[str, np.ndarray]:
+    def _measure_clients(self, params: Tree) -> dict[str, np.ndarray]:
         return evaluate_clients(self._whole, self.models(), self._is_stacked)
 
 

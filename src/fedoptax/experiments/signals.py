@@ -5,10 +5,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import Any
 
 POLITE = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))  # Windows has one
 """The signals that ask a process to end: of `kill`, of batch systems, and of a terminal that closes."""
+
+
+_answer: ContextVar[Callable[[], int] | None] = ContextVar("answer", default=None)
 
 
 @contextmanager
@@ -19,6 +23,9 @@ def deferred_interrupt() -> Iterator[Callable[[], int]]:
     processes. SIGHUP that is ignored, as under `nohup`, stays so. Outside the main thread, where signals cannot be
     handled, nothing changes.
     """
+    if (answer := _answer.get()) is not None:
+        yield answer
+        return
     received: list[int] = []
 
     def handler(number: int, frame: Any) -> None:
@@ -33,6 +40,16 @@ def deferred_interrupt() -> Iterator[Callable[[], int]]:
 
     with _handled(handler, signal.SIGINT):
         yield lambda: received[0] if received else 0
+
+
+@contextmanager
+def answering(answer: Callable[[], int]) -> Iterator[None]:
+    """Within it, `answer` stands for the signals of `deferred_interrupt`, as in a worker that others stop."""
+    token = _answer.set(answer)
+    try:
+        yield
+    finally:
+        _answer.reset(token)
 
 
 @contextmanager
