@@ -56,7 +56,7 @@ def coded_fields(algorithm: Any) -> set[str]:
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("fafed", {"params", "m"}), ("scaffold", {"delta", "control_delta"}), ("mime", {"delta", "gradient"}),
+    [("fafed", {"params", "m"}), ("scaffold", {"delta", "control_delta"}), ("mimelite", {"delta", "gradient"}),
      ("fedlamb", {"params"}), ("lookahead", {"delta"}), ("naive_adaptive", {"params"})],
 )  # fmt: skip
 def test_the_models_vectors_are_coded_and_second_moments_are_not(name: str, expected: set[str]) -> None:
