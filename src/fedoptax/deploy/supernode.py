@@ -1,16 +1,28 @@
-"""`fedoptax-supernode`: Flower's SuperNode with its own arguments, which looks for messages more often.
+"""`fedoptax-supernode`: Flower's SuperNode with its own arguments, for rounds that take less than a second.
 
-Flower's looks every 3 seconds, and its SuperExec every second: longer than a round of a small model takes. This one
-begins with a tenth of a second after each message and comes back to Flower's pauses in some minutes without one.
+Flower's looks for messages every 3 seconds, and its SuperExec every second. This one begins with a tenth of a second
+after each message and comes back to Flower's pauses in some minutes without one. And Flower starts a Python program for
+each message, which imports Flower for a second of processor time. Here a process that has imported it forks instead.
 """
 
 import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
 from importlib.metadata import entry_points
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
+
+import numpy as np
 
 IDLE, BUSY = 3.0, 0.5  # seconds that Flower's SuperNode sleeps without a message, and while a ClientApp works
 SHORT, GROWTH = 0.1, 1.02
+PROGRAMS = ("flower-superexec", "flwr-clientapp")  # that Flower starts at a node, one and for each message
+MODULES = ("flwr.clientapp", "fedoptax.deploy.worker")  # that an app imports
 
 
 def with_short_pauses(sleep: Callable[[float], None]) -> Callable[[float], None]:
@@ -26,12 +38,54 @@ def with_short_pauses(sleep: Callable[[float], None]) -> Callable[[float], None]
     return sleep_less
 
 
+def start_fork_server(programs: dict[str, Callable[[], Any]]) -> None:
+    """Fork a process that forks again for each of `programs` by name; `subprocess.Popen(command)` asks it from now on.
+
+    It must be called before there are threads. The process ends when this one does. Where it has ended, and for other
+    programs and options, `Popen` is Python's.
+    """
+    requests, sender = Pipe(duplex=False)
+    parent = os.getpid()
+
+    class Popen(subprocess.Popen[bytes]):
+        def __new__(cls, command: Any, **options: Any) -> Any:
+            if isinstance(command, list) and command[0] in programs and not options:
+                with suppress(OSError):
+                    return sender.send(command)
+            return super().__new__(cls)
+
+    subprocess.Popen = Popen  # type: ignore[misc]
+    if os.fork() == 0:
+        _serve(requests, parent, programs)
+    requests.close()
+
+
+def _serve(requests: Connection, parent: int, programs: dict[str, Callable[[], Any]]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while os.getppid() == parent:
+        with suppress(ChildProcessError):
+            os.waitpid(-1, os.WNOHANG)  # of those that have ended
+        if requests.poll(1.0):
+            sys.argv = requests.recv()
+            if os.fork() == 0:
+                requests.close()
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                np.random.seed()  # else each process draws the same; Python's own generator sees to it by itself
+                sys.exit(programs[sys.argv[0]]())
+    os._exit(0)
+
+
 def main() -> None:
     """Run `flower-supernode`."""
     os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", str(SHORT))
+    scripts = {script.name: script for script in entry_points(group="console_scripts")}
+    supernode = scripts["flower-supernode"].load()
+    programs = {name: scripts[name].load() for name in PROGRAMS}
+    for name in MODULES:
+        import_module(name)
+    start_fork_server(programs)
     time.sleep = with_short_pauses(time.sleep)  # type: ignore[assignment]
-    (script,) = entry_points(group="console_scripts", name="flower-supernode")
-    script.load()()
+    supernode()
 
 
 if __name__ == "__main__":
