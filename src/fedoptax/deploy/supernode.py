@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import entry_points
-from multiprocessing.connection import Connection, Pipe
+from multiprocessing import Pipe
 from typing import Any
 
 import numpy as np
@@ -39,28 +39,22 @@ def with_short_pauses(sleep: Callable[[float], None]) -> Callable[[float], None]
 
 
 def start_fork_server(programs: dict[str, Callable[[], Any]]) -> None:
-    """Fork a process that forks again for each of `programs` by name; `subprocess.Popen(command)` asks it from now on.
+    """Let `subprocess.Popen(command)` fork a program of these names from a process that has imported them all.
 
-    It must be called before there are threads. The process ends when this one does. Where it has ended, and for other
-    programs and options, `Popen` is Python's.
+    It must be called before there are threads. Where that process has ended, `Popen` is Python's.
     """
-    requests, sender = Pipe(duplex=False)
-    parent = os.getpid()
+    (requests, sender), parent = Pipe(duplex=False), os.getpid()
 
     class Popen(subprocess.Popen[bytes]):
         def __new__(cls, command: Any, **options: Any) -> Any:
-            if isinstance(command, list) and command[0] in programs and not options:
+            if not options and command[0] in programs:
                 with suppress(OSError):
                     return sender.send(command)
             return super().__new__(cls)
 
     subprocess.Popen = Popen  # type: ignore[misc]
-    if os.fork() == 0:
-        _serve(requests, parent, programs)
-    requests.close()
-
-
-def _serve(requests: Connection, parent: int, programs: dict[str, Callable[[], Any]]) -> None:
+    if os.fork() != 0:
+        return requests.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while os.getppid() == parent:
         with suppress(ChildProcessError):
@@ -68,7 +62,6 @@ def _serve(requests: Connection, parent: int, programs: dict[str, Callable[[], A
         if requests.poll(1.0):
             sys.argv = requests.recv()
             if os.fork() == 0:
-                requests.close()
                 signal.signal(signal.SIGINT, signal.default_int_handler)
                 np.random.seed()  # else each process draws the same; Python's own generator sees to it by itself
                 sys.exit(programs[sys.argv[0]]())
@@ -78,12 +71,11 @@ def _serve(requests: Connection, parent: int, programs: dict[str, Callable[[], A
 def main() -> None:
     """Run `flower-supernode`."""
     os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", str(SHORT))
-    scripts = {script.name: script for script in entry_points(group="console_scripts")}
-    supernode = scripts["flower-supernode"].load()
-    programs = {name: scripts[name].load() for name in PROGRAMS}
+    scripts = entry_points(group="console_scripts")
+    supernode, *programs = (scripts[name].load() for name in ("flower-supernode", *PROGRAMS))
     for name in MODULES:
         import_module(name)
-    start_fork_server(programs)
+    start_fork_server(dict(zip(PROGRAMS, programs)))
     time.sleep = with_short_pauses(time.sleep)  # type: ignore[assignment]
     supernode()
 

@@ -1,6 +1,7 @@
 """PNG and SVG figures for papers and README files, by Matplotlib."""
 
 import io
+import json
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,6 +10,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -16,6 +18,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from fedoptax.report.curves import AXES, ClientBands, Curve, Metric, axis_limits
+from fedoptax.report.load import Run
 from fedoptax.report.partition import SHOWN, Partition
 from fedoptax.report.report import Report
 from fedoptax.report.searches import HeatMap, Profile
@@ -52,6 +55,9 @@ def draw_figures(report: Report) -> dict[str, bytes]:
         for place, (_, heat_map) in enumerate(report.searches, start=1):
             if heat_map is not None:
                 drawn["heat-map" if len(report.searches) == 1 else f"heat-map-{place}"] = draw_heat_map(heat_map)
+        for run in report.runs:
+            if (run.path / "network.jsonl").is_file():
+                drawn.setdefault("network-seconds", draw_phases(run))
         for place, profile in enumerate(report.profiles, start=1):
             drawn[f"profile-{place}"] = draw_profile(profile, places)
         return {f"{name}.{kind}": _save(figure, kind) for name, figure in drawn.items() for kind in ("png", "svg")}
@@ -141,6 +147,20 @@ def draw_client_bands(bands: Sequence[ClientBands]) -> Figure:
         axes.set_visible(False)
     figure.supxlabel("Round", fontsize=9, color=INK)
     figure.supylabel(visible(f"{metric_title(bands[0].metric)} of the clients"), fontsize=9, color=INK)
+    return figure
+
+
+def draw_phases(run: Run) -> Figure:
+    """Draw the seconds of a deployment's rounds, divided among the phases that its network.jsonl tells."""
+    rows = [json.loads(line) for line in (run.path / "network.jsonl").read_text(encoding="utf-8").splitlines()]
+    table = pd.DataFrame([row.get("seconds", {}) for row in rows], [row["round"] for row in rows]).fillna(0.0)
+    figure = Figure(figsize=(7.6, 3.0), layout="constrained")
+    axes = figure.add_subplot(xlabel="Round", ylabel="Seconds")
+    for place, phase in enumerate(table):
+        bottom = table.iloc[:, :place].sum(axis=1)
+        axes.bar(table.index, table[phase], 1.0, bottom, color=look(place).light, label=phase)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.legend(loc="outside right upper")
     return figure
 
 
