@@ -47,6 +47,7 @@ from fedoptax.storage.history import Row, read_lines
 from fedoptax.tasks.metrics import Column
 from fedoptax.tasks.task import Task
 
+MEMORY = 8  # of the server, for each node of a cohort: so many times a message (measured with 3 nodes and 100 MB)
 REPORT_EVERY = 5.0  # seconds between two reports of which nodes are connected
 MOST_EXAMPLES = 10**9  # that a client may claim where nothing tells how many it can have
 
@@ -241,6 +242,9 @@ class NetworkRounds(Rounds):
             lines = self._file.read_bytes().splitlines(keepends=True)[:done]
             write_atomically(self._file, b"".join(lines))
             self._bound = replace(self._bound, **(json.loads(lines[-1]).get("learned", {}) if lines else {}))
+        size = 1e-6 * max(self.program.bytes_down, self.program.bytes_up)
+        need = f"the server needs about {1 + MEMORY * size * self.plan.cohort_size / 1000:.0f} GB of memory"
+        self._log(f"one message holds {size:,.2f} MB; {need}")
         wait_for_nodes(self._network, self.task.clients.num_clients, self._limits, self._log, sleep=sleep)
         self._is_ready = True
 

@@ -12,17 +12,17 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from importlib import import_module
 from importlib.metadata import entry_points
 from multiprocessing import Pipe
 from typing import Any
 
 import numpy as np
 
+import fedoptax.deploy.worker  # noqa: F401, as apps import it: it is there when a process is forked
+
 IDLE, BUSY = 3.0, 0.5  # seconds that Flower's SuperNode sleeps without a message, and while a ClientApp works
 SHORT, GROWTH = 0.1, 1.02
 PROGRAMS = ("flower-superexec", "flwr-clientapp")  # that Flower starts at a node, one and for each message
-MODULES = ("flwr.clientapp", "fedoptax.deploy.worker")  # that an app imports
 
 
 def with_short_pauses(sleep: Callable[[float], None]) -> Callable[[float], None]:
@@ -73,8 +73,6 @@ def main() -> None:
     os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", str(SHORT))
     scripts = entry_points(group="console_scripts")
     supernode, *programs = (scripts[name].load() for name in ("flower-supernode", *PROGRAMS))
-    for name in MODULES:
-        import_module(name)
     start_fork_server(dict(zip(PROGRAMS, programs)))
     time.sleep = with_short_pauses(time.sleep)  # type: ignore[assignment]
     supernode()
