@@ -13,7 +13,7 @@ import tomli_w
 
 from fedoptax._files import read_json, write_atomically
 from fedoptax._progress import bar, status
-from fedoptax.cli.options import AddNode, DeploymentOptions, Init, Local, Status
+from fedoptax.cli.options import AddNode, DeploymentOptions, DeploymentStatus, Init, Local
 from fedoptax.cli.printing import print_summary
 from fedoptax.cli.setup import choose, choose_options, load, with_task_defaults
 from fedoptax.deploy.app import check_empty, check_task, place_node, read_app, write_app
@@ -106,7 +106,7 @@ def local(options: Local) -> None:
     print_summary(out, options.json)
 
 
-def show_status(options: Status) -> None:
+def show_status(options: DeploymentStatus) -> None:
     """Print the state of a deployment, once or until it ends."""
     while True:
         state = read_status(options.run_folder)

@@ -370,7 +370,7 @@ class AddNode:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Status(JsonOption):
+class DeploymentStatus(JsonOption):
     """Show how far a deployment is, its nodes' last signs of life, where the seconds go, and who was left out.
 
     Example: fedoptax deploy status runs/network --watch

@@ -43,7 +43,7 @@ def read_status(folder: Path) -> dict[str, Any]:
     if "deployment" not in config:
         raise UsageError(f"run_folder must be the folder of a deployment that has begun, got '{folder}'")
     rounds = [json.loads(line) for line in read_lines(folder, FILE)]
-    recent = [line["seconds"] for line in rounds[-RECENT:] if "seconds" in line]
+    recent = [line["seconds"] for line in rounds[-RECENT:] if line.get("seconds")]
     means = {phase: sum(line[phase] for line in recent) / len(recent) for phase in PHASES if recent}
     state = {"rounds": config["rounds"], "done": len(rounds), "seconds": means, "left_out": list_left_out(rounds)}
     return {"nodes": {}, **read_summary(folder), **state, **now}

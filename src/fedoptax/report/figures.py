@@ -24,6 +24,7 @@ from fedoptax.report.report import Report
 from fedoptax.report.searches import HeatMap, Profile
 from fedoptax.report.style import look
 from fedoptax.report.words import format_count, format_number, metric_title, metric_words
+from fedoptax.storage.history import read_lines
 
 GREY, INK, BARS = "#6a7079", "#24292f", "#8d98a7"
 _STYLE: dict[Any, Any] = {
@@ -56,8 +57,8 @@ def draw_figures(report: Report) -> dict[str, bytes]:
             if heat_map is not None:
                 drawn["heat-map" if len(report.searches) == 1 else f"heat-map-{place}"] = draw_heat_map(heat_map)
         for run in report.runs:
-            if (run.path / "network.jsonl").is_file():
-                drawn.setdefault("network-seconds", draw_phases(run))
+            if (phases := draw_phases(run)) is not None:
+                drawn.setdefault("network-seconds", phases)
         for place, profile in enumerate(report.profiles, start=1):
             drawn[f"profile-{place}"] = draw_profile(profile, places)
         return {f"{name}.{kind}": _save(figure, kind) for name, figure in drawn.items() for kind in ("png", "svg")}
@@ -150,10 +151,12 @@ def draw_client_bands(bands: Sequence[ClientBands]) -> Figure:
     return figure
 
 
-def draw_phases(run: Run) -> Figure:
-    """Draw the seconds of a deployment's rounds, divided among the phases that its network.jsonl tells."""
-    rows = [json.loads(line) for line in (run.path / "network.jsonl").read_text(encoding="utf-8").splitlines()]
+def draw_phases(run: Run) -> Figure | None:
+    """Draw the seconds of a deployment's rounds by phase, from its network.jsonl; None if there are none."""
+    rows = [json.loads(line) for line in read_lines(run.path, "network.jsonl")]
     table = pd.DataFrame([row.get("seconds", {}) for row in rows], [row["round"] for row in rows]).fillna(0.0)
+    if not table.size:
+        return None
     figure = Figure(figsize=(7.6, 3.0), layout="constrained")
     axes = figure.add_subplot(xlabel="Round", ylabel="Seconds")
     for place, phase in enumerate(table):
