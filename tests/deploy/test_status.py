@@ -15,7 +15,6 @@ from fedoptax.report.report import load_report
 from fedoptax.storage.history import read_rows
 
 need_flower()
-pytestmark = pytest.mark.usefixtures("short_polls")
 
 
 class Failing(InMemory):

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -41,8 +42,10 @@ def with_short_pauses(sleep: Callable[[float], None]) -> Callable[[float], None]
 def start_fork_server(programs: dict[str, Callable[[], Any]]) -> None:
     """Let `subprocess.Popen(command)` fork a program of these names from a process that has imported them all.
 
-    It must be called before there are threads. Where that process has ended, `Popen` is Python's.
+    Where there are threads already, or that process has ended, or the command has options, `Popen` is Python's.
     """
+    if sys.platform != "linux" or threading.active_count() > 1:
+        return
     (requests, sender), parent = Pipe(duplex=False), os.getpid()
 
     class Popen(subprocess.Popen[bytes]):
@@ -54,7 +57,7 @@ def start_fork_server(programs: dict[str, Callable[[], Any]]) -> None:
 
     subprocess.Popen = Popen  # type: ignore[misc]
     if os.fork() != 0:
-        return requests.close()
+        return requests.close()  # whoever else can read would keep `send` from failing when the process has ended
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while os.getppid() == parent:
         with suppress(ChildProcessError):
@@ -62,6 +65,7 @@ def start_fork_server(programs: dict[str, Callable[[], Any]]) -> None:
         if requests.poll(1.0):
             sys.argv = requests.recv()
             if os.fork() == 0:
+                requests.close()
                 signal.signal(signal.SIGINT, signal.default_int_handler)
                 np.random.seed()  # else each process draws the same; Python's own generator sees to it by itself
                 sys.exit(programs[sys.argv[0]]())
@@ -71,9 +75,10 @@ def start_fork_server(programs: dict[str, Callable[[], Any]]) -> None:
 def main() -> None:
     """Run `flower-supernode`."""
     os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", str(SHORT))
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # where its host is out of reach each process waits for it
     scripts = entry_points(group="console_scripts")
-    supernode, *programs = (scripts[name].load() for name in ("flower-supernode", *PROGRAMS))
-    start_fork_server(dict(zip(PROGRAMS, programs)))
+    supernode = scripts["flower-supernode"].load()
+    start_fork_server({name: scripts[name].load() for name in PROGRAMS if name in scripts.names})
     time.sleep = with_short_pauses(time.sleep)  # type: ignore[assignment]
     supernode()
 
