@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
+from flax.traverse_util import flatten_dict
 
 from fedoptax import __version__
 from fedoptax._files import write_atomically
@@ -63,12 +64,12 @@ def write_app(folder: Path, deployment: Deployment, name: str = NAME) -> None:
     """
     check_empty(folder)
     files, (module, _, function) = dict(FILES), str(deployment.task["name"]).rpartition(":")
-    source, is_inside = Path(f"{module}.py"), module.startswith(PACKAGE)
-    if is_own_function(str(deployment.task["name"])) and (is_inside or source.is_file()):
-        module = module if is_inside else f"{PACKAGE}.task"
-        example = TASK.replace("FUNCTION", function).replace("NODES", str(len(deployment.nodes)))
-        files[f"{module.replace('.', '/')}.py"] = example if is_inside else source.read_text(encoding="utf-8")
+    if module != "file" and (source := Path(f"{module}.py")).is_file():
+        module, files[f"{PACKAGE}/task.py"] = f"{PACKAGE}.task", source.read_text(encoding="utf-8")
         deployment = replace(deployment, task={**deployment.task, "name": f"{module}:{function}"})
+    elif module.startswith(PACKAGE):
+        example = TASK.replace("FUNCTION", function).replace("NODES", str(len(deployment.nodes)))
+        files[f"{module.replace('.', '/')}.py"] = example
     for path, text in ({"pyproject.toml": make_pyproject(deployment, name)} | files).items():
         write_atomically(folder / path, text.encode())
 
@@ -80,15 +81,14 @@ def check_task(folder: Path, nodes: int) -> None:
       UsageError: it fails, or its task has another number of clients.
     """
     deployment = read_app(folder)
-    if not is_own_function(name := str(deployment.task["name"])):
-        return
-    sys.path.insert(0, str(folder.absolute()))
-    for module in [module for module in sys.modules if module.startswith(PACKAGE)]:
-        del sys.modules[module]  # of another app
-    try:
-        check_int("clients", build_task(deployment).num_clients, nodes, nodes)
-    except Exception as error:  # whatever a user's module raises
-        raise UsageError(f"task '{name}' of '{folder}' fails at the server: {type(error).__name__}: {error}") from error
+    if is_own_function(name := str(deployment.task["name"])):
+        sys.path.insert(0, str(folder.absolute()))
+        for module in [module for module in sys.modules if module.startswith(PACKAGE)]:
+            del sys.modules[module]  # of another app
+        try:
+            check_int("clients", build_task(deployment).num_clients, nodes, nodes)
+        except Exception as error:  # whatever a user's module raises
+            raise UsageError(f"task '{name}' fails at the server: {type(error).__name__}: {error}") from error
 
 
 def read_app(folder: Path) -> Deployment:
@@ -126,15 +126,7 @@ def _read(path: Path) -> tuple[dict[str, Any], Deployment]:
         table = document["tool"]["flwr"]["app"]["config"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"'{path}' must be the pyproject.toml of an app by fedoptax deploy init") from error
-    return document, from_table(flatten(table))
-
-
-def flatten(table: dict[str, Any]) -> dict[str, Any]:
-    """Return a table of tables as one, keys joined by dots, as Flower hands it to an app."""
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        flat |= {f"{key}.{k}": v for k, v in flatten(value).items()} if isinstance(value, dict) else {key: value}
-    return flat
+    return document, from_table(flatten_dict(table, sep="."))  # as Flower hands it to an app
 
 
 def check_empty(folder: Path) -> None:

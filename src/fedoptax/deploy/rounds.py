@@ -95,7 +95,7 @@ class RoundReport:
       bytes_down, bytes_up: bytes of the messages sent, and of all replies received, sound or not.
       sent: requests sent.
       lost: who had lost its state.
-      seconds: that the round took, by phase, see `status.PHASES`.
+      seconds: of each phase: waiting, training (that of the last node that answered), sending, evaluating.
       mean: under secure aggregation the mean upload and loss; the replies then have neither.
     """
 

@@ -205,10 +205,6 @@ class NetworkRounds(Rounds):
         """Return the parameters of the server's state."""
         return self._algorithm.params(self.server)
 
-    def finish(self) -> Tree:
-        """Return the final parameters."""
-        return self.params()
-
     def notes(self, done: int) -> dict[str, Any]:
         """Return who was left out, see `list_left_out`."""
         return {"left_out": list_left_out(map(json.loads, read_lines(self._file.parent, FILE)[:done]))}

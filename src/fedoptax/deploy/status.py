@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from fedoptax._files import read_json
@@ -16,9 +17,6 @@ from fedoptax.storage.folder import Status, read_summary
 from fedoptax.storage.history import read_lines
 
 FILE, NODES = "network.jsonl", "nodes.json"
-PHASES = ("waiting", "training", "sending", "evaluating")
-"""Of a round: nobody works, or only nodes whose reply never comes; the last node that answers trains; its messages are
-on their way; the server makes the new model, and server and nodes evaluate it. Together they are the round."""
 RECENT = 10  # rounds whose mean is shown
 LEFT_OUT = "left out of {rounds} rounds: partition {partition} (node {node}), at last: {reason}"
 
@@ -43,25 +41,25 @@ def read_status(folder: Path) -> dict[str, Any]:
     if "deployment" not in config:
         raise UsageError(f"run_folder must be the folder of a deployment that has begun, got '{folder}'")
     rounds = [json.loads(line) for line in read_lines(folder, FILE)]
-    recent = [line["seconds"] for line in rounds[-RECENT:] if line.get("seconds")]
-    means = {phase: sum(line[phase] for line in recent) / len(recent) for phase in PHASES if recent}
+    recent = [line["seconds"] for line in rounds[-RECENT:] if "seconds" in line]
+    means = {phase: fmean(line[phase] for line in recent) for phase in (recent or [{}])[0]}
     state = {"rounds": config["rounds"], "done": len(rounds), "seconds": means, "left_out": list_left_out(rounds)}
     return {"nodes": {}, **read_summary(folder), **state, **now}
 
 
 def describe_status(state: Mapping[str, Any]) -> list[str]:
     """Return what `read_status` returns as lines."""
-    lines = ["{status}: {done} of {rounds} rounds are done".format(**state)]
-    if state["status"] == Status.RUNNING and "time" in state:
-        lines[0] += ", round {round} is {phase}; written {ago}".format(**state, ago=_ago(state["time"]))
-    elif state["message"]:
-        lines[0] += f"; {state['message']}"
-    for partition, node in state["nodes"].items():
-        lines.append(f"partition {partition} (node {node['node']}): connected {_ago(node['seen'])}")
-    if state["seconds"]:
-        lines.append("seconds per round: " + ", ".join(f"{name} {s:.2f}" for name, s in state["seconds"].items()))
-    return lines + list(map(LEFT_OUT.format_map, state["left_out"]))
 
+    def ago(moment: float | None) -> str:
+        return "never" if moment is None else f"{max(0.0, time.time() - moment):.0f} s ago"
 
-def _ago(moment: float | None) -> str:
-    return "never" if moment is None else f"{max(0.0, time.time() - moment):.0f} s ago"
+    is_running = state["status"] == Status.RUNNING and "time" in state
+    now = f", round {state['round']} is {state['phase']}; written {ago(state['time'])}" if is_running else ""
+    message = f"; {state['message']}" if state.get("message") else ""
+    seconds = ", ".join(f"{name} {value:.2f}" for name, value in state["seconds"].items())
+    return [
+        f"{state['status']}: {state['done']} of {state['rounds']} rounds are done{now}{message}",
+        *(f"partition {i} (node {node['node']}): connected {ago(node['seen'])}" for i, node in state["nodes"].items()),
+        *([f"seconds per round: {seconds}"] if seconds else []),
+        *map(LEFT_OUT.format_map, state["left_out"]),
+    ]
