@@ -10,7 +10,7 @@ UV ?= $(shell command -v uv 2>/dev/null)
 INSTALL = $(if $(UV),$(UV) pip install --quiet --compile-bytecode --python $(1)/bin/python,$(1)/bin/python -m pip install --quiet --disable-pip-version-check)
 DEMO_OUT ?= runs/demo
 
-.PHONY: help setup demo test test-all lint format docs bench bench-peers reproductions lock clean
+.PHONY: help setup demo test test-all lint format docs bench bench-peers reproductions pages lock clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/  /'
@@ -39,7 +39,7 @@ test: $(READY)   ## the tests (3 to 5 minutes on 2 cores)
 	$(PYTHON) -m venv --clear .venv-all
 	$(call INSTALL,.venv-all) --require-hashes -r requirements.lock
 	$(call INSTALL,.venv-all) torch==2.13.0
-	$(call INSTALL,.venv-all) --no-build-isolation -e ".[optuna,tensorboard,mlflow,wandb]"
+	$(call INSTALL,.venv-all) --no-build-isolation -e ".[optuna,tensorboard,mlflow,wandb,dask,submitit]"
 	@touch $@
 
 test-all: .venv-all/.ready ## all tests, the long ones, PyTorch and the optional packages among them (TESTS=... for a part)
@@ -67,9 +67,12 @@ bench-peers:     ## the peers' environments, .venv-peer-*: torch, pfl-research, 
 	  set -- $$peer; place=.venv-peer-$$1; shift; \
 	  $(PYTHON) -m venv --clear $$place && $(call INSTALL,$$place) "$$@" || exit 1; done
 
-reproductions: $(READY) ## the published claims, reduced to two cores (hours; goes on where it was stopped)
+reproductions: $(READY) ## run the published claims, reduced to two cores (hours; goes on where it was stopped)
 	for name in $(filter-out %/queue.toml,$(wildcard benchmarks/reproductions/*.toml)); do \
 	  $(BIN)/python benchmarks/reproductions/run.py $$(basename $$name .toml) || exit 1; done
+
+pages: $(READY)  ## the pages of measurements, from the recipes and the committed histories (seconds; runs nothing)
+	$(BIN)/python benchmarks/reproductions/pages.py
 
 lock:            ## pin the newest allowed versions for all supported Pythons
 	uv pip compile --universal --python-version 3.11 --fork-strategy fewest --group dev pyproject.toml --no-header --generate-hashes -o requirements.lock

@@ -1,34 +1,66 @@
-"""A progress bar on a terminal or in a notebook: rounds, rounds per second, the metric, time left."""
+"""A progress bar on a terminal or in a notebook, lines in a log: rounds, the metric, time left."""
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Update = Callable[[int, str], None]
 """`update(rounds_done, note)`: moves the bar and shows a short note (the current metric)."""
+SECONDS = 30.0
+"""Between the lines that stand for a bar in a log file."""
 
 
 @contextmanager
-def bar(description: str, total: int, done: int = 0, enabled: bool | Update | None = None) -> Iterator[Update]:
+def bar(
+    description: str, total: int, done: int = 0, enabled: bool | Update | None = None, each: int = 0
+) -> Iterator[Update]:
     """Show a bar of `total` rounds, `done` of them already done.
 
-    `enabled=None` shows it if stderr is a terminal or a notebook's; an `Update` is called instead of a bar.
+    `enabled=None` shows it if stderr is a terminal or a notebook's, and otherwise prints a line every `SECONDS`, and
+    one after `each` rounds if that is a number above 0: after every run of several. An `Update` is called instead.
     """
     if callable(enabled):
         yield enabled
-        return
-    if not (sys.stderr.isatty() or "ipykernel" in sys.modules if enabled is None else enabled):
+    elif enabled is False:
         yield lambda done, note: None
-        return
-    from tqdm import tqdm
+    elif enabled or sys.stderr.isatty() or "ipykernel" in sys.modules:
+        from tqdm import tqdm
 
-    with tqdm(total=total, initial=done, desc=description, unit=" rounds", dynamic_ncols=True) as progress:
+        with tqdm(total=total, initial=done, desc=description, unit=" rounds", dynamic_ncols=True) as progress:
 
-        def update(now: int, note: str) -> None:
-            progress.set_postfix_str(note, refresh=False)
-            progress.update(now - progress.n)
+            def update(now: int, note: str) -> None:
+                progress.set_postfix_str(note, refresh=False)
+                progress.update(now - progress.n)
 
-        yield update
+            yield update
+    else:
+        yield _lines(description, total, done, each)
+
+
+def _lines(description: str, total: int, done: int, each: int) -> Update:
+    """Make what prints a line now and then."""
+    begun = last = time.monotonic()
+
+    def update(now: int, note: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= SECONDS or (each and now % each == 0):
+            last = time.monotonic()
+            left = (last - begun) / max(now - done, 1) * (total - now)
+            rounds = "" if each else f"round {now} of {total}, "
+            print(f"{description}: {rounds}{note}, {left:.0f} s left", file=sys.stderr, flush=True)
+
+    return update
+
+
+def part_of(update: Update, index: int, count: int, rounds: int, what: str) -> Update:
+    """Make the update of run `index` of `count`, each of `rounds` rounds, from the update of all of them."""
+
+    def of_run(done: int, note: str) -> None:
+        about = ", ".join(filter(None, (what, f"round {done} of {rounds}", note)))
+        update(index * rounds + done, f"run {index + 1} of {count}: {about}")
+
+    return of_run
 
 
 @contextmanager

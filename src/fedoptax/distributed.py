@@ -58,6 +58,11 @@ def is_leader() -> bool:
     return not is_distributed() or jax.process_index() == 0
 
 
+def place_among_all() -> tuple[int, int]:
+    """Return the number of this process, from 0, and how many there are."""
+    return (jax.process_index(), jax.process_count()) if is_distributed() else (0, 1)
+
+
 def run_on_all_or_fail(action: Callable[[], T]) -> T:
     """Return what `action` returns; where it fails in one process, it fails in all with the first one's error."""
     if not is_distributed():

@@ -85,7 +85,8 @@ def check_number(
         number = math.nan
     is_inside = math.isfinite(number) and low <= number <= high
     if not is_inside or (open_low and number == low) or (open_high and number == high):
-        raise UsageError(f"{name} must be {allowed}, got {value!r}")
+        kind = "a number " if isinstance(value, str) and bounds else ""
+        raise UsageError(f"{name} must be {kind}{allowed}, got {value!r}")
     if number and not 2.0**-126 <= abs(number) < 2.0**128:
         raise UsageError(f"{name} must be a number of float32's range, got {value!r}")
 

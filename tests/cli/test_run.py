@@ -43,7 +43,7 @@ def test_run_writes_results_and_report_reads_them(
 ) -> None:
     out, printed, errors = finished
     assert "test_accuracy" in printed and printed.endswith(f"results: {out}\n")
-    assert errors == ""  # no terminal: no bar
+    assert errors.startswith("loaded digits: 8 clients") and errors.count("\n") == 1  # no terminal: no bar
     config = json.loads((out / "config.json").read_text())
     assert config["algorithm"]["hyperparameters"]["server_lr"] == 0.03
     assert (config["cohort_size"], config["task"]["num_clients"]) == (3, 8)
@@ -59,6 +59,8 @@ def test_resume_continues_a_run_and_run_does_not_overwrite_it(
     finished: tuple[Path, str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = shutil.copytree(finished[0], "a")
+    assert fedoptax("resume", out) == 0
+    assert "'a' is finished: nothing was run" in capsys.readouterr().err
     assert fedoptax("run", *SMALL, "--out", out) == 2
     assert "holds results already" in capsys.readouterr().err
     assert fedoptax("resume", out, "--rounds", "6") == 0
@@ -127,6 +129,28 @@ def test_own_algorithm_by_module_and_name(tmp_path: Path) -> None:
     assert fedoptax("run", *SMALL, "--algorithm", "my_module:slow", "--out", "a") == 0
     assert json.loads((tmp_path / "a" / "config.json").read_text())["algorithm"]["name"] == "my_module:slow"
     assert fedoptax("resume", "a", "--rounds", "5") == 0
+
+
+def test_a_function_is_a_task_whose_tuned_rates_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = "return fx.load_task('digits', model='logistic', num_clients=6)"
+    Path("my_task.py").write_text(f"import fedoptax as fx\n\n\ndef make(partition):\n    {code}\n")
+    small = ["--task", "my_task:make", "--rounds", "2"]
+    assert fedoptax("tune", *small, "--algorithm", "fedavg", "--trials", "3", "--out", "tuned") == 0
+    best = json.loads((tmp_path / "tuned" / "tune.json").read_text())
+    assert best["task"]["function"] == "my_task:make" and best["search"] == "zoom"
+    assert "learning rates: preset" not in capsys.readouterr().err
+    names = ["--algorithms", "fedavg,scaffold", "--seeds", "1", "--from", "tuned", "--out", "b"]
+    assert fedoptax("compare", *small, *names) == 0
+    printed = capsys.readouterr()
+    assert "weighting: examples for all methods (scaffold:" in printed.err
+    assert "learning rates: preset of digits, a starting point; `fedoptax tune --task my_task:make`" in printed.err
+    assert max(map(len, printed.out.splitlines())) <= 100 and "highest final test accuracy" in printed.out
+    rates = json.loads((tmp_path / "b" / "compare.json").read_text())["rates"]
+    assert (rates["fedavg"], rates["scaffold"]) == ("tuned", "preset of digits")
+    assert fedoptax("resume", "b") == 0
 
 
 def test_resume_goes_on_with_secure_aggregation(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ def test_tune_ranks_points_and_resumes(tmp_path: Path, capsys: pytest.CaptureFix
     assert scores == sorted(scores) and printed[7] == "6 points"
     assert re.fullmatch(r"best: --set client_lr=\S+ --set server_lr=\S+", printed[8])
     assert (
-        printed[9] == "fedadam: The best client_lr is the highest of its grid (0.01 to 1): a better one may lie beyond."
+        printed[9]
+        == "fedadam: The best client_lr is the highest that was searched (0.01 to 1): a better one may lie beyond."
     )
     assert printed[-1] == f"report: {out / 'report.html'}"
     ours = {"report.html", "points.csv", "table.csv", "figures", "tune.json", "point-001", "point-006"}
@@ -33,7 +34,7 @@ def test_tune_ranks_points_and_resumes(tmp_path: Path, capsys: pytest.CaptureFix
     assert "6 of 6 points" in page and page.count("data:image/svg+xml") >= 2
     (search,) = load_searches(out)
     for point in search.trials:  # what heat maps and profiles show
-        rows = [json.loads(line) for line in (point.run.path / "history.jsonl").read_text().splitlines()]
+        rows = [json.loads(line) for line in (point.folder / "history.jsonl").read_text().splitlines()]
         assert point.score == pytest.approx(rows[-1]["train_loss"])
     times = {p: p.stat().st_mtime_ns for p in out.glob("point-*/history.jsonl")}
     assert fedoptax("resume", out) == 0

@@ -243,7 +243,6 @@ BROKEN = {
     "too large a number": (npz(x=np.array([[1], [2**31]])), {}, "'x' must be within int32"),
     "text as features": (npz(x=np.array(["a", "b"])), {}, "'x' must hold numbers"),
     "objects": (npz(x=np.array([{}, {}])), {}, "a.npz"), "no such array": (npz(), {"client": "site"}, "site"),
-    "a missing cell": (table("f,label\n1,a\n,b\n"), {}, "'f', row 2"),
     "a missing label": (table("f,label\n1,a\n2,\n"), {}, "'label', row 2"),
     "text in a cell": (table("f,label\nhigh,a\n2,b\n"), {}, "'f', row 1"),
     "a row too long": (table("f,label\n1,a\n2,b,c\n"), {}, "a.csv"),

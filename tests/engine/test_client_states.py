@@ -39,13 +39,13 @@ def test_rows_are_initial_until_their_client_comes_back() -> None:
 def test_saved_rows_come_back(tmp_path: Path) -> None:
     first = OnHost(INITIAL, 9)
     first.put(bump(first.take(cohort(7, 2))))
-    first.save(tmp_path / "saved")
+    first.save(tmp_path)
     second = OnHost(INITIAL, 9)
     second.put(bump(second.take(cohort(0, 1))))  # forgotten when the saved rows are loaded
-    second.load(tmp_path / "saved")
+    second.load(tmp_path)
     jax.tree.map(np.testing.assert_array_equal, second.of(np.arange(9)), first.of(np.arange(9)))
     with pytest.raises(ValueError, match="not those of this experiment"):
-        OnHost(INITIAL, 8).load(tmp_path / "saved")
+        OnHost(INITIAL, 8).load(tmp_path)
 
 
 def test_the_device_is_chosen_if_it_has_room(monkeypatch: pytest.MonkeyPatch) -> None:

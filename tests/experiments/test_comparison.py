@@ -12,7 +12,7 @@ import fedoptax as fx
 from fedoptax._files import read_json, write_json
 from fedoptax.experiments.comparison import Comparison
 from fedoptax.experiments.result import Interrupted
-from fedoptax.experiments.tuning import Search
+from fedoptax.experiments.tuning import Search, SearchResult
 
 TASK = fx.load_task("quadratic", num_clients=8)
 SMALL: dict[str, Any] = {"rounds": 3, "cohort_size": 3, "batch_size": 5}
@@ -52,6 +52,27 @@ def test_an_algorithm_whose_points_all_diverge_is_left_out(tmp_path: Path) -> No
     assert compared.histories == {} and compared.diverged[0].startswith("fedavg: all 2 points")
 
 
+def test_functions_and_objects_are_compared_with_one_weighting_and_searched_rates(tmp_path: Path) -> None:
+    def mine(client_lr: float) -> fx.FedAlgorithm:
+        return fx.scaffold(client_lr)
+
+    compared = fx.compare(
+        TASK, [mine, "scaffold"], tmp_path / "a", seeds=1, budget=3, eval_last=2, eval_every=9, **SMALL
+    )
+    assert len(SearchResult.read(tmp_path / "a" / "tuning" / "mine").trials) == 3
+    assert {"server_lr", "client_lr"} == set(compared.comparison.tunings["scaffold"].grid)
+    history = compared.histories["mine"][0]
+    assert [row["round"] for row in history if row["test_excess"] is not None] == [2, 3]
+    algorithms = {"a": fx.scaffold(0.01), "b": fx.scaffold, "fedavg": "fedavg"}
+    given = {"b": {"client_lr": 0.01}, "fedavg": {"client_lr": 0.01}}
+    compared = fx.compare(TASK, algorithms, tmp_path / "b", seeds=1, hyperparameters=given, **SMALL)
+    assert losses(compared)["a"] == losses(compared)["b"]
+    config = read_json(tmp_path / "b" / "a" / "seed-0" / "config.json")
+    assert (config["weighting"], config["paper_weighting"]) == ("examples", "uniform")
+    paper = fx.compare(TASK, ["scaffold"], tmp_path / "c", seeds=1, weighting="paper", **SMALL)
+    assert read_json(paper.folder / "scaffold" / "seed-0" / "config.json")["weighting"] == "uniform"
+
+
 def test_a_signal_stops_it_and_a_further_call_goes_on(tmp_path: Path) -> None:
     whole = fx.compare(TASK, ["fedavg"], tmp_path / "whole", seeds=3, **SMALL)
 
@@ -71,6 +92,7 @@ def test_a_signal_stops_it_and_a_further_call_goes_on(tmp_path: Path) -> None:
     ("algorithms", "options", "argument"),
     [
         ([], {}, "algorithms"), ("fedavg", {}, "algorithms"), (["fedavg", "fedsgd"], {}, "fedsgd"),
+        ([fx.fedavg(0.1)], {}, "dictionary"), ({"fedadam": fx.fedavg}, {}, "name of another"),
         (["fedavg"], {"seeds": 0}, "seeds"),
         (["fedavg"], {"hyperparameters": {"fedavg": {"client_lr": -1.0}}}, "client_lr"),
         (["fedavg"], {"grids": {"fedavg": {"client_lr": []}}}, "grid"),

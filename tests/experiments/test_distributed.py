@@ -22,17 +22,17 @@ SMALL = ["--task", "digits", "--model", "logistic", "--num-clients", "8", "--coh
 RUN = ["run", *SMALL, "--algorithm", "scaffold"]
 FOREVER = [*RUN, "--rounds", "1000000", "--checkpoint-every", "0.5", "--out", "a"]
 LIMIT = 150  # seconds within which a process notices that another failed: JAX's heartbeats take 100
-Start = Callable[..., "Pair"]
+Start = Callable[..., "Group"]
 
 
-class Pair:
-    """Two processes of one run, started as a person would."""
+class Group:
+    """The processes of one run, started as a person would."""
 
-    def __init__(self, folder: Path, *arguments: str, second: tuple[str, ...] | None = None) -> None:
+    def __init__(self, folder: Path, *arguments: str, second: tuple[str, ...] | None = None, count: int = 2) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        where = ["--distributed", "--coordinator", f"127.0.0.1:{port}", "--processes", "2"]
+        where = ["--distributed", "--coordinator", f"127.0.0.1:{port}", "--processes", str(count)]
         environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "JAX_PLATFORMS": "cpu"}
         environment.pop("XLA_FLAGS", None)
         self.processes = [
@@ -40,7 +40,7 @@ class Pair:
                 [sys.executable, "-m", "fedoptax.cli.main", *given, *where, "--process", str(number)],
                 cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
             )
-            for number, given in enumerate([arguments, second or arguments])
+            for number, given in enumerate([arguments, second or arguments, *[arguments] * (count - 2)])
         ]  # fmt: skip
 
     def end(self, number: int, limit: float = 300) -> tuple[int, str, str]:
@@ -61,14 +61,14 @@ class Pair:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    pairs: list[Pair] = []
+    groups: list[Group] = []
 
-    def begin(*arguments: str, second: tuple[str, ...] | None = None) -> Pair:
-        pairs.append(Pair(tmp_path, *arguments, second=second))
-        return pairs[-1]
+    def begin(*arguments: str, **options: Any) -> Group:
+        groups.append(Group(tmp_path, *arguments, **options))
+        return groups[-1]
 
     yield begin
-    for process in (process for pair in pairs for process in pair.processes):
+    for process in (process for group in groups for process in group.processes):
         with process:
             process.kill()
 
@@ -96,6 +96,23 @@ def test_two_processes_give_what_one_gives(tmp_path: Path, start: Start) -> None
     for a, b in zip(rows_of(tmp_path / "a"), rows_of(tmp_path / "b"), strict=True):
         assert a.keys() == b.keys() and a["train_loss"] == pytest.approx(b["train_loss"], rel=1e-4)
     assert json.loads((tmp_path / "a" / "config.json").read_text())["mesh"] == 2
+
+
+@pytest.mark.long
+def test_processes_own_states_stream_examples_and_go_on_in_another_number(tmp_path: Path, start: Start) -> None:
+    run = [*RUN, "--client-states", "host", "--examples", "stream"]
+    begun = start(*run, "--rounds", "4", "--out", "a", count=4)
+    assert [begun.end(number)[0] for number in range(4)] == [0] * 4
+    parts = sorted((tmp_path / "a" / "checkpoints" / "4" / "clients").iterdir())
+    assert [part.name for part in parts] == ["0", "1", "2", "3"]
+    for number, part in enumerate(parts):
+        assert set(np.load(part / "ids.npy") % 4) <= {number}
+    pair = start("resume", "a", "--rounds", "6")
+    assert [pair.end(number)[0] for number in (0, 1)] == [0, 0]
+    assert fedoptax("resume", tmp_path / "a", "--rounds", 8) == 0
+    assert fedoptax(*run, "--rounds", 8, "--out", tmp_path / "b") == 0
+    assert_equal_to_rounding(tmp_path / "a", tmp_path / "b", 1e-4)
+    assert [row["round"] for row in rows_of(tmp_path / "a")] == list(range(1, 9))
 
 
 @pytest.mark.long

@@ -1,12 +1,15 @@
 """Grids as a user types them."""
 
+import math
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import fedoptax as fx
 from fedoptax.errors import UsageError
-from fedoptax.experiments.grids import default_grid, edges, log_grid, points
+from fedoptax.experiments.grids import Zoom, coarse_rates, complete_grid, edges, log_grid, points, suggest_by_zoom
 from fedoptax.experiments.grids import parse_grids as grids_of
 from fedoptax.experiments.parsing import parse_pairs
 
@@ -69,14 +72,42 @@ def test_grids_go_to_the_algorithms_that_have_their_names() -> None:
         parse_grids(["server_rate=1,2"], ["fedavg"])
 
 
-@pytest.mark.parametrize(("budget", "sizes"), [(25, [5, 5]), (16, [4, 4]), (12, [4, 3]), (2, [2, 1]), (1, [1, 1])])
-def test_a_budget_is_shared_out_evenly(budget: int, sizes: list[int]) -> None:
-    grid = default_grid(fx.fedadam, {}, budget)
+@pytest.mark.parametrize(("budget", "sizes"), [(25, [4, 3]), (16, [3, 2]), (12, [3, 2]), (2, [1, 1]), (1, [1, 1])])
+def test_half_of_a_budget_is_shared_out_evenly(budget: int, sizes: list[int]) -> None:
+    grid = coarse_rates(fx.fedadam, {}, budget)
     assert [len(values) for values in grid.values()] == sizes
     assert all(1e-3 <= value <= 10 for values in grid.values() for value in values)
-    assert len(default_grid(fx.fedadam, {"server_lr": 0.1}, budget)["client_lr"]) == budget
+    assert len(coarse_rates(fx.fedadam, {"server_lr": 0.1}, 16)["client_lr"]) == 8
 
 
-def test_without_a_rate_to_search_the_grid_is_empty() -> None:
-    assert default_grid(fx.fedavg, {"client_lr": 0.1}, 4) == {}
-    assert default_grid(fx.delta_sgd, {}, 4) == {}
+def test_every_rate_is_searched_beside_words_and_numbers_alone_are_a_grid() -> None:
+    grid = complete_grid(fx.fedavg, {"weighting": ("examples", "uniform")}, {}, 16)
+    assert isinstance(grid, Zoom) and list(grid) == ["weighting", "client_lr", "server_lr"] and len(points(grid)) <= 8
+    assert complete_grid(fx.fedavg, {"client_lr": (0.1,)}, {}, 16) == {"client_lr": (0.1,)}
+    assert complete_grid(fx.fedavg, {}, {"client_lr", "server_lr"}, 16) == {} == coarse_rates(fx.fedlamb, {"lr"}, 4)
+
+
+@given(x=st.floats(-6, 4), y=st.floats(-6, 4), slope=st.floats(-0.8, 0.8))
+def test_a_search_that_zooms_leaves_its_range_for_the_best_and_repeats_no_point(
+    x: float, y: float, slope: float
+) -> None:
+    """It ends at most a coarse step from the best of a slanted bowl wherever that is, as extensions count as points."""
+    grid, trials = {"a": (0.01, 0.1, 1.0), "b": (0.01, 1.0)}, list[tuple[dict[str, Any], float]]()
+    for _ in range(30):
+        point = suggest_by_zoom(grid, trials, maximize=False)
+        assert point not in [values for values, _ in trials]
+        u, v = math.log10(point["a"]) - x, math.log10(point["b"]) - y
+        trials.append((point, u * u + v * v + 2 * slope * u * v))
+    best = min(trials, key=lambda trial: trial[1])[0]
+    away = math.hypot(math.log10(best["a"]) - x, math.log10(best["b"]) - y)
+    nearest = min(math.hypot(math.log10(p["a"]) - x, math.log10(p["b"]) - y) for p in points(grid))
+    assert away <= max(1.0, 0.75 * nearest)
+
+
+def test_a_search_whose_points_all_fail_goes_lower() -> None:
+    trials = [(point, math.nan) for point in points({"a": (1.0, 10.0)})]
+    assert suggest_by_zoom({"a": (1.0, 10.0)}, trials, False) == {"a": 0.1}
+    many = [({"a": 1.0, "b": "x"}, 1.0), ({"a": 10.0, "b": "x"}, 2.0)]
+    for _ in range(60):  # more than there are steps to halve
+        many.append((suggest_by_zoom({"a": (1.0, 10.0), "b": ("x",)}, many, False), 3.0))
+    assert len({point["a"] for point, _ in many}) == 62

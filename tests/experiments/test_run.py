@@ -224,5 +224,5 @@ main(["run", "--task", "digits", "--model", "logistic", "--rounds", "3", "--out"
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "a")], capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0 and done.stderr.startswith("loaded digits") and done.stderr.count("\n") == 1
     assert len(rows_without_time(tmp_path / "a")) == 3

@@ -2,6 +2,7 @@
 
 import math
 import pickle
+import shutil
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -11,12 +12,13 @@ import numpy as np
 import pytest
 
 import fedoptax as fx
-from fedoptax.experiments.tuning import AllDiverged, Rule, Search, Trial, rule_for, run_search
+from fedoptax.experiments.tuning import AllDiverged, Rule, Search, SearchResult, Trial, rule_for, run_search
 from fedoptax.storage import folder as storage
 from fedoptax.storage.history import read_lines
 from full_disks import largest_file
 
 TASK = fx.load_task("quadratic", num_clients=8)
+SYNTHETIC = fx.load_task("synthetic", num_clients=6)
 DIGITS = fx.load_task("digits", model="logistic", num_clients=8)
 SMALL = {"rounds": 4, "cohort_size": 3, "batch_size": 5}
 GRID = {"client_lr": [0.03, 0.1], "server_lr": [0.01, 0.1]}
@@ -97,7 +99,7 @@ def test_a_grid_may_hold_schedules(tmp_path: Path) -> None:
     assert tuned.trials[1].score == pytest.approx(second.history[-1]["train_loss"], rel=1e-4) != tuned.trials[0].score
 
 
-def test_scores_by_hand() -> None:
+def test_scores_by_hand(tmp_path: Path) -> None:
     rows = [
         {"train_loss": value, "test_accuracy": a} for value, a in ((4.0, 0.1), (2.0, None), (1.0, 0.5), (0.5, None))
     ]
@@ -106,7 +108,7 @@ def test_scores_by_hand() -> None:
     assert Rule("test_accuracy", 1, True).score(rows, "completed") == 0.5  # the last one that was measured
     assert math.isnan(Rule("train_loss", 2).score(rows, "diverged"))
     assert math.isnan(Rule("other", 2).score(rows, "completed"))
-    tried = [Trial({}, score, "completed", None) for score in (math.nan, 2.0, 1.0, 1.0)]
+    tried = [Trial({}, score, "completed", tmp_path) for score in (math.nan, 2.0, 1.0, 1.0)]
     assert Rule().best(tried) is tried[2]
     assert Rule(higher_is_better=True).best(tried) is tried[1]
     assert Rule().best(tried[:1]) is None
@@ -128,6 +130,8 @@ def test_the_rule_is_that_of_the_paper_unless_another_is_asked_for() -> None:
 REFUSALS: list[tuple[Any, dict[str, Any], dict[str, Any], str]] = [
     ("fedavg", {"client_lr": [0.1, -1.0]}, {}, "client_lr"), ("fedavg", {"rate": [1.0]}, {}, "rate"),
     ("fedavg", {}, {}, "grid"), ("fedavg", {"client_lr": 0.1}, {}, "client_lr"),
+    ("fedavg", None, {"trials": 0}, "trials"),
+    ("fedavg", {"weighting": ["examples", "sizes"], "client_lr": [0.1]}, {}, "weighting"),
     (fx.fedavg, {"client_lr": [0.1]}, {}, "algorithm"),
     ("fedavg", {"client_lr": [0.1]}, {"cohort_size": 100}, "cohort_size"),
     ("fedavg", {"client_lr": [0.1]}, {"cohort": 3}, "cohort_size"),
@@ -154,7 +158,7 @@ def test_aggregator_and_faults_are_part_of_a_search(tmp_path: Path) -> None:
     grid, faults = {"client_lr": [0.1]}, fx.Faults(dropout=0.2)
     options: dict[str, Any] = SMALL | {"faults": faults, "rounds": np.int64(4), "cohort_size": np.int64(3)}
     median = fx.tune(TASK, "fedavg", grid, tmp_path, aggregate=fx.Median(), **options)
-    described = SMALL | {"aggregate": "median", "faults": asdict(faults)}
+    described = SMALL | {"weighting": "examples", "aggregate": "median", "faults": asdict(faults)}
     assert storage.read_json(tmp_path / "tune.json")["options"] == described
     assert storage.read_json(tmp_path / "point-001" / "config.json")["aggregate"] == "median"
     with pytest.raises(fx.RunError, match="of another search"):
@@ -162,6 +166,19 @@ def test_aggregator_and_faults_are_part_of_a_search(tmp_path: Path) -> None:
     again = fx.tune(TASK, "fedavg", grid, tmp_path, aggregate="median", faults=faults, **SMALL)
     assert again.best.score == median.best.score
     assert Search.read(tmp_path).options["aggregate"] == "median"
+
+
+def test_a_search_zooms_over_rates_and_weighting_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    options: dict[str, Any] = SMALL | {"fixed": {"server_lr": 1.0}, "trials": 9}
+    whole = fx.tune(SYNTHETIC, "fedavg", {"weighting": ["examples", "uniform"]}, tmp_path / "a", **options)
+    assert whole.search.search == "zoom" and len(whole.trials) == 9 and len(whole.explored["client_lr"]) > 2
+    configs = [storage.read_json(one.folder / "config.json") for one in whole.trials]
+    assert [config["weighting"] for config in configs] == [one.values["weighting"] for one in whole.trials]
+    assert all("weighting" not in config["algorithm"]["hyperparameters"] for config in configs)
+    shutil.rmtree(tmp_path / "a" / "point-009")
+    (tmp_path / "a" / "point-008" / "summary.json").unlink()
+    again = fx.tune(SYNTHETIC, "fedavg", {"weighting": ["examples", "uniform"]}, tmp_path / "a", **options)
+    assert again == SearchResult.read(tmp_path / "a") == whole
 
 
 def test_optuna_finds_the_better_end_and_goes_on_where_it_stopped(tmp_path: Path) -> None:

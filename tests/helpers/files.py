@@ -12,6 +12,7 @@ from typing import Any
 
 import h5py
 import numpy as np
+import pandas as pd
 import pytest
 
 from fedoptax.data.registry import DATA_SETS
@@ -112,3 +113,22 @@ def write_wikitext(root: Path, train: str, test: str) -> Path:
     write(root / "wikitext-2" / "train.txt", train.encode())
     write(root / "wikitext-2" / "test.txt", test.encode())
     return root
+
+
+def patients(n=240, seed=0):
+    """Four hospitals, one of three rows; an identifier, a date, empty cells, a text, a rare outcome and a number."""
+    rng = np.random.default_rng(seed)
+    age, dose = rng.integers(20, 90, n), rng.normal(5, 2, n).round(2)
+    frame = pd.DataFrame(
+        {
+            "id": np.arange(n) + 1000,
+            "hospital": np.where(np.arange(n) < 3, "4_small", rng.choice(["1_north", "2_east", "3_west"], n)),
+            "age": age,
+            "dose": np.where(rng.random(n) < 0.2, None, dose),
+            "ward": rng.choice(["a", "b", ""], n, p=[0.5, 0.4, 0.1]),
+            "smokes": rng.choice(["yes", "no"], n),
+            "visit": [f"2021-0{month}-1{day}" for month, day in rng.integers(1, 9, (n, 2))],
+        }
+    )
+    score = (age - 55) / 20 + np.nan_to_num(dose - 5) / 2 + rng.normal(0, 0.5, n)
+    return frame.assign(outcome=np.where(score > 1.2, "1_yes", "0_no"), cost=(100 * score + 300).round(2))

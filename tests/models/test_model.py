@@ -163,7 +163,7 @@ def test_missing_parameters_are_named():
     ("call", "argument"),
     [
         (lambda: mlp((), 10), "input_shape"), (lambda: mlp((0, 3), 10), "input_shape"),
-        (lambda: mlp((4,), 1), "num_classes"), (lambda: mlp((4,), 2, hidden=(0,)), "hidden"),
+        (lambda: mlp((4,), 0), "num_classes"), (lambda: mlp((4,), 2, hidden=(0,)), "hidden"),
         (lambda: mlp((4,), 2, dropout=1.0), "dropout"), (lambda: cnn((784,), 10), "input_shape"),
         (lambda: cnn((3, 8, 1), 10), "input_shape"), (lambda: cnn((28, 28, 1), 10, dropout=-0.1), "dropout"),
         (lambda: emnist_cnn((5, 8, 1), 62), "input_shape"), (lambda: models.autoencoder(()), "sizes"),

@@ -1,7 +1,8 @@
-"""The documentation tells the truth: its examples run, and the README's table says what is really sent."""
+"""The documentation tells the truth: its examples run, and the table of algorithms says what is really sent."""
 
 import inspect
 import re
+import shlex
 from pathlib import Path
 
 import click
@@ -10,9 +11,10 @@ import jax.numpy as jnp
 import pytest
 
 import fedoptax as fx
-from command_line import parse
+from command_line import fedoptax, parse
 
 ROOT = Path(__file__).parents[2]
+INDEX = ROOT / "docs" / "algorithms" / "index.md"
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 
 
@@ -48,8 +50,8 @@ def vectors(tree: object) -> int:
     return fx.nbytes(tree) // 4000
 
 
-def test_readme_table_of_vectors_sent_and_kept() -> None:
-    rows = re.findall(r"^\| (`.*?) \| .*? \| (\d) \| (\d) \| (\w+) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+def test_table_of_vectors_sent_and_kept() -> None:
+    rows = re.findall(r"^\| (`.*?) \| .*? \| (\d) \| (\d) \| (\w+) \|$", INDEX.read_text(), re.MULTILINE)
     told = {name: row[1:] for row in rows for name in re.findall(r"`(\w+)`", row[0])}
     assert set(told) == set(fx.ALGORITHMS)
     params = jnp.ones(1000)
@@ -82,6 +84,20 @@ COMMANDS = [(page, line) for page in PAGES for line in shell_commands(page)]
 @pytest.mark.parametrize(("page", "line"), COMMANDS, ids=[f"{p.stem}-{i}" for i, (p, _) in enumerate(COMMANDS)])
 def test_commands_of_a_page_parse(page: Path, line: str) -> None:
     parse(line)
+
+
+RUN = [page for page in PAGES if page.name in ("README.md", "start.md", "experiments.md", "protocol.md")]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("page", RUN, ids=lambda p: p.name)
+def test_commands_of_a_page_run_as_written(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{i % 7},{i % 5},{('bad', 'good')[i * i % 3 % 2]},site-{i % 4}" for i in range(80)]
+    for name in ("patients.csv", "new.csv"):
+        Path(name).write_text("\n".join(["age,dose,outcome,hospital", *rows]) + "\n")
+    for line in shell_commands(page):
+        assert fedoptax(*shlex.split(line, comments=True)[1:]) == 0, line
 
 
 @pytest.mark.parametrize("line", ["fedoptax run --no-such 3", "fedoptax walk", "fedoptax run --rounds many"])

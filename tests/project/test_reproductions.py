@@ -1,63 +1,94 @@
-"""The gallery: every recipe has what it needs, its commands exist, and its index and pages tell what was measured."""
+"""The gallery: recipes name existing commands and claims that can be tested; pages are made from histories alone."""
 
-import importlib.util
+import json
 import re
-import sys
 from pathlib import Path
-from typing import Any
 
+import pandas as pd
 import pytest
 
+import claims
+import histories
+import pages
 from command_line import parse
 from fedoptax.experiments.presets import find_setting
-
-FOLDER = Path(__file__).parents[2] / "benchmarks" / "reproductions"
-WORDS = ("reproduced", "partly", "not reproduced", "not measured yet")
-
-
-def load_run() -> Any:
-    spec = importlib.util.spec_from_file_location("reproductions_run", FOLDER / "run.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+from fedoptax.report import Run
+from histories import Step
 
 
-run = load_run()
-
-
-@pytest.mark.parametrize("name", run.names())
+@pytest.mark.parametrize("name", pages.names())
 def test_a_recipe_is_whole_and_its_commands_exist(name: str) -> None:
-    recipe = run.read(name)
-    assert recipe["verdict"]["word"] in WORDS
+    recipe = pages.read(name)
     assert all(recipe[field].strip() for field in ("title", "claim", "source", "published"))
-    assert {"full"} <= set(recipe["settings"]) <= {"reduced", "full"}
+    assert {"full"} <= set(recipe["settings"]) - {"paper"} <= {"reduced", "full"} and recipe["settings"]["paper"]
     steps = [step["name"] for step in recipe["steps"]]
     assert len(set(steps)) == len(steps) > 0
+    assert {claim["step"] for claim in recipe.get("claims", ()) if "step" in claim} <= set(steps)
     for step in recipe["steps"]:
-        for kind in recipe["settings"]:
-            given = parse(f"fedoptax {step[kind]}").params
-            if (given.get("preset") or "none").startswith("paper"):
-                find_setting(given["task"], given["preset"])
+        for kind in {"full", pages.measured(recipe)}:
+            options = parse(f"fedoptax {step[kind]}").params
+            if (options.get("preset") or "none").startswith("paper"):
+                find_setting(options["task"], options["preset"])
 
 
-@pytest.mark.parametrize("name", run.names())
-def test_a_measured_page_says_what_the_recipe_says(name: str) -> None:
-    recipe, page = run.read(name), FOLDER / "results" / f"{name}.md"
-    assert page.is_file() == (recipe["verdict"]["word"] != "not measured yet")
-    if not page.is_file():
-        return
-    text = page.read_text(encoding="utf-8")
-    assert f"**Verdict: {recipe['verdict']['word']}.**" in text
-    kind = run.measured(recipe)
-    for part in (recipe["claim"], recipe["settings"][kind], recipe["verdict"]["why"], "cores", "fedoptax 0"):
-        assert part.strip() in text
-    for step in recipe["steps"]:
-        assert f"`fedoptax {step[kind]}`" in text
-    for figure in re.findall(r"\]\(([^)]+\.png)\)", text):
-        assert (page.parent / figure).is_file(), figure
+def test_pages_are_what_the_histories_say() -> None:
+    rendered = pages.render()
+    assert pages.find_stale(rendered) == []  # else: make pages
+    for path, text in rendered.items():
+        figures = re.findall(r"\]\(([^)]+\.png)\)", text)
+        assert all((path.parent / figure).is_file() for figure in figures)
+    path, text = next((path, text) for path, text in rendered.items() if re.search(r"\d\.\d ± ", text))
+    by_hand = re.sub(r"(\d)(\.\d ± )", lambda found: f"{(int(found[1]) + 1) % 10}{found[2]}", text, count=1)
+    assert pages.find_stale(rendered | {path: by_hand}) == [path]
 
 
-def test_the_index_lists_the_recipes() -> None:
-    assert (FOLDER / "README.md").read_text(encoding="utf-8") == run.index()
+def make_step(values: dict[str, list[float]], metric: str = "test_accuracy") -> Step:
+    """Runs of three rounds, evaluated after each, by seed; the values are those of all rounds."""
+    config = {"rounds": 3, "primary_metric": metric, "higher_is_better": True}
+    runs = {
+        name: {seed: Run(Path(), config, pd.DataFrame({"round": [1, 2, 3], metric: value}), {"status": "completed"})
+               for seed, value in enumerate(seeds)}
+        for name, seeds in values.items()
+    }  # fmt: skip
+    return Step("step", {}, runs, {})
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "outcome"),
+    [
+        ([0.9, 0.91, 0.9, 0.92], [0.8, 0.8, 0.81, 0.8], "holds"),
+        ([0.8, 0.8, 0.81, 0.8], [0.9, 0.91, 0.9, 0.92], "contradicted"),
+        ([0.9, 0.7, 0.8, 0.85], [0.8, 0.8, 0.81, 0.8], "undecided"),
+        ([0.9, 0.9], [0.8, 0.8], "untested, in line"),
+        ([0.8, 0.8], [0.9, 0.9], "untested, against"),
+        ([], [0.9, 0.9], "no data"),
+    ],
+)
+def test_a_claim_is_what_its_test_says(ours: list[float], theirs: list[float], outcome: str) -> None:
+    recipe = {
+        "settings": {"paper": "ours"},
+        "steps": [{"name": "step", "title": "A step"}],
+        "claims": [{"says": "a is above b", "step": "step", "above": ["a"], "below": ["b"], "rounds": [-2, -1]}],
+    }
+    (claim,) = claims.make_claims(recipe, {"step": make_step({"a": ours, "b": theirs})}, {})
+    assert claim.outcome == outcome and "rounds 2 to 3 (2 evaluations)" in claim.measure
+
+
+def test_histories_keep_every_value_and_replace_a_step(tmp_path: Path) -> None:
+    place = tmp_path / "step"
+    for seed, loss in ((0, 0.1), (1, 1 / 3)):
+        run = place / "fedavg" / f"seed-{seed}"
+        run.mkdir(parents=True, exist_ok=True)
+        rows = [{"round": 1, "train_loss": loss, "seconds": 2.0}, {"round": 2, "train_loss": None, "seconds": 4.0}]
+        (run / "history.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        (run / "config.json").write_text(json.dumps({"seed": seed, "partition": {"label_counts": [[1]]}}))
+        (run / "summary.json").write_text(json.dumps({"status": "completed", "seconds": 6.0, "ended": 1.0}))
+    record = {"algorithms": ["fedavg"], "seeds": [0, 1], "command": "fedoptax compare --out runs/a"}
+    (place / "compare.json").write_text(json.dumps(record))
+    assert histories.has_ended(place)
+    for _ in range(2):
+        histories.pack(place, "name", "abc", tmp_path)
+    step = histories.read("name", tmp_path)["step"]
+    assert [run.rows["train_loss"].iloc[0] for run in step.runs["fedavg"].values()] == [0.1, 1 / 3]
+    assert step.about["command"] == "fedoptax compare" and step.any_run.summary["seconds_per_round"] == 3.0
+    assert len(pd.read_parquet(tmp_path / "name.parquet")) == 4 and step.any_run.config["partition"] == {}

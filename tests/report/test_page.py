@@ -99,8 +99,8 @@ def test_all_files_are_written_and_nothing_else(tmp_path: Path) -> None:
     assert write_report(runs, out=out, target=0.5) == out / "report.html"
     names = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
     figures = ("metric-rounds", "metric-megabytes", "train-loss-rounds", "partition")
-    assert names == {"report.html", "table.csv", "table.md", "history.csv"} | {
-        f"figures/{name}.{kind}" for name in figures for kind in ("png", "svg")
+    assert names == {"report.html", "table.csv", "table.md", "table.tex", "history.csv"} | {
+        f"figures/{name}.{kind}" for name in figures for kind in ("png", "svg", "pdf")
     }
     assert all(path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n") for path in (out / "figures").glob("*.png"))
     assert "Rounds to 0.500" in (out / "table.md").read_text(encoding="utf-8")

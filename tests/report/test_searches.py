@@ -35,15 +35,19 @@ def test_a_map_by_hand(tmp_path: Path) -> None:
     (search,) = load_searches(write_search(tmp_path / "s", ENDS, GRID))
     found = make_heat_map(search)
     assert found is not None
-    assert (found.y, found.x, search.tuning.rule.metric) == ("a", "b", "train_loss")
+    assert (found.y, found.x, search.search.rule.metric) == ("a", "b", "train_loss")
     assert (found.rows, found.columns) == (["1", "0.1"], ["0.01", "0.1", "1"])
     values = [[cell.score for cell in row if cell] for row in found.cells]
     assert values[0] == pytest.approx([0.3, 0.4, 0.7]) and values[1][:2] == pytest.approx([0.5, 0.1])
     assert math.isnan(values[1][2])
     assert found.cells[1][1] is search.best
     assert search.edges == {"a": "lowest"}
-    assert edge_warnings(search) == ["The best a is the lowest of its grid (0.1 to 1): a better one may lie beyond."]
-    text = "6 of 6 points, of which 1 diverged, ranked by the train loss in the last round. "
+    assert edge_warnings(search) == [
+        "The best a is the lowest that was searched (0.1 to 1): a better one may lie beyond."
+    ]
+    text = "6 of 6 points, of which 1 diverged, ranked by the train loss in the last round: "
+    text += "a from 0.1 to 1 (2 values, a factor 10 or more apart), "
+    text += "b from 0.01 to 1 (3 values, a factor 10 or more apart). "
     assert describe_search(search) == text + "Best: a 0.1 and b 0.1, train loss 0.1000."
     (profile,) = make_profiles([search])
     assert profile.name == "b" and profile.lines == {
@@ -53,7 +57,7 @@ def test_a_map_by_hand(tmp_path: Path) -> None:
 
 def test_values_are_means_of_the_last_rounds(tmp_path: Path) -> None:
     (search,) = load_searches(write_search(tmp_path / "s", ENDS, GRID, last=2))
-    assert search.trials[0].metric == pytest.approx((0.3 + 0.5) / 2)
+    assert tabulate_points([search]).set_index("folder")["test_accuracy"]["point-001"] == pytest.approx((0.3 + 0.5) / 2)
     assert search.trials[0].score == pytest.approx((0.7 + 0.5) / 2)
 
 
@@ -112,7 +116,7 @@ def test_an_unfinished_search_shows_the_points_it_has(tmp_path: Path) -> None:
 
 def test_a_search_without_a_completed_point_says_so(tmp_path: Path) -> None:
     (search,) = load_searches(write_search(tmp_path / "s", dict.fromkeys(ENDS), GRID))
-    assert search.best is None and search.edges == {}
+    assert search.best_or_none is None and search.edges == {}
     assert describe_search(search).endswith("None completed.")
 
 
@@ -151,7 +155,7 @@ def test_a_second_report_leaves_nothing_of_the_first(tmp_path: Path, monkeypatch
     photo, *others = (out / name for name in ("figures/photo.png", "figures/profile-7.png", "points.csv"))
     for path in (photo, *others):
         path.write_text("mine")
-    names = {f"{name}.{kind}" for name in ("metric-rounds", "partition") for kind in ("png", "svg")}
+    names = {f"{name}.{kind}" for name in ("metric-rounds", "partition") for kind in ("png", "svg", "pdf")}
     monkeypatch.setattr("fedoptax.report.draw_figures", lambda report: dict.fromkeys(names, b"a figure"))
     write_report(run, out)
     assert all(path.read_text() == "mine" for path in (photo, *others))

@@ -9,6 +9,7 @@ from fedoptax.report import final_table, group_runs, history_table, load_runs, t
 from fedoptax.report.curves import make_curve
 from fedoptax.report.page import list_incomplete
 from fedoptax.report.paired import compare_seeds
+from fedoptax.report.tables import short_table, to_latex
 from fedoptax.report.verdicts import find_verdicts
 from run_folders import ramp, write_comparison, write_run
 
@@ -106,17 +107,40 @@ def test_a_winner_needs_a_paired_test(tmp_path: Path) -> None:
     table = final_table(load_runs(tmp_path)).set_index("algorithm")
     # differences 0.02, 0.018, 0.022: mean 0.02, deviation 0.002, t = 0.02 / (0.002 / √3) = 17.32 with 2 degrees
     assert table.loc["fedavg", "behind"] == pytest.approx(0.02)
-    assert table.loc["fedavg", "p_behind"] == pytest.approx(0.0033167, rel=1e-3)
-    assert table.loc["fedadam", "behind"] == 0
+    assert table.loc["fedavg", "p"] == pytest.approx(0.0033167, rel=1e-3)
+    half = 4.302653 * 0.002 / 3**0.5  # the 97.5 % quantile of t with 2 degrees
+    assert table.loc["fedavg", ["low", "high"]].tolist() == pytest.approx([0.02 - half, 0.02 + half], rel=1e-4)
+    assert table.loc["fedadam", ["behind", "standing"]].tolist() == [0, "best"]
     (clear,) = find_verdicts(table.reset_index())
-    assert clear.is_clear and clear.leader == "fedadam" and "p 0.0033" in clear.text
+    assert clear.is_clear and clear.leader == "fedadam"
+    assert "best final test accuracy, 0.9000 ± 0.0300 (3 seeds); fedavg is significantly lower, by 0.020 " in clear.text
+    assert "[0.015, 0.025] (p 0.0033). " in clear.text
+    assert "Early, as the mean of the first 4 rounds, fedadam has the best, 0.1125;" in clear.text
     write_seeds(tmp_path, "fedyogi", [0.899, 0.931, 0.868])
-    (near,) = find_verdicts(final_table(load_runs(tmp_path)))
-    assert not near.is_clear
-    assert "does not tell it from fedyogi" in near.text
-    assert near.text.endswith("Within a percentage point of it: fedyogi.")
-    shown = to_markdown(final_table(load_runs(tmp_path)))
-    assert "within a point" in shown and "| best" in shown.replace("  ", "").replace("|best", "| best")
+    table = final_table(load_runs(tmp_path)).set_index("algorithm")
+    (near,) = find_verdicts(table.reset_index())
+    assert not near.is_clear and "fedadam has the highest final test accuracy" in near.text
+    assert "the difference from fedyogi is not significant (p ≥ 0.53)" in near.text
+    assert "Equivalent within a percentage point: fedyogi." in near.text
+    assert table.loc["fedavg", "p"] == pytest.approx(2 * 0.0033167, rel=1e-3)  # Holm: the smaller of two
+    assert table.loc["fedyogi", "p"] == pytest.approx(0.52860, rel=1e-3)  # and the larger
+    shown = to_markdown(table.reset_index())
+    assert "within a point" in shown and " highest |" in shown and " best |" not in shown.splitlines()[2][:60]
+    lines = [" ".join(row) for row in short_table(table.reset_index())]
+    assert lines[1].startswith("fedadam 0.9000 ± 0.0300 highest ") and "0.020, p 0.0066" in lines[2]
+    assert r"fedadam & 0.9000 $\pm$ 0.0300 & highest &" in to_latex(table.reset_index())
+
+
+def test_early_progress_has_tests_of_its_own(tmp_path: Path) -> None:
+    for seed in range(3):
+        write_run(tmp_path / f"fast-{seed}", [0.8, 0.8 + seed / 100, 0.9, 0.9], seed=seed)
+        write_run(tmp_path / f"slow-{seed}", [0.1, 0.1, 0.9, 0.9], seed=seed, name="fedavg", weighting="uniform")
+    table = final_table(load_runs(tmp_path), target=0.8, early=2).set_index("algorithm")
+    assert table["early"].tolist() == pytest.approx([0.805, 0.1])
+    assert table["early_standing"].tolist() == ["best", ""] and table.loc["fedavg", "early_p"] < 0.001
+    assert (table.loc["fedavg", "rounds_behind"], table.loc["fedavg", "rounds_p"]) == (2, 0)
+    assert table.loc["fedavg", "p"] == 1 and table.loc["fedadam", "standing"] == "highest"
+    assert find_verdicts(table.reset_index())[0].text.count("significant") == 2
 
 
 def test_two_seeds_are_too_few_for_a_verdict(tmp_path: Path) -> None:
@@ -130,7 +154,7 @@ def test_two_seeds_are_too_few_for_a_verdict(tmp_path: Path) -> None:
 
 def test_equal_differences_decide_without_a_t_test() -> None:
     one = {0: 0.5, 1: 0.7, 2: 0.6}
-    assert compare_seeds(one, one) == (3, 0.0, 1.0, 0.0)
+    assert compare_seeds(one, one) == (3, 0.0, 0.0, 0.0, 1.0, 0.0)
     apart = compare_seeds(one, {seed: value - 0.25 for seed, value in one.items()})
     assert (apart.p_differs, apart.p_within_point) == (0.0, 1.0)
 

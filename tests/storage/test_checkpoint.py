@@ -28,7 +28,7 @@ def save(folder: Path, rounds: tuple[int, ...] = (1, 2), clients: Any = NO_CLIEN
     history = HistoryFile(folder, [])
     for number in rounds:
         history.append([{"round": number, "train_loss": 1 / number}])
-        save_checkpoint(folder, number, server(number), clients, history.sync())
+        save_checkpoint(folder, number, server(number), clients, history.sync)
     return history
 
 
@@ -86,7 +86,7 @@ def test_damaged_checkpoints_give_way_to_new_ones(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "checkpoints" / "2", tmp_path / "checkpoints" / "3")
     flip(tmp_path / "checkpoints" / "2" / "states.npz")
     assert restore_checkpoint(tmp_path, server(0), NO_CLIENTS, 9)[0] == 1
-    save_checkpoint(tmp_path, 2, server(2), NO_CLIENTS, history.sync())
+    save_checkpoint(tmp_path, 2, server(2), NO_CLIENTS, history.sync)
     assert rounds_of(tmp_path) == [1, 2]
     assert restore(tmp_path) == 2
 

@@ -78,7 +78,7 @@ def test_predict_reads_and_writes_files(
         assert ending == "npz" or list(found["client"]) == list(frame["client"])
     capsys.readouterr()
     assert fedoptax("predict", folder / "run", "--input", folder / "new.csv") == 0
-    assert capsys.readouterr().out.splitlines()[0] == "client,prediction,probability"
+    assert capsys.readouterr().out.splitlines()[0] == "client,prediction,probability,probability_sick,probability_well"
 
 
 @pytest.mark.parametrize(

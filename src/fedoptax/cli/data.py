@@ -1,23 +1,28 @@
 """`fedoptax data`: the data sets on disk, and who holds what of them."""
 
 import json
+import sys
+from dataclasses import replace
 
 import pandas as pd
 
 from fedoptax._files import write_atomically
 from fedoptax._progress import status
-from fedoptax.cli.options import Check, Fetch, Partition
+from fedoptax.cli.options import Check, Describe, Fetch, Partition
 from fedoptax.cli.printing import print_table
 from fedoptax.cli.setup import load, new_folder, task_arguments
 from fedoptax.data import check as checking
 from fedoptax.data import fetch as fetching
+from fedoptax.data.describe import describe_target, find_faults, infer_file
 from fedoptax.data.heterogeneity import client_table, measures
+from fedoptax.data.readers import TABLES, read_frame
 from fedoptax.data.registry import DATA_SETS
 from fedoptax.errors import RunError, UsageError
 from fedoptax.report.figures import partition_png
 from fedoptax.report.partition import make_partition
 from fedoptax.storage.config import class_counts, partition_record
 
+MIN_COUNT = 5  # of a schema that is written: what tells of fewer rows is not told
 SHOWN = 10  # clients in the printed table; all are in the file
 
 
@@ -28,17 +33,39 @@ def fetch(options: Fetch) -> None:
 
 def check(options: Check) -> None:
     """Print what is on disk of each data set; one that was asked for must be there."""
-    found = {}
+    reports = {}
     for name in options.names or list(DATA_SETS):
         with status(f"checking {name}"):
-            found[name] = checking.check(name, options.data_dir)
+            reports[name] = checking.check(name, options.data_dir)
     if options.json:
-        print(json.dumps({name: [row._asdict() for row in rows] for name, rows in found.items()}, indent=1))
+        print(json.dumps({name: [row._asdict() for row in rows] for name, rows in reports.items()}, indent=1))
     else:
-        lines = [[name, *row] for name, rows in found.items() for row in rows]
+        lines = [[name, *row] for name, rows in reports.items() for row in rows]
         print_table([["data set", "file", "status", "detail"], *lines, ["", *checking.cache_row()]], left=True)
-    if options.names and (incomplete := [name for name, rows in found.items() if not checking.is_complete(rows)]):
+    if options.names and (incomplete := [name for name, rows in reports.items() if not checking.is_complete(rows)]):
         raise RunError(f"incomplete: {', '.join(incomplete)}")
+
+
+def describe(options: Describe) -> None:
+    """Write the schema of a table, and print what a person should look at."""
+    if options.out is not None and options.out.exists() and not options.overwrite:
+        raise UsageError(f"out must be a new file, or --overwrite be given: '{options.out}' exists")
+    if options.file.suffix.lower() not in TABLES or not options.file.is_file():
+        raise UsageError(f"file must be a table, {', '.join(TABLES)}, got '{options.file}'")
+    names, label = list(read_frame(options.file, [], 0).columns), options.label_column
+    client = options.client_column or ("client" if "client" in names else None)
+    schema = infer_file(options.file, label, client, options.target or "guess")
+    schema = replace(schema, min_count=MIN_COUNT)
+    texts = [*schema.texts, *([client] if client is not None else [])]
+    frame = read_frame(options.file, texts, **schema.cells)
+    notes = [*schema.notes, *find_faults(frame, schema)]
+    text = "".join(f"# {note}\n" for note in notes) + schema.to_toml()
+    print(f"{len(frame):,} rows; {describe_target(frame, schema)}", *notes, sep="\n", file=sys.stderr)
+    if options.out is None:
+        print(text, end="")
+        return
+    write_atomically(options.out, text.encode())
+    print(f"schema: {options.out}; edit it, then: fedoptax run --task file:{options.file} --schema {options.out}")
 
 
 def partition(options: Partition) -> None:
@@ -46,13 +73,13 @@ def partition(options: Partition) -> None:
     folder = options.out or new_folder(options.task, "partition")
     table_file, picture_file = files = folder / "partition.csv", folder / "partition.png"
     if not options.overwrite and (earlier := [file for file in files if file.exists()]):
-        raise UsageError(f"out must be another folder, or --overwrite be given: '{earlier[0]}' exists")
+        raise UsageError(f"out must be another folder, or use --overwrite: '{earlier[0]}' exists")
     task = load(options, task_arguments(options))
     about = {"name": task.name, **task.spec}
     picture = make_partition({"task": about, "seed": options.partition_seed, "partition": partition_record(task)})
     assert picture is not None
     counts, sizes = class_counts(task), task.clients.sizes
-    table = pd.DataFrame(client_table(counts, sizes, task.test_owners))
+    table = pd.DataFrame(client_table(counts, sizes, task.test_owners, task.client_names))
     write_atomically(table_file, table.to_csv(index=False, lineterminator="\n").encode())
     write_atomically(picture_file, partition_png(picture))
     summary = measures(counts, sizes)

@@ -16,15 +16,18 @@ from fedoptax._progress import bar, status
 from fedoptax.cli.options import AddNode, DeploymentOptions, DeploymentStatus, Init, Local
 from fedoptax.cli.printing import print_summary
 from fedoptax.cli.setup import choose, choose_options, load, with_task_defaults
+from fedoptax.data.schema import Schema
 from fedoptax.deploy.app import check_empty, check_task, place_node, read_app, write_app
-from fedoptax.deploy.config import Deployment, is_own_function, simulation_command
+from fedoptax.deploy.config import TABLE, Deployment, is_own_function, simulation_command
 from fedoptax.deploy.keys import describe_keys, describe_node, make_keys, write_keys
 from fedoptax.deploy.local import LocalFederation, last_words
 from fedoptax.deploy.options import NetworkOptions
 from fedoptax.deploy.proxy import make_proxy
+from fedoptax.deploy.run import MOST_EXAMPLES
 from fedoptax.deploy.status import describe_status, read_status
+from fedoptax.deploy.tables import OPTIONS
 from fedoptax.engine.plan import make_plan
-from fedoptax.errors import RunError, Stopped, UsageError, check_int
+from fedoptax.errors import RunError, Stopped, UsageError, check_choice, check_int
 from fedoptax.storage.checkpoint import least_total
 from fedoptax.storage.folder import prepare, read_summary
 from fedoptax.storage.history import read_lines
@@ -48,7 +51,8 @@ def init(options: Init) -> None:
         print(f"partition {partition}: {node}")
     print(f"app: {options.folder / 'app'}\nkeys: {options.folder / 'keys'}")
     if not options.key:
-        print(f"try it here with: fedoptax deploy local --app {shlex.quote(str(options.folder))}")
+        more = " --data-file FILE ..., one for each node" if deployment.task["name"] == TABLE else ""
+        print(f"try it here with: fedoptax deploy local --app {shlex.quote(str(options.folder))}{more}")
     _print_simulation(deployment)
     check_task(options.folder / "app", count)
 
@@ -75,13 +79,16 @@ def local(options: Local) -> None:
         prepare(out)
     if is_new:
         check_empty(work)
-        nodes = check_int("nodes", 4 if options.nodes is None else options.nodes)
+        nodes = len(options.data_file) or check_int("nodes", 4 if options.nodes is None else options.nodes)
         deployment = make_deployment(options, nodes)
     else:
         deployment, nodes = _read_app(options, work)
     as_trackers(deployment.tracker_names)
     limits = options.time_limit, options.start_timeout
-    federation = LocalFederation(work, nodes, options.port, options.node_port, *limits, options.data_dir)
+    if options.data_file and len(options.data_file) != nodes:
+        raise UsageError(f"data_file must name {nodes} files, one for each node, got {len(options.data_file)}")
+    places = options.port, options.node_port
+    federation = LocalFederation(work, nodes, *places, *limits, options.data_dir, options.data_file)
     rounds = options.run.get("rounds", deployment.rounds)
     if options.resume is not None:
         if "rounds" not in options.run and (out / "config.json").is_file():  # which may be more than its app says
@@ -122,7 +129,7 @@ def _read_app(options: Local, work: Path) -> tuple[Deployment, int]:
     defaults = {of.name: of.default for of in fields(NetworkOptions)} | vars(Local())
     typed = {of.name: getattr(options, of.name) for of in fields(DeploymentOptions)} | options.run
     for name, value in typed.items():
-        if name not in ("run", "rounds", "data_dir") and value != defaults[name]:
+        if name not in ("run", "rounds", "data_dir", "data_file") and value != defaults[name]:
             raise UsageError(f"{name.rstrip('_')} cannot be used with --app or --resume: it is in the app's config")
     keys = work / "keys"
     nodes = len(list(keys.glob("node-*.pub")))
@@ -136,8 +143,16 @@ def _read_app(options: Local, work: Path) -> tuple[Deployment, int]:
 def make_deployment(options: DeploymentOptions, nodes: int) -> Deployment:
     """Make the deployment of the command line, checked as server and clients will check it."""
     name, task = options.algorithm, None
+    is_table = options.schema is not None and not options.task.startswith("file:")
+    options = replace(options, task=TABLE) if is_table else options
     settings = choose(options, [name])
     task_arguments, run = choose_options(options, settings.paper)
+    if is_table:
+        for option in task_arguments:
+            check_choice("option of tables at nodes", option, OPTIONS)
+        task_arguments["schema"] = Schema.read(str(options.schema)).to_toml()
+        defaults = {"eval_fraction": 1.0, "max_examples": MOST_EXAMPLES}
+        run = run | {option: run.get(option) or default for option, default in defaults.items()}
     if is_own_function(options.task):
         run = {"cohort_size": nodes} | run
     else:

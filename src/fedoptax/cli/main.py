@@ -160,6 +160,7 @@ add_command(app, "list", options.List, "listing:list_names")
 add_command(app, "bytes", options.Bytes, "sizes:show_bytes")
 add_command(data, "fetch", options.Fetch, "data:fetch")
 add_command(data, "check", options.Check, "data:check")
+add_command(data, "describe", options.Describe, "data:describe")
 add_command(data, "partition", options.Partition, "data:partition")
 add_command(deploy, "init", options.Init, "deploy:init")
 add_command(deploy, "add-node", options.AddNode, "deploy:add_node")
@@ -190,6 +191,9 @@ def _describe(error: Exception) -> tuple[str, int]:
     """Return the message of an error, and its exit status."""
     if isinstance(error, UsageError | RunError):
         return str(error), error.status
+    if isinstance(error, click.NoSuchOption) and re.fullmatch("--(client[-_]|server[-_])?lr|--tau", error.option_name):
+        name = {"--lr": "client_lr"}.get(error.option_name, error.option_name[2:].replace("-", "_"))
+        return f"{error.option_name} is a hyper-parameter: write --set {name}=VALUE", 2
     if isinstance(error, click.ClickException):  # of the argument parser
         return re.sub(r"( Did you mean .+?\?)\1", r"\1", error.format_message()), 2  # Click and Typer both suggest
     if isinstance(error, OSError) and error.filename:

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_
 
 from fedoptax.deploy.options import NetworkOptions
 from fedoptax.engine.options import Option, RunOptions, options_of
+from fedoptax.errors import UsageError
 from fedoptax.experiments.parsing import parse_pairs, parse_value
 from fedoptax.names import check_algorithm, split_algorithms
 
@@ -96,10 +97,12 @@ def check_algorithms(name: str, value: str) -> None:
 
 
 def check_task(name: str, value: str) -> None:
-    """Check the name of a task, and the ending of a file; MODULE:FUNCTION is for deployments, which import it."""
+    """Check the name of a task, and the ending of a file; MODULE:FUNCTION is imported later."""
     from fedoptax.tasks import recipe_of  # which imports NumPy, slow for `--help`
     from fedoptax.tasks.recipe import PREFIX
 
+    if ":" not in value and Path(value).suffix:
+        raise UsageError(f"task must be {PREFIX}{value} for a file, got '{value}'")
     if ":" not in value or value.startswith(PREFIX):
         recipe_of(value)
     if value.startswith(PREFIX):
@@ -120,16 +123,16 @@ class AlgorithmOptions:
 class TaskOptions:
     """What is learned, and how its examples are divided among clients."""
 
-    task: str = of_data("Task, see `fedoptax list tasks`; or file:PATH for your own data.", "digits", check=check_task)
+    task: str = of_data("Task, see `fedoptax list tasks`; file:PATH for your own data, or MODULE:FUNCTION.", "digits",
+        check=check_task)  # fmt: skip
     partition: str | None = of_data("How examples are divided among clients. [default: the task's]")
     alpha: float | None = of_data("Dirichlet concentration, > 0; smaller is less iid. [default: 0.3]")
     num_clients: int | None = of_data("Clients in the federation. [default: the task's]")
     client_column: str | None = of_data("Column or array of client ids, for --task file:PATH.")
     label_column: str | None = of_data("Column or array of labels, for --task file:PATH.")
-    validation_fraction: float | None = of_data("Share of each client's training examples that is held out for val_ "
-        "metrics.")  # fmt: skip
-    task_set: dict[str, Any] = of_data("Other options of the task, such as classes=1; see `fedoptax list tasks "
-        "--json`.", {}, metavar=PAIRS)  # fmt: skip
+    schema: str | None = of_data("What a table's columns mean, by `fedoptax data describe`.", metavar="FILE")
+    validation_fraction: float | None = of_data("Share of each client's training examples held out for val_ metrics.")
+    task_set: dict[str, Any] = of_data("Other options of the task, see `fedoptax list tasks`.", {}, metavar=PAIRS)
     partition_seed: int = of_data("Seed of the partition.", 0)
     data_dir: Path | None = of_data(DATA_DIR)
     model: str | None = option("Model, see `fedoptax list tasks --json`. [default: the task's]", group="Model")
@@ -142,8 +145,7 @@ class LearningOptions(TaskOptions):
     run: dict[str, Any] = field(default_factory=dict)  # options of rounds, which `options_from` declares
     set_: dict[str, Any] = of_algorithm(SETTINGS, {}, metavar=PAIRS)
     preset: str = of_algorithm("Where hyper-parameters start from: tuned, none, paper or paper:NAME.", "tuned")
-    privacy: str | None = of_algorithm("Client-level differential privacy, as "
-        "clip=1.0,noise_multiplier=0.5,delta=1e-5.")  # fmt: skip
+    privacy: str | None = of_algorithm("Client-level privacy, as clip=1.0,noise_multiplier=0.5,delta=1e-5.")
     compress: str | None = of_algorithm("Codec of uploads: qsgd:bits=4, topk:fraction=0.01 or sign.", metavar="CODEC")
     trackers: list[str] = option("Also write for tensorboard, mlflow or wandb (offline).", [], group="Output",
         metavar="NAME", flags=("--track",))  # fmt: skip
@@ -171,20 +173,19 @@ class SearchOptions:
     """What a search for hyper-parameters takes; None stands for the default."""
 
     grid: dict[str, str] = of_search("Values separated by commas, or LOW..HIGH in half decades (also :decade, "
-        ":quarter); ALGORITHM.NAME=VALUES for one algorithm; paper or paper:NAME for all that a paper searches. "
-        "[default: the learning rates]", {},
-        metavar="NAME=VALUES")  # fmt: skip
-    select: str | None = of_search("What ranks points: train_loss, or a metric such as test_accuracy. [default: "
-        "train_loss]")  # fmt: skip
+        ":quarter); ALGORITHM.NAME=VALUES for one algorithm; weighting=examples,uniform; paper or paper:NAME for all "
+        "that a paper searches. [default: all learning rates]", {}, metavar="NAME=VALUES")  # fmt: skip
+    select: str | None = of_search("What ranks points, a metric such as test_accuracy. [default: train_loss]")
     last: int | None = of_search("Rounds at the end over which it is averaged. [default: 100, at most a tenth of all]")
+    workers: str | None = of_hardware("Do runs side by side: N (processes), dask:ADDRESS or submitit:PARTITION. "
+        "[default: one after another]")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessOptions:
     """A run by several processes."""
 
-    distributed: bool = of_hardware("Run as one of several processes that train together, each on its own devices.",
-        False)  # fmt: skip
+    distributed: bool = of_hardware("Run as one of several processes that train together.", False)
     coordinator: str | None = of_hardware("Address of process 0. [default: from Slurm, MPI ...]", metavar="HOST:PORT")
     processes: int | None = of_hardware("Number of processes. [default: from Slurm, MPI ...]")
     process: int | None = of_hardware("Index of this process, from 0. [default: from Slurm, MPI ...]")
@@ -210,6 +211,8 @@ class Compare(SearchOptions, ExperimentOptions):
     seeds: int = option("Number of seeds, from 0, each run by every algorithm.", 3, group="Rounds")
     tune: bool = of_search("First search every algorithm's rates, with the same number of points.", False)
     budget: int | None = of_search("Points per algorithm, with --tune. [default: 16]")
+    from_: list[Path] = of_search("Take the best point of the search in this folder by `fedoptax tune`; for several "
+        "algorithms several times.", [], metavar="FOLDER", flags=("--from",))  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,8 +224,10 @@ class Tune(SearchOptions, ExperimentOptions, AlgorithmOptions):
     Example: fedoptax tune --algorithm fedadam --grid client_lr=1e-3..1 --grid server_lr=1e-3..1 --out runs/c
     """
 
-    search: Literal["grid", "optuna"] = of_search("grid, or optuna (extra `optuna`) within the grid's ranges.", "grid")
-    trials: int | None = of_search("Points of --search optuna. [default: 25]")
+    search: Literal["grid", "zoom", "optuna"] | None = of_search("Which points: all of a grid, a coarse grid "
+        "and then finer around the best (zoom), or by Optuna (extra `optuna`). [default: grid with --grid, else "
+        "zoom]")  # fmt: skip
+    trials: int | None = of_search("Points of a search that is no grid. [default: 16]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,6 +256,8 @@ class Predict:
     input: Path = of_data("A .csv, .tsv, .parquet or .npz file, or a folder of images.", ...)
     out: Path | None = option("A .csv, .parquet or .npz file. [default: CSV on the standard output]")
     top: int = option("How many of the most probable classes are named.", 1)
+    threshold: float | None = option("Probability from which the positive of two classes is predicted. [default: 0.5]")
+    evaluate: str | None = option("Column of labels in --input: print metrics instead of predictions.", metavar="LABEL")
     params: str | None = option("best or last parameters. [default: best if they were kept, else last]", group="Model")
 
 
@@ -268,14 +275,15 @@ class Export:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Write one HTML page, PNG figures, and CSV and Markdown tables about the runs in a folder.
+    """Write one HTML page, figures (PNG, SVG, PDF) and tables (CSV, Markdown, LaTeX) about runs.
 
     Example: fedoptax report runs/b
     """
 
     folder: Path = argument("A folder with one or more runs in it.")
     out: Path | None = option("Folder for the report. [default: the folder of the runs]")
-    target: float | None = option("Value of the metric for `rounds to target`.")
+    target: float | None = option("Value of the metric for rounds to target. [default: 95 % of the best end]")
+    early: int | None = option("First rounds whose mean is early progress. [default: a fifth of all]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,6 +332,21 @@ class Check(JsonOption):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Describe:
+    """Look at a table and write what its columns mean, to be edited; warn of what looks wrong.
+
+    Example: fedoptax data describe patients.csv --client-column site --label-column outcome --out schema.toml
+    """
+
+    file: Path = argument("A .csv, .tsv or .parquet file.")
+    label_column: str = of_data("Column to predict.", "label")
+    client_column: str | None = of_data("Column of client ids. [default: client, if there is one]")
+    target: Literal["class", "number"] | None = of_data("What the labels are. [default: by their number and form]")
+    out: Path | None = option("A .toml file. [default: the standard output]")
+    overwrite: bool = option("Replace an earlier file.", False)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Partition(JsonOption, TaskOptions):
     """Show which client holds what: measures of heterogeneity, a table of the clients, and a picture.
 
@@ -365,8 +388,7 @@ class AddNode:
 
     folder: Path = argument("A folder by `fedoptax deploy init`.")
     key: Path = argument("The node's public key.")
-    partition: int | None = of_network("The node's partition; a key that had it loses it. [default: a new one, if the "
-        "task is a function]")  # fmt: skip
+    partition: int | None = of_network("The node's partition; its former key loses it. [default: a new one]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -389,6 +411,7 @@ class Local(JsonOption, DeploymentOptions):
 
     nodes: int | None = of_network("Number of SuperNodes, one per client. [default: 4, or the number of keys in --app]")
     app: Path | None = of_network("A folder by `fedoptax deploy init`. [default: a new one]")
+    data_file: list[Path] = of_network("The table of a node, once for each, with --schema.", [], metavar="FILE")
     port: int = of_network("Port of the SuperLink; 0: a free one.", 0)
     node_port: int = of_network("Port of the first SuperNode; 0: free ones.", 0)
     start_timeout: float = of_network("Seconds a process may take to start.", 120.0)

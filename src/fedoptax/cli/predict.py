@@ -16,7 +16,14 @@ def predict(options: Predict) -> None:
         check_choice("out", options.out.suffix, ENDINGS)
     from fedoptax.storage.model import load_model  # imports JAX
 
-    table = load_model(options.folder, options.params).predict_file(options.input, options.top)
+    model = load_model(options.folder, options.params)
+    if options.evaluate is not None:
+        for name, value in model.evaluate_file(options.input, options.evaluate, options.threshold).items():
+            print(f"{name} {value:.4g}")
+        return
+    table = model.predict_file(options.input, options.top, options.threshold)
+    for note in table.attrs.get("notes", ()):
+        print(f"note: {note}", file=sys.stderr)
     if options.out is None:
         table.to_csv(sys.stdout, index=False)
         return

@@ -18,13 +18,19 @@ FAR = 2.0
 
 def print_summary(folder: Path, as_json: bool) -> None:
     """Print how the run in a folder ended."""
+    from fedoptax._files import read_json
     from fedoptax.storage.folder import Status, read_summary
 
     summary = read_summary(folder)
     if as_json:
         print(json.dumps({"out": str(folder), "rounds": summary["rounds_done"], **summary}, indent=1))
         return
-    print(", ".join(f"{name} {value:.4g}" for name, value in summary["final"].items() if value is not None))
+    majority = read_json(folder / "config.json").get("majority", {}) if (folder / "config.json").is_file() else {}
+    chance = {f"{split}_accuracy": f" (commonest class {rate:.4g})" for split, rate in majority.items()}
+    final = {name: value for name, value in summary["final"].items() if value is not None and "_confusion_" not in name}
+    print(", ".join(f"{name} {value:.4g}{chance.get(name, '')}" for name, value in final.items()))
+    if worst := summary.get("worst_client"):
+        print("worst client: {client}, {metric} {value:.4g}".format(**worst))
     if absent := [name for name, value in summary["final"].items() if value is None]:
         print(f"never a finite number: {', '.join(absent)}")
     if best := summary.get("best") if (folder / "best.npz").is_file() else None:

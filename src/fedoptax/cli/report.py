@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from pathlib import Path
+import textwrap
 from typing import Any
 
 from fedoptax._files import finite_or_none
@@ -12,10 +12,13 @@ from fedoptax.cli.printing import print_table
 from fedoptax.errors import RunError, UsageError
 from fedoptax.experiments.comparison import Compared
 from fedoptax.experiments.parsing import format_value
-from fedoptax.experiments.tuning import AllDiverged
-from fedoptax.report import write_report
-from fedoptax.report.searches import Search, edge_warnings, load_searches
+from fedoptax.experiments.tuning import SearchResult, split_weighting
+from fedoptax.report import final_table, load_runs, write_report
+from fedoptax.report.searches import edge_warnings, load_searches
+from fedoptax.report.tables import short_table
+from fedoptax.report.verdicts import find_verdicts
 from fedoptax.report.words import format_number, format_setting
+from fedoptax.storage.history import read_lines
 
 SHOWN = 10  # points in the table on the terminal
 
@@ -25,69 +28,70 @@ def report(options: Report) -> None:
     if not options.folder.is_dir():
         raise UsageError(f"'{options.folder}' is not a folder with runs")
     with status("writing the report"):
-        page = write_report(options.folder, options.out, options.target)
+        page = write_report(options.folder, options.out, options.target, options.early)
     print(f"report: {page}")
 
 
 def report_comparison(done: Compared, as_json: bool = False) -> None:
-    """Write the report of a comparison and print its table."""
+    """Write the report of a comparison, and print its verdict and a short table."""
     out = done.folder
-    searches = load_searches(out)
+    results = load_searches(out)
     with status("writing the report"):
-        for search in searches:
-            write_report(search.folder)
+        for result in results:
+            write_report(result.folder)
         page = write_report(out)
     if as_json:
         print(json.dumps({"out": str(out), "report": str(page), "diverged": done.diverged}, indent=1))
     else:
-        for search in searches:
-            _print_best(search, f"{search.algorithm}.")
-        print((out / "table.md").read_text(encoding="utf-8"))
-        print(f"report: {page}")
+        for result in results:
+            _print_best(result, f"{result.search.algorithm}.")
+        table = final_table(load_runs(out))
+        print_table(short_table(table))
+        print(*(textwrap.fill(verdict.text, 80) for verdict in find_verdicts(table)), sep="\n")
+        print(f"all columns: {out / 'table.md'}\nreport: {page}")
     if done.diverged:
         raise RunError("; ".join(done.diverged))
 
 
-def report_search(out: Path, as_json: bool = False) -> None:
+def report_search(result: SearchResult, as_json: bool = False) -> None:
     """Write the report of a search and print its points."""
     with status("writing the report"):
-        page = write_report(out)
-    search = load_searches(out)[0]
+        page = write_report(result.folder)
     if as_json:
-        print(json.dumps({"out": str(out), "report": str(page), **_record(search)}, indent=1))
+        print(json.dumps({"out": str(result.folder), "report": str(page), **_record(result)}, indent=1))
     else:
-        rule, names = search.tuning.rule, list(search.tuning.grid)
+        rule, names = result.search.rule, list(result.search.grid)
         rows = [[*names, f"mean {rule.metric} of last {rule.last}", "status"]]
-        for point in search.ranked[:SHOWN]:
-            values = [format_setting(point.values[name]) for name in names]
-            rows.append([*values, format_number(point.score), point.run.status])
+        for trial in result.ranked[:SHOWN]:
+            values = [format_setting(trial.values[name]) for name in names]
+            rows.append([*values, format_number(trial.score), trial.status])
         print_table(rows)
-        lost = sum(point.run.status == "diverged" for point in search.trials)
-        print(f"{len(search.trials)} points" + (f", {lost} diverged" if lost else ""))
-        _print_best(search)
+        lost = sum(trial.status == "diverged" for trial in result.trials)
+        print(f"{len(result.trials)} points" + (f", {lost} diverged" if lost else ""))
+        _print_best(result)
         print(f"report: {page}")
-    if search.best is None:
-        raise AllDiverged(search.algorithm, len(search.trials))
+    _ = result.best  # of which there may be none
 
 
-def _print_best(search: Search, scope: str = "") -> None:
-    """Print the best values as options, and a line for each that lies at an end of its grid."""
-    if search.best is None:
+def _print_best(result: SearchResult, scope: str = "") -> None:
+    """Print the best values as options, and a line for each that lies at an end of what was searched."""
+    if (best := result.best_or_none) is None:
         return
-    pairs = [f"{scope}{name}={format_value(value)}" for name, value in search.best.values.items()]
-    print("best: " + " ".join(f"--set {shlex.quote(pair)}" for pair in pairs))
-    for text in edge_warnings(search):
-        print(f"{search.algorithm}: {text}")
+    parts = split_weighting(best.values)
+    pairs = [f"{scope}{name}={format_value(value)}" for name, value in parts["hyperparameters"].items()]
+    weighting = f" --weighting {best.values['weighting']}" if "weighting" in best.values else ""
+    print("best: " + " ".join(f"--set {shlex.quote(pair)}" for pair in pairs) + weighting)
+    for text in edge_warnings(result):
+        print(f"{result.search.algorithm}: {text}")
 
 
-def _record(search: Search) -> dict[str, Any]:
+def _record(result: SearchResult) -> dict[str, Any]:
     """Return what was found as JSON has it."""
-    best, points = search.best, []
-    for point in search.trials:
-        record = {"values": dict(point.values), "score": finite_or_none(point.score), "status": point.run.status}
-        points.append(record | {"rounds": len(point.run.rows), "folder": str(point.run.path)})
+    points = []
+    for trial in result.trials:
+        record = {"values": dict(trial.values), "score": finite_or_none(trial.score), "status": trial.status}
+        points.append(record | {"rounds": len(read_lines(trial.folder)), "folder": str(trial.folder)})
     chosen: dict[str, Any] = dict.fromkeys(("best", "score", "hyperparameters"))
-    if best is not None:
-        fixed = search.tuning.fixed
-        chosen = {"best": dict(best.values), "score": best.score, "hyperparameters": {**fixed, **best.values}}
-    return {**chosen, "edges": search.edges, "points": points}
+    if (best := result.best_or_none) is not None:
+        chosen = {"best": dict(best.values), "score": best.score, "hyperparameters": result.hyperparameters}
+    return {**chosen, "edges": result.edges, "points": points}

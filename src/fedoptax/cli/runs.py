@@ -11,7 +11,7 @@ from typing import Any
 from fedoptax.cli.options import Compare, Local, Resume, Run, Tune
 from fedoptax.cli.printing import print_summary, warn_if_loss_increased
 from fedoptax.cli.report import report_comparison, report_search
-from fedoptax.cli.setup import reload_task, set_up
+from fedoptax.cli.setup import note_rates, reload_task, set_up
 from fedoptax.distributed import broadcast, is_distributed, is_leader, run_on_all_or_fail
 from fedoptax.engine.options import RunOptions, options_of
 from fedoptax.engine.xla import use_cache, use_cores
@@ -20,17 +20,18 @@ from fedoptax.experiments import comparison, tuning
 from fedoptax.experiments.baselines import find_simulation
 from fedoptax.experiments.build import build, wrap
 from fedoptax.experiments.grids import choose_grids
-from fedoptax.experiments.presets import find_grid
+from fedoptax.experiments.presets import Settings, find_grid
 from fedoptax.experiments.result import DivergedError, Interrupted
 from fedoptax.experiments.run import raise_unless_completed, split_options
+from fedoptax.experiments.workers import open_executor
 from fedoptax.names import split_algorithms
 from fedoptax.storage.checkpoint import least_total
 from fedoptax.storage.config import read_config
+from fedoptax.storage.folder import ENDED, read_summary
 from fedoptax.tasks.task import Task
 
-DEFAULT_TRIALS, DEFAULT_BUDGET = 25, 16
 SEARCHING = ("budget", "grid", "select", "last")  # options of compare that need --tune
-RESUMED = {*options_of(RunOptions), "wrappers", "trackers", "rates"} - {"mesh"}
+RESUMED = {*options_of(RunOptions), "wrappers", "trackers", "rates", "command"} - {"mesh"}
 """The options that a run takes from its config.json; by default it uses as many of the devices here as it had."""
 
 
@@ -38,7 +39,9 @@ def run(options: Run) -> None:
     """Run an algorithm and print how it ended."""
     name = options.algorithm
     task, settings, run = set_up(options, [name], name)
-    _run(task, name, settings.hyperparameters[name], run | {"rates": settings.rates[name]}, options.json)
+    note_rates(options.task, settings.rates)
+    run |= {"rates": settings.rates[name], "command": _command()}
+    _run(task, name, settings.hyperparameters[name], run, options.json)
 
 
 def _run(task: Task, name: str, values: Mapping[str, Any], options: Mapping[str, Any], as_json: bool = False) -> None:
@@ -77,18 +80,22 @@ def compare(options: Compare) -> None:
     names = split_algorithms(options.algorithms)
     if not options.tune and (useless := [name for name in SEARCHING if getattr(options, name)]):
         raise UsageError(f"{useless[0]} needs --tune")
-    budget = DEFAULT_BUDGET if options.budget is None else options.budget
-    grids = choose_grids(_grid(options, names), options.set_, names, budget) if options.tune else {}
-    grids = {name: grid for name, grid in grids.items() if grid}  # the others have nothing to search
+    budget, grids = tuning.BUDGET if options.budget is None else options.budget, {}
+    if options.tune:
+        chosen = choose_grids(_grid(options, names), options.set_, names, budget)
+        grids = {name: grid for name, grid in chosen.items() if grid}  # the others have nothing to search
     task, settings, run = set_up(options, names, "compare")
-    rates = settings.rates | dict.fromkeys(grids, "tuned")
+    tuned = _best_of_searches(options.from_, names, task, settings)
+    rates = settings.rates | dict.fromkeys([*tuned, *grids], "tuned")
     if len(set(rates.values())) > 1:
         origins = "; ".join(f"{name}: {origin}" for name, origin in rates.items())
         warning = f"learning rates come from different places ({origins}); --tune searches those of all alike"
         print(f"warning: {warning}", file=sys.stderr)
+    note_rates(options.task, rates)
+    _note_weighting(names, settings, tuning.common_weighting(run))
     run |= {"seeds": options.seeds, "hyperparameters": settings.hyperparameters, "grids": grids, "rates": rates}
-    with errors_name(run["out"]):
-        done = comparison.compare(task, names, **run | _shared(options))
+    with errors_name(run["out"]), open_executor(options.workers, run["out"]) as executor:
+        done = comparison.compare(task, names, executor=executor, **run | _shared(options))
     ends = {name: [history.last("train_loss") for history in seeds] for name, seeds in done.histories.items()}
     worst = {name: max(filter(None, losses), default=None) for name, losses in ends.items()}
     warn_if_loss_increased(task, worst, run)
@@ -98,23 +105,51 @@ def compare(options: Compare) -> None:
 def tune(options: Tune) -> None:
     """Run a search and write its report."""
     name = options.algorithm
-    if options.trials is not None and options.search == "grid":
-        raise UsageError("trials needs --search optuna")
-    grid = choose_grids(_grid(options, [name]), options.set_, [name], DEFAULT_TRIALS)[name]
+    if options.trials is not None and (options.search == "grid" or (options.grid and not options.search)):
+        raise UsageError("trials needs --search zoom or optuna")
+    trials = options.trials or tuning.BUDGET
+    grid = choose_grids(_grid(options, [name]), options.set_, [name], trials)[name]
     if not grid:
         raise UsageError(f"grid is needed for {name}, whose rates are all set")
     task, settings, run = set_up(options, [name], f"tune-{name}")
     run["fixed"] = {key: value for key, value in settings.hyperparameters[name].items() if key not in grid}
-    run |= {"search": options.search, "trials": options.trials or DEFAULT_TRIALS}
-    with errors_name(run["out"]), suppress(tuning.AllDiverged):  # `report_search` raises it again
-        tuning.tune(task, name, grid, **run | _shared(options))
-    report_search(run["out"], options.json)
+    run |= {"search": options.search, "trials": trials}
+    executor = open_executor(options.workers, run["out"])
+    with errors_name(run["out"]), executor as workers, suppress(tuning.AllDiverged):  # `report_search` raises it again
+        tuning.tune(task, name, grid, executor=workers, **run | _shared(options))
+    report_search(tuning.SearchResult.read(run["out"]), options.json)
+
+
+def _best_of_searches(folders: list[Path], names: list[str], task: Task, settings: Settings) -> list[str]:
+    """Put the best points of searches into the settings, and return the algorithms that they are of."""
+    tuned = []
+    for folder in folders:
+        result = tuning.SearchResult.read(folder)
+        name, of = result.search.algorithm, result.search.task
+        if name not in names or of["name"] != task.name:
+            raise UsageError(f"from: '{folder}' is a search for {name} on task '{of['name']}', which is not compared")
+        settings.hyperparameters[name] = result.hyperparameters
+        tuned.append(name)
+    return tuned
+
+
+def _note_weighting(names: list[str], settings: Settings, weighting: str) -> None:
+    """Say which weighting holds for all methods, if papers of some have another."""
+    values = {name: tuning.split_weighting(settings.hyperparameters[name])["hyperparameters"] for name in names}
+    with suppress(UsageError):  # of a wrong value, which is refused later
+        others = [name for name in names if build(name, values[name]).weighting != weighting]
+        if others and weighting != "paper":
+            note = f"{', '.join(others)}: otherwise in the paper; --weighting paper takes each paper's own"
+            print(f"weighting: {weighting} for all methods ({note})", file=sys.stderr)
+
+
+def _command() -> str:
+    return shlex.join(["fedoptax", *sys.argv[1:]])
 
 
 def _shared(options: Compare | Tune) -> dict[str, Any]:
     """Return the options that comparisons and searches share, and the command to reproduce them."""
-    command = shlex.join(["fedoptax", *sys.argv[1:]])
-    return {"select": options.select or "train_loss", "last": options.last, "command": command}
+    return {"select": options.select or "train_loss", "last": options.last, "command": _command()}
 
 
 def resume(options: Resume) -> None:
@@ -135,8 +170,7 @@ def resume(options: Resume) -> None:
         elif is_search:
             search = tuning.Search.read(folder)
             search = replace(search, options=search.options | changes)
-            tuning.run_search(reload_task(search.task, data_dir), search, folder)
-            report_search(folder)
+            report_search(tuning.run_search(reload_task(search.task, data_dir), search, folder))
         elif not is_distributed() and "deployment" in _read_config(folder, changes):
             _resume_deployment(options, changes)
         else:
@@ -162,6 +196,9 @@ def _resume_deployment(options: Resume, changes: Mapping[str, Any]) -> None:
 def _resume_run(folder: Path, data_dir: Path | None, changes: Mapping[str, Any]) -> None:
     """Continue a run; of several processes only the first needs the folder, and sends its config to the others."""
     config: Any = broadcast(run_on_all_or_fail(lambda: _read_config(folder, changes) if is_leader() else None))
+    if not changes and not is_distributed() and read_summary(folder).get("status") in ENDED:
+        print(f"'{folder}' is finished: nothing was run; --rounds N continues it", file=sys.stderr)
+        return print_summary(folder, False)
     stored = {name: value for name, value in config.items() if name in RESUMED}
     task = run_on_all_or_fail(lambda: reload_task(config["task"], data_dir))
     algorithm = config["algorithm"]

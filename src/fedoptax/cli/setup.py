@@ -1,17 +1,20 @@
 """From the options of a command to a task, algorithms and the options of runs."""
 
+import inspect
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from fedoptax._progress import status
 from fedoptax.cli.options import ExperimentOptions, LearningOptions, TaskOptions
+from fedoptax.deploy.config import is_own_function
 from fedoptax.distributed import broadcast, is_leader, run_on_all_or_fail
 from fedoptax.engine.xla import use_cache, use_cores
 from fedoptax.errors import RunError, UsageError
-from fedoptax.experiments.build import WRAPPERS
+from fedoptax.experiments.build import WRAPPERS, import_function
 from fedoptax.experiments.presets import PAPERS, PaperSetting, Settings, choose_settings
 from fedoptax.experiments.run import split_options
 from fedoptax.storage.folder import prepare
@@ -37,9 +40,18 @@ def _set_up(options: ExperimentOptions, names: list[str], out: Path) -> tuple[Ta
     run |= {name: getattr(options, name) for name in ("trackers", "checkpoint_every", "overwrite")} | {"out": out}
     split_options(run)  # checks them before the task is loaded
     task = load(options, task_arguments)
-    if is_leader() and task.notes:
-        print(*task.notes, sep="\n", file=sys.stderr)
+    if is_leader():
+        about = f"{task.num_clients} clients, {task.clients.sizes.sum():,} training examples"
+        loaded = [] if sys.stderr.isatty() else [f"loaded {options.task}: {about}"]
+        print(*(f"{line}\n" for line in (*loaded, *task.notes)), sep="", end="", file=sys.stderr, flush=True)
     return task, settings, with_task_defaults(options.task, task, run)
+
+
+def note_rates(task: str, rates: Mapping[str, str]) -> None:
+    """Say where learning rates come from that are those of another task."""
+    for origin in {origin for origin in rates.values() if "preset of" in origin and is_leader()}:
+        remedy = f"a starting point; `fedoptax tune --task {task}` finds better ones"
+        print(f"learning rates: {origin}, {remedy}", file=sys.stderr)
 
 
 def choose(options: LearningOptions, names: list[str]) -> Settings:
@@ -78,7 +90,8 @@ def task_arguments(options: TaskOptions) -> dict[str, Any]:
 
 def with_task_defaults(name: str, task: Task, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options of runs with the defaults of the task of this name; its cohort is at most all clients."""
-    defaults = dict(recipe_of(name).defaults)
+    general = {"rounds": 100, "cohort_size": 10, "batch_size": 20}
+    defaults = general if is_own_function(name) else dict(recipe_of(name).defaults)
     if "local_epochs" in options:
         defaults.pop("local_steps", None)
     defaults["cohort_size"] = min(defaults["cohort_size"], task.clients.num_clients)
@@ -88,12 +101,31 @@ def with_task_defaults(name: str, task: Task, options: Mapping[str, Any]) -> dic
 def load(options: TaskOptions, arguments: Mapping[str, Any]) -> Task:
     """Load the task that the options name, with `arguments` of `load_task`."""
     with status(f"loading {options.task}"):
-        return load_task(options.task, seed=options.partition_seed, data_dir=options.data_dir, **arguments)
+        if is_own_function(options.task):
+            if arguments:
+                raise UsageError(f"{next(iter(arguments))} cannot be used with a task that is a function")
+            task = call_task(options.task)
+        else:
+            task = load_task(options.task, seed=options.partition_seed, data_dir=options.data_dir, **arguments)
+    return task
+
+
+def call_task(name: str) -> Task:
+    """Return the task that MODULE:FUNCTION returns, called with nothing, or with None as a deployment's server does."""
+    function = import_function("task", name)
+    parameters = inspect.signature(function).parameters.values()
+    needed = [one for one in parameters if one.default is one.empty and one.kind == one.POSITIONAL_OR_KEYWORD]
+    task = function(*[None] * len(needed))
+    if not isinstance(task, Task):
+        raise UsageError(f"task '{name}' must return a Task, got {type(task).__name__}")
+    return replace(task, spec={**task.spec, "function": name})
 
 
 def reload_task(spec: Mapping[str, Any], data_dir: Path | None) -> Task:
     """Load the task that a folder of results names, by its `spec` there."""
     name = str(spec["name"])
+    if "function" in spec:
+        return call_task(spec["function"])
     if name not in TASKS and not name.startswith("file:"):
         raise UsageError(f"task '{name}' was made in Python: continue with fedoptax.run(resume_from=...)")
     arguments = {key: spec[key] for key in recipe_of(name).option_types() if key in spec}
@@ -104,6 +136,6 @@ def reload_task(spec: Mapping[str, Any], data_dir: Path | None) -> Task:
 
 
 def new_folder(task: str, what: str) -> Path:
-    """Return a folder under runs/ that is not there, the same in all processes."""
+    """Return a folder under runs/ that does not exist yet, the same in all processes."""
     stamp = broadcast(datetime.now()).strftime("%Y%m%d-%H%M%S-%f")
     return Path("runs") / f"{Path(task.removeprefix('file:')).stem}-{what}-{stamp}".replace(":", ".")

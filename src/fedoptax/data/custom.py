@@ -17,11 +17,12 @@ from numpy.typing import ArrayLike
 
 from fedoptax.data import readers
 from fedoptax.data.datasets.source import Source, holdout
+from fedoptax.data.describe import infer_file
+from fedoptax.data.schema import WHOLE, Schema, sort_names
 from fedoptax.errors import DataError, UsageError, check_number, check_type, shorten
 
 _FORMATS = ".npz, .csv, .tsv, .parquet, or a folder of images (client/class/image)"
 _TIME = re.compile(r"(timestamp|date|time|duration)(32|64)?\[")  # in the name of an Arrow type
-_WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")  # whole numbers as int64 prints them; "007" is a name
 
 ClientOf = Callable[[int], Any] | ArrayLike
 """The client of each item of a PyTorch data set: a function of its index, or one value per item."""
@@ -31,7 +32,7 @@ class _Part(NamedTuple):
     """The training or the test part: examples (n, …), their labels, and their clients or None."""
 
     x: np.ndarray
-    y: list[str]
+    y: list[str] | np.ndarray  # an array holds numbers to predict
     client: list[str] | None = None
 
 
@@ -47,6 +48,8 @@ def load_file(
     image_size: readers.Size | None = None,
     separator: str | None = None,
     decimal: str | None = None,
+    schema: Schema | None = None,
+    target: str | None = None,
     seed: int = 0,
 ) -> Source:
     """Read a file or folder of your own, whose name tells its format.
@@ -65,6 +68,10 @@ def load_file(
       image_size: the height and width to resize images to, one number for a square; None if all are of one size.
       separator: what separates the cells of a `.csv` or `.tsv` file, one character; None guesses among , ; tab and |.
       decimal: the decimal point of the numbers in it, `"."` (also for None) or `","`.
+      schema: what the columns of a table mean; None looks at the table, see `fedoptax.data.describe`. Empty cells that
+        are to be filled are NaN in the result. With a schema each client draws its test rows for itself, so that a
+        client with a file of its own draws the same.
+      target: `"number"` or `"class"`, what the labels of a table are where it may be either.
       seed: of the choice of what is held out.
 
     Raises:
@@ -80,14 +87,15 @@ def load_file(
         check_number("test_fraction", test_fraction, 0, 1)
     check_path(path)
     read: Callable[..., Source] = _load_images if path.is_dir() else _READERS[path.suffix.lower()]
-    options = {**texts, "features": features, "drop": drop, "image_size": image_size}
+    options: dict[str, Any] = {**texts, "features": features, "drop": drop, "image_size": image_size}
+    options |= {"schema": schema, "target": target}
     options = {name: value for name, value in options.items() if value is not None}
     if others := options.keys() - inspect.signature(read).parameters:
         raise UsageError(f"{min(others)} does not apply to '{path}', got {options[min(others)]!r}")
     source = read(path, **options)
     if test_fraction is None:
         test_fraction = 0.0 if len(source.test["y"]) else 0.2
-    return holdout(source, test_fraction, seed) if test_fraction else source
+    return holdout(source, test_fraction, seed, schema is not None) if test_fraction else source
 
 
 def check_path(path: Path) -> None:
@@ -174,33 +182,53 @@ def _load_arrays(path: Path, features: str = "x", label: str = "y", client: str 
 
 def _load_table(
     path: Path,
-    label: str = "label",
+    label: str | None = None,
     client: str | None = None,
     features: str | Sequence[str] | None = None,
     drop: Sequence[str] = (),
     split: str | None = None,
     separator: str | None = None,
     decimal: str | None = None,
+    schema: Schema | None = None,
+    target: str | None = None,
 ) -> Source:
-    texts = [name for name in (label, client or "client", split) if name is not None]
-    frame = readers.read_frame(path, texts, separator=separator, decimal=decimal)
-    client = "client" if client is None and "client" in frame.columns else client
+    cells = {"separator": separator, "decimal": decimal}
+    if schema is None:
+        header = list(readers.read_frame(path, [], 0, **cells).columns)
+        label, client = label or "label", "client" if client is None and "client" in header else client
+        texts = [name for name in (label, client, split) if name is not None]
+        others = [name for name in header if name not in (*texts, *drop)]
+        columns = others if features is None else [features] if isinstance(features, str) else list(features)
+        readers.check_columns(path, header, [*texts, *columns, *drop])
+        if not columns:
+            raise DataError(f"{path} has no columns of features besides {', '.join(texts)}")
+        schema = infer_file(path, label, client, target, columns, **cells)
+    else:
+        schema = schema.without(drop)
+    label, client = schema.target.column, client or schema.client
+    frame = readers.read_frame(path, [n for n in (*schema.texts, client, split) if n], **{**cells, **schema.cells})
     texts = [name for name in (label, client, split) if name is not None]
-    others = [name for name in frame.columns if name not in (*texts, *drop)]
-    columns = others if features is None else [features] if isinstance(features, str) else list(features)
-    readers.check_columns(path, frame.columns, [*texts, *columns, *drop])
-    if not columns:
+    readers.check_columns(path, frame.columns, [*texts, *schema.used])
+    if not schema.used and len(frame):
         raise DataError(f"{path} has no columns of features besides {', '.join(texts)}")
-    x = readers.read_features(path, frame, columns)
+    x, numbers = schema.encode(path, frame), None
+    if schema.target.kind == "number":
+        texts.remove(label)
+        numbers = readers.read_features(path, frame, [label])[:, 0]
     names = {name: np.array(_as_names(f"{path}: column {name!r}", frame[name].tolist()), object) for name in texts}
     splits = names[split] if split else np.full(len(frame), "train", object)
     if wrong := set(splits) - {"train", "test"}:
         raise DataError(f"{path}: column {split!r} must say 'train' or 'test', got {min(wrong)!r}")
     train, test = (
-        _Part(x[rows], *(names[name][rows].tolist() for name in (label, client) if name))
+        _Part(
+            x[rows],
+            [name.strip() for name in names[label][rows]] if numbers is None else numbers[rows],
+            names[client][rows].tolist() if client else None,
+        )
         for rows in (splits == "train", splits == "test")
     )
-    return _build(str(path), train, test)._replace(columns=tuple(columns))
+    source = _build(str(path), train, test, class_names=schema.target.classes or None)
+    return source._replace(columns=schema.features, schema=schema)
 
 
 def _load_images(root: Path, image_size: readers.Size | None = None) -> Source:
@@ -308,7 +336,7 @@ def _build(where: str, train: _Part, test: _Part | None = None, *, class_names: 
     """Number the classes and the clients of both parts."""
     if len(train.x) == 0:
         raise DataError(f"{where} holds no training examples")
-    test = test or _Part(train.x[:0], [], None if train.client is None else [])
+    test = test or _Part(train.x[:0], train.y[:0], None if train.client is None else [])
     forms = [f"{part.x.dtype}{list(part.x.shape[1:])}" for part in (train, test)]
     if forms[0] != forms[1] or (train.client is None) != (test.client is None):
         raise DataError(f"{where}: test examples must be {forms[0]}, and have clients only if these do, got {forms[1]}")
@@ -316,25 +344,25 @@ def _build(where: str, train: _Part, test: _Part | None = None, *, class_names: 
         lengths = [len(column) for column in part if column is not None]
         if len(set(lengths)) > 1:
             raise DataError(f"{where}: examples, labels and clients must be as many, got {lengths}")
-    labels = {*train.y, *test.y}
-    by_value = all(map(_WHOLE.fullmatch, labels))
-    classes = sorted(labels, key=int if by_value else str) if class_names is None else list(class_names)
+    labels = set() if isinstance(train.y, np.ndarray) else {*train.y, *test.y}
+    classes = sort_names(labels) if class_names is None else list(class_names)
     if other := labels.difference(classes):
         raise DataError(f"{where}: class {min(other)!r} is not one of the {len(classes)} that the training part states")
     code = {name: i for i, name in enumerate(classes)}
+    y = [np.array([code[v] for v in p.y], np.int32) if isinstance(p.y, list) else p.y for p in (train, test)]
     groups: list[Any] = [None, None]
     if train.client is not None and test.client is not None:
         ids = [*train.client, *test.client]
-        is_whole = all(map(_WHOLE.fullmatch, ids))
+        is_whole = all(map(WHOLE.fullmatch, ids))
         groups = np.split(np.array(ids, np.int64 if is_whole else None), [len(train.client)])
     return Source(
-        train={"x": train.x, "y": np.array([code[name] for name in train.y], np.int32)},
-        test={"x": test.x, "y": np.array([code[name] for name in test.y], np.int32)},
+        train={"x": train.x, "y": y[0]},
+        test={"x": test.x, "y": y[1]},
         num_classes=len(classes),
         input_shape=train.x.shape[1:],
         train_groups=groups[0],
         test_groups=groups[1],
-        class_names=tuple(classes),
+        class_names=tuple(classes) or None,
     )
 
 

@@ -91,14 +91,16 @@ def measures(counts: ArrayLike | None, sizes: ArrayLike) -> dict[str, float]:
     return quantity_skew(sizes) | ({} if counts is None else label_skew(counts))
 
 
-def client_table(counts: np.ndarray | None, sizes: np.ndarray, test_owners: np.ndarray | None) -> dict[str, ArrayLike]:
+def client_table(
+    counts: np.ndarray | None, sizes: np.ndarray, test_owners: np.ndarray | None, names: Sequence[str] | None = None
+) -> dict[str, ArrayLike]:
     """Return who holds what, one row per client: column -> values (N,); what is not known is `""` or left out.
 
-    `sizes` is (N,); `test_owners` is the client of each test example, (m,), or None.
+    `sizes` is (N,); `test_owners` is the client of each test example, (m,), or None; `names` are the clients', or None.
     """
     tests = np.bincount(() if test_owners is None else test_owners, minlength=len(sizes))[: len(sizes)]
     columns: dict[str, ArrayLike] = {
-        "client": np.arange(len(sizes)),
+        "client": np.arange(len(sizes)) if names is None else list(names[: len(sizes)]),
         "examples": sizes,
         "test_examples": tests if tests.any() else "",  # all of them may be of other clients
         "classes": "" if counts is None else (counts > 0).sum(1),

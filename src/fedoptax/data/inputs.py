@@ -2,8 +2,8 @@
 
 A model says in plain data how its examples are read (`Task.inputs`):
 
-    columns: the names of a table's features, in the model's order.
-    separator, decimal: of the cells of a .csv file, if they were named in training.
+    schema: what the columns of a table mean, as a text, see `fedoptax.data.schema`.
+    fill: what stands for an empty cell, for each feature.
     white: the number that stands for white in an image (files have 255); None for images that were standardised.
     text: "characters", "words" (between white space) or "bag" (also words, in any order): what a text consists of.
     start, unknown: the names of the tokens that stand before a text, and for what is not among the model's tokens.
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedoptax.data import readers
+from fedoptax.data.schema import ColumnSchema, Schema, Target
 from fedoptax.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -53,12 +54,19 @@ def read_inputs(
             raise DataError(f"{path} holds no images ({', '.join(sorted(readers.IMAGES))})")
         names = [file.relative_to(path).as_posix() for file in files]
         return _decode(files, inputs["white"], fields["x"]), pd.DataFrame({"file": names})
-    if suffix in readers.TABLES and ("columns" in inputs or "text" in inputs):
-        cells = {name: inputs.get(name) for name in ("separator", "decimal") if readers.TABLES[suffix]}
-        frame = readers.read_frame(path, [TEXT] if "text" in inputs else [], **cells)
-        return as_examples(frame, inputs, fields, classes), frame.drop(columns=list(inputs.get("columns", ())))
+    if suffix in readers.TABLES and "text" in inputs:
+        frame = readers.read_frame(path, [TEXT])
+        return as_examples(frame, inputs, fields, classes), frame
+    if suffix in readers.TABLES and (schema := schema_of(inputs)) is not None:
+        cells = schema.cells if readers.TABLES[suffix] else {}
+        frame = readers.read_frame(path, schema.texts, **cells)
+        examples = {next(iter(fields)): _fill(schema, path, frame, inputs)}
+        table = frame.drop(columns=list(schema.used))
+        unseen = schema.count_unseen(frame).items()
+        table.attrs["notes"] = [f"column {name!r}: {n} cells hold none of its categories" for name, n in unseen]
+        return examples, table
     if suffix != ".npz":
-        known = [*(readers.TABLES if inputs.keys() & {"columns", "text"} else ()), ".npz"]
+        known = [*(readers.TABLES if inputs.keys() & {"schema", "columns", "text"} else ()), ".npz"]
         folder = " or a folder of images" if inputs.get("white") else ""
         raise UsageError(f"input must be {', '.join(known)}{folder} for this model, got '{path}'")
     with readers.open_archive(path) as archive:
@@ -80,10 +88,11 @@ def as_examples(x: Any, inputs: Mapping[str, Any], fields: Fields, classes: Sequ
     Raises:
       DataError: something is missing, of another shape, or not a number that the model's type can hold.
     """
-    if hasattr(x, "columns"):
-        columns = inputs.get("columns", [TEXT])
-        readers.check_columns("x", x.columns, columns)
-        x = readers.read_features("x", x, columns) if "columns" in inputs else x[TEXT].tolist()
+    if hasattr(x, "columns") and (schema := schema_of(inputs)) is not None:
+        x = _fill(schema, "x", x, inputs)
+    elif hasattr(x, "columns"):
+        readers.check_columns("x", x.columns, [TEXT])
+        x = x[TEXT].tolist()
     if "text" in inputs and not isinstance(x, Mapping) and all(isinstance(text, str) for text in x):
         return _encode(x, inputs, fields, classes)
     arrays = dict(x) if isinstance(x, Mapping) else {next(iter(fields)): x}
@@ -93,6 +102,20 @@ def as_examples(x: Any, inputs: Mapping[str, Any], fields: Fields, classes: Sequ
     if len({len(array) for array in examples.values()}) > 1:
         raise DataError(f"x must have fields of one length, got {[len(array) for array in examples.values()]}")
     return examples
+
+
+def schema_of(inputs: Mapping[str, Any]) -> Schema | None:
+    """Return the schema of a model of tables, also of an earlier one, which has the names of its columns of numbers."""
+    if "columns" in inputs:
+        columns = dict.fromkeys(inputs["columns"], ColumnSchema("number", missing="refuse"))
+        return Schema(Target(""), columns, separator=inputs.get("separator"), decimal=inputs.get("decimal"))
+    return Schema.read(inputs["schema"]) if "schema" in inputs else None
+
+
+def _fill(schema: Schema, where: object, frame: "pandas.DataFrame", inputs: Mapping[str, Any]) -> np.ndarray:
+    """Return the features of a table, empty cells filled as in training."""
+    x = schema.encode(where, frame)
+    return np.where(np.isnan(x), np.asarray(inputs["fill"], np.float32), x) if "fill" in inputs else x
 
 
 def _convert(name: str, values: Any, form: Any, inputs: Mapping[str, Any]) -> np.ndarray:

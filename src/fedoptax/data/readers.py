@@ -46,7 +46,7 @@ def open_archive(path: Path) -> Iterator[Any]:
         yield archive
 
 
-def read_frame(path: Path, texts: Sequence[str], rows: int | None = None, **cells: str | None) -> "pandas.DataFrame":
+def read_frame(path: Path, texts: Sequence[str], rows: int | None = None, /, **cells: str | None) -> "pandas.DataFrame":
     """Read a table, or its first rows; columns in `texts` stay as written, others are numbers if they can be.
 
     `cells` are the arguments `separator` and `decimal` of `find_separator`.

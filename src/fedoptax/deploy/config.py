@@ -21,6 +21,8 @@ from fedoptax.tasks import load_task
 from fedoptax.tasks.task import Task
 
 Plain = str | int | float | bool
+TABLE = "table"
+"""The name of the task whose nodes have a table each, see `fedoptax.deploy.tables`."""
 TABLES = ("hyperparameters", "task", "nodes")
 """The fields that are tables of their own."""
 
@@ -64,6 +66,8 @@ class Deployment(NetworkOptions):
                 object.__setattr__(self, name, value)
         elif self.asynchronous is not None and self.eval_fraction:
             raise UsageError("eval_fraction cannot be used with asynchronous: nodes are at work when a round ends")
+        if self.secure_aggregation is not None and self.task["name"] == TABLE:
+            raise UsageError("secure_aggregation cannot be used with tables at nodes, whose statistics the server sees")
         if self.secure_aggregation is not None and self.compress:
             raise UsageError(CODED)
         fingerprints = {str(entry).split(" ")[0] for entry in self.nodes.values()}
@@ -103,8 +107,8 @@ class Deployment(NetworkOptions):
 
 
 def is_own_function(task_name: str) -> bool:
-    """Return whether a task's name is MODULE:FUNCTION, a function of the app."""
-    return ":" in task_name and not task_name.startswith("file:")
+    """Return whether a task's examples are at the nodes alone: MODULE:FUNCTION, a function of the app, or a table."""
+    return task_name == TABLE or (":" in task_name and not task_name.startswith("file:"))
 
 
 def build_task(deployment: Deployment, partition: int | None = None, data_dir: str | None = None) -> Task:

@@ -20,6 +20,7 @@ from fedoptax.deploy.rounds import Limits, Log, MakeOrder, Network, NoQuorum, Ro
 from fedoptax.deploy.server import RawReply, Reply, check_count
 from fedoptax.deploy.wire import Arrays, pack, unpack
 from fedoptax.engine.evaluation import describe_metrics, evaluation_data, metric_values, sum_metrics
+from fedoptax.engine.options import is_evaluated
 from fedoptax.errors import RunError, UsageError
 from fedoptax.storage.history import Row
 from fedoptax.tasks.metrics import Column
@@ -104,7 +105,7 @@ class NodeEvaluation:
         """Ask this round's nodes; the metrics are None in a round without evaluation, or where too few answered."""
         options, clients = self._deployment, self._task.clients.num_clients
         row: Row = dict.fromkeys(self._columns) | {"evaluated": 0}
-        if round % options.eval_every and round != options.rounds:
+        if not is_evaluated(round, options.rounds, options.evaluations):
             return row, RoundReport()
         size = min(clients, max(options.eval_min_nodes, math.ceil(options.eval_fraction * clients - 1e-9)))
         partitions = sorted(random.Random(f"{options.seed} {KIND} {round}").sample(range(clients), size))

@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedoptax.deploy.client import Client, Order, StateFolder, default_client
-from fedoptax.deploy.config import Deployment, build_task, from_table, simulation_command
+from fedoptax.deploy.config import TABLE, Deployment, build_task, from_table, simulation_command
 from fedoptax.deploy.evaluation import evaluate_client
 from fedoptax.deploy.keys import fingerprint
 from fedoptax.deploy.orders import Signer, check_order, digest_of
@@ -24,6 +24,7 @@ from fedoptax.deploy.rounds import Arrived, Limits, MakeOrder
 from fedoptax.deploy.run import run_deployment
 from fedoptax.deploy.secure import answer, threshold
 from fedoptax.deploy.server import RawReply
+from fedoptax.deploy.tables import answer_statistics, build_table_task, read_own
 from fedoptax.deploy.wire import REASON, Arrays, WireArray, WireError, shown
 from fedoptax.deploy.worker import end_after_reply
 from fedoptax.engine.aggregation import SecureMean
@@ -53,10 +54,11 @@ def server_app() -> ServerApp:
             flower_log.info("not used, as the algorithm is %s: %s", deployment.algorithm, ", ".join(others))
         if command := simulation_command(deployment):
             flower_log.info("the same in simulation: %s", command)
-        task = build_task(deployment)
+        task = None if deployment.task["name"] == TABLE else build_task(deployment)
+        count = len(deployment.nodes) if task is None else task.clients.num_clients
         ttl = max(deployment.round_timeout, deployment.wait_limit) + 60
         signer = Signer(Path(deployment.signing_key), deployment.server_key, context.run_id)
-        network = FlowerNetwork(grid, deployment.nodes, task.clients.num_clients, ttl, signer)
+        network = FlowerNetwork(grid, deployment.nodes, count, ttl, signer)
         run_deployment(deployment, task, network, flower_log.info)
 
     return app
@@ -74,15 +76,21 @@ def client_app(make_client: MakeClient = default_client) -> ClientApp:
     app = ClientApp()
 
     @lru_cache(maxsize=1)  # data and compiled functions stay where the process does, see `worker`
-    def load_once(settings: frozenset[tuple[str, Any]], partition: int, data_dir: Any) -> tuple[Deployment, Client]:
+    def load_once(
+        settings: frozenset[tuple[str, Any]], partition: int, data_dir: Any, file: Any, prepared: str
+    ) -> tuple[Deployment, Client]:
         use_cache(0.0)
         deployment = from_table(dict(settings))
-        task = build_task(deployment, partition, None if data_dir is None else str(data_dir))
+        if deployment.task["name"] == TABLE:
+            task = build_table_task(deployment, prepared, read_own(deployment, file))
+        else:
+            task = build_task(deployment, partition, None if data_dir is None else str(data_dir))
         return deployment, make_client(task, deployment, partition)
 
-    def load(context: Context) -> tuple[Deployment, Client]:
-        settings, data_dir = frozenset(context.run_config.items()), context.node_config.get("data-dir")
-        return load_once(settings, _partition(context), data_dir)
+    def load(context: Context, order: Mapping[str, Any] = {}) -> tuple[Deployment, Client]:
+        settings, node = frozenset(context.run_config.items()), context.node_config
+        files = node.get("data-dir"), node.get("data-file")
+        return load_once(settings, _partition(context), *files, str(order.get("prepared", "")))
 
     def read(message: Message, context: Context) -> tuple[dict[str, WireArray], dict[str, Any]]:
         arrays, order = read_records(message.content, ORDER, ConfigRecord)
@@ -96,12 +104,13 @@ def client_app(make_client: MakeClient = default_client) -> ClientApp:
         if order.get("ends") is True:
             end_after_reply()
         StateFolder(_state_dir(context), request.experiment, _partition(context)).accept(request)
-        return *load(context), arrays, order
+        return *load(context, order), arrays, order
 
     @app.query()
     def hello(message: Message, context: Context) -> Message:
         read(message, context)
-        load(context)  # before the first round asks for work
+        if context.run_config.get("task.name") != TABLE:
+            load(context)  # before the first round asks for work
         return Message(RecordDict({HELLO: MetricRecord({"partition-id": _partition(context)})}), reply_to=message)
 
     def reply(message: Message, answer: RawReply) -> Message:
@@ -123,6 +132,9 @@ def client_app(make_client: MakeClient = default_client) -> ClientApp:
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
+        if context.run_config.get("task.name") == TABLE and "statistics" in (asked := read(message, context)[1]):
+            deployment, file = from_table(context.run_config), context.node_config.get("data-file")
+            return reply(message, answer_statistics(deployment, file, str(asked["statistics"])))
         _, client, arrays, _ = accept(message, context)
         return reply(message, evaluate_client(client.task, client.partition, arrays))
 

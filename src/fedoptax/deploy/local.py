@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +46,7 @@ class LocalFederation:
       time_limit: seconds after which a run is stopped.
       start_timeout: seconds that a process may take to start.
       data_dir: where the data sets are, or None.
+      data_files: the table of each node, if nodes have one.
       nodes: the SuperNodes' processes, by partition.
     """
 
@@ -56,6 +57,7 @@ class LocalFederation:
     time_limit: float = 86400.0
     start_timeout: float = 120.0
     data_dir: Path | None = None
+    data_files: Sequence[Path] = ()
     nodes: dict[int, Process] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -81,6 +83,7 @@ class LocalFederation:
     def start_node(self, node: int, key: Path | None = None, ca: Path | None = None, port: int = 0) -> Process:
         """Start the SuperNode of a partition; `key`, `ca` and `port` other than the federation's are for tests."""
         home = self.work / "nodes" / str(node)
+        own = f' data-file="{self.data_files[node].absolute()}"' if self.data_files else ""
         command = [
             sys.executable, "-m", "fedoptax.deploy.supernode",
             "--root-certificates", str(ca or self.work / "keys" / "ca.crt"),
@@ -88,7 +91,7 @@ class LocalFederation:
             "--host", ADDRESS,
             "--port", str(self._node_ports[node]),
             "--auth-supernode-private-key", str(key or self.work / "keys" / f"node-{node}"),
-            "--node-config", f'partition-id={node} state-dir="{home / "state"}"',
+            "--node-config", f'partition-id={node} state-dir="{home / "state"}"{own}',
         ]  # fmt: skip
         self.nodes[node] = self._run(command, home / "log.txt", home / "flower")
         return self.nodes[node]

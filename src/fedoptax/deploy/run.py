@@ -28,10 +28,12 @@ from fedoptax.deploy.rounds import Limits, Log, Network, NoQuorum, RoundReport, 
 from fedoptax.deploy.secure import FALSE_SUM, gather_sum, threshold
 from fedoptax.deploy.server import Reply, UploadBound, advance, check_reply, next_state, norm, upload_form
 from fedoptax.deploy.status import FILE, NODES, list_left_out
+from fedoptax.deploy.tables import build_table_task, gather_statistics
 from fedoptax.deploy.wire import pack
 from fedoptax.engine.aggregation import SecureMean, Sent
 from fedoptax.engine.client_states import OnDevice
 from fedoptax.engine.evaluation import evaluate, evaluation_data, primary_metric
+from fedoptax.engine.options import is_evaluated
 from fedoptax.engine.plan import make_plan
 from fedoptax.engine.program import Fixed, program
 from fedoptax.engine.sampling import sample_cohort
@@ -52,8 +54,10 @@ REPORT_EVERY = 5.0  # seconds between two reports of which nodes are connected
 MOST_EXAMPLES = 10**9  # that a client may claim where nothing tells how many it can have
 
 
-def run_deployment(deployment: Deployment, task: Task, network: Network, log: Log) -> None:
+def run_deployment(deployment: Deployment, task: Task | None, network: Network, log: Log) -> None:
     """Run a deployment from its first round, or from its last checkpoint; all files go to `deployment.out`.
+
+    `task` None is the one that follows from the tables of the nodes, see `fedoptax.deploy.tables`.
 
     Raises:
       UsageError: the deployment cannot be carried out on the task, its folder holds a run that is not to be resumed,
@@ -74,6 +78,10 @@ def run_deployment(deployment: Deployment, task: Task, network: Network, log: Lo
         prepare(folder)
         identity = {"experiment": uuid.uuid4().hex, "quorum": deployment.quorum}
     identity |= {"session": max(int(time.time()), identity.get("session", 0) + 1)}
+    if task is None:
+        with interruptible_sleep() as (_, sleep):
+            prepared = identity.get("prepared") or gather_statistics(deployment, network, identity, log, sleep)
+        identity, task = identity | {"prepared": prepared}, build_table_task(deployment, prepared)
     make = EvaluationOnly if deployment.evaluate else NetworkRounds
     rounds = make(deployment, task, network, folder, identity, log)
     algorithm = {"name": deployment.algorithm, "hyperparameters": dict(deployment.hyperparameters)}
@@ -126,7 +134,7 @@ class NetworkRounds(Rounds):
     ) -> None:
         self._deployment, self.task, self._network, self._log = deployment, task, network, log
         self._algorithm, self._file = deployment.build_algorithm(), folder / FILE
-        self._identity = {name: identity[name] for name in ("experiment", "session")}
+        self._identity = {name: identity[name] for name in ("experiment", "session", "prepared") if name in identity}
         self.plan = make_plan(deployment.run_options, task, self._algorithm, deployment.algorithm)
         self._limits = Limits(deployment.quorum, deployment.round_timeout, deployment.wait_limit)
         self._bound = UploadBound(deployment.upload_bound, self.plan.work)
@@ -168,11 +176,11 @@ class NetworkRounds(Rounds):
         update = self._update_soundly(report)
         if update.fault is not None:
             return Step([], Status.DIVERGED, update.fault)
-        count, is_evaluated = len(report.replies), (done + 1) % self._deployment.eval_every == 0 or done + 1 == total
+        count, is_due = len(report.replies), is_evaluated(done + 1, total, self._deployment.evaluations)
         row: Row = {
             "round": done + 1,
             "train_loss": update.loss,
-            **{name: finite_or_none(value) if is_evaluated else None for name, value in update.metrics.items()},
+            **{name: finite_or_none(value) if is_due else None for name, value in update.metrics.items()},
             "bytes_down": report.sent * self.program.bytes_down,
             "bytes_up": count * self.program.bytes_up,
             "seconds": time.perf_counter() - begun,

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedoptax.algorithm import Tree
+from fedoptax.distributed import gather_from_all, place_among_all
 
 PLACES = ("auto", "device", "host")
 DEVICE_SHARE = 0.25  # of its memory, at most, for client states, and as much for training examples
@@ -38,15 +39,18 @@ class OnDevice:
 class OnHost:
     """All N states in host memory; a call advances one round.
 
-    A row is written when its client first comes back from a round; until then it is the initial state.
+    A row is written when its client first comes back from a round; until then it is the initial state. Of P processes,
+    process p has the states of the clients p, p + P, p + 2P, …; `take`, `put` and `of` are calls of all.
     """
 
     def __init__(self, initial: Tree, num_clients: int) -> None:
         leaves, self._structure = jax.tree.flatten(initial)
         self._initial = [np.asarray(leaf) for leaf in leaves]
-        self._seen = np.zeros(num_clients, bool)
+        self._num_clients, (self._process, self._processes) = num_clients, place_among_all()
+        owned = -(-num_clients // self._processes)
+        self._seen = np.zeros(owned, bool)
         # pages that are never written take no memory
-        self._rows = [np.zeros((num_clients, *leaf.shape), leaf.dtype) for leaf in self._initial]
+        self._rows = [np.zeros((owned, *leaf.shape), leaf.dtype) for leaf in self._initial]
         self._ids = np.zeros(0, np.int64)
 
     def take(self, cohort: Callable[[], np.ndarray]) -> Tree:
@@ -56,44 +60,55 @@ class OnHost:
 
     def put(self, tree: Tree) -> None:
         """Take back the cohort's states, changed."""
+        is_owned = self._ids % self._processes == self._process
+        places = self._ids[is_owned] // self._processes
         for rows, new in zip(self._rows, jax.tree.leaves(tree)):
-            rows[self._ids] = np.asarray(new)
-        self._seen[self._ids] = True
+            rows[places] = np.asarray(new)[is_owned]
+        self._seen[places] = True
 
     def of(self, ids: np.ndarray) -> Tree:
         """Return the states of some clients, stacked, as NumPy arrays."""
-        ids = np.asarray(ids, np.int64)
+        owners, places = np.asarray(ids, np.int64) % self._processes, np.asarray(ids, np.int64) // self._processes
+        counts = np.bincount(owners, minlength=self._processes)
+        ranks = np.empty(len(owners), np.int64)  # of each row among those of its owner
+        ranks[np.argsort(owners, kind="stable")] = np.concatenate([np.arange(count) for count in counts])
+        mine = np.resize(places[owners == self._process], counts.max())  # all send equally many
         leaves = []
         for rows, first in zip(self._rows, self._initial):
-            seen = self._seen[ids].reshape(-1, *[1] * first.ndim)
-            leaves.append(np.where(seen, rows[ids], first))
+            seen = self._seen[mine].reshape(-1, *[1] * first.ndim)
+            leaves.append(gather_from_all(np.where(seen, rows[mine], first))[owners, ranks])
         return jax.tree.unflatten(self._structure, leaves)
 
     def save(self, folder: Path) -> None:
-        """Write the rows of the clients seen so far to a new folder."""
-        ids = np.flatnonzero(self._seen)
-        folder.mkdir(parents=True)
-        np.save(folder / "ids.npy", ids)
+        """Write the rows of this process's clients that were seen so far to a folder of its own in `folder`."""
+        places = np.flatnonzero(self._seen)
+        part = folder / str(self._process)
+        part.mkdir()  # not its parents: all processes must see the same folder
+        np.save(part / "ids.npy", places * self._processes + self._process)
         for i, rows in enumerate(self._rows):
-            with (folder / f"leaf-{i:05d}.bin").open("wb") as file:
-                for client in ids:  # row by row, as all may be half of the memory
-                    file.write(rows[client].tobytes())
-        (folder / "form.json").write_text(json.dumps(self._form()))
+            with (part / f"leaf-{i:05d}.bin").open("wb") as file:
+                for place in places:  # row by row, as all may be half of the memory
+                    file.write(rows[place].tobytes())
+        (part / "form.json").write_text(json.dumps(self._form()))
 
     def load(self, folder: Path) -> None:
-        """Read what `save` wrote."""
-        if json.loads((folder / "form.json").read_text()) != self._form():
-            raise ValueError("its client states are not those of this experiment")
-        ids = np.load(folder / "ids.npy", allow_pickle=False)
-        for i, rows in enumerate(self._rows):
-            with (folder / f"leaf-{i:05d}.bin").open("rb") as file:
-                for client in ids:
-                    rows[client] = np.frombuffer(file.read(rows[0].nbytes), rows.dtype).reshape(rows.shape[1:])
+        """Read this process's clients from what `save` wrote, in as many processes as then were."""
         self._seen[:] = False
-        self._seen[ids] = True
+        for part in folder.iterdir():
+            if json.loads((part / "form.json").read_text()) != self._form():
+                raise ValueError("its client states are not those of this experiment")
+            ids = np.load(part / "ids.npy", allow_pickle=False)
+            wanted = np.flatnonzero(ids % self._processes == self._process)
+            for i, rows in enumerate(self._rows):
+                with (part / f"leaf-{i:05d}.bin").open("rb") as file:
+                    for row in wanted:
+                        file.seek(row * rows[0].nbytes)
+                        content = np.frombuffer(file.read(rows[0].nbytes), rows.dtype)
+                        rows[ids[row] // self._processes] = content.reshape(rows.shape[1:])
+            self._seen[ids[wanted] // self._processes] = True
 
     def _form(self) -> list[list[Any]]:
-        return [[len(self._seen)], *[[*leaf.shape, str(leaf.dtype)] for leaf in self._initial]]
+        return [[self._num_clients], *[[*leaf.shape, str(leaf.dtype)] for leaf in self._initial]]
 
 
 ClientStates = OnDevice | OnHost

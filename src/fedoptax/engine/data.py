@@ -6,14 +6,16 @@ are the results.
 """
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from fedoptax.engine.batches import count_local_steps
 from fedoptax.engine.evaluation import EvaluationData, evaluation_data
-from fedoptax.engine.mesh import replicate
+from fedoptax.engine.mesh import put_by_device, replicate
+from fedoptax.engine.plan import Plan, assign_cohort
 from fedoptax.errors import UsageError
 from fedoptax.tasks.task import Task
 
@@ -21,7 +23,8 @@ from fedoptax.tasks.task import Task
 class DeviceData(NamedTuple):
     """The program's data: flat training arrays, offsets and sizes of the clients, batched held-out arrays.
 
-    The clients are all N, or with `plan.examples = "stream"` those of the one round's cohort.
+    The clients are all N. With `plan.examples = "stream"` they are those of the one round's cohort, and the arrays have
+    a row for each device of the mesh, which holds the examples of the clients that it trains.
     """
 
     examples: dict[str, jax.Array]
@@ -48,32 +51,41 @@ def device_data(task: Task, devices: int = 1) -> DeviceData:
     )
 
 
-def open_examples(
-    task: Task, examples: str, cohort_of: Callable[[int], np.ndarray], cohort_size: int, devices: int = 1
-) -> Callable[[int], DeviceData]:
+def local_data(data: DeviceData) -> DeviceData:
+    """Return streamed data as a device sees it: its own row."""
+    return data._replace(examples={name: array[0] for name, array in data.examples.items()})
+
+
+def open_examples(task: Task, plan: Plan, cohort_of: Callable[[int], np.ndarray]) -> Callable[[int], DeviceData]:
     """Make `round -> DeviceData`, what the program reads in that round of a run.
 
-    `examples` is `"device"`, all of them, which serve later rounds too, or `"stream"`, those of the round's cohort,
-    which `cohort_of` gives.
+    All examples serve later rounds too; streamed ones are those of the round's cohort, which `cohort_of` gives.
     """
-    if examples == "device":
-        return lambda round: device_data(task, devices)
-    clients = task.clients
+    if plan.examples == "device":
+        return lambda round: device_data(task, plan.mesh)
+    clients, cohort_size = task.clients, plan.cohort_size
     room = int(np.sort(clients.sizes)[-cohort_size:].sum())  # of the largest cohort there can be
+
+    assign = jax.jit(partial(assign_cohort, plan, task))
 
     def read(round: int) -> DeviceData:
         # with devices, the shares of the active ones
         cohort = cohort_of(round) if task.devices is None else np.arange(cohort_size)
         sizes = clients.sizes[cohort]
         offsets = np.cumsum(sizes) - sizes
-        cohort_examples = {}
-        for name, array in clients.examples.items():
+        shares = np.asarray(assign(count_local_steps(sizes, plan.work)))
+        if shares.shape[1] < cohort_size:  # what fills up a device's share is trained too, and counts for nothing
+            shares = np.minimum(shares, cohort_size - 1)
+
+        def rows_of(array: np.ndarray, device: int) -> np.ndarray:
             rows = np.zeros((room, *array.shape[1:]), array.dtype)
-            for client, start, size in zip(cohort, offsets, sizes):
-                first = clients.offsets[client]
-                rows[start : start + size] = array[first : first + size]
-            cohort_examples[name] = jax.device_put(rows)
+            for i in shares[device][shares[device] < cohort_size]:
+                first = clients.offsets[cohort[i]]
+                rows[offsets[i] : offsets[i] + sizes[i]] = array[first : first + sizes[i]]
+            return rows
+
+        examples = {name: put_by_device(partial(rows_of, a), plan.mesh) for name, a in clients.examples.items()}
         offsets, sizes = jax.device_put((offsets.astype(np.int32), sizes.astype(np.int32)))
-        return DeviceData(cohort_examples, offsets, sizes, evaluation_data(task))
+        return DeviceData(examples, offsets, sizes, evaluation_data(task))
 
     return read

@@ -19,6 +19,8 @@ from fedoptax.algorithm import Tree
 from fedoptax.errors import RunError, UsageError
 
 AXIS = "clients"
+EVERYWHERE, BY_DEVICE = PartitionSpec(), PartitionSpec(AXIS)
+"""How devices hold an array: each all of it, or each one row."""
 
 
 def choose_mesh(mesh: int | None, cohort_size: int, engine: str = "compiled") -> int:
@@ -49,15 +51,14 @@ def mesh_again(mesh: int | None) -> int | None:
 
 @lru_cache
 def make_mesh(devices: int) -> Mesh:
-    """Make a mesh of the first so many devices."""
+    """Make a mesh of the first `devices` devices."""
     return Mesh(np.array(jax.devices()[:devices]), (AXIS,))
 
 
-def over_mesh(program: Callable[..., Tree], devices: int) -> Callable[..., Tree]:
+def over_mesh(program: Callable[..., Tree], devices: int, in_specs: Any = EVERYWHERE) -> Callable[..., Tree]:
     """Run `program` on every device; in it the devices are `AXIS`."""
-    everything = PartitionSpec()
     # check_vma would have gradients by parameters, which are the same everywhere, summed over all devices
-    return jax.shard_map(program, mesh=make_mesh(devices), in_specs=everything, out_specs=everything, check_vma=False)
+    return jax.shard_map(program, mesh=make_mesh(devices), in_specs=in_specs, out_specs=EVERYWHERE, check_vma=False)
 
 
 def replicate(x: Tree, devices: int) -> Tree:
@@ -65,12 +66,12 @@ def replicate(x: Tree, devices: int) -> Tree:
 
     Of an array's shape, a `ShapeDtypeStruct`, it makes the shape with its place.
     """
-    place = NamedSharding(make_mesh(devices), PartitionSpec())
+    place = NamedSharding(make_mesh(devices), EVERYWHERE)
 
     def put(a: Any) -> Any:
         if isinstance(a, jax.ShapeDtypeStruct):
             return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place)
-        if isinstance(a, jax.Array) and a.sharding == place:
+        if isinstance(a, jax.Array) and isinstance(a.sharding, NamedSharding) and a.sharding.mesh == place.mesh:
             return a
         if isinstance(a, jax.Array) and jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
             return jax.random.wrap_key_data(put(jax.random.key_data(a)), impl=jax.random.key_impl(a))
@@ -81,24 +82,35 @@ def replicate(x: Tree, devices: int) -> Tree:
     return jax.tree.map(put, x)
 
 
+def put_by_device(make: Callable[[int], np.ndarray], devices: int) -> jax.Array:
+    """Make an array (devices, …) whose row i is `make(i)`, on device i; other processes make the rows of theirs."""
+    mesh = make_mesh(devices)
+    local = [(i, device) for i, device in enumerate(mesh.devices) if device.process_index == jax.process_index()]
+    rows = [jax.device_put(make(i)[None], device) for i, device in local]
+    shape = (devices, *rows[0].shape[1:])
+    return jax.make_array_from_single_device_arrays(shape, NamedSharding(mesh, BY_DEVICE), rows)
+
+
 def to_first_device(x: Tree) -> Tree:
     """Put the arrays of `x`, which are on many devices, on this process's first device alone."""
     return jax.device_put(jax.tree.map(np.asarray, x))
 
 
 def share_cohort(
-    train_cohort: Callable[..., tuple[Tree, Tree]], devices: int, is_mean: bool, is_uneven: bool, is_sequential: bool
+    train_cohort: Callable[..., tuple[Tree, Tree]],
+    assign: Callable[[jax.Array], jax.Array],
+    is_mean: bool,
+    is_uneven: bool,
 ) -> Callable[..., tuple[Tree, Tree]]:
     """Make a `TrainCohort` of which each device does its share, from the one of a single device.
 
-    `is_mean` says whether what members send is added up, `is_uneven` whether they take different numbers of steps.
+    `assign` gives the members of each device by their steps, see `assign_clients`; `is_mean` says whether what members
+    send is added up, `is_uneven` whether they take different numbers of steps.
     """
 
     def train_shares(train_member: Any, members: Any, clients: Tree, form: Tree) -> tuple[Tree, Tree]:
         size = members.weight.shape[0]
-        has_bound = is_sequential and is_mean and is_uneven  # a loop of as many clients as there is time for
-        places = size if has_bound else -(-size // devices)
-        order = assign_clients(size, devices, members.steps if is_uneven else None, places)
+        order = assign(members.steps)
         chosen = order[jax.lax.axis_index(AXIS)]
         share, is_real = tree.take(members, jnp.minimum(chosen, size - 1)), chosen < size
         share = share._replace(weight=jnp.where(is_real, share.weight, 0))

@@ -101,6 +101,18 @@ def parse_stop_after(text: str | int) -> tuple[int, str | None]:
     return count, metric or None
 
 
+def parse_eval_last(text: str | int) -> tuple[int, int]:
+    """Return K and STEP in `K:STEP`; STEP is 1 for `K` alone."""
+    count, step = _split_count("eval_last", text)
+    return count, check_int("eval_last", int(step) if step.isdecimal() else step) if step else 1
+
+
+def is_evaluated(round: Any, last: Any, evaluations: Any) -> Any:
+    """Return whether a round, counted from 1, is evaluated, by numbers or arrays; see `RoundOptions.evaluations`."""
+    every, tail, step = evaluations
+    return (round % every == 0) | (round == last) | ((round > last - tail) & (round % step == 0))
+
+
 def parse_personalize(text: str | int) -> tuple[int, float | None]:
     """Return the steps and the learning rate in `STEPS:LR`, None for `STEPS` alone."""
     steps, lr = _split_count("personalize", text)
@@ -157,14 +169,18 @@ class RoundOptions(Options):
     local_epochs: int = of_rounds(1, "Passes of a client over its examples per round.", check_int, **OF_TASK)
     local_steps: int | None = of_rounds(None, "Local steps of a client per round, in place of whole epochs.", check_int,
         in_config="always", none=0)  # fmt: skip
-    weighting: str | None = of_rounds(None, "Weights of the uploads in their mean: examples or uniform.",
-        _one_of("examples", "uniform"), default_text="as in the algorithm's paper", in_config="always",
+    weighting: str | None = of_rounds(None, "Weights of the uploads in their mean: examples, uniform, or paper "
+        "(as in the algorithm's paper).", _one_of("examples", "uniform", "paper"), default_text="paper; in compare and "
+        "tune examples for all methods, uniform with privacy", in_config="always",
         none="")  # fmt: skip
     seed: int = of_rounds(0, "Seed of initialisation, cohorts, order of examples and dropout. Equal seeds give equal "
         "runs, and the same initialisation and cohorts for every algorithm.", partial(check_int, low=0, high=2**32 - 1),
         in_config="always")  # fmt: skip
     eval_every: int = of_evaluation(1, "Rounds between evaluations on the test examples; the last round is always "
         "evaluated.", check_int, **OF_TASK, may_change=True)  # fmt: skip
+    eval_last: str | int | None = of_evaluation(None, "Also evaluate each of the last K rounds, or every STEP-th of "
+        "them.", _accepted_by(parse_eval_last), metavar="K[:STEP]", may_change=True,
+        none="")  # fmt: skip
     asynchronous: int | None = of_rounds(None, "Asynchronous rounds (FedBuff): this many clients work at any time; "
         "after every cohort_size uploads the server makes a step, which counts as a round. Only for algorithms without "
         "client states.", check_int, metavar="CLIENTS", none=0)  # fmt: skip
@@ -187,6 +203,11 @@ class RoundOptions(Options):
             )
         if self.cohort_size < SecureMean.least:
             raise UsageError(f"secure_aggregation needs cohort_size >= {SecureMean.least}, got {self.cohort_size}")
+
+    @property
+    def evaluations(self) -> tuple[int, int, int]:
+        """`eval_every`, then K and STEP of `eval_last`; for `is_evaluated`."""
+        return (self.eval_every, *(parse_eval_last(self.eval_last) if self.eval_last is not None else (0, 1)))
 
     @property
     def work(self) -> LocalWork:

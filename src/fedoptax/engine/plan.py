@@ -10,7 +10,7 @@ from fedoptax.algorithm import FedAlgorithm, nbytes
 from fedoptax.engine.aggregation import MEAN, Aggregator, Mean, SecureMean, as_aggregator
 from fedoptax.engine.batches import LocalWork
 from fedoptax.engine.client_states import choose_place
-from fedoptax.engine.mesh import choose_mesh
+from fedoptax.engine.mesh import assign_clients, choose_mesh
 from fedoptax.engine.options import RunOptions
 from fedoptax.errors import UsageError
 from fedoptax.tasks.task import Task
@@ -61,7 +61,7 @@ def make_plan(options: RunOptions, task: Task, algorithm: FedAlgorithm, name: st
     if algorithm.epsilon is not None:
         # The noise is made for a uniform mean of bounded uploads: by weights, or in a median, one client may move the
         # result further. Norm clipping on top would scale the bit of an adaptive clip together with the update.
-        if options.weighting not in (None, "uniform"):
+        if options.weighting == "examples":
             raise UsageError(f"weighting must be uniform for a private algorithm, got {options.weighting!r}")
         if type(aggregator) not in (Mean, SecureMean):
             raise UsageError(f"aggregate must be mean for a private algorithm, which clips by itself, got {aggregator}")
@@ -72,15 +72,13 @@ def make_plan(options: RunOptions, task: Task, algorithm: FedAlgorithm, name: st
     if options.speeds is not None and task.devices is not None:
         raise UsageError(f"speeds need clients that hold examples of their own, which task '{task.name}' has not")
     place = choose_place(options.client_states, "host", nbytes(client) * task.num_clients, mesh)
-    if jax.process_count() > 1 and place != "device":
-        raise UsageError(f"client_states must be device with {jax.process_count()} processes, got {place!r}")
     examples = choose_place(options.examples, "stream", nbytes(task.clients.examples), mesh)
     if options.personalize is not None and examples != "device":
         raise UsageError(f"personalize needs all training examples on the device, got examples {examples!r}")
     return Plan(
         options.cohort_size,
         options.work,
-        options.weighting or algorithm.weighting,
+        algorithm.weighting if options.weighting in (None, "paper") else options.weighting,
         options.client_loop,
         place,
         examples,
@@ -91,6 +89,19 @@ def make_plan(options: RunOptions, task: Task, algorithm: FedAlgorithm, name: st
         options.asynchronous,
         algorithm.exchanges,
     )
+
+
+def is_uneven(plan: Plan, task: Task) -> bool:
+    """Return whether clients take different numbers of local steps."""
+    return plan.work.steps is None and bool(np.ptp(task.clients.sizes))
+
+
+def assign_cohort(plan: Plan, task: Task, steps: jax.Array) -> jax.Array:
+    """Return which members of a cohort, that take so many steps, each device of the mesh trains: `assign_clients`."""
+    # one after another a device takes as many as there is time for; stacked, all devices take the same number
+    is_free = is_uneven(plan, task) and isinstance(plan.aggregate, Mean) and runs_sequentially(plan, task)
+    places = plan.cohort_size if is_free else -(-plan.cohort_size // plan.mesh)
+    return assign_clients(plan.cohort_size, plan.mesh, steps if is_uneven(plan, task) else None, places)
 
 
 @lru_cache(maxsize=4)
@@ -105,7 +116,7 @@ def runs_sequentially(plan: Plan, task: Task) -> bool:
         return plan.client_loop == "loop"
     if jax.default_backend() != "cpu":
         return False
-    if plan.mesh > 1 or plan.cohort_size > SMALL_COHORT or (plan.work.steps is None and np.ptp(task.clients.sizes)):
+    if plan.mesh > 1 or plan.cohort_size > SMALL_COHORT or is_uneven(plan, task):
         return True
     params = jax.eval_shape(task.init, jax.random.key(0))
     return sum(a.size for a in jax.tree.leaves(params)) > SMALL_MODEL

@@ -21,7 +21,8 @@ from fedoptax.engine.batches import Minibatch, minibatch_form, smallest_batch, t
 from fedoptax.engine.data import DeviceData
 from fedoptax.engine.evaluation import column_names, evaluate, evaluation_data
 from fedoptax.engine.faults import COUNTS, Rates
-from fedoptax.engine.mesh import over_mesh, replicate
+from fedoptax.engine.mesh import BY_DEVICE, EVERYWHERE, over_mesh, replicate
+from fedoptax.engine.options import is_evaluated
 from fedoptax.engine.plan import Plan
 from fedoptax.engine.round import RoundInput, asynchronous_round, checked_round, plain_round
 from fedoptax.engine.sampling import random_settings
@@ -52,10 +53,10 @@ class Program:
 
     Attributes:
       start: `(hypers, key) -> (server, client)`, the server's state and every client's state before round 0.
-      advance: `(hypers, server, clients, data, key, start, stop, eval_every, last, rates, schedule) -> Advance`, rounds
-        start…stop−1; `clients` are the states of all N clients, stacked, or with `plan.client_states = "host"` those of
-        the cohort of the one round that is run; `rates` are `Faults.rates`. In asynchronous rounds `clients` are the
-        messages in use, and `schedule` is the `Schedule` from `start` on, of MAX_ROUNDS rows.
+      advance: `(hypers, server, clients, data, key, start, stop, evaluations, last, rates, schedule) -> Advance`,
+        rounds start…stop−1; `clients` are the states of all N clients, stacked, or with `plan.client_states = "host"`
+        those of the cohort of the one round that is run; `rates` are `Faults.rates`. In asynchronous rounds `clients`
+        are the messages in use, and `schedule` is the `Schedule` from `start` on, of MAX_ROUNDS rows.
       columns: the names of the columns of an `Advance`'s rows.
       bytes_down, bytes_up: bytes of the message to, and the upload from, one client in one round.
       num_params: numbers in the model.
@@ -138,7 +139,11 @@ def _program(
         )
 
     shapes = {name: jax.ShapeDtypeStruct((), jnp.result_type(float)) for name in names}
-    compiled = Compiled(jax.jit(advance if plan.mesh == 1 else over_mesh(advance, plan.mesh), donate_argnums=(1, 2)))
+    all_: Any = EVERYWHERE
+    examples: Any = all_ if plan.examples == "device" else BY_DEVICE
+    specs = all_, all_, all_, DeviceData(examples, all_, all_, all_), *[all_] * 7
+    on_devices = advance if plan.mesh == 1 else over_mesh(advance, plan.mesh, specs)
+    compiled = Compiled(jax.jit(on_devices, donate_argnums=(1, 2)))
     params = jax.eval_shape(task.init, jax.eval_shape(lambda: jax.random.key(0)))
     counts = (*COUNTS, "virtual_seconds") if plan.has_outcomes else ()
     columns = ("train_loss", *column_names(task, params, evaluation_data(task)), *counts)
@@ -157,7 +162,7 @@ def _program(
 def round_step(
     task: Task, algorithm: FedAlgorithm, plan: Plan, columns: Sequence[str], is_eager: bool = False
 ) -> Callable[..., Advance]:
-    """Make `(state, data, key, start, eval_every, last, rates, schedule) -> state`: a round, its evaluation, a row."""
+    """Make `(state, data, key, start, evaluations, last, rates, schedule) -> state`: a round, its evaluation, a row."""
     make = asynchronous_round if plan.concurrency is not None else checked_round if plan.has_outcomes else plain_round
     run_round = make(task, algorithm, plan, is_eager)
 
@@ -166,13 +171,20 @@ def round_step(
         return jax.tree.map(as_bits, evaluate(task, algorithm.params(server), data, plan.mesh))
 
     def step(
-        state: Advance, data: DeviceData, key: jax.Array, start: Any, every: Any, last: Any, rates: Rates, schedule: Any
+        state: Advance,
+        data: DeviceData,
+        key: jax.Array,
+        start: Any,
+        evaluations: Any,
+        last: Any,
+        rates: Rates,
+        schedule: Any,
     ) -> Advance:
         inputs = RoundInput(data, key, state.round, rates, tree.take(schedule, state.round - start))
         result = run_round(state.server, state.clients, inputs)
         number, row = state.round + 1, result.columns
         if data.held_out:
-            is_due = (number % every == 0) | (number == last)
+            is_due = is_evaluated(number, last, evaluations)
             unknown = {name: as_bits(0, False) for name in columns if name not in row}
             row = row | cond(is_due & result.finite, lambda: test(result.server, data.held_out), lambda: unknown)
         rows = state.rows.at[state.round - start].set(jnp.stack([row[name] for name in columns]))

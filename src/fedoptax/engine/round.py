@@ -13,16 +13,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedoptax import tree
 from fedoptax.algorithm import BatchList, Cohort, FedAlgorithm, Tree, accumulate_result, cond, decoded
 from fedoptax.engine.aggregation import MEAN, Aggregator, Mean, Sent, stacked
 from fedoptax.engine.batches import client_batches, count_local_steps, task_grad_fn
-from fedoptax.engine.data import DeviceData
+from fedoptax.engine.data import DeviceData, local_data
 from fedoptax.engine.faults import COUNTS, Rates, sample_outcomes, virtual_seconds
 from fedoptax.engine.mesh import share_cohort
-from fedoptax.engine.plan import Plan, runs_sequentially
+from fedoptax.engine.plan import Plan, assign_cohort, is_uneven, runs_sequentially
 from fedoptax.engine.sampling import round_key, sample_cohort
 from fedoptax.engine.schedule import Schedule
 from fedoptax.engine.xla import as_bits
@@ -211,8 +210,7 @@ def cohort_training(
     mean = plan.aggregate if isinstance(plan.aggregate, Mean) else None
     train_all: Any = partial(_train_sequentially, mean) if is_sequential else partial(_train_at_once, mean, is_eager)
     if plan.mesh > 1:
-        is_uneven = plan.work.steps is None and bool(np.ptp(task.clients.sizes))
-        train_all = share_cohort(train_all, plan.mesh, mean is not None, is_uneven, is_sequential)
+        train_all = share_cohort(train_all, partial(assign_cohort, plan, task), mean is not None, is_uneven(plan, task))
 
     def work(is_eager: bool, data: DeviceData, key: jax.Array, message: Tree, member: Member, state: Tree) -> Any:
         offset, size, key = data.offsets[member.place], data.sizes[member.place], jax.random.fold_in(key, member.client)
@@ -225,7 +223,8 @@ def cohort_training(
     run_work = partial(work, True) if is_eager else traced
 
     def train_cohort(inputs: RoundInput, members: Member, clients: Tree, message_of: Callable[[Member], Tree]) -> Any:
-        shared = inputs.data, round_key(inputs.key, inputs.round // plan.exchanges)
+        data = inputs.data if plan.examples == "device" else local_data(inputs.data)
+        shared = data, round_key(inputs.key, inputs.round // plan.exchanges)
         first, first_state = tree.take((members, clients), 0)
         forms = jax.eval_shape(traced, *shared, message_of(first), first, first_state)
 

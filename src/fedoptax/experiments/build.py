@@ -4,13 +4,14 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.algorithms import ALGORITHMS
 from fedoptax.algorithms.baselines import BASELINES
-from fedoptax.errors import UsageError, check_choice
+from fedoptax.errors import UsageError, check_choice, shorten
 from fedoptax.experiments.parsing import parse_pairs
 from fedoptax.names import check_algorithm
 from fedoptax.schedules import is_schedule, parse_schedule
@@ -18,6 +19,9 @@ from fedoptax.wrappers import with_compression, with_privacy
 from fedoptax.wrappers.codecs import CODECS, Codec
 
 Constructor = Callable[..., FedAlgorithm]
+Algorithms = Sequence[str | Constructor] | Mapping[str, str | Constructor | FedAlgorithm]
+"""Algorithms to compare: names, functions that make one, or by name also an algorithm itself."""
+_NAMED: dict[str, Constructor] = {}  # by `name_algorithms`, in this process
 WRAPPERS = ("privacy", "compress")
 PRIVACY = ("clip", "noise_multiplier", "delta", "target_quantile", "clip_lr", "bit_noise", "seed")
 """The arguments of `with_privacy` that can be typed; the first three are needed."""
@@ -25,8 +29,32 @@ PRIVACY = ("clip", "noise_multiplier", "delta", "target_quantile", "clip_lr", "b
 
 def find_constructor(name: str) -> Constructor:
     """Return the constructor of a name in `ALGORITHMS`, or of `MODULE:FUNCTION`, also of the current folder."""
+    if name in _NAMED:
+        return _NAMED[name]
     check_algorithm(name)
     return import_function("algorithm", name) if ":" in name else (ALGORITHMS | BASELINES)[name]
+
+
+def name_algorithms(algorithms: Algorithms) -> list[str]:
+    """Return the names of algorithms; those of functions and objects are known to `find_constructor` from now on."""
+    if isinstance(algorithms, str) or not isinstance(algorithms, Sequence | Mapping):
+        raise UsageError(f"algorithms must be a list of names or functions, or a dictionary, got {shorten(algorithms)}")
+    named: dict[str, Any] = dict(algorithms) if isinstance(algorithms, Mapping) else {}
+    for one in () if isinstance(algorithms, Mapping) else algorithms:
+        name = one if isinstance(one, str) else getattr(one, "__name__", "")
+        if not name or name in named:
+            raise UsageError(
+                f"algorithms must be a dictionary for objects and equal names, got {shorten(one)} in a list"
+            )
+        named[name] = one
+    for name, one in named.items():
+        if name in (*ALGORITHMS, *BASELINES) and one not in (name, (ALGORITHMS | BASELINES)[name]):
+            raise UsageError(f"algorithms: {name} is the name of another algorithm")
+        if one != name:
+            make = partial(lambda algorithm: algorithm, one) if isinstance(one, FedAlgorithm) else one
+            _NAMED[name] = find_constructor(one) if isinstance(one, str) else make
+        find_constructor(name)  # which must exist
+    return list(named)
 
 
 def import_function(argument: str, text: str) -> Any:
@@ -58,9 +86,14 @@ def parameters_of(algorithm: str) -> Mapping[str, inspect.Parameter]:
         raise UsageError(f"algorithm must be a function with named parameters, got {constructor!r}") from error
 
 
-def by_algorithm(argument: str, values: Mapping[str, Any], algorithms: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return hyper-parameters by algorithm: NAME's are of all that have it, those of ALGORITHM.NAME of one."""
-    parameters = {name: parameters_of(name) for name in algorithms}
+def by_algorithm(
+    argument: str, values: Mapping[str, Any], algorithms: Iterable[str], others: Sequence[str] = ()
+) -> dict[str, dict[str, Any]]:
+    """Return hyper-parameters by algorithm: NAME's are of all that have it, those of ALGORITHM.NAME of one.
+
+    Every algorithm has the `others` besides its constructor's.
+    """
+    parameters = {name: [*parameters_of(name), *others] for name in algorithms}
     chosen: dict[str, dict[str, Any]] = {algorithm: {} for algorithm in parameters}
     for key, value in values.items():
         algorithm, dot, name = key.rpartition(".")

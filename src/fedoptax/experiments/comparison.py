@@ -12,16 +12,20 @@ from typing import Any
 
 from fedoptax._files import using
 from fedoptax._html import html_table
+from fedoptax._progress import bar
+from fedoptax.algorithm import FedAlgorithm
 from fedoptax.algorithms.baselines import BASELINES
 from fedoptax.engine.personalization import with_rate
 from fedoptax.engine.plan import make_plan
 from fedoptax.errors import UsageError, check_int
 from fedoptax.experiments import tuning
 from fedoptax.experiments.baselines import find_simulation
-from fedoptax.experiments.build import build, wrap
+from fedoptax.experiments.build import Algorithms, build, find_constructor, name_algorithms, wrap
+from fedoptax.experiments.grids import complete_grid
 from fedoptax.experiments.presets import choose_settings, describe_rates
 from fedoptax.experiments.run import run_in_folder, split_options
 from fedoptax.experiments.selection import make_watch
+from fedoptax.experiments.workers import Job, run_jobs
 from fedoptax.storage.config import read_record, write_record
 from fedoptax.storage.folder import locked, prepare, read_summary
 from fedoptax.storage.history import History, is_shown, read_rows
@@ -110,18 +114,20 @@ class Compared:
 
 def compare(
     task: Task,
-    algorithms: Sequence[str],
+    algorithms: Algorithms,
     out: str | Path,
     *,
     seeds: int | Sequence[int] = 3,
     hyperparameters: Mapping[str, Mapping[str, Any]] | None = None,
     grids: Mapping[str, Mapping[str, Sequence[Any]]] | None = None,
+    budget: int | None = None,
     rates: Mapping[str, str] | None = None,
     select: str = "train_loss",
     last: int | None = None,
     overwrite: bool = False,
     progress: bool | None = None,
     command: str = "",
+    executor: Any = None,
     **options: Any,
 ) -> Compared:
     """Run several algorithms on one task over seeds; runs that are done in `out` are not run again.
@@ -131,16 +137,19 @@ def compare(
 
     Args:
       task: the task.
-      algorithms: names in `ALGORITHMS`, or `MODULE:FUNCTION`.
+      algorithms: names in `ALGORITHMS`, `MODULE:FUNCTION`, or functions that make an algorithm; or by name any of
+        these, or an algorithm itself: `{"mine": fx.fedavg(0.1)}`.
       out: a folder: a run folder for each algorithm and seed; `fedoptax.report.write_report(out)` draws it.
       seeds: how many, counted from 0, or which.
       hyperparameters: by algorithm; one that is not named has those of the task's preset.
       grids: values by algorithm and hyper-parameter, searched first, with a seed that is not compared.
+      budget: the number of points that are searched first for every other algorithm: all its learning rates that
+        `hyperparameters` do not name, by a search that zooms.
       rates: by algorithm, where its learning rates come from, for the report.
       select, last: how the points of the searches are ranked, as in `tune`.
       overwrite: remove an earlier comparison in `out` instead of continuing it.
-      progress, command: as in `tune`.
-      **options: further arguments of `fedoptax.run`, the same for all runs.
+      progress, command, executor: as in `tune`.
+      **options: further arguments of `fedoptax.run`, the same for all runs; for `weighting` see `common_weighting`.
 
     Returns:
       The histories, and which runs diverged.
@@ -152,29 +161,32 @@ def compare(
     """
     check_task(task)
     chosen = list(range(check_int("seeds", seeds))) if isinstance(seeds, int) else list(seeds)
-    if isinstance(algorithms, str) or not algorithms or not chosen:
-        raise UsageError("algorithms and seeds must not be empty, and algorithms a list of names")
+    names = name_algorithms(algorithms)
+    if not names or not chosen:
+        raise UsageError("algorithms and seeds must not be empty")
     folder, stored = Path(out), tuning.shared_options(options)
-    settings = choose_settings(task.name, algorithms, model=task.spec.get("model"))
-    values = settings.hyperparameters | {name: dict(one) for name, one in (hyperparameters or {}).items()}
-    values = {name: values[name] for name in algorithms}
+    settings = choose_settings(task.name, names, model=task.spec.get("model"))
+    explicit = {name: dict(one) for name, one in (hyperparameters or {}).items() if name in names}
+    values = {name: explicit.get(name, settings.hyperparameters[name]) for name in names}
+    grids = dict(grids or {})
+    for name in names if budget is not None else ():
+        grid = dict(grids.get(name, {}))
+        grids[name] = complete_grid(find_constructor(name), grid, explicit.get(name, ()), check_int("budget", budget))
     spec, rule = {"name": task.name, **task.spec}, tuning.rule_for(task, select, last, stored["rounds"])
-    tunings = {}
-    for name, grid in (grids or {}).items():
-        fixed = {key: value for key, value in values[name].items() if key not in grid}
-        tunings[name] = tuning.Search(name, grid, fixed, rule, max(chosen) + 1, spec, stored)
-    origins = settings.rates
-    named = [name for name in algorithms if name in (hyperparameters or ())]
-    origins |= {name: describe_rates(name, values[name], (), "given") for name in named}
+    more: dict[str, Any] = {"rule": rule, "seed": max(chosen) + 1, "task": spec, "options": stored}
+    tunings = {
+        name: tuning.Search.of_grid(name, g, values[name], **more) for name, g in grids.items() if g or not budget
+    }
+    origins = settings.rates | {name: describe_rates(name, values[name], (), "user") for name in explicit}
     origins |= {**(rates or {}), **dict.fromkeys(tunings, "tuned")}
-    comparison = Comparison(list(algorithms), values, chosen, spec, stored, command, tunings, origins)
+    comparison = Comparison(names, values, chosen, spec, stored, command, tunings, origins)
     if (folder / FILE).is_file() and not overwrite:
         earlier = Comparison.read(folder)
         values = earlier.hyperparameters if tunings else values  # those that a search found, once it did
         wanted = replace(comparison, hyperparameters=values, command=earlier.command, rates=earlier.rates)
         tuning.check_same(folder / FILE, earlier, wanted, "comparison")
         comparison = earlier
-    return run_comparison(task, comparison, folder, progress, options.get("trackers"), overwrite)
+    return run_comparison(task, comparison, folder, progress, options.get("trackers"), overwrite, executor)
 
 
 def run_comparison(
@@ -184,6 +196,7 @@ def run_comparison(
     progress: bool | None = None,
     trackers: Sequence[str | Tracker] | None = None,
     overwrite: bool = False,
+    executor: Any = None,
 ) -> Compared:
     """Run what is not yet done in `out`: every algorithm's search, if there is one, then all over every seed.
 
@@ -192,30 +205,80 @@ def run_comparison(
     _check(task, comparison)
     if overwrite or not (out / FILE).is_file():
         prepare(out, overwrite)
-    found, names, diverged = dict(comparison.hyperparameters), list(comparison.algorithms), []
+    values, names, diverged = dict(comparison.hyperparameters), list(comparison.algorithms), []
     options = comparison.options | ({"trackers": trackers} if trackers else {})
     with locked(out):
         write_record(out / FILE, comparison)
-        for name, search in comparison.tunings.items():
-            try:
-                place = out / "tuning" / name.replace(":", ".")
-                found[name] = tuning.run_search(task, search, place, progress, trackers).hyperparameters
-            except tuning.AllDiverged as error:
-                diverged.append(str(error))
+        for name, found in _run_searches(task, comparison, out, progress, trackers, executor).items():
+            if isinstance(found, str):
+                diverged.append(found)
                 names.remove(name)
-        comparison = replace(comparison, hyperparameters=found)
+            else:
+                values[name] = found
+        comparison = replace(comparison, hyperparameters=values)
         write_record(out / FILE, comparison)
-        wrappers = options.get("wrappers") or {}
-        algorithms = {name: build(name, found[name]) for name in names}  # once: seeds share a compilation
-        algorithms |= {name: wrap(algorithms[name], **wrappers) for name in set(names) - BASELINES.keys()}
+        rounds, maker = int(options["rounds"]), AlgorithmMaker(values, options.get("wrappers") or {})
+        jobs = []
         for seed, name in product(comparison.seeds, names):  # so that one that is stopped has all algorithms early
-            options |= {"label": name, "description": f"{name}, seed {seed}", "hyperparameters": found[name]}
-            options |= {"seed": seed, "progress": progress, "rates": comparison.rates.get(name, "")}
-            folder = _run_folder(out, name, seed)
-            summary = run_in_folder(task, algorithms[name], folder, options, find_simulation(name))
-            if summary["status"] == "diverged":
-                diverged.append(summary["message"])
+            about = {**options, "label": name, "seed": seed, "rates": comparison.rates.get(name, "")}
+            jobs.append(Job(_run_one, (name, _run_folder(out, name, seed), about), rounds, f"{name}, seed {seed}"))
+        with bar("comparison", len(jobs) * rounds, enabled=progress, each=rounds) as update:
+            summaries = run_jobs(task, maker, jobs, out, update, executor)
+        diverged += [summary["message"] for summary in summaries if summary["status"] == "diverged"]
     return Compared(replace(comparison, algorithms=names), out, diverged)
+
+
+@dataclass(frozen=True)
+class AlgorithmMaker:
+    """Makes the algorithms of a comparison, each once, so that seeds share a compilation."""
+
+    values: Mapping[str, Mapping[str, Any]]
+    wrappers: Mapping[str, str]
+    made: dict[str, FedAlgorithm] = field(default_factory=dict)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.values, self.wrappers)
+
+    def options(self, name: str) -> dict[str, Any]:
+        """Return the options of `fedoptax.run` for one of them."""
+        return tuning.split_weighting(self.values[name])
+
+    def __call__(self, name: str) -> FedAlgorithm:
+        """Return one of them."""
+        if name not in self.made:
+            algorithm = build(name, self.options(name)["hyperparameters"])
+            self.made[name] = algorithm if name in BASELINES else wrap(algorithm, **self.wrappers)
+        return self.made[name]
+
+
+def _run_one(
+    task: Task, maker: AlgorithmMaker, name: str, folder: Path, options: Mapping[str, Any], progress: Any
+) -> dict[str, Any]:
+    """Run an algorithm with a seed, in its folder."""
+    options = {**options, **maker.options(name), "progress": progress}
+    return run_in_folder(task, maker(name), folder, options, find_simulation(name))
+
+
+def _run_searches(
+    task: Task, comparison: Comparison, out: Path, progress: Any, trackers: Any, executor: Any
+) -> dict[str, dict[str, Any] | str]:
+    """Search for every algorithm that needs it; return the hyper-parameters, or why there are none."""
+    jobs = []
+    for name, search in comparison.tunings.items():
+        arguments = search, out / "tuning" / name.replace(":", "."), trackers
+        jobs.append(Job(_search_one, arguments, search.size * int(search.options["rounds"]), f"search for {name}"))
+    with bar("searches", sum(job.rounds for job in jobs), enabled=progress) as update:
+        return dict(zip(comparison.tunings, run_jobs(task, None, jobs, out, update, executor)))
+
+
+def _search_one(
+    task: Task, shared: Any, search: tuning.Search, place: Path, trackers: Any, progress: Any
+) -> dict[str, Any] | str:
+    """Search for the hyper-parameters of an algorithm; return them, or why there are none."""
+    try:
+        return tuning.run_search(task, search, place, progress, trackers).hyperparameters
+    except tuning.AllDiverged as error:
+        return str(error)
 
 
 def _check(task: Task, comparison: Comparison) -> None:
@@ -226,8 +289,9 @@ def _check(task: Task, comparison: Comparison) -> None:
         if name in comparison.tunings:
             tuning.check_search(task, comparison.tunings[name])
         else:
-            with_rate(rounds, task, comparison.hyperparameters[name])
-            make_plan(rounds, task, wrap(build(name, comparison.hyperparameters[name]), **record.wrappers), name)
+            values = tuning.split_weighting(comparison.hyperparameters[name])["hyperparameters"]
+            with_rate(rounds, task, values)
+            make_plan(rounds, task, wrap(build(name, values), **record.wrappers), name)
 
 
 def _run_folder(out: Path, name: str, seed: int) -> Path:

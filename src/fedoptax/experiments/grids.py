@@ -4,13 +4,11 @@ import inspect
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from fedoptax.errors import UsageError, check_choice, check_int
-from fedoptax.experiments.build import by_algorithm, find_constructor
+from fedoptax.experiments.build import Constructor, by_algorithm, find_constructor
 from fedoptax.experiments.parsing import parse_value
 
 Grid = dict[str, tuple[Any, ...]]
@@ -20,17 +18,36 @@ STEPS = {"decade": 1, "half": 2, "quarter": 4}  # steps per factor of ten
 ALLOWED = "NAME=VALUE,VALUE,... or NAME=LOW..HIGH (half decades; also LOW..HIGH:decade, :half or :quarter)"
 
 
-def choose_grids(
-    values: Mapping[str, str], hyperparameters: Mapping[str, Any], algorithms: Iterable[str], budget: int
-) -> dict[str, Grid]:
-    """Return the values to search by algorithm: those of `values`, else `budget` points of its learning rates.
+class Zoom(dict[str, tuple[Any, ...]]):
+    """The coarse values of a search that zooms, see `suggest_by_zoom`; its `budget` is the number of all points."""
 
-    The `hyperparameters` have one value each, and are not searched.
+    def __init__(self, values: Mapping[str, tuple[Any, ...]], budget: int) -> None:
+        super().__init__(values)
+        self.budget = budget
+
+
+def choose_grids(
+    values: Mapping[str, str], hyperparameters: Mapping[str, Any], algorithms: Collection[str], budget: int
+) -> dict[str, Grid]:
+    """Return the values to search by algorithm: the numbers of `values`, else `budget` points of its learning rates.
+
+    The `hyperparameters` are not searched.
     """
-    grids, fixed = parse_grids(values, algorithms), by_algorithm("set", hyperparameters, algorithms)
-    if twice := [key for name, grid in grids.items() for key in grid if key in fixed[name]]:
-        raise UsageError(f"grid: {twice[0]} has a value by `set` already")
-    return {name: grid or default_grid(find_constructor(name), fixed[name], budget) for name, grid in grids.items()}
+    grids, fixed = dict[str, Grid](), by_algorithm("set", hyperparameters, algorithms)
+    for name, grid in parse_grids(values, algorithms).items():
+        if twice := [key for key in grid if key in fixed[name]]:
+            raise UsageError(f"grid: {twice[0]} has a value by `set` already")
+        grids[name] = complete_grid(find_constructor(name), grid, fixed[name], budget)
+    return grids
+
+
+def complete_grid(constructor: Constructor, values: Mapping[str, Any], fixed: Collection[str], budget: int) -> Grid:
+    """Return a grid with numbers as it is; else its words, with `budget` points of the rates that are not `fixed`."""
+    grid = {name: tuple(these) for name, these in values.items()}
+    if any(map(is_number, itertools.chain(*grid.values()))):
+        return grid
+    rates = coarse_rates(constructor, fixed, budget // math.prod(map(len, grid.values())))
+    return Zoom({**grid, **rates}, budget) if rates else grid
 
 
 def parse_grids(values: Mapping[str, str], algorithms: Iterable[str]) -> dict[str, Grid]:
@@ -42,33 +59,37 @@ def parse_grids(values: Mapping[str, str], algorithms: Iterable[str]) -> dict[st
     """
     return {
         algorithm: {name: _parse_values(text) for name, text in texts.items()}
-        for algorithm, texts in by_algorithm("grid", values, algorithms).items()
+        for algorithm, texts in by_algorithm("grid", values, algorithms, (WEIGHTING,)).items()
     }
 
 
 RANGES = {"client_lr": (1e-3, 10.0), "server_lr": (1e-3, 10.0), "lr": (1e-4, 1.0)}
-"""Where learning rates are searched if nobody says where."""
+"""Where the search for a learning rate begins if nobody says where."""
+FINEST = 6
+"""Halvings of the step of a search that zooms; then the neighbours of other good points follow."""
+WEIGHTING = "weighting"
+"""An option of runs that can be searched like a hyper-parameter."""
 
 
-def default_grid(constructor: Callable[..., Any], chosen: Mapping[str, Any], budget: int) -> Grid:
-    """Return at most `budget` points for an algorithm: its learning rates that have no default and were not chosen.
+def coarse_rates(constructor: Constructor, fixed: Collection[str], budget: int) -> Grid:
+    """Return the coarse half of a search with `budget` points: values of all learning rates that are not `fixed`.
 
-    Every rate gets as many values as the others, evenly on a logarithmic scale within `RANGES`, while the product
-    allows it: 25 points are 25 values of one rate or 5 of each of two. Without such a rate the grid is empty.
+    Every rate gets as many values as the others while the product allows it, each in the middle of its share of
+    `RANGES` on a logarithmic scale. Without such a rate the grid is empty.
     """
     check_int("budget", budget)
-    needed = [n for n, p in inspect.signature(constructor).parameters.items() if p.default is p.empty]
-    names = [name for name in needed if name in RANGES and name not in chosen]
-    sizes = [int(budget ** (1 / max(len(names), 1)) + 1e-9)] * len(names)
+    names = [name for name in inspect.signature(constructor).parameters if name in RANGES and name not in fixed]
+    most = max(1, budget // 2)
+    sizes = [int(most ** (1 / max(len(names), 1)) + 1e-9)] * len(names)
     for i in range(len(sizes)):
-        if math.prod(sizes) // sizes[i] * (sizes[i] + 1) <= budget:
+        if math.prod(sizes) // sizes[i] * (sizes[i] + 1) <= most:
             sizes[i] += 1
-    return {name: _spaced(*RANGES[name], size) for name, size in zip(names, sizes)}
+    return {name: _middles(*RANGES[name], size) for name, size in zip(names, sizes)}
 
 
-def _spaced(low: float, high: float, size: int) -> tuple[float, ...]:
-    """Return `size` values from low to high, evenly on a logarithmic scale; the middle for one alone."""
-    return _rounded(np.geomspace(low, high, size) if size > 1 else [math.sqrt(low * high)])
+def _middles(low: float, high: float, size: int) -> tuple[float, ...]:
+    """Return the middles of `size` equal parts from low to high, on a logarithmic scale."""
+    return _rounded(low * (high / low) ** ((i + 0.5) / size) for i in range(size))
 
 
 def _rounded(values: Iterable[float]) -> tuple[float, ...]:
@@ -115,6 +136,8 @@ def _parse_values(text: str) -> tuple[Any, ...]:
             values = log_grid(float(low), float(high), STEPS[step or "half"])
         except (ValueError, OverflowError):
             raise UsageError(f"grid must be {ALLOWED} with 0 < LOW < HIGH, got '{text}'") from None
+        if float(low) > float(high):
+            raise UsageError(f"grid: the ends of '{text}' are swapped, write {high}..{low}")
         if not values:
             raise UsageError(f"grid must have a range that holds a step of the grid, got '{text}'")
         return values
@@ -128,6 +151,58 @@ def _parse_values(text: str) -> tuple[Any, ...]:
 def is_number(value: Any) -> bool:
     """Return whether a value of a grid is a number, not a word or a flag."""
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def suggest_by_zoom(
+    grid: Mapping[str, Sequence[Any]], trials: Sequence[tuple[Mapping[str, Any], float]], maximize: bool
+) -> dict[str, Any]:
+    """Return the next point of a search that zooms: the grid's points, then neighbours of the best on a finer grid.
+
+    This is compass search (Kolda, Lewis, Torczon 2003) on the logarithms of the numbers. The first step is the grid's
+    own spacing, at which only a best value on an edge has new neighbours: the grid is extended there. When all
+    neighbours of the best are known, the step is halved. If all points failed, lower values follow.
+    """
+    coarse = points(grid)
+    if len(trials) < len(coarse):
+        return coarse[len(trials)]
+    steps = {}  # the factor between neighbours; of a single value that between an end of its range and the middle
+    for name, values in grid.items():
+        if all(map(is_number, values)):
+            low, high = (min(values), max(values)) if len(values) > 1 else RANGES.get(name, (1.0, 10.0))
+            steps[name] = (high / low) ** (1 / (len(values) - 1 if len(values) > 1 else 2))
+    lowest = {name: min(values) if name in steps else values[0] for name, values in grid.items()}
+    sign, level, fresh = -1 if maximize else 1, 0, dict[str, Any]()
+    for done in range(len(coarse), len(trials) + 1):  # again from the start, as the step only ever shrinks
+        known = [values for values, _ in trials[:done]]
+        finite = [trial for trial in trials[:done] if math.isfinite(trial[1])]
+        ranked = [values for values, _ in sorted(finite, key=lambda trial: sign * trial[1])]
+        while level < FINEST and ranked and not any(_new_neighbours(ranked[0], steps, level, known)):
+            level += 1
+        shift = 10.0 ** (done - len(coarse) + 1)
+        lower = {**lowest, **{name: float(f"{lowest[name] / shift:.4g}") for name in steps}}
+        near = itertools.chain.from_iterable(_new_neighbours(point, steps, level, known) for point in ranked)
+        fresh = next(near, lower)
+    return fresh
+
+
+def _new_neighbours(
+    point: Mapping[str, Any], steps: Mapping[str, float], level: int, known: Sequence[Mapping[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """Yield the points a step higher or lower in one number, the step halved `level` times, that are new."""
+    for name, step in steps.items():
+        for way in (1, -1):
+            near = {**point, name: float(f"{point[name] * step ** (way / 2**level):.4g}")}
+            if not any(_is_near(near, other, steps, level) for other in known):
+                yield near
+
+
+def _is_near(one: Mapping[str, Any], other: Mapping[str, Any], steps: Mapping[str, float], level: int) -> bool:
+    """Return whether two points differ by less than a tenth of a step in every number, and in no word."""
+    return all(
+        abs(math.log(one[name] / other[name])) < 0.1 * math.log(steps[name]) / 2**level if name in steps else
+        one[name] == other[name]
+        for name in one
+    )  # fmt: skip
 
 
 def suggest_by_optuna(

@@ -9,8 +9,11 @@ import numpy as np
 
 from fedoptax._progress import Update
 from fedoptax.algorithm import Tree
+from fedoptax.distributed import broadcast
+from fedoptax.engine.client_states import OnHost
 from fedoptax.experiments.rounds import Rounds
 from fedoptax.experiments.selection import Watch
+from fedoptax.storage.checkpoint import save_clients
 from fedoptax.storage.folder import RunFolder, Status, read_summary
 from fedoptax.storage.history import History, Row
 from fedoptax.trackers import Tracker, notify
@@ -35,6 +38,9 @@ class Observer:
     def after_rounds(self, rows: list[Row], by_client: ByClient) -> None:
         """Take note of rounds that are done."""
 
+    def save_if_due(self) -> None:
+        """Write a checkpoint if it is time."""
+
     def at_end(self, end: RunEnd) -> None:
         """Take note that the run ended."""
 
@@ -49,9 +55,13 @@ class FolderWriter(Observer):
     watch: Watch
 
     def after_rounds(self, rows: list[Row], by_client: ByClient) -> None:
-        """Write the rows, and a checkpoint if one is due."""
+        """Write the rows."""
         self.folder.add(rows, by_client)
-        if self.folder.is_due():
+
+    def save_if_due(self) -> None:
+        """Write a checkpoint if one is due."""
+        is_due = self.folder.is_due()
+        if broadcast(is_due) if isinstance(self.rounds.clients, OnHost) else is_due:
             self._save()
             self.rounds.saved()
 
@@ -64,6 +74,22 @@ class FolderWriter(Observer):
     def _save(self) -> None:
         state, watch = saved_state(self.rounds, self.watch), self.watch
         self.folder.save(state, self.rounds.clients, watch.best_params, watch.notes())
+
+
+@dataclass(frozen=True)
+class CheckpointShare(Observer):
+    """Writes the states of a process's clients to the leader's checkpoints."""
+
+    clients: OnHost
+
+    def save_if_due(self) -> None:
+        """Write them if the leader says so."""
+        if broadcast(False):
+            save_clients(self.clients)
+
+    def at_end(self, end: RunEnd) -> None:
+        """Write them."""
+        save_clients(self.clients)
 
 
 @dataclass(frozen=True)
@@ -86,7 +112,7 @@ class Trackers(Observer):
 
 @dataclass(frozen=True)
 class ProgressBar(Observer):
-    """Moves the progress bar, with the last value of a metric and the privacy spent."""
+    """Moves the progress bar, with the last loss, the metric and the privacy spent."""
 
     update: Update
     history: History
@@ -95,11 +121,10 @@ class ProgressBar(Observer):
     def after_rounds(self, rows: list[Row], by_client: ByClient) -> None:
         """Move the bar."""
         recent = History(self.history.rows[-NOTED_ROWS:])  # it is called often
-        names = [name for name in (self.metric, "train_loss") if name and recent.last(name) is not None][:1]
-        names += ["epsilon"] if recent.last("epsilon") is not None else []
+        names = [name for name in ("train_loss", self.metric, "epsilon") if name and recent.last(name) is not None]
         self.update(len(self.history), ", ".join(f"{name} {recent.last(name):.4g}" for name in names))
 
 
 def saved_state(rounds: Rounds, watch: Watch) -> Tree:
     """Return what checkpoints hold beside the clients' states: the server's, and the best parameters if kept."""
-    return (rounds.server, watch.kept) if watch.keeps else rounds.server
+    return (rounds.server, watch.saved_params) if watch.keeps else rounds.server

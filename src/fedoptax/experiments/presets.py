@@ -79,7 +79,7 @@ def find_preset(task: str, algorithm: str, model: str | None = None) -> tuple[di
         values, origin = find_preset(task, "fedavg", model)
         return {name: value for name, value in values.items() if name == "client_lr"}, origin
     # a task without presets of its own starts from a near one's
-    lender = "digits" if task.startswith("file:") else "cifar100" if task == "cifar100-coarse" else task
+    lender = "digits" if ":" in task else "cifar100" if task == "cifar100-coarse" else task
     for key in (f"{task}:{model}", lender):
         if algorithm in PRESETS.get(key, {}):
             return dict(PRESETS[key][algorithm]), f"preset of {key}" if key == lender != task else "preset"
@@ -88,16 +88,16 @@ def find_preset(task: str, algorithm: str, model: str | None = None) -> tuple[di
 
 
 def describe_rates(algorithm: str, values: Collection[str], typed: Collection[str], origin: str) -> str:
-    """Say where an algorithm's learning rates come from: `--set` if typed, else the origin of `values`, else default.
+    """Say where an algorithm's learning rates come from: the user if typed, else the origin of `values`, else default.
 
     Examples:
       >>> describe_rates("fedavg", {"server_lr": 1.0}, ["client_lr"], "preset")
-      '--set, preset'
+      'user, preset'
     """
     from fedoptax.experiments.build import parameters_of
 
     rates = [name for name in parameters_of(algorithm) if name in ("client_lr", "server_lr", "lr")]
-    origins = ["--set" if name in typed else origin if name in values else "default" for name in rates]
+    origins = ["user" if name in typed else origin if name in values else "default" for name in rates]
     return ", ".join(dict.fromkeys(origins))
 
 

@@ -14,9 +14,10 @@ from fedoptax.engine.batches import count_local_steps
 from fedoptax.engine.client_states import ClientStates, OnDevice, OnHost
 from fedoptax.engine.data import open_examples
 from fedoptax.engine.eager import eager_program
-from fedoptax.engine.evaluation import evaluate_clients
+from fedoptax.engine.evaluation import describe_metrics, evaluate_clients, part_by_client, primary_metric
 from fedoptax.engine.faults import COUNTS, Faults, as_faults
 from fedoptax.engine.mesh import to_first_device
+from fedoptax.engine.options import is_evaluated
 from fedoptax.engine.personalization import personalize
 from fedoptax.engine.plan import Plan, RunOptions
 from fedoptax.engine.program import MAX_ROUNDS, Point, program
@@ -50,7 +51,7 @@ class Rounds(Protocol):
     Attributes:
       task: what is learned.
       server: the server's state after the last completed round, as checkpoints keep it.
-      clients: all clients' states, likewise.
+      clients: all clients' states then.
       compile_seconds: spent on compiling for this run so far; 0 where another run had done it.
     """
 
@@ -104,7 +105,7 @@ class Simulation(Rounds):
         self._schedule, self._seconds = None, np.zeros(0)  # of a client's local work, where time is counted
         if options.speeds is not None or options.asynchronous is not None:
             self._seconds = self._rates["speeds"] * np.asarray(count_local_steps(task.clients.sizes, plan.work))
-        self._examples = open_examples(task, plan.examples, self._sample_cohort, plan.cohort_size, plan.mesh)
+        self._examples = open_examples(task, plan, self._sample_cohort)
         self.server, client = self.program.start(self._values, self._key)
         if options.asynchronous is None:
             self.clients = (OnDevice if plan.client_states == "device" else OnHost)(client, task.num_clients)
@@ -118,7 +119,7 @@ class Simulation(Rounds):
         compiled, start = self.program.compile_seconds(), time.perf_counter()
         last = self._options.rounds
         end = min(done + self._length, self._next_evaluation(done) if self._options.looks_at_evaluations else last)
-        numbers = [np.int32(n) for n in (done, end, self._options.eval_every, last)]
+        numbers = [np.asarray(n, np.int32) for n in (done, end, self._options.evaluations, last)]
         states = self.clients.take(lambda: self._sample_cohort(done))
         data, window = self._examples(done), np.minimum(np.arange(done, done + MAX_ROUNDS), last - 1)
         conditions = self._rates, tree.take(self._schedule, window)
@@ -162,15 +163,23 @@ class Simulation(Rounds):
 
     @host_errors()
     def evaluate_end(self, params: Tree) -> dict[str, Any]:
-        """Return what comes of the parameters when clients personalize them, if that was asked for."""
-        if (text := self._options.personalize) is None:
-            return {}
-        return {"personalized": personalize(self.task, params, self._plan, str(text), self._key)}
+        """Return the client that the parameters serve worst, by name, and what comes of them by personalization."""
+        end: dict[str, Any] = {}
+        if self.task.client_names is not None and part_by_client(self.task) is not None:
+            name = primary_metric(self.task)
+            values = np.asarray(evaluate_clients(self.task, params)[name], float)
+            if not np.isnan(values).all():
+                worst = np.nanargmin(values if describe_metrics(self.task)[name].higher_is_better else -values)
+                client = {"client": self.task.client_names[worst], "metric": name, "value": float(values[worst])}
+                end = {"worst_client": client}
+        if (text := self._options.personalize) is not None:
+            end["personalized"] = personalize(self.task, params, self._plan, str(text), self._key)
+        return end
 
     def _next_evaluation(self, done: int) -> int:
         """Return the round whose end is the next to be evaluated."""
-        every = self._options.eval_every
-        return min((done // every + 1) * every, self._options.rounds)
+        last, evaluations = self._options.rounds, self._options.evaluations
+        return next((n for n in range(done + 1, last) if is_evaluated(n, last, evaluations)), last)
 
     def _sample_cohort(self, round: int) -> np.ndarray:
         if self._schedule is not None:

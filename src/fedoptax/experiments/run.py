@@ -18,19 +18,27 @@ from fedoptax._files import read_json
 from fedoptax._progress import Update, bar
 from fedoptax.algorithm import FedAlgorithm, check_algorithm
 from fedoptax.distributed import broadcast, check_same, gather_from_all, is_distributed, is_leader, run_on_all_or_fail
-from fedoptax.engine.client_states import PLACES
+from fedoptax.engine.client_states import PLACES, OnHost
 from fedoptax.engine.mesh import mesh_again
 from fedoptax.engine.personalization import with_rate
 from fedoptax.engine.plan import Plan, RunOptions, make_plan
 from fedoptax.engine.program import Fixed, Point
 from fedoptax.errors import UsageError, check_choice, check_flag, check_int, check_number, check_type
 from fedoptax.experiments.build import WRAPPERS
-from fedoptax.experiments.observers import FolderWriter, Observer, ProgressBar, RunEnd, Trackers, saved_state
+from fedoptax.experiments.observers import (
+    CheckpointShare,
+    FolderWriter,
+    Observer,
+    ProgressBar,
+    RunEnd,
+    Trackers,
+    saved_state,
+)
 from fedoptax.experiments.result import DivergedError, Interrupted, RunResult, describe_end
 from fedoptax.experiments.rounds import Rounds, Simulation, Step
 from fedoptax.experiments.selection import Watch, make_watch
 from fedoptax.experiments.signals import deferred_interrupt
-from fedoptax.storage.checkpoint import least_total, restore_checkpoint, rounds_of
+from fedoptax.storage.checkpoint import least_total, load_clients, restore_checkpoint, rounds_of
 from fedoptax.storage.config import check_same_experiment, run_config
 from fedoptax.storage.folder import ENDED, RunFolder, Status, check_names, is_finished, locked, prepare, read_summary
 from fedoptax.storage.history import History, read_rows
@@ -46,8 +54,9 @@ class Record:
     Attributes:
       label: the algorithm's name in files and messages.
       hyperparameters: the algorithm's, for the config.
-      wrappers: what was wrapped around it, likewise; see `fedoptax.experiments.build.wrap`.
+      wrappers: what was wrapped around it, also for the config; see `fedoptax.experiments.build.wrap`.
       rates: where the algorithm's learning rates come from, for reports: `preset`, `tuned` ...
+      command: the command line that reports show as the way to reproduce the run.
       out: a new folder for config, history, checkpoints, summary and final parameters; None writes nothing.
       overwrite: remove earlier results in `out`.
       resume_from: a run folder to continue from its last checkpoint; results go to `out`, by default the same folder.
@@ -66,6 +75,7 @@ class Record:
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     wrappers: Mapping[str, str] = field(default_factory=dict)
     rates: str = ""
+    command: str = ""
     out: str | Path | None = None
     overwrite: bool = False
     resume_from: str | Path | None = None
@@ -160,7 +170,7 @@ def simulate(
     simulation = make(task, point, options, plan)
     described = {"name": record.label, "hyperparameters": dict(record.hyperparameters)}
     config = run_config(task, described, options, plan, simulation.program, record.wrappers, record.trackers)
-    config |= {"rates": record.rates} if record.rates else {}
+    config |= {"paper_weighting": point.algorithm.weighting, "rates": record.rates, "command": record.command}
     check_same(config)
     return run_rounds(simulation, options.rounds, config, record, watch)
 
@@ -208,8 +218,11 @@ def run_rounds(
     watch.keep(0, rounds.params)
     with ExitStack() as stack:
         stop = stack.enter_context(deferred_interrupt())
+        has_folder = broadcast(record.folder is not None)
         history, observers = run_on_all_or_fail(lambda: _begin(stack, rounds, total, config, record, watch))
-        _send_to_all(history, rounds, watch)
+        if has_folder and not is_leader() and isinstance(rounds.clients, OnHost):
+            observers.append(CheckpointShare(rounds.clients))
+        _send_to_all(history, rounds, watch, record.resume_from)
         watch.add(history.rows)
         status, message, signal = *_next_status(Step([]), watch, 0, len(history) >= total), 0
         while status == Status.RUNNING and len(history) < total:
@@ -219,6 +232,7 @@ def run_rounds(
             watch.keep(len(history), rounds.params)
             by_client = rounds.client_metrics(len(history)) if step.rows else None
             _notify(observers, "after_rounds", step.rows, by_client)
+            _notify(observers, "save_if_due")
             signal = int(gather_from_all(np.int32(stop())).max())
             status, message = _next_status(step, watch, signal, len(history) >= total)
         status, message = describe_end(status, message, len(history), total, record.label, config["seed"])
@@ -252,13 +266,15 @@ def _begin(
     return history, [*observers, ProgressBar(update, history, config["primary_metric"])]
 
 
-def _send_to_all(history: History, rounds: Rounds, watch: Watch) -> None:
-    """Give all processes what the leader restored."""
+def _send_to_all(history: History, rounds: Rounds, watch: Watch, folder: str | Path | None) -> None:
+    """Give all processes what the leader restored from a folder."""
     if is_distributed():
-        clients = rounds.clients.take(lambda: np.arange(0))
-        history.rows, rounds.server, clients, watch.kept = broadcast((history.rows, rounds.server, clients, watch.kept))
+        history.rows, rounds.server, watch.saved_params = broadcast((history.rows, rounds.server, watch.saved_params))
         rounds.server = jax.device_put(rounds.server)
-        rounds.clients.put(jax.device_put(clients))
+        if isinstance(rounds.clients, OnHost):
+            load_clients(rounds.clients, None if folder is None else Path(folder), len(history))
+        else:
+            rounds.clients.put(jax.device_put(broadcast(rounds.clients.tree)))
 
 
 def _notify(observers: list[Observer], event: str, *about: Any) -> None:
@@ -287,5 +303,5 @@ def _restore(rounds: Rounds, total: int, config: Mapping[str, Any], record: Reco
         return History()  # killed before its first checkpoint: begin again
     at_least, at_most = (0, total) if record.resume_round is None else [record.resume_round] * 2
     done, state = restore_checkpoint(folder, saved_state(rounds, watch), rounds.clients, at_most, at_least)
-    rounds.server, watch.kept = state if watch.keeps else (state, None)
+    rounds.server, watch.saved_params = state if watch.keeps else (state, None)
     return History(read_rows(folder, done))

@@ -1,8 +1,13 @@
-"""The best evaluated round of a run, whose parameters may be kept, and when a run that no longer improves stops."""
+"""What is best: of a run's evaluated rounds, whose parameters may be kept, and of the points of a search.
 
-from collections.abc import Callable, Sequence
+Also when a run that no longer improves stops.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -10,11 +15,15 @@ import numpy as np
 
 from fedoptax.algorithm import Tree
 from fedoptax.engine.evaluation import column_names, describe_metrics, evaluation_data, part_by_client, primary_metric
-from fedoptax.engine.options import RunOptions, parse_keep, parse_stop_after
-from fedoptax.errors import UsageError, check_choice
+from fedoptax.engine.options import RunOptions, is_evaluated, parse_keep, parse_stop_after
+from fedoptax.errors import UsageError, check_choice, check_int
+from fedoptax.storage.folder import ENDED
 from fedoptax.storage.history import Row
 from fedoptax.tasks.metrics import Column, higher_is_better
 from fedoptax.tasks.task import Task
+
+LAST = 100
+"""Rounds that the rule of Reddi et al. 2021 (Section 5) averages over."""
 
 
 class BestRound(NamedTuple):
@@ -27,7 +36,7 @@ class BestRound(NamedTuple):
 
 @dataclass
 class Selection:
-    """The best evaluated round so far, the first of equals, and the number of evaluations after it."""
+    """The best evaluated round so far, the earliest if several are equal, and the number of evaluations after it."""
 
     metric: str
     higher_is_better: bool
@@ -51,7 +60,7 @@ class Watch:
       is_evaluated: `round -> bool`.
       choosing: the best round by the metric of `keep`, else the default; None where nothing is evaluated.
       keeps: whether the parameters of that round are kept.
-      kept: these, as NumPy arrays; before the first evaluation the initial ones, for the form.
+      saved_params: these, as NumPy arrays; before the first evaluation the initial ones, for the form.
       stopping: the best round by the metric of `stop_after`; None if the run never stops early.
       patience: evaluations without a better one after which it does.
     """
@@ -59,7 +68,7 @@ class Watch:
     is_evaluated: Callable[[int], bool] = bool
     choosing: Selection | None = None
     keeps: bool = False
-    kept: Tree = None
+    saved_params: Tree = None
     stopping: Selection | None = None
     patience: int = 0
 
@@ -71,7 +80,7 @@ class Watch:
     @property
     def best_params(self) -> Tree | None:
         """The parameters of the best round so far, if they are kept."""
-        return self.kept if self.keeps and self.best is not None else None
+        return self.saved_params if self.keeps and self.best is not None else None
 
     def add(self, rows: Sequence[Row]) -> None:
         """Take note of rounds that are done, in order."""
@@ -83,7 +92,7 @@ class Watch:
     def keep(self, done: int, params: Callable[[], Tree]) -> None:
         """Keep the parameters after `done` rounds, if that round is the best or the run begins."""
         if self.keeps and done == (0 if self.best is None else self.best.round):
-            self.kept = jax.tree.map(np.array, params())  # a copy: the program donates its buffers
+            self.saved_params = jax.tree.map(np.array, params())  # a copy: the program donates its buffers
 
     def stop_message(self) -> str | None:
         """Return one line if the run should stop early, after the rounds so far.
@@ -111,8 +120,8 @@ def make_watch(task: Task, options: RunOptions) -> Watch:
     """
     if options.client_metrics and part_by_client(task) is None:
         raise UsageError(f"client_metrics needs test_owners or validation_fraction, and task '{task.name}' has neither")
-    every, last = options.eval_every, options.rounds
-    watch = Watch(lambda round: round % every == 0 or round == last, keeps=options.keep is not None)
+    due = partial(is_evaluated, last=options.rounds, evaluations=options.evaluations)
+    watch = Watch(due, keeps=options.keep is not None)
     if options.keep is not None or evaluated_columns(task):
         watch.choosing = _select(task, "keep", parse_keep(options.keep or "best"))
     if options.stop_after is not None:
@@ -134,6 +143,8 @@ def _select(task: Task, option: str, metric: str | None) -> Selection:
     metric = primary_metric(task) if metric is None else metric
     named = [metric, *(str(Column(split, metric)) for split in ("val", "test"))]
     column = next((name for name in named if name in columns), metric)
+    if metric.startswith("val_") and task.validation is None:
+        raise UsageError(f"{option} by {metric} needs validation examples: `validation_fraction` holds some out")
     check_choice(f"{option} metric", column, columns)
     return Selection(column, is_higher_better(task, column))
 
@@ -143,3 +154,52 @@ def evaluated_columns(task: Task) -> tuple[str, ...]:
     """Return the columns that evaluations add to the history of a task's runs."""
     params = jax.eval_shape(task.init, jax.random.key(0))
     return tuple(column_names(task, params, evaluation_data(task)))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A point that was run: the values that were searched, its score by the rule (NaN if it diverged), and its run."""
+
+    values: Mapping[str, Any]
+    score: float
+    status: str
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How points are ranked: by the mean of `metric`, a column of the history, over the `last` rounds.
+
+    Reddi et al. 2021 choose by the training loss of the last 100, so that test examples have no say.
+    """
+
+    metric: str = "train_loss"
+    last: int = LAST
+    higher_is_better: bool = False
+
+    def score(self, rows: Sequence[Row], status: str) -> float:
+        """Return the mean of the metric over the last rounds; NaN for a run that did not end or never measured it."""
+        if status not in ENDED or not rows:
+            return math.nan
+        late, earlier = (
+            [value for row in part if (value := row.get(self.metric)) is not None]
+            for part in (rows[-self.last :], rows[: -self.last])
+        )
+        values = late or earlier[-1:]  # where no late round was evaluated, the last that was
+        return math.fsum(values) / len(values) if values else math.nan
+
+    def ranked(self, trials: Iterable[Trial]) -> list[Trial]:
+        """Return the points, best first, the earlier one first where two are equal, and those without a score last."""
+        sign = -1 if self.higher_is_better else 1
+        return sorted(trials, key=lambda trial: (math.isnan(trial.score), sign * trial.score))
+
+    def best(self, trials: Iterable[Trial]) -> Trial | None:
+        """Return the point with the best score; None if none has a score."""
+        return next((trial for trial in self.ranked(trials) if math.isfinite(trial.score)), None)
+
+
+def rule_for(task: Task, metric: str, last: int | None, rounds: int) -> Rule:
+    """Return the rule by a metric of runs on a task; `last` is by default `LAST`, but at most a tenth of all rounds."""
+    check_choice("select", metric, ["train_loss", *evaluated_columns(task)])
+    last = max(1, min(LAST, rounds // 10)) if last is None else check_int("last", last, 1, rounds)
+    return Rule(metric, last, is_higher_better(task, metric))

@@ -6,10 +6,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import Any
 
 POLITE = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))  # Windows has one
 """The signals that ask a process to end: of `kill`, of batch systems, and of a terminal that closes."""
+
+
+_answer: ContextVar[Callable[[], int] | None] = ContextVar("answer", default=None)
 
 
 @contextmanager
@@ -20,6 +24,9 @@ def deferred_interrupt() -> Iterator[Callable[[], int]]:
     processes. SIGHUP that is ignored, as under `nohup`, stays so. Outside the main thread, where signals cannot be
     handled, nothing changes.
     """
+    if (answer := _answer.get()) is not None:
+        yield answer
+        return
     received: list[int] = []
 
     def handler(number: int, frame: Any) -> None:
@@ -49,6 +56,16 @@ def interruptible_sleep() -> Iterator[tuple[Callable[[], int], Callable[[float],
                 raise KeyboardInterrupt
 
         yield stop, sleep
+
+
+@contextmanager
+def answering(answer: Callable[[], int]) -> Iterator[None]:
+    """Within it, `answer` stands for the signals of `deferred_interrupt`, as in a worker that others stop."""
+    token = _answer.set(answer)
+    try:
+        yield
+    finally:
+        _answer.reset(token)
 
 
 @contextmanager

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,61 +16,24 @@ from fedoptax.engine.personalization import with_rate
 from fedoptax.engine.plan import make_plan
 from fedoptax.engine.program import Point
 from fedoptax.errors import RunError, UsageError, check_choice, check_int
+from fedoptax.experiments import grids
 from fedoptax.experiments.baselines import find_simulation
-from fedoptax.experiments.build import build, wrap
-from fedoptax.experiments.grids import check_grid, edges, is_number, points, suggest_by_optuna
+from fedoptax.experiments.build import build, find_constructor, wrap
+from fedoptax.experiments.grids import WEIGHTING, Zoom, check_grid, complete_grid, edges, is_number, points
 from fedoptax.experiments.run import run_in_folder, split_options
-from fedoptax.experiments.selection import evaluated_columns, is_higher_better, make_watch
-from fedoptax.storage.config import plain_options, read_record, write_record
-from fedoptax.storage.folder import ENDED, locked, prepare
-from fedoptax.storage.history import Row, read_rows
+from fedoptax.experiments.selection import Rule, Trial, make_watch, rule_for
+from fedoptax.experiments.workers import Job, run_jobs
+from fedoptax.storage.config import plain_options, read_config, read_record, write_record
+from fedoptax.storage.folder import Status, locked, prepare, read_summary
+from fedoptax.storage.history import read_lines, read_rows
 from fedoptax.tasks.task import Task, check_task
 from fedoptax.trackers import Tracker
 
 FILE = "tune.json"
 SINGLE = {"label", "description", "hyperparameters", "rates", "out", "overwrite", "resume_from", "seed", "progress"}
 """Options of a single run."""
-LAST = 100
-"""Rounds that the rule of Reddi et al. 2021 (Section 5) averages over."""
-
-
-@dataclass(frozen=True)
-class Rule:
-    """How points are ranked: by the mean of `metric`, a column of the history, over the `last` rounds.
-
-    Reddi et al. 2021 choose by the training loss of the last 100, so that test examples have no say.
-    """
-
-    metric: str = "train_loss"
-    last: int = LAST
-    higher_is_better: bool = False
-
-    def score(self, rows: Sequence[Row], status: str) -> float:
-        """Return the mean of the metric over the last rounds; NaN for a run that did not end or never measured it."""
-        if status not in ENDED or not rows:
-            return math.nan
-        late, earlier = (
-            [value for row in part if (value := row.get(self.metric)) is not None]
-            for part in (rows[-self.last :], rows[: -self.last])
-        )
-        values = late or earlier[-1:]  # where no late round was evaluated, the last that was
-        return math.fsum(values) / len(values) if values else math.nan
-
-    def ranked(self, trials: Iterable[Trial]) -> list[Trial]:
-        """Return the points, best first, the first of equals first, and those without a score last."""
-        sign = -1 if self.higher_is_better else 1
-        return sorted(trials, key=lambda trial: (math.isnan(trial.score), sign * trial.score))
-
-    def best(self, trials: Iterable[Trial]) -> Trial | None:
-        """Return the point with the best score; None if none has a score."""
-        return next((trial for trial in self.ranked(trials) if math.isfinite(trial.score)), None)
-
-
-def rule_for(task: Task, metric: str, last: int | None, rounds: int) -> Rule:
-    """Return the rule by a metric of runs on a task; `last` is by default `LAST`, but at most a tenth of all rounds."""
-    check_choice("select", metric, ["train_loss", *evaluated_columns(task)])
-    last = max(1, min(LAST, rounds // 10)) if last is None else check_int("last", last, 1, rounds)
-    return Rule(metric, last, is_higher_better(task, metric))
+BUDGET = 16
+"""The number of points of a search, if nobody says how many."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +44,7 @@ class Search:
       rule: how points are ranked.
       task: name and options of the task.
       options: of `fedoptax.run`, with `rounds`.
+      search: `"grid"` (all points), `"zoom"` (these, then finer around the best) or `"optuna"`.
       trials: the number of points; 0 for a grid, which has an end of its own.
     """
 
@@ -98,9 +61,21 @@ class Search:
 
     def __post_init__(self) -> None:
         check_grid(self.grid)
-        check_choice("search", self.search, ("grid", "optuna"))
+        check_choice("search", self.search, ("grid", "zoom", "optuna"))
         check_int("rounds", self.options["rounds"])
+        if self.search == "zoom":
+            check_int("trials", self.trials, math.prod(len(values) for values in self.grid.values()))
+            if any(is_number(value) and value <= 0 for values in self.grid.values() for value in values):
+                raise UsageError("grid: a search that zooms needs numbers > 0")
         object.__setattr__(self, "grid", to_plain(self.grid))
+
+    @classmethod
+    def of_grid(cls, algorithm: str, grid: Mapping[str, Any], fixed: Mapping[str, Any], **more: Any) -> Search:
+        """Return the search that a grid asks for, every point or zooming; what it names is not `fixed`."""
+        fixed = {name: value for name, value in fixed.items() if name not in grid}
+        if isinstance(grid, Zoom):
+            more = {"search": "zoom", "trials": grid.budget, **more}
+        return cls(algorithm, grid, fixed, **more)
 
     @classmethod
     def read(cls, folder: Path) -> Search:
@@ -119,16 +94,6 @@ class Search:
         return self.trials if self.search != "grid" else math.prod(len(values) for values in self.grid.values())
 
 
-@dataclass(frozen=True)
-class Trial:
-    """A point that was run: the values that were searched, its score by the rule (NaN if it diverged), and its run."""
-
-    values: Mapping[str, Any]
-    score: float
-    status: str
-    folder: Path | None
-
-
 class AllDiverged(RunError):
     """All points of a search diverged."""
 
@@ -144,11 +109,35 @@ class AllDiverged(RunError):
 class SearchResult:
     """The outcome of a search.
 
-    `trials` are all points, in the order they were run.
+    `trials` are all points, in the order they were run, and `folder` is where.
     """
 
     search: Search
     trials: Sequence[Trial]
+    folder: Path
+
+    @classmethod
+    def read(cls, folder: Path) -> SearchResult:
+        """Read a search and the points that it has so far."""
+        search, trials = Search.read(folder), []
+        places = [place for place in folder.glob("point-*") if (place / "config.json").is_file()]
+        for place in sorted(places, key=lambda place: (len(place.name), place.name)):  # point-999 before point-1000
+            config, rows = read_config(place), read_rows(place, rounds=len(read_lines(place)))
+            values = {WEIGHTING: config.get(WEIGHTING), **config["algorithm"]["hyperparameters"]}
+            status = read_summary(place).get("status", Status.RUNNING)
+            score = search.rule.score(rows, status)
+            trials.append(Trial({name: values.get(name) for name in search.grid}, score, status, place))
+        return cls(search, trials, folder)
+
+    @property
+    def ranked(self) -> list[Trial]:
+        """The points, best first."""
+        return self.search.rule.ranked(self.trials)
+
+    @property
+    def best_or_none(self) -> Trial | None:
+        """The best point; None if none has a score."""
+        return self.search.rule.best(self.trials)
 
     @property
     def best(self) -> Trial:
@@ -157,15 +146,24 @@ class SearchResult:
         Raises:
           AllDiverged: every point did.
         """
-        best = self.search.rule.best(self.trials)
-        if best is None:
+        if self.best_or_none is None:
             raise AllDiverged(self.search.algorithm, len(self.trials))
-        return best
+        return self.best_or_none
+
+    @property
+    def explored(self) -> dict[str, list[Any]]:
+        """The values of every hyper-parameter that was searched, numbers increasing; of a grid also those to come."""
+        grid = self.search.grid if self.search.search == "grid" else {}
+        explored = {}
+        for name in self.search.grid:
+            values = list(dict.fromkeys([*grid.get(name, ()), *(trial.values[name] for trial in self.trials)]))
+            explored[name] = sorted(values) if all(map(is_number, values)) else values
+        return explored
 
     @property
     def edges(self) -> dict[str, str]:
-        """The hyper-parameters whose best value is the lowest or highest of the grid: name -> which."""
-        return edges(self.search.grid, self.best.values)
+        """The hyper-parameters whose best value is the lowest or highest that was searched: name -> which."""
+        return {} if self.best_or_none is None else edges(self.explored, self.best.values)
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
@@ -174,8 +172,7 @@ class SearchResult:
 
     def _repr_html_(self) -> str:
         rule = self.search.rule
-        ranked = rule.ranked(self.trials)
-        rows = [{**trial.values, rule.metric: trial.score, "status": trial.status} for trial in ranked]
+        rows = [{**trial.values, rule.metric: trial.score, "status": trial.status} for trial in self.ranked]
         rounds = "last round" if rule.last == 1 else f"mean of the last {rule.last} rounds"
         return html_table(rows, f"{self.search.algorithm}: {len(rows)} points by {rule.metric}, {rounds}")
 
@@ -183,18 +180,19 @@ class SearchResult:
 def tune(
     task: Task,
     algorithm: str,
-    grid: Mapping[str, Sequence[Any]],
+    grid: Mapping[str, Sequence[Any]] | None,
     out: str | Path,
     *,
     fixed: Mapping[str, Any] | None = None,
     select: str = "train_loss",
     last: int | None = None,
     seed: int = 0,
-    search: str = "grid",
-    trials: int = 25,
+    search: str | None = None,
+    trials: int = BUDGET,
     overwrite: bool = False,
     progress: bool | None = None,
     command: str = "",
+    executor: Any = None,
     **options: Any,
 ) -> SearchResult:
     """Search for the hyper-parameters of an algorithm; points that are done in `out` are not run again.
@@ -202,18 +200,23 @@ def tune(
     Args:
       task: the task.
       algorithm: a name in `ALGORITHMS`, or `MODULE:FUNCTION`.
-      grid: values by hyper-parameter; with `search="optuna"` the ends of a range.
+      grid: values by hyper-parameter, also of `weighting`; with `search="optuna"` the ends of a range; None, or words
+        alone, searches every learning rate that is not in `fixed`.
       out: a folder: a run folder for each point and tune.json; `fedoptax.report.write_report(out)` draws it.
       fixed: the other hyper-parameters.
       select: the metric that ranks points, a column of the history.
       last: the number of last rounds over which its mean is taken; None is 100, but at most a tenth of all.
       seed: of every run, so all start from the same parameters and see the same cohorts.
-      search: `"grid"`, or `"optuna"` (extra `optuna`).
-      trials: points of a search with Optuna.
+      search: `"grid"`, every point; `"zoom"`, these and then finer ones around the best, the default without numbers in
+        `grid`; or `"optuna"` (extra `optuna`).
+      trials: the number of points of a search that is no grid.
       overwrite: remove an earlier search in `out` instead of continuing it.
       progress: show a bar on standard error; None shows it on a terminal.
       command: that reports show as the way to reproduce them.
-      **options: further arguments of `fedoptax.run`, the same for all points. A tracker that is an object follows
+      executor: whose workers run the points that do not depend on others, a `concurrent.futures.Executor`; None runs
+        them one after another. Results are the same.
+      **options: further arguments of `fedoptax.run`, the same for all points; for `weighting` see
+        `common_weighting`. A tracker that is an object follows
         every run, and a further call may bring another.
 
     Returns:
@@ -228,13 +231,21 @@ def tune(
     check_task(task)
     folder, shared = Path(out), shared_options(options)
     rule, seed = rule_for(task, select, last, shared["rounds"]), check_int("seed", seed, 0, 2**32 - 1)
-    trials = 0 if search == "grid" else check_int("trials", trials)
-    about = {"name": task.name, **task.spec}
-    spec = Search(algorithm, grid, dict(fixed or {}), rule, seed, about, shared, search, trials, command)
+    fixed, trials = dict(fixed or {}), check_int("trials", trials)
+    if grid is not None:
+        check_grid(grid)
+    if search != "grid" and not isinstance(grid, Zoom) and isinstance(algorithm, str):
+        grid = complete_grid(find_constructor(algorithm), grid or {}, fixed, trials)
+    if search == "optuna" and isinstance(grid, Zoom):
+        grid = {name: grids.RANGES.get(name, values) for name, values in grid.items()}
+    more: dict[str, Any] = {"rule": rule, "seed": seed, "task": {"name": task.name, **task.spec}, "options": shared}
+    if search not in (None, "grid"):
+        more |= {"search": search, "trials": trials}
+    spec = Search.of_grid(algorithm, grid or {}, fixed, **more, command=command)
     if (folder / FILE).is_file() and not overwrite:
         stored = Search.read(folder)
         check_same(folder / FILE, stored, replace(spec, command=stored.command), "search")
-    result = run_search(task, spec, folder, progress, options.get("trackers"), overwrite)
+    result = run_search(task, spec, folder, progress, options.get("trackers"), overwrite, executor)
     _ = result.best  # of which there may be none
     return result
 
@@ -246,40 +257,66 @@ def run_search(
     progress: bool | Update | None = None,
     trackers: Sequence[str | Tracker] | None = None,
     overwrite: bool = False,
+    executor: Any = None,
 ) -> SearchResult:
     """Run the points that are not yet done in `out`, in folders `point-001`, …; see `tune`.
 
     One that diverges is stopped there. `progress` may be a function; it is called with the rounds done, of all points
-    together, and a note. Without `trackers` those that `search` names follow every run.
+    together, and a note. Without `trackers` those that `search` names follow every run. An `executor` runs the points
+    that do not depend on others side by side, see `run_jobs`.
     """
     check_search(task, search)
     if overwrite or not (out / FILE).is_file():
         prepare(out, overwrite)
-    make, rounds = _point_maker(search), int(search.options["rounds"])
-    options = search.options | {"seed": search.seed} | ({"trackers": trackers} if trackers else {})
+    maker, rounds = PointMaker(search), int(search.options["rounds"])
+    options = {"trackers": trackers} if trackers else {}
     trials: list[Trial] = []
-    total = search.size * rounds
-    with bar(f"{search.algorithm}: {search.size} points", total, enabled=progress) as update, locked(out):
+    with bar(search.algorithm, search.size * rounds, enabled=progress, each=rounds) as update, locked(out):
         write_record(out / FILE, search)
         while len(trials) < search.size:
-            values = _next_point(search, trials)
-            folder, before = out / f"point-{len(trials) + 1:03d}", len(trials) * rounds
             best = search.rule.best(trials)
-            note = "" if best is None else f"best {search.rule.metric} {best.score:.4g}"
-            options |= {"label": search.algorithm, "hyperparameters": {**search.fixed, **values}}
-            options["progress"] = lambda done, _, before=before, note=note: update(before + done, note)
-            summary = run_in_folder(task, make(values), folder, options, find_simulation(search.algorithm))
-            update(before + rounds, note)
-            score = search.rule.score(read_rows(folder, summary["rounds_done"]), summary["status"])
-            trials.append(Trial(values, score, summary["status"], folder))
-    return SearchResult(search, trials)
+            note = "" if best is None else f"best {search.rule.metric} so far {best.score:.4g}"
+            jobs: list[Job] = []
+            for values in _next_points(search, trials, 1 if executor is None else search.size):
+                place = out / f"point-{len(trials) + len(jobs) + 1:03d}"
+                jobs.append(Job(run_point, (values, place, options), rounds, note))
+            trials += run_jobs(task, maker, jobs, out, update, executor, len(trials), search.size)
+    return SearchResult(search, trials, out)
+
+
+def run_point(
+    task: Task, maker: PointMaker, values: dict[str, Any], folder: Path, options: Mapping[str, Any], progress: Any
+) -> Trial:
+    """Run a point of a search in its folder."""
+    search = maker.search
+    options = {**search.options, **options, "seed": search.seed, "label": search.algorithm, "progress": progress}
+    options |= split_weighting({**search.fixed, **values})
+    summary = run_in_folder(task, maker(values), folder, options, find_simulation(search.algorithm))
+    score = search.rule.score(read_rows(folder, summary["rounds_done"]), summary["status"])
+    return Trial(values, score, summary["status"], folder)
+
+
+def split_weighting(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of `fedoptax.run` for a point: its hyper-parameters and, if it was searched, its weighting."""
+    weighting = {WEIGHTING: values[WEIGHTING]} if WEIGHTING in values else {}
+    return {"hyperparameters": {name: value for name, value in values.items() if name != WEIGHTING}, **weighting}
 
 
 def shared_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options of `fedoptax.run` that several runs share, with `rounds`, as JSON keeps them; all are checked."""
     for name in SINGLE & options.keys():
         raise UsageError(f"option {name} cannot be shared by several runs")
-    return {"rounds": split_options(options)[0].rounds, **plain_options(options)}
+    plain = plain_options(options)
+    return {"rounds": split_options(options)[0].rounds, **plain, WEIGHTING: common_weighting(options)}
+
+
+def common_weighting(options: Mapping[str, Any]) -> str:
+    """Return the one weighting of all methods, if the options name none: by examples, as test metrics do.
+
+    With privacy it is uniform, which the noise is made for. `"paper"` in `options` is each paper's own.
+    """
+    is_private = "privacy" in (options.get("wrappers") or {})
+    return options.get(WEIGHTING) or ("uniform" if is_private else "examples")
 
 
 def check_same(path: Path, stored: Any, wanted: Any, kind: str) -> None:
@@ -290,33 +327,45 @@ def check_same(path: Path, stored: Any, wanted: Any, kind: str) -> None:
 
 def check_search(task: Task, search: Search) -> None:
     """Check that a search can be carried out."""
-    make = _point_maker(search)
+    make = PointMaker(search)
     rounds = split_options(search.options)[0]
-    for point in points(search.grid) if search.search == "grid" else [_next_point(search, [])]:
+    for point in _next_points(search, [], search.size):
         algorithm = make(point).algorithm
+        if WEIGHTING in point:
+            replace(rounds, weighting=point[WEIGHTING])  # checks it
         with_rate(rounds, task, {**search.fixed, **point})
     make_plan(rounds, task, algorithm, search.algorithm)
     make_watch(task, rounds)
 
 
-def _point_maker(search: Search) -> Callable[[Mapping[str, Any]], Point]:
-    """Return a maker of points; those that differ in numbers alone share a constructor, and so a compilation."""
-    wrappers = search.options.get("wrappers") or {}
+class PointMaker:
+    """Makes the points of a search; those that differ in numbers alone share a constructor, and so a compilation."""
 
-    @cache
-    def constructor(chosen: tuple[tuple[str, Any], ...]) -> Callable[..., FedAlgorithm]:
-        return lambda **free: wrap(build(search.algorithm, {**search.fixed, **dict(chosen), **free}), **wrappers)
+    def __init__(self, search: Search) -> None:
+        self.search = search
+        self._constructors: dict[tuple[Any, ...], Callable[..., FedAlgorithm]] = {}
 
-    def make(values: Mapping[str, Any]) -> Point:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.search,)
+
+    def __call__(self, values: Mapping[str, Any]) -> Point:
+        """Return the point of these values."""
         free = {name: float(value) for name, value in values.items() if is_number(value)}
-        return Point(constructor(tuple((name, value) for name, value in values.items() if name not in free)), free)
+        words = {name: value for name, value in values.items() if name not in {*free, WEIGHTING}}
+        fixed = {**split_weighting(self.search.fixed)["hyperparameters"], **words}
+        wrappers = self.search.options.get("wrappers") or {}
 
-    return make
+        def make(**numbers: Any) -> FedAlgorithm:
+            return wrap(build(self.search.algorithm, {**fixed, **numbers}), **wrappers)
+
+        return Point(self._constructors.setdefault(tuple(words.items()), make), free)
 
 
-def _next_point(search: Search, trials: Sequence[Trial]) -> dict[str, Any]:
-    """Return the next point: a function of the earlier ones, so an interrupted search goes on."""
-    if search.search == "grid":
-        return points(search.grid)[len(trials)]
+def _next_points(search: Search, trials: Sequence[Trial], most: int) -> list[dict[str, Any]]:
+    """Return the next points, at most so many: a function of the earlier ones, so an interrupted search goes on."""
+    if search.search != "optuna" and (rest := points(search.grid)[len(trials) :]):
+        return rest[:most]
     known = [(trial.values, trial.score) for trial in trials]
-    return suggest_by_optuna(search.grid, known, search.rule.higher_is_better, search.seed)
+    if search.search == "zoom":
+        return [grids.suggest_by_zoom(search.grid, known, search.rule.higher_is_better)]
+    return [grids.suggest_by_optuna(search.grid, known, search.rule.higher_is_better, search.seed)]

@@ -22,16 +22,17 @@ from fedoptax.models.model import Model, check_input, functional
 
 
 def logistic(input_shape: Sequence[int], num_classes: int) -> Model:
-    """Multinomial logistic regression: one dense layer on the flattened input."""
+    """Multinomial logistic regression, or linear regression with one output: a dense layer on the flattened input."""
     return mlp(input_shape, num_classes, hidden=())
 
 
 def mlp(input_shape: Sequence[int], num_classes: int, hidden: Sequence[int] = (200,), dropout: float = 0.0) -> Model:
     """Dense layers with ReLU on the flattened input; with 28×28 and 200 hidden units, Fed-LAMB's MNIST MLP.
 
-    `hidden` has the units of each hidden layer; `dropout`, in [0, 1), is the probability to drop one in training.
+    `hidden` has the units of each hidden layer; `dropout`, in [0, 1), is the probability to drop one in training. With
+    `num_classes` 1 the output is a number.
     """
-    check_input(input_shape, num_classes)
+    check_input(input_shape, num_classes, fewest=1)
     check_number("dropout", dropout, 0.0, 1.0)
     for units in hidden:
         check_int("hidden", units)

@@ -101,9 +101,9 @@ def count_params(params: Any) -> int:
     return sum(int(leaf.size) for leaf in jax.tree.leaves(params))
 
 
-def check_input(input_shape: Sequence[int], num_classes: int, smallest: int = 0) -> tuple[int, ...]:
+def check_input(input_shape: Sequence[int], num_classes: int, smallest: int = 0, fewest: int = 2) -> tuple[int, ...]:
     """Check a classifier's arguments and return an example's shape; only with `smallest` must it be an image."""
-    check_int("num_classes", num_classes, 2)
+    check_int("num_classes", num_classes, fewest)
     shape = tuple(input_shape)
     if not shape or min(shape) < 1:
         raise UsageError(f"input_shape must have at least one dimension, each >= 1, got {shape}")

@@ -10,7 +10,7 @@ from fedoptax.report.load import Run, load_runs
 from fedoptax.report.page import render
 from fedoptax.report.report import load_report
 from fedoptax.report.searches import tabulate_points
-from fedoptax.report.tables import final_table, history_table, to_csv, to_markdown
+from fedoptax.report.tables import final_table, history_table, to_csv, to_latex, to_markdown
 
 __all__ = [
     "Group", "Run", "final_table", "group_runs", "history_table", "load_runs", "to_markdown", "write_report",
@@ -18,12 +18,15 @@ __all__ = [
 
 #: Files that not every report has.
 _NOT_ALWAYS = re.compile(
-    r"points\.csv|(metric-rounds|metric-megabytes|train-loss-rounds|(partition|heat-map|profile)(-\d+)?)\.(png|svg)"
+    r"points\.csv|(metric-rounds|metric-megabytes|train-loss-rounds|clients(-end)?|(partition|heat-map|profile)(-\d+)?)"
+    r"\.(png|svg|pdf)"
 )
 
 
-def write_report(path: str | Path, out: str | Path | None = None, target: float | None = None) -> Path:
-    """Write report.html, figures/*.png and *.svg, table.csv, table.md and history.csv of all runs at or below a folder.
+def write_report(
+    path: str | Path, out: str | Path | None = None, target: float | None = None, early: int | None = None
+) -> Path:
+    """Write report.html, figures (PNG, SVG, PDF), table.csv, .md and .tex, and history.csv of all runs in a folder.
 
     Searches get heat maps, profiles and points.csv; where there are only searches, the runs are their best points.
     Each file appears whole or not at all, and what an earlier report left is replaced.
@@ -32,6 +35,7 @@ def write_report(path: str | Path, out: str | Path | None = None, target: float 
       path: a run, a comparison, a search, or a folder with any of these below it.
       out: where to write; None means `path` itself.
       target: the value that "rounds to target" asks for; None takes 95 % of the best algorithm's final value.
+      early: the number of first rounds that early progress is the mean of; None takes a fifth of all.
 
     Returns:
       The path of report.html.
@@ -39,18 +43,19 @@ def write_report(path: str | Path, out: str | Path | None = None, target: float 
     Raises:
       RunError: there is no run, one is damaged, or the report cannot be written.
     """
-    report = load_report(path, target)
+    report = load_report(path, target, early)
     folder = Path(path if out is None else out)
     figures = draw_figures(report)
     files = {f"figures/{name}": data for name, data in figures.items()}
     texts = {
         "table.csv": to_csv(report.table),
         "table.md": to_markdown(report.table),
+        "table.tex": to_latex(report.table),
         "history.csv": to_csv(history_table(report.runs)),
         "report.html": render(report, figures, folder),
     }
     if report.searches:
-        texts["points.csv"] = to_csv(tabulate_points([search for search, _ in report.searches]))
+        texts["points.csv"] = to_csv(tabulate_points([result for result, _ in report.searches]))
     files |= {name: text.encode("utf-8", "replace") for name, text in texts.items()}
     has_report = (folder / "report.html").is_file()  # else files of such names are the user's own
     for name, data in files.items():

@@ -66,12 +66,12 @@ class Curve:
         return self.seeds.std(axis=0, ddof=1)
 
     def thinned(self, points: int) -> Curve:
-        """At most so many evenly spaced points, the first and last among them."""
+        """Take at most `points` evenly spaced points, the first and last among them."""
         size = len(self.rounds)
         if size <= points:
             return self
-        kept = np.unique(np.linspace(0, size - 1, points).round().astype(int))
-        return Curve(self.group, self.places.iloc[kept], self.seeds[:, kept])
+        shown = np.unique(np.linspace(0, size - 1, points).round().astype(int))
+        return Curve(self.group, self.places.iloc[shown], self.seeds[:, shown])
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,10 +85,10 @@ class Metric:
 
 def find_metrics(groups: Sequence[Group]) -> list[Metric]:
     """All metrics that any group has: primary ones first, then as in the files, then loss and circumstances."""
-    found = dict.fromkeys(name for group in groups for run in group.runs for name in run.metrics)
+    names = dict.fromkeys(name for group in groups for run in group.runs for name in run.metrics)
     primary = dict.fromkeys(group.metric for group in groups)
     last = ("train_loss", *CIRCUMSTANCES)
-    ordered = [*primary, *(name for name in found if name not in last), *last]
+    ordered = [*primary, *(name for name in names if name not in last), *last]
     metrics = []
     for name in dict.fromkeys(ordered):
         curves = [curve for curve in (make_curve(group, name) for group in groups) if curve is not None]
@@ -141,6 +141,7 @@ class ClientBands:
     metric: str
     rounds: np.ndarray  # (n,)
     values: np.ndarray  # (n, quantiles)
+    end: np.ndarray  # (clients,) at the last of these rounds, increasing
 
 
 def find_client_bands(groups: Sequence[Group]) -> list[ClientBands]:
@@ -150,12 +151,13 @@ def find_client_bands(groups: Sequence[Group]) -> list[ClientBands]:
         judged = Column.parse(group.metric)
         metric = judged.metric if judged else ""
         tables = [read_clients(run.path) for run in group.runs if (run.path / CLIENTS).is_file()]
-        parts = [
-            table.groupby("round")[column_of(metric)].quantile(np.array(QUANTILES)).unstack()
-            for table in tables
-            if column_of(metric) in table and len(table)
-        ]
-        if parts:
+        tables = [table for table in tables if column_of(metric) in table and len(table)]
+        if tables:
+            parts = [
+                table.groupby("round")[column_of(metric)].quantile(np.array(QUANTILES)).unstack() for table in tables
+            ]
             mean = pd.concat(parts).groupby(level=0).mean()
-            bands.append(ClientBands(group, metric, mean.index.to_numpy(int), mean.to_numpy(float)))
+            ends = pd.concat([table[table["round"] == table["round"].max()] for table in tables])
+            end = np.sort(ends.groupby("client")[column_of(metric)].mean().dropna().to_numpy(float))
+            bands.append(ClientBands(group, metric, mean.index.to_numpy(int), mean.to_numpy(float), end))
     return bands

@@ -1,4 +1,4 @@
-"""PNG and SVG figures for papers and README files, by Matplotlib."""
+"""PNG, SVG and PDF figures for papers and README files, by Matplotlib."""
 
 import io
 import json
@@ -33,7 +33,7 @@ _STYLE: dict[Any, Any] = {
     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True,
     "grid.color": "#e6e8eb", "xtick.color": GREY, "ytick.color": GREY, "lines.linewidth": 1.5, "lines.markersize": 4.3,
     "lines.markeredgecolor": "white", "lines.markeredgewidth": 0.5, "legend.frameon": False, "legend.fontsize": 8.5,
-    "savefig.dpi": 180.0, "svg.hashsalt": "fedoptax",
+    "savefig.dpi": 180.0, "pdf.fonttype": 42, "svg.hashsalt": "fedoptax",
 }  # fmt: skip
 
 
@@ -51,6 +51,7 @@ def draw_figures(report: Report) -> dict[str, bytes]:
             drawn["train-loss-rounds"] = draw_curves(metrics["train_loss"])
         if report.client_bands:
             drawn["clients"] = draw_client_bands(report.client_bands)
+            drawn["clients-end"] = draw_clients(report.client_bands)
         for place, partition in enumerate(report.partitions, start=1):
             drawn["partition" if place == 1 else f"partition-{place}"] = draw_partition(partition)
         for place, (_, heat_map) in enumerate(report.searches, start=1):
@@ -61,7 +62,9 @@ def draw_figures(report: Report) -> dict[str, bytes]:
                 drawn.setdefault("network-seconds", phases)
         for place, profile in enumerate(report.profiles, start=1):
             drawn[f"profile-{place}"] = draw_profile(profile, places)
-        return {f"{name}.{kind}": _save(figure, kind) for name, figure in drawn.items() for kind in ("png", "svg")}
+        return {
+            f"{name}.{kind}": _save(figure, kind) for name, figure in drawn.items() for kind in ("png", "svg", "pdf")
+        }
 
 
 def partition_png(partition: Partition) -> bytes:
@@ -167,6 +170,18 @@ def draw_phases(run: Run) -> Figure | None:
     return figure
 
 
+def draw_clients(bands: Sequence[ClientBands]) -> Figure:
+    """Draw each client's metric at the end, from the worst to the best, one line per group."""
+    figure = Figure(figsize=(7.6, 3.4), layout="constrained")
+    axes = figure.add_subplot()
+    for band in bands:
+        style = look(band.group.index)
+        axes.plot(band.end, color=style.light, marker=style.matplotlib_marker, label=visible(band.group.label, 34))
+    axes.set(xlabel="Clients, in increasing order", ylabel=visible(metric_title(bands[0].metric)), xticks=[])
+    axes.legend()
+    return figure
+
+
 def draw_partition(partition: Partition) -> Figure:
     """Draw how data are divided: the first clients' sizes and classes, and the distribution of all sizes."""
     classes = 0 if partition.counts is None else partition.counts.shape[1]
@@ -224,7 +239,7 @@ def draw_heat_map(heat_map: HeatMap) -> Figure:
     columns, rows = heat_map.columns, heat_map.rows
     figure = Figure(figsize=(1.6 + 0.62 * len(columns), 1.5 + 0.42 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
-    rule = heat_map.search.tuning.rule
+    rule = heat_map.result.search.rule
     worth = values if rule.higher_is_better else -np.log(values) if _needs_log(values) else -values
     image = axes.imshow(worth, cmap="Blues", aspect="auto")
     depths = np.ma.filled(image.norm(worth), 0.0)
@@ -236,12 +251,12 @@ def draw_heat_map(heat_map: HeatMap) -> Figure:
             text = format_number(cell.score, 3) if math.isfinite(cell.score) else "×"
             color = "white" if depths[i, j] > 0.6 else INK
             axes.text(j, i, text, ha="center", va="center", fontsize=7.5, color=color)
-            if cell is heat_map.search.best:
+            if cell is heat_map.result.best_or_none:
                 axes.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, fill=False, edgecolor="#cf5300", linewidth=2))
     axes.set_xticks(range(len(columns)), [visible(name, 20) for name in columns], rotation=45)
     axes.set_yticks(range(len(rows)), [visible(name, 20) for name in rows])
     axes.set(xlabel=visible(heat_map.x, 20), ylabel=visible(heat_map.y, 20))
-    axes.set_title(visible(f"{heat_map.search.algorithm}: {metric_words(rule.metric)}", 40))
+    axes.set_title(visible(f"{heat_map.result.search.algorithm}: {metric_words(rule.metric)}", 40))
     return figure
 
 
@@ -279,12 +294,13 @@ def visible(label: str, length: int = 72) -> str:
 
 
 def _save(figure: Figure, kind: str) -> bytes:
-    """Write the figure as a PNG or SVG file that depends on nothing but the data."""
+    """Write the figure as a PNG, SVG or PDF file that depends on nothing but the data."""
     buffer = io.BytesIO()
-    metadata = {"Software": "fedoptax"} if kind == "png" else {"Creator": "fedoptax", "Date": None}
+    dates: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    metadata = {"Software": "fedoptax"} if kind == "png" else {"Creator": "fedoptax", **dates[kind]}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
-        figure.savefig(buffer, format=kind, metadata=metadata, transparent=kind == "svg")
+        figure.savefig(buffer, format=kind, metadata=metadata, transparent=kind != "png")
     return buffer.getvalue()
 
 

@@ -152,13 +152,13 @@ def check_related(root: Path, tasks: Iterable[tuple[Path, str]]) -> None:
 
     `tasks` are the folders of runs and searches below `root`, each with the name of its task.
     """
-    found: dict[Path, str] = {}
+    tasks_by_place: dict[Path, str] = {}
     for folder, task in tasks:
         above = [place for place in reversed(folder.parents) if place.is_relative_to(root)]
-        found[next((place for place in above if (place / "compare.json").is_file()), folder)] = task
-    depths = {len(place.relative_to(root).parts) for place in found}
-    if max(depths, default=0) > 1 and len(depths | set(found.values())) > 2:
-        names = [f"'{place.relative_to(root)}' ({task})" for place, task in found.items()]
+        tasks_by_place[next((place for place in above if (place / "compare.json").is_file()), folder)] = task
+    depths = {len(place.relative_to(root).parts) for place in tasks_by_place}
+    if max(depths, default=0) > 1 and len(depths | set(tasks_by_place.values())) > 2:
+        names = [f"'{place.relative_to(root)}' ({task})" for place, task in tasks_by_place.items()]
         text = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
         raise UsageError(f"'{root}' holds results that do not belong together: {text}; report one folder")
 

@@ -18,6 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from fedoptax.engine.options import RunOptions, options_of
 from fedoptax.report import words
 from fedoptax.report.curves import Axis, Curve, axis_limits, find_axes
 from fedoptax.report.groups import Group
@@ -26,7 +27,7 @@ from fedoptax.report.partition import task_title
 from fedoptax.report.report import Report
 from fedoptax.report.searches import describe_search, edge_warnings, tabulate_points
 from fedoptax.report.style import look, palette_css
-from fedoptax.report.tables import shown_columns, table_rows
+from fedoptax.report.tables import FIRST, shown_columns, table_rows
 from fedoptax.report.words import describe_faults, format_count, join_values, join_words, metric_title
 
 #: Points a curve has at most on the page.
@@ -64,8 +65,8 @@ def render(report: Report, figures: Mapping[str, bytes], folder: Path) -> str:
         "points": lambda searches: table_rows(tabulate_points(searches)),
         "sort_key": _sort_key,
     }
-    own = "\n".join(map(_template, SCRIPTS))
-    scripts = [get_plotlyjs(), f'(() => {{\n"use strict";\n{own}\n}})();\n']
+    text = "\n".join(map(_template, SCRIPTS))
+    scripts = [get_plotlyjs(), f'(() => {{\n"use strict";\n{text}\n}})();\n']
     groups = report.groups
     return environment.get_template("report.html").render(
         report=report,
@@ -85,7 +86,8 @@ def render(report: Report, figures: Mapping[str, bytes], folder: Path) -> str:
         caution=caution_about_times(report.runs),
         winners=[verdict.leader for verdict in report.verdicts if verdict.is_clear],
         environment=list_environment(report.runs),
-        commands=list(dict.fromkeys(run.command for run in report.runs if run.command)),
+        first=FIRST,
+        commands=list(dict.fromkeys(group.runs[0].command or describe_call(group) for group in groups)),
     )
 
 
@@ -205,6 +207,7 @@ def list_facts(groups: Sequence[Group]) -> list[tuple[str, str]]:
             "faults": describe_faults(group.config.get("faults") or {}),
             "aggregate": group.config.get("aggregate") or "mean",
             "seeds": len(group.runs),
+            "rounds": max(len(run.rows) for run in group.runs),
         }
         for group in groups
     ]
@@ -214,6 +217,19 @@ def list_facts(groups: Sequence[Group]) -> list[tuple[str, str]]:
         facts[name] = join_values(config[name] for config in configs if config.get(name) is not None)
     defaults = ("none", "mean", "")
     return [(_FACT_NAMES.get(name) or metric_title(name), text) for name, text in facts.items() if text not in defaults]
+
+
+def describe_call(group: Group) -> str:
+    """Write the Python call of a group's runs; the config has the rest."""
+    config, algorithm = group.config, group.config["algorithm"]
+    names = [name for name, about in options_of(RunOptions).items() if about.in_config == "always" and name != "seed"]
+    options = {name: config[name] for name in names if config.get(name) is not None}
+    values, run = (", ".join(f"{k}={v!r}" for k, v in of.items()) for of in (algorithm["hyperparameters"], options))
+    seeds = ", ".join(str(one.config["seed"]) for one in group.runs)
+    task = {name: value for name, value in config["task"].items() if name != "description"}
+    return (
+        f"# task: {task}, seeds: {seeds}\nfedoptax.run(task, fedoptax.{algorithm['name']}({values}), {run}, seed=...)"
+    )
 
 
 def list_incomplete(groups: Sequence[Group]) -> list[str]:
@@ -242,5 +258,5 @@ def list_environment(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """Versions and devices of all runs."""
     records = [{"fedoptax": run.config.get("fedoptax")} | (run.config.get("environment") or {}) for run in runs]
     names = dict.fromkeys(name for record in records for name in record)
-    found = {name: join_values(record[name] for record in records if record.get(name)) for name in names}
-    return [(name, text) for name, text in found.items() if text]
+    values = {name: join_values(record[name] for record in records if record.get(name)) for name in names}
+    return [(name, text) for name, text in values.items() if text]

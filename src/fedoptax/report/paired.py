@@ -1,11 +1,12 @@
 """Paired tests over seeds: methods that ran with the same seeds saw the same cohorts and started alike."""
 
 import math
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
+from scipy.special import stdtrit
 
 LEAST_PAIRS = 3
 """With fewer seeds in common nothing is tested."""
@@ -20,24 +21,28 @@ class Paired(NamedTuple):
     Attributes:
       pairs: seeds in common.
       difference: mean of one − other over them.
+      low, high: its 95 % interval, by Student's t.
       p_differs: of the paired t-test that the mean difference is 0.
       p_within_point: that it is a percentage point or more, either way (two one-sided tests); small says within.
     """
 
     pairs: int
     difference: float
+    low: float
+    high: float
     p_differs: float
     p_within_point: float
 
 
 def compare_seeds(one: Mapping[int, float], other: Mapping[int, float]) -> Paired:
-    """Compare final values by seed; the p-values are NaN for fewer than three seeds in common."""
+    """Compare values by seed; without three finite differences there are neither intervals nor p-values."""
     differences = np.array([one[seed] - other[seed] for seed in one.keys() & other.keys()])
     mean = float(differences.mean()) if len(differences) else math.nan
-    if len(differences) < LEAST_PAIRS:
-        return Paired(len(differences), mean, math.nan, math.nan)
+    if len(differences) < LEAST_PAIRS or not np.isfinite(differences).all():
+        return Paired(len(differences), mean, *[math.nan] * 4)
+    half = float(stdtrit(len(differences) - 1, 1 - LEVEL / 2) * stats.sem(differences))
     within = max(_test(differences, -POINT, "greater"), _test(differences, POINT, "less"))
-    return Paired(len(differences), mean, _test(differences, 0, "two-sided"), within)
+    return Paired(len(differences), mean, mean - half, mean + half, _test(differences, 0, "two-sided"), within)
 
 
 def _test(differences: np.ndarray, mean: float, alternative: str) -> float:
@@ -46,3 +51,60 @@ def _test(differences: np.ndarray, mean: float, alternative: str) -> float:
         gap = differences[0] - mean
         return float(gap == 0 if alternative == "two-sided" else gap <= 0 if alternative == "greater" else gap >= 0)
     return float(stats.ttest_1samp(differences, mean, alternative=alternative).pvalue)
+
+
+def adjust_by_holm(p: Sequence[float]) -> list[float]:
+    """Adjust the p-values of one family of tests (Holm 1979); NaN, where nothing was tested, stays.
+
+    Examples:
+      >>> adjust_by_holm([0.01, 0.04, float("nan"), 0.03])
+      [0.03, 0.06, nan, 0.06]
+    """
+    adjusted, largest = list(p), 0.0
+    tested = sorted((i for i, value in enumerate(p) if not math.isnan(value)), key=lambda i: p[i])
+    for place, i in enumerate(tested):
+        largest = max(largest, min(1.0, p[i] * (len(tested) - place)))
+        adjusted[i] = largest
+    return adjusted
+
+
+def compare_groups(rows: Sequence[dict[str, Any]]) -> None:
+    """Compare each group that completed with the one of the best mean, by paired tests over common seeds.
+
+    Adds to every row of one task, for final values and, with `early_` and `rounds_` before the name, for early values
+    and rounds to the target: `standing` (of the first one: `best` if every other is significantly behind, else
+    `highest` or `lowest`), `pairs`, `behind` (the mean distance), its 95 % interval `low` to `high`, and `p`; for final
+    shares `p_within_point` of equivalence. The tests of final values are one family, those of equivalence one, and
+    those of early progress one; p-values are adjusted by Holm's method.
+    """
+    for prefix, values, sign in (("", "finals", 0), ("early_", "earlies", 0), ("rounds_", "arrivals", -1)):
+        for row in rows:
+            row |= {f"{prefix}{name}": math.nan for name in ("behind", "low", "high", "p", "p_within_point")}
+            row |= {f"{prefix}pairs": 0, f"{prefix}standing": ""}
+        ended = [
+            row for row in rows if row["complete"] and row[values] and np.isfinite(list(row[values].values())).all()
+        ]
+        if len(ended) < 2:
+            continue
+        sign = sign or (1 if rows[0]["higher_is_better"] else -1)
+        leader = max(ended, key=lambda row: sign * float(np.mean(list(row[values].values()))))
+        for row in ended:
+            paired = compare_seeds(*(leader[values], row[values])[::sign])
+            names = ("pairs", "behind", "low", "high", "p", "p_within_point")
+            row |= dict(zip((f"{prefix}{name}" for name in names), paired)) if row is not leader else {}
+            row["p_within_point"] = row["p_within_point"] if row["is_share"] else math.nan
+        standing = "first" if prefix == "rounds_" else "highest" if sign > 0 else "lowest"
+        leader |= {f"{prefix}behind": 0.0, f"{prefix}standing": standing}
+    for family in (("p",), ("p_within_point",), ("early_p", "rounds_p")):
+        places = [(row, name) for row in rows for name in family]
+        for (row, name), p in zip(places, adjust_by_holm([row[name] for row, name in places])):
+            row[name] = p
+    for prefix in ("", "early_", "rounds_"):
+        others = [row for row in rows if row["complete"] and not row[f"{prefix}standing"]]
+        for row in rows:
+            if (
+                row[f"{prefix}standing"]
+                and prefix != "rounds_"
+                and all(other[f"{prefix}p"] < LEVEL for other in others)
+            ):
+                row[f"{prefix}standing"] = "best"

@@ -61,8 +61,8 @@ def find_partitions(groups: Sequence[Group], most: int = 6) -> list[Partition]:
     firsts: dict[str, Group] = {}
     for group in groups:
         firsts.setdefault(group.problem, group)
-    found = [make_partition(group.config) for group in firsts.values()]
-    return [partition for partition in found if partition is not None][:most]
+    partitions = [make_partition(group.config) for group in firsts.values()]
+    return [partition for partition in partitions if partition is not None][:most]
 
 
 def make_partition(config: Mapping[str, Any]) -> Partition | None:

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedoptax.errors import check_number
+from fedoptax.errors import check_int, check_number
+from fedoptax.experiments.tuning import SearchResult
 from fedoptax.report.curves import ClientBands, Metric, find_client_bands, find_metrics
 from fedoptax.report.groups import Group, group_runs, title_of
 from fedoptax.report.load import Run, check_related, find_folders, load_runs
 from fedoptax.report.partition import Partition, find_partitions
-from fedoptax.report.searches import HeatMap, Profile, Search, load_searches, make_heat_map, make_profiles
+from fedoptax.report.searches import HeatMap, Profile, load_searches, load_trial, make_heat_map, make_profiles
 from fedoptax.report.tables import final_table
 from fedoptax.report.verdicts import Verdict, find_verdicts
 
@@ -31,38 +32,40 @@ class Report:
     verdicts: Sequence[Verdict]
     partitions: Sequence[Partition]
     client_bands: Sequence[ClientBands]
-    searches: Sequence[tuple[Search, HeatMap | None]]
+    searches: Sequence[tuple[SearchResult, HeatMap | None]]
     profiles: Sequence[Profile]
     is_of_search: bool  # whether the runs are the best points of searches
 
 
-def load_report(path: str | Path, target: float | None = None) -> Report:
+def load_report(path: str | Path, target: float | None = None, early: int | None = None) -> Report:
     """Load and evaluate all runs and searches at or below a folder; without runs, the best points of the searches.
 
     Args:
       path: a run, a comparison, a search, or a folder with any of these below it.
-      target: as in `final_table`.
+      target, early: as in `final_table`.
 
     Raises:
-      UsageError: the target is not finite, or what lies deep below the folder does not belong together.
+      UsageError: the target is not finite, `early` below 1, or what lies deep below the folder is unrelated.
       RunError: there is nothing, or something is damaged.
     """
     if target is not None:
         check_number("target", target)
+    if early is not None:
+        check_int("early", early)
     searches = load_searches(Path(path))
-    best = [trial.run for search in searches for trial in search.ranked[:BEST_POINTS]]
+    best = [load_trial(result, trial) for result in searches for trial in result.ranked[:BEST_POINTS]]
     is_of_search = bool(best) and all(mark == "tune.json" for _, mark, _ in find_folders(Path(path)))
     runs = best if is_of_search else load_runs(path)
-    of_searches = [(search.folder, search.tuning.task["name"]) for search in searches]
+    of_searches = [(result.folder, result.search.task["name"]) for result in searches]
     of_runs = [] if is_of_search else [(run.path, run.config["task"]["name"]) for run in runs]
     check_related(Path(path), of_searches + of_runs)
     groups = group_runs(runs)
-    table = final_table(runs, target)
-    order = [group.algorithm for group in groups] + [search.algorithm for search in searches]
-    searches.sort(key=lambda search: order.index(search.algorithm))
+    table = final_table(runs, target, early)
+    order = [group.algorithm for group in groups] + [result.search.algorithm for result in searches]
+    searches.sort(key=lambda result: order.index(result.search.algorithm))
     metrics = find_metrics(groups)
     if is_of_search:  # all of the page is by the metric that ranks the points
-        metrics.sort(key=lambda metric: metric.name != searches[0].tuning.rule.metric)
+        metrics.sort(key=lambda metric: metric.name != searches[0].search.rule.metric)
     return Report(
         title=title_of(groups),
         runs=runs,
@@ -72,7 +75,7 @@ def load_report(path: str | Path, target: float | None = None) -> Report:
         verdicts=[] if is_of_search else find_verdicts(table),
         partitions=find_partitions(groups),
         client_bands=find_client_bands(groups),
-        searches=[(search, make_heat_map(search)) for search in searches],
+        searches=[(result, make_heat_map(result)) for result in searches],
         profiles=make_profiles(searches),
         is_of_search=is_of_search,
     )

@@ -1,15 +1,16 @@
-"""Searches for hyper-parameters read back from their folders: what was tried, heat maps, and profiles of one value."""
+"""Searches for hyper-parameters read back from their folders: their points, heat maps, and profiles of one value."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from fedoptax.experiments import tuning as searching
-from fedoptax.experiments.grids import edges, is_number
+from fedoptax.experiments.grids import is_number
+from fedoptax.experiments.tuning import FILE, SearchResult, Trial
 from fedoptax.report.load import Run, find_folders, load_run
 from fedoptax.report.words import format_number, format_setting, join_words, metric_title, metric_words
 
@@ -17,67 +18,30 @@ from fedoptax.report.words import format_number, format_setting, join_words, met
 AXES = (("client_lr", "server_lr"), ("lr", "alpha"))
 
 
-@dataclass(frozen=True, eq=False)
-class Trial:
-    """A point of a search that was run."""
-
-    values: Mapping[str, Any]  # of the hyper-parameters that are searched
-    score: float  # by the search's rule, NaN without one
-    metric: float  # the run's own metric at its end, NaN if it did not complete
-    run: Run
-
-
-@dataclass(frozen=True, eq=False)
-class Search:
-    """A search for hyper-parameters: what was to be tried, and what was, in that order."""
-
-    folder: Path
-    tuning: searching.Search
-    trials: Sequence[Trial]
-
-    @property
-    def algorithm(self) -> str:
-        """The algorithm's name."""
-        return self.tuning.algorithm
-
-    @property
-    def ranked(self) -> list[Trial]:
-        """The trials, best first, those without a score last."""
-        sign = -1 if self.tuning.rule.higher_is_better else 1
-        return sorted(self.trials, key=lambda trial: (math.isnan(trial.score), sign * trial.score))
-
-    @property
-    def best(self) -> Trial | None:
-        """The best trial; None if none completed."""
-        return next((trial for trial in self.ranked if not math.isnan(trial.score)), None)
-
-    @property
-    def edges(self) -> dict[str, str]:
-        """The hyper-parameters whose best value is the lowest or the highest of the grid."""
-        return edges(self.tuning.grid, self.best.values) if self.best is not None else {}
-
-
-def load_searches(root: Path) -> list[Search]:
+def load_searches(root: Path) -> list[SearchResult]:
     """Load all searches at or below a folder, by name.
 
     Raises:
       RunError: one is damaged.
     """
-    return [_load(folder) for folder in sorted(path for path, mark, _ in find_folders(root) if mark == "tune.json")]
+    return [SearchResult.read(folder) for folder in sorted(p for p, mark, _ in find_folders(root) if mark == FILE)]
 
 
-def _load(folder: Path) -> Search:
-    tuning = searching.Search.read(folder)
-    places = [place for place in folder.glob("point-*") if (place / "config.json").is_file()]
-    places.sort(key=lambda place: (len(place.name), place.name))  # point-999 before point-1000
-    return Search(folder, tuning, [_trial(tuning, load_run(place, tuning.command or None)) for place in places])
+def load_trial(result: SearchResult, trial: Trial) -> Run:
+    """Load the run of a point."""
+    return load_run(trial.folder, result.search.command or None)
 
 
-def _trial(tuning: searching.Search, run: Run) -> Trial:
-    values = run.config["algorithm"].get("hyperparameters") or {}
-    rows = run.rows.astype(object).where(run.rows.notna(), None).to_dict("records")
-    score = tuning.rule.score([{str(name): value for name, value in row.items()} for row in rows], run.status)
-    return Trial({name: values.get(name) for name in tuning.grid}, score, _last_mean(run, tuning.rule.last), run)
+def tabulate_points(results: Sequence[SearchResult]) -> pd.DataFrame:
+    """Tabulate every point of every search: algorithm, rank, values, score, metric, rounds done, status and folder."""
+    rows = []
+    for result in results:
+        for rank, trial in enumerate(result.ranked, start=1):
+            run = load_trial(result, trial)
+            row = {"algorithm": result.search.algorithm, "rank": rank, **trial.values, "score": trial.score}
+            row |= {run.metric: _last_mean(run, result.search.rule.last), "rounds": len(run.rows)}
+            rows.append(row | {"status": trial.status, "folder": trial.folder.name})
+    return pd.DataFrame(rows)
 
 
 def _last_mean(run: Run, last: int) -> float:
@@ -89,40 +53,41 @@ def _last_mean(run: Run, last: int) -> float:
     return float((late if len(late) else values.dropna().iloc[-1:]).mean())
 
 
-def tabulate_points(searches: Sequence[Search]) -> pd.DataFrame:
-    """Tabulate every point of every search: algorithm, rank, values, score, metric, rounds done, status and folder."""
-    return pd.DataFrame(
-        {"algorithm": search.algorithm, "rank": rank, **trial.values, "score": trial.score}
-        | {trial.run.metric: trial.metric, "rounds": len(trial.run.rows), "status": trial.run.status}
-        | {"folder": trial.run.path.name}
-        for search in searches
-        for rank, trial in enumerate(search.ranked, start=1)
-    )
-
-
-def describe_search(search: Search) -> str:
+def describe_search(result: SearchResult) -> str:
     """Say what was searched, by which rule, and what was found."""
-    rule, best = search.tuning.rule, search.best
-    lost = sum(trial.run.status == "diverged" for trial in search.trials)
-    text = f"{len(search.trials)} of {search.tuning.size} points" + (f", of which {lost} diverged" if lost else "")
-    text += f", ranked by the {metric_words(rule.metric)} {_last_rounds(rule.last)}"
+    search, best = result.search, result.best_or_none
+    lost = sum(trial.status == "diverged" for trial in result.trials)
+    text = f"{len(result.trials)} of {search.size} points" + (f", of which {lost} diverged" if lost else "")
+    text += f", ranked by the {metric_words(search.rule.metric)} {_last_rounds(search.rule.last)}"
+    ranges = [_describe_values(name, values) for name, values in result.explored.items() if len(values) > 1]
+    how = {"zoom": f"; half of them coarse, then finer around the best: {', '.join(ranges)}"}
+    text += how.get(search.search, f": {', '.join(ranges)}") if ranges else ""
     if best is None:
         return f"{text}. None completed."
     values = join_words([f"{name} {format_setting(value)}" for name, value in best.values.items()])
-    return f"{text}. Best: {values}, {metric_words(rule.metric)} {format_number(best.score)}."
+    return f"{text}. Best: {values}, {metric_words(search.rule.metric)} {format_number(best.score)}."
+
+
+def _describe_values(name: str, values: Sequence[Any]) -> str:
+    """Say how many values there are, from where to where, and how close the closest are."""
+    if not all(map(is_number, values)) or min(values) <= 0:
+        return f"{name} {join_words(list(map(format_setting, values)), 'or')}"
+    factor = min(high / low for low, high in pairwise(values))
+    ends = f"{name} from {format_setting(values[0])} to {format_setting(values[-1])}"
+    return f"{ends} ({len(values)} values, a factor {format_setting(float(f'{factor:.2g}'))} or more apart)"
 
 
 def _last_rounds(last: int) -> str:
     return "in the last round" if last == 1 else f"averaged over the last {last} rounds"
 
 
-def edge_warnings(search: Search) -> list[str]:
-    """Warn of every best value at an end of its grid."""
+def edge_warnings(result: SearchResult) -> list[str]:
+    """Warn of every best value at an end of what was searched."""
     lines = []
-    for name, end in search.edges.items():
-        values = search.tuning.grid[name]
+    for name, end in result.edges.items():
+        values = result.explored[name]
         ends = f"{format_setting(min(values))} to {format_setting(max(values))}"
-        lines.append(f"The best {name} is the {end} of its grid ({ends}): a better one may lie beyond.")
+        lines.append(f"The best {name} is the {end} that was searched ({ends}): a better one may lie beyond.")
     return lines
 
 
@@ -130,7 +95,7 @@ def edge_warnings(search: Search) -> list[str]:
 class HeatMap:
     """The metric over two hyper-parameters (Reddi et al. 2021, Figure 2)."""
 
-    search: Search
+    result: SearchResult
     x: str  # the hyper-parameter of the columns
     y: str  # the hyper-parameter of the rows
     columns: Sequence[str]  # values of x
@@ -141,30 +106,25 @@ class HeatMap:
     @property
     def caption(self) -> str:
         """What the map shows."""
-        rule = self.search.tuning.rule
-        text = f"{self.search.algorithm}: {metric_words(rule.metric)} {_last_rounds(rule.last)}"
+        rule = self.result.search.rule
+        text = f"{self.result.search.algorithm}: {metric_words(rule.metric)} {_last_rounds(rule.last)}"
         text += f", the best over {join_words(self.others)}" if self.others else ""
         return f"{text}. The frame marks the chosen point, × one that diverged."
 
 
-def make_heat_map(search: Search) -> HeatMap | None:
+def make_heat_map(result: SearchResult) -> HeatMap | None:
     """Make the map of a grid with two or more hyper-parameters; None for other searches."""
-    grid = {name: values for name, values in search.tuning.grid.items() if len(values) > 1}
-    if search.tuning.search != "grid" or len(grid) < 2 or not search.trials:
+    grid = {name: values for name, values in result.explored.items() if len(values) > 1}
+    if result.search.search == "optuna" or len(grid) < 2 or not result.trials:
         return None
     y, x = next((pair for pair in AXES if set(pair) <= set(grid)), tuple(grid)[:2])
-    sign = 1 if search.tuning.rule.higher_is_better else -1
-
-    def worth(trial: Trial) -> tuple[bool, float]:
-        return trial is search.best, sign * trial.score if math.isfinite(trial.score) else -math.inf
-
     best: dict[tuple[Any, Any], Trial] = {}
-    for trial in sorted(search.trials, key=worth):
+    for trial in reversed(result.ranked):
         best[trial.values[x], trial.values[y]] = trial
     rows = list(reversed(grid[y]))
     cells = [[best.get((a, b)) for a in grid[x]] for b in rows]
     others = [name for name in grid if name not in (x, y)]
-    return HeatMap(search, x, y, list(map(format_setting, grid[x])), list(map(format_setting, rows)), cells, others)
+    return HeatMap(result, x, y, list(map(format_setting, grid[x])), list(map(format_setting, rows)), cells, others)
 
 
 @dataclass(frozen=True)
@@ -196,22 +156,22 @@ class Profile:
         return min(x for line in self.lines.values() for x, _ in line) > 0
 
 
-def make_profiles(searches: Sequence[Search]) -> list[Profile]:
+def make_profiles(results: Sequence[SearchResult]) -> list[Profile]:
     """Make a profile for each hyper-parameter with at least three values, of all searches that have it together."""
     profiles: dict[tuple[str, str, bool, bool], dict[str, list[tuple[float, float]]]] = {}
-    for search in searches:
-        is_grid, rule = search.tuning.search == "grid", search.tuning.rule
+    for result in results:
+        is_grid, rule = result.search.search == "grid", result.search.rule
         sign = 1 if rule.higher_is_better else -1
-        for name, values in search.tuning.grid.items():
+        for name, values in result.search.grid.items():
             if not all(map(is_number, values)) or (is_grid and len(values) < 3):
                 continue
-            trials = [trial for trial in search.trials if math.isfinite(trial.score)]
+            trials = [trial for trial in result.trials if math.isfinite(trial.score)]
             trials.sort(key=lambda trial: (float(trial.values[name]), sign * trial.score))
             line = [(float(trial.values[name]), trial.score) for trial in trials]
             line = list(dict(line).items()) if is_grid else line  # of each value the last, which is the best
             if len(line) > 1:
                 lines = profiles.setdefault((name, rule.metric, rule.higher_is_better, is_grid), {})
-                label = search.algorithm
+                label = result.search.algorithm
                 while label in lines:
                     label += "′"
                 lines[label] = line

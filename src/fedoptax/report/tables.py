@@ -10,7 +10,7 @@ import pandas as pd
 from fedoptax.report import words
 from fedoptax.report.groups import Group, group_runs
 from fedoptax.report.load import Run
-from fedoptax.report.paired import LEAST_PAIRS, LEVEL, Paired, compare_seeds
+from fedoptax.report.paired import LEAST_PAIRS, LEVEL, compare_groups
 from fedoptax.tasks.metrics import Column
 
 NAN = float("nan")
@@ -22,34 +22,25 @@ _TO_TARGET = ("target", "rounds_to_target", "bytes_to_target", "gradients_to_tar
 Row = dict[str, Any]
 
 
-def final_table(runs: Sequence[Run], target: float | None = None) -> pd.DataFrame:
+def final_table(runs: Sequence[Run], target: float | None = None, early: int | None = None) -> pd.DataFrame:
     """Tabulate what every algorithm reached and what it cost, one row per group of seeds.
 
     Final values (`final`, `best`, `last_mean`, `train_loss`) are means over the completed seeds, `counted` of them, or
     over the seeds that did not diverge if none completed.
 
-    Columns: `algorithm`, `problem` (equal where rows can be ranked), `metric`, `higher_is_better`, `seeds`, `counted`,
-    `finals` (by seed), `final` and `final_std` (n − 1 below), `best` (value of `best_metric`, on validation where there
-    is some, at the best evaluated round), `best_round` (median over seeds), `at_best` (the metric there, where it is
-    another than `best_metric`), `last_mean` (over the evaluated ones of the last `last_window` rounds, min(100, rounds
-    // 10) but at least 1), `train_loss`, `target`; until it is reached, as medians over all seeds, inf if it never is,
-    `rounds_to_target`, `bytes_to_target` (of all clients, both ways), `gradients_to_target` (of all clients, cohorts
-    being of average clients) and `virtual_seconds_to_target`; `pairs`, `behind`, `p_behind` and `p_within_point` (from
-    the group with the best `final`, 0 for itself, see `fedoptax.report.paired.compare_seeds`), `bytes_up` and
-    `bytes_down` (per client and round), `total_bytes`, `virtual_seconds`, `seconds_per_round` (median over rounds and
-    seeds), `participants` (mean over rounds and seeds), `epsilon` (the largest at the end), `client_spread` and
-    `client_worst` (the standard deviation of the metric over clients, and its mean over the worst tenth of them, at the
-    last evaluated round), `before` and `after` (the metric over clients, before and after `local_steps` of
-    personalization, likewise with `_spread` and `_worst`), `rates` (where the learning rates come from), `complete`,
-    `status`. Others are means over seeds. What the runs do not have is NaN.
+    What each column holds is told by `shown_columns`; besides, `problem` is equal where rows can be ranked, `finals`,
+    `earlies` and `arrivals` (rounds to the target) are values by seed, `client_spread`, `client_worst`, `before` and
+    `after` are of the metric over clients, and `compare_groups` adds the comparison with the best mean. Costs to the
+    target are inf if it is never reached. What the runs do not have is NaN.
 
     Args:
       runs: from `load_runs`.
       target: the metric's value to be reached; None takes 95 % of the best group's final value (105 % where lower is
         better) for each task.
+      early: the number of first rounds that `early` is the mean of; None takes a fifth of all.
     """
     groups = group_runs(runs)
-    rows = [_final_row(group) for group in groups]
+    rows = [_final_row(group, early) for group in groups]
     for row, group in zip(rows, groups, strict=True):
         sign = 1 if row["higher_is_better"] else -1
         rivals = [other for other in rows if other["problem"] == row["problem"] and math.isfinite(other["final"])]
@@ -60,15 +51,8 @@ def final_table(runs: Sequence[Run], target: float | None = None) -> pd.DataFram
         else:
             row["target"] = float(target)
         row |= _costs_to_target(group, row["target"])
-        paired = Paired(0, 0.0 if row is best and ended else NAN, NAN, NAN)
-        if best and best is not row and any(other is row for other in ended):
-            paired = compare_seeds(best["finals"], row["finals"])
-        row |= {
-            "pairs": paired.pairs,
-            "behind": sign * paired.difference if paired.pairs else paired.difference,
-            "p_behind": paired.p_differs,
-            "p_within_point": paired.p_within_point if group.runs[0].is_share else NAN,
-        }
+    for problem in dict.fromkeys(row["problem"] for row in rows):
+        compare_groups([row for row in rows if row["problem"] == problem])
     return pd.DataFrame(rows)
 
 
@@ -79,10 +63,13 @@ def history_table(runs: Sequence[Run]) -> pd.DataFrame:
     return pd.concat(filled, names=["algorithm", "seed"]).reset_index([0, 1])
 
 
-def _final_row(group: Group) -> Row:
+def _final_row(group: Group, early: int | None) -> Row:
+    first = early or max(1, int(group.config["rounds"]) // 5)
     window = max(1, min(100, int(group.config["rounds"]) // 10))
     measured = {int(run.config["seed"]): values for run in group.counted_runs if len(values := _measured(run))}
     finals = pd.Series({seed: values.iloc[-1] for seed, values in measured.items()}, dtype=float)
+    earlies = {seed: float(values[values.index <= first].mean()) for seed, values in measured.items()}
+    weighting, of_paper = group.config.get("weighting"), group.config.get("paper_weighting")
     size = group.config.get("bytes") or {}
     over_clients = (Column.parse(group.metric) or Column("test", ""))._replace(split="client")
     spread, worst = (str(over_clients._replace(summary=summary)) for summary in ("spread", "worst_decile"))
@@ -100,6 +87,11 @@ def _final_row(group: Group) -> Row:
         **_best_rounds(group),
         "last_mean": _mean([_last_mean(values, window) for values in measured.values()]),
         "last_window": window,
+        "last_evaluations": _median([float((v.index > v.index[-1] - window).sum()) for v in measured.values()]),
+        "earlies": earlies,
+        "early": _mean(list(earlies.values())),
+        "early_window": first,
+        "is_share": group.runs[0].is_share,
         "train_loss": _mean([_last(run, "train_loss") for run in group.counted_runs]),
         **dict.fromkeys(_TO_TARGET),
         "client_spread": _mean([_last(run, spread) for run in group.counted_runs]),
@@ -112,6 +104,7 @@ def _final_row(group: Group) -> Row:
         "seconds_per_round": pd.concat(seconds).median() if seconds else NAN,
         "participants": _mean([run.rows["participants"].mean() for run in group.runs if "participants" in run.rows]),
         "epsilon": pd.Series([_last(run, "epsilon") for run in group.runs], dtype=float).max(),
+        "weighting": f"{weighting} (paper: {of_paper})" if of_paper not in (None, weighting) else weighting or "",
         "rates": group.config.get("rates") or "",
         "complete": group.is_complete,
         "status": group.status,
@@ -119,21 +112,21 @@ def _final_row(group: Group) -> Row:
 
 
 def _best_rounds(group: Group) -> Row:
-    """What the best evaluated rounds say, as the runs' summaries name them, or those of earlier versions by metric."""
-    found = []
+    """What the best evaluated rounds say, as the runs' summaries name them, or else by the metric."""
+    rounds = []
     for run in group.counted_runs:
         values = _measured(run)
         if best := run.summary.get("best"):
-            found.append((best["round"], best["metric"], best["value"], values.get(best["round"], NAN)))
+            rounds.append((best["round"], best["metric"], best["value"], values.get(best["round"], NAN)))
         elif len(values):
             place = int(values.argmax() if group.higher_is_better else values.argmin())
-            found.append((values.index[place], group.metric, values.iloc[place], values.iloc[place]))
-    metric = found[0][1] if found else group.metric
+            rounds.append((values.index[place], group.metric, values.iloc[place], values.iloc[place]))
+    metric = rounds[0][1] if rounds else group.metric
     return {
         "best_metric": metric,
-        "best": _mean([value for _, _, value, _ in found]),
-        "best_round": _median([float(round) for round, *_ in found]),
-        "at_best": _mean([value for *_, value in found]) if metric != group.metric else NAN,
+        "best": _mean([value for _, _, value, _ in rounds]),
+        "best_round": _median([float(round) for round, *_ in rounds]),
+        "at_best": _mean([value for *_, value in rounds]) if metric != group.metric else NAN,
     }
 
 
@@ -149,17 +142,20 @@ def _personalized(group: Group) -> Row:
 
 def _costs_to_target(group: Group, target: float) -> Row:
     """Return the rounds, and their cost, until the metric reaches a target: inf if never, median over seeds."""
+    arrivals: dict[int, float] = {}
     costs: dict[str, list[float]] = {name: [] for name in ("rounds", "bytes", "virtual_seconds")}
     for run in group.runs if math.isfinite(target) else []:
         values = _measured(run)
         hits = values[values >= target] if group.higher_is_better else values[values <= target]
         at = float(hits.index[0]) if len(hits) else math.inf
         costs["rounds"].append(at)
+        arrivals[int(run.config["seed"])] = at
         for name, by_round in (("bytes", run.bytes_per_round()), ("virtual_seconds", _virtual_seconds(run))):
             total = float(by_round[run.rows["round"] <= at].sum(min_count=1))
             costs[name].append(math.inf if math.isinf(at) and not math.isnan(total) else total)
     medians = {f"{name}_to_target": _median(values) for name, values in costs.items()}
-    return medians | {"gradients_to_target": medians["rounds_to_target"] * group.runs[0].gradients_per_round}
+    gradients = medians["rounds_to_target"] * group.runs[0].gradients_per_round
+    return {**medians, "gradients_to_target": gradients, "arrivals": arrivals}
 
 
 def _virtual_seconds(run: Run) -> pd.Series:
@@ -201,7 +197,7 @@ class TableColumn(NamedTuple):
     @property
     def is_text(self) -> bool:
         """Whether it is aligned to the left."""
-        return self.name in ("algorithm", "rates", "status")
+        return self.name in ("algorithm", "weighting", "rates", "status")
 
     def text(self, row: Row) -> str:
         """Write a row's cell."""
@@ -212,8 +208,8 @@ class TableColumn(NamedTuple):
             return words.format_spread(value, row["final_std"])
         if name == "seeds":
             return str(value) if row["counted"] == value else f"{row['counted']} of {value}"
-        if name == "behind":
-            return _write_behind(row)
+        if name.endswith("behind"):
+            return write_behind(row, name.removesuffix("behind"))
         if name.startswith("after"):
             before = words.format_number(row[name.replace("after", "before")])
             return words.DASH if math.isnan(value) else f"{before} → {words.format_number(value)}"
@@ -227,64 +223,65 @@ class TableColumn(NamedTuple):
         return words.format_duration(value) if "seconds" in name else words.format_number(value)
 
 
-def _write_behind(row: Row) -> str:
-    if row["behind"] == 0 and row["pairs"] == 0:
-        return "best"
-    text = words.format_number(row["behind"], 2)
-    if math.isnan(row["behind"]):
-        return text
-    if row["pairs"] < LEAST_PAIRS:
-        return f"{text}, too few seeds"
-    return f"{text}, p {row['p_behind']:.2g}" + (", within a point" if row["p_within_point"] < LEVEL else "")
+def write_behind(row: Row, prefix: str = "", is_short: bool = False) -> str:
+    """Write how far a row is behind the best mean, with its 95 % interval and p; in short without the interval."""
+    if row[f"{prefix}standing"]:
+        return str(row[f"{prefix}standing"])
+    behind, low, high = (words.format_number(row[f"{prefix}{name}"], 2) for name in ("behind", "low", "high"))
+    if behind == words.DASH:
+        return behind
+    if math.isnan(row[f"{prefix}p"]):
+        return f"{behind}, too few seeds" if row[f"{prefix}pairs"] < LEAST_PAIRS else behind
+    if is_short:
+        return f"{behind}, p {row[f'{prefix}p']:.2g}"
+    within = ", within a point" if not prefix and row["p_within_point"] < LEVEL else ""
+    return f"{behind} [{low}, {high}], p {row[f'{prefix}p']:.2g}{within}"
 
 
+SHORT = ("algorithm", "final", "behind", "rounds_to_target", "bytes_to_target")
+"""The columns on a terminal and in LaTeX; the page shows these and the next four before the others."""
+FIRST = (*SHORT, "seeds", "weighting", "train_loss", "status")
 _COLUMNS = (
     ("algorithm", "Algorithm", "with the settings that differ where it has several rows"),
     ("final", "Final {metric}", "mean ± standard deviation over seeds, last evaluated round"),
-    ("seeds", "Seeds", "runs that differ by nothing but their seed"),
-    ("behind", "Behind the best", "mean over common seeds, with the p of a paired t-test, uncorrected"),
-    ("best", "Best {chosen}", "at the evaluated round where it was best, mean over seeds"),
-    ("best_round", "Best round", "this round, the first of equals, median over seeds"),
-    ("last_mean", "Mean of last {window}", "mean over the evaluated ones of the last rounds, and over seeds"),
-    ("train_loss", "Train loss", "in the last round, mean over seeds"),
+    ("behind", "Behind {leading}", "mean difference over common seeds, its 95 % interval, and p of a paired t-test, "
+     "corrected over this column (Holm); best: all others are significantly behind; within a point: equivalent "
+     "within 0.01 by two one-sided tests, corrected too"),
     ("rounds_to_target", "Rounds to {target}", "first such evaluated round, median over seeds"),
     ("bytes_to_target", "Bytes to {target}", "of all clients, both ways, up to then"),
-    (
-        "gradients_to_target",
-        "Gradients to {target}",
-        "minibatch gradients of all clients up to then, cohorts being of average clients",
-    ),
+    ("seeds", "Seeds", "runs that differ by nothing but their seed"),
+    ("weighting", "Weighting", "of the uploads in their mean, with the paper's own where it is another"),
+    ("train_loss", "Train loss", "in the last round, mean over seeds"),
+    ("best", "Best {chosen}", "at the evaluated round where it was best, mean over seeds"),
+    ("best_round", "Best round", "this round, the earliest if several are equal, median over seeds"),
+    ("last_mean", "Mean of last {window}", "mean over the {evaluations} evaluated of the last rounds, and over seeds"),
+    ("early", "Mean of first {early}", "mean over those of the first rounds that were evaluated, and over seeds"),
+    ("early_behind", "Behind {leading} early", "of this mean; one family of tests with the next column"),
+    ("rounds_behind", "Rounds later", "than the first to reach {target}; where all seeds of both do"),
+    ("gradients_to_target", "Gradients to {target}", "minibatch gradients of all clients up to then, cohorts being "
+     "of average clients"),
     ("bytes_up", "Upload", "bytes that a client sends in a round, payload only"),
     ("bytes_down", "Download", "bytes that a client receives in a round, payload only"),
-    (
-        "total_bytes",
-        "Total bytes",
-        "of all sampled clients in all rounds, both ways, mean over seeds; 1 MB is 10⁶ bytes",
-    ),
+    ("total_bytes", "Total bytes", "of all sampled clients in all rounds, both ways, mean over seeds; 1 MB is 10⁶ "
+     "bytes"),
     ("seconds_per_round", "Time per round", "wall time, median over rounds and seeds, without compilation"),
-)
+)  # fmt: skip
 _OPTIONAL = (
     ("at_best", "{metric_title} then", "at the best round, mean over seeds"),
     ("client_spread", "Client std", "standard deviation over clients' own held-out examples, mean over seeds"),
     ("client_worst", "Worst 10 %", "mean over the worst tenth of the clients, and over seeds"),
-    (
-        "after",
-        "Personalized",
-        "mean over clients before → after {local_steps} local steps from the global model, and seeds",
-    ),
+    ("after", "Personalized", "mean over clients before → after {local_steps} local steps from the global model, and "
+     "seeds"),
     ("after_spread", "Personalized std", "standard deviation over clients, before → after"),
     ("after_worst", "Personalized worst 10 %", "mean over the worst tenth of the clients, before → after"),
     ("virtual_seconds", "Virtual time", "all rounds, by the clients' speeds"),
-    (
-        "virtual_seconds_to_target",
-        "Virtual time to {target}",
-        "up to the first such evaluated round, median over seeds",
-    ),
+    ("virtual_seconds_to_target", "Virtual time to {target}", "up to the first such evaluated round, median over "
+     "seeds"),
     ("participants", "Participants", "clients per round whose uploads counted, mean over rounds and seeds"),
     ("epsilon", "Epsilon", "privacy spent at the end, the largest of the seeds"),
     ("rates", "Rates from", "where the learning rates come from; tuned: a search"),
-)
-_STATUS = ("status", "Status", "completed, or what became of how many seeds")
+)  # fmt: skip
+_STATUS = ("status", "Status", "completed, or how many seeds ended otherwise")
 
 
 def shown_columns(table: pd.DataFrame) -> list[TableColumn]:
@@ -295,7 +292,10 @@ def shown_columns(table: pd.DataFrame) -> list[TableColumn]:
         "metric_title": words.metric_title(metric),
         "target": words.join_values(words.format_number(value, 3) for value in table["target"].dropna()) or "target",
         "chosen": words.join_values(map(words.metric_words, table["best_metric"])),
+        "leading": words.join_values(np.where(table["higher_is_better"], "highest", "lowest")),
         "window": words.join_values(table["last_window"]),
+        "evaluations": words.join_values(table["last_evaluations"].dropna().astype(int)),
+        "early": words.join_values(table["early_window"]),
         "local_steps": words.join_values(table["local_steps"].dropna().astype(int)),
     }
     optional = [column for column in _OPTIONAL if (table[column[0]].notna() & (table[column[0]] != "")).any()]
@@ -308,6 +308,23 @@ def shown_columns(table: pd.DataFrame) -> list[TableColumn]:
 def table_rows(table: pd.DataFrame) -> list[Row]:
     """The rows of a table as dictionaries."""
     return [{str(name): value for name, value in row.items()} for row in table.to_dict("records")]
+
+
+def short_table(table: pd.DataFrame) -> list[list[str]]:
+    """Return the header and the rows of the table's most important columns, which fit a terminal."""
+    columns = [column for name in SHORT for column in shown_columns(table) if column.name == name]
+    rows = [[c.text(row) if c.name != "behind" else write_behind(row, is_short=True) for c in columns]
+        for row in table_rows(table)]  # fmt: skip
+    return [[column.header for column in columns], *([f"{name:.30}", *cells] for name, *cells in rows)]
+
+
+def to_latex(table: pd.DataFrame) -> str:
+    """Write the most important columns for LaTeX with the package booktabs."""
+    header, *rows = [[cell.replace("→", "to") for cell in row] for row in short_table(table)]
+    text = pd.DataFrame(rows, columns=header).to_latex(
+        index=False, escape=True, column_format="l" + "r" * len(header[1:])
+    )
+    return text.replace("±", "$\\pm$").replace("–", "--")
 
 
 def to_markdown(table: pd.DataFrame) -> str:
@@ -329,4 +346,5 @@ def _escape(text: str) -> str:
 
 def to_csv(table: pd.DataFrame) -> str:
     """Write a table as CSV with full precision; `inf` rounds to a target mean that it was not reached."""
-    return table.drop(columns=["problem", "finals"], errors="ignore").to_csv(index=False, lineterminator="\n")
+    internal = ["problem", "finals", "earlies", "arrivals", "is_share", "early_p_within_point", "rounds_p_within_point"]
+    return table.drop(columns=internal, errors="ignore").to_csv(index=False, lineterminator="\n")

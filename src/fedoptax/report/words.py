@@ -13,7 +13,7 @@ _FAULT_DETAILS = {"step_seconds": "deadline", "speed_spread": "deadline", "jitte
 
 
 def format_number(value: float, digits: int = 4) -> str:
-    """Write a measured value with so many significant digits, a dash for none.
+    """Write a measured value with `digits` significant digits, a dash for none.
 
     Examples:
       >>> format_number(0.95), format_number(1816.2), format_number(float("nan")), format_number(1.2e-7)
@@ -66,9 +66,9 @@ def format_setting(value: Any) -> str:
 
 def describe_faults(faults: dict[str, Any]) -> str:
     """List the faults of a run, without those that never happen: `dropout 0.3`."""
-    given = {name: value for name, value in faults.items() if value}
-    parts = [name for name in given if _FAULT_DETAILS.get(name, name) in given]
-    return ", ".join(f"{name.replace('_', ' ')} {format_setting(given[name])}" for name in parts) or "none"
+    active = {name: value for name, value in faults.items() if value}
+    parts = [name for name in active if _FAULT_DETAILS.get(name, name) in active]
+    return ", ".join(f"{name.replace('_', ' ')} {format_setting(active[name])}" for name in parts) or "none"
 
 
 def format_count(amount: int, noun: str) -> str:

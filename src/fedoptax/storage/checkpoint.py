@@ -1,7 +1,7 @@
 """Checkpoints of a run's states: atomic, the last two, checked before they are used.
 
     checkpoints/40/states.npz       the server's state, and the clients' if they are on the device
-    checkpoints/40/clients/         the clients' states if they are on the host
+    checkpoints/40/clients/0/       the clients' states if they are on the host, a folder for each process
     checkpoints/40/checkpoint.json  shapes and dtypes, the history's length and SHA-256, and one digest of all files
 
 A checkpoint is made beside its place and moved there as a whole. One that is damaged, or whose part of the history is,
@@ -23,6 +23,7 @@ import numpy as np
 
 from fedoptax._files import read_json, sync_folder, write_json
 from fedoptax.algorithm import Tree
+from fedoptax.distributed import broadcast, is_leader, run_on_all_or_fail
 from fedoptax.engine.client_states import ClientStates, OnHost
 from fedoptax.errors import RunError, UsageError, shorten
 from fedoptax.storage.history import begins_with
@@ -34,26 +35,36 @@ MANIFEST = "checkpoint.json"
 
 
 def save_checkpoint(
-    folder: Path, round: int, server: Tree, clients: ClientStates, history: Mapping[str, Any] | None = None
+    folder: Path,
+    round: int,
+    server: Tree,
+    clients: ClientStates,
+    sync: Callable[[], Mapping[str, Any] | None] = lambda: None,
 ) -> None:
     """Save the states after `round` rounds in a run folder, and remove those of later rounds.
 
     Everything else that a run continues with follows from its config: keys and the order of data are functions of the
-    seed and the round. `history` is what `HistoryFile.sync` returned; None if there is no history.
+    seed and the round. `sync` writes what else must not be behind the states, and returns what `HistoryFile.sync`
+    does, or None where there is no history.
     """
     place, temporary = folder / FOLDER / str(round), folder / FOLDER / f".{round}.{os.getpid()}.tmp"
-    try:
+    leaves = jax.tree.leaves(_states(server, clients))
+    manifest: dict[str, Any] = {"format": FORMAT, "round": round, "arrays": _form(leaves)}
+
+    def write_states() -> None:
+        manifest["history"] = sync()
         _remove(folder, lambda old: old > round)  # damaged, or of rounds that are done again
-        temporary.mkdir(parents=True)
-        leaves = jax.tree.leaves(_states(server, clients))
+        (temporary / "clients" if isinstance(clients, OnHost) else temporary).mkdir(parents=True)
         with (temporary / "states.npz").open("wb") as file:
             flat = [np.ascontiguousarray(leaf).reshape(-1) for leaf in leaves]  # as bytes: npz cannot hold every dtype
             np.savez(file, allow_pickle=False, **{f"{i:05d}": array.view(np.uint8) for i, array in enumerate(flat)})
+
+    try:
         if isinstance(clients, OnHost):
-            clients.save(temporary / "clients")
-        digest = _digest(temporary, sync=True)
-        manifest = {"format": FORMAT, "round": round, "arrays": _form(leaves), "history": history, "digest": digest}
-        write_json(temporary / MANIFEST, manifest)
+            save_clients(clients, temporary.absolute() / "clients", write_states)
+        else:
+            write_states()
+        write_json(temporary / MANIFEST, manifest | {"digest": _digest(temporary, sync=True)})
         if place.is_dir():  # damaged, or the same
             place.rename(place.with_name(f".{round}.old.tmp"))
         os.replace(temporary, place)
@@ -64,6 +75,27 @@ def save_checkpoint(
         raise RunError(f"checkpoint of round {round} cannot be written: {_reason(error)}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def save_clients(clients: OnHost, place: Any = None, prepare: Callable[[], None] = lambda: None) -> None:
+    """Save the states of each process's clients, in a call of all; the leader knows the place, and prepares it.
+
+    Raises:
+      RunError: it cannot be written by all.
+    """
+    place = broadcast(place)
+    run_on_all_or_fail(prepare)
+    run_on_all_or_fail(lambda: clients.save(place))
+
+
+def load_clients(clients: OnHost, folder: Path | None, round: int) -> None:
+    """Load in the other processes what the leader restored from its run folder, in a call of all.
+
+    Raises:
+      RunError: another process cannot read it.
+    """
+    place = broadcast(None if folder is None or not round else folder.absolute() / FOLDER / str(round) / "clients")
+    run_on_all_or_fail(lambda: None if place is None or is_leader() else clients.load(place))
 
 
 def restore_checkpoint(

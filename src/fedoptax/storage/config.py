@@ -27,6 +27,8 @@ from fedoptax.tasks.task import Task
 FORMAT = 1
 MAY_CHANGE = {
     "environment", "fedoptax", "trackers", "gradients_per_step", "rates", "metrics", "random", "deployment",
+    "paper_weighting", "command",
+    "client_names", "majority",
 }  # fmt: skip
 """What may change when a run is resumed, besides the options that say so."""
 
@@ -67,6 +69,8 @@ def run_config(
         "primary_metric": None if task.primary_metric is None else str(Column(split, task.primary_metric)),
         "metrics": metrics_record(task) if task.test or task.validation else {},
         "higher_is_better": task.higher_is_better,
+        "majority": task.majority_rates(),
+        **({"client_names": list(task.client_names)} if task.client_names is not None else {}),
         "partition": partition_record(task),
         "environment": {
             "python": platform.python_version(),

@@ -146,7 +146,8 @@ class RunFolder:
         write_json(folder / "config.json", config)
         self._summarize(Status.RUNNING, None, 0.0, None)
         self._rows = HistoryFile(folder, history.rows)
-        self._clients = ClientsFile(folder, source, len(history)) if config.get("client_metrics") else None
+        names = config.get("client_names")
+        self._clients = ClientsFile(folder, source, len(history), names) if config.get("client_metrics") else None
         self._saved = time.monotonic()
 
     def add(self, rows: list[Row], by_client: Mapping[str, np.ndarray] | None = None) -> None:
@@ -166,13 +167,16 @@ class RunFolder:
 
         `best` are the best parameters so far, if they are kept; `state` holds them too, for a run that is continued.
         """
-        if self._clients is not None:
-            self._clients.write()
-        save_checkpoint(self._folder, len(self._history), state, clients, self._rows.sync())
+        save_checkpoint(self._folder, len(self._history), state, clients, self._sync)
         if best is not None:
             write_atomically(self._folder / "best.npz", pack_arrays(named_leaves(best)))
         self._summarize(Status.RUNNING, None, 0.0, notes)
         self._saved = time.monotonic()
+
+    def _sync(self) -> Mapping[str, Any]:
+        if self._clients is not None:
+            self._clients.write()
+        return self._rows.sync()
 
     def end(
         self, status: str, message: str | None, params: Tree, compile_seconds: float, notes: Mapping[str, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -174,12 +174,14 @@ def _encode(rows: list[Row]) -> bytes:
 class ClientsFile:
     """clients.parquet while a run writes it: one row per evaluated round and client that has held-out examples.
 
-    Its columns are `round` and `client`, int32, and the metrics, float32, by `column_of`. It begins with those of the
-    first `done` rounds in the folder of the run that is continued.
+    Its columns are `round` and `client`, int32, the client's `name` if clients have `names`, and the metrics, float32,
+    by `column_of`. It begins with those of the first `done` rounds in the folder of the run that is continued.
     """
 
-    def __init__(self, folder: Path, source: str | Path | None = None, done: int = 0) -> None:
-        self._path = folder / CLIENTS
+    def __init__(
+        self, folder: Path, source: str | Path | None = None, done: int = 0, names: Sequence[str] | None = None
+    ) -> None:
+        self._path, self._names = folder / CLIENTS, names
         tables = [read_clients(Path(source))] if source is not None and done else []
         self._parts = [table[table["round"] <= done] for table in tables]
 
@@ -190,7 +192,8 @@ class ClientsFile:
         clients = np.flatnonzero(~np.all([np.isnan(value) for value in values.values()], axis=0))
         rows = {column_of(name): np.asarray(value, np.float32)[clients] for name, value in sorted(values.items())}
         at = {"round": np.full(len(clients), round, np.int32), "client": clients.astype(np.int32)}
-        self._parts.append(pd.DataFrame(at | rows))
+        named = {} if self._names is None else {"name": [self._names[client] for client in clients.tolist()]}
+        self._parts.append(pd.DataFrame(at | named | rows))
 
     def write(self) -> None:
         """Write what was added so far."""
@@ -201,8 +204,8 @@ class ClientsFile:
 
 
 def column_of(metric: str) -> str:
-    """Return the column of a metric: its name, but `round_` or `client_` where that would be another column."""
-    return f"{metric}_" if metric in ("round", "client") else metric
+    """Return the column of a metric: its name, but `round_`, `client_` or `name_` where that is another column."""
+    return f"{metric}_" if metric in ("round", "client", "name") else metric
 
 
 def read_clients(folder: Path) -> pandas.DataFrame:

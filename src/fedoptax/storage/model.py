@@ -2,6 +2,7 @@
 
 model.stablehlo  the task's `predict`, (parameters, examples) -> outputs, by `jax.export`
 model.json       how examples are read, the names of the classes
+schema.toml      of a table, what its columns mean
 params.npz       the last parameters; best.npz the best, where they were kept
 """
 
@@ -14,14 +15,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import export
 
 from fedoptax._files import pack_arrays, read_arrays, read_json, using, write_atomically, write_json
 from fedoptax.algorithm import Tree
 from fedoptax.data.inputs import as_examples, read_inputs
-from fedoptax.errors import RunError, UsageError, check_int, check_output, check_type, shorten
+from fedoptax.data.readers import check_columns, read_features
+from fedoptax.data.schema import as_texts
+from fedoptax.errors import DataError, RunError, UsageError, check_int, check_number, check_output, check_type, shorten
 from fedoptax.storage.folder import named_leaves
+from fedoptax.tasks.metrics import METRICS, confusion, mean, r2, root_mean, total_of
 from fedoptax.tasks.task import Task, depends_on_argument
 
 if TYPE_CHECKING:
@@ -29,6 +34,8 @@ if TYPE_CHECKING:
 
 BATCH = 64
 """Examples that are predicted together; the last ones are filled up to as many, so that one program serves all."""
+MOST_COLUMNS = 20
+"""Classes up to which each has a column of its own."""
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 PROGRAM, DESCRIPTION, LAST, BEST = "model.stablehlo", "model.json", "params.npz", "best.npz"
 
@@ -68,16 +75,19 @@ class TrainedModel:
         """Return the outputs (n, …) of examples as in `predict`; with classes these are their probabilities (n, C)."""
         return self._apply(as_examples(x, self.inputs, self.fields, self.classes or ()))
 
-    def predict_file(self, path: str | Path, top: int = 1) -> pandas.DataFrame:
+    def predict_file(self, path: str | Path, top: int = 1, threshold: float | None = None) -> pandas.DataFrame:
         """Predict the examples in a .csv, .tsv, .parquet or .npz file, or of a folder of images.
 
         Args:
           path: with the columns or arrays that the model was trained on; others are passed on to the result.
           top: how many of the most probable classes are named.
+          threshold: of two classes, the probability from which the positive one is predicted.
 
         Returns:
-          One row per example, in order: `prediction` and `probability`, for `top` classes also `prediction_2`, …; for
-          a model without classes `output`, or `output_1`, … if there are several numbers.
+          One row per example, in order: `prediction` and `probability`, for `top` classes also `prediction_2`, …, and
+          of at most 20 classes `probability_NAME` for each. A model of a number gives it as `prediction`, any other
+          without classes `output`, or `output_1`, … if there are several numbers. `attrs["notes"]` of the table are
+          lines about cells that training did not have.
 
         Raises:
           UsageError: there is no such file, or the model takes none of its kind.
@@ -89,13 +99,60 @@ class TrainedModel:
         if self.classes is None:
             flat = outputs.reshape(len(outputs), -1)
             names = ["output"] if flat.shape[1] == 1 else [f"output_{i + 1}" for i in range(flat.shape[1])]
-            return table.assign(**dict(zip(names, flat.T)))
+            return table.assign(**dict(zip(["prediction"] if "schema" in self.inputs else names, flat.T)))
         check_int("top", top, 1, len(classes))
-        order = np.argsort(-outputs, axis=1, kind="stable")[:, :top]
+        order = self._rank(outputs, threshold)[:, :top]
         probabilities = np.take_along_axis(outputs, order, axis=1)
         for end, chosen, values in zip(["", *(f"_{k}" for k in range(2, top + 1))], order.T, probabilities.T):
             table = table.assign(**{f"prediction{end}": self._names[chosen], f"probability{end}": values})
-        return table
+        by_class = zip(classes, outputs.T) if len(classes) <= MOST_COLUMNS else ()
+        return table.assign(**{f"probability_{name}": column for name, column in by_class})
+
+    def _rank(self, outputs: np.ndarray, threshold: float | None) -> np.ndarray:
+        """Return the classes of each example (n, C), what is predicted first."""
+        positive = self.inputs.get("positive")
+        if threshold is None:
+            return np.argsort(-outputs, axis=1, kind="stable")
+        check_number("threshold", threshold, 0, 1, open_high=False)
+        if positive is None or self.classes is None:
+            raise UsageError(f"threshold needs a model of a table with two classes, got {threshold}")
+        place = list(self.classes).index(positive)
+        first = np.where(outputs[:, place] >= threshold, place, 1 - place)
+        return np.stack([first, 1 - first], axis=1)
+
+    def evaluate_file(self, path: str | Path, label: str, threshold: float | None = None) -> dict[str, float]:
+        """Measure the model on labelled rows of a table.
+
+        Returns:
+          Of classes `fedoptax.metrics.METRICS`, `majority`, the share of the commonest class, and
+          `confusion_ACTUAL_as_PREDICTED`; of a number `mae`, `rmse` and `r2`. What is not defined is NaN.
+
+        Raises:
+          UsageError, DataError: as `predict_file`; or there is no such column, or a label is none of the model's.
+        """
+        if "schema" not in self.inputs or len(self.classes or ()) > MOST_COLUMNS:
+            raise UsageError(f"evaluate needs a model of a table with at most {MOST_COLUMNS} classes")
+        table = self.predict_file(path, threshold=threshold)
+        check_columns(path, table.columns, [label])
+        if not len(table):
+            raise DataError(f"{path} holds no rows")
+        if self.classes is None:
+            actual, predicted = read_features(path, table, [label])[:, 0], table["prediction"].to_numpy(np.float32)
+            errors = {"mae": mean(jnp.abs(predicted - actual)), "rmse": root_mean(jnp.square(predicted - actual))}
+            standard = [(jnp.array(numbers) - actual.mean()) / (actual.std() or 1) for numbers in (predicted, actual)]
+            return {name: total_of(metric) for name, metric in (errors | {"r2": r2(*standard)}).items()}
+        names, texts = list(self.classes), as_texts(table[label])
+        if wrong := [row for row, text in enumerate(texts, 1) if text not in names]:
+            text = texts[wrong[0] - 1]
+            raise DataError(f"{path}: column {label!r}, row {wrong[0]} must be a class of the model, got {text!r}")
+        y = jnp.array([names.index(str(text)) for text in texts])
+        outputs = jnp.array(table[[f"probability_{name}" for name in names]].to_numpy())
+        chosen = jnp.eye(len(names))[jnp.array([names.index(str(name)) for name in table["prediction"]])]
+        place = names.index(self.inputs.get("positive") or names[-1])
+        of_chosen = ("accuracy", "f1", "balanced_accuracy")
+        metrics = {name: make(chosen if name in of_chosen else outputs, y, place) for name, make in METRICS.items()}
+        values = {name: total_of(metric) for name, metric in (metrics | confusion(chosen, y, names)).items()}
+        return {"majority": float(jnp.bincount(y).max() / len(y)), **values}
 
     def save(self, path: str | Path) -> Path:
         """Write the parameters as .npz or .safetensors, or all of the model as .stablehlo, by the path's ending.
@@ -198,6 +255,8 @@ def write_model(folder: Path, task: Task) -> None:
         return
     program = export_predict(task)
     write_atomically(folder / PROGRAM, bytes(program.serialize()))
+    if "schema" in task.inputs:
+        write_atomically(folder / "schema.toml", task.inputs["schema"].encode())
     description = {"task": task.name, "classes": _classes(task, program), "inputs": task.inputs}
     write_json(folder / DESCRIPTION, description)
 

@@ -1,7 +1,8 @@
-"""A task on your own data: `file:PATH`, classification of the examples in a file or a folder of images."""
+"""A task on your own data: `file:PATH`, classes or a number of the examples in a file or a folder of images."""
 
 import os
 import zlib
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +11,13 @@ import numpy as np
 from fedoptax.data.custom import check_path, load_file
 from fedoptax.data.datasets.source import Source
 from fedoptax.data.readers import TABLES, find_separator, find_white, open_archive, read_frame
-from fedoptax.errors import UsageError, shorten
+from fedoptax.data.schema import Schema
+from fedoptax.data.statistics import add_up_clients
+from fedoptax.errors import UsageError, check_int, shorten
 from fedoptax.tasks.images import cross_entropy
-from fedoptax.tasks.recipe import MODELS, PREFIX, Recipe, TaskOptions, make_task
-from fedoptax.tasks.task import Task
+from fedoptax.tasks.recipe import PREFIX, Recipe, TaskOptions, make_task
+from fedoptax.tasks.tables import class_weights, default_metrics, learn_table
+from fedoptax.tasks.task import Task, with_metrics
 
 MAX_CLASSES = 10
 """Classes that are counted one by one before the first round."""
@@ -24,15 +28,17 @@ MAX_NAMES = 10
 
 
 def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
-    """Classification on a user's file; see `fedoptax.data.custom.load_file` for the formats.
+    """Classes, or a number, of the examples in a user's file; see `fedoptax.data.custom.load_file` for the formats.
 
     Images reach the model divided by 1, 255 or 65535, see `fedoptax.data.readers.find_white`; examples of one dimension
-    (tables) reach it standardised with the mean and deviation of each feature over all training examples.
+    reach it standardised with the mean and deviation of each feature over all training examples, those of tables as
+    their schema says.
     """
     path = Path(os.path.expanduser(name.removeprefix(PREFIX)))
     cells = {name: value for name in ("separator", "decimal") if (value := getattr(options, name)) is not None}
+    schema = None if options.schema is None else Schema.read(options.schema)
     check_path(path)
-    if options.client_column is None and options.partition is None:
+    if options.client_column is None and options.partition is None and (schema is None or schema.client is None):
         check_has_clients(path, **cells)
     source = load_file(
         path,
@@ -41,6 +47,8 @@ def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
         label=options.label_column,
         image_size=options.image_size,
         test_fraction=options.test_fraction,
+        schema=schema,
+        target=options.target,
         seed=options.seed,
         **cells,
     )
@@ -52,53 +60,84 @@ def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
         if options.partition == "clients":
             raise UsageError(f"partition must not be 'clients' where a file names none, as {path.name}")
         options = replace(options, partition=options.partition or "dirichlet")
-    model = options.model or ("cnn" if is_image and min(source.input_shape[:2]) >= 4 else recipe.model)
-    net = MODELS[model](source.input_shape, source.num_classes)
-    how = ""
+    if source.schema is None and options.loss is not None:
+        raise UsageError(f"loss applies to a number to predict in a table, got {options.loss!r}")
+    how, weights = "", None
+    if source.schema is None:
+        weights = class_weights(options.class_weight, source.class_names or (), np.bincount(source.train["y"]))
     if is_image:
+        model = options.model or ("cnn" if min(source.input_shape[:2]) >= 4 else recipe.model)
         white = find_white(str(path), source.train["x"], source.test["x"])
-        learned = cross_entropy(net, white or 1.0) | {"inputs": {"white": white}}
+        net = recipe.models[model](source.input_shape, source.num_classes)
+        learned = cross_entropy(net, white or 1.0, weights=weights) | {"inputs": {"white": white}}
         how = f", divided by {white:g}" if white and white > 1 else ""
     else:
+        model = options.model or recipe.model
+        net = recipe.models[model](source.input_shape, source.num_classes or 1)
         train, test = ({**part, "x": part["x"].astype(np.float32, copy=False)} for part in (source.train, source.test))
+        if source.schema is None:
+            check_int("num_classes", source.num_classes, 2)
+            deviation = train["x"].std(0, dtype=np.float64)
+            scale = np.where(deviation > 0, deviation, 1.0)  # so that a constant feature becomes 0
+            learned = cross_entropy(net, scale, shift=train["x"].mean(0, dtype=np.float64), weights=weights)
+        else:
+            prepared = add_up_clients(source.schema, train["x"], train["y"], source.train_groups)
+            train, test = ({**part, "x": prepared.fill_in(part["x"])} for part in (train, test))
+            learned = learn_table(source.schema, prepared, net, options.loss, options.class_weight)
         source = source._replace(train=train, test=test)
-        deviation = train["x"].std(0, dtype=np.float64)
-        scale = np.where(deviation > 0, deviation, 1.0)  # so that a constant feature becomes 0
-        learned = cross_entropy(net, scale, shift=train["x"].mean(0, dtype=np.float64))
-        if source.columns is not None:
-            learned["inputs"] = {"columns": source.columns, **cells}
-            separator = find_separator(path, **cells)
+        if source.schema is not None and path.suffix.lower() in TABLES:
+            separator = find_separator(path, **{**cells, **source.schema.cells})
             how = "" if separator == TABLES[path.suffix.lower()] else f", separated by {separator!r}"
     task = make_task(name, recipe, replace(options, model=model), source, **learned)
-    return replace(
+    what = f"{source.num_classes} classes" if source.num_classes else "a number to predict"
+    stored = {} if schema is None or source.schema is None else {"schema": source.schema.to_toml()}
+    task = replace(
         task,
-        description=f"{path.name}, {source.num_classes} classes",
-        spec={**task.spec, "contents": contents},
+        description=f"{path.name}, {what}",
+        spec={**task.spec, "contents": contents, **stored},
         notes=(*describe_data(task, source, how), *warnings),
     )
+    metrics = None if schema is None or options.metrics else default_metrics(schema)
+    return with_metrics(task, metrics) if metrics else task
 
 
 def describe_data(task: Task, source: Source, how: str) -> list[str]:
-    """Say in three lines what was understood of a file: clients, features and `how` they are read, classes, split."""
+    """Say in lines what was understood of a file: clients, features and `how` they are read, labels, split, schema."""
     sizes, partition, shape = task.clients.sizes, task.spec["partition"], source.input_shape
     where = f"made by partition {partition}"
     if partition == "clients":
-        where = f"as '{task.spec.get('client_column', 'client')}' names them"
+        column = task.spec.get("client_column") or (source.schema and source.schema.client) or "client"
+        where = f"as '{column}' names them"
     what = f"{shape[0]} feature{'' if shape == (1,) else 's'}"
     if len(shape) > 1:
         what = f"arrays of shape {'×'.join(map(str, shape))}"
     elif source.columns is not None:
         what += f" ({shorten(', '.join(source.columns), 120)})"
-    counts = np.bincount(np.concatenate([source.train["y"], source.test["y"]]), minlength=source.num_classes)
-    names = source.class_names or tuple(map(str, range(source.num_classes)))
-    classes = ", ".join(f"{name} {count:,}" for name, count in zip(names[:MAX_CLASSES], counts))
-    more = ", ..." if len(names) > MAX_CLASSES else ""
+    y = np.concatenate([source.train["y"], source.test["y"]])
+    if source.num_classes:
+        names = source.class_names or tuple(map(str, range(source.num_classes)))
+        counts = np.bincount(y, minlength=source.num_classes)
+        classes = ", ".join(f"{name} {count:,}" for name, count in zip(names[:MAX_CLASSES], counts))
+        learned = f"{source.num_classes} classes ({classes}{', ...' if len(names) > MAX_CLASSES else ''})"
+    else:
+        learned = f"a number to predict ({y.min():g} to {y.max():g}, mean {y.mean():.4g})"
     tested = 0 if task.test is None else len(task.test["y"])
-    return [
+    counts = np.bincount(() if task.test_owners is None else task.test_owners, minlength=len(sizes))[: len(sizes)]
+    untested = [f"{name} ({size})" for name, size, tests in zip(task.client_names or (), sizes, counts) if not tests]
+    lines = [
         f"clients: {len(sizes)}, {where}; {sizes.min():,} to {sizes.max():,} training examples each",
-        f"examples: {what}{how}; {source.num_classes} classes ({classes}{more})",
+        f"examples: {what}{how}; {learned}",
         f"split: {sizes.sum():,} examples to train on, {tested:,} to test on",
     ]
+    schema, kinds = source.schema, Counter(c.kind for c in source.schema.columns.values()) if source.schema else {}
+    if "schema" not in task.spec and kinds.keys() - {"number"}:
+        counted = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+        lines.append(f"schema: made at first look ({counted}); `fedoptax data describe` writes it, to be edited")
+    notes = [] if schema is None else [*schema.notes]
+    if untested and counts.any():
+        small = shorten(", ".join(untested), 200)
+        notes.append(f"too small to hold out a test example ({len(untested)} clients, with their examples): {small}")
+    return lines + [f"warning: {note}" for note in notes]
 
 
 def fingerprint(source: Source) -> str:
@@ -144,6 +183,9 @@ def find_ids(source: Source) -> list[str]:
     if x.ndim != 2 or len(x) < MIN_ROWS:
         return []
     names = source.columns or [f"x[:, {i}]" for i in range(x.shape[1])]
+    if source.schema is not None:
+        is_number = [column.kind == "number" and role == "value" for column, role in source.schema.roles]
+        x, names = x[:, is_number], [name for name, kept in zip(names, is_number) if kept]
     unique, constant = [], []
     _, first, owner = np.unique(np.zeros(len(x)) if groups is None else groups, return_index=True, return_inverse=True)
     for name, column in zip(names, x.T):

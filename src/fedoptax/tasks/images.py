@@ -63,9 +63,13 @@ def image_classification(
 
 
 def cross_entropy(
-    model: Model, scale: float | np.ndarray, augment: Augmentation | None = None, shift: np.ndarray | None = None
-) -> dict[str, Any]:
-    """Return what is learned in `image_classification`, as attributes of `Task`; x is first taken minus `shift`."""
+    model: Model, scale: float | np.ndarray, augment: Augmentation | None = None, shift: np.ndarray | None = None,
+    weights: np.ndarray | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Return what is learned in `image_classification`, as attributes of `Task`; x is first taken minus `shift`.
+
+    `weights` (classes,) weigh the examples of each class in the training loss, not in the metrics.
+    """
 
     def logits_of(params: Tree, batch: Any, key: jax.Array | None = None) -> jax.Array:
         dtype = np.promote_types(jax.tree.leaves(params)[0].dtype, np.float32)  # the model casts its input
@@ -78,7 +82,10 @@ def cross_entropy(
         return logits, optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"])
 
     def loss(params: Tree, batch: Any, key: jax.Array) -> jax.Array:
-        return masked_mean(classify(params, batch, key)[1], batch)
+        losses = classify(params, batch, key)[1]
+        return masked_mean(
+            losses if weights is None else losses * jnp.asarray(weights, losses.dtype)[batch["y"]], batch
+        )
 
     def metrics(params: Tree, batch: Any) -> dict[str, jax.Array]:
         logits, losses = classify(params, batch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -110,6 +110,25 @@ def perplexity(losses: jax.Array, weights: jax.Array | None = None) -> Metric:
     return replace(mean(losses, weights, higher_is_better=False), result=lambda sums: jnp.exp(_divide(sums)))
 
 
+def root_mean(squares: jax.Array) -> Metric:
+    """Return the square root of the mean of `squares` (batch,), such as RMSE."""
+    return replace(mean(squares, higher_is_better=False), result=lambda sums: jnp.sqrt(_divide(sums)))
+
+
+def r2(predicted: jax.Array, actual: jax.Array) -> Metric:
+    """Return the coefficient of determination of numbers (batch,), 1 − Σ(y − ŷ)² / Σ(y − ȳ)²; NaN where all y are one.
+
+    Sums are in float32: let the numbers be standardised.
+    """
+
+    def result(sums: Tree) -> jax.Array:
+        errors, total, squares, count = sums
+        spread = squares - _divide((jnp.square(total), count))
+        return jnp.where(spread > 1e-6 * squares, 1 - errors / spread, jnp.nan)
+
+    return Metric((jnp.square(actual - predicted), actual, jnp.square(actual), jnp.ones_like(actual)), result)
+
+
 def accuracy(scores: jax.Array, labels: jax.Array, positive: int = 1) -> Metric:
     """Return the share of examples whose `labels` (batch,) have the largest of their `scores` (batch, classes)."""
     return mean(jnp.argmax(scores, axis=-1) == labels, format="share")
@@ -146,6 +165,65 @@ def auroc(probabilities: jax.Array, labels: jax.Array, positive: int = 1) -> Met
         return _divide((jnp.sum(positive * negative) / 2, jnp.sum(positive) * jnp.sum(negative)))
 
     return ranked(probabilities, labels, positive, area, bound)
+
+
+def auprc(probabilities: jax.Array, labels: jax.Array, positive: int = 1) -> Metric:
+    """Return the area under the precision-recall curve as the average precision, see `ranked`."""
+
+    def precision(scores: jax.Array, positive: jax.Array, negative: jax.Array) -> jax.Array:
+        """The mean over the positives of the precision where they are just found."""
+        order = jnp.argsort(scores)
+        first = jnp.searchsorted(scores[order], scores, side="left")
+        right, wrong = (
+            jnp.sum(count) - jnp.concatenate([jnp.zeros(1), jnp.cumsum(count[order])])[first]
+            for count in (positive, negative)
+        )
+        return _divide((jnp.sum(positive * right / jnp.maximum(right + wrong, 1)), jnp.sum(positive)))
+
+    return ranked(probabilities, labels, positive, precision)
+
+
+def balanced_accuracy(probabilities: jax.Array, labels: jax.Array, positive: int = 1) -> Metric:
+    """Return the mean over the classes of the share of a class's examples whose score is the largest."""
+    actual = jax.nn.one_hot(labels, probabilities.shape[-1])
+    is_right = (jnp.argmax(probabilities, axis=-1) == labels)[:, None]
+    return Metric((actual * is_right, actual), lambda sums: jnp.nanmean(_divide(sums)), format="share")
+
+
+def brier(probabilities: jax.Array, labels: jax.Array, positive: int = 1) -> Metric:
+    """Return the mean squared error of the probabilities: of the positive class of two, else summed over all."""
+    errors = jnp.square(probabilities - jax.nn.one_hot(labels, probabilities.shape[-1]))
+    is_binary = probabilities.shape[-1] == 2
+    return mean(errors[:, positive] if is_binary else jnp.sum(errors, axis=-1), higher_is_better=False)
+
+
+def calibration_error(probabilities: jax.Array, labels: jax.Array, positive: int = 1) -> Metric:
+    """Return how far probabilities are from shares, on average over the examples, in ten bins of equal width.
+
+    Of two classes the probability of the positive one counts, else that of the most probable class.
+    """
+    if probabilities.shape[-1] == 2:
+        score, is_true = probabilities[:, positive], labels == positive
+    else:
+        score, is_true = jnp.max(probabilities, axis=-1), jnp.argmax(probabilities, axis=-1) == labels
+    in_bin = jax.nn.one_hot(jnp.clip(jnp.ceil(score * 10) - 1, 0, 9).astype(int), 10)
+
+    def result(sums: Tree) -> jax.Array:
+        return _divide((jnp.sum(jnp.abs(sums[0])), jnp.sum(sums[1])))
+
+    return Metric((in_bin * (score - is_true)[:, None], in_bin), result, higher_is_better=False)
+
+
+def confusion(probabilities: jax.Array, labels: jax.Array, names: Sequence[str]) -> dict[str, Metric]:
+    """Return by `confusion_ACTUAL_as_PREDICTED` the number of examples of each pair of classes."""
+    predicted = jnp.argmax(probabilities, axis=-1)
+    return {
+        f"confusion_{actual}_as_{other}": Metric(
+            ((labels == i) & (predicted == j)).astype(jnp.float32), lambda count: count, i == j
+        )
+        for i, actual in enumerate(names)
+        for j, other in enumerate(names)
+    }
 
 
 Ranking = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
@@ -188,7 +266,17 @@ def ranked(
     return Metric(values, exact, format="share", is_collected=True, binned=binned)
 
 
-METRICS: dict[str, Callable[[jax.Array, jax.Array, int], Metric]] = {"accuracy": accuracy, "auroc": auroc, "f1": f1}
+def total_of(metric: Metric) -> float:
+    """Return the number of a metric whose values are those of all examples."""
+    if metric.is_collected:
+        return float(metric.result(metric.values, jnp.ones(len(jax.tree.leaves(metric.values)[0]), bool)))
+    return float(metric.result(jax.tree.map(partial(jnp.sum, axis=0), metric.values)))
+
+
+METRICS: dict[str, Callable[[jax.Array, jax.Array, int], Metric]] = {
+    "accuracy": accuracy, "auroc": auroc, "auprc": auprc, "f1": f1, "balanced_accuracy": balanced_accuracy,
+    "brier": brier, "calibration_error": calibration_error,
+}  # fmt: skip
 """Metrics of classes by name, `(probabilities, labels, positive class) -> Metric`; see `fedoptax.with_metrics`."""
 
 

@@ -106,8 +106,11 @@ class TaskOptions:
       augment: of CIFAR: `"crop"` (24×24 at random, flip, standardise; default for ResNet-18), `"center"` (24×24 in the
         centre, no flip), `"standardize"` or `"none"`.
       drop: columns of a table at `file:PATH` that are no features, separated by commas.
-      client_column, label_column, test_fraction, image_size, separator, decimal: of `file:PATH`, see
+      client_column, label_column, test_fraction, image_size, separator, decimal, target: of `file:PATH`, see
         `fedoptax.data.custom.load_file`.
+      schema: what the columns of a table mean, a TOML file or its text, see `fedoptax.data.schema`.
+      class_weight: of classes, weights of the training loss: `"balanced"`, or `"yes=5,no=1"`.
+      loss: of a number to predict: `"squared"` (the default), `"huber"` or `"poisson"`.
       validation_fraction: share of each client's training examples that is held out to choose by, in (0, 1), see
         `with_validation`; default none.
       metrics: of classes, further metrics by name, such as `"auroc,f1"`, see `with_metrics`.
@@ -139,6 +142,10 @@ class TaskOptions:
     image_size: int | None = None
     separator: str | None = None
     decimal: str | None = None
+    schema: str | Path | None = None
+    target: str | None = None
+    class_weight: str | None = None
+    loss: str | None = None
     validation_fraction: float | None = None
     metrics: str | None = None
     lora: int | None = None
@@ -150,7 +157,7 @@ class TaskOptions:
     def __post_init__(self) -> None:
         checks: dict[type, Callable[[str, Any], object]] = {int: check_int, float: check_number}
         for name, value in self.chosen().items():
-            checks.get(TASK_OPTIONS[name], partial(check_type, kinds=str))(name, value)
+            checks.get(TASK_OPTIONS[name], partial(check_type, kinds=str | Path))(name, value)
         if self.similarity is not None:
             check_number("similarity", self.similarity, 0, 100, open_high=False)
         check_int("seed", self.seed, 0, 2**63 - 1)
@@ -233,18 +240,24 @@ def make_task(name: str, recipe: Recipe, options: TaskOptions, source: Source, *
 
 
 def _divide_by_labels(source: Source, partition: str, n: int, settings: dict[str, Any], seed: int) -> dict[str, Any]:
-    """Divide the examples among `n` clients that the partition makes: `clients`, `test` and `test_owners` of `Task`."""
-    labels = source.train["y"]
+    """Divide the examples among `n` clients that the partition makes: `clients`, `test` and `test_owners` of `Task`.
+
+    Of numbers to predict their tenths count as classes.
+    """
+    labels, tests = (part["y"] for part in (source.train, source.test))
+    if labels.dtype.kind == "f":
+        tenths = np.quantile(labels, np.arange(0.1, 1, 0.1))
+        labels, tests = np.searchsorted(tenths, labels), np.searchsorted(tenths, tests)
     if partition == "pachinko":
         assert source.train_coarse is not None
         alphas = {"alpha_coarse": settings["alpha"], "alpha_fine": settings["alpha_fine"]}
         parts = partitions.pachinko(source.train_coarse, labels, n, seed=seed, **alphas)
     else:
         parts = _BY_LABEL[partition][0](labels, n, seed=seed, **settings)
-    clients, test_labels = FederatedData.from_parts(source.train, parts), source.test["y"]
-    if not len(test_labels):
+    clients = FederatedData.from_parts(source.train, parts)
+    if not len(tests):
         return {"clients": clients}
-    owners = partitions.divide_test(labels, parts, test_labels, seed)
+    owners = partitions.divide_test(labels, parts, tests, seed)
     return {"clients": clients, "test": source.test, "test_owners": owners}
 
 
@@ -260,11 +273,14 @@ def _divide_by_groups(source: Source, partition: str, num_clients: int | None) -
         raise UsageError(f"num_clients must be <= {len(ids)}, the number of {partition}, got {num_clients}")
     end = np.searchsorted(groups, ids[-1], side="right")
     clients = FederatedData.from_groups({field: array[:end] for field, array in train.items()}, groups[:end])
+    named = {"client_names": tuple(map(str, ids))} if partition == "clients" else {}
     if test_groups is None or not len(test_groups):
-        return {"clients": clients, "test": test if len(test["y"]) else None}
+        return {"clients": clients, "test": test if len(test["y"]) else None, **named}
     is_of_client, owners = np.isin(test_groups, ids), np.searchsorted(ids, test_groups)
     if num_clients is not None and is_of_client.any():
         owners, test = owners[is_of_client], {field: array[is_of_client] for field, array in test.items()}
     else:  # those who only test are numbered after those who train
-        owners[~is_of_client] = len(ids) + np.unique(test_groups[~is_of_client], return_inverse=True)[1]
-    return {"clients": clients, "test": test, "test_owners": owners}
+        others, owners[~is_of_client] = np.unique(test_groups[~is_of_client], return_inverse=True)
+        owners[~is_of_client] += len(ids)
+        named = {name: names + tuple(map(str, others)) for name, names in named.items()}
+    return {"clients": clients, "test": test, "test_owners": owners, **named}

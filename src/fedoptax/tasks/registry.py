@@ -148,8 +148,11 @@ CUSTOM = Recipe(
     "your own file: .npz, .csv, .parquet, or a folder of images",
     model="mlp",
     num_clients=10,
-    models=MODELS,
-    options=("client_column", "label_column", "drop", "test_fraction", "image_size", "separator", "decimal"),
+    models={**MODELS, "linear": MODELS["logistic"]},
+    options=(
+        *("client_column", "label_column", "drop", "test_fraction", "image_size", "separator", "decimal"),
+        *("schema", "target", "class_weight", "loss"),
+    ),
     partitions=("clients", *CENTRAL),
     defaults={"rounds": 100, "cohort_size": 10, "batch_size": 20, "local_epochs": 1, "eval_every": 1},
 )

@@ -13,7 +13,7 @@ from fedoptax._html import html_table
 from fedoptax.algorithm import Tree
 from fedoptax.data.federated import FederatedData
 from fedoptax.errors import UsageError, check_choice, check_function, check_int, check_number, check_output, check_type
-from fedoptax.tasks.metrics import METRICS
+from fedoptax.tasks.metrics import METRICS, confusion
 from fedoptax.tree import leaf_names, sum_dtype
 
 LossFn = Callable[[Tree, Any, jax.Array], jax.Array]
@@ -50,6 +50,7 @@ class Task:
       classes: the names of the classes that `predict` gives probabilities (batch, C) of; () names them by number. None:
         its outputs are values.
       inputs: how new examples are read, as plain data; see `fedoptax.data.inputs`.
+      client_names: what each client is called, those who only test after those who train; None: its number.
       devices: if given, the number of clients, which hold no data of their own: each round the examples of `clients`,
         as many shares as the cohort has clients, are allocated to the active ones (Fed-LAMB, Section 4).
 
@@ -78,6 +79,7 @@ class Task:
     predict: Callable[[Tree, Any], jax.Array] | None = None
     classes: Sequence[str] | None = None
     inputs: Mapping[str, Any] = field(default_factory=dict)
+    client_names: tuple[str, ...] | None = None
     devices: int | None = None
 
     def __post_init__(self) -> None:
@@ -88,11 +90,24 @@ class Task:
                 check_function(f"{name} of task '{self.name}'", getattr(self, name), arguments)
         self.clients.check_held_out("test", self.test, self.test_owners)
         self.clients.check_held_out("validation", self.validation, self.validation_owners)
+        if self.client_names is not None and len(self.client_names) < self.clients.num_clients:
+            raise UsageError(
+                f"client_names must be {self.clients.num_clients} names or more, got {len(self.client_names)}"
+            )
         if self.devices is not None:
             check_int("devices", self.devices)
         if self.clip_norm is not None:
             check_number("clip_norm", self.clip_norm, 0, open_low=True)
         check_int("eval_batch", self.eval_batch)
+
+    def majority_rates(self) -> dict[str, float]:
+        """Return by `test` and `val` the share of the commonest class, the accuracy of always saying it."""
+        rates = {}
+        for split, examples in {"test": self.test, "val": self.validation}.items():
+            labels = np.asarray((examples or {}).get(self.label or "", ()))
+            if self.classes is not None and len(labels) and labels.ndim == 1 and labels.dtype.kind in "iu":
+                rates[split] = float(np.unique(labels, return_counts=True)[1].max() / len(labels))
+        return rates
 
     @property
     def num_clients(self) -> int:
@@ -253,11 +268,13 @@ def with_validation(task: Task, fraction: float) -> Task:
 
 
 def with_metrics(task: Task, names: str) -> Task:
-    """Return a task of classes with further metrics, by name; the positive class, of two, is the rarer in training.
+    """Return a task of classes with further metrics, by name.
+
+    The positive class, of two, is the one that a table's schema says, else the rarer in training.
 
     Args:
       task: with `predict`, which gives probabilities, and labels that are whole numbers (n,).
-      names: of `fedoptax.metrics.METRICS`, separated by commas.
+      names: of `fedoptax.metrics.METRICS`, or `confusion` for `fedoptax.metrics.confusion`, separated by commas.
 
     Raises:
       UsageError: an unknown name, or a task without classes.
@@ -265,15 +282,19 @@ def with_metrics(task: Task, names: str) -> Task:
     check_task(task)
     chosen, predict, metrics, label = names.split(","), task.predict, task.metrics, task.label or ""
     for name in chosen:
-        check_choice("metrics", name, METRICS)
+        check_choice("metrics", name, [*METRICS, "confusion"])
     labels = task.clients.examples.get(label, np.zeros(0))
     if predict is None or task.classes is None or labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise UsageError(f"metrics '{names}' need a task that predicts classes, and '{task.name}' does not")
     positive = int(2 * np.count_nonzero(labels) <= len(labels))
+    if (stated := task.inputs.get("positive")) is not None:
+        positive = list(task.classes).index(stated)
 
     def more(params: Tree, batch: Any) -> dict[str, Any]:
-        probabilities = predict(params, batch)
-        return metrics(params, batch) | {name: METRICS[name](probabilities, batch[label], positive) for name in chosen}
+        outputs, values = predict(params, batch), metrics(params, batch)
+        values |= {name: METRICS[name](outputs, batch[label], positive) for name in chosen if name != "confusion"}
+        names = task.classes or list(map(str, range(outputs.shape[-1])))
+        return values | (confusion(outputs, batch[label], names) if "confusion" in chosen else {})
 
     return replace(task, metrics=more, spec={**task.spec, "metrics": names})
 

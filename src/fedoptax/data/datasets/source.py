@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedoptax.data.cache import ArrayWriter
+from fedoptax.data.schema import Schema
 from fedoptax.errors import DataError, UsageError, check_int, check_number
 
 
@@ -25,6 +26,7 @@ class Source(NamedTuple):
       vocabulary: the word of each id, for text, or `None`.
       counts: numbers that the arrays do not show, such as snippets before they are cut, or `None`.
       columns: the names of a table's features, or `None`.
+      schema: what the columns of a table mean, or `None`.
       class_names: what each label is called, or `None` if it has no other name than its number.
     """
 
@@ -39,6 +41,7 @@ class Source(NamedTuple):
     counts: dict[str, int] | None = None
     class_names: tuple[str, ...] | None = None
     columns: tuple[str, ...] | None = None
+    schema: Schema | None = None
 
 
 Load = Callable[[str | Path | None], Source]
@@ -48,7 +51,7 @@ Client = tuple[Hashable, Mapping[str, np.ndarray]]
 """What tells a client from the others, such as its name, and its examples, `{field: array (n, …)}`."""
 
 
-def holdout(source: Source, fraction: float, seed: int) -> Source:
+def holdout(source: Source, fraction: float, seed: int, by_client: bool = False) -> Source:
     """Move a random `fraction` of every client's training examples to the test part.
 
     Of nᵢ examples of a client fraction · nᵢ, to the nearest whole number, are moved, but at least one stays; a client
@@ -58,6 +61,7 @@ def holdout(source: Source, fraction: float, seed: int) -> Source:
       source: without test examples; it is not changed.
       fraction: between 0 and 1, both excluded.
       seed: of the choice.
+      by_client: a client's choice does not depend on the examples of others, who may all be too small.
 
     Raises:
       UsageError: `fraction` is out of range or too small to move an example, or there is a test part already.
@@ -70,9 +74,14 @@ def holdout(source: Source, fraction: float, seed: int) -> Source:
     groups = np.zeros(n, np.int64) if source.train_groups is None else source.train_groups
     _, owner, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     moved = np.minimum(np.floor(fraction * sizes + 0.5).astype(np.int64), sizes - 1)
+    if by_client and not moved.any():
+        return source
     if not moved.any():
         raise UsageError(f"fraction must be larger for clients of at most {sizes.max()} examples, got {fraction}")
     shuffled = np.random.default_rng(seed).permutation(n)
+    if by_client:
+        rows = np.split(np.argsort(owner, kind="stable"), np.cumsum(sizes)[:-1])
+        shuffled = np.concatenate([np.random.default_rng(seed).permutation(part) for part in rows])
     by_owner = shuffled[np.argsort(owner[shuffled], kind="stable")]  # client after client, each in random order
     rank = np.arange(n) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     is_test = np.zeros(n, bool)

@@ -1,0 +1,93 @@
+"""Claims of a recipe, in a form that histories can be tested for, and what the tests say."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from histories import Step
+from measures import NAN, Measure, Table, Test, adjust_by_holm, compare, measure_of, rank
+
+
+@dataclass
+class Claim:
+    """A sentence of a paper, or ours, with the tests that decide it."""
+
+    says: str
+    where: str
+    paper: str
+    measure: str
+    tests: list[Test]
+
+    @property
+    def outcome(self) -> str:
+        """It holds if each test says so; else the worst of them."""
+        outcomes = {test.outcome for test in self.tests}
+        order = ("contradicted", "untested, against", "undecided", "no data", "untested, in line", "holds")
+        return next(word for word in order if word in outcomes)
+
+
+def make_claims(recipe: Mapping[str, Any], steps: Mapping[str, Step], tables: Mapping[str, Table]) -> list[Claim]:
+    """Test a recipe's claims; those about differences are one family, those about equality another.
+
+    A claim has `says`, `step`, what `measure_of` takes, and one of these: `above` and `below` (each of the former is
+    better than each of the latter, of `other_step` if there is one), `level` (all are within a point of the best),
+    `point` (a value of a search is within a point of its best), `every` (the score of each point is "at least" or "at
+    most" `value`), or `everywhere`: each method is significantly behind the first in some table.
+    """
+    claims = []
+    for options in recipe.get("claims", ()):
+        if options.get("everywhere") and tables:
+            names = list(dict.fromkeys(row.name for table in tables.values() for row in table.rows))
+            never = [name for name in names if not any(name in table.behind for table in tables.values())]
+            test = Test("each method", "the first", _NOTHING, len(tables), NAN, NAN, NAN, NAN)
+            test.decided = "undecided" if never else "holds"
+            says = f"{options['says']} ({len(never)} of {len(names)} are on none of {len(tables)})"
+            claims.append(Claim(says, "all", recipe["settings"]["paper"], "as in the tables", [test]))
+        if not {options.get("step"), options.get("other_step", options.get("step"))} <= steps.keys():
+            continue
+        step = steps[options["step"]]
+        about = next(one for one in recipe["steps"] if one["name"] == step.name)
+        paper = options.get("paper", about.get("paper", recipe["settings"]["paper"]))
+        measure = measure_of(step, options) if step.runs else _NOTHING
+        words = measure.words(step.any_run) if step.runs else f"{step.rule().metric.replace('_', ' ')} of the search"
+        claims.append(Claim(options["says"], about["title"], paper, words, _make_tests(options, step, steps, measure)))
+    for equivalence in (False, True):
+        adjust_by_holm([test for claim in claims for test in claim.tests if test.equivalence == equivalence])
+    return claims
+
+
+_NOTHING = Measure("", True)
+
+
+def _make_tests(options: Mapping[str, Any], step: Step, steps: Mapping[str, Step], measure: Measure) -> list[Test]:
+    if "above" in options:
+        other = steps[options.get("other_step", step.name)]
+        return [compare(a, b, step, measure, other_step=other) for a in options["above"] for b in options["below"]]
+    if "level" in options:
+        first, *others = rank(step, options["level"], measure)
+        return [compare(first, other, step, measure, equivalence=True) for other in others]
+    scores = step.scores()
+    if "point" in options:
+        point = options["point"]
+        score = next(score for values, score in scores if values | point == values)
+        share = Measure(step.rule().metric, step.rule().higher_is_better)
+        label = ", ".join(f"{name} {value}" for name, value in point.items())
+        return [Test(label, "the best", share, 1, score - scores[0][1], NAN, NAN, NAN, equivalence=True)]
+    least = options["every"] == "at least"
+    met = [score >= options["value"] if least else score <= options["value"] for _, score in scores]
+    test = Test(
+        f"{sum(met)} of {len(met)} points", f"{options['every']} {options['value']}", measure, 1, NAN, NAN, NAN, NAN
+    )
+    test.decided = "holds" if all(met) else "contradicted"
+    return [test]
+
+
+def verdict(claims: Sequence[Claim]) -> str:
+    """One word for a page: all claims hold; some claim or test does, or is in line where nothing is tested; or none."""
+    outcomes = [claim.outcome for claim in claims]
+    if not claims:
+        return "open"
+    if set(outcomes) == {"holds"}:
+        return "reproduced"
+    some = "untested, in line" in outcomes or any(test.outcome == "holds" for claim in claims for test in claim.tests)
+    return "partly" if some else "not reproduced"

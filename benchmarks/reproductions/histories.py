@@ -1,0 +1,171 @@
+"""Histories of a recipe's runs in two files: NAME.parquet has every round, NAME.toml how the runs were made.
+
+A row is a round of a run. `run` is the run's place (STEP/ALGORITHM/seed-N, STEP/point-N of a search, or
+STEP/tuning/ALGORITHM/point-N), `config` and `summary` are its config.json and summary.json; all three repeat, which
+costs nothing in Parquet. Losses and metrics are float32 wherever that keeps them exactly. Left out are the classes of
+each client's examples and the seconds of single rounds (`summary` has their median and their sum).
+"""
+
+import json
+import math
+import os
+import platform
+import time
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import tomli_w
+
+from fedoptax._files import read_json
+from fedoptax.experiments.selection import Rule
+from fedoptax.report.load import Run
+
+RUNS = Path(__file__).parent / "runs"
+REPEATED = ("run", "config", "summary")
+ENDED = ("completed", "stopped early", "diverged")
+
+
+def pack(place: Path, name: str, commit: str, runs: Path = RUNS) -> None:
+    """Add the folder of a step to a recipe's histories, in place of what they have of it.
+
+    Runs in progress are left out.
+    """
+    about, tables = {}, []
+    if (runs / f"{name}.toml").is_file():
+        about = tomllib.loads((runs / f"{name}.toml").read_text(encoding="utf-8"))
+        rows = pd.read_parquet(runs / f"{name}.parquet")
+        tables = [rows[~rows["run"].str.startswith(f"{place.name}/")]]
+    done = [path.parent for path in sorted(place.rglob("summary.json")) if read_json(path)["status"] != "running"]
+    tables += [read_run(run, run.relative_to(place.parent).as_posix()) for run in done]
+    about[place.name] = describe_step(place, commit)
+    table = pd.concat(tables, ignore_index=True)
+    for column in table.columns.difference(REPEATED):
+        values = pd.to_numeric(table[column], errors="coerce").astype(float)
+        whole = column == "round" or column.startswith("bytes_")
+        exact = whole or np.array_equal(values, values.astype(np.float32), equal_nan=True)
+        table[column] = values.astype("Int64" if whole else "float32" if exact else "float64")
+    table = table.astype(dict.fromkeys(REPEATED, "category"))
+    runs.mkdir(exist_ok=True)
+    table.to_parquet(runs / f"{name}.parquet", compression="zstd", compression_level=19, index=False)
+    (runs / f"{name}.toml").write_text(tomli_w.dumps(about), encoding="utf-8")
+
+
+def has_ended(step: Path) -> bool:
+    """Return whether a step's folder has the results of all its runs."""
+    if not (step / "compare.json").is_file() and not (step / "tune.json").is_file():
+        return False
+    ended = [read_json(path)["status"] in ENDED for path in step.rglob("summary.json")]
+    return all(ended) and len(ended) >= expected_runs(step)
+
+
+def expected_runs(step: Path) -> int:
+    """Count the runs of a comparison's seeds, or the points of a search."""
+    if (step / "tune.json").is_file():
+        record = read_json(step / "tune.json")
+        return record["trials"] or math.prod(map(len, record["grid"].values()))
+    record = read_json(step / "compare.json")
+    return len(record["algorithms"]) * len(record["seeds"])
+
+
+def read_run(folder: Path, place: str) -> pd.DataFrame:
+    """Read a run's folder as rows."""
+    config, summary = read_json(folder / "config.json"), read_json(folder / "summary.json")
+    (config.get("partition") or {}).pop("label_counts", None)
+    rows = pd.read_json(folder / "history.jsonl", lines=True, precise_float=True)
+    if "seconds" in rows:
+        summary["seconds_per_round"] = float(rows.pop("seconds").median())
+    if rows.empty:  # diverged before a round was recorded: a round 0 keeps its place
+        rows = pd.DataFrame({"round": [0]})
+    for column, value in zip(REPEATED, (place, json.dumps(config), json.dumps(summary)), strict=True):
+        rows[column] = value
+    return rows
+
+
+def describe_step(step: Path, commit: str) -> dict[str, Any]:
+    """Return what the TOML file says of a step: command, versions, dates, and what was searched."""
+    summaries = [read_json(path) for path in step.rglob("summary.json")]
+    ended = [time.gmtime(summary["ended"]) for summary in summaries if "ended" in summary]
+    record = read_json(step / ("compare.json" if (step / "compare.json").is_file() else "tune.json"))
+    searches = record.get("tunings", {}) if "algorithms" in record else {record["algorithm"]: record}
+    hyperparameters = record.get("hyperparameters", {})
+    return {
+        "command": record["command"].partition(" --out ")[0],
+        "is_whole": has_ended(step),
+        "first": time.strftime("%Y-%m-%d", min(ended)),
+        "last": time.strftime("%Y-%m-%d", max(ended)),
+        "seconds": round(sum(summary["seconds"] for summary in summaries)),
+        "commit": commit,
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in ("fedoptax", "jax", "optax", "numpy")},
+        "algorithms": record.get("algorithms", [record.get("algorithm")]),
+        "searches": {
+            algorithm: {name: search[name] for name in ("seed", "rule", "grid")}
+            | {"found": {k: v for k, v in hyperparameters.get(algorithm, {}).items() if k in search["grid"]}}
+            for algorithm, search in searches.items()
+        },
+    }
+
+
+@dataclass(frozen=True)
+class Step:
+    """The runs of a step, by algorithm and seed, and the points of its search, if it is one."""
+
+    name: str
+    about: Mapping[str, Any]
+    runs: Mapping[str, Mapping[int, Run]]
+    points: Mapping[str, Run]
+
+    @property
+    def any_run(self) -> Run:
+        """A run, for what all have in common."""
+        return next(run for runs in (self.points, *self.runs.values()) for run in runs.values())
+
+    def rule(self) -> Rule:
+        """How the points of the search are ranked."""
+        return Rule(**next(iter(self.about["searches"].values()))["rule"])
+
+    def scores(self) -> list[tuple[dict[str, Any], float]]:
+        """Return each point's values and its score, best first, those without a score last."""
+        rule, grid = self.rule(), next(iter(self.about["searches"].values()))["grid"]
+        found = []
+        for run in self.points.values():
+            rows = run.rows[["round", rule.metric]].astype(object).where(run.rows[rule.metric].notna(), None)
+            values = {name: run.config["algorithm"]["hyperparameters"].get(name) for name in grid}
+            found.append((values, rule.score(rows.to_dict("records"), run.summary["status"])))
+        sign = -1 if rule.higher_is_better else 1
+        return sorted(found, key=lambda point: (math.isnan(point[1]), sign * point[1]))
+
+
+def read(name: str, runs: Path = RUNS) -> dict[str, Step]:
+    """Read the steps of a recipe; none if nothing of it was run."""
+    if not (runs / f"{name}.toml").is_file():
+        return {}
+    about = tomllib.loads((runs / f"{name}.toml").read_text(encoding="utf-8"))
+    table = pd.read_parquet(runs / f"{name}.parquet")
+    runs_of: dict[str, dict[str, Run]] = {step: dict(_split(table, step)) for step in about}
+    return {step: _make_step(step, about[step], found) for step, found in runs_of.items()}
+
+
+def _split(table: pd.DataFrame, step: str) -> Iterator[tuple[str, Run]]:
+    """Yield a step's runs by their place in it; of searches that came before a comparison, none."""
+    part = table[table["run"].str.startswith(f"{step}/") & ~table["run"].str.startswith(f"{step}/tuning/")]
+    for place, rows in part.groupby("run", sort=False, observed=True):
+        config, summary = json.loads(rows["config"].iloc[0]), json.loads(rows["summary"].iloc[0])
+        rows = rows[rows["round"] > 0].drop(columns=list(REPEATED))
+        yield str(place).removeprefix(f"{step}/"), Run(Path(str(place)), config, rows, summary)
+
+
+def _make_step(name: str, about: Mapping[str, Any], found: Mapping[str, Run]) -> Step:
+    points = {place: run for place, run in found.items() if place.startswith("point-")}
+    runs: dict[str, dict[int, Run]] = {algorithm: {} for algorithm in about["algorithms"]} if not points else {}
+    for place, run in found.items():
+        if place not in points:
+            runs.setdefault(place.split("/")[0], {})[int(run.config["seed"])] = run
+    return Step(name, about, runs, points)

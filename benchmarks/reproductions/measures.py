@@ -1,0 +1,317 @@
+"""What the pages say of histories: measures of runs, tests between methods, and the table of a step."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from fedoptax.report.load import Run
+from fedoptax.report.paired import LEAST_PAIRS, LEVEL, POINT, compare_seeds
+from histories import Step
+
+NAN = math.nan
+TARGET_SHARE = 0.95  # of the highest value, where a step names no target
+EARLY_SHARE = 5  # the first fifth of the rounds
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number of a run: a column's last or best value, its mean over some rounds, or the rounds until a target.
+
+    Attributes:
+      column: of the history.
+      higher: whether more of it is better.
+      rounds: first and last round of a mean, both included; negative ones count from the end, -1 being the last round.
+      target: the value to be reached, by the mean of the last `window` rounds that have one.
+      best: whether it is the best value of all rounds.
+    """
+
+    column: str
+    higher: bool
+    rounds: tuple[int, int] | None = None
+    target: float | None = None
+    window: int = 1
+    best: bool = False
+
+    @property
+    def is_share(self) -> bool:
+        """Whether it is a share, which is written in percent and compared in points."""
+        return "accuracy" in self.column and self.target is None
+
+    @property
+    def prefers_higher(self) -> bool:
+        """Whether more of the measure is better: of rounds to a target, fewer are."""
+        return self.higher and self.target is None
+
+    def of(self, run: Run) -> float:
+        """Measure a run: NaN if it has no such value; infinite if it never reaches the target."""
+        if self.column not in run.rows:
+            return NAN
+        values = run.rows.set_index("round")[self.column].astype(float).dropna()
+        if self.target is not None:
+            means = values.rolling(self.window).mean()
+            reached = means[means >= self.target] if self.higher else means[means <= self.target]
+            return float(reached.index[0]) if len(reached) else math.inf
+        if self.rounds is None:
+            ended = run.is_complete and len(values) > 0
+            return float(values.max() if self.best else values.iloc[-1]) if ended else NAN
+        first, last = self._window(run)
+        done = len(run.rows)
+        return float(values.loc[first:last].mean()) if done >= last else NAN
+
+    def _window(self, run: Run) -> tuple[int, int]:
+        assert self.rounds is not None
+        total = int(run.config["rounds"])
+        first, last = (place + total + 1 if place < 0 else place for place in self.rounds)
+        return first, last
+
+    def words(self, run: Run) -> str:
+        """Name the measure, and how many evaluations it is a mean of."""
+        name = self.column.replace("_", " ").replace("train", "training")
+        if self.target is not None:
+            smooth = f" (mean of {self.window} rounds)" if self.window > 1 else ""
+            aim = f"{100 * self.target:.3g} percent" if "accuracy" in self.column else f"{self.target:g}"
+            return f"rounds to a {name} of {aim}{smooth}"
+        if self.rounds is None:
+            return f"best {name} of all rounds" if self.best else f"{name} after the last round"
+        first, last = self._window(run)
+        if first == last:
+            return f"{name} after round {first}"
+        count = run.rows.set_index("round")[self.column].loc[first:last].count() if self.column in run.rows else 0
+        return f"{name}, mean of rounds {first:,} to {last:,} ({count} evaluation{'s' if count != 1 else ''})"
+
+
+def measure_of(step: Step, options: Mapping[str, Any]) -> Measure:
+    """Make the measure that a recipe's options name: `column`, `rounds`, `target`, `window`."""
+    column = options.get("column", step.any_run.metric)
+    rounds = tuple(options["rounds"]) if "rounds" in options else None
+    higher = step.any_run.is_higher_better(column)
+    return Measure(column, higher, rounds, options.get("target"), options.get("window", 1), options.get("best", False))
+
+
+def take(step: Step, algorithm: str, measure: Measure) -> dict[int, float]:
+    """Measure an algorithm's runs by seed, without those that have no such value."""
+    values = {seed: measure.of(run) for seed, run in step.runs.get(algorithm, {}).items()}
+    return {seed: value for seed, value in values.items() if not math.isnan(value)}
+
+
+@dataclass
+class Test:
+    """Two methods by seeds: how far `one` is better than `other`, or that both are level.
+
+    `difference` is positive where `one` is better. Rounds of runs that never reach a target count as all rounds.
+    """
+
+    one: str
+    other: str
+    measure: Measure
+    pairs: int
+    difference: float
+    low: float
+    high: float
+    p: float
+    equivalence: bool = False
+    decided: str = ""  # where nothing random is to be tested
+
+    @property
+    def outcome(self) -> str:
+        """What the test, with its corrected p-value, says."""
+        if self.decided:
+            return self.decided
+        if self.pairs < LEAST_PAIRS:
+            close = abs(self.difference) < POINT if self.equivalence else self.difference > 0
+            return "untested, in line" if close else "untested, against" if self.pairs else "no data"
+        if self.p >= LEVEL:
+            return "undecided"
+        return "holds" if self.equivalence or self.difference > 0 else "contradicted"
+
+
+def compare(
+    one: str, other: str, step: Step, measure: Measure, equivalence: bool = False, other_step: Step | None = None
+) -> Test:
+    """Compare two algorithms of a step, or of two, over the seeds they have in common."""
+    sign = 1 if measure.prefers_higher else -1
+    limit = float(step.any_run.config["rounds"])
+    first, second = (
+        {seed: sign * min(value, limit if measure.target is not None else math.inf) for seed, value in found.items()}
+        for found in (take(step, one, measure), take(other_step or step, other, measure))
+    )
+    paired = compare_seeds(first, second)
+    differences = np.array([first[seed] - second[seed] for seed in first.keys() & second.keys()])
+    n = len(differences)
+    half = stats.t.ppf(1 - LEVEL / 2, n - 1) * differences.std(ddof=1) / math.sqrt(n) if n >= LEAST_PAIRS else NAN
+    p = paired.p_within_point if equivalence else paired.p_differs
+    if not equivalence and n >= LEAST_PAIRS and not np.ptp(differences) and differences[0]:
+        p = 2.0 ** (1 - n)  # all differences equal, as rounds between evaluations can be: the test by signs, not by t
+    mean = paired.difference
+    return Test(one, other, measure, paired.pairs, mean, mean - half, mean + half, p, equivalence)
+
+
+def adjust_by_holm(tests: Sequence[Test]) -> None:
+    """Correct the p-values of one family of tests by Holm's method; what was not tested is left out."""
+    tested = sorted((test for test in tests if not math.isnan(test.p)), key=lambda test: test.p)
+    largest = 0.0
+    for place, test in enumerate(tested):
+        largest = max(largest, min(1.0, test.p * (len(tested) - place)))
+        test.p = largest
+
+
+def rank(step: Step, algorithms: Sequence[str], measure: Measure) -> list[str]:
+    """Sort algorithms by their mean, the best first, those without a value last."""
+    means = {name: _mean(take(step, name, measure).values()) for name in algorithms}
+    sign = -1 if measure.prefers_higher else 1
+    return sorted(algorithms, key=lambda name: (math.isnan(means[name]), sign * means[name]))
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method in a step's table."""
+
+    name: str
+    values: Mapping[int, float]
+    tried: int
+    early: float
+    cost: Mapping[str, float]
+    behind: Test | None
+    within: Test | None
+    above: Test | None = None  # of the method that others are held against, if the step names one
+    ahead: Test | None = None  # the same over the early rounds
+
+    @property
+    def mean(self) -> float:
+        """Mean over the seeds that have a value."""
+        return _mean(self.values.values())
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation over seeds, n − 1 below; NaN for one."""
+        return float(np.std(list(self.values.values()), ddof=1)) if len(self.values) > 1 else NAN
+
+
+@dataclass(frozen=True)
+class Table:
+    """A step's methods, best first, each compared with the first; `tests` has one family of each kind."""
+
+    step: Step
+    measure: Measure
+    early: Measure
+    target: Measure
+    rows: Sequence[Row]
+
+    @cached_property
+    def tested(self) -> list[Row]:
+        """The rows behind the first that a test compared with it."""
+        return [row for row in self.rows[1:] if row.behind and row.behind.pairs >= LEAST_PAIRS]
+
+    @property
+    def behind(self) -> list[str]:
+        """The methods that are significantly behind the first."""
+        return [row.name for row in self.tested if row.behind and row.behind.outcome == "holds"]
+
+    @property
+    def level(self) -> list[str]:
+        """The methods that are significantly within a point of the first."""
+        return [row.name for row in self.tested if row.within and row.within.outcome == "holds"]
+
+    @property
+    def weights(self) -> str:
+        """How uploads are weighted in the mean: alike for all, or by method."""
+        found = {name: next(iter(runs.values())).config["weighting"] for name, runs in self.step.runs.items() if runs}
+        if len(set(found.values())) == 1:
+            return f"{next(iter(found.values()))} for all methods"
+        return "not the same for all: " + ", ".join(f"{name} {word}" for name, word in found.items())
+
+    @property
+    def is_best(self) -> bool:
+        """Whether every other method is significantly behind the first."""
+        return len(self.behind) == len(self.rows) - 1 > 0
+
+    def against(self, kind: str, outcome: str) -> list[str]:
+        """Name the methods whose comparison with that of the step's `against` ended so, at the end or early."""
+        return [row.name for row in self.rows if (test := getattr(row, kind)) and test.outcome == outcome]
+
+    def cheapest(self, names: Sequence[str]) -> str:
+        """Name the one that sends the fewest bytes to the target."""
+        return min(names, key=lambda name: self.row(name).cost["bytes"], default="")
+
+    def row(self, name: str) -> Row:
+        """Return a method's row."""
+        return next(row for row in self.rows if row.name == name)
+
+
+def tabulate(step: Step, options: Mapping[str, Any]) -> Table:
+    """Tabulate a comparison, by the measure that its options name (`rounds`, `column`) and the rounds to `target`."""
+    measure = measure_of(step, {name: options[name] for name in ("rounds", "column", "best") if name in options})
+    total = int(step.any_run.config["rounds"])
+    early = measure_of(step, {"rounds": [1, options.get("early", max(1, total // EARLY_SHARE))]})
+    order = rank(step, list(step.runs), measure)
+    first = take(step, order[0], measure)
+    aim = _mean(first.values())
+    aim = options.get("target", aim * TARGET_SHARE if measure.higher else aim / TARGET_SHARE)
+    target = Measure(measure.column, measure.higher, target=float(f"{aim:.3g}"))
+    rows, tests = [], []
+    for name in order:
+        behind = within = None
+        if name != order[0]:
+            behind = compare(order[0], name, step, measure)
+            within = compare(order[0], name, step, measure, True) if measure.is_share else None
+            tests += [behind, *([within] if within else [])]
+        values = take(step, name, measure)
+        earlies = take(step, name, early).values()
+        tried = len(step.runs[name])
+        base = options.get("against", name)
+        above = compare(name, base, step, measure) if name != base else None
+        ahead = compare(name, base, step, early) if name != base else None
+        cost = cost_to(step.runs[name], target)
+        rows.append(Row(name, values, tried, _mean(earlies), cost, behind, within, above, ahead))
+    for equivalence in (False, True):
+        adjust_by_holm([test for test in tests if test.equivalence == equivalence])
+    for kind in ("above", "ahead"):
+        adjust_by_holm([test for row in rows if (test := getattr(row, kind))])
+    return Table(step, measure, early, target, rows)
+
+
+def in_all(tables: Mapping[str, Table], kind: str, outcome: str) -> list[str]:
+    """Name the methods whose comparison ended so in every table."""
+    found = [table.against(kind, outcome) for table in tables.values()]
+    return [name for name in found[0] if all(name in others for others in found)] if found else []
+
+
+def cost_to(runs: Mapping[int, Run], target: Measure) -> dict[str, float]:
+    """Return what it takes to the target, as medians over seeds: rounds, bytes, gradients, virtual seconds."""
+    found: dict[str, list[float]] = {name: [] for name in ("rounds", "bytes", "gradients", "virtual")}
+    for run in runs.values():
+        end = target.of(run)
+        rows = run.rows[run.rows["round"] <= end]
+        costs = {
+            "rounds": end,
+            "bytes": float(rows[["bytes_up", "bytes_down"]].sum().sum()),
+            "gradients": run.gradients_per_round * end,
+            "virtual": float(rows["virtual_seconds"].sum()) if "virtual_seconds" in rows else NAN,
+        }
+        for name, cost in costs.items():
+            found[name].append(cost if math.isfinite(end) else math.inf if end == end else NAN)
+    return {name: float(np.median(costs)) if costs else NAN for name, costs in found.items()}
+
+
+def best_by(step: Step, name: str) -> list[tuple[dict[str, Any], float]]:
+    """Return the best point of a search for each value of a hyper-parameter."""
+    best: dict[Any, tuple[dict[str, Any], float]] = {}
+    for values, score in step.scores():
+        best.setdefault(values[name], (values, score))
+    return [best[value] for value in sorted(best, key=lambda value: (isinstance(value, str), value))]
+
+
+def edges(grid: Mapping[str, Sequence[Any]], found: Mapping[str, Any]) -> list[str]:
+    """Name the hyper-parameters whose best value is at an end of what was searched."""
+    numbers = {name: values for name, values in grid.items() if len(values) > 1 and isinstance(values[0], float)}
+    return [name for name, values in numbers.items() if name in found and not min(values) < found[name] < max(values)]
+
+
+def _mean(values: Any) -> float:
+    values = list(values)
+    return float(np.mean(values)) if values else NAN

@@ -1,0 +1,227 @@
+"""A first look at a table: what its columns are, and what a person would warn of."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedoptax.data.readers import check_columns, find_separator, read_frame
+from fedoptax.data.schema import DATES, EMPTY, ColumnSchema, Schema, Target, as_texts, sort_names, to_days
+from fedoptax.errors import DataError, UsageError, check_choice, shorten
+
+if TYPE_CHECKING:
+    import pandas
+
+NUMBER = re.compile(r"[+-]?(?!0[0-9])([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+PADDED = re.compile("[+-]?0[0-9]+")  # "007" is a name
+DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+")
+TRUTH = {"true": "false", "yes": "no", "y": "n", "t": "f"}
+MOST_CATEGORIES, MOST_MIXED, MOST_CLASSES, MOST_DECIMALS = 100, 40, 50, 20
+"""Different values up to which texts are categories (half of 40 if most are numbers), and labels, decimals classes."""
+HEAD = 10_000
+"""Rows in which numbers are looked at as texts, for zeros in front."""
+MIN_ROWS, SMALL = 20, 10
+"""Rows from which a column without repetitions counts as an identifier; rows of a small client."""
+IGNORE = 'choose kind = "ignore" in the schema'
+
+
+def infer_file(
+    path: Path, label: str, client: str | None = None, target: str | None = None, columns: Sequence[str] | None = None,
+    **cells: str | None,
+) -> Schema:  # fmt: skip
+    """Look at a file; see `infer_schema`. `cells` are the `separator` and `decimal` of `readers.find_separator`."""
+    from pandas.api import types
+
+    names = [name for name in (label, client) if name is not None]
+    head = read_frame(path, [], 0, **cells)
+    check_columns(path, head.columns, [*names, *(columns or ())])
+    frame = read_frame(path, names, **cells)
+    if find_separator(path, **cells) is not None:
+        head = read_frame(path, list(head.columns), HEAD, **cells)
+        as_written = [n for n in set(frame.columns) if list(frame.columns).count(n) == 1 and n not in names and (
+            not types.is_numeric_dtype(frame[n].dtype) or types.is_bool_dtype(frame[n].dtype)
+            or any(PADDED.fullmatch(text or "") for text in as_texts(head[n])))]  # fmt: skip
+        commas = [n for n in as_written if (values := [t for t in as_texts(head[n]) if t and t.lower() not in EMPTY])
+            and all(map(DECIMAL_COMMA.fullmatch, values))]  # fmt: skip
+        if commas and cells.get("decimal") is None and find_separator(path, **cells) != ",":
+            schema = infer_file(path, label, client, target, columns, **cells | {"decimal": ","})
+            return replace(schema, notes=(f"column {min(commas)!r} has decimal commas: read as numbers", *schema.notes))
+        frame = read_frame(path, [*names, *as_written], **cells) if as_written else frame
+    schema = infer_schema(frame, label, client, target, columns)
+    return replace(schema, separator=cells.get("separator"), decimal=cells.get("decimal"))
+
+
+def infer_schema(
+    frame: pandas.DataFrame, label: str, client: str | None = None, target: str | None = None,
+    columns: Sequence[str] | None = None,
+) -> Schema:  # fmt: skip
+    """Look at a table and say what its columns are; `notes` of the result tell what a person should know of them.
+
+    Args:
+      frame: the table.
+      label: the column to predict.
+      client: the column of the client ids.
+      target: `"class"` or `"number"`, where the labels may be either; `"guess"` takes the likelier.
+      columns: the columns of features, the others are left out; None: all but the label and the client.
+
+    Raises:
+      UsageError: the labels may be classes or numbers to predict, and `target` does not say which.
+    """
+    if target is not None:
+        check_choice("target", target, ("class", "number", "guess"))
+    names = [n for n in frame.columns if n not in (label, client)] if columns is None else list(columns)
+    check_columns("table", frame.columns, [*names, label])
+    found = {name: _infer_column(frame[name]) for name in names}
+    notes = tuple(f"column {name!r} {note}" for name, (_, note) in found.items() if note)
+    return Schema(
+        _infer_target(label, frame[label], target), {n: c for n, (c, _) in found.items()}, client, notes=notes
+    )
+
+
+def describe_target(frame: pandas.DataFrame, schema: Schema) -> str:
+    """Say in a few words what is predicted."""
+    texts = [text for text in as_texts(frame[schema.target.column]) if text is not None]
+    if schema.target.kind == "number":
+        numbers = np.array(texts, float)
+        return f"{schema.target.column!r} is a number to predict, {numbers.min():g} to {numbers.max():g}"
+    counts = Counter(texts)
+    shares = [f"{name} {counts[name] / len(texts):.1%}" for name in schema.target.classes[:MIN_ROWS]]
+    positive = f"; positive is {schema.target.positive!r}" if schema.target.positive else ""
+    return f"{schema.target.column!r} is one of {len(schema.target.classes)} classes ({', '.join(shares)}){positive}"
+
+
+def find_faults(frame: pandas.DataFrame, schema: Schema) -> list[str]:
+    """Return what a person would warn of in a table, one line each, besides the `notes` of the schema.
+
+    Identifiers, constant columns, columns that tell the label alone, categories and classes that are seen once, and
+    small clients.
+    """
+    lines = []
+    y = np.array([text or "" for text in as_texts(frame[schema.target.column])], object)
+    for name, column in schema.used.items():
+        texts = as_texts(frame[name])
+        counts = Counter(text for text in texts if text is not None)
+        once = [text for text, count in counts.items() if count == 1]
+        if column.kind == "number" and len(counts) >= max(MIN_ROWS, 0.99 * len(texts)) and all(
+            re.fullmatch("[+-]?[0-9]+", text) for text in counts
+        ):  # fmt: skip
+            lines.append(f"column {name!r} differs in every row, as an identifier does: {IGNORE}")
+        elif len(counts) == 1:
+            lines.append(f"column {name!r} is {shorten(repr(next(iter(counts))), 40)} in every row: {IGNORE}")
+        elif sum(counts.values()) < len(texts) / 10:
+            lines.append(f"column {name!r} is empty in {1 - sum(counts.values()) / len(texts):.0%} of the rows")
+        elif column.kind == "category" and once:
+            lines.append(f"column {name!r} has categories that are seen once: {shorten(', '.join(once), 80)}")
+        with suppress(DataError):  # a cell that is not of its kind, of which the notes tell
+            if len(counts) > 1 and _tells_label(column.encode("table", name, frame[name])[y != ""], y[y != ""], schema):
+                lines.append(f"column {name!r} alone tells the label: if it is known only afterwards, {IGNORE}")
+    if schema.target.kind == "class":
+        rare = [name for name, count in Counter(y.tolist()).items() if name and count < MIN_ROWS]
+        lines += [f"classes of fewer than {MIN_ROWS} rows: {', '.join(rare)}"] if rare else []
+    if schema.client is not None:
+        sizes = Counter(as_texts(frame[schema.client]))
+        small = [f"{name} ({count})" for name, count in sizes.items() if count < SMALL]
+        lines += [f"clients of fewer than {SMALL} rows: {shorten(', '.join(small), 200)}"] if small else []
+    return lines
+
+
+def _tells_label(x: np.ndarray, y: np.ndarray, schema: Schema) -> bool:
+    """Whether a tree of three levels over one column finds a class that is not the commonest, or the number."""
+    from sklearn.metrics import f1_score, r2_score
+    from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
+
+    x = np.nan_to_num(x, nan=-1e9)
+    if schema.target.kind == "number":
+        numbers = y.astype(float)
+        tree = DecisionTreeRegressor(max_depth=3, min_samples_leaf=5).fit(x, numbers)
+        return bool(r2_score(numbers, tree.predict(x)) > 0.95)
+    rarer = [name for name, _ in Counter(y.tolist()).most_common()][1:]
+    tree = DecisionTreeClassifier(max_depth=3, min_samples_leaf=5).fit(x, y)
+    return bool(rarer) and max(f1_score(y, tree.predict(x), labels=rarer, average=None, zero_division=0)) > 0.95
+
+
+def _infer_column(column: pandas.Series[Any]) -> tuple[ColumnSchema, str]:
+    """Say what a column is, with a note where that is not obvious."""
+    from pandas.api import types
+
+    if types.is_numeric_dtype(column.dtype) and not types.is_bool_dtype(column.dtype) and column.notna().any():
+        is_whole = column.notna().all()
+        return ColumnSchema("number", missing="mean" if is_whole else "median", indicator=not is_whole), ""
+    texts = as_texts(column)
+    present = [text for text in texts if text is not None]
+    values = [text for text in present if text.lower() not in EMPTY]
+    of_numbers = {"missing": "median", "indicator": True} if len(values) < len(texts) else {"missing": "mean"}
+    different = set(values)
+    if not present:
+        return ColumnSchema("ignore"), "is empty: ignored"
+    if types.is_bool_dtype(column.dtype) or _truth_values(different):
+        values_of = _truth_values(different) or ("False", "True")
+        return ColumnSchema("boolean", values_of, indicator=len(values) < len(texts)), ""
+    if formats := [form for form in DATES if values and _are_dates(values, form)]:
+        if len(formats) > 1:
+            options = " or ".join(f'format = "{form}"' for form in formats)
+            return ColumnSchema("ignore"), f'may be dates in two ways: ignored; choose kind = "date" and {options}'
+        some = ColumnSchema("date", start="1970-01-01", format=formats[0])
+        start = np.datetime64("1970-01-01") + int(np.floor(to_days("date", values, some).min()))
+        return replace(some, start=str(start), **of_numbers), f"is a date: days since {start}"
+    are_texts = all(isinstance(value, str) for value in column.dropna().tolist())
+    share = sum(map(bool, map(NUMBER.fullmatch, values))) / max(len(values), 1)
+    if share == 1 or not are_texts:  # of what is no text, such as durations, the reader says what is needed
+        return ColumnSchema("number", **of_numbers), ""
+    are_names = any(map(PADDED.fullmatch, different)) or 2 * len(different) < min(len(values), MOST_MIXED)
+    if share >= 0.5 and not are_names:
+        wrong = next(i for i, text in enumerate(texts) if text and not NUMBER.fullmatch(text) and text in different)
+        text = shorten(repr(texts[wrong]), 40)
+        note = f'holds numbers, but {text} in row {wrong + 1}: mend it, or choose kind = "category"'
+        return ColumnSchema("number", **of_numbers), note
+    categories = tuple(sort_names(set(present)))
+    if len(categories) > MOST_CATEGORIES or (len(present) >= 20 and len(categories) >= 0.99 * len(present)):
+        return ColumnSchema("ignore"), f"has {len(categories)} different texts, as an identifier or free text: ignored"
+    missing = "own-category" if len(present) < len(texts) else "most-frequent"
+    return ColumnSchema("category", categories, missing=missing), ""
+
+
+def _infer_target(label: str, column: pandas.Series[Any], kind: str | None) -> Target:
+    texts = [text for text in as_texts(column) if text is not None]
+    different, are_numbers = set(texts), all(map(NUMBER.fullmatch, texts))
+    has_decimals = are_numbers and any(not re.fullmatch("[+-]?[0-9]+", text) for text in different)
+    is_unclear = len(different) > (MOST_DECIMALS if has_decimals else MOST_CLASSES)
+    if kind == "guess":
+        kind = "number" if is_unclear and are_numbers else "class"
+    if kind is None and is_unclear:
+        what = "decimals" if has_decimals else "values"
+        raise UsageError(
+            f"label column {label!r} holds {len(different)} different {what}: say whether it is a number to predict or "
+            "classes by --task-set target=number or target=class (target=), or in a schema"
+        )
+    if kind == "number":
+        return Target(label, "number")
+    classes = sort_names(different)
+    rarer = min(classes, key=lambda name: (texts.count(name), -classes.index(name))) if len(classes) == 2 else None
+    return Target(label, "class", tuple(classes), rarer)
+
+
+def _truth_values(values: set[str]) -> tuple[str, str] | None:
+    for value in values if len(values) == 2 else ():
+        (other,) = values - {value}
+        if TRUTH.get(value.lower()) == other.lower():
+            return other, value
+    return None
+
+
+def _are_dates(texts: Sequence[str], form: str) -> bool:
+    looks_so = r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ].*)?" if form == "ISO8601" else r"[0-9]{1,2}([./])[0-9]{1,2}\1[0-9]{4}"
+    if not all(re.fullmatch(looks_so, text) for text in texts):
+        return False
+    try:
+        to_days("", texts, ColumnSchema("date", start="1970-01-01", format=form))
+    except DataError:
+        return False
+    return True

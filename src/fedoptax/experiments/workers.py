@@ -1,0 +1,234 @@
+"""Independent runs by the workers of an executor: processes of this machine, of Dask, or jobs of Slurm.
+
+A worker gets the task by its name and options, and does each run as one process would: in the run's folder, from its
+last checkpoint, on as many devices. All workers must reach the folders.
+"""
+
+import pickle
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import fields
+from functools import lru_cache
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+import fedoptax
+from fedoptax._progress import Update, part_of
+from fedoptax.engine.client_states import OnDevice
+from fedoptax.engine.sampling import random_settings
+from fedoptax.engine.xla import use_cache
+from fedoptax.errors import RunError, UsageError, check_int, shorten
+from fedoptax.experiments.result import Interrupted, RunResult
+from fedoptax.experiments.signals import answering, deferred_interrupt
+from fedoptax.storage.folder import Status
+from fedoptax.storage.history import History
+from fedoptax.tasks.task import Task
+
+STOP = ".stop.tmp"
+"""The file that tells the workers to stop after the current rounds."""
+ATTEMPTS = 3
+POLL = 0.1  # seconds
+
+
+class Job(NamedTuple):
+    """One of several runs: `function(task, shared, *arguments, progress=…)`, of the module level; and what it is."""
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    rounds: int
+    name: str
+
+
+def run_jobs(
+    task: Task,
+    shared: Any,
+    jobs: Sequence[Job],
+    folder: Path,
+    update: Update,
+    executor: Any = None,
+    first: int = 0,
+    count: int | None = None,
+) -> list[Any]:
+    """Run jobs one after another, or by the workers of an executor; return their results in order.
+
+    Args:
+      task: the task of all.
+      shared: a further argument of all, that pickle can send.
+      jobs: what is to be done.
+      folder: of the results, where workers look whether they should stop.
+      update: is told of all rounds together.
+      executor: any `concurrent.futures.Executor`, or another object whose `submit` returns what has `done`, `result`
+        and `cancel`.
+      first, count: these are the jobs from `first` on of `count`, for `update`.
+
+    Raises:
+      UsageError: the task or an argument cannot be sent.
+      RunError: a job failed, or three workers died before one was done; the others have stopped.
+      Interrupted: Ctrl-C or a signal.
+    """
+    count = len(jobs) if count is None else count
+    if executor is None:
+        parts = [part_of(update, i, count, job.rounds, job.name) for i, job in enumerate(jobs, first)]
+        return [job.function(task, shared, *job.arguments, progress=part) for job, part in zip(jobs, parts)]
+    settings = {**random_settings(), "version": fedoptax.__version__, "devices": jax.device_count()}
+    order, stop = (settings, _pack(task, shared), (folder / STOP).absolute()), folder / STOP
+    results: dict[int, Any] = {}
+    with deferred_interrupt() as stopped:
+        lost = 0  # workers since a job was last done
+        pending = {i: executor.submit(work, *order, job) for i, job in enumerate(jobs)}
+        try:
+            while pending:
+                broken = []
+                for i in [i for i, future in pending.items() if future.done()]:
+                    try:
+                        results[i] = pending.pop(i).result()
+                    except BrokenExecutor:  # a worker died, and with it the pool and all its jobs
+                        broken.append(i)
+                    else:
+                        done, name, lost = first + len(results), jobs[i].name, 0
+                        update(done * jobs[i].rounds, f"run {done} of {count}{name and ': '}{name}")
+                lost += bool(broken)
+                if lost == ATTEMPTS:
+                    raise RunError(f"{jobs[broken[0]].name}: {ATTEMPTS} workers died, one after another")
+                pending |= {i: executor.submit(work, *order, jobs[i]) for i in broken}
+                if stopped():
+                    break
+                time.sleep(POLL)
+        except (RunError, UsageError):
+            raise
+        except Exception as error:
+            raise RunError(f"a worker failed: {shorten(error)}") from error
+        finally:
+            _stop(stop, list(pending.values()))
+        if pending:
+            message = f"stopped after {len(results)} of {len(jobs)} runs"
+            nothing = OnDevice((), 0)
+            result = RunResult(History(), (), (), nothing, Status.INTERRUPTED, message, folder, signal=stopped())
+            raise Interrupted(result)
+    return [results[i] for i in range(len(jobs))]
+
+
+def _stop(stop: Path, pending: list[Any]) -> None:
+    """Let the jobs that are running stop after their rounds, and wait for them; the others do not begin."""
+    if not pending:
+        return
+    stop.touch()
+    for future in pending:
+        if isinstance(future, Future) or getattr(future, "state", "") == "PENDING":  # a job of Slurm is killed by it
+            future.cancel()
+    for future in pending:
+        while not future.done():
+            time.sleep(POLL)
+    stop.unlink()
+
+
+def work(settings: dict[str, Any], packed: bytes, stop: Path, job: Job) -> Any:
+    """Do a job in a worker; None if it was stopped.
+
+    Raises:
+      RunError: this process is not as the one that sends the job.
+    """
+    if settings["version"] != fedoptax.__version__:
+        raise RunError(f"a worker has fedoptax {fedoptax.__version__}, and {settings['version']} is needed")
+    for name in random_settings():
+        jax.config.update(name, settings[name])
+    with suppress(RuntimeError):  # JAX is in use already
+        jax.config.update("jax_num_cpu_devices", settings["devices"])
+    if jax.device_count() != settings["devices"]:
+        raise RunError(f"a worker has {jax.device_count()} devices, and {settings['devices']} are needed")
+    use_cache()
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # which a terminal sends to all: the file decides
+    with answering(lambda: signal.SIGTERM if stop.exists() else 0), suppress(Interrupted):
+        if not stop.exists():
+            return job.function(*_unpack(packed), *job.arguments, progress=False)
+    return None
+
+
+def _pack(task: Task, shared: Any) -> bytes:
+    """Return a task and `shared` as bytes; of a task of one's own, what cloudpickle can send."""
+    try:
+        return pickle.dumps((task, shared))
+    except UsageError:
+        try:
+            import cloudpickle
+
+            values = {field.name: getattr(task, field.name) for field in fields(task)}
+            return cloudpickle.dumps((values, shared))
+        except Exception:
+            raise UsageError(
+                f"task '{task.name}' cannot be sent to workers: name it as MODULE:FUNCTION, or make it with load_task"
+            ) from None
+
+
+@lru_cache(maxsize=1)
+def _unpack(packed: bytes) -> tuple[Task, Any]:
+    """Return task and `shared`, once for all jobs of a worker, so that they share compilations."""
+    task, shared = pickle.loads(packed)
+    return (task if isinstance(task, Task) else Task(**task)), shared
+
+
+class Processes(Executor):
+    """Processes of this machine; where one dies, others are started for the jobs that are left."""
+
+    def __init__(self, count: int) -> None:
+        # not by fork, which would copy a JAX that is in use
+        self._start = lambda: ProcessPoolExecutor(check_int("workers", count), get_context("spawn"))
+        self._pool = self._start()
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any, **more: Any) -> Future[Any]:
+        """Submit a job, to new processes if the present ones are broken."""
+        try:
+            return self._pool.submit(function, *arguments, **more)
+        except BrokenExecutor:
+            self._pool = self._start()
+            return self._pool.submit(function, *arguments, **more)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the processes."""
+        self._pool.shutdown(wait, cancel_futures=cancel_futures)
+
+
+@contextmanager
+def open_executor(workers: str | None, folder: Path) -> Iterator[Any]:
+    """Open the executor that `workers` names: N processes, `dask:ADDRESS` or `submitit:PARTITION`; of None, None.
+
+    Raises:
+      UsageError: it is none of these, or a package is missing.
+      RunError: nobody answers at the address.
+    """
+    kind, _, place = (workers or "").partition(":")
+    if workers is None:
+        yield None
+    elif workers.isdecimal():
+        with Processes(int(workers)) as executor:
+            yield executor
+    elif kind == "dask" and place:
+        distributed = _import("distributed", kind)
+        try:
+            client = distributed.Client(place, timeout=10, set_as_default=False)
+        except (OSError, ValueError) as error:
+            raise RunError(f"workers: nobody answers at {place} ({shorten(error)})") from None
+        with client:
+            yield client.get_executor(pure=False)
+    elif kind == "submitit" and place:
+        submitit = _import("submitit", kind)
+        executor = submitit.AutoExecutor(folder / "submitit", "local" if place == "local" else "slurm")
+        executor.update_parameters(timeout_min=24 * 60, **({} if place == "local" else {"slurm_partition": place}))
+        yield executor
+    else:
+        raise UsageError(f"workers must be a number, dask:ADDRESS or submitit:PARTITION, got {workers!r}")
+
+
+def _import(module: str, extra: str) -> Any:
+    try:
+        return __import__(module)
+    except ImportError:
+        raise UsageError(f"workers {extra} need a package: pip install 'fedoptax[{extra}]'") from None

@@ -1,0 +1,135 @@
+"""What is learned of a table: classes, perhaps weighted, or a number."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedoptax.algorithm import Tree
+from fedoptax.data.schema import Schema
+from fedoptax.data.statistics import Preparation
+from fedoptax.errors import DataError, UsageError, check_choice, check_number
+from fedoptax.models import Model
+from fedoptax.tasks.images import cross_entropy
+from fedoptax.tasks.metrics import Metric, r2, root_mean
+from fedoptax.tasks.task import at_least_float32, masked_mean
+
+LOSSES = ("squared", "huber", "poisson")
+
+
+def learn_table(
+    schema: Schema, prepared: Preparation, model: Model, loss: str | None = None, class_weight: str | None = None
+) -> dict[str, Any]:
+    """Return what is learned of tables by a schema and the preparation of their features, as attributes of `Task`.
+
+    Args:
+      schema: of the tables.
+      prepared: from the sums of all clients.
+      model: with an output for each class, or with one.
+      loss: of a number to predict, one of `LOSSES`; None for squared.
+      class_weight: of classes, see `class_weights`.
+
+    Raises:
+      UsageError: an option does not apply to the target, or is wrong.
+      DataError: there is only one class, or none of a class that must be weighted.
+    """
+    inputs: dict[str, Any] = {"schema": schema.to_toml(), "fill": [float(value) for value in prepared.fill]}
+    if schema.target.kind == "class":
+        if loss is not None:
+            raise UsageError(f"loss applies to a number to predict, got loss={loss!r} for classes")
+        if len(schema.target.classes) < 2:
+            raise DataError(f"label column {schema.target.column!r} must hold two classes or more")
+        inputs["positive"] = schema.target.positive
+        weights = class_weights(class_weight, schema.target.classes, prepared.classes)
+        return cross_entropy(model, prepared.scale, shift=prepared.shift, weights=weights) | {"inputs": inputs}
+    if class_weight is not None:
+        raise UsageError(f"class_weight applies to classes, got {class_weight!r} for a number to predict")
+    return regression(model, prepared, loss or "squared") | {"inputs": inputs}
+
+
+def default_metrics(schema: Schema) -> str | None:
+    """Return the metrics of a table with a schema besides accuracy and loss, as `fedoptax.with_metrics` takes them."""
+    count = len(schema.target.classes)
+    few = "auroc,auprc,f1,balanced_accuracy,brier,calibration_error" + ",confusion" * (count <= 3)
+    return few if 2 <= count <= 10 else None
+
+
+def regression(model: Model, prepared: Preparation, loss: str = "squared") -> dict[str, Any]:
+    """Return what is learned in predicting a number, as attributes of `Task`.
+
+    The model's output is in standard deviations about the mean of the federation's training examples; with the Poisson
+    loss, for counts, it is the logarithm of the rate by this mean. The Huber loss is squared up to one deviation, then
+    linear. Metrics: `mae`, `rmse`, `r2`, in the target's own units, and `loss`.
+
+    Raises:
+      UsageError: `loss` is none of these.
+      DataError: with the Poisson loss the mean is not positive.
+    """
+    check_choice("loss", loss, LOSSES)
+    mean, deviation = prepared.target
+    if loss == "poisson" and mean <= 0:
+        raise DataError(f"loss poisson needs a target of counts, got one with the mean {mean:g}")
+
+    def output_of(params: Tree, batch: Any, key: jax.Array | None = None) -> jax.Array:
+        dtype = np.promote_types(jax.tree.leaves(params)[0].dtype, np.float32)  # the model casts its input
+        x = (batch["x"].astype(dtype) - jnp.asarray(prepared.shift, dtype)) / jnp.asarray(prepared.scale, dtype)
+        return at_least_float32(model.apply(params, x, key))[:, 0]
+
+    def predict(params: Tree, batch: Any) -> jax.Array:
+        output = output_of(params, batch)
+        return mean * jnp.exp(output) if loss == "poisson" else mean + deviation * output
+
+    def losses_of(output: jax.Array, y: jax.Array) -> jax.Array:
+        if loss == "poisson":
+            return jnp.exp(output) - y / mean * output
+        difference = output - (y - mean) / deviation
+        return optax.huber_loss(difference) if loss == "huber" else jnp.square(difference) / 2
+
+    def metrics(params: Tree, batch: Any) -> dict[str, Metric | jax.Array]:
+        y, predicted = batch["y"].astype(jnp.float32), predict(params, batch)
+        errors: dict[str, Any] = {"mae": jnp.abs(predicted - y), "rmse": root_mean(jnp.square(predicted - y))}
+        fit = r2((predicted - mean) / deviation, (y - mean) / deviation)  # near 0, so that squares keep their digits
+        return errors | {"r2": fit, "loss": losses_of(output_of(params, batch), y)}
+
+    def mean_loss(params: Tree, batch: Any, key: jax.Array) -> jax.Array:
+        return masked_mean(losses_of(output_of(params, batch, key), batch["y"]), batch)
+
+    return {
+        "init": model.init,
+        "loss": mean_loss,
+        "metrics": metrics,
+        "predict": predict,
+        "primary_metric": "rmse",
+        "higher_is_better": False,
+    }
+
+
+def class_weights(text: str | None, names: Sequence[str], counts: np.ndarray) -> np.ndarray | None:
+    """Return the weight of each class in the training loss, (C,), or None for equal ones.
+
+    `text` is `"balanced"`, for n / (C · n_c) of the federation's n training examples, or `"yes=5,no=1"`, of which
+    classes that are left out have 1.
+
+    Raises:
+      UsageError: it is neither.
+      DataError: balanced weights of a class without examples.
+    """
+    if text is None:
+        return None
+    if text == "balanced":
+        if not np.all(counts > 0):
+            raise DataError(f"class_weight balanced needs training examples of class {names[int(np.argmin(counts))]!r}")
+        return counts.sum() / (len(counts) * counts)
+    weights = dict.fromkeys(names, 1.0)
+    for pair in text.split(","):
+        name, _, value = pair.rpartition("=")
+        check_choice("class_weight", name.strip(), ["balanced", *names])
+        try:
+            weights[name.strip()] = float(value)
+        except ValueError:
+            raise UsageError(f"class_weight must be balanced or NAME=WEIGHT,…, got {text!r}") from None
+        check_number(f"class_weight of {name.strip()!r}", float(value), 0)
+    return np.array(list(weights.values()))

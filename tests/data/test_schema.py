@@ -1,0 +1,236 @@
+"""Tables of any kind: no text becomes a number, no number to predict becomes classes, no name gets lost."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedoptax as fx
+from fedoptax.data.custom import load_file
+from fedoptax.data.describe import find_faults, infer_file, infer_schema
+from fedoptax.data.schema import EMPTY, Schema, Target
+from fedoptax.data.statistics import add_up, add_up_clients, prepare
+from fedoptax.tasks.images import cross_entropy
+from files import patients
+from refusals import refused
+
+CELL = st.one_of(
+    st.sampled_from(["", "007", "3+", "1_yes", "0_no", "NA", "true", "no", "2020-01-01", "1,5", "mid 50%", "Ünï 1"]),
+    st.integers(-9, 9).map(str),
+    st.floats(-99, 99, width=32).map(repr),
+    st.text(st.characters(codec="utf-8", exclude_characters="\r\n\0"), max_size=6),
+)
+
+
+def is_number(text):
+    try:
+        return np.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+COLUMN = st.one_of(st.lists(CELL, min_size=30, max_size=30), CELL.flatmap(lambda cell: st.just([cell] * 30)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(COLUMN, min_size=1, max_size=3), st.lists(CELL.filter(str.strip), min_size=2, max_size=2, unique=True))
+def test_no_text_becomes_a_number_and_no_name_gets_lost(tmp_path_factory, columns, clients):
+    """What is read as a number is written as one; a client keeps its name; the schema is read as it was written."""
+    path = tmp_path_factory.mktemp("tables") / "a.csv"
+    cells = {f"f{i}": column for i, column in enumerate(columns)} | {"x": list(map(str, range(30)))}
+    frame = pd.DataFrame(cells | {"client": clients * 15, "label": ["a", "a", "b"] * 10})
+    frame.to_csv(path, index=False, encoding="utf-8")
+    schema = infer_file(path, "label", "client")
+    assert Schema.read(schema.to_toml()) == schema
+    numbers = [name for name, column in schema.columns.items() if column.kind == "number"]
+    texts = {name: [text.strip() for text in frame[name] if text.strip()] for name in frame}
+    if wrong := [n for n in numbers if any(t.lower() not in EMPTY and not is_number(t) for t in texts[n])]:
+        refused(lambda: load_file(path, schema=schema, test_fraction=0.0), f"column {wrong[0]!r}, row")
+        return
+    for name, column in schema.columns.items():
+        if column.kind == "category":
+            assert set(column.categories) == set(texts[name])
+        if column.kind == "number":
+            x = load_file(path, schema=schema, test_fraction=0.0).train["x"][:, schema.features.index(name)]
+            for text, value in zip(frame[name], x):
+                assert np.isnan(value) or (np.float32(text) == value and not text.strip().startswith("00"))
+    source = load_file(path, schema=schema, test_fraction=0.0)
+    assert set(map(str, source.train_groups)) == {str(name) for name in clients}
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(2, 120), st.booleans())
+def test_a_number_to_predict_becomes_no_classes(count, is_decimal):
+    labels = [f"{i}.5" if is_decimal else str(i) for i in range(count)]
+    frame = pd.DataFrame({"f": range(count), "label": labels})
+    if count <= (20 if is_decimal else 50):
+        assert len(infer_schema(frame, "label").target.classes) == count
+    else:
+        refused(lambda: infer_schema(frame, "label"), "'label'", "target=number")
+    assert infer_schema(frame, "label", target="number").target == Target("label", "number")
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    path = tmp_path_factory.mktemp("patients") / "patients.csv"
+    patients().to_csv(path, index=False)
+    return path
+
+
+def test_what_a_person_would_warn_of_is_said(table):
+    schema = infer_file(table, "outcome", "hospital")
+    kinds = {name: column.kind for name, column in schema.columns.items()}
+    assert kinds == {
+        "id": "number", "age": "number", "dose": "number", "ward": "category", "smokes": "boolean", "visit": "date",
+        "cost": "number",
+    }  # fmt: skip
+    assert schema.columns["dose"].missing == "median" and schema.columns["dose"].indicator
+    assert schema.columns["ward"].missing == "own-category" and schema.target.positive == "1_yes"
+    lines = "\n".join([*schema.notes, *find_faults(pd.read_csv(table, dtype={"visit": str}), schema)])
+    for words in (
+        "'id' differs in every row",
+        "'cost' alone tells",
+        "fewer than 10 rows: 4_small (3)",
+        "'visit' is a date",
+    ):
+        assert words in lines, lines
+
+
+ODD = {  # cells of a column -> its kind, or words of the note
+    "decimal commas": (["1,5", "2,25", "3,0"] * 10, "number"),
+    "padded": (["007", "7", "012"] * 10, "category"),
+    "ambiguous dates": (["01/02/2020", "03/04/2020"] * 15, "two ways"),
+    "German dates": (["01.02.2020", "23.04.2020"] * 15, "date"),
+    "words for empty": (["1", "NA", "2.5"] * 10, "number"),
+    "Namibia": (["NA", "DE", "FR"] * 10, "category"),
+    "free text": ([f"note {i}" for i in range(30)], "30 different texts"),
+    "nothing": ([""] * 30, "is empty"),
+    "a stray text": ([*map(str, range(29)), "high"], "'high' in row 30"),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_odd_columns(tmp_path, kind):
+    cells, expected = ODD[kind]
+    frame = pd.DataFrame({"f": cells, "label": ["a", "b"] * 15})
+    frame.to_csv(tmp_path / "a.csv", index=False, sep=";")
+    schema = infer_file(tmp_path / "a.csv", "label")
+    assert schema.columns["f"].kind == expected or expected in "".join(schema.notes)
+    assert isinstance(find_faults(frame.replace("", None), schema), list)  # whatever stands in the cells
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (('kind = "number"', 'kind = "numbers"'), "column 'age': kind must be one of"),
+        (('missing = "mean"', 'mising = "mean"'), "did you mean 'missing'"),
+        (('positive = "1_yes"', 'positive = "yes"'), "positive must be one of"),
+        (("[columns]", "[colums]"), "schema"),
+        (("client =", "cliant ="), "client"),
+        (('start = "2021', 'start = "soon 2021'), "start"),
+    ],
+)
+def test_a_wrong_entry_of_a_schema_is_named(table, change, words):
+    text = infer_file(table, "outcome", "hospital").without(["id"]).to_toml()
+    assert change[0] in text
+    refused(lambda: Schema.read(text.replace(*change, 1)), words)
+
+
+def test_statistics_of_clients_add_up_to_those_of_all(table):
+    schema = infer_file(table, "cost", "hospital", "number")
+    source = load_file(table, schema=schema, test_fraction=0.0)
+    x, y, clients = source.train["x"], source.train["y"], source.train_groups
+    frame, whole = pd.read_csv(table), add_up_clients(schema, x, y, None)
+    features = dict(zip(schema.features, range(x.shape[1])))
+    for name in ("age", "dose"):
+        i = features[name]
+        assert whole.shift[i] == pytest.approx(frame[name].mean()) and whole.scale[i] == pytest.approx(
+            frame[name].std(ddof=0)
+        )
+    assert whole.fill[features["dose"]] == pytest.approx(frame.dose.median(), abs=0.02 * frame.dose.std())
+    assert whole.target == pytest.approx((frame.cost.mean(), frame.cost.std(ddof=0)))
+
+    def pool(first=None):
+        sums = [add_up(schema, x[clients == name], y[clients == name], first) for name in set(clients)]
+        return {name: sum(one[name] for one in sums) for name in sums[0]}
+
+    first = pool()
+    for part, other in zip(whole, prepare(schema, first, pool(first))):
+        np.testing.assert_allclose(part, other, rtol=1e-6, atol=1e-6)
+    few = add_up(replace(schema, min_count=5), x[clients == "4_small"], y[clients == "4_small"])
+    assert all(not values.any() for values in few.values())  # three rows tell nothing
+
+
+def test_a_table_of_numbers_alone_has_the_same_bits_as_before_there_were_schemas(tmp_path):
+    """Features as they stand in the file, standardised by mean and deviation over all training rows, and no others."""
+    rng = np.random.default_rng(0)
+    x = np.column_stack([rng.normal(1e6, 3, 60), rng.integers(0, 9, 60), rng.random(60) < 0.5]).astype(np.float32)
+    frame = pd.DataFrame(x, columns=list("abc")).assign(client=np.arange(60) % 3, label=np.arange(60) % 2)
+    frame.astype({"b": int, "c": bool}).to_csv(tmp_path / "a.csv", index=False)
+    task = fx.load_task(f"file:{tmp_path / 'a.csv'}", model="logistic")
+    source = load_file(tmp_path / "a.csv")
+    train = source.train["x"]
+    assert {tuple(row) for row in train} <= {tuple(row) for row in x} and train.dtype == np.float32
+    deviation, mean = train.std(0, dtype=np.float64), train.mean(0, dtype=np.float64)
+    before = cross_entropy(fx.models.logistic((3,), 2), deviation, shift=mean)
+    key, batch = jax.random.key(0), task.clients.client(0)
+    params = task.init(key)
+    assert np.array_equal(before["loss"](params, batch, key), task.loss(params, batch, key))
+    assert np.array_equal(before["predict"](params, batch), task.predict(params, batch))
+
+
+def test_a_schema_travels_and_new_rows_are_answered_as_in_training(table, tmp_path):
+    """An unseen category, an empty cell, other columns: three answers; a column that lacks: a refusal."""
+    schema = infer_file(table, "outcome", "hospital").without(["id", "cost"])
+    options = {"schema": schema.to_toml(), "model": "linear", "class_weight": "balanced"}
+    task = fx.load_task(f"file:{table}", **options, validation_fraction=0.2)
+    assert task.client_names == ("1_north", "2_east", "3_west", "4_small")
+    assert any("4_small" not in note for note in task.notes) and "schema" in task.spec
+    run = {"rounds": 6, "cohort_size": 4, "batch_size": 20, "client_metrics": True}
+    result = fx.run(task, fx.fedavg(0.3), **run, out=tmp_path / "run", keep="best:val_auroc")
+    assert Schema.read(tmp_path / "run" / "schema.toml") == schema
+    assert set(pd.read_parquet(tmp_path / "run" / "clients.parquet").name) <= set(task.client_names)
+    new = patients(40, seed=1)
+    new.loc[0, ["ward", "dose"]] = ["z", None]
+    new.to_csv(tmp_path / "new.csv", index=False)
+    model = fx.load_model(tmp_path / "run")
+    table_of = model.predict_file(tmp_path / "new.csv")
+    assert table_of.attrs["notes"] == ["column 'ward': 1 cells hold none of its categories"]
+    assert list(table_of.columns[:4]) == ["id", "hospital", "outcome", "cost"] and len(table_of) == 40
+    np.testing.assert_allclose(table_of["probability_0_no"] + table_of["probability_1_yes"], 1, atol=1e-6)
+    often = model.predict_file(tmp_path / "new.csv", threshold=0.1).prediction == "1_yes"
+    assert np.array_equal(often, table_of["probability_1_yes"] >= 0.1)
+    np.testing.assert_allclose(result.predict(new) == "1_yes", table_of.prediction == "1_yes")
+    new.drop(columns="dose").to_csv(tmp_path / "less.csv", index=False)
+    refused(lambda: model.predict_file(tmp_path / "less.csv"), "less.csv", "'dose'")
+    values = model.evaluate_file(tmp_path / "new.csv", "outcome")
+    from sklearn import metrics
+
+    y, score = new.outcome == "1_yes", table_of["probability_1_yes"]
+    expected = {
+        "auroc": metrics.roc_auc_score(y, score), "auprc": metrics.average_precision_score(y, score),
+        "brier": metrics.brier_score_loss(y, score), "accuracy": np.mean(y == (score > 0.5)),
+        "balanced_accuracy": metrics.balanced_accuracy_score(y, score > 0.5), "f1": metrics.f1_score(y, score > 0.5),
+        "majority": max(y.mean(), 1 - y.mean()), "confusion_1_yes_as_0_no": np.sum(y & (score < 0.5)),
+    }  # fmt: skip
+    assert {name: values[name] for name in expected} == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("loss", ["squared", "huber", "poisson"])
+def test_a_number_is_predicted_in_its_own_units(table, loss):
+    options = {"client_column": "hospital", "label_column": "cost", "target": "number", "drop": "id,outcome"}
+    task = fx.load_task(f"file:{table}", **options, model="linear", loss=loss)
+    rates = {"client_lr": 0.02 if loss == "poisson" else 0.1}
+    result = fx.run(task, fx.fedavg(**rates), rounds=30, cohort_size=4, batch_size=20)
+    from sklearn import metrics
+
+    y, predicted = task.test["y"], np.asarray(task.predict(result.params, task.test))
+    row = result.history[-1]
+    assert row["test_mae"] == pytest.approx(metrics.mean_absolute_error(y, predicted), rel=1e-4)
+    assert row["test_rmse"] == pytest.approx(metrics.mean_squared_error(y, predicted) ** 0.5, rel=1e-4)
+    assert row["test_r2"] == pytest.approx(metrics.r2_score(y, predicted), abs=1e-4)
+    assert row["test_r2"] > 0.6

@@ -1,0 +1,139 @@
+"""Nodes with nothing but a table each give what the simulation of the concatenated tables gives."""
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedoptax as fx
+from command_line import fedoptax, parse
+from federations import need_flower
+from fedoptax._files import read_json
+from fedoptax.data.describe import infer_file
+from files import patients
+from refusals import refused
+
+need_flower()
+
+from fedoptax.cli.deploy import make_deployment  # noqa: E402
+from fedoptax.cli.main import read_form  # noqa: E402
+from fedoptax.cli.options import Init  # noqa: E402
+from fedoptax.deploy.config import Deployment  # noqa: E402
+from fedoptax.deploy.rounds import Arrived  # noqa: E402
+from fedoptax.deploy.server import RawReply  # noqa: E402
+from fedoptax.deploy.tables import answer_statistics, build_table_task, gather_statistics, read_own  # noqa: E402
+from fedoptax.errors import RunError  # noqa: E402
+
+IDENTITY = {"experiment": "0" * 32, "session": 1}
+TRAINING = "--model linear --algorithm fedavg --set client_lr=0.1 --set server_lr=1 --rounds 3 --batch-size 20"
+
+
+class Nodes:
+    """Nodes that answer requests for statistics at once; see `rounds.Network`."""
+
+    def __init__(self, deployment, files):
+        self._deployment, self._files, self._due = deployment, files, []
+
+    def begin(self, arrays, order, kind="train", at_work=()):
+        self._order = order
+
+    def connected(self):
+        return {i: f"node-{i}" for i in range(len(self._files))}
+
+    def absent(self, partition):
+        raise AssertionError("all are there")
+
+    def send(self, partitions):
+        for i in partitions:
+            try:
+                reply = answer_statistics(self._deployment, self._files[i], self._order(i)["statistics"])
+            except RunError as error:
+                reply = RawReply({}, {}, str(error))
+            self._due.append(Arrived(i, f"node-{i}", reply, 1))
+        return dict.fromkeys(partitions, 1)
+
+    def receive(self):
+        due, self._due = self._due, []
+        return due
+
+
+@pytest.fixture
+def tables(tmp_path):
+    """The whole table, the schema, and a file for each hospital."""
+    frame = patients()
+    whole, schema = tmp_path / "all.csv", tmp_path / "schema.toml"
+    frame.to_csv(whole, index=False)
+    description = replace(infer_file(whole, "outcome", "hospital").without(["id", "cost"]), min_count=5)
+    schema.write_text(description.to_toml())
+    files = []
+    for name, rows in frame.groupby("hospital"):
+        files.append(tmp_path / f"{name}.csv")
+        rows.drop(columns="hospital").to_csv(files[-1], index=False)
+    return whole, schema, files
+
+
+def deployment_of(schema, count):
+    task = {"name": "table", "schema": schema.read_text(), "model": "linear"}
+    return Deployment(task=task, algorithm="fedavg", nodes={str(i): f"key{i} node-{i}" for i in range(count)})
+
+
+def test_nodes_hold_what_the_clients_of_the_simulation_hold(tables):
+    whole, schema, files = tables
+    made, lines = deployment_of(schema, len(files)), []
+    prepared = gather_statistics(made, Nodes(made, files), IDENTITY, lines.append, lambda seconds: None)
+    task = fx.load_task(f"file:{whole}", schema=str(schema), model="linear")
+    server, key = build_table_task(made, prepared), jax.random.key(0)
+    assert server.client_names == ("node-0", "node-1", "node-2", "node-3")
+    assert server.inputs["schema"] == task.inputs["schema"] and server.classes == task.classes
+    np.testing.assert_allclose(server.inputs["fill"], task.inputs["fill"], rtol=1e-5)
+    for i, file in enumerate(files):
+        node = build_table_task(made, prepared, read_own(made, file))
+        for field, rows in task.clients.client(i).items():
+            np.testing.assert_allclose(node.clients.client(0)[field], rows, rtol=1e-6)
+        if node.test is not None:
+            np.testing.assert_allclose(node.test["x"], task.test["x"][task.test_owners == i], rtol=1e-6)
+        params, batch = task.init(key), node.clients.client(0)
+        np.testing.assert_allclose(node.loss(params, batch, key), task.loss(params, batch, key), rtol=1e-5)
+
+
+def test_a_file_that_does_not_fit_is_refused_at_its_node_and_the_others_go_on(tables, capsys):
+    _, schema, files = tables
+    made, lines = deployment_of(schema, len(files)), []
+    pd.read_csv(files[1]).drop(columns="dose").to_csv(files[1], index=False)
+    gather_statistics(made, Nodes(made, files), IDENTITY, lines.append, lambda seconds: None)
+    told = "\n".join(lines)
+    assert "partition 1 (node node-1)" in told and "does not fit the schema" in told and "dose" not in told
+    assert "statistics: of 3 nodes" in told
+    assert "lacks 'dose'" in capsys.readouterr().err
+
+
+def test_what_tables_at_nodes_cannot_have_is_refused(tables):
+    def make(more):
+        given = parse(f"fedoptax deploy init app --schema {tables[1]} {TRAINING} {more}").params
+        return make_deployment(read_form(Init, given), 4)
+
+    assert make("").task["schema"].startswith("client") and make("").eval_fraction == 1
+    refused(lambda: make("--secure-aggregation 1"), "secure_aggregation")
+    refused(lambda: make("--validation-fraction 0.2"), "validation_fraction")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_four_nodes_give_the_parameters_and_metrics_of_the_simulation(tables, tmp_path, monkeypatch):
+    whole, schema, files = tables
+    monkeypatch.chdir(tmp_path)
+    given = " ".join(f"--data-file {file}" for file in files)
+    command = f"deploy local --schema {schema} {given} {TRAINING} --out runs/network"
+    assert fedoptax(*shlex.split(command)) == 0
+    task = f"--task file:{whole} --schema {schema} --cohort-size 4"
+    assert fedoptax(*shlex.split(f"run {task} {TRAINING} --out runs/simulated")) == 0
+    there, here = (np.load(Path("runs", name, "params.npz")) for name in ("network", "simulated"))
+    for name in here:
+        np.testing.assert_allclose(there[name], here[name], atol=1e-5)
+    final = [read_json(Path("runs", name, "summary.json"))["final"] for name in ("network", "simulated")]
+    assert final[0]["nodes_accuracy"] == pytest.approx(final[1]["test_accuracy"], abs=1e-6)
+    assert final[0]["nodes_auroc"] == pytest.approx(final[1]["test_auroc"], abs=final[0]["nodes_auroc_bound"] + 1e-6)

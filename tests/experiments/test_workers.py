@@ -1,0 +1,191 @@
+"""Runs side by side: the same results and folders by any executor; what is lost is done again, what is done is not."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import BrokenExecutor, Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedoptax as fx
+from fedoptax._files import read_json
+from fedoptax.experiments import workers
+from fedoptax.experiments.workers import Job, Processes, open_executor, run_jobs
+from small import small_task
+
+TASK = fx.load_task("quadratic", num_clients=8)
+SMALL: dict[str, Any] = {"rounds": 3, "cohort_size": 3, "batch_size": 5}
+GRIDS = {"fedavg": {"client_lr": [1e-3, 0.03]}}
+DIGITS = ["--task", "digits", "--model", "logistic", "--num-clients", "8", "--cohort-size", "3"]
+
+
+def params(folder: Path) -> dict[str, np.ndarray]:
+    return {
+        str(path.relative_to(folder)): next(iter(np.load(path).values())) for path in sorted(folder.rglob("params.npz"))
+    }
+
+
+def compare(out: Path, **options: Any) -> dict[str, np.ndarray]:
+    fx.compare(TASK, ["fedavg", "scaffold"], out, seeds=2, grids=GRIDS, progress=False, **SMALL, **options)
+    return params(out)
+
+
+def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
+    assert one.keys() == other.keys() and one
+    for name in one:
+        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    return compare(tmp_path_factory.mktemp("alone") / "a")
+
+
+def test_an_executor_changes_nothing_and_repeats_nothing(alone: dict[str, np.ndarray], tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as executor:
+        assert_same(compare(tmp_path / "a", executor=executor), alone)
+        summary = tmp_path / "a" / "scaffold" / "seed-1" / "summary.json"
+        ended = read_json(summary)["ended"]
+        compare(tmp_path / "a", executor=executor)
+        assert read_json(summary)["ended"] == ended
+        found = fx.tune(TASK, "fedavg", GRIDS["fedavg"], tmp_path / "t", progress=False, executor=executor, **SMALL)
+    assert [trial.values["client_lr"] for trial in found.trials] == GRIDS["fedavg"]["client_lr"]
+    assert not list(tmp_path.rglob(workers.STOP))
+
+
+class Dying:
+    """An executor whose first jobs are lost."""
+
+    def __init__(self, deaths: int) -> None:
+        self.deaths = deaths  # of workers, of a pool that ends with the first
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.deaths -= 1
+        if self.deaths >= 0:
+            future.set_exception(BrokenExecutor("a process died"))
+        else:
+            try:
+                future.set_result(function(*arguments))
+            except Exception as error:
+                future.set_exception(error)
+        return future
+
+
+def double(task: fx.Task, shared: int, number: int, progress: Any) -> int:
+    if number < 0:
+        raise fx.RunError("number must be >= 0, got -1")
+    return shared * number
+
+
+def run(executor: Any, folder: Path, *numbers: int, task: fx.Task = TASK) -> list[int]:
+    jobs = [Job(double, (number,), 1, f"job {number}") for number in numbers]
+    return run_jobs(task, 2, jobs, folder, lambda done, note: None, executor)
+
+
+def test_a_job_whose_worker_died_is_done_again(tmp_path: Path) -> None:
+    assert run(Dying(2), tmp_path, 1, 2, 3) == [2, 4, 6]
+    with pytest.raises(fx.RunError, match="job 1: 3 workers died, one after another"):
+        run(Dying(3), tmp_path, 1)
+    with pytest.raises(fx.RunError, match="number must be >= 0"):
+        run(Dying(0), tmp_path, 1, -1, 2)
+
+
+def test_a_task_of_ones_own_is_sent_if_its_functions_can_be(tmp_path: Path) -> None:
+    pytest.importorskip("cloudpickle")
+    assert run(Dying(0), tmp_path, 4, task=small_task()) == [8]
+    lock = threading.Lock()
+
+    def loss(params: Any, batch: Any, key: Any) -> Any:
+        return jnp.sum(params["hidden"]["bias"]) * (lock is not None)
+
+    with pytest.raises(fx.UsageError, match="cannot be sent to workers: name it as MODULE:FUNCTION"):
+        run(Dying(0), tmp_path, 4, task=small_task(loss))
+
+
+def test_another_version_or_other_devices_are_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    settings = {"version": "0.0", "devices": 1}
+    with pytest.raises(fx.RunError, match=r"^a worker has fedoptax .*, and 0\.0 is needed$"):
+        workers.work(settings, b"", tmp_path / "stop", Job(double, (1,), 1, ""))
+    counts = iter([3, 1, 1])
+    monkeypatch.setattr(workers.jax, "device_count", lambda: next(counts))
+    with pytest.raises(fx.RunError, match="a worker has 1 devices, and 3 are needed"):
+        run(Dying(0), tmp_path, 1)
+
+
+@pytest.mark.parametrize("text", ["many", "0", "dask:", "slurm:x"])
+def test_workers_that_are_none_are_refused(text: str, tmp_path: Path) -> None:
+    with pytest.raises(fx.UsageError, match="workers must be"), open_executor(text, tmp_path):
+        pass
+
+
+@pytest.mark.long
+def test_processes_dask_and_submitit_give_what_one_process_gives(alone: dict[str, np.ndarray], tmp_path: Path) -> None:
+    with Processes(2) as executor:
+        assert_same(compare(tmp_path / "processes", executor=executor), alone)
+    distributed = pytest.importorskip("distributed")
+    cluster = distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)
+    with cluster, open_executor(f"dask:{cluster.scheduler_address}", tmp_path) as executor:
+        assert_same(compare(tmp_path / "dask", executor=executor), alone)
+    pytest.importorskip("submitit")
+    with open_executor("submitit:local", tmp_path) as executor:
+        assert_same(compare(tmp_path / "submitit", executor=executor), alone)
+
+
+@pytest.mark.long
+def test_an_address_that_nobody_answers_is_one_line(tmp_path: Path) -> None:
+    pytest.importorskip("distributed")
+    with (
+        pytest.raises(fx.RunError, match="workers: nobody answers at 127"),
+        open_executor("dask:127.0.0.1:9", tmp_path),
+    ):
+        pass
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "fedoptax.cli.main", "compare", *DIGITS, "--algorithms", "fedavg,scaffold", "--out", "a",
+         "--seeds", "2", "--checkpoint-every", "0.2", *arguments],
+        cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+
+
+def wait_for(found: Callable[[], list[Any]]) -> list[Any]:
+    for _ in range(1200):
+        if things := found():
+            return things
+        time.sleep(0.1)
+    raise AssertionError("not there after two minutes")
+
+
+def workers_of(pid: int) -> list[int]:
+    children = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+    return [child for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+@pytest.mark.long
+def test_ctrl_c_stops_all_and_a_killed_worker_costs_nothing(tmp_path: Path) -> None:
+    rounds = ("--rounds", "4000")
+    stopped = start(tmp_path, *rounds, "--workers", "2")
+    wait_for(lambda: list(tmp_path.glob("a/*/seed-*/checkpoints/*/checkpoint.json")))
+    os.killpg(stopped.pid, signal.SIGINT)  # as a terminal does
+    _, err = stopped.communicate(timeout=120)
+    assert stopped.returncode == 130 and "of 4 runs; continue with: fedoptax resume a" in err
+    again = start(tmp_path, *rounds, "--workers", "2")
+    worker, *_ = wait_for(lambda: workers_of(again.pid))
+    time.sleep(3)
+    os.kill(worker, signal.SIGKILL)
+    _, err = again.communicate(timeout=500)
+    assert again.returncode == 0, err
+    (tmp_path / "one").mkdir()
+    one = start(tmp_path / "one", *rounds)
+    assert one.wait(500) == 0
+    assert_same(params(tmp_path / "a"), params(tmp_path / "one" / "a"))
