@@ -6,6 +6,7 @@ phase. `nodes.json` says, every few seconds, which round goes on and when each n
 
 import json
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import fmean
@@ -23,11 +24,9 @@ LEFT_OUT = "left out of {rounds} rounds: partition {partition} (node {node}), at
 
 def list_left_out(rounds: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return who was left out: by partition the number of rounds, and the node and the reason of the last."""
-    left_out: dict[int, dict[str, Any]] = {}
-    for fault in (fault for line in rounds for fault in line["faults"]):
-        times = left_out.get(fault["partition"], {"rounds": 0})["rounds"] + 1
-        left_out[fault["partition"]] = {**fault, "rounds": times}
-    return [left_out[partition] for partition in sorted(left_out)]
+    faults = [fault for line in rounds for fault in line["faults"]]
+    counts, last = Counter(fault["partition"] for fault in faults), {fault["partition"]: fault for fault in faults}
+    return [{**last[partition], "rounds": counts[partition]} for partition in sorted(last)]
 
 
 def read_status(folder: Path) -> dict[str, Any]:

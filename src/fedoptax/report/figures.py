@@ -57,9 +57,8 @@ def draw_figures(report: Report) -> dict[str, bytes]:
         for place, (_, heat_map) in enumerate(report.searches, start=1):
             if heat_map is not None:
                 drawn["heat-map" if len(report.searches) == 1 else f"heat-map-{place}"] = draw_heat_map(heat_map)
-        for run in report.runs:
-            if (phases := draw_phases(run)) is not None:
-                drawn.setdefault("network-seconds", phases)
+        for phases in filter(None, map(draw_phases, report.runs)):
+            drawn.setdefault("network-seconds", phases)
         for place, profile in enumerate(report.profiles, start=1):
             drawn[f"profile-{place}"] = draw_profile(profile, places)
         return {
