@@ -49,6 +49,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "fedlamb": {"lr": 0.05},
     "fafed": {"lr": 0.1, "alpha": 0.9, "rho": 0.1},
 }
+AGGREGATES = ("median", "trimmed_mean:0.34")
 NODES, BATCH, SEED, FLIPS = 3, 50, 3, 4  # rounds with flipped signs
 REFUSED = "WireError: order: "  # in the victim's log
 LIMIT, REFUSAL = 1500.0, 90.0  # seconds for a federation, and for a refusal
@@ -73,7 +74,7 @@ Made by `python benchmarks/network_attacks.py` with real processes on the loopba
 ServerApp, and nginx where a stranger comes. What is defended and what is not: [security](../../docs/security.md).
 
 - Task `digits`, logistic regression, three clients, the third hostile; all are asked in each round, batch {batch}, 1
-  local epoch, weighted mean, `quorum` 0.5, `upload-bound` 10, `loss-bound` 100. FedAvg, unless an algorithm is named.
+  local epoch, `quorum` 0.5, `upload-bound` 10, `loss-bound` 100. FedAvg and weighted mean, unless others are named.
 - *Test loss*: of the server's model after that round, beside the same rounds of a simulation in which all are honest.
 - *Counts*: it went into the mean, as security says of lies below the bounds. A run that diverged keeps the state of the
   round that its line names, and `fedoptax resume --round N` goes back further. 403 is the proxy's answer.
@@ -125,17 +126,21 @@ class Run:
         return Row(attack, sent, what, find_line(self.log, sought))
 
 
-def lie_in_uploads(name: str, work: Path) -> list[Row]:
-    """One algorithm: three lies in the first three rounds; another run in which every upload has its sign flipped."""
+def lie_in_uploads(name: str, work: Path, **changes: Any) -> list[Row]:
+    """One algorithm: three lies in the first three rounds; another run in which every upload has its sign flipped.
+
+    `changes` may have another `aggregate`, for the honest simulation too.
+    """
     lies = [*UPLOADS, ""]
     with started(work) as federation, ThreadPoolExecutor(2) as pool:
-        flips = pool.submit(run_app, federation, "flips", ["sign flip"] * FLIPS, name)
-        large = run_app(federation, "large", lies, name)
+        flips = pool.submit(run_app, federation, "flips", ["sign flip"] * FLIPS, name, **changes)
+        large = run_app(federation, "large", lies, name, **changes)
     task, algorithm = build_task(read_app(work / "flips-app")), fx.ALGORITHMS[name](**rates_of(name))
-    same = {"rounds": FLIPS, "cohort_size": NODES, "batch_size": BATCH, "seed": SEED}
+    same = {"rounds": FLIPS, "cohort_size": NODES, "batch_size": BATCH, "seed": SEED, **changes}
     losses = [row["test_loss"] for row in fx.run(task, algorithm, progress=False, **same).history]
-    rows = [large.row(f"{name}: {lie}", sent, i + 1, losses) for i, (lie, sent) in enumerate(UPLOADS.items())]
-    return [*rows, flips.result().row(f"{name}: sign flip", f"− its upload, {FLIPS} rounds", FLIPS, losses)]
+    label = ", ".join([name, *changes.values()])
+    rows = [large.row(f"{label}: {lie}", sent, i + 1, losses) for i, (lie, sent) in enumerate(UPLOADS.items())]
+    return [*rows, flips.result().row(f"{label}: sign flip", f"− its upload, {FLIPS} rounds", FLIPS, losses)]
 
 
 def send_bad_replies(work: Path) -> list[Row]:
@@ -225,6 +230,11 @@ def forge_orders(name: str, kinds: Sequence[str], work: Path, **changes: Any) ->
 
 
 GROUPS: dict[str, Callable[[Path], list[Row]]] = {name: partial(lie_in_uploads, name) for name in ALGORITHMS}
+GROUPS |= {
+    f"{name}-{aggregate.partition(':')[0]}": partial(lie_in_uploads, name, aggregate=aggregate)
+    for name in ALGORITHMS
+    for aggregate in AGGREGATES
+}
 GROUPS |= {f"orders-{name}": partial(forge_orders, name, ["train", "evaluation"]) for name in STATEFUL}
 GROUPS["orders-secure"] = partial(forge_orders, "fedavg", ["keys"], secure_aggregation=8.0)
 GROUPS |= {"replies": send_bad_replies, "places": take_places, "door": knock_at_the_door}

@@ -30,9 +30,9 @@ class Node:
         self.client = Client(task_of(), algorithm_of(algorithm), given.work, partition, given.seed)
         self.root, self.asked = root, 0
 
-    def answer(self, message: Any, round: int, base: int, kept: tuple[int, ...] = ()) -> RawReply:
+    def answer(self, message: Any, round: int, base: int, checkpoints: tuple[int, ...] = ()) -> RawReply:
         self.asked += 1
-        order = Order(EXPERIMENT, round, base, kept, 1, self.asked)
+        order = Order(EXPERIMENT, round, base, checkpoints, 1, self.asked)
         StateFolder(self.root, EXPERIMENT, self.client.partition).accept(order)
         return self.client.answer(pack(message), order, self.root)
 
@@ -100,7 +100,7 @@ def test_a_restored_server_finds_the_earlier_state(scaffold: tuple[Node, Any]) -
     node, message = scaffold
     node.answer(message, 0, INITIAL)
     second = node.answer(message, 1, 0)
-    node.answer(message, 2, 1, kept=(0,))  # the last checkpoint knows of round 0 alone
+    node.answer(message, 2, 1, checkpoints=(0,))  # the last checkpoint knows of round 0 alone
     assert same(node.answer(message, 1, 0), second)
     assert not same(node.answer(message, 1, INITIAL), second)
 
@@ -124,8 +124,8 @@ def test_the_state_outlives_the_process_and_damage_counts_as_lost(scaffold: tupl
 def test_only_states_that_the_server_may_ask_for_are_kept(scaffold: tuple[Node, Any]) -> None:
     node, message = scaffold
     for round in range(6):
-        node.answer(message, round, round - 1, kept=tuple(range(round)))
-    node.answer(message, 6, 5, kept=(1, 3))
+        node.answer(message, round, round - 1, checkpoints=tuple(range(round)))
+    node.answer(message, 6, 5, checkpoints=(1, 3))
     assert node.kept_rounds() == [1, 3, 5, 6]
     node.answer(message, 2, 1)  # a late answer to an older message takes no newer state away
     assert node.kept_rounds() == [1, 2, 3, 5, 6]
@@ -138,7 +138,7 @@ def test_a_full_disk_has_room_again_once_old_states_are_dropped(
 
     node, message = scaffold
     for round in range(3):
-        node.answer(message, round, round - 1, kept=tuple(range(round)))
+        node.answer(message, round, round - 1, checkpoints=tuple(range(round)))
     size = sum(path.stat().st_size for path in node.root.rglob("*") if path.is_file())
     write = client.write_atomically
 
@@ -149,18 +149,19 @@ def test_a_full_disk_has_room_again_once_old_states_are_dropped(
 
     monkeypatch.setattr(client, "write_atomically", write_if_there_is_room)
     with pytest.raises(RunError, match="space"):
-        node.answer(message, 3, 2, kept=(0, 1))
-    assert node.answer(message, 4, 2, kept=(1,)) and node.kept_rounds() == [1, 2, 4]
+        node.answer(message, 3, 2, checkpoints=(0, 1))
+    assert node.answer(message, 4, 2, checkpoints=(1,)) and node.kept_rounds() == [1, 2, 4]
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"round": -1}, {"round": "0"}, {"base": -2}, {"kept": None}, {"round": True}, {"round": 2**40}, {"kept": 3},
-     {"kept": [0, -2]}, {"kept": ["0"]}, {"experiment": "../../etc"}, {"experiment": EXPERIMENT.upper()},
+    [{"round": -1}, {"round": "0"}, {"base": -2}, {"checkpoints": None}, {"round": True}, {"round": 2**40},
+     {"checkpoints": 3}, {"checkpoints": [0, -2]}, {"checkpoints": ["0"]},
+     {"experiment": "../../etc"}, {"experiment": EXPERIMENT.upper()},
      {"experiment": 5}, {"session": -1}, {"number": "1"}],
 )  # fmt: skip
 def test_a_senseless_order_is_refused_by_the_name_of_its_value(wrong: dict[str, Any]) -> None:
-    good = {"experiment": EXPERIMENT, "round": 0, "base": INITIAL, "kept": [INITIAL, 3], "session": 0, "number": 0}
+    good = {"experiment": EXPERIMENT, "round": 0, "base": INITIAL, "checkpoints": [INITIAL, 3]}
     assert Order.read(good) == Order(EXPERIMENT, 0, INITIAL, (INITIAL, 3))
     with pytest.raises((WireError, UsageError), match=next(iter(wrong))):
         Order.read(good | wrong)

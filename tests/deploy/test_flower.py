@@ -189,7 +189,7 @@ def test_who_is_at_work_is_not_forgotten(network_of: MakeNetwork) -> None:
     assert network.absent(0)[1] == "not connected" != network.absent(1)[1]
 
 
-ORDER = ConfigRecord({"experiment": "0" * 32, "round": 1, "base": -1, "kept": [0]})
+ORDER = ConfigRecord({"experiment": "0" * 32, "round": 1, "base": -1, "checkpoints": [0]})
 NUMBERS = MetricRecord({"num-examples": 5, "train-loss": 0.5})
 OTHER = [
     {}, {"arrays": to_record(ARRAYS)}, {"arrays": NUMBERS, "metrics": NUMBERS, "order": ORDER},

@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import shlex
 import signal
 import socket
@@ -84,6 +85,28 @@ def test_init_writes_an_app_and_keys_once(tmp_path: Path, capsys: pytest.Capture
     assert fedoptax("deploy", "init", own, "--nodes", 3, "--task", "fedoptax_app.task:make", "--algorithm", "fedavg",
                     "--set", "client_lr=0.1") == 0  # fmt: skip
     assert read_app(own / "app").cohort_size == 3
+    make = runpy.run_path(str(own / "app" / "fedoptax_app" / "task.py"))["make"]
+    assert (make(None).num_clients, make(1).num_clients) == (3, 1)
+
+
+FAILING = "raise KeyError('age, of which the table has no column: ' + 300 * 'x')"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("def make(partition): " + FAILING, 300 * "x"), ("import nowhere", "No module named 'nowhere'"),
+     ("import fedoptax as fx\nmake = lambda i: fx.load_task('digits', num_clients=4)", "clients must be <= 2, got 4")],
+)  # fmt: skip
+def test_a_task_of_the_current_folder_comes_into_the_app_and_is_called_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str, reason: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(text)
+    made = ["--nodes", 2, "--task", "mine:make", "--algorithm", "fedavg", "--set", "client_lr=0.1"]
+    assert fedoptax("deploy", "init", "new", *made) == 2
+    assert Path("new/app/fedoptax_app/task.py").read_text() == text
+    assert fedoptax("deploy", "local", "--app", "new", "--out", "out") == 2
+    assert capsys.readouterr().err.count(reason) == 2 and not Path("out").exists() and not Path("new/nodes").exists()
 
 
 def test_a_key_is_given_its_partition_and_can_lose_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

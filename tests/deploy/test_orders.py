@@ -40,7 +40,7 @@ class Server:
         self.records = RecordDict()
 
     def order(self, round: int = 1, session: int = 1, **more: Any) -> dict[str, Any]:
-        return {"experiment": EXPERIMENT, "round": round, "base": 0, "kept": [0], "session": session, **more}
+        return {"experiment": EXPERIMENT, "round": round, "base": 0, "checkpoints": [0], "session": session, **more}
 
     def message(self, given: Deployment, order: dict[str, Any], kind: str = "train", scale: float = 1.0) -> Message:
         """What the server sends: the arrays of an algorithm that has just begun, and a signed order."""
@@ -91,7 +91,7 @@ def forgeries(server: Server, given: Deployment, order: dict[str, Any], kind: st
         **{f"another {name}": signed | {name: signed[name] + 1} for name in ("round", "base", "session", "number")},
         "another experiment": signed | {"experiment": EXPERIMENT[::-1]},
         "another stage": signed | {"stage": "other"},
-        "more kept": signed | {"kept": []},
+        "more checkpoints": signed | {"checkpoints": []},
     }
     made = {name: make_message(arrays, order, kind) for name, order in orders.items()}
     scaled = server.message(given, order, kind, 30.0).content[ARRAYS]

@@ -19,7 +19,7 @@ import pytest
 import fedoptax as fx
 from federations import InMemory, assert_params, network_lines, rounds_in, run_in_memory, small_deployment, task_of
 from fedoptax._files import read_json
-from fedoptax.deploy.evaluation import NodeEvaluation, evaluate_here
+from fedoptax.deploy.evaluation import NodeEvaluation, evaluate_client
 from fedoptax.deploy.rounds import Arrived
 from fedoptax.deploy.run import run_deployment
 from fedoptax.deploy.server import RawReply
@@ -45,8 +45,9 @@ def test_a_deployment_is_the_simulation(tmp_path: Path, algorithm: str) -> None:
         ]
     assert_params(tmp_path / "run", wanted.params)
     assert read_json(tmp_path / "run" / "summary.json")["status"] == "completed"
-    assert len(lines) == 4 and lines[0].startswith("round 1 of 3: train_loss")
-    assert lines[3].startswith("completed after round 3 of 3")
+    assert lines[0].startswith("one message holds 0.0") and lines[0].endswith("needs about 1 GB of memory")
+    assert len(lines) == 5 and lines[1].startswith("round 1 of 3: train_loss")
+    assert lines[4].startswith("completed after round 3 of 3")
 
 
 class Timed(InMemory):
@@ -169,7 +170,7 @@ def test_nodes_send_bins_and_the_pooled_area_is_within_its_bound(tmp_path: Path)
         def send(self, partitions: Sequence[int]) -> Mapping[int, int]:
             if self._kind != "evaluate":
                 return super().send(partitions)
-            sent.extend(evaluate_here(task, i, self._arrays) for i in partitions)
+            sent.extend(evaluate_client(task, i, self._arrays) for i in partitions)
             self._due = [Arrived(i, f"node-{i}", reply, 1) for i, reply in zip(partitions, sent)]
             return dict.fromkeys(partitions, 1)
 
@@ -316,14 +317,15 @@ def test_clients_keep_the_states_of_two_checkpoints_and_find_them_after_a_resume
     given = small_deployment(tmp_path / "run", "scaffold", rounds=4, cohort_size=3)
     network = InMemory(given, tmp_path / "nodes")
     run_in_memory(given, network)
-    names = ("round", "base", "kept")
+    names = ("round", "base", "checkpoints")
     assert [{name: order[name] for name in names} for order in network.orders[::3]] == [
-        {"round": round, "base": round - 1, "kept": sorted({max(round - 2, -1), round - 1})} for round in range(4)
+        {"round": round, "base": round - 1, "checkpoints": sorted({max(round - 2, -1), round - 1})}
+        for round in range(4)
     ]
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "4")  # as if the server was killed in round 4
     again = InMemory(given, tmp_path / "nodes")
     run_in_memory(replace(given, resume=True), again)
-    assert [order["base"] for order in again.orders] == [2] * 3 and again.orders[0]["kept"] == [1, 2]
+    assert [order["base"] for order in again.orders] == [2] * 3 and again.orders[0]["checkpoints"] == [1, 2]
     assert again.orders[0]["session"] > network.orders[0]["session"]
 
 

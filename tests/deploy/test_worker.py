@@ -124,3 +124,33 @@ def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path, ask: Ask) -> 
     (tmp_path / f"fedoptax-{os.getuid()}").mkdir(mode=0o755)
     with pytest.raises(PermissionError, match="must belong to this user alone"):
         ask("a")
+
+
+FORKS = """
+import json, psutil, subprocess, sys, time
+from pathlib import Path
+
+from fedoptax.deploy.supernode import start_fork_server
+
+def note():
+    subprocess.Popen(["inner"]) if sys.argv[0] == "outer" else None
+    Path(sys.argv[0]).write_text(str("json" in sys.modules))
+
+start_fork_server({"outer": note, "inner": note})
+(server,) = psutil.Process().children()
+print(subprocess.Popen(["outer", "x"]), subprocess.run(["echo", "exec"], capture_output=True).stdout)
+while not Path("inner").exists():
+    time.sleep(0.05)
+server.kill()
+server.wait()
+try:
+    subprocess.Popen(["outer"])
+except FileNotFoundError:
+    print("no fork")
+"""
+
+
+def test_flowers_programs_are_forked_from_one_process_until_it_ends(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", FORKS], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("None b'exec\\n'\nno fork\n", "")
+    assert (tmp_path / "outer").exists() and (tmp_path / "inner").read_text() == "True"

@@ -17,7 +17,7 @@ import pytest
 from fedoptax.algorithm import BatchList, FedAlgorithm
 from fedoptax.deploy.client import Client, Order
 from fedoptax.deploy.config import Deployment, build_task
-from fedoptax.deploy.evaluation import evaluate_here
+from fedoptax.deploy.evaluation import evaluate_client
 from fedoptax.deploy.rounds import Arrived
 from fedoptax.deploy.wire import WireArray
 from fedoptax.engine.batches import LocalWork, client_batches, task_grad_fn
@@ -151,7 +151,7 @@ class InMemory:
     def send(self, partitions: Sequence[int]) -> Mapping[int, int]:
         for i in partitions:
             if self._kind == "evaluate":
-                self._due.append(Arrived(i, f"node-{i}", evaluate_here(task_of(), i, self._arrays), 1))
+                self._due.append(Arrived(i, f"node-{i}", evaluate_client(task_of(), i, self._arrays), 1))
                 continue
             self.orders.append(self._order(i))
             answer = self.clients[i].answer(self._arrays, Order.read(self.orders[-1]), self.states / f"node-{i}")

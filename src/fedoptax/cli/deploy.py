@@ -1,8 +1,9 @@
-"""`fedoptax deploy init` and `fedoptax deploy local`: an algorithm on a real network, through Flower."""
+"""`fedoptax deploy`: an algorithm on a real network, through Flower."""
 
 import json
 import shlex
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import fields, replace
@@ -13,17 +14,18 @@ import tomli_w
 
 from fedoptax._files import read_json, write_atomically
 from fedoptax._progress import bar, status
-from fedoptax.cli.options import AddNode, DeploymentOptions, Init, Local
+from fedoptax.cli.options import AddNode, DeploymentOptions, DeploymentStatus, Init, Local
 from fedoptax.cli.printing import print_summary
 from fedoptax.cli.setup import choose, choose_options, load, with_task_defaults
 from fedoptax.data.schema import Schema
-from fedoptax.deploy.app import check_empty, place_node, read_app, write_app
+from fedoptax.deploy.app import check_empty, check_task, place_node, read_app, write_app
 from fedoptax.deploy.config import TABLE, Deployment, is_own_function, simulation_command
 from fedoptax.deploy.keys import describe_keys, describe_node, make_keys, write_keys
 from fedoptax.deploy.local import LocalFederation, last_words
 from fedoptax.deploy.options import NetworkOptions
 from fedoptax.deploy.proxy import make_proxy
 from fedoptax.deploy.run import MOST_EXAMPLES
+from fedoptax.deploy.status import describe_status, read_status
 from fedoptax.deploy.tables import OPTIONS
 from fedoptax.engine.plan import make_plan
 from fedoptax.errors import RunError, Stopped, UsageError, check_choice, check_int
@@ -55,6 +57,7 @@ def init(options: Init) -> None:
         more = " --data-file FILE ..., one for each node" if deployment.task["name"] == TABLE else ""
         print(f"try it here with: fedoptax deploy local --app {shlex.quote(str(options.folder))}{more}")
     _print_simulation(deployment)
+    check_task(options.folder / "app", count)
 
 
 def add_node(options: AddNode) -> None:
@@ -99,6 +102,7 @@ def local(options: Local) -> None:
         keys = make_keys(nodes)
         write_app(work / "app", replace(deployment, **describe_keys(keys)))
         write_keys(work / "keys", keys)
+    check_task(work / "app", nodes)
     _print_simulation(replace(deployment, rounds=rounds))
     remedy = f"continue with: fedoptax deploy local --resume {shlex.quote(str(out))} --rounds {rounds}"
     remedy += f" --app {shlex.quote(str(work))}" if work != default_work else ""
@@ -121,6 +125,17 @@ def _with_absolute_paths(task: Mapping[str, Any]) -> dict[str, Any]:
     paths = {"base", "base_adapter"} | ({"model"} if prefix + colon == TEXT_PREFIX else set())
     absolute = {name: str(Path(task[name]).expanduser().absolute()) for name in paths & task.keys()}
     return {**task, **absolute, "name": f"{prefix}:{Path(path).expanduser().absolute()}"}
+
+
+def show_status(options: DeploymentStatus) -> None:
+    """Print the state of a deployment, once or until it ends."""
+    while True:
+        state = read_status(options.run_folder)
+        print(json.dumps(state) if options.json else "\n".join(describe_status(state)), flush=True)
+        if not options.watch or state["status"] != "running":
+            return
+        time.sleep(2)
+        print("\x1b[H\x1b[J" if sys.stdout.isatty() else "")
 
 
 def _read_app(options: Local, work: Path) -> tuple[Deployment, int]:

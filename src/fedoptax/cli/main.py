@@ -165,6 +165,7 @@ add_command(data, "partition", options.Partition, "data:partition")
 add_command(deploy, "init", options.Init, "deploy:init")
 add_command(deploy, "add-node", options.AddNode, "deploy:add_node")
 add_command(deploy, "local", options.Local, "deploy:local")
+add_command(deploy, "status", options.DeploymentStatus, "deploy:show_status")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -397,6 +397,17 @@ class AddNode:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DeploymentStatus(JsonOption):
+    """Show how far a deployment is, its nodes' last signs of life, where the seconds go, and who was left out.
+
+    Example: fedoptax deploy status runs/network --watch
+    """
+
+    run_folder: Path = argument("The run's folder, at the server.")
+    watch: bool = option("Repeat it every two seconds until the run ends.", False)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Local(JsonOption, DeploymentOptions):
     """Run a federation on this machine: a SuperLink and SuperNodes with TLS and node authentication.
 

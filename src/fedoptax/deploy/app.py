@@ -1,18 +1,20 @@
 """The folder of a ready Flower app: `pyproject.toml` and two thin modules, what `flwr run` sends to every node."""
 
+import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import tomli_w
+from flax.traverse_util import flatten_dict
 
 from fedoptax import __version__
 from fedoptax._files import write_atomically
-from fedoptax.deploy.config import Deployment, from_table, is_own_function, to_table
+from fedoptax.deploy.config import Deployment, build_task, from_table, is_own_function, to_table
 from fedoptax.errors import UsageError, check_int
 
-NAME = "federation"
+NAME, PACKAGE = "federation", "fedoptax_app"
 FLOWER, FLOWER_END = "1.41.0", "1.43"
 FILES = {
     "LICENSE": "As you choose: Flower demands a license file in every app.\n",
@@ -34,18 +36,59 @@ FILES = {
         "from fedoptax.deploy.flower import client_app\n\napp = client_app()\n"
     ),
 }
+TASK = '''"""The federation's task; put your data and model in the place of digits (docs/own-task.md of fedoptax)."""
+
+from dataclasses import replace
+
+import fedoptax as fx
+
+
+def FUNCTION(partition):
+    """Make the task as the server sees it (`partition` is None), or as the node of a partition does."""
+    task = fx.load_task("digits", num_clients=NODES)
+    if partition is None:
+        return task
+    return replace(task, clients=fx.FederatedData.from_clients([task.clients.client(partition)]))
+'''
 
 
 def write_app(folder: Path, deployment: Deployment, name: str = NAME) -> None:
     """Write the app into a new or empty folder.
+
+    A task MODULE:FUNCTION of the current folder becomes part of it, as `fedoptax_app.task:FUNCTION`; where that is the
+    name, an example does.
 
     Raises:
       UsageError: the folder is not empty, or a value cannot stand in the config.
       RunError: a file cannot be written.
     """
     check_empty(folder)
-    for path, text in ({"pyproject.toml": make_pyproject(deployment, name)} | FILES).items():
+    files, (module, _, function) = dict(FILES), str(deployment.task["name"]).rpartition(":")
+    if module != "file" and (source := Path(f"{module}.py")).is_file():
+        module, files[f"{PACKAGE}/task.py"] = f"{PACKAGE}.task", source.read_text(encoding="utf-8")
+        deployment = replace(deployment, task={**deployment.task, "name": f"{module}:{function}"})
+    elif module.startswith(PACKAGE):
+        example = TASK.replace("FUNCTION", function).replace("NODES", str(len(deployment.nodes)))
+        files[f"{module.replace('.', '/')}.py"] = example
+    for path, text in ({"pyproject.toml": make_pyproject(deployment, name)} | files).items():
         write_atomically(folder / path, text.encode())
+
+
+def check_task(folder: Path, nodes: int) -> None:
+    """Call the task function of an app, if it has one, as the server will.
+
+    Raises:
+      UsageError: it fails, or its task has another number of clients.
+    """
+    deployment = read_app(folder)
+    if is_own_function(name := str(deployment.task["name"])):
+        sys.path.insert(0, str(folder.absolute()))
+        for module in [module for module in sys.modules if module.startswith(PACKAGE)]:
+            del sys.modules[module]  # of another app
+        try:
+            check_int("clients", build_task(deployment).num_clients, nodes, nodes)
+        except Exception as error:  # whatever a user's module raises
+            raise UsageError(f"task '{name}' fails at the server: {type(error).__name__}: {error}") from error
 
 
 def read_app(folder: Path) -> Deployment:
@@ -83,15 +126,7 @@ def _read(path: Path) -> tuple[dict[str, Any], Deployment]:
         table = document["tool"]["flwr"]["app"]["config"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"'{path}' must be the pyproject.toml of an app by fedoptax deploy init") from error
-    return document, from_table(flatten(table))
-
-
-def flatten(table: dict[str, Any]) -> dict[str, Any]:
-    """Return a table of tables as one, keys joined by dots, as Flower hands it to an app."""
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        flat |= {f"{key}.{k}": v for k, v in flatten(value).items()} if isinstance(value, dict) else {key: value}
-    return flat
+    return document, from_table(flatten_dict(table, sep="."))  # as Flower hands it to an app
 
 
 def check_empty(folder: Path) -> None:

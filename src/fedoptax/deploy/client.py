@@ -4,8 +4,8 @@ Minibatches, dropout keys and arithmetic are those of the simulation for the sam
 
 What a client keeps between rounds is on its node's disk: its state after each round that the server may come back to.
 The server says in every message after which round (`base`) it last used this client's reply, and to which it may go
-back when it is restored from a checkpoint (`kept`). So a state whose upload was lost on the way is not built upon, and
-a round that is repeated begins where it began before: the network computes what the simulation does.
+back when it is restored (`checkpoints`). So a state whose upload was lost on the way is not built upon, and a round
+that is repeated begins where it began before: the network computes what the simulation does.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import time
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ class Order(NamedTuple):
       experiment: the run's id, 32 hexadecimal digits.
       round: the round, from 0.
       base: the round whose reply of this client the server used last; `INITIAL` if none.
-      kept: what `base` may be after the server is restored from one of its checkpoints.
+      checkpoints: what `base` may be after the server is restored from one of its checkpoints.
       session: grows with each start of the server, also one from an earlier checkpoint.
       number: grows with each message of a session.
     """
@@ -54,7 +55,7 @@ class Order(NamedTuple):
     experiment: str
     round: int
     base: int
-    kept: tuple[int, ...] = ()
+    checkpoints: tuple[int, ...] = ()
     session: int = 0
     number: int = 0
 
@@ -63,19 +64,19 @@ class Order(NamedTuple):
         """Return the order in a message.
 
         Raises:
-          WireError: the experiment, which names a folder, is not an id, or `kept` is not a list.
+          WireError: the experiment, which names a folder, is not an id, or `checkpoints` is not a list.
           UsageError: another value is missing or out of range.
         """
-        experiment, kept = values.get("experiment"), values.get("kept")
+        experiment, checkpoints = values.get("experiment"), values.get("checkpoints")
         if not isinstance(experiment, str) or not re.fullmatch("[0-9a-f]{32}", experiment):
             raise WireError(f"experiment: {shown(experiment)} instead of 32 hexadecimal digits")
-        if not isinstance(kept, list):
-            raise WireError(f"kept: {shown(kept)} instead of a list")
+        if not isinstance(checkpoints, list):
+            raise WireError(f"checkpoints: {shown(checkpoints)} instead of a list")
         return cls(
             experiment,
             check_int("round", values.get("round"), 0),
             check_int("base", values.get("base"), INITIAL),
-            tuple(check_int("kept", round, INITIAL) for round in kept),
+            tuple(check_int("checkpoints", round, INITIAL) for round in checkpoints),
             check_int("session", values.get("session", 0), 0, 2**62),
             check_int("number", values.get("number", 0), 0),
         )
@@ -123,7 +124,7 @@ class StateFolder:
             raise WireError(f"order: number {this} when {last} was there already")
         for path in self.folder.glob("[0-9]*.npz"):  # before anything is written: a disk may be full
             round = int(path.stem)
-            if round < order.round and round not in (order.base, *order.kept):
+            if round < order.round and round not in (order.base, *order.checkpoints):
                 path.unlink(missing_ok=True)
         self._write("order.json", json.dumps(this).encode())
 
@@ -185,10 +186,12 @@ class Client:
         is_lost = state is None and has_state and not is_first
         if state is None:
             state = initial_state(self.task, self.algorithm)(np.uint32(self.seed))
+        begun = time.perf_counter()
         upload, new_state, loss, size = self.train(message, state, order.round)
+        numbers = {"num-examples": size, "train-loss": loss, "train-seconds": time.perf_counter() - begun}
         if has_state:
             states.write(order.round, new_state)
-        return upload, {"num-examples": size, "train-loss": loss, "state-lost": int(is_lost)}
+        return upload, {**numbers, "state-lost": int(is_lost)}
 
     def train(self, message: Tree, state: Tree, round: int) -> tuple[Tree, Tree, float, int]:
         """Do the local work of a round; a subclass may do it in another way.

@@ -48,7 +48,7 @@ def of_sums(task: Task) -> Task:
 
 
 @lru_cache(maxsize=4)
-def own_test(task: Task, partition: int) -> Task:
+def restrict_test(task: Task, partition: int) -> Task:
     """Return a task with the test examples of one client alone.
 
     These are all where the task holds that client alone, else those that it owns; where none has an owner, every N-th.
@@ -71,14 +71,14 @@ def _sums(task: Task) -> Any:
     return jit(task, lambda params, data: sum_metrics(task, params, data))
 
 
-def evaluate_here(task: Task, partition: int, arrays: Arrays) -> RawReply:
+def evaluate_client(task: Task, partition: int, arrays: Arrays) -> RawReply:
     """Return a node's sums and counts for the parameters in a message.
 
     Raises:
       WireError: the message does not hold parameters of the task.
       RunError: the node has no test examples.
     """
-    node_task = own_test(of_sums(task), partition)
+    node_task = restrict_test(of_sums(task), partition)
     params = unpack(arrays, jax.eval_shape(task.init, jax.random.key(0)))
     sums = _sums(node_task)(params, evaluation_data(node_task)["test"])
     return RawReply(pack(jax.device_get(sums)), {"num-examples": len(next(iter((node_task.test or {}).values())))})
@@ -108,7 +108,7 @@ class NodeEvaluation:
         if not is_evaluated(round, options.rounds, options.evaluations):
             return row, RoundReport()
         size = min(clients, max(options.eval_min_nodes, math.ceil(options.eval_fraction * clients - 1e-9)))
-        asked = sorted(random.Random(f"{options.seed} {KIND} {round}").sample(range(clients), size))
+        partitions = sorted(random.Random(f"{options.seed} {KIND} {round}").sample(range(clients), size))
         network.begin(pack(jax.device_get(params)), order, KIND)
         quorum = min(options.eval_min_nodes, size) / size
         limits = replace(limits, quorum=quorum, wait_limit=limits.round_timeout)
@@ -117,7 +117,7 @@ class NodeEvaluation:
             return Reply(unpack(raw.arrays, self._form), 0.0, check_count(raw.numbers, 2**31))
 
         try:
-            report = gather(network, asked, check, limits, log, sleep=sleep)
+            report = gather(network, partitions, check, limits, log, sleep=sleep)
         except (NoQuorum, KeyboardInterrupt) as error:
             log(f"round {round} has no evaluation by nodes: {error or 'interrupted'}")
             return row, RoundReport()

@@ -17,7 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedoptax.deploy.client import Client, Order, StateFolder, default_client
 from fedoptax.deploy.config import TABLE, Deployment, build_task, from_table, simulation_command
-from fedoptax.deploy.evaluation import evaluate_here
+from fedoptax.deploy.evaluation import evaluate_client
 from fedoptax.deploy.keys import fingerprint
 from fedoptax.deploy.orders import Signer, check_order, digest_of
 from fedoptax.deploy.rounds import Arrived, Limits, MakeOrder
@@ -100,10 +100,10 @@ def client_app(make_client: MakeClient = default_client) -> ClientApp:
 
     def accept(message: Message, context: Context) -> tuple[Deployment, Client, dict[str, WireArray], dict[str, Any]]:
         arrays, order = read(message, context)
-        asked = Order.read(order)
+        request = Order.read(order)
         if order.get("ends") is True:
             end_after_reply()
-        StateFolder(_state_dir(context), asked.experiment, _partition(context)).accept(asked)
+        StateFolder(_state_dir(context), request.experiment, _partition(context)).accept(request)
         return *load(context, order), arrays, order
 
     @app.query()
@@ -136,7 +136,7 @@ def client_app(make_client: MakeClient = default_client) -> ClientApp:
             deployment, file = from_table(context.run_config), context.node_config.get("data-file")
             return reply(message, answer_statistics(deployment, file, str(asked["statistics"])))
         _, client, arrays, _ = accept(message, context)
-        return reply(message, evaluate_here(client.task, client.partition, arrays))
+        return reply(message, evaluate_client(client.task, client.partition, arrays))
 
     return app
 

@@ -94,6 +94,7 @@ class RoundReport:
       bytes_down, bytes_up: bytes of the messages sent, and of all replies received, sound or not.
       sent: requests sent.
       lost: who had lost its state.
+      seconds: of each phase: waiting, training (that of the last node that answered), sending, evaluating.
       mean: under secure aggregation the mean upload and loss; the replies then have neither.
     """
 
@@ -104,6 +105,7 @@ class RoundReport:
     bytes_up: int = 0
     sent: int = 0
     lost: list[int] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
     mean: tuple[Tree, float] | None = None
 
     def leave_out(self, partition: int, reason: str, log: Log, node: str | None = None) -> None:
@@ -170,7 +172,7 @@ def gather(
         while workers.inbox and len(report.replies) < workers.buffer:
             partition, node, raw, size = workers.inbox.pop(0)
             report.bytes_up += size
-            if at_work.pop(partition, None) is None:
+            if (since := at_work.pop(partition, None)) is None:
                 continue
             unanswered.remove(partition)
             report.senders[partition] = node
@@ -178,6 +180,10 @@ def gather(
                 if raw.error is not None:
                     raise WireError(shown(raw.error, REASON))
                 report.replies[partition] = check(raw)
+                taken, training = min(clock() - since, clock() - begun), raw.numbers.get("train-seconds")
+                if not isinstance(training, float) or not 0 <= training <= taken:
+                    training = 0.0
+                report.seconds = {"training": training, "sending": taken - training}
                 if raw.numbers.get("state-lost") == 1:
                     report.lost.append(partition)
                     log(f"partition {partition} (node {node}): its state was lost, it went on from the initial one")
@@ -191,8 +197,9 @@ def gather(
                     del at_work[i]
             idle = [i for i in cohort if i in nodes and i in unanswered and i not in at_work]
             places = workers.concurrency - len(at_work)
+            sending = clock()
             sent = network.send(idle if len(idle) <= places else workers.rng.sample(idle, places))
-            at_work |= dict.fromkeys(sent, clock())
+            at_work |= dict.fromkeys(sent, sending)
             report.sent, report.bytes_down = report.sent + len(sent), report.bytes_down + sum(sent.values())
         is_over = is_full or spent >= time_limit or not any(i in nodes for i in at_work)
         if is_over and len(report.replies) >= needed:
@@ -211,6 +218,7 @@ def gather(
         when = "and too few others can still answer" if is_hopeless else f"within {limits.wait_limit:.0f} s"
         text = f"no quorum: {len(report.replies)} sound replies of {workers.buffer}, {needed} are needed, {when}"
         raise NoQuorum(_with_reasons(text, report))
+    report.seconds["waiting"] = clock() - begun - sum(report.seconds.values())
     report.replies = {i: report.replies[i] for i in cohort if i in report.replies}
     return report
 

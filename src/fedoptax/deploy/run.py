@@ -9,8 +9,7 @@ import random
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,14 +19,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedoptax._files import finite_or_none, read_json, write_atomically
+from fedoptax._files import finite_or_none, read_json, write_atomically, write_json
 from fedoptax.algorithm import Cohort, Tree, decoded
 from fedoptax.deploy.client import INITIAL
 from fedoptax.deploy.config import Deployment
 from fedoptax.deploy.evaluation import NodeEvaluation
-from fedoptax.deploy.rounds import Limits, Log, Network, NoQuorum, RoundReport, Workers, gather, wait_for_nodes
+from fedoptax.deploy.rounds import Limits, Log, Network, NoQuorum, RoundReport, Sleep, Workers, gather, wait_for_nodes
 from fedoptax.deploy.secure import FALSE_SUM, gather_sum, threshold
 from fedoptax.deploy.server import Reply, UploadBound, advance, check_reply, next_state, norm, upload_form
+from fedoptax.deploy.status import FILE, NODES, list_left_out
 from fedoptax.deploy.tables import build_table_task, gather_statistics
 from fedoptax.deploy.wire import pack
 from fedoptax.engine.aggregation import SecureMean, Sent
@@ -41,15 +41,16 @@ from fedoptax.errors import RunError, UsageError, check_int
 from fedoptax.experiments.rounds import Rounds, Step, without_held_out
 from fedoptax.experiments.run import Record, run_rounds
 from fedoptax.experiments.selection import is_higher_better
-from fedoptax.experiments.signals import deferred_interrupt
+from fedoptax.experiments.signals import interruptible_sleep
 from fedoptax.storage.checkpoint import KEEP, least_total
 from fedoptax.storage.config import metrics_record, run_config
 from fedoptax.storage.folder import Status, locked, prepare, read_params
-from fedoptax.storage.history import Row
+from fedoptax.storage.history import Row, read_lines
 from fedoptax.tasks.metrics import Column
 from fedoptax.tasks.task import Task, jit
 
-FILE = "network.jsonl"
+MEMORY = 8  # of the server, for each node of a cohort: so many times a message (measured with 3 nodes and 100 MB)
+REPORT_EVERY = 5.0  # seconds between two reports of which nodes are connected
 MOST_EXAMPLES = 10**9  # that a client may claim where nothing tells how many it can have
 
 
@@ -110,21 +111,6 @@ def wait_until_free(folder: Path, seconds: float, log: Log) -> None:
         return
 
 
-@contextmanager
-def interruptible_sleep() -> Iterator[tuple[Callable[[], int], Callable[[float], None]]]:
-    """Yield `stop`, see `deferred_interrupt`, and a `sleep` that raises KeyboardInterrupt once it tells of a signal."""
-    with deferred_interrupt() as stop:
-
-        def sleep(seconds: float) -> None:
-            end = time.monotonic() + seconds
-            while time.monotonic() < end and not stop():
-                time.sleep(0.1)
-            if stop():
-                raise KeyboardInterrupt
-
-        yield stop, sleep
-
-
 class Update(NamedTuple):
     """What a round's replies make: the server's state, their mean loss, its test metrics, and why it is not used."""
 
@@ -152,10 +138,10 @@ class NetworkRounds(Rounds):
         self.plan = make_plan(deployment.run_options, task, self._algorithm, deployment.algorithm)
         self._limits = Limits(deployment.quorum, deployment.round_timeout, deployment.wait_limit)
         self._bound = UploadBound(deployment.upload_bound, self.plan.work)
-        needed, least = self._limits.needed(self.plan.cohort_size), self.plan.aggregate.least
+        needed, minimum = self._limits.needed(self.plan.cohort_size), self.plan.aggregate.least
         self._is_secure = isinstance(self.plan.aggregate, SecureMean)
-        if needed < least and not self._is_secure:
-            raise UsageError(f"quorum must leave {self.plan.aggregate} at least {least} uploads, got {needed} of them")
+        if needed < minimum and not self._is_secure:
+            raise UsageError(f"quorum must leave {self.plan.aggregate} at least {minimum} uploads, got {needed}")
         # Here nothing is trained, and the task's loss is perhaps not the one that clients take.
         trained = without_held_out(replace(task, loss=_no_loss))
         self.program = program(trained, Fixed(self._algorithm), self.plan)
@@ -173,6 +159,8 @@ class NetworkRounds(Rounds):
         self._workers = Workers(self.plan.concurrency, self.plan.cohort_size) if self.plan.concurrency else None
         self._sent = np.zeros_like(never)  # the round whose model each client got last
         self._evaluation = NodeEvaluation(deployment, task) if deployment.eval_fraction else None
+        self._reported, num_clients = 0.0, task.clients.num_clients
+        self._nodes: dict[int, dict[str, Any]] = {i: {"node": network.absent(i)[0], "seen": None} for i in range(num_clients)}
 
     def advance(self, done: int) -> Step:
         """Do one round."""
@@ -180,9 +168,9 @@ class NetworkRounds(Rounds):
         with interruptible_sleep() as (stop, sleep):
             try:
                 if not self._is_ready:
-                    self._make_ready(done, sleep)
+                    self._make_ready(done, self._reporting(done, "waiting for nodes", sleep))
                 begun = time.perf_counter()
-                cohort, report = self._gather(done, sleep)
+                cohort, report = self._gather(done, self._reporting(done, "training", sleep))
             except KeyboardInterrupt:
                 return Step([], Status.INTERRUPTED)
             except NoQuorum as error:
@@ -209,6 +197,7 @@ class NetworkRounds(Rounds):
             columns, evaluation, later = self._evaluate_nodes(self._evaluation, done, update.server)
             row, signal = row | columns, signal or later
         self._bound = self._bound.learn(report.replies if report.mean is None else {0: Reply(*report.mean, 1)})
+        report.seconds["evaluating"] = time.perf_counter() - begun - sum(report.seconds.values())
         self._write(done + 1, cohort, report, evaluation)
         self.server, accepted = update.server, np.array(self._accepted)
         accepted[list(report.replies)] = done
@@ -226,18 +215,22 @@ class NetworkRounds(Rounds):
         """Return the parameters of the server's state."""
         return self._algorithm.params(self.server)
 
-    def finish(self) -> Tree:
-        """Return the final parameters."""
-        return self.params()
-
     def notes(self, done: int) -> dict[str, Any]:
-        """Return who was left out: by partition the number of rounds, and the node and the reason of the last."""
-        left_out: dict[int, dict[str, Any]] = {}
-        for line in self._file.read_text(encoding="utf-8").split("\n")[:done] if self._file.exists() else ():
-            for fault in json.loads(line)["faults"]:
-                rounds = left_out.get(fault["partition"], {"rounds": 0})["rounds"] + 1
-                left_out[fault["partition"]] = {**fault, "rounds": rounds}
-        return {"left_out": [left_out[partition] for partition in sorted(left_out)]}
+        """Return who was left out, see `list_left_out`."""
+        return {"left_out": list_left_out(map(json.loads, read_lines(self._file.parent, FILE)[:done]))}
+
+    def _reporting(self, done: int, phase: str, sleep: Sleep) -> Sleep:
+        """Return `sleep` that also writes `nodes.json`, see `status`, every `REPORT_EVERY` seconds."""
+
+        def report_and_sleep(seconds: float) -> None:
+            if (now := time.time()) - self._reported >= REPORT_EVERY:
+                self._reported = now
+                self._nodes |= {i: {"node": node, "seen": now} for i, node in self._network.connected().items()}
+                state = {"round": done + 1, "phase": phase, "time": now, "nodes": self._nodes}
+                write_json(self._file.with_name(NODES), state)
+            sleep(seconds)
+
+        return report_and_sleep
 
     @property
     def _accepted(self) -> np.ndarray:
@@ -255,6 +248,9 @@ class NetworkRounds(Rounds):
             lines = self._file.read_bytes().splitlines(keepends=True)[:done]
             write_atomically(self._file, b"".join(lines))
             self._bound = replace(self._bound, **(json.loads(lines[-1]).get("learned", {}) if lines else {}))
+        size = 1e-6 * max(self.program.bytes_down, self.program.bytes_up)
+        need = f"the server needs about {1 + MEMORY * size * self.plan.cohort_size / 1000:.0f} GB of memory"
+        self._log(f"one message holds {size:,.2f} MB; {need}")
         wait_for_nodes(self._network, self.task.clients.num_clients, self._limits, self._log, sleep=sleep)
         self._is_ready = True
 
@@ -276,17 +272,17 @@ class NetworkRounds(Rounds):
         if not self._is_secure:
             self._network.begin(pack(message), order)
             return cohort, collect(cohort, check, self._limits, find_outliers=outliers)
-        least = threshold(len(cohort), self._limits)
+        minimum = threshold(len(cohort), self._limits)
 
         def ask(members: Sequence[int], message: Tree, more: Any, check: Any) -> RoundReport:
             self._network.begin(pack(message), lambda i: {**order(i), **more(i)})
             is_first = members is cohort  # who comes later has no keys of this round, and is not waited for
             wait = self._limits.wait_limit if is_first else self._limits.round_timeout
-            return collect(members, check, replace(self._limits, quorum=least / len(members), wait_limit=wait))
+            return collect(members, check, replace(self._limits, quorum=minimum / len(members), wait_limit=wait))
 
         upload = jax.eval_shape(partial(decoded, self._algorithm), self._upload)
         form = Sent(upload, jax.ShapeDtypeStruct((), jnp.result_type(float)))
-        report = gather_sum(ask, cohort, message, form, self.plan, least, self._most)
+        report = gather_sum(ask, cohort, message, form, self.plan, minimum, self._most)
         assert report.mean is not None
         mean, decode = Reply(*report.mean, 1), self._algorithm.decode or (lambda upload: upload)
         size, most = norm(mean.upload), norm(decode(mean.upload))
@@ -302,8 +298,9 @@ class NetworkRounds(Rounds):
 
         def order(partition: int) -> dict[str, Any]:
             self._sent[partition] = done
-            kept = sorted({int(checkpoint[partition]) for checkpoint in self._checkpoints})
-            return {**self._identity, "round": done, "base": int(accepted[partition]), "kept": kept, "ends": ends}
+            checkpoints = sorted({int(checkpoint[partition]) for checkpoint in self._checkpoints})
+            base = int(accepted[partition])
+            return {**self._identity, "round": done, "base": base, "checkpoints": checkpoints, "ends": ends}
 
         return order
 
@@ -311,6 +308,7 @@ class NetworkRounds(Rounds):
         """Return the nodes' metrics of a state's model, who took part, and the signal that came meanwhile, or 0."""
         params, order, limits = self._algorithm.params(server), self._order(done, True), self._limits
         with interruptible_sleep() as (stop, sleep):
+            sleep = self._reporting(done, "being evaluated", sleep)
             row, report = evaluation.measure(done + 1, params, self._network, order, limits, self._log, sleep)
         return row, report, stop()
 
@@ -366,6 +364,7 @@ class NetworkRounds(Rounds):
             "faults": [{"partition": i, "node": node, "reason": reason} for i, node, reason in faults],
             **({} if self._workers is None else {"staleness": [reply.staleness for reply in report.replies.values()]}),
             "state_lost": report.lost,
+            "seconds": {name: float(f"{seconds:.3f}") for name, seconds in report.seconds.items()},
             "learned": {name: getattr(self._bound, name) for name in ("norm", "rate", "loss")},
             "wire_bytes_down": report.bytes_down + evaluation.bytes_down,
             "wire_bytes_up": report.bytes_up + evaluation.bytes_up,

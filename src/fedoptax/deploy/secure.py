@@ -70,7 +70,7 @@ def threshold(cohort_size: int, limits: Limits) -> int:
 
 
 def answer(
-    client: Client, plan: tuple[SecureMean, int], arrays: Arrays, asked: Numbers, memory: Numbers, root: Path
+    client: Client, plan: tuple[SecureMean, int], arrays: Arrays, fields: Numbers, memory: Numbers, root: Path
 ) -> RawReply:
     """Answer a request of the server.
 
@@ -81,17 +81,17 @@ def answer(
       client: who answers.
       plan: the coding, and the `threshold`.
       arrays: the algorithm's message, in `upload`.
-      asked: the order, with `stage` and what belongs to it.
+      fields: the order, with `stage` and what belongs to it.
       memory: what the node remembers of the round, plain values; changed here.
       root: the node's folder for states.
 
     Raises:
       WireError: the request is not what the round has come to, or the upload is not finite.
     """
-    order, stage, own = Order.read(asked), asked.get("stage"), client.partition
+    order, stage, partition = Order.read(fields), fields.get("stage"), client.partition
     if stage not in STAGES:
         raise WireError(f"stage: {shown(stage)} instead of {', '.join(STAGES)}")
-    if missing := [name for name in STAGES[stage] if name not in asked]:
+    if missing := [name for name in STAGES[stage] if name not in fields]:
         raise WireError(f"stage: {stage} without {', '.join(missing)}")
     if stage == "keys":
         if memory.get("round") != order.round:
@@ -101,21 +101,21 @@ def answer(
         form = Encoding.X962, PublicFormat.CompressedPoint
         public = {name: _array(_private_key(memory[name]).public_key().public_bytes(*form)) for name in PAIRS}
         return RawReply(pack(public), {"num-examples": len(next(iter(client.examples().values())))})
-    content = {name: value for name, value in asked.items() if name not in ("number", "signature")}
+    content = {name: value for name, value in fields.items() if name not in ("number", "signature")}
     digest = hashlib.sha256(f"{sorted(content.items())} {digest_of(arrays)}".encode()).digest()
     before = list(STAGES)[list(STAGES).index(stage) - 1]
-    is_due = memory.get("round") == order.round and (before == "keys" or f"asked-{before}" in memory)
-    if not is_due or memory.get(f"asked-{stage}", digest) != digest:
+    is_due = memory.get("round") == order.round and (before == "keys" or f"answered-{before}" in memory)
+    if not is_due or memory.get(f"answered-{stage}", digest) != digest:
         raise WireError(f"stage: {stage} of round {order.round}, which is not due or was answered already")
-    coding, least = plan
-    members = asked["members"]
-    if own not in members or len(members) < least or not set(members) <= set(memory.get("members") or members):
-        raise WireError(f"members: {shown(members)} instead of {least} or more, partition {own} among them")
-    memory[f"asked-{stage}"] = digest
+    coding, minimum = plan
+    members = fields["members"]
+    if partition not in members or len(members) < minimum or not set(members) <= set(memory.get("members") or members):
+        raise WireError(f"members: {shown(members)} instead of {minimum} or more, partition {partition} among them")
+    memory[f"answered-{stage}"] = digest
     if stage == "shares":
-        memory |= {"seed": os.urandom(32)} | {name: asked[name] for name in ("members", "mask-keys", "encryption-keys")}
-        of_seed, of_key = (_split(memory[name], least, len(members)) for name in ("seed", "mask"))
-        texts = [_way(own, i) + seed + key for i, seed, key in zip(members, of_seed, of_key)]
+        memory |= {"seed": os.urandom(32)} | {name: fields[name] for name in STAGES[stage]}
+        of_seed, of_key = (_split(memory[name], minimum, len(members)) for name in ("seed", "mask"))
+        texts = [_way(partition, i) + seed + key for i, seed, key in zip(members, of_seed, of_key)]
         pairs = zip(memory["encryption-keys"], texts, strict=True)
         ciphertexts = [_array(_box(memory["encryption"], key).encrypt(text)) for key, text in pairs]
         return RawReply(pack({"ciphertexts": np.stack(ciphertexts)}), {})
@@ -125,15 +125,15 @@ def answer(
         sent = Sent(upload, jnp.asarray(numbers["train-loss"], float))
         if not all_finite(sent):
             raise WireError("upload: NaN or infinity")
-        coded = np.asarray(ravel_pytree(coding.encode(jnp.asarray(asked["weight"], float), sent))[0])
+        coded = np.asarray(ravel_pytree(coding.encode(jnp.asarray(fields["weight"], float), sent))[0])
         keys = dict(zip(memory["members"], memory["mask-keys"]))
-        masks = (_pair_mask(own, i, memory["mask"], keys[i], coded.size) for i in members if i != own)
+        masks = (_pair_mask(partition, i, memory["mask"], keys[i], coded.size) for i in members if i != partition)
         masked = sum(masks, coded.view(np.uint32) + _mask(memory["seed"], coded.size))
-        memory |= {"uploading": members, "ciphertexts": asked["ciphertexts"]}
-        return RawReply(pack({"masked": masked}), {"state-lost": numbers["state-lost"]})
+        memory |= {"uploading": members, "ciphertexts": fields["ciphertexts"]}
+        return RawReply(pack({"masked": masked}), {name: numbers[name] for name in ("state-lost", "train-seconds")})
     keys = dict(zip(memory["members"], memory["encryption-keys"]))
     shares = {
-        i: _decrypt_shares(_box(memory["encryption"], keys[i]), ciphertext, i, own)
+        i: _decrypt_shares(_box(memory["encryption"], keys[i]), ciphertext, i, partition)
         for i, ciphertext in zip(memory["uploading"], memory["ciphertexts"], strict=True)
     }
     seeds = b"".join(seed for i, (seed, _) in shares.items() if i in members)
@@ -143,7 +143,7 @@ def answer(
 
 
 def gather_sum(
-    ask: Ask, cohort: Sequence[int], message: Tree, form: Sent, plan: Plan, least: int, max_examples: int
+    ask: Ask, cohort: Sequence[int], message: Tree, form: Sent, plan: Plan, minimum: int, max_examples: int
 ) -> RoundReport:
     """Collect the mean of a cohort's uploads; the report has it as `mean`, and replies without uploads.
 
@@ -153,11 +153,11 @@ def gather_sum(
       message: the algorithm's, as NumPy arrays.
       form: of what a client sends, decoded, as structs.
       plan: of the round.
-      least: the `threshold`.
+      minimum: the `threshold`.
       max_examples: the most that a node may claim.
 
     Raises:
-      NoQuorum: fewer than `least` nodes answered a request, or what they sent opens no sum.
+      NoQuorum: fewer than `minimum` nodes answered a request, or what they sent opens no sum.
     """
     report, coding = RoundReport(), plan.aggregate
     assert isinstance(coding, SecureMean)
@@ -179,6 +179,7 @@ def gather_sum(
         except NoQuorum as error:
             raise NoQuorum(f"secure aggregation, {stage}: {error}") from error
         report.lost += answers.lost
+        report.seconds = {n: report.seconds.get(n, 0.0) + s for n, s in answers.seconds.items()}
         report.faults += [(i, node, f"{stage}: {reason}") for i, node, reason in answers.faults]
         report.bytes_down, report.bytes_up = report.bytes_down + answers.bytes_down, report.bytes_up + answers.bytes_up
         report.senders, report.sent = answers.senders, answers.sent if stage == "upload" else report.sent
@@ -242,10 +243,10 @@ def _way(sender: int, receiver: int) -> bytes:
     return sender.to_bytes(4) + receiver.to_bytes(4)
 
 
-def _split(secret: bytes, least: int, count: int) -> list[bytes]:
-    """Return shares of a secret, of which `least` tell it; each is an index and as many bytes as the padded secret."""
+def _split(secret: bytes, minimum: int, count: int) -> list[bytes]:
+    """Return shares of a secret, which any `minimum` tell; each is an index and as many bytes as the padded secret."""
     padded = pad(secret, 16)  # a sum of the shares that is not the secret shows by it
-    parts = [Shamir.split(least, count, padded[i : i + 16], ssss=False) for i in range(0, len(padded), 16)]
+    parts = [Shamir.split(minimum, count, padded[i : i + 16], ssss=False) for i in range(0, len(padded), 16)]
     return [shares[0][0].to_bytes(4) + b"".join(share for _, share in shares) for shares in zip(*parts)]
 
 
@@ -257,13 +258,13 @@ def _combine(shares: Iterable[np.ndarray]) -> bytes:
     return unpad(b"".join(parts), 16)
 
 
-def _decrypt_shares(box: Fernet, ciphertext: bytes, sender: int, own: int) -> tuple[bytes, bytes]:
+def _decrypt_shares(box: Fernet, ciphertext: bytes, sender: int, partition: int) -> tuple[bytes, bytes]:
     """Return the shares of the sender's seed and key; zeros, which are no share, if the ciphertext is not sound."""
     try:
         way, shares = (text := box.decrypt(ciphertext))[:8], text[8:]
     except InvalidToken:
         way, shares = b"", b""
-    if way != _way(sender, own) or len(shares) != SEED_SHARE + KEY_SHARE:
+    if way != _way(sender, partition) or len(shares) != SEED_SHARE + KEY_SHARE:
         shares = bytes(SEED_SHARE + KEY_SHARE)
     return shares[:SEED_SHARE], shares[SEED_SHARE:]
 
@@ -273,10 +274,10 @@ def _mask(key: bytes, size: int) -> np.ndarray:
     return np.frombuffer(Cipher(ChaCha20(key, bytes(16)), None).encryptor().update(bytes(4 * size)), "<u4")
 
 
-def _pair_mask(own: int, other: int, private: bytes, public: bytes, size: int) -> np.ndarray:
-    """Return what `own` adds for `other`, who adds its negative."""
+def _pair_mask(partition: int, other: int, private: bytes, public: bytes, size: int) -> np.ndarray:
+    """Return what `partition` adds for `other`, who adds its negative."""
     mask = _mask(_agree(private, public), size)
-    return mask if own > other else np.negative(mask)
+    return mask if partition > other else np.negative(mask)
 
 
 def _array(content: bytes) -> np.ndarray:

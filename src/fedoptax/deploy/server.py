@@ -174,11 +174,11 @@ def next_state(
       The new state, the weighted mean training loss, and whether both are finite, also after one more such update.
     """
     weights: Any = [reply.examples for reply in replies] if weighting == "examples" else None
-    held_back: Any = 0.0
+    old_share: Any = 0.0
     if any(reply.staleness for reply in replies):
         plain = np.ones(len(replies)) if weights is None else np.asarray(weights, float)
         staleness = np.asarray([reply.staleness for reply in replies])
-        weights, held_back = discount_weights(plain / plain.sum(), staleness_weights(staleness, staleness_exponent))
+        weights, old_share = discount_weights(plain / plain.sum(), staleness_weights(staleness, staleness_exponent))
     trees = [jax.tree.map(jnp.asarray, reply.upload) for reply in replies]
     loss = float(np.average([reply.loss for reply in replies], weights=weights))  # float64: their sum cannot overflow
     if aggregator == MEAN:
@@ -186,17 +186,17 @@ def next_state(
     else:
         shares = jnp.ones(len(trees)) if weights is None else jnp.asarray(weights, jnp.result_type(float))
         upload = aggregator.combine(stacked(trees), shares, jnp.ones(len(trees), bool))
-    return advance(algorithm, server, upload, loss, Cohort(len(replies), num_clients), held_back)
+    return advance(algorithm, server, upload, loss, Cohort(len(replies), num_clients), old_share)
 
 
 def advance(
-    algorithm: FedAlgorithm, server: Tree, upload: Tree, loss: float, cohort: Cohort, held_back: Any = 0.0
+    algorithm: FedAlgorithm, server: Tree, upload: Tree, loss: float, cohort: Cohort, old_share: Any = 0.0
 ) -> tuple[Tree, float, bool]:
     """Return the server's state after a round with this mean, as `next_state` does."""
 
     def update(old: Tree) -> Tree:
         new = algorithm.server_update(old, upload, cohort)
-        return interpolate_state(held_back, old, new) if held_back else new
+        return interpolate_state(old_share, old, new) if old_share else new
 
     server = update(server)
     following = update(server)  # may be the first to use what was uploaded now

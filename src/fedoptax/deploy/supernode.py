@@ -1,16 +1,29 @@
-"""`fedoptax-supernode`: Flower's SuperNode with its own arguments, which looks for messages more often.
+"""`fedoptax-supernode`: Flower's SuperNode with its own arguments, for rounds that take less than a second.
 
-Flower's looks every 3 seconds, and its SuperExec every second: longer than a round of a small model takes. This one
-begins with a tenth of a second after each message and comes back to Flower's pauses in some minutes without one.
+Flower's looks for messages every 3 seconds, and its SuperExec every second. This one begins with a tenth of a second
+after each message and comes back to Flower's pauses in some minutes without one. And Flower starts a Python program for
+each message, which imports Flower for a second of processor time. Here a process that has imported it forks instead.
 """
 
 import os
+import signal
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import entry_points
+from multiprocessing import Pipe
+from typing import Any
+
+import numpy as np
+
+import fedoptax.deploy.worker  # noqa: F401, as apps import it: it is there when a process is forked
 
 IDLE, BUSY = 3.0, 0.5  # seconds that Flower's SuperNode sleeps without a message, and while a ClientApp works
 SHORT, GROWTH = 0.1, 1.02
+PROGRAMS = ("flower-superexec", "flwr-clientapp")  # that Flower starts at a node, one and for each message
 
 
 def with_short_pauses(sleep: Callable[[float], None]) -> Callable[[float], None]:
@@ -26,12 +39,48 @@ def with_short_pauses(sleep: Callable[[float], None]) -> Callable[[float], None]
     return sleep_less
 
 
+def start_fork_server(programs: dict[str, Callable[[], Any]]) -> None:
+    """Let `subprocess.Popen(command)` fork a program of these names from a process that has imported them all.
+
+    Where there are threads already, or that process has ended, or the command has options, `Popen` is Python's.
+    """
+    if sys.platform != "linux" or threading.active_count() > 1:
+        return
+    (requests, sender), parent = Pipe(duplex=False), os.getpid()
+
+    class Popen(subprocess.Popen[bytes]):
+        def __new__(cls, command: Any, **options: Any) -> Any:
+            if not options and command[0] in programs:
+                with suppress(OSError):
+                    return sender.send(command)
+            return super().__new__(cls)
+
+    subprocess.Popen = Popen  # type: ignore[misc, assignment]
+    if os.fork() != 0:
+        return requests.close()  # whoever else can read would keep `send` from failing when the process has ended
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while os.getppid() == parent:
+        with suppress(ChildProcessError):
+            os.waitpid(-1, os.WNOHANG)  # of those that have ended
+        if requests.poll(1.0):
+            sys.argv = requests.recv()
+            if os.fork() == 0:
+                requests.close()
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                np.random.seed()  # else each process draws the same; Python's own generator sees to it by itself
+                sys.exit(programs[sys.argv[0]]())
+    os._exit(0)
+
+
 def main() -> None:
     """Run `flower-supernode`."""
     os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", str(SHORT))
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # where its host is out of reach each process waits for it
+    scripts = entry_points(group="console_scripts")
+    supernode = scripts["flower-supernode"].load()
+    start_fork_server({name: scripts[name].load() for name in PROGRAMS if name in scripts.names})
     time.sleep = with_short_pauses(time.sleep)  # type: ignore[assignment]
-    (script,) = entry_points(group="console_scripts", name="flower-supernode")
-    script.load()()
+    supernode()
 
 
 if __name__ == "__main__":

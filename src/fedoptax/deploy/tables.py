@@ -82,7 +82,7 @@ def gather_statistics(
     for phase in ("first", "second"):
         first = {name: values.tolist() for name, values in sums["first"].items()} if sums else {}
         order = {name: identity[name] for name in ("experiment", "session")}
-        order |= {"round": 0, "base": INITIAL, "kept": [INITIAL], "statistics": json.dumps(first)}
+        order |= {"round": 0, "base": INITIAL, "checkpoints": [INITIAL], "statistics": json.dumps(first)}
         network.begin({}, lambda i, order=order: order, KIND)  # type: ignore[misc]
         replies = gather(network, members, check, limits, log, sleep=sleep).replies
         members = list(replies)

@@ -81,6 +81,7 @@ class Rounds(Protocol):
 
     def finish(self) -> Tree:
         """Return the final parameters."""
+        return self.params()
 
     def client_metrics(self, done: int) -> dict[str, np.ndarray] | None:
         """Return each client's metrics, (clients,), if they are wanted and the last round was evaluated."""

@@ -3,6 +3,7 @@
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -40,6 +41,21 @@ def deferred_interrupt() -> Iterator[Callable[[], int]]:
 
     with _handled(handler, signal.SIGINT):
         yield lambda: received[0] if received else 0
+
+
+@contextmanager
+def interruptible_sleep() -> Iterator[tuple[Callable[[], int], Callable[[float], None]]]:
+    """Yield `stop`, see `deferred_interrupt`, and a `sleep` that raises KeyboardInterrupt once it tells of a signal."""
+    with deferred_interrupt() as stop:
+
+        def sleep(seconds: float) -> None:
+            end = time.monotonic() + seconds
+            while time.monotonic() < end and not stop():
+                time.sleep(0.1)
+            if stop():
+                raise KeyboardInterrupt
+
+        yield stop, sleep
 
 
 @contextmanager

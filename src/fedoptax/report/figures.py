@@ -1,6 +1,7 @@
 """PNG, SVG and PDF figures for papers and README files, by Matplotlib."""
 
 import io
+import json
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,6 +10,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -16,11 +18,13 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from fedoptax.report.curves import AXES, ClientBands, Curve, Metric, axis_limits
+from fedoptax.report.load import Run
 from fedoptax.report.partition import SHOWN, Partition
 from fedoptax.report.report import Report
 from fedoptax.report.searches import HeatMap, Profile
 from fedoptax.report.style import look
 from fedoptax.report.words import format_count, format_number, metric_title, metric_words
+from fedoptax.storage.history import read_lines
 
 GREY, INK, BARS = "#6a7079", "#24292f", "#8d98a7"
 _STYLE: dict[Any, Any] = {
@@ -53,6 +57,8 @@ def draw_figures(report: Report) -> dict[str, bytes]:
         for place, (_, heat_map) in enumerate(report.searches, start=1):
             if heat_map is not None:
                 drawn["heat-map" if len(report.searches) == 1 else f"heat-map-{place}"] = draw_heat_map(heat_map)
+        for phases in filter(None, map(draw_phases, report.runs)):
+            drawn.setdefault("network-seconds", phases)
         for place, profile in enumerate(report.profiles, start=1):
             drawn[f"profile-{place}"] = draw_profile(profile, places)
         return {
@@ -144,6 +150,22 @@ def draw_client_bands(bands: Sequence[ClientBands]) -> Figure:
         axes.set_visible(False)
     figure.supxlabel("Round", fontsize=9, color=INK)
     figure.supylabel(visible(f"{metric_title(bands[0].metric)} of the clients"), fontsize=9, color=INK)
+    return figure
+
+
+def draw_phases(run: Run) -> Figure | None:
+    """Draw the seconds of a deployment's rounds by phase, from its network.jsonl; None if there are none."""
+    rows = [json.loads(line) for line in read_lines(run.path, "network.jsonl")]
+    table = pd.DataFrame([row.get("seconds", {}) for row in rows], [row["round"] for row in rows]).fillna(0.0)
+    if not table.size:
+        return None
+    figure = Figure(figsize=(7.6, 3.0), layout="constrained")
+    axes = figure.add_subplot(xlabel="Round", ylabel="Seconds")
+    for place, phase in enumerate(table):
+        bottom = table.iloc[:, :place].sum(axis=1)
+        axes.bar(table.index, table[phase], 1.0, bottom, color=look(place).light, label=phase)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.legend(loc="outside right upper")
     return figure
 
 

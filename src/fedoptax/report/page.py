@@ -130,7 +130,7 @@ def _template(name: str) -> str:
 def _image(svg: bytes, text: str) -> Markup:
     """A figure within the page; as an image, an SVG can neither run scripts nor load anything."""
     image = Markup('<div class="scroll"><img class="figure" alt="{}" src="data:image/svg+xml;base64,{}"></div>')
-    return image.format(text, base64.b64encode(svg).decode())
+    return image.format(text, base64.b64encode(svg).decode()) if svg else Markup()
 
 
 def _sort_key(value: Any) -> str:

@@ -140,9 +140,9 @@ def begins_with(folder: Path, part: Mapping[str, Any]) -> bool:
         return hashlib.sha256(file.read(part["bytes"])).hexdigest() == part["sha256"]
 
 
-def read_lines(folder: Path) -> list[str]:
+def read_lines(folder: Path, file: str = FILE) -> list[str]:
     """Return the complete lines of a run's history; an unfinished last line of a killed process is left out."""
-    path = folder / FILE
+    path = folder / file
     try:
         text = path.read_text(encoding="utf-8") if path.is_file() else ""
     except (OSError, ValueError) as error:

@@ -1,0 +1,53 @@
+"""What an operator sees of a deployment: `fedoptax deploy status`, and the figure of a round's seconds."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command_line import fedoptax
+from federations import InMemory, need_flower, network_lines, run_in_memory, small_deployment
+from fedoptax.deploy.server import RawReply
+from fedoptax.errors import RunError
+from fedoptax.report.figures import draw_figures
+from fedoptax.report.report import load_report
+from fedoptax.storage.history import read_rows
+
+need_flower()
+
+
+class Failing(InMemory):
+    """Partition 0 is named `clinic-a`, and from the second round on its answer is an error."""
+
+    def connected(self) -> dict[int, str]:
+        return super().connected() | {0: "clinic-a"}
+
+    def receive(self) -> list[Any]:
+        is_first = len(self.orders) <= 2
+        return [
+            reply if is_first or reply.partition else reply._replace(node="clinic-a", reply=RawReply({}, {}, "no disk"))
+            for reply in super().receive()
+        ]
+
+
+def test_status_shows_nodes_phases_and_who_was_left_out_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    given = small_deployment(out)
+    with pytest.raises(RunError, match="no quorum"):
+        run_in_memory(given, Failing(given, tmp_path / "nodes"))
+    (line,), (row,) = network_lines(out), read_rows(out, 1)
+    assert set(line["seconds"]) == {"waiting", "training", "sending", "evaluating"}
+    assert sum(line["seconds"].values()) == pytest.approx(row["seconds"], abs=0.05)
+    assert 0 < line["seconds"]["training"] < row["seconds"]
+    assert fedoptax("deploy", "status", out, "--watch") == 0  # it has ended
+    text = capsys.readouterr().out
+    assert "interrupted: 1 of" in text and "no disk" in text and "partition 0 (node clinic-a): connected" in text
+    assert fedoptax("deploy", "status", out, "--json") == 0
+    state = json.loads(capsys.readouterr().out)
+    assert state["nodes"]["0"]["node"] == "clinic-a" and state["nodes"]["0"]["seen"] <= state["time"]
+    assert "network-seconds.svg" in draw_figures(load_report(out))
+    assert fedoptax("deploy", "status", tmp_path) == 2
+    assert "run_folder must be the folder of a deployment" in capsys.readouterr().err
