@@ -49,7 +49,7 @@ def predict(options: Predict) -> None:
 
 def export(options: Export) -> None:
     """Write the model of a run to a file, or its adapters to a folder."""
-    if options.out.suffix not in MODEL_ENDINGS:
+    if not options.out.suffix:  # a folder
         from fedoptax.storage.adapter import is_adapted, load_adapted  # imports JAX
 
         if is_adapted(options.folder):
