@@ -19,6 +19,7 @@ from PIL import Image
 import fedoptax as fx
 from fedoptax.data.custom import from_dataset, load_file
 from fedoptax.data.inputs import as_examples, read_inputs
+from fedoptax.data.schema import ColumnSchema, Schema, Target
 from refusals import DAYS, NUMBERS, SPANS, refused
 
 RNG = np.random.default_rng(0)
@@ -97,9 +98,12 @@ FRAMES: dict[str, tuple[Any, list[float] | str]] = {  # a DataFrame's column f -
 }
 
 
+SCHEMA = Schema(Target("y", "number"), dict.fromkeys("fg", ColumnSchema("number", missing="refuse")))
+
+
 def predicted(frame: pd.DataFrame) -> np.ndarray:
     """The examples of a model of the columns f and g."""
-    return as_examples(frame, {"columns": ["f", "g"]}, {"x": np.zeros(2, np.float32)}, ())["x"]
+    return as_examples(frame, {"schema": SCHEMA.to_toml()}, {"x": np.zeros(2, np.float32)}, ())["x"]
 
 
 @pytest.mark.parametrize("kind", FRAMES)

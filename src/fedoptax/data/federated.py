@@ -46,7 +46,7 @@ class FederatedData:
         """Split a central data set: client i holds the rows `parts[i]` of each array, row numbers or a mask (n,).
 
         Raises:
-          DataError: no clients, an empty client, rows out of range, arrays of unequal length, or NaN or infinity.
+          DataError: as in `from_clients`, or rows are out of range.
         """
         fields = as_fields("examples", examples)
         rows = as_parts("parts", parts, _length(fields))
@@ -68,11 +68,10 @@ class FederatedData:
 
     @staticmethod
     def write(folder: str | Path, clients: Iterable[Mapping[str, Any]]) -> None:
-        """Write clients one by one to a folder, for a federation larger than memory; see `open`.
+        """Write clients, as in `from_clients`, to a folder, for a federation larger than memory; see `open`.
 
-        Args:
-          folder: is written completely or not at all; an earlier one there is replaced.
-          clients: one mapping per client, as in `from_clients`; of a generator only one client at a time is in memory.
+        The folder is written completely or not at all, and replaces an earlier one. Of a generator only one client at a
+        time is in memory.
 
         Raises:
           DataError: as in `from_clients`, or the folder cannot be written.
@@ -163,11 +162,7 @@ class FederatedData:
 
 
 def as_parts(name: str, parts: Any, total: int | None = None) -> list[np.ndarray]:
-    """Return the parts of a partition of `total` examples as int64 row numbers; a mask (total,) says them too.
-
-    Raises:
-      DataError: a part is neither, or holds rows out of range.
-    """
+    """Return the parts of a partition of `total` examples, row numbers in range or masks (total,), as int64 rows."""
     check_type(name, parts, Iterable)
     arrays = []
     for i, part in enumerate(parts):

@@ -20,15 +20,12 @@ def fetch(name: str, data_dir: str | Path | None = None, progress: bool | None =
     Files that are there with their published hash are left alone. An archive that was put into the folder by hand is
     unpacked without a network.
 
-    Args:
-      name: one of `DATA_SETS`.
-      data_dir: as in `fedoptax.data.files.find_data_dir`.
-      progress: whether to show a bar on standard error; `None` asks whether that is a terminal.
+    `progress` says whether to show a bar on standard error; `None` asks whether that is a terminal.
 
     Raises:
       UsageError: an unknown name.
-      DataError: no server gives the published file, or the folder cannot be written. One line, with the addresses and
-        the folder for doing it by hand.
+      DataError: no server has the published file (the message names addresses and folder for doing it by hand), or the
+        folder cannot be written.
     """
     check_choice("data set", name, DATA_SETS)
     folder = find_data_dir(data_dir) / name

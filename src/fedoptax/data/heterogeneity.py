@@ -14,13 +14,7 @@ from fedoptax.errors import UsageError
 
 
 def label_counts(labels: ArrayLike, parts: Sequence[np.ndarray], num_classes: int) -> np.ndarray:
-    """Count each client's examples of each class: int64 of shape (N, num_classes).
-
-    Args:
-      labels: integers from 0 to num_classes − 1, shape (n,).
-      parts: the N index arrays of a partition.
-      num_classes: C.
-    """
+    """Count each client's examples of each class: int64 (N, C), of labels 0 … C − 1, (n,), and N index arrays."""
     y = np.asarray(labels)
     if y.ndim != 1 or y.dtype.kind not in "iu" or not len(y):
         raise UsageError(f"labels must be whole numbers (n,), at least one, got {y.dtype}{list(y.shape)}")
@@ -33,11 +27,7 @@ def label_counts(labels: ArrayLike, parts: Sequence[np.ndarray], num_classes: in
 
 
 def heterogeneity(counts: ArrayLike) -> float:
-    """Return the mean total-variation distance of the clients' labels from all labels.
-
-    Returns:
-      From 0 (every client is like the whole) to less than 1 (one class per client, many classes).
-    """
+    """Return the mean total-variation distance of the clients' labels from all labels, from 0 (all alike) to < 1."""
     return label_skew(counts)["total_variation_mean"]
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedoptax.data import readers
-from fedoptax.data.schema import ColumnSchema, Schema, Target
+from fedoptax.data.schema import Schema
 from fedoptax.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def read_inputs(
         table.attrs["notes"] = [f"column {name!r}: {n} cells hold none of its categories" for name, n in unseen]
         return examples, table
     if suffix != ".npz":
-        known = [*(readers.TABLES if inputs.keys() & {"schema", "columns", "text"} else ()), ".npz"]
+        known = [*(readers.TABLES if inputs.keys() & {"schema", "text"} else ()), ".npz"]
         folder = " or a folder of images" if inputs.get("white") else ""
         raise UsageError(f"input must be {', '.join(known)}{folder} for this model, got '{path}'")
     with readers.open_archive(path) as archive:
@@ -105,10 +105,7 @@ def as_examples(x: Any, inputs: Mapping[str, Any], fields: Fields, classes: Sequ
 
 
 def schema_of(inputs: Mapping[str, Any]) -> Schema | None:
-    """Return the schema of a model of tables, also of an earlier one, which has the names of its columns of numbers."""
-    if "columns" in inputs:
-        columns = dict.fromkeys(inputs["columns"], ColumnSchema("number", missing="refuse"))
-        return Schema(Target(""), columns, separator=inputs.get("separator"), decimal=inputs.get("decimal"))
+    """Return the schema of a model of tables, None for other models."""
     return Schema.read(inputs["schema"]) if "schema" in inputs else None
 
 

@@ -150,11 +150,7 @@ def as_numbers(where: str, values: Any) -> np.ndarray:
 
 
 def find_white(where: str, *arrays: np.ndarray) -> float | None:
-    """Find the number that stands for white in images by their range: 1, 255 or 65535; None if they are standardised.
-
-    Raises:
-      DataError: they have another range.
-    """
+    """Return the number of white by the range of images, 1, 255 or 65535, else a `DataError`; None if standardised."""
     filled = [array for array in arrays if array.size]
     low, high, dtype = min(map(np.min, filled)), max(map(np.max, filled)), filled[0].dtype
     if low < 0 and dtype.kind == "f":
@@ -184,10 +180,9 @@ def _is_whole(array: np.ndarray) -> bool:
 
 
 def find_images(root: Path) -> list[Path]:
-    """Find the images in a folder and below, in the order of their paths; links are followed, hidden files left out.
+    """Find the images in a folder and below, in the order of their paths; hidden files are left out.
 
-    Raises:
-      DataError: a folder cannot be read, or a link leads nowhere or back to a folder above it.
+    Links are followed, but to nowhere or back to a folder above, which is a `DataError`.
     """
 
     def images_in(folder: Path) -> Iterator[Path]:

@@ -19,12 +19,9 @@ from fedoptax.tasks.recipe import PREFIX, Recipe, TaskOptions, make_task
 from fedoptax.tasks.tables import class_weights, default_metrics, learn_table
 from fedoptax.tasks.task import Task, with_metrics
 
-MAX_CLASSES = 10
-"""Classes that are counted one by one before the first round."""
-MIN_ROWS = 20
-"""Rows from which a column without repetitions counts as ids."""
-MAX_NAMES = 10
-"""Columns that a warning names."""
+MAX_CLASSES = 10  # that are counted one by one before the first round
+MIN_ROWS = 20  # from which a column without repetitions counts as ids
+MAX_NAMES = 10  # columns that a warning names
 
 
 def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
@@ -153,12 +150,7 @@ def fingerprint(source: Source) -> str:
 
 
 def check_has_clients(path: Path, **cells: str | None) -> None:
-    """Refuse a table or archive that does not say which client holds an example; folders of images do.
-
-    Raises:
-      UsageError: it has no column or array `client`.
-      DataError: it cannot be read.
-    """
+    """Refuse (`UsageError`) a table or archive without a column or array `client`; folders of images have clients."""
     if path.is_dir():
         return
     if path.suffix.lower() == ".npz":

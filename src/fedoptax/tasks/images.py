@@ -46,14 +46,9 @@ def mnist_images(name: str, recipe: Recipe, options: TaskOptions) -> Task:
 
 
 def image_classification(
-    name: str,
-    model: Model,
-    scale: float,
-    clients: FederatedData,
-    test: Mapping[str, np.ndarray] | None,
-    augment: Augmentation | None = None,
-    **attributes: Any,
-) -> Task:
+    name: str, model: Model, scale: float, clients: FederatedData, test: Mapping[str, np.ndarray] | None,
+    augment: Augmentation | None = None, **attributes: Any,
+) -> Task:  # fmt: skip
     """Cross-entropy on examples `x` (n, …), which the model gets as x / scale, with labels `y` (n,).
 
     Metrics: `accuracy`, and `loss`, the cross-entropy in nats. `augment`, `(x / scale, key) -> x`, is applied to each
@@ -170,10 +165,5 @@ def standardize(x: jax.Array, key: jax.Array | None = None) -> jax.Array:
     return (x - mean) / jnp.maximum(deviation, least)
 
 
-AUGMENTATIONS: dict[str, Augmentation | None] = {
-    "none": None,
-    "crop": crop,
-    "center": center,
-    "standardize": standardize,
-}
+AUGMENTATIONS = {"none": None, "crop": crop, "center": center, "standardize": standardize}
 """`load_task(augment=...)`: nothing, the papers' crop and flip, the centre alone, or only each image standardised."""

@@ -239,12 +239,8 @@ def ranked(
     each of 1,000 bins of equal width in arcsin √probability, narrow where that is small or large. A class without
     positive or negative examples is left out; without any class the metric is NaN.
 
-    Args:
-      probabilities: (batch, classes).
-      labels: whole numbers (batch,).
-      positive: of two classes the one that counts.
-      number: the metric of one class.
-      bound: the most by which it may be off for bins, if that is known.
+    Takes `probabilities` (batch, classes), whole `labels` (batch,) and, of two classes, the `positive` one. `number` is
+    the metric of one class, `bound` the most by which it may be off for bins, if that is known.
     """
     classes = np.arange(probabilities.shape[-1]) if probabilities.shape[-1] != 2 else np.array([positive])
     scores, is_positive = probabilities[:, classes], labels[:, None] == classes

@@ -62,19 +62,12 @@ def defer_import(path: str, *arguments: Any, **options: Any) -> Callable[..., An
 
 
 MODELS: dict[str, Callable[..., Model]] = {
-    "logistic": defer_import("models:logistic"),
-    "mlp": defer_import("models:mlp"),
+    **{name: defer_import(f"models:{name}") for name in ("logistic", "mlp")},
     "mlp_dropout": defer_import("models:mlp", dropout=0.5),  # as Fed-LAMB has it on MNIST
-    "cnn": defer_import("models:cnn"),
-    "emnist_cnn": defer_import("models:emnist_cnn"),
-    "resnet18": defer_import("models:resnet18"),
+    **{name: defer_import(f"models:{name}") for name in ("cnn", "emnist_cnn", "resnet18")},
     "resnet18_unstrided": defer_import("models:resnet18", strides=False),
-    "resnet9": defer_import("models:resnet9"),
-    "cifar_cnn": defer_import("models:cifar_cnn"),
-    "fafed_fmnist_cnn": defer_import("models:fafed_fmnist_cnn"),
-    "fafed_cifar_cnn": defer_import("models:fafed_cifar_cnn"),
-    "lenet": defer_import("models:lenet"),
-    "vit": defer_import("models:vit"),
+    **{name: defer_import(f"models:{name}") for name in ("resnet9", "cifar_cnn", "fafed_fmnist_cnn")},
+    **{name: defer_import(f"models:{name}") for name in ("fafed_cifar_cnn", "lenet", "vit")},
     "vit_small": defer_import("models:vit", width=64, depth=3, heads=4),
 }
 """Builders of image classifiers by name; each takes `(input_shape, num_classes)`."""

@@ -25,12 +25,8 @@ def learn_table(
 ) -> dict[str, Any]:
     """Return what is learned of tables by a schema and the preparation of their features, as attributes of `Task`.
 
-    Args:
-      schema: of the tables.
-      prepared: from the sums of all clients.
-      model: with an output for each class, or with one.
-      loss: of a number to predict, one of `LOSSES`; None for squared.
-      class_weight: of classes, see `class_weights`.
+    The model has an output for each class, or one for a number. `loss`, of a number, is one of `LOSSES`, None for
+    squared; `class_weight`, of classes, is that of `class_weights`.
 
     Raises:
       UsageError: an option does not apply to the target, or is wrong.
@@ -64,9 +60,7 @@ def regression(model: Model, prepared: Preparation, loss: str = "squared") -> di
     loss, for counts, it is the logarithm of the rate by this mean. The Huber loss is squared up to one deviation, then
     linear. Metrics: `mae`, `rmse`, `r2`, in the target's own units, and `loss`.
 
-    Raises:
-      UsageError: `loss` is none of these.
-      DataError: with the Poisson loss the mean is not positive.
+    A `UsageError` if `loss` is none of these; a `DataError` if the mean is not positive with the Poisson loss.
     """
     check_choice("loss", loss, LOSSES)
     mean, deviation = prepared.target
@@ -113,9 +107,7 @@ def class_weights(text: str | None, names: Sequence[str], counts: np.ndarray) ->
     `text` is `"balanced"`, for n / (C · n_c) of the federation's n training examples, or `"yes=5,no=1"`, of which
     classes that are left out have 1.
 
-    Raises:
-      UsageError: it is neither.
-      DataError: balanced weights of a class without examples.
+    A `UsageError` if it is neither; a `DataError` for balanced weights of a class without examples.
     """
     if text is None:
         return None

@@ -51,13 +51,9 @@ def wikitext_words(name: str, recipe: Recipe, options: TaskOptions) -> Task:
 
 
 def next_token(
-    net: Model,
-    tokens: Sequence[str],
-    *,
-    pad: int | None = None,
-    unscored: Sequence[int] = (),
+    net: Model, tokens: Sequence[str], *, pad: int | None = None, unscored: Sequence[int] = (),
     primary: str = "accuracy",
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Return what is learned in predicting each token from those before it, as attributes of `Task`.
 
     `net` maps x (batch, T) to logits (batch, T, vocabulary); y (batch, T) are the tokens that follow, `pad` among them

@@ -37,8 +37,7 @@ _ARRAY_NAMES = {
 def load10(data_dir: str | Path | None = None) -> Source:
     """Read CIFAR-10's six batches, of `cifar10/cifar-10-batches-py/` or of `cifar10/`.
 
-    Returns:
-      x uint8 of shape (n, 32, 32, 3) in red, green, blue, y int32; there are no natural clients.
+    x is uint8 of shape (n, 32, 32, 3) in red, green, blue, y int32; there are no natural clients.
     """
     arrays = _read("cifar10", data_dir, "labels")
     return Source(
@@ -53,12 +52,8 @@ def load10(data_dir: str | Path | None = None) -> Source:
 def load100(data_dir: str | Path | None = None, labels: str = "fine") -> Source:
     """Read CIFAR-100's two files, of `cifar100/cifar-100-python/` or of `cifar100/`.
 
-    Args:
-      labels: what y is, one of `LABELS`.
-
-    Returns:
-      x uint8 of shape (n, 32, 32, 3) in red, green, blue, y int32, and `train_coarse`, the superclass of each
-      training image (int32), whatever y is; there are no natural clients.
+    As `load10`; y is the class by `labels`, one of `LABELS`, and `train_coarse` the superclass of each training image
+    (int32), whatever y is.
     """
     check_choice("labels", labels, LABELS)
     arrays = _read("cifar100", data_dir, "fine_labels", "coarse_labels")

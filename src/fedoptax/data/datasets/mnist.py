@@ -26,11 +26,8 @@ _COLUMNS, _CLASS, _WRITER = 8, 0, 2  # a row of QMNIST's extended labels
 def load(data_dir: str | Path | None = None, writers: bool = False) -> Source:
     """Read the four files of `mnist/`, and on request the writers from `qmnist/`.
 
-    Args:
-      writers: also read who wrote each digit, as the natural clients (539 to train, 297 others to test).
-
-    Returns:
-      x uint8 of shape (n, 28, 28, 1) with ink 255, y int32; groups (writer ids, int32) when asked for.
+    x is uint8 of shape (n, 28, 28, 1) with ink 255, y int32. With `writers` the groups are who wrote each digit, int32
+    (539 to train, 297 others to test), else there are none.
     """
     source = _load(data_dir, "mnist")
     if not writers:
@@ -47,11 +44,7 @@ def load_fashion(data_dir: str | Path | None = None) -> Source:
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """Read an IDX file: a magic number, the dimensions, and a big-endian array of bytes or 32-bit integers.
-
-    Raises:
-      DataError: it cannot be read, or is no such file.
-    """
+    """Read an IDX file: a magic number, the dimensions, and a big-endian array of bytes or 32-bit integers."""
     data = read_file(path)
     dtype = _TYPES.get(data[2]) if len(data) >= 4 and data[:2] == b"\0\0" else None
     if dtype is None:

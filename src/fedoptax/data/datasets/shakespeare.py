@@ -36,9 +36,8 @@ def load(data_dir: str | Path | None = None) -> Source:
     Each snippet, between its beginning and end ids, is padded to a multiple of 81 and cut into chunks of 81; an example
     is a chunk without its last id (x) and without its first (y). (A chunk that holds nothing but an end has no target.)
 
-    Returns:
-      x and y uint8 of shape (n, 80), where id 0 is padding, which counts for nothing in loss and metrics; the groups
-      are roles; `counts` has the number of snippets, `train_snippets` and `test_snippets`.
+    x and y are uint8 of shape (n, 80), where id 0 is padding, which counts for nothing in loss and metrics; the groups
+    are roles; `counts` has the number of snippets, `train_snippets` and `test_snippets`.
     """
     paths = {part: require_file(data_dir, "shakespeare", f"shakespeare_{part}.h5") for part in ("train", "test")}
 

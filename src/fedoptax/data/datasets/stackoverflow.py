@@ -39,13 +39,9 @@ _VERSION = 1  # of the cached arrays
 
 
 def load_nwp(
-    data_dir: str | Path | None = None,
-    vocabulary: int = 10_000,
-    length: int = 20,
-    max_sentences: int | None = 1_000,
-    test_examples: int | None = 10_000,
-    max_clients: int | None = None,
-) -> Source:
+    data_dir: str | Path | None = None, vocabulary: int = 10_000, length: int = 20, max_sentences: int | None = 1_000,
+    test_examples: int | None = 10_000, max_clients: int | None = None,
+) -> Source:  # fmt: skip
     """Read the sentences for next-word prediction, and `stackoverflow.word_count`.
 
     A sentence is the id of its beginning, those of its first `length` words, and that of its end if it has fewer
@@ -63,13 +59,11 @@ def load_nwp(
     Returns:
       x and y uint16 of shape (n, length), V + 4 classes; the groups are users; the vocabulary is that of the V words.
     """
-    check_int("vocabulary", vocabulary, 1, _MAX_VOCABULARY)
     counts = {"max_sentences": max_sentences, "test_examples": test_examples, "max_clients": max_clients}
-    _check_counts(length=length, **counts)
+    _check_counts(vocabulary, length=length, **counts)
     paths = [require_file(data_dir, "stackoverflow", name) for name in _FILES[:3]]
     words = _read_words(paths[2], vocabulary)
-    encode = _word_encoder(words, length)
-    arrays = _cached_users(f"nwp-{vocabulary}-{length}", paths, ("tokens",), encode, **counts)
+    arrays = _cached_users(f"nwp-{vocabulary}-{length}", paths, ("tokens",), _word_encoder(words, length), **counts)
     return Source(
         train=next_token(arrays["train_ids"]),
         test=next_token(arrays["test_ids"]),
@@ -81,14 +75,9 @@ def load_nwp(
 
 
 def load_tags(
-    data_dir: str | Path | None = None,
-    vocabulary: int = 10_000,
-    tags: int = 500,
-    max_words: int = 64,
-    max_sentences: int | None = 1_000,
-    test_examples: int | None = 10_000,
-    max_clients: int | None = None,
-) -> Source:
+    data_dir: str | Path | None = None, vocabulary: int = 10_000, tags: int = 500, max_words: int = 64,
+    max_sentences: int | None = 1_000, test_examples: int | None = 10_000, max_clients: int | None = None,
+) -> Source:  # fmt: skip
     """Read the sentences for tag prediction, `stackoverflow.word_count` and `.tag_count`.
 
     AFO's input is the mean over the words of sentence and title, in the vocabulary or not, of their one-hot vectors,
@@ -106,10 +95,9 @@ def load_tags(
       x uint16 (n, max_words), ids 1 … V padded by 0; words uint16 (n,), the number of all words (0 for an empty
       example); y uint16 (n, 5), tags 1 … T padded by 0; the groups are users; the vocabulary is that of the V words.
     """
-    check_int("vocabulary", vocabulary, 1, _MAX_VOCABULARY)
-    check_int("tags", tags, 1, _MAX_VOCABULARY)
     counts = {"max_sentences": max_sentences, "test_examples": test_examples, "max_clients": max_clients}
-    _check_counts(max_words=max_words, **counts)
+    _check_counts(vocabulary, max_words=max_words, **counts)
+    check_int("tags", tags, 1, _MAX_VOCABULARY)
     paths = [require_file(data_dir, "stackoverflow", name) for name in _FILES]
     words, names = _read_words(paths[2], vocabulary), _read_tags(paths[3], tags)
     encode = _tag_encoder(words, names, max_words)
@@ -126,21 +114,17 @@ def load_tags(
     )
 
 
-def _check_counts(**counts: int | None) -> None:
+def _check_counts(vocabulary: int, **counts: int | None) -> None:
+    check_int("vocabulary", vocabulary, 1, _MAX_VOCABULARY)
     for name, count in counts.items():
         if count is not None:
             check_int(name, count)
 
 
 def _cached_users(
-    name: str,
-    paths: list[Path],
-    fields: tuple[str, ...],
-    encode: Encoder,
-    max_sentences: int | None,
-    test_examples: int | None,
-    max_clients: int | None,
-) -> dict[str, np.ndarray]:
+    name: str, paths: list[Path], fields: tuple[str, ...], encode: Encoder, max_sentences: int | None,
+    test_examples: int | None, max_clients: int | None,
+) -> dict[str, np.ndarray]:  # fmt: skip
     """Return what `encode` makes of these fields of the users of the first two files."""
 
     def build(writer: ArrayWriter) -> None:
@@ -211,10 +195,7 @@ def _word_encoder(words: Sequence[str], length: int) -> Encoder:
 
 
 def _tag_encoder(words: Sequence[str], tags: Sequence[str], max_words: int) -> Encoder:
-    """Encode `tokens`, `title` and `tags` as in `load_tags`: `x` (n, max_words), `words` (n,) and `y` (n, 5), padded.
-
-    Here words are separated by white space of any length.
-    """
+    """Encode `tokens`, `title` and `tags`, of words between white space of any length, as `load_tags` has them."""
     word_ids, tag_ids = _numbered(words), _numbered(tags)
 
     def encode(sentences: list[bytes], titles: list[bytes], tagged: list[bytes]) -> dict[str, np.ndarray]:

@@ -10,18 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedoptax.data.federated import as_parts
-from fedoptax.data.partition.dealing import (
-    Parts,
-    apportion,
-    as_classes,
-    as_values,
-    check_alpha,
-    deal,
-    draw,
-    even,
-    generator,
-    parts_of,
-)
+from fedoptax.data.partition import dealing
+from fedoptax.data.partition.dealing import Parts, as_classes, check_alpha, deal, even, generator, parts_of
 from fedoptax.errors import UsageError, check_int, check_number
 
 _REDRAWS = 20
@@ -47,7 +37,7 @@ def dirichlet(labels: ArrayLike, num_clients: int, alpha: float, seed: int) -> P
     sizes = even(len(classes), num_clients)
     counts = np.zeros((num_clients, len(left)), np.int64)
     for client in rng.permutation(num_clients):  # in random order: the last ones take what is left
-        counts[client] = draw(rng, wanted[client], left, int(sizes[client]))
+        counts[client] = dealing.draw(rng, wanted[client], left, int(sizes[client]))
         left = left - counts[client]
     return parts_of(deal(classes, counts, rng), num_clients)
 
@@ -94,14 +84,9 @@ def _fill(counts: np.ndarray, min_size: int) -> None:
 
 
 def pachinko(
-    coarse: ArrayLike,
-    fine: ArrayLike,
-    num_clients: int,
-    *,
-    seed: int,
-    alpha_coarse: float = 0.1,
+    coarse: ArrayLike, fine: ArrayLike, num_clients: int, *, seed: int, alpha_coarse: float = 0.1,
     alpha_fine: float = 10.0,
-) -> Parts:
+) -> Parts:  # fmt: skip
     """Give each client a distribution over coarse labels and one below each, in equal sizes.
 
     An example of a client is drawn by its coarse distribution ~ Dir(alpha_coarse), then by that label's fine
@@ -134,10 +119,11 @@ def pachinko(
     for client in rng.permutation(num_clients):  # in random order: the last ones take what is left
         # All coarse draws come before the fine ones: a coarse label is exhausted when it was drawn as often as it
         # has examples, whichever of its fine labels they were.
-        of_coarse = draw(rng, roots[client], np.array([left[below].sum() for below in children]), int(sizes[client]))
+        totals = np.array([left[below].sum() for below in children])
+        of_coarse = dealing.draw(rng, roots[client], totals, int(sizes[client]))
         for label in np.flatnonzero(of_coarse):
             below = children[label]
-            counts[client, below] = draw(rng, leaves[label][client], left[below], int(of_coarse[label]))
+            counts[client, below] = dealing.draw(rng, leaves[label][client], left[below], int(of_coarse[label]))
         left = left - counts[client]
     return parts_of(deal(classes, counts, rng), num_clients)
 
@@ -215,8 +201,7 @@ def shards(labels: ArrayLike, num_clients: int, shards_per_client: int, seed: in
     of one class are shuffled before the cut. With 2 shards per client this is the non-iid MNIST of FedAvg.
 
     Args:
-      shards_per_client: s, from 1 to n // N; every shard has n // (N s) examples, n mod (N s) of them one more,
-        so that sizes differ by s at most.
+      shards_per_client: s, from 1 to n // N; shards differ by one example at most, so clients by s.
 
     Source: McMahan et al., "Communication-efficient learning of deep networks from decentralized data", 2017.
     """
@@ -266,16 +251,9 @@ def divide_test(
     rounded by largest remainders with ties at random. A class that nobody holds goes by the clients' sizes. Every
     test example goes to one client; a small client may get none.
 
-    Args:
-      train_labels: shape (n,).
-      train_parts: the N index arrays of any partition of the training examples.
-      test_labels: shape (m,).
-      seed: of the ties, and of which examples of a class go where.
-
-    Returns:
-      The client of each test example, int32 (m,).
+    Takes labels (n,) and (m,) and any partition of the n; returns the client of each test example, int32 (m,).
     """
-    train, test = as_values("train_labels", train_labels), as_values("test_labels", test_labels)
+    train, test = (dealing.as_values(*pair) for pair in (("train_labels", train_labels), ("test_labels", test_labels)))
     train_parts = as_parts("train_parts", train_parts, len(train))
     sizes = np.array([len(part) for part in train_parts])
     clients = np.arange(len(sizes))
@@ -285,5 +263,5 @@ def divide_test(
     for label in np.unique(test):
         members = rng.permutation(np.flatnonzero(test == label))
         weights = np.bincount(holders[held == label], minlength=len(sizes))
-        owners[members] = np.repeat(clients, apportion(len(members), weights if weights.any() else sizes, rng))
+        owners[members] = np.repeat(clients, dealing.apportion(len(members), weights if weights.any() else sizes, rng))
     return owners

@@ -23,14 +23,9 @@ def iid(labels_or_n: ArrayLike | int, num_clients: int, seed: int) -> Parts:
 
 
 def by_size(
-    labels_or_n: ArrayLike | int,
-    num_clients: int,
-    *,
-    seed: int,
-    distribution: str = "lognormal",
-    sigma: float = 1.0,
+    labels_or_n: ArrayLike | int, num_clients: int, *, seed: int, distribution: str = "lognormal", sigma: float = 1.0,
     exponent: float = 1.5,
-) -> Parts:
+) -> Parts:  # fmt: skip
     """Deal iid examples in unequal sizes: quantity skew alone.
 
     Every client draws a weight w and has nᵢ = 1 + (n − N) wᵢ / Σ w examples, rounded by largest remainders so that
@@ -62,11 +57,7 @@ def by_size(
 def natural(groups: ArrayLike) -> Parts:
     """Make one client per group (a writer, a role, a device), in the order of the sorted group ids.
 
-    Args:
-      groups: the group of each example, shape (n,), of any type that sorts.
-
-    Raises:
-      UsageError: `groups` is empty or has another shape.
+    `groups` is the group of each example, shape (n,), n ≥ 1, of any type that sorts.
     """
     ids, owner = np.unique(as_values("groups", groups), return_inverse=True)
     return parts_of(owner, len(ids))
@@ -75,15 +66,12 @@ def natural(groups: ArrayLike) -> Parts:
 def with_shared(parts: Sequence[np.ndarray], fraction: float, seed: int) -> Parts:
     """Give every client, besides its own examples, the same random `fraction` of all of them.
 
-    This is the only partition in which an example is used more than once.
+    This is the only partition in which an example is used more than once, but by one client only once.
 
     Args:
       parts: the index arrays of a partition of n examples.
       fraction: of n, from 0 to 1, rounded to whole examples.
       seed: of the choice of the shared examples.
-
-    Returns:
-      One sorted index array per client, without repeated examples.
 
     Source: after Zhao et al., "Federated learning with non-iid data", 2018, section 4, who share a separate set.
     """
