@@ -67,7 +67,7 @@ def publish(monkeypatch, *downloads):
     monkeypatch.setitem(DATA_SETS, "mnist", DataSet(downloads, {}))
 
 
-def test_a_file_is_downloaded_once(tmp_path, server, monkeypatch, capsys):
+def test_a_file_is_downloaded_once_and_again_with_a_bar_if_it_is_damaged(tmp_path, server, monkeypatch, capsys):
     server.files["data.bin"] = DATA
     publish(monkeypatch, Download("data.bin", (f"{server.url}data.bin",), md5(DATA)))
     assert fetch("mnist", tmp_path) == tmp_path / "mnist"
@@ -75,12 +75,6 @@ def test_a_file_is_downloaded_once(tmp_path, server, monkeypatch, capsys):
     assert "downloading data.bin" in capsys.readouterr().err
     fetch("mnist", tmp_path)
     assert server.asked == ["data.bin"]
-
-
-def test_a_damaged_file_is_downloaded_again_with_a_bar(tmp_path, server, monkeypatch, capsys):
-    server.files["data.bin"] = DATA
-    publish(monkeypatch, Download("data.bin", (f"{server.url}data.bin",), md5(DATA)))
-    (tmp_path / "mnist").mkdir()
     (tmp_path / "mnist" / "data.bin").write_bytes(b"damaged")
     fetch("mnist", tmp_path, progress=True)
     assert (tmp_path / "mnist" / "data.bin").read_bytes() == DATA

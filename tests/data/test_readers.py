@@ -122,13 +122,10 @@ def test_a_column_that_is_predicted_is_numbers_or_refused(kind: str) -> None:
 @pytest.mark.parametrize(
     ("names", "twice"),
     [
-        (["f", "label", "label"], "'label'"),
-        (["f", "label", "f"], "'f'"),
-        (["client", "label", "client"], "'client'"),
-        (["f", "label", " label"], "'label'"),
-        (["label", "f", "\ufefff"], "'f'"),
+        (["f", "label", "label"], "'label'"), (["f", "label", "f"], "'f'"), (["f", "label", " label"], "'label'"),
+        (["client", "label", "client"], "'client'"), (["label", "f", "\ufefff"], "'f'"),
     ],
-)
+)  # fmt: skip
 def test_a_name_twice_is_refused(tmp_path: Path, names: list[str], twice: str) -> None:
     refused(lambda: load_file(csv(tmp_path / "a.csv", f"{','.join(names)}\n1,2,3\n4,5,6\n")), "a.csv", twice)
     path = parquet(tmp_path / "a.parquet", names, [1, 2], [3, 4], [5, 6])

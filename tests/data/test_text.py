@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from fedoptax.data.datasets import shakespeare, stackoverflow, wikitext
-from fedoptax.data.datasets.tokens import special_tokens
 from fedoptax.errors import DataError
 from files import real_data, write, write_shakespeare, write_tff, write_wikitext
 
@@ -80,10 +79,6 @@ def load_nwp(root, **options):
 
 def load_tags(root, **options):
     return stackoverflow.load_tags(root, **{"vocabulary": 5, "tags": 3, "max_words": 4, **options})
-
-
-def test_the_special_ids_come_after_the_words():
-    assert special_tokens(10_000) == (0, 10_001, 10_002, 10_003)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import fedoptax as fx
 
@@ -49,17 +48,3 @@ def test_a_run_folder_is_a_base_and_only_the_changes_are_sent(tmp_path: Path) ->
     assert result.history.last("train_loss") < 0.8 * first.history.last("train_loss")
     x = DIGITS.test["x"]
     np.testing.assert_array_equal(fx.load_model(tmp_path / "b").predict(x), result.predict(x))
-
-
-@pytest.mark.parametrize(
-    ("options", "name"),
-    [({"lora": 2}, "lora"), ({"lora": 0, "base": "a"}, "lora"), ({"lora": 2, "base": "nowhere"}, "base")],
-)
-def test_wrong_options_are_refused_by_name(options: dict[str, object], name: str) -> None:
-    with pytest.raises(fx.UsageError, match=f"^{name}"):
-        fx.load_task("digits", **options)
-
-
-def test_a_base_of_another_model_is_refused() -> None:
-    with pytest.raises(fx.UsageError, match=r"^base must hold dense kernels"):
-        fx.with_lora(DIGITS, {"other": np.ones(3)}, rank=2)

@@ -168,15 +168,6 @@ def test_metrics_that_are_no_dictionary_are_refused() -> None:
         describe_metrics(small_task(metrics=lambda params, batch: rows(batch)))
 
 
-@pytest.mark.parametrize(
-    ("task", "names", "reason"),
-    [("quadratic", "auroc", "'auroc' need a task that predicts classes"), ("digits", "roc", "metrics must be one of")],
-)
-def test_metrics_by_name_need_classes(task: str, names: str, reason: str) -> None:
-    with pytest.raises(fx.UsageError, match=reason):
-        fx.load_task(task, metrics=names)
-
-
 def test_a_metric_says_which_way_is_better_and_the_short_form_by_its_name() -> None:
     def metrics(params: Any, batch: Any) -> dict[str, Any]:
         plain = dict.fromkeys(("my_error", "gain", "cost"), rows(batch))

@@ -61,6 +61,9 @@ SHAPING = ("alpha", "shards", "similarity", "sigma", "classes")  # options of ot
         ("counterexample", {"validation_fraction": 0.5}, "validation_fraction"),
         ("cifar10", {"augment": "corp"}, "augment"), ("quadratic", {"num_clients": 0}, "num_clients"),
         ("synthetic", {"alpha": -0.1}, "alpha"), ("synthetic", {"partition": "iid"}, "partition"),
+        ("quadratic", {"metrics": "auroc"}, "'auroc' need a task that predicts classes"),
+        ("digits", {"metrics": "roc"}, "^metrics must be one of"), ("digits", {"lora": 2}, "^lora"),
+        ("digits", {"lora": 0, "base": "a"}, "^lora"), ("digits", {"lora": 2, "base": "nowhere"}, "^base"),
     ],
 )  # fmt: skip
 def test_wrong_options_are_refused_by_name(name: Any, options: dict[str, Any], argument: str) -> None:

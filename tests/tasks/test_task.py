@@ -172,12 +172,8 @@ WRONG_TASKS: dict[str, tuple[dict[str, Any], str]] = {
     "no parameters": ({"init": lambda key: {"w": None}}, "init"),
     "keys of two kinds": ({"init": lambda key: {1: jnp.zeros(2), "a": jnp.zeros(2)}}, "init"),
     "arguments": ({"loss": lambda params, batch: 0.0}, r"loss.*\(params, batch, key\)"),
-    "no function": ({"metrics": {}}, "metrics"),
-    "a list of clients": ({"clients": [{"x": np.ones(2)}]}, "clients.*FederatedData"),
-    "a list of fields": ({"test": [np.ones(2)]}, "test"),
     "a number of classes": ({"classes": 3}, "classes"),
     "text for a truth value": ({"higher_is_better": "no"}, "higher_is_better"),
-    "text for devices": ({"devices": "x"}, "devices"),
 }
 
 

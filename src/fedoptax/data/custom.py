@@ -191,15 +191,11 @@ def _load_table(
     splits = names[split] if split else np.full(len(frame), "train", object)
     if wrong := set(splits) - {"train", "test"}:
         raise DataError(f"{path}: column {split!r} must say 'train' or 'test', got {min(wrong)!r}")
-    train, test = (
-        _Part(
-            x[rows],
-            [name.strip() for name in names[label][rows]] if numbers is None else numbers[rows],
-            names[client][rows].tolist() if client else None,
-        )
-        for rows in (splits == "train", splits == "test")
-    )
-    source = _build(str(path), train, test, class_names=schema.target.classes or None)
+    parts = []
+    for rows in (splits == "train", splits == "test"):
+        y = [name.strip() for name in names[label][rows]] if numbers is None else numbers[rows]
+        parts.append(_Part(x[rows], y, names[client][rows].tolist() if client else None))
+    source = _build(str(path), *parts, class_names=schema.target.classes or None)
     return source._replace(columns=schema.features, schema=schema)
 
 
@@ -327,15 +323,9 @@ def _build(where: str, train: _Part, test: _Part | None = None, *, class_names: 
         ids = [*train.client, *test.client]
         is_whole = all(map(WHOLE.fullmatch, ids))
         groups = np.split(np.array(ids, np.int64 if is_whole else None), [len(train.client)])
-    return Source(
-        train={"x": train.x, "y": y[0]},
-        test={"x": test.x, "y": y[1]},
-        num_classes=len(classes),
-        input_shape=train.x.shape[1:],
-        train_groups=groups[0],
-        test_groups=groups[1],
-        class_names=tuple(classes) or None,
-    )
+    examples = [{"x": part.x, "y": labels} for part, labels in zip((train, test), y)]
+    names = {"train_groups": groups[0], "test_groups": groups[1], "class_names": tuple(classes) or None}
+    return Source(*examples, num_classes=len(classes), input_shape=train.x.shape[1:], **names)
 
 
 _READERS: dict[str, Callable[..., Source]] = {".npz": _load_arrays, **dict.fromkeys(readers.TABLES, _load_table)}

@@ -31,9 +31,8 @@ def find_data_dir(data_dir: str | Path | None = None) -> Path:
 
 def find_file(path: Path) -> Path | None:
     """Find a file as it is or compressed, with `.gz` or `.xz` added to its name; `None` if there is neither."""
-    return next(
-        (found for suffix in ("", ".gz", ".xz") if (found := path.with_name(path.name + suffix)).is_file()), None
-    )
+    candidates = (path.with_name(path.name + suffix) for suffix in ("", ".gz", ".xz"))
+    return next(filter(Path.is_file, candidates), None)
 
 
 def require_file(data_dir: str | Path | None, dataset: str, *names: str) -> Path:

@@ -36,8 +36,7 @@ def read_inputs(
 ) -> tuple[dict[str, np.ndarray], "pandas.DataFrame"]:
     """Read the examples in a file (.csv, .tsv, .parquet, .npz) or in a folder of images, in the order of their paths.
 
-    Returns:
-      The examples, and a table that tells them apart: the other columns of a table, or the images' paths.
+    With the examples comes a table that tells them apart: the other columns of a table, or the images' paths.
 
     Raises:
       UsageError: there is no such file, or the model takes none of its kind.

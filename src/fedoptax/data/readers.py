@@ -51,18 +51,9 @@ def read_frame(path: Path, texts: Sequence[str], rows: int | None = None, /, **c
             return frame.rename(columns=lambda name: name.removeprefix("\ufeff"))
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # pandas only warns of rows that are too long
-            frame = pd.read_csv(
-                path,
-                sep=separator,
-                decimal=cells.get("decimal") or ".",
-                dtype=dict.fromkeys(texts, str),
-                index_col=False,
-                keep_default_na=False,
-                na_values=[""],
-                encoding="utf-8-sig",
-                low_memory=False,
-                nrows=rows,
-            )
+            options: dict[str, Any] = {"sep": separator, "decimal": cells.get("decimal") or ".", "nrows": rows}
+            options |= {"dtype": dict.fromkeys(texts, str), "keep_default_na": False, "na_values": [""]}
+            frame = pd.read_csv(path, **options, encoding="utf-8-sig", index_col=False, low_memory=False)
         header = next(csv.reader(_first_lines(path), delimiter=separator))
         return frame.set_axis([new or old for new, old in zip(header, frame.columns)], axis=1)  # "a", "a", not "a.1"
 

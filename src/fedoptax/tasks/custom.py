@@ -27,9 +27,8 @@ MAX_NAMES = 10  # columns that a warning names
 def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     """Classes, or a number, of the examples in a user's file; see `fedoptax.data.custom.load_file` for the formats.
 
-    Images reach the model divided by 1, 255 or 65535, see `fedoptax.data.readers.find_white`; examples of one dimension
-    reach it standardised with the mean and deviation of each feature over all training examples, those of tables as
-    their schema says.
+    Images reach the model divided by 1, 255 or 65535, see `fedoptax.data.readers.find_white`; arrays of one dimension
+    standardised by mean and deviation of each feature over all training examples; tables as their schema says.
     """
     path = Path(os.path.expanduser(name.removeprefix(PREFIX)))
     cells = {name: value for name in ("separator", "decimal") if (value := getattr(options, name)) is not None}
@@ -37,18 +36,10 @@ def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     check_path(path)
     if options.client_column is None and options.partition is None and (schema is None or schema.client is None):
         check_has_clients(path, **cells)
-    source = load_file(
-        path,
-        drop=None if options.drop is None else [name.strip() for name in options.drop.split(",")],
-        client=options.client_column,
-        label=options.label_column,
-        image_size=options.image_size,
-        test_fraction=options.test_fraction,
-        schema=schema,
-        target=options.target,
-        seed=options.seed,
-        **cells,
-    )
+    drop = None if options.drop is None else [name.strip() for name in options.drop.split(",")]
+    others = {name: getattr(options, name) for name in ("image_size", "test_fraction", "target", "seed")} | cells
+    columns = {"drop": drop, "client": options.client_column, "label": options.label_column}
+    source = load_file(path, schema=schema, **columns, **others)
     contents, warnings = fingerprint(source), find_ids(source)
     is_image = len(source.input_shape) == 3
     if not is_image and options.compute_dtype not in (None, "float32"):

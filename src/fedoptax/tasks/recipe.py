@@ -241,12 +241,9 @@ def make_task(name: str, recipe: Recipe, options: TaskOptions, source: Source, *
 
 
 def _divide_by_labels(source: Source, partition: str, n: int, settings: dict[str, Any], seed: int) -> dict[str, Any]:
-    """Divide the examples among `n` clients that the partition makes: `clients`, `test` and `test_owners` of `Task`.
-
-    Of numbers to predict their tenths count as classes.
-    """
+    """Divide the examples among `n` clients that the partition makes: `clients`, `test` and `test_owners` of `Task`."""
     labels, tests = (part["y"] for part in (source.train, source.test))
-    if labels.dtype.kind == "f":
+    if labels.dtype.kind == "f":  # of numbers to predict their tenths count as classes
         tenths = np.quantile(labels, np.arange(0.1, 1, 0.1))
         labels, tests = np.searchsorted(tenths, labels), np.searchsorted(tenths, tests)
     if partition == "pachinko":

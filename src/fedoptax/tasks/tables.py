@@ -13,7 +13,7 @@ from fedoptax.data.schema import Schema
 from fedoptax.data.statistics import Preparation
 from fedoptax.errors import DataError, UsageError, check_choice, check_number
 from fedoptax.models import Model
-from fedoptax.tasks.images import cross_entropy
+from fedoptax.tasks.images import cross_entropy, scaled
 from fedoptax.tasks.metrics import Metric, r2, root_mean
 from fedoptax.tasks.task import at_least_float32, masked_mean
 
@@ -28,9 +28,7 @@ def learn_table(
     The model has an output for each class, or one for a number. `loss`, of a number, is one of `LOSSES`, None for
     squared; `class_weight`, of classes, is that of `class_weights`.
 
-    Raises:
-      UsageError: an option does not apply to the target, or is wrong.
-      DataError: there is only one class, or none of a class that must be weighted.
+    A `UsageError` if an option does not apply to the target or is wrong; a `DataError` if there is only one class.
     """
     inputs: dict[str, Any] = {"schema": schema.to_toml(), "fill": [float(value) for value in prepared.fill]}
     if schema.target.kind == "class":
@@ -68,8 +66,7 @@ def regression(model: Model, prepared: Preparation, loss: str = "squared") -> di
         raise DataError(f"loss poisson needs a target of counts, got one with the mean {mean:g}")
 
     def output_of(params: Tree, batch: Any, key: jax.Array | None = None) -> jax.Array:
-        dtype = np.promote_types(jax.tree.leaves(params)[0].dtype, np.float32)  # the model casts its input
-        x = (batch["x"].astype(dtype) - jnp.asarray(prepared.shift, dtype)) / jnp.asarray(prepared.scale, dtype)
+        x = scaled(params, batch["x"], prepared.scale, prepared.shift)
         return at_least_float32(model.apply(params, x, key))[:, 0]
 
     def predict(params: Tree, batch: Any) -> jax.Array:
@@ -91,14 +88,8 @@ def regression(model: Model, prepared: Preparation, loss: str = "squared") -> di
     def mean_loss(params: Tree, batch: Any, key: jax.Array) -> jax.Array:
         return masked_mean(losses_of(output_of(params, batch, key), batch["y"]), batch)
 
-    return {
-        "init": model.init,
-        "loss": mean_loss,
-        "metrics": metrics,
-        "predict": predict,
-        "primary_metric": "rmse",
-        "higher_is_better": False,
-    }
+    learned = {"init": model.init, "loss": mean_loss, "metrics": metrics, "predict": predict}
+    return learned | {"primary_metric": "rmse", "higher_is_better": False}
 
 
 def class_weights(text: str | None, names: Sequence[str], counts: np.ndarray) -> np.ndarray | None:

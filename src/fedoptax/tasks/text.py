@@ -92,15 +92,8 @@ def next_token(
         last = jnp.maximum(jnp.sum(is_real_token, axis=1) - 1, 0)
         return jax.nn.softmax(jnp.take_along_axis(logits, last[:, None, None], axis=1)[:, 0])
 
-    return {
-        "init": net.init,
-        "loss": loss,
-        "metrics": metrics,
-        "predict": predict,
-        "classes": tokens,
-        "primary_metric": primary,
-        "higher_is_better": primary == "accuracy",
-    }
+    learned = {"init": net.init, "loss": loss, "metrics": metrics, "predict": predict, "classes": tokens}
+    return learned | {"primary_metric": primary, "higher_is_better": primary == "accuracy"}
 
 
 def stackoverflow_tags(name: str, recipe: Recipe, options: TaskOptions) -> Task:

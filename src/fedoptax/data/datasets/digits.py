@@ -29,9 +29,5 @@ def load(data_dir: str | Path | None = None) -> Source:
     for label in range(10):
         members = rng.permutation(np.flatnonzero(y == label))
         is_test[members[: round(len(members) / 5)]] = True
-    return Source(
-        train={"x": x[~is_test], "y": y[~is_test]},
-        test={"x": x[is_test], "y": y[is_test]},
-        num_classes=10,
-        input_shape=(8, 8, 1),
-    )
+    train, test = ({"x": x[rows], "y": y[rows]} for rows in (~is_test, is_test))
+    return Source(train, test, num_classes=10, input_shape=(8, 8, 1))

@@ -63,14 +63,8 @@ def load_leaf(data_dir: str | Path | None = None) -> Source:
 
 
 def _source(arrays: dict[str, np.ndarray]) -> Source:
-    return Source(
-        train={"x": arrays["train_x"], "y": arrays["train_y"]},
-        test={"x": arrays["test_x"], "y": arrays["test_y"]},
-        num_classes=len(CLASSES),
-        input_shape=(28, 28, 1),
-        **cached_groups(arrays),
-        class_names=CLASSES,
-    )
+    train, test = ({name: arrays[f"{part}_{name}"] for name in ("x", "y")} for part in ("train", "test"))
+    return Source(train, test, len(CLASSES), (28, 28, 1), **cached_groups(arrays), class_names=CLASSES)
 
 
 def _tff_writers(path: Path) -> Iterator[Client]:

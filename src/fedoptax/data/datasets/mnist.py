@@ -32,10 +32,8 @@ def load(data_dir: str | Path | None = None, writers: bool = False) -> Source:
     source = _load(data_dir, "mnist")
     if not writers:
         return source
-    return source._replace(
-        train_groups=_writers(data_dir, "qmnist-train-labels-idx2-int", source.train["y"]),
-        test_groups=_writers(data_dir, "qmnist-test-labels-idx2-int", source.test["y"]),
-    )
+    groups = [_writers(data_dir, name, getattr(source, name)["y"]) for name in ("train", "test")]
+    return source._replace(train_groups=groups[0], test_groups=groups[1])
 
 
 def load_fashion(data_dir: str | Path | None = None) -> Source:
@@ -57,12 +55,7 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 def _load(data_dir: str | Path | None, dataset: str) -> Source:
-    return Source(
-        train=_examples(data_dir, dataset, "train"),
-        test=_examples(data_dir, dataset, "t10k"),
-        num_classes=10,
-        input_shape=(28, 28, 1),
-    )
+    return Source(_examples(data_dir, dataset, "train"), _examples(data_dir, dataset, "t10k"), 10, (28, 28, 1))
 
 
 def _examples(data_dir: str | Path | None, dataset: str, part: str) -> dict[str, np.ndarray]:
@@ -76,9 +69,9 @@ def _examples(data_dir: str | Path | None, dataset: str, part: str) -> dict[str,
     return {"x": x[..., None], "y": y.astype(np.int32)}
 
 
-def _writers(data_dir: str | Path | None, name: str, y: np.ndarray) -> np.ndarray:
+def _writers(data_dir: str | Path | None, part: str, y: np.ndarray) -> np.ndarray:
     """Return the writer of each digit; QMNIST's test file goes on with digits that MNIST left out."""
-    path = require_file(data_dir, "qmnist", name)
+    path = require_file(data_dir, "qmnist", f"qmnist-{part}-labels-idx2-int")
     rows = read_idx(path)
     if rows.ndim != 2 or rows.shape[1] != _COLUMNS or not np.array_equal(rows[: len(y), _CLASS], y):
         raise DataError(f"{path} must hold {_COLUMNS} columns with the classes of MNIST's {len(y)} digits")

@@ -45,15 +45,10 @@ def load(data_dir: str | Path | None = None) -> Source:
         write_clients(writer, {part: (path, _roles(path)) for part, path in paths.items()})
 
     arrays = cached("shakespeare", list(paths.values()), _VERSION, build)
-    return Source(
-        train=next_token(arrays["train_chunks"]),
-        test=next_token(arrays["test_chunks"]),
-        num_classes=len(CHARACTERS) + 4,
-        input_shape=(LENGTH,),
-        **cached_groups(arrays),
-        vocabulary=np.array(list(CHARACTERS)),
-        counts={f"{part}_snippets": int((arrays[f"{part}_chunks"] == SPECIAL.bos).sum()) for part in paths},
-    )
+    train, test = (next_token(arrays[f"{part}_chunks"]) for part in paths)
+    counts = {f"{part}_snippets": int((arrays[f"{part}_chunks"] == SPECIAL.bos).sum()) for part in paths}
+    about = {"vocabulary": np.array(list(CHARACTERS)), "counts": counts}
+    return Source(train, test, len(CHARACTERS) + 4, (LENGTH,), **cached_groups(arrays), **about)
 
 
 def encode(snippet: bytes) -> np.ndarray:

@@ -64,14 +64,8 @@ def load_nwp(
     paths = [require_file(data_dir, "stackoverflow", name) for name in _FILES[:3]]
     words = _read_words(paths[2], vocabulary)
     arrays = _cached_users(f"nwp-{vocabulary}-{length}", paths, ("tokens",), _word_encoder(words, length), **counts)
-    return Source(
-        train=next_token(arrays["train_ids"]),
-        test=next_token(arrays["test_ids"]),
-        num_classes=vocabulary + 4,
-        input_shape=(length,),
-        **cached_groups(arrays),
-        vocabulary=np.array(words),
-    )
+    train, test = (next_token(arrays[f"{part}_ids"]) for part in ("train", "test"))
+    return Source(train, test, vocabulary + 4, (length,), **cached_groups(arrays), vocabulary=np.array(words))
 
 
 def load_tags(
@@ -100,18 +94,11 @@ def load_tags(
     check_int("tags", tags, 1, _MAX_VOCABULARY)
     paths = [require_file(data_dir, "stackoverflow", name) for name in _FILES]
     words, names = _read_words(paths[2], vocabulary), _read_tags(paths[3], tags)
-    encode = _tag_encoder(words, names, max_words)
-    name = f"tags-{vocabulary}-{tags}-{max_words}"
+    name, encode = f"tags-{vocabulary}-{tags}-{max_words}", _tag_encoder(words, names, max_words)
     arrays = _cached_users(name, paths, ("tokens", "title", "tags"), encode, **counts)
-    return Source(
-        train={name: arrays[f"train_{name}"] for name in ("x", "words", "y")},
-        test={name: arrays[f"test_{name}"] for name in ("x", "words", "y")},
-        num_classes=tags,
-        input_shape=(vocabulary,),
-        **cached_groups(arrays),
-        vocabulary=np.array(words),
-        class_names=tuple(names),
-    )
+    train, test = ({name: arrays[f"{part}_{name}"] for name in ("x", "words", "y")} for part in ("train", "test"))
+    about = {"vocabulary": np.array(words), "class_names": tuple(names)}
+    return Source(train, test, tags, (vocabulary,), **cached_groups(arrays), **about)
 
 
 def _check_counts(vocabulary: int, **counts: int | None) -> None:

@@ -60,15 +60,9 @@ def load(data_dir: str | Path | None = None, clients: str | int = "articles", le
     arrays = cached(f"wikitext-2-{clients}-{length}", paths, _VERSION, build)
     counts = {f"{name}_tokens": int(count) for name, count in zip(("train", "test"), arrays["tokens"])}
     counts |= {f"{name}_targets": len(arrays[f"{name}_windows"]) * length for name in ("train", "test")}
-    return Source(
-        train=next_token(arrays["train_windows"]),
-        test=next_token(arrays["test_windows"]),
-        num_classes=len(arrays["vocabulary"]),
-        input_shape=(length,),
-        **cached_groups(arrays),
-        vocabulary=arrays["vocabulary"],
-        counts=counts,
-    )
+    train, test = (next_token(arrays[f"{name}_windows"]) for name in ("train", "test"))
+    words = arrays["vocabulary"]
+    return Source(train, test, len(words), (length,), **cached_groups(arrays), vocabulary=words, counts=counts)
 
 
 def _articles(path: Path, ids: dict[str, int], grow: bool) -> list[np.ndarray]:

@@ -169,10 +169,8 @@ def _slots(totals: np.ndarray, num_clients: int, slots: int) -> np.ndarray:
     """Return how many clients hold each class, (C,), so that the largest share is smallest."""
     most = np.minimum(totals, num_clients)
     if most.sum() < slots:
-        raise UsageError(
-            f"classes must be <= {most.sum() // num_clients} for {num_clients} clients of so few examples, "
-            f"got {slots // num_clients}"
-        )
+        limit, got = most.sum() // num_clients, slots // num_clients
+        raise UsageError(f"classes must be <= {limit} for {num_clients} clients of so few examples, got {got}")
     held = np.ones_like(totals)
     for _ in range(slots - len(totals)):
         held[np.argmax(np.where(held < most, totals / held, 0.0))] += 1
