@@ -19,7 +19,7 @@ def test_counts_and_heterogeneity_by_hand():
     assert heterogeneity([[1, 1], [3, 3]]) == 0.0
 
 
-def test_one_class_per_client():
+def test_one_class_per_client_and_clients_like_the_whole():
     skew = label_skew(np.diag([5, 5, 5, 5]))
     assert skew["total_variation_mean"] == skew["total_variation_max"] == pytest.approx(0.75)
     assert skew["effective_classes_mean"] == pytest.approx(1.0)
@@ -27,9 +27,6 @@ def test_one_class_per_client():
     # q = (1, 0, 0, 0), p = (¼, …): m = (5/8, 1/8, 1/8, 1/8); H(m) − H(p) / 2 in bits
     m = np.array([5, 1, 1, 1]) / 8
     assert skew["jensen_shannon_mean"] == pytest.approx(-(m * np.log2(m)).sum() - 1.0)
-
-
-def test_clients_like_the_whole_have_no_skew():
     skew = label_skew([[1, 2, 1], [10, 20, 10]])
     assert skew["total_variation_max"] == skew["jensen_shannon_mean"] == pytest.approx(0.0, abs=1e-12)
     assert skew["effective_classes_mean"] == pytest.approx(2**1.5)

@@ -114,10 +114,7 @@ def test_five_of_ten_classes_in_equal_shares():
     assert np.all(counts[counts > 0] == 60)
     assert len({tuple(row > 0) for row in counts}) > 5  # not two groups of clients only
     assert heterogeneity(counts) == pytest.approx(0.5)
-
-
-def test_a_large_class_has_more_clients():
-    labels = np.repeat([0, 1], [900, 100])
+    labels = np.repeat([0, 1], [900, 100])  # a large class has more clients
     assert [len(part) for part in classes_per_client(labels, 10, 1, seed=0)] == [100] * 10
 
 

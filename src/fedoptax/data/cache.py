@@ -33,13 +33,8 @@ def cached(name: str, files: Sequence[Path], version: int, build: Callable[[Arra
 
     What is kept may be deleted at any time; it is built anew when it is damaged or a file was changed.
 
-    Args:
-      name: of the data set, with the reader's options that change the arrays.
-      files: the source files; path, size and time of change are the key, with the `version` of the reader.
-      build: `writer -> None` reads the files and writes the arrays.
-
-    Raises:
-      DataError: a file cannot be read, the cache cannot be written, or whatever `build` raises.
+    The key is the `name` of the data set, with the reader's options that change the arrays; path, size and time of
+    change of the files; and the reader's `version`. It is a `DataError` if a file cannot be read or the cache written.
     """
     try:
         states = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]

@@ -323,9 +323,8 @@ def _build(where: str, train: _Part, test: _Part | None = None, *, class_names: 
         ids = [*train.client, *test.client]
         is_whole = all(map(WHOLE.fullmatch, ids))
         groups = np.split(np.array(ids, np.int64 if is_whole else None), [len(train.client)])
-    examples = [{"x": part.x, "y": labels} for part, labels in zip((train, test), y)]
-    names = {"train_groups": groups[0], "test_groups": groups[1], "class_names": tuple(classes) or None}
-    return Source(*examples, num_classes=len(classes), input_shape=train.x.shape[1:], **names)
+    about: dict[str, Any] = {"train_groups": groups[0], "test_groups": groups[1], "class_names": tuple(classes) or None}
+    return Source({"x": train.x, "y": y[0]}, {"x": test.x, "y": y[1]}, len(classes), train.x.shape[1:], **about)
 
 
 _READERS: dict[str, Callable[..., Source]] = {".npz": _load_arrays, **dict.fromkeys(readers.TABLES, _load_table)}

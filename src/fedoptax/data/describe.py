@@ -65,10 +65,8 @@ def infer_schema(
     """Look at a table and say what its columns are; `notes` of the result tell what a person should know of them.
 
     `target` is `"class"` or `"number"`, where the labels may be either; `"guess"` takes the likelier. `columns` are
-    those of features, the others are left out; None: all but the label and the client.
-
-    Raises:
-      UsageError: the labels may be classes or numbers to predict, and `target` does not say which.
+    those of features, the others are left out; None: all but the label and the client. Labels that may be either are a
+    `UsageError` unless `target` says which.
     """
     if target is not None:
         check_choice("target", target, ("class", "number", "guess"))

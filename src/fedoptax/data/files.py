@@ -36,10 +36,9 @@ def find_file(path: Path) -> Path | None:
 
 
 def require_file(data_dir: str | Path | None, dataset: str, *names: str) -> Path:
-    """Return the path of a file, plain or compressed, in a data set's folder: the first of `names` that is there.
+    """Return the path of the first of `names` in a data set's folder, plain or compressed.
 
-    Raises:
-      DataError: it is missing; the message says how to get it.
+    If there is none, a `DataError` says how to get it.
     """
     folder = find_data_dir(data_dir) / dataset
     for name in names:

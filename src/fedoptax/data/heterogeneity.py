@@ -57,12 +57,9 @@ def label_skew(counts: ArrayLike) -> dict[str, float]:
 
 
 def quantity_skew(sizes: ArrayLike) -> dict[str, float]:
-    """Measure how the clients' numbers of examples, (N,), differ.
+    """Measure how the clients' numbers of examples, (N,), differ: `size_min`, `size_median`, `size_max`, `size_gini`.
 
-    Returns:
-      `size_min`, `size_median`, `size_max`: in examples.
-      `size_gini`: the Gini coefficient Σᵢⱼ |nᵢ − nⱼ| / (2 N Σᵢ nᵢ): 0 when all are equal, 1 − 1/N when one client
-      has everything.
+    The last is the Gini coefficient Σᵢⱼ |nᵢ − nⱼ| / (2 N Σᵢ nᵢ): 0 for equal sizes, 1 − 1/N if one client has all.
     """
     n = np.sort(np.asarray(sizes, np.float64))
     if n.ndim != 1 or len(n) == 0 or n[0] < 0 or n[-1] <= 0:

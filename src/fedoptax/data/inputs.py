@@ -80,8 +80,7 @@ def as_examples(x: Any, inputs: Mapping[str, Any], fields: Fields, classes: Sequ
     Args:
       x: arrays by field, or one array if the model has one field; a table with the model's columns, or with a column
         `text`; or a list of texts.
-      inputs: how the model's examples are read, see this module.
-      fields: the model's form.
+      inputs, fields: how the model's examples are read, see this module, and their form.
       classes: the model's classes, which are the tokens of a model of text.
 
     Raises:

@@ -5,6 +5,7 @@ import zlib
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +39,7 @@ def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
         check_has_clients(path, **cells)
     drop = None if options.drop is None else [name.strip() for name in options.drop.split(",")]
     others = {name: getattr(options, name) for name in ("image_size", "test_fraction", "target", "seed")} | cells
-    columns = {"drop": drop, "client": options.client_column, "label": options.label_column}
+    columns: dict[str, Any] = {"drop": drop, "client": options.client_column, "label": options.label_column}
     source = load_file(path, schema=schema, **columns, **others)
     contents, warnings = fingerprint(source), find_ids(source)
     is_image = len(source.input_shape) == 3

@@ -148,8 +148,7 @@ def f1(probabilities: jax.Array, labels: jax.Array, positive: int = 1) -> Metric
 def auroc(probabilities: jax.Array, labels: jax.Array, positive: int = 1) -> Metric:
     """Return the area under the ROC curve, see `ranked`; of two classes either gives the same.
 
-    Pairs of a positive and a negative example that share a bin count half, so a binned area is off by at most half
-    their share among all pairs.
+    Pairs of both classes that share a bin count half, so a binned area is off by at most half their share among all.
     """
 
     def area(scores: jax.Array, positive: jax.Array, negative: jax.Array) -> jax.Array:

@@ -87,8 +87,7 @@ class TaskOptions:
         of `"pachinko"`, default 0.1; of `synthetic` its α, >= 0, default 1.
       alpha_fine: concentration over the fine labels of `"pachinko"`, > 0; default 10.
       beta: of `synthetic` its β, the variance between the devices' data, >= 0, default 1.
-      classes: classes per client, for `partition="classes"`; default 2.
-      shards: shards per client, for `partition="shards"`; default 2.
+      classes, shards: how many per client, for the partitions of these names; default 2.
       similarity: percent of the examples that are divided iid, for `partition="similarity"`; default 0.
       sigma: deviation of the logarithm of the sizes, for `partition="lognormal"`; default 1.
       exponent: of the sizes' tail, for `partition="powerlaw"`; default 1.5.

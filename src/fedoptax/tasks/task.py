@@ -267,8 +267,7 @@ def with_validation(task: Task, fraction: float) -> Task:
     by the seed of the partition, so all seeds of a comparison have the same. Test examples stay as they are. The arrays
     are copied to memory.
 
-    Raises:
-      UsageError: `fraction` is not in (0, 1), no client has an example to spare, or there are validation examples.
+    It is a `UsageError` if `fraction` is not in (0, 1), no client has an example to spare, or there are such examples.
 
     Example:
       >>> import fedoptax as fx

@@ -24,10 +24,10 @@ def load(data_dir: str | Path | None = None) -> Source:
     assert spec is not None  # scikit-learn is required
     path = Path(str(spec.origin)).parent / "datasets" / "data" / "digits.csv.gz"
     rows = np.loadtxt(path, np.uint8, delimiter=",")  # (1797, 65): 64 pixels and the label
-    x, y = rows[:, :-1].reshape(-1, 8, 8, 1), rows[:, -1].astype(np.int32)
-    rng, is_test = np.random.default_rng(_SPLIT_SEED), np.zeros(len(y), bool)
+    arrays: dict[str, np.ndarray] = {"x": rows[:, :-1].reshape(-1, 8, 8, 1), "y": rows[:, -1].astype(np.int32)}
+    rng, is_test = np.random.default_rng(_SPLIT_SEED), np.zeros(len(rows), bool)
     for label in range(10):
-        members = rng.permutation(np.flatnonzero(y == label))
+        members = rng.permutation(np.flatnonzero(arrays["y"] == label))
         is_test[members[: round(len(members) / 5)]] = True
-    train, test = ({"x": x[rows], "y": y[rows]} for rows in (~is_test, is_test))
+    train, test = ({name: array[part] for name, array in arrays.items()} for part in (~is_test, is_test))
     return Source(train, test, num_classes=10, input_shape=(8, 8, 1))

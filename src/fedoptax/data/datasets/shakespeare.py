@@ -47,8 +47,8 @@ def load(data_dir: str | Path | None = None) -> Source:
     arrays = cached("shakespeare", list(paths.values()), _VERSION, build)
     train, test = (next_token(arrays[f"{part}_chunks"]) for part in paths)
     counts = {f"{part}_snippets": int((arrays[f"{part}_chunks"] == SPECIAL.bos).sum()) for part in paths}
-    about = {"vocabulary": np.array(list(CHARACTERS)), "counts": counts}
-    return Source(train, test, len(CHARACTERS) + 4, (LENGTH,), **cached_groups(arrays), **about)
+    source = Source(train, test, len(CHARACTERS) + 4, (LENGTH,), **cached_groups(arrays))
+    return source._replace(vocabulary=np.array(list(CHARACTERS)), counts=counts)
 
 
 def encode(snippet: bytes) -> np.ndarray:

@@ -53,8 +53,7 @@ def holdout(source: Source, fraction: float, seed: int, by_client: bool = False)
     with few may have none to test on. Data without clients are split as one. With `by_client` a client's choice does
     not depend on the examples of others, who may all be too small.
 
-    Raises:
-      UsageError: `fraction` is out of range or too small to move an example, or there is a test part already.
+    It is a `UsageError` if `fraction` is not in (0, 1) or moves no example, or if there are test examples already.
     """
     check_number("fraction", fraction, 0, 1, open_low=True)
     check_int("seed", seed, 0, 2**63 - 1)
@@ -92,9 +91,8 @@ def cached_groups(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
 def write_clients(writer: ArrayWriter, parts: Mapping[str, tuple[Path, Iterable[Client]]]) -> None:
     """Write the arrays `<part>_<field>` and `<part>_groups`, int32 codes of the clients.
 
-    Codes number the clients in the order in which they come: the training clients are 0 … N−1, and clients with test
-    examples only follow from N on. Clients without examples are left out. `parts` is `"train"`, then `"test"` -> where
-    the clients come from, for messages, and the clients one by one.
+    Codes number the clients as they come: those who train are 0 … N−1, others follow. Clients without examples are left
+    out. `parts` is `"train"`, then `"test"` -> where the clients come from, for messages, and the clients one by one.
     """
     codes: dict[Hashable, int] = {}
     for part, (path, clients) in parts.items():

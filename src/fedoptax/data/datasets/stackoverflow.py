@@ -56,8 +56,7 @@ def load_nwp(
         during training (section 4, "Validation metrics"), and on all at the end (appendix E.2).
       max_clients: the first so many training users by name; `None` for all.
 
-    Returns:
-      x and y uint16 of shape (n, length), V + 4 classes; the groups are users; the vocabulary is that of the V words.
+    x and y are uint16 of shape (n, length), of V + 4 classes; groups are users; the vocabulary is that of the V words.
     """
     counts = {"max_sentences": max_sentences, "test_examples": test_examples, "max_clients": max_clients}
     _check_counts(vocabulary, length=length, **counts)
@@ -79,15 +78,11 @@ def load_tags(
     task builds the bag inside its program: entry i − 1 of it is the number of times that `x` holds i, divided by
     `words`. The target is 1 for the tags in `y` and 0 for the others.
 
-    Args:
-      vocabulary: V, words.
-      tags: T, the most frequent ones; others are dropped.
-      max_words: words in the vocabulary that are kept of an example, the first ones.
-      max_sentences, test_examples, max_clients: as in `load_nwp`.
+    Of the `vocabulary` of V words the first `max_words` of an example are kept; `tags` are the T most frequent, others
+    are dropped. All else as in `load_nwp`.
 
-    Returns:
-      x uint16 (n, max_words), ids 1 … V padded by 0; words uint16 (n,), the number of all words (0 for an empty
-      example); y uint16 (n, 5), tags 1 … T padded by 0; the groups are users; the vocabulary is that of the V words.
+    x is uint16 (n, max_words), ids 1 … V padded by 0; words uint16 (n,), the number of all words (0 for an empty
+    example); y uint16 (n, 5), tags 1 … T padded by 0; the groups are users; the vocabulary is that of the V words.
     """
     counts = {"max_sentences": max_sentences, "test_examples": test_examples, "max_clients": max_clients}
     _check_counts(vocabulary, max_words=max_words, **counts)
@@ -97,8 +92,8 @@ def load_tags(
     name, encode = f"tags-{vocabulary}-{tags}-{max_words}", _tag_encoder(words, names, max_words)
     arrays = _cached_users(name, paths, ("tokens", "title", "tags"), encode, **counts)
     train, test = ({name: arrays[f"{part}_{name}"] for name in ("x", "words", "y")} for part in ("train", "test"))
-    about = {"vocabulary": np.array(words), "class_names": tuple(names)}
-    return Source(train, test, tags, (vocabulary,), **cached_groups(arrays), **about)
+    source = Source(train, test, tags, (vocabulary,), **cached_groups(arrays))
+    return source._replace(vocabulary=np.array(words), class_names=tuple(names))
 
 
 def _check_counts(vocabulary: int, **counts: int | None) -> None:
@@ -166,8 +161,7 @@ def _require_count(path: Path, what: str, names: list[str], count: int) -> list[
 def _word_encoder(words: Sequence[str], length: int) -> Encoder:
     """Encode `tokens` as `ids` uint16 (n, length + 1), padded.
 
-    A row is the beginning, the first `length` words, and the end if there are fewer. Words are separated by single
-    spaces, so an empty sentence has one word, the empty one, which is in no vocabulary.
+    Words are separated by single spaces, so an empty sentence has one word, the empty one, which is in no vocabulary.
     """
     special, ids = special_tokens(len(words)), _numbered(words)
 

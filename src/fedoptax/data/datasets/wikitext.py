@@ -31,14 +31,11 @@ def load(data_dir: str | Path | None = None, clients: str | int = "articles", le
     it. What is left at the end, up to `length` tokens, is dropped, so that every target counts the same and no id is
     lost to padding; `counts` says how much is used.
 
-    Args:
-      clients: `"articles"` (600 to train, 60 others to test), or the number of contiguous parts of the training text
-        whose lengths differ by one token at most. (FAFED: 16 clients.)
-      length: of a window, in tokens.
+    `clients` are `"articles"` (600 to train, 60 others to test), or the number of contiguous parts of the training text
+    whose lengths differ by one token at most. (FAFED: 16 clients.)
 
-    Returns:
-      x and y uint16 of shape (n, length); test groups are articles, from N on; an article with no window is no client.
-      `counts` has the `train_tokens` and `test_tokens`, with `<eos>`, and of these the `train_targets`, `test_targets`.
+    x and y are uint16 (n, length); test groups are articles, from N on; an article with no window is no client.
+    `counts` has the `train_tokens` and `test_tokens`, with `<eos>`, and of these the `train_targets`, `test_targets`.
     """
     if clients != "articles":
         check_int("clients", clients)

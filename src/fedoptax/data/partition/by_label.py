@@ -22,10 +22,8 @@ def dirichlet(labels: ArrayLike, num_clients: int, alpha: float, seed: int) -> P
 
     A client's examples are drawn by its q, without replacement; when a class is exhausted, q is renormalised over the
     others. This is the CIFAR-10 partition of "Adaptive Federated Optimization". α is the parameter of each class: Hsu
-    et al. write Dir(α·p), so their α at a uniform prior p is this one times the number of classes.
-
-    Args:
-      alpha: concentration, > 0: near 0 a client has one class, at infinity the partition is iid.
+    et al. write Dir(α·p), so their α at a uniform prior p is this one times the number of classes. `alpha` is > 0: near
+    0 a client has one class, at infinity the partition is iid.
 
     Source: Hsu, Qi, Brown, "Measuring the effects of non-identical data distribution for federated visual
     classification", 2019.
@@ -46,11 +44,8 @@ def dirichlet_by_class(labels: ArrayLike, num_clients: int, alpha: float, seed: 
     """Divide each class among the clients by its own draw of Dir(α, …, α); sizes vary.
 
     Draws again, up to 20 times, until every client has `min_size` examples; then the clients that are still
-    short take the rest of theirs from the largest class of the largest client.
-
-    Args:
-      alpha: concentration, > 0: near 0 a class belongs to one client, at infinity the partition is iid.
-      min_size: the fewest examples a client may hold, from 1 to n // N.
+    short take the rest of theirs from the largest class of the largest client. `alpha` is > 0: near 0 a class belongs
+    to one client, at infinity the partition is iid; `min_size` is from 1 to n // N.
 
     Source: Yurochkin et al., "Bayesian nonparametric federated learning of neural networks", 2019.
     """
@@ -95,13 +90,9 @@ def pachinko(
     The defaults, with 500 clients, are the CIFAR-100 of "Adaptive Federated Optimization".
 
     Args:
-      coarse: the coarse label of each example, shape (n,).
-      fine: its fine label, shape (n,); a fine label lies under one coarse label.
+      coarse, fine: the labels of each example, shape (n,); a fine label lies under one coarse label.
       alpha_coarse: concentration over the coarse labels, > 0: near 0 a client has one of them.
       alpha_fine: concentration over the fine labels of a coarse one, > 0.
-
-    Raises:
-      UsageError: an argument is out of range, or the labels are no hierarchy.
 
     Source: Reddi et al., "Adaptive federated optimization", 2021, appendix "Creating a federated CIFAR-100"; the
     method is named after Li and McCallum, "Pachinko allocation", 2006.
@@ -143,14 +134,9 @@ def classes_per_client(labels: ArrayLike, num_clients: int, classes: int, seed: 
     """Give every client exactly `classes` random classes, in sizes as even as these allow.
 
     A class is shared evenly by its clients; their number is in proportion to its size. With 5 of 10 classes this is
-    the high heterogeneity of FAFED; with 1, the one digit per device of Fed-LAMB.
-
-    Args:
-      classes: from 1 to C, the number of different labels.
-
-    Raises:
-      UsageError: an argument is out of range; N · classes is less than C, so that some class would have no client; or
-        the classes have too few examples for so many clients.
+    the high heterogeneity of FAFED; with 1, the one digit per device of Fed-LAMB. `classes` is from 1 to C, the number
+    of different labels; it is a `UsageError` if N · classes is less than C, so that some class would have no client, or
+    the classes have too few examples for so many clients.
     """
     codes, totals = as_classes(labels, num_clients)
     least = -(-len(totals) // num_clients)  # fewer would leave a class without a client
@@ -196,10 +182,8 @@ def shards(labels: ArrayLike, num_clients: int, shards_per_client: int, seed: in
     """Sort the examples by label, cut them into N · s shards and deal s to each client.
 
     A client holds at most as many classes as its shards touch: about s where a class fills many shards. Examples
-    of one class are shuffled before the cut. With 2 shards per client this is the non-iid MNIST of FedAvg.
-
-    Args:
-      shards_per_client: s, from 1 to n // N; shards differ by one example at most, so clients by s.
+    of one class are shuffled before the cut. With 2 shards per client this is the non-iid MNIST of FedAvg. s is from 1
+    to n // N; shards differ by one example at most, so clients by s.
 
     Source: McMahan et al., "Communication-efficient learning of deep networks from decentralized data", 2017.
     """
@@ -216,10 +200,8 @@ def shards(labels: ArrayLike, num_clients: int, shards_per_client: int, seed: in
 def similarity(labels: ArrayLike, num_clients: int, s: float, seed: int) -> Parts:
     """Deal s % of the examples iid, the rest sorted by label, in equal sizes.
 
-    At 100 all are iid; at 0 a client holds neighbouring classes only. 95 is the low heterogeneity of FAFED.
-
-    Args:
-      s: the similarity in percent, from 0 to 100.
+    s is from 0 to 100. At 100 all are iid; at 0 a client holds neighbouring classes only. 95 is the low heterogeneity
+    of FAFED.
 
     Source: Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated learning", 2020, section 7.
     """

@@ -32,11 +32,8 @@ def by_size(
     they sum to n. `"lognormal"`: log w ~ Normal(0, σ²). `"powerlaw"`: w is Pareto, P(w > t) = t^(−exponent) for
     t ≥ 1, so that the density falls as t^(−exponent − 1).
 
-    Args:
-      distribution: `"lognormal"` or `"powerlaw"`.
-      sigma: σ of `"lognormal"`, from 0 (equal sizes) to 100.
-      exponent: tail exponent of `"powerlaw"`, at least 0.01; the smaller, the heavier the tail (at 1 or less the
-        Pareto distribution has no mean, at 2 or less no variance).
+    `sigma` is from 0 (equal sizes) to 100, `exponent` at least 0.01; the smaller, the heavier the tail (at 1 or less
+    the Pareto distribution has no mean, at 2 or less no variance).
 
     Source: quantity skew is a term of Kairouz et al., "Advances and open problems in federated learning", 2021,
     section 3.1.
@@ -66,12 +63,8 @@ def natural(groups: ArrayLike) -> Parts:
 def with_shared(parts: Sequence[np.ndarray], fraction: float, seed: int) -> Parts:
     """Give every client, besides its own examples, the same random `fraction` of all of them.
 
-    This is the only partition in which an example is used more than once, but by one client only once.
-
-    Args:
-      parts: the index arrays of a partition of n examples.
-      fraction: of n, from 0 to 1, rounded to whole examples.
-      seed: of the choice of the shared examples.
+    This is the only partition in which an example is used more than once, but by one client only once. `parts` are a
+    partition of n examples; `fraction`, from 0 to 1, is of n, rounded to whole examples.
 
     Source: after Zhao et al., "Federated learning with non-iid data", 2018, section 4, who share a separate set.
     """
