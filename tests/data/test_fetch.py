@@ -5,6 +5,7 @@ import io
 import tarfile
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,16 +31,9 @@ def tar_of(files):
     return stream.getvalue()
 
 
-class Server:
-    """Files by name, and the names that were asked for."""
-
-    def __init__(self):
-        self.files, self.asked = {}, []
-
-
 @pytest.fixture
 def server():
-    content = Server()
+    content = SimpleNamespace(files={}, asked=[])  # files by name, and the names that were asked for
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):

@@ -61,9 +61,8 @@ def test_one_row_for_a_table():
 
 def test_one_row_per_client():
     table = client_table(np.array([[2, 0], [1, 3]]), np.array([2, 4]), np.array([1, 1, 5]))
-    columns = {
-        "client": [0, 1], "examples": [2, 4], "test_examples": [0, 2], "classes": [1, 2], "largest_class": [0, 1],
-    }  # fmt: skip
+    columns = {"client": [0, 1], "examples": [2, 4], "test_examples": [0, 2]}
+    columns |= {"classes": [1, 2], "largest_class": [0, 1]}
     assert {name: list(values) for name, values in table.items()} == columns | {"class_0": [2, 1], "class_1": [0, 3]}
     of_text = client_table(None, np.array([2, 4]), None)
     assert list(of_text) == list(columns)[:5] and of_text["classes"] == of_text["test_examples"] == ""

@@ -47,6 +47,7 @@ def even_within(most, parts):
 
 def partitions_of(labels, clients, seed, *, alpha=0.5, beta=10.0, count=2, s=50):
     """Calls of all partitions but `classes_per_client`; `count` is a smallest size, or shards per client."""
+    power = {"seed": seed, "distribution": "powerlaw", "exponent": max(alpha, 0.01)}
     return {
         "iid": lambda: iid(labels, clients, seed),
         "dirichlet": lambda: dirichlet(labels, clients, alpha, seed),
@@ -55,9 +56,7 @@ def partitions_of(labels, clients, seed, *, alpha=0.5, beta=10.0, count=2, s=50)
         "shards": lambda: shards(labels, clients, count, seed),
         "similarity": lambda: similarity(labels, clients, s, seed),
         "by_size": lambda: by_size(labels, clients, seed=seed, sigma=min(alpha, 100.0)),
-        "powerlaw": lambda: by_size(
-            len(labels), clients, seed=seed, distribution="powerlaw", exponent=max(alpha, 0.01)
-        ),
+        "powerlaw": lambda: by_size(len(labels), clients, **power),
     }
 
 

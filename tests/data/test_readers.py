@@ -20,6 +20,7 @@ import fedoptax as fx
 from fedoptax.data.custom import from_dataset, load_file
 from fedoptax.data.inputs import as_examples, read_inputs
 from fedoptax.data.schema import ColumnSchema, Schema, Target
+from files import write
 from refusals import DAYS, NUMBERS, SPANS, refused
 
 RNG = np.random.default_rng(0)
@@ -31,8 +32,7 @@ def parquet(path: Path, names: list[str], *columns: Any) -> Path:
 
 
 def csv(path: Path, text: str, encoding: str = "utf-8") -> Path:
-    path.write_bytes(text.encode(encoding))
-    return path
+    return write(path, text.encode(encoding))
 
 
 # --- times, and other kinds of columns

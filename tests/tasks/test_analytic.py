@@ -28,13 +28,11 @@ def metric(task: fx.Task, params: Any, name: str) -> float:
 @pytest.mark.parametrize(
     ("x", "values", "gradients"),
     [
-        (10.0, (58.0, -19.0, -19.0), (6.0, -2.0, -2.0)),
-        (1.0, (3.0, -1.0, -1.0), (6.0, -2.0, -2.0)),
-        (0.0, (0.0, 0.0, 0.0), (0.0, 0.0, 0.0)),
-        (-0.25, (0.1875, -0.0625, -0.0625), (-1.5, 0.5, 0.5)),
+        (10.0, (58.0, -19.0, -19.0), (6.0, -2.0, -2.0)), (1.0, (3.0, -1.0, -1.0), (6.0, -2.0, -2.0)),
+        (0.0, (0.0, 0.0, 0.0), (0.0, 0.0, 0.0)), (-0.25, (0.1875, -0.0625, -0.0625), (-1.5, 0.5, 0.5)),
         (-4.0, (22.0, -7.0, -7.0), (-6.0, 2.0, 2.0)),
     ],
-)
+)  # fmt: skip
 def test_counterexample_is_theorem_1(x: float, values: tuple[float, ...], gradients: tuple[float, ...]) -> None:
     task, params = fx.load_task("counterexample"), {"x": jnp.float32(x)}
     found = [value(task, params, i) for i in range(3)]

@@ -105,10 +105,8 @@ def test_active_devices_share_the_examples_of_each_round() -> None:
     """Fed-LAMB's other reading: 20 devices without data, of which 7 share all the examples in each round."""
     task, algorithm = small_task(devices=20), fx.scaffold(0.3)
     options: dict[str, Any] = {"rounds": 3, "cohort_size": 7, "batch_size": 4}
-    runs = [
-        fx.run(task, algorithm, **options, **how)
-        for how in ({}, {"engine": "eager"}, {"examples": "stream"}, {"client_states": "host"})
-    ]
+    ways: Any = ({}, {"engine": "eager"}, {"examples": "stream"}, {"client_states": "host"})
+    runs = [fx.run(task, algorithm, **options, **way) for way in ways]
     for other in runs[1:]:
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), runs[0].params, other.params)
     controls = runs[0].clients.tree["hidden"]["bias"]

@@ -79,10 +79,8 @@ def test_each_client_has_its_own_and_one_without_both_classes_counts_for_nothing
     params, data = task.init(None), evaluation_data(task)
     np.testing.assert_allclose(fx.evaluate_clients(task, params)["auroc"], expected, atol=1e-6)
     models = jax.tree.map(lambda a: jnp.stack([a] * 7), params)
-    for found in (
-        columns(task),
-        jax.jit(lambda models, data: evaluate(task, models, data, is_stacked=True))(models, data),
-    ):
+    stacked = jax.jit(lambda models, data: evaluate(task, models, data, is_stacked=True))(models, data)
+    for found in (columns(task), stacked):
         assert float(found["test_auroc"]) == pytest.approx(by_sklearn(probabilities, labels)[0], abs=1e-6)
         assert float(found["client_auroc_mean"]) == pytest.approx(np.nanmean(expected), abs=1e-6)
         assert float(found["client_auroc_worst_decile"]) == pytest.approx(np.nanmin(expected), abs=1e-6)

@@ -33,8 +33,9 @@ def cached(name: str, files: Sequence[Path], version: int, build: Callable[[Arra
 
     What is kept may be deleted at any time; it is built anew when it is damaged or a file was changed.
 
-    The key is the `name` of the data set, with the reader's options that change the arrays; path, size and time of
-    change of the files; and the reader's `version`. It is a `DataError` if a file cannot be read or the cache written.
+    `build(writer)` reads the files and writes the arrays. The key is the `name` of the data set, with the reader's
+    options that change them; path, size and time of change of the files; and the reader's `version`. A file that cannot
+    be read, or a cache that cannot be written, is a `DataError`.
     """
     try:
         states = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
@@ -91,7 +92,7 @@ class ArrayWriter:
 
 
 def write_arrays(folder: Path, build: Callable[[ArrayWriter], None], keep: bool = False) -> None:
-    """Make `folder` of the arrays that `build(writer)` writes, completely or not at all (`DataError`).
+    """Make `folder` of the arrays that `build(writer)` writes, completely, or leave nothing and raise a `DataError`.
 
     An earlier folder is replaced, or kept if it is readable and `keep` says so: another process may have been faster.
     """

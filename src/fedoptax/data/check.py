@@ -16,8 +16,7 @@ from fedoptax.data.files import find_data_dir, find_file, read_file, require_fil
 from fedoptax.data.registry import DATA_SETS, File
 from fedoptax.errors import DataError, check_choice
 
-READ = "(read)"
-"""What stands for the file in the row about reading the whole data set."""
+READ = "(read)"  # stands for the file in the row about reading the whole data set
 
 
 class Row(NamedTuple):

@@ -10,8 +10,7 @@ from fedoptax.data.files import find_data_dir
 from fedoptax.data.registry import DATA_SETS, Download
 from fedoptax.errors import DataError, check_choice, shorten
 
-TIMEOUT = 30.0
-"""Seconds to wait for a connection and for each next byte."""
+TIMEOUT = 30.0  # seconds to wait for a connection and for each next byte
 
 
 def fetch(name: str, data_dir: str | Path | None = None, progress: bool | None = None) -> Path:

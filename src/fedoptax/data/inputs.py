@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 Fields = Mapping[str, Any]
 """The form of one example: name -> something with `shape` and `dtype`."""
 
-TEXT = "text"
-"""The column of a table that holds texts."""
+TEXT = "text"  # the column of a table that holds texts
 
 
 def read_inputs(

@@ -21,8 +21,7 @@ from fedoptax.tasks.recipe import Recipe, TaskOptions, make_task
 from fedoptax.tasks.task import Task, at_least_float32, masked_mean
 
 Augmentation = Callable[[jax.Array, jax.Array | None], jax.Array]
-CROP = 24
-"""Height and width of an image after `crop`."""
+CROP = 24  # height and width of an image after `crop`
 
 
 def labelled_images(load: Load, scale: float, name: str, recipe: Recipe, options: TaskOptions) -> Task:

@@ -42,7 +42,7 @@ def load_fashion(data_dir: str | Path | None = None) -> Source:
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """Read an IDX file: a magic number, the dimensions, and a big-endian array of bytes or 32-bit integers."""
+    """Read an IDX file: magic number, dimensions, big-endian bytes or 32-bit integers; `DataError` if it is none."""
     data = read_file(path)
     dtype = _TYPES.get(data[2]) if len(data) >= 4 and data[:2] == b"\0\0" else None
     if dtype is None:

@@ -22,8 +22,7 @@ CHARACTERS = "dhlptx@DHLPTX $(,048cgkoswCGKOSW[_#'/37;?bfjnrvzBFJNRVZ\"&*.26:\na
 SPECIAL = special_tokens(len(CHARACTERS))
 """The other ids: padding 0, out of vocabulary 87, beginning 88 and end of a snippet 89; 90 ids in all."""
 
-LENGTH = 80
-"""Characters of an input and of its target."""
+LENGTH = 80  # characters of an input and of its target
 
 _IDS = np.full(256, SPECIAL.oov, np.uint8)  # of each byte
 _IDS[np.frombuffer(CHARACTERS.encode(), np.uint8)] = np.arange(1, len(CHARACTERS) + 1)

@@ -29,8 +29,7 @@ from fedoptax.errors import DataError, check_int
 Encoder = Callable[..., dict[str, np.ndarray]]
 """Makes a user's arrays of the user's texts, one list of byte strings per field."""
 
-MAX_TAGS = 5
-"""Tags of a sentence: Stack Overflow allows a question no more."""
+MAX_TAGS = 5  # of a sentence: Stack Overflow allows a question no more
 
 _FILES = ("stackoverflow_train.h5", "stackoverflow_test.h5", "stackoverflow.word_count", "stackoverflow.tag_count")
 _SAMPLE_SEED = 0  # of the test examples: a run's seed must not change what is measured

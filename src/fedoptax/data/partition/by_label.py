@@ -233,7 +233,7 @@ def divide_test(
 
     Takes labels (n,) and (m,) and any partition of the n; returns the client of each test example, int32 (m,).
     """
-    train, test = (dealing.as_values(*pair) for pair in (("train_labels", train_labels), ("test_labels", test_labels)))
+    train, test = dealing.as_values("train_labels", train_labels), dealing.as_values("test_labels", test_labels)
     train_parts = as_parts("train_parts", train_parts, len(train))
     sizes = np.array([len(part) for part in train_parts])
     clients = np.arange(len(sizes))
