@@ -1,9 +1,9 @@
 """Your own data: the same examples are the same `Source` in every format."""
 
-import csv
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
 
@@ -50,16 +50,11 @@ def columns_of(train, test=None):
 
 
 def write_table(path, columns):
+    frame = pd.DataFrame(columns)
     if path.suffix == ".parquet":
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        pq.write_table(pa.table({name: pa.array(values) for name, values in columns.items()}), path)
-        return path
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, delimiter="\t" if path.suffix == ".tsv" else ",")
-        writer.writerow(columns)
-        writer.writerows(zip(*columns.values()))
+        frame.to_parquet(path, index=False)
+    else:
+        frame.to_csv(path, sep="\t" if path.suffix == ".tsv" else ",", index=False)
     return path
 
 
@@ -69,19 +64,6 @@ def write_folder(root, part, suffix=".png"):
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(x.squeeze()).save(folder / f"{i:04}{suffix}")
     return root
-
-
-class Items:
-    """What `torch.utils.data.Dataset` is to those who read it."""
-
-    def __init__(self, x, y):
-        self.x, self.y = x, y
-
-    def __len__(self):
-        return len(self.y)
-
-    def __getitem__(self, i):
-        return self.x[i], self.y[i]
 
 
 def assert_same(a: Source, b: Source) -> None:
@@ -113,10 +95,9 @@ def test_vectors_are_the_same_in_every_format(tmp_path, names):
     for suffix in (".csv", ".tsv", ".parquet"):
         path = write_table(tmp_path / f"a{suffix}", columns_of(train, test))
         assert_same(load_file(path, split="part"), expected)
-    of_torch = from_dataset(
-        Items(train.x, train.y), test=Items(test.x, test.y), client=train.client, test_client=lambda i: test.client[i]
-    )
-    assert_same(of_torch, expected)
+    first, other = (list(zip(part.x, part.y)) for part in (train, test))  # as a data set of PyTorch is read
+    clients = {"client": train.client, "test_client": lambda i: test.client[i]}
+    assert_same(from_dataset(first, test=other, **clients), expected)
     splits = {
         split: hugging_face(x=part.x.tolist(), label=part.y.tolist(), client=part.client.tolist())
         for split, part in (("train", train), ("test", test))
@@ -137,11 +118,11 @@ def test_images_are_the_same_in_every_format(tmp_path, channels):
     assert expected.class_names == ("0", "1", "10") and list(expected.test_groups) == list(test.client)
     assert_same(load_file(write_npz(tmp_path / "a.npz", train, test)), expected)
     of_pillow = [Image.fromarray(x.squeeze()) for x in train.x]
-    first, other = (Items(np.moveaxis(part.x, -1, 1), part.y.astype(int)) for part in (train, test))
+    first, other = (list(zip(np.moveaxis(part.x, -1, 1), part.y.astype(int))) for part in (train, test))
     clients = {"client": train.client, "test_client": test.client}
     assert_same(from_dataset(first, test=other, **clients, channels_first=True), expected)
     only_train = load_file(tmp_path / "root" / "train", test_fraction=0.0)
-    assert_same(from_dataset(Items(of_pillow, train.y), client=train.client), only_train)
+    assert_same(from_dataset(list(zip(of_pillow, train.y)), client=train.client), only_train)
     images = hugging_face(image=of_pillow, label=train.y.tolist(), client=train.client.tolist())
     assert_same(from_dataset(images), only_train)
 

@@ -5,6 +5,7 @@ import io
 import tarfile
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,16 +31,9 @@ def tar_of(files):
     return stream.getvalue()
 
 
-class Server:
-    """Files by name, and the names that were asked for."""
-
-    def __init__(self):
-        self.files, self.asked = {}, []
-
-
 @pytest.fixture
 def server():
-    content = Server()
+    content = SimpleNamespace(files={}, asked=[])  # files by name, and the names that were asked for
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
@@ -67,7 +61,7 @@ def publish(monkeypatch, *downloads):
     monkeypatch.setitem(DATA_SETS, "mnist", DataSet(downloads, {}))
 
 
-def test_a_file_is_downloaded_once(tmp_path, server, monkeypatch, capsys):
+def test_a_file_is_downloaded_once_and_again_with_a_bar_if_it_is_damaged(tmp_path, server, monkeypatch, capsys):
     server.files["data.bin"] = DATA
     publish(monkeypatch, Download("data.bin", (f"{server.url}data.bin",), md5(DATA)))
     assert fetch("mnist", tmp_path) == tmp_path / "mnist"
@@ -75,12 +69,6 @@ def test_a_file_is_downloaded_once(tmp_path, server, monkeypatch, capsys):
     assert "downloading data.bin" in capsys.readouterr().err
     fetch("mnist", tmp_path)
     assert server.asked == ["data.bin"]
-
-
-def test_a_damaged_file_is_downloaded_again_with_a_bar(tmp_path, server, monkeypatch, capsys):
-    server.files["data.bin"] = DATA
-    publish(monkeypatch, Download("data.bin", (f"{server.url}data.bin",), md5(DATA)))
-    (tmp_path / "mnist").mkdir()
     (tmp_path / "mnist" / "data.bin").write_bytes(b"damaged")
     fetch("mnist", tmp_path, progress=True)
     assert (tmp_path / "mnist" / "data.bin").read_bytes() == DATA

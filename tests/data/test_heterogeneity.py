@@ -19,7 +19,7 @@ def test_counts_and_heterogeneity_by_hand():
     assert heterogeneity([[1, 1], [3, 3]]) == 0.0
 
 
-def test_one_class_per_client():
+def test_one_class_per_client_and_clients_like_the_whole():
     skew = label_skew(np.diag([5, 5, 5, 5]))
     assert skew["total_variation_mean"] == skew["total_variation_max"] == pytest.approx(0.75)
     assert skew["effective_classes_mean"] == pytest.approx(1.0)
@@ -27,9 +27,6 @@ def test_one_class_per_client():
     # q = (1, 0, 0, 0), p = (¼, …): m = (5/8, 1/8, 1/8, 1/8); H(m) − H(p) / 2 in bits
     m = np.array([5, 1, 1, 1]) / 8
     assert skew["jensen_shannon_mean"] == pytest.approx(-(m * np.log2(m)).sum() - 1.0)
-
-
-def test_clients_like_the_whole_have_no_skew():
     skew = label_skew([[1, 2, 1], [10, 20, 10]])
     assert skew["total_variation_max"] == skew["jensen_shannon_mean"] == pytest.approx(0.0, abs=1e-12)
     assert skew["effective_classes_mean"] == pytest.approx(2**1.5)
@@ -64,9 +61,8 @@ def test_one_row_for_a_table():
 
 def test_one_row_per_client():
     table = client_table(np.array([[2, 0], [1, 3]]), np.array([2, 4]), np.array([1, 1, 5]))
-    columns = {
-        "client": [0, 1], "examples": [2, 4], "test_examples": [0, 2], "classes": [1, 2], "largest_class": [0, 1],
-    }  # fmt: skip
+    columns = {"client": [0, 1], "examples": [2, 4], "test_examples": [0, 2]}
+    columns |= {"classes": [1, 2], "largest_class": [0, 1]}
     assert {name: list(values) for name, values in table.items()} == columns | {"class_0": [2, 1], "class_1": [0, 3]}
     of_text = client_table(None, np.array([2, 4]), None)
     assert list(of_text) == list(columns)[:5] and of_text["classes"] == of_text["test_examples"] == ""

@@ -30,9 +30,8 @@ PLANES = [(np.arange(24.0).reshape(3, 2, 4), i) for i in range(2)]
 
 
 def test_channels_first_turns_arrays_alone() -> None:
-    np.testing.assert_array_equal(
-        from_dataset(PLANES, channels_first=True).train["x"][0], PLANES[0][0].transpose(1, 2, 0)
-    )
+    turned = from_dataset(PLANES, channels_first=True).train["x"][0]
+    np.testing.assert_array_equal(turned, PLANES[0][0].transpose(1, 2, 0))
     assert from_dataset(PICTURES).train["x"].shape == (2, 2, 3, 3)
     for items in (PICTURES, [(1.0, 0)], [([1.0, 2.0], 0)]):
         refused(lambda: from_dataset(items, channels_first=True), "channels_first")  # noqa: B023

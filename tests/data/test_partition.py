@@ -45,28 +45,31 @@ def even_within(most, parts):
     return max(sizes) - min(sizes) <= most
 
 
-@quick
-@given(label_lists, st.integers(1, 120), alphas, alphas, st.integers(0, 3), st.data())
-def test_every_partition_divides_the_examples_and_repeats_by_its_seed(labels, clients, alpha, beta, seed, data):
-    clients = min(clients, len(labels))
-    count = data.draw(st.integers(1, len(labels) // clients))  # a smallest size, or shards per client
-    partitions = {
+def partitions_of(labels, clients, seed, *, alpha=0.5, beta=10.0, count=2, s=50):
+    """Calls of all partitions but `classes_per_client`; `count` is a smallest size, or shards per client."""
+    power = {"seed": seed, "distribution": "powerlaw", "exponent": max(alpha, 0.01)}
+    return {
         "iid": lambda: iid(labels, clients, seed),
         "dirichlet": lambda: dirichlet(labels, clients, alpha, seed),
         "dirichlet_by_class": lambda: dirichlet_by_class(labels, clients, alpha, seed, count),
         "pachinko": lambda: pachinko(PARENT[labels], labels, clients, seed=seed, alpha_coarse=alpha, alpha_fine=beta),
         "shards": lambda: shards(labels, clients, count, seed),
-        "similarity": lambda: similarity(labels, clients, data.draw(st.sampled_from([0, 33.3, 95, 100])), seed),
+        "similarity": lambda: similarity(labels, clients, s, seed),
         "by_size": lambda: by_size(labels, clients, seed=seed, sigma=min(alpha, 100.0)),
-        "powerlaw": lambda: by_size(
-            len(labels), clients, seed=seed, distribution="powerlaw", exponent=max(alpha, 0.01)
-        ),
+        "powerlaw": lambda: by_size(len(labels), clients, **power),
     }
-    for name, partition in partitions.items():
+
+
+@quick
+@given(label_lists, st.integers(1, 120), alphas, alphas, st.integers(0, 3), st.data())
+def test_every_partition_divides_the_examples_and_repeats_by_its_seed(labels, clients, alpha, beta, seed, data):
+    clients = min(clients, len(labels))
+    count, s = data.draw(st.integers(1, len(labels) // clients)), data.draw(st.sampled_from([0, 33.3, 95, 100]))
+    calls = partitions_of(labels, clients, seed, alpha=alpha, beta=beta, count=count, s=s)
+    for name, partition in calls.items():
         parts = partition()
         assert_divides(parts, len(labels), clients)
-        if name != "similarity":  # whose s is drawn anew
-            assert same(parts, partition())
+        assert same(parts, partition())
         if name not in ("dirichlet_by_class", "by_size", "powerlaw"):
             assert even_within(count if name == "shards" else 1, parts), name
         if name == "dirichlet_by_class":
@@ -94,22 +97,12 @@ def test_natural_has_one_client_per_group(groups):
     assert [{groups[i] for i in part} for part in parts] == [{group} for group in sorted(set(groups))]
 
 
-@pytest.mark.parametrize(
-    "partition",
-    [
-        lambda y, seed: iid(y, 9, seed),
-        lambda y, seed: dirichlet(y, 9, 0.5, seed),
-        lambda y, seed: dirichlet_by_class(y, 9, 0.5, seed),
-        lambda y, seed: classes_per_client(y, 9, 3, seed),
-        lambda y, seed: shards(y, 9, 2, seed),
-        lambda y, seed: similarity(y, 9, 50, seed),
-        lambda y, seed: by_size(y, 9, seed=seed),
-        lambda y, seed: pachinko(y // 5, y, 9, seed=seed),
-    ],
-)
-def test_another_seed_gives_another_partition(partition):
-    labels = np.arange(500) % 10
-    assert not same(partition(labels, 0), partition(labels, 1))
+def test_another_seed_gives_another_partition():
+    labels = np.arange(500) % 7
+    assert not same(*(classes_per_client(labels, 9, 3, seed) for seed in (0, 1)))
+    others = partitions_of(labels, 9, 1)
+    for name, partition in partitions_of(labels, 9, 0).items():
+        assert not same(partition(), others[name]()), name
 
 
 def test_five_of_ten_classes_in_equal_shares():
@@ -120,10 +113,7 @@ def test_five_of_ten_classes_in_equal_shares():
     assert np.all(counts[counts > 0] == 60)
     assert len({tuple(row > 0) for row in counts}) > 5  # not two groups of clients only
     assert heterogeneity(counts) == pytest.approx(0.5)
-
-
-def test_a_large_class_has_more_clients():
-    labels = np.repeat([0, 1], [900, 100])
+    labels = np.repeat([0, 1], [900, 100])  # a large class has more clients
     assert [len(part) for part in classes_per_client(labels, 10, 1, seed=0)] == [100] * 10
 
 

@@ -19,6 +19,8 @@ from PIL import Image
 import fedoptax as fx
 from fedoptax.data.custom import from_dataset, load_file
 from fedoptax.data.inputs import as_examples, read_inputs
+from fedoptax.data.schema import ColumnSchema, Schema, Target
+from files import write
 from refusals import DAYS, NUMBERS, SPANS, refused
 
 RNG = np.random.default_rng(0)
@@ -30,8 +32,7 @@ def parquet(path: Path, names: list[str], *columns: Any) -> Path:
 
 
 def csv(path: Path, text: str, encoding: str = "utf-8") -> Path:
-    path.write_bytes(text.encode(encoding))
-    return path
+    return write(path, text.encode(encoding))
 
 
 # --- times, and other kinds of columns
@@ -97,9 +98,12 @@ FRAMES: dict[str, tuple[Any, list[float] | str]] = {  # a DataFrame's column f -
 }
 
 
+SCHEMA = Schema(Target("y", "number"), dict.fromkeys("fg", ColumnSchema("number", missing="refuse")))
+
+
 def predicted(frame: pd.DataFrame) -> np.ndarray:
     """The examples of a model of the columns f and g."""
-    return as_examples(frame, {"columns": ["f", "g"]}, {"x": np.zeros(2, np.float32)}, ())["x"]
+    return as_examples(frame, {"schema": SCHEMA.to_toml()}, {"x": np.zeros(2, np.float32)}, ())["x"]
 
 
 @pytest.mark.parametrize("kind", FRAMES)
@@ -118,13 +122,10 @@ def test_a_column_that_is_predicted_is_numbers_or_refused(kind: str) -> None:
 @pytest.mark.parametrize(
     ("names", "twice"),
     [
-        (["f", "label", "label"], "'label'"),
-        (["f", "label", "f"], "'f'"),
-        (["client", "label", "client"], "'client'"),
-        (["f", "label", " label"], "'label'"),
-        (["label", "f", "\ufefff"], "'f'"),
+        (["f", "label", "label"], "'label'"), (["f", "label", "f"], "'f'"), (["f", "label", " label"], "'label'"),
+        (["client", "label", "client"], "'client'"), (["label", "f", "\ufefff"], "'f'"),
     ],
-)
+)  # fmt: skip
 def test_a_name_twice_is_refused(tmp_path: Path, names: list[str], twice: str) -> None:
     refused(lambda: load_file(csv(tmp_path / "a.csv", f"{','.join(names)}\n1,2,3\n4,5,6\n")), "a.csv", twice)
     path = parquet(tmp_path / "a.parquet", names, [1, 2], [3, 4], [5, 6])

@@ -125,6 +125,11 @@ TASKS = [
     (lambda: make_task(validation=X, validation_owners=np.zeros(3)), DataError, "validation_owners"),
     (lambda: fx.load_task("mnist", data_dir=3), UsageError, "data_dir"),
     (lambda: fx.load_task("digits", separator=";"), UsageError, "separator"),
+    (lambda: fx.with_lora(fx.load_task("digits"), {"other": np.ones(3)}, 2), UsageError, "base must hold dense"),
+    (lambda: fx.analytic.quadratic(noise=-1.0), UsageError, "noise must"),
+    (lambda: fx.analytic.quadratic(condition=0.5), UsageError, "condition must"),
+    (lambda: fx.analytic.quadratic(dimension=2.5), UsageError, "dimension must"),
+    (lambda: fx.analytic.synthetic(beta=NAN), UsageError, "beta must"),
 ]  # fmt: skip
 DATA_SETS = [
     (lambda: find_data_dir(""), UsageError, "data_dir"), (lambda: fetch("minst"), UsageError, "data set"),

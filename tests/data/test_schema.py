@@ -91,13 +91,8 @@ def test_what_a_person_would_warn_of_is_said(table):
     assert schema.columns["dose"].missing == "median" and schema.columns["dose"].indicator
     assert schema.columns["ward"].missing == "own-category" and schema.target.positive == "1_yes"
     lines = "\n".join([*schema.notes, *find_faults(pd.read_csv(table, dtype={"visit": str}), schema)])
-    for words in (
-        "'id' differs in every row",
-        "'cost' alone tells",
-        "fewer than 10 rows: 4_small (3)",
-        "'visit' is a date",
-    ):
-        assert words in lines, lines
+    expected = "'id' differs in every row", "'cost' alone tells", "fewer than 10 rows: 4_small (3)", "'visit' is a date"
+    assert all(words in lines for words in expected), lines
 
 
 ODD = {  # cells of a column -> its kind, or words of the note
@@ -148,9 +143,7 @@ def test_statistics_of_clients_add_up_to_those_of_all(table):
     features = dict(zip(schema.features, range(x.shape[1])))
     for name in ("age", "dose"):
         i = features[name]
-        assert whole.shift[i] == pytest.approx(frame[name].mean()) and whole.scale[i] == pytest.approx(
-            frame[name].std(ddof=0)
-        )
+        assert (whole.shift[i], whole.scale[i]) == pytest.approx((frame[name].mean(), frame[name].std(ddof=0)))
     assert whole.fill[features["dose"]] == pytest.approx(frame.dose.median(), abs=0.02 * frame.dose.std())
     assert whole.target == pytest.approx((frame.cost.mean(), frame.cost.std(ddof=0)))
 

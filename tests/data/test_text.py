@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from fedoptax.data.datasets import shakespeare, stackoverflow, wikitext
-from fedoptax.data.datasets.tokens import special_tokens
 from fedoptax.errors import DataError
 from files import real_data, write, write_shakespeare, write_tff, write_wikitext
 
@@ -82,10 +81,6 @@ def load_tags(root, **options):
     return stackoverflow.load_tags(root, **{"vocabulary": 5, "tags": 3, "max_words": 4, **options})
 
 
-def test_the_special_ids_come_after_the_words():
-    assert special_tokens(10_000) == (0, 10_001, 10_002, 10_003)
-
-
 @pytest.mark.parametrize(
     ("sentence", "ids"),
     [
@@ -103,11 +98,16 @@ def test_sentences_become_ids_shifted_by_one(tmp_path, sentence, ids):
     assert source.train["x"].dtype == np.uint16
 
 
-def test_users_are_clients_in_the_order_of_their_names(tmp_path):
+def test_users_are_clients_in_the_order_of_their_names_and_may_be_limited(tmp_path):
     source = load_nwp(write_stackoverflow(tmp_path))
     np.testing.assert_array_equal(source.train_groups, [0, 0, 0, 1, 1, 1, 2])
     np.testing.assert_array_equal(np.bincount(source.test_groups), [10] * 5 + [1])
     assert (source.num_classes, source.input_shape, list(source.vocabulary)) == (9, (4,), WORDS)
+    few, every = load_nwp(tmp_path, max_sentences=2), load_nwp(tmp_path, max_sentences=None)
+    np.testing.assert_array_equal(few.train_groups, [0, 0, 1, 1, 2])
+    np.testing.assert_array_equal(few.train["x"], np.asarray(every.train["x"])[[0, 1, 3, 4, 6]])
+    np.testing.assert_array_equal(load_tags(tmp_path, max_sentences=1).train_groups, [0, 1, 2])
+    np.testing.assert_array_equal(np.bincount(load_nwp(tmp_path, max_clients=2).train_groups), [3, 3])
 
 
 def test_bags_of_words_and_tags(tmp_path):
@@ -122,15 +122,6 @@ def test_bags_of_words_and_tags(tmp_path):
     np.testing.assert_array_equal(source.train["y"], [[3, 1, 0, 0, 0], [2, 0, 0, 0, 0], [0] * 5, [0] * 5])
     assert (source.num_classes, source.input_shape) == (3, (5,))
     assert source.class_names == ("c#", "python", "numpy")
-
-
-def test_users_and_sentences_may_be_limited(tmp_path):
-    write_stackoverflow(tmp_path)
-    few, every = load_nwp(tmp_path, max_sentences=2), load_nwp(tmp_path, max_sentences=None)
-    np.testing.assert_array_equal(few.train_groups, [0, 0, 1, 1, 2])
-    np.testing.assert_array_equal(few.train["x"], np.asarray(every.train["x"])[[0, 1, 3, 4, 6]])
-    np.testing.assert_array_equal(load_tags(tmp_path, max_sentences=1).train_groups, [0, 1, 2])
-    np.testing.assert_array_equal(np.bincount(load_nwp(tmp_path, max_clients=2).train_groups), [3, 3])
 
 
 def test_test_examples_are_drawn_from_all_and_always_the_same(tmp_path, monkeypatch):
@@ -239,18 +230,13 @@ def test_windows_follow_each_other_and_the_rest_is_dropped(tmp_path, length):
 
 
 @pytest.mark.parametrize("clients", [1, 3])
-def test_parts_are_contiguous_and_of_equal_length(tmp_path, clients):
-    source = wikitext.load(write_articles(tmp_path), clients=clients, length=1)
-    parts = np.array_split(tokens(ARTICLE + OTHER), clients)
-    assert list(source.vocabulary[source.train["x"][:, 0]]) == [word for part in parts for word in part[:-1]]
-
-
-def test_the_files_may_have_their_other_names(tmp_path):
-    write_articles(tmp_path)
-    folder = tmp_path / "wikitext-2"
+def test_parts_are_contiguous_and_of_equal_length_and_files_may_have_their_other_names(tmp_path, clients):
+    folder = write_articles(tmp_path) / "wikitext-2"
     for part in ("train", "test"):
         (folder / f"{part}.txt").rename(folder / f"wiki.{part}.tokens")
-    assert len(wikitext.load(tmp_path, length=1).test["x"])
+    source = wikitext.load(tmp_path, clients=clients, length=1)
+    parts = np.array_split(tokens(ARTICLE + OTHER), clients)
+    assert list(source.vocabulary[source.train["x"][:, 0]]) == [word for part in parts for word in part[:-1]]
 
 
 @pytest.mark.parametrize(

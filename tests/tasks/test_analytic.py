@@ -28,13 +28,11 @@ def metric(task: fx.Task, params: Any, name: str) -> float:
 @pytest.mark.parametrize(
     ("x", "values", "gradients"),
     [
-        (10.0, (58.0, -19.0, -19.0), (6.0, -2.0, -2.0)),
-        (1.0, (3.0, -1.0, -1.0), (6.0, -2.0, -2.0)),
-        (0.0, (0.0, 0.0, 0.0), (0.0, 0.0, 0.0)),
-        (-0.25, (0.1875, -0.0625, -0.0625), (-1.5, 0.5, 0.5)),
+        (10.0, (58.0, -19.0, -19.0), (6.0, -2.0, -2.0)), (1.0, (3.0, -1.0, -1.0), (6.0, -2.0, -2.0)),
+        (0.0, (0.0, 0.0, 0.0), (0.0, 0.0, 0.0)), (-0.25, (0.1875, -0.0625, -0.0625), (-1.5, 0.5, 0.5)),
         (-4.0, (22.0, -7.0, -7.0), (-6.0, 2.0, 2.0)),
     ],
-)
+)  # fmt: skip
 def test_counterexample_is_theorem_1(x: float, values: tuple[float, ...], gradients: tuple[float, ...]) -> None:
     task, params = fx.load_task("counterexample"), {"x": jnp.float32(x)}
     found = [value(task, params, i) for i in range(3)]
@@ -45,7 +43,7 @@ def test_counterexample_is_theorem_1(x: float, values: tuple[float, ...], gradie
     assert metric(task, params, "distance") == abs(x)
 
 
-def test_optimum_of_quadratic_solves_the_normal_equations() -> None:
+def test_optimum_of_quadratic_solves_the_normal_equations_and_excess_is_the_loss_above_it() -> None:
     with jax.enable_x64(True):
         task = analytic.quadratic(6, dimension=4, examples=5)
         assert task.test is not None
@@ -61,24 +59,15 @@ def test_optimum_of_quadratic_solves_the_normal_equations() -> None:
         np.testing.assert_allclose(gradients.mean(axis=0), 0, atol=1e-13)
         assert np.abs(gradients).max() > 0.1  # heterogeneous: no client's own optimum
         assert metric(task, params, "distance") == metric(task, params, "excess") == 0.0
-
-
-def test_excess_is_the_loss_above_the_optimum() -> None:
-    with jax.enable_x64(True):
-        task = analytic.quadratic(6, dimension=4, examples=5)
-        assert task.test is not None
-        f = lambda x: np.mean([value(task, {"x": jnp.asarray(x)}, i)[0] for i in range(6)])  # noqa: E731
-        best, x = task.test["optimum"][0], np.array([1.0, -2.0, 0.5, 3.0])
-        assert metric(task, {"x": jnp.asarray(x)}, "excess") == pytest.approx(f(x) - f(best), rel=1e-11)
-        assert metric(task, {"x": jnp.asarray(x)}, "distance") == pytest.approx(np.linalg.norm(x - best), rel=1e-14)
-
-
-def test_quadratic_of_one_dimension_by_hand() -> None:
-    task = analytic.quadratic(1, dimension=1, examples=2, noise=0.0, heterogeneity=0.0)
-    assert value(task, {"x": jnp.asarray([3.0])}, 0)[0] == 2.0  # ½ (3 − 1)², H = 1
+        x = np.array([1.0, -2.0, 0.5, 3.0])
+        losses = [np.mean([value(task, {"x": jnp.asarray(at)}, i)[0] for i in range(6)]) for at in (x, optimum)]
+        assert metric(task, {"x": jnp.asarray(x)}, "excess") == pytest.approx(losses[0] - losses[1], rel=1e-11)
+        assert metric(task, {"x": jnp.asarray(x)}, "distance") == pytest.approx(np.linalg.norm(x - optimum), rel=1e-14)
 
 
 def test_parameters_of_quadratic() -> None:
+    line = analytic.quadratic(1, dimension=1, examples=2, noise=0.0, heterogeneity=0.0)
+    assert value(line, {"x": jnp.asarray([3.0])}, 0)[0] == 2.0  # ½ (3 − 1)², H = 1
     plain = analytic.quadratic(3, examples=4, noise=0.0, condition=100.0)
     own = plain.clients.client(1)
     assert np.ptp(own["b"], axis=0).max() == 0.0 and np.ptp(own["H"], axis=0).max() == 0.0
@@ -132,17 +121,3 @@ def test_seed_decides_the_data(name: str) -> None:
     for field, array in one.items():
         np.testing.assert_array_equal(array, same[field])
         assert (name == "counterexample") == np.array_equal(array, other[field])
-
-
-@pytest.mark.parametrize(
-    ("make", "argument"),
-    [
-        (lambda: analytic.quadratic(noise=-1.0), "noise"),
-        (lambda: analytic.quadratic(condition=0.5), "condition"),
-        (lambda: analytic.quadratic(dimension=2.5), "dimension"),
-        (lambda: analytic.synthetic(beta=float("nan")), "beta"),
-    ],
-)
-def test_wrong_numbers_are_refused_by_name(make: Any, argument: str) -> None:
-    with pytest.raises(fx.UsageError, match=f"^{argument} must"):
-        make()

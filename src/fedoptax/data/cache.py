@@ -33,14 +33,9 @@ def cached(name: str, files: Sequence[Path], version: int, build: Callable[[Arra
 
     What is kept may be deleted at any time; it is built anew when it is damaged or a file was changed.
 
-    Args:
-      name: of the data set, with the reader's options that change the arrays.
-      files: the source files; path, size and time of change are the key.
-      version: of the reader: a new number makes old arrays void.
-      build: `writer -> None` reads the files and writes the arrays.
-
-    Raises:
-      DataError: a file cannot be read, the cache cannot be written, or whatever `build` raises.
+    `build(writer)` reads the files and writes the arrays. The key is the `name` of the data set, with the reader's
+    options that change them; path, size and time of change of the files; and the reader's `version`. A file that cannot
+    be read, or a cache that cannot be written, is a `DataError`.
     """
     try:
         states = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
@@ -65,11 +60,7 @@ class ArrayWriter:
         self._closing = ExitStack()
 
     def append(self, name: str, rows: np.ndarray) -> None:
-        """Add `rows` (n, …) to the end of the array `name`, all of one shape and type; the first call makes it.
-
-        Raises:
-          DataError: the rows have another shape or type than the first.
-        """
+        """Add `rows` (n, …) to the array `name`; a `DataError` if their shape or type is not that of its first rows."""
         rows = np.ascontiguousarray(rows)
         if rows.dtype.hasobject:
             raise DataError(f"{name} must hold numbers or text of a fixed length, got objects")
@@ -101,12 +92,9 @@ class ArrayWriter:
 
 
 def write_arrays(folder: Path, build: Callable[[ArrayWriter], None], keep: bool = False) -> None:
-    """Make `folder` of the arrays that `build(writer)` writes, completely or not at all.
+    """Make `folder` of the arrays that `build(writer)` writes, completely, or leave nothing and raise a `DataError`.
 
     An earlier folder is replaced, or kept if it is readable and `keep` says so: another process may have been faster.
-
-    Raises:
-      DataError: the disk is full, or the folder cannot be written.
     """
     temporary, old = (folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.{end}") for end in ("tmp", "old"))
     try:
@@ -131,11 +119,7 @@ def write_arrays(folder: Path, build: Callable[[ArrayWriter], None], keep: bool 
 
 
 def open_arrays(folder: Path) -> Arrays:
-    """Open the arrays of a folder, memory-mapped and read-only.
-
-    Raises:
-      DataError: there are none, or one is damaged. (Sizes are checked; contents are not read.)
-    """
+    """Open the arrays of a folder, memory-mapped and read-only; a `DataError` if there are none, or a size is wrong."""
     try:
         arrays = {path.stem: np.load(path, mmap_mode="r", allow_pickle=False) for path in sorted(folder.glob("*.npy"))}
     except (OSError, ValueError, EOFError) as error:

@@ -16,18 +16,14 @@ from fedoptax.data.files import find_data_dir, find_file, read_file, require_fil
 from fedoptax.data.registry import DATA_SETS, File
 from fedoptax.errors import DataError, check_choice
 
-READ = "(read)"
-"""What stands for the file in the row about reading the whole data set."""
+READ = "(read)"  # stands for the file in the row about reading the whole data set
 
 
 class Row(NamedTuple):
-    """The state of one file, or of the whole data set.
+    """The state of one file below the data set's folder, or of the whole data set (`READ`).
 
-    Attributes:
-      file: below the data set's folder; or `READ`.
-      status: `"ok"`, `"unverified"` (it is there, but no hash of it is known), `"differs"` (from what was published),
-        `"missing"`, or `"broken"` (it cannot be read).
-      detail: in one line.
+    `status` is `"ok"`, `"unverified"` (it is there, but no hash of it is known), `"differs"` (from what was published),
+    `"missing"`, or `"broken"` (it cannot be read).
     """
 
     file: str
@@ -62,11 +58,7 @@ def has_files(folder: Path, files: Iterable[File]) -> bool:
 
 
 def check(name: str, data_dir: str | Path | None = None) -> list[Row]:
-    """Check a data set of `DATA_SETS`: one row per published file, then one for the reader's counts.
-
-    Raises:
-      UsageError: an unknown name.
-    """
+    """Check a data set of `DATA_SETS`: one row per published file, then one for the reader's counts."""
     check_choice("data set", name, DATA_SETS)
     folder = find_data_dir(data_dir) / name
     if not folder.is_dir():

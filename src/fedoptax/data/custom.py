@@ -37,21 +37,11 @@ class _Part(NamedTuple):
 
 
 def load_file(
-    path: str | Path,
-    *,
-    client: str | None = None,
-    label: str | None = None,
-    features: str | Sequence[str] | None = None,
-    drop: Sequence[str] | None = None,
-    split: str | None = None,
-    test_fraction: float | None = None,
-    image_size: readers.Size | None = None,
-    separator: str | None = None,
-    decimal: str | None = None,
-    schema: Schema | None = None,
-    target: str | None = None,
-    seed: int = 0,
-) -> Source:
+    path: str | Path, *, client: str | None = None, label: str | None = None,
+    features: str | Sequence[str] | None = None, drop: Sequence[str] | None = None, split: str | None = None,
+    test_fraction: float | None = None, image_size: readers.Size | None = None, separator: str | None = None,
+    decimal: str | None = None, schema: Schema | None = None, target: str | None = None, seed: int = 0,
+) -> Source:  # fmt: skip
     """Read a file or folder of your own, whose name tells its format.
 
     Args:
@@ -87,11 +77,10 @@ def load_file(
         check_number("test_fraction", test_fraction, 0, 1)
     check_path(path)
     read: Callable[..., Source] = _load_images if path.is_dir() else _READERS[path.suffix.lower()]
-    options: dict[str, Any] = {**texts, "features": features, "drop": drop, "image_size": image_size}
-    options |= {"schema": schema, "target": target}
-    options = {name: value for name, value in options.items() if value is not None}
-    if others := options.keys() - inspect.signature(read).parameters:
-        raise UsageError(f"{min(others)} does not apply to '{path}', got {options[min(others)]!r}")
+    others = {"features": features, "drop": drop, "image_size": image_size, "schema": schema, "target": target}
+    options: dict[str, Any] = {name: value for name, value in {**texts, **others}.items() if value is not None}
+    if wrong := options.keys() - inspect.signature(read).parameters:
+        raise UsageError(f"{min(wrong)} does not apply to '{path}', got {options[min(wrong)]!r}")
     source = read(path, **options)
     if test_fraction is None:
         test_fraction = 0.0 if len(source.test["y"]) else 0.2
@@ -99,11 +88,7 @@ def load_file(
 
 
 def check_path(path: Path) -> None:
-    """Check that `load_file` can read a path, by its ending.
-
-    Raises:
-      UsageError: it does not exist, or is of another kind.
-    """
+    """Check that `load_file` can read a path, by its ending; a `UsageError` if not, or if there is none."""
     if not path.exists():
         raise UsageError(f"{path} does not exist; allowed is {_FORMATS}")
     if not path.is_dir() and path.suffix.lower() not in _READERS:
@@ -111,16 +96,10 @@ def check_path(path: Path) -> None:
 
 
 def from_dataset(
-    dataset: Any,
-    *,
-    test: Any = None,
-    x: str | Sequence[str] | None = None,
-    label: str = "label",
-    client: str | ClientOf | None = None,
-    test_client: ClientOf | None = None,
-    image_size: readers.Size | None = None,
+    dataset: Any, *, test: Any = None, x: str | Sequence[str] | None = None, label: str = "label",
+    client: str | ClientOf | None = None, test_client: ClientOf | None = None, image_size: readers.Size | None = None,
     channels_first: bool = False,
-) -> Source:
+) -> Source:  # fmt: skip
     """Take a data set of Hugging Face's `datasets` or a map-style one of PyTorch, which you have loaded.
 
     Of Hugging Face: a `Dataset`, or the splits `train` and `test` of a `DatasetDict`. Of PyTorch: items (x, y), where x
@@ -181,17 +160,10 @@ def _load_arrays(path: Path, features: str = "x", label: str = "y", client: str 
 
 
 def _load_table(
-    path: Path,
-    label: str | None = None,
-    client: str | None = None,
-    features: str | Sequence[str] | None = None,
-    drop: Sequence[str] = (),
-    split: str | None = None,
-    separator: str | None = None,
-    decimal: str | None = None,
-    schema: Schema | None = None,
-    target: str | None = None,
-) -> Source:
+    path: Path, label: str | None = None, client: str | None = None, features: str | Sequence[str] | None = None,
+    drop: Sequence[str] = (), split: str | None = None, separator: str | None = None, decimal: str | None = None,
+    schema: Schema | None = None, target: str | None = None,
+) -> Source:  # fmt: skip
     cells = {"separator": separator, "decimal": decimal}
     if schema is None:
         header = list(readers.read_frame(path, [], 0, **cells).columns)
@@ -219,15 +191,11 @@ def _load_table(
     splits = names[split] if split else np.full(len(frame), "train", object)
     if wrong := set(splits) - {"train", "test"}:
         raise DataError(f"{path}: column {split!r} must say 'train' or 'test', got {min(wrong)!r}")
-    train, test = (
-        _Part(
-            x[rows],
-            [name.strip() for name in names[label][rows]] if numbers is None else numbers[rows],
-            names[client][rows].tolist() if client else None,
-        )
-        for rows in (splits == "train", splits == "test")
-    )
-    source = _build(str(path), train, test, class_names=schema.target.classes or None)
+    parts = []
+    for rows in (splits == "train", splits == "test"):
+        y = [name.strip() for name in names[label][rows]] if numbers is None else numbers[rows]
+        parts.append(_Part(x[rows], y, names[client][rows].tolist() if client else None))
+    source = _build(str(path), *parts, class_names=schema.target.classes or None)
     return source._replace(columns=schema.features, schema=schema)
 
 
@@ -355,15 +323,8 @@ def _build(where: str, train: _Part, test: _Part | None = None, *, class_names: 
         ids = [*train.client, *test.client]
         is_whole = all(map(WHOLE.fullmatch, ids))
         groups = np.split(np.array(ids, np.int64 if is_whole else None), [len(train.client)])
-    return Source(
-        train={"x": train.x, "y": y[0]},
-        test={"x": test.x, "y": y[1]},
-        num_classes=len(classes),
-        input_shape=train.x.shape[1:],
-        train_groups=groups[0],
-        test_groups=groups[1],
-        class_names=tuple(classes) or None,
-    )
+    about: dict[str, Any] = {"train_groups": groups[0], "test_groups": groups[1], "class_names": tuple(classes) or None}
+    return Source({"x": train.x, "y": y[0]}, {"x": test.x, "y": y[1]}, len(classes), train.x.shape[1:], **about)
 
 
 _READERS: dict[str, Callable[..., Source]] = {".npz": _load_arrays, **dict.fromkeys(readers.TABLES, _load_table)}

@@ -64,15 +64,9 @@ def infer_schema(
 ) -> Schema:  # fmt: skip
     """Look at a table and say what its columns are; `notes` of the result tell what a person should know of them.
 
-    Args:
-      frame: the table.
-      label: the column to predict.
-      client: the column of the client ids.
-      target: `"class"` or `"number"`, where the labels may be either; `"guess"` takes the likelier.
-      columns: the columns of features, the others are left out; None: all but the label and the client.
-
-    Raises:
-      UsageError: the labels may be classes or numbers to predict, and `target` does not say which.
+    `target` is `"class"` or `"number"`, where the labels may be either; `"guess"` takes the likelier. `columns` are
+    those of features, the others are left out; None: all but the label and the client. Labels that may be either are a
+    `UsageError` unless `target` says which.
     """
     if target is not None:
         check_choice("target", target, ("class", "number", "guess"))
@@ -98,11 +92,7 @@ def describe_target(frame: pandas.DataFrame, schema: Schema) -> str:
 
 
 def find_faults(frame: pandas.DataFrame, schema: Schema) -> list[str]:
-    """Return what a person would warn of in a table, one line each, besides the `notes` of the schema.
-
-    Identifiers, constant columns, columns that tell the label alone, categories and classes that are seen once, and
-    small clients.
-    """
+    """Return what a person would warn of in a table, one line each, besides the `notes` of the schema."""
     lines = []
     y = np.array([text or "" for text in as_texts(frame[schema.target.column])], object)
     for name, column in schema.used.items():
@@ -220,8 +210,7 @@ def _are_dates(texts: Sequence[str], form: str) -> bool:
     looks_so = r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ].*)?" if form == "ISO8601" else r"[0-9]{1,2}([./])[0-9]{1,2}\1[0-9]{4}"
     if not all(re.fullmatch(looks_so, text) for text in texts):
         return False
-    try:
+    with suppress(DataError):
         to_days("", texts, ColumnSchema("date", start="1970-01-01", format=form))
-    except DataError:
-        return False
-    return True
+        return True
+    return False

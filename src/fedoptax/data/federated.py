@@ -34,8 +34,7 @@ class FederatedData:
     def from_clients(cls, clients: Sequence[Mapping[str, Any]]) -> FederatedData:
         """Join one mapping per client, `{field: array (n_i, …)}`, with the same fields for every client.
 
-        Raises:
-          DataError: no clients, an empty client, fields, shapes or dtypes that differ, or NaN or infinity in the data.
+        No clients, an empty one, fields, shapes or dtypes that differ, and NaN or infinity are a `DataError`.
         """
         rows = list(_fields_of_clients(clients))
         examples = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
@@ -45,8 +44,7 @@ class FederatedData:
     def from_parts(cls, examples: Mapping[str, np.ndarray], parts: Sequence[ArrayLike]) -> FederatedData:
         """Split a central data set: client i holds the rows `parts[i]` of each array, row numbers or a mask (n,).
 
-        Raises:
-          DataError: no clients, an empty client, rows out of range, arrays of unequal length, or NaN or infinity.
+        It is a `DataError` as in `from_clients`, and for rows out of range.
         """
         fields = as_fields("examples", examples)
         rows = as_parts("parts", parts, _length(fields))
@@ -55,10 +53,9 @@ class FederatedData:
 
     @classmethod
     def from_groups(cls, examples: dict[str, np.ndarray], groups: ArrayLike) -> FederatedData:
-        """Take a central data set whose rows lie client after client; nothing is copied.
+        """Take a central data set whose rows lie client after client, by the client of each, (n,); nothing is copied.
 
-        Raises:
-          DataError: `groups`, the client of each row, (n,), decreases or has another shape; or NaN or infinity.
+        Groups that decrease or have another shape are a `DataError`, as are NaN and infinity.
         """
         ids = np.asarray(groups)
         if ids.ndim != 1 or len(ids) == 0 or not np.all(ids[1:] >= ids[:-1]):
@@ -68,14 +65,10 @@ class FederatedData:
 
     @staticmethod
     def write(folder: str | Path, clients: Iterable[Mapping[str, Any]]) -> None:
-        """Write clients one by one to a folder, for a federation larger than memory; see `open`.
+        """Write clients, as in `from_clients`, to a folder, for a federation larger than memory; see `open`.
 
-        Args:
-          folder: is written completely or not at all; an earlier one there is replaced.
-          clients: one mapping per client, as in `from_clients`; of a generator only one client at a time is in memory.
-
-        Raises:
-          DataError: as in `from_clients`, or the folder cannot be written.
+        The folder is written completely or not at all, and replaces an earlier one. Of a generator only one client at a
+        time is in memory. It is a `DataError` as in `from_clients`, and for a folder that cannot be written.
         """
 
         def build(writer: ArrayWriter) -> None:
@@ -92,8 +85,7 @@ class FederatedData:
     def open(cls, folder: str | Path) -> FederatedData:
         """Open the federation that `write` wrote, mapped from its files: only what is used is read.
 
-        Raises:
-          DataError: it is missing, incomplete or damaged, or holds NaN or infinity.
+        It is a `DataError` if it is missing, incomplete or damaged, or holds NaN or infinity.
         """
         arrays = open_arrays(Path(folder))
         examples = {name.removeprefix(_FIELD): array for name, array in arrays.items() if name.startswith(_FIELD)}
@@ -127,8 +119,7 @@ class FederatedData:
     def split(self, fraction: float, seed: int) -> tuple[FederatedData, dict[str, np.ndarray], np.ndarray]:
         """Take a share of each client's examples out, at random by the seed; each client keeps at least one.
 
-        Returns:
-          What is left, the examples that were taken, client after client, and the client of each, int64 (m,).
+        Returns what is left, the examples that were taken, client after client, and the client of each, int64 (m,).
         """
         sizes = self.sizes
         owners, starts = np.repeat(np.arange(self.num_clients), sizes), np.repeat(self.offsets[:-1], sizes)
@@ -143,8 +134,7 @@ class FederatedData:
     def check_held_out(self, name: str, examples: Any, owners: Any) -> None:
         """Check examples to evaluate on, `{field: array (n, …)}`, and their clients, (n,); each may be None.
 
-        Raises:
-          DataError: they are no such arrays, or a field has another number of axes than for the clients who train.
+        Other arrays, or a field of another number of axes than for the clients who train, are a `DataError`.
         """
         if examples is None:
             return
@@ -163,11 +153,7 @@ class FederatedData:
 
 
 def as_parts(name: str, parts: Any, total: int | None = None) -> list[np.ndarray]:
-    """Return the parts of a partition of `total` examples as int64 row numbers; a mask (total,) says them too.
-
-    Raises:
-      DataError: a part is neither, or holds rows out of range.
-    """
+    """Return the parts of a partition of `total` examples, row numbers in range or masks (total,), as int64 rows."""
     check_type(name, parts, Iterable)
     arrays = []
     for i, part in enumerate(parts):
@@ -186,9 +172,7 @@ def as_parts(name: str, parts: Any, total: int | None = None) -> list[np.ndarray
 def as_fields(where: str, examples: Any) -> dict[str, np.ndarray]:
     """Return the examples of a client or an argument `where` as arrays, `{field: array (n, …)}`.
 
-    Raises:
-      DataError: they are no such arrays of n ≥ 1 finite numbers; or a field is called `mask`, which tells examples from
-        padding in a batch.
+    What is no such array of n ≥ 1 finite numbers, or is called `mask` as in a batch, is a `DataError`.
     """
     if not isinstance(examples, Mapping) or not examples:
         raise DataError(f"{where} must be a mapping {{field: array (n, …)}}, got {shorten(repr(examples), 80)}")

@@ -10,8 +10,7 @@ from fedoptax.data.files import find_data_dir
 from fedoptax.data.registry import DATA_SETS, Download
 from fedoptax.errors import DataError, check_choice, shorten
 
-TIMEOUT = 30.0
-"""Seconds to wait for a connection and for each next byte."""
+TIMEOUT = 30.0  # seconds to wait for a connection and for each next byte
 
 
 def fetch(name: str, data_dir: str | Path | None = None, progress: bool | None = None) -> Path:
@@ -20,15 +19,12 @@ def fetch(name: str, data_dir: str | Path | None = None, progress: bool | None =
     Files that are there with their published hash are left alone. An archive that was put into the folder by hand is
     unpacked without a network.
 
-    Args:
-      name: one of `DATA_SETS`.
-      data_dir: as in `fedoptax.data.files.find_data_dir`.
-      progress: whether to show a bar on standard error; `None` asks whether that is a terminal.
+    `progress` says whether to show a bar on standard error; `None` asks whether that is a terminal.
 
     Raises:
       UsageError: an unknown name.
-      DataError: no server gives the published file, or the folder cannot be written. One line, with the addresses and
-        the folder for doing it by hand.
+      DataError: no server has the published file (the message names addresses and folder for doing it by hand), or the
+        folder cannot be written.
     """
     check_choice("data set", name, DATA_SETS)
     folder = find_data_dir(data_dir) / name

@@ -12,19 +12,12 @@ from fedoptax.errors import DataError, UsageError, shorten
 
 ENVIRONMENT = "FEDOPTAX_DATA"
 
-_SUFFIXES = ("", ".gz", ".xz")  # a file as it is, or compressed
-_UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError)
-
 
 def find_data_dir(data_dir: str | Path | None = None) -> Path:
     """Find the folder of the data sets, one subfolder for each; it need not exist yet.
 
-    Args:
-      data_dir: an explicit folder (`~` is the user's home); `None` means the environment's `FEDOPTAX_DATA`,
-        else the user's cache folder.
-
-    Raises:
-      UsageError: `data_dir` is the empty string.
+    None for `data_dir` means the environment's `FEDOPTAX_DATA`, else the user's cache folder; `~` is the user's home.
+    An empty string is a `UsageError`.
     """
     folder = os.environ.get(ENVIRONMENT) or None if data_dir is None else data_dir
     if folder is None:
@@ -38,19 +31,14 @@ def find_data_dir(data_dir: str | Path | None = None) -> Path:
 
 def find_file(path: Path) -> Path | None:
     """Find a file as it is or compressed, with `.gz` or `.xz` added to its name; `None` if there is neither."""
-    return next((found for suffix in _SUFFIXES if (found := path.with_name(path.name + suffix)).is_file()), None)
+    candidates = (path.with_name(path.name + suffix) for suffix in ("", ".gz", ".xz"))
+    return next(filter(Path.is_file, candidates), None)
 
 
 def require_file(data_dir: str | Path | None, dataset: str, *names: str) -> Path:
-    """Return the path of a file of a data set, plain or compressed.
+    """Return the path of the first of `names` in a data set's folder, plain or compressed.
 
-    Args:
-      data_dir: as in `find_data_dir`.
-      dataset: the data set's subfolder, such as `"mnist"`.
-      names: the file's names below that folder; the first one that is found is taken.
-
-    Raises:
-      DataError: it is missing; the message says how to get it.
+    If there is none, a `DataError` says how to get it.
     """
     folder = find_data_dir(data_dir) / dataset
     for name in names:
@@ -65,11 +53,7 @@ def require_file(data_dir: str | Path | None, dataset: str, *names: str) -> Path
 
 
 def read_file(path: Path) -> bytes:
-    """Read a file; if it is compressed by gzip or xz, by its content, return what it holds.
-
-    Raises:
-      DataError: it cannot be read, or is damaged.
-    """
+    """Read a file, decompressed if its content is gzip or xz; a `DataError` if it cannot be read or is damaged."""
     try:
         data = path.read_bytes()
         if data.startswith(b"\x1f\x8b"):
@@ -77,7 +61,7 @@ def read_file(path: Path) -> bytes:
         if data.startswith(b"\xfd7zXZ\0"):
             return lzma.decompress(data)
         return data
-    except _UNREADABLE as error:
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise damaged(path, error) from None
 
 

@@ -14,13 +14,7 @@ from fedoptax.errors import UsageError
 
 
 def label_counts(labels: ArrayLike, parts: Sequence[np.ndarray], num_classes: int) -> np.ndarray:
-    """Count each client's examples of each class: int64 of shape (N, num_classes).
-
-    Args:
-      labels: integers from 0 to num_classes − 1, shape (n,).
-      parts: the N index arrays of a partition.
-      num_classes: C.
-    """
+    """Count each client's examples of each class: int64 (N, C), of labels 0 … C − 1, (n,), and N index arrays."""
     y = np.asarray(labels)
     if y.ndim != 1 or y.dtype.kind not in "iu" or not len(y):
         raise UsageError(f"labels must be whole numbers (n,), at least one, got {y.dtype}{list(y.shape)}")
@@ -33,11 +27,7 @@ def label_counts(labels: ArrayLike, parts: Sequence[np.ndarray], num_classes: in
 
 
 def heterogeneity(counts: ArrayLike) -> float:
-    """Return the mean total-variation distance of the clients' labels from all labels.
-
-    Returns:
-      From 0 (every client is like the whole) to less than 1 (one class per client, many classes).
-    """
+    """Return the mean total-variation distance of the clients' labels from all labels, from 0 (all alike) to < 1."""
     return label_skew(counts)["total_variation_mean"]
 
 
@@ -67,12 +57,9 @@ def label_skew(counts: ArrayLike) -> dict[str, float]:
 
 
 def quantity_skew(sizes: ArrayLike) -> dict[str, float]:
-    """Measure how the clients' numbers of examples, (N,), differ.
+    """Measure how the clients' numbers of examples, (N,), differ: `size_min`, `size_median`, `size_max`, `size_gini`.
 
-    Returns:
-      `size_min`, `size_median`, `size_max`: in examples.
-      `size_gini`: the Gini coefficient Σᵢⱼ |nᵢ − nⱼ| / (2 N Σᵢ nᵢ): 0 when all are equal, 1 − 1/N when one client
-      has everything.
+    The last is the Gini coefficient Σᵢⱼ |nᵢ − nⱼ| / (2 N Σᵢ nᵢ): 0 for equal sizes, 1 − 1/N if one client has all.
     """
     n = np.sort(np.asarray(sizes, np.float64))
     if n.ndim != 1 or len(n) == 0 or n[0] < 0 or n[-1] <= 0:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedoptax.data import readers
-from fedoptax.data.schema import ColumnSchema, Schema, Target
+from fedoptax.data.schema import Schema
 from fedoptax.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 Fields = Mapping[str, Any]
 """The form of one example: name -> something with `shape` and `dtype`."""
 
-TEXT = "text"
-"""The column of a table that holds texts."""
+TEXT = "text"  # the column of a table that holds texts
 
 
 def read_inputs(
@@ -36,8 +35,7 @@ def read_inputs(
 ) -> tuple[dict[str, np.ndarray], "pandas.DataFrame"]:
     """Read the examples in a file (.csv, .tsv, .parquet, .npz) or in a folder of images, in the order of their paths.
 
-    Returns:
-      The examples, and a table that tells them apart: the other columns of a table, or the images' paths.
+    With the examples comes a table that tells them apart: the other columns of a table, or the images' paths.
 
     Raises:
       UsageError: there is no such file, or the model takes none of its kind.
@@ -66,7 +64,7 @@ def read_inputs(
         table.attrs["notes"] = [f"column {name!r}: {n} cells hold none of its categories" for name, n in unseen]
         return examples, table
     if suffix != ".npz":
-        known = [*(readers.TABLES if inputs.keys() & {"schema", "columns", "text"} else ()), ".npz"]
+        known = [*(readers.TABLES if inputs.keys() & {"schema", "text"} else ()), ".npz"]
         folder = " or a folder of images" if inputs.get("white") else ""
         raise UsageError(f"input must be {', '.join(known)}{folder} for this model, got '{path}'")
     with readers.open_archive(path) as archive:
@@ -81,8 +79,7 @@ def as_examples(x: Any, inputs: Mapping[str, Any], fields: Fields, classes: Sequ
     Args:
       x: arrays by field, or one array if the model has one field; a table with the model's columns, or with a column
         `text`; or a list of texts.
-      inputs: how the model's examples are read, see this module.
-      fields: the model's form.
+      inputs, fields: how the model's examples are read, see this module, and their form.
       classes: the model's classes, which are the tokens of a model of text.
 
     Raises:
@@ -105,10 +102,7 @@ def as_examples(x: Any, inputs: Mapping[str, Any], fields: Fields, classes: Sequ
 
 
 def schema_of(inputs: Mapping[str, Any]) -> Schema | None:
-    """Return the schema of a model of tables, also of an earlier one, which has the names of its columns of numbers."""
-    if "columns" in inputs:
-        columns = dict.fromkeys(inputs["columns"], ColumnSchema("number", missing="refuse"))
-        return Schema(Target(""), columns, separator=inputs.get("separator"), decimal=inputs.get("decimal"))
+    """Return the schema of a model of tables, None for other models."""
     return Schema.read(inputs["schema"]) if "schema" in inputs else None
 
 

@@ -51,18 +51,9 @@ def read_frame(path: Path, texts: Sequence[str], rows: int | None = None, /, **c
             return frame.rename(columns=lambda name: name.removeprefix("\ufeff"))
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # pandas only warns of rows that are too long
-            frame = pd.read_csv(
-                path,
-                sep=separator,
-                decimal=cells.get("decimal") or ".",
-                dtype=dict.fromkeys(texts, str),
-                index_col=False,
-                keep_default_na=False,
-                na_values=[""],
-                encoding="utf-8-sig",
-                low_memory=False,
-                nrows=rows,
-            )
+            options: dict[str, Any] = {"sep": separator, "decimal": cells.get("decimal") or ".", "nrows": rows}
+            options |= {"dtype": dict.fromkeys(texts, str), "keep_default_na": False, "na_values": [""]}
+            frame = pd.read_csv(path, **options, encoding="utf-8-sig", index_col=False, low_memory=False)
         header = next(csv.reader(_first_lines(path), delimiter=separator))
         return frame.set_axis([new or old for new, old in zip(header, frame.columns)], axis=1)  # "a", "a", not "a.1"
 
@@ -150,11 +141,7 @@ def as_numbers(where: str, values: Any) -> np.ndarray:
 
 
 def find_white(where: str, *arrays: np.ndarray) -> float | None:
-    """Find the number that stands for white in images by their range: 1, 255 or 65535; None if they are standardised.
-
-    Raises:
-      DataError: they have another range.
-    """
+    """Return the number of white by the range of images, 1, 255 or 65535, else a `DataError`; None if standardised."""
     filled = [array for array in arrays if array.size]
     low, high, dtype = min(map(np.min, filled)), max(map(np.max, filled)), filled[0].dtype
     if low < 0 and dtype.kind == "f":
@@ -184,10 +171,9 @@ def _is_whole(array: np.ndarray) -> bool:
 
 
 def find_images(root: Path) -> list[Path]:
-    """Find the images in a folder and below, in the order of their paths; links are followed, hidden files left out.
+    """Find the images in a folder and below, in the order of their paths; hidden files are left out.
 
-    Raises:
-      DataError: a folder cannot be read, or a link leads nowhere or back to a folder above it.
+    Links are followed, but to nowhere or back to a folder above, which is a `DataError`.
     """
 
     def images_in(folder: Path) -> Iterator[Path]:

@@ -5,11 +5,9 @@ from typing import NamedTuple
 
 
 class File(NamedTuple):
-    """A file as the reader of its data set expects it.
+    """A file below the data set's folder, as its reader expects it.
 
-    Attributes:
-      path: below the data set's folder.
-      hash: `"md5:…"` or `"sha256:…"` as published; `None` where only the archive it comes in has a published hash.
+    `hash` is `"md5:…"` or `"sha256:…"`; `None` where only the archive it comes in has a published hash.
     """
 
     path: str
@@ -17,13 +15,9 @@ class File(NamedTuple):
 
 
 class Download(NamedTuple):
-    """A file as it is offered for download.
+    """A file as it is offered for download: `urls` are tried in order, `hash` is as in `File`.
 
-    Attributes:
-      name: the file's name.
-      urls: where it is offered, tried in this order.
-      hash: `"md5:…"` or `"sha256:…"`, published.
-      members: what is kept of it if it is an archive; empty if the readers take it as it is.
+    `members` are what is kept of an archive; empty if the readers take the file as it is.
     """
 
     name: str
@@ -38,12 +32,9 @@ class Download(NamedTuple):
 
 
 class DataSet(NamedTuple):
-    """A data set as it is published.
+    """A data set as it is published, or how to make it `by_hand` where it cannot be downloaded.
 
-    Attributes:
-      downloads: what to get; empty if it cannot be downloaded.
-      counts: numbers of a complete copy, such as `train_examples`; empty where copies differ.
-      by_hand: how to make it where it cannot be downloaded.
+    `counts` are numbers of a complete copy, such as `train_examples`; empty where copies differ.
     """
 
     downloads: tuple[Download, ...]
@@ -156,10 +147,7 @@ _STACKOVERFLOW = (
 # answers.
 _WIKITEXT_2 = _each(
     (f"{_GITHUB}pytorch/examples/77f55b912142e11fcfdf5b530231fb9c52f181e8/word_language_model/data/wikitext-2/",),
-    {
-        "train.txt": "34a77ebe59551b3a3b3d8c0a2797c976",
-        "test.txt": "781c9418ab9414bd09e4aad825aae752",
-    },
+    {"train.txt": "34a77ebe59551b3a3b3d8c0a2797c976", "test.txt": "781c9418ab9414bd09e4aad825aae752"},
 )
 
 DATA_SETS: dict[str, DataSet] = {

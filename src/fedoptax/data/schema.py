@@ -157,8 +157,7 @@ class Schema:
     def read(cls, source: str | Path) -> Schema:
         """Read a schema: a file, or its text.
 
-        Raises:
-          UsageError: there is no such file, or it is none of a schema; the message names the column and the entry.
+        What is no schema, or no file, is a `UsageError`, whose message names the column and the entry.
         """
         text, where = str(source), "schema"
         if "\n" not in text:
@@ -224,8 +223,7 @@ class Schema:
     def encode(self, where: object, frame: pandas.DataFrame) -> np.ndarray:
         """Return the features of a table, float32 (rows, features); NaN where an empty cell is to be filled.
 
-        Raises:
-          DataError: a column is missing, or a cell is not of its kind; the message names the column and row.
+        A missing column, or a cell not of its kind, is a `DataError`, whose message names the column and row.
         """
         check_columns(where, frame.columns, list(self.used))
         parts = [column.encode(where, name, frame[name]) for name, column in self.used.items()]

@@ -51,13 +51,9 @@ def zero_sums(schema: Schema) -> Sums:
 
 
 def add_up(schema: Schema, x: np.ndarray, y: np.ndarray, first: Mapping[str, np.ndarray] | None = None) -> Sums:
-    """Return one client's sums.
+    """Return one client's sums, of features by the schema's `encode`, (rows, features), and labels or numbers (rows,).
 
-    Args:
-      schema: of the table.
-      x: features by the schema's `encode`, (rows, features).
-      y: the labels, whole numbers or numbers to predict, (rows,).
-      first: the sums of all clients in the first phase; None is the first phase.
+    `first` are the sums of all clients in the first phase; None is the first phase.
     """
     sums, least, roles = zero_sums(schema), schema.min_count, schema.roles
     if len(x) < least:
@@ -102,11 +98,7 @@ def add_up_clients(schema: Schema, x: np.ndarray, y: np.ndarray, clients: np.nda
 
 
 def prepare(schema: Schema, first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -> Preparation:
-    """Return the preparation that follows from the sums of all clients in both phases.
-
-    Raises:
-      DataError: no client told anything.
-    """
+    """Return the preparation that follows from the sums of all clients; a `DataError` if none told anything."""
     if not first["count"].any():
         raise DataError(f"no client has the {schema.min_count} training examples that min_count of the schema needs")
     mean, roles = _moments(first)[0], schema.roles

@@ -48,15 +48,9 @@ def counterexample() -> Task:
 
 
 def quadratic(
-    num_clients: int = 20,
-    *,
-    dimension: int = 10,
-    examples: int = 20,
-    noise: float = 1.0,
-    heterogeneity: float = 1.0,
-    condition: float = 10.0,
-    seed: int = 0,
-) -> Task:
+    num_clients: int = 20, *, dimension: int = 10, examples: int = 20, noise: float = 1.0, heterogeneity: float = 1.0,
+    condition: float = 10.0, seed: int = 0,
+) -> Task:  # fmt: skip
     """Clients with quadratics of different curvature and centre, and a known optimum.
 
     fᵢ(x) = meanⱼ ½ (x − bᵢⱼ)ᵀ Hᵢ (x − bᵢⱼ); f is their mean and f's optimum x* = (Σ Hᵢ)⁻¹ Σ Hᵢ b̄ᵢ. Hᵢ is a random
@@ -73,10 +67,9 @@ def quadratic(
     counts = {"num_clients": num_clients, "dimension": dimension, "examples": examples}
     for name, count in counts.items():
         check_int(name, count)
-    check_number("noise", noise, 0.0)
-    check_number("heterogeneity", heterogeneity, 0.0)
-    check_number("condition", condition, 1.0)
     numbers = {"noise": noise, "heterogeneity": heterogeneity, "condition": condition}
+    for name, number in numbers.items():
+        check_number(name, number, 1.0 if name == "condition" else 0.0)
     rng = np.random.default_rng(seed)
     eigenvalues = np.geomspace(1 / condition, 1, dimension) if dimension > 1 else np.ones(1)
     matrices, pull, clients = [], np.zeros(dimension), []

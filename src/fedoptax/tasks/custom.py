@@ -5,6 +5,7 @@ import zlib
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,20 +20,16 @@ from fedoptax.tasks.recipe import PREFIX, Recipe, TaskOptions, make_task
 from fedoptax.tasks.tables import class_weights, default_metrics, learn_table
 from fedoptax.tasks.task import Task, with_metrics
 
-MAX_CLASSES = 10
-"""Classes that are counted one by one before the first round."""
-MIN_ROWS = 20
-"""Rows from which a column without repetitions counts as ids."""
-MAX_NAMES = 10
-"""Columns that a warning names."""
+MAX_CLASSES = 10  # that are counted one by one before the first round
+MIN_ROWS = 20  # from which a column without repetitions counts as ids
+MAX_NAMES = 10  # columns that a warning names
 
 
 def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     """Classes, or a number, of the examples in a user's file; see `fedoptax.data.custom.load_file` for the formats.
 
-    Images reach the model divided by 1, 255 or 65535, see `fedoptax.data.readers.find_white`; examples of one dimension
-    reach it standardised with the mean and deviation of each feature over all training examples, those of tables as
-    their schema says.
+    Images reach the model divided by 1, 255 or 65535, see `fedoptax.data.readers.find_white`; arrays of one dimension
+    standardised by mean and deviation of each feature over all training examples; tables as their schema says.
     """
     path = Path(os.path.expanduser(name.removeprefix(PREFIX)))
     cells = {name: value for name in ("separator", "decimal") if (value := getattr(options, name)) is not None}
@@ -40,18 +37,10 @@ def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     check_path(path)
     if options.client_column is None and options.partition is None and (schema is None or schema.client is None):
         check_has_clients(path, **cells)
-    source = load_file(
-        path,
-        drop=None if options.drop is None else [name.strip() for name in options.drop.split(",")],
-        client=options.client_column,
-        label=options.label_column,
-        image_size=options.image_size,
-        test_fraction=options.test_fraction,
-        schema=schema,
-        target=options.target,
-        seed=options.seed,
-        **cells,
-    )
+    drop = None if options.drop is None else [name.strip() for name in options.drop.split(",")]
+    others = {name: getattr(options, name) for name in ("image_size", "test_fraction", "target", "seed")} | cells
+    columns: dict[str, Any] = {"drop": drop, "client": options.client_column, "label": options.label_column}
+    source = load_file(path, schema=schema, **columns, **others)
     contents, warnings = fingerprint(source), find_ids(source)
     is_image = len(source.input_shape) == 3
     if not is_image and options.compute_dtype not in (None, "float32"):
@@ -153,12 +142,7 @@ def fingerprint(source: Source) -> str:
 
 
 def check_has_clients(path: Path, **cells: str | None) -> None:
-    """Refuse a table or archive that does not say which client holds an example; folders of images do.
-
-    Raises:
-      UsageError: it has no column or array `client`.
-      DataError: it cannot be read.
-    """
+    """Refuse (`UsageError`) a table or archive without a column or array `client`; folders of images have clients."""
     if path.is_dir():
         return
     if path.suffix.lower() == ".npz":

@@ -21,8 +21,7 @@ from fedoptax.tasks.recipe import Recipe, TaskOptions, make_task
 from fedoptax.tasks.task import Task, at_least_float32, masked_mean
 
 Augmentation = Callable[[jax.Array, jax.Array | None], jax.Array]
-CROP = 24
-"""Height and width of an image after `crop`."""
+CROP = 24  # height and width of an image after `crop`
 
 
 def labelled_images(load: Load, scale: float, name: str, recipe: Recipe, options: TaskOptions) -> Task:
@@ -46,14 +45,9 @@ def mnist_images(name: str, recipe: Recipe, options: TaskOptions) -> Task:
 
 
 def image_classification(
-    name: str,
-    model: Model,
-    scale: float,
-    clients: FederatedData,
-    test: Mapping[str, np.ndarray] | None,
-    augment: Augmentation | None = None,
-    **attributes: Any,
-) -> Task:
+    name: str, model: Model, scale: float, clients: FederatedData, test: Mapping[str, np.ndarray] | None,
+    augment: Augmentation | None = None, **attributes: Any,
+) -> Task:  # fmt: skip
     """Cross-entropy on examples `x` (n, …), which the model gets as x / scale, with labels `y` (n,).
 
     Metrics: `accuracy`, and `loss`, the cross-entropy in nats. `augment`, `(x / scale, key) -> x`, is applied to each
@@ -72,9 +66,7 @@ def cross_entropy(
     """
 
     def logits_of(params: Tree, batch: Any, key: jax.Array | None = None) -> jax.Array:
-        dtype = np.promote_types(jax.tree.leaves(params)[0].dtype, np.float32)  # the model casts its input
-        x = batch["x"].astype(dtype)
-        x = (x if shift is None else x - jnp.asarray(shift, dtype)) / jnp.asarray(scale, dtype)
+        x = scaled(params, batch["x"], scale, shift)
         return at_least_float32(model.apply(params, x if augment is None else augment(x, key), key))
 
     def classify(params: Tree, batch: Any, key: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
@@ -83,22 +75,26 @@ def cross_entropy(
 
     def loss(params: Tree, batch: Any, key: jax.Array) -> jax.Array:
         losses = classify(params, batch, key)[1]
-        return masked_mean(
-            losses if weights is None else losses * jnp.asarray(weights, losses.dtype)[batch["y"]], batch
-        )
+        if weights is not None:
+            losses = losses * jnp.asarray(weights, losses.dtype)[batch["y"]]
+        return masked_mean(losses, batch)
 
     def metrics(params: Tree, batch: Any) -> dict[str, jax.Array]:
         logits, losses = classify(params, batch)
         return {"accuracy": (jnp.argmax(logits, axis=-1) == batch["y"]).astype(jnp.float32), "loss": losses}
 
-    return {
-        "init": model.init,
-        "loss": loss,
-        "metrics": metrics,
-        "predict": lambda params, batch: jax.nn.softmax(logits_of(params, batch)),
-        "classes": (),
-        "primary_metric": "accuracy",
-    }
+    def predict(params: Tree, batch: Any) -> jax.Array:
+        return jax.nn.softmax(logits_of(params, batch))
+
+    learned = {"init": model.init, "loss": loss, "metrics": metrics, "predict": predict}
+    return learned | {"classes": (), "primary_metric": "accuracy"}
+
+
+def scaled(params: Tree, x: jax.Array, scale: float | np.ndarray, shift: np.ndarray | None = None) -> jax.Array:
+    """Return (x − shift) / scale in the parameters' type, at least float32: the model casts its input."""
+    dtype = np.promote_types(jax.tree.leaves(params)[0].dtype, np.float32)
+    x = x.astype(dtype)
+    return (x if shift is None else x - jnp.asarray(shift, dtype)) / jnp.asarray(scale, dtype)
 
 
 def emnist_autoencoder(name: str, recipe: Recipe, options: TaskOptions) -> Task:
@@ -117,8 +113,7 @@ def reconstruction(model: Model) -> dict[str, Any]:
 
     def inverted(params: Tree, batch: Any) -> jax.Array:
         x = batch["x"]
-        dtype = np.promote_types(jax.tree.leaves(params)[0].dtype, np.float32)
-        return 1 - x.reshape(x.shape[0], -1).astype(dtype) / 255
+        return 1 - scaled(params, x.reshape(x.shape[0], -1), 255)
 
     def errors(params: Tree, batch: Any, key: jax.Array | None = None) -> jax.Array:
         """Mean squared error of each example, (batch,)."""
@@ -170,10 +165,5 @@ def standardize(x: jax.Array, key: jax.Array | None = None) -> jax.Array:
     return (x - mean) / jnp.maximum(deviation, least)
 
 
-AUGMENTATIONS: dict[str, Augmentation | None] = {
-    "none": None,
-    "crop": crop,
-    "center": center,
-    "standardize": standardize,
-}
+AUGMENTATIONS = {"none": None, "crop": crop, "center": center, "standardize": standardize}
 """`load_task(augment=...)`: nothing, the papers' crop and flip, the centre alone, or only each image standardised."""

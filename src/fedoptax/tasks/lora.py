@@ -25,13 +25,8 @@ def with_lora(task: Task, base: str | Path | Tree, rank: int) -> Task:
     full are all the parameters of the new task: nothing else is sent, counted or stored. The server averages A and B
     each, which is not the average of A B.
 
-    Args:
-      task: a task whose parameters are nested dictionaries, as those of `fedoptax.models` are.
-      base: parameters of its model; or a run folder or `.npz` file that holds them.
-      rank: of the changes, at least 1.
-
-    Raises:
-      UsageError: the base cannot be read, or holds no dense kernel of the task's model.
+    The parameters of the task are nested dictionaries, as those of `fedoptax.models` are; `base` are such ones, or a
+    run folder or `.npz` file that holds them. It is a `UsageError` if they cannot be read, or hold no dense kernel.
 
     Example:
       >>> import jax, fedoptax as fx

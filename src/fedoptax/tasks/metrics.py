@@ -24,10 +24,8 @@ BINS = 1000
 class Column(NamedTuple):
     """A column of the history that measures quality: `test_accuracy`, `client_accuracy_worst_decile`.
 
-    Attributes:
-      split: whose examples: `train`, `test`, `val`, `client` (summarized over clients), `nodes` (of a deployment).
-      metric: the metric's name.
-      summary: of `client` the mean, spread or worst_decile; of `nodes` the bound of a binned metric; else empty.
+    `split` says whose examples: `train`, `test`, `val`, `client` (summarized over clients), `nodes` (of a deployment);
+    `summary` is of `client` the mean, spread or worst_decile, of `nodes` the bound of a binned metric, else empty.
     """
 
     split: str
@@ -150,8 +148,7 @@ def f1(probabilities: jax.Array, labels: jax.Array, positive: int = 1) -> Metric
 def auroc(probabilities: jax.Array, labels: jax.Array, positive: int = 1) -> Metric:
     """Return the area under the ROC curve, see `ranked`; of two classes either gives the same.
 
-    Pairs of a positive and a negative example that share a bin count half, so a binned area is off by at most half
-    their share among all pairs.
+    Pairs of both classes that share a bin count half, so a binned area is off by at most half their share among all.
     """
 
     def area(scores: jax.Array, positive: jax.Array, negative: jax.Array) -> jax.Array:
@@ -208,10 +205,8 @@ def calibration_error(probabilities: jax.Array, labels: jax.Array, positive: int
         score, is_true = jnp.max(probabilities, axis=-1), jnp.argmax(probabilities, axis=-1) == labels
     in_bin = jax.nn.one_hot(jnp.clip(jnp.ceil(score * 10) - 1, 0, 9).astype(int), 10)
 
-    def result(sums: Tree) -> jax.Array:
-        return _divide((jnp.sum(jnp.abs(sums[0])), jnp.sum(sums[1])))
-
-    return Metric((in_bin * (score - is_true)[:, None], in_bin), result, higher_is_better=False)
+    rows = in_bin * (score - is_true)[:, None], in_bin
+    return Metric(rows, lambda sums: _divide((jnp.sum(jnp.abs(sums[0])), jnp.sum(sums[1]))), higher_is_better=False)
 
 
 def confusion(probabilities: jax.Array, labels: jax.Array, names: Sequence[str]) -> dict[str, Metric]:
@@ -239,12 +234,8 @@ def ranked(
     each of 1,000 bins of equal width in arcsin √probability, narrow where that is small or large. A class without
     positive or negative examples is left out; without any class the metric is NaN.
 
-    Args:
-      probabilities: (batch, classes).
-      labels: whole numbers (batch,).
-      positive: of two classes the one that counts.
-      number: the metric of one class.
-      bound: the most by which it may be off for bins, if that is known.
+    Takes `probabilities` (batch, classes), whole `labels` (batch,) and, of two classes, the `positive` one. `number` is
+    the metric of one class, `bound` the most by which it may be off for bins, if that is known.
     """
     classes = np.arange(probabilities.shape[-1]) if probabilities.shape[-1] != 2 else np.array([positive])
     scores, is_positive = probabilities[:, classes], labels[:, None] == classes
@@ -283,8 +274,7 @@ METRICS: dict[str, Callable[[jax.Array, jax.Array, int], Metric]] = {
 def as_metric(name: str, value: Any, size: int) -> Metric:
     """Return what a task says of `size` examples as a metric: of values or a pair (values, weights) the mean.
 
-    Raises:
-      UsageError: there is not one row per example, or values and weights differ in shape.
+    Without one row per example, or if values and weights differ in shape, it is a `UsageError`.
     """
     values, weights = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
     form = "share" if "accuracy" in name else "number"

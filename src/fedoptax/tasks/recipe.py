@@ -62,19 +62,12 @@ def defer_import(path: str, *arguments: Any, **options: Any) -> Callable[..., An
 
 
 MODELS: dict[str, Callable[..., Model]] = {
-    "logistic": defer_import("models:logistic"),
-    "mlp": defer_import("models:mlp"),
+    **{name: defer_import(f"models:{name}") for name in ("logistic", "mlp")},
     "mlp_dropout": defer_import("models:mlp", dropout=0.5),  # as Fed-LAMB has it on MNIST
-    "cnn": defer_import("models:cnn"),
-    "emnist_cnn": defer_import("models:emnist_cnn"),
-    "resnet18": defer_import("models:resnet18"),
+    **{name: defer_import(f"models:{name}") for name in ("cnn", "emnist_cnn", "resnet18")},
     "resnet18_unstrided": defer_import("models:resnet18", strides=False),
-    "resnet9": defer_import("models:resnet9"),
-    "cifar_cnn": defer_import("models:cifar_cnn"),
-    "fafed_fmnist_cnn": defer_import("models:fafed_fmnist_cnn"),
-    "fafed_cifar_cnn": defer_import("models:fafed_cifar_cnn"),
-    "lenet": defer_import("models:lenet"),
-    "vit": defer_import("models:vit"),
+    **{name: defer_import(f"models:{name}") for name in ("resnet9", "cifar_cnn", "fafed_fmnist_cnn")},
+    **{name: defer_import(f"models:{name}") for name in ("fafed_cifar_cnn", "lenet", "vit")},
     "vit_small": defer_import("models:vit", width=64, depth=3, heads=4),
 }
 """Builders of image classifiers by name; each takes `(input_shape, num_classes)`."""
@@ -94,8 +87,7 @@ class TaskOptions:
         of `"pachinko"`, default 0.1; of `synthetic` its α, >= 0, default 1.
       alpha_fine: concentration over the fine labels of `"pachinko"`, > 0; default 10.
       beta: of `synthetic` its β, the variance between the devices' data, >= 0, default 1.
-      classes: classes per client, for `partition="classes"`; default 2.
-      shards: shards per client, for `partition="shards"`; default 2.
+      classes, shards: how many per client, for the partitions of these names; default 2.
       similarity: percent of the examples that are divided iid, for `partition="similarity"`; default 0.
       sigma: deviation of the logarithm of the sizes, for `partition="lognormal"`; default 1.
       exponent: of the sizes' tail, for `partition="powerlaw"`; default 1.5.
@@ -248,12 +240,9 @@ def make_task(name: str, recipe: Recipe, options: TaskOptions, source: Source, *
 
 
 def _divide_by_labels(source: Source, partition: str, n: int, settings: dict[str, Any], seed: int) -> dict[str, Any]:
-    """Divide the examples among `n` clients that the partition makes: `clients`, `test` and `test_owners` of `Task`.
-
-    Of numbers to predict their tenths count as classes.
-    """
+    """Divide the examples among `n` clients that the partition makes: `clients`, `test` and `test_owners` of `Task`."""
     labels, tests = (part["y"] for part in (source.train, source.test))
-    if labels.dtype.kind == "f":
+    if labels.dtype.kind == "f":  # of numbers to predict their tenths count as classes
         tenths = np.quantile(labels, np.arange(0.1, 1, 0.1))
         labels, tests = np.searchsorted(tenths, labels), np.searchsorted(tenths, tests)
     if partition == "pachinko":

@@ -13,7 +13,7 @@ from fedoptax.data.schema import Schema
 from fedoptax.data.statistics import Preparation
 from fedoptax.errors import DataError, UsageError, check_choice, check_number
 from fedoptax.models import Model
-from fedoptax.tasks.images import cross_entropy
+from fedoptax.tasks.images import cross_entropy, scaled
 from fedoptax.tasks.metrics import Metric, r2, root_mean
 from fedoptax.tasks.task import at_least_float32, masked_mean
 
@@ -25,16 +25,10 @@ def learn_table(
 ) -> dict[str, Any]:
     """Return what is learned of tables by a schema and the preparation of their features, as attributes of `Task`.
 
-    Args:
-      schema: of the tables.
-      prepared: from the sums of all clients.
-      model: with an output for each class, or with one.
-      loss: of a number to predict, one of `LOSSES`; None for squared.
-      class_weight: of classes, see `class_weights`.
+    The model has an output for each class, or one for a number. `loss`, of a number, is one of `LOSSES`, None for
+    squared; `class_weight`, of classes, is that of `class_weights`.
 
-    Raises:
-      UsageError: an option does not apply to the target, or is wrong.
-      DataError: there is only one class, or none of a class that must be weighted.
+    A `UsageError` if an option does not apply to the target or is wrong; a `DataError` if there is only one class.
     """
     inputs: dict[str, Any] = {"schema": schema.to_toml(), "fill": [float(value) for value in prepared.fill]}
     if schema.target.kind == "class":
@@ -64,9 +58,7 @@ def regression(model: Model, prepared: Preparation, loss: str = "squared") -> di
     loss, for counts, it is the logarithm of the rate by this mean. The Huber loss is squared up to one deviation, then
     linear. Metrics: `mae`, `rmse`, `r2`, in the target's own units, and `loss`.
 
-    Raises:
-      UsageError: `loss` is none of these.
-      DataError: with the Poisson loss the mean is not positive.
+    A `UsageError` if `loss` is none of these; a `DataError` if the mean is not positive with the Poisson loss.
     """
     check_choice("loss", loss, LOSSES)
     mean, deviation = prepared.target
@@ -74,8 +66,7 @@ def regression(model: Model, prepared: Preparation, loss: str = "squared") -> di
         raise DataError(f"loss poisson needs a target of counts, got one with the mean {mean:g}")
 
     def output_of(params: Tree, batch: Any, key: jax.Array | None = None) -> jax.Array:
-        dtype = np.promote_types(jax.tree.leaves(params)[0].dtype, np.float32)  # the model casts its input
-        x = (batch["x"].astype(dtype) - jnp.asarray(prepared.shift, dtype)) / jnp.asarray(prepared.scale, dtype)
+        x = scaled(params, batch["x"], prepared.scale, prepared.shift)
         return at_least_float32(model.apply(params, x, key))[:, 0]
 
     def predict(params: Tree, batch: Any) -> jax.Array:
@@ -97,14 +88,8 @@ def regression(model: Model, prepared: Preparation, loss: str = "squared") -> di
     def mean_loss(params: Tree, batch: Any, key: jax.Array) -> jax.Array:
         return masked_mean(losses_of(output_of(params, batch, key), batch["y"]), batch)
 
-    return {
-        "init": model.init,
-        "loss": mean_loss,
-        "metrics": metrics,
-        "predict": predict,
-        "primary_metric": "rmse",
-        "higher_is_better": False,
-    }
+    learned = {"init": model.init, "loss": mean_loss, "metrics": metrics, "predict": predict}
+    return learned | {"primary_metric": "rmse", "higher_is_better": False}
 
 
 def class_weights(text: str | None, names: Sequence[str], counts: np.ndarray) -> np.ndarray | None:
@@ -113,9 +98,7 @@ def class_weights(text: str | None, names: Sequence[str], counts: np.ndarray) ->
     `text` is `"balanced"`, for n / (C · n_c) of the federation's n training examples, or `"yes=5,no=1"`, of which
     classes that are left out have 1.
 
-    Raises:
-      UsageError: it is neither.
-      DataError: balanced weights of a class without examples.
+    A `UsageError` if it is neither; a `DataError` for balanced weights of a class without examples.
     """
     if text is None:
         return None

@@ -118,10 +118,8 @@ class Task:
                 check_function(f"{name} of task '{self.name}'", getattr(self, name), arguments)
         self.clients.check_held_out("test", self.test, self.test_owners)
         self.clients.check_held_out("validation", self.validation, self.validation_owners)
-        if self.client_names is not None and len(self.client_names) < self.clients.num_clients:
-            raise UsageError(
-                f"client_names must be {self.clients.num_clients} names or more, got {len(self.client_names)}"
-            )
+        if self.client_names is not None and len(self.client_names) < (count := self.clients.num_clients):
+            raise UsageError(f"client_names must be {count} names or more, got {len(self.client_names)}")
         if self.devices is not None:
             check_int("devices", self.devices)
         if self.clip_norm is not None:
@@ -180,10 +178,8 @@ def jit(task: Task, function: Callable[..., Any], **options: Any) -> Any:
 def masked_mean(values: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
     """The mean of per-example `values` (batch,) over the real examples of a padded batch; 0 when there are none.
 
-    It is computed in at least float32 and returned so; whole numbers and booleans count as floating-point ones.
-
-    Raises:
-      UsageError: `values` are of another shape than the mask, or without one not of one dimension.
+    It is computed in at least float32 and returned so; whole numbers and booleans count as floating-point ones. Values
+    of another shape than the mask, or without one not of one dimension, are a `UsageError`.
     """
     mask = batch.get("mask")
     numbers = check_output("values", values, (None,) if mask is None else mask.shape, "real", verb="be")
@@ -205,10 +201,7 @@ def padded_loss(
     """Evaluate `loss` on a padded batch (with its `mask`) such that padding does not count.
 
     A loss whose value depends on the mask is called with it. For any other, the mean over real examples of the loss of
-    each alone.
-
-    Raises:
-      UsageError: the loss, which the message calls `name`, returns anything but one floating-point number.
+    each alone. One that returns anything but a floating-point number is a `UsageError`, which calls it `name`.
     """
 
     def loss_of(batch: Tree, key: jax.Array = key) -> jax.Array:
@@ -243,12 +236,7 @@ def with_compute_dtype(task: Task, dtype: str) -> Task:
     Gradients come back in the parameters' own type, so steps, messages and states are as before. (Mixed precision as in
     Micikevicius et al. 2018; bfloat16 has the range of float32, so the loss needs no scaling.)
 
-    Args:
-      task: the task.
-      dtype: `"bfloat16"`, or `"float32"` for the task as it is.
-
-    Raises:
-      UsageError: another type, or no task.
+    `dtype` is `"bfloat16"`, or `"float32"` for the task as it is; another one is a `UsageError`.
 
     Example:
       >>> import fedoptax as fx
@@ -279,12 +267,7 @@ def with_validation(task: Task, fraction: float) -> Task:
     by the seed of the partition, so all seeds of a comparison have the same. Test examples stay as they are. The arrays
     are copied to memory.
 
-    Args:
-      task: any task without validation examples.
-      fraction: a number in (0, 1).
-
-    Raises:
-      UsageError: another number, no client has an example to spare, or the task has validation examples already.
+    It is a `UsageError` if `fraction` is not in (0, 1), no client has an example to spare, or there are such examples.
 
     Example:
       >>> import fedoptax as fx
@@ -310,12 +293,8 @@ def with_metrics(task: Task, names: str) -> Task:
 
     The positive class, of two, is the one that a table's schema says, else the rarer in training.
 
-    Args:
-      task: with `predict`, which gives probabilities, and labels that are whole numbers (n,).
-      names: of `fedoptax.metrics.METRICS`, or `confusion` for `fedoptax.metrics.confusion`, separated by commas.
-
-    Raises:
-      UsageError: an unknown name, or a task without classes.
+    `names`, separated by commas, are of `fedoptax.metrics.METRICS`, or `confusion` for `fedoptax.metrics.confusion`. An
+    unknown one is a `UsageError`, as is a task without `predict` for probabilities, or whole numbers (n,) as labels.
     """
     check_task(task)
     chosen, predict, metrics, label = names.split(","), task.predict, task.metrics, task.label or ""

@@ -51,13 +51,9 @@ def wikitext_words(name: str, recipe: Recipe, options: TaskOptions) -> Task:
 
 
 def next_token(
-    net: Model,
-    tokens: Sequence[str],
-    *,
-    pad: int | None = None,
-    unscored: Sequence[int] = (),
+    net: Model, tokens: Sequence[str], *, pad: int | None = None, unscored: Sequence[int] = (),
     primary: str = "accuracy",
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Return what is learned in predicting each token from those before it, as attributes of `Task`.
 
     `net` maps x (batch, T) to logits (batch, T, vocabulary); y (batch, T) are the tokens that follow, `pad` among them
@@ -96,15 +92,8 @@ def next_token(
         last = jnp.maximum(jnp.sum(is_real_token, axis=1) - 1, 0)
         return jax.nn.softmax(jnp.take_along_axis(logits, last[:, None, None], axis=1)[:, 0])
 
-    return {
-        "init": net.init,
-        "loss": loss,
-        "metrics": metrics,
-        "predict": predict,
-        "classes": tokens,
-        "primary_metric": primary,
-        "higher_is_better": primary == "accuracy",
-    }
+    learned = {"init": net.init, "loss": loss, "metrics": metrics, "predict": predict, "classes": tokens}
+    return learned | {"primary_metric": primary, "higher_is_better": primary == "accuracy"}
 
 
 def stackoverflow_tags(name: str, recipe: Recipe, options: TaskOptions) -> Task:

@@ -28,47 +28,31 @@ CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 
 _SHAPE = (32, 32, 3)
 _VERSION = 2  # of the cached arrays
-_ARRAY_NAMES = {
-    *(("numpy.core.multiarray", "_reconstruct"), ("numpy._core.multiarray", "_reconstruct")),
-    *(("numpy", "ndarray"), ("numpy", "dtype")),
-}
+_ARRAY_NAMES = {(f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")}
+_ARRAY_NAMES |= {("numpy", "ndarray"), ("numpy", "dtype")}
 
 
 def load10(data_dir: str | Path | None = None) -> Source:
     """Read CIFAR-10's six batches, of `cifar10/cifar-10-batches-py/` or of `cifar10/`.
 
-    Returns:
-      x uint8 of shape (n, 32, 32, 3) in red, green, blue, y int32; there are no natural clients.
+    x is uint8 of shape (n, 32, 32, 3) in red, green, blue, y int32; there are no natural clients.
     """
     arrays = _read("cifar10", data_dir, "labels")
-    return Source(
-        train={"x": arrays["train_x"], "y": arrays["train_labels"]},
-        test={"x": arrays["test_x"], "y": arrays["test_labels"]},
-        num_classes=10,
-        class_names=CLASSES,
-        input_shape=_SHAPE,
-    )
+    train, test = ({"x": arrays[f"{part}_x"], "y": arrays[f"{part}_labels"]} for part in ("train", "test"))
+    return Source(train, test, num_classes=10, input_shape=_SHAPE, class_names=CLASSES)
 
 
 def load100(data_dir: str | Path | None = None, labels: str = "fine") -> Source:
     """Read CIFAR-100's two files, of `cifar100/cifar-100-python/` or of `cifar100/`.
 
-    Args:
-      labels: what y is, one of `LABELS`.
-
-    Returns:
-      x uint8 of shape (n, 32, 32, 3) in red, green, blue, y int32, and `train_coarse`, the superclass of each
-      training image (int32), whatever y is; there are no natural clients.
+    As `load10`; y is the class by `labels`, one of `LABELS`, and `train_coarse` the superclass of each training image
+    (int32), whatever y is.
     """
     check_choice("labels", labels, LABELS)
     arrays = _read("cifar100", data_dir, "fine_labels", "coarse_labels")
-    return Source(
-        train={"x": arrays["train_x"], "y": arrays[f"train_{labels}_labels"]},
-        test={"x": arrays["test_x"], "y": arrays[f"test_{labels}_labels"]},
-        num_classes=100 if labels == "fine" else 20,
-        input_shape=_SHAPE,
-        train_coarse=arrays["train_coarse_labels"],
-    )
+    train, test = ({"x": arrays[f"{part}_x"], "y": arrays[f"{part}_{labels}_labels"]} for part in ("train", "test"))
+    count = 100 if labels == "fine" else 20
+    return Source(train, test, num_classes=count, input_shape=_SHAPE, train_coarse=arrays["train_coarse_labels"])
 
 
 def _read(dataset: str, data_dir: str | Path | None, *labels: str) -> dict[str, np.ndarray]:
@@ -82,7 +66,8 @@ def _read(dataset: str, data_dir: str | Path | None, *labels: str) -> dict[str, 
             kind, _, published = str(file.hash).partition(":")
             if hashlib.new(kind, data).hexdigest() != published:
                 raise damaged(path, "its hash is not the published one")
-            batch = _unpickle(path, data)
+            with reading(path, "a pickle of arrays"):
+                batch = _ArrayUnpickler(io.BytesIO(data), encoding="latin1").load()  # strings of Python 2
             split = "test" if path.name.startswith("test") else "train"
             writer.append(f"{split}_x", batch["data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
             for label in labels:
@@ -98,8 +83,3 @@ class _ArrayUnpickler(pickle.Unpickler):
         if (module_name, global_name) not in _ARRAY_NAMES:
             raise pickle.UnpicklingError(f"it names {module_name}.{global_name}")
         return super().find_class(module_name, global_name)
-
-
-def _unpickle(path: Path, data: bytes) -> dict[str, Any]:
-    with reading(path, "a pickle of arrays"):
-        return _ArrayUnpickler(io.BytesIO(data), encoding="latin1").load()  # strings of Python 2

@@ -17,38 +17,17 @@ _SPLIT_SEED = 0  # of the split only: a run's seed must not move examples betwee
 def load(data_dir: str | Path | None = None) -> Source:
     """Read the digits: 80 % of each class to train on (1,438) and 20 % to test on (359), always the same.
 
-    Args:
-      data_dir: not used; every data set takes it.
-
-    Returns:
-      x uint8 of shape (n, 8, 8, 1) with values 0 … 16 (ink 16), y int32; there are no natural clients.
+    x is uint8 of shape (n, 8, 8, 1) with values 0 … 16 (ink 16), y int32; there are no natural clients. `data_dir` is
+    not used; every data set takes it.
     """
-    rows = _read_bundled()
-    x, y = rows[:, :-1].reshape(-1, 8, 8, 1), rows[:, -1].astype(np.int32)
-    is_test = _stratified_fifth(y)
-    return Source(
-        train={"x": x[~is_test], "y": y[~is_test]},
-        test={"x": x[is_test], "y": y[is_test]},
-        num_classes=10,
-        input_shape=(8, 8, 1),
-    )
-
-
-def _stratified_fifth(y: np.ndarray) -> np.ndarray:
-    """Return a mask of shape (n,) that is true for a fifth of each class."""
-    rng = np.random.default_rng(_SPLIT_SEED)
-    mask = np.zeros(len(y), bool)
-    for label in range(10):
-        members = rng.permutation(np.flatnonzero(y == label))
-        mask[members[: round(len(members) / 5)]] = True
-    return mask
-
-
-def _read_bundled() -> np.ndarray:
-    """Read the file's rows, uint8 of shape (1797, 65): 64 pixels and the label.
-
-    It is read in place: `import sklearn.datasets` takes seconds, as it imports SciPy's statistics and pandas.
-    """
-    spec = find_spec("sklearn")
+    spec = find_spec("sklearn")  # read in place: `import sklearn.datasets` takes seconds
     assert spec is not None  # scikit-learn is required
-    return np.loadtxt(Path(str(spec.origin)).parent / "datasets" / "data" / "digits.csv.gz", np.uint8, delimiter=",")
+    path = Path(str(spec.origin)).parent / "datasets" / "data" / "digits.csv.gz"
+    rows = np.loadtxt(path, np.uint8, delimiter=",")  # (1797, 65): 64 pixels and the label
+    arrays: dict[str, np.ndarray] = {"x": rows[:, :-1].reshape(-1, 8, 8, 1), "y": rows[:, -1].astype(np.int32)}
+    rng, is_test = np.random.default_rng(_SPLIT_SEED), np.zeros(len(rows), bool)
+    for label in range(10):
+        members = rng.permutation(np.flatnonzero(arrays["y"] == label))
+        is_test[members[: round(len(members) / 5)]] = True
+    train, test = ({name: array[part] for name, array in arrays.items()} for part in (~is_test, is_test))
+    return Source(train, test, num_classes=10, input_shape=(8, 8, 1))

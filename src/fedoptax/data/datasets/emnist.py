@@ -28,9 +28,8 @@ _VERSION = 1  # of the cached arrays
 def load(data_dir: str | Path | None = None) -> Source:
     """Read LEAF's files in `femnist/` if there are no TensorFlow Federated's in `emnist/`.
 
-    Returns:
-      x uint8 of shape (n, 28, 28, 1) with background 255 and ink towards 0, as both store it; y int32; the groups
-      are writers.
+    x is uint8 of shape (n, 28, 28, 1) with background 255 and ink towards 0, as both store it, y int32; the groups are
+    writers.
     """
     folder = find_data_dir(data_dir)
     is_leaf = (folder / "femnist").is_dir() and not (folder / "emnist" / "fed_emnist_train.h5").is_file()
@@ -64,14 +63,8 @@ def load_leaf(data_dir: str | Path | None = None) -> Source:
 
 
 def _source(arrays: dict[str, np.ndarray]) -> Source:
-    return Source(
-        train={"x": arrays["train_x"], "y": arrays["train_y"]},
-        test={"x": arrays["test_x"], "y": arrays["test_y"]},
-        num_classes=len(CLASSES),
-        input_shape=(28, 28, 1),
-        **cached_groups(arrays),
-        class_names=CLASSES,
-    )
+    train, test = ({name: arrays[f"{part}_{name}"] for name in ("x", "y")} for part in ("train", "test"))
+    return Source(train, test, len(CLASSES), (28, 28, 1), **cached_groups(arrays), class_names=CLASSES)
 
 
 def _tff_writers(path: Path) -> Iterator[Client]:

@@ -26,19 +26,14 @@ _COLUMNS, _CLASS, _WRITER = 8, 0, 2  # a row of QMNIST's extended labels
 def load(data_dir: str | Path | None = None, writers: bool = False) -> Source:
     """Read the four files of `mnist/`, and on request the writers from `qmnist/`.
 
-    Args:
-      writers: also read who wrote each digit, as the natural clients (539 to train, 297 others to test).
-
-    Returns:
-      x uint8 of shape (n, 28, 28, 1) with ink 255, y int32; groups (writer ids, int32) when asked for.
+    x is uint8 of shape (n, 28, 28, 1) with ink 255, y int32. With `writers` the groups are who wrote each digit, int32
+    (539 to train, 297 others to test), else there are none.
     """
     source = _load(data_dir, "mnist")
     if not writers:
         return source
-    return source._replace(
-        train_groups=_writers(data_dir, "qmnist-train-labels-idx2-int", source.train["y"]),
-        test_groups=_writers(data_dir, "qmnist-test-labels-idx2-int", source.test["y"]),
-    )
+    groups = [_writers(data_dir, name, getattr(source, name)["y"]) for name in ("train", "test")]
+    return source._replace(train_groups=groups[0], test_groups=groups[1])
 
 
 def load_fashion(data_dir: str | Path | None = None) -> Source:
@@ -47,11 +42,7 @@ def load_fashion(data_dir: str | Path | None = None) -> Source:
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """Read an IDX file: a magic number, the dimensions, and a big-endian array of bytes or 32-bit integers.
-
-    Raises:
-      DataError: it cannot be read, or is no such file.
-    """
+    """Read an IDX file: magic number, dimensions, big-endian bytes or 32-bit integers; `DataError` if it is none."""
     data = read_file(path)
     dtype = _TYPES.get(data[2]) if len(data) >= 4 and data[:2] == b"\0\0" else None
     if dtype is None:
@@ -64,12 +55,7 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 def _load(data_dir: str | Path | None, dataset: str) -> Source:
-    return Source(
-        train=_examples(data_dir, dataset, "train"),
-        test=_examples(data_dir, dataset, "t10k"),
-        num_classes=10,
-        input_shape=(28, 28, 1),
-    )
+    return Source(_examples(data_dir, dataset, "train"), _examples(data_dir, dataset, "t10k"), 10, (28, 28, 1))
 
 
 def _examples(data_dir: str | Path | None, dataset: str, part: str) -> dict[str, np.ndarray]:
@@ -83,9 +69,9 @@ def _examples(data_dir: str | Path | None, dataset: str, part: str) -> dict[str,
     return {"x": x[..., None], "y": y.astype(np.int32)}
 
 
-def _writers(data_dir: str | Path | None, name: str, y: np.ndarray) -> np.ndarray:
+def _writers(data_dir: str | Path | None, part: str, y: np.ndarray) -> np.ndarray:
     """Return the writer of each digit; QMNIST's test file goes on with digits that MNIST left out."""
-    path = require_file(data_dir, "qmnist", name)
+    path = require_file(data_dir, "qmnist", f"qmnist-{part}-labels-idx2-int")
     rows = read_idx(path)
     if rows.ndim != 2 or rows.shape[1] != _COLUMNS or not np.array_equal(rows[: len(y), _CLASS], y):
         raise DataError(f"{path} must hold {_COLUMNS} columns with the classes of MNIST's {len(y)} digits")

@@ -22,8 +22,7 @@ CHARACTERS = "dhlptx@DHLPTX $(,048cgkoswCGKOSW[_#'/37;?bfjnrvzBFJNRVZ\"&*.26:\na
 SPECIAL = special_tokens(len(CHARACTERS))
 """The other ids: padding 0, out of vocabulary 87, beginning 88 and end of a snippet 89; 90 ids in all."""
 
-LENGTH = 80
-"""Characters of an input and of its target."""
+LENGTH = 80  # characters of an input and of its target
 
 _IDS = np.full(256, SPECIAL.oov, np.uint8)  # of each byte
 _IDS[np.frombuffer(CHARACTERS.encode(), np.uint8)] = np.arange(1, len(CHARACTERS) + 1)
@@ -36,9 +35,8 @@ def load(data_dir: str | Path | None = None) -> Source:
     Each snippet, between its beginning and end ids, is padded to a multiple of 81 and cut into chunks of 81; an example
     is a chunk without its last id (x) and without its first (y). (A chunk that holds nothing but an end has no target.)
 
-    Returns:
-      x and y uint8 of shape (n, 80), where id 0 is padding, which counts for nothing in loss and metrics; the groups
-      are roles; `counts` has the number of snippets, `train_snippets` and `test_snippets`.
+    x and y are uint8 of shape (n, 80), where id 0 is padding, which counts for nothing in loss and metrics; the groups
+    are roles; `counts` has the number of snippets, `train_snippets` and `test_snippets`.
     """
     paths = {part: require_file(data_dir, "shakespeare", f"shakespeare_{part}.h5") for part in ("train", "test")}
 
@@ -46,15 +44,10 @@ def load(data_dir: str | Path | None = None) -> Source:
         write_clients(writer, {part: (path, _roles(path)) for part, path in paths.items()})
 
     arrays = cached("shakespeare", list(paths.values()), _VERSION, build)
-    return Source(
-        train=next_token(arrays["train_chunks"]),
-        test=next_token(arrays["test_chunks"]),
-        num_classes=len(CHARACTERS) + 4,
-        input_shape=(LENGTH,),
-        **cached_groups(arrays),
-        vocabulary=np.array(list(CHARACTERS)),
-        counts={f"{part}_snippets": int((arrays[f"{part}_chunks"] == SPECIAL.bos).sum()) for part in paths},
-    )
+    train, test = (next_token(arrays[f"{part}_chunks"]) for part in paths)
+    counts = {f"{part}_snippets": int((arrays[f"{part}_chunks"] == SPECIAL.bos).sum()) for part in paths}
+    source = Source(train, test, len(CHARACTERS) + 4, (LENGTH,), **cached_groups(arrays))
+    return source._replace(vocabulary=np.array(list(CHARACTERS)), counts=counts)
 
 
 def encode(snippet: bytes) -> np.ndarray:

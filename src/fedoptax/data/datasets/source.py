@@ -15,19 +15,14 @@ class Source(NamedTuple):
     """A data set before it is divided among clients: n examples to train on, m to test on.
 
     Attributes:
-      train: `"x"` of shape (n, *input_shape) in its stored type, `"y"` int32 of shape (n,);
+      train, test: `"x"` of shape (n, *input_shape) in its stored type, `"y"` int32 of shape (n,), 0 … num_classes − 1;
         for text, both are ids of shape (n, length), or as its module says.
-      test: the same for the m test examples.
-      num_classes: labels are 0 … num_classes − 1.
-      input_shape: the shape of one example.
-      train_groups: the natural client (a writer, a role) of each training example, shape (n,), or `None`.
-      test_groups: the same for the test examples, shape (m,), or `None`.
-      train_coarse: the superclass of each training example, int32 of shape (n,), or `None` if classes have none.
-      vocabulary: the word of each id, for text, or `None`.
-      counts: numbers that the arrays do not show, such as snippets before they are cut, or `None`.
-      columns: the names of a table's features, or `None`.
-      schema: what the columns of a table mean, or `None`.
-      class_names: what each label is called, or `None` if it has no other name than its number.
+      train_groups, test_groups: the natural client (a writer, a role) of each example, (n,) and (m,).
+      train_coarse: the superclass of each training example, int32 of shape (n,).
+      vocabulary: the word of each id, for text.
+      counts: numbers that the arrays do not show, such as snippets before they are cut.
+      class_names: what each label is called; None: its number.
+      columns, schema: the names of a table's features, and what its columns mean.
     """
 
     train: dict[str, np.ndarray]
@@ -55,16 +50,10 @@ def holdout(source: Source, fraction: float, seed: int, by_client: bool = False)
     """Move a random `fraction` of every client's training examples to the test part.
 
     Of nᵢ examples of a client fraction · nᵢ, to the nearest whole number, are moved, but at least one stays; a client
-    with few may have none to test on. Data without clients are split as one.
+    with few may have none to test on. Data without clients are split as one. With `by_client` a client's choice does
+    not depend on the examples of others, who may all be too small.
 
-    Args:
-      source: without test examples; it is not changed.
-      fraction: between 0 and 1, both excluded.
-      seed: of the choice.
-      by_client: a client's choice does not depend on the examples of others, who may all be too small.
-
-    Raises:
-      UsageError: `fraction` is out of range or too small to move an example, or there is a test part already.
+    It is a `UsageError` if `fraction` is not in (0, 1) or moves no example, or if there are test examples already.
     """
     check_number("fraction", fraction, 0, 1, open_low=True)
     check_int("seed", seed, 0, 2**63 - 1)
@@ -102,9 +91,8 @@ def cached_groups(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
 def write_clients(writer: ArrayWriter, parts: Mapping[str, tuple[Path, Iterable[Client]]]) -> None:
     """Write the arrays `<part>_<field>` and `<part>_groups`, int32 codes of the clients.
 
-    Codes number the clients in the order in which they come: the training clients are 0 … N−1, and clients with test
-    examples only follow from N on. Clients without examples are left out. `parts` is `"train"`, then `"test"` -> where
-    the clients come from, for messages, and the clients one by one.
+    Codes number the clients as they come: those who train are 0 … N−1, others follow. Clients without examples are left
+    out. `parts` is `"train"`, then `"test"` -> where the clients come from, for messages, and the clients one by one.
     """
     codes: dict[Hashable, int] = {}
     for part, (path, clients) in parts.items():

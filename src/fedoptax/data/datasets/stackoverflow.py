@@ -29,8 +29,7 @@ from fedoptax.errors import DataError, check_int
 Encoder = Callable[..., dict[str, np.ndarray]]
 """Makes a user's arrays of the user's texts, one list of byte strings per field."""
 
-MAX_TAGS = 5
-"""Tags of a sentence: Stack Overflow allows a question no more."""
+MAX_TAGS = 5  # of a sentence: Stack Overflow allows a question no more
 
 _FILES = ("stackoverflow_train.h5", "stackoverflow_test.h5", "stackoverflow.word_count", "stackoverflow.tag_count")
 _SAMPLE_SEED = 0  # of the test examples: a run's seed must not change what is measured
@@ -39,13 +38,9 @@ _VERSION = 1  # of the cached arrays
 
 
 def load_nwp(
-    data_dir: str | Path | None = None,
-    vocabulary: int = 10_000,
-    length: int = 20,
-    max_sentences: int | None = 1_000,
-    test_examples: int | None = 10_000,
-    max_clients: int | None = None,
-) -> Source:
+    data_dir: str | Path | None = None, vocabulary: int = 10_000, length: int = 20, max_sentences: int | None = 1_000,
+    test_examples: int | None = 10_000, max_clients: int | None = None,
+) -> Source:  # fmt: skip
     """Read the sentences for next-word prediction, and `stackoverflow.word_count`.
 
     A sentence is the id of its beginning, those of its first `length` words, and that of its end if it has fewer
@@ -60,35 +55,21 @@ def load_nwp(
         during training (section 4, "Validation metrics"), and on all at the end (appendix E.2).
       max_clients: the first so many training users by name; `None` for all.
 
-    Returns:
-      x and y uint16 of shape (n, length), V + 4 classes; the groups are users; the vocabulary is that of the V words.
+    x and y are uint16 of shape (n, length), of V + 4 classes; groups are users; the vocabulary is that of the V words.
     """
-    check_int("vocabulary", vocabulary, 1, _MAX_VOCABULARY)
     counts = {"max_sentences": max_sentences, "test_examples": test_examples, "max_clients": max_clients}
-    _check_counts(length=length, **counts)
+    _check_counts(vocabulary, length=length, **counts)
     paths = [require_file(data_dir, "stackoverflow", name) for name in _FILES[:3]]
     words = _read_words(paths[2], vocabulary)
-    encode = _word_encoder(words, length)
-    arrays = _cached_users(f"nwp-{vocabulary}-{length}", paths, ("tokens",), encode, **counts)
-    return Source(
-        train=next_token(arrays["train_ids"]),
-        test=next_token(arrays["test_ids"]),
-        num_classes=vocabulary + 4,
-        input_shape=(length,),
-        **cached_groups(arrays),
-        vocabulary=np.array(words),
-    )
+    arrays = _cached_users(f"nwp-{vocabulary}-{length}", paths, ("tokens",), _word_encoder(words, length), **counts)
+    train, test = (next_token(arrays[f"{part}_ids"]) for part in ("train", "test"))
+    return Source(train, test, vocabulary + 4, (length,), **cached_groups(arrays), vocabulary=np.array(words))
 
 
 def load_tags(
-    data_dir: str | Path | None = None,
-    vocabulary: int = 10_000,
-    tags: int = 500,
-    max_words: int = 64,
-    max_sentences: int | None = 1_000,
-    test_examples: int | None = 10_000,
-    max_clients: int | None = None,
-) -> Source:
+    data_dir: str | Path | None = None, vocabulary: int = 10_000, tags: int = 500, max_words: int = 64,
+    max_sentences: int | None = 1_000, test_examples: int | None = 10_000, max_clients: int | None = None,
+) -> Source:  # fmt: skip
     """Read the sentences for tag prediction, `stackoverflow.word_count` and `.tag_count`.
 
     AFO's input is the mean over the words of sentence and title, in the vocabulary or not, of their one-hot vectors,
@@ -96,51 +77,35 @@ def load_tags(
     task builds the bag inside its program: entry i − 1 of it is the number of times that `x` holds i, divided by
     `words`. The target is 1 for the tags in `y` and 0 for the others.
 
-    Args:
-      vocabulary: V, words.
-      tags: T, the most frequent ones; others are dropped.
-      max_words: words in the vocabulary that are kept of an example, the first ones.
-      max_sentences, test_examples, max_clients: as in `load_nwp`.
+    Of the `vocabulary` of V words the first `max_words` of an example are kept; `tags` are the T most frequent, others
+    are dropped. All else as in `load_nwp`.
 
-    Returns:
-      x uint16 (n, max_words), ids 1 … V padded by 0; words uint16 (n,), the number of all words (0 for an empty
-      example); y uint16 (n, 5), tags 1 … T padded by 0; the groups are users; the vocabulary is that of the V words.
+    x is uint16 (n, max_words), ids 1 … V padded by 0; words uint16 (n,), the number of all words (0 for an empty
+    example); y uint16 (n, 5), tags 1 … T padded by 0; the groups are users; the vocabulary is that of the V words.
     """
-    check_int("vocabulary", vocabulary, 1, _MAX_VOCABULARY)
-    check_int("tags", tags, 1, _MAX_VOCABULARY)
     counts = {"max_sentences": max_sentences, "test_examples": test_examples, "max_clients": max_clients}
-    _check_counts(max_words=max_words, **counts)
+    _check_counts(vocabulary, max_words=max_words, **counts)
+    check_int("tags", tags, 1, _MAX_VOCABULARY)
     paths = [require_file(data_dir, "stackoverflow", name) for name in _FILES]
     words, names = _read_words(paths[2], vocabulary), _read_tags(paths[3], tags)
-    encode = _tag_encoder(words, names, max_words)
-    name = f"tags-{vocabulary}-{tags}-{max_words}"
+    name, encode = f"tags-{vocabulary}-{tags}-{max_words}", _tag_encoder(words, names, max_words)
     arrays = _cached_users(name, paths, ("tokens", "title", "tags"), encode, **counts)
-    return Source(
-        train={name: arrays[f"train_{name}"] for name in ("x", "words", "y")},
-        test={name: arrays[f"test_{name}"] for name in ("x", "words", "y")},
-        num_classes=tags,
-        input_shape=(vocabulary,),
-        **cached_groups(arrays),
-        vocabulary=np.array(words),
-        class_names=tuple(names),
-    )
+    train, test = ({name: arrays[f"{part}_{name}"] for name in ("x", "words", "y")} for part in ("train", "test"))
+    source = Source(train, test, tags, (vocabulary,), **cached_groups(arrays))
+    return source._replace(vocabulary=np.array(words), class_names=tuple(names))
 
 
-def _check_counts(**counts: int | None) -> None:
+def _check_counts(vocabulary: int, **counts: int | None) -> None:
+    check_int("vocabulary", vocabulary, 1, _MAX_VOCABULARY)
     for name, count in counts.items():
         if count is not None:
             check_int(name, count)
 
 
 def _cached_users(
-    name: str,
-    paths: list[Path],
-    fields: tuple[str, ...],
-    encode: Encoder,
-    max_sentences: int | None,
-    test_examples: int | None,
-    max_clients: int | None,
-) -> dict[str, np.ndarray]:
+    name: str, paths: list[Path], fields: tuple[str, ...], encode: Encoder, max_sentences: int | None,
+    test_examples: int | None, max_clients: int | None,
+) -> dict[str, np.ndarray]:  # fmt: skip
     """Return what `encode` makes of these fields of the users of the first two files."""
 
     def build(writer: ArrayWriter) -> None:
@@ -195,8 +160,7 @@ def _require_count(path: Path, what: str, names: list[str], count: int) -> list[
 def _word_encoder(words: Sequence[str], length: int) -> Encoder:
     """Encode `tokens` as `ids` uint16 (n, length + 1), padded.
 
-    A row is the beginning, the first `length` words, and the end if there are fewer. Words are separated by single
-    spaces, so an empty sentence has one word, the empty one, which is in no vocabulary.
+    Words are separated by single spaces, so an empty sentence has one word, the empty one, which is in no vocabulary.
     """
     special, ids = special_tokens(len(words)), _numbered(words)
 
@@ -211,10 +175,7 @@ def _word_encoder(words: Sequence[str], length: int) -> Encoder:
 
 
 def _tag_encoder(words: Sequence[str], tags: Sequence[str], max_words: int) -> Encoder:
-    """Encode `tokens`, `title` and `tags` as in `load_tags`: `x` (n, max_words), `words` (n,) and `y` (n, 5), padded.
-
-    Here words are separated by white space of any length.
-    """
+    """Encode `tokens`, `title` and `tags`, of words between white space of any length, as `load_tags` has them."""
     word_ids, tag_ids = _numbered(words), _numbered(tags)
 
     def encode(sentences: list[bytes], titles: list[bytes], tagged: list[bytes]) -> dict[str, np.ndarray]:

@@ -54,11 +54,7 @@ class ClientFile:
 
 @contextmanager
 def open_clients(path: Path) -> Iterator[ClientFile]:
-    """Open a file and list its clients.
-
-    Raises:
-      DataError: it is no file of that layout.
-    """
+    """Open a file and list its clients; a `DataError` if it has another layout."""
     import h5py  # only here: it is slow to import, and cached data need no HDF5
 
     try:

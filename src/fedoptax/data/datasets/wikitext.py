@@ -31,15 +31,11 @@ def load(data_dir: str | Path | None = None, clients: str | int = "articles", le
     it. What is left at the end, up to `length` tokens, is dropped, so that every target counts the same and no id is
     lost to padding; `counts` says how much is used.
 
-    Args:
-      clients: `"articles"` (600 to train, 60 others to test), or the number of contiguous parts of the training text
-        whose lengths differ by one token at most. (FAFED: 16 clients.)
-      length: of a window, in tokens.
+    `clients` are `"articles"` (600 to train, 60 others to test), or the number of contiguous parts of the training text
+    whose lengths differ by one token at most. (FAFED: 16 clients.)
 
-    Returns:
-      x and y uint16 of shape (n, length); test groups are articles, from N on; an article with no window is no client.
-      `counts` has `train_tokens` and `test_tokens`, all tokens, `<eos>` included, and `train_targets` and
-      `test_targets`, those that are predicted.
+    x and y are uint16 (n, length); test groups are articles, from N on; an article with no window is no client.
+    `counts` has the `train_tokens` and `test_tokens`, with `<eos>`, and of these the `train_targets`, `test_targets`.
     """
     if clients != "articles":
         check_int("clients", clients)
@@ -51,7 +47,9 @@ def load(data_dir: str | Path | None = None, clients: str | int = "articles", le
         train, test = _articles(paths[0], ids, grow=True), _articles(paths[1], ids, grow=False)
         writer.append("tokens", np.array([sum(map(len, train)), sum(map(len, test))]))
         if clients != "articles":
-            train = _parts(train, int(clients))
+            if int(clients) > (total := sum(map(len, train))):
+                raise UsageError(f"clients must be at most {total}, the number of tokens, got {clients}")
+            train = np.array_split(np.concatenate(train), int(clients))
         windows = _windows("train", train, length), _windows("test", test, length)
         write_clients(writer, dict(zip(("train", "test"), zip(paths, windows))))
         writer.append("vocabulary", np.array(list(ids)))
@@ -59,15 +57,9 @@ def load(data_dir: str | Path | None = None, clients: str | int = "articles", le
     arrays = cached(f"wikitext-2-{clients}-{length}", paths, _VERSION, build)
     counts = {f"{name}_tokens": int(count) for name, count in zip(("train", "test"), arrays["tokens"])}
     counts |= {f"{name}_targets": len(arrays[f"{name}_windows"]) * length for name in ("train", "test")}
-    return Source(
-        train=next_token(arrays["train_windows"]),
-        test=next_token(arrays["test_windows"]),
-        num_classes=len(arrays["vocabulary"]),
-        input_shape=(length,),
-        **cached_groups(arrays),
-        vocabulary=arrays["vocabulary"],
-        counts=counts,
-    )
+    train, test = (next_token(arrays[f"{name}_windows"]) for name in ("train", "test"))
+    words = arrays["vocabulary"]
+    return Source(train, test, len(words), (length,), **cached_groups(arrays), vocabulary=words, counts=counts)
 
 
 def _articles(path: Path, ids: dict[str, int], grow: bool) -> list[np.ndarray]:
@@ -104,13 +96,6 @@ def _numbered(path: Path, lines: list[list[str]], ids: dict[str, int], grow: boo
         word = tokens[numbers.index(None)]
         raise DataError(f"{path}: {word[:80]!r} is not in the training text, nor is '{UNKNOWN}'")
     return np.array(numbers, np.uint16)
-
-
-def _parts(articles: list[np.ndarray], clients: int) -> list[np.ndarray]:
-    stream = np.concatenate(articles)
-    if clients > len(stream):
-        raise UsageError(f"clients must be at most {len(stream)}, the number of tokens, got {clients}")
-    return np.array_split(stream, clients)
 
 
 def _windows(part: str, articles: list[np.ndarray], length: int) -> Iterator[Client]:

@@ -16,20 +16,3 @@ from fedoptax.data.partition.by_label import (
 )
 from fedoptax.data.partition.dealing import Parts
 from fedoptax.data.partition.without_labels import by_size, iid, natural, with_shared
-
-__all__ = [
-    "Parts",
-    "by_size",
-    "classes_per_client",
-    "dirichlet",
-    "dirichlet_by_class",
-    "divide_test",
-    "heterogeneity",
-    "iid",
-    "label_counts",
-    "natural",
-    "pachinko",
-    "shards",
-    "similarity",
-    "with_shared",
-]

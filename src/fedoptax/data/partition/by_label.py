@@ -10,18 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedoptax.data.federated import as_parts
-from fedoptax.data.partition.dealing import (
-    Parts,
-    apportion,
-    as_classes,
-    as_values,
-    check_alpha,
-    deal,
-    draw,
-    even,
-    generator,
-    parts_of,
-)
+from fedoptax.data.partition import dealing
+from fedoptax.data.partition.dealing import Parts, as_classes, check_alpha, deal, even, generator, parts_of
 from fedoptax.errors import UsageError, check_int, check_number
 
 _REDRAWS = 20
@@ -32,10 +22,8 @@ def dirichlet(labels: ArrayLike, num_clients: int, alpha: float, seed: int) -> P
 
     A client's examples are drawn by its q, without replacement; when a class is exhausted, q is renormalised over the
     others. This is the CIFAR-10 partition of "Adaptive Federated Optimization". α is the parameter of each class: Hsu
-    et al. write Dir(α·p), so their α at a uniform prior p is this one times the number of classes.
-
-    Args:
-      alpha: concentration, > 0: near 0 a client has one class, at infinity the partition is iid.
+    et al. write Dir(α·p), so their α at a uniform prior p is this one times the number of classes. `alpha` is > 0: near
+    0 a client has one class, at infinity the partition is iid.
 
     Source: Hsu, Qi, Brown, "Measuring the effects of non-identical data distribution for federated visual
     classification", 2019.
@@ -47,7 +35,7 @@ def dirichlet(labels: ArrayLike, num_clients: int, alpha: float, seed: int) -> P
     sizes = even(len(classes), num_clients)
     counts = np.zeros((num_clients, len(left)), np.int64)
     for client in rng.permutation(num_clients):  # in random order: the last ones take what is left
-        counts[client] = draw(rng, wanted[client], left, int(sizes[client]))
+        counts[client] = dealing.draw(rng, wanted[client], left, int(sizes[client]))
         left = left - counts[client]
     return parts_of(deal(classes, counts, rng), num_clients)
 
@@ -56,11 +44,8 @@ def dirichlet_by_class(labels: ArrayLike, num_clients: int, alpha: float, seed: 
     """Divide each class among the clients by its own draw of Dir(α, …, α); sizes vary.
 
     Draws again, up to 20 times, until every client has `min_size` examples; then the clients that are still
-    short take the rest of theirs from the largest class of the largest client.
-
-    Args:
-      alpha: concentration, > 0: near 0 a class belongs to one client, at infinity the partition is iid.
-      min_size: the fewest examples a client may hold, from 1 to n // N.
+    short take the rest of theirs from the largest class of the largest client. `alpha` is > 0: near 0 a class belongs
+    to one client, at infinity the partition is iid; `min_size` is from 1 to n // N.
 
     Source: Yurochkin et al., "Bayesian nonparametric federated learning of neural networks", 2019.
     """
@@ -94,14 +79,9 @@ def _fill(counts: np.ndarray, min_size: int) -> None:
 
 
 def pachinko(
-    coarse: ArrayLike,
-    fine: ArrayLike,
-    num_clients: int,
-    *,
-    seed: int,
-    alpha_coarse: float = 0.1,
+    coarse: ArrayLike, fine: ArrayLike, num_clients: int, *, seed: int, alpha_coarse: float = 0.1,
     alpha_fine: float = 10.0,
-) -> Parts:
+) -> Parts:  # fmt: skip
     """Give each client a distribution over coarse labels and one below each, in equal sizes.
 
     An example of a client is drawn by its coarse distribution ~ Dir(alpha_coarse), then by that label's fine
@@ -110,13 +90,9 @@ def pachinko(
     The defaults, with 500 clients, are the CIFAR-100 of "Adaptive Federated Optimization".
 
     Args:
-      coarse: the coarse label of each example, shape (n,).
-      fine: its fine label, shape (n,); a fine label lies under one coarse label.
+      coarse, fine: the labels of each example, shape (n,); a fine label lies under one coarse label.
       alpha_coarse: concentration over the coarse labels, > 0: near 0 a client has one of them.
       alpha_fine: concentration over the fine labels of a coarse one, > 0.
-
-    Raises:
-      UsageError: an argument is out of range, or the labels are no hierarchy.
 
     Source: Reddi et al., "Adaptive federated optimization", 2021, appendix "Creating a federated CIFAR-100"; the
     method is named after Li and McCallum, "Pachinko allocation", 2006.
@@ -134,10 +110,11 @@ def pachinko(
     for client in rng.permutation(num_clients):  # in random order: the last ones take what is left
         # All coarse draws come before the fine ones: a coarse label is exhausted when it was drawn as often as it
         # has examples, whichever of its fine labels they were.
-        of_coarse = draw(rng, roots[client], np.array([left[below].sum() for below in children]), int(sizes[client]))
+        totals = np.array([left[below].sum() for below in children])
+        of_coarse = dealing.draw(rng, roots[client], totals, int(sizes[client]))
         for label in np.flatnonzero(of_coarse):
             below = children[label]
-            counts[client, below] = draw(rng, leaves[label][client], left[below], int(of_coarse[label]))
+            counts[client, below] = dealing.draw(rng, leaves[label][client], left[below], int(of_coarse[label]))
         left = left - counts[client]
     return parts_of(deal(classes, counts, rng), num_clients)
 
@@ -157,14 +134,9 @@ def classes_per_client(labels: ArrayLike, num_clients: int, classes: int, seed: 
     """Give every client exactly `classes` random classes, in sizes as even as these allow.
 
     A class is shared evenly by its clients; their number is in proportion to its size. With 5 of 10 classes this is
-    the high heterogeneity of FAFED; with 1, the one digit per device of Fed-LAMB.
-
-    Args:
-      classes: from 1 to C, the number of different labels.
-
-    Raises:
-      UsageError: an argument is out of range; N · classes is less than C, so that some class would have no client; or
-        the classes have too few examples for so many clients.
+    the high heterogeneity of FAFED; with 1, the one digit per device of Fed-LAMB. `classes` is from 1 to C, the number
+    of different labels; it is a `UsageError` if N · classes is less than C, so that some class would have no client, or
+    the classes have too few examples for so many clients.
     """
     codes, totals = as_classes(labels, num_clients)
     least = -(-len(totals) // num_clients)  # fewer would leave a class without a client
@@ -183,10 +155,8 @@ def _slots(totals: np.ndarray, num_clients: int, slots: int) -> np.ndarray:
     """Return how many clients hold each class, (C,), so that the largest share is smallest."""
     most = np.minimum(totals, num_clients)
     if most.sum() < slots:
-        raise UsageError(
-            f"classes must be <= {most.sum() // num_clients} for {num_clients} clients of so few examples, "
-            f"got {slots // num_clients}"
-        )
+        limit, got = most.sum() // num_clients, slots // num_clients
+        raise UsageError(f"classes must be <= {limit} for {num_clients} clients of so few examples, got {got}")
     held = np.ones_like(totals)
     for _ in range(slots - len(totals)):
         held[np.argmax(np.where(held < most, totals / held, 0.0))] += 1
@@ -212,11 +182,8 @@ def shards(labels: ArrayLike, num_clients: int, shards_per_client: int, seed: in
     """Sort the examples by label, cut them into N · s shards and deal s to each client.
 
     A client holds at most as many classes as its shards touch: about s where a class fills many shards. Examples
-    of one class are shuffled before the cut. With 2 shards per client this is the non-iid MNIST of FedAvg.
-
-    Args:
-      shards_per_client: s, from 1 to n // N; every shard has n // (N s) examples, n mod (N s) of them one more,
-        so that sizes differ by s at most.
+    of one class are shuffled before the cut. With 2 shards per client this is the non-iid MNIST of FedAvg. s is from 1
+    to n // N; shards differ by one example at most, so clients by s.
 
     Source: McMahan et al., "Communication-efficient learning of deep networks from decentralized data", 2017.
     """
@@ -233,10 +200,8 @@ def shards(labels: ArrayLike, num_clients: int, shards_per_client: int, seed: in
 def similarity(labels: ArrayLike, num_clients: int, s: float, seed: int) -> Parts:
     """Deal s % of the examples iid, the rest sorted by label, in equal sizes.
 
-    At 100 all are iid; at 0 a client holds neighbouring classes only. 95 is the low heterogeneity of FAFED.
-
-    Args:
-      s: the similarity in percent, from 0 to 100.
+    s is from 0 to 100. At 100 all are iid; at 0 a client holds neighbouring classes only. 95 is the low heterogeneity
+    of FAFED.
 
     Source: Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated learning", 2020, section 7.
     """
@@ -266,16 +231,9 @@ def divide_test(
     rounded by largest remainders with ties at random. A class that nobody holds goes by the clients' sizes. Every
     test example goes to one client; a small client may get none.
 
-    Args:
-      train_labels: shape (n,).
-      train_parts: the N index arrays of any partition of the training examples.
-      test_labels: shape (m,).
-      seed: of the ties, and of which examples of a class go where.
-
-    Returns:
-      The client of each test example, int32 (m,).
+    Takes labels (n,) and (m,) and any partition of the n; returns the client of each test example, int32 (m,).
     """
-    train, test = as_values("train_labels", train_labels), as_values("test_labels", test_labels)
+    train, test = dealing.as_values("train_labels", train_labels), dealing.as_values("test_labels", test_labels)
     train_parts = as_parts("train_parts", train_parts, len(train))
     sizes = np.array([len(part) for part in train_parts])
     clients = np.arange(len(sizes))
@@ -285,5 +243,5 @@ def divide_test(
     for label in np.unique(test):
         members = rng.permutation(np.flatnonzero(test == label))
         weights = np.bincount(holders[held == label], minlength=len(sizes))
-        owners[members] = np.repeat(clients, apportion(len(members), weights if weights.any() else sizes, rng))
+        owners[members] = np.repeat(clients, dealing.apportion(len(members), weights if weights.any() else sizes, rng))
     return owners

@@ -44,12 +44,9 @@ def even(n: int, parts: int) -> np.ndarray:
 
 
 def apportion(total: int, weights: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Divide `total` in proportion to `weights`, by largest remainders with random ties: int64 (N,).
+    """Divide `total` ≥ 0 in proportion to `weights`, by largest remainders with random ties: int64 (N,).
 
-    Args:
-      total: ≥ 0.
-      weights: (N,), ≥ 0, at least one of them > 0. Integers are divided exactly.
-      rng: for the ties.
+    Weights (N,) are ≥ 0, at least one of them > 0; integers are divided exactly.
     """
     whole, rest = np.divmod(total * weights, weights.sum())
     shares = whole.astype(np.int64)

@@ -23,25 +23,17 @@ def iid(labels_or_n: ArrayLike | int, num_clients: int, seed: int) -> Parts:
 
 
 def by_size(
-    labels_or_n: ArrayLike | int,
-    num_clients: int,
-    *,
-    seed: int,
-    distribution: str = "lognormal",
-    sigma: float = 1.0,
+    labels_or_n: ArrayLike | int, num_clients: int, *, seed: int, distribution: str = "lognormal", sigma: float = 1.0,
     exponent: float = 1.5,
-) -> Parts:
+) -> Parts:  # fmt: skip
     """Deal iid examples in unequal sizes: quantity skew alone.
 
     Every client draws a weight w and has nᵢ = 1 + (n − N) wᵢ / Σ w examples, rounded by largest remainders so that
     they sum to n. `"lognormal"`: log w ~ Normal(0, σ²). `"powerlaw"`: w is Pareto, P(w > t) = t^(−exponent) for
     t ≥ 1, so that the density falls as t^(−exponent − 1).
 
-    Args:
-      distribution: `"lognormal"` or `"powerlaw"`.
-      sigma: σ of `"lognormal"`, from 0 (equal sizes) to 100.
-      exponent: tail exponent of `"powerlaw"`, at least 0.01; the smaller, the heavier the tail (at 1 or less the
-        Pareto distribution has no mean, at 2 or less no variance).
+    `sigma` is from 0 (equal sizes) to 100, `exponent` at least 0.01; the smaller, the heavier the tail (at 1 or less
+    the Pareto distribution has no mean, at 2 or less no variance).
 
     Source: quantity skew is a term of Kairouz et al., "Advances and open problems in federated learning", 2021,
     section 3.1.
@@ -62,11 +54,7 @@ def by_size(
 def natural(groups: ArrayLike) -> Parts:
     """Make one client per group (a writer, a role, a device), in the order of the sorted group ids.
 
-    Args:
-      groups: the group of each example, shape (n,), of any type that sorts.
-
-    Raises:
-      UsageError: `groups` is empty or has another shape.
+    `groups` is the group of each example, shape (n,), n ≥ 1, of any type that sorts.
     """
     ids, owner = np.unique(as_values("groups", groups), return_inverse=True)
     return parts_of(owner, len(ids))
@@ -75,15 +63,8 @@ def natural(groups: ArrayLike) -> Parts:
 def with_shared(parts: Sequence[np.ndarray], fraction: float, seed: int) -> Parts:
     """Give every client, besides its own examples, the same random `fraction` of all of them.
 
-    This is the only partition in which an example is used more than once.
-
-    Args:
-      parts: the index arrays of a partition of n examples.
-      fraction: of n, from 0 to 1, rounded to whole examples.
-      seed: of the choice of the shared examples.
-
-    Returns:
-      One sorted index array per client, without repeated examples.
+    This is the only partition in which an example is used more than once, but by one client only once. `parts` are a
+    partition of n examples; `fraction`, from 0 to 1, is of n, rounded to whole examples.
 
     Source: after Zhao et al., "Federated learning with non-iid data", 2018, section 4, who share a separate set.
     """
