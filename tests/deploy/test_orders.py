@@ -9,11 +9,12 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 import fedoptax as fx
 from federations import deployment, keys_of, task_of
-from fedoptax.deploy.app import flatten, write_app
+from fedoptax.deploy.app import write_app
 from fedoptax.deploy.client import StateFolder
 from fedoptax.deploy.config import Deployment, to_table
 from fedoptax.deploy.flower import ARRAYS, ORDER, SECURE, client_app, from_record, to_record
@@ -53,7 +54,7 @@ class Server:
 
     def deliver(self, given: Deployment, message: Message, node: int = NODE, run: int = RUN) -> Message:
         """Have the node's ClientApp answer a message."""
-        settings = flatten(to_table(replace(given, server_key=self.key)))
+        settings = flatten_dict(to_table(replace(given, server_key=self.key)), sep=".")
         place = {"partition-id": 1, "state-dir": str(self.folder / "state")}
         return self.app(message, Context(run, node, place, self.records, settings))
 
