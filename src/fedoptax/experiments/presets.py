@@ -129,43 +129,53 @@ def _powers(value: Any) -> Any:
     """Return TOML's value with texts such as `10^-0.5` as numbers."""
     if isinstance(value, dict):
         return {name: _powers(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return list(map(_powers, value))
     is_power = isinstance(value, str) and re.fullmatch(r"10\^-?[\d.]+", value)
     return 10.0 ** float(value[3:]) if is_power else value
 
 
-def _settings(name: str, stated: Mapping[str, Any], bases: Mapping[str, Any]) -> dict[str, PaperSetting]:
+def _columns(table: Mapping[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return a table's hyper-parameters by task and algorithm; what is no list holds for all tasks, and "" is none."""
+    columns: dict[str, dict[str, dict[str, Any]]] = {task: {} for task in table["tasks"]}
+    for i, column in enumerate(columns.values()):
+        for algorithm in (name for name in table if name != "tasks"):
+            cells = {name: row[i] if isinstance(row, list) else row for name, row in table[algorithm].items()}
+            if values := {name: cell for name, cell in cells.items() if cell != ""}:
+                column[algorithm] = values
+    return columns
+
+
+def _settings(task: str, name: str, stated: Mapping[str, Any]) -> dict[str, PaperSetting]:
     """Return the settings of a table: one, or one for each number of epochs, each in the active reading too."""
-    first, settings = _setting(name, stated, bases), {}
-    for epochs in stated.get("epochs", [None]):
+    base = _BASES[name.partition("-")[0]]
+    fields: dict[str, Any] = {key: {**base.get(key, {}), **stated.get(key, {})} for key in ("task", "run", "grid")}
+    rates = fields["hyperparameters"] = dict(stated.get("hyperparameters") or base.get("hyperparameters", {}))
+    if "table" in base:  # of the paper's five methods on all its tasks
+        rates |= _columns(base["table"])[task]
+        rates |= {"scaffold": rates["fedavg"], "scaffold_adam": rates["fedadam"]}
+    note = f"; {stated['note']}" if "note" in stated else ""
+    first = PaperSetting(base["source"], stated.get("convention", base["convention"]) + note, **fields)
+    settings = {}
+    for i, epochs in enumerate(stated.get("epochs", [None])):
         run = first.run if epochs is None else {**first.run, "local_epochs": epochs}
-        suffix = f"-{epochs}-epoch{'s'[: epochs > 1]}" if epochs != stated.get("epochs", [None])[0] else ""
-        settings[name + suffix] = one = replace(first, run=run, name=name + suffix)
-        if bases[stated["base"]].get("active"):
+        one = replace(first, run=run, name=f"{name}-{epochs}-epoch{'s'[: epochs > 1]}" if i else name)
+        settings[one.name] = one
+        if base.get("active"):
             devices = {"num_clients": run["cohort_size"], "devices": one.task["num_clients"]}
             settings[f"{one.name}-active"] = replace(one, task={**one.task, **devices}, name=f"{one.name}-active")
     return settings
 
 
-def _setting(name: str, stated: Mapping[str, Any], bases: Mapping[str, Any]) -> PaperSetting:
-    base = bases[stated["base"]]
-    fields: dict[str, Any] = {key: {**base.get(key, {}), **stated.get(key, {})} for key in ("task", "run", "grid")}
-    rates = fields["hyperparameters"] = dict(stated.get("hyperparameters", base.get("hyperparameters", {})))
-    if stated["base"] == "afo":
-        rates |= {"scaffold": rates["fedavg"], "scaffold_adam": rates["fedadam"]}
-    convention = stated.get("convention", base["convention"])
-    note = f"; {stated['note']}" if "note" in stated else ""
-    return PaperSetting(base["source"], convention + note, **fields, name=name)
-
-
 _TABLES = _powers(tomllib.loads(files("fedoptax.experiments").joinpath("presets.toml").read_text(encoding="utf-8")))
 
-PRESETS: dict[str, dict[str, Mapping[str, Any]]] = _TABLES["tuned"]
+_BASES = _TABLES["bases"]
+
+PRESETS: dict[str, dict[str, dict[str, Any]]] = _columns(_TABLES["tuned"]) | _TABLES["tuned_models"]
 """Tuned hyper-parameters by task, or task:model, and algorithm."""
 
 PAPERS: dict[str, dict[str, PaperSetting]] = {
-    task: {
-        name: one for key, stated in settings.items() for name, one in _settings(key, stated, _TABLES["bases"]).items()
-    }
+    task: {name: one for key, stated in settings.items() for name, one in _settings(task, key, stated).items()}
     for task, settings in _TABLES["papers"].items()
 }
 """Paper settings by task and name; the first of a task is what `--preset paper` means."""

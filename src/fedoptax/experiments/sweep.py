@@ -28,10 +28,7 @@ class Swept(list[RunResult]):
 
 
 def sweep(
-    task: Task,
-    make_algorithm: Callable[..., FedAlgorithm],
-    grid: Mapping[str, Sequence[float]],
-    **options: Any,
+    task: Task, make_algorithm: Callable[..., FedAlgorithm], grid: Mapping[str, Sequence[float]], **options: Any
 ) -> Swept:
     """Run `make_algorithm(**point)` for every point of the grid, compiling once.
 
