@@ -108,12 +108,17 @@ def test_a_wrong_argument_is_one_line_and_leaves_nothing_behind(
     assert "\n" not in str(error.value) and list(tmp_path.iterdir()) == []
 
 
-def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
-    fx.compare(TASK, ["fedavg"], tmp_path, seeds=1, **SMALL)
-    good = read_json(tmp_path / "compare.json")
-    changes = {"algorithms": 3, "hyperparameters": {}, "seeds": ["x"], "tunings": {"a": {}}, "format": 9, "new": 1}
-    for change in ({name: value} for name, value in changes.items()):
-        write_json(tmp_path / "compare.json", good | change)
-        with pytest.raises(fx.RunError, match=r"compare\.json") as error:
-            Comparison.read(tmp_path)
-        assert "\n" not in str(error.value)
+SEARCH = {"grid": {"a": 1}, "rule": 3, "search": "x", "options": {}, "format": 99, "extra": 1}
+COMPARISON = {"algorithms": 3, "hyperparameters": {}, "seeds": ["x"], "tunings": {"a": {}}, "format": 9, "new": 1}
+
+
+def test_damaged_files_are_one_line(tmp_path: Path) -> None:
+    fx.compare(TASK, ["fedavg"], tmp_path, seeds=1, grids={"fedavg": {"client_lr": [0.1]}}, **SMALL)
+    for kind, place, changes in ((Comparison, "", COMPARISON), (Search, "tuning/fedavg", SEARCH)):
+        (file,) = (tmp_path / place).glob("*.json")
+        good = read_json(file)
+        for name, value in changes.items():
+            write_json(file, good | {name: value})
+            with pytest.raises(fx.RunError, match=file.name) as error:
+                kind.read(tmp_path / place)
+            assert "\n" not in str(error.value)

@@ -49,7 +49,7 @@ def test_a_diverged_point_is_stopped_and_never_best(tmp_path: Path) -> None:
     with pytest.raises(AllDiverged, match="fedavg: all 2 points of the search diverged") as caught:
         fx.tune(TASK, "fedavg", {"client_lr": [1e29, 1e30]}, tmp_path / "b", **SMALL)
     again = pickle.loads(pickle.dumps(caught.value))  # as a pool of processes brings it home
-    assert str(again) == str(caught.value) and again.algorithm == "fedavg"
+    assert type(again) is AllDiverged and str(again) == str(caught.value)
 
 
 def test_finished_points_are_not_run_again(tmp_path: Path) -> None:
@@ -200,14 +200,3 @@ def test_without_optuna_it_is_one_line(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(fx.UsageError, match=r"pip install 'fedoptax\[optuna\]'"):
         fx.tune(TASK, "fedavg", {"client_lr": [0.1, 0.3]}, tmp_path / "x", search="optuna", **SMALL)
-
-
-def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
-    fx.tune(TASK, "fedavg", {"client_lr": [0.1]}, tmp_path, **SMALL)
-    good = storage.read_json(tmp_path / "tune.json")
-    changes = {"grid": {"a": 1}, "rule": 3, "search": "x", "options": {}, "format": 99, "extra": 1}
-    for change in ({name: value} for name, value in changes.items()):
-        storage.write_json(tmp_path / "tune.json", good | change)
-        with pytest.raises(fx.RunError, match=r"tune\.json") as error:
-            Search.read(tmp_path)
-        assert "\n" not in str(error.value)

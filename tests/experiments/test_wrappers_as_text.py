@@ -1,4 +1,4 @@
-"""What a user types for privacy and compression: `wrapping.wrap`."""
+"""What a user types for privacy and compression."""
 
 from typing import Any
 
@@ -10,12 +10,8 @@ from fedoptax.experiments.build import parse_codec, parse_privacy, wrap
 PRIVACY = "clip=0.5,noise_multiplier=0.01,delta=1e-5"
 
 
-def test_no_wrapper_gives_the_algorithm_itself() -> None:
-    algorithm = fx.fedavg(0.1)
-    assert wrap(algorithm) is algorithm
-
-
 def test_privacy_is_inside_and_compression_outside() -> None:
+    assert wrap(direct := fx.fedavg(0.1)) is direct
     algorithm = wrap(fx.fedavg(0.1), PRIVACY, "qsgd:bits=2")
     assert algorithm.epsilon is not None and algorithm.weighting == "uniform"
     direct = fx.with_privacy(fx.fedavg(0.1), 0.5, 0.01, 1e-5)
