@@ -13,6 +13,7 @@ from fedoptax._files import read_json, write_json
 from fedoptax.experiments.comparison import Comparison
 from fedoptax.experiments.result import Interrupted
 from fedoptax.experiments.tuning import Search, SearchResult
+from refusals import refused
 
 TASK = fx.load_task("quadratic", num_clients=8)
 SMALL: dict[str, Any] = {"rounds": 3, "cohort_size": 3, "batch_size": 5}
@@ -103,9 +104,8 @@ def test_a_signal_stops_it_and_a_further_call_goes_on(tmp_path: Path) -> None:
 def test_a_wrong_argument_is_one_line_and_leaves_nothing_behind(
     tmp_path: Path, algorithms: Any, options: dict[str, Any], argument: str
 ) -> None:
-    with pytest.raises(fx.UsageError, match=argument) as error:
-        fx.compare(TASK, algorithms, tmp_path / "a", **SMALL | options)
-    assert "\n" not in str(error.value) and list(tmp_path.iterdir()) == []
+    refused(lambda: fx.compare(TASK, algorithms, tmp_path / "a", **SMALL | options), argument)
+    assert list(tmp_path.iterdir()) == []
 
 
 SEARCH = {"grid": {"a": 1}, "rule": 3, "search": "x", "options": {}, "format": 99, "extra": 1}

@@ -290,7 +290,7 @@ def shared_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def common_weighting(options: Mapping[str, Any]) -> str:
-    """Return the one weighting of all methods: by default by examples, or uniform with privacy, as the noise needs.
+    """Return the one weighting of all methods: by default examples, or uniform with privacy, as the noise needs.
 
     `"paper"` in `options` is each paper's own.
     """
