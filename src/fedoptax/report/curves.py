@@ -79,7 +79,7 @@ class Metric:
 
 def find_metrics(groups: Sequence[Group]) -> list[Metric]:
     """All metrics that any group has: primary ones first, then as in the files, then loss and circumstances."""
-    columns = dict.fromkeys(name for group in groups for run in group.runs for name in run.rows)
+    columns = dict.fromkeys(str(name) for group in groups for run in group.runs for name in run.rows)
     names = [name for name in columns if name not in COST_COLUMNS]
     primary = dict.fromkeys(group.metric for group in groups)
     last = ("train_loss", *CIRCUMSTANCES)
