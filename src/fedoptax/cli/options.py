@@ -9,8 +9,7 @@ from typing import Any, Literal, NamedTuple, dataclass_transform, get_args, get_
 
 from fedoptax.deploy.options import NetworkOptions
 from fedoptax.engine.options import Option, RunOptions, options_of
-from fedoptax.errors import UsageError
-from fedoptax.experiments.parsing import parse_pairs, parse_value
+from fedoptax.experiments.parsing import check_task, parse_pairs, parse_value
 from fedoptax.names import check_algorithm, split_algorithms
 
 DATA_DIR = "Folder with one subfolder per data set. [default: $FEDOPTAX_DATA, else the cache folder]"
@@ -96,21 +95,6 @@ def _read(name: str, parameter: Parameter, value: Any) -> Any:
 def check_algorithms(name: str, value: str) -> None:
     """Check the names of algorithms."""
     split_algorithms(value)
-
-
-def check_task(name: str, value: str) -> None:
-    """Check the name of a task, and the ending of a file; MODULE:FUNCTION is imported later."""
-    from fedoptax.tasks import recipe_of  # which imports NumPy, slow for `--help`
-    from fedoptax.tasks.recipe import PREFIX
-
-    if ":" not in value and Path(value).suffix:
-        raise UsageError(f"task must be {PREFIX}{value} for a file, got '{value}'")
-    if ":" not in value or value.startswith(PREFIX):
-        recipe_of(value)
-    if value.startswith(PREFIX):
-        from fedoptax.data.custom import check_path
-
-        check_path(Path(value.removeprefix(PREFIX)).expanduser())
 
 
 class AlgorithmOptions(Form):
