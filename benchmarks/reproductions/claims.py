@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from histories import Step
-from measures import NAN, Measure, Table, Test, adjust_by_holm, compare, measure_of, rank
+from measures import NAN, Measure, Table, Test, compare, correct_family, measure_of, rank
 
 
 @dataclass
@@ -52,7 +52,7 @@ def make_claims(recipe: Mapping[str, Any], steps: Mapping[str, Step], tables: Ma
         words = measure.words(step.any_run) if step.runs else f"{step.rule().metric.replace('_', ' ')} of the search"
         claims.append(Claim(options["says"], about["title"], paper, words, _make_tests(options, step, steps, measure)))
     for equivalence in (False, True):
-        adjust_by_holm([test for claim in claims for test in claim.tests if test.equivalence == equivalence])
+        correct_family([test for claim in claims for test in claim.tests if test.equivalence == equivalence])
     return claims
 
 

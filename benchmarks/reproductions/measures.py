@@ -7,10 +7,9 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from fedoptax.report.load import Run
-from fedoptax.report.paired import LEAST_PAIRS, LEVEL, POINT, compare_seeds
+from fedoptax.report.paired import LEAST_PAIRS, LEVEL, POINT, adjust_by_holm, compare_seeds
 from histories import Step
 
 NAN = math.nan
@@ -142,22 +141,16 @@ def compare(
     )
     paired = compare_seeds(first, second)
     differences = np.array([first[seed] - second[seed] for seed in first.keys() & second.keys()])
-    n = len(differences)
-    half = stats.t.ppf(1 - LEVEL / 2, n - 1) * differences.std(ddof=1) / math.sqrt(n) if n >= LEAST_PAIRS else NAN
     p = paired.p_within_point if equivalence else paired.p_differs
-    if not equivalence and n >= LEAST_PAIRS and not np.ptp(differences) and differences[0]:
-        p = 2.0 ** (1 - n)  # all differences equal, as rounds between evaluations can be: the test by signs, not by t
-    mean = paired.difference
-    return Test(one, other, measure, paired.pairs, mean, mean - half, mean + half, p, equivalence)
+    if not equivalence and paired.pairs >= LEAST_PAIRS and not np.ptp(differences) and differences[0]:
+        p = 2.0 ** (1 - paired.pairs)  # all differences equal, as rounds between evaluations can be: the test by signs
+    return Test(one, other, measure, *paired[:4], p, equivalence)
 
 
-def adjust_by_holm(tests: Sequence[Test]) -> None:
+def correct_family(tests: Sequence[Test]) -> None:
     """Correct the p-values of one family of tests by Holm's method; what was not tested is left out."""
-    tested = sorted((test for test in tests if not math.isnan(test.p)), key=lambda test: test.p)
-    largest = 0.0
-    for place, test in enumerate(tested):
-        largest = max(largest, min(1.0, test.p * (len(tested) - place)))
-        test.p = largest
+    for test, p in zip(tests, adjust_by_holm([test.p for test in tests])):
+        test.p = p
 
 
 def rank(step: Step, algorithms: Sequence[str], measure: Measure) -> list[str]:
@@ -269,9 +262,9 @@ def tabulate(step: Step, options: Mapping[str, Any]) -> Table:
         cost = cost_to(step.runs[name], target)
         rows.append(Row(name, values, tried, _mean(earlies), cost, behind, within, above, ahead))
     for equivalence in (False, True):
-        adjust_by_holm([test for test in tests if test.equivalence == equivalence])
+        correct_family([test for test in tests if test.equivalence == equivalence])
     for kind in ("above", "ahead"):
-        adjust_by_holm([test for row in rows if (test := getattr(row, kind))])
+        correct_family([test for row in rows if (test := getattr(row, kind))])
     return Table(step, measure, early, target, rows)
 
 

@@ -22,7 +22,7 @@ import claims
 import histories
 import measures
 from claims import Claim
-from fedoptax.report.words import format_bytes, format_setting, join_words
+from fedoptax.report.words import format_quantity, format_setting, join_words
 from histories import Step
 from measures import Table
 
@@ -111,7 +111,12 @@ def render() -> dict[Path, str]:
         loader=FileSystemLoader(HERE / "pages"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         keep_trailing_newline=True,
     )  # fmt: skip
-    env.filters |= {"words": join_words, "setting": format_setting, "bytes": format_bytes, "p": show_p}
+    env.filters |= {
+        "words": join_words,
+        "setting": format_setting,
+        "bytes": lambda size: format_quantity(size, "B"),
+        "p": show_p,
+    }
     env.globals |= {"show": show, "measures": measures}
     every = {recipe.stem: recipe for recipe in recipes()}
     page = env.get_template("page.md.j2")

@@ -84,11 +84,8 @@ def test_what_is_understood_of_a_table_is_shown_with_what_looks_like_ids(capsys:
     assert "'height' holds 80 different decimals" in capsys.readouterr().err
 
 
-def test_commands_at_one_time_take_different_folders() -> None:
-    assert new_folder("digits", "fedadam") != new_folder("digits", "fedadam")
-
-
 def test_partition_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert new_folder("digits", "a") != new_folder("digits", "a")  # of commands at one time
     assert fedoptax("data", "partition", "--partition", "shards", "--task-set", "shards=1", "--json") == 0
     record = json.loads(capsys.readouterr().out)
     assert (record["partition"], record["shards"], record["num_clients"]) == ("shards", 1, 50)
@@ -149,12 +146,6 @@ def test_check_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"`fedoptax data fetch {name}` downloads it" in printed
     assert fedoptax("data", "check", "--json") == 0
     assert {row["status"] for rows in json.loads(capsys.readouterr().out).values() for row in rows} == {"missing"}
-
-
-def test_data_without_a_command_lists_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    assert fedoptax("data") == 0
-    printed = capsys.readouterr().out
-    assert all(command in printed for command in ("fetch", "check", "partition"))
 
 
 def test_tasks_and_presets_are_listed_as_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -159,17 +159,14 @@ def test_resume_goes_on_with_secure_aggregation(tmp_path: Path) -> None:
     assert fedoptax("resume", "a", "--rounds", "5") == 0
 
 
-def test_help_without_a_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert fedoptax() == 0
-    assert "Commands:" in capsys.readouterr().out
-    assert fedoptax("--version") == 0
-    assert capsys.readouterr().out.startswith("fedoptax ")
-
-
-def test_every_command_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("run", "compare", "resume", "report", "list", "bytes"):
-        assert fedoptax(command, "--help") == 0
-        assert f"fedoptax {command}" in capsys.readouterr().out
+def test_help_shows_commands_and_an_example_of_each(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fedoptax("--version") == 0 and capsys.readouterr().out.startswith("fedoptax ")
+    for group, commands in (("", "run compare resume report list bytes"), ("data", "fetch check partition")):
+        assert fedoptax(*group.split()) == 0
+        shown = capsys.readouterr().out
+        for command in commands.split():
+            assert command in shown and fedoptax(*group.split(), command, "--help") == 0
+            assert f"fedoptax {group} {command}".replace("  ", " ") in capsys.readouterr().out
 
 
 def test_an_interrupted_run_resumes_bit_for_bit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

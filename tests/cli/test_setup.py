@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from fedoptax.cli.options import Run
-from fedoptax.cli.setup import choose, choose_options
+from fedoptax.cli.setup import choose
 
 
 def options_of(options: Run) -> tuple[dict[str, Any], dict[str, Any]]:
-    return choose_options(options, choose(options, ["fedavg"]).paper)
+    return choose(options, ["fedavg"])[1:]
 
 
 def test_preset_fills_what_was_not_given(capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,7 +35,7 @@ def test_given_local_work_replaces_that_of_the_paper() -> None:
 
 def test_given_hyperparameters_replace_those_of_the_paper() -> None:
     options = Run(task="emnist-cr", preset="paper", set_={"fedadam.tau": 0.5})
-    chosen = choose(options, ["fedadam", "fedavg"]).hyperparameters
+    chosen = choose(options, ["fedadam", "fedavg"])[0].hyperparameters
     assert chosen["fedadam"]["tau"] == 0.5
     assert chosen["fedadam"]["server_lr"] == pytest.approx(10**-2.5)
     assert chosen["fedavg"] == {"client_lr": 0.1, "server_lr": 1.0}

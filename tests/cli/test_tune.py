@@ -1,4 +1,4 @@
-"""tune and compare --tune on the command line."""
+"""tune and compare --tune on the command line, and where every row's learning rates come from."""
 
 import json
 import re
@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from command_line import fedoptax
+from command_line import SMALL, fedoptax
 from fedoptax.report.searches import load_searches
 
-SMALL = ["--task", "quadratic", "--num-clients", "8", "--cohort-size", "3", "--batch-size", "5", "--rounds", "4"]
+QUADRATIC = ["--task", "quadratic", "--num-clients", "8", "--cohort-size", "3", "--batch-size", "5", "--rounds", "4"]
 
 GRID = ["--grid", "client_lr=0.01..1:decade", "--grid", "server_lr=0.01,0.1"]
 
 
 def test_tune_ranks_points_and_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "a"
-    assert fedoptax("tune", *SMALL, "--algorithm", "fedadam", *GRID, "--out", out) == 0
+    assert fedoptax("tune", *QUADRATIC, "--algorithm", "fedadam", *GRID, "--out", out) == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].split()[:2] == ["client_lr", "server_lr"] and "mean train_loss of last 1" in printed[0]
     scores = [float(line.split()[2]) for line in printed[1:7]]
@@ -39,4 +39,36 @@ def test_tune_ranks_points_and_resumes(tmp_path: Path, capsys: pytest.CaptureFix
     times = {p: p.stat().st_mtime_ns for p in out.glob("point-*/history.jsonl")}
     assert fedoptax("resume", out) == 0
     assert {p: p.stat().st_mtime_ns for p in out.glob("point-*/history.jsonl")} == times
-    assert fedoptax("tune", *SMALL, *GRID, "--out", out) == 2  # holds results
+    assert fedoptax("tune", *QUADRATIC, *GRID, "--out", out) == 2  # holds results
+
+
+def rates_of(folder: str) -> dict[str, str]:
+    return {
+        path.parent.parent.name: json.loads(path.read_text())["rates"]
+        for path in Path(folder).glob("*/seed-0/config.json")
+    }
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_rates_that_differ_are_warned_of_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    compare = ["compare", *SMALL, "--algorithms", "fedavg fedprox", "--seeds", "1", "--rounds", "1"]
+    assert fedoptax(*compare, "--set", "fedprox.client_lr=0.1", "--out", "a") == 0
+    printed = capsys.readouterr()
+    assert "warning: learning rates come from different places (fedavg: preset; fedprox: user, preset)" in printed.err
+    assert rates_of("a") == {"fedavg": "preset", "fedprox": "user, preset"}
+    table = Path("a/table.md").read_text()
+    assert "Rates from" in table and "| user, preset |" in table
+    before = Path("a/compare.json").read_bytes()
+    assert fedoptax("resume", "a") == 0 and Path("a/compare.json").read_bytes() == before
+    assert fedoptax(*compare, "--out", "b") == 0
+    assert "warning" not in capsys.readouterr().err and set(rates_of("b").values()) == {"preset"}
+    grid = ["--tune", "--grid", "client_lr=0.03,0.1"]
+    assert fedoptax("compare", *SMALL, "--algorithms", "fedavg", "--seeds", "1", *grid, "--out", "c") == 0
+    assert rates_of("c") == {"fedavg": "tuned"}
+
+
+def test_paper_preset_is_named_with_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    """The files of the task are not there; the line comes before they are read."""
+    assert fedoptax("run", "--task", "mnist", "--preset", "paper", "--algorithm", "fedlamb", "--data-dir", ".") == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("preset: paper:fedlamb, ") and "there is also paper:fedlamb-active, " in printed

@@ -179,20 +179,16 @@ def test_wrong_arguments_are_refused(arguments: dict[str, Any], argument: str, m
             monkeypatch.delenv(name)
 
     def refuse(*given: object, **more: object) -> None:
-        raise ValueError("coordinator_address should be defined.")
+        raise error
 
+    right: dict[str, Any] = {"coordinator": "127.0.0.1:9", "processes": 2, "process": 0}
+    error: Exception = ValueError("coordinator_address should be defined.")
     monkeypatch.setattr("jax.distributed.initialize", refuse)
     with pytest.raises(UsageError, match=argument):
-        join(**{"coordinator": "127.0.0.1:9", "processes": 2, "process": 0} | arguments)
-
-
-def test_processes_that_do_not_meet_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def late(*given: object, **more: object) -> None:
-        raise RuntimeError("late\nin many lines")
-
-    monkeypatch.setattr("jax.distributed.initialize", late)
+        join(**right | arguments)
+    error = RuntimeError("late\nin many lines")
     with pytest.raises(RunError, match=r"not all processes met at 127.0.0.1:9 \(late\)$"):
-        join("127.0.0.1:9", 2, 0)
+        join(**right)
 
 
 def test_a_single_process_is_the_leader() -> None:

@@ -16,6 +16,7 @@ from fedoptax.experiments.tuning import AllDiverged, Rule, Search, SearchResult,
 from fedoptax.storage import folder as storage
 from fedoptax.storage.history import read_lines
 from full_disks import largest_file
+from refusals import refused
 
 TASK = fx.load_task("quadratic", num_clients=8)
 SYNTHETIC = fx.load_task("synthetic", num_clients=6)
@@ -49,7 +50,7 @@ def test_a_diverged_point_is_stopped_and_never_best(tmp_path: Path) -> None:
     with pytest.raises(AllDiverged, match="fedavg: all 2 points of the search diverged") as caught:
         fx.tune(TASK, "fedavg", {"client_lr": [1e29, 1e30]}, tmp_path / "b", **SMALL)
     again = pickle.loads(pickle.dumps(caught.value))  # as a pool of processes brings it home
-    assert str(again) == str(caught.value) and again.algorithm == "fedavg"
+    assert type(again) is AllDiverged and str(again) == str(caught.value)
 
 
 def test_finished_points_are_not_run_again(tmp_path: Path) -> None:
@@ -149,9 +150,8 @@ def test_a_wrong_argument_is_one_line_and_leaves_nothing_behind(
     tmp_path: Path, algorithm: Any, grid: dict[str, Any], options: dict[str, Any], argument: str
 ) -> None:
     """Else the call with the right option would find another search in the folder."""
-    with pytest.raises(fx.UsageError, match=argument) as error:
-        fx.tune(TASK, algorithm, grid, tmp_path / "x", **SMALL | options)
-    assert "\n" not in str(error.value) and list(tmp_path.iterdir()) == []
+    refused(lambda: fx.tune(TASK, algorithm, grid, tmp_path / "x", **SMALL | options), argument)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_aggregator_and_faults_are_part_of_a_search(tmp_path: Path) -> None:
@@ -200,14 +200,3 @@ def test_without_optuna_it_is_one_line(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(fx.UsageError, match=r"pip install 'fedoptax\[optuna\]'"):
         fx.tune(TASK, "fedavg", {"client_lr": [0.1, 0.3]}, tmp_path / "x", search="optuna", **SMALL)
-
-
-def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
-    fx.tune(TASK, "fedavg", {"client_lr": [0.1]}, tmp_path, **SMALL)
-    good = storage.read_json(tmp_path / "tune.json")
-    changes = {"grid": {"a": 1}, "rule": 3, "search": "x", "options": {}, "format": 99, "extra": 1}
-    for change in ({name: value} for name, value in changes.items()):
-        storage.write_json(tmp_path / "tune.json", good | change)
-        with pytest.raises(fx.RunError, match=r"tune\.json") as error:
-            Search.read(tmp_path)
-        assert "\n" not in str(error.value)

@@ -122,6 +122,7 @@ def test_runs_without_rounds_metrics_or_partition(tmp_path: Path) -> None:
     (tmp_path / "a" / "history.jsonl").unlink()
     html = render(load_report(tmp_path), {}, tmp_path)
     assert "still running, or killed, after 0 of 10 rounds" in html and "No round was recorded" in html
+    assert "Clients over rounds" not in html
     write_run(tmp_path / "b", [None] * 5, name="fedavg", primary_metric=None, higher_is_better=None, local_epochs=None)
     sizes = {"sizes": [3, 4, 5], "label_counts": None, "heterogeneity": None}
     write_run(tmp_path / "c", ramp(0.9), name="fedprox", partition=sizes)

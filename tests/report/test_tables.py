@@ -3,12 +3,16 @@
 import json
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from fedoptax.report import final_table, group_runs, history_table, load_runs, to_markdown
-from fedoptax.report.curves import make_curve
-from fedoptax.report.page import list_incomplete
+from fedoptax.report.curves import QUANTILES, find_client_bands, make_curve
+from fedoptax.report.figures import draw_figures
+from fedoptax.report.page import list_incomplete, render
 from fedoptax.report.paired import compare_seeds
+from fedoptax.report.report import load_report
 from fedoptax.report.tables import short_table, to_latex
 from fedoptax.report.verdicts import find_verdicts
 from run_folders import ramp, write_comparison, write_run
@@ -80,7 +84,7 @@ def test_only_evaluated_rounds_count(tmp_path: Path) -> None:
     assert (row["final"], row["last_window"]) == (0.6, 4)
     assert row["last_mean"] == pytest.approx(0.55)  # of rounds 36 to 39 the 37th and 39th were evaluated
     curve = make_curve(group_runs(runs)[0], "test_accuracy")
-    assert curve is not None and curve.rounds.tolist()[:3] == [2, 4, 7]
+    assert curve is not None and curve.along("round").tolist()[:3] == [2, 4, 7]
 
 
 def test_diverged_seeds_do_not_enter_final_values_and_are_named(tmp_path: Path) -> None:
@@ -143,13 +147,15 @@ def test_early_progress_has_tests_of_its_own(tmp_path: Path) -> None:
     assert find_verdicts(table.reset_index())[0].text.count("significant") == 2
 
 
-def test_two_seeds_are_too_few_for_a_verdict(tmp_path: Path) -> None:
-    write_seeds(tmp_path, "fedadam", [0.90, 0.91])
-    write_seeds(tmp_path, "fedavg", [0.1, 0.11])
-    table = final_table(load_runs(tmp_path))
-    (verdict,) = find_verdicts(table)
-    assert not verdict.is_clear and "too few seeds" in verdict.text
-    assert "0.80, too few seeds" in to_markdown(table)
+def test_two_seeds_are_too_few_for_a_verdict_and_one_shows_no_spread(tmp_path: Path) -> None:
+    for seeds, says in (([0.0, 0.01], "0.80, too few seeds"), ([0.0], "0.80")):
+        folder = tmp_path / str(len(seeds))
+        write_seeds(folder, "fedadam", [0.9 + more for more in seeds])
+        write_seeds(folder, "fedavg", [0.1 + more for more in seeds])
+        table = final_table(load_runs(folder))
+        (verdict,) = find_verdicts(table)
+        assert not verdict.is_clear and ("too few seeds" in verdict.text) == (len(seeds) > 1)
+        assert says in to_markdown(table) and ("±" in to_markdown(table)) == (len(seeds) > 1)
 
 
 def test_equal_differences_decide_without_a_t_test() -> None:
@@ -157,15 +163,6 @@ def test_equal_differences_decide_without_a_t_test() -> None:
     assert compare_seeds(one, one) == (3, 0.0, 0.0, 0.0, 1.0, 0.0)
     apart = compare_seeds(one, {seed: value - 0.25 for seed, value in one.items()})
     assert (apart.p_differs, apart.p_within_point) == (0.0, 1.0)
-
-
-def test_one_seed_shows_no_spread_and_no_winner(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", ramp(0.9))
-    write_run(tmp_path / "b", ramp(0.1), name="fedavg")
-    table = final_table(load_runs(tmp_path))
-    assert table["final_std"].isna().all()
-    assert "±" not in to_markdown(table)
-    assert not find_verdicts(table)[0].is_clear
 
 
 def test_markdown_has_equal_rows_and_escapes(tmp_path: Path) -> None:
@@ -204,3 +201,20 @@ def test_virtual_time_to_a_target_by_hand(tmp_path: Path) -> None:
     assert "| Virtual time to 0.800 |" in " ".join(to_markdown(table.reset_index()).split())
     never = final_table(load_runs(tmp_path), target=0.99).set_index("algorithm")
     assert never.loc["fedadam", "virtual_seconds_to_target"] == float("inf")
+
+
+def test_quantiles_are_over_clients_and_their_mean_over_seeds(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    values = rng.random((2, 3, 20))  # seeds, rounds, clients
+    for seed, by_round in enumerate(values):
+        run = write_run(tmp_path / f"{seed}", ramp(0.9, 6), seed=seed)
+        rounds, clients = np.repeat([2, 4, 6], 20), np.tile(np.arange(20), 3)
+        table = pd.DataFrame({"round": rounds, "client": clients, "accuracy": by_round.reshape(-1)})
+        table.to_parquet(run / "clients.parquet")
+    write_run(tmp_path / "other", ramp(0.8, 6), name="fedavg")
+    report = load_report(tmp_path)
+    (bands,) = find_client_bands(report.groups)
+    assert bands.rounds.tolist() == [2, 4, 6] and bands.group.algorithm == "fedadam"
+    np.testing.assert_allclose(bands.values, np.quantile(values, QUANTILES, axis=2).mean(1).T)
+    figures = draw_figures(report)
+    assert "clients.png" in figures and "Clients over rounds" in render(report, figures, tmp_path)

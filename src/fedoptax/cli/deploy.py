@@ -16,7 +16,7 @@ from fedoptax._files import read_json, write_atomically
 from fedoptax._progress import bar, status
 from fedoptax.cli.options import AddNode, DeploymentOptions, DeploymentStatus, Init, Local
 from fedoptax.cli.printing import print_summary
-from fedoptax.cli.setup import choose, choose_options, load, with_task_defaults
+from fedoptax.cli.setup import choose, load, with_task_defaults
 from fedoptax.data.schema import Schema
 from fedoptax.deploy.app import check_empty, check_task, place_node, read_app, write_app
 from fedoptax.deploy.config import TABLE, Deployment, is_own_function, simulation_command
@@ -159,8 +159,7 @@ def make_deployment(options: DeploymentOptions, nodes: int) -> Deployment:
     name, task = options.algorithm, None
     is_table = options.schema is not None and not options.task.startswith("file:")
     options = replace(options, task=TABLE) if is_table else options
-    settings = choose(options, [name])
-    task_arguments, run = choose_options(options, settings.paper)
+    settings, task_arguments, run = choose(options, [name])
     if is_table:
         for option in task_arguments:
             check_choice("option of tables at nodes", option, OPTIONS)

@@ -90,7 +90,6 @@ def join_processes(options: ProcessOptions) -> None:
 
 
 def _inspected(name: str, parameter: Parameter, flags: Mapping[str, str]) -> inspect.Parameter:
-    """Return a parameter as Typer inspects it."""
     kind, default, about = parameter
     if get_origin(kind) is dict:
         kind, default = list[str], []
@@ -142,10 +141,7 @@ app = typer.Typer(
 )
 data, deploy = (
     typer.Typer(callback=show_help, invoke_without_command=True, help=help, rich_markup_mode=None)
-    for help in (
-        "Fetch and check data sets, and show partitions.",
-        "Run an algorithm on a real network, through Flower.",
-    )
+    for help in ("Fetch and check data sets, and show partitions.", "Run an algorithm on a network, through Flower.")
 )
 app.add_typer(data, name="data")
 app.add_typer(deploy, name="deploy")
@@ -169,11 +165,7 @@ add_command(deploy, "status", options.DeploymentStatus, "deploy:show_status")
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the console command.
-
-    Its status is 0, 1 (it failed), 2 (wrong arguments), 130 (Ctrl-C), 143 (SIGTERM) or 129 (SIGHUP); errors are one
-    line.
-    """
+    """Run the console command: status 0, 1 (failed), 2 (wrong arguments), 130 (Ctrl-C), 143 (SIGTERM), 129 (SIGHUP)."""
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
         sys.stdout.reconfigure(errors="backslashreplace")  # what the terminal's encoding lacks is escaped
     with terminable() as signal:
@@ -188,7 +180,6 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _describe(error: Exception) -> tuple[str, int]:
-    """Return the message of an error, and its exit status."""
     if isinstance(error, UsageError | RunError):
         return str(error), error.status
     if isinstance(error, click.NoSuchOption) and re.fullmatch("--(client[-_]|server[-_])?lr|--tau", error.option_name):

@@ -1,18 +1,15 @@
 """The options of every command: a dataclass per command, whose docstring is the command's help."""
 
-# ruff: noqa: RUF009 (option and argument return fields)
-
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, dataclass_transform, get_args, get_origin, get_type_hints
 
 from fedoptax.deploy.options import NetworkOptions
 from fedoptax.engine.options import Option, RunOptions, options_of
-from fedoptax.errors import UsageError
-from fedoptax.experiments.parsing import parse_pairs, parse_value
+from fedoptax.experiments.parsing import check_task, parse_pairs, parse_value
 from fedoptax.names import check_algorithm, split_algorithms
 
 DATA_DIR = "Folder with one subfolder per data set. [default: $FEDOPTAX_DATA, else the cache folder]"
@@ -20,7 +17,13 @@ PAIRS, SETTINGS = "NAME=VALUE", "Hyper-parameters; ALGORITHM.NAME=VALUE sets one
 KINDS = {"int": int | None, "float": float | None, "str": str | None, "bool": bool | None}
 """The types of the options of runs by their annotation's first word; others are NAME=VALUE texts."""
 
-Form = TypeVar("Form")
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+class Form:
+    """The parameters of a command, each a field; every subclass is a dataclass."""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
 
 
 class Parameter(NamedTuple):
@@ -50,11 +53,10 @@ def options_from(kind: Any, choose: Callable[[str, Option], bool] = lambda *_: T
     """Declare a field that holds, by name, what was chosen of the options of `kind`, or of some of them."""
     parameters = {}
     for name, about in options_of(kind).items():
+        declared, text = kind.__dataclass_fields__[name], default_text or about.default_text
+        type_, default = KINDS.get(declared.type.split(" ")[0], dict[str, Any]), None if text else declared.default
         if choose(name, about):
-            declared, text = kind.__dataclass_fields__[name], default_text or about.default_text
-            type_ = KINDS.get(declared.type.split(" ")[0], dict[str, Any])
-            about = replace(about, default_text=text)
-            parameters[name] = Parameter(type_, None if text else declared.default, about)
+            parameters[name] = Parameter(type_, default, replace(about, default_text=text))
     return field(default_factory=dict, metadata={"parameters": parameters})
 
 
@@ -62,19 +64,18 @@ def parameters_of(form: type) -> dict[str, Parameter]:
     """Return the parameters of a command by name: the fields of its form, and the options that one of them holds."""
     hints, parameters = get_type_hints(form), dict[str, Parameter]()
     for of in fields(form):
-        if "parameters" in of.metadata:
-            parameters |= of.metadata["parameters"]
-        else:
+        parameters |= of.metadata.get("parameters", {})
+        if "about" in of.metadata:
             default = of.default_factory()  # type: ignore[operator]
             parameters[of.name] = Parameter(hints[of.name], default, of.metadata["about"])
     return parameters
 
 
-def read_form(form: type[Form], values: Mapping[str, Any]) -> Form:
+def read_form(form: type, values: Mapping[str, Any]) -> Any:
     """Return the form of a command's parameters; what can be checked is, before anything slow is imported."""
     read = {name: _read(name, parameter, values[name]) for name, parameter in parameters_of(form).items()}
     chosen = dict[str, Any]()
-    for of in fields(form):  # type: ignore[arg-type]
+    for of in fields(form):
         held = of.metadata.get("parameters")
         chosen[of.name] = read[of.name] if held is None else {n: v for n in held if (v := read[n]) not in (None, {})}
     return form(**chosen)
@@ -96,31 +97,14 @@ def check_algorithms(name: str, value: str) -> None:
     split_algorithms(value)
 
 
-def check_task(name: str, value: str) -> None:
-    """Check the name of a task, and the ending of a file; MODULE:FUNCTION is imported later."""
-    from fedoptax.tasks import recipe_of  # which imports NumPy, slow for `--help`
-    from fedoptax.tasks.recipe import PREFIX
-
-    if ":" not in value and Path(value).suffix:
-        raise UsageError(f"task must be {PREFIX}{value} for a file, got '{value}'")
-    if ":" not in value or value.startswith(PREFIX):
-        recipe_of(value)
-    if value.startswith(PREFIX):
-        from fedoptax.data.custom import check_path
-
-        check_path(Path(value.removeprefix(PREFIX)).expanduser())
-
-
-@dataclass(frozen=True, kw_only=True)
-class AlgorithmOptions:
+class AlgorithmOptions(Form):
     """One algorithm."""
 
     algorithm: str = of_algorithm("Algorithm, see `fedoptax list algorithms`, or MODULE:FUNCTION.", "fedadam",
         check=lambda name, value: check_algorithm(value))  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class TaskOptions:
+class TaskOptions(Form):
     """What is learned, and how its examples are divided among clients."""
 
     task: str = of_data("Task, see `fedoptax list tasks`; file:PATH for your own data, or MODULE:FUNCTION.", "digits",
@@ -138,7 +122,6 @@ class TaskOptions:
     model: str | None = option("Model, see `fedoptax list tasks --json`. [default: the task's]", group="Model")
 
 
-@dataclass(frozen=True, kw_only=True)
 class LearningOptions(TaskOptions):
     """What simulations and deployments share."""
 
@@ -153,14 +136,12 @@ class LearningOptions(TaskOptions):
         metavar="NAME", flags=("--track",))  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class JsonOption:
+class JsonOption(Form):
     """A command that prints text or JSON."""
 
     json: bool = option("Print JSON for other programs.", False)
 
 
-@dataclass(frozen=True, kw_only=True)
 class ExperimentOptions(JsonOption, LearningOptions):
     """What simulations share: how their rounds are computed, and where results go."""
 
@@ -170,8 +151,7 @@ class ExperimentOptions(JsonOption, LearningOptions):
     overwrite: bool = option("Replace earlier results in --out.", False)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SearchOptions:
+class SearchOptions(Form):
     """What a search for hyper-parameters takes; None stands for the default."""
 
     grid: dict[str, str] = of_search("Values separated by commas, or LOW..HIGH in half decades (also :decade, "
@@ -183,8 +163,7 @@ class SearchOptions:
         "[default: one after another]")  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProcessOptions:
+class ProcessOptions(Form):
     """A run by several processes."""
 
     distributed: bool = of_hardware("Run as one of several processes that train together.", False)
@@ -193,7 +172,6 @@ class ProcessOptions:
     process: int | None = of_hardware("Index of this process, from 0. [default: from Slurm, MPI ...]")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Run(ProcessOptions, ExperimentOptions, AlgorithmOptions):
     """Run one algorithm on one task.
 
@@ -201,7 +179,6 @@ class Run(ProcessOptions, ExperimentOptions, AlgorithmOptions):
     """
 
 
-@dataclass(frozen=True, kw_only=True)
 class Compare(SearchOptions, ExperimentOptions):
     """Run several algorithms on one task over seeds and write a report.
 
@@ -217,7 +194,6 @@ class Compare(SearchOptions, ExperimentOptions):
         "algorithms several times.", [], metavar="FOLDER", flags=("--from",))  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
 class Tune(SearchOptions, ExperimentOptions, AlgorithmOptions):
     """Search for an algorithm's hyper-parameters and write a report with heat maps.
 
@@ -232,7 +208,6 @@ class Tune(SearchOptions, ExperimentOptions, AlgorithmOptions):
     trials: int | None = of_search("Points of a search that is no grid. [default: 16]")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Resume(ProcessOptions):
     """Continue a run, a comparison or a search that was interrupted.
 
@@ -247,8 +222,7 @@ class Resume(ProcessOptions):
     checkpoint_every: float | None = option("Seconds between checkpoints. [default: 60]")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Predict:
+class Predict(Form):
     """Predict new examples with the model of a run.
 
     Example: fedoptax predict runs/a --input new.csv --out predictions.csv
@@ -265,8 +239,7 @@ class Predict:
     params: str | None = option("best or last parameters. [default: best if they were kept, else last]", group="Model")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Export:
+class Export(Form):
     """Write the model of a run for other programs.
 
     Example: fedoptax export runs/a --out model.safetensors
@@ -278,8 +251,7 @@ class Export:
     params: str | None = option("best or last parameters. [default: best if they were kept, else last]", group="Model")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Report:
+class Report(Form):
     """Write one HTML page, figures (PNG, SVG, PDF) and tables (CSV, Markdown, LaTeX) about runs.
 
     Example: fedoptax report runs/b
@@ -291,7 +263,6 @@ class Report:
     early: int | None = option("First rounds whose mean is early progress. [default: a fifth of all]")
 
 
-@dataclass(frozen=True, kw_only=True)
 class List(JsonOption):
     """List the tasks, the algorithms, or the papers' settings of the tasks.
 
@@ -301,7 +272,6 @@ class List(JsonOption):
     what: Literal["tasks", "algorithms", "presets"] = argument("tasks, algorithms or presets.")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Bytes(JsonOption, TaskOptions):
     """Show how many bytes each algorithm sends and receives, per client, per round and in a whole run.
 
@@ -314,8 +284,7 @@ class Bytes(JsonOption, TaskOptions):
     run: dict[str, Any] = options_from(RunOptions, lambda name, about: name in ("rounds", "cohort_size"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fetch:
+class Fetch(Form):
     """Download a data set from its publisher, check its hash and unpack it.
 
     Example: fedoptax data fetch fashion-mnist --data-dir data
@@ -325,7 +294,6 @@ class Fetch:
     data_dir: Path | None = of_data(DATA_DIR)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Check(JsonOption):
     """Verify the files of data sets: their hashes, and the counts of what the readers find.
 
@@ -336,8 +304,7 @@ class Check(JsonOption):
     data_dir: Path | None = of_data(DATA_DIR)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Describe:
+class Describe(Form):
     """Look at a table and write what its columns mean, to be edited; warn of what looks wrong.
 
     Example: fedoptax data describe patients.csv --client-column site --label-column outcome --out schema.toml
@@ -351,7 +318,6 @@ class Describe:
     overwrite: bool = option("Replace an earlier file.", False)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Partition(JsonOption, TaskOptions):
     """Show which client holds what: measures of heterogeneity, a table of the clients, and a picture.
 
@@ -362,14 +328,12 @@ class Partition(JsonOption, TaskOptions):
     overwrite: bool = option("Replace earlier results in --out.", False)
 
 
-@dataclass(frozen=True, kw_only=True)
 class DeploymentOptions(LearningOptions, AlgorithmOptions):
     """What is trained over a network, and how; the app's config has the same names."""
 
     run: dict[str, Any] = options_from(NetworkOptions)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Init(DeploymentOptions):
     """Write a Flower app, with certificates and node keys for a local trial.
 
@@ -384,8 +348,7 @@ class Init(DeploymentOptions):
     host: list[str] = of_network("Name or address of the server in its certificate, besides localhost.", [])
 
 
-@dataclass(frozen=True, kw_only=True)
-class AddNode:
+class AddNode(Form):
     """Assign a partition of a federation's data to a node's key.
 
     Example: fedoptax deploy add-node federation clinic-c.pub --partition 2
@@ -396,7 +359,6 @@ class AddNode:
     partition: int | None = of_network("The node's partition; its former key loses it. [default: a new one]")
 
 
-@dataclass(frozen=True, kw_only=True)
 class DeploymentStatus(JsonOption):
     """Show how far a deployment is, its nodes' last signs of life, where the seconds go, and who was left out.
 
@@ -407,7 +369,6 @@ class DeploymentStatus(JsonOption):
     watch: bool = option("Repeat it every two seconds until the run ends.", False)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Local(JsonOption, DeploymentOptions):
     """Run a federation on this machine: a SuperLink and SuperNodes with TLS and node authentication.
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedoptax.tasks.task import Task
 
-FAR = 2.0
-"""How many times its start a training loss is far above it."""
+FAR = 2.0  # how many times its start a training loss is far above it
 
 
 def print_summary(folder: Path, as_json: bool) -> None:

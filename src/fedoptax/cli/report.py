@@ -86,7 +86,6 @@ def _print_best(result: SearchResult, scope: str = "") -> None:
 
 
 def _record(result: SearchResult) -> dict[str, Any]:
-    """Return what was found as JSON has it."""
     points = []
     for trial in result.trials:
         record = {"values": dict(trial.values), "score": finite_or_none(trial.score), "status": trial.status}

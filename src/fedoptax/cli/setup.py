@@ -15,7 +15,7 @@ from fedoptax.distributed import broadcast, is_leader, run_on_all_or_fail
 from fedoptax.engine.xla import use_cache, use_cores
 from fedoptax.errors import RunError, UsageError
 from fedoptax.experiments.build import WRAPPERS, import_function
-from fedoptax.experiments.presets import PAPERS, PaperSetting, Settings, choose_settings
+from fedoptax.experiments.presets import PAPERS, Settings, choose_settings
 from fedoptax.experiments.run import split_options
 from fedoptax.storage.folder import prepare
 from fedoptax.tasks import TASKS, load_task, recipe_of
@@ -34,8 +34,7 @@ def set_up(options: ExperimentOptions, names: list[str], what: str) -> tuple[Tas
 def _set_up(options: ExperimentOptions, names: list[str], out: Path) -> tuple[Task, Settings, dict[str, Any]]:
     if is_leader():
         prepare(out, options.overwrite, remove=False)
-    settings = choose(options, names)
-    task_arguments, run = choose_options(options, settings.paper)
+    settings, task_arguments, run = choose(options, names)
     run["wrappers"] = {name: text for name in WRAPPERS if (text := getattr(options, name)) is not None}
     run |= {name: getattr(options, name) for name in ("trackers", "checkpoint_every", "overwrite")} | {"out": out}
     split_options(run)  # checks them before the task is loaded
@@ -54,18 +53,14 @@ def note_rates(task: str, rates: Mapping[str, str]) -> None:
         print(f"learning rates: {origin}, {remedy}", file=sys.stderr)
 
 
-def choose(options: LearningOptions, names: list[str]) -> Settings:
-    """Choose the hyper-parameters of some algorithms."""
-    return choose_settings(options.task, names, options.set_, options.preset, options.model)
-
-
-def choose_options(options: LearningOptions, paper: PaperSetting | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the options of `load_task` and of the rounds that were chosen, else those of `--preset paper`."""
-    of_task, of_run = task_arguments(options), options.run
+def choose(options: LearningOptions, names: list[str]) -> tuple[Settings, dict[str, Any], dict[str, Any]]:
+    """Return algorithms' settings, and the options of `load_task` and of rounds, typed or of `--preset paper`."""
+    settings = choose_settings(options.task, names, options.set_, options.preset, options.model)
+    paper, of_task, of_run = settings.paper, task_arguments(options), options.run
     if {"local_epochs", "local_steps"} <= of_run.keys():
         raise UsageError("local_epochs and local_steps cannot be used together")
     if paper is None:
-        return of_task, dict(of_run)
+        return settings, of_task, dict(of_run)
     if is_leader():
         others = [f"paper:{name}" for name in PAPERS[options.task] if name != paper.name]
         more = f"; there is also {', '.join(others)}" if others else ""
@@ -77,7 +72,7 @@ def choose_options(options: LearningOptions, paper: PaperSetting | None) -> tupl
     if "local_epochs" in of_run or "local_steps" in of_run:
         for name in ("local_epochs", "local_steps"):
             paper_run.pop(name, None)
-    return paper_task | of_task, paper_run | of_run
+    return settings, paper_task | of_task, paper_run | of_run
 
 
 def task_arguments(options: TaskOptions) -> dict[str, Any]:
@@ -101,13 +96,11 @@ def with_task_defaults(name: str, task: Task, options: Mapping[str, Any]) -> dic
 def load(options: TaskOptions, arguments: Mapping[str, Any]) -> Task:
     """Load the task that the options name, with `arguments` of `load_task`."""
     with status(f"loading {options.task}"):
-        if is_own_function(options.task):
-            if arguments:
-                raise UsageError(f"{next(iter(arguments))} cannot be used with a task that is a function")
-            task = call_task(options.task)
-        else:
-            task = load_task(options.task, seed=options.partition_seed, data_dir=options.data_dir, **arguments)
-    return task
+        if not is_own_function(options.task):
+            return load_task(options.task, seed=options.partition_seed, data_dir=options.data_dir, **arguments)
+        if arguments:
+            raise UsageError(f"{next(iter(arguments))} cannot be used with a task that is a function")
+        return call_task(options.task)
 
 
 def call_task(name: str) -> Task:

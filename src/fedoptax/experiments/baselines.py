@@ -1,7 +1,7 @@
-"""The baselines that a table of federated algorithms should have: each client alone, and all data in one place.
+"""The baselines: each client alone (`local`, in the rounds in which it is sampled), and all data in one place.
 
-Both see the cohorts of the seed and do as many gradients as FedAvg would; `local` trains a client only in the rounds
-in which it is sampled. Every client's held-out examples are evaluated with the model that the client would use.
+Both see the cohorts of the seed and do as many gradients as FedAvg would. Every client's held-out examples are
+evaluated with the model that the client would use.
 """
 
 from collections.abc import Callable

@@ -58,11 +58,7 @@ def name_algorithms(algorithms: Algorithms) -> list[str]:
 
 
 def import_function(argument: str, text: str) -> Any:
-    """Return what MODULE:FUNCTION names, also of the current folder.
-
-    Raises:
-      UsageError: there is none; the message names `argument`.
-    """
+    """Return what MODULE:FUNCTION names, also of the current folder; else the error names `argument`."""
     module, _, attribute = text.rpartition(":")
     if "/" in module or module.endswith(".py"):
         likely = module.removeprefix("./").removesuffix(".py").replace("/", ".")
@@ -89,10 +85,7 @@ def parameters_of(algorithm: str) -> Mapping[str, inspect.Parameter]:
 def by_algorithm(
     argument: str, values: Mapping[str, Any], algorithms: Iterable[str], others: Sequence[str] = ()
 ) -> dict[str, dict[str, Any]]:
-    """Return hyper-parameters by algorithm: NAME's are of all that have it, those of ALGORITHM.NAME of one.
-
-    Every algorithm has the `others` besides its constructor's.
-    """
+    """Return hyper-parameters by algorithm: of all that have NAME, or of one for ALGORITHM.NAME; all have `others`."""
     parameters = {name: [*parameters_of(name), *others] for name in algorithms}
     chosen: dict[str, dict[str, Any]] = {algorithm: {} for algorithm in parameters}
     for key, value in values.items():
@@ -126,13 +119,9 @@ def build(name: str, hyperparameters: Mapping[str, Any]) -> FedAlgorithm:
 def wrap(
     algorithm: FedAlgorithm, privacy: str | None = None, compress: str | None = None, personal: str | None = None
 ) -> FedAlgorithm:
-    """Return `algorithm` with its wrappers as they were typed; None leaves it as it is.
+    """Return `algorithm` with its wrappers as typed, unless None: see `parse_privacy`, `parse_codec`, `with_personal`.
 
-    Args:
-      algorithm: the algorithm.
-      privacy: see `parse_privacy`.
-      compress: the name of a codec, alone or with arguments: `sign`, `qsgd:bits=4,bucket=512`.
-      personal: patterns of the parameters that stay at the clients, separated by commas; see `with_personal`.
+    `personal` is patterns of the parameters that stay at the clients, separated by commas.
     """
     if personal is not None:
         algorithm = with_personal(algorithm, personal.split(","))
@@ -144,10 +133,7 @@ def wrap(
 
 
 def parse_privacy(text: str) -> dict[str, Any]:
-    """Return the arguments of `with_privacy` in a text such as `clip=1.0,noise_multiplier=0.5,delta=1e-5`.
-
-    `seed=none` draws the noise's seed from the operating system.
-    """
+    """Return `with_privacy`'s arguments in `clip=1.0,noise_multiplier=0.5,delta=1e-5`; `seed=none` draws the seed."""
     arguments = parse_pairs("privacy", text.split(","), PRIVACY)
     if missing := [name for name in PRIVACY[:3] if name not in arguments]:
         raise UsageError(f"privacy needs clip, noise_multiplier and delta, got no {', '.join(missing)} in '{text}'")
@@ -166,7 +152,7 @@ def with_secret_seed(text: str) -> str:
 
 
 def parse_codec(text: str) -> Codec:
-    """Return the codec of a text such as `topk:fraction=0.01`."""
+    """Return the codec of its name, alone or with arguments: `sign`, `qsgd:bits=4,bucket=512`."""
     name, colon, rest = text.partition(":")
     check_choice("compress", name, CODECS)
     make: Callable[..., Codec] = CODECS[name]

@@ -37,24 +37,16 @@ FILE = "compare.json"
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is compared, as compare.json keeps it: the arguments of `compare`.
-
-    Attributes:
-      hyperparameters: by algorithm; of those that are tuned first, what was found, as soon as it is.
-      task: name and options of the task.
-      options: of `fedoptax.run`, with `rounds`.
-      tunings: by algorithm, the search that comes first.
-      rates: by algorithm, where its learning rates come from; those of a search are `tuned`.
-    """
+    """What is compared, as compare.json keeps it: the arguments of `compare`."""
 
     algorithms: list[str]
-    hyperparameters: dict[str, dict[str, Any]]
+    hyperparameters: dict[str, dict[str, Any]]  # by algorithm; those of a search as soon as it is done
     seeds: list[int]
-    task: dict[str, Any]
-    options: dict[str, Any]
+    task: dict[str, Any]  # name and options
+    options: dict[str, Any]  # of `fedoptax.run`, with `rounds`
     command: str = ""
-    tunings: dict[str, tuning.Search] = field(default_factory=dict)
-    rates: dict[str, str] = field(default_factory=dict)
+    tunings: dict[str, tuning.Search] = field(default_factory=dict)  # by algorithm, the search that comes first
+    rates: dict[str, str] = field(default_factory=dict)  # by algorithm, where learning rates come from
 
     @classmethod
     def read(cls, folder: Path) -> Comparison:
@@ -72,15 +64,9 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Compared:
-    """The outcome of a comparison.
+    """The outcome of a comparison: what was compared, where, and a line for each run or search that `diverged`."""
 
-    Attributes:
-      comparison: with the hyper-parameters that searches found, and without the algorithms whose points all diverged.
-      folder: of the results.
-      diverged: one line per run or search that diverged.
-    """
-
-    comparison: Comparison
+    comparison: Comparison  # with what searches found, and without the algorithms whose points all diverged
     folder: Path
     diverged: list[str]
 
@@ -90,7 +76,6 @@ class Compared:
         return {name: [history for _, history in runs] for name, runs in self._read().items()}
 
     def _read(self) -> dict[str, list[tuple[str, History]]]:
-        """Return the status and the history of every run."""
         runs = defaultdict(list)
         for name, seed in product(self.comparison.algorithms, self.comparison.seeds):
             folder = _run_folder(self.folder, name, seed)
@@ -136,7 +121,6 @@ def compare(
     its last finite state, and the others go on.
 
     Args:
-      task: the task.
       algorithms: names in `ALGORITHMS`, `MODULE:FUNCTION`, or functions that make an algorithm; or by name any of
         these, or an algorithm itself: `{"mine": fx.fedavg(0.1)}`.
       out: a folder: a run folder for each algorithm and seed; `fedoptax.report.write_report(out)` draws it.
@@ -174,9 +158,8 @@ def compare(
         grids[name] = complete_grid(find_constructor(name), grid, explicit.get(name, ()), check_int("budget", budget))
     spec, rule = {"name": task.name, **task.spec}, tuning.rule_for(task, select, last, stored["rounds"])
     more: dict[str, Any] = {"rule": rule, "seed": max(chosen) + 1, "task": spec, "options": stored}
-    tunings = {
-        name: tuning.Search.of_grid(name, g, values[name], **more) for name, g in grids.items() if g or not budget
-    }
+    searched = {name: grid for name, grid in grids.items() if grid or not budget}
+    tunings = {name: tuning.Search.of_grid(name, grid, values[name], **more) for name, grid in searched.items()}
     origins = settings.rates | {name: describe_rates(name, values[name], (), "user") for name in explicit}
     origins |= {**(rates or {}), **dict.fromkeys(tunings, "tuned")}
     comparison = Comparison(names, values, chosen, spec, stored, command, tunings, origins)
@@ -209,12 +192,12 @@ def run_comparison(
     options = comparison.options | ({"trackers": trackers} if trackers else {})
     with locked(out):
         write_record(out / FILE, comparison)
-        for name, found in _run_searches(task, comparison, out, progress, trackers, executor).items():
-            if isinstance(found, str):
-                diverged.append(found)
+        for name, outcome in _run_searches(task, comparison, out, progress, trackers, executor).items():
+            if isinstance(outcome, str):
+                diverged.append(outcome)
                 names.remove(name)
             else:
-                values[name] = found
+                values[name] = outcome
         comparison = replace(comparison, hyperparameters=values)
         write_record(out / FILE, comparison)
         rounds, maker = int(options["rounds"]), AlgorithmMaker(values, options.get("wrappers") or {})
@@ -239,14 +222,10 @@ class AlgorithmMaker:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.values, self.wrappers)
 
-    def options(self, name: str) -> dict[str, Any]:
-        """Return the options of `fedoptax.run` for one of them."""
-        return tuning.split_weighting(self.values[name])
-
     def __call__(self, name: str) -> FedAlgorithm:
-        """Return one of them."""
+        """Return the algorithm of a name."""
         if name not in self.made:
-            algorithm = build(name, self.options(name)["hyperparameters"])
+            algorithm = build(name, tuning.split_weighting(self.values[name])["hyperparameters"])
             self.made[name] = algorithm if name in BASELINES else wrap(algorithm, **self.wrappers)
         return self.made[name]
 
@@ -255,7 +234,7 @@ def _run_one(
     task: Task, maker: AlgorithmMaker, name: str, folder: Path, options: Mapping[str, Any], progress: Any
 ) -> dict[str, Any]:
     """Run an algorithm with a seed, in its folder."""
-    options = {**options, **maker.options(name), "progress": progress}
+    options = {**options, **tuning.split_weighting(maker.values[name]), "progress": progress}
     return run_in_folder(task, maker(name), folder, options, find_simulation(name))
 
 
@@ -282,7 +261,6 @@ def _search_one(
 
 
 def _check(task: Task, comparison: Comparison) -> None:
-    """Check that every algorithm can be run."""
     rounds, record = split_options(comparison.options)
     make_watch(task, rounds)
     for name in comparison.algorithms:

@@ -29,10 +29,7 @@ class Zoom(dict[str, tuple[Any, ...]]):
 def choose_grids(
     values: Mapping[str, str], hyperparameters: Mapping[str, Any], algorithms: Collection[str], budget: int
 ) -> dict[str, Grid]:
-    """Return the values to search by algorithm: the numbers of `values`, else `budget` points of its learning rates.
-
-    The `hyperparameters` are not searched.
-    """
+    """Return what to search by algorithm: the numbers of `values`, else `budget` points of rates that are not set."""
     grids, fixed = dict[str, Grid](), by_algorithm("set", hyperparameters, algorithms)
     for name, grid in parse_grids(values, algorithms).items():
         if twice := [key for key in grid if key in fixed[name]]:
@@ -65,10 +62,8 @@ def parse_grids(values: Mapping[str, str], algorithms: Iterable[str]) -> dict[st
 
 RANGES = {"client_lr": (1e-3, 10.0), "server_lr": (1e-3, 10.0), "lr": (1e-4, 1.0)}
 """Where the search for a learning rate begins if nobody says where."""
-FINEST = 6
-"""Halvings of the step of a search that zooms; then the neighbours of other good points follow."""
-WEIGHTING = "weighting"
-"""An option of runs that can be searched like a hyper-parameter."""
+FINEST = 6  # halvings of the step of a search that zooms; then the neighbours of other good points follow
+WEIGHTING = "weighting"  # an option of runs that can be searched like a hyper-parameter
 
 
 def coarse_rates(constructor: Constructor, fixed: Collection[str], budget: int) -> Grid:
@@ -84,12 +79,11 @@ def coarse_rates(constructor: Constructor, fixed: Collection[str], budget: int) 
     for i in range(len(sizes)):
         if math.prod(sizes) // sizes[i] * (sizes[i] + 1) <= most:
             sizes[i] += 1
-    return {name: _middles(*RANGES[name], size) for name, size in zip(names, sizes)}
-
-
-def _middles(low: float, high: float, size: int) -> tuple[float, ...]:
-    """Return the middles of `size` equal parts from low to high, on a logarithmic scale."""
-    return _rounded(low * (high / low) ** ((i + 0.5) / size) for i in range(size))
+    rates = {}
+    for name, size in zip(names, sizes):
+        low, high = RANGES[name]
+        rates[name] = _rounded(low * (high / low) ** ((i + 0.5) / size) for i in range(size))
+    return rates
 
 
 def _rounded(values: Iterable[float]) -> tuple[float, ...]:
@@ -169,7 +163,7 @@ def suggest_by_zoom(
     for name, values in grid.items():
         if all(map(is_number, values)):
             low, high = (min(values), max(values)) if len(values) > 1 else RANGES.get(name, (1.0, 10.0))
-            steps[name] = (high / low) ** (1 / (len(values) - 1 if len(values) > 1 else 2))
+            steps[name] = (high / low) ** (1 / (len(values) - 1 or 2))
     lowest = {name: min(values) if name in steps else values[0] for name, values in grid.items()}
     sign, level, fresh = -1 if maximize else 1, 0, dict[str, Any]()
     for done in range(len(coarse), len(trials) + 1):  # again from the start, as the step only ever shrinks

@@ -1,8 +1,9 @@
-"""`NAME=VALUE` texts, as users type them, and their values."""
+"""`NAME=VALUE` texts and names of tasks, as users type them."""
 
 import json
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from fedoptax.errors import UsageError, check_choice
@@ -41,3 +42,18 @@ def parse_pairs(
                 raise UsageError(f"{argument}: {name} is given twice")
         pairs[name] = parse(value)
     return pairs
+
+
+def check_task(name: str, value: str) -> None:
+    """Check the name of a task, and the ending of a file; MODULE:FUNCTION is imported later."""
+    from fedoptax.tasks import recipe_of  # which imports NumPy, slow for `--help`
+    from fedoptax.tasks.recipe import PREFIX
+
+    if ":" not in value and Path(value).suffix:
+        raise UsageError(f"task must be {PREFIX}{value} for a file, got '{value}'")
+    if ":" not in value or value.startswith(PREFIX):
+        recipe_of(value)
+    if value.startswith(PREFIX):
+        from fedoptax.data.custom import check_path
+
+        check_path(Path(value.removeprefix(PREFIX)).expanduser())

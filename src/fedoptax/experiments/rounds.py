@@ -41,33 +41,20 @@ CALL_SECONDS = 0.4  # aim of one call into the program: a lively bar, a quick st
 
 
 class Step(NamedTuple):
-    """What came of one call of `Rounds.advance`.
+    """What came of one call of `Rounds.advance`."""
 
-    Attributes:
-      rows: of the history, one per round that was completed, in order.
-      status: `RUNNING`; `DIVERGED` or `INTERRUPTED` ends the run.
-      message: one line about an interruption that no signal made, or why the run diverged.
-    """
-
-    rows: list[Row]
-    status: Status = Status.RUNNING
-    message: str | None = None
+    rows: list[Row]  # of the history, one per round that was completed, in order
+    status: Status = Status.RUNNING  # `DIVERGED` or `INTERRUPTED` ends the run
+    message: str | None = None  # one line about an interruption that no signal made, or why the run diverged
 
 
 class Rounds(Protocol):
-    """What advances a run: a simulation's program, or a deployment's network.
-
-    Attributes:
-      task: what is learned.
-      server: the server's state after the last completed round, as checkpoints keep it.
-      clients: all clients' states then.
-      compile_seconds: spent on compiling for this run so far; 0 where another run had done it.
-    """
+    """What advances a run: a simulation's program, or a deployment's network."""
 
     task: Task
-    server: Tree
-    clients: ClientStates
-    compile_seconds: float
+    server: Tree  # the server's state after the last completed round, as checkpoints keep it
+    clients: ClientStates  # all clients' states then
+    compile_seconds: float  # spent on compiling for this run so far; 0 where another run had done it
 
     def advance(self, done: int) -> Step:
         """Do one or more of the rounds that follow the first `done`; states and rows change together."""
@@ -192,7 +179,6 @@ class Simulation(Rounds):
         return notes
 
     def _next_evaluation(self, done: int) -> int:
-        """Return the round whose end is the next to be evaluated."""
         last, evaluations = self._options.rounds, self._options.evaluations
         return next((n for n in range(done + 1, last) if is_evaluated(n, last, evaluations)), last)
 
@@ -204,7 +190,6 @@ class Simulation(Rounds):
         )
 
     def _row(self, round: int, values: np.ndarray, seconds: float) -> Row:
-        """Return a row of the history from a row of the program's."""
         row: Row = {"round": round, **dict(zip(self.program.columns, map(finite_or_none, values.tolist())))}
         cohort_size = answers = self._plan.cohort_size
         if self._plan.has_outcomes:

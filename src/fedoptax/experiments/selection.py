@@ -1,7 +1,4 @@
-"""What is best: of a run's evaluated rounds, whose parameters may be kept, and of the points of a search.
-
-Also when a run that no longer improves stops.
-"""
+"""What is best of a run's rounds and of a search's points, and when a run that no longer improves stops."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,8 +19,7 @@ from fedoptax.storage.history import Row
 from fedoptax.tasks.metrics import Column, higher_is_better
 from fedoptax.tasks.task import Task
 
-LAST = 100
-"""Rounds that the rule of Reddi et al. 2021 (Section 5) averages over."""
+LAST = 100  # rounds that the rule of Reddi et al. 2021 (Section 5) averages over
 
 
 class BestRound(NamedTuple):
@@ -54,23 +50,14 @@ class Selection:
 
 @dataclass
 class Watch:
-    """What a run looks at while it goes on, made by `make_watch`; the default looks at nothing.
+    """What a run looks at while it goes on, made by `make_watch`; the default looks at nothing."""
 
-    Attributes:
-      is_evaluated: `round -> bool`.
-      choosing: the best round by the metric of `keep`, else the default; None where nothing is evaluated.
-      keeps: whether the parameters of that round are kept.
-      saved_params: these, as NumPy arrays; before the first evaluation the initial ones, for the form.
-      stopping: the best round by the metric of `stop_after`; None if the run never stops early.
-      patience: evaluations without a better one after which it does.
-    """
-
-    is_evaluated: Callable[[int], bool] = bool
-    choosing: Selection | None = None
-    keeps: bool = False
-    saved_params: Tree = None
-    stopping: Selection | None = None
-    patience: int = 0
+    is_evaluated: Callable[[int], bool] = bool  # of a round
+    choosing: Selection | None = None  # by the metric of `keep`, else the default; None where nothing is evaluated
+    keeps: bool = False  # whether the parameters of that round are kept
+    saved_params: Tree = None  # these, as NumPy arrays; before the first evaluation the initial ones, for the form
+    stopping: Selection | None = None  # by the metric of `stop_after`; None if the run never stops early
+    patience: int = 0  # evaluations without a better one after which it does
 
     @property
     def best(self) -> BestRound | None:
@@ -181,11 +168,9 @@ class Rule:
         """Return the mean of the metric over the last rounds; NaN for a run that did not end or never measured it."""
         if status not in ENDED or not rows:
             return math.nan
-        late, earlier = (
-            [value for row in part if (value := row.get(self.metric)) is not None]
-            for part in (rows[-self.last :], rows[: -self.last])
-        )
-        values = late or earlier[-1:]  # where no late round was evaluated, the last that was
+        measured = [(i, value) for i, row in enumerate(rows) if (value := row.get(self.metric)) is not None]
+        late = [value for i, value in measured if i >= len(rows) - self.last]
+        values = late or [value for _, value in measured[-1:]]  # if no late round was evaluated, the last that was
         return math.fsum(values) / len(values) if values else math.nan
 
     def ranked(self, trials: Iterable[Trial]) -> list[Trial]:

@@ -11,8 +11,6 @@ from typing import Any
 
 POLITE = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))  # Windows has one
 """The signals that ask a process to end: of `kill`, of batch systems, and of a terminal that closes."""
-
-
 _answer: ContextVar[Callable[[], int] | None] = ContextVar("answer", default=None)
 
 

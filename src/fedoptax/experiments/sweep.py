@@ -28,17 +28,13 @@ class Swept(list[RunResult]):
 
 
 def sweep(
-    task: Task,
-    make_algorithm: Callable[..., FedAlgorithm],
-    grid: Mapping[str, Sequence[float]],
-    **options: Any,
+    task: Task, make_algorithm: Callable[..., FedAlgorithm], grid: Mapping[str, Sequence[float]], **options: Any
 ) -> Swept:
     """Run `make_algorithm(**point)` for every point of the grid, compiling once.
 
     A point that diverges is stopped there and kept with status `"diverged"`.
 
     Args:
-      task: the task.
       make_algorithm: a constructor, such as `fedadam`, or a `functools.partial` of it; the grid names its arguments.
       grid: values for each hyper-parameter; every combination is run, the last name varying fastest.
       **options: as in `fedoptax.run`, the same for all points: same initialisation, same cohorts, same failures. No

@@ -32,31 +32,22 @@ from fedoptax.trackers import Tracker
 FILE = "tune.json"
 SINGLE = {"label", "description", "hyperparameters", "rates", "out", "overwrite", "resume_from", "seed", "progress"}
 """Options of a single run."""
-BUDGET = 16
-"""The number of points of a search, if nobody says how many."""
+BUDGET = 16  # the number of points of a search, if nobody says how many
 
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched, as tune.json keeps it: the arguments of `tune`.
-
-    Attributes:
-      rule: how points are ranked.
-      task: name and options of the task.
-      options: of `fedoptax.run`, with `rounds`.
-      search: `"grid"` (all points), `"zoom"` (these, then finer around the best) or `"optuna"`.
-      trials: the number of points; 0 for a grid, which has an end of its own.
-    """
+    """What is searched, as tune.json keeps it: the arguments of `tune`."""
 
     algorithm: str
     grid: Mapping[str, Sequence[Any]]
     fixed: dict[str, Any]
-    rule: Rule
+    rule: Rule  # by which points are ranked
     seed: int
-    task: dict[str, Any]
-    options: dict[str, Any]
-    search: str = "grid"
-    trials: int = 0
+    task: dict[str, Any]  # name and options
+    options: dict[str, Any]  # of `fedoptax.run`, with `rounds`
+    search: str = "grid"  # all points; "zoom" (these, then finer around the best); or "optuna"
+    trials: int = 0  # the number of points; 0 for a grid, which has an end of its own
     command: str = ""
 
     def __post_init__(self) -> None:
@@ -97,20 +88,10 @@ class Search:
 class AllDiverged(RunError):
     """All points of a search diverged."""
 
-    def __init__(self, algorithm: str, points: int) -> None:
-        super().__init__(f"{algorithm}: all {points} points of the search diverged; lower values are needed")
-        self.algorithm, self.points = algorithm, points
-
-    def __reduce__(self) -> tuple[Any, ...]:  # a process pool sends errors home by pickle
-        return type(self), (self.algorithm, self.points)
-
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The outcome of a search.
-
-    `trials` are all points, in the order they were run, and `folder` is where.
-    """
+    """The outcome of a search: all points (`trials`), in the order they were run, and where."""
 
     search: Search
     trials: Sequence[Trial]
@@ -147,7 +128,8 @@ class SearchResult:
           AllDiverged: every point did.
         """
         if self.best_or_none is None:
-            raise AllDiverged(self.search.algorithm, len(self.trials))
+            name, count = self.search.algorithm, len(self.trials)
+            raise AllDiverged(f"{name}: all {count} points of the search diverged; lower values are needed")
         return self.best_or_none
 
     @property
@@ -198,7 +180,6 @@ def tune(
     """Search for the hyper-parameters of an algorithm; points that are done in `out` are not run again.
 
     Args:
-      task: the task.
       algorithm: a name in `ALGORITHMS`, or `MODULE:FUNCTION`.
       grid: values by hyper-parameter, also of `weighting`; with `search="optuna"` the ends of a range; None, or words
         alone, searches every learning rate that is not in `fixed`.
@@ -216,8 +197,7 @@ def tune(
       executor: whose workers run the points that do not depend on others, a `concurrent.futures.Executor`; None runs
         them one after another. Results are the same.
       **options: further arguments of `fedoptax.run`, the same for all points; for `weighting` see
-        `common_weighting`. A tracker that is an object follows
-        every run, and a further call may bring another.
+        `common_weighting`. A tracker that is an object follows every run, and a further call may bring another.
 
     Returns:
       All points, and the best.
@@ -261,9 +241,8 @@ def run_search(
 ) -> SearchResult:
     """Run the points that are not yet done in `out`, in folders `point-001`, …; see `tune`.
 
-    One that diverges is stopped there. `progress` may be a function; it is called with the rounds done, of all points
-    together, and a note. Without `trackers` those that `search` names follow every run. An `executor` runs the points
-    that do not depend on others side by side, see `run_jobs`.
+    `progress` may be a function of the rounds done, of all points together, and a note. Without `trackers` those that
+    `search` names follow every run.
     """
     check_search(task, search)
     if overwrite or not (out / FILE).is_file():
@@ -311,9 +290,9 @@ def shared_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def common_weighting(options: Mapping[str, Any]) -> str:
-    """Return the one weighting of all methods, if the options name none: by examples, as test metrics do.
+    """Return the one weighting of all methods: by default examples, or uniform with privacy, as the noise needs.
 
-    With privacy it is uniform, which the noise is made for. `"paper"` in `options` is each paper's own.
+    `"paper"` in `options` is each paper's own.
     """
     is_private = "privacy" in (options.get("wrappers") or {})
     return options.get(WEIGHTING) or ("uniform" if is_private else "examples")

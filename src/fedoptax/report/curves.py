@@ -9,12 +9,11 @@ import numpy as np
 import pandas as pd
 
 from fedoptax.report.groups import Group
-from fedoptax.report.load import CIRCUMSTANCES
+from fedoptax.report.load import CIRCUMSTANCES, COST_COLUMNS
 from fedoptax.storage.history import CLIENTS, column_of, read_clients
 from fedoptax.tasks.metrics import Column
 
-QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
-"""Of the metric over clients, in the bands of a group."""
+QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)  # of the metric over clients, in the bands of a group
 
 
 @dataclass(frozen=True)
@@ -44,11 +43,6 @@ class Curve:
     places: pd.DataFrame  # (P, …) one column per axis: the round, and costs up to then, mean over seeds
     seeds: np.ndarray  # (S, P) the values, NaN where a seed has none
 
-    @property
-    def rounds(self) -> np.ndarray:
-        """(P,) the rounds."""
-        return self.along("round")
-
     def along(self, axis: str) -> np.ndarray:
         """(P,) the places on an axis, NaN where the history does not tell."""
         return self.places[axis].to_numpy()
@@ -62,12 +56,12 @@ class Curve:
     def std(self) -> np.ndarray:
         """(P,) standard deviation over seeds (n − 1 below); NaN for a single seed."""
         if len(self.seeds) < 2:
-            return np.full(self.rounds.shape, np.nan)
+            return np.full(len(self.places), np.nan)
         return self.seeds.std(axis=0, ddof=1)
 
     def thinned(self, points: int) -> Curve:
         """Take at most `points` evenly spaced points, the first and last among them."""
-        size = len(self.rounds)
+        size = len(self.places)
         if size <= points:
             return self
         shown = np.unique(np.linspace(0, size - 1, points).round().astype(int))
@@ -85,7 +79,8 @@ class Metric:
 
 def find_metrics(groups: Sequence[Group]) -> list[Metric]:
     """All metrics that any group has: primary ones first, then as in the files, then loss and circumstances."""
-    names = dict.fromkeys(name for group in groups for run in group.runs for name in run.metrics)
+    columns = dict.fromkeys(str(name) for group in groups for run in group.runs for name in run.rows)
+    names = [name for name in columns if name not in COST_COLUMNS]
     primary = dict.fromkeys(group.metric for group in groups)
     last = ("train_loss", *CIRCUMSTANCES)
     ordered = [*primary, *(name for name in names if name not in last), *last]
@@ -100,8 +95,8 @@ def find_metrics(groups: Sequence[Group]) -> list[Metric]:
 
 def make_curve(group: Group, metric: str) -> Curve | None:
     """Make the curve of a group's metric over the seeds that have it; None if none has."""
-    by_round = [run.rows.set_index("round") for run in group.runs]
-    columns = [rows[metric].dropna() for rows, run in zip(by_round, group.runs) if run.has_metric(metric)]
+    by_round = [run.rows.set_index("round") for run in group.runs if metric in run.rows]
+    columns = [column for rows in by_round if len(column := rows[metric].dropna())]
     if not columns:
         return None
     seeds = pd.concat(columns, axis=1).sort_index()
@@ -116,10 +111,7 @@ def find_axes(metrics: Sequence[Metric]) -> list[Axis]:
 
 
 def axis_limits(curves: Sequence[Curve], log: bool = False) -> tuple[float, float] | None:
-    """Choose the ends of a value axis.
-
-    Diverged groups are left out if there are others, so that they do not flatten the rest.
-    """
+    """Choose the ends of a value axis, without diverged groups if there are others, which they would flatten."""
     steady = [curve for curve in curves if not curve.group.is_diverged] or curves
     parts = [np.concatenate([c.mean, c.mean - c.std, c.mean + c.std]) for c in steady]
     values = np.concatenate(parts) if parts else np.array([])
@@ -150,14 +142,13 @@ def find_client_bands(groups: Sequence[Group]) -> list[ClientBands]:
     for group in groups:
         judged = Column.parse(group.metric)
         metric = judged.metric if judged else ""
+        column = column_of(metric)
         tables = [read_clients(run.path) for run in group.runs if (run.path / CLIENTS).is_file()]
-        tables = [table for table in tables if column_of(metric) in table and len(table)]
+        tables = [table for table in tables if column in table and len(table)]
         if tables:
-            parts = [
-                table.groupby("round")[column_of(metric)].quantile(np.array(QUANTILES)).unstack() for table in tables
-            ]
+            parts = [table.groupby("round")[column].quantile(np.array(QUANTILES)).unstack() for table in tables]
             mean = pd.concat(parts).groupby(level=0).mean()
             ends = pd.concat([table[table["round"] == table["round"].max()] for table in tables])
-            end = np.sort(ends.groupby("client")[column_of(metric)].mean().dropna().to_numpy(float))
+            end = np.sort(ends.groupby("client")[column].mean().dropna().to_numpy(float))
             bands.append(ClientBands(group, metric, mean.index.to_numpy(int), mean.to_numpy(float), end))
     return bands

@@ -4,11 +4,11 @@ import io
 import json
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
-import matplotlib
+import matplotlib.style
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -45,13 +45,11 @@ def draw_figures(report: Report) -> dict[str, bytes]:
     drawn: dict[str, Figure] = {}
     with styled():
         if primary is not None:
-            drawn["metric-rounds"] = draw_curves(primary)
-            drawn["metric-megabytes"] = draw_curves(primary, "megabytes")
+            drawn |= {"metric-rounds": draw_curves(primary), "metric-megabytes": draw_curves(primary, "megabytes")}
         if "train_loss" in metrics:
             drawn["train-loss-rounds"] = draw_curves(metrics["train_loss"])
-        if report.client_bands:
-            drawn["clients"] = draw_client_bands(report.client_bands)
-            drawn["clients-end"] = draw_clients(report.client_bands)
+        if bands := report.client_bands:
+            drawn |= {"clients": draw_client_bands(bands), "clients-end": draw_clients(bands)}
         for place, partition in enumerate(report.partitions, start=1):
             drawn["partition" if place == 1 else f"partition-{place}"] = draw_partition(partition)
         for place, (_, heat_map) in enumerate(report.searches, start=1):
@@ -73,12 +71,7 @@ def partition_png(partition: Partition) -> bytes:
 
 
 def draw_curves(metric: Metric, x: str = "round") -> Figure:
-    """Draw a metric of all groups: the mean over seeds as a line, ± standard deviation as a band.
-
-    Args:
-      metric: with at least one curve.
-      x: the name of an axis.
-    """
+    """Draw a metric against an axis for all groups: mean over seeds as a line, ± standard deviation as a band."""
     curves = metric.curves
     labels = [visible(curve.group.label) for curve in curves]
     is_beside = max(map(len, labels)) <= 34
@@ -191,25 +184,27 @@ def draw_partition(partition: Partition) -> Figure:
     grid = figure.add_gridspec(len(heights), len(ratio), width_ratios=ratio, height_ratios=heights)
     top = figure.add_subplot(grid[0, 0])
     below = figure.add_subplot(grid[1, 0], sharex=top) if classes else top
-    if classes:
-        _draw_classes(figure, below, partition)
+    if partition.counts is not None and classes:
+        _draw_classes(figure, below, partition.counts)
         top.tick_params(labelbottom=False, bottom=False)
     sizes = partition.sizes[:SHOWN]
     top.bar(np.arange(len(sizes)), sizes, width=0.82, color=BARS, linewidth=0)
     top.set(ylabel="Examples", xlim=(-0.6, len(sizes) - 0.4))
     top.grid(axis="x", visible=False)
-    below.set_xlabel(partition.client_title)
-    if len(partition.sizes) <= 12:
-        below.set_xticks(np.arange(len(partition.sizes)))
+    total = len(partition.sizes)
+    below.set_xlabel("Client" if total <= SHOWN else f"Client (the first {SHOWN} of {total:,})")
+    if total <= 12:
+        below.set_xticks(np.arange(total))
     if len(ratio) > 1:
         _draw_histogram(figure.add_subplot(grid[:, 1]), partition)
     top.set_title(visible(partition.title))
     return figure
 
 
-def _draw_classes(figure: Figure, axes: Axes, partition: Partition) -> None:
-    top, classes = partition.top_share, partition.shares.shape[1]
-    image = axes.imshow(partition.shares.T, aspect="auto", cmap="Blues", vmin=0, vmax=top, interpolation="nearest")
+def _draw_classes(figure: Figure, axes: Axes, counts: np.ndarray) -> None:
+    shares, classes = counts / np.maximum(1, counts.sum(1, keepdims=True)), counts.shape[1]
+    top = max(1.0, np.ceil(10 * float(shares.max()) - 1e-9)) / 10  # the largest, rounded up to a tenth
+    image = axes.imshow(shares.T, aspect="auto", cmap="Blues", vmin=0, vmax=top, interpolation="nearest")
     axes.grid(visible=False)
     axes.set(ylabel="Class", yticks=np.arange(0, classes, max(1, -(-classes // 12))))
     axes.spines[["left", "bottom"]].set_visible(False)
@@ -260,10 +255,7 @@ def draw_heat_map(heat_map: HeatMap) -> Figure:
 
 
 def draw_profile(profile: Profile, places: Mapping[str, int]) -> Figure:
-    """Draw lines (or dots, for a search without a grid) of the metric against one hyper-parameter.
-
-    Algorithms look as they do in the curves, whose `places` these are.
-    """
+    """Draw lines (or dots, without a grid) of the metric against one hyper-parameter; `places` are of the curves."""
     figure = Figure(figsize=(5.4, 3.4), layout="constrained")
     axes = figure.add_subplot()
     for place, (name, line) in enumerate(profile.lines.items()):
@@ -271,7 +263,7 @@ def draw_profile(profile: Profile, places: Mapping[str, int]) -> Figure:
         style = look(places.get(name, place))
         (drawn,) = axes.plot(x, y, color=style.light, marker=style.matplotlib_marker, label=visible(name))
         drawn.set_linestyle("-" if profile.is_grid else "none")
-    if profile.is_log:
+    if min(x for line in profile.lines.values() for x, _ in line) > 0:
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:g}")
     if not profile.higher_is_better and _needs_log(np.array([y for line in profile.lines.values() for _, y in line])):
@@ -283,10 +275,7 @@ def draw_profile(profile: Profile, places: Mapping[str, int]) -> Figure:
 
 
 def visible(label: str, length: int = 72) -> str:
-    """Make a label that Matplotlib shows: one short line without control characters.
-
-    Matplotlib hides labels that start with an underscore, and would break an SVG at a control character.
-    """
+    """Make a label one short line that Matplotlib shows: it hides `_a`, and control characters break an SVG."""
     text = "".join(letter if letter.isprintable() else "?" for letter in " ".join(label.split())) or "–"
     text = text if len(text) <= length else text[: length - 1] + "…"
     return f" {text}" if text.startswith("_") else text
@@ -303,10 +292,6 @@ def _save(figure: Figure, kind: str) -> bytes:
     return buffer.getvalue()
 
 
-@contextmanager
-def styled() -> Iterator[None]:
+def styled() -> AbstractContextManager[None]:
     """Apply our look, whatever the user's matplotlibrc says."""
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_STYLE)
-        yield
+    return matplotlib.style.context(("default", _STYLE))

@@ -22,44 +22,20 @@ NOT_SETTINGS = frozenset(
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """The runs of one algorithm with one set of settings, one run per seed.
+    """The runs of one algorithm with one set of settings, one run per seed."""
 
-    Attributes:
-      label: the name in tables and figures; no two groups share one.
-      index: the place in the report, which gives colour and marker.
-      runs: one per seed, in the order they were found.
-      problem: equal for groups that solve the same task and so can be ranked.
-    """
-
-    label: str
-    index: int
-    runs: tuple[Run, ...]
-    problem: str
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        """The config of the first run."""
-        return self.runs[0].config
+    label: str  # in tables and figures; no two groups share one
+    index: int  # the place in the report, which gives colour and marker
+    runs: tuple[Run, ...]  # in the order they were found
+    problem: str  # equal for groups that solve the same task and so can be ranked
+    config: Mapping[str, Any]  # of the first run
+    metric: str  # the history column that the group is judged by
+    higher_is_better: bool
 
     @property
     def algorithm(self) -> str:
         """The algorithm's name."""
         return str(self.config["algorithm"]["name"])
-
-    @property
-    def metric(self) -> str:
-        """The history column that the group is judged by."""
-        return self.runs[0].metric
-
-    @property
-    def higher_is_better(self) -> bool:
-        """Whether a higher `metric` is better."""
-        return self.runs[0].higher_is_better
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every run completed."""
-        return all(run.is_complete for run in self.runs)
 
     @property
     def is_diverged(self) -> bool:
@@ -95,10 +71,13 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
         if not members[key]:
             settings.append(plain)
         members[key].append(run)
-    return [
-        Group(label, index, tuple(group), _problem(plain, group[0]))
-        for index, (label, plain, group) in enumerate(zip(_labels(settings), settings, members.values(), strict=True))
-    ]
+    groups = []
+    for index, (label, plain, of) in enumerate(zip(_labels(settings), settings, members.values(), strict=True)):
+        metric, higher_is_better = of[0].metric, of[0].higher_is_better
+        task = sorted(item for item in plain.items() if item[0].startswith("task."))
+        problem = repr((task, metric, higher_is_better))
+        groups.append(Group(label, index, tuple(of), problem, of[0].config, metric, higher_is_better))
+    return groups
 
 
 def title_of(groups: Sequence[Group]) -> str:
@@ -117,11 +96,6 @@ def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         item = describe_faults(value[name]) if f"{prefix}{name}" == "faults" else value[name]
         flat |= flatten(item, f"{prefix}{name}.") if isinstance(item, dict) else {f"{prefix}{name}": item}
     return flat
-
-
-def _problem(plain: Mapping[str, str], run: Run) -> str:
-    task = sorted((name, value) for name, value in plain.items() if name.startswith("task."))
-    return repr((task, run.metric, run.higher_is_better))
 
 
 def _labels(settings: Sequence[Mapping[str, str]]) -> list[str]:

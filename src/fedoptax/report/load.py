@@ -21,28 +21,19 @@ COST_COLUMNS = ("round", "bytes_up", "bytes_down", "seconds", "dropped", "late",
 #: Columns of runs with faults or privacy; curves show them after the metrics.
 CIRCUMSTANCES = ("participants", "virtual_seconds", "staleness", "epsilon")
 
-SHOWN = 6
-"""Results that an error names."""
+SHOWN = 6  # results that an error names
 _LARGEST = 1e100  # squares and sums of smaller values are finite
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A run as its folder describes it.
-
-    Attributes:
-      path: the run folder.
-      config: config.json.
-      rows: one row per round; values that are missing, not finite or above 1e100 are NaN.
-      summary: summary.json, with at least `status` and `rounds_done`.
-      command: the command line that made the run, if it is known.
-    """
+    """A run as its folder describes it."""
 
     path: Path
-    config: Mapping[str, Any]
-    rows: pd.DataFrame
-    summary: Mapping[str, Any]
-    command: str | None = None
+    config: Mapping[str, Any]  # config.json
+    rows: pd.DataFrame  # one row per round; values that are missing, not finite or above 1e100 are NaN
+    summary: Mapping[str, Any]  # summary.json, with at least `status` and `rounds_done`
+    command: str | None = None  # the command line that made the run, if it is known
 
     @property
     def metric(self) -> str:
@@ -52,7 +43,7 @@ class Run:
     @property
     def higher_is_better(self) -> bool:
         """Whether a higher `metric` is better."""
-        return bool(self.config.get("higher_is_better")) if self.config.get("primary_metric") else False
+        return bool(self.config.get("primary_metric") and self.config.get("higher_is_better"))
 
     def is_higher_better(self, column: str) -> bool:
         """Whether more is better in a column of `rows`."""
@@ -76,15 +67,6 @@ class Run:
         """Whether it ended as it should, after all rounds or stopped early."""
         return self.status in ENDED
 
-    @property
-    def metrics(self) -> list[str]:
-        """The columns of `rows` that measure quality."""
-        return [name for name in self.rows.columns if name not in COST_COLUMNS]
-
-    def has_metric(self, metric: str) -> bool:
-        """Whether the run has any value of a metric."""
-        return metric in self.rows and bool(self.rows[metric].notna().any())
-
     def bytes_per_round(self) -> pd.Series:
         """Bytes sent both ways by all clients in each round; NaN where none were counted."""
         return self.rows.reindex(columns=["bytes_up", "bytes_down"]).sum(axis=1, min_count=1)
@@ -106,12 +88,7 @@ class Run:
 
 
 def load_runs(path: str | Path) -> list[Run]:
-    """Load all runs at or below a folder, but not those of searches.
-
-    Runs of a comparison keep the comparison's order, others are sorted by name.
-
-    Args:
-      path: a run folder, a comparison folder, or a folder with any of these below it.
+    """Load all runs at or below a folder, but not of searches, in the comparison's order or else sorted by name.
 
     Raises:
       RunError: there is no run, or one is damaged or of another format.
@@ -123,10 +100,7 @@ def load_runs(path: str | Path) -> list[Run]:
 
 
 def find_folders(root: Path, command: str | None = None) -> Iterator[tuple[Path, str, str | None]]:
-    """Find the run and search folders at or below a folder.
-
-    Yields:
-      The folder, the file that marks it (`config.json` or `tune.json`), and the command line of its comparison.
+    """Find run and search folders: each, the file that marks it, and the command line of its comparison.
 
     Raises:
       RunError: `root` is no folder, or a comparison in it is damaged.
@@ -137,21 +111,15 @@ def find_folders(root: Path, command: str | None = None) -> Iterator[tuple[Path,
         if (root / mark).is_file():
             yield root, mark, command
             return
-    first: list[str] = []
-    if (root / "compare.json").is_file():
-        comparison = read_record(root / "compare.json")
-        command = comparison.get("command") or None
-        first = list(comparison.get("algorithms") or [])
+    comparison = read_record(root / "compare.json") if (root / "compare.json").is_file() else {"command": command}
+    command, first = comparison.get("command") or None, list(comparison.get("algorithms") or [])
     children = [child for child in root.iterdir() if child.is_dir() and not child.name.startswith(".")]
     for child in sorted(children, key=lambda child: _sort_key(child.name, first)):
         yield from find_folders(child, command)
 
 
 def check_related(root: Path, tasks: Iterable[tuple[Path, str]]) -> None:
-    """Refuse results of different tasks or in different places, unless they lie directly in `root`.
-
-    `tasks` are the folders of runs and searches below `root`, each with the name of its task.
-    """
+    """Refuse results of different `tasks` (by their folder) or in different places, unless directly in `root`."""
     tasks_by_place: dict[Path, str] = {}
     for folder, task in tasks:
         above = [place for place in reversed(folder.parents) if place.is_relative_to(root)]
@@ -170,11 +138,7 @@ def _sort_key(name: str, first: list[str]) -> tuple[int, list[tuple[int, str]]]:
 
 
 def load_run(folder: Path, command: str | None = None) -> Run:
-    """Load the run in a folder.
-
-    Raises:
-      RunError: it is damaged, or of another format.
-    """
+    """Load the run in a folder, with a RunError if it is damaged or of another format."""
     config = read_config(folder)
     rows = read_rows(folder, rounds=len(read_lines(folder)))
     summary: dict[str, Any] = {"status": "running", "rounds_done": len(rows)}

@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -19,83 +18,55 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from fedoptax.engine.options import RunOptions, options_of
-from fedoptax.report import words
-from fedoptax.report.curves import Axis, Curve, axis_limits, find_axes
-from fedoptax.report.groups import Group
+from fedoptax.report.curves import axis_limits, find_axes
+from fedoptax.report.groups import Group, title_of
 from fedoptax.report.load import Run
 from fedoptax.report.partition import task_title
 from fedoptax.report.report import Report
 from fedoptax.report.searches import describe_search, edge_warnings, tabulate_points
 from fedoptax.report.style import look, palette_css
 from fedoptax.report.tables import FIRST, shown_columns, table_rows
-from fedoptax.report.words import describe_faults, format_count, join_values, join_words, metric_title
+from fedoptax.report.words import describe_faults, format_count, format_setting, join_values, join_words, metric_title
 
-#: Points a curve has at most on the page.
-POINTS = 2000
+POINTS = 2000  # points a curve has at most on the page
 _FACT_NAMES = {"aggregate": "Aggregation", "num_params": "Parameters"}
-#: The page's own script, in the order of use: one function scope holds it.
-SCRIPTS = ("curves.js", "page.js")
+SCRIPTS = ("curves.js", "page.js")  # the page's own script, in the order of use: one function scope holds it
 
 
 def render(report: Report, figures: Mapping[str, bytes], folder: Path) -> str:
-    """Write a report as one self-contained page.
+    """Write a report with the `figures` of `draw_figures` as one self-contained page; links lead from `folder`.
 
     Every text from the runs is escaped; the page's policy forbids any script but its own, and all network.
-
-    Args:
-      report: from `load_report`.
-      figures: from `draw_figures`; partitions, heat maps and profiles are shown on the page.
-      folder: where the page will be; links lead from there.
     """
     environment = Environment(
-        loader=PackageLoader("fedoptax.report", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "look": look,
-        "setting": words.format_setting,
-        "title_of": metric_title,
-        "describe": describe_search,
-        "edge_warnings": edge_warnings,
-        "link": lambda path: relative_link(path, folder),
-        "figure": lambda name, text: _image(figures.get(f"{name}.svg", b""), text),
-        "points": lambda searches: table_rows(tabulate_points(searches)),
-        "sort_key": _sort_key,
-    }
+        loader=PackageLoader("fedoptax.report", "templates"), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+    filters = (
+        look, format_setting, metric_title, describe_search, edge_warnings, tabulate_points, table_rows, shown_columns,
+        find_axes, introduce, list_facts, list_incomplete, list_environment, caution_about_times, sort_key, title_of,
+    )  # fmt: skip
+    environment.filters |= {function.__name__: function for function in filters}
+    environment.filters["link"] = lambda path: relative_link(path, folder)
+    environment.filters["figure"] = lambda name, text: _image(figures.get(f"{name}.svg", b""), text)
     text = "\n".join(map(_template, SCRIPTS))
     scripts = [get_plotlyjs(), f'(() => {{\n"use strict";\n{text}\n}})();\n']
-    groups = report.groups
     return environment.get_template("report.html").render(
         report=report,
         policy=make_policy(scripts),
         style=Markup(palette_css() + _template("report.css")),
         scripts=[Markup(text) for text in scripts],
-        data=Markup(json_for_html(chart_data(report))),
-        axes=find_axes(report.metrics),
-        introduction=introduce(report),
-        facts=list_facts(groups),
-        incomplete=list_incomplete(groups),
-        has_spread=any(len(group.runs) > 1 for group in groups),
-        has_diverged=any(group.is_diverged for group in groups),
+        data=chart_data(report),
         points=POINTS if any(len(run.rows) > POINTS for run in report.runs) else None,
-        columns=shown_columns(report.table),
-        rows=table_rows(report.table),
-        caution=caution_about_times(report.runs),
         winners=[verdict.leader for verdict in report.verdicts if verdict.is_clear],
-        environment=list_environment(report.runs),
         first=FIRST,
-        commands=list(dict.fromkeys(group.runs[0].command or describe_call(group) for group in groups)),
+        commands=list(dict.fromkeys(of.runs[0].command or describe_call(of) for of in report.groups)),
     )
 
 
 def make_policy(scripts: Sequence[str]) -> str:
-    """A content security policy that allows exactly these scripts, and nothing from elsewhere.
-
-    Styles are free: Plotly adds its own, and without network or script they can do no harm.
-    """
+    """A content security policy that allows these scripts alone, nothing from elsewhere, and all styles, for Plotly."""
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     allowed = " ".join(f"'sha256-{text}'" for text in hashes)
     return (
@@ -104,23 +75,12 @@ def make_policy(scripts: Sequence[str]) -> str:
     )
 
 
-def json_for_html(value: Any) -> str:
-    """Write JSON that may stand between script tags: without a character that HTML or JavaScript treats specially."""
-    text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-    for sign in "<>&\u2028\u2029":
-        text = text.replace(sign, f"\\u{ord(sign):04x}")
-    return text
-
-
 def relative_link(target: Path, folder: Path) -> str:
-    """A link to a file at or below a folder; nothing for what lies elsewhere or is missing.
-
-    A folder's name, such as `javascript:x`, must not become a scheme.
-    """
+    """A link to a file at or below a folder; nothing for what lies elsewhere or is missing."""
     path = os.path.relpath(target.resolve(), folder.resolve())
     if path.startswith("..") or not target.is_file():
         return ""
-    return "./" + quote(Path(path).as_posix().encode("utf-8", "surrogateescape"))
+    return "./" + quote(Path(path).as_posix().encode("utf-8", "surrogateescape"))  # `javascript:x` is no scheme
 
 
 def _template(name: str) -> str:
@@ -133,7 +93,7 @@ def _image(svg: bytes, text: str) -> Markup:
     return image.format(text, base64.b64encode(svg).decode()) if svg else Markup()
 
 
-def _sort_key(value: Any) -> str:
+def sort_key(value: Any) -> str:
     """A cell's value for sorting; nothing for a missing number, which is sorted last."""
     return "" if isinstance(value, float) and math.isnan(value) else str(value)
 
@@ -160,20 +120,19 @@ def chart_data(report: Report) -> dict[str, Any]:
                 "higher": metric.higher_is_better,
                 "limits": axis_limits(metric.curves),
                 "logLimits": axis_limits(metric.curves, log=True),
-                "curves": [_curve_data(curve.thinned(POINTS), axes) for curve in metric.curves],
+                "curves": [
+                    {
+                        "group": curve.group.index,
+                        "along": {axis.name: _rounded(curve.along(axis.name)) for axis in axes},
+                        "mean": _rounded(curve.mean),
+                        "std": _rounded(curve.std),
+                        "seeds": [_rounded(values) for values in curve.seeds] if len(curve.seeds) > 1 else [],
+                    }
+                    for curve in (curve.thinned(POINTS) for curve in metric.curves)
+                ],
             }
             for metric in report.metrics
         ],
-    }
-
-
-def _curve_data(curve: Curve, axes: Sequence[Axis]) -> dict[str, Any]:
-    return {
-        "group": curve.group.index,
-        "along": {axis.name: _rounded(curve.along(axis.name)) for axis in axes},
-        "mean": _rounded(curve.mean),
-        "std": _rounded(curve.std),
-        "seeds": [_rounded(values) for values in curve.seeds] if len(curve.seeds) > 1 else [],
     }
 
 

@@ -8,30 +8,20 @@ import numpy as np
 from scipy import stats
 from scipy.special import stdtrit
 
-LEAST_PAIRS = 3
-"""With fewer seeds in common nothing is tested."""
+LEAST_PAIRS = 3  # with fewer seeds in common nothing is tested
 LEVEL = 0.05
-POINT = 0.01
-"""A percentage point of accuracy."""
+POINT = 0.01  # a percentage point of accuracy
 
 
 class Paired(NamedTuple):
-    """How far two methods are apart.
+    """How far two methods are apart; `low` to `high` is the 95 % interval of the difference, by Student's t."""
 
-    Attributes:
-      pairs: seeds in common.
-      difference: mean of one − other over them.
-      low, high: its 95 % interval, by Student's t.
-      p_differs: of the paired t-test that the mean difference is 0.
-      p_within_point: that it is a percentage point or more, either way (two one-sided tests); small says within.
-    """
-
-    pairs: int
-    difference: float
+    pairs: int  # seeds in common
+    difference: float  # mean of one − other over them
     low: float
     high: float
-    p_differs: float
-    p_within_point: float
+    p_differs: float  # of the paired t-test that the mean difference is 0
+    p_within_point: float  # that it is a point or more, either way (two one-sided tests); small says within
 
 
 def compare_seeds(one: Mapping[int, float], other: Mapping[int, float]) -> Paired:
@@ -74,16 +64,15 @@ def compare_groups(rows: Sequence[dict[str, Any]]) -> None:
     Adds to every row of one task, for final values and, with `early_` and `rounds_` before the name, for early values
     and rounds to the target: `standing` (of the first one: `best` if every other is significantly behind, else
     `highest` or `lowest`), `pairs`, `behind` (the mean distance), its 95 % interval `low` to `high`, and `p`; for final
-    shares `p_within_point` of equivalence. The tests of final values are one family, those of equivalence one, and
-    those of early progress one; p-values are adjusted by Holm's method.
+    shares `p_within_point` of equivalence. Final values, equivalence and early progress are a family of tests each,
+    with p-values adjusted by Holm's method.
     """
     for prefix, values, sign in (("", "finals", 0), ("early_", "earlies", 0), ("rounds_", "arrivals", -1)):
         for row in rows:
             row |= {f"{prefix}{name}": math.nan for name in ("behind", "low", "high", "p", "p_within_point")}
             row |= {f"{prefix}pairs": 0, f"{prefix}standing": ""}
-        ended = [
-            row for row in rows if row["complete"] and row[values] and np.isfinite(list(row[values].values())).all()
-        ]
+        complete = [row for row in rows if row["complete"] and row[values]]
+        ended = [row for row in complete if np.isfinite(list(row[values].values())).all()]
         if len(ended) < 2:
             continue
         sign = sign or (1 if rows[0]["higher_is_better"] else -1)
@@ -99,12 +88,8 @@ def compare_groups(rows: Sequence[dict[str, Any]]) -> None:
         places = [(row, name) for row in rows for name in family]
         for (row, name), p in zip(places, adjust_by_holm([row[name] for row, name in places])):
             row[name] = p
-    for prefix in ("", "early_", "rounds_"):
+    for prefix in ("", "early_"):
+        leaders = [row for row in rows if row[f"{prefix}standing"]]
         others = [row for row in rows if row["complete"] and not row[f"{prefix}standing"]]
-        for row in rows:
-            if (
-                row[f"{prefix}standing"]
-                and prefix != "rounds_"
-                and all(other[f"{prefix}p"] < LEVEL for other in others)
-            ):
-                row[f"{prefix}standing"] = "best"
+        if leaders and all(other[f"{prefix}p"] < LEVEL for other in others):
+            leaders[0][f"{prefix}standing"] = "best"

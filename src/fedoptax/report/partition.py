@@ -9,8 +9,7 @@ import numpy as np
 from fedoptax.report.groups import Group
 from fedoptax.report.words import format_count, format_setting
 
-#: Clients shown one by one; all of them are in the histogram.
-SHOWN = 100
+SHOWN = 100  # clients shown one by one; all of them are in the histogram
 
 _OPTIONS = ("alpha", "alpha_fine", "classes", "shards", "similarity", "sigma", "exponent")  # of partitions
 
@@ -24,23 +23,6 @@ class Partition:
     sizes: np.ndarray  # (N,) examples of every client
     counts: np.ndarray | None  # (min(N, 100), C) examples of the first clients by class
     heterogeneity: float | None  # mean total-variation distance of the clients' labels from all labels
-
-    @property
-    def shares(self) -> np.ndarray:
-        """(min(N, 100), C) share of each class in a client's examples."""
-        assert self.counts is not None
-        return self.counts / np.maximum(1, self.counts.sum(1, keepdims=True))
-
-    @property
-    def top_share(self) -> float:
-        """The end of the colour scale: the largest share, rounded up to a tenth."""
-        return max(1.0, np.ceil(10 * float(self.shares.max()) - 1e-9)) / 10
-
-    @property
-    def client_title(self) -> str:
-        """The title of the axis of clients."""
-        total = len(self.sizes)
-        return "Client" if total <= SHOWN else f"Client (the first {SHOWN} of {total:,})"
 
     @property
     def sentence(self) -> str:

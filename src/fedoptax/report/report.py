@@ -9,22 +9,20 @@ import pandas as pd
 from fedoptax.errors import check_int, check_number
 from fedoptax.experiments.tuning import SearchResult
 from fedoptax.report.curves import ClientBands, Metric, find_client_bands, find_metrics
-from fedoptax.report.groups import Group, group_runs, title_of
-from fedoptax.report.load import Run, check_related, find_folders, load_runs
+from fedoptax.report.groups import Group, group_runs
+from fedoptax.report.load import Run, check_related, find_folders, load_run, load_runs
 from fedoptax.report.partition import Partition, find_partitions
-from fedoptax.report.searches import HeatMap, Profile, load_searches, load_trial, make_heat_map, make_profiles
+from fedoptax.report.searches import HeatMap, Profile, load_searches, make_heat_map, make_profiles
 from fedoptax.report.tables import final_table
 from fedoptax.report.verdicts import Verdict, find_verdicts
 
-#: The number of points whose curves the report on a search shows.
-BEST_POINTS = 6
+BEST_POINTS = 6  # the number of points whose curves the report on a search shows
 
 
 @dataclass(frozen=True, eq=False)
 class Report:
     """What is reported on some runs."""
 
-    title: str
     runs: Sequence[Run]
     groups: Sequence[Group]
     metrics: Sequence[Metric]  # first the primary one, or that of the search
@@ -38,11 +36,7 @@ class Report:
 
 
 def load_report(path: str | Path, target: float | None = None, early: int | None = None) -> Report:
-    """Load and evaluate all runs and searches at or below a folder; without runs, the best points of the searches.
-
-    Args:
-      path: a run, a comparison, a search, or a folder with any of these below it.
-      target, early: as in `final_table`.
+    """Evaluate all runs and searches at or below a folder, or else the best points of the searches; see `final_table`.
 
     Raises:
       UsageError: the target is not finite, `early` below 1, or what lies deep below the folder is unrelated.
@@ -53,7 +47,7 @@ def load_report(path: str | Path, target: float | None = None, early: int | None
     if early is not None:
         check_int("early", early)
     searches = load_searches(Path(path))
-    best = [load_trial(result, trial) for result in searches for trial in result.ranked[:BEST_POINTS]]
+    best = [load_run(one.folder, of.search.command or None) for of in searches for one in of.ranked[:BEST_POINTS]]
     is_of_search = bool(best) and all(mark == "tune.json" for _, mark, _ in find_folders(Path(path)))
     runs = best if is_of_search else load_runs(path)
     of_searches = [(result.folder, result.search.task["name"]) for result in searches]
@@ -67,7 +61,6 @@ def load_report(path: str | Path, target: float | None = None, early: int | None
     if is_of_search:  # all of the page is by the metric that ranks the points
         metrics.sort(key=lambda metric: metric.name != searches[0].search.rule.metric)
     return Report(
-        title=title_of(groups),
         runs=runs,
         groups=groups,
         metrics=metrics,

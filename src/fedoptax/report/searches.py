@@ -11,7 +11,7 @@ import pandas as pd
 
 from fedoptax.experiments.grids import is_number
 from fedoptax.experiments.tuning import FILE, SearchResult, Trial
-from fedoptax.report.load import Run, find_folders, load_run
+from fedoptax.report.load import find_folders, load_run
 from fedoptax.report.words import format_number, format_setting, join_words, metric_title, metric_words
 
 #: Hyper-parameters that are tried first for the axes of a heat map, vertical and horizontal.
@@ -19,17 +19,8 @@ AXES = (("client_lr", "server_lr"), ("lr", "alpha"))
 
 
 def load_searches(root: Path) -> list[SearchResult]:
-    """Load all searches at or below a folder, by name.
-
-    Raises:
-      RunError: one is damaged.
-    """
+    """Load all searches at or below a folder, by name, with a RunError if one is damaged."""
     return [SearchResult.read(folder) for folder in sorted(p for p, mark, _ in find_folders(root) if mark == FILE)]
-
-
-def load_trial(result: SearchResult, trial: Trial) -> Run:
-    """Load the run of a point."""
-    return load_run(trial.folder, result.search.command or None)
 
 
 def tabulate_points(results: Sequence[SearchResult]) -> pd.DataFrame:
@@ -37,20 +28,13 @@ def tabulate_points(results: Sequence[SearchResult]) -> pd.DataFrame:
     rows = []
     for result in results:
         for rank, trial in enumerate(result.ranked, start=1):
-            run = load_trial(result, trial)
+            run = load_run(trial.folder)
             row = {"algorithm": result.search.algorithm, "rank": rank, **trial.values, "score": trial.score}
-            row |= {run.metric: _last_mean(run, result.search.rule.last), "rounds": len(run.rows)}
+            values = run.rows.get(run.metric, pd.Series(dtype=float)) if run.is_complete else pd.Series(dtype=float)
+            late = values.iloc[-result.search.rule.last :].dropna()
+            row |= {run.metric: (late if len(late) else values.dropna().iloc[-1:]).mean(), "rounds": len(run.rows)}
             rows.append(row | {"status": trial.status, "folder": trial.folder.name})
     return pd.DataFrame(rows)
-
-
-def _last_mean(run: Run, last: int) -> float:
-    """The run's own metric as a mean over the last rounds; NaN if it did not complete."""
-    if not run.is_complete or run.metric not in run.rows:
-        return math.nan
-    values = run.rows[run.metric]
-    late = values.iloc[-last:].dropna()
-    return float((late if len(late) else values.dropna().iloc[-1:]).mean())
 
 
 def describe_search(result: SearchResult) -> str:
@@ -129,16 +113,13 @@ def make_heat_map(result: SearchResult) -> HeatMap | None:
 
 @dataclass(frozen=True)
 class Profile:
-    """The best metric against one hyper-parameter (Reddi et al. 2021, Figure 3), one line per algorithm.
-
-    A line holds (value, best metric over all else) by increasing value; without a grid, one point per trial.
-    """
+    """The best metric against one hyper-parameter (Reddi et al. 2021, Figure 3), one line per algorithm."""
 
     name: str
     metric: str
     higher_is_better: bool
-    lines: Mapping[str, Sequence[tuple[float, float]]]
-    is_grid: bool
+    lines: Mapping[str, Sequence[tuple[float, float]]]  # (value, best metric over all else) by increasing value
+    is_grid: bool  # else one point per trial
 
     @property
     def metric_title(self) -> str:
@@ -149,11 +130,6 @@ class Profile:
     def caption(self) -> str:
         """What the profile shows."""
         return f"{self.metric_title} against {self.name}; {'higher' if self.higher_is_better else 'lower'} is better"
-
-    @property
-    def is_log(self) -> bool:
-        """Whether the axis of the hyper-parameter should be logarithmic."""
-        return min(x for line in self.lines.values() for x, _ in line) > 0
 
 
 def make_profiles(results: Sequence[SearchResult]) -> list[Profile]:

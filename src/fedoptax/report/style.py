@@ -1,7 +1,6 @@
-"""The colour, marker and line of each algorithm, the same in figures and on the page.
+"""The colour, marker and line of each algorithm, in figures and on the page; unique up to 21 algorithms.
 
-Seven colours that stay apart in deuteranopia, protanopia and tritanopia, three kinds of line, so that of two that
-coincide both are seen, and seven markers. Colour and line together are unique up to 21 algorithms.
+The seven colours stay apart in deuteranopia, protanopia and tritanopia; of dashed lines that coincide both are seen.
 """
 
 from dataclasses import dataclass

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from html import escape
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,8 +15,7 @@ from fedoptax.report.paired import LEAST_PAIRS, LEVEL, compare_groups
 from fedoptax.tasks.metrics import Column
 
 NAN = float("nan")
-#: Share of the best group's final value that makes the automatic target.
-TARGET_SHARE = 0.95
+TARGET_SHARE = 0.95  # share of the best group's final value that makes the automatic target
 
 _TO_TARGET = ("target", "rounds_to_target", "bytes_to_target", "gradients_to_target", "virtual_seconds_to_target")
 
@@ -25,13 +25,10 @@ Row = dict[str, Any]
 def final_table(runs: Sequence[Run], target: float | None = None, early: int | None = None) -> pd.DataFrame:
     """Tabulate what every algorithm reached and what it cost, one row per group of seeds.
 
-    Final values (`final`, `best`, `last_mean`, `train_loss`) are means over the completed seeds, `counted` of them, or
-    over the seeds that did not diverge if none completed.
-
-    What each column holds is told by `shown_columns`; besides, `problem` is equal where rows can be ranked, `finals`,
-    `earlies` and `arrivals` (rounds to the target) are values by seed, `client_spread`, `client_worst`, `before` and
-    `after` are of the metric over clients, and `compare_groups` adds the comparison with the best mean. Costs to the
-    target are inf if it is never reached. What the runs do not have is NaN.
+    `shown_columns` explains the columns. Final values are means over the completed seeds, `counted` of them, or over
+    the seeds that did not diverge if none completed. `problem` is equal where rows can be ranked, `finals`, `earlies`
+    and `arrivals` (rounds to the target) are values by seed, and `compare_groups` adds the comparison with the best
+    mean. Costs to a target that is never reached are inf; what the runs do not have is NaN.
 
     Args:
       runs: from `load_runs`.
@@ -45,11 +42,8 @@ def final_table(runs: Sequence[Run], target: float | None = None, early: int | N
         sign = 1 if row["higher_is_better"] else -1
         rivals = [other for other in rows if other["problem"] == row["problem"] and math.isfinite(other["final"])]
         ended = [other for other in rivals if other["complete"]]
-        best = max(ended or rivals, key=lambda other: sign * other["final"], default=None)
-        if target is None:
-            row["target"] = best["final"] - sign * (1 - TARGET_SHARE) * abs(best["final"]) if best else NAN
-        else:
-            row["target"] = float(target)
+        best = max((sign * other["final"] for other in ended or rivals), default=NAN)
+        row["target"] = sign * (best - (1 - TARGET_SHARE) * abs(best)) if target is None else float(target)
         row |= _costs_to_target(group, row["target"])
     for problem in dict.fromkeys(row["problem"] for row in rows):
         compare_groups([row for row in rows if row["problem"] == problem])
@@ -67,6 +61,7 @@ def _final_row(group: Group, early: int | None) -> Row:
     first = early or max(1, int(group.config["rounds"]) // 5)
     window = max(1, min(100, int(group.config["rounds"]) // 10))
     measured = {int(run.config["seed"]): values for run in group.counted_runs if len(values := _measured(run))}
+    late = [values[values.index > values.index[-1] - window] for values in measured.values()]
     finals = pd.Series({seed: values.iloc[-1] for seed, values in measured.items()}, dtype=float)
     earlies = {seed: float(values[values.index <= first].mean()) for seed, values in measured.items()}
     weighting, of_paper = group.config.get("weighting"), group.config.get("paper_weighting")
@@ -85,9 +80,9 @@ def _final_row(group: Group, early: int | None) -> Row:
         "final": finals.mean(),
         "final_std": finals.std(),
         **_best_rounds(group),
-        "last_mean": _mean([_last_mean(values, window) for values in measured.values()]),
+        "last_mean": _mean([values.mean() for values in late]),
         "last_window": window,
-        "last_evaluations": _median([float((v.index > v.index[-1] - window).sum()) for v in measured.values()]),
+        "last_evaluations": _median([len(values) for values in late]),
         "earlies": earlies,
         "early": _mean(list(earlies.values())),
         "early_window": first,
@@ -106,7 +101,7 @@ def _final_row(group: Group, early: int | None) -> Row:
         "epsilon": pd.Series([_last(run, "epsilon") for run in group.runs], dtype=float).max(),
         "weighting": f"{weighting} (paper: {of_paper})" if of_paper not in (None, weighting) else weighting or "",
         "rates": group.config.get("rates") or "",
-        "complete": group.is_complete,
+        "complete": all(run.is_complete for run in group.runs),
         "status": group.status,
     }
 
@@ -172,19 +167,14 @@ def _measured(run: Run) -> pd.Series:
     return rows[run.metric].dropna() if run.metric in rows else pd.Series(dtype=float)
 
 
-def _last_mean(values: pd.Series, window: int) -> float:
-    """The mean over the last `window` rounds up to the last evaluated one."""
-    return float(values[values.index > values.index[-1] - window].mean())
-
-
 def _last(run: Run, column: str) -> float:
     """The last value of a column; NaN without one."""
-    return float(run.rows[column].dropna().iloc[-1]) if run.has_metric(column) else NAN
+    values = run.rows.get(column, pd.Series(dtype=float)).dropna()
+    return float(values.iloc[-1]) if len(values) else NAN
 
 
 def _mean(values: Sequence[float]) -> float:
-    """The mean of what is not NaN."""
-    return float(pd.Series(values, dtype=float).mean())
+    return float(pd.Series(values, dtype=float).mean())  # of what is not NaN
 
 
 class TableColumn(NamedTuple):
@@ -219,8 +209,8 @@ class TableColumn(NamedTuple):
             digits = ",.0f" if name == "gradients_to_target" else "g"
             return words.DASH if math.isnan(value) else f"{value:{digits}}"
         if "bytes" in name:
-            return words.format_bytes(value)
-        return words.format_duration(value) if "seconds" in name else words.format_number(value)
+            return words.format_quantity(value, "B")
+        return words.format_quantity(value, "s") if "seconds" in name else words.format_number(value)
 
 
 def write_behind(row: Row, prefix: str = "", is_short: bool = False) -> str:
@@ -258,25 +248,21 @@ _COLUMNS = (
     ("early", "Mean of first {early}", "mean over those of the first rounds that were evaluated, and over seeds"),
     ("early_behind", "Behind {leading} early", "of this mean; one family of tests with the next column"),
     ("rounds_behind", "Rounds later", "than the first to reach {target}; where all seeds of both do"),
-    ("gradients_to_target", "Gradients to {target}", "minibatch gradients of all clients up to then, cohorts being "
-     "of average clients"),
+    ("gradients_to_target", "Gradients to {target}", "minibatch gradients up to then, of cohorts of average clients"),
     ("bytes_up", "Upload", "bytes that a client sends in a round, payload only"),
     ("bytes_down", "Download", "bytes that a client receives in a round, payload only"),
-    ("total_bytes", "Total bytes", "of all sampled clients in all rounds, both ways, mean over seeds; 1 MB is 10⁶ "
-     "bytes"),
+    ("total_bytes", "Total bytes", "of all sampled clients, both ways, mean over seeds; 1 MB is 10⁶ bytes"),
     ("seconds_per_round", "Time per round", "wall time, median over rounds and seeds, without compilation"),
 )  # fmt: skip
 _OPTIONAL = (
     ("at_best", "{metric_title} then", "at the best round, mean over seeds"),
     ("client_spread", "Client std", "standard deviation over clients' own held-out examples, mean over seeds"),
     ("client_worst", "Worst 10 %", "mean over the worst tenth of the clients, and over seeds"),
-    ("after", "Personalized", "mean over clients before → after {local_steps} local steps from the global model, and "
-     "seeds"),
+    ("after", "Personalized", "mean over clients and seeds, before → after {local_steps} steps from the global model"),
     ("after_spread", "Personalized std", "standard deviation over clients, before → after"),
     ("after_worst", "Personalized worst 10 %", "mean over the worst tenth of the clients, before → after"),
     ("virtual_seconds", "Virtual time", "all rounds, by the clients' speeds"),
-    ("virtual_seconds_to_target", "Virtual time to {target}", "up to the first such evaluated round, median over "
-     "seeds"),
+    ("virtual_seconds_to_target", "Virtual time to {target}", "first such evaluated round, median over seeds"),
     ("participants", "Participants", "clients per round whose uploads counted, mean over rounds and seeds"),
     ("epsilon", "Epsilon", "privacy spent at the end, the largest of the seeds"),
     ("rates", "Rates from", "where the learning rates come from; tuned: a search"),
@@ -331,17 +317,13 @@ def to_markdown(table: pd.DataFrame) -> str:
     """Write the final table as a GitHub Markdown table, with columns aligned in the source too."""
     columns = []
     for column in shown_columns(table):
-        cells = [_escape(text) for text in (column.header, *map(column.text, table_rows(table)))]
+        texts = [" ".join(text.split()) for text in (column.header, *map(column.text, table_rows(table)))]
+        cells = [escape(text.replace("\\", "\\\\").replace("|", "\\|"), quote=False) for text in texts]
         width = max(3, *map(len, cells))
         head, *rest = [cell.ljust(width) if column.is_text else cell.rjust(width) for cell in cells]
         rule = "-" * (width - 1)
         columns.append([head, f":{rule}" if column.is_text else f"{rule}:", *rest])
     return "".join(f"| {' | '.join(line)} |\n" for line in zip(*columns, strict=True))
-
-
-def _escape(text: str) -> str:
-    safe = " ".join(text.split()).replace("\\", "\\\\").replace("|", "\\|")
-    return safe.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def to_csv(table: pd.DataFrame) -> str:

@@ -36,14 +36,9 @@ def format_spread(mean: float, std: float) -> str:
     return f"{text} ± {format_number(std) if 'e' in text else f'{std:.{decimals}f}'}"
 
 
-def format_bytes(count: float) -> str:
-    """Write a number of bytes in decimal units: `49.4 kB`, `1.5 GB`."""
-    return EngFormatter("B", places=1)(count) if math.isfinite(count) else DASH
-
-
-def format_duration(seconds: float) -> str:
-    """Write seconds with a fitting unit: `12.3 ms`, `2.5 s`."""
-    return EngFormatter("s", places=1)(seconds) if math.isfinite(seconds) else DASH
+def format_quantity(value: float, unit: str) -> str:
+    """Write a number of bytes (B) or seconds (s) with a decimal prefix: `49.4 kB`, `12.3 ms`."""
+    return EngFormatter(unit, places=1)(value) if math.isfinite(value) else DASH
 
 
 def format_setting(value: Any) -> str:
