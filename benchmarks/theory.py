@@ -169,7 +169,7 @@ def layered(layers: int, problem: Quadratics, rounds: int) -> Callable[..., np.n
         thetas = joined(uploads.params)
         gap = jnp.max(jnp.sum((thetas - x) ** 2, axis=1))
         norm = jnp.max(jnp.linalg.norm(problem.hessians * (thetas - problem.optima), axis=1))
-        return jnp.stack([gap, norm, square(problem.gradient(x, weights) / joined(server.v_max) ** 0.25)])
+        return jnp.stack([gap, norm, square(problem.gradient(x, weights) / joined(server.shared) ** 0.25)])
 
     return simulation(lambda lr: fx.fedlamb(lr, v0=V0), problem, rounds, measure, layers)
 

@@ -10,6 +10,7 @@ import operator
 import sys
 from collections.abc import Collection
 from difflib import get_close_matches
+from importlib import import_module
 from typing import Any
 
 LONGEST = 1000
@@ -159,6 +160,14 @@ def check_output(
     number = "number" if kind == "real" else "floating-point number"
     needed = f"{number}s of shape {str(shape).replace('None', 'any')}" if shape else f"one {number}"
     raise UsageError(f"{name} must {verb} {needed}, got {got}")
+
+
+def import_extra(module: str, use: str, extra: str) -> Any:
+    """Import a module for a use (`"workers dask need"`); a `UsageError` names the extra that has what it lacks."""
+    try:
+        return import_module(module)
+    except ImportError:
+        raise UsageError(f"{use} a package: pip install 'fedoptax[{extra}]'") from None
 
 
 def is_traced(value: Any) -> bool:

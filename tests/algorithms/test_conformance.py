@@ -12,7 +12,8 @@ import pytest
 import fedoptax as fx
 from conformance import RULES, Server, correct_both, tables
 from oracles.compare import assert_differ, assert_matches
-from oracles.problem import Problem, Tree, grad, make, mean
+from oracles.fedopt import local_changes
+from oracles.problem import Problem, Tree, make, mean
 
 CLIENT_LR = 0.3
 SETTING = {"lr": 0.05, "b1": 0.9, "b2": 0.99, "tau": 1e-2}
@@ -48,15 +49,8 @@ def run_rule(problem: Problem, name: str) -> list[Tree]:
     """x after every round: plain local steps, and the rule at the server."""
     x, trajectory = problem.params, []
     servers = {leaf: Server(RULES[name], **SETTING) for leaf in x}
-    for t, cohort in enumerate(problem.cohorts):
-        deltas = []
-        for i in cohort:
-            y = x
-            for batch in problem.batches(t, i):
-                g = grad(y, batch)
-                y = {leaf: y[leaf] - CLIENT_LR * g[leaf] for leaf in y}
-            deltas.append({leaf: y[leaf] - x[leaf] for leaf in x})
-        delta = mean(deltas, problem.weights(t, "examples"))
+    for t in range(len(problem.cohorts)):
+        delta = mean(local_changes(problem, t, x, CLIENT_LR), problem.weights(t, "examples"))
         x = {leaf: x[leaf] + servers[leaf].step(delta[leaf]) for leaf in x}
         trajectory.append(x)
     return trajectory

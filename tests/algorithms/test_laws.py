@@ -112,8 +112,9 @@ SIGNS = {"fedlion", "fedada2", "diloco", "muloco"}
 CONVERGE = sorted(set(fx.ALGORITHMS) - {"naive_adaptive", "fedlamb"} - SIGNS)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", CONVERGE)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in ("fafed", "fedadam") else pytest.mark.long) for n in CONVERGE]
+)
 def test_the_others_converge_on_the_counterexample(name: str) -> None:
     """FAFED and FedAdam, as the paper has it, and all that share their adaptivity, with the presets of the task."""
     defaults: Any = dict(fx.TASKS["counterexample"].defaults)

@@ -15,9 +15,9 @@ import fedoptax as fx
 import laws
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.engine.round import all_finite
+from laws import START
 from laws_table import CORE, ROWS
 
-START = {"layer": {"kernel": np.array([[1.0, -0.5], [0.25, 2.0]]), "bias": np.zeros(2)}}
 SIGNS = {"layer": {"kernel": np.array([[1.0, -1.0], [1.0, 1.0]]), "bias": np.array([-1.0, 1.0])}}
 every = pytest.mark.parametrize(
     "name",

@@ -22,14 +22,9 @@ def test_large_numbers_are_finite_although_their_sums_are_not() -> None:
         assert bool(all_finite({"double": jnp.array([1e300, -1e308])}))
 
 
-@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-@pytest.mark.parametrize("leaf", ["large", "small", "half", "scalar", "complex"])
-def test_one_number_that_is_not_finite_is_found(leaf: str, value: float) -> None:
-    array = np.array(MIXED[leaf])
-    array.flat[-1] = value
-    assert not bool(all_finite(MIXED | {leaf: array}))
-
-
-@pytest.mark.parametrize("value", [complex(0, np.inf), complex(1, np.nan), complex(-np.inf, 0)])
-def test_one_part_that_is_not_finite_is_found(value: complex) -> None:
-    assert not bool(all_finite({"z": jnp.asarray([1j, value], jnp.complex64)}))
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, complex(0, np.inf), complex(1, np.nan)])
+def test_one_number_that_is_not_finite_is_found(value: complex) -> None:
+    for leaf in ["complex"] if isinstance(value, complex) else ["large", "small", "half", "scalar", "complex"]:
+        array = np.array(MIXED[leaf])
+        array.flat[-1] = value
+        assert not bool(all_finite(MIXED | {leaf: array}))

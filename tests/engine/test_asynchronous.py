@@ -191,21 +191,6 @@ def test_without_staleness_it_is_the_synchronous_round(algorithm: fx.FedAlgorith
     assert set(a.history.column("staleness")) == {0.0}
 
 
-PAIRS = [
-    ({"client_loop": "loop"}, {"engine": "eager"}),
-    ({"client_loop": "loop"}, {"client_loop": "vmap"}),
-    pytest.param({"client_loop": "loop"}, {"client_loop": "loop", "examples": "stream"}, marks=pytest.mark.long),
-]
-
-
-@pytest.mark.parametrize(("one", "other"), PAIRS)
-def test_engines_agree(one: dict[str, Any], other: dict[str, Any]) -> None:
-    a, b = run(**one), run(**other)
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), a.state, b.state)
-    for column in a.history[0].keys() - {"seconds"}:
-        np.testing.assert_allclose(a.history.column(column), b.history.column(column), rtol=1e-5)
-
-
 STATEFUL = {"scaffold", "local_amsgrad", "fedlamb", "stem", "fafed", "naive_adaptive", "feddyn", "fadamgc"}
 STATEFUL |= {"diloco", "muloco", "scaffold_adam"}
 

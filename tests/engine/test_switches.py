@@ -90,8 +90,5 @@ def test_a_run_is_not_continued_with_other_random_numbers(name: str, value: Any,
         other = fx.run(line(), FEDAVG, **OPTIONS)  # compiled anew, not taken from the run before
     finally:
         jax.config.update(name, before)
-    config = tmp_path / "config.json"
-    config.write_text("".join(row for row in config.read_text().splitlines(True) if not row.startswith(' "random"')))
-    assert len(run(3).history) == 3  # a folder of a version that did not record them
     if name != "jax_enable_x64":
         assert not np.array_equal(other.params, fx.run(line(), FEDAVG, **OPTIONS).params)

@@ -13,7 +13,7 @@ The factory's float keywords are taken for its hyper-parameters. Laws of one fac
 import inspect
 import tempfile
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -204,12 +204,12 @@ def padding_is_inert(make: Factory) -> None:
     algorithm = algorithm_of(make)
     options = RunOptions(cohort_size=COHORT, batch_size=BATCH, client_loop="loop")
     built = program(TASK, Fixed(algorithm), make_plan(options, TASK, algorithm))
-    data, key, n = device_data(TASK), jax.random.key(SEED), jnp.int32
+    data, key, n = device_data(TASK), jax.random.key(SEED), partial(jnp.asarray, dtype=jnp.int32)
 
     def advance(data: DeviceData, rounds: int) -> Any:
         server, client = built.start({}, key)
         clients = jax.tree.map(lambda a: jnp.repeat(a[None], len(SIZES), axis=0), client)
-        numbers = n(0), n(rounds), n(1), n(rounds)
+        numbers = n(0), n(rounds), n([1, 0, 1]), n(rounds)
         return jax.device_get(
             built.advance({}, server, clients, data, key, *numbers, Faults().rates(np.ones(len(SIZES))), None)
         )

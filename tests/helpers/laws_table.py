@@ -12,44 +12,11 @@ from fedoptax.algorithm import FedAlgorithm
 from laws import Factory
 
 
-def fedopt_average(lr: float = 0.1, momentum: float = 0.5, server_lr: float = 0.8) -> FedAlgorithm:
-    return fx.fedopt(optax.sgd(lr, momentum=momentum), optax.sgd(server_lr), client_state="average")
-
-
-def fedopt_server(lr: float = 0.1, momentum: float = 0.5, server_lr: float = 0.8) -> FedAlgorithm:
-    return fx.fedopt(optax.sgd(lr, momentum=momentum), optax.sgd(server_lr, momentum=0.5), client_state="server")
-
-
-def scaffold_momentum(client_lr: float = 0.1, server_lr: float = 0.8, momentum: float = 0.5) -> FedAlgorithm:
-    return fx.scaffold(client_lr, server_lr, server_optimizer=optax.sgd(1.0, momentum=momentum))
-
-
-def fafed_scheduled(rho: float = 0.1, h: float = 1.0, w: float = 1.0, c: float = 5.0) -> FedAlgorithm:
-    lr, alpha = fx.fafed_schedule(rho, h, w, c)
-    return fx.fafed(lr, alpha, rho=rho)
-
-
 def fedavg_scheduled(client_lr: float = 0.2, server_lr: float = 0.8) -> FedAlgorithm:
     def decay(r: Any) -> jax.Array:
         return 1 / (1 + jnp.asarray(r, float))
 
     return fx.fedavg(lambda r: client_lr * decay(r), lambda r: server_lr * decay(r))
-
-
-def prox_scaffold(client_lr: float = 0.1, mu: float = 0.3) -> FedAlgorithm:
-    return fx.with_prox(fx.scaffold(client_lr), mu)
-
-
-def prox_fafed(lr: float = 0.05, mu: float = 0.3) -> FedAlgorithm:
-    return fx.with_prox(fx.fafed(lr, rho=0.1), mu)
-
-
-def clipping_fedadam(client_lr: float = 0.1, max_norm: float = 0.5) -> FedAlgorithm:
-    return fx.with_clipping(fx.fedadam(client_lr, 0.05), max_norm)
-
-
-def clipping_fedlamb(lr: float = 0.05, max_norm: float = 0.5) -> FedAlgorithm:
-    return fx.with_clipping(fx.fedlamb(lr), max_norm)
 
 
 def noisy_fedavg(client_lr: float = 0.1, spread: float = 0.05) -> FedAlgorithm:
@@ -62,30 +29,6 @@ def noisy_fedavg(client_lr: float = 0.1, spread: float = 0.05) -> FedAlgorithm:
         return upload._replace(delta=fx.tree.add_scaled(upload.delta, spread, noise)), client, loss
 
     return base._replace(client_update=client_update)
-
-
-def private_fedadam(server_lr: float = 0.05, clip: float = 0.5, noise_multiplier: float = 0.1) -> FedAlgorithm:
-    return fx.with_privacy(fx.with_prox(fx.fedadam(0.1, server_lr), 0.1), clip, noise_multiplier, 1e-3)
-
-
-def quantised_fedadam(client_lr: float = 0.1, server_lr: float = 0.05) -> FedAlgorithm:
-    return fx.with_prox(fx.with_compression(fx.fedadam(client_lr, server_lr), fx.codecs.qsgd(bits=2, bucket=4)), 0.1)
-
-
-def sparse_fafed(lr: float = 0.05, rho: float = 0.1) -> FedAlgorithm:
-    return fx.with_compression(fx.fafed(lr, rho=rho), fx.codecs.topk(0.25))
-
-
-def quantised_private_stem(lr: float = 0.05, clip: float = 1.0, noise_multiplier: float = 0.1) -> FedAlgorithm:
-    return fx.with_compression(fx.with_privacy(fx.stem(lr), clip, noise_multiplier, 1e-3), fx.codecs.qsgd(bits=4))
-
-
-def personal_fedadam(client_lr: float = 0.1, server_lr: float = 0.05) -> FedAlgorithm:
-    return fx.with_personal(fx.fedadam(client_lr, server_lr), keep="bias")
-
-
-def personal_scaffold(client_lr: float = 0.1) -> FedAlgorithm:
-    return fx.with_personal(fx.scaffold(client_lr), keep="bias")
 
 
 TABLE: dict[str, Factory] = {
@@ -125,9 +68,15 @@ VARIANTS: dict[str, Factory] = {
     "fedavg scheduled": fedavg_scheduled,
     "fedadam debias": partial(fx.fedadam, client_lr=0.1, server_lr=0.05, debias=True),
     "fedyogi debias": partial(fx.fedyogi, client_lr=0.1, server_lr=0.05, debias=True),
-    "fedopt average": fedopt_average,
-    "fedopt server": fedopt_server,
-    "scaffold momentum": scaffold_momentum,
+    "fedopt average": lambda lr=0.1, momentum=0.5, server_lr=0.8: fx.fedopt(
+        optax.sgd(lr, momentum=momentum), optax.sgd(server_lr), client_state="average"
+    ),
+    "fedopt server": lambda lr=0.1, momentum=0.5, server_lr=0.8: fx.fedopt(
+        optax.sgd(lr, momentum=momentum), optax.sgd(server_lr, momentum=0.5), client_state="server"
+    ),
+    "scaffold momentum": lambda client_lr=0.1, server_lr=0.8, momentum=0.5: fx.scaffold(
+        client_lr, server_lr, server_optimizer=optax.sgd(1.0, momentum=momentum)
+    ),
     "scaffold I": partial(fx.scaffold, client_lr=0.1, option="I"),
     "fedlamb reset module": partial(fx.fedlamb, lr=0.05, layers="module", momentum="reset"),
     "fedlamb device": partial(fx.fedlamb, lr=0.05, second_moment="device", gradient="start"),
@@ -136,24 +85,32 @@ VARIANTS: dict[str, Factory] = {
     "fafed norm": partial(fx.fafed, lr=0.05, rho=0.1, adaptive="adagrad_norm", initial_batches=1),
     "fafed global": partial(fx.fafed, lr=0.05, rho=0.1, adaptive="global"),
     "fafed released": partial(fx.fafed, lr=0.05, rho=0.1, variant="released"),
-    "fafed scheduled": fafed_scheduled,
+    "fafed scheduled": lambda rho=0.1, h=1.0, w=1.0, c=5.0: fx.fafed(*fx.fafed_schedule(rho, h, w, c), rho=rho),
     "mime adam": partial(fx.mime, client_lr=0.02, base="adam", eps=0.1),
     "mime previous": partial(fx.mime, client_lr=0.1, control="previous"),
     "fedexp released": partial(fx.fedexp, client_lr=0.1, variant="released"),
     "fadamgc reset": partial(fx.fadamgc, client_lr=0.02, eps=1e-3, moments="reset"),
-    "prox scaffold": prox_scaffold,
-    "prox fafed": prox_fafed,
-    "clipping fedadam": clipping_fedadam,
-    "clipping fedlamb": clipping_fedlamb,
+    "prox scaffold": lambda client_lr=0.1, mu=0.3: fx.with_prox(fx.scaffold(client_lr), mu),
+    "prox fafed": lambda lr=0.05, mu=0.3: fx.with_prox(fx.fafed(lr, rho=0.1), mu),
+    "clipping fedadam": lambda client_lr=0.1, max_norm=0.5: fx.with_clipping(fx.fedadam(client_lr, 0.05), max_norm),
+    "clipping fedlamb": lambda lr=0.05, max_norm=0.5: fx.with_clipping(fx.fedlamb(lr), max_norm),
 }
 WRAPPED: dict[str, Factory] = {
     "noisy fedavg": noisy_fedavg,
-    "personal fedadam": personal_fedadam,
-    "personal scaffold": personal_scaffold,
-    "private fedadam": private_fedadam,
-    "quantised fedadam": quantised_fedadam,
-    "sparse fafed": sparse_fafed,
-    "quantised private stem": quantised_private_stem,
+    "personal fedadam": lambda client_lr=0.1, server_lr=0.05: fx.with_personal(
+        fx.fedadam(client_lr, server_lr), keep="bias"
+    ),
+    "personal scaffold": lambda client_lr=0.1: fx.with_personal(fx.scaffold(client_lr), keep="bias"),
+    "private fedadam": lambda server_lr=0.05, clip=0.5, noise_multiplier=0.1: fx.with_privacy(
+        fx.with_prox(fx.fedadam(0.1, server_lr), 0.1), clip, noise_multiplier, 1e-3
+    ),
+    "quantised fedadam": lambda client_lr=0.1, server_lr=0.05: fx.with_prox(
+        fx.with_compression(fx.fedadam(client_lr, server_lr), fx.codecs.qsgd(bits=2, bucket=4)), 0.1
+    ),
+    "sparse fafed": lambda lr=0.05, rho=0.1: fx.with_compression(fx.fafed(lr, rho=rho), fx.codecs.topk(0.25)),
+    "quantised private stem": lambda lr=0.05, clip=1.0, noise_multiplier=0.1: fx.with_compression(
+        fx.with_privacy(fx.stem(lr), clip, noise_multiplier, 1e-3), fx.codecs.qsgd(bits=4)
+    ),
 }
 ROWS = TABLE | VARIANTS
 OWN_CODE = ("fedavg", "scaffold", "fedlamb", "stem", "fafed", "naive_adaptive", "mime", "local_adaalter", "delta_sgd")

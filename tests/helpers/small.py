@@ -14,6 +14,7 @@ from fedoptax.engine.data import device_data
 from fedoptax.engine.plan import Plan
 from fedoptax.engine.sampling import round_key, sample_cohort
 from fedoptax.tasks.task import Task, masked_mean
+from oracles.compare import log_probabilities
 from oracles.problem import Batch, Problem, flatten, nest
 from oracles.problem import make as make_problem
 
@@ -29,12 +30,6 @@ def ragged_clients(sizes: tuple[int, ...] = SIZES, dtype: str = "float64", seed:
         x = rng.normal(size=(size, 4)) + rng.normal(size=4) / 2
         clients.append({"x": x.astype(dtype), "y": np.argmax(x @ truth, axis=1).astype(np.int32)})
     return FederatedData.from_clients(clients)
-
-
-def log_probabilities(params: Any, batch: Any) -> jax.Array:
-    h = jnp.tanh(batch["x"] @ params["hidden"]["kernel"] + params["hidden"]["bias"])
-    logp = jax.nn.log_softmax(h @ params["out"]["kernel"] + params["out"]["bias"])
-    return jnp.take_along_axis(logp, batch["y"][:, None], axis=1)[:, 0]
 
 
 def masked_loss(params: Any, batch: Any, key: jax.Array) -> jax.Array:

@@ -26,7 +26,7 @@ class Dense(torch.nn.Module):
 
 
 class Net(torch.nn.Module):
-    """`oracles.compare.loss` and `small.log_probabilities` are of this network."""
+    """`oracles.compare.log_probabilities` are of this network."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -11,7 +11,8 @@ import jax
 from fedoptax import tree
 from fedoptax.algorithm import ClientResult, FedAlgorithm, GradFn, Minibatches, local_steps, num_steps, steps_or_one
 from fedoptax.algorithms import optimizers
-from fedoptax.algorithms.scaffold import ScaffoldMessage, ScaffoldState, ScaffoldUpload, scaffold
+from fedoptax.algorithms.fedopt import FedOptMessage, FedOptState
+from fedoptax.algorithms.scaffold import ScaffoldUpload, scaffold
 from fedoptax.errors import check_choice
 from fedoptax.schedules import LearningRate, Number, resolve_lr
 from fedoptax.tree import Tree
@@ -31,7 +32,7 @@ def fadamgc(
     b2: Number = 0.999,
     eps: Number = 1e-8,
     moments: str = "persist",
-) -> FedAlgorithm[ScaffoldState, ScaffoldMessage, FAdamGCClient, ScaffoldUpload]:
+) -> FedAlgorithm[FedOptState, FedOptMessage, FAdamGCClient, ScaffoldUpload]:
     """FAdamGC (Chen et al. 2025): K steps of AMSGrad on g + y − yᵢ; yᵢ is the client's mean gradient of its last round.
 
     Step: ĝ ← g + y − yᵢ; m ← β₁ m + (1−β₁) ĝ; v ← β₂ v + (1−β₂) ĝ²; v̂ ← max(v̂, v); x ← x − η_l m/(√v̂ + ε). Then
@@ -55,9 +56,9 @@ def fadamgc(
         return FAdamGCClient(tree.zeros_like(params), adam.init(params) if persists else ())
 
     def client_update(
-        grad_fn: GradFn, message: ScaffoldMessage, client: FAdamGCClient, batches: Minibatches
+        grad_fn: GradFn, message: FedOptMessage, client: FAdamGCClient, batches: Minibatches
     ) -> ClientResult:
-        lr, correction = resolve_lr(client_lr, message.lr), tree.sub(message.control, client.control)
+        lr, correction = resolve_lr(client_lr, message.lr), tree.sub(message.shared, client.control)
 
         def step(carry: tuple, batch: Any) -> tuple[tuple, jax.Array]:
             x, state, total = carry

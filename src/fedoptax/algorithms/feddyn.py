@@ -4,24 +4,16 @@ Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama 2021, *Federated Learni
 Algorithm 1.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from fedoptax import tree
-from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Tree, local_steps
-from fedoptax.algorithms.fedopt import FedOptMessage, FedOptUpload
+from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Tree
+from fedoptax.algorithms.fedopt import FedOptMessage, FedOptState, FedOptUpload, fedavg
 from fedoptax.errors import check_positive
-from fedoptax.schedules import LearningRate, Number, check_lr, resolve_lr, value_to_send
-
-
-class FedDynState(NamedTuple):
-    """The server: θ, h, the round."""
-
-    params: Tree
-    h: Tree
-    round: jax.Array
+from fedoptax.schedules import LearningRate, Number
 
 
 def feddyn(client_lr: LearningRate, alpha: Number = 0.01) -> FedAlgorithm:
@@ -35,30 +27,24 @@ def feddyn(client_lr: LearningRate, alpha: Number = 0.01) -> FedAlgorithm:
       client_lr: η_l > 0, a number or a schedule over rounds.
       alpha: α > 0, in units of the loss's curvature; 1/α scales the server's correction.
     """
-    check_lr(client_lr=client_lr)
+    fedopt = fedavg(client_lr)
     check_positive(alpha=alpha)
 
-    def init(params: Tree) -> FedDynState:
-        return FedDynState(params, tree.zeros_like(params), jnp.zeros((), jnp.int32))
-
-    def broadcast(server: FedDynState) -> FedOptMessage:
-        return FedOptMessage(server.params, value_to_send(client_lr, server.round), ())
+    def init(params: Tree) -> FedOptState:  # h is the server optimizer's state
+        return FedOptState(params, tree.zeros_like(params), jnp.zeros((), jnp.int32), ())
 
     def client_update(grad_fn: GradFn, message: FedOptMessage, g_k: Tree, batches: Minibatches) -> ClientResult:
-        theta, lr = message.params, resolve_lr(client_lr, message.lr)
-
-        def step(y: Tree, batch: Any) -> tuple[Tree, jax.Array]:
+        def regularised(y: Tree, batch: Any) -> tuple[jax.Array, Tree]:
             loss, g = grad_fn(y, batch)
-            gradient = tree.add_scaled(tree.sub(g, g_k), alpha, tree.sub(y, theta))  # of the regularised objective
-            return tree.add_scaled(y, -lr, gradient), loss
+            return loss, tree.add_scaled(tree.sub(g, g_k), alpha, tree.sub(y, message.params))
 
-        y, loss = local_steps(step, theta, batches)
-        delta = tree.sub(y, theta)
-        return FedOptUpload(delta, ()), tree.add_scaled(g_k, -alpha, delta), loss
+        upload, _, loss = fedopt.client_update(regularised, message, (), batches)
+        return upload, tree.add_scaled(g_k, -alpha, upload.delta), loss
 
-    def server_update(server: FedDynState, mean: FedOptUpload, cohort: Cohort) -> FedDynState:
-        h = tree.add_scaled(server.h, -alpha * (cohort.size / cohort.num_clients), mean.delta)
+    def server_update(server: FedOptState, mean: FedOptUpload, cohort: Cohort) -> FedOptState:
+        h = tree.add_scaled(server.opt_state, -alpha * (cohort.size / cohort.num_clients), mean.delta)
         theta = tree.add_scaled(tree.add(server.params, mean.delta), -1 / alpha, h)
-        return FedDynState(theta, h, server.round + 1)
+        return FedOptState(theta, h, server.round + 1, ())
 
-    return FedAlgorithm(init, tree.zeros_like, broadcast, client_update, server_update, lambda s: s.params, "uniform")
+    algorithm = fedopt._replace(init=init, client_update=client_update, server_update=server_update)
+    return algorithm._replace(init_client=tree.zeros_like, weighting="uniform")

@@ -25,27 +25,12 @@ from fedoptax.algorithm import (
     local_steps,
     mean_gradient,
 )
+from fedoptax.algorithms.fedopt import FedOptMessage, FedOptState, fedavg
 from fedoptax.errors import UsageError, check_choice, check_decay, check_number, check_positive
-from fedoptax.schedules import LearningRate, Number, check_lr, resolve_lr, value_to_send
+from fedoptax.schedules import LearningRate, Number, check_lr, resolve_lr
 
 Phi = str | Callable[[jax.Array], jax.Array]
 """φ: `"clip"`, `"identity"`, or a function of a layer's norm, a scalar, to a scalar."""
-
-
-class AMSState(NamedTuple):
-    """The server: parameters θ̄, the running maximum v̂ of the second moment, the round."""
-
-    params: Tree
-    v_max: Tree
-    round: jax.Array
-
-
-class AMSMessage(NamedTuple):
-    """Down: θ̄, v̂, and the learning rate if it is scheduled."""
-
-    params: Tree
-    v_max: Tree
-    lr: Tree
 
 
 class AMSUpload(NamedTuple):
@@ -98,7 +83,7 @@ def local_amsgrad(
     bias_correction: str | bool = False,
     second_moment: str = "server",
     gradient: str = "current",
-) -> FedAlgorithm[AMSState, AMSMessage, Tree, AMSUpload]:
+) -> FedAlgorithm[FedOptState, FedOptMessage, Tree, AMSUpload]:
     """Local AMSGrad (Chen, Li, Li 2020), "Fed-AMS": Fed-LAMB's Algorithm 1 with θ ← θ − α p in place of line 12.
 
     Arguments are those of `fedlamb`.
@@ -120,7 +105,7 @@ def fedlamb(
     bias_correction: str | bool = False,
     second_moment: str = "server",
     gradient: str = "current",
-) -> FedAlgorithm[AMSState, AMSMessage, Tree, AMSUpload]:
+) -> FedAlgorithm[FedOptState, FedOptMessage, Tree, AMSUpload]:
     """Fed-LAMB (Karimi, Li, Li, Algorithm 1): Local AMSGrad whose step is normalised layer by layer.
 
     Line 12, per layer ℓ with u = p^ℓ + λ θ^ℓ: θ^ℓ ← θ^ℓ − α φ(‖θ^ℓ‖) u/‖u‖; a layer with ‖u‖ = 0 does not move.
@@ -163,23 +148,20 @@ def fedlamb(
 
 
 def _local_adaptive(lr: LearningRate, direction: Callable[[Tree, Tree], Tree], options: AMSOptions) -> FedAlgorithm:
-    """Algorithm 1, with θ ← θ − α direction(p, θ) in line 12."""
+    """Algorithm 1, with θ ← θ − α direction(p, θ) in line 12; v̂ is the shared state of the clients' optimizers."""
     check_lr(lr=lr)
     b1, b2, correction = options.b1, options.b2, options.bias_correction
     persists, has_v = options.momentum == "persist", options.second_moment == "device"
 
-    def init(params: Tree) -> AMSState:
-        return AMSState(params, tree.full_like(params, options.v0), jnp.zeros((), jnp.int32))  # line 2
+    def init(params: Tree) -> FedOptState:
+        return FedOptState(params, (), jnp.zeros((), jnp.int32), tree.full_like(params, options.v0))  # line 2
 
     def fresh(params: Tree) -> Moments:
         v = tree.full_like(params, options.v0) if has_v else ()  # line 2
         return Moments(tree.zeros_like(params), jnp.zeros((), jnp.int32) if correction else (), v)
 
-    def broadcast(server: AMSState) -> AMSMessage:
-        return AMSMessage(server.params, server.v_max, value_to_send(lr, server.round))
-
-    def client_update(grad_fn: GradFn, message: AMSMessage, client: Tree, batches: Minibatches) -> ClientResult:
-        theta_0, v_hat = message.params, message.v_max  # line 5
+    def client_update(grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches) -> ClientResult:
+        theta_0, v_hat = message.params, message.shared  # line 5
         alpha = resolve_lr(lr, message.lr)
         m, s, v = client if persists else fresh(theta_0)
         v, start = (v, 0) if has_v else (v_hat, s)  # line 6; the step at which v's chain starts
@@ -207,11 +189,12 @@ def _local_adaptive(lr: LearningRate, direction: Callable[[Tree, Tree], Tree], o
         kept = Moments(m, s, v if has_v else ()) if persists else ()
         return AMSUpload(theta, v), kept, loss  # line 14
 
-    def server_update(server: AMSState, mean: AMSUpload, cohort: Cohort) -> AMSState:
-        return AMSState(mean.params, jax.tree.map(jnp.maximum, server.v_max, mean.v), server.round + 1)  # line 16
+    def server_update(server: FedOptState, mean: AMSUpload, cohort: Cohort) -> FedOptState:
+        v_max = jax.tree.map(jnp.maximum, server.shared, mean.v)
+        return FedOptState(mean.params, (), server.round + 1, v_max)  # line 16
 
-    init_client = fresh if persists else lambda params: ()
-    return FedAlgorithm(init, init_client, broadcast, client_update, server_update, lambda s: s.params, "uniform")
+    fedopt = fedavg(lr)._replace(init=init, client_update=client_update, server_update=server_update)
+    return fedopt._replace(init_client=fresh if persists else fedopt.init_client, weighting="uniform")
 
 
 def _layer_norms(params: Tree, layers: str) -> Tree:

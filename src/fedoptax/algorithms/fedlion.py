@@ -10,25 +10,10 @@ import jax.numpy as jnp
 
 from fedoptax import tree
 from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Tree, local_steps, num_steps
+from fedoptax.algorithms.fedopt import FedOptMessage, FedOptState, fedavg
 from fedoptax.errors import UsageError, check_decay, check_int
-from fedoptax.schedules import LearningRate, Number, check_lr, resolve_lr, value_at, value_to_send
+from fedoptax.schedules import LearningRate, Number, check_lr, resolve_lr, value_at
 from fedoptax.wrappers import codecs
-
-
-class FedLionState(NamedTuple):
-    """The server: x, the momentum m, the round."""
-
-    params: Tree
-    m: Tree
-    round: jax.Array
-
-
-class FedLionMessage(NamedTuple):
-    """Down: x, m, and the learning rate if it is scheduled."""
-
-    params: Tree
-    m: Tree
-    lr: Tree
 
 
 class FedLionUpload(NamedTuple):
@@ -56,13 +41,10 @@ def fedlion(lr: LearningRate, b1: Number = 0.9, b2: Number = 0.99, max_steps: in
     check_int("max_steps", max_steps, 1, 2**15 - 1)
     codec = codecs.integers(max_steps)
 
-    def init(params: Tree) -> FedLionState:
-        return FedLionState(params, tree.zeros_like(params), jnp.zeros((), jnp.int32))
+    def init(params: Tree) -> FedOptState:
+        return FedOptState(params, (), jnp.zeros((), jnp.int32), tree.zeros_like(params))
 
-    def broadcast(server: FedLionState) -> FedLionMessage:
-        return FedLionMessage(server.params, server.m, value_to_send(lr, server.round))
-
-    def client_update(grad_fn: GradFn, message: FedLionMessage, client: Tree, batches: Minibatches) -> ClientResult:
+    def client_update(grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches) -> ClientResult:
         x, gamma, steps = message.params, resolve_lr(lr, message.lr), num_steps(batches)
         if isinstance(steps, int) and steps > max_steps:
             raise UsageError(f"max_steps must be >= {steps}, the local steps of a client, got {max_steps}")
@@ -73,7 +55,7 @@ def fedlion(lr: LearningRate, b1: Number = 0.9, b2: Number = 0.99, max_steps: in
             signs = tree.add(signs, jax.tree.map(jnp.sign, tree.ema(b1, m, g)))
             return (signs, tree.ema(b2, m, g)), loss
 
-        (signs, m), loss = local_steps(step, (tree.zeros_like(x), message.m), batches)
+        (signs, m), loss = local_steps(step, (tree.zeros_like(x), message.shared), batches)
         m = tree.select(steps <= max_steps, m, tree.full_like(m, jnp.nan))
         return FedLionUpload(jax.tree.map(lambda a: codecs.encode_array(codec, a), signs), m), client, loss
 
@@ -81,10 +63,9 @@ def fedlion(lr: LearningRate, b1: Number = 0.9, b2: Number = 0.99, max_steps: in
         signs = jax.tree.map(lambda _, coded: codecs.decode_array(codec, coded), sent.m, sent.signs)
         return FedLionUpload(signs, sent.m)
 
-    def server_update(server: FedLionState, mean: FedLionUpload, cohort: Cohort) -> FedLionState:
+    def server_update(server: FedOptState, mean: FedLionUpload, cohort: Cohort) -> FedOptState:
         x = tree.add_scaled(server.params, -value_at(lr, server.round), mean.signs)
-        return FedLionState(x, mean.m, server.round + 1)
+        return FedOptState(x, (), server.round + 1, mean.m)
 
-    return FedAlgorithm(
-        init, lambda params: (), broadcast, client_update, server_update, lambda s: s.params, "uniform", decode
-    )
+    fedopt = fedavg(lr)._replace(init=init, client_update=client_update, server_update=server_update)
+    return fedopt._replace(weighting="uniform", decode=decode)

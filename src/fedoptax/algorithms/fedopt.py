@@ -21,20 +21,20 @@ from fedoptax.schedules import LearningRate, Number, check_lr, resolve_lr, value
 
 
 class FedOptState(NamedTuple):
-    """The server: parameters x, the server optimizer's state, the round, averaged client-optimizer state or `()`."""
+    """The server: x, its optimizer's state, the round, and what clients share besides x, `()` for nothing."""
 
     params: Tree
     opt_state: Tree
     round: jax.Array
-    client_opt_state: Tree
+    shared: Tree
 
 
 class FedOptMessage(NamedTuple):
-    """Down: x, the client learning rate if it is scheduled, the client optimizer's state if it is the server's."""
+    """Down: x, the client learning rate if it is scheduled, what clients share, such as their optimizer's state."""
 
     params: Tree
     lr: Tree
-    client_opt_state: Tree
+    shared: Tree
 
 
 class FedOptUpload(NamedTuple):
@@ -70,7 +70,7 @@ def _fedopt(
         return client_optimizer(1.0).init(params) if persists else ()
 
     def broadcast(server: FedOptState) -> FedOptMessage:
-        shared = server.opt_state if is_fixed else server.client_opt_state
+        shared = server.opt_state if is_fixed else server.shared
         return FedOptMessage(server.params, value_to_send(client_lr, server.round), shared)
 
     def client_update(grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches) -> ClientResult:
@@ -82,7 +82,7 @@ def _fedopt(
             updates, new_state = optimizer.update(grads, state, y)  # line 8
             return (optax.apply_updates(y, updates), state if is_fixed else new_state), loss
 
-        state = message.client_opt_state if average or is_fixed else client
+        state = message.shared if average or is_fixed else client
         state = state if client_state != "reset" else optimizer.init(message.params)
         (y, state), loss = local_steps(step, (message.params, state), batches)  # lines 4 to 8
         upload = FedOptUpload(tree.sub(y, message.params), state if average else ())  # line 9

@@ -23,6 +23,7 @@ from fedoptax.algorithm import (
     mean_gradient,
     steps_or_one,
 )
+from fedoptax.algorithms.fedopt import FedOptMessage, FedOptState, fedavg
 from fedoptax.errors import check_choice, check_decay, check_positive
 from fedoptax.schedules import LearningRate, Number, check_lr, resolve_lr, value_to_send
 
@@ -34,22 +35,11 @@ class Statistics(NamedTuple):
     v: Tree
 
 
-class MimeState(NamedTuple):
-    """The server: parameters x, statistics s, control c (`()` for MimeLite), the round (for Mime: the exchange)."""
+class Shared(NamedTuple):
+    """What clients share besides x: s, c (`()` for MimeLite), and in a message of two exchanges which of them it is."""
 
-    params: Tree
     stats: Statistics
     control: Tree
-    round: jax.Array
-
-
-class MimeMessage(NamedTuple):
-    """Down: x, s, c (Mime only), the learning rate if it is scheduled, and the exchange (Mime of two, else `()`)."""
-
-    params: Tree
-    stats: Statistics
-    control: Tree
-    lr: Tree
     exchange: Tree = ()
 
 
@@ -96,84 +86,78 @@ def mime(
 
 def mimelite(
     client_lr: LearningRate, base: str = "sgd", b1: Number = 0.9, b2: Number = 0.99, eps: Number = 1e-3
-) -> FedAlgorithm[MimeState, MimeMessage, Tree, MimeUpload]:
+) -> FedAlgorithm[FedOptState, FedOptMessage, Tree, MimeUpload]:
     """MimeLite (Karimireddy et al. 2020a, Algorithm 1): `mime` without control variate, y ← y − η U(g(y; ξ), s)."""
     return _mime(client_lr, base, b1, b2, eps, corrects_drift=False)
 
 
 def _mime(
     client_lr: LearningRate, base: str, b1: Number, b2: Number, eps: Number, corrects_drift: bool
-) -> FedAlgorithm[MimeState, MimeMessage, Tree, MimeUpload]:
+) -> FedAlgorithm[FedOptState, FedOptMessage, Tree, MimeUpload]:
     """MimeLite, and Mime with the control of the round before."""
     base_init, direction, track = _base(client_lr, base, b1, b2, eps)
 
-    def init(params: Tree) -> MimeState:
-        control = tree.zeros_like(params) if corrects_drift else ()
-        return MimeState(params, base_init(params), control, jnp.zeros((), jnp.int32))
+    def init(params: Tree) -> FedOptState:
+        shared = Shared(base_init(params), tree.zeros_like(params) if corrects_drift else ())
+        return FedOptState(params, (), jnp.zeros((), jnp.int32), shared)
 
-    def broadcast(server: MimeState) -> MimeMessage:
-        return MimeMessage(server.params, server.stats, server.control, value_to_send(client_lr, server.round))
-
-    def client_update(grad_fn: GradFn, message: MimeMessage, client: Tree, batches: Minibatches) -> ClientResult:
-        x, lr = message.params, resolve_lr(client_lr, message.lr)
+    def client_update(grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches) -> ClientResult:
+        x, lr, shared = message.params, resolve_lr(client_lr, message.lr), message.shared
 
         def step(carry: tuple[Tree, Tree], batch: Any) -> tuple[tuple[Tree, Tree], jax.Array]:
             y, gradient = carry
             loss, g = grad_fn(y, batch)
             _, g_x = grad_fn(x, batch)
             if corrects_drift:
-                g = tree.add(tree.sub(g, g_x), message.control)
-            y = tree.add_scaled(y, -lr, direction(g, message.stats))
+                g = tree.add(tree.sub(g, g_x), shared.control)
+            y = tree.add_scaled(y, -lr, direction(g, shared.stats))
             return (y, tree.accumulate(gradient, 1 / steps_or_one(batches), g_x)), loss
 
         (y, gradient), loss = local_steps(step, (x, tree.accumulate_zero(x)), batches)
         return MimeUpload(tree.sub(y, x), tree.accumulate_result(gradient, x)), client, loss
 
-    def server_update(server: MimeState, mean: MimeUpload, cohort: Cohort) -> MimeState:
-        stats = track(mean.gradient, server.stats)
-        control = mean.gradient if corrects_drift else ()
-        return MimeState(tree.add(server.params, mean.delta), stats, control, server.round + 1)
+    def server_update(server: FedOptState, mean: MimeUpload, cohort: Cohort) -> FedOptState:
+        shared = Shared(track(mean.gradient, server.shared.stats), mean.gradient if corrects_drift else ())
+        return FedOptState(tree.add(server.params, mean.delta), (), server.round + 1, shared)
 
-    algorithm = FedAlgorithm(init, lambda _: (), broadcast, client_update, server_update, lambda s: s.params, "uniform")
-    return algorithm._replace(gradients_per_step=2)
+    algorithm = fedavg(client_lr)._replace(init=init, client_update=client_update, server_update=server_update)
+    return algorithm._replace(weighting="uniform", gradients_per_step=2)
 
 
 def _mime_of_two_exchanges(
     client_lr: LearningRate, base: str, b1: Number, b2: Number, eps: Number
-) -> FedAlgorithm[MimeState, MimeMessage, Tree, Tree]:
+) -> FedAlgorithm[FedOptState, FedOptMessage, Tree, Tree]:
     """Algorithm 1 with its extra exchange: ∇fᵢ(x) goes up in even rounds, y − x in the odd ones."""
-    base_init, direction, track = _base(client_lr, base, b1, b2, eps)
+    _, direction, track = _base(client_lr, base, b1, b2, eps)
 
-    def init(params: Tree) -> MimeState:
-        return MimeState(params, base_init(params), tree.zeros_like(params), jnp.zeros((), jnp.int32))
+    def broadcast(server: FedOptState) -> FedOptMessage:
+        shared = server.shared._replace(exchange=server.round % 2)
+        return FedOptMessage(server.params, value_to_send(client_lr, server.round // 2), shared)
 
-    def broadcast(server: MimeState) -> MimeMessage:
-        lr, exchange = value_to_send(client_lr, server.round // 2), server.round % 2
-        return MimeMessage(server.params, server.stats, server.control, lr, exchange)
-
-    def client_update(grad_fn: GradFn, message: MimeMessage, client: Tree, batches: Minibatches) -> ClientResult:
-        x, lr = message.params, resolve_lr(client_lr, message.lr)
+    def client_update(grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches) -> ClientResult:
+        x, lr, shared = message.params, resolve_lr(client_lr, message.lr), message.shared
 
         def step(y: Tree, batch: Any) -> tuple[Tree, jax.Array]:
             loss, g = grad_fn(y, batch)
             _, g_x = grad_fn(x, batch)
-            g = tree.add(tree.sub(g, g_x), message.control)
-            return tree.add_scaled(y, -lr, direction(g, message.stats)), loss
+            g = tree.add(tree.sub(g, g_x), shared.control)
+            return tree.add_scaled(y, -lr, direction(g, shared.stats)), loss
 
         def train() -> tuple[Tree, jax.Array]:
             y, loss = local_steps(step, x, batches)
             return tree.sub(y, x), loss
 
-        value, loss = cond(message.exchange == 0, lambda: mean_gradient(grad_fn, x, batches), train)
+        value, loss = cond(shared.exchange == 0, lambda: mean_gradient(grad_fn, x, batches), train)
         return value, client, loss
 
-    def server_update(server: MimeState, mean: Tree, cohort: Cohort) -> MimeState:
-        measured = server._replace(control=mean, round=server.round + 1)
-        x, stats = tree.add(server.params, mean), track(server.control, server.stats)
-        return tree.select(server.round % 2 == 0, measured, MimeState(x, stats, server.control, server.round + 1))
+    def server_update(server: FedOptState, mean: Tree, cohort: Cohort) -> FedOptState:
+        stats, control, _ = server.shared
+        measured = FedOptState(server.params, (), server.round + 1, Shared(stats, mean))
+        trained = measured._replace(params=tree.add(server.params, mean), shared=Shared(track(control, stats), control))
+        return tree.select(server.round % 2 == 0, measured, trained)
 
-    algorithm = FedAlgorithm(init, lambda _: (), broadcast, client_update, server_update, lambda s: s.params, "uniform")
-    return algorithm._replace(gradients_per_step=2, exchanges=2)
+    of_one = _mime(client_lr, base, b1, b2, eps, corrects_drift=True)
+    return of_one._replace(broadcast=broadcast, client_update=client_update, server_update=server_update, exchanges=2)
 
 
 def _base(client_lr: LearningRate, base: str, b1: Number, b2: Number, eps: Number) -> tuple[Callable, ...]:

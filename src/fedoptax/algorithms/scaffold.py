@@ -24,25 +24,9 @@ from fedoptax.algorithm import (
     steps_or_one,
 )
 from fedoptax.algorithms import optimizers
+from fedoptax.algorithms.fedopt import FedOptMessage, FedOptState, fedavg
 from fedoptax.errors import check_choice
-from fedoptax.schedules import LearningRate, Number, check_lr, resolve_lr, value_at, value_to_send
-
-
-class ScaffoldState(NamedTuple):
-    """The server: parameters x, control variate c, the round, the server optimizer's state."""
-
-    params: Tree
-    control: Tree
-    round: jax.Array
-    opt_state: Tree
-
-
-class ScaffoldMessage(NamedTuple):
-    """Down (line 5): x, c, and the client learning rate if it is scheduled."""
-
-    params: Tree
-    control: Tree
-    lr: Tree
+from fedoptax.schedules import LearningRate, Number, resolve_lr, value_at
 
 
 class ScaffoldUpload(NamedTuple):
@@ -58,7 +42,7 @@ def scaffold(
     option: str = "II",
     server_optimizer: optax.GradientTransformation | None = None,
 ) -> FedAlgorithm:
-    """SCAFFOLD (Karimireddy et al. 2020, Algorithm 1).
+    """SCAFFOLD (Karimireddy et al. 2020, Algorithm 1); what clients share besides x is the control variate c.
 
     Client: y ← x (line 7); K steps y ← y − η_l (g(y) − cᵢ + c) (lines 8–10); cᵢ⁺ by the option (line 12); upload
     Δy, Δc (line 13); cᵢ ← cᵢ⁺ (line 14). Server: x ← x + η Σ wᵢ Δyᵢ and c ← c + (|S|/N) Σ wᵢ Δcᵢ (lines 16–17). Both
@@ -71,19 +55,16 @@ def scaffold(
       server_optimizer: an optax transformation that gets −Σ wᵢ Δyᵢ as its gradient, as in `fedopt`; x ← x + η u with
         its update u (Reddi et al. 2021, Section 3, discussion (iv)). None is u = Σ wᵢ Δyᵢ.
     """
-    check_lr(client_lr=client_lr, server_lr=server_lr)
+    fedopt = fedavg(client_lr, server_lr)
     check_choice("option", option, ("I", "II"))
     optimizer = optax.scale(-1.0) if server_optimizer is None else server_optimizer
     optimizers.check_optimizer("server_optimizer", optimizer)
 
-    def init(params: Tree) -> ScaffoldState:
-        return ScaffoldState(params, tree.zeros_like(params), jnp.zeros((), jnp.int32), optimizer.init(params))
+    def init(params: Tree) -> FedOptState:
+        return FedOptState(params, optimizer.init(params), jnp.zeros((), jnp.int32), tree.zeros_like(params))
 
-    def broadcast(server: ScaffoldState) -> ScaffoldMessage:
-        return ScaffoldMessage(server.params, server.control, value_to_send(client_lr, server.round))
-
-    def client_update(grad_fn: GradFn, message: ScaffoldMessage, c_i: Tree, batches: Minibatches) -> ClientResult:
-        x, c, lr = message.params, message.control, resolve_lr(client_lr, message.lr)
+    def client_update(grad_fn: GradFn, message: FedOptMessage, c_i: Tree, batches: Minibatches) -> ClientResult:
+        x, c, lr = message.params, message.shared, resolve_lr(client_lr, message.lr)
 
         def step(y: Tree, batch: Any) -> tuple[Tree, jax.Array]:
             loss, g = grad_fn(y, batch)  # line 9
@@ -98,16 +79,15 @@ def scaffold(
         c_plus = tree.select(num_steps(batches) > 0, c_plus, c_i)
         return ScaffoldUpload(tree.sub(y, x), tree.sub(c_plus, c_i)), c_plus, loss  # lines 13 and 14
 
-    def server_update(server: ScaffoldState, mean: ScaffoldUpload, cohort: Cohort) -> ScaffoldState:
+    def server_update(server: FedOptState, mean: ScaffoldUpload, cohort: Cohort) -> FedOptState:
         updates, opt_state = optimizer.update(tree.scale(-1, mean.delta), server.opt_state, server.params)
         x = tree.add_scaled(server.params, value_at(server_lr, server.round), updates)  # lines 16 and 17
-        c = tree.add_scaled(server.control, cohort.size / cohort.num_clients, mean.control_delta)  # line 17
-        return ScaffoldState(x, c, server.round + 1, opt_state)
+        c = tree.add_scaled(server.shared, cohort.size / cohort.num_clients, mean.control_delta)  # line 17
+        return FedOptState(x, opt_state, server.round + 1, c)
 
-    algorithm = FedAlgorithm(
-        init, tree.zeros_like, broadcast, client_update, server_update, lambda s: s.params, "uniform"
-    )
-    return algorithm._replace(gradients_per_step=2 if option == "I" else 1)
+    algorithm = fedopt._replace(init=init, client_update=client_update, server_update=server_update)
+    gradients = 2 if option == "I" else 1
+    return algorithm._replace(init_client=tree.zeros_like, weighting="uniform", gradients_per_step=gradients)
 
 
 def scaffold_adam(

@@ -46,11 +46,11 @@ def local_adaalter(lr: LearningRate, b0: Number = 1.0, eps: Number = 1.0) -> Fed
 
     def init(params: Tree) -> FedOptState:
         server = algorithm.init(params)
-        return server._replace(client_opt_state=server.client_opt_state.b_squared)
+        return server._replace(shared=server.shared.b_squared)
 
     def client_update(grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches) -> ClientResult:
-        shared = AdaAlterState(message.client_opt_state, message.client_opt_state, jnp.zeros((), jnp.int32))
-        message = message._replace(client_opt_state=shared)
+        shared = AdaAlterState(message.shared, message.shared, jnp.zeros((), jnp.int32))
+        message = message._replace(shared=shared)
         upload, client, loss = algorithm.client_update(grad_fn, message, client, batches)
         return upload._replace(client_opt_state=upload.client_opt_state.a_squared), client, loss
 

@@ -160,7 +160,9 @@ class NetworkRounds(Rounds):
         self._sent = np.zeros_like(never)  # the round whose model each client got last
         self._evaluation = NodeEvaluation(deployment, task) if deployment.eval_fraction else None
         self._reported, num_clients = 0.0, task.clients.num_clients
-        self._nodes: dict[int, dict[str, Any]] = {i: {"node": network.absent(i)[0], "seen": None} for i in range(num_clients)}
+        self._nodes: dict[int, dict[str, Any]] = {
+            i: {"node": network.absent(i)[0], "seen": None} for i in range(num_clients)
+        }
 
     def advance(self, done: int) -> Step:
         """Do one round."""

@@ -174,7 +174,7 @@ class FedoptaxStrategy(Strategy):
         self._model = {name: array.numpy() for name, array in arrays.items()}
         self._server = self.algorithm.init(self._split()[0])
         message = self.algorithm.broadcast(self._server)
-        if not isinstance(message, FedOptMessage) or jax.tree.leaves((message.lr, message.client_opt_state)):
+        if not isinstance(message, FedOptMessage) or jax.tree.leaves((message.lr, message.shared)):
             raise UsageError(
                 "algorithm must be FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi, FedAMS with a constant rate; the "
                 "clients of others do more than train the model (see fedoptax deploy init)"

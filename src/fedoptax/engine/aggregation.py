@@ -12,9 +12,9 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedoptax import tree
 from fedoptax.algorithm import Tree, accumulate, accumulate_result, accumulate_zero
 from fedoptax.errors import UsageError, check_int, check_number
-from fedoptax.tree import sum_dtype
 
 LEVELS = 2.0**30  # of a fixed-point number from 0 to its range: sums of shares stay within int32
 LOSS_RANGE, COUNT_RANGE = 2.0**10, 2.0**20  # of training losses and of integers
@@ -108,7 +108,7 @@ class SecureMean(Mean):
         """The int32 numbers of one client; all 0 for weight 0."""
 
         def leaf(a: jax.Array, limit: float) -> jax.Array:
-            wide = sum_dtype(a)
+            wide = tree.sum_dtype(a)
             share = jnp.asarray(weight, wide) * jnp.clip(a.astype(wide), -limit, limit)
             return jnp.where(weight == 0, 0, jnp.round(share * (LEVELS / limit))).astype(jnp.int32)
 
@@ -118,7 +118,7 @@ class SecureMean(Mean):
         """See `Mean.divide`."""
 
         def leaf(t: jax.Array, a: jax.Array, limit: float) -> jax.Array:
-            return t.astype(sum_dtype(a)) * (limit / LEVELS) / weight.astype(sum_dtype(a))
+            return t.astype(tree.sum_dtype(a)) * (limit / LEVELS) / weight.astype(tree.sum_dtype(a))
 
         return jax.tree.map(leaf, total, like, self._limits(like))
 
@@ -148,10 +148,7 @@ class NormClipping(Mean):
 
     def prepare(self, upload: Tree) -> Tree:
         """Return the upload, clipped."""
-        squares = [jnp.sum(jnp.square(_wide(a))) for a in jax.tree.leaves(upload) if _is_inexact(a)]
-        if not squares:
-            return upload
-        norm = jnp.sqrt(sum(squares[1:], squares[0]))
+        norm = tree.norm([_wide(a) for a in jax.tree.leaves(upload) if _is_inexact(a)])
         factor = jnp.minimum(1, self.max_norm / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))
         return jax.tree.map(lambda a: a * factor.astype(a.dtype) if _is_inexact(a) else a, upload)
 

@@ -53,12 +53,12 @@ def part_by_client(task: Task) -> str | None:
 @lru_cache(maxsize=4)
 def evaluation_data(task: Task) -> dict[str, EvaluationData]:
     """Put the task's held-out examples on the device, once, by part."""
-    return {part: _put(task, part) for part in PARTS if held_out(task, part)[0] is not None}
+    data = {part: held_out(task, part) for part in PARTS}
+    return {part: _put(task, examples, owners) for part, (examples, owners) in data.items() if examples is not None}
 
 
-def _put(task: Task, part: str) -> EvaluationData:
-    examples, owners = held_out(task, part)
-    arrays = {name: np.asarray(value) for name, value in (examples or {}).items()}
+def _put(task: Task, examples: Mapping[str, np.ndarray], owners: np.ndarray | None) -> EvaluationData:
+    arrays = {name: np.asarray(value) for name, value in examples.items()}
     n = len(next(iter(arrays.values())))
     batch = min(-(-n // jax.device_count()), task.eval_batch)  # a batch at least for each device of a mesh
     batches = -(-n // batch)

@@ -75,20 +75,12 @@ def make_plan(options: RunOptions, task: Task, algorithm: FedAlgorithm, name: st
     examples = choose_place(options.examples, "stream", nbytes(task.clients.examples), mesh)
     if options.personalize is not None and examples != "device":
         raise UsageError(f"personalize needs all training examples on the device, got examples {examples!r}")
+    weighting = algorithm.weighting if options.weighting in (None, "paper") else options.weighting
     return Plan(
-        options.cohort_size,
-        options.work,
-        algorithm.weighting if options.weighting in (None, "paper") else options.weighting,
-        options.client_loop,
-        place,
-        examples,
-        options.faults is not None,
-        aggregator,
-        mesh,
-        algorithm.gradients_per_step,
-        options.asynchronous,
-        algorithm.exchanges,
-    )
+        options.cohort_size, options.work, weighting, options.client_loop, client_states=place, examples=examples,
+        faults=options.faults is not None, aggregate=aggregator, mesh=mesh, concurrency=options.asynchronous,
+        gradients_per_step=algorithm.gradients_per_step, exchanges=algorithm.exchanges,
+    )  # fmt: skip
 
 
 def is_uneven(plan: Plan, task: Task) -> bool:

@@ -172,14 +172,7 @@ def round_step(
         return jax.tree.map(as_bits, evaluate(task, algorithm.params(server), data, plan.mesh))
 
     def step(
-        state: Advance,
-        data: DeviceData,
-        key: jax.Array,
-        start: Any,
-        evaluations: Any,
-        last: Any,
-        rates: Rates,
-        schedule: Any,
+        state: Advance, data: Any, key: jax.Array, start: Any, evaluations: Any, last: Any, rates: Rates, schedule: Any
     ) -> Advance:
         inputs = RoundInput(data, key, state.round, rates, tree.take(schedule, state.round - start))
         result = run_round(state.server, state.clients, inputs)

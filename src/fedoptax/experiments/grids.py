@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fedoptax.errors import UsageError, check_choice, check_int
+from fedoptax.errors import UsageError, check_choice, check_int, import_extra
 from fedoptax.experiments.build import Constructor, by_algorithm, find_constructor
 from fedoptax.experiments.parsing import parse_value
 
@@ -207,10 +207,7 @@ def suggest_by_optuna(
     Numbers of the grid are a range from the smallest to the largest, on a logarithmic scale if all are above 0; texts
     are choices. The earlier `trials` are points and their scores, NaN if they failed.
     """
-    try:
-        import optuna
-    except ImportError:
-        raise UsageError("search optuna needs a package: pip install 'fedoptax[optuna]'") from None
+    optuna = import_extra("optuna", "search optuna needs", "optuna")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     space: dict[str, Any] = {}
     for name, values in grid.items():

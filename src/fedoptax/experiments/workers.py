@@ -24,7 +24,7 @@ from fedoptax._progress import Update, part_of
 from fedoptax.engine.client_states import OnDevice
 from fedoptax.engine.sampling import random_settings
 from fedoptax.engine.xla import use_cache
-from fedoptax.errors import RunError, UsageError, check_int, shorten
+from fedoptax.errors import RunError, UsageError, check_int, import_extra, shorten
 from fedoptax.experiments.result import Interrupted, RunResult
 from fedoptax.experiments.signals import answering, deferred_interrupt
 from fedoptax.storage.folder import Status
@@ -211,7 +211,7 @@ def open_executor(workers: str | None, folder: Path) -> Iterator[Any]:
         with Processes(int(workers)) as executor:
             yield executor
     elif kind == "dask" and place:
-        distributed = _import("distributed", kind)
+        distributed = import_extra("distributed", "workers dask need", kind)
         try:
             client = distributed.Client(place, timeout=10, set_as_default=False)
         except (OSError, ValueError) as error:
@@ -219,16 +219,9 @@ def open_executor(workers: str | None, folder: Path) -> Iterator[Any]:
         with client:
             yield client.get_executor(pure=False)
     elif kind == "submitit" and place:
-        submitit = _import("submitit", kind)
+        submitit = import_extra("submitit", "workers submitit need", kind)
         executor = submitit.AutoExecutor(folder / "submitit", "local" if place == "local" else "slurm")
         executor.update_parameters(timeout_min=24 * 60, **({} if place == "local" else {"slurm_partition": place}))
         yield executor
     else:
         raise UsageError(f"workers must be a number, dask:ADDRESS or submitit:PARTITION, got {workers!r}")
-
-
-def _import(module: str, extra: str) -> Any:
-    try:
-        return __import__(module)
-    except ImportError:
-        raise UsageError(f"workers {extra} need a package: pip install 'fedoptax[{extra}]'") from None

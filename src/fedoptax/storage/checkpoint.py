@@ -7,8 +7,7 @@
 A checkpoint is made beside its place and moved there as a whole. One that is damaged, or whose part of the history is,
 is passed over, and the one before it is taken.
 
-The arrays are NumPy's, not Orbax's: on a full disk Orbax prints tracebacks of its threads beside the error, it keeps
-about 100 kB of memory per save, and it has no digest (LOG.md).
+The arrays are NumPy's: Orbax has no digest, and on a full disk prints tracebacks beside the error (LOG.md).
 """
 
 import hashlib

@@ -122,11 +122,10 @@ def read_record(path: Path) -> dict[str, Any]:
 def check_same_experiment(folder: Path, stored: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     """Check that a run to be continued is the one in a folder, by its config there and the one that was made anew."""
     config = to_plain(config)
-    new = config.get("random") or {}
-    for name, old in (stored.get("random") or new).items():
-        if old != new.get(name):
+    for name, new in (config.get("random") or {}).items():
+        if (old := (stored.get("random") or {}).get(name)) != new:
             remedy = f"continue it with jax.config.update({name!r}, {old!r})"
-            raise RunError(f"'{folder}' was made with {name}={old!r}, got {new.get(name)!r}: {remedy}")
+            raise RunError(f"'{folder}' was made with {name}={old!r}, got {new!r}: {remedy}")
     options = options_of(RunOptions)
     may_change = MAY_CHANGE.union(name for name, about in options.items() if about.may_change)
     for name in sorted({*config, *options, "wrappers"} - may_change):

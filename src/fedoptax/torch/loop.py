@@ -62,7 +62,7 @@ def with_loop(
             return delta, np.float32(loss), buffers and buffers_from_module(module)
 
     def client_update(_: Any, message: Any, client: Tree, batches: Any) -> tuple[FedOptUpload, Tree, jax.Array]:
-        if not isinstance(message, FedOptMessage) or jax.tree.leaves(message.client_opt_state):
+        if not isinstance(message, FedOptMessage) or jax.tree.leaves(message.shared):
             kind = type(message).__name__
             raise UsageError(f"algorithm must be one whose clients send only Δ, such as fedadam, got one with a {kind}")
         data: Any = ()

@@ -3,11 +3,10 @@
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedoptax.errors import UsageError, check_choice, shorten
+from fedoptax.errors import UsageError, check_choice, import_extra, shorten
 
 Row = Mapping[str, Any]
 
@@ -70,11 +69,7 @@ def as_trackers(trackers: Iterable[str | Tracker]) -> list[Tracker]:
 
 def _make_tracker(name: str) -> Tracker:
     check_choice("trackers", name, TRACKERS)
-    try:
-        module = import_module(f"fedoptax.trackers.{name}")
-    except ImportError:
-        raise UsageError(f"trackers: {name} needs a package: pip install 'fedoptax[{name}]'") from None
-    return getattr(module, TRACKERS[name])()
+    return getattr(import_extra(f"fedoptax.trackers.{name}", f"trackers: {name} needs", name), TRACKERS[name])()
 
 
 def numbers_of(row: Row) -> dict[str, float]:

@@ -24,7 +24,8 @@ VECTORS = ("delta", "params", "control_delta", "gradient", "m")
 """Fields of this package's uploads that are shaped like the model and may have any sign."""
 SECOND_MOMENTS = ("v", "nu")
 """Fields, of uploads and of the optimizers' states in them, that hold second moments: never negative."""
-_RECEIVED_AS = {"v": "v_max"}  # Local AMSGrad and Fed-LAMB receive v̂ and send the v that starts from it
+_RECEIVED_AS = {"v": "shared", "client_opt_state": "shared"}
+"""What clients receive for a field of uploads: of Local AMSGrad and Fed-LAMB v̂, from which the v they send starts."""
 
 
 class Message(NamedTuple):

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from oracles.fedopt import Rate, at
-from oracles.problem import Array, Problem, Tree, grad, mean, zeros
+from oracles.problem import Array, Problem, Tree, grad, mean, means, zeros
 
 
 def run_fedlion(problem: Problem, lr: Rate, b1: float = 0.9, b2: float = 0.99) -> Iterator[Tree]:
     """x after every round."""
     x, m_bar = problem.params, zeros(problem.params)
     for t, cohort in enumerate(problem.cohorts):
-        gamma, deltas, ms = at(lr, t), [], []
+        gamma, sent = at(lr, t), []
         for i in cohort:
             y, m = x, m_bar
             for batch in problem.batches(t, i):
@@ -26,9 +26,8 @@ def run_fedlion(problem: Problem, lr: Rate, b1: float = 0.9, b2: float = 0.99) -
                 c = {n: b1 * m[n] + (1 - b1) * g[n] for n in x}
                 y = {n: y[n] - gamma * np.sign(c[n]) for n in x}
                 m = {n: b2 * m[n] + (1 - b2) * g[n] for n in x}
-            deltas.append({n: np.rint((x[n] - y[n]) / gamma) for n in x})
-            ms.append(m)
-        delta, m_bar = mean(deltas), mean(ms)
+            sent.append(({n: np.rint((x[n] - y[n]) / gamma) for n in x}, m))
+        delta, m_bar = means(sent)
         x = {n: x[n] - gamma * delta[n] for n in x}
         yield x
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from oracles.fedopt import Rate, at
+from oracles.fedopt import Rate, at, local_changes
 from oracles.problem import Problem, Tree, grad, mean, zeros
 
 
@@ -22,13 +22,7 @@ def run_fedexp(problem: Problem, client_lr: Rate, eps: float = 1e-3, variant: st
     """x after every round; the authors' code evaluates (x_t + x_{t−1})/2 after the first."""
     x, iterates = problem.params, []
     for t, cohort in enumerate(problem.cohorts):
-        deltas = []
-        for i in cohort:
-            y = x
-            for batch in problem.batches(t, i):
-                g = grad(y, batch)
-                y = {n: y[n] - at(client_lr, t) * g[n] for n in x}
-            deltas.append({n: x[n] - y[n] for n in x})  # Δ_i = w − w_i
+        deltas = [{n: -a for n, a in delta.items()} for delta in local_changes(problem, t, x, client_lr)]  # w − w_i
         d = mean(deltas)
         m = len(cohort)
         e = eps if variant == "paper" else m * eps * (0.998**2) ** (t + 1)

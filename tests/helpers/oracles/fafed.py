@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from oracles.fedopt import Rate, at
-from oracles.problem import Problem, Tree, grad, mean, zeros
+from oracles.problem import Problem, Tree, grad, mean, means, zeros
 
 
 def run_naive(problem: Problem, lr: float, b2: float = 0.5, weighting: str = "uniform") -> Iterator[Tree]:
@@ -93,7 +93,7 @@ def run(
     yield x_bar
     for r, cohort in enumerate(problem.cohorts[1:], start=1):
         weights = problem.weights(r, weighting)
-        xs, ms, vs, ts = [], [], [], []
+        sent, ts = [], []
         for i in cohort:  # 5
             x, m, v, x_minus = x_bar, m_bar, v_bar, x_before[i]
             batches = problem.batches(r, i)
@@ -108,19 +108,12 @@ def run(
                 if k < len(batches) or variant == "released":  # 9, 13
                     x = {n: x[n] - at(lr, t) * m[n] / a[n] for n in x}  # 14, 15
             x_before[i] = x_minus
-            xs.append(x)
-            ms.append(m)
-            vs.append(v)
+            sent.append((x, m, v))
             ts.append(t0 + len(batches))
         t = round(sum(w * ti for w, ti in zip(weights, ts)))
-        v_bar = mean(vs, weights)  # 10
-        m_bar = mean(ms, weights)  # 11
-        x_mean = mean(xs, weights)
-        if variant == "released":
-            x_bar = x_mean
-            a = diagonal(v_bar)
-        else:
-            a = diagonal(v_bar)  # 10
-            x_bar = {n: x_mean[n] - at(lr, t) * m_bar[n] / a[n] for n in x_mean}  # 12
+        x_bar, m_bar, v_bar = means(sent, weights)  # 10, 11
+        a = diagonal(v_bar)  # 10
+        if variant == "paper":
+            x_bar = {n: x_bar[n] - at(lr, t) * m_bar[n] / a[n] for n in x_bar}  # 12
         t0 = t
         yield x_bar

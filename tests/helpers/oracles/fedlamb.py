@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from oracles.fedopt import Rate, at
-from oracles.problem import Problem, Tree, grad, mean, zeros
+from oracles.problem import Problem, Tree, grad, means, zeros
 
 
 def identity(norm: float) -> float:
@@ -60,7 +60,7 @@ def run(
     own_v = [v_hat] * problem.num_clients  # v_{0,i} = v_0, 001 line 9
     for r, cohort in enumerate(problem.cohorts):  # 3
         alpha = at(lr, r)
-        thetas, vs = [], []
+        sent = []
         for i in cohort:  # 4
             theta = theta_bar  # 5
             v = v_hat if second_moment == "server" else own_v[i]  # 6
@@ -93,10 +93,7 @@ def run(
                         new[n] = theta[n] - alpha * scale * u[n]
                 theta = new
             moments[i], taken[i], own_v[i] = m, s, v
-            thetas.append(theta)  # 14
-            vs.append(v)  # 14
-        weights = problem.weights(r, weighting)
-        theta_bar = mean(thetas, weights)  # 16
-        v_bar = mean(vs, weights)
+            sent.append((theta, v))  # 14
+        theta_bar, v_bar = means(sent, problem.weights(r, weighting))  # 16
         v_hat = {n: np.maximum(v_hat[n], v_bar[n]) for n in v_hat}  # 16
         yield theta_bar

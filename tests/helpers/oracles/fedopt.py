@@ -18,6 +18,19 @@ def at(rate: Rate, t: int) -> float:
     return rate(t) if callable(rate) else rate
 
 
+def local_changes(problem: Problem, t: int, x: Tree, client_lr: Rate, mu: float = 0.0) -> list[Tree]:
+    """Δᵢ of the clients of round t, after plain steps from x."""
+    deltas = []
+    for i in problem.cohorts[t]:  # A2:5
+        y = x  # A2:4
+        for batch in problem.batches(t, i):  # A2:6
+            g = grad(y, batch)  # A2:7
+            g = {n: g[n] + mu * (y[n] - x[n]) for n in x}  # FedProx: ∇[f + μ/2 ‖y − x‖²]
+            y = {n: y[n] - at(client_lr, t) * g[n] for n in x}  # A2:8
+        deltas.append({n: y[n] - x[n] for n in x})  # A2:9
+    return deltas
+
+
 def run(
     problem: Problem,
     rule: str,
@@ -42,15 +55,8 @@ def run(
     if rule in ("fedadabound", "fedams", "fedamsgrad") or debias:
         v = zeros(x)
     v_hat = zeros(x)
-    for t, cohort in enumerate(problem.cohorts):  # A2:2, A2:3
-        deltas = []
-        for i in cohort:  # A2:5
-            y = x  # A2:4
-            for batch in problem.batches(t, i):  # A2:6
-                g = grad(y, batch)  # A2:7
-                g = {n: g[n] + mu * (y[n] - x[n]) for n in x}  # FedProx: ∇[f + μ/2 ‖y − x‖²]
-                y = {n: y[n] - at(client_lr, t) * g[n] for n in x}  # A2:8
-            deltas.append({n: y[n] - x[n] for n in x})  # A2:9
+    for t in range(len(problem.cohorts)):  # A2:2, A2:3
+        deltas = local_changes(problem, t, x, client_lr, mu)
         delta = mean(deltas, problem.weights(t, weighting))  # A2:10, Algorithm 5 for weights
         eta = at(server_lr, t)
         if rule == "fedavg":

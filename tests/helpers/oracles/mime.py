@@ -19,8 +19,6 @@ def run(
     b1: float = 0.9,
     b2: float = 0.99,
     eps: float = 1e-3,
-    v0: float = 0.0,
-    server_lr: float = 1.0,
     weighting: str = "uniform",
     control: str = "cohort",
 ) -> Iterator[Tree]:
@@ -31,7 +29,7 @@ def run(
     gradient that the previous cohort uploaded, at the previous x, and 0 in the first round.
     """
     x = problem.params
-    m, v = zeros(x), {n: np.full_like(x[n], v0) for n in x}  # s
+    m, v = zeros(x), zeros(x)  # s
     c_before = zeros(x)
     for r, cohort in enumerate(problem.cohorts):
         eta = at(lr, r)
@@ -54,7 +52,6 @@ def run(
         g = mean(full, weights)
         m = {n: (1 - b1) * g[n] + b1 * m[n] for n in x}  # V
         v = {n: (1 - b2) * g[n] ** 2 + b2 * v[n] for n in x}  # V
-        y_bar = mean(ys, weights)
-        x = {n: x[n] + server_lr * (y_bar[n] - x[n]) for n in x}
+        x = mean(ys, weights)
         c_before = g
         yield x

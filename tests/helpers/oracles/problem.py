@@ -117,6 +117,11 @@ def mean(trees: Sequence[Tree], weights: Sequence[float] | None = None) -> Tree:
     return {n: sum((wi * tree[n] for wi, tree in zip(w, trees)), np.zeros_like(trees[0][n])) for n in trees[0]}
 
 
+def means(sent: Sequence[Sequence[Tree]], weights: Sequence[float] | None = None) -> list[Tree]:
+    """The mean of each of the trees that every client sent."""
+    return [mean(trees, weights) for trees in zip(*sent, strict=True)]
+
+
 def nest(tree: Tree) -> dict[str, dict[str, Array]]:
     """{"hidden/kernel": a} -> {"hidden": {"kernel": a}}, the library's parameters."""
     out: dict[str, dict[str, Array]] = {}

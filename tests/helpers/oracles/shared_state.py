@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from oracles.fedopt import Rate, at
-from oracles.problem import Problem, Tree, grad, mean, zeros
+from oracles.problem import Problem, Tree, grad, means, zeros
 
 
 def run_momentum(
@@ -26,21 +26,18 @@ def run_momentum(
     """
     x, z_bar, z_server = problem.params, zeros(problem.params), zeros(problem.params)
     for r, cohort in enumerate(problem.cohorts):
-        ys, zs = [], []
+        sent = []
         for i in cohort:
             y, z = x, z_bar
             for batch in problem.batches(r, i):
                 g = grad(y, batch)
                 z = {n: decay * (z_server if client_state == "server" else z)[n] + g[n] for n in x}
                 y = {n: y[n] - client_lr * z[n] for n in x}
-            ys.append(y)
-            zs.append(z)
-        weights = problem.weights(r, weighting)
-        y_bar = mean(ys, weights)
+            sent.append((y, z))
+        y_bar, z_mean = means(sent, problem.weights(r, weighting))
         z_server = {n: server_decay * z_server[n] + x[n] - y_bar[n] for n in x}
         x = {n: x[n] - server_lr * z_server[n] for n in x}
-        if client_state == "average":
-            z_bar = mean(zs, weights)
+        z_bar = z_mean if client_state == "average" else z_bar
         yield x
 
 
@@ -51,19 +48,16 @@ def run_adaalter(
     x = problem.params
     b_square = {n: np.full_like(x[n], b0**2) for n in x}  # B₀² = b₀² 1
     for r, cohort in enumerate(problem.cohorts):
-        ys, accumulators = [], []
+        sent = []
         for i in cohort:
             y, a_square = x, b_square
             for k, batch in enumerate(problem.batches(r, i), start=1):  # t' = mod(t − 1, H) + 1
                 g = grad(y, batch)
                 y = {n: y[n] - at(lr, r) * g[n] / np.sqrt(b_square[n] + k * eps**2) for n in x}
                 a_square = {n: a_square[n] + g[n] ** 2 for n in x}
-            ys.append(y)
-            accumulators.append(a_square)
-        weights = problem.weights(r, weighting)
-        y_bar = mean(ys, weights)
+            sent.append((y, a_square))
+        y_bar, b_square = means(sent, problem.weights(r, weighting))  # A² = B² = mean A²
         x = {n: x[n] + server_lr * (y_bar[n] - x[n]) for n in x}
-        b_square = mean(accumulators, weights)  # A² = B² = mean A²
         yield x
 
 
@@ -84,7 +78,7 @@ def run_lookahead(
     slow = problem.params
     m_bar, v_bar, count = zeros(slow), zeros(slow), 0
     for r, cohort in enumerate(problem.cohorts):
-        fasts, ms, vs, counts = [], [], [], []
+        sent, counts = [], []
         for i in cohort:
             fast, m, v, s = slow, m_bar, v_bar, count  # θ_{t,0} = φ_{t−1}
             for batch in problem.batches(r, i):
@@ -94,13 +88,10 @@ def run_lookahead(
                 v = {n: b2 * v[n] + (1 - b2) * g[n] ** 2 for n in g}
                 size = at(client_lr, r) * np.sqrt(1 - b2**s) / (1 - b1**s)
                 fast = {n: fast[n] - size * m[n] / (np.sqrt(v[n]) + eps) for n in g}  # θ = θ + A(L, θ, d)
-            fasts.append(fast)
-            ms.append(m)
-            vs.append(v)
+            sent.append((fast, m, v))
             counts.append(s)
         weights = problem.weights(r, weighting)
-        fast_bar = mean(fasts, weights)
+        fast_bar, m_bar, v_bar = means(sent, weights)
         slow = {n: slow[n] + alpha * (fast_bar[n] - slow[n]) for n in slow}  # φ_t = φ_{t−1} + α(θ_{t,k} − φ_{t−1})
-        m_bar, v_bar = mean(ms, weights), mean(vs, weights)
         count = round(sum(w * s for w, s in zip(weights, counts)))
         yield slow
