@@ -1,14 +1,13 @@
 """Small problems with gradients by hand, and rounds over them, for the tests of the algorithms."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
-import laws
 from fedoptax import tree
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.algorithms import fafed, fedprox, naive_adaptive, stem
@@ -37,9 +36,6 @@ every = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in OFTEN else [pytest.mark.long]) for name in ALL]
 )
 """In `make test` one of them, the others with the long tests."""
-
-
-close = partial(laws.close, rtol=1e-5, atol=1e-6)
 
 
 def quadratic(params: Any, batch: Any) -> tuple[jax.Array, Any]:
@@ -82,6 +78,11 @@ def federate(
             clients[i] = state
         path.append(alg.params(server))
     return server, clients, path
+
+
+def close(actual: Any, expected: Any, rtol: float = 1e-5, atol: float = 1e-6) -> None:
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=rtol, atol=atol)
 
 
 TWO = [[(1.0, -1.0)] * 10, [(4.0, 2.0)] * 10]  # optimum Σ a b / Σ a = 7/5
