@@ -25,7 +25,7 @@ import fedoptax as fx
 from fedoptax import distributed
 
 PAGE = Path(__file__).parent / "results" / "scale.md"
-CLASSES = 10
+CLASSES = 100
 
 
 def write_data(folder: Path, clients: int, features: int) -> None:

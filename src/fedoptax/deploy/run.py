@@ -160,9 +160,7 @@ class NetworkRounds(Rounds):
         self._sent = np.zeros_like(never)  # the round whose model each client got last
         self._evaluation = NodeEvaluation(deployment, task) if deployment.eval_fraction else None
         self._reported, num_clients = 0.0, task.clients.num_clients
-        self._nodes: dict[int, dict[str, Any]] = {
-            i: {"node": network.absent(i)[0], "seen": None} for i in range(num_clients)
-        }
+        self._nodes: dict[int, Any] = {i: {"node": network.absent(i)[0], "seen": None} for i in range(num_clients)}
 
     def advance(self, done: int) -> Step:
         """Do one round."""
@@ -258,8 +256,8 @@ class NetworkRounds(Rounds):
 
     def _gather(self, done: int, sleep: Any) -> tuple[list[int], RoundReport]:
         num_clients = self.task.clients.num_clients
-        step = done // self.plan.exchanges
-        cohort = [int(i) for i in sample_cohort(self._key, step, num_clients, self.plan.cohort_size)]
+        sampled = sample_cohort(self._key, done // self.plan.exchanges, num_clients, self.plan.cohort_size)
+        cohort = [int(i) for i in sampled]
         check = partial(check_reply, upload=self._upload, max_examples=self._most, decode=self._algorithm.decode)
         is_last = self._evaluation is None and not self._is_secure
         order, message = self._order(done, is_last), jax.device_get(self._algorithm.broadcast(self.server))

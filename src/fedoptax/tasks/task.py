@@ -30,6 +30,9 @@ class Frozen:
     def __init__(self, arrays: Tree = ()) -> None:
         self._arrays: ContextVar[Tree] = ContextVar("arrays", default=arrays)
 
+    def __reduce__(self) -> tuple[Any, ...]:  # a ContextVar cannot be pickled
+        return type(self), (self.arrays,)
+
     @property
     def arrays(self) -> Tree:
         """The arrays; within `bound`, what stands for them."""
