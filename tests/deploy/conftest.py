@@ -11,7 +11,7 @@ from fedoptax.algorithm import FedAlgorithm
 from fedoptax.deploy import client
 from fedoptax.deploy.config import Deployment
 
-collect_ignore_glob = [] if find_spec("flwr") else ["test_[!bcrw]*", "test_recipe*", "test_run*", "test_worker*"]
+collect_ignore_glob = [] if find_spec("flwr") else ["test_*"]
 """Without Flower what needs it is not collected."""
 
 
