@@ -167,8 +167,8 @@ def wait_for(found: Callable[[], list[Any]]) -> list[Any]:
 
 
 def workers_of(pid: int) -> list[int]:
-    children = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
-    return [child for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    children = [child for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
+    return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 @pytest.mark.long

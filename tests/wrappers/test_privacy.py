@@ -86,7 +86,7 @@ def test_the_server_clips_what_a_client_did_not() -> None:
 # ---------------------------------------------------------------- every algorithm
 
 
-REFUSED = {"lookahead": "^algorithm", "local_adaalter": "^nonnegative"}
+REFUSED = {"local_adaalter": "^nonnegative"} | dict.fromkeys(("lookahead", "mime", "mime_adam"), "^algorithm")
 DATA = [[(1.0, -1.0), (2.0, 0.5)], [(3.0, 2.0)]]
 
 
