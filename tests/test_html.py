@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import fedoptax as fx
-from fedoptax._html import html_table
+from fedoptax._progress import html_table
 
 TASK = fx.load_task("quadratic", num_clients=8)
 

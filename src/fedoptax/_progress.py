@@ -1,9 +1,11 @@
-"""A progress bar on a terminal or in a notebook, lines in a log: rounds, the metric, time left."""
+"""What a person watches: a progress bar, lines in a log, tables in a notebook."""
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from html import escape
+from typing import Any
 
 Update = Callable[[int, str], None]
 """`update(rounds_done, note)`: moves the bar and shows a short note (the current metric)."""
@@ -74,3 +76,12 @@ def status(text: str) -> Iterator[None]:
         yield
     finally:
         print(end="\x1b[K", file=sys.stderr, flush=True)  # clears the line
+
+
+def html_table(rows: Sequence[Mapping[str, Any]], caption: str) -> str:
+    """Write rows as an HTML table below a caption, all text escaped, a dash for None and NaN."""
+    import pandas as pd  # here: heavy
+
+    table = pd.DataFrame(list(rows), dtype=object)
+    html = table.where(table.notna(), "–").to_html(index=False, float_format="{:.4g}".format)
+    return f"<p>{escape(caption)}</p>\n{html}"

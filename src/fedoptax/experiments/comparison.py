@@ -11,8 +11,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from fedoptax._files import using
-from fedoptax._html import html_table
-from fedoptax._progress import bar
+from fedoptax._progress import bar, html_table
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.algorithms.baselines import BASELINES
 from fedoptax.engine.personalization import with_rate

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedoptax._html import html_table
+from fedoptax._progress import html_table
 from fedoptax.algorithm import Tree
 from fedoptax.engine.client_states import ClientStates
 from fedoptax.errors import RunError, UsageError

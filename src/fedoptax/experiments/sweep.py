@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fedoptax._html import html_table
+from fedoptax._progress import html_table
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.engine.program import Point
 from fedoptax.errors import UsageError

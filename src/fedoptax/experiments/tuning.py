@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedoptax._files import to_plain, using
-from fedoptax._html import html_table
-from fedoptax._progress import Update, bar
+from fedoptax._progress import Update, bar, html_table
 from fedoptax.algorithm import FedAlgorithm
 from fedoptax.engine.personalization import with_rate
 from fedoptax.engine.plan import make_plan

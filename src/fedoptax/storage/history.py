@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedoptax._files import to_plain, write_atomically, writing
-from fedoptax._html import html_table
+from fedoptax._progress import html_table
 from fedoptax.errors import RunError, UsageError, shorten
 from fedoptax.tasks.metrics import Column
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedoptax._html import html_table
+from fedoptax._progress import html_table
 from fedoptax.algorithm import Tree
 from fedoptax.data.federated import FederatedData
 from fedoptax.errors import UsageError, check_choice, check_function, check_int, check_number, check_output, check_type
