@@ -10,7 +10,6 @@ from typing import Any
 
 from fedoptax.cli.options import Compare, Local, Resume, Run, Tune
 from fedoptax.cli.printing import print_summary, warn_if_loss_increased
-from fedoptax.cli.report import report_comparison, report_search
 from fedoptax.cli.setup import note_rates, reload_task, set_up
 from fedoptax.distributed import broadcast, is_distributed, is_leader, run_on_all_or_fail
 from fedoptax.engine.options import RunOptions, options_of
@@ -77,6 +76,8 @@ def _grid(options: Compare | Tune, names: Sequence[str]) -> dict[str, str]:
 
 def compare(options: Compare) -> None:
     """Run a comparison and write its report."""
+    from fedoptax.cli.report import report_comparison  # here: its libraries are half of the imports of `run`
+
     names = split_algorithms(options.algorithms)
     if not options.tune and (useless := [name for name in SEARCHING if getattr(options, name)]):
         raise UsageError(f"{useless[0]} needs --tune")
@@ -104,6 +105,8 @@ def compare(options: Compare) -> None:
 
 def tune(options: Tune) -> None:
     """Run a search and write its report."""
+    from fedoptax.cli.report import report_search
+
     name = options.algorithm
     if options.trials is not None and (options.search == "grid" or (options.grid and not options.search)):
         raise UsageError("trials needs --search zoom or optuna")
@@ -154,6 +157,8 @@ def _shared(options: Compare | Tune) -> dict[str, Any]:
 
 def resume(options: Resume) -> None:
     """Continue the run, comparison or search in a folder."""
+    from fedoptax.cli.report import report_comparison, report_search
+
     use_cores()
     use_cache()
     folder, data_dir = options.folder, options.data_dir
