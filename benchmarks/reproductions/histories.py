@@ -60,7 +60,8 @@ def has_ended(step: Path) -> bool:
     """Return whether a step's folder has the results of all its runs."""
     if not (step / "compare.json").is_file() and not (step / "tune.json").is_file():
         return False
-    ended = [read_json(path)["status"] in ENDED for path in step.rglob("summary.json")]
+    runs = [path for path in step.rglob("summary.json") if path.relative_to(step).parts[0] != "tuning"]
+    ended = [read_json(path)["status"] in ENDED for path in runs]
     return all(ended) and len(ended) >= expected_runs(step)
 
 

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 import fedoptax as fx
+from fedoptax.tasks.task import Frozen
 from small import SIZES, masked_loss, ragged_clients, small_task
 
 ALGORITHMS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -21,12 +22,16 @@ ALGORITHMS: dict[str, tuple[Any, dict[str, Any]]] = {
     "asynchronous": (fx.fedadam(0.3, 0.1), {"asynchronous": 6, "speeds": "lognormal:1"}),
     "median": (fx.scaffold(0.3), {"aggregate": "median", "faults": {"dropout": 0.3}}),
 }  # fmt: skip
+FROZEN = Frozen({"scale": np.float32(2)})
 OWNERS = np.repeat(np.arange(len(SIZES)), SIZES)
 TASK = small_task(
     test=ragged_clients(dtype="float32").examples,
     test_owners=OWNERS,
     eval_batch=3,
-    predict=lambda params, batch: jax.nn.softmax(jax.numpy.tanh(batch["x"] @ params["hidden"]["kernel"])[:, :3]),
+    predict=lambda params, batch: jax.nn.softmax(
+        FROZEN.arrays["scale"] * jax.numpy.tanh(batch["x"] @ params["hidden"]["kernel"])[:, :3]
+    ),
+    frozen=FROZEN,
     classes=(),
 )
 TASK = fx.with_metrics(TASK, "auroc,f1")

@@ -142,7 +142,7 @@ def _program(
     shapes = {name: jax.ShapeDtypeStruct((), jnp.result_type(float)) for name in names}
     all_: Any = EVERYWHERE
     examples: Any = all_ if plan.examples == "device" else BY_DEVICE
-    specs = all_, all_, all_, DeviceData(examples, all_, all_, all_), *[all_] * 7
+    specs = all_, all_, all_, DeviceData(examples, all_, all_, all_, all_), *[all_] * 7
     on_devices = advance if plan.mesh == 1 else over_mesh(advance, plan.mesh, specs)
     compiled = Compiled(jax.jit(on_devices, donate_argnums=(1, 2)))
     params = jax.eval_shape(task.init, jax.eval_shape(lambda: jax.random.key(0)))
