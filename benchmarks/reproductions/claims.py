@@ -32,11 +32,11 @@ def make_claims(recipe: Mapping[str, Any], steps: Mapping[str, Step], tables: Ma
     A claim has `says`, `step`, what `measure_of` takes, and one of these: `above` and `below` (each of the former is
     better than each of the latter, of `other_step` if there is one), `level` (all are within a point of the best),
     `point` (a value of a search is within a point of its best), `every` (the score of each point is "at least" or "at
-    most" `value`), or `everywhere`: each method is significantly behind the first in some table.
+    most" `value`), or `everywhere`: each method is significantly behind the first in some table, once all are there.
     """
     claims = []
     for options in recipe.get("claims", ()):
-        if options.get("everywhere") and tables:
+        if options.get("everywhere") and len(tables) == len(recipe["steps"]):
             names = list(dict.fromkeys(row.name for table in tables.values() for row in table.rows))
             never = [name for name in names if not any(name in table.behind for table in tables.values())]
             test = Test("each method", "the first", _NOTHING, len(tables), NAN, NAN, NAN, NAN)
