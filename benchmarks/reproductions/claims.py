@@ -1,7 +1,7 @@
 """Claims of a recipe, in a form that histories can be tested for, and what the tests say."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from histories import Step
@@ -31,7 +31,7 @@ def make_claims(recipe: Mapping[str, Any], steps: Mapping[str, Step], tables: Ma
 
     A claim has `says`, `step`, what `measure_of` takes, and one of these: `above` and `below` (each of the former is
     better than each of the latter, of `other_step` if there is one), `level` (all are within a point of the best),
-    `point` (a value of a search is within a point of its best), `every` (the score of each point is "at least" or "at
+    `gain` (each ends better than it was before the first round), `point` (a value of a search is within a point of its best), `every` (the score of each point is "at least" or "at
     most" `value`), or `everywhere`: each method is significantly behind the first in some table, once all are there.
     """
     claims = []
@@ -66,6 +66,10 @@ def _make_tests(options: Mapping[str, Any], step: Step, steps: Mapping[str, Step
     if "level" in options:
         first, *others = rank(step, options["level"], measure)
         return [compare(first, other, step, measure, equivalence=True) for other in others]
+    if "gain" in options:
+        start = replace(measure, rounds=(0, 0))
+        tests = [compare(name, name, step, measure, other_measure=start) for name in options["gain"]]
+        return [replace(test, other="its start") for test in tests]
     scores = step.scores()
     if "point" in options:
         point = options["point"]

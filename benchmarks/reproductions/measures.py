@@ -25,6 +25,7 @@ class Measure:
       column: of the history.
       higher: whether more of it is better.
       rounds: first and last round of a mean, both included; negative ones count from the end, -1 being the last round.
+        (0, 0) is the evaluation before the first round (`--evaluate-start`).
       target: the value to be reached, by the mean of the last `window` rounds that have one.
       best: whether it is the best value of all rounds.
     """
@@ -50,6 +51,8 @@ class Measure:
         """Measure a run: NaN if it has no such value; infinite if it never reaches the target."""
         if self.column not in run.rows:
             return NAN
+        if self.rounds == (0, 0):
+            return float(run.summary.get("initial", {}).get(self.column, NAN))
         values = run.rows.set_index("round")[self.column].astype(float).dropna()
         if self.target is not None:
             means = values.rolling(self.window).mean()
@@ -130,14 +133,15 @@ class Test:
 
 
 def compare(
-    one: str, other: str, step: Step, measure: Measure, equivalence: bool = False, other_step: Step | None = None
-) -> Test:
-    """Compare two algorithms of a step, or of two, over the seeds they have in common."""
+    one: str, other: str, step: Step, measure: Measure, equivalence: bool = False, other_step: Step | None = None,
+    other_measure: Measure | None = None,
+) -> Test:  # fmt: skip
+    """Compare two algorithms of a step, or of two, by one measure or by two, over the seeds they have in common."""
     sign = 1 if measure.prefers_higher else -1
     limit = float(step.any_run.config["rounds"])
     first, second = (
         {seed: sign * min(value, limit if measure.target is not None else math.inf) for seed, value in found.items()}
-        for found in (take(step, one, measure), take(other_step or step, other, measure))
+        for found in (take(step, one, measure), take(other_step or step, other, other_measure or measure))
     )
     paired = compare_seeds(first, second)
     differences = np.array([first[seed] - second[seed] for seed in first.keys() & second.keys()])
