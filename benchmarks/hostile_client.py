@@ -3,7 +3,7 @@
 Or it sends orders in the server's name to partition 0: it has its own key, and knows the ids of all.
 """
 
-import io
+import json
 import math
 import re
 import time
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-from flwr.app import Array, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import PushMessagesRequest
@@ -26,12 +26,13 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedoptax.deploy import flower
 from fedoptax.deploy.flower import ARRAYS, HELLO, METRICS, ORDER
+from fedoptax.deploy.wire import ALIGNMENT
 
 HOSTILE = 2  # its partition
 ANSWERED = "reply to message"
 VICTIM, SERVER = 0, 1  # a partition, and the id under which Flower's server sends
 FACTOR = 30  # of the forged model to the true one
-MEANWHILE = 25.0  # seconds in which the victim answers the server, or obeys
+MEANWHILE = 8.0  # seconds in which the victim answers the server, or obeys
 JUST_BELOW = 9.99  # `upload-bound` is 10 times a median norm of at least 1
 
 
@@ -69,11 +70,11 @@ def client_app(lies: Sequence[str], claim: int = HOSTILE) -> ClientApp:
 def forge(kind: str, message: Message, context: Context, work: Path) -> None:
     """Send the victim the server's order to this node, changed."""
     order = dict(message.content[ORDER])
-    arrays = {name: Array(FACTOR * array.numpy()) for name, array in message.content[ARRAYS].items()}
+    arrays = {name: FACTOR * array for name, array in read(message).items()}
     if kind == "keys":
         order["stage"] = "keys"
     victim = int(re.findall(r"SuperNode ID: (\d+)", (work / "nodes" / str(VICTIM) / "log.txt").read_text())[-1])
-    content = RecordDict({ARRAYS: flower.ArrayRecord(arrays), ORDER: ConfigRecord(order)})
+    content = RecordDict({ARRAYS: flower.to_record(write(arrays)), ORDER: ConfigRecord(order)})
     forged = Message(content, victim, "evaluate" if kind == "evaluation" else "train")
     forged.metadata.__dict__.update(_src_node_id=SERVER, _run_id=context.run_id)
     forged.metadata.__dict__["_message_id"] = forged.object_id
@@ -98,36 +99,50 @@ def forge(kind: str, message: Message, context: Context, work: Path) -> None:
 
 def tell(lie: str, reply: Message, memory: Path) -> None:
     """Change a reply; `memory` is the file with the one before."""
-    arrays, numbers = reply.content[ARRAYS], reply.content[METRICS]
+    arrays, numbers = read(reply), reply.content[METRICS]
     last = dict(np.load(memory)) if memory.exists() else {}
-    values = {name: array.numpy() for name, array in arrays.items()}
-    np.savez(memory, **values, **{ANSWERED: reply.metadata.reply_to_message_id})
-    values = {name: value for name, value in values.items() if np.issubdtype(value.dtype, np.floating)}
+    np.savez(memory, **arrays, **{ANSWERED: reply.metadata.reply_to_message_id})
+    values = {name: value for name, value in arrays.items() if np.issubdtype(value.dtype, np.floating)}
     name, like = next(iter(values.items()))
     factors = {"times 1e8": 1e8, "sign flip": -1.0}
     if lie == "just below":
         factors[lie] = JUST_BELOW / math.hypot(*(np.linalg.norm(value.astype(np.float64)) for value in values.values()))
     if lie in factors:
         for key, value in values.items():
-            arrays[key] = Array((factors[lie] * value).astype(value.dtype))
+            arrays[key] = (factors[lie] * value).astype(value.dtype)
     elif lie == "1e30":
         for key, value in values.items():
-            arrays[key] = Array(np.full_like(value, 1e30))
+            arrays[key] = np.full_like(value, 1e30)
     elif lie == "NaN":
-        arrays[name] = Array(np.full_like(like, np.nan))
+        arrays[name] = np.full_like(like, np.nan)
     elif lie == "shape":
-        arrays[name] = Array(like.reshape(1, -1))
-    elif lie == "declared":
-        arrays[name] = Array("float32", (10**9,), "numpy.ndarray", arrays[name].data)
-    elif lie == "header":
-        header = io.BytesIO()
-        form_of_4_tb = {"descr": "<f4", "fortran_order": False, "shape": (10**6, 10**6)}
-        np.lib.format.write_array_header_1_0(header, form_of_4_tb)
-        arrays[name] = Array("float32", like.shape, "numpy.ndarray", header.getvalue() + like.tobytes())
+        arrays[name] = like.reshape(1, -1)
     elif lie.startswith("loss "):
         numbers["train-loss"] = float(lie.removeprefix("loss "))
     elif lie == "last upload" and last:
-        for key in arrays:
-            arrays[key] = Array(last[key])
+        arrays = {key: last[key] for key in arrays}
     elif lie == "last reply" and last:
         reply.metadata.__dict__["_reply_to_message_id"] = str(last[ANSWERED])
+    packed = write(arrays)
+    if lie == "declared":
+        packed = packed.replace(json.dumps(like.shape).encode(), b"[1000000, 1000000]", 1)
+    elif lie == "cut":
+        packed = packed[: len(packed) // 2]
+    reply.content[ARRAYS] = flower.to_record(packed)
+
+
+def read(message: Message) -> dict[str, np.ndarray]:
+    """Return the arrays of a message by name, see `fedoptax.deploy.wire`."""
+    line, _, rest = message.content[ARRAYS][ARRAYS].data.partition(b"\n")
+    arrays, place = {}, 0
+    for name, (dtype, shape) in json.loads(line).items():
+        arrays[name] = np.frombuffer(rest, dtype, math.prod(shape), place).reshape(shape)
+        place += arrays[name].nbytes
+    return arrays
+
+
+def write(arrays: dict[str, np.ndarray]) -> bytes:
+    """Return arrays by name as a message."""
+    line = json.dumps({name: (array.dtype.name, array.shape) for name, array in arrays.items()})
+    line += " " * (-(len(line) + 1) % ALIGNMENT) + "\n"
+    return line.encode() + b"".join(array.tobytes() for array in arrays.values())

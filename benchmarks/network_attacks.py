@@ -58,8 +58,8 @@ UPLOADS = {"1e30": "every number of its upload 1e30", "times 1e8": "its upload Ã
 REPLIES = {
     "loss 1e39": "a training loss of 1e39, not a float32", "loss 1e30": "a training loss of 1e30",
     "NaN": "an array of NaN", "shape": "an array of another shape",
-    "declared": "an array that declares 4 GB and holds some KB",
-    "header": "an array whose .npy header declares 4 TB", "last upload": "its upload of the round before again",
+    "declared": "an array that declares 4 TB and holds some KB", "cut": "half of its bytes",
+    "last upload": "its upload of the round before again",
     "last reply": "its reply to the message of the round before again, and none to this round's",
 }  # fmt: skip
 FORGED = {"train": "the round's training order with the model Ã— 30", "evaluation": "the same, to be evaluated",

@@ -28,7 +28,7 @@ class Named(InMemory):
         arrived = [reply._replace(node=self.text) for reply in super().receive()]
         if len(self.orders) <= 2:
             return arrived
-        return [reply._replace(reply=RawReply({}, {}, self.text)) for reply in arrived]
+        return [reply._replace(reply=RawReply(b"", {}, self.text)) for reply in arrived]
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from federations import deployment, keys_of, task_of
 from fedoptax.deploy.app import write_app
 from fedoptax.deploy.client import StateFolder
 from fedoptax.deploy.config import Deployment, to_table
-from fedoptax.deploy.flower import ARRAYS, ORDER, SECURE, client_app, from_record, to_record
+from fedoptax.deploy.flower import ARRAYS, ORDER, SECURE, client_app, to_record
 from fedoptax.deploy.keys import make_keys, write_keys
 from fedoptax.deploy.orders import Signer, digest_of
 from fedoptax.deploy.server import forms
@@ -81,7 +81,7 @@ def forgeries(server: Server, given: Deployment, order: dict[str, Any], kind: st
     honest = server.message(given, order, kind)
     arrays, signed = honest.content[ARRAYS], dict(honest.content[ORDER])
     stranger = Signer(server.folder / "others" / "signing.key", keys_of(server.folder / "others")["server_key"], RUN)
-    digest = digest_of(from_record(arrays))
+    digest = digest_of(arrays[ARRAYS].data)
     other_kind = "evaluate" if kind == "train" else "train"
     orders = {
         "not signed": {name: value for name, value in signed.items() if name != "signature"},
@@ -137,10 +137,10 @@ def test_an_order_is_obeyed_once_and_a_restarted_server_is_obeyed_from_where_it_
 
 def test_the_partition_is_told_to_the_server_alone(server: Server) -> None:
     given = deployment("fedavg")
-    asked = server.signer.sign({}, "query", NODE, digest_of({}))
-    assert server.deliver(given, make_message(to_record({}), asked, "query")).content["hello"]["partition-id"] == 1
+    asked = server.signer.sign({}, "query", NODE, digest_of(b""))
+    assert server.deliver(given, make_message(to_record(b""), asked, "query")).content["hello"]["partition-id"] == 1
     with pytest.raises(WireError, match="order: not signed"):
-        server.deliver(given, make_message(to_record({}), {}, "query"))
+        server.deliver(given, make_message(to_record(b""), {}, "query"))
 
 
 def test_forged_requests_of_secure_aggregation_change_nothing_and_a_second_for_keys_keeps_the_first(
@@ -156,7 +156,7 @@ def test_forged_requests_of_secure_aggregation_change_nothing_and_a_second_for_k
                 server.deliver(given, message)
     assert server.contents() == before
     again = server.deliver(given, server.message(given, asked))
-    assert from_record(again.content[ARRAYS]) == from_record(first.content[ARRAYS])
+    assert again.content[ARRAYS][ARRAYS].data == first.content[ARRAYS][ARRAYS].data
     for wrong, text in (
         ({"stage": "shares"}, "shares without mask-keys, encryption-keys"),
         ({"stage": "unmask"}, "unmask of round 0, which is not due"),

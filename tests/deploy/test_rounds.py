@@ -9,7 +9,7 @@ import pytest
 
 from fedoptax.deploy.rounds import Arrived, Limits, NoQuorum, RoundReport, Workers, gather, wait_for_nodes
 from fedoptax.deploy.server import RawReply, UploadBound, check_reply
-from fedoptax.deploy.wire import WireArray, pack
+from fedoptax.deploy.wire import pack
 
 UPLOAD = {"w": np.zeros(2, np.float32)}
 LIMITS = Limits(quorum=0.5, round_timeout=60, wait_limit=300, poll=1)
@@ -41,7 +41,7 @@ class TimedNetwork:
         self.requests = list[int]()
         self._due: list[tuple[float, int, RawReply]] = []
 
-    def begin(self, arrays: Mapping[str, WireArray], order: Callable[[int], Mapping[str, Any]], *more: Any) -> None:
+    def begin(self, arrays: bytes, order: Callable[[int], Mapping[str, Any]], *more: Any) -> None:
         raise AssertionError("not part of a round")
 
     def connected(self) -> Mapping[int, str]:
@@ -91,8 +91,8 @@ def test_all_replies_are_taken_in_the_cohorts_order_without_further_waiting() ->
 BAD = {
     "nan": sound(np.nan),
     "extra leaf": RawReply(pack({"w": np.zeros(2, np.float32), "x": np.zeros(1)}), sound().numbers),
-    "no arrays": RawReply({}, sound().numbers), "no numbers": RawReply(sound().arrays, {}),
-    "error": RawReply({}, {}, "error 1: out of\nmemory"), "negative count": sound(examples=-5),
+    "no arrays": RawReply(b"", sound().numbers), "no numbers": RawReply(sound().arrays, {}),
+    "error": RawReply(b"", {}, "error 1: out of\nmemory"), "negative count": sound(examples=-5),
     "zero count": sound(examples=0), "enormous count": sound(examples=10**9), "fractional count": sound(examples=0.5),
     "list of counts": sound(examples=[1, 2]), "loss that is nan": sound(loss=float("nan")),
     "loss that is text": sound(loss="0"), "loss that is infinite as float32": sound(loss=-1e39),
@@ -168,7 +168,7 @@ def test_a_lost_state_is_told_and_a_reason_is_told_whole_or_not_at_all() -> None
     assert report.lost == [1] and lines == [
         "partition 1 (node node-1): its state was lost, it went on from the initial one"
     ]
-    long = RawReply({}, {}, "no memory for " + "x" * 500)
+    long = RawReply(b"", {}, "no memory for " + "x" * 500)
     with pytest.raises(NoQuorum) as error:
         run_round(dict.fromkeys(range(5), (1.0, long)))
     assert "…" not in str(error.value) and str(error.value).endswith("x" * 500)

@@ -17,13 +17,22 @@ import numpy as np
 import pytest
 
 import fedoptax as fx
-from federations import InMemory, assert_params, network_lines, rounds_in, run_in_memory, small_deployment, task_of
+from federations import (
+    InMemory,
+    arrays_of,
+    assert_params,
+    network_lines,
+    replace_arrays,
+    rounds_in,
+    run_in_memory,
+    small_deployment,
+    task_of,
+)  # fmt: skip
 from fedoptax._files import read_json
 from fedoptax.deploy.evaluation import NodeEvaluation, evaluate_client
 from fedoptax.deploy.rounds import Arrived
 from fedoptax.deploy.run import run_deployment
 from fedoptax.deploy.server import RawReply
-from fedoptax.deploy.wire import pack
 from fedoptax.errors import RunError, UsageError
 from fedoptax.storage.checkpoint import rounds_of
 from fedoptax.storage.folder import locked
@@ -137,11 +146,11 @@ def test_what_cannot_be_asynchronous_is_refused_by_name(
 def test_nodes_that_evaluate_their_own_examples_find_what_the_server_does(tmp_path: Path) -> None:
     class Lying(InMemory):
         def receive(self) -> list[Any]:
-            wrong = {0: pack(np.float32(np.nan))["."], 2: pack(np.zeros(2, np.float32))["."]}
+            wrong = {0: np.float32(np.nan), 2: np.zeros(2, np.float32)}
             arrived = super().receive()
             for k, a in enumerate(arrived):
                 if self._kind == "evaluate" and a.partition in liars:
-                    arrays = {**a.reply.arrays, "accuracy/0": wrong[a.partition]}
+                    arrays = replace_arrays(a.reply.arrays, **{"accuracy/0": wrong[a.partition]})
                     arrived[k] = a._replace(reply=a.reply._replace(arrays=arrays))
             return arrived
 
@@ -178,7 +187,7 @@ def test_nodes_send_bins_and_the_pooled_area_is_within_its_bound(tmp_path: Path)
     (row,) = read_rows(tmp_path / "run", 1)
     assert 0 < abs(row["nodes_auroc"] - row["test_auroc"]) <= row["nodes_auroc_bound"] < 0.01
     assert row["nodes_f1"] == pytest.approx(row["test_f1"]) and row["evaluated"] == 3
-    assert {reply.arrays["auroc/positive"].shape for reply in sent} == {(10, 1000)}
+    assert {arrays_of(reply.arrays)["auroc/positive"].shape for reply in sent} == {(10, 1000)}
     alone = fx.metrics.Metric(jnp.zeros(2), lambda values, mask: jnp.sum(values), is_collected=True)
     with pytest.raises(UsageError, match="metric 'x' needs `binned` in a deployment"):
         NodeEvaluation(given, replace(task, metrics=lambda params, batch: {"x": alone}, primary_metric="x"))
@@ -287,7 +296,7 @@ def test_a_sigterm_ends_a_round_that_waits_and_leaves_a_summary(tmp_path: Path) 
 def test_without_a_quorum_the_run_stops_and_can_be_resumed(tmp_path: Path) -> None:
     class Failing(InMemory):
         def receive(self) -> list[Any]:
-            return [arrived._replace(reply=RawReply({}, {}, "error")) for arrived in super().receive()]
+            return [arrived._replace(reply=RawReply(b"", {}, "error")) for arrived in super().receive()]
 
     given = small_deployment(tmp_path / "run")
     with pytest.raises(RunError, match="round 1: no quorum"):

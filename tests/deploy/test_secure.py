@@ -1,6 +1,5 @@
 """Secure aggregation: the sum of uploads bit for bit, whoever dies when, and no request that would show an upload."""
 
-import io
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +13,16 @@ import numpy as np
 import pytest
 
 import fedoptax as fx
-from federations import InMemory, assert_params, deployment, keys_of, network_lines, processes_of
+from federations import (
+    InMemory,
+    arrays_of,
+    assert_params,
+    deployment,
+    keys_of,
+    network_lines,
+    processes_of,
+    replace_arrays,
+)  # fmt: skip
 from fedoptax._files import read_json
 from fedoptax.algorithm import Cohort
 from fedoptax.deploy.app import write_app
@@ -26,7 +34,7 @@ from fedoptax.deploy.rounds import Arrived, Limits
 from fedoptax.deploy.run import run_deployment
 from fedoptax.deploy.secure import answer, threshold
 from fedoptax.deploy.server import RawReply
-from fedoptax.deploy.wire import WireError, pack
+from fedoptax.deploy.wire import WireError
 from fedoptax.engine.aggregation import SecureMean
 from fedoptax.engine.plan import make_plan
 from fedoptax.engine.program import Fixed, program
@@ -162,7 +170,7 @@ def test_the_dead_cost_their_own_uploads_alone_and_the_server_gets_nothing_but_m
     for (stage, i), sent in nodes.sent.items():
         assert "train-loss" not in sent.numbers
         if stage == "upload":
-            (array,) = (np.load(io.BytesIO(a.data)) for a in sent.arrays.values())
+            (array,) = arrays_of(sent.arrays).values()
             difference = array - np.concatenate([np.ravel(a) for a in jax.tree.leaves(nodes.codes[0, i][1])]).view("u4")
             bits = np.unpackbits(difference.view(np.uint8)).mean()
             assert array.dtype == np.uint32 and abs(bits - 0.5) < 0.02
@@ -190,9 +198,9 @@ class Lying(Nodes):
         where, name, low = self.lie
         if i or stage != where:
             return sent
-        shape = sent.arrays[name].shape
+        shape = arrays_of(sent.arrays)[name].shape
         noise = np.random.default_rng(0).integers(low, 256 if low else 1, shape, np.uint8)
-        return sent._replace(arrays={**sent.arrays, **{name: pack(noise)["."]}})
+        return sent._replace(arrays=replace_arrays(sent.arrays, **{name: noise}))
 
 
 @pytest.mark.long
@@ -219,8 +227,8 @@ class Adding(Nodes):
     def change(self, i: int, stage: str, sent: RawReply) -> RawReply:
         if i or stage != "upload" or self.asked[-1][1]["round"] not in self.lies:
             return sent
-        (name, array), *_ = sent.arrays.items()
-        return sent._replace(arrays=pack({name: np.load(io.BytesIO(array.data)) + np.uint32(self.number)}))
+        (masked,) = arrays_of(sent.arrays).values()
+        return sent._replace(arrays=replace_arrays(sent.arrays, masked=masked + np.uint32(self.number)))
 
 
 @pytest.mark.parametrize(

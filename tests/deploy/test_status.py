@@ -26,7 +26,9 @@ class Failing(InMemory):
     def receive(self) -> list[Any]:
         is_first = len(self.orders) <= 2
         return [
-            reply if is_first or reply.partition else reply._replace(node="clinic-a", reply=RawReply({}, {}, "no disk"))
+            reply
+            if is_first or reply.partition
+            else reply._replace(node="clinic-a", reply=RawReply(b"", {}, "no disk"))
             for reply in super().receive()
         ]
 

@@ -51,7 +51,7 @@ class FakeGrid:
         node, number = message.metadata.dst_node_id, message.content["config"]["server-round"]
         model = {name: array.numpy() for name, array in message.content["arrays"].items()}
         params = {name: jnp.asarray(model[name]) for name in START}
-        numbers: dict[str, Any] = {"num-examples": len(DATA[node]), "loss": float(loss(params, DATA[node]))}
+        numbers: dict[str, Any] = {"num-examples": len(DATA[node]), "train_loss": float(loss(params, DATA[node]))}
         if message.metadata.message_type == "evaluate":
             return Message(RecordDict({"m": MetricRecord(numbers)}), reply_to=message)
         for _ in range(3):
@@ -135,7 +135,7 @@ def weight(shape: Any, value: float = 0.0, dtype: Any = np.float32) -> tuple[str
 BAD: dict[str, tuple[str, str, Any]] = {  # record, what of it, and what it is in a bad reply
     "NaN": weight(3, np.nan), "shape": weight((3, 1)), "promoted": weight(3, dtype=np.float64),
     "enormous": weight(3, 1e30), "count": ("metrics", "num-examples", 10**12),
-    "loss beyond float32": ("metrics", "train-loss", 1e39),
+    "loss beyond float32": ("metrics", "train_loss", 1e39),
     "extra": ("", "more", ArrayRecord({"x": Array(np.zeros(1))})),
 }  # fmt: skip
 
@@ -161,16 +161,25 @@ def test_a_checkpoint_keeps_the_optimizers_moments(tmp_path: Path) -> None:
     whole = FedoptaxStrategy(algorithm).start(FakeGrid(), start, num_rounds=4)
     FedoptaxStrategy(algorithm, checkpoint=tmp_path).start(FakeGrid(), start, num_rounds=2)
     grid = FakeGrid()
-    continued = FedoptaxStrategy(algorithm, checkpoint=tmp_path).start(grid, start, num_rounds=4)
-    assert len(grid.asked) == 2
+    evaluated: list[int] = []
+    continued = FedoptaxStrategy(algorithm, checkpoint=tmp_path).start(
+        grid, start, num_rounds=4, evaluate_fn=lambda number, arrays: evaluated.append(number)
+    )
+    assert len(grid.asked) == 2 and list(continued.train_metrics_clientapp) == [3, 4] and evaluated == [2, 3, 4]
     for name, array in model_of(whole).items():
         np.testing.assert_array_equal(array, model_of(continued)[name])
 
 
-def test_metrics_of_the_clients_are_weighted() -> None:
+def test_metrics_of_the_clients_are_weighted_and_keep_their_names() -> None:
     result = FedoptaxStrategy(fx.fedavg(RATE)).start(FakeGrid(), record(START), num_rounds=1)
-    losses, sizes = zip(*((loss(model_of(result), rows), len(rows)) for rows in DATA.values()))
-    assert dict(result.evaluate_metrics_clientapp[1]) == {"loss": pytest.approx(np.average(losses, weights=sizes))}
+    sizes = [len(rows) for rows in DATA.values()]
+    for metrics, model in (
+        (result.train_metrics_clientapp, START),
+        (result.evaluate_metrics_clientapp, model_of(result)),
+    ):
+        losses = [loss(model, rows) for rows in DATA.values()]
+        assert metrics[1]["train_loss"] == pytest.approx(np.average(losses, weights=sizes))
+    assert "num-examples" not in metrics[1]
 
 
 @pytest.mark.parametrize("make", [lambda: fx.scaffold(0.1), lambda: fx.fedlamb(0.1), lambda: fx.fafed(0.1)])

@@ -52,7 +52,7 @@ class Nodes:
             try:
                 reply = answer_statistics(self._deployment, self._files[i], self._order(i)["statistics"])
             except RunError as error:
-                reply = RawReply({}, {}, str(error))
+                reply = RawReply(b"", {}, str(error))
             self._due.append(Arrived(i, f"node-{i}", reply, 1))
         return dict.fromkeys(partitions, 1)
 

@@ -1,6 +1,7 @@
 """Small deployments for the tests, their expected results, and the processes they leave."""
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -19,7 +20,6 @@ from fedoptax.deploy.client import Client, Order
 from fedoptax.deploy.config import Deployment, build_task
 from fedoptax.deploy.evaluation import evaluate_client
 from fedoptax.deploy.rounds import Arrived
-from fedoptax.deploy.wire import WireArray
 from fedoptax.engine.batches import LocalWork, client_batches, task_grad_fn
 from fedoptax.engine.eager import run_round
 from fedoptax.engine.sampling import round_key
@@ -123,6 +123,24 @@ def wait_until(condition: Callable[[], Any], seconds: float, what: str) -> None:
         time.sleep(0.3)
 
 
+def arrays_of(message: bytes) -> dict[str, np.ndarray]:
+    """The arrays of a packed message, by name."""
+    line, _, rest = message.partition(b"\n")
+    arrays = {}
+    for name, (dtype, shape) in json.loads(line).items():
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        arrays[name], rest = np.frombuffer(rest[:size], dtype).reshape(shape), rest[size:]
+    return arrays
+
+
+def replace_arrays(message: bytes, **arrays: np.ndarray) -> bytes:
+    """A packed message with other arrays in the place of some."""
+    arrays = arrays_of(message) | arrays
+    line = json.dumps({name: (array.dtype.name, array.shape) for name, array in arrays.items()}).encode()
+    line = line.ljust(len(message.partition(b"\n")[0])) + b"\n"
+    return line + b"".join(array.tobytes() for array in arrays.values())
+
+
 class InMemory:
     """A `Network` of clients that answer at once, with their states in a folder."""
 
@@ -135,7 +153,7 @@ class InMemory:
 
     def begin(
         self,
-        arrays: Mapping[str, WireArray],
+        arrays: bytes,
         order: Callable[[int], Mapping[str, Any]],
         kind: str = "train",
         at_work: Container[int] = (),

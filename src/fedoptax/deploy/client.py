@@ -29,7 +29,7 @@ from fedoptax._files import pack_arrays, read_arrays, write_atomically
 from fedoptax.algorithm import FedAlgorithm, Tree
 from fedoptax.deploy.config import Deployment
 from fedoptax.deploy.server import RawReply, forms
-from fedoptax.deploy.wire import Arrays, WireError, pack, shown, unpack
+from fedoptax.deploy.wire import WireError, pack, shown, unpack
 from fedoptax.engine.batches import LocalWork, client_batches, task_grad_fn
 from fedoptax.engine.sampling import round_key
 from fedoptax.engine.xla import host_errors
@@ -165,12 +165,12 @@ class Client:
             return clients.client(0)
         return clients.client(check_int("partition-id", self.partition, 0, clients.num_clients - 1))
 
-    def answer(self, arrays: Arrays, order: Order, root: Path) -> RawReply:
+    def answer(self, arrays: bytes, order: Order, root: Path) -> RawReply:
         """Do the work of a round and return the reply, see `compute`."""
         upload, numbers = self.compute(arrays, order, root)
         return RawReply(pack(upload), numbers)
 
-    def compute(self, arrays: Arrays, order: Order, root: Path) -> tuple[Tree, dict[str, Any]]:
+    def compute(self, arrays: bytes, order: Order, root: Path) -> tuple[Tree, dict[str, Any]]:
         """Do the work of a round and return the upload and the numbers that go with it.
 
         When this returns, the new state is in `root`, the node's folder for states.

@@ -18,7 +18,7 @@ from fedoptax.algorithm import Tree
 from fedoptax.deploy.config import Deployment
 from fedoptax.deploy.rounds import Limits, Log, MakeOrder, Network, NoQuorum, RoundReport, Sleep, gather
 from fedoptax.deploy.server import RawReply, Reply, check_count
-from fedoptax.deploy.wire import Arrays, pack, unpack
+from fedoptax.deploy.wire import pack, unpack
 from fedoptax.engine.evaluation import describe_metrics, evaluation_data, metric_values, sum_metrics
 from fedoptax.engine.options import is_evaluated
 from fedoptax.errors import RunError, UsageError
@@ -71,7 +71,7 @@ def _sums(task: Task) -> Any:
     return jit(task, lambda params, data: sum_metrics(task, params, data))
 
 
-def evaluate_client(task: Task, partition: int, arrays: Arrays) -> RawReply:
+def evaluate_client(task: Task, partition: int, arrays: bytes) -> RawReply:
     """Return a node's sums and counts for the parameters in a message.
 
     Raises:

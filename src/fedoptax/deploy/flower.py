@@ -1,7 +1,7 @@
 """The Flower apps of a deployment: a ServerApp and a ClientApp, and the messages between them.
 
-A message to a client has two records: `arrays`, the algorithm's message by names, and `order`; a reply has `arrays`,
-the upload, and `metrics`.
+A message to a client has two records: `arrays`, the algorithm's message as `wire` packs it, and `order`; a reply has
+`arrays`, the upload, and `metrics`.
 """
 
 import logging
@@ -25,7 +25,7 @@ from fedoptax.deploy.run import run_deployment
 from fedoptax.deploy.secure import answer, threshold
 from fedoptax.deploy.server import RawReply
 from fedoptax.deploy.tables import answer_statistics, build_table_task, read_own
-from fedoptax.deploy.wire import REASON, Arrays, WireArray, WireError, shown
+from fedoptax.deploy.wire import REASON, WireError, shown
 from fedoptax.deploy.worker import end_after_reply
 from fedoptax.engine.aggregation import SecureMean
 from fedoptax.engine.xla import use_cache
@@ -92,13 +92,13 @@ def client_app(make_client: MakeClient = default_client) -> ClientApp:
         files = node.get("data-dir"), node.get("data-file")
         return load_once(settings, _partition(context), *files, str(order.get("prepared", "")))
 
-    def read(message: Message, context: Context) -> tuple[dict[str, WireArray], dict[str, Any]]:
+    def read(message: Message, context: Context) -> tuple[bytes, dict[str, Any]]:
         arrays, order = read_records(message.content, ORDER, ConfigRecord)
         addressee = context.run_id, context.node_id, message.metadata.message_type
         check_order(str(context.run_config.get("server-key", "")), order, arrays, *addressee)
         return arrays, order
 
-    def accept(message: Message, context: Context) -> tuple[Deployment, Client, dict[str, WireArray], dict[str, Any]]:
+    def accept(message: Message, context: Context) -> tuple[Deployment, Client, bytes, dict[str, Any]]:
         arrays, order = read(message, context)
         request = Order.read(order)
         if order.get("ends") is True:
@@ -166,7 +166,7 @@ class FlowerNetwork:
         self._silent: dict[int, int] = {}  # partitions by node that did not answer a round, nor the greeting since
         self._is_cautious = False
 
-    def begin(self, arrays: Arrays, order: MakeOrder, kind: str = "train", at_work: Container[int] = ()) -> None:
+    def begin(self, arrays: bytes, order: MakeOrder, kind: str = "train", at_work: Container[int] = ()) -> None:
         """See `Network`.
 
         A node that owes a reply which is forgotten is greeted like a new one, and asked for work once it answers: nodes
@@ -216,7 +216,7 @@ class FlowerNetwork:
 
     def _greet(self, nodes: Iterable[int]) -> None:
         nodes = sorted(nodes)
-        sent = self._push([(node, {}) for node in nodes], MessageType.QUERY, ArrayRecord(), digest_of({}))
+        sent = self._push([(node, {}) for node in nodes], MessageType.QUERY, to_record(b""), digest_of(b""))
         self._hellos |= {message_id: node for node, (message_id, _) in zip(nodes, sent) if message_id}
         self._greeted |= set(nodes)
 
@@ -280,40 +280,37 @@ class FlowerNetwork:
         return {key: message for message in messages if (key := message.metadata.reply_to_message_id) in pending}
 
 
-def to_record(arrays: Arrays) -> ArrayRecord:
-    """Return named arrays as one ArrayRecord."""
-    return ArrayRecord({name: Array(a.dtype, a.shape, a.stype, a.data) for name, a in arrays.items()})
+def to_record(arrays: bytes) -> ArrayRecord:
+    """Return packed arrays as one ArrayRecord."""
+    return ArrayRecord({ARRAYS: Array("uint8", (len(arrays),), "fedoptax", arrays)})
 
 
-def from_record(record: ArrayRecord) -> dict[str, WireArray]:
-    """Return an ArrayRecord as named arrays, unchecked."""
-    return {name: WireArray(a.dtype, a.shape, a.stype, a.data) for name, a in record.items()}
-
-
-def read_records(content: RecordDict, name: str, kind: type[Any]) -> tuple[dict[str, WireArray], dict[str, Any]]:
+def read_records(content: RecordDict, name: str, kind: type[Any]) -> tuple[bytes, dict[str, Any]]:
     """Return the arrays of a message and its other record, `name` of type `kind`, unchecked.
 
     Raises:
       WireError: it does not have exactly these.
     """
-    arrays, record = content.get(ARRAYS), content.get(name)
-    if len(content) != 2 or not isinstance(arrays, ArrayRecord) or not isinstance(record, kind):
+    arrays: Any = content.get(ARRAYS)
+    record = content.get(name)
+    has_arrays = isinstance(arrays, ArrayRecord) and list(arrays) == [ARRAYS]
+    if len(content) != 2 or not has_arrays or not isinstance(record, kind):
         raise WireError(f"records {shown(list(content))} instead of '{ARRAYS}' and '{name}'")
-    return from_record(arrays), dict(record)
+    return arrays[ARRAYS].data, dict(record)
 
 
 def read_reply(message: Message | None, node: int) -> tuple[int, RawReply]:
     """Return a reply's bytes and its content, unchecked; what cannot be a reply becomes one with an error."""
     if message is None:
-        return 0, RawReply({}, {}, "a message that cannot be read")
+        return 0, RawReply(b"", {}, "a message that cannot be read")
     if message.has_error():
-        return 0, RawReply({}, {}, f"error {message.error.code}: {shown(message.error.reason, REASON)}")
+        return 0, RawReply(b"", {}, f"error {message.error.code}: {shown(message.error.reason, REASON)}")
     if message.metadata.src_node_id != node:
-        return 0, RawReply({}, {}, "sent by another node")
+        return 0, RawReply(b"", {}, "sent by another node")
     try:
         return count_bytes(message.content), RawReply(*read_records(message.content, METRICS, MetricRecord))
     except Exception as error:  # untrusted content in whatever form
-        return 0, RawReply({}, {}, f"{type(error).__name__}: {shown(error, REASON)}")
+        return 0, RawReply(b"", {}, f"{type(error).__name__}: {shown(error, REASON)}")
 
 
 def count_bytes(content: RecordDict) -> int:

@@ -16,7 +16,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-from fedoptax.deploy.wire import Arrays, WireError, shown
+from fedoptax.deploy.wire import WireError, shown
 from fedoptax.errors import UsageError
 
 
@@ -42,7 +42,7 @@ class Signer:
         return {**signed, "signature": self._key.sign(_signed_bytes(signed, digest))}
 
 
-def check_order(public: str, order: Mapping[str, Any], arrays: Arrays, run: int, node: int, kind: str) -> None:
+def check_order(public: str, order: Mapping[str, Any], arrays: bytes, run: int, node: int, kind: str) -> None:
     """Check that the server has signed an order with its arrays, for this run, node and kind of message.
 
     Raises:
@@ -74,13 +74,9 @@ def load_key(public: str) -> Ed25519PublicKey:
     return key
 
 
-def digest_of(arrays: Arrays) -> str:
-    """Return the SHA-256 over the forms and bytes of arrays, in hexadecimal digits."""
-    digest = hashlib.sha256()
-    for name, array in sorted(arrays.items()):
-        digest.update(_encode([name, array.dtype, list(array.shape), array.stype, len(array.data)]))
-        digest.update(array.data)
-    return digest.hexdigest()
+def digest_of(arrays: bytes) -> str:
+    """Return the SHA-256 of packed arrays, in hexadecimal digits."""
+    return hashlib.sha256(arrays).hexdigest()
 
 
 def _signed_bytes(order: Mapping[str, Any], digest: str) -> bytes:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from fedoptax.algorithm import Tree
 from fedoptax.deploy.server import RawReply, Reply
-from fedoptax.deploy.wire import REASON, Arrays, WireError, shown
+from fedoptax.deploy.wire import REASON, WireError, shown
 from fedoptax.errors import LONGEST, RunError
 
 Log = Callable[[str], None]
@@ -38,7 +38,7 @@ class Arrived(NamedTuple):
 class Network(Protocol):
     """What carries the messages of a deployment."""
 
-    def begin(self, arrays: Arrays, order: MakeOrder, kind: str = "train", at_work: Container[int] = ()) -> None:
+    def begin(self, arrays: bytes, order: MakeOrder, kind: str = "train", at_work: Container[int] = ()) -> None:
         """Start a round ("train" or "evaluate") with its message; `order(partition)` goes with each that is sent.
 
         The rounds before are forgotten, apart from what the partitions `at_work` were asked.

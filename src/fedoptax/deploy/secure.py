@@ -42,7 +42,7 @@ from fedoptax.deploy.client import Client, Order
 from fedoptax.deploy.orders import digest_of
 from fedoptax.deploy.rounds import Limits, NoQuorum, RoundReport
 from fedoptax.deploy.server import RawReply, Reply, check_count
-from fedoptax.deploy.wire import Arrays, WireError, pack, shown, unpack
+from fedoptax.deploy.wire import WireError, pack, shown, unpack
 from fedoptax.engine.aggregation import LEVELS, SecureMean, Sent
 from fedoptax.engine.plan import Plan
 from fedoptax.engine.round import all_finite
@@ -70,7 +70,7 @@ def threshold(cohort_size: int, limits: Limits) -> int:
 
 
 def answer(
-    client: Client, plan: tuple[SecureMean, int], arrays: Arrays, fields: Numbers, memory: Numbers, root: Path
+    client: Client, plan: tuple[SecureMean, int], arrays: bytes, fields: Numbers, memory: Numbers, root: Path
 ) -> RawReply:
     """Answer a request of the server.
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedoptax.algorithm import Batches, Cohort, FedAlgorithm, Tree, weighted_mean
-from fedoptax.deploy.wire import Arrays, WireError, shown, unpack
+from fedoptax.deploy.wire import WireError, shown, unpack
 from fedoptax.engine.aggregation import MEAN, Aggregator, stacked
 from fedoptax.engine.batches import LocalWork, Minibatch, count_local_steps, minibatch_form
 from fedoptax.engine.round import all_finite, discount_weights, interpolate_state
@@ -20,9 +20,9 @@ from fedoptax.tasks.task import Task
 
 
 class RawReply(NamedTuple):
-    """What a node sent back, unchecked: named arrays and named numbers; or `error`, why there are none."""
+    """What a node sent back, unchecked: packed arrays and named numbers; or `error`, why there are none."""
 
-    arrays: Arrays
+    arrays: bytes
     numbers: Mapping[str, Any]
     error: str | None = None
 

@@ -8,7 +8,7 @@ ClientApp's. For the others, whose clients do more, there are the apps of `fedop
 
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,13 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedoptax.algorithm import FedAlgorithm, Tree, weighted_mean
 from fedoptax.algorithms.fedopt import FedOptMessage, FedOptUpload
-from fedoptax.deploy.flower import flower_log, from_record
+from fedoptax.deploy.flower import flower_log
 from fedoptax.deploy.options import UPLOAD_BOUND
 from fedoptax.deploy.server import Reply, UploadBound, check_count, is_float32, next_state
-from fedoptax.deploy.wire import WireError, shown, unpack
+from fedoptax.deploy.wire import WireError, check_values, shown
 from fedoptax.engine.client_states import OnDevice
 from fedoptax.errors import UsageError, check_int, check_number
 from fedoptax.storage.checkpoint import restore_checkpoint, rounds_of, save_checkpoint
-from fedoptax.tree import escape_key
 
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")  # of PyTorch's normalisation layers
 Named = dict[str, np.ndarray]
@@ -55,7 +54,8 @@ class FedoptaxStrategy(Strategy):
       max_examples: the most examples that a client is believed to have.
       upload_bound: how many times larger than the others' a client's change may be, see `UploadBound`; 0 is any.
       buffer: `(name, array) -> bool`, which arrays are statistics.
-      checkpoint: a folder; the server's whole state is saved there after every round, and `start` continues from it.
+      checkpoint: a folder; the server's whole state is saved there after every round that changed it, and `start`
+        continues from it.
 
     Raises:
       UsageError: a number is out of range.
@@ -94,30 +94,14 @@ class FedoptaxStrategy(Strategy):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """Run the rounds as Flower's `Strategy.start` does, after the last saved one if there is a checkpoint."""
-        self.summary()
         self._begin(initial_arrays)
-        result, done = Result(), self._restore(num_rounds)
+        self._done = done = self._restore(num_rounds)
+        evaluate = evaluate_fn and (lambda number, arrays: evaluate_fn(number + done, arrays))
+        rest, configs = num_rounds - done, (train_config, evaluate_config)
+        result = super().start(grid, self._arrays(), rest, timeout, *configs, evaluate_fn=evaluate)
         result.arrays = self._arrays()
-
-        def evaluate_here(number: int) -> None:
-            if evaluate_fn and (metrics := evaluate_fn(number, result.arrays)) is not None:
-                result.evaluate_metrics_serverapp[number] = metrics
-
-        if done == 0:
-            evaluate_here(0)
-        for number in range(done + 1, num_rounds + 1):
-            flower_log.info("[ROUND %d/%d]", number, num_rounds)
-            messages = self.configure_train(number, result.arrays, train_config or ConfigRecord(), grid)
-            arrays, trained = self.aggregate_train(number, grid.send_and_receive(messages, timeout=timeout))
-            if arrays is not None and trained is not None:
-                result.arrays, result.train_metrics_clientapp[number] = arrays, trained
-            if self._checkpoint is not None:
-                save_checkpoint(self._checkpoint, number, self._state(), OnDevice((), 0))
-            messages = self.configure_evaluate(number, result.arrays, evaluate_config or ConfigRecord(), grid)
-            tested = self.aggregate_evaluate(number, grid.send_and_receive(messages, timeout=timeout))
-            if tested is not None:
-                result.evaluate_metrics_clientapp[number] = tested
-            evaluate_here(number)
+        for name in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
+            setattr(result, name, {number + done: metrics for number, metrics in getattr(result, name).items()})
         return result
 
     def configure_train(
@@ -129,27 +113,34 @@ class FedoptaxStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Update the server with all sound replies; without any, or if it is not finite, nothing changes."""
+        """Update the server with all sound replies; without any, or if it is not finite, nothing changes.
+
+        The metrics are the means of those that all sound replies have, and `replies`, their number.
+        """
         sound = dict(_sound(replies, self._read))
         if not sound:
             return None, None
         params, statistics = self._split()
         updates: dict[int, Reply] = {}
-        for node, (model, count, loss) in sound.items():
+        for node, (model, metrics, count) in sound.items():
             change = {name: model[name] - self._model[name] for name in params}
+            loss = metrics.get("train_loss", metrics.get("train-loss", 0.0))
             updates[node] = Reply(FedOptUpload(change, ()), loss, count)
         for node, reason in self._bound.find_outliers(updates).items():
             flower_log.info("node %s: reply left out: %s", node, reason)
             del updates[node], sound[node]
         cohort, size = list(updates.values()), max(self._num_nodes, len(sound))
-        server, loss, is_finite = next_state(self.algorithm, self._server, cohort, self.algorithm.weighting, size)
+        server, _, is_finite = next_state(self.algorithm, self._server, cohort, self.algorithm.weighting, size)
         if not is_finite:
             flower_log.info("round %d changes nothing: the server's new state is not finite", server_round)
             return None, None
         self._bound = self._bound.learn(updates)
         sent_back = [{name: jnp.asarray(model[name]) for name in statistics} for model, _, _ in sound.values()]
         self._put(server, weighted_mean(sent_back, [reply.examples for reply in cohort]))
-        return self._arrays(), MetricRecord({"train-loss": loss, "replies": len(sound)})
+        if self._checkpoint is not None:
+            save_checkpoint(self._checkpoint, server_round + self._done, self._state(), OnDevice((), 0))
+        means = _mean([(metrics, count) for _, metrics, count in sound.values()])
+        return self._arrays(), MetricRecord({**means, "replies": len(sound)})
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -160,15 +151,12 @@ class FedoptaxStrategy(Strategy):
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Return the means of the metrics that all sound replies have, weighted by their examples."""
         rows = [row for _, row in _sound(replies, self._read_metrics)]
-        if not rows:
-            return None
-        names = set.intersection(*(set(values) for values, _ in rows)) - {"num-examples"}
-        total = sum(count for _, count in rows)
-        return MetricRecord({n: sum(count * values[n] for values, count in rows) / total for n in sorted(names)})
+        return MetricRecord(_mean(rows)) if rows else None
 
     def summary(self) -> None:
         """Log what the strategy is."""
-        flower_log.info("FedoptaxStrategy: %g of the nodes per round, seed %d", self.fraction_train, self.seed)
+        share = f"{self.fraction_train:.0%} of the nodes train and {self.fraction_evaluate:.0%} evaluate"
+        flower_log.info("%s in a round, drawn by seed %d", share, self.seed)
 
     def _begin(self, arrays: ArrayRecord) -> None:
         self._model = {name: array.numpy() for name, array in arrays.items()}
@@ -188,28 +176,31 @@ class FedoptaxStrategy(Strategy):
         while len(nodes := sorted(grid.get_node_ids())) < self.min_nodes:
             flower_log.info("waiting for nodes: %d of %d are connected", len(nodes), self.min_nodes)
             time.sleep(1)
+        number += self._done
         self._num_nodes, config["server-round"] = len(nodes), number
         size = max(self.min_nodes, int(fraction * len(nodes)))
         chosen = random.Random(f"{self.seed} {kind} {number}").sample(nodes, size)
         content = RecordDict({"arrays": arrays, "config": config})
         return [Message(content, node, kind) for node in chosen]
 
-    def _read(self, content: RecordDict) -> tuple[Named, int, float]:
-        """Return the model, the number of examples and the training loss (0 if there is none) of a reply."""
+    def _read(self, content: RecordDict) -> tuple[Named, dict[str, float], int]:
+        """Return the model, the metrics and the number of examples of a reply."""
         values, count = self._read_metrics(content)
-        arrays = from_record(_only(content.array_records, "ArrayRecord"))
-        like = {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in self._model.items()}
-        model = unpack({escape_key(name): array for name, array in arrays.items()}, like)
-        return model, count, values.get("train-loss", values.get("train_loss", 0.0))
+        arrays = _only(content.array_records, "ArrayRecord")
+        if arrays.keys() != self._model.keys():
+            raise WireError(f"arrays {shown(list(arrays))} instead of {shown(list(self._model))}")
+        model = {name: _read_array(name, arrays[name], like) for name, like in self._model.items()}
+        return model, values, count
 
     def _read_metrics(self, content: RecordDict) -> tuple[dict[str, float], int]:
         """Return the metrics of a reply, all of them finite, and its number of examples."""
         metrics = _only(content.metric_records, "MetricRecord")
+        count = check_count(metrics, self.max_examples)
         values = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
         for name, value in values.items():
             if not is_float32(value):
                 raise WireError(f"{shown(name)}: {value} instead of a finite number of float32")
-        return values, check_count(metrics, self.max_examples)
+        return {name: value for name, value in values.items() if name != "num-examples"}, count
 
     def _split(self) -> tuple[Tree, Tree]:
         """Return the model's parameters and statistics."""
@@ -246,6 +237,26 @@ def _sound(replies: Iterable[Message], read: Callable[[RecordDict], Any]) -> Ite
             yield node, read(message.content)
         except WireError as error:
             flower_log.info("node %s: reply left out: %s", node, error)
+
+
+def _read_array(name: str, array: Array, like: np.ndarray) -> np.ndarray:
+    """Return an array of a reply, which must have the form of the model's and finite numbers."""
+    declared = f"{shown(array.dtype)}{shown(list(array.shape))}"
+    if (array.dtype, list(array.shape)) != (like.dtype.name, list(like.shape)):
+        raise WireError(f"array '{name}': {declared} instead of {like.dtype.name}{list(like.shape)}")
+    try:
+        value = array.numpy()
+    except Exception as error:  # whatever a parser of untrusted bytes raises, they are damaged
+        raise WireError(f"array '{name}': damaged ({type(error).__name__})") from error
+    if (value.dtype, value.shape) != (like.dtype, like.shape):
+        raise WireError(f"array '{name}': its bytes hold {value.dtype}{shown(list(value.shape))}, not what is declared")
+    return check_values(name, value)
+
+
+def _mean(rows: Sequence[tuple[dict[str, float], int]]) -> dict[str, float]:
+    """Return the means of the metrics that all replies have, weighted by their examples."""
+    names, total = set.intersection(*(set(values) for values, _ in rows)), sum(count for _, count in rows)
+    return {name: sum(values[name] * count for values, count in rows) / total for name in sorted(names)}
 
 
 def _only(records: Any, kind: str) -> Any:

@@ -5,6 +5,7 @@ after each message and comes back to Flower's pauses in some minutes without one
 each message, which imports Flower for a second of processor time. Here a process that has imported it forks instead.
 """
 
+import gc
 import os
 import signal
 import subprocess
@@ -14,12 +15,13 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import entry_points
-from multiprocessing import Pipe
+from multiprocessing import Pipe, active_children, get_context
 from typing import Any
 
+import httpcore  # noqa: F401, which httpx imports late: both are there when a process is forked
 import numpy as np
 
-import fedoptax.deploy.worker  # noqa: F401, as apps import it: it is there when a process is forked
+import fedoptax.deploy.worker  # noqa: F401, as apps import it
 
 IDLE, BUSY = 3.0, 0.5  # seconds that Flower's SuperNode sleeps without a message, and while a ClientApp works
 SHORT, GROWTH = 0.1, 1.02
@@ -59,16 +61,20 @@ def start_fork_server(programs: dict[str, Callable[[], Any]]) -> None:
     if os.fork() != 0:
         return requests.close()  # whoever else can read would keep `send` from failing when the process has ended
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.collect()
+    gc.freeze()  # else the first collection of each process copies the memory that it shares with this one
+
+    def run(command: list[str]) -> None:
+        sys.argv = command
+        requests.close()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        np.random.seed()  # else each process draws the same; Python's own generator sees to it by itself
+        programs[command[0]]()
+
     while os.getppid() == parent:
-        with suppress(ChildProcessError):
-            os.waitpid(-1, os.WNOHANG)  # of those that have ended
+        active_children()  # lets go of those that have ended
         if requests.poll(1.0):
-            sys.argv = requests.recv()
-            if os.fork() == 0:
-                requests.close()
-                signal.signal(signal.SIGINT, signal.default_int_handler)
-                np.random.seed()  # else each process draws the same; Python's own generator sees to it by itself
-                sys.exit(programs[sys.argv[0]]())
+            get_context("fork").Process(target=run, args=(requests.recv(),)).start()
     os._exit(0)
 
 
