@@ -37,6 +37,8 @@ def test_a_deployment_comes_back_from_its_table() -> None:
     assert from_table(flat(to_table(given))) == given
     given = deployment(cohort_size=3, secure_aggregation=8.0)
     assert from_table(flat(to_table(given))) == given
+    with pytest.raises(UsageError, match="hyperparameters"):
+        to_table(deployment(hyperparameters={"client_lr": [0.1]}))
 
 
 @pytest.mark.parametrize(
@@ -74,11 +76,6 @@ def test_nodes_never_learn_the_seed_of_the_noise(text: str) -> None:
     assert not np.array_equal(jax.random.key_data(server.key), jax.random.key_data(node.key))
     with pytest.raises(UsageError, match="seed"):
         deployment("fedadam", privacy=f"{PRIVACY},seed=0")
-
-
-def test_a_list_cannot_stand_in_the_config() -> None:
-    with pytest.raises(UsageError, match="hyperparameters"):
-        to_table(deployment(hyperparameters={"client_lr": [0.1]}))
 
 
 def test_a_task_can_be_a_function_of_the_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

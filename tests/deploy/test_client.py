@@ -167,13 +167,12 @@ def test_a_senseless_order_is_refused_by_the_name_of_its_value(wrong: dict[str, 
         Order.read(good | wrong)
 
 
-def test_the_message_of_another_algorithm_is_refused(scaffold: tuple[Node, Any]) -> None:
+def test_a_foreign_message_and_a_state_folder_that_cannot_be_written_are_refused(
+    scaffold: tuple[Node, Any], tmp_path: Path
+) -> None:
     node, message = scaffold
     with pytest.raises(WireError, match="arrays"):
         node.answer({"params": message}, 0, INITIAL)
-
-
-def test_a_state_folder_that_cannot_be_written_is_a_run_error(tmp_path: Path) -> None:
     (tmp_path / EXPERIMENT).write_text("a file where a folder should be")
     with pytest.raises(RunError, match=EXPERIMENT):
         StateFolder(tmp_path, EXPERIMENT, 0).write(0, {"c": np.zeros(3)})

@@ -168,16 +168,13 @@ def test_a_malformed_reply_spoils_no_other(network_of: MakeNetwork) -> None:
     assert len(network.receive()) == 3
 
 
-def test_a_superlink_that_is_down_is_no_nodes_fault(network_of: MakeNetwork) -> None:
+def test_a_superlink_that_is_down_is_no_nodes_fault_and_earlier_replies_are_not_taken(network_of: MakeNetwork) -> None:
     grid = Grid({11: 0})
     network = network_of(grid, [0])
     grid.is_down = True
     with pytest.raises(ConnectionError):
         network.receive()
-
-
-def test_replies_to_an_earlier_round_are_not_taken_for_this_one(network_of: MakeNetwork) -> None:
-    network = network_of(Grid({11: 0}), [0])
+    grid.is_down = False
     network.begin(ARRAYS, lambda partition: {"round": 1})
     assert network.receive() == []
 

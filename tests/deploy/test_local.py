@@ -34,6 +34,7 @@ DOCUMENTED = re.findall(
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", DOCUMENTED)
 def test_the_examples_of_the_docs_learn_as_well_as_tuned_rates(command: str) -> None:
     given = parse(command.replace("\\\n", "")).params

@@ -87,7 +87,7 @@ class Timed(InMemory):
 SECONDS = (1.0, 3.0, 7.5)
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedadam"])
+@pytest.mark.parametrize("algorithm", [pytest.param("fedavg", marks=pytest.mark.long), "fedadam"])
 def test_an_asynchronous_deployment_is_the_simulation(tmp_path: Path, algorithm: str) -> None:
     """One local step of all examples, the same whichever round it is drawn in."""
     out, speeds = tmp_path / "run", tmp_path / "speeds.csv"
@@ -133,10 +133,11 @@ def test_a_resumed_asynchronous_deployment_forgets_what_was_under_way(tmp_path: 
     [("scaffold", {}, "asynchronous.*scaffold"), ("fedavg", {"asynchronous": 4}, "asynchronous must be <= 3"),
      ("fedavg", {"eval_fraction": 0.5}, "eval_fraction.*asynchronous"),
      ("fedavg", {"aggregate": "median"}, "asynchronous.*median"),
-     ("fedavg", {"cohort_size": 3, "secure_aggregation": 8.0}, "asynchronous.*secure")],
+     ("fedavg", {"cohort_size": 3, "secure_aggregation": 8.0}, "asynchronous.*secure"),
+     ("fedavg", {"asynchronous": None, "cohort_size": 3, "aggregate": "krum:0", "quorum": 0.3}, "quorum")],
     ids=str,
 )  # fmt: skip
-def test_what_cannot_be_asynchronous_is_refused_by_name(
+def test_what_cannot_be_asynchronous_and_too_small_a_quorum_are_refused_by_name(
     tmp_path: Path, algorithm: str, changes: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(UsageError, match=reason):
@@ -167,8 +168,11 @@ def test_nodes_that_evaluate_their_own_examples_find_what_the_server_does(tmp_pa
     liars, given = {0, 2}, replace(given, out=str(tmp_path / "lied"), rounds=1, eval_min_nodes=2)
     run_in_memory(given, Lying(given, tmp_path / "nodes"))
     assert read_rows(tmp_path / "lied", 1)[0]["nodes_accuracy"] is None
-    run_in_memory(replace(given, out=str(tmp_path / "some"), eval_min_nodes=1), Lying(given, tmp_path / "nodes"))
-    assert read_rows(tmp_path / "some", 1)[0]["evaluated"] == 1
+    given = replace(given, out=str(tmp_path / "some"), eval_min_nodes=1)
+    run_deployment(given, replace(task_of(), test=None), Lying(given, tmp_path / "nodes"), lambda line: None)
+    (row,) = read_rows(tmp_path / "some", 1)
+    assert "test_accuracy" not in row and row["nodes_accuracy"] is not None and row["evaluated"] == 1
+    assert read_json(tmp_path / "some" / "config.json")["primary_metric"] == "nodes_accuracy"
 
 
 def test_nodes_send_bins_and_the_pooled_area_is_within_its_bound(tmp_path: Path) -> None:
@@ -191,14 +195,6 @@ def test_nodes_send_bins_and_the_pooled_area_is_within_its_bound(tmp_path: Path)
     alone = fx.metrics.Metric(jnp.zeros(2), lambda values, mask: jnp.sum(values), is_collected=True)
     with pytest.raises(UsageError, match="metric 'x' needs `binned` in a deployment"):
         NodeEvaluation(given, replace(task, metrics=lambda params, batch: {"x": alone}, primary_metric="x"))
-
-
-def test_nodes_evaluate_where_the_server_has_no_test_examples(tmp_path: Path) -> None:
-    given = small_deployment(tmp_path / "run", rounds=1, eval_fraction=0.3, eval_min_nodes=2)
-    run_deployment(given, replace(task_of(), test=None), InMemory(given, tmp_path / "nodes"), lambda line: None)
-    (row,) = read_rows(tmp_path / "run", 1)
-    assert "test_accuracy" not in row and 0 < row["nodes_accuracy"] < 1 and row["evaluated"] == 2
-    assert read_json(tmp_path / "run" / "config.json")["primary_metric"] == "nodes_accuracy"
 
 
 def test_a_given_model_is_evaluated_by_the_nodes_and_not_trained(tmp_path: Path) -> None:
@@ -356,11 +352,6 @@ def test_resuming_waits_for_the_process_that_still_holds_the_folder(tmp_path: Pa
     run_in_memory(replace(given, rounds=2, resume=True, wait_limit=20.0), lines=lines)
     holder.join()
     assert lines[0].startswith("waiting, at most 20 s: ") and rounds_in(tmp_path / "run")[0] == [1, 2]
-
-
-def test_a_quorum_that_is_too_small_for_the_aggregator_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="quorum"):
-        run_in_memory(small_deployment(tmp_path / "run", cohort_size=3, aggregate="krum:0", quorum=0.3))
 
 
 def test_resuming_needs_the_folder_of_a_deployment(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_over_the_network_it_is_the_simulation_in_jax(federation: LocalFederatio
     write_app(tmp_path / "app", replace(given, **keys_of(federation.work / "keys")), "torch")
     (package / "tasks.py").write_text(TASKS)
     if client_app is not None:
-        (package / "client_app.py").write_text(client_app)
+        (package / "client.py").write_text(client_app)
     (tmp_path / "run.toml").write_text("resume = false\n")
     federation.run(tmp_path / "app", tmp_path / "run.toml", tmp_path / "log.txt", lambda: None)
     twin = fx.load_task("digits", model="logistic", num_clients=2, partition="dirichlet-by-class")

@@ -19,15 +19,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedoptax._files import finite_or_none, read_json, write_atomically, write_json
+from fedoptax._files import finite_or_none, read_json, write_atomically
 from fedoptax.algorithm import Cohort, Tree, decoded
 from fedoptax.deploy.client import INITIAL
 from fedoptax.deploy.config import Deployment
 from fedoptax.deploy.evaluation import NodeEvaluation
-from fedoptax.deploy.rounds import Limits, Log, Network, NoQuorum, RoundReport, Sleep, Workers, gather, wait_for_nodes
+from fedoptax.deploy.rounds import Limits, Log, Network, NoQuorum, RoundReport, Workers, gather, wait_for_nodes
 from fedoptax.deploy.secure import FALSE_SUM, gather_sum, threshold
 from fedoptax.deploy.server import Reply, UploadBound, advance, check_reply, next_state, norm, upload_form
-from fedoptax.deploy.status import FILE, NODES, list_left_out
+from fedoptax.deploy.status import FILE, NodeReport, list_left_out
 from fedoptax.deploy.tables import build_table_task, gather_statistics
 from fedoptax.deploy.wire import pack
 from fedoptax.engine.aggregation import SecureMean, Sent
@@ -50,7 +50,6 @@ from fedoptax.tasks.metrics import Column
 from fedoptax.tasks.task import Task, jit
 
 MEMORY = 8  # of the server, for each node of a cohort: so many times a message (measured with 3 nodes and 100 MB)
-REPORT_EVERY = 5.0  # seconds between two reports of which nodes are connected
 MOST_EXAMPLES = 10**9  # that a client may claim where nothing tells how many it can have
 
 
@@ -159,8 +158,7 @@ class NetworkRounds(Rounds):
         self._workers = Workers(self.plan.concurrency, self.plan.cohort_size) if self.plan.concurrency else None
         self._sent = np.zeros_like(never)  # the round whose model each client got last
         self._evaluation = NodeEvaluation(deployment, task) if deployment.eval_fraction else None
-        self._reported, num_clients = 0.0, task.clients.num_clients
-        self._nodes: dict[int, Any] = {i: {"node": network.absent(i)[0], "seen": None} for i in range(num_clients)}
+        self._report = NodeReport(folder, network, task.clients.num_clients)
 
     def advance(self, done: int) -> Step:
         """Do one round."""
@@ -168,9 +166,9 @@ class NetworkRounds(Rounds):
         with interruptible_sleep() as (stop, sleep):
             try:
                 if not self._is_ready:
-                    self._make_ready(done, self._reporting(done, "waiting for nodes", sleep))
+                    self._make_ready(done, self._report.during(done + 1, "waiting for nodes", sleep))
                 begun = time.perf_counter()
-                cohort, report = self._gather(done, self._reporting(done, "training", sleep))
+                cohort, report = self._gather(done, self._report.during(done + 1, "training", sleep))
             except KeyboardInterrupt:
                 return Step([], Status.INTERRUPTED)
             except NoQuorum as error:
@@ -218,19 +216,6 @@ class NetworkRounds(Rounds):
     def notes(self, done: int) -> dict[str, Any]:
         """Return who was left out, see `list_left_out`."""
         return {"left_out": list_left_out(map(json.loads, read_lines(self._file.parent, FILE)[:done]))}
-
-    def _reporting(self, done: int, phase: str, sleep: Sleep) -> Sleep:
-        """Return `sleep` that also writes `nodes.json`, see `status`, every `REPORT_EVERY` seconds."""
-
-        def report_and_sleep(seconds: float) -> None:
-            if (now := time.time()) - self._reported >= REPORT_EVERY:
-                self._reported = now
-                self._nodes |= {i: {"node": node, "seen": now} for i, node in self._network.connected().items()}
-                state = {"round": done + 1, "phase": phase, "time": now, "nodes": self._nodes}
-                write_json(self._file.with_name(NODES), state)
-            sleep(seconds)
-
-        return report_and_sleep
 
     @property
     def _accepted(self) -> np.ndarray:
@@ -308,7 +293,7 @@ class NetworkRounds(Rounds):
         """Return the nodes' metrics of a state's model, who took part, and the signal that came meanwhile, or 0."""
         params, order, limits = self._algorithm.params(server), self._order(done, True), self._limits
         with interruptible_sleep() as (stop, sleep):
-            sleep = self._reporting(done, "being evaluated", sleep)
+            sleep = self._report.during(done + 1, "being evaluated", sleep)
             row, report = evaluation.measure(done + 1, params, self._network, order, limits, self._log, sleep)
         return row, report, stop()
 

@@ -12,12 +12,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedoptax._files import read_json
+from fedoptax._files import read_json, write_json
+from fedoptax.deploy.rounds import Network, Sleep
 from fedoptax.errors import UsageError
 from fedoptax.storage.folder import Status, read_summary
 from fedoptax.storage.history import read_lines
 
 FILE, NODES = "network.jsonl", "nodes.json"
+REPORT_EVERY = 5.0  # seconds between two reports of which nodes are connected
 RECENT = 10  # rounds whose mean is shown
 LEFT_OUT = "left out of {rounds} rounds: partition {partition} (node {node}), at last: {reason}"
 
@@ -27,6 +29,26 @@ def list_left_out(rounds: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     faults = [fault for line in rounds for fault in line["faults"]]
     counts, last = Counter(fault["partition"] for fault in faults), {fault["partition"]: fault for fault in faults}
     return [{**last[partition], "rounds": counts[partition]} for partition in sorted(last)]
+
+
+class NodeReport:
+    """Writes `nodes.json` into a run's folder."""
+
+    def __init__(self, folder: Path, network: Network, num_clients: int) -> None:
+        self._file, self._network, self._written = folder / NODES, network, 0.0
+        self._nodes: dict[int, Any] = {i: {"node": network.absent(i)[0], "seen": None} for i in range(num_clients)}
+
+    def during(self, round: int, phase: str, sleep: Sleep) -> Sleep:
+        """Return a `sleep` for a phase of a round that also writes the file, every `REPORT_EVERY` seconds."""
+
+        def report_and_sleep(seconds: float) -> None:
+            if (now := time.time()) - self._written >= REPORT_EVERY:
+                self._written = now
+                self._nodes |= {i: {"node": node, "seen": now} for i, node in self._network.connected().items()}
+                write_json(self._file, {"round": round, "phase": phase, "time": now, "nodes": self._nodes})
+            sleep(seconds)
+
+        return report_and_sleep
 
 
 def read_status(folder: Path) -> dict[str, Any]:

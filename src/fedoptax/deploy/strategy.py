@@ -7,17 +7,17 @@ ClientApp's. For the others, whose clients do more, there are the apps of `fedop
 """
 
 import random
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import FedAvg, Result
 
 from fedoptax.algorithm import FedAlgorithm, Tree, weighted_mean
 from fedoptax.algorithms.fedopt import FedOptMessage, FedOptUpload
@@ -38,8 +38,8 @@ def is_buffer(name: str, array: np.ndarray) -> bool:
     return name.rsplit(".", 1)[-1] in BUFFERS or not np.issubdtype(array.dtype, np.floating)
 
 
-class FedoptaxStrategy(Strategy):
-    """A Flower strategy whose server is a `FedAlgorithm` of the FedOpt family.
+class FedoptaxStrategy(FedAvg):
+    """Flower's FedAvg with a `FedAlgorithm` of the FedOpt family as its server.
 
     Statistics (`buffer`) are averaged; the server's optimizer never sees them. A reply with other names, shapes or
     dtypes than the model's, numbers that are not finite, a count out of range or a change out of all proportion to the
@@ -47,15 +47,13 @@ class FedoptaxStrategy(Strategy):
 
     Args:
       algorithm: the algorithm.
-      fraction_train: the fraction of the connected nodes that trains in a round, in (0, 1].
-      fraction_evaluate: the fraction that evaluates, in [0, 1].
-      min_nodes: a round waits for this many connected nodes, and asks at least this many.
       seed: of the choice of nodes, a function of it and the round.
       max_examples: the most examples that a client is believed to have.
       upload_bound: how many times larger than the others' a client's change may be, see `UploadBound`; 0 is any.
       buffer: `(name, array) -> bool`, which arrays are statistics.
       checkpoint: a folder; the server's whole state is saved there after every round that changed it, and `start`
         continues from it.
+      **options: Flower's for `FedAvg`, such as `fraction_train` and `min_available_nodes`.
 
     Raises:
       UsageError: a number is out of range.
@@ -65,22 +63,17 @@ class FedoptaxStrategy(Strategy):
         self,
         algorithm: FedAlgorithm,
         *,
-        fraction_train: float = 1.0,
-        fraction_evaluate: float = 1.0,
-        min_nodes: int = 2,
         seed: int = 0,
         max_examples: int = 10**9,
         upload_bound: float = UPLOAD_BOUND,
         buffer: Callable[[str, np.ndarray], bool] = is_buffer,
         checkpoint: str | Path | None = None,
+        **options: Any,
     ) -> None:
-        check_number("fraction_train", fraction_train, 0, 1, open_low=True, open_high=False)
-        check_number("fraction_evaluate", fraction_evaluate, 0, 1, open_high=False)
+        super().__init__(**options)
         check_number("upload_bound", upload_bound, 0)
-        self.fraction_train, self.fraction_evaluate = fraction_train, fraction_evaluate
-        self.min_nodes, self.max_examples = check_int("min_nodes", min_nodes), check_int("max_examples", max_examples)
         self.algorithm, self.buffer, self.seed = algorithm, buffer, seed
-        self._bound = UploadBound(upload_bound, None)
+        self.max_examples, self._bound = check_int("max_examples", max_examples), UploadBound(upload_bound, None)
         self._checkpoint = None if checkpoint is None else Path(checkpoint)
 
     def start(
@@ -93,7 +86,7 @@ class FedoptaxStrategy(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Run the rounds as Flower's `Strategy.start` does, after the last saved one if there is a checkpoint."""
+        """Run the rounds as Flower's `FedAvg` does, after the last saved one if there is a checkpoint."""
         self._begin(initial_arrays)
         self._done = done = self._restore(num_rounds)
         evaluate = evaluate_fn and (lambda number, arrays: evaluate_fn(number + done, arrays))
@@ -108,7 +101,7 @@ class FedoptaxStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return the round's messages: the model, to a fraction of the nodes."""
-        return self._messages(server_round, arrays, config, grid, self.fraction_train, MessageType.TRAIN)
+        return super().configure_train(*self._drawing("train", server_round, arrays, config, grid))
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -146,17 +139,12 @@ class FedoptaxStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return the model, to a fraction of the nodes."""
-        return self._messages(server_round, arrays, config, grid, self.fraction_evaluate, MessageType.EVALUATE)
+        return super().configure_evaluate(*self._drawing("evaluate", server_round, arrays, config, grid))
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Return the means of the metrics that all sound replies have, weighted by their examples."""
         rows = [row for _, row in _sound(replies, self._read_metrics)]
         return MetricRecord(_mean(rows)) if rows else None
-
-    def summary(self) -> None:
-        """Log what the strategy is."""
-        share = f"{self.fraction_train:.0%} of the nodes train and {self.fraction_evaluate:.0%} evaluate"
-        flower_log.info("%s in a round, drawn by seed %d", share, self.seed)
 
     def _begin(self, arrays: ArrayRecord) -> None:
         self._model = {name: array.numpy() for name, array in arrays.items()}
@@ -168,20 +156,14 @@ class FedoptaxStrategy(Strategy):
                 "clients of others do more than train the model (see fedoptax deploy init)"
             )
 
-    def _messages(
-        self, number: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, fraction: float, kind: str
-    ) -> list[Message]:
-        if fraction == 0:
-            return []
-        while len(nodes := sorted(grid.get_node_ids())) < self.min_nodes:
-            flower_log.info("waiting for nodes: %d of %d are connected", len(nodes), self.min_nodes)
-            time.sleep(1)
+    def _drawing(
+        self, kind: str, number: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> tuple[int, ArrayRecord, ConfigRecord, Any]:
+        """Return FedAvg's arguments, so that it draws by our seed: it takes Python's generator and the nodes' order."""
         number += self._done
-        self._num_nodes, config["server-round"] = len(nodes), number
-        size = max(self.min_nodes, int(fraction * len(nodes)))
-        chosen = random.Random(f"{self.seed} {kind} {number}").sample(nodes, size)
-        content = RecordDict({"arrays": arrays, "config": config})
-        return [Message(content, node, kind) for node in chosen]
+        random.seed(f"{self.seed} {kind} {number}")
+        self._num_nodes = len(list(grid.get_node_ids()))
+        return number, arrays, config, SimpleNamespace(get_node_ids=lambda: sorted(grid.get_node_ids()))
 
     def _read(self, content: RecordDict) -> tuple[Named, dict[str, float], int]:
         """Return the model, the metrics and the number of examples of a reply."""

@@ -18,10 +18,10 @@ from importlib.metadata import entry_points
 from multiprocessing import Pipe, active_children, get_context
 from typing import Any
 
-import httpcore  # noqa: F401, which httpx imports late: both are there when a process is forked
+import httpcore  # noqa: F401, which httpx imports late
 import numpy as np
 
-import fedoptax.deploy.worker  # noqa: F401, as apps import it
+import fedoptax.deploy.worker  # noqa: F401, as apps import it: both are there when a process is forked
 
 IDLE, BUSY = 3.0, 0.5  # seconds that Flower's SuperNode sleeps without a message, and while a ClientApp works
 SHORT, GROWTH = 0.1, 1.02

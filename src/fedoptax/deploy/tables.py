@@ -83,7 +83,7 @@ def gather_statistics(
         first = {name: values.tolist() for name, values in sums["first"].items()} if sums else {}
         order = {name: identity[name] for name in ("experiment", "session")}
         order |= {"round": 0, "base": INITIAL, "checkpoints": [INITIAL], "statistics": json.dumps(first)}
-        network.begin({}, lambda i, order=order: order, KIND)  # type: ignore[misc]
+        network.begin(b"", lambda i, order=order: order, KIND)  # type: ignore[misc]
         replies = gather(network, members, check, limits, log, sleep=sleep).replies
         members = list(replies)
         sums[phase] = {name: np.sum([reply.upload[name] for reply in replies.values()], axis=0) for name in form}
