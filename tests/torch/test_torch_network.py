@@ -52,12 +52,6 @@ def module():
 def loss(module, batch):
     return torch.nn.functional.cross_entropy(module["dense1"](batch["x"]), batch["y"].long())
 """
-MODULE_APP = """
-from fedoptax.torch.app import module_app
-from fedoptax_app.tasks import loss, module
-
-app = module_app(module(), loss)
-"""
 LOOP_APP = """
 import torch
 
@@ -79,7 +73,6 @@ app = loop_app(module(), train)
 """
 KINDS: dict[str, tuple[str, str, str | None, dict[str, Any]]] = {
     "one JAX and one PyTorch client": ("scaffold", "mixed", None, {"batch_size": 50}),
-    "two modules": ("scaffold", "twin", MODULE_APP, {"batch_size": 50}),
     "two loops": ("fedadam", "twin", LOOP_APP, {"batch_size": 2000, "local_steps": 2}),
 }
 

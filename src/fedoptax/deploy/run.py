@@ -49,7 +49,10 @@ from fedoptax.storage.history import Row, read_lines
 from fedoptax.tasks.metrics import Column
 from fedoptax.tasks.task import Task, jit
 
-MEMORY = 8  # of the server, for each node of a cohort: so many times a message (measured with 3 nodes and 100 MB)
+MEMORY, NODE_MEMORY = (
+    8,
+    13,
+)  # times a message: at the server for each node of a cohort, and at a node (of 60 MB, 3 nodes)
 MOST_EXAMPLES = 10**9  # that a client may claim where nothing tells how many it can have
 
 
@@ -234,7 +237,8 @@ class NetworkRounds(Rounds):
             write_atomically(self._file, b"".join(lines))
             self._bound = replace(self._bound, **(json.loads(lines[-1]).get("learned", {}) if lines else {}))
         size = 1e-6 * max(self.program.bytes_down, self.program.bytes_up)
-        need = f"the server needs about {1 + MEMORY * size * self.plan.cohort_size / 1000:.0f} GB of memory"
+        server, node = (1 + times * size / 1000 for times in (MEMORY * self.plan.cohort_size, NODE_MEMORY))
+        need = f"the server needs about {server:.0f} GB of memory, a node {node:.0f} GB"
         self._log(f"one message holds {size:,.2f} MB; {need}")
         wait_for_nodes(self._network, self.task.clients.num_clients, self._limits, self._log, sleep=sleep)
         self._is_ready = True
