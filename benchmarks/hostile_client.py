@@ -21,6 +21,7 @@ from flwr.proto.message_pb2 import PushObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
+from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
@@ -75,6 +76,7 @@ def forge(kind: str, message: Message, context: Context, work: Path) -> None:
         order["stage"] = "keys"
     victim = int(re.findall(r"SuperNode ID: (\d+)", (work / "nodes" / str(VICTIM) / "log.txt").read_text())[-1])
     content = RecordDict({ARRAYS: flower.to_record(write(arrays)), ORDER: ConfigRecord(order)})
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = context.run_id, context.node_id, 1
     forged = Message(content, victim, "evaluate" if kind == "evaluation" else "train")
     forged.metadata.__dict__.update(_src_node_id=SERVER, _run_id=context.run_id)
     forged.metadata.__dict__["_message_id"] = forged.object_id
