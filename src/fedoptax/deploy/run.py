@@ -49,10 +49,8 @@ from fedoptax.storage.history import Row, read_lines
 from fedoptax.tasks.metrics import Column
 from fedoptax.tasks.task import Task, jit
 
-MEMORY, NODE_MEMORY = (
-    8,
-    13,
-)  # times a message: at the server for each node of a cohort, and at a node (of 60 MB, 3 nodes)
+# Times a message, measured with 60 MB and 3 nodes: at the server for each node of a cohort, and at a node.
+MEMORY, NODE_MEMORY = 8, 13
 MOST_EXAMPLES = 10**9  # that a client may claim where nothing tells how many it can have
 
 
