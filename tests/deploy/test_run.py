@@ -39,7 +39,7 @@ from fedoptax.storage.folder import locked
 from fedoptax.storage.history import HistoryFile, read_rows
 
 
-@pytest.mark.parametrize("algorithm", ["fedadam", pytest.param("scaffold", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("algorithm", [pytest.param("fedadam", marks=pytest.mark.long), "scaffold"])
 def test_a_deployment_is_the_simulation(tmp_path: Path, algorithm: str) -> None:
     given = small_deployment(tmp_path / "run", algorithm)
     lines = list[str]()

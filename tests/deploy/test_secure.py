@@ -42,7 +42,7 @@ from fedoptax.errors import RunError, UsageError
 from fedoptax.storage.history import read_rows
 from fedoptax.tasks.task import Task
 
-RANGE, LONG = 8.0, pytest.mark.long
+RANGE = 8.0
 Codes = dict[tuple[int, int], tuple[Any, Any, Any]]
 """By round and partition: the weight, the fixed-point numbers, and what they stand for."""
 
@@ -176,7 +176,8 @@ def test_the_dead_cost_their_own_uploads_alone_and_the_server_gets_nothing_but_m
             assert array.dtype == np.uint32 and abs(bits - 0.5) < 0.02
 
 
-@pytest.mark.parametrize("stage", ["upload", *(pytest.param(s, marks=LONG) for s in ("keys", "shares", "unmask"))])
+@pytest.mark.long
+@pytest.mark.parametrize("stage", ["keys", "shares", "upload", "unmask"])
 def test_too_few_nodes_lose_the_round_with_one_line_and_resuming_goes_on(tmp_path: Path, stage: str) -> None:
     given = secured(tmp_path / "run", "fedavg", clients=4, rounds=1)
     with pytest.raises(

@@ -69,7 +69,7 @@ def test_an_upload_of_1e30_is_left_out_and_the_rest_is_exact(tmp_path: Path, alg
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "lying"), [("fafed", Flipping), pytest.param("fedavg", Large, marks=pytest.mark.slow)]
+    ("algorithm", "lying"), [pytest.param("fafed", Flipping, marks=pytest.mark.long), ("fedavg", Large)]
 )
 def test_one_lie_of_ordinary_size_that_would_end_the_run_is_found_and_left_out(
     tmp_path: Path, algorithm: str, lying: type[Lying]

@@ -89,6 +89,7 @@ def test_a_killed_worker_and_another_run_cost_a_new_worker(ask: Ask) -> None:
     wait_until(lambda: has_ended(second), 20, "the worker of the run before ended")
 
 
+@pytest.mark.long
 def test_an_error_comes_out_as_itself_and_the_worker_stays(ask: Ask) -> None:
     first, *_ = ask("a")
     with pytest.raises(ValueError, match="no such column: age") as error:
@@ -97,6 +98,7 @@ def test_an_error_comes_out_as_itself_and_the_worker_stays(ask: Ask) -> None:
     assert ask("b")[0] == first
 
 
+@pytest.mark.long
 def test_a_message_nobody_waits_for_any_more_holds_up_no_other(ask: Ask) -> None:
     first, *_ = ask("a")
     with pytest.raises(TimeoutError, match="no answer within 1 s"):
@@ -104,11 +106,13 @@ def test_a_message_nobody_waits_for_any_more_holds_up_no_other(ask: Ask) -> None
     assert ask("b")[0] != first
 
 
+@pytest.mark.long
 def test_a_worker_ends_after_the_last_message(ask: Ask) -> None:
     first, *_ = ask("last")
     wait_until(lambda: has_ended(first), 20, "the worker ended")
 
 
+@pytest.mark.long
 def test_the_thin_app_imports_no_jax_and_a_worker_ends_with_its_node(tmp_path: Path) -> None:
     code = "import sys\nfrom fedoptax.deploy.worker import worker_app\nworker_app('a:b')\nprint('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"

@@ -17,6 +17,7 @@ runpy.run_path("{script}", run_name="__main__")
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", ["mlp", "cnn", "tiny", "lstm"])
 def test_torch_func_trains_as_the_loop_does(shape: str) -> None:
     losses = []

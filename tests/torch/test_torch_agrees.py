@@ -13,7 +13,7 @@ from torch_models import assert_close, cross_entropy, net, rounds
 PROBLEM = make()
 ETA, ALPHA = fx.fafed_schedule(rho=0.1, h=0.5, w=2.0, c=5.0)
 CASES = {
-    "fedadam, rate by round": fx.fedadam(lambda r: 0.1 / (1 + r), 0.03), "fedprox": fx.fedprox(0.1, 0.3),
+    "fedadam, rate by round": fx.fedadam(lambda r: 0.1 / (1 + r), 0.03),
     "scaffold, option I": fx.scaffold(0.1, option="I"), "mime": fx.mime(0.05),
     "fedlamb": fx.fedlamb(0.02, weight_decay=0.1), "fafed, equation (5)": fx.fafed(ETA, ALPHA, rho=0.1),
 }  # fmt: skip

@@ -194,7 +194,6 @@ def own_error(*arguments):
     raise KeyError("a mistake of the user's own")
 
 
-@pytest.mark.parametrize("engine", ["compiled", "eager"])
 @pytest.mark.parametrize(
     ("part", "function", "kind", "text"),
     [
@@ -212,9 +211,7 @@ def own_error(*arguments):
         ("loop", lambda m, e: 3, fx.UsageError, r"train .*\(module, examples, config\)"),
     ],
 )
-def test_an_error_in_a_users_function_comes_out_as_itself(engine, part, function, kind, text) -> None:
-    if part == "loop" and engine == "eager":
-        pytest.skip("a loop runs compiled")
+def test_an_error_in_a_users_function_comes_out_as_itself(part, function, kind, text) -> None:
     module, twin = Net(), small_task()
     metrics = {"own": function} if part == "metric" else {}
     test = twin.test if part == "metric" else None
@@ -223,7 +220,7 @@ def test_an_error_in_a_users_function_comes_out_as_itself(engine, part, function
 
     def run():
         algorithm = looped(module, function) if part == "loop" else fx.fedavg(0.1)
-        fx.run(task, algorithm, engine=engine, **OPTIONS)
+        fx.run(task, algorithm, **OPTIONS)
 
     with pytest.raises(kind, match=text) as error:
         run()
