@@ -21,7 +21,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -132,15 +131,15 @@ def lie_in_uploads(name: str, work: Path, **changes: Any) -> list[Row]:
     `changes` may have another `aggregate`, for the honest simulation too.
     """
     lies = [*UPLOADS, ""]
-    with started(work) as federation, ThreadPoolExecutor(2) as pool:
-        flips = pool.submit(run_app, federation, "flips", ["sign flip"] * FLIPS, name, **changes)
+    with started(work) as federation:  # one run after another: a node's worker is one run's
+        flips = run_app(federation, "flips", ["sign flip"] * FLIPS, name, **changes)
         large = run_app(federation, "large", lies, name, **changes)
     task, algorithm = build_task(read_app(work / "flips-app")), fx.ALGORITHMS[name](**rates_of(name))
     same = {"rounds": FLIPS, "cohort_size": NODES, "batch_size": BATCH, "seed": SEED, **changes}
     losses = [row["test_loss"] for row in fx.run(task, algorithm, progress=False, **same).history]
     label = ", ".join([name, *changes.values()])
     rows = [large.row(f"{label}: {lie}", sent, i + 1, losses) for i, (lie, sent) in enumerate(UPLOADS.items())]
-    return [*rows, flips.result().row(f"{label}: sign flip", f"− its upload, {FLIPS} rounds", FLIPS, losses)]
+    return [*rows, flips.row(f"{label}: sign flip", f"− its upload, {FLIPS} rounds", FLIPS, losses)]
 
 
 def send_bad_replies(work: Path) -> list[Row]:

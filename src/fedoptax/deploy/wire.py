@@ -54,8 +54,8 @@ def pack(tree: Tree) -> bytes:
       UsageError: two leaves have the same name, or one is not an array of numbers.
     """
     leaves = (leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf) for leaf in jax.tree.leaves(tree))
-    leaves = (np.ascontiguousarray(leaf) for leaf in leaves)
-    return b"".join([_line(expected_of(tree)), *(leaf.reshape(-1).view(np.uint8).data for leaf in leaves)])
+    contents = (np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data for leaf in leaves)
+    return b"".join([_line(expected_of(tree)), *contents])
 
 
 def unpack(message: bytes, like: Tree) -> Tree:
