@@ -64,7 +64,8 @@ REPLIES = {
 FORGED = {"train": "the round's training order with the model × 30", "evaluation": "the same, to be evaluated",
           "keys": "the round's order to make keys again, under secure aggregation"}  # fmt: skip
 STATEFUL = [
-    "scaffold", "local_amsgrad", "fedlamb", "stem", "fafed", "naive_adaptive", "feddyn", "fadamgc", "diloco", "muloco",
+    "scaffold", "scaffold_adam", "local_amsgrad", "fedlamb", "stem", "fafed", "naive_adaptive", "feddyn", "fadamgc",
+    "diloco", "muloco",
 ]  # fmt: skip
 RESULTS = Path(__file__).parent / "results"
 HEAD = """# Attacks on a deployment

@@ -26,7 +26,9 @@ from fedoptax.errors import UsageError
 
 pytestmark = pytest.mark.usefixtures("inside_a_flower_run")
 EXPERIMENT, RUN, NODE = "0123456789abcdef" * 2, 2**64 - 1, 2**63 + 5
-STATEFUL = [name for name in fx.ALGORITHMS if jax.tree.leaves(forms(task_of(), deployment(name).build_algorithm())[0])]
+PARAMS = {"kernel": jax.ShapeDtypeStruct((4, 3), np.float32)}
+MADE = {name: deployment(name).build_algorithm() for name in fx.ALGORITHMS}
+STATEFUL = [name for name, made in MADE.items() if jax.tree.leaves(jax.eval_shape(made.init_client, PARAMS))]
 
 
 class Server:
