@@ -100,12 +100,6 @@ def test_five_rounds_over_the_network_equal_the_eager_round(runs: Path, name: st
     assert [run.status for run in load_runs(out)] == ["completed"]
 
 
-@pytest.mark.long
-def test_client_states_are_in_folders_for_their_owner_only(runs: Path) -> None:
-    files = list((runs / "nodes").rglob("state/*/*/*.npz"))
-    assert files and {path.parents[1].stat().st_mode & 0o777 for path in files} == {0o700}
-
-
 FAULTY = '''"""A client that misbehaves by round and partition."""
 
 import time
