@@ -211,7 +211,7 @@ def test_asynchronous_rounds_use_the_late_answers_of_a_slow_node(tmp_path: Path)
     (tmp_path / "run.toml").write_text("resume = false\n")
     with LocalFederation(tmp_path, 3, time_limit=600) as federation:
         federation.run(tmp_path / "app", tmp_path / "run.toml", tmp_path / "log.txt", lambda: None)
-    assert processes_of(tmp_path) == {}
+    wait_until(lambda: processes_of(tmp_path) == {}, 10, "the end of the worker that was still training")
     lines, rows = network_lines(out), read_rows(out, 8)
     assert all(len(line["accepted"]) == 2 and line["faults"] == [] for line in lines)
     late = [s for line in lines for i, s in zip(line["accepted"], line["staleness"]) if i == 2]
