@@ -31,8 +31,9 @@ def make_claims(recipe: Mapping[str, Any], steps: Mapping[str, Step], tables: Ma
 
     A claim has `says`, `step`, what `measure_of` takes, and one of these: `above` and `below` (each of the former is
     better than each of the latter, of `other_step` if there is one), `level` (all are within a point of the best),
-    `gain` (each ends better than it was before the first round), `point` (a value of a search is within a point of its best), `every` (the score of each point is "at least" or "at
-    most" `value`), or `everywhere`: each method is significantly behind the first in some table, once all are there.
+    `gain` (each ends better than it was before the first round), `point` (a value of a search is within a point of its
+    best), `every` (the score of each point is "at least" or "at most" `value`), or `everywhere`: each method is
+    significantly behind the first in some table, once all are there.
     """
     claims = []
     for options in recipe.get("claims", ()):
