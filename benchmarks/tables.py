@@ -62,7 +62,7 @@ def measure(name: str, seed: int, path: Path, schema: Path, folder: Path) -> dic
     )  # fmt: skip
     model = fx.load_model(folder / "fedavg" / "seed-0")
     train, test = task.clients.examples, task.test
-    predicted = np.asarray(model.predict(test))
+    predicted = np.asarray(model.outputs(test))
     if positive is None:
         pooled = make_pipeline(StandardScaler(), Ridge()).fit(train["x"], train["y"])
         scores = [r2_score(test["y"], values) for values in (predicted, pooled.predict(test["x"]))]

@@ -186,13 +186,15 @@ def test_a_schema_travels_and_new_rows_are_answered_as_in_training(table, tmp_pa
     run = {"rounds": 6, "cohort_size": 4, "batch_size": 20, "client_metrics": True}
     result = fx.run(task, fx.fedavg(0.3), **run, out=tmp_path / "run", keep="best:val_auroc")
     assert Schema.read(tmp_path / "run" / "schema.toml") == schema
-    assert set(pd.read_parquet(tmp_path / "run" / "clients.parquet").name) <= set(task.client_names)
+    clients = pd.read_parquet(tmp_path / "run" / "clients.parquet").query("round == 6").set_index("name").accuracy
+    assert set(clients.index) <= set(task.client_names)
+    assert clients[result.history[-1]["worst_client"]] == clients.min()
     new = patients(40, seed=1)
     new.loc[0, ["ward", "dose"]] = ["z", None]
     new.to_csv(tmp_path / "new.csv", index=False)
     model = fx.load_model(tmp_path / "run")
     table_of = model.predict_file(tmp_path / "new.csv")
-    assert table_of.attrs["notes"] == ["column 'ward': 1 cells hold none of its categories"]
+    assert table_of.attrs["notes"] == ["column 'ward': unknown categories in 1 of 40 rows"]
     assert list(table_of.columns[:4]) == ["id", "hospital", "outcome", "cost"] and len(table_of) == 40
     np.testing.assert_allclose(table_of["probability_0_no"] + table_of["probability_1_yes"], 1, atol=1e-6)
     often = model.predict_file(tmp_path / "new.csv", threshold=0.1).prediction == "1_yes"
