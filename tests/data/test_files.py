@@ -65,11 +65,6 @@ def test_a_file_is_compared_with_its_published_hash(tmp_path, name, content, has
     assert has_files(tmp_path, [File("f", hash)]) == (status in ("ok", "unverified"))
 
 
-def test_an_unpacked_file_is_not_compared_with_the_hash_of_the_packed_one(tmp_path):
-    (tmp_path / "f").write_bytes(DATA)
-    assert file_row(tmp_path, File("f.gz", MD5)).status == "unverified"
-
-
 # --- check
 
 
