@@ -137,7 +137,7 @@ READERS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Source]]] = { 
 
 
 @pytest.mark.parametrize("name", READERS)
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_damaged_file_is_read_or_refused_in_one_line(name, data, tmp_path_factory):
     root = tmp_path_factory.mktemp("damaged")

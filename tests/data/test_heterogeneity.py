@@ -8,7 +8,7 @@ from hypothesis.extra import numpy as arrays
 
 from fedoptax.data.heterogeneity import client_table, heterogeneity, label_skew, measures, quantity_skew
 
-quick = settings(deadline=None, max_examples=25)
+quick = settings(deadline=None, max_examples=12)
 tables = arrays.arrays(np.int64, st.tuples(st.integers(1, 6), st.integers(1, 5)), elements=st.integers(0, 9))
 
 

@@ -22,7 +22,7 @@ from fedoptax.data.partition import (
 )
 from fedoptax.data.partition.dealing import apportion
 
-quick = settings(deadline=None, max_examples=25)
+quick = settings(deadline=None, max_examples=12)
 label_lists = st.lists(st.integers(0, 6), min_size=1, max_size=120).map(np.array)
 alphas = st.sampled_from([1e-6, 0.01, 1.0, 100.0, 1e9])
 PARENT = np.array([0, 0, 0, 1, 1, 2, 2])  # the coarse label of each fine one

@@ -36,7 +36,7 @@ def is_number(text):
 COLUMN = st.one_of(st.lists(CELL, min_size=30, max_size=30), CELL.flatmap(lambda cell: st.just([cell] * 30)))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(COLUMN, min_size=1, max_size=3), st.lists(CELL.filter(str.strip), min_size=2, max_size=2, unique=True))
 def test_no_text_becomes_a_number_and_no_name_gets_lost(tmp_path_factory, columns, clients):
     """What is read as a number is written as one; a client keeps its name; the schema is read as it was written."""
@@ -62,7 +62,7 @@ def test_no_text_becomes_a_number_and_no_name_gets_lost(tmp_path_factory, column
     assert set(map(str, source.train_groups)) == {str(name) for name in clients}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.integers(2, 120), st.booleans())
 def test_a_number_to_predict_becomes_no_classes(count, is_decimal):
     labels = [f"{i}.5" if is_decimal else str(i) for i in range(count)]

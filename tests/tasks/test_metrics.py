@@ -56,9 +56,7 @@ def by_sklearn(probabilities: np.ndarray, labels: np.ndarray, positive: int = 1)
     return roc_auc_score(labels, probabilities, multi_class="ovr"), f1_score(labels, predicted, average="macro")
 
 
-@pytest.mark.parametrize(
-    ("classes", "examples", "digits"), [(2, 60, 9), (2, 300, 1), (3, 50, 9), (10, 200, 9), (2, 2, 9)]
-)
+@pytest.mark.parametrize(("classes", "examples", "digits"), [(2, 300, 1), (10, 200, 9), (2, 2, 9)])
 def test_auroc_and_f1_are_those_of_scikit_learn(classes: int, examples: int, digits: int) -> None:
     probabilities, labels = draw(classes, examples, digits)
     task = scored_task(probabilities, labels)

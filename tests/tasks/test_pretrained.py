@@ -128,7 +128,7 @@ def test_the_program_holds_the_base_once_for_all_clients(
             return super().__call__(*args)
 
     monkeypatch.setattr("fedoptax.engine.program.Compiled", Spy)
-    task = load(folder, model=str(write_model(tmp_path, depth=30)))
+    task = load(folder, model=str(write_model(tmp_path, depth=12)))
     fx.run(task, fx.fedavg(0.5), **RUN | {"rounds": 1, "cohort_size": 3}, client_loop="vmap", mesh=1)
     base, memory = fx.nbytes(task.frozen.arrays["base"]), lowered[0].compile().memory_analysis()
     assert max(map(len, re.findall(r'"0x[0-9A-F]*"', lowered[0].as_text())), default=0) < 2000
