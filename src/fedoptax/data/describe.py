@@ -180,7 +180,7 @@ def _infer_column(column: pandas.Series[Any]) -> tuple[ColumnSchema, str]:
 def _find_ids(frame: pandas.DataFrame, numbers: Sequence[str], client: str | None) -> list[str]:
     """Find columns of whole numbers of which hardly any occurs twice, and those that are constant in each client."""
     lines, count = [], len(frame)
-    sizes = frame[client].nunique() if client in frame and list(frame.columns).count(client) == 1 else 0
+    sizes = 0 if client is None or list(frame.columns).count(client) != 1 else frame[client].nunique()
     for name in numbers if count >= MIN_ROWS else ():
         if (values := frame[name]).dtype.kind not in "iuf":
             continue
