@@ -1,16 +1,20 @@
 """Real tables of hospitals, clinics, districts and schools: federated training against scikit-learn on pooled rows.
 
-    FEDOPTAX_DATA=… python benchmarks/tables.py --out benchmarks/results/tables.md
+    FEDOPTAX_DATA=… python benchmarks/tables.py --work FOLDER --out benchmarks/results/tables.md
 
-Each table is described at first look, as `fedoptax data describe` does, and the columns that its warnings name
-(identifiers, what is known only afterwards) are ignored. For each of five partition seeds 16 pairs of learning rates
-are searched on a validation split, and the best one is measured on the test rows, as is scikit-learn's model fitted on
-the same training rows (logistic regression or ridge with the default penalty, on the same features, standardised).
+By the command line, as a user does it: `fedoptax data describe`, the columns that its warnings name (identifiers, what
+is known only afterwards) set to `ignore`, then for each of five partition seeds `fedoptax compare --tune --budget 16`
+by the loss on a validation split. The model of the final run is measured on the test rows, as is scikit-learn's model
+fitted on the same training rows (logistic regression or ridge with the default penalty, on the same features,
+standardised). What is finished in the work folder is not done again.
 """
 
 import argparse
+import json
 import os
-from dataclasses import replace
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,64 +24,88 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import fedoptax as fx
-from fedoptax.data.describe import infer_file
 
-TABLES = {  # file: client column, label, positive class, columns that are ignored, rounds, allowed difference
-    "contraception": ("district", "use", "Y", ["woman"], 100, 0.02),
-    "indo_rct": ("site", "outcome", "1_yes", ["id", "bleed", "train"], 100, 0.05),
-    "exam": ("school", "normexam", None, ["student"], 100, 0.02),
-    "covid_testing": ("clinic_name", "result", "positive", ["subject_id", "test_id", "ct_result"], 30, 0.02),
+TABLES = {  # file: client column, label, positive class, columns that are ignored, options of the run, allowed
+    "contraception": ("district", "use", "Y", ["woman"], ["--rounds", "100"], 0.02),
+    "indo_rct": ("site", "outcome", "1_yes", ["id", "bleed", "train"], ["--rounds", "100"], 0.05),
+    "exam": ("school", "normexam", None, ["student"], ["--rounds", "100"], 0.02),
+    "covid_testing": (
+        *("clinic_name", "result", "positive", ["subject_id", "test_id", "ct_result"]),
+        ["--rounds", "30", "--batch-size", "100"],
+        0.02,
+    ),
 }
-GRID = {"client_lr": [0.01, 0.03, 0.1, 0.3], "server_lr": [0.1, 0.3, 1.0, 3.0]}
 
 
-def measure(name: str, seed: int, folder: Path) -> tuple[float, float, int]:
+def call(*arguments: object) -> None:
+    subprocess.run([sys.executable, "-m", "fedoptax.cli.main", *map(str, arguments)], check=True, stdout=sys.stderr)
+
+
+def describe(name: str, path: Path, folder: Path) -> Path:
+    """Write the schema of a table, and ignore what should be."""
+    client, label, _, ignored, *_ = TABLES[name]
+    schema, columns = folder / f"{name}.toml", ("--client-column", client, "--label-column", label)
+    call("data", "describe", path, *columns, "--out", schema, "--overwrite")
+    lines = re.sub(rf'^"({"|".join(ignored)})" = .*$', r'"\1" = {kind = "ignore"}', schema.read_text(), flags=re.M)
+    schema.write_text(lines)
+    return schema
+
+
+def measure(name: str, seed: int, path: Path, schema: Path, folder: Path) -> dict[str, float]:
     """Return the federated and the pooled result of a table and partition seed, and the number of test rows."""
-    client, label, positive, ignored, rounds, _ = TABLES[name]
-    path = folder / f"{name}.csv"
-    schema = infer_file(path, label, client, None if positive else "number").without(ignored)
-    schema = replace(schema, min_count=5)
-    task = fx.load_task(f"file:{path}", schema=schema.to_toml(), model="linear", validation_fraction=0.2, seed=seed)
-    select, sign = ("val_r2", 1) if positive is None else ("val_loss", -1)
-    options = {"rounds": rounds, "cohort_size": task.num_clients, "batch_size": 20, "eval_every": rounds // 4}
-    points = fx.sweep(task, fx.fedavg, grid=GRID, **options)
-    best = max(points, key=lambda point: -np.inf if (v := point.history.last(select)) is None else sign * v)
+    *_, positive, _, options, _ = TABLES[name]
+    task = fx.load_task(f"file:{path}", schema=schema, model="linear", validation_fraction=0.2, seed=seed)
+    call(
+        "compare", "--task", f"file:{path}", "--schema", schema, "--model", "linear", "--partition-seed", seed,
+        "--validation-fraction", 0.2, "--algorithms", "fedavg", "--cohort-size", task.num_clients, *options,
+        "--tune", "--budget", 16, "--select", "val_loss", "--seeds", 1, "--out", folder,
+    )  # fmt: skip
+    model = fx.load_model(folder / "fedavg" / "seed-0")
     train, test = task.clients.examples, task.test
-    predicted = np.asarray(task.predict(best.params, test))
+    predicted = np.asarray(model.outputs(test))
     if positive is None:
         pooled = make_pipeline(StandardScaler(), Ridge()).fit(train["x"], train["y"])
-        return r2_score(test["y"], predicted), r2_score(test["y"], pooled.predict(test["x"])), len(test["y"])
-    place = list(task.classes).index(positive)
-    pooled = make_pipeline(StandardScaler(), LogisticRegression(max_iter=2000)).fit(train["x"], train["y"])
-    truth = test["y"] == place
-    other = pooled.predict_proba(test["x"])[:, list(pooled.classes_).index(place)]
-    return roc_auc_score(truth, predicted[:, place]), roc_auc_score(truth, other), len(test["y"])
+        scores = [r2_score(test["y"], values) for values in (predicted, pooled.predict(test["x"]))]
+    else:
+        place = list(task.classes).index(positive)
+        pooled = make_pipeline(StandardScaler(), LogisticRegression(max_iter=2000)).fit(train["x"], train["y"])
+        others = pooled.predict_proba(test["x"])[:, list(pooled.classes_).index(place)]
+        scores = [roc_auc_score(test["y"] == place, values) for values in (predicted[:, place], others)]
+    return {"federated": float(scores[0]), "pooled": float(scores[1]), "rows": len(test["y"])}
+
+
+def row_of(name: str, results: list[dict[str, float]]) -> str:
+    *_, positive, _, _, allowed = TABLES[name]
+    federated, pooled = (np.array([result[kind] for result in results]) for kind in ("federated", "pooled"))
+    metric = "R²" if positive is None else f"AUROC of {positive}"
+    by_seed = ", ".join(f"{difference:+.3f}" for difference in federated - pooled)
+    means = f"{federated.mean():.3f} | {pooled.mean():.3f} | {(federated - pooled).mean():+.3f}"
+    return f"| {name} | {metric} | {results[0]['rows']} | {means} | {allowed} | {by_seed} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=5)
     arguments = parser.parse_args()
-    folder = Path(os.environ["FEDOPTAX_DATA"]) / "tables"
     lines = [
         "# Tables of real sites", "", "*Made by `benchmarks/tables.py`.*", "",
         "| table | metric | test rows | federated | pooled scikit-learn | difference | allowed | by seed |",
         "|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip
-    for name, (*_, positive, _, _, allowed) in TABLES.items():
-        pairs = []
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    for name in TABLES:
+        path = Path(os.environ["FEDOPTAX_DATA"]) / "tables" / f"{name}.csv"
+        schema, results = describe(name, path, arguments.work), []
         for seed in range(arguments.seeds):
-            *pair, rows = measure(name, seed, folder)
-            pairs.append(pair)
-            print(name, seed, *pair, flush=True)
-        ours, pooled = np.mean(pairs, axis=0)
-        by_seed = ", ".join(f"{a - b:+.3f}" for a, b in pairs)
-        metric = "R²" if positive is None else f"AUROC of {positive}"
-        row = (
-            f"| {name} | {metric} | {rows} | {ours:.3f} | {pooled:.3f} | {ours - pooled:+.3f} | {allowed} | {by_seed} |"
-        )
-        lines.append(row)
+            folder = arguments.work / f"{name}-{seed}"
+            stored = folder.with_suffix(".json")
+            if not stored.exists():
+                stored.write_text(json.dumps(measure(name, seed, path, schema, folder)))
+            results.append(json.loads(stored.read_text()))
+            print(name, seed, results[-1], flush=True)
+        lines.append(row_of(name, results))
         arguments.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

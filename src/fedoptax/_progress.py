@@ -48,9 +48,10 @@ def _lines(description: str, total: int, done: int, each: int) -> Update:
         nonlocal last
         if time.monotonic() - last >= SECONDS or (each and now % each == 0):
             last = time.monotonic()
-            left = (last - begun) / max(now - done, 1) * (total - now)
+            seconds = (last - begun) / max(now - done, 1) * (total - now)
+            left = f", {seconds:.0f} s left" if 20 * (now - done) >= total - done else ""  # before that it compiles
             rounds = "" if each else f"round {now} of {total}, "
-            print(f"{description}: {rounds}{note}, {left:.0f} s left", file=sys.stderr, flush=True)
+            print(f"{description}: {rounds}{note}{left}", file=sys.stderr, flush=True)
 
     return update
 

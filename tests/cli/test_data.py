@@ -57,8 +57,8 @@ def test_a_table_without_clients_is_asked_for_them(capsys: pytest.CaptureFixture
     id_table(Path("own.csv"))
     np.savez("own.npz", x=np.random.default_rng(0).normal(size=(40, 3)), y=np.arange(40) % 2)
     small = ["--model", "logistic", "--rounds", "1", "--algorithm", "fedavg", "--set", "client_lr=0.1"]
-    for name, kind in (("own.csv", "column"), ("own.npz", "array")):
-        assert fedoptax("run", "--task", f"file:{name}", "--label-column", "kind") == 2
+    for name, kind, label in (("own.csv", "column", "kind"), ("own.npz", "array", "y")):
+        assert fedoptax("run", "--task", f"file:{name}", "--label-column", label) == 2
         printed = capsys.readouterr().err
         assert f"has no {kind} 'client'" in printed and "--client-column" in printed and "--partition" in printed
     assert fedoptax("run", "--task", "file:own.npz", "--partition", "iid", *small) == 0
@@ -75,8 +75,8 @@ def test_what_is_understood_of_a_table_is_shown_with_what_looks_like_ids(capsys:
         "examples: 3 features (number, region, height); 2 classes (a 53, b 27)",
         "split: 64 examples to train on, 16 to test on",
     ]
-    assert lines[3].startswith("warning: 'number' differs in every row") and "drop=number" in lines[3]
-    assert lines[4].startswith("warning: 'region' is constant within each client")
+    assert lines[3].startswith("warning: column 'number' differs in every row") and "drop=number" in lines[3]
+    assert lines[4].startswith("warning: column 'region' is constant within each client")
     assert fedoptax(*arguments, "--task-set", "drop=number,region") == 0
     printed = capsys.readouterr().out
     assert "1 feature (height)" in printed and "warning" not in printed

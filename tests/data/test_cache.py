@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fedoptax as fx
-from fedoptax.data.cache import cache_dir, cached, open_arrays, write_arrays
+from fedoptax.data.cache import cached, open_arrays, write_arrays
 from fedoptax.errors import DataError
 from full_disks import largest_file
 
@@ -25,17 +25,6 @@ def test_arrays_grow_by_rows_and_are_mapped(tmp_path):
     np.testing.assert_array_equal(arrays["x"], np.arange(6, dtype=np.float32).reshape(6, 1))
     assert list(arrays["names"]) == ["a", "bcd"] and arrays["none"].shape == (0, 4)
     assert isinstance(arrays["x"], np.memmap) and not arrays["x"].flags.writeable
-
-
-@pytest.mark.parametrize("rows", [np.ones((2, 2), np.float32), np.ones((2, 1)), np.array([[None]])])
-def test_rows_of_another_form_are_refused_and_leave_nothing(tmp_path, rows):
-    def write(writer):
-        writer.append("x", np.ones((2, 1), np.float32))
-        writer.append("x", rows)
-
-    with pytest.raises(DataError, match=r"^x must hold"):
-        write_arrays(tmp_path / "a", write)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_is_replaced_only_by_a_complete_one(tmp_path):
@@ -114,23 +103,6 @@ def test_threads_may_decode_at_once(tmp_path):
     for thread in threads:
         thread.join()
     assert results == [3] * 8
-
-
-def test_a_failed_decoding_is_not_cached(tmp_path, cache):
-    source = Source(tmp_path)
-    source.path.unlink()
-    with pytest.raises(DataError, match="source"):
-        source.load()
-    assert not list(cache.glob("*"))
-
-
-def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
-    (tmp_path / "file").write_bytes(b"")
-    monkeypatch.setenv("FEDOPTAX_CACHE", str(tmp_path / "file" / "below"))
-    with pytest.raises(DataError, match=r"file.below.* cannot be written"):
-        Source(tmp_path).load()
-    monkeypatch.delenv("FEDOPTAX_CACHE")
-    assert cache_dir().name == "arrays"
 
 
 def test_a_federation_on_disk_equals_the_one_in_memory(tmp_path):

@@ -133,13 +133,6 @@ def test_an_archive_that_lacks_a_member_leaves_none(tmp_path, server, monkeypatc
     assert not (tmp_path / "mnist" / "batches").exists()
 
 
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, server, monkeypatch):
-    publish(monkeypatch, Download("data.bin", (f"{server.url}data.bin",), md5(DATA)))
-    (tmp_path / "mnist").write_text("a file in its place")
-    with pytest.raises(DataError, match="mnist"):
-        fetch("mnist", tmp_path)
-
-
 def test_the_registry_names_files_that_readers_look_for():
     for name, published in DATA_SETS.items():
         assert published.downloads or published.by_hand, name

@@ -65,11 +65,6 @@ def test_a_file_is_compared_with_its_published_hash(tmp_path, name, content, has
     assert has_files(tmp_path, [File("f", hash)]) == (status in ("ok", "unverified"))
 
 
-def test_an_unpacked_file_is_not_compared_with_the_hash_of_the_packed_one(tmp_path):
-    (tmp_path / "f").write_bytes(DATA)
-    assert file_row(tmp_path, File("f.gz", MD5)).status == "unverified"
-
-
 # --- check
 
 
@@ -142,7 +137,7 @@ READERS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Source]]] = { 
 
 
 @pytest.mark.parametrize("name", READERS)
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_damaged_file_is_read_or_refused_in_one_line(name, data, tmp_path_factory):
     root = tmp_path_factory.mktemp("damaged")

@@ -5,7 +5,7 @@ import pytest
 
 import fedoptax as fx
 from fedoptax.data.check import check
-from fedoptax.data.custom import from_dataset, holdout, load_file
+from fedoptax.data.custom import from_arrays, holdout, load_file
 from fedoptax.data.datasets import cifar, digits, stackoverflow, wikitext
 from fedoptax.data.fetch import fetch
 from fedoptax.data.files import find_data_dir
@@ -21,7 +21,6 @@ from fedoptax.data.partition import (
     pachinko,
     shards,
     similarity,
-    with_shared,
 )
 from fedoptax.errors import DataError, UsageError
 
@@ -37,40 +36,26 @@ def make_task(**changes):
 
 
 PARTITIONS = [
-    (lambda: iid(10, 0, 0), UsageError, "num_clients"), (lambda: iid(10, 11, 0), UsageError, "num_clients"),
+    (lambda: iid(10, 11, 0), UsageError, "num_clients"), (lambda: iid(10, 0, 0), UsageError, "num_clients"),
     (lambda: iid(10, 3, -1), UsageError, "seed"), (lambda: iid([[1, 2]], 1, 0), UsageError, "labels"),
-    (lambda: dirichlet([0, 1], 3, 1.0, 0), UsageError, "num_clients"),
     (lambda: dirichlet([0, 1], 1, 0.0, 0), UsageError, "alpha"),
-    (lambda: dirichlet([], 1, 1.0, 0), UsageError, "labels"),
-    (lambda: dirichlet_by_class([0, 1], 1, -1.0, 0), UsageError, "alpha"),
     (lambda: dirichlet_by_class([0, 1], 2, 1.0, 0, min_size=2), UsageError, "min_size"),
-    (lambda: classes_per_client([0, 1], 3, 1, 0), UsageError, "num_clients"),
     (lambda: classes_per_client([0, 1], 1, 3, 0), UsageError, "classes"),
     (lambda: classes_per_client([0, 1, 2], 2, 1, 0), UsageError, "classes"),
     (lambda: classes_per_client([0, 1, 1], 2, 2, 0), UsageError, "classes"),
     (lambda: shards([0, 1], 2, 2, 0), UsageError, "shards_per_client"),
-    (lambda: shards([0, 1], 2, 0, 0), UsageError, "shards_per_client"),
     (lambda: similarity([0, 1], 1, 100.1, 0), UsageError, "s"),
-    (lambda: by_size(3, 4, seed=0), UsageError, "num_clients"),
-    (lambda: by_size([], 1, seed=0), UsageError, "labels"),
     (lambda: by_size(9, 4, seed=0, sigma=-1.0), UsageError, "sigma"),
     (lambda: by_size(9, 4, seed=0, distribution="powerlaw", exponent=0.0), UsageError, "exponent"),
     (lambda: by_size(9, 4, seed=0, distribution="lognorm"), UsageError, "distribution"),
-    (lambda: pachinko([0, 0], [0, 1], 3, seed=0), UsageError, "num_clients"),
-    (lambda: pachinko([0, 0], [0, 1], 1, seed=0, alpha_coarse=0.0), UsageError, "alpha_coarse"),
     (lambda: pachinko([0, 0], [0, 1], 1, seed=0, alpha_fine=NAN), UsageError, "alpha_fine"),
     (lambda: pachinko([0], [0, 1], 1, seed=0), UsageError, "coarse"),
     (lambda: pachinko([0, 0, 1], [0, 1, 1], 1, seed=0), UsageError, "coarse"),
-    (lambda: pachinko([], [], 1, seed=0), UsageError, "fine"), (lambda: natural([]), UsageError, "groups"),
-    (lambda: with_shared(iid(30, 3, 0), 1.1, 0), UsageError, "fraction"),
+    (lambda: natural([]), UsageError, "groups"), (lambda: label_skew([1, 2]), UsageError, "counts"),
     (lambda: divide_test([], [], [1], 0), UsageError, "train_labels"),
     (lambda: divide_test([1], [np.array([0])], [[1]], 0), UsageError, "test_labels"),
     (lambda: label_counts([0, 5], [np.array([0, 1])], 2), UsageError, "labels"),
-    (lambda: label_counts([0.5], [np.array([0])], 2), UsageError, "labels"),
-    (lambda: label_counts(["a"], [np.array([0])], 2), UsageError, "labels"),
-    (lambda: label_counts([], [], 2), UsageError, "labels"),
     (lambda: heterogeneity([[1, 1], [0, 0]]), UsageError, "counts"),
-    (lambda: label_skew([1, 2]), UsageError, "counts"), (lambda: quantity_skew([]), UsageError, "sizes"),
     (lambda: quantity_skew([-1, 5]), UsageError, "sizes"),
 ]  # fmt: skip
 FEDERATIONS = [
@@ -83,23 +68,17 @@ FEDERATIONS = [
     (lambda: fx.FederatedData.from_clients([{"x": np.array([1, NAN])}]), DataError, "client 0"),
     (lambda: fx.FederatedData.from_clients([{"mask": np.ones(2)}]), DataError, "client 0: field"),
     (lambda: fx.FederatedData.from_clients([{"x": np.array(["a"])}]), DataError, "client 0: field"),
-    (lambda: fx.FederatedData.from_clients([{"x": np.array(["2020"], "M8[ns]")}]), DataError, "client 0: field"),
     (lambda: fx.FederatedData.from_clients([{"x": [[1, 2], [3]]}]), DataError, "client 0: field"),
-    (lambda: fx.FederatedData.from_clients([{"x": None}]), DataError, "client 0: field"),
     (lambda: fx.FederatedData.from_clients([X, (np.ones(2), np.ones(2))]), DataError, "client 1"),
-    (lambda: fx.FederatedData.from_clients({"ann": X}), DataError, "client 0"),
     (lambda: fx.FederatedData.from_clients(None), UsageError, "clients"),
     (lambda: fx.FederatedData.write("nowhere", [{"mask": np.ones(2)}]), DataError, "client 0: field"),
-    (lambda: fx.FederatedData.write("nowhere", [{"x": np.array(["a"])}]), DataError, "client 0: field"),
     (lambda: fx.FederatedData.from_parts({"x": np.ones(2)}, []), DataError, "clients"),
     (lambda: fx.FederatedData.from_parts({"x": np.ones(2)}, [np.array([2])]), DataError, "parts"),
-    (lambda: fx.FederatedData.from_parts({"x": np.ones(2)}, [np.array([], int)]), DataError, "client 0"),
     (lambda: fx.FederatedData.from_parts({"x": np.ones(2)}, [[0], []]), DataError, "client 1"),
     (lambda: fx.FederatedData.from_parts({"x": np.ones(2), "y": np.ones(3)}, [[0]]), DataError, "examples"),
     (lambda: fx.FederatedData.from_parts(np.ones(2), [[0]]), DataError, "examples"),
     (lambda: fx.FederatedData.from_parts(X, [[0], np.array([1.0])]), DataError, r"parts\[1\] .* float64\[1\]"),
     (lambda: fx.FederatedData.from_parts(X, [[0], np.ones(2, bool)]), DataError, r"parts\[1\] .* bool\[2\]"),
-    (lambda: fx.FederatedData.from_parts(X, np.arange(3)), DataError, r"parts\[0\]"),
     (lambda: fx.FederatedData.from_parts(X, None), UsageError, "parts"),
     (lambda: fx.FederatedData.from_groups({"x": np.ones(2)}, np.array([1, 0])), DataError, "groups"),
     (lambda: fx.FederatedData.from_groups(X, [0, 0]), DataError, "examples"),
@@ -107,8 +86,6 @@ FEDERATIONS = [
     (lambda: fx.FederatedData(X, np.array([0, 0, 3])), DataError, "client 0"),
     (lambda: fx.FederatedData(X, np.array([0, 2])), DataError, "examples"),
     (lambda: label_counts([0, 1, 1], [np.array([0.0])], 2), DataError, r"parts\[0\]"),
-    (lambda: divide_test([0, 1], [[0.5]], [0], 0), DataError, r"train_parts\[0\]"),
-    (lambda: with_shared([np.array([0.5])], 0.5, 0), DataError, r"parts\[0\]"),
 ]
 TASKS = [
     (lambda: make_task(clients=[X, X]), UsageError, "clients"), (lambda: make_task(init={}), UsageError, "init"),
@@ -121,7 +98,6 @@ TASKS = [
     (lambda: make_task(test={"x": np.ones((3, 2, 5))}), DataError, r"test: field 'x' .* 2 axes .* got \(3, 2, 5\)"),
     (lambda: make_task(test={"x": np.full((3, 2), NAN)}), DataError, "test: field 'x', row 1"),
     (lambda: make_task(test=X, test_owners=np.zeros(2, int)), DataError, "test_owners"),
-    (lambda: make_task(test=X, test_owners=np.array([True] * 3)), DataError, "test_owners"),
     (lambda: make_task(validation=X, validation_owners=np.zeros(3)), DataError, "validation_owners"),
     (lambda: fx.load_task("mnist", data_dir=3), UsageError, "data_dir"),
     (lambda: fx.load_task("digits", separator=";"), UsageError, "separator"),
@@ -145,7 +121,6 @@ DATA_SETS = [
     ),
     (lambda: stackoverflow.load_tags("nowhere", max_words=0), UsageError, "max_words"),
     (lambda: wikitext.load("nowhere", clients="writers"), UsageError, "clients"),
-    (lambda: wikitext.load("nowhere", clients=0), UsageError, "clients"),
     (lambda: wikitext.load("nowhere", length=0), UsageError, "length"),
 ]  # fmt: skip
 CUSTOM = [
@@ -153,16 +128,13 @@ CUSTOM = [
     (lambda: load_file("nowhere.npz", test_fraction=1.0), UsageError, "test_fraction"),
     (lambda: load_file(None), UsageError, "path"),
     (lambda: load_file("nowhere.csv", client=["a"]), UsageError, "client"),
-    (lambda: load_file("nowhere.csv", label=3), UsageError, "label"),
     (lambda: holdout(digits.load(), 0.5, -1), UsageError, "seed"),
     (lambda: holdout(digits.load(), 0.5, 0), UsageError, "fraction"),
-    (lambda: from_dataset(3), UsageError, "dataset"),
-    (lambda: from_dataset({"test": [(1, 2)]}), DataError, "dataset"),
-    (lambda: from_dataset([(1, 2), (2, 3)], client=["a"]), UsageError, "client"),
-    (lambda: from_dataset([]), DataError, "dataset"), (lambda: from_dataset([(1, 2, 3)]), DataError, "dataset"),
-    (lambda: from_dataset([([1], 2), ([1, 2], 2)]), DataError, "dataset"),
-    (lambda: from_dataset([([1], 2.5)]), DataError, "dataset: train: y, row 1"),
-    (lambda: from_dataset([([NAN], 2)]), DataError, "dataset: train: x, row 1"),
+    (lambda: from_arrays([1, 2], [0, 1], ["a"]), DataError, "arrays"), (lambda: from_arrays([], []), DataError, ""),
+    (lambda: from_arrays([[1], [1, 2]], [2, 2]), DataError, "train: x cannot"),
+    (lambda: from_arrays([1], [2.5]), DataError, "train: y, row 1"),
+    (lambda: from_arrays([NAN], [2]), DataError, "train: x, row 1"),
+    (lambda: from_arrays([1], [2], image_size=8), UsageError, "image_size"),
 ]  # fmt: skip
 
 
@@ -184,4 +156,3 @@ def test_masks_are_masks():
     assert [client["x"].tolist() for client in map(clients.client, range(2))] == [[0, 3], [1, 2, 4]]
     np.testing.assert_array_equal(label_counts(y, masks, 2), [[2, 0], [0, 3]])
     np.testing.assert_array_equal(divide_test(y, masks, [0, 1], 0), [0, 1])
-    assert [part.tolist() for part in with_shared(masks, 0.0, 0)] == [[0, 3], [1, 2, 4]]

@@ -36,7 +36,7 @@ def is_number(text):
 COLUMN = st.one_of(st.lists(CELL, min_size=30, max_size=30), CELL.flatmap(lambda cell: st.just([cell] * 30)))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(COLUMN, min_size=1, max_size=3), st.lists(CELL.filter(str.strip), min_size=2, max_size=2, unique=True))
 def test_no_text_becomes_a_number_and_no_name_gets_lost(tmp_path_factory, columns, clients):
     """What is read as a number is written as one; a client keeps its name; the schema is read as it was written."""
@@ -62,7 +62,7 @@ def test_no_text_becomes_a_number_and_no_name_gets_lost(tmp_path_factory, column
     assert set(map(str, source.train_groups)) == {str(name) for name in clients}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.integers(2, 120), st.booleans())
 def test_a_number_to_predict_becomes_no_classes(count, is_decimal):
     labels = [f"{i}.5" if is_decimal else str(i) for i in range(count)]
@@ -186,13 +186,15 @@ def test_a_schema_travels_and_new_rows_are_answered_as_in_training(table, tmp_pa
     run = {"rounds": 6, "cohort_size": 4, "batch_size": 20, "client_metrics": True}
     result = fx.run(task, fx.fedavg(0.3), **run, out=tmp_path / "run", keep="best:val_auroc")
     assert Schema.read(tmp_path / "run" / "schema.toml") == schema
-    assert set(pd.read_parquet(tmp_path / "run" / "clients.parquet").name) <= set(task.client_names)
+    clients = pd.read_parquet(tmp_path / "run" / "clients.parquet").query("round == 6").set_index("name").accuracy
+    assert set(clients.index) <= set(task.client_names)
+    assert clients[result.history[-1]["worst_client"]] == clients.min()
     new = patients(40, seed=1)
     new.loc[0, ["ward", "dose"]] = ["z", None]
     new.to_csv(tmp_path / "new.csv", index=False)
     model = fx.load_model(tmp_path / "run")
     table_of = model.predict_file(tmp_path / "new.csv")
-    assert table_of.attrs["notes"] == ["column 'ward': 1 cells hold none of its categories"]
+    assert table_of.attrs["notes"] == ["column 'ward': unknown categories in 1 of 40 rows"]
     assert list(table_of.columns[:4]) == ["id", "hospital", "outcome", "cost"] and len(table_of) == 40
     np.testing.assert_allclose(table_of["probability_0_no"] + table_of["probability_1_yes"], 1, atol=1e-6)
     often = model.predict_file(tmp_path / "new.csv", threshold=0.1).prediction == "1_yes"

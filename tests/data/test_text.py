@@ -2,13 +2,12 @@
 
 import json
 
-import h5py
 import numpy as np
 import pytest
 
 from fedoptax.data.datasets import shakespeare, stackoverflow, wikitext
 from fedoptax.errors import DataError
-from files import real_data, write, write_shakespeare, write_tff, write_wikitext
+from files import write, write_shakespeare, write_tff, write_wikitext
 
 # --- Shakespeare
 
@@ -26,22 +25,10 @@ def test_snippets_become_chunks_of_81(tmp_path):
     assert (source.num_classes, source.input_shape, source.train["x"].dtype) == (90, (80,), np.uint8)
 
 
-@pytest.mark.parametrize(("length", "chunks"), [(0, 1), (78, 1), (79, 1), (80, 2), (160, 2), (161, 3)])
-def test_a_snippet_is_padded_to_whole_chunks(length, chunks):
-    assert shakespeare.encode(b"a" * length).shape == (chunks, 81)
-
-
 def test_characters_have_the_published_ids():
     assert len(set(shakespeare.CHARACTERS)) == 86
     ids = shakespeare.encode(b"dh\xc3")[0]
     np.testing.assert_array_equal(ids[:5], [88, 1, 2, 87, 89])
-
-
-def test_roles_are_numbered_those_of_training_first(tmp_path):
-    roles = {"B": [b"b"], "A": [b"a", b"a"], "SILENT": []}
-    source = shakespeare.load(write_shakespeare(tmp_path, roles, {"C": [b"c"], "A": [b"a"]}))
-    np.testing.assert_array_equal(source.train_groups, [0, 0, 1])
-    np.testing.assert_array_equal(source.test_groups, [0, 2])
 
 
 # --- Stack Overflow
@@ -137,18 +124,6 @@ def test_test_examples_are_drawn_from_all_and_always_the_same(tmp_path, monkeypa
     np.testing.assert_array_equal(*users)
     monkeypatch.setenv("FEDOPTAX_CACHE", str(tmp_path / "other"))
     np.testing.assert_array_equal(load_nwp(tmp_path, test_examples=40).test["y"], drawn.test["y"])
-
-
-def test_compressed_strings_and_strings_of_variable_length_are_the_same(tmp_path):
-    packed = load_nwp(write_stackoverflow(tmp_path / "packed", compression="gzip"))
-    write_stackoverflow(tmp_path / "variable")
-    for part, users in (("train", TRAIN), ("test", TEST)):
-        with h5py.File(tmp_path / "variable" / "stackoverflow" / f"stackoverflow_{part}.h5", "w") as file:
-            for name, fields in users.items():
-                file.create_dataset(f"examples/{name}/tokens", data=fields["tokens"], dtype=h5py.string_dtype())
-    variable = load_nwp(tmp_path / "variable")
-    np.testing.assert_array_equal(packed.train["x"], variable.train["x"])
-    np.testing.assert_array_equal(packed.test["y"], variable.test["y"])
 
 
 def test_other_options_are_cached_apart(tmp_path, cache):
@@ -257,10 +232,3 @@ def test_a_new_word_is_refused_where_there_is_no_unknown_word(tmp_path):
     write_articles(tmp_path, train=(ARTICLE + OTHER).replace("<unk>", "c"))
     with pytest.raises(DataError, match=r"test\.txt: 'z'"):
         wikitext.load(tmp_path, length=2)
-
-
-@pytest.mark.long
-def test_the_real_wikitext_has_the_published_counts():
-    source = wikitext.load(real_data("wikitext-2"), clients=16)
-    assert (source.counts["train_tokens"], source.counts["test_tokens"]) == (2_088_628, 245_569)
-    assert (source.num_classes, source.train_groups.max(), len(np.unique(source.test_groups))) == (33_278, 15, 60)

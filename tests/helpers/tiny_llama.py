@@ -92,6 +92,13 @@ def write_texts(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
+def write_text_task(folder: Path) -> Path:
+    """Write what `text:PATH` needs: `model/` and the conversations `talk.jsonl`."""
+    write_model(folder / "model")
+    write_texts(folder / "talk.jsonl", conversations())
+    return folder
+
+
 if __name__ == "__main__":
     import tempfile
 

@@ -9,7 +9,6 @@ import pytest
 
 import fedoptax as fx
 from fedoptax.data.datasets.source import Source
-from fedoptax.data.heterogeneity import client_table
 from fedoptax.engine.sampling import sample_cohort
 from fedoptax.tasks import TASKS, TaskOptions
 from fedoptax.tasks.recipe import CENTRAL, make_task
@@ -74,16 +73,6 @@ def test_natural_clients_keep_their_test_examples() -> None:
     assert [task.clients.client(i)["x"].tolist() for i in range(3)] == [[1, 4], [0, 2], [3]]
     np.testing.assert_array_equal(task.test_owners, [2, 0, 3, 1])  # 9 trains nowhere and comes last
     assert task.spec == {"model": "mlp", "partition": "writers", "num_clients": 3, "partition_seed": 0}
-
-
-def test_clients_without_training_examples_come_last() -> None:
-    task = by_writer(source([5, 2, 5, 7, 2], [4, 2, 4, 5, 3]))
-    np.testing.assert_array_equal(task.test_owners, [4, 0, 4, 1, 3])
-    others = by_writer(source([5, 2], [4, 3, 4]))
-    np.testing.assert_array_equal(others.test_owners, [3, 2, 3])
-    table = client_table(None, task.clients.sizes, task.test_owners)
-    np.testing.assert_array_equal(table["test_examples"], [1, 1, 0])
-    assert client_table(None, others.clients.sizes, others.test_owners)["test_examples"] == ""
 
 
 def test_first_natural_clients_keep_only_their_own_test_examples() -> None:

@@ -56,9 +56,7 @@ def by_sklearn(probabilities: np.ndarray, labels: np.ndarray, positive: int = 1)
     return roc_auc_score(labels, probabilities, multi_class="ovr"), f1_score(labels, predicted, average="macro")
 
 
-@pytest.mark.parametrize(
-    ("classes", "examples", "digits"), [(2, 60, 9), (2, 300, 1), (3, 50, 9), (10, 200, 9), (2, 2, 9)]
-)
+@pytest.mark.parametrize(("classes", "examples", "digits"), [(2, 300, 1), (10, 200, 9), (2, 2, 9)])
 def test_auroc_and_f1_are_those_of_scikit_learn(classes: int, examples: int, digits: int) -> None:
     probabilities, labels = draw(classes, examples, digits)
     task = scored_task(probabilities, labels)
@@ -120,22 +118,6 @@ def test_what_is_not_defined_is_nan(given: dict[str, Any], undefined: set[str]) 
     assert {name.removeprefix("test_") for name, value in found.items() if np.isnan(value)} == undefined
     if not undefined:
         assert float(found["test_auroc"]) == 0.5
-
-
-def test_weights_that_sum_to_nothing_give_no_number_and_their_client_counts_for_nothing() -> None:
-    test, owners = small_task().test, np.array([0, 0, 1, 1, 1, 2, 2, 2, 2, 2, 2])
-
-    def metrics(params: Any, batch: Any) -> dict[str, Any]:
-        weights = (batch["x"][:, 0] == test["x"][0, 0].astype(np.float32)).astype(jnp.float32)  # the first example's
-        return {"some": (batch["x"][:, 1], weights), "none": (batch["x"][:, 1], 0 * weights)}
-
-    task = small_task(metrics=metrics, primary_metric="some", test_owners=owners)
-    found = columns(task)
-    assert np.isnan(found["test_none"])
-    for name in ("test_some", "client_some_mean", "client_some_worst_decile"):
-        assert float(found[name]) == pytest.approx(test["x"][0, 1])
-    task = replace(task, primary_metric="none")
-    assert np.isnan(columns(task)["client_none_mean"])
 
 
 def rows(batch: Any) -> jax.Array:

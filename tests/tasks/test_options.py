@@ -9,18 +9,8 @@ import fedoptax as fx
 from fedoptax.cli.setup import reload_task
 from fedoptax.data.datasets import emnist
 from fedoptax.data.datasets.source import Source
-from fedoptax.tasks import TASKS, recipe_of
+from fedoptax.tasks import TASKS
 from fedoptax.tasks.recipe import PARTITION_OPTIONS, TASK_OPTIONS
-
-
-def test_each_task_lists_the_options_it_takes_with_their_types() -> None:
-    for_all = {"compute_dtype": str, "metrics": str, "validation_fraction": float}
-    assert TASKS["counterexample"].option_types() == for_all
-    assert {"model": str, "lora": int, "base": str}.items() <= TASKS["digits"].option_types().items()
-    assert TASKS["synthetic"].option_types() == {"alpha": float, "beta": float, "num_clients": int, **for_all}
-    cifar = TASKS["cifar100"].option_types()
-    assert {"augment": str, "alpha_fine": float, "classes": int}.items() <= cifar.items()
-    assert "client_column" in recipe_of("file:own.csv").option_types() and "client_column" not in cifar
 
 
 @pytest.mark.parametrize("name", TASKS)

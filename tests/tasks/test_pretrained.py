@@ -14,7 +14,7 @@ import fedoptax as fx
 from fedoptax.data.text import IGNORED, TextTokenizer, as_sequences, read_texts
 from fedoptax.engine.xla import Compiled
 from fedoptax.models import llama
-from tiny_llama import conversations, write_model, write_texts, write_tokenizer
+from tiny_llama import conversations, write_model, write_text_task, write_texts, write_tokenizer
 
 RUN: dict[str, Any] = {"rounds": 2, "cohort_size": 2, "batch_size": 4, "local_steps": 2, "eval_every": 2, "seed": 1}
 ALGORITHMS = {
@@ -28,10 +28,7 @@ ALGORITHMS = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("texts")
-    write_model(folder / "model")
-    write_texts(folder / "talk.jsonl", conversations())
-    return folder
+    return write_text_task(tmp_path_factory.mktemp("texts"))
 
 
 def load(folder: Path, **options: Any) -> fx.Task:
@@ -131,7 +128,7 @@ def test_the_program_holds_the_base_once_for_all_clients(
             return super().__call__(*args)
 
     monkeypatch.setattr("fedoptax.engine.program.Compiled", Spy)
-    task = load(folder, model=str(write_model(tmp_path, depth=30)))
+    task = load(folder, model=str(write_model(tmp_path, depth=12)))
     fx.run(task, fx.fedavg(0.5), **RUN | {"rounds": 1, "cohort_size": 3}, client_loop="vmap", mesh=1)
     base, memory = fx.nbytes(task.frozen.arrays["base"]), lowered[0].compile().memory_analysis()
     assert max(map(len, re.findall(r'"0x[0-9A-F]*"', lowered[0].as_text())), default=0) < 2000

@@ -14,7 +14,7 @@ from fedoptax.data.text import IGNORED
 from fedoptax.engine.batches import Minibatch
 from fedoptax.models.adapters import read_adapters
 from fedoptax.models.llama import read_config
-from tiny_llama import conversations, write_model, write_texts
+from tiny_llama import conversations, write_text_task
 from torch_models import torch
 
 transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
@@ -24,10 +24,7 @@ RUN: dict[str, Any] = {"rounds": 2, "cohort_size": 2, "batch_size": 5, "local_st
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("texts")
-    write_model(folder / "model")
-    write_texts(folder / "talk.jsonl", conversations())
-    return folder
+    return write_text_task(tmp_path_factory.mktemp("texts"))
 
 
 def adapted(folder: Path, **options: Any) -> tuple[Any, fx.Task]:

@@ -20,7 +20,7 @@ from fedoptax.data.registry import DATA_SETS
 from fedoptax.errors import RunError, UsageError
 from fedoptax.report.figures import partition_png
 from fedoptax.report.partition import make_partition
-from fedoptax.storage.config import class_counts, partition_record
+from fedoptax.storage.config import count_labels, partition_record
 
 MIN_COUNT = 5  # of a schema that is written: what tells of fewer rows is not told
 SHOWN = 10  # clients in the printed table; all are in the file
@@ -78,7 +78,7 @@ def partition(options: Partition) -> None:
     about = {"name": task.name, **task.spec}
     picture = make_partition({"task": about, "seed": options.partition_seed, "partition": partition_record(task)})
     assert picture is not None
-    counts, sizes = class_counts(task), task.clients.sizes
+    counts, sizes = count_labels(task), task.clients.sizes
     table = pd.DataFrame(client_table(counts, sizes, task.test_owners, task.client_names))
     write_atomically(table_file, table.to_csv(index=False, lineterminator="\n").encode())
     write_atomically(picture_file, partition_png(picture))

@@ -1,4 +1,4 @@
-"""Your own data: files of arrays, tables, folders of images, and data sets of Hugging Face and PyTorch.
+"""Your own data: files of arrays, tables, folders of images, and arrays in memory.
 
 Whatever the format, the same data gives the same `Source`: classes are numbered in sorted order, by value if all are
 whole numbers, else as text (or in the order that the data state); client ids are int64 if all are whole numbers, else
@@ -7,8 +7,7 @@ text; float64 becomes float32, whole numbers fit int32, and examples of one numb
 
 import inspect
 import os
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,10 +21,6 @@ from fedoptax.data.schema import WHOLE, Schema, sort_names
 from fedoptax.errors import DataError, UsageError, check_number, check_type, shorten
 
 _FORMATS = ".npz, .csv, .tsv, .parquet, or a folder of images (client/class/image)"
-_TIME = re.compile(r"(timestamp|date|time|duration)(32|64)?\[")  # in the name of an Arrow type
-
-ClientOf = Callable[[int], Any] | ArrayLike
-"""The client of each item of a PyTorch data set: a function of its index, or one value per item."""
 
 
 class _Part(NamedTuple):
@@ -95,55 +90,35 @@ def check_path(path: Path) -> None:
         raise UsageError(f"path must be {_FORMATS}, got '{path}'")
 
 
-def from_dataset(
-    dataset: Any, *, test: Any = None, x: str | Sequence[str] | None = None, label: str = "label",
-    client: str | ClientOf | None = None, test_client: ClientOf | None = None, image_size: readers.Size | None = None,
-    channels_first: bool = False,
+def from_arrays(
+    x: Any, y: ArrayLike, client: ArrayLike | None = None, *, test: tuple[Any, ...] | None = None,
+    image_size: readers.Size | None = None,
 ) -> Source:  # fmt: skip
-    """Take a data set of Hugging Face's `datasets` or a map-style one of PyTorch, which you have loaded.
-
-    Of Hugging Face: a `Dataset`, or the splits `train` and `test` of a `DatasetDict`. Of PyTorch: items (x, y), where x
-    is a tensor, an array, a number or a Pillow image; each is read once, so random transforms are applied once.
+    """Take examples that you have loaded, for instance by PyTorch or Hugging Face's `datasets`.
 
     Args:
-      dataset: the training examples, or the `DatasetDict`.
-      test: the test examples in the same form, or None.
-      x: of Hugging Face, the column of the examples (images, or numbers of one shape), or several columns of one number
-        each, which become (n, columns); None takes all but those of the labels and the clients.
-      label: of Hugging Face, the column of the labels: a `ClassLabel`, whose order is kept, whole numbers or text.
-      client: of Hugging Face, the column of the client ids, None for `client` if it is there; of PyTorch, the client of
-        each item, None for no clients.
-      test_client: of PyTorch, the client of each test item.
-      image_size: as in `load_file`.
-      channels_first: examples are (channels, height, width), PyTorch's order; they become (height, width, channels).
+      x: numbers (n, …), images with the channels last; or n images of Pillow.
+      y: the labels (n,), whole numbers or text.
+      client: the client of each example (n,), whole numbers or text; None for no clients.
+      test: the same three, or two, of a test part.
+      image_size: as in `load_file`, for images of Pillow.
 
     Raises:
-      UsageError, DataError: `dataset` is no such data set, lacks something, or holds no numbers of one shape.
+      UsageError, DataError: the arrays do not fit each other, or hold no numbers of one shape.
     """
-    if isinstance(dataset, Mapping) and test is not None:
-        raise UsageError("test does not apply to a dataset of splits, which has its own")
-    splits = dict(dataset) if isinstance(dataset, Mapping) else {"train": dataset, "test": test}
-    if splits.get("train") is None:
-        raise DataError(f"dataset must have a split 'train', got {', '.join(map(str, splits))}")
-    parts: list[_Part] = []
-    class_names = None
-    for split, ids in (("train", client), ("test", test_client)):
-        data, where = splits.get(split), f"dataset: {split}"
-        if data is None:
-            continue
-        if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-            raise UsageError(f"dataset must be a data set with a length and items, got {type(data).__name__}")
-        if split == "test" and len(data) == 0:
-            continue
-        is_table = hasattr(data, "features") and hasattr(data, "column_names")
-        name, value = ("test_client", test_client) if is_table else ("x", x)
-        if value is not None:
-            raise UsageError(f"{name} does not apply to a {type(data).__name__}, got {value!r}")
-        values, *names = _read_columns(where, data, x, label, client) if is_table else _read_items(where, data, ids)
-        parts.append(_Part(_as_examples(where, values, image_size, channels_first), *names))
-        if is_table:
-            class_names = getattr(splits["train"].features[label], "names", None)
-    return _build("dataset", *parts, class_names=class_names)
+
+    def read(where: str, x: Any, y: ArrayLike, client: ArrayLike | None = None) -> _Part:
+        if is_image := len(x) > 0 and hasattr(x[0], "getbands"):
+            array = readers.stack_images(((f"{where}: image {i}", image) for i, image in enumerate(x)), image_size)
+        else:
+            with readers.reading(f"{where}: x", "numbers of one shape"):
+                array = readers.as_numbers(f"{where}: x", x)
+        if image_size is not None and not is_image:
+            raise UsageError(f"image_size applies to images of Pillow, got {type(x).__name__}")
+        ids = None if client is None else _as_names(f"{where}: client", client)
+        return _Part(array, _as_names(f"{where}: y", y), ids)
+
+    return _build("arrays", read("train", x, y, client), *([] if test is None else [read("test", *test)]))
 
 
 def _load_arrays(path: Path, features: str = "x", label: str = "y", client: str | None = None) -> Source:
@@ -213,78 +188,6 @@ def _load_images(root: Path, image_size: readers.Size | None = None) -> Source:
         for part, x in zip(files, np.split(images, [len(files[0])]))
     ]
     return _build(str(root), train, *test)
-
-
-def _read_columns(where: str, part: Any, x: str | Sequence[str] | None, label: str, client: Any) -> tuple[Any, ...]:
-    """Read examples, labels and, if there are any, clients of a Hugging Face data set, as it is formatted."""
-    if part.format["type"] == "custom":
-        raise UsageError(f"{where} has a transform, which is not applied here: apply it with map()")
-    check_type("client", client, str | None)
-    client = "client" if client is None and "client" in part.column_names else client
-    texts = [name for name in (label, client) if name]
-    shown = part.column_names if part.format["output_all_columns"] else part.format["columns"]
-    columns = [x] if isinstance(x, str) else x or [name for name in shown if name not in texts]
-    readers.check_columns(where, part.column_names, [*columns, *texts])
-    if not columns or len(part) == 0:
-        raise DataError(f"{where} must hold examples besides the labels and the clients")
-    rows = part.select_columns(columns)
-    values: Any
-    if any(type(part.features[name]).__name__ == "Image" for name in columns):
-        if len(columns) > 1:
-            raise DataError(f"x must name the column of the images, got the columns {', '.join(columns)}")
-        if (kind := part.features[columns[0]]).mode is None:  # as files, whose pages and bits can be seen
-            rows = rows.cast_column(columns[0], type(kind)(decode=False))
-        values = [row[columns[0]] for row in rows.with_format(None)]
-        values = [(v["bytes"] or Path(v["path"])) if isinstance(v, dict) else v for v in values]
-    else:
-        if times := [n for n in columns if _TIME.search(str(part.features.arrow_schema.field(n).type))]:
-            raise DataError(f"{where}, column {times[0]!r} must hold numbers, got times")  # durations become whole ones
-        arrays = rows.with_format("numpy")[:]
-        numbers = [readers.as_numbers(f"{where}, column '{name}'", arrays[name]) for name in columns]
-        if len(numbers) > 1 and any(array.shape[1:] != (1,) for array in numbers):
-            raise DataError(f"x must name several columns only of one number each, got {', '.join(columns)}")
-        values = numbers[0] if len(numbers) == 1 else np.concatenate([a.astype(np.float32) for a in numbers], axis=1)
-    names, stored = [], part.select_columns(texts).with_format(None)[:]
-    for name in texts:
-        codes = stored[name]
-        if (classes := getattr(part.features[name], "names", None)) is not None:
-            codes = [None if code is None or code < 0 else classes[code] for code in codes]
-        names.append(_as_names(f"{where}, column '{name}'", codes))
-    return values, *names
-
-
-def _read_items(where: str, part: Any, client: ClientOf | None) -> tuple[Any, ...]:
-    """Read the items (x, y) of a PyTorch data set, and the client of each, if clients are named."""
-    with readers.reading(where, "pairs (x, y)"):
-        items = [part[i] for i in range(len(part))]
-    if not items or not all(isinstance(item, tuple | list) and len(item) == 2 for item in items):
-        raise DataError(f"{where} must hold pairs (x, y), and at least one")
-    values, labels = zip(*items)
-    names = [_as_names(f"{where}: y", labels)]
-    if client is not None:
-        with readers.reading("client", "a function of an item's index"):
-            ids = np.asarray([client(i) for i in range(len(items))] if callable(client) else client)
-        if ids.shape != (len(items),):
-            raise UsageError(f"client must be one id for each of the {len(items)} items, got shape {ids.shape}")
-        names.append(_as_names(f"{where}: client", ids))
-    return values, *names
-
-
-def _as_examples(where: str, values: Any, image_size: readers.Size | None, channels_first: bool) -> np.ndarray:
-    """Return images or numbers as one array (n, …), the channels last."""
-    is_image = hasattr(values[0], "getbands") or isinstance(values[0], Path | bytes)
-    if is_image and channels_first:
-        raise UsageError("channels_first applies to arrays (channels, height, width), got images of Pillow")
-    if is_image:
-        return readers.stack_images(((f"{where}: image {i}", image) for i, image in enumerate(values)), image_size)
-    if image_size is not None:
-        raise UsageError(f"image_size applies to images of Pillow, got {type(values[0]).__name__}")
-    with readers.reading(f"{where}: x", "numbers of one shape"):  # shapes may differ, and a tensor may have a gradient
-        array = values if isinstance(values, np.ndarray) else np.stack([np.asarray(value) for value in values])
-    examples = readers.as_numbers(f"{where}: x", array)
-    if channels_first and examples.ndim < 3:
-        raise UsageError(f"channels_first applies to arrays (channels, height, width), got shape {examples.shape[1:]}")
-    return np.moveaxis(examples, 1, -1) if channels_first else examples
 
 
 def _as_names(where: str, values: Any) -> list[str]:

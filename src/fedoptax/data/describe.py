@@ -29,7 +29,7 @@ HEAD = 10_000
 """Rows in which numbers are looked at as texts, for zeros in front."""
 MIN_ROWS, SMALL = 20, 10
 """Rows from which a column without repetitions counts as an identifier; rows of a small client."""
-IGNORE = 'choose kind = "ignore" in the schema'
+IGNORE = 'leave it out (drop={0}, or kind = "ignore" in the schema)'
 
 
 def infer_file(
@@ -72,11 +72,11 @@ def infer_schema(
         check_choice("target", target, ("class", "number", "guess"))
     names = [n for n in frame.columns if n not in (label, client)] if columns is None else list(columns)
     check_columns("table", frame.columns, [*names, label])
-    found = {name: _infer_column(frame[name]) for name in names}
-    notes = tuple(f"column {name!r} {note}" for name, (_, note) in found.items() if note)
-    return Schema(
-        _infer_target(label, frame[label], target), {n: c for n, (c, _) in found.items()}, client, notes=notes
-    )
+    inferred = {name: _infer_column(frame[name]) for name in names}
+    schemas = {name: column for name, (column, _) in inferred.items()}
+    notes = [f"column {name!r} {note}" for name, (_, note) in inferred.items() if note]
+    notes += _find_ids(frame, [name for name, column in schemas.items() if column.kind == "number"], client)
+    return Schema(_infer_target(label, frame[label], target), schemas, client, notes=tuple(notes))
 
 
 def describe_target(frame: pandas.DataFrame, schema: Schema) -> str:
@@ -99,19 +99,18 @@ def find_faults(frame: pandas.DataFrame, schema: Schema) -> list[str]:
         texts = as_texts(frame[name])
         counts = Counter(text for text in texts if text is not None)
         once = [text for text, count in counts.items() if count == 1]
-        if column.kind == "number" and len(counts) >= max(MIN_ROWS, 0.99 * len(texts)) and all(
-            re.fullmatch("[+-]?[0-9]+", text) for text in counts
-        ):  # fmt: skip
-            lines.append(f"column {name!r} differs in every row, as an identifier does: {IGNORE}")
-        elif len(counts) == 1:
-            lines.append(f"column {name!r} is {shorten(repr(next(iter(counts))), 40)} in every row: {IGNORE}")
+        if len(counts) == 1:
+            only = shorten(repr(next(iter(counts))), 40)
+            lines.append(f"column {name!r} is {only} in every row: {IGNORE.format(name)}")
         elif sum(counts.values()) < len(texts) / 10:
             lines.append(f"column {name!r} is empty in {1 - sum(counts.values()) / len(texts):.0%} of the rows")
         elif column.kind == "category" and once:
             lines.append(f"column {name!r} has categories that are seen once: {shorten(', '.join(once), 80)}")
         with suppress(DataError):  # a cell that is not of its kind, of which the notes tell
-            if len(counts) > 1 and _tells_label(column.encode("table", name, frame[name])[y != ""], y[y != ""], schema):
-                lines.append(f"column {name!r} alone tells the label: if it is known only afterwards, {IGNORE}")
+            x = column.encode("table", name, frame[name])
+            if len(counts) > 1 and _tells_label(x[y != ""], y[y != ""], schema):
+                advice = f"if it is known only afterwards, {IGNORE.format(name)}"
+                lines.append(f"column {name!r} alone tells the label: {advice}")
     if schema.target.kind == "class":
         rare = [name for name, count in Counter(y.tolist()).items() if name and count < MIN_ROWS]
         lines += [f"classes of fewer than {MIN_ROWS} rows: {', '.join(rare)}"] if rare else []
@@ -176,6 +175,21 @@ def _infer_column(column: pandas.Series[Any]) -> tuple[ColumnSchema, str]:
         return ColumnSchema("ignore"), f"has {len(categories)} different texts, as an identifier or free text: ignored"
     missing = "own-category" if len(present) < len(texts) else "most-frequent"
     return ColumnSchema("category", categories, missing=missing), ""
+
+
+def _find_ids(frame: pandas.DataFrame, numbers: Sequence[str], client: str | None) -> list[str]:
+    """Find columns of whole numbers of which hardly any occurs twice, and those that are constant in each client."""
+    lines, count = [], len(frame)
+    sizes = 0 if client is None or list(frame.columns).count(client) != 1 else frame[client].nunique()
+    for name in numbers if count >= MIN_ROWS else ():
+        if (values := frame[name]).dtype.kind not in "iuf":
+            continue
+        different = values.nunique()
+        if different >= 0.99 * count and (values == values.round()).all():
+            lines.append(f"column {name!r} differs in every row, as an identifier does: {IGNORE.format(name)}")
+        elif 1 < sizes <= count // 2 and different > 1 and values.groupby(frame[client]).nunique().max() == 1:
+            lines.append(f"column {name!r} is constant within each client: {IGNORE.format(name)}")
+    return lines
 
 
 def _infer_target(label: str, column: pandas.Series[Any], kind: str | None) -> Target:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Fields = Mapping[str, Any]
 """The form of one example: name -> something with `shape` and `dtype`."""
 
-TEXT = "text"  # the column of a table that holds texts
+TEXT = "text"  # the column of a table that holds texts, and what is known of them in `inputs`
 
 
 def read_inputs(
@@ -52,19 +52,19 @@ def read_inputs(
             raise DataError(f"{path} holds no images ({', '.join(sorted(readers.IMAGES))})")
         names = [file.relative_to(path).as_posix() for file in files]
         return _decode(files, inputs["white"], fields["x"]), pd.DataFrame({"file": names})
-    if suffix in readers.TABLES and "text" in inputs:
-        frame = readers.read_frame(path, [TEXT])
-        return as_examples(frame, inputs, fields, classes), frame
-    if suffix in readers.TABLES and (schema := schema_of(inputs)) is not None:
-        cells = schema.cells if readers.TABLES[suffix] else {}
-        frame = readers.read_frame(path, schema.texts, **cells)
-        examples = {next(iter(fields)): _fill(schema, path, frame, inputs)}
-        table = frame.drop(columns=list(schema.used))
-        unseen = schema.count_unseen(frame).items()
-        table.attrs["notes"] = [f"column {name!r}: {n} cells hold none of its categories" for name, n in unseen]
-        return examples, table
+    if suffix in readers.TABLES and inputs.keys() & {"schema", TEXT}:
+        schema = schema_of(inputs)
+        cells = schema.cells if schema is not None and readers.TABLES[suffix] else {}
+        frame = readers.read_frame(path, [TEXT] if schema is None else schema.texts, **cells)
+        examples = as_examples(frame, inputs, fields, classes, path)
+        if schema is not None:
+            unseen = schema.count_unseen(frame).items()
+            frame = frame.drop(columns=list(schema.used))
+            rows = f"of {len(frame)} rows"
+            frame.attrs["notes"] = [f"column {name!r}: unknown categories in {n} {rows}" for name, n in unseen]
+        return examples, frame
     if suffix != ".npz":
-        known = [*(readers.TABLES if inputs.keys() & {"schema", "text"} else ()), ".npz"]
+        known = [*(readers.TABLES if inputs.keys() & {"schema", TEXT} else ()), ".npz"]
         folder = " or a folder of images" if inputs.get("white") else ""
         raise UsageError(f"input must be {', '.join(known)}{folder} for this model, got '{path}'")
     with readers.open_archive(path) as archive:
@@ -73,7 +73,9 @@ def read_inputs(
     return examples, pd.DataFrame(index=range(len(next(iter(examples.values())))))
 
 
-def as_examples(x: Any, inputs: Mapping[str, Any], fields: Fields, classes: Sequence[str]) -> dict[str, np.ndarray]:
+def as_examples(
+    x: Any, inputs: Mapping[str, Any], fields: Fields, classes: Sequence[str], where: object = "x"
+) -> dict[str, np.ndarray]:
     """Return examples in a model's form, `{field: array (n, …)}`.
 
     Args:
@@ -81,16 +83,18 @@ def as_examples(x: Any, inputs: Mapping[str, Any], fields: Fields, classes: Sequ
         `text`; or a list of texts.
       inputs, fields: how the model's examples are read, see this module, and their form.
       classes: the model's classes, which are the tokens of a model of text.
+      where: what messages call x.
 
     Raises:
       DataError: something is missing, of another shape, or not a number that the model's type can hold.
     """
     if hasattr(x, "columns") and (schema := schema_of(inputs)) is not None:
-        x = _fill(schema, "x", x, inputs)
+        x = schema.encode(where, x)
+        x = np.where(np.isnan(x), np.asarray(inputs["fill"], np.float32), x) if "fill" in inputs else x
     elif hasattr(x, "columns"):
-        readers.check_columns("x", x.columns, [TEXT])
+        readers.check_columns(where, x.columns, [TEXT])
         x = x[TEXT].tolist()
-    if "text" in inputs and not isinstance(x, Mapping) and all(isinstance(text, str) for text in x):
+    if TEXT in inputs and not isinstance(x, Mapping) and all(isinstance(text, str) for text in x):
         return _encode(x, inputs, fields, classes)
     arrays = dict(x) if isinstance(x, Mapping) else {next(iter(fields)): x}
     if missing := [name for name in fields if name not in arrays]:
@@ -104,12 +108,6 @@ def as_examples(x: Any, inputs: Mapping[str, Any], fields: Fields, classes: Sequ
 def schema_of(inputs: Mapping[str, Any]) -> Schema | None:
     """Return the schema of a model of tables, None for other models."""
     return Schema.read(inputs["schema"]) if "schema" in inputs else None
-
-
-def _fill(schema: Schema, where: object, frame: "pandas.DataFrame", inputs: Mapping[str, Any]) -> np.ndarray:
-    """Return the features of a table, empty cells filled as in training."""
-    x = schema.encode(where, frame)
-    return np.where(np.isnan(x), np.asarray(inputs["fill"], np.float32), x) if "fill" in inputs else x
 
 
 def _convert(name: str, values: Any, form: Any, inputs: Mapping[str, Any]) -> np.ndarray:

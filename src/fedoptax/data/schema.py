@@ -83,8 +83,8 @@ class ColumnSchema:
     @property
     def features(self) -> tuple[str, ...]:
         """What follows the column's name in the names of its features."""
-        own = ("=(empty)",) if self.missing == "own-category" else ()
-        values = tuple(f"={c}" for c in self.categories) + own if self.kind == "category" else ("",)
+        empty = ("=(empty)",) if self.missing == "own-category" else ()
+        values = tuple(f"={c}" for c in self.categories) + empty if self.kind == "category" else ("",)
         return () if self.kind == "ignore" else values + ((" is empty",) if self.indicator else ())
 
     def encode(self, where: object, name: str, column: pandas.Series[Any]) -> np.ndarray:

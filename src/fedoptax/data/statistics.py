@@ -55,8 +55,8 @@ def add_up(schema: Schema, x: np.ndarray, y: np.ndarray, first: Mapping[str, np.
 
     `first` are the sums of all clients in the first phase; None is the first phase.
     """
-    sums, least, roles = zero_sums(schema), schema.min_count, schema.roles
-    if len(x) < least:
+    sums, minimum, roles = zero_sums(schema), schema.min_count, schema.roles
+    if len(x) < minimum:
         return sums
     is_class = schema.target.kind == "class"
     center, deviation = _moments(sums if first is None else first)  # 0 and 1 in the first phase
@@ -68,17 +68,17 @@ def add_up(schema: Schema, x: np.ndarray, y: np.ndarray, first: Mapping[str, np.
         "squares": [np.where(known, np.square(cells - mid), 0) for known, (cells, mid) in zip(has_value, parts)],
     }
     sums |= {name: np.concatenate([a.sum(0, dtype=np.float64) for a in arrays]) for name, arrays in terms.items()}
-    is_few = np.array([role != "value" for _, role in roles] + [False]) & (sums["total"] < least)
+    is_few = np.array([role != "value" for _, role in roles] + [False]) & (sums["total"] < minimum)
     sums["total"][is_few] = sums["squares"][is_few] = 0
     if is_class:
         counts = np.bincount(y, minlength=len(schema.target.classes)).astype(float)
-        sums["classes"] = np.where(counts < least, 0, counts)
+        sums["classes"] = np.where(counts < minimum, 0, counts)
     medians = [i for i, (column, role) in enumerate(roles) if role == "value" and column.missing == "median"]
     for row, i in enumerate(medians if first is not None else ()):
         place = (x[has_value[0][:, i], i] - center[i]) / deviation[i]
         bins = np.clip((place + RANGE) * BINS / (2 * RANGE), 0, BINS - 1).astype(int)
         below = np.cumsum(np.bincount(bins, minlength=BINS))
-        sums["bins"][row] = np.diff(below // least * least, prepend=0)
+        sums["bins"][row] = np.diff(below // minimum * minimum, prepend=0)
     return sums
 
 

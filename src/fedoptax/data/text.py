@@ -38,9 +38,9 @@ class TextTokenizer:
         with reading(folder, "a tokenizer"):
             tokenizer, config = Tokenizer.from_file(str(folder / "tokenizer.json")), folder / "tokenizer_config.json"
             described = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
-            template, own = described.get("chat_template"), folder / "chat_template.jinja"
-            if own.is_file():
-                template = own.read_text(encoding="utf-8")
+            template, template_file = described.get("chat_template"), folder / "chat_template.jinja"
+            if template_file.is_file():
+                template = template_file.read_text(encoding="utf-8")
         special = {name: described.get(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
         texts = {name: str(a["content"] if isinstance(a, Mapping) else a) for name, a in special.items() if a}
         return cls(tokenizer, template, texts)

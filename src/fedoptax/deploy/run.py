@@ -339,7 +339,7 @@ class NetworkRounds(Rounds):
     def _measure(self, server: Tree) -> dict[str, float]:
         data = evaluation_data(self.task)
         metrics = self._evaluate(self._algorithm.params(server), data) if data else {}
-        return {name: float(value) for name, value in sorted(metrics.items())}
+        return {name: float(value) for name, value in sorted(metrics.items()) if Column.parse(name)}
 
     def _write(self, round: int, cohort: list[int], report: RoundReport, evaluation: RoundReport) -> None:
         faults = (*report.faults, *evaluation.faults)

@@ -19,6 +19,7 @@ from fedoptax.tasks.task import Task, jit
 Sums = dict[str, Any]
 """By metric a tree of sums (owners, …), or of a collected one `Rows`."""
 
+WORST = "worst_client"  # a column of the history
 PARTS = {"test": "test", "val": "validation"}
 """The kinds of held-out examples: how columns begin, and their names."""
 
@@ -84,7 +85,8 @@ def evaluate(
       `test_NAME` for every metric over all test examples; `val_NAME` likewise over the validation examples. Where
       clients have held-out examples of their own (see `part_by_client`), of the primary metric also `client_NAME_mean`,
       `client_NAME_spread` (the standard deviation) and `client_NAME_worst_decile` (the mean over the worst tenth of the
-      clients, at least one), every client of whose examples the metric is defined counting once.
+      clients, at least one), every client of whose examples the metric is defined counting once; where clients have
+      names, also `worst_client`, the number of the one with the worst metric.
 
     Raises:
       UsageError: of stacked models, if no client that trains has held-out examples.
@@ -100,6 +102,8 @@ def evaluate(
         if part == part_by_client(task) and values:
             name, summary = client_summary(task, sums)
             columns |= {str(Column("client", name, what)): value for what, value in summary.items()}
+            if task.client_names is not None:
+                columns[WORST] = worst_client(task, sums)
     if is_stacked and not columns:
         raise UsageError(f"task '{task.name}' must have test or validation examples of clients that train")
     return columns
@@ -244,6 +248,15 @@ def summarize(values: jax.Array, higher_is_better: bool) -> dict[str, jax.Array]
     worst = jnp.sum(jnp.where(jnp.arange(len(values), dtype=tenth.dtype) < tenth, worst_first, 0)) / tenth
     summary = {"mean": mean, "spread": spread, "worst_decile": worst if higher_is_better else -worst}
     return {name: jnp.where(jnp.any(present), value, jnp.nan) for name, value in summary.items()}
+
+
+def worst_client(task: Task, sums: Sums) -> jax.Array:
+    """Return the number of the owner whose primary metric is worst, float32 as rows hold it; NaN if none has one."""
+    name = primary_metric(task)
+    values = jax.vmap(partial(metric_values, task))(sums)[name]
+    worst_first = values if describe_metrics(task)[name].higher_is_better else -values
+    worst = jnp.argmin(jnp.where(jnp.isnan(values), jnp.inf, worst_first)).astype(jnp.float32)
+    return jnp.where(jnp.all(jnp.isnan(values)), jnp.nan, worst)
 
 
 def _sums(task: Task, params: Tree, data: EvaluationData, counts: np.ndarray | None = None, mesh: int = 1) -> Sums:

@@ -17,6 +17,7 @@ from fedoptax.engine.client_states import ClientStates, OnDevice, OnHost
 from fedoptax.engine.data import open_examples
 from fedoptax.engine.eager import eager_program
 from fedoptax.engine.evaluation import (
+    WORST,
     describe_metrics,
     evaluate,
     evaluate_clients,
@@ -33,6 +34,7 @@ from fedoptax.engine.program import MAX_ROUNDS, Point, program
 from fedoptax.engine.sampling import sample_cohort
 from fedoptax.engine.schedule import client_speeds, make_schedule
 from fedoptax.engine.xla import host_errors
+from fedoptax.errors import shorten
 from fedoptax.storage.folder import Status
 from fedoptax.storage.history import Row
 from fedoptax.tasks.task import Task, jit
@@ -131,7 +133,7 @@ class Simulation(Rounds):
         seconds = (time.perf_counter() - start - compiling) / count
         rows = [self._row(done + i + 1, table[i], seconds) for i in range(count if finite else count - 1)]
         if not finite:
-            return Step(rows, Status.DIVERGED)
+            return Step(rows, Status.DIVERGED, self._describe_cohort(done + count - 1))
         if self._plan.examples == "device" and not isinstance(self.clients, OnHost):
             seconds = float(gather_from_all(np.float32(seconds))[0])
             self._length = max(1, min(MAX_ROUNDS, round(CALL_SECONDS / max(seconds, 1e-6))))
@@ -165,7 +167,8 @@ class Simulation(Rounds):
         if self._options.evaluate_start and (data := evaluation_data(self._whole)):
             start = self._algorithm.params(self.program.start(self._values, self._key)[0])
             values = jit(self._whole, partial(evaluate, self._whole))(start, data)
-            notes["initial"] = {name: finite_or_none(float(value)) for name, value in values.items()}
+            measured = {name: value for name, value in values.items() if name != WORST}
+            notes["initial"] = {name: finite_or_none(float(value)) for name, value in measured.items()}
         if self._whole.client_names is not None and part_by_client(self._whole) is not None:
             name = primary_metric(self._whole)
             by_client = np.asarray(self._measure_clients(params)[name], float)
@@ -177,6 +180,18 @@ class Simulation(Rounds):
         if (text := self._options.personalize) is not None:
             notes["personalized"] = personalize(self._whole, params, self._plan, str(text), self._key)
         return notes
+
+    def _describe_cohort(self, round: int) -> str | None:
+        """Say why a round diverged, with the names of its clients, if they have names."""
+        if (names := self._whole.client_names) is None:
+            return None
+        cohort = ", ".join(names[i] for i in self._sample_cohort(round))
+        return f"loss or state is not finite in a round of {shorten(cohort, 120)}"
+
+    def _with_name(self, row: Row) -> Row:
+        """Return a row of the history with the name of the worst client in place of its number."""
+        worst, names = finite_or_none(row.get(WORST)), self._whole.client_names
+        return row if worst is None or names is None else row | {WORST: names[int(worst)]}
 
     def _next_evaluation(self, done: int) -> int:
         last, evaluations = self._options.rounds, self._options.evaluations
@@ -206,7 +221,7 @@ class Simulation(Rounds):
             epsilon = self._algorithm.epsilon(round, cohort_size, self.task.clients.num_clients)
             row["epsilon"] = finite_or_none(float(epsilon))
         row["bytes_down"], row["bytes_up"] = cohort_size * self.program.bytes_down, answers * self.program.bytes_up
-        return row | {"seconds": seconds}
+        return self._with_name(row | {"seconds": seconds})
 
 
 class OwnModels(Simulation):
@@ -230,7 +245,7 @@ class OwnModels(Simulation):
             row |= dict.fromkeys(self._columns)
             if row["round"] == due and self._held_out:
                 values = jax.device_get(self._evaluate(self.models(), self._held_out))
-                row |= {name: float(values[name]) for name in self._columns}
+                row |= self._with_name({name: float(values[name]) for name in self._columns})
         return step
 
     def models(self) -> Tree:

@@ -140,7 +140,7 @@ def _select(task: Task, option: str, metric: str | None) -> Selection:
 def evaluated_columns(task: Task) -> tuple[str, ...]:
     """Return the columns that evaluations add to the history of a task's runs."""
     params = jax.eval_shape(task.init, jax.random.key(0))
-    return tuple(column_names(task, params, evaluation_data(task)))
+    return tuple(name for name in column_names(task, params, evaluation_data(task)) if Column.parse(name))
 
 
 @dataclass(frozen=True)

@@ -144,6 +144,7 @@ def load_run(folder: Path, command: str | None = None) -> Run:
     summary: dict[str, Any] = {"status": "running", "rounds_done": len(rows)}
     if (folder / "summary.json").is_file():
         summary |= read_json(folder / "summary.json")
-    frame = pd.DataFrame(rows or {"round": []}).apply(pd.to_numeric, errors="coerce").astype(float)
+    numbers = pd.DataFrame(rows or {"round": []}).drop(columns="worst_client", errors="ignore")
+    frame = numbers.apply(pd.to_numeric, errors="coerce").astype(float)
     frame = frame.where(frame.abs() < _LARGEST).astype({"round": int})
     return Run(folder, config, frame, summary, command or config.get("command") or None)

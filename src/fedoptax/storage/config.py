@@ -142,7 +142,7 @@ def metrics_record(task: Task) -> dict[str, dict[str, Any]]:
 
 def partition_record(task: Task) -> dict[str, Any]:
     """Return the sizes of the clients, measures of their differences, and the classes of the first thousand."""
-    sizes, counts = task.clients.sizes, class_counts(task)
+    sizes, counts = task.clients.sizes, count_labels(task)
     return {
         "sizes": sizes.tolist(),
         "label_counts": None if counts is None else counts[:1000].tolist(),
@@ -151,7 +151,7 @@ def partition_record(task: Task) -> dict[str, Any]:
     }
 
 
-def class_counts(task: Task) -> np.ndarray | None:
+def count_labels(task: Task) -> np.ndarray | None:
     """Return the number of examples per client and class, int64 (N, C); None for examples without a class."""
     labels = task.clients.examples.get(task.label) if task.label else None
     if labels is None or labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):

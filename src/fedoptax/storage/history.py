@@ -40,6 +40,7 @@ class History:
 
     And where they apply:
 
+    - `worst_client`: at evaluated rounds, the name of the client with the worst primary metric, if clients have names.
     - `participants` (whose uploads count), `dropped`, `late`, `rejected`: with faults or a robust aggregator; they add
       up to the cohort.
     - `virtual_seconds`: how long the round lasted, with speeds, a deadline or asynchronous rounds.
@@ -81,8 +82,8 @@ class History:
     def save(self, path: str | Path) -> Path:
         """Write the history as `.csv`, `.jsonl` or `.parquet`, by the path's ending.
 
-        In a Parquet file counts are int64 and all else float64; null means no value, or none that is finite. Another
-        ending is a `UsageError`.
+        In a Parquet file counts are int64, names text, and all else float64; null means no value, or none that is
+        finite. Another ending is a `UsageError`.
         """
         path = Path(path)
         if path.suffix == ".csv":
@@ -91,7 +92,7 @@ class History:
             path.write_bytes(_encode(self.rows))
         elif path.suffix == ".parquet":
             frame = History(to_plain(self.rows)).to_pandas()
-            dtypes = {name: "Int64" if name in COUNTS else float for name in frame.columns}
+            dtypes = {name: "Int64" if name in COUNTS else float for name in frame.columns if name != "worst_client"}
             frame.astype(dtypes).to_parquet(path, index=False)
         else:
             raise UsageError(f"path must end in .csv, .jsonl or .parquet, got '{path.name}'")

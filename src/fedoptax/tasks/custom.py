@@ -11,7 +11,7 @@ import numpy as np
 
 from fedoptax.data.custom import check_path, load_file
 from fedoptax.data.datasets.source import Source
-from fedoptax.data.readers import TABLES, find_separator, find_white, open_archive, read_frame
+from fedoptax.data.readers import TABLES, find_separator, find_white
 from fedoptax.data.schema import Schema
 from fedoptax.data.statistics import add_up_clients
 from fedoptax.errors import UsageError, check_int, shorten
@@ -21,8 +21,6 @@ from fedoptax.tasks.tables import class_weights, default_metrics, learn_table
 from fedoptax.tasks.task import Task, with_metrics
 
 MAX_CLASSES = 10  # that are counted one by one before the first round
-MIN_ROWS = 20  # from which a column without repetitions counts as ids
-MAX_NAMES = 10  # columns that a warning names
 
 
 def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
@@ -35,20 +33,20 @@ def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     cells = {name: value for name in ("separator", "decimal") if (value := getattr(options, name)) is not None}
     schema = None if options.schema is None else Schema.read(options.schema)
     check_path(path)
-    if options.client_column is None and options.partition is None and (schema is None or schema.client is None):
-        check_has_clients(path, **cells)
     drop = None if options.drop is None else [name.strip() for name in options.drop.split(",")]
     others = {name: getattr(options, name) for name in ("image_size", "test_fraction", "target", "seed")} | cells
     columns: dict[str, Any] = {"drop": drop, "client": options.client_column, "label": options.label_column}
     source = load_file(path, schema=schema, **columns, **others)
-    contents, warnings = fingerprint(source), find_ids(source)
+    contents = fingerprint(source)
     is_image = len(source.input_shape) == 3
     if not is_image and options.compute_dtype not in (None, "float32"):
         raise UsageError("compute_dtype must be float32 for features that the model standardises")
-    if source.train_groups is None:
-        if options.partition == "clients":
-            raise UsageError(f"partition must not be 'clients' where a file names none, as {path.name}")
-        options = replace(options, partition=options.partition or "dirichlet")
+    if source.train_groups is None and options.partition in (None, "clients"):
+        kind = "column" if source.columns else "array"
+        raise UsageError(
+            f"{path} has no {kind} 'client': give --client-column (client_column=) for that of the client ids, or "
+            "--partition (partition=) dirichlet or iid to make clients of the examples"
+        )
     if source.schema is None and options.loss is not None:
         raise UsageError(f"loss applies to a number to predict in a table, got {options.loss!r}")
     how, weights = "", None
@@ -84,7 +82,7 @@ def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
         task,
         description=f"{path.name}, {what}",
         spec={**task.spec, "contents": contents, **stored},
-        notes=(*describe_data(task, source, how), *warnings),
+        notes=tuple(describe_data(task, source, how)),
     )
     metrics = None if schema is None or options.metrics else default_metrics(schema)
     return with_metrics(task, metrics) if metrics else task
@@ -139,48 +137,3 @@ def fingerprint(source: Source) -> str:
         plain = np.ascontiguousarray(array.astype(str) if array.dtype.hasobject else array)
         crc = zlib.crc32(plain.view(np.uint8).data, crc)
     return f"{crc:08x}"
-
-
-def check_has_clients(path: Path, **cells: str | None) -> None:
-    """Refuse (`UsageError`) a table or archive without a column or array `client`; folders of images have clients."""
-    if path.is_dir():
-        return
-    if path.suffix.lower() == ".npz":
-        with open_archive(path) as archive:
-            kind, names = "array", list(archive)
-    else:
-        kind, names = "column", list(read_frame(path, [], 0, **cells).columns)
-    if "client" not in names:
-        raise UsageError(
-            f"{path} has no {kind} 'client', only {shorten(', '.join(map(repr, names)))}: give --client-column "
-            f"(client_column=) for the {kind} of the client ids, or --partition (partition=) dirichlet or iid to make "
-            "clients of the examples"
-        )
-
-
-def find_ids(source: Source) -> list[str]:
-    """Return a warning about the columns that look like ids, and one about those that only tell the clients apart.
-
-    Ids are whole numbers of which hardly any occurs twice. A column tells clients apart if it is constant within each.
-    """
-    x, groups = source.train["x"], source.train_groups
-    if x.ndim != 2 or len(x) < MIN_ROWS:
-        return []
-    names = source.columns or [f"x[:, {i}]" for i in range(x.shape[1])]
-    if source.schema is not None:
-        is_number = [column.kind == "number" and role == "value" for column, role in source.schema.roles]
-        x, names = x[:, is_number], [name for name, kept in zip(names, is_number) if kept]
-    unique, constant = [], []
-    _, first, owner = np.unique(np.zeros(len(x)) if groups is None else groups, return_index=True, return_inverse=True)
-    for name, column in zip(names, x.T):
-        if np.all(column == np.round(column)) and len(np.unique(column)) >= 0.99 * len(column):
-            unique.append(name)
-        elif 1 < len(first) <= len(x) // 2 and np.ptp(column) and np.all(column == column[first][owner]):
-            constant.append(name)
-    reasons = ((unique, "differs in every row, as an id does"), (constant, "is constant within each client"))
-    return [
-        f"warning: {', '.join(map(repr, columns[:MAX_NAMES]))} {why}; leave out what says nothing about new examples"
-        + (f": --task-set drop={','.join(columns[:MAX_NAMES])}" if source.columns else "")
-        for columns, why in reasons
-        if columns
-    ]

@@ -160,9 +160,9 @@ def center(x: jax.Array, key: jax.Array | None = None) -> jax.Array:
 def standardize(x: jax.Array, key: jax.Array | None = None) -> jax.Array:
     """Give every image mean 0 and deviation 1; a blank one, whose deviation is taken as 1/√(its numbers), is 0."""
     axes = (1, 2, 3)
-    least = jnp.asarray(1 / math.sqrt(math.prod(x.shape[1:])), x.dtype)
+    smallest = jnp.asarray(1 / math.sqrt(math.prod(x.shape[1:])), x.dtype)
     mean, deviation = jnp.mean(x, axes, keepdims=True), jnp.std(x, axes, keepdims=True)
-    return (x - mean) / jnp.maximum(deviation, least)
+    return (x - mean) / jnp.maximum(deviation, smallest)
 
 
 AUGMENTATIONS = {"none": None, "crop": crop, "center": center, "standardize": standardize}

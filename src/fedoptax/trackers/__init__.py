@@ -74,7 +74,7 @@ def _make_tracker(name: str) -> Tracker:
 
 def numbers_of(row: Row) -> dict[str, float]:
     """Return the metrics of a row: all its numbers but the round's."""
-    return {name: float(value) for name, value in row.items() if name != "round" and value is not None}
+    return {name: float(value) for name, value in row.items() if name != "round" and isinstance(value, int | float)}
 
 
 def flatten_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, str | int | float | bool]:

@@ -1,7 +1,7 @@
 """Partitioning a data set among clients: iid, by size, by label, or by its natural clients.
 
 A partition is one sorted int64 index array per client; together they hold every example exactly once, no client is
-empty, and the same seed gives the same partition. (`with_shared` adds examples that all clients hold.)
+empty, and the same seed gives the same partition.
 """
 
 from fedoptax.data.heterogeneity import heterogeneity, label_counts
@@ -15,4 +15,4 @@ from fedoptax.data.partition.by_label import (
     similarity,
 )
 from fedoptax.data.partition.dealing import Parts
-from fedoptax.data.partition.without_labels import by_size, iid, natural, with_shared
+from fedoptax.data.partition.without_labels import by_size, iid, natural

@@ -139,8 +139,8 @@ def classes_per_client(labels: ArrayLike, num_clients: int, classes: int, seed: 
     the classes have too few examples for so many clients.
     """
     codes, totals = as_classes(labels, num_clients)
-    least = -(-len(totals) // num_clients)  # fewer would leave a class without a client
-    check_int("classes", classes, least, len(totals))
+    minimum = -(-len(totals) // num_clients)  # fewer would leave a class without a client
+    check_int("classes", classes, minimum, len(totals))
     rng = generator(seed)
     holders = _assign(_slots(totals, num_clients, num_clients * classes), num_clients, classes, rng)
     counts = np.zeros(holders.shape, np.int64)

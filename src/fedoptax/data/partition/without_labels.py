@@ -1,15 +1,12 @@
-"""Partitions that ignore the labels: iid in equal or unequal sizes, natural clients, a part that all clients share.
+"""Partitions that ignore the labels: iid in equal or unequal sizes, natural clients.
 
 Each takes the labels, (n,), of which only the number counts, or n itself; the number of clients N, from 1 to n; and the
 seed of all its draws. A `UsageError` says which argument is out of range.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedoptax.data.federated import as_parts
 from fedoptax.data.partition.dealing import Parts, apportion, as_values, even, generator, parts_of
 from fedoptax.errors import check_choice, check_int, check_number
 
@@ -58,21 +55,6 @@ def natural(groups: ArrayLike) -> Parts:
     """
     ids, owner = np.unique(as_values("groups", groups), return_inverse=True)
     return parts_of(owner, len(ids))
-
-
-def with_shared(parts: Sequence[np.ndarray], fraction: float, seed: int) -> Parts:
-    """Give every client, besides its own examples, the same random `fraction` of all of them.
-
-    This is the only partition in which an example is used more than once, but by one client only once. `parts` are a
-    partition of n examples; `fraction`, from 0 to 1, is of n, rounded to whole examples.
-
-    Source: after Zhao et al., "Federated learning with non-iid data", 2018, section 4, who share a separate set.
-    """
-    check_number("fraction", fraction, 0, 1, open_high=False)
-    parts = as_parts("parts", parts)
-    everything = np.concatenate(parts)
-    common = generator(seed).permutation(everything)[: round(fraction * len(everything))]
-    return [np.union1d(part, common) for part in parts]
 
 
 def _number_of_examples(labels_or_n: ArrayLike | int, num_clients: int) -> int:
