@@ -9,8 +9,6 @@ import numpy as np
 from fedoptax.algorithm import Tree
 from fedoptax.data.federated import FederatedData
 from fedoptax.errors import check_int, check_number
-from fedoptax.models import Model
-from fedoptax.tasks.images import cross_entropy
 from fedoptax.tasks.task import Task, masked_mean
 
 FEATURES, CLASSES = 60, 10  # of synthetic(α, β)
@@ -139,15 +137,31 @@ def synthetic(alpha: float = 1.0, beta: float = 1.0, num_clients: int = 30, *, s
         test.append({name: value[:cut] for name, value in examples.items()})
         train.append({name: value[cut:] for name, value in examples.items()})
 
-    model = Model(
-        lambda key: {"kernel": jnp.zeros((FEATURES, CLASSES)), "bias": jnp.zeros(CLASSES)},
-        lambda params, x, key=None: x.astype(params["kernel"].dtype) @ params["kernel"] + params["bias"],
-    )
+    def log_probabilities(params: Tree, batch: Any) -> jax.Array:
+        x = batch["x"].astype(params["kernel"].dtype)
+        return jax.nn.log_softmax(x @ params["kernel"] + params["bias"])
+
+    def cross_entropy(log_p: jax.Array, batch: Any) -> jax.Array:
+        return -jnp.take_along_axis(log_p, batch["y"][:, None], axis=1)[:, 0]
+
+    def loss(params: Tree, batch: Any, key: jax.Array) -> jax.Array:
+        return masked_mean(cross_entropy(log_probabilities(params, batch), batch), batch)
+
+    def metrics(params: Tree, batch: Any) -> dict[str, jax.Array]:
+        log_p = log_probabilities(params, batch)
+        is_right = jnp.argmax(log_p, axis=-1) == batch["y"]
+        return {"accuracy": is_right.astype(jnp.float32), "loss": cross_entropy(log_p, batch)}
+
     return Task(
         name="synthetic",
+        init=lambda key: {"kernel": jnp.zeros((FEATURES, CLASSES)), "bias": jnp.zeros(CLASSES)},
+        loss=loss,
+        metrics=metrics,
         clients=FederatedData.from_clients(train),
         test={name: np.concatenate([part[name] for part in test]) for name in ("x", "y")},
-        **cross_entropy(model, 1.0),
+        primary_metric="accuracy",
+        predict=lambda params, batch: jnp.exp(log_probabilities(params, batch)),
+        classes=(),
         description=f"synthetic({alpha:g}, {beta:g}): logistic regression on devices with models and data of their own",
         spec={"alpha": alpha, "beta": beta, "num_clients": num_clients, "partition_seed": seed},
     )
