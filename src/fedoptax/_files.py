@@ -70,7 +70,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"'{path}' cannot be read: {shorten(getattr(error, 'strerror', None) or error)}") from error
     if not isinstance(value, dict):
-        raise RunError(f"'{path}' is damaged: a JSON object is expected")
+        raise RunError(f"'{path}' is damaged: it must be a JSON object")
     return value
 
 

@@ -224,7 +224,7 @@ def weighted_mean(trees: Sequence[Tree], weights: Sequence[Any] | jax.Array | No
         raise UsageError("trees must hold at least one upload, got none")
     forms = [[(name, np.shape(a)) for name, a in zip(leaf_names(t), jax.tree.leaves(t), strict=True)] for t in trees]
     if any(form != forms[0] for form in forms):
-        raise UsageError("trees must have the same names and shapes, which these uploads have not")
+        raise UsageError("trees must have the same names and shapes")
     trees = [jax.tree.map(jnp.asarray, t) for t in trees]
     try:
         w = jnp.ones(len(trees)) if weights is None else jnp.asarray(weights, float)

@@ -29,7 +29,7 @@ def join(coordinator: str | None = None, processes: int | None = None, process: 
     arguments = {"coordinator": coordinator, "processes": processes, "process": process}
     missing = [name for name, value in arguments.items() if value is None]
     if 0 < len(missing) < 3:
-        raise UsageError(f"{missing[0]} must be given too: coordinator, processes and process go together")
+        raise UsageError(f"{missing[0]} is missing: coordinator, processes and process go together")
     if coordinator is not None and process is not None:
         host, _, port = coordinator.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
@@ -45,7 +45,7 @@ def join(coordinator: str | None = None, processes: int | None = None, process: 
         raise UsageError(f"coordinator, processes and process are needed: there is no {clusters}") from None
     except RuntimeError as error:  # as JAX's errors are
         where, reason = coordinator or "the coordinator", str(error).splitlines()[0]
-        raise RunError(f"distributed: not all processes met at {where} ({reason})") from error
+        raise RunError(f"distributed: not all processes connected to {where} ({reason})") from error
 
 
 def is_distributed() -> bool:
@@ -85,7 +85,7 @@ def check_same(config: Mapping[str, Any]) -> None:
         return
     text = json.dumps({name: value for name, value in to_plain(config).items() if name not in PER_PROCESS})
     for number in np.flatnonzero(gather_from_all(np.int32(text != broadcast(text)))):
-        raise RunError(f"process {number} was given another experiment than process 0: other options, data or code")
+        raise RunError(f"process {number} has another experiment than process 0: other options, data or code")
 
 
 def gather_from_all(array: np.ndarray | np.generic) -> np.ndarray:

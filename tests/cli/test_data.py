@@ -73,7 +73,7 @@ def test_what_is_understood_of_a_table_is_shown_with_what_looks_like_ids(capsys:
     assert lines[:3] == [
         "clients: 4, as 'site' names them; 16 to 16 training examples each",
         "examples: 3 features (number, region, height); 2 classes (a 53, b 27)",
-        "split: 64 examples to train on, 16 to test on",
+        "split: 64 training examples, 16 test examples",
     ]
     assert lines[3].startswith("warning: 'number' differs in every row") and "drop=number" in lines[3]
     assert lines[4].startswith("warning: 'region' is constant within each client")

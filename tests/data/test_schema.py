@@ -192,7 +192,7 @@ def test_a_schema_travels_and_new_rows_are_answered_as_in_training(table, tmp_pa
     new.to_csv(tmp_path / "new.csv", index=False)
     model = fx.load_model(tmp_path / "run")
     table_of = model.predict_file(tmp_path / "new.csv")
-    assert table_of.attrs["notes"] == ["column 'ward': 1 cells hold none of its categories"]
+    assert table_of.attrs["notes"] == ["column 'ward': 1 cells have an unknown category"]
     assert list(table_of.columns[:4]) == ["id", "hospital", "outcome", "cost"] and len(table_of) == 40
     np.testing.assert_allclose(table_of["probability_0_no"] + table_of["probability_1_yes"], 1, atol=1e-6)
     often = model.predict_file(tmp_path / "new.csv", threshold=0.1).prediction == "1_yes"

@@ -45,7 +45,7 @@ def test_a_deployment_is_the_simulation(tmp_path: Path, algorithm: str) -> None:
         ]
     assert_params(tmp_path / "run", wanted.params)
     assert read_json(tmp_path / "run" / "summary.json")["status"] == "completed"
-    assert lines[0].startswith("one message holds 0.0") and lines[0].endswith("needs about 1 GB of memory")
+    assert lines[0].startswith("one message has 0.0") and lines[0].endswith("needs about 1 GB of memory")
     assert len(lines) == 5 and lines[1].startswith("round 1 of 3: train_loss")
     assert lines[4].startswith("completed after round 3 of 3")
 

@@ -138,7 +138,7 @@ def test_another_experiment_is_not_continued(tmp_path: Path) -> None:
     fx.run(TASK, ALGORITHM, rounds=2, out=tmp_path / "a", **OPTIONS)
     calls = [
         (ALGORITHM, "a", {"seed": 4}, "its seed is 3, got 4"),
-        (fx.fedavg(0.1), "a", {}, "not those of this experiment"),
+        (fx.fedavg(0.1), "a", {}, "belong to another experiment"),
         (ALGORITHM, "a", {"faults": {"dropout": 0.1}}, "faults"),
         (ALGORITHM, "a", {"aggregate": "median"}, "aggregate"),
         (ALGORITHM, "missing", {}, "cannot be read"),

@@ -63,7 +63,7 @@ def _fedopt(
         own, opt_state = client_optimizer(1.0).init(params), server_optimizer.init(params)
         forms: Any = [jax.tree.structure(state) for state in (own, opt_state)]
         if is_fixed and forms[0] != forms[1]:
-            raise UsageError('client_state "server" needs a client_optimizer with the state of the server_optimizer')
+            raise UsageError('client_state "server" needs equal states of client_optimizer and server_optimizer')
         return FedOptState(params, opt_state, jnp.zeros((), jnp.int32), own if average else ())
 
     def init_client(params: Tree) -> Tree:

@@ -49,7 +49,7 @@ def check(options: Check) -> None:
 def describe(options: Describe) -> None:
     """Write the schema of a table, and print what a person should look at."""
     if options.out is not None and options.out.exists() and not options.overwrite:
-        raise UsageError(f"out must be a new file, or --overwrite be given: '{options.out}' exists")
+        raise UsageError(f"out must be a new file, or use --overwrite: '{options.out}' exists")
     if options.file.suffix.lower() not in TABLES or not options.file.is_file():
         raise UsageError(f"file must be a table, {', '.join(TABLES)}, got '{options.file}'")
     names, label = list(read_frame(options.file, [], 0).columns), options.label_column
@@ -92,5 +92,5 @@ def partition(options: Partition) -> None:
     shown = table.iloc[:SHOWN, :5].astype(str)
     print_table([list(shown.columns), *shown.to_numpy().tolist()])
     if len(table) > SHOWN:
-        print(f"... and {len(table) - SHOWN} more clients, with the counts of every class, in partition.csv")
-    print(f"table and picture: {table_file}, {picture_file}")
+        print(f"... and {len(table) - SHOWN} more clients, with counts per class, in partition.csv")
+    print(f"table and plot: {table_file}, {picture_file}")

@@ -125,5 +125,5 @@ def open_arrays(folder: Path) -> Arrays:
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"'{folder}' is damaged: {error}") from None
     if not arrays:
-        raise DataError(f"'{folder}' holds no arrays")
+        raise DataError(f"'{folder}' has no arrays")
     return arrays

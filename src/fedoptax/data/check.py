@@ -36,11 +36,11 @@ def file_row(folder: Path, file: File) -> Row:
     path = folder / file.path
     stored = find_file(path)
     if stored is None and path.suffix == ".gz" and path.with_suffix("").is_file():
-        return Row(file.path, "unverified", "unpacked; the published hash is that of the packed file")
+        return Row(file.path, "unverified", "unpacked; the published hash is for the compressed file")
     if stored is None:
         return Row(file.path, "missing", "")
     if file.hash is None:
-        return Row(file.path, "unverified", "no hash of it is published")
+        return Row(file.path, "unverified", "no published hash")
     kind, _, expected = file.hash.partition(":")
     try:
         digest = hashlib.new(kind, path.read_bytes() if stored == path else read_file(stored)).hexdigest()
@@ -77,7 +77,7 @@ def cache_row() -> Row:
     """Return how much space the decoded copies of data sets take, and where."""
     folder = cache_dir()
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    detail = f"{size / 1e6:,.1f} MB of decoded copies; may be deleted at any time; {ENVIRONMENT} names another folder"
+    detail = f"{size / 1e6:,.1f} MB of decoded copies; you may delete them; {ENVIRONMENT} sets another folder"
     return Row(str(folder), "ok" if size else "missing", detail)
 
 

@@ -190,7 +190,7 @@ def _load_table(
     names = {name: np.array(_as_names(f"{path}: column {name!r}", frame[name].tolist()), object) for name in texts}
     splits = names[split] if split else np.full(len(frame), "train", object)
     if wrong := set(splits) - {"train", "test"}:
-        raise DataError(f"{path}: column {split!r} must say 'train' or 'test', got {min(wrong)!r}")
+        raise DataError(f"{path}: column {split!r} must be 'train' or 'test' in every row, got {min(wrong)!r}")
     parts = []
     for rows in (splits == "train", splits == "test"):
         y = [name.strip() for name in names[label][rows]] if numbers is None else numbers[rows]
@@ -204,9 +204,9 @@ def _load_images(root: Path, image_size: readers.Size | None = None) -> Source:
     folders = [root / name for name in ("train", "test")] if "train" in top <= {"train", "test"} else [root]
     files = [readers.find_images(folder) for folder in folders]
     if wrong := [p for folder, part in zip(folders, files) for p in part if len(p.relative_to(folder).parts) != 3]:
-        raise DataError(f"{wrong[0]}: an image must lie at client/class/image")
+        raise DataError(f"{wrong[0]}: images must be at client/class/image")
     if not files[0]:
-        raise DataError(f"{root} holds no images to train on ({', '.join(sorted(readers.IMAGES))}) at client/class/")
+        raise DataError(f"{root} has no training images ({', '.join(sorted(readers.IMAGES))}) at client/class/")
     images = readers.stack_images([(str(path), path) for part in files for path in part], image_size)
     train, *test = [
         _Part(x, [path.parent.name for path in part], [path.parent.parent.name for path in part])
@@ -218,7 +218,7 @@ def _load_images(root: Path, image_size: readers.Size | None = None) -> Source:
 def _read_columns(where: str, part: Any, x: str | Sequence[str] | None, label: str, client: Any) -> tuple[Any, ...]:
     """Read examples, labels and, if there are any, clients of a Hugging Face data set, as it is formatted."""
     if part.format["type"] == "custom":
-        raise UsageError(f"{where} has a transform, which is not applied here: apply it with map()")
+        raise UsageError(f"{where} must have no transform: apply it with map()")
     check_type("client", client, str | None)
     client = "client" if client is None and "client" in part.column_names else client
     texts = [name for name in (label, client) if name]
@@ -226,7 +226,7 @@ def _read_columns(where: str, part: Any, x: str | Sequence[str] | None, label: s
     columns = [x] if isinstance(x, str) else x or [name for name in shown if name not in texts]
     readers.check_columns(where, part.column_names, [*columns, *texts])
     if not columns or len(part) == 0:
-        raise DataError(f"{where} must hold examples besides the labels and the clients")
+        raise DataError(f"{where} must have examples besides the labels and the clients")
     rows = part.select_columns(columns)
     values: Any
     if any(type(part.features[name]).__name__ == "Image" for name in columns):
@@ -242,7 +242,7 @@ def _read_columns(where: str, part: Any, x: str | Sequence[str] | None, label: s
         arrays = rows.with_format("numpy")[:]
         numbers = [readers.as_numbers(f"{where}, column '{name}'", arrays[name]) for name in columns]
         if len(numbers) > 1 and any(array.shape[1:] != (1,) for array in numbers):
-            raise DataError(f"x must name several columns only of one number each, got {', '.join(columns)}")
+            raise DataError(f"x must name one column, or several columns of numbers, got {', '.join(columns)}")
         values = numbers[0] if len(numbers) == 1 else np.concatenate([a.astype(np.float32) for a in numbers], axis=1)
     names, stored = [], part.select_columns(texts).with_format(None)[:]
     for name in texts:
@@ -258,7 +258,7 @@ def _read_items(where: str, part: Any, client: ClientOf | None) -> tuple[Any, ..
     with readers.reading(where, "pairs (x, y)"):
         items = [part[i] for i in range(len(part))]
     if not items or not all(isinstance(item, tuple | list) and len(item) == 2 for item in items):
-        raise DataError(f"{where} must hold pairs (x, y), and at least one")
+        raise DataError(f"{where} must have at least one pair (x, y)")
     values, labels = zip(*items)
     names = [_as_names(f"{where}: y", labels)]
     if client is not None:
@@ -303,19 +303,19 @@ def _as_names(where: str, values: Any) -> list[str]:
 def _build(where: str, train: _Part, test: _Part | None = None, *, class_names: Sequence[str] | None = None) -> Source:
     """Number the classes and the clients of both parts."""
     if len(train.x) == 0:
-        raise DataError(f"{where} holds no training examples")
+        raise DataError(f"{where} has no training examples")
     test = test or _Part(train.x[:0], train.y[:0], None if train.client is None else [])
     forms = [f"{part.x.dtype}{list(part.x.shape[1:])}" for part in (train, test)]
     if forms[0] != forms[1] or (train.client is None) != (test.client is None):
-        raise DataError(f"{where}: test examples must be {forms[0]}, and have clients only if these do, got {forms[1]}")
+        raise DataError(f"{where}: test examples must be {forms[0]}, with clients if these have, got {forms[1]}")
     for part in (train, test):
         lengths = [len(column) for column in part if column is not None]
         if len(set(lengths)) > 1:
-            raise DataError(f"{where}: examples, labels and clients must be as many, got {lengths}")
+            raise DataError(f"{where}: examples, labels and clients must have equal numbers, got {lengths}")
     labels = set() if isinstance(train.y, np.ndarray) else {*train.y, *test.y}
     classes = sort_names(labels) if class_names is None else list(class_names)
     if other := labels.difference(classes):
-        raise DataError(f"{where}: class {min(other)!r} is not one of the {len(classes)} that the training part states")
+        raise DataError(f"{where}: class {min(other)!r} is not one of the {len(classes)} of the training split")
     code = {name: i for i, name in enumerate(classes)}
     y = [np.array([code[v] for v in p.y], np.int32) if isinstance(p.y, list) else p.y for p in (train, test)]
     groups: list[Any] = [None, None]

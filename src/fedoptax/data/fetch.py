@@ -60,7 +60,7 @@ def _retrieve(item: Download, folder: Path, progress: bool) -> None:
         except (OSError, EOFError, ValueError) as error:  # of the network or the disk; another hash than the published
             reasons.append(f"{url} ({shorten(error, 160)})")
     raise DataError(
-        f"{item.name} not downloaded: {'; '.join(reasons)}; without a network, get it elsewhere, put it into {folder} "
+        f"{item.name} not downloaded: {'; '.join(reasons)}; without a network, put the file into {folder} "
         "and run this again"
     )
 
@@ -72,7 +72,7 @@ def _keep_members(item: Download, folder: Path) -> None:
     unpacked = _unpacked(item, folder)
     if not has_files(unpacked, item.members):
         names = ", ".join(file.path for file in item.members)
-        raise DataError(f"{folder / item.name} lacks one of {names}, or holds another one than was published")
+        raise DataError(f"{folder / item.name} lacks one of {names}, or has an unpublished version of it")
     for file in item.members:
         (folder / file.path).parent.mkdir(parents=True, exist_ok=True)
         os.replace(unpacked / file.path, folder / file.path)

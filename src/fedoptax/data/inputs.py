@@ -49,7 +49,7 @@ def read_inputs(
     if path.is_dir() and inputs.get("white"):
         files = readers.find_images(path)
         if not files:
-            raise DataError(f"{path} holds no images ({', '.join(sorted(readers.IMAGES))})")
+            raise DataError(f"{path} has no images ({', '.join(sorted(readers.IMAGES))})")
         names = [file.relative_to(path).as_posix() for file in files]
         return _decode(files, inputs["white"], fields["x"]), pd.DataFrame({"file": names})
     if suffix in readers.TABLES and "text" in inputs:
@@ -61,7 +61,7 @@ def read_inputs(
         examples = {next(iter(fields)): _fill(schema, path, frame, inputs)}
         table = frame.drop(columns=list(schema.used))
         unseen = schema.count_unseen(frame).items()
-        table.attrs["notes"] = [f"column {name!r}: {n} cells hold none of its categories" for name, n in unseen]
+        table.attrs["notes"] = [f"column {name!r}: {n} cells have an unknown category" for name, n in unseen]
         return examples, table
     if suffix != ".npz":
         known = [*(readers.TABLES if inputs.keys() & {"schema", "text"} else ()), ".npz"]

@@ -121,7 +121,7 @@ class StateFolder:
         except (OSError, ValueError, TypeError):
             is_old = False  # none yet, or damaged: the signature still binds it to this run of Flower's
         if is_old:
-            raise WireError(f"order: number {this} when {last} was there already")
+            raise WireError(f"order: number {this} is not above {last}, the last one")
         for path in self.folder.glob("[0-9]*.npz"):  # before anything is written: a disk may be full
             round = int(path.stem)
             if round < order.round and round not in (order.base, *order.checkpoints):

@@ -41,7 +41,7 @@ class Deployment(NetworkOptions):
     hyperparameters: Mapping[str, Plain] = field(default_factory=dict)
     nodes: Mapping[str, Plain] = field(default_factory=dict)
     algorithm: str = of_algorithm(MISSING, "A name in ALGORITHMS, or MODULE:FUNCTION.", TEXT)
-    personal: str = of_algorithm("", "Patterns of parameters that stay at the nodes, as a text; empty for none.", TEXT)
+    personal: str = of_algorithm("", "Patterns of parameters that stay at the nodes; empty for none.", TEXT)
     privacy: str = of_algorithm("", "Differential privacy, as a text (see `fedoptax.experiments.build`); empty for "
         "none. The noise's seed is the server's own (seed=none): a number would go to every node.", TEXT)  # fmt: skip
     compress: str = of_algorithm("", "Codec of uploads, as a text; empty for none.", TEXT)
@@ -66,14 +66,14 @@ class Deployment(NetworkOptions):
             for name, value in {"rounds": 1, "eval_fraction": self.eval_fraction or 1.0}.items():
                 object.__setattr__(self, name, value)
         elif self.asynchronous is not None and self.eval_fraction:
-            raise UsageError("eval_fraction cannot be used with asynchronous: nodes are at work when a round ends")
+            raise UsageError("eval_fraction cannot be used with asynchronous: nodes are training when a round ends")
         if self.secure_aggregation is not None and self.task["name"] == TABLE:
-            raise UsageError("secure_aggregation cannot be used with tables at nodes, whose statistics the server sees")
+            raise UsageError("secure_aggregation cannot be used with tables at nodes: the server sees their statistics")
         if self.secure_aggregation is not None and self.compress:
             raise UsageError(CODED)
         fingerprints = {str(entry).split(" ")[0] for entry in self.nodes.values()}
         if len(fingerprints) < len(self.nodes) or not all(partition.isdecimal() for partition in self.nodes):
-            raise UsageError(f"nodes must give each partition a key of its own, got {dict(self.nodes)}")
+            raise UsageError(f"nodes must have a different key for each partition, got {dict(self.nodes)}")
         if self.privacy:
             object.__setattr__(self, "privacy", with_secret_seed(self.privacy))
 

@@ -38,7 +38,7 @@ def of_sums(task: Task) -> Task:
     """
     for name, metric in describe_metrics(task).items():
         if metric.is_collected and metric.binned is None:
-            raise UsageError(f"metric '{name}' needs `binned` in a deployment, where scores of examples may not travel")
+            raise UsageError(f"metric '{name}' needs `binned` in a deployment, where scores of examples are not sent")
 
     def metrics(params: Tree, batch: Any) -> dict[str, Any]:
         values = task.metrics(params, batch)

@@ -193,7 +193,7 @@ class FlowerNetwork:
     def absent(self, partition: int) -> tuple[str, str]:
         """See `Network`."""
         is_silent = partition in self._silent.values()
-        reason = "not asked, as it gave no sign of life since an earlier round" if is_silent else "not connected"
+        reason = "not asked: it did not answer since an earlier round" if is_silent else "not connected"
         return self._names.get(partition, "?"), reason
 
     def send(self, partitions: Sequence[int]) -> Mapping[int, int]:
@@ -233,12 +233,12 @@ class FlowerNetwork:
     def _meet(self, node: int, message: Message | None) -> None:
         key = fingerprint(self._keys[node]) if self._keys.get(node) else "none"
         place = self._places.get(key)
-        holder = f"a key without a place ({key})" if place is None else f"the key of {self._names[place]}"
+        holder = f"a key without a partition ({key})" if place is None else f"the key of {self._names[place]}"
         record = None if message is None or message.has_error() else message.content.get(HELLO)
         partition = record.get("partition-id") if isinstance(record, MetricRecord) else None
         if message is None or message.has_error():
             reason = "it cannot be read" if message is None else shown(message.error.reason, REASON)
-            fault = f"did not tell its partition: {reason}"
+            fault = f"sent no partition: {reason}"
         elif not isinstance(partition, int) or not 0 <= partition < self._num_clients:
             fault = f"left out: partition {shown(partition)} instead of 0 to {self._num_clients - 1}"
         elif place != partition:
@@ -260,7 +260,7 @@ class FlowerNetwork:
                 return self._fetch(pending, list(pending))
             except Exception:  # whatever Flower's parser raises
                 self._grid.get_node_ids()  # raises too if it is the SuperLink that does not answer
-                flower_log.info("a reply cannot be read: from now on each is fetched by itself")
+                flower_log.info("a reply cannot be read: from now on replies are fetched one by one")
                 self._is_cautious = True
                 again = list(pending.values())
                 pending.clear()

@@ -62,7 +62,7 @@ def fingerprint(public: bytes) -> str:
     load = serialization.load_pem_public_key if public.startswith(b"-----") else serialization.load_ssh_public_key
     key = load(public)
     if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise ValueError("it is not on an elliptic curve")
+        raise ValueError("not an elliptic-curve key")
     return "SHA256:" + base64.b64encode(serialization.ssh_key_fingerprint(key, SHA256())).decode().rstrip("=")
 
 

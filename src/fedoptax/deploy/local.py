@@ -110,7 +110,7 @@ class LocalFederation:
             if self._superlink.poll() is not None:
                 raise RunError(f"the SuperLink ended: {last_words(self.work / 'superlink' / 'log.txt')}")
             if time.monotonic() > self._end:
-                raise RunError(f"stopped after {self.time_limit:.0f} s, the time_limit")
+                raise RunError(f"stopped after the time_limit of {self.time_limit:.0f} s")
             watch()
             time.sleep(0.5)
         watch()

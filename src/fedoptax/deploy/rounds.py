@@ -186,7 +186,7 @@ def gather(
                 report.seconds = {"training": training, "sending": taken - training}
                 if raw.numbers.get("state-lost") == 1:
                     report.lost.append(partition)
-                    log(f"partition {partition} (node {node}): its state was lost, it went on from the initial one")
+                    log(f"partition {partition} (node {node}): its state was lost, it continues from the initial one")
             except WireError as error:
                 report.leave_out(partition, f"reply left out: {error}", log)
         if not (is_full := len(report.replies) == workers.buffer):
@@ -215,8 +215,8 @@ def gather(
         if i in unanswered:
             leave_out_silent(i, late)
     if missing > 0:
-        when = "and too few others can still answer" if is_hopeless else f"within {limits.wait_limit:.0f} s"
-        text = f"no quorum: {len(report.replies)} sound replies of {workers.buffer}, {needed} are needed, {when}"
+        when = "and too few other nodes can answer" if is_hopeless else f"within {limits.wait_limit:.0f} s"
+        text = f"no quorum: {len(report.replies)} valid replies of {workers.buffer}, {needed} are needed, {when}"
         raise NoQuorum(_with_reasons(text, report))
     report.seconds["waiting"] = clock() - begun - sum(report.seconds.values())
     report.replies = {i: report.replies[i] for i in cohort if i in report.replies}

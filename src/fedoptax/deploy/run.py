@@ -250,7 +250,7 @@ class NetworkRounds(Rounds):
             self._bound = replace(self._bound, **(json.loads(lines[-1]).get("learned", {}) if lines else {}))
         size = 1e-6 * max(self.program.bytes_down, self.program.bytes_up)
         need = f"the server needs about {1 + MEMORY * size * self.plan.cohort_size / 1000:.0f} GB of memory"
-        self._log(f"one message holds {size:,.2f} MB; {need}")
+        self._log(f"one message has {size:,.2f} MB; {need}")
         wait_for_nodes(self._network, self.task.clients.num_clients, self._limits, self._log, sleep=sleep)
         self._is_ready = True
 

@@ -58,7 +58,7 @@ STAGES: dict[str, tuple[str, ...]] = {
     "unmask": ("members",),
 }
 """The requests of a round in their order, and what comes with each."""
-FALSE_SUM = "secure aggregation: a sum that no honest nodes make, so a node has lied"
+FALSE_SUM = "secure aggregation: honest nodes cannot produce this sum, so a node sent false numbers"
 Numbers = dict[str, Any]
 Ask = Callable[[Sequence[int], Tree, Callable[[int], Numbers], Callable[[RawReply], Reply]], RoundReport]
 """`(members, message, more, check) -> report`: one request, with `more(i)` for partition i beside its order."""
@@ -106,7 +106,7 @@ def answer(
     before = list(STAGES)[list(STAGES).index(stage) - 1]
     is_due = memory.get("round") == order.round and (before == "keys" or f"answered-{before}" in memory)
     if not is_due or memory.get(f"answered-{stage}", digest) != digest:
-        raise WireError(f"stage: {stage} of round {order.round}, which is not due or was answered already")
+        raise WireError(f"stage: {stage} of round {order.round}, which is not due or was already answered")
     coding, minimum = plan
     members = fields["members"]
     if partition not in members or len(members) < minimum or not set(members) <= set(memory.get("members") or members):
@@ -210,7 +210,7 @@ def gather_sum(
             for j in uploads:
                 total += _pair_mask(i, j, private, public["mask-keys"][places[j]], total.size)
     except (ValueError, IndexError) as error:
-        raise NoQuorum("secure aggregation, unmask: shares do not fit together, so a node has lied") from error
+        raise NoQuorum("secure aggregation, unmask: shares are inconsistent, so a node sent false ones") from error
     weight = jnp.sum(weights[np.asarray([places[i] for i in uploads])])
     largest = np.max(np.abs(total.view(np.int32).astype(np.int64)), initial=0)
     if largest > float(weight) * LEVELS + 256 * len(uploads):  # as much as float32 rounds of each

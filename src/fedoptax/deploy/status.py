@@ -38,7 +38,7 @@ def read_status(folder: Path) -> dict[str, Any]:
     """
     config, now = (read_json(folder / name) if (folder / name).is_file() else {} for name in ("config.json", NODES))
     if "deployment" not in config:
-        raise UsageError(f"run_folder must be the folder of a deployment that has begun, got '{folder}'")
+        raise UsageError(f"run_folder must be the folder of a deployment that has started, got '{folder}'")
     rounds = [json.loads(line) for line in read_lines(folder, FILE)]
     recent = [line["seconds"] for line in rounds[-RECENT:] if "seconds" in line]
     means = {phase: fmean(line[phase] for line in recent) for phase in (recent or [{}])[0]}

@@ -177,7 +177,7 @@ class FedoptaxStrategy(Strategy):
         if not isinstance(message, FedOptMessage) or jax.tree.leaves((message.lr, message.shared)):
             raise UsageError(
                 "algorithm must be FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi, FedAMS with a constant rate; the "
-                "clients of others do more than train the model (see fedoptax deploy init)"
+                "clients of the others do more than train (see fedoptax deploy init)"
             )
 
     def _messages(

@@ -45,7 +45,7 @@ def worker_app(app: str) -> ClientApp:
                 is_sound, reply, context.state = worker.recv()
                 break
         else:
-            raise RuntimeError(f"{ATTEMPTS} workers ended without an answer, as when memory runs out")
+            raise RuntimeError(f"{ATTEMPTS} workers ended without an answer, perhaps for lack of memory")
         if not is_sound:
             raise reply
         return reply
@@ -132,7 +132,7 @@ def _connect(address: str) -> Connection:
                 nothing = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
                 pid = os.posix_spawn(sys.executable, command, environment, file_actions=nothing, setsid=True)
             time.sleep(0.05)
-    raise RuntimeError("the node's worker did not start; why stands above in the node's log")
+    raise RuntimeError("the node's worker did not start; the reason is above in the node's log")
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ class OnHost:
         self._seen[:] = False
         for part in folder.iterdir():
             if json.loads((part / "form.json").read_text()) != self._form():
-                raise ValueError("its client states are not those of this experiment")
+                raise ValueError("its client states belong to another experiment")
             ids = np.load(part / "ids.npy", allow_pickle=False)
             wanted = np.flatnonzero(ids % self._processes == self._process)
             for i, rows in enumerate(self._rows):

@@ -54,7 +54,7 @@ def with_rate(options: RunOptions, task: Task, hyperparameters: Mapping[str, Any
     steps, lr = parse_personalize(options.personalize)
     if lr is None:
         if "client_lr" not in hyperparameters:
-            raise UsageError("personalize needs a learning rate where the algorithm has no client_lr: give STEPS:LR")
+            raise UsageError("personalize needs a learning rate, as the algorithm has no client_lr: use STEPS:LR")
         rate = hyperparameters["client_lr"]
         lr = float(value_at(parse_schedule(rate) if is_schedule(rate) else rate, options.rounds - 1))
     return replace(options, personalize=f"{steps}:{lr!r}")

@@ -49,7 +49,7 @@ def name_algorithms(algorithms: Algorithms) -> list[str]:
         named[name] = one
     for name, one in named.items():
         if name in (*ALGORITHMS, *BASELINES) and one not in (name, (ALGORITHMS | BASELINES)[name]):
-            raise UsageError(f"algorithms: {name} is the name of another algorithm")
+            raise UsageError(f"algorithms: {name} is already the name of another algorithm")
         if one != name:
             make = partial(lambda algorithm: algorithm, one) if isinstance(one, FedAlgorithm) else one
             _NAMED[name] = find_constructor(one) if isinstance(one, str) else make

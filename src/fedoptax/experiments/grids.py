@@ -33,7 +33,7 @@ def choose_grids(
     grids, fixed = dict[str, Grid](), by_algorithm("set", hyperparameters, algorithms)
     for name, grid in parse_grids(values, algorithms).items():
         if twice := [key for key in grid if key in fixed[name]]:
-            raise UsageError(f"grid: {twice[0]} has a value by `set` already")
+            raise UsageError(f"grid: {twice[0]} already has a value in `set`")
         grids[name] = complete_grid(find_constructor(name), grid, fixed[name], budget)
     return grids
 
@@ -133,7 +133,7 @@ def _parse_values(text: str) -> tuple[Any, ...]:
         if float(low) > float(high):
             raise UsageError(f"grid: the ends of '{text}' are swapped, write {high}..{low}")
         if not values:
-            raise UsageError(f"grid must have a range that holds a step of the grid, got '{text}'")
+            raise UsageError(f"grid must have a range with at least one step, got '{text}'")
         return values
     parts = [parse_value(part.strip()) for part in re.split(r",(?![^(]*\))", text)]
     parts = [float(part) if is_number(part) else part for part in parts]

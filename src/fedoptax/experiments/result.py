@@ -63,7 +63,7 @@ class RunResult:
           UsageError: the task has no `predict`.
         """
         if self.task is None:
-            raise UsageError("result must be the one that the run returned, not a copy of it")
+            raise UsageError("result must be the object that the run returned, not a copy")
         return model_of(self.task, self.params if self.best_params is None else self.best_params)
 
     def predict(self, x: Any) -> np.ndarray:
@@ -115,4 +115,4 @@ def describe_end(
         case Status.STOPPED_EARLY:
             return status, f"stopped early after round {done} of {total}: {reason}"
     why = reason or "loss or state is not finite"
-    return status, f"{label} diverged in round {done + 1} (seed {seed}): {why}; the state after round {done} is kept"
+    return status, f"{label} diverged in round {done + 1} (seed {seed}): {why}; the state after round {done} is saved"

@@ -161,7 +161,7 @@ def simulate(
     check_task(task)
     check_algorithm(algorithm.algorithm if isinstance(algorithm, Point) else algorithm)
     if (record.trackers or options.client_metrics) and record.folder is None:
-        raise UsageError(f"{'trackers' if record.trackers else 'client_metrics'} need a folder: give out")
+        raise UsageError(f"{'trackers' if record.trackers else 'client_metrics'} need a folder: pass out")
     point = algorithm if isinstance(algorithm, Point) else Point(Fixed(algorithm), {})
     if record.resume_from is not None and not is_distributed():
         options = _with_original_placement(options, Path(record.resume_from))

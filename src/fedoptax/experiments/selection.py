@@ -91,7 +91,7 @@ class Watch:
             return None
         best, times = self.stopping.best, "1 evaluation" if self.patience == 1 else f"{self.patience} evaluations"
         if best is None:
-            raise UsageError(f"stop_after needs a number, and {self.stopping.metric} was none in {times}")
+            raise UsageError(f"stop_after needs finite values, and {self.stopping.metric} had none in {times}")
         return f"{best.metric} has not improved in {times} since round {best.round}, when it was {best.value:.4g}"
 
     def notes(self) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def _select(task: Task, option: str, metric: str | None) -> Selection:
     named = [metric, *(str(Column(split, metric)) for split in ("val", "test"))]
     column = next((name for name in named if name in columns), metric)
     if metric.startswith("val_") and task.validation is None:
-        raise UsageError(f"{option} by {metric} needs validation examples: `validation_fraction` holds some out")
+        raise UsageError(f"{option} by {metric} needs validation examples: use `validation_fraction`")
     check_choice(f"{option} metric", column, columns)
     return Selection(column, is_higher_better(task, column))
 

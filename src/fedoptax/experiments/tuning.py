@@ -300,7 +300,7 @@ def common_weighting(options: Mapping[str, Any]) -> str:
 def check_same(path: Path, stored: Any, wanted: Any, kind: str) -> None:
     """Check that the record in a file, of a search or a comparison, is the one that is wanted."""
     if to_plain(asdict(stored)) != to_plain(asdict(wanted)):
-        raise RunError(f"'{path}' is of another {kind}; give another folder")
+        raise RunError(f"'{path}' belongs to another {kind}; choose another folder")
 
 
 def check_search(task: Task, search: Search) -> None:

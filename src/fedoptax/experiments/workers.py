@@ -215,7 +215,7 @@ def open_executor(workers: str | None, folder: Path) -> Iterator[Any]:
         try:
             client = distributed.Client(place, timeout=10, set_as_default=False)
         except (OSError, ValueError) as error:
-            raise RunError(f"workers: nobody answers at {place} ({shorten(error)})") from None
+            raise RunError(f"workers: no answer from {place} ({shorten(error)})") from None
         with client:
             yield client.get_executor(pure=False)
     elif kind == "submitit" and place:

@@ -115,7 +115,7 @@ def read_record(path: Path) -> dict[str, Any]:
     """Read what config.json, compare.json or tune.json says, if it is of the format that this version reads."""
     content = read_json(path)
     if (version := content.pop("format", None)) != FORMAT:
-        raise RunError(f"'{path}' is of format {version!r}; this version of fedoptax reads {FORMAT}")
+        raise RunError(f"'{path}' has format {version!r}; this version of fedoptax reads {FORMAT}")
     return content
 
 

@@ -58,9 +58,9 @@ def prepare(out: str | Path, overwrite: bool = False, remove: bool = True) -> Pa
         raise UsageError(f"out must be a folder, but '{folder}' is a file")
     if folder.is_dir() and not all(map(_is_leftover, folder.iterdir())):
         if not any((folder / name).is_file() for name in MARKS):
-            raise UsageError(f"out must be a new or empty folder, but '{folder}' holds other files")
+            raise UsageError(f"out must be a new or empty folder, but '{folder}' has other files")
         if not overwrite:
-            raise UsageError(f"out: '{folder}' holds results already; choose another folder, overwrite it or resume it")
+            raise UsageError(f"out: '{folder}' already has results; choose another folder, overwrite it or resume it")
         if remove:
             with locked(folder):
                 _clear(folder)
@@ -112,7 +112,7 @@ def check_names(params: Tree) -> None:
         with suppress(ValueError, struct.error):  # not in UTF-8, or too long
             if list(read_arrays(io.BytesIO(pack_arrays({name: np.zeros(())})))) == [name] and names.count(name) == 1:
                 continue
-        raise UsageError(f"parameters must have names that a file can hold, each once, got {shorten(repr(name))}")
+        raise UsageError(f"parameters must have unique names that are valid in a file, got {shorten(repr(name))}")
 
 
 def read_params(name: str, path: str | Path, like: Tree) -> Tree:
@@ -123,7 +123,7 @@ def read_params(name: str, path: str | Path, like: Tree) -> Tree:
     arrays, (leaves, structure) = read_params_file(name, path), jax.tree.flatten(like)
     wanted = dict(zip([name or "params" for name in leaf_names(like)], leaves))
     if {name: array.shape for name, array in arrays.items()} != {name: leaf.shape for name, leaf in wanted.items()}:
-        raise UsageError(f"{name} must hold the parameters of the task's model, got '{path}'")
+        raise UsageError(f"{name} must have the parameters of the task's model, got '{path}'")
     return jax.tree.unflatten(structure, [arrays[name].astype(leaf.dtype) for name, leaf in wanted.items()])
 
 

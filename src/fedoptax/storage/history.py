@@ -162,7 +162,7 @@ def read_rows(folder: Path, rounds: int) -> list[Row]:
         if len(rows) < number:
             raise RunError(f"'{path}' is damaged at line {number}: not the row of round {number}")
     if len(rows) < rounds:
-        raise RunError(f"'{path}' holds {len(rows)} of {rounds} rounds")
+        raise RunError(f"'{path}' has {len(rows)} of {rounds} rounds")
     return rows
 
 

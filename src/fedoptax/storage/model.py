@@ -135,7 +135,7 @@ class TrainedModel:
         table = self.predict_file(path, threshold=threshold)
         check_columns(path, table.columns, [label])
         if not len(table):
-            raise DataError(f"{path} holds no rows")
+            raise DataError(f"{path} has no rows")
         if self.classes is None:
             actual, predicted = read_features(path, table, [label])[:, 0], table["prediction"].to_numpy(np.float32)
             errors = {"mae": mean(jnp.abs(predicted - actual)), "rmse": root_mean(jnp.square(predicted - actual))}
@@ -232,7 +232,7 @@ def load_model(folder: str | Path, params: str | None = None) -> TrainedModel:
         raise UsageError(f"params must be best or last, got {params!r}")
     path, described = folder / names[params], read_json(folder / DESCRIPTION)
     if not path.is_file():
-        reason = "the run kept no best parameters" if params == "best" else "the run has not ended"
+        reason = "the run saved no best parameters" if params == "best" else "the run has not ended"
         raise RunError(f"'{path}' is missing: {reason}")
     try:
         program = export.deserialize(bytearray((folder / PROGRAM).read_bytes()))

@@ -47,10 +47,10 @@ def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
         raise UsageError("compute_dtype must be float32 for features that the model standardises")
     if source.train_groups is None:
         if options.partition == "clients":
-            raise UsageError(f"partition must not be 'clients' where a file names none, as {path.name}")
+            raise UsageError(f"partition 'clients' needs a file that names them, unlike {path.name}")
         options = replace(options, partition=options.partition or "dirichlet")
     if source.schema is None and options.loss is not None:
-        raise UsageError(f"loss applies to a number to predict in a table, got {options.loss!r}")
+        raise UsageError(f"loss applies to a table with a number as its target, got {options.loss!r}")
     how, weights = "", None
     if source.schema is None:
         weights = class_weights(options.class_weight, source.class_names or (), np.bincount(source.train["y"]))
@@ -116,12 +116,12 @@ def describe_data(task: Task, source: Source, how: str) -> list[str]:
     lines = [
         f"clients: {len(sizes)}, {where}; {sizes.min():,} to {sizes.max():,} training examples each",
         f"examples: {what}{how}; {learned}",
-        f"split: {sizes.sum():,} examples to train on, {tested:,} to test on",
+        f"split: {sizes.sum():,} training examples, {tested:,} test examples",
     ]
     schema, kinds = source.schema, Counter(c.kind for c in source.schema.columns.values()) if source.schema else {}
     if "schema" not in task.spec and kinds.keys() - {"number"}:
         counted = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-        lines.append(f"schema: made at first look ({counted}); `fedoptax data describe` writes it, to be edited")
+        lines.append(f"schema: inferred ({counted}); `fedoptax data describe` writes it to a file to edit")
     notes = [] if schema is None else [*schema.notes]
     if untested and counts.any():
         small = shorten(", ".join(untested), 200)
@@ -179,7 +179,7 @@ def find_ids(source: Source) -> list[str]:
             constant.append(name)
     reasons = ((unique, "differs in every row, as an id does"), (constant, "is constant within each client"))
     return [
-        f"warning: {', '.join(map(repr, columns[:MAX_NAMES]))} {why}; leave out what says nothing about new examples"
+        f"warning: {', '.join(map(repr, columns[:MAX_NAMES]))} {why}; leave out what is useless for new examples"
         + (f": --task-set drop={','.join(columns[:MAX_NAMES])}" if source.columns else "")
         for columns, why in reasons
         if columns

@@ -52,7 +52,7 @@ def text_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     megabytes = nbytes(base) / 1e6
     notes = (
         f"clients: {len(sizes)}, {sizes.min():,} to {sizes.max():,} sequences of at most {context} tokens each; "
-        f"{tokens:,} learned tokens",
+        f"{tokens:,} tokens in the loss",
         f"model: {size:,} parameters ({megabytes:,.0f} MB{', once for all clients' if lora else ''}), {count:,} "
         f"trained and sent ({count * 4 / 1e6:,.1f} MB)",
     )
@@ -132,7 +132,7 @@ def read_clients(
     names = list(texts)[: options.num_clients]
     sequences = [as_sequences(texts[name], tokenizer, context) for name in names]
     if not (sequences := [arrays for arrays in sequences if len(arrays["x"])]):
-        raise DataError(f"{path} has no learned token within {context} tokens (context)")
+        raise DataError(f"{path} has no token in the loss within {context} tokens (context)")
     clients, share = FederatedData.from_clients(sequences), options.test_fraction
     left, held_out, owners = clients.split(0.1 if share is None else share, options.seed)
     return (left, owners, held_out) if len(owners) else (clients, owners, None)

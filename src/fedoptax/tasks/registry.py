@@ -206,7 +206,7 @@ def load_task(name: str, **options: Any) -> Task:
     recipe.check(name, chosen)
     task = recipe.build(name, recipe, chosen)
     if recipe.models and (chosen.lora is None) != (chosen.base is None):
-        raise UsageError("lora and base must be given together")
+        raise UsageError("lora and base must be set together")
     if chosen.lora is not None and chosen.base is not None:
         task = with_lora(task, chosen.base, chosen.lora)
     if chosen.metrics is not None:

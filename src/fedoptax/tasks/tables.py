@@ -33,14 +33,14 @@ def learn_table(
     inputs: dict[str, Any] = {"schema": schema.to_toml(), "fill": [float(value) for value in prepared.fill]}
     if schema.target.kind == "class":
         if loss is not None:
-            raise UsageError(f"loss applies to a number to predict, got loss={loss!r} for classes")
+            raise UsageError(f"loss applies to a number as the target, got loss={loss!r} for classes")
         if len(schema.target.classes) < 2:
-            raise DataError(f"label column {schema.target.column!r} must hold two classes or more")
+            raise DataError(f"label column {schema.target.column!r} must have two classes or more")
         inputs["positive"] = schema.target.positive
         weights = class_weights(class_weight, schema.target.classes, prepared.classes)
         return cross_entropy(model, prepared.scale, shift=prepared.shift, weights=weights) | {"inputs": inputs}
     if class_weight is not None:
-        raise UsageError(f"class_weight applies to classes, got {class_weight!r} for a number to predict")
+        raise UsageError(f"class_weight applies to classes, got {class_weight!r} for a number as the target")
     return regression(model, prepared, loss or "squared") | {"inputs": inputs}
 
 

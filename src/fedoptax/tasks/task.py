@@ -145,8 +145,8 @@ class Task:
 
     def __reduce__(self) -> tuple[Any, ...]:
         if "loader" not in vars(self):
-            remedy = "only what load_task returns can, by its name and options; make it anew in the other process"
-            raise UsageError(f"task '{self.name}' cannot be pickled, as its functions cannot: {remedy}")
+            remedy = "only tasks of load_task can be; create it again in the other process"
+            raise UsageError(f"task '{self.name}' cannot be pickled, because of its functions: {remedy}")
         return vars(self)["loader"], ()
 
     def __deepcopy__(self, memo: Any) -> "Task":

@@ -70,7 +70,7 @@ def with_loop(
             data = batches.examples()
             data = data._replace(key=jax.random.key_data(data.key))
         elif isinstance(batches, Batches) or len(batches) != 1 or isinstance(batches[0], Minibatch):
-            raise UsageError("batches must be [examples], what the training loop takes, and a run's engine compiled")
+            raise UsageError("batches must be [examples], and in a run the engine compiled")
         has_buffers = isinstance(client, ModuleState)
         start = message.params, np.float32(0), client.buffers if has_buffers else ()
         form = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), start)

@@ -194,7 +194,7 @@ class STEM(_FederatedOptimizer):
         and returns the loss. After the first round it is called twice, at x and at x_prev, with the same randomness.
         """
         if closure is None:
-            raise UsageError("closure must be a function, as a step takes the gradient at two points, got None")
+            raise UsageError("closure must be a function, as a step computes two gradients, got None")
         members = [p for group in self.param_groups for p in group["params"]]
         is_first_round = self.param_groups[0]["is_first_round"]
         cuda = sorted({p.get_device() for p in members if p.is_cuda})

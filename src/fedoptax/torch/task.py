@@ -82,7 +82,7 @@ def check_statistics(module: nn.Module) -> None:
     """Check that a module keeps no running statistics: there is no client here to whom they could belong."""
     for path, part in module.named_modules():
         if getattr(part, "track_running_stats", False):
-            hint = "GroupNorm, track_running_stats=False, or with_module, whose clients keep them, and no test examples"
+            hint = "GroupNorm, track_running_stats=False, or with_module and no test examples"
             raise UsageError(f"module must not keep running statistics, got '{path}' (use {hint})")
 
 

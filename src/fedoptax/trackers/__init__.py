@@ -47,7 +47,7 @@ def notify(trackers: list[Tracker], call: Callable[[Tracker], None]) -> None:
         except Exception as error:
             trackers.remove(tracker)
             why = shorten(" ".join(f"{type(error).__name__}: {error}".split()))
-            print(f"fedoptax: {type(tracker).__name__} no longer follows the run: {why}", file=sys.stderr)
+            print(f"fedoptax: {type(tracker).__name__} is left out from now on: {why}", file=sys.stderr)
 
 
 TRACKERS = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "WandB"}

@@ -124,7 +124,7 @@ def _is_coded(node: Any) -> bool:
 
 def _check_upload(upload: Tree, chosen: Sequence[str], must_have_all: bool) -> None:
     if any(map(_is_coded, jax.tree.leaves(upload, is_leaf=_is_coded))):
-        raise UsageError("algorithm must not compress its uploads already: one codec is enough")
+        raise UsageError("algorithm must not compress its uploads already")
     present = getattr(upload, "_fields", chosen)
     strange = set(chosen) - set(present)
     if strange and (must_have_all or strange == set(chosen)):

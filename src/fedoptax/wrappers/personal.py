@@ -74,7 +74,7 @@ def with_personal(algorithm: FedAlgorithm, keep: str | Sequence[str] | Callable[
         leaves, structure = jax.tree.flatten(params)
         chosen = [is_personal(name) for name in leaf_names(params)]
         if all(chosen) or not any(chosen):
-            raise UsageError(f"keep must keep some parameters and leave some, it keeps {sum(chosen)} of {len(chosen)}")
+            raise UsageError(f"keep must match some but not all parameters, it matches {sum(chosen)} of {len(chosen)}")
         halves = ([a if c == want else None for a, c in zip(leaves, chosen)] for want in (False, True))
         shared, personal = (jax.tree.unflatten(structure, half) for half in halves)
         return shared, personal

@@ -94,7 +94,7 @@ def with_privacy(
     if algorithm.decode is not None:
         raise UsageError("algorithm must not compress its uploads yet: with_compression(with_privacy(...), codec)")
     if algorithm.exchanges > 1:
-        raise UsageError("algorithm must have one exchange a step, as the accounting assumes a new cohort every round")
+        raise UsageError("algorithm must have one exchange per step: each round is accounted as a new cohort")
     words = uploads.key_words(seed)
     names = uploads.SECOND_MOMENTS if nonnegative is None else tuple(nonnegative)
 
@@ -185,7 +185,7 @@ def split_noise(noise_multiplier: Number, bit_noise: Number | None, size: jax.Ar
 def _check_upload(upload: Tree, nonnegative: Sequence[str], must_know_all: bool) -> None:
     for path, leaf in tree_leaves_with_path(upload):
         if not uploads.is_floating(leaf):
-            raise UsageError(f"algorithm must upload floating-point numbers alone, got {leaf.dtype} at {keystr(path)}")
+            raise UsageError(f"algorithm must only upload floating-point numbers, got {leaf.dtype} at {keystr(path)}")
     for path, _ in tree_leaves_with_path(upload):
         field = uploads.field_of(path)
         is_known = field is None or field in uploads.VECTORS or uploads.is_nonnegative(path, nonnegative)
