@@ -54,7 +54,7 @@ def _fedopt(
     client_optimizer: Callable[[Any], GradientTransformation] = _sgd,
     client_state: str = "reset",
 ) -> FedAlgorithm:
-    """Algorithm 1 (FedOpt), whose line numbers stand at the code; a client optimizer may use the learning rate."""
+    """Algorithm 1 (FedOpt), with its line numbers at the code; a client optimizer may use the learning rate."""
     check_lr(client_lr=client_lr)
     check_choice("client_state", client_state, ("reset", "average", "persist", "server"))
     average, persists, is_fixed = (client_state == name for name in ("average", "persist", "server"))
