@@ -127,7 +127,7 @@ def _check_cohort(cohort_size: int, task: Task, aggregator: Aggregator) -> None:
 def _check_asynchronous(
     options: RunOptions, task: Task, algorithm: FedAlgorithm, aggregator: Aggregator, stateful: str | None
 ) -> None:
-    """Refuse what an asynchronous round cannot do; `stateful` names an algorithm whose clients keep something."""
+    """Refuse what asynchronous rounds do not support; `stateful` names an algorithm with client states."""
     refusals = {
         f"needs an algorithm without client states, got {stateful}": stateful is not None,
         "cannot be used with a private algorithm: clients are not sampled by round": algorithm.epsilon is not None,

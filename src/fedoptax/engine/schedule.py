@@ -51,7 +51,7 @@ def make_schedule(
     Args:
       seconds: how long each of the N clients works for an upload, (N,).
       buffer: S, uploads per step.
-      concurrency: clients at work, at most N. So many messages are kept at once.
+      concurrency: number of clients that train at a time, at most N; as many messages are in memory.
       rounds: R, steps.
       seed: of the sampling.
       exponent: of the weights.

@@ -1,4 +1,4 @@
-"""Coded uploads on any algorithm: fewer bytes up, counted as they are sent. See docs/compression.md."""
+"""Compressed uploads for any algorithm: fewer bytes up, counted as sent. See docs/compression.md."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ class CompressionState(NamedTuple):
 
 
 class CompressionClient(NamedTuple):
-    """The client: the algorithm's state, and what it has not sent yet of each coded array."""
+    """The client: the algorithm's state, and the error of each encoded array."""
 
     inner: Tree
     unsent: tuple[jax.Array, ...]
@@ -44,7 +44,7 @@ def with_compression(
 
     Args:
       algorithm: any algorithm; with privacy, the private one.
-      codec: `codecs.qsgd(...)`, `codecs.topk(...)`, `codecs.sign()` or one of your own.
+      codec: `codecs.qsgd(...)`, `codecs.topk(...)`, `codecs.sign()` or your own.
       fields: the names of the upload's fields to code; None is `FIELDS`. An upload without fields is coded whole.
       seed: of the rounding, which also draws from each client's key: it is independent from client to client.
 

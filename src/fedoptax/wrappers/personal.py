@@ -25,7 +25,7 @@ class PersonalServer(NamedTuple):
 
 
 class PersonalClient(NamedTuple):
-    """A client: what the algorithm keeps, its personal parameters, and the state of a server of these alone, or ()."""
+    """A client: the algorithm's state, its personal parameters, and the server state of these parameters, or ()."""
 
     inner: Tree
     params: Tree
@@ -45,7 +45,7 @@ def with_personal(algorithm: FedAlgorithm, keep: str | Sequence[str] | Callable[
     trains, as `fedexp`, `delta_sgd` and FAFED with one v for all take it, is taken of personal parameters, too.
 
     Args:
-      algorithm: any algorithm that sends parameters and changes as they are.
+      algorithm: any algorithm that is neither private nor compressed.
       keep: a pattern or several (`"norm*"`, `"*/bias"`), matched against a parameter's whole path, such as
         `block1/norm1/scale`, and each of its parts; or a function of the path.
 
