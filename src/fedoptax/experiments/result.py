@@ -31,11 +31,11 @@ class RunResult:
       status: `"completed"`, `"stopped early"` (by `stop_after`), `"interrupted"` or `"diverged"`, a `Status`.
       message: one line about a status other than completed, else None.
       folder: where it was written, or None.
-      hyperparameters: the algorithm's, as far as they were given.
-      task: what was learned, for `predict`; a copy by pickle has none.
+      hyperparameters: those passed to the algorithm's constructor.
+      task: for `predict`; None after unpickling.
       best: the best evaluated round (`round`, `metric`, `value`), by the metric of `keep`; None if none was evaluated.
       best_params: its parameters, with `keep`; else None.
-      personalized: with `personalize`, what came of it, as in summary.json.
+      personalized: the results of `personalize`, as in summary.json.
       initial: with `evaluate_start`, the metrics before the first round, by column.
       signal: the number of the signal that asked to stop (2: Ctrl-C), else 0; it may come in the last round.
     """
@@ -57,7 +57,7 @@ class RunResult:
 
     @cached_property
     def model(self) -> TrainedModel:
-        """The model with the best parameters if they were kept, else with the final ones.
+        """The model with the best parameters if they were saved, else with the final ones.
 
         Raises:
           UsageError: the task has no `predict`.

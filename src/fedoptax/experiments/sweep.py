@@ -32,7 +32,7 @@ def sweep(
 ) -> Swept:
     """Run `make_algorithm(**point)` for every point of the grid, compiling once.
 
-    A point that diverges is stopped there and kept with status `"diverged"`.
+    A point that diverges is stopped and has the status `"diverged"`.
 
     Args:
       make_algorithm: a constructor, such as `fedadam`, or a `functools.partial` of it; the grid names its arguments.

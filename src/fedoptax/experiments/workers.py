@@ -61,7 +61,7 @@ def run_jobs(
     Args:
       task: the task of all.
       shared: a further argument of all, that pickle can send.
-      jobs: what is to be done.
+      jobs: the runs.
       folder: of the results, where workers look whether they should stop.
       update: is told of all rounds together.
       executor: any `concurrent.futures.Executor`, or another object whose `submit` returns what has `done`, `result`
@@ -202,7 +202,7 @@ def open_executor(workers: str | None, folder: Path) -> Iterator[Any]:
 
     Raises:
       UsageError: it is none of these, or a package is missing.
-      RunError: nobody answers at the address.
+      RunError: no answer from the address.
     """
     kind, _, place = (workers or "").partition(":")
     if workers is None:

@@ -50,7 +50,7 @@ LOCK = ".lock"
 def prepare(out: str | Path, overwrite: bool = False, remove: bool = True) -> Path:
     """Check that results may be written to `out`, and remove earlier results there if `overwrite`.
 
-    Without `remove` they stay, so that all that is asked for can be checked before anything is lost.
+    Without `remove` they stay, so that all options can be checked before anything is lost.
     """
     check_type("out", out, str | Path)
     folder = Path(out)
@@ -69,7 +69,7 @@ def prepare(out: str | Path, overwrite: bool = False, remove: bool = True) -> Pa
 
 @contextmanager
 def locked(folder: Path, seconds: float = 0.0) -> Iterator[None]:
-    """Hold a folder of results for this process, and make it if it is not there; wait so long for another process."""
+    """Lock a folder of results for this process, creating it if needed; wait this long for another process."""
     lock = FileLock(folder / LOCK, timeout=seconds)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -163,7 +163,7 @@ class RunFolder:
     def save(
         self, state: Tree, clients: ClientStates, best: Tree | None = None, notes: Mapping[str, Any] | None = None
     ) -> None:
-        """Save the states after the rounds that are done, and tell their number if the process should be killed.
+        """Save the states after the finished rounds, and their number in case the process is killed.
 
         `best` are the best parameters so far, if they are kept; `state` holds them too, for a run that is continued.
         """

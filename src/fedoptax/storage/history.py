@@ -1,4 +1,4 @@
-"""What happened and what it cost: a row per round in history.jsonl, and per round and client in clients.parquet."""
+"""The history of a run: a row per round in history.jsonl, and per round and client in clients.parquet."""
 
 from __future__ import annotations
 
