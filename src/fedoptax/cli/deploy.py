@@ -70,7 +70,7 @@ def add_node(options: AddNode) -> None:
 
 
 def local(options: Local) -> None:
-    """Run an app, which is there or made now, to its end."""
+    """Run an existing or a new app to its end."""
     if options.resume_round is not None and options.resume is None:
         raise UsageError("resume_round needs --resume, the folder of a run")
     if options.resume is not None and options.out not in (None, options.resume):
@@ -186,7 +186,7 @@ def make_deployment(options: DeploymentOptions, nodes: int) -> Deployment:
 
 
 def _print_simulation(deployment: Deployment) -> None:
-    """Tell the simulation that a deployment equals."""
+    """Print the command of the equal simulation."""
     if command := simulation_command(deployment):
         print(f"the same in simulation: {command}", file=sys.stderr)
 

@@ -123,7 +123,7 @@ class TaskOptions(Form):
 
 
 class LearningOptions(TaskOptions):
-    """What simulations and deployments share."""
+    """The options that simulations and deployments share."""
 
     run: dict[str, Any] = field(default_factory=dict)  # options of rounds, which `options_from` declares
     set_: dict[str, Any] = of_algorithm(SETTINGS, {}, metavar=PAIRS)
@@ -143,7 +143,7 @@ class JsonOption(Form):
 
 
 class ExperimentOptions(JsonOption, LearningOptions):
-    """What simulations share: how their rounds are computed, and where results go."""
+    """The options that simulations share: rounds, hardware, and the folder of the results."""
 
     run: dict[str, Any] = options_from(RunOptions)
     checkpoint_every: float = option("Seconds between checkpoints.", 60.0)

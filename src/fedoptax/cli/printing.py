@@ -1,4 +1,4 @@
-"""What commands print. It imports no JAX before it must, as `fedoptax list` prints, too."""
+"""Output of commands. It imports JAX only when needed, because `fedoptax list` uses it, too."""
 
 from __future__ import annotations
 

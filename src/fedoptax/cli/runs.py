@@ -68,7 +68,7 @@ def errors_name(folder: Path) -> Iterator[None]:
 
 
 def _grid(options: Compare | Tune, names: Sequence[str]) -> dict[str, str]:
-    """Return the values to search: those typed, over the paper's if they are asked for."""
+    """Return the values to search: those of --grid, which replace entries of the paper's grid if requested."""
     typed = dict(options.grid)
     paper = typed.pop("paper", None)
     return typed if paper is None else find_grid(options.task, options.preset, paper, names) | typed

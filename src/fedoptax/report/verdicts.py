@@ -13,7 +13,7 @@ from fedoptax.report.words import format_count, format_number, format_spread, jo
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the values of one task's groups say."""
+    """The verdict on the groups of one task."""
 
     leader: str  # the label of the group with the best mean of final values
     is_clear: bool  # whether its distance from each other group is significant
