@@ -42,7 +42,7 @@ def load_file(
     test_fraction: float | None = None, image_size: readers.Size | None = None, separator: str | None = None,
     decimal: str | None = None, schema: Schema | None = None, target: str | None = None, seed: int = 0,
 ) -> Source:  # fmt: skip
-    """Read a file or folder of your own, whose name tells its format.
+    """Read your own file or folder, with the format of its ending.
 
     Args:
       path: `.npz` with arrays of n rows, and perhaps a test part in arrays of the same names with `_test` at the end;
@@ -50,19 +50,19 @@ def load_file(
         `client/class/image`, or below `train/` and `test/` in it, of which hidden files are passed over and links are
         followed. Images have 8 bits per channel and one page.
       client: the array or column of the client ids; None takes `client` if it is there, else there are no clients.
-      label: the array or column of the labels; None takes `y` of an archive, `label` of a table.
+      label: the array or column of the labels; None: `y` of an archive, `label` of a table.
       features: the array of the examples, None for `x`; or the columns of a table, None for all others but `drop`.
       drop: columns of a table that are not used.
       split: a column of a table that says `train` or `test` in every row; None if all rows are training examples.
       test_fraction: of every client's examples, to hold out if there is no test part; 0 for none, None for 0.2.
       image_size: the height and width to resize images to, one number for a square; None if all are of one size.
-      separator: what separates the cells of a `.csv` or `.tsv` file, one character; None guesses among , ; tab and |.
+      separator: between the cells of a `.csv` or `.tsv` file, one character; None guesses among , ; tab and |.
       decimal: the decimal point of the numbers in it, `"."` (also for None) or `","`.
       schema: what the columns of a table mean; None looks at the table, see `fedoptax.data.describe`. Empty cells that
         are to be filled are NaN in the result. With a schema each client draws its test rows for itself, so that a
         client with a file of its own draws the same.
       target: `"number"` or `"class"`, what the labels of a table are where it may be either.
-      seed: of the choice of what is held out.
+      seed: of the choice of held-out examples.
 
     Raises:
       UsageError: there is no such file, it is of another format, or an option does not apply to it.
@@ -88,7 +88,7 @@ def load_file(
 
 
 def check_path(path: Path) -> None:
-    """Check that `load_file` can read a path, by its ending; a `UsageError` if not, or if there is none."""
+    """Check that a path exists and has an ending that `load_file` can read; a `UsageError` if not."""
     if not path.exists():
         raise UsageError(f"{path} does not exist; allowed is {_FORMATS}")
     if not path.is_dir() and path.suffix.lower() not in _READERS:
@@ -100,7 +100,7 @@ def from_dataset(
     client: str | ClientOf | None = None, test_client: ClientOf | None = None, image_size: readers.Size | None = None,
     channels_first: bool = False,
 ) -> Source:  # fmt: skip
-    """Take a data set of Hugging Face's `datasets` or a map-style one of PyTorch, which you have loaded.
+    """Convert a loaded data set of Hugging Face's `datasets` or a map-style one of PyTorch.
 
     Of Hugging Face: a `Dataset`, or the splits `train` and `test` of a `DatasetDict`. Of PyTorch: items (x, y), where x
     is a tensor, an array, a number or a Pillow image; each is read once, so random transforms are applied once.

@@ -1,4 +1,4 @@
-"""A first look at a table: what its columns are, and what a person would warn of."""
+"""A first look at a table: the kinds of its columns, and warnings."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def infer_schema(
     frame: pandas.DataFrame, label: str, client: str | None = None, target: str | None = None,
     columns: Sequence[str] | None = None,
 ) -> Schema:  # fmt: skip
-    """Look at a table and say what its columns are; `notes` of the result tell what a person should know of them.
+    """Infer the kinds of a table's columns; the `notes` of the result explain the choices.
 
     `target` is `"class"` or `"number"`, where the labels may be either; `"guess"` takes the likelier. `columns` are
     those of features, the others are left out; None: all but the label and the client. Labels that may be either are a
@@ -80,7 +80,7 @@ def infer_schema(
 
 
 def describe_target(frame: pandas.DataFrame, schema: Schema) -> str:
-    """Say in a few words what is predicted."""
+    """Describe the target."""
     texts = [text for text in as_texts(frame[schema.target.column]) if text is not None]
     if schema.target.kind == "number":
         numbers = np.array(texts, float)
@@ -92,7 +92,7 @@ def describe_target(frame: pandas.DataFrame, schema: Schema) -> str:
 
 
 def find_faults(frame: pandas.DataFrame, schema: Schema) -> list[str]:
-    """Return what a person would warn of in a table, one line each, besides the `notes` of the schema."""
+    """Return warnings about a table, one line each, besides the `notes` of the schema."""
     lines = []
     y = np.array([text or "" for text in as_texts(frame[schema.target.column])], object)
     for name, column in schema.used.items():
@@ -109,7 +109,7 @@ def find_faults(frame: pandas.DataFrame, schema: Schema) -> list[str]:
             lines.append(f"column {name!r} is empty in {1 - sum(counts.values()) / len(texts):.0%} of the rows")
         elif column.kind == "category" and once:
             lines.append(f"column {name!r} has categories with a single row: {shorten(', '.join(once), 80)}")
-        with suppress(DataError):  # a cell that is not of its kind, of which the notes tell
+        with suppress(DataError):  # a cell of another kind, which the notes report
             if len(counts) > 1 and _tells_label(column.encode("table", name, frame[name])[y != ""], y[y != ""], schema):
                 lines.append(f"column {name!r} determines the label: if it is only known afterwards, {IGNORE}")
     if schema.target.kind == "class":
@@ -138,7 +138,7 @@ def _tells_label(x: np.ndarray, y: np.ndarray, schema: Schema) -> bool:
 
 
 def _infer_column(column: pandas.Series[Any]) -> tuple[ColumnSchema, str]:
-    """Say what a column is, with a note where that is not obvious."""
+    """Return the kind of a column, with a note if it is not obvious."""
     from pandas.api import types
 
     if types.is_numeric_dtype(column.dtype) and not types.is_bool_dtype(column.dtype) and column.notna().any():

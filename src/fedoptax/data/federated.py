@@ -83,7 +83,7 @@ class FederatedData:
 
     @classmethod
     def open(cls, folder: str | Path) -> FederatedData:
-        """Open the federation that `write` wrote, mapped from its files: only what is used is read.
+        """Open a federation of `write`, memory-mapped: only the used rows are read.
 
         It is a `DataError` if it is missing, incomplete or damaged, or holds NaN or infinity.
         """

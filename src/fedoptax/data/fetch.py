@@ -14,7 +14,7 @@ TIMEOUT = 30.0  # seconds to wait for a connection and for each next byte
 
 
 def fetch(name: str, data_dir: str | Path | None = None, progress: bool | None = None) -> Path:
-    """Download what is missing of a data set and unpack it; return its folder.
+    """Download and unpack the missing files of a data set; return its folder.
 
     Files that are there with their published hash are left alone. An archive that was put into the folder by hand is
     unpacked without a network.
@@ -66,7 +66,7 @@ def _retrieve(item: Download, folder: Path, progress: bool) -> None:
 
 
 def _keep_members(item: Download, folder: Path) -> None:
-    """Move an archive's members to their places once all are there; the archive goes."""
+    """Move an archive's members to the folder once all are unpacked, and delete the archive."""
     if not item.members:
         return
     unpacked = _unpacked(item, folder)

@@ -59,7 +59,7 @@ def read_frame(path: Path, texts: Sequence[str], rows: int | None = None, /, **c
 
 
 def find_separator(path: Path, separator: str | None = None, decimal: str | None = None) -> str | None:
-    """Return what separates the cells of a .csv or .tsv file; None for a .parquet file, which has no such thing.
+    """Return the separator of a .csv or .tsv file; None for a .parquet file.
 
     The guess is the first of its usual one and , ; tab | by which the first lines have the same number of cells > 1.
     """

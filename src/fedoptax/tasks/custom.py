@@ -91,7 +91,7 @@ def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
 
 
 def describe_data(task: Task, source: Source, how: str) -> list[str]:
-    """Say in lines what was understood of a file: clients, features and `how` they are read, labels, split, schema."""
+    """Describe a file in lines: clients, features and `how` they are read, labels, split, schema."""
     sizes, partition, shape = task.clients.sizes, task.spec["partition"], source.input_shape
     where = f"made by partition {partition}"
     if partition == "clients":
@@ -159,7 +159,7 @@ def check_has_clients(path: Path, **cells: str | None) -> None:
 
 
 def find_ids(source: Source) -> list[str]:
-    """Return a warning about the columns that look like ids, and one about those that only tell the clients apart.
+    """Return a warning about columns that look like ids, and one about those constant within each client.
 
     Ids are whole numbers of which hardly any occurs twice. A column tells clients apart if it is constant within each.
     """
