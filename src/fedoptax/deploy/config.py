@@ -1,4 +1,4 @@
-"""What a deployment is: one flat table of plain values, the `[tool.flwr.app.config]` of the Flower app.
+"""The settings of a deployment: a flat table of plain values, the `[tool.flwr.app.config]` of the Flower app.
 
 Server and clients read the same table, so they build the same task and the same algorithm.
 """
@@ -79,7 +79,7 @@ class Deployment(NetworkOptions):
 
     @property
     def run_options(self) -> RunOptions:
-        """The options of the rounds as the engine takes them: a node is one device, and has its own state."""
+        """The options of the rounds for the engine: a node is one device, and has its own state."""
         shared = {name: getattr(self, name) for name in options_of(RoundOptions)}
         return RunOptions(**shared, mesh=1, client_states="device", examples="device")
 
@@ -136,7 +136,7 @@ def build_task(deployment: Deployment, partition: int | None = None, data_dir: s
 
 
 def to_table(deployment: Deployment) -> dict[str, Any]:
-    """Return the table that stands in `pyproject.toml`: kebab-case names, with two tables inside."""
+    """Return the table for `pyproject.toml`: kebab-case names, with two tables inside."""
     table: dict[str, Any] = {name: dict(getattr(deployment, name)) for name in TABLES}
     for name, content in table.items():
         for key, item in content.items():
@@ -151,7 +151,7 @@ def to_table(deployment: Deployment) -> dict[str, Any]:
 
 
 def from_table(table: Mapping[str, Any]) -> Deployment:
-    """Return the deployment of a table as Flower gives it: flat, the keys of the tables inside with a dot.
+    """Return the deployment of a table in Flower's flat form, with the keys of inner tables after a dot.
 
     Hyper-parameters are in a table of their algorithm's name. Those of other algorithms are left out; where there are
     none of this one, the task's preset is taken.
@@ -187,7 +187,7 @@ def from_table(table: Mapping[str, Any]) -> Deployment:
 
 
 def simulation_command(deployment: Deployment) -> str | None:
-    """Return the command whose simulation a deployment equals; None if there is none.
+    """Return the command of the simulation that a deployment equals; None if there is none.
 
     There is none for a task that is a function of the app, nor for asynchronous rounds: who is late is not known.
     """

@@ -127,7 +127,7 @@ def client_app(make_client: MakeClient = default_client) -> ClientApp:
         plan = SecureMean(float(deployment.secure_aggregation)), threshold(deployment.cohort_size, limits)
         memory = dict(context.state.config_records.get(SECURE, {}))
         sent = answer(client, plan, arrays, order, memory, root)
-        context.state.config_records[SECURE] = ConfigRecord(memory)  # in the node's memory, and for this run alone
+        context.state.config_records[SECURE] = ConfigRecord(memory)  # in the node's memory, for this run only
         return reply(message, sent)
 
     @app.evaluate()
@@ -159,7 +159,7 @@ class FlowerNetwork:
         self._places = {key: partition for partition, (key, _, _) in entries.items()}  # partitions by fingerprint
         self._names = {partition: name or key for partition, (key, _, name) in entries.items()}
         self._keys: dict[int, bytes] = {}  # public keys of the nodes that are connected
-        self._greeted: set[int] = set()  # nodes that were asked for their partition
+        self._greeted: set[int] = set()  # nodes already asked for their partition
         self._partitions: dict[int, int] = {}  # by node
         self._hellos: dict[str, int] = {}  # nodes by message
         self._pending: dict[str, tuple[int, int]] = {}  # partition and node by message that is not forgotten
@@ -303,7 +303,7 @@ def read_records(content: RecordDict, name: str, kind: type[Any]) -> tuple[dict[
 
 
 def read_reply(message: Message | None, node: int) -> tuple[int, RawReply]:
-    """Return a reply's bytes and its content, unchecked; what cannot be a reply becomes one with an error."""
+    """Return a reply's bytes and its content, unchecked; anything else becomes a reply with an error."""
     if message is None:
         return 0, RawReply({}, {}, "a message that cannot be read")
     if message.has_error():

@@ -82,7 +82,7 @@ def answer(
       plan: the coding, and the `threshold`.
       arrays: the algorithm's message, in `upload`.
       fields: the order, with `stage` and what belongs to it.
-      memory: what the node remembers of the round, plain values; changed here.
+      memory: the node's memory of the round, plain values; changed here.
       root: the node's folder for states.
 
     Raises:
@@ -149,7 +149,7 @@ def gather_sum(
 
     Args:
       ask: makes a request.
-      cohort: who is asked.
+      cohort: the partitions to ask.
       message: the algorithm's, as NumPy arrays.
       form: of what a client sends, decoded, as structs.
       plan: of the round.
@@ -244,14 +244,14 @@ def _way(sender: int, receiver: int) -> bytes:
 
 
 def _split(secret: bytes, minimum: int, count: int) -> list[bytes]:
-    """Return shares of a secret, which any `minimum` tell; each is an index and as many bytes as the padded secret."""
+    """Return shares of a secret; any `minimum` reveal it. Each is an index and as many bytes as the padded secret."""
     padded = pad(secret, 16)  # a sum of the shares that is not the secret shows by it
     parts = [Shamir.split(minimum, count, padded[i : i + 16], ssss=False) for i in range(0, len(padded), 16)]
     return [shares[0][0].to_bytes(4) + b"".join(share for _, share in shares) for shares in zip(*parts)]
 
 
 def _combine(shares: Iterable[np.ndarray]) -> bytes:
-    """Return the secret, or raise ValueError (the shares do not fit together) or IndexError (there are none)."""
+    """Return the secret, or raise ValueError (inconsistent shares) or IndexError (no shares)."""
     rows = [share.tobytes() for share in shares if share.any()]
     places = range(4, len(rows[0]), 16)
     parts = (Shamir.combine([(int.from_bytes(row[:4]), row[i : i + 16]) for row in rows], ssss=False) for i in places)
@@ -275,7 +275,7 @@ def _mask(key: bytes, size: int) -> np.ndarray:
 
 
 def _pair_mask(partition: int, other: int, private: bytes, public: bytes, size: int) -> np.ndarray:
-    """Return what `partition` adds for `other`, who adds its negative."""
+    """Return the mask that `partition` adds and `other` subtracts."""
     mask = _mask(_agree(private, public), size)
     return mask if partition > other else np.negative(mask)
 

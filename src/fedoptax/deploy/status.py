@@ -1,4 +1,4 @@
-"""What an operator sees of a deployment while it runs, from files in its folder.
+"""The status of a running deployment, from files in its folder.
 
 `network.jsonl` has a line for each round that is done: who took part, who was left out and why, the seconds of each
 phase. `nodes.json` says, every few seconds, which round goes on and when each node was last connected.
@@ -18,7 +18,7 @@ from fedoptax.storage.folder import Status, read_summary
 from fedoptax.storage.history import read_lines
 
 FILE, NODES = "network.jsonl", "nodes.json"
-RECENT = 10  # rounds whose mean is shown
+RECENT = 10  # number of rounds in the mean
 LEFT_OUT = "left out of {rounds} rounds: partition {partition} (node {node}), at last: {reason}"
 
 
@@ -30,7 +30,7 @@ def list_left_out(rounds: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def read_status(folder: Path) -> dict[str, Any]:
-    """Return the state of the deployment in a folder, with all that `describe_status` tells.
+    """Return the state of the deployment in a folder, for `describe_status`.
 
     Raises:
       UsageError: the folder is not a deployment's.
@@ -47,7 +47,7 @@ def read_status(folder: Path) -> dict[str, Any]:
 
 
 def describe_status(state: Mapping[str, Any]) -> list[str]:
-    """Return what `read_status` returns as lines."""
+    """Return the result of `read_status` as lines."""
 
     def ago(moment: float | None) -> str:
         return "never" if moment is None else f"{max(0.0, time.time() - moment):.0f} s ago"

@@ -40,7 +40,7 @@ def is_buffer(name: str, array: np.ndarray) -> bool:
 
 
 class FedoptaxStrategy(Strategy):
-    """A Flower strategy whose server is a `FedAlgorithm` of the FedOpt family.
+    """A Flower strategy with the server of a `FedAlgorithm` of the FedOpt family.
 
     Statistics (`buffer`) are averaged; the server's optimizer never sees them. A reply with other names, shapes or
     dtypes than the model's, numbers that are not finite, a count out of range or a change out of all proportion to the
@@ -129,7 +129,7 @@ class FedoptaxStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Update the server with all sound replies; without any, or if it is not finite, nothing changes."""
+        """Update the server with all valid replies; without any, or if it is not finite, nothing changes."""
         sound = dict(_sound(replies, self._read))
         if not sound:
             return None, None
@@ -158,7 +158,7 @@ class FedoptaxStrategy(Strategy):
         return self._messages(server_round, arrays, config, grid, self.fraction_evaluate, MessageType.EVALUATE)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Return the means of the metrics that all sound replies have, weighted by their examples."""
+        """Return the means of the metrics that all valid replies have, weighted by their examples."""
         rows = [row for _, row in _sound(replies, self._read_metrics)]
         if not rows:
             return None
@@ -167,7 +167,7 @@ class FedoptaxStrategy(Strategy):
         return MetricRecord({n: sum(count * values[n] for values, count in rows) / total for n in sorted(names)})
 
     def summary(self) -> None:
-        """Log what the strategy is."""
+        """Log the strategy's settings."""
         flower_log.info("FedoptaxStrategy: %g of the nodes per round, seed %d", self.fraction_train, self.seed)
 
     def _begin(self, arrays: ArrayRecord) -> None:
@@ -237,7 +237,7 @@ class FedoptaxStrategy(Strategy):
 
 
 def _sound(replies: Iterable[Message], read: Callable[[RecordDict], Any]) -> Iterator[tuple[int, Any]]:
-    """Yield each node with what `read` makes of its reply, in the nodes' order; one that is refused is logged."""
+    """Yield each node with the result of `read` for its reply, in the nodes' order; refused replies are logged."""
     for message in sorted(replies, key=lambda message: message.metadata.src_node_id):
         node = message.metadata.src_node_id
         try:

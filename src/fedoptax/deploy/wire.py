@@ -24,7 +24,7 @@ SHOWN, REASON = 80, 600  # characters quoted of a text from elsewhere; of a reas
 
 
 class WireError(RunError):
-    """A message is not what was expected; one line says where and why."""
+    """A message has another form than expected; one line says where and why."""
 
 
 class WireArray(NamedTuple):

@@ -111,7 +111,7 @@ def conv(
 
 
 def _without_unused_weights(kernel: jax.Array, geometry: _Geometry) -> tuple[jax.Array, _Geometry]:
-    """Leave out the rows and columns of a kernel that meet padding alone: of 3 × 3 on one pixel one weight is left.
+    """Leave out the rows and columns of a kernel that only meet padding: of 3 × 3 on one pixel one weight is left.
 
     The last stage of ResNet-18 on 24 × 24 images is such: its rounds need 0.55 of the FLOPs.
     """

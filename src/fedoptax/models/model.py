@@ -32,7 +32,7 @@ class Model(NamedTuple):
 
 
 def functional(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
-    """Make a `Model` of an NNX module whose only state is parameters and dropout.
+    """Make a `Model` of an NNX module with no state except parameters and dropout.
 
     Args:
       build: makes the module; passes `rngs` to its layers in NNX's own way, `nnx.Dropout(0.5, rngs=rngs)`.
