@@ -81,7 +81,7 @@ def test_what_is_understood_of_a_table_is_shown_with_what_looks_like_ids(capsys:
     printed = capsys.readouterr().out
     assert "1 feature (height)" in printed and "warning" not in printed
     assert fedoptax(*arguments[:-2], "--label-column", "height", "--task-set", "drop=number") == 2
-    assert "'height' holds 80 different decimals" in capsys.readouterr().err
+    assert "'height' has 80 different decimals" in capsys.readouterr().err
 
 
 def test_partition_as_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -98,7 +98,7 @@ def test_what_a_person_would_warn_of_is_said(table):
 ODD = {  # cells of a column -> its kind, or words of the note
     "decimal commas": (["1,5", "2,25", "3,0"] * 10, "number"),
     "padded": (["007", "7", "012"] * 10, "category"),
-    "ambiguous dates": (["01/02/2020", "03/04/2020"] * 15, "two ways"),
+    "ambiguous dates": (["01/02/2020", "03/04/2020"] * 15, "ambiguous dates"),
     "German dates": (["01.02.2020", "23.04.2020"] * 15, "date"),
     "words for empty": (["1", "NA", "2.5"] * 10, "number"),
     "Namibia": (["NA", "DE", "FR"] * 10, "category"),

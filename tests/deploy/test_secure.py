@@ -202,7 +202,7 @@ def test_a_node_that_sends_nonsense_is_left_out_or_not_needed(tmp_path: Path, li
     nodes = Lying(given, tmp_path / "nodes")
     nodes.lie = lie
     if lie[0] == "shares":  # nobody has a share of its seed
-        with pytest.raises(RunError, match="shares do not fit together"):
+        with pytest.raises(RunError, match="shares are inconsistent"):
             go(given, nodes)
         return
     go(given, nodes)

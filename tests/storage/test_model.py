@@ -88,7 +88,7 @@ def test_predict_reads_and_writes_files(
         (["run", "--input", "short.csv"], 1, "'dose'"),
         (["run", "--input", "data.csv", "--out", "a.txt"], 2, "--out"),
         (["run", "--input", "data.csv", "--top", "3"], 2, "top"),
-        (["run", "--input", "data.csv", "--params", "best"], 1, "kept no best"),
+        (["run", "--input", "data.csv", "--params", "best"], 1, "saved no best"),
         ([".", "--input", "data.csv"], 2, "not the folder of a run"),
         (["run", "--input", "."], 2, "input"),
     ],
