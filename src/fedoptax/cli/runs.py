@@ -139,12 +139,12 @@ def _best_of_searches(folders: list[Path], names: list[str], task: Task, setting
 
 
 def _note_weighting(names: list[str], settings: Settings, weighting: str) -> None:
-    """Say which weighting holds for all methods, if papers of some have another."""
+    """Print the weighting of all methods, if some papers have another."""
     values = {name: tuning.split_weighting(settings.hyperparameters[name])["hyperparameters"] for name in names}
     with suppress(UsageError):  # of a wrong value, which is refused later
         others = [name for name in names if build(name, values[name]).weighting != weighting]
         if others and weighting != "paper":
-            note = f"{', '.join(others)}: otherwise in the paper; --weighting paper takes each paper's own"
+            note = f"not in the paper of {', '.join(others)}; --weighting paper follows each paper"
             print(f"weighting: {weighting} for all methods ({note})", file=sys.stderr)
 
 

@@ -43,8 +43,8 @@ def _judge(rows: Sequence[Row]) -> Verdict:
     text += f" Equivalent within a percentage point: {join_words(close)}." if close else ""
     early = [row for row in rows if row["early_standing"]]
     if early and any(math.isfinite(row["early_p"]) for row in rows):
-        text += f" Early, as the mean of the first {early[0]['early_window']} rounds, {early[0]['algorithm']} has the "
-        text += f"{early[0]['early_standing']}, {format_number(early[0]['early'])}; "
+        text += f" Early, as the mean of the first {format_count(early[0]['early_window'], 'round')}, "
+        text += f"{early[0]['algorithm']} has the {early[0]['early_standing']}, {format_number(early[0]['early'])}; "
         text += f"{_describe_tests(rows, 'early_', leader['higher_is_better'])}."
     return Verdict(name, leader["standing"] == "best", f"{text} Tests are paired over seeds, with Holm's correction.")
 
