@@ -1,6 +1,6 @@
 """fedoptax: adaptive federated optimization in JAX.
 
-The public names and their homes stand in `__init__.pyi`. Each is loaded when first used, so that `import fedoptax`
+`__init__.pyi` lists the public names and their modules. Each is loaded when first used, so that `import fedoptax`
 and `fedoptax --help` are quick.
 """
 

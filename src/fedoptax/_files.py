@@ -1,4 +1,4 @@
-"""Files that a reader sees whole or not at all, and JSON whose errors name the file."""
+"""Atomically written files, and JSON with errors that name the file."""
 
 import io
 import json
@@ -70,12 +70,12 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"'{path}' cannot be read: {shorten(getattr(error, 'strerror', None) or error)}") from error
     if not isinstance(value, dict):
-        raise RunError(f"'{path}' is damaged: a JSON object is expected")
+        raise RunError(f"'{path}' is damaged: it must be a JSON object")
     return value
 
 
 def pack_arrays(arrays: Mapping[str, np.ndarray]) -> bytes:
-    """Return arrays by name as an `.npz` file; `np.savez` would take the names for arguments of its own."""
+    """Return arrays by name as an `.npz` file; `np.savez` would confuse some names with its arguments."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, array in arrays.items():
@@ -113,7 +113,7 @@ def using(path: Path) -> Iterator[None]:
 
 
 def to_plain(value: Any) -> Any:
-    """Return `value` as `read_json` gives it back after `write_json`."""
+    """Return `value` as `read_json` would after `write_json`."""
     if isinstance(value, Mapping):
         return {str(name): to_plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -132,7 +132,7 @@ def finite_or_none(value: Any) -> Any:
 
 @contextmanager
 def reading(name: object, kind: str) -> Iterator[None]:
-    """Turn whatever fails in reading a file into one line that names it: damaged ones fail in many ways."""
+    """Turn any error in reading a file into one line that names it: damaged files fail in many ways."""
     try:
         yield
     except (UsageError, DataError):

@@ -1,4 +1,4 @@
-"""What a person watches: a progress bar, lines in a log, tables in a notebook."""
+"""Progress bars, progress lines in a log, tables in a notebook."""
 
 import sys
 import time
@@ -41,7 +41,7 @@ def bar(
 
 
 def _lines(description: str, total: int, done: int, each: int) -> Update:
-    """Make what prints a line now and then."""
+    """Make an observer that prints a line now and then."""
     begun = last = time.monotonic()
 
     def update(now: int, note: str) -> None:

@@ -1,7 +1,7 @@
 """The contract: what a federated algorithm is, and the few operations every algorithm is written with.
 
 An algorithm is six pure functions (and the weighting of its paper). The engines decide how clients are run;
-the algorithm decides what is sent, what is remembered and what is computed. The weighted mean of the uploads
+the algorithm decides what is sent, stored and computed. The weighted mean of the uploads
 is the only operation that crosses clients.
 """
 
@@ -44,7 +44,7 @@ class Batches(NamedTuple):
     Attributes:
       num_steps: K, how many there are; may be traced.
       get: `k -> minibatch`, for k = 0, …, K − 1.
-      key: for the client's own random numbers: another for each client, round and seed, the same in every engine.
+      key: for the client's random numbers; it differs by client, round and seed, and is the same in every engine.
       examples: makes one batch of all the client's examples.
     """
 
@@ -73,7 +73,7 @@ class FedAlgorithm(NamedTuple, Generic[Server, Message, Client, Upload]):
 
     Attributes:
       init: `params -> server`, the server's state before the first round.
-      init_client: `params -> client`, what one client keeps between rounds; `()` when it keeps nothing.
+      init_client: `params -> client`, the state that a client keeps between rounds; `()` if none.
       broadcast: `server -> message`, everything a sampled client receives.
       client_update: `(grad_fn, message, client, batches) -> (upload, client, loss)`, a client's round. `batches` is
         a `Batches`, or in plain Python a `BatchList`; a random algorithm draws from `batches.key`. `loss` is the mean
@@ -82,7 +82,7 @@ class FedAlgorithm(NamedTuple, Generic[Server, Message, Client, Upload]):
       params: `server -> params`, the model to evaluate and save.
       weighting: how the paper averages uploads, `"examples"` or `"uniform"`; a run may choose otherwise,
         but for a private algorithm.
-      decode: `sent -> upload`, applied by the receiver before the mean; None where uploads are averaged as they are
+      decode: `sent -> upload`, applied by the receiver before the mean; None if uploads need no decoding
         sent (see `with_compression`).
       epsilon: `(rounds, cohort_size, num_clients) -> ε`, the privacy spent; None without privacy (see `with_privacy`).
       client_params: `(server, client) -> params`, the model that a client uses, where it is not the server's (see
@@ -175,7 +175,7 @@ def local_steps(step: Step, carry: Tree, batches: Minibatches) -> tuple[Tree, ja
 
 
 def first_batches(batches: Minibatches, count: int) -> Minibatches:
-    """The first `count` of a client's minibatches of a round, or all if there are fewer."""
+    """The first `count` minibatches of a client's round, or all if there are fewer."""
     if isinstance(batches, Batches):
         return batches._replace(num_steps=jnp.minimum(batches.num_steps, count))
     return batches[:count]
@@ -203,7 +203,7 @@ def cond(condition: Any, if_true: Callable[[], Result], if_false: Callable[[], R
 
 
 def decoded(algorithm: FedAlgorithm, sent: Tree) -> Tree:
-    """The upload that takes part in the mean, decoded from what a client sent."""
+    """The decoded upload of a client, for the mean."""
     return sent if algorithm.decode is None else algorithm.decode(sent)
 
 
@@ -224,7 +224,7 @@ def weighted_mean(trees: Sequence[Tree], weights: Sequence[Any] | jax.Array | No
         raise UsageError("trees must hold at least one upload, got none")
     forms = [[(name, np.shape(a)) for name, a in zip(leaf_names(t), jax.tree.leaves(t), strict=True)] for t in trees]
     if any(form != forms[0] for form in forms):
-        raise UsageError("trees must have the same names and shapes, which these uploads have not")
+        raise UsageError("trees must have the same names and shapes")
     trees = [jax.tree.map(jnp.asarray, t) for t in trees]
     try:
         w = jnp.ones(len(trees)) if weights is None else jnp.asarray(weights, float)

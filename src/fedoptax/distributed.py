@@ -1,4 +1,4 @@
-"""Several processes that run one program together, each on its own devices.
+"""Several processes that run one program together, each on its devices.
 
 All take the same steps. Process 0 is the leader: it alone reads and writes the run's folder and shows progress.
 Whatever decides which step comes next must be the same in all, or one process would wait for ever for another.
@@ -23,13 +23,13 @@ _PIECE = 2**26  # bytes that are sent at a time
 def join(coordinator: str | None = None, processes: int | None = None, process: int | None = None) -> None:
     """Connect this process to the others, before JAX has touched a device.
 
-    Give all arguments, or none if JAX can find them out: from Slurm, Open MPI, Kubernetes or a cloud's TPUs. Process 0
+    Pass all arguments, or none if JAX can detect them: from Slurm, Open MPI, Kubernetes or a cloud's TPUs. Process 0
     is reached at `coordinator`, `HOST:PORT`; `process` is the number of this one, from 0.
     """
     arguments = {"coordinator": coordinator, "processes": processes, "process": process}
     missing = [name for name, value in arguments.items() if value is None]
     if 0 < len(missing) < 3:
-        raise UsageError(f"{missing[0]} must be given too: coordinator, processes and process go together")
+        raise UsageError(f"{missing[0]} is missing: coordinator, processes and process go together")
     if coordinator is not None and process is not None:
         host, _, port = coordinator.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
@@ -45,16 +45,16 @@ def join(coordinator: str | None = None, processes: int | None = None, process: 
         raise UsageError(f"coordinator, processes and process are needed: there is no {clusters}") from None
     except RuntimeError as error:  # as JAX's errors are
         where, reason = coordinator or "the coordinator", str(error).splitlines()[0]
-        raise RunError(f"distributed: not all processes met at {where} ({reason})") from error
+        raise RunError(f"distributed: not all processes connected to {where} ({reason})") from error
 
 
 def is_distributed() -> bool:
-    """Return whether this is one of several processes; one that is alone touches no device for the answer."""
+    """Return whether this is one of several processes; a single process does not initialise devices for it."""
     return jax.distributed.is_initialized() and jax.process_count() > 1
 
 
 def is_leader() -> bool:
-    """Return whether this process leads, as one that is alone does."""
+    """Return whether this process is the leader, or the only one."""
     return not is_distributed() or jax.process_index() == 0
 
 
@@ -64,7 +64,7 @@ def place_among_all() -> tuple[int, int]:
 
 
 def run_on_all_or_fail(action: Callable[[], T]) -> T:
-    """Return what `action` returns; where it fails in one process, it fails in all with the first one's error."""
+    """Return what `action` returns; if it fails in one process, it fails in all with the first process's error."""
     if not is_distributed():
         return action()
     error: Exception | None = None
@@ -80,12 +80,12 @@ def run_on_all_or_fail(action: Callable[[], T]) -> T:
 
 
 def check_same(config: Mapping[str, Any]) -> None:
-    """Check that all processes were given the same experiment."""
+    """Check that all processes have the same experiment."""
     if not is_distributed():
         return
     text = json.dumps({name: value for name, value in to_plain(config).items() if name not in PER_PROCESS})
     for number in np.flatnonzero(gather_from_all(np.int32(text != broadcast(text)))):
-        raise RunError(f"process {number} was given another experiment than process 0: other options, data or code")
+        raise RunError(f"process {number} has another experiment than process 0: other options, data or code")
 
 
 def gather_from_all(array: np.ndarray | np.generic) -> np.ndarray:

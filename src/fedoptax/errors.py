@@ -1,7 +1,7 @@
 """The errors that a user meets, the exit status each gets at the command line, and the checks of arguments.
 
 Everywhere in the package an argument that is wrong raises `UsageError`, and work that fails `RunError`; the docstrings
-of the public functions say when. Each `check_…` raises `UsageError` for what it does not allow.
+of the public functions say when. Each `check_…` raises `UsageError` for a wrong value.
 """
 
 import inspect
@@ -35,7 +35,7 @@ class RunError(_OneLine, RuntimeError):
 
 
 class Stopped(RunError):
-    """A signal stopped the work in good order: the message says how to go on. Exit status 128 + the signal's number."""
+    """A signal stopped the work: the message says how to continue. Exit status 128 + the signal's number."""
 
     def __init__(self, message: str, signal: int = 2) -> None:
         super().__init__(message)
@@ -138,7 +138,7 @@ def check_function(name: str, value: Any, arguments: str) -> None:
 def check_output(
     name: str, value: Any, shape: tuple[Any, ...] = (), kind: str = "floating", verb: str = "return"
 ) -> Any:
-    """Return as an array what a user's function returned, an array of JAX or NumPy or a number, if it is as needed.
+    """Return the value of a user's function, a JAX or NumPy array or a number, as an array, if its form is right.
 
     Args:
       name: of the function, or of a value with `verb="be"`.

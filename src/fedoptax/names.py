@@ -1,4 +1,4 @@
-"""The names of the algorithms, which the command line lists and checks without importing JAX, which takes seconds."""
+"""The names of the algorithms, for the command line to list and check without importing JAX, which is slow."""
 
 import ast
 import re

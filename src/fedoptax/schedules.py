@@ -51,9 +51,9 @@ def value_at(rate: LearningRate, t: Any) -> Any:
 
 
 def value_to_send(lr: LearningRate, round: Any) -> Any:
-    """What the message of a round holds of a learning rate: a schedule's value, or `()` for a constant.
+    """The learning rate in the message of a round: a schedule's value, or `()` for a constant.
 
-    The server evaluates schedules, so a client needs no round number of its own.
+    The server evaluates schedules, so clients need no round number.
     """
     return jnp.asarray(value_at(lr, round)) if callable(lr) else ()
 

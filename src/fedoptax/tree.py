@@ -33,7 +33,7 @@ def leaf_names(x: Tree) -> list[str]:
 
 
 def escape_key(key: str) -> str:
-    """A key as it stands in a leaf's name."""
+    """A key in a leaf's name."""
     return key.replace("~", "~0").replace("/", "~1")
 
 

@@ -73,7 +73,7 @@ def test_what_is_understood_of_a_table_is_shown_with_what_looks_like_ids(capsys:
     assert lines[:3] == [
         "clients: 4, as 'site' names them; 16 to 16 training examples each",
         "examples: 3 features (number, region, height); 2 classes (a 53, b 27)",
-        "split: 64 examples to train on, 16 to test on",
+        "split: 64 training examples, 16 test examples",
     ]
     assert lines[3].startswith("warning: column 'number' differs in every row") and "drop=number" in lines[3]
     assert lines[4].startswith("warning: column 'region' is constant within each client")
@@ -81,7 +81,7 @@ def test_what_is_understood_of_a_table_is_shown_with_what_looks_like_ids(capsys:
     printed = capsys.readouterr().out
     assert "1 feature (height)" in printed and "warning" not in printed
     assert fedoptax(*arguments[:-2], "--label-column", "height", "--task-set", "drop=number") == 2
-    assert "'height' holds 80 different decimals" in capsys.readouterr().err
+    assert "'height' has 80 different decimals" in capsys.readouterr().err
 
 
 def test_partition_as_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,9 +60,9 @@ def test_resume_continues_a_run_and_run_does_not_overwrite_it(
 ) -> None:
     out = shutil.copytree(finished[0], "a")
     assert fedoptax("resume", out) == 0
-    assert "'a' is finished: nothing was run" in capsys.readouterr().err
+    assert "'a' is finished, nothing to do" in capsys.readouterr().err
     assert fedoptax("run", *SMALL, "--out", out) == 2
-    assert "holds results already" in capsys.readouterr().err
+    assert "already has results" in capsys.readouterr().err
     assert fedoptax("resume", out, "--rounds", "6") == 0
     assert [row["round"] for row in read_rows(Path(out))] == [1, 2, 3, 4, 5, 6]
     capsys.readouterr()

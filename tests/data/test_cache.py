@@ -114,5 +114,5 @@ def test_a_federation_on_disk_equals_the_one_in_memory(tmp_path):
         for name, array in opened.client(i).items():
             np.testing.assert_array_equal(array, given.client(i)[name])
     (tmp_path / "f" / "offsets.npy").unlink()
-    with pytest.raises(DataError, match="no federation"):
+    with pytest.raises(DataError, match="not a federation"):
         fx.FederatedData.open(tmp_path / "f")

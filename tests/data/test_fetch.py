@@ -89,7 +89,9 @@ def test_without_a_mirror_the_error_says_what_to_do_by_hand(tmp_path, server, mo
     server.files["other.bin"] = b"not what was published"
     urls = tuple(server.url + name for name in ("missing.bin", "other.bin"))
     publish(monkeypatch, Download("data.bin", urls, md5(DATA)))
-    with pytest.raises(DataError, match=r"^data\.bin not downloaded: .*404.*other\.bin.*put it into .*mnist") as error:
+    with pytest.raises(
+        DataError, match=r"^data\.bin not downloaded: .*404.*other\.bin.*put the file into .*mnist"
+    ) as error:
         fetch("mnist", tmp_path)
     assert "\n" not in str(error.value)
     assert list((tmp_path / "mnist").iterdir()) == []

@@ -113,10 +113,10 @@ def test_a_partition_is_its_keys_whoever_comes_first(network_of: MakeNetwork, ca
     network = network_of(grid)
     assert network.connected() == {}
     flower_log.removeHandler(caplog.handler)
-    said, stranger = caplog.text, f"a key without a place ({fingerprint(KEYS[55])})"
+    said, stranger = caplog.text, f"a key without a partition ({fingerprint(KEYS[55])})"
     assert f"a node with {stranger} left out: it claims partition 0 of clinic 11" in said
     assert "a node with the key of clinic 22 left out: it claims partition 0 of clinic 11" in said
-    stranger = f"a key without a place ({fingerprint(KEYS[44])})"
+    stranger = f"a key without a partition ({fingerprint(KEYS[44])})"
     assert f"a node with {stranger} left out: partition 7 instead of 0 to 2" in said
     grid.partitions[11] = 0
     assert network.connected() == {0: "clinic 11"}
@@ -135,7 +135,7 @@ def test_a_silent_node_is_asked_again_once_it_answers_a_greeting(network_of: Mak
     for _ in range(2):
         network.begin(ARRAYS, lambda partition: {"round": 1})
         assert network.connected() == {0: "clinic 11"}
-        assert network.absent(1)[0] == "clinic 22" and "no sign" in network.absent(1)[1]
+        assert network.absent(1)[0] == "clinic 22" and "did not answer" in network.absent(1)[1]
     grid.hung.clear()
     assert network.connected() == {0: "clinic 11", 1: "clinic 22"}
     grid.partitions.clear()

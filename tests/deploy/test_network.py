@@ -183,7 +183,7 @@ def test_faulty_and_dying_nodes_are_left_out_and_the_rest_is_exact(tmp_path: Pat
     wanted = {
         (0, 1): "upload: norm", (1, 0): "NaN or infinity", (1, 1): "instead of float32", (2, 0): "1 unknown",
         (2, 1): "num-examples: -5", (3, 0): "no memory left", (3, 1): "no reply in time", (4, 0): "bytes",
-        (0, 0): "train-loss", (4, 1): "no sign of life",
+        (0, 0): "train-loss", (4, 1): "did not answer",
     }  # fmt: skip
     assert all(text in faults[key] for key, text in wanted.items())
     assert was_killed and [line["accepted"] for line in lines[:5]] == [[2]] * 5

@@ -128,10 +128,10 @@ def test_without_a_quorum_the_round_waits_for_nodes_that_come() -> None:
 
 def test_without_a_quorum_the_round_stops_at_the_limit_or_once_none_is_possible() -> None:
     with pytest.raises(
-        NoQuorum, match=r"1 sound replies of 3, 2 are needed, within 300 s.*2 \(node node-2\): .*not con"
+        NoQuorum, match=r"1 valid replies of 3, 2 are needed, within 300 s.*2 \(node node-2\): .*not con"
     ):
         run_round({0: GOOD, 1: None, 2: GOOD}, away=lambda now: {2})
-    with pytest.raises(NoQuorum, match=r"too few others can still answer.*NaN or infinity"):
+    with pytest.raises(NoQuorum, match=r"too few other nodes can answer.*NaN or infinity"):
         run_round({0: GOOD, 1: (1.0, sound(np.nan)), 2: (1.0, sound(np.nan))})
 
 
@@ -166,7 +166,7 @@ def test_a_lost_state_is_told_and_a_reason_is_told_whole_or_not_at_all() -> None
     lost = sound()._replace(numbers=sound().numbers | {"state-lost": 1})
     report, _, _, lines = run_round({0: GOOD, 1: (1.0, lost)})
     assert report.lost == [1] and lines == [
-        "partition 1 (node node-1): its state was lost, it went on from the initial one"
+        "partition 1 (node node-1): its state was lost, it continues from the initial one"
     ]
     long = RawReply(b"", {}, "no memory for " + "x" * 500)
     with pytest.raises(NoQuorum) as error:
@@ -240,5 +240,5 @@ def test_the_places_of_silent_clients_are_freed(away: Away, seconds: float, reas
 def test_without_enough_replies_a_quorum_ends_an_asynchronous_round() -> None:
     (report,), _, clock, _ = run_asynchronous_rounds({0: GOOD, 1: (1.0, sound(np.nan))}, 2, 1)
     assert list(report.replies) == [0] and clock.now == pytest.approx(3, abs=2)
-    with pytest.raises(NoQuorum, match="0 sound replies of 2, 1 are needed, within 300 s"):
+    with pytest.raises(NoQuorum, match="0 valid replies of 2, 1 are needed, within 300 s"):
         run_asynchronous_rounds({0: None, 1: None, 2: None}, 1, 1, lambda now: {2} if now < 250 else set())

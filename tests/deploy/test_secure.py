@@ -181,7 +181,7 @@ def test_the_dead_cost_their_own_uploads_alone_and_the_server_gets_nothing_but_m
 def test_too_few_nodes_lose_the_round_with_one_line_and_resuming_goes_on(tmp_path: Path, stage: str) -> None:
     given = secured(tmp_path / "run", "fedavg", clients=4, rounds=1)
     with pytest.raises(
-        RunError, match=f"secure aggregation, {stage}: no quorum: 2 sound replies of .*3 are needed"
+        RunError, match=f"secure aggregation, {stage}: no quorum: 2 valid replies of .*3 are needed"
     ) as e:
         go(given, Nodes(given, tmp_path / "nodes", dead=[(stage, 0), (stage, 1)]))
     assert "\n" not in str(e.value)
@@ -211,7 +211,7 @@ def test_a_node_that_sends_nonsense_is_left_out_or_not_needed(tmp_path: Path, li
     nodes = Lying(given, tmp_path / "nodes")
     nodes.lie = lie
     if lie[0] == "shares":  # nobody has a share of its seed
-        with pytest.raises(RunError, match="shares do not fit together"):
+        with pytest.raises(RunError, match="shares are inconsistent"):
             go(given, nodes)
         return
     go(given, nodes)
@@ -240,7 +240,7 @@ def test_a_sum_that_no_honest_nodes_make_is_not_kept(tmp_path: Path, number: int
     given = secured(tmp_path / "run", "fedavg", clients=4, rounds=round + 1)
     nodes = Adding(given, tmp_path / "nodes")
     nodes.number, nodes.lies = number, (round,)
-    with pytest.raises(RunError, match=f"a sum that no honest nodes make, so a node has lied.*{reason}"):
+    with pytest.raises(RunError, match=f"honest nodes cannot produce this sum.*{reason}"):
         go(given, nodes)
     assert [line["round"] for line in network_lines(tmp_path / "run")] == list(range(1, round + 1))
 

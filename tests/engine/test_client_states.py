@@ -44,7 +44,7 @@ def test_saved_rows_come_back(tmp_path: Path) -> None:
     second.put(bump(second.take(cohort(0, 1))))  # forgotten when the saved rows are loaded
     second.load(tmp_path)
     jax.tree.map(np.testing.assert_array_equal, second.of(np.arange(9)), first.of(np.arange(9)))
-    with pytest.raises(ValueError, match="not those of this experiment"):
+    with pytest.raises(ValueError, match="belong to another experiment"):
         OnHost(INITIAL, 8).load(tmp_path)
 
 

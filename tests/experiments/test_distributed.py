@@ -156,11 +156,11 @@ def test_a_failure_in_one_process_ends_both(tmp_path: Path, start: Start) -> Non
     pair = start(*run, "--out", "a")
     for number in (0, 1):
         status, _, err = pair.end(number)
-        assert status == 2 and "'a' holds other files" in err
+        assert status == 2 and "'a' has other files" in err
     pair = start(*run, "--out", "b", second=(*run, "--out", "b", "--batch-size", "7"))
     for number in (0, 1):
         status, _, err = pair.end(number)
-        assert status == 1 and "process 1 was given another experiment than process 0" in err
+        assert status == 1 and "process 1 has another experiment than process 0" in err
     assert not (tmp_path / "b").exists()
 
 
@@ -187,7 +187,7 @@ def test_wrong_arguments_are_refused(arguments: dict[str, Any], argument: str, m
     with pytest.raises(UsageError, match=argument):
         join(**right | arguments)
     error = RuntimeError("late\nin many lines")
-    with pytest.raises(RunError, match=r"not all processes met at 127.0.0.1:9 \(late\)$"):
+    with pytest.raises(RunError, match=r"not all processes connected to 127.0.0.1:9 \(late\)$"):
         join(**right)
 
 

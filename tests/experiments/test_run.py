@@ -138,7 +138,7 @@ def test_another_experiment_is_not_continued(tmp_path: Path) -> None:
     fx.run(TASK, ALGORITHM, rounds=2, out=tmp_path / "a", **OPTIONS)
     calls = [
         (ALGORITHM, "a", {"seed": 4}, "its seed is 3, got 4"),
-        (fx.fedavg(0.1), "a", {}, "not those of this experiment"),
+        (fx.fedavg(0.1), "a", {}, "belong to another experiment"),
         (ALGORITHM, "a", {"faults": {"dropout": 0.1}}, "faults"),
         (ALGORITHM, "a", {"aggregate": "median"}, "aggregate"),
         (ALGORITHM, "missing", {}, "cannot be read"),
@@ -152,7 +152,7 @@ def test_another_experiment_is_not_continued(tmp_path: Path) -> None:
 def test_a_diverged_run_says_where_and_keeps_its_last_finite_state(tmp_path: Path, place: str) -> None:
     """Of the server and of every client."""
     wild, options = fx.scaffold(lambda r: jnp.where(r < 3, 0.1, jnp.inf)), OPTIONS | {"client_states": place}
-    with pytest.raises(DivergedError, match=r"wild diverged in round 4 \(seed 3\).*after round 3 is kept") as caught:
+    with pytest.raises(DivergedError, match=r"wild diverged in round 4 \(seed 3\).*after round 3 is saved") as caught:
         fx.run(TASK, wild, rounds=50, label="wild", out=tmp_path / "a", **options)
     result, good = caught.value.result, fx.run(TASK, wild, rounds=3, **options)
     assert result.status == "diverged" and len(result.history) == 3

@@ -116,7 +116,7 @@ def test_a_metric_that_is_never_a_number_is_never_the_best_and_early_stopping_re
     result = fx.run(task, ALGORITHM, keep="best", **options)
     assert result.best is None and result.best_params is None
     assert set(result.history.column("test_never")) == {None} and result.history.last("test_zero") == 0
-    with pytest.raises(fx.UsageError, match="stop_after needs a number, and test_never was none in 2 evaluations"):
+    with pytest.raises(fx.UsageError, match="stop_after needs finite values, and test_never had none in 2 evaluations"):
         fx.run(task, ALGORITHM, stop_after=2, **options | {"overwrite": True})
 
 

@@ -64,7 +64,7 @@ def test_a_tracker_that_fails_is_left_out_with_one_line(
     result = fx.run(TASK, FEDAVG, rounds=4, out=tmp_path / "a", trackers=[broken, sound], **SMALL)
     assert result.status == "completed" and sound.rounds == [1, 2, 3, 4]
     said = capsys.readouterr().err
-    assert said == "fedoptax: Recorder no longer follows the run: OSError: the server is gone\n"
+    assert said == "fedoptax: Recorder is left out from now on: OSError: the server is gone\n"
 
 
 def test_an_unknown_or_missing_tracker_is_refused_before_anything_is_written(

@@ -144,7 +144,7 @@ def test_processes_dask_and_submitit_give_what_one_process_gives(alone: dict[str
 def test_an_address_that_nobody_answers_is_one_line(tmp_path: Path) -> None:
     pytest.importorskip("distributed")
     with (
-        pytest.raises(fx.RunError, match="workers: nobody answers at 127"),
+        pytest.raises(fx.RunError, match="workers: no answer from 127"),
         open_executor("dask:127.0.0.1:9", tmp_path),
     ):
         pass

@@ -64,7 +64,7 @@ def test_adapters_go_out_and_in(tmp_path: Path) -> None:
     described = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     for name, value, text in (
         ("use_dora", True, "plain LoRA"),
-        ("r", 4, "must hold"),
+        ("r", 4, "must have"),
         ("r", None, "of adapters"),
     ):
         (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(described | {name: value}))
@@ -95,7 +95,7 @@ def test_all_clients_share_one_base(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("change", "text"), [
     ({"model_type": "gpt2"}, "model_type llama or qwen2, got gpt2"), ({"hidden_act": "gelu"}, "hidden_act silu"),
     ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope_type"), ({"hidden_size": None}, "the config of a model"),
-    ({"intermediate_size": 25}, "must hold 'model.layers.0.mlp"),
+    ({"intermediate_size": 25}, "must have 'model.layers.0.mlp"),
 ])  # fmt: skip
 def test_other_models_are_refused_in_one_line(tmp_path: Path, change: dict[str, Any], text: str) -> None:
     config = json.loads((write_model(tmp_path) / "config.json").read_text())

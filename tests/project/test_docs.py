@@ -1,13 +1,17 @@
 """The documentation tells the truth: its examples run, and the table of algorithms says what is really sent."""
 
 import inspect
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import click
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import fedoptax as fx
@@ -15,28 +19,98 @@ from command_line import fedoptax, parse
 
 ROOT = Path(__file__).parents[2]
 INDEX = ROOT / "docs" / "algorithms" / "index.md"
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+QUICK = ("README.md", "own-task.md", "own-data.md", "predict.md")  # pages whose Python takes seconds
+NETWORK = "deploy local"
+BY_OTHER_TESTS = {
+    "deploy.md": "tests/deploy/test_recipe.py, test_local.py",
+    "llm.md": "tests/models/test_llm_docs.py",
+    "pytorch.md": "tests/torch/test_torch_docs.py",
+    "CONTRIBUTING.md": "what they start is the tests themselves",
+}
+NOT_RUN = {  # a part of the command: what it needs
+    "pip install": "a package index",
+    "make demo": "tests/project/test_demo.py runs it",
+    "data fetch": "the publisher's server",
+    "data check": "all published files",
+    "--task mnist": "MNIST; all algorithms tuned take hours",
+    "--task emnist-cr": "EMNIST, and hours without a GPU",
+    "--task fashion-mnist": "Fashion-MNIST, and hours without a GPU",
+    "--workers submitit": "Slurm",
+}
 
 
-def blocks(page: Path) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """The code blocks of a page: the words after the fence, and the text.
+
+    `python` runs in one process per page, also if it has `file=NAME`, as which it is saved first; without a word, or
+    with `sh` or `bash`, it is shell. Others (`text` for output, `py` for what needs more packages) do not run here.
+    """
+    text = page.read_text(encoding="utf-8")
+    return re.findall(r"^```([^\n]*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
-SHORT = (
-    "README.md", "own-task.md", "own-data.md", "predict.md",
-)  # other pages train for longer, or repeat what tests show  # fmt: skip
+def shell_commands(text: str) -> list[str]:
+    """The commands of a shell block, continued lines joined."""
+    return re.sub(r"\\\n\s*", " ", text).strip().splitlines()
 
 
-@pytest.mark.parametrize(
-    "page",
-    [pytest.param(p, marks=[] if p.name in SHORT else [pytest.mark.long]) for p in PAGES if blocks(p)],
-    ids=lambda p: p.relative_to(ROOT).as_posix(),
-)
-def test_python_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def is_shell(kind: str) -> bool:
+    return kind.split(" ")[0] in ("", "sh", "bash")
+
+
+COMMANDS = [
+    (page, line) for page in PAGES for kind, text in blocks(page) if is_shell(kind) for line in shell_commands(text)
+]
+
+
+def run_page(page: Path, shell: bool = False, networks: bool = False) -> None:
+    """Run a page's blocks in their order; a command that needs what another leaves is left out with it."""
     names: dict[str, object] = {"__name__": "example"}
-    for block in blocks(page):
-        exec(compile(block, page.name, "exec"), names)
+    left_out: set[str] = set()
+    for kind, text in blocks(page):
+        if kind.startswith("python"):
+            for name in re.findall(r"file=(\S+)", kind):
+                Path(name).write_text(text, encoding="utf-8")
+            exec(compile(text, page.name, "exec"), names)
+        for line in shell_commands(text) if shell and is_shell(kind) else []:
+            refused = [part for part in NOT_RUN if part in line] + [NETWORK] * (NETWORK in line and not networks)
+            if refused or left_out & set(line.split()):
+                left_out |= set(re.findall(r"--out (\S+)", line))
+            elif line.startswith("fedoptax "):
+                assert fedoptax(*shlex.split(line, comments=True)[1:]) == 0, line
+            else:
+                subprocess.run(["bash", "-ec", line], check=True, timeout=600)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_python_of_a_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_page(next(page for page in PAGES if page.name == name))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize(
+    ("page", "networks"),
+    [
+        pytest.param(page, networks, id=f"{page.stem}-network" if networks else page.stem, marks=marks)
+        for page in PAGES
+        if page.name not in BY_OTHER_TESTS and blocks(page)
+        for networks, marks in ((False, ()), (True, pytest.mark.network))
+        if not networks or any(NETWORK in line for other, line in COMMANDS if other == page)
+    ],
+)
+def test_a_page_runs_as_written(page: Path, networks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    rows = [f"{i % 7},{i % 5},{('bad', 'good')[i * i % 3 % 2]},site-{i % 4}" for i in range(80)]
+    for name, header in (("patients", "outcome,hospital"), ("new", "outcome,hospital"), ("mine", "label,client")):
+        Path(f"{name}.csv").write_text("\n".join([f"age,dose,{header}", *rows]) + "\n")
+    x = np.arange(240, dtype=np.float32).reshape(80, 3) % 11
+    np.savez("data.npz", x=x, y=np.arange(80) % 2, client=np.arange(80) % 8)
+    run_page(page, shell=True, networks=networks)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
@@ -71,33 +145,16 @@ def test_every_algorithm_has_a_page() -> None:
     assert [name for name in fx.ALGORITHMS if f"`{name}" not in text] == []
 
 
-def shell_commands(page: Path) -> list[str]:
-    """The `fedoptax …` lines of a page's code blocks, continued lines joined."""
-    text = page.read_text(encoding="utf-8")
-    told = "".join(re.findall(r"^```(?:sh|bash|console)?\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
-    return re.findall(r"^(?:\$ )?(fedoptax .*)$", re.sub(r"\\\n\s*", " ", told), re.MULTILINE)
+FEDOPTAX = [(page, line) for page, line in COMMANDS if line.startswith("fedoptax ")]
 
 
-COMMANDS = [(page, line) for page in PAGES for line in shell_commands(page)]
-
-
-@pytest.mark.parametrize(("page", "line"), COMMANDS, ids=[f"{p.stem}-{i}" for i, (p, _) in enumerate(COMMANDS)])
+@pytest.mark.parametrize(("page", "line"), FEDOPTAX, ids=[f"{p.stem}-{i}" for i, (p, _) in enumerate(FEDOPTAX)])
 def test_commands_of_a_page_parse(page: Path, line: str) -> None:
     parse(line)
 
 
-RUN = [page for page in PAGES if page.name in ("README.md", "start.md", "experiments.md", "protocol.md")]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("page", RUN, ids=lambda p: p.name)
-def test_commands_of_a_page_run_as_written(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    rows = [f"{i % 7},{i % 5},{('bad', 'good')[i * i % 3 % 2]},site-{i % 4}" for i in range(80)]
-    for name in ("patients.csv", "new.csv"):
-        Path(name).write_text("\n".join(["age,dose,outcome,hospital", *rows]) + "\n")
-    for line in shell_commands(page):
-        assert fedoptax(*shlex.split(line, comments=True)[1:]) == 0, line
+def test_each_reason_not_to_run_a_command_is_needed() -> None:
+    assert [part for part in NOT_RUN if not any(part in line for _, line in COMMANDS)] == []
 
 
 @pytest.mark.parametrize("line", ["fedoptax run --no-such 3", "fedoptax walk", "fedoptax run --rounds many"])
@@ -107,7 +164,7 @@ def test_parsing_refuses_unknown_commands(line: str) -> None:
 
 
 def test_there_are_commands_to_check() -> None:
-    assert len(COMMANDS) > 40
+    assert len(FEDOPTAX) > 100
 
 
 def excerpts(page: Path) -> list[str]:

@@ -76,7 +76,7 @@ def test_a_checkpoint_is_used_only_with_its_part_of_the_history(tmp_path: Path) 
     path.write_bytes(whole[:-1])
     assert restore(tmp_path) == 1
     path.write_bytes(whole.replace(b"1.0", b"1.1"))
-    with pytest.raises(fx.RunError, match=r"can be used .round 2: history.jsonl is not as it was written; round 1: "):
+    with pytest.raises(fx.RunError, match=r"can be used .round 2: history.jsonl has changed; round 1: "):
         restore(tmp_path)
 
 
@@ -124,7 +124,7 @@ def test_every_dtype_and_shape_comes_back(tmp_path: Path) -> None:
     jax.tree.map(np.testing.assert_array_equal, found, tree)
     assert jax.tree.map(lambda a: a.dtype, found) == jax.tree.map(lambda a: a.dtype, tree)
     np.testing.assert_array_equal(clients.tree["d"], np.full(3, 2, np.float16))
-    with pytest.raises(fx.RunError, match="its arrays are not those of this experiment"):
+    with pytest.raises(fx.RunError, match="its arrays belong to another experiment"):
         restore_checkpoint(tmp_path, {"a": tree["a"]}, clients, 1)
 
 

@@ -50,7 +50,7 @@ def test_only_a_new_folder_or_one_of_results_with_overwrite_is_taken(tmp_path: P
     assert storage.prepare(out) == out and not out.exists()
     (out / "checkpoints" / "4").mkdir(parents=True)
     write_json(out / "config.json", CONFIG)
-    with pytest.raises(fx.UsageError, match="holds results already"):
+    with pytest.raises(fx.UsageError, match="already has results"):
         storage.prepare(out)
     storage.prepare(out, overwrite=True, remove=False)
     assert (out / "config.json").is_file()
@@ -58,7 +58,7 @@ def test_only_a_new_folder_or_one_of_results_with_overwrite_is_taken(tmp_path: P
     assert [path for path in out.iterdir() if path.name != ".lock"] == []
     mine.mkdir()
     (mine / "thesis.txt").write_text("years of work")
-    with pytest.raises(fx.UsageError, match="holds other files"):
+    with pytest.raises(fx.UsageError, match="has other files"):
         storage.prepare(mine, overwrite=True)
     file.touch()
     with pytest.raises(fx.UsageError, match="is a file"):

@@ -47,7 +47,7 @@ def test_an_unfinished_last_line_of_a_killed_process_is_left_out(tmp_path: Path)
         file.write('{"round": 4, "tra')
     assert read_rows(tmp_path, 3) == FINITE
     assert read_rows(tmp_path, 2) == FINITE[:2]
-    with pytest.raises(fx.RunError, match=r"history\.jsonl' holds 3 of 4 rounds"):
+    with pytest.raises(fx.RunError, match=r"history\.jsonl' has 3 of 4 rounds"):
         read_rows(tmp_path, 4)
 
 

@@ -88,7 +88,7 @@ def test_predict_reads_and_writes_files(
         (["run", "--input", "short.csv"], 1, "'dose'"),
         (["run", "--input", "data.csv", "--out", "a.txt"], 2, "--out"),
         (["run", "--input", "data.csv", "--top", "3"], 2, "top"),
-        (["run", "--input", "data.csv", "--params", "best"], 1, "kept no best"),
+        (["run", "--input", "data.csv", "--params", "best"], 1, "saved no best"),
         ([".", "--input", "data.csv"], 2, "not the folder of a run"),
         (["run", "--input", "."], 2, "input"),
     ],
@@ -230,7 +230,7 @@ def test_parameters_of_any_names_come_back(which: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["x\0", "\ud800", "x" * 70_000], ids=["null", "surrogate", "long"])
 def test_a_name_that_no_file_can_hold_is_refused_before_the_first_round(name: str, tmp_path: Path) -> None:
-    with pytest.raises(fx.UsageError, match="parameters must have names that a file can hold"):
+    with pytest.raises(fx.UsageError, match="parameters must have unique names"):
         fx.run(named_task({name: 1.0}), fx.fedavg(0.1), rounds=1, cohort_size=2, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -142,7 +142,7 @@ def test_whole_models_and_ffa_lora_and_options(folder: Path) -> None:
     result = fx.run(task, fx.fedavg(0.5), **RUN)
     assert {part for pair in result.params.values() for part in pair} == {"b"} and len(result.params) == 7
     assert {a.dtype for a in jax.tree.leaves(result.params)} == {np.dtype("float32")}
-    wrong = (({"model": None}, "needs a model"), ({"lora": 0}, "lora"), ({"context": 1}, "no learned token"))
+    wrong = (({"model": None}, "needs a model"), ({"lora": 0}, "lora"), ({"context": 1}, "no token in the loss"))
     for options, text in wrong:
         with pytest.raises((fx.UsageError, fx.DataError), match=text):
             load(folder, **options)

@@ -83,9 +83,9 @@ def test_clients_are_evaluated_with_their_own_parameters() -> None:
 
 def test_patterns_and_refusals() -> None:
     params = jax.eval_shape(resnet9((32, 32, 3), 10).init, jax.random.key(0))
-    with pytest.raises(fx.UsageError, match="keep must keep some"):
+    with pytest.raises(fx.UsageError, match="keep must match some"):
         fx.with_personal(fx.fedavg(0.1), keep="nothing").init(params)
-    with pytest.raises(fx.UsageError, match="keep must keep some"):
+    with pytest.raises(fx.UsageError, match="keep must match some"):
         fx.with_personal(fx.fedavg(0.1), keep=lambda name: True).init(params)
     with pytest.raises(fx.UsageError, match="private or compressed"):
         fx.with_personal(fx.with_compression(fx.fedavg(0.1), fx.codecs.sign()), keep="x")

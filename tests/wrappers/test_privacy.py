@@ -210,7 +210,7 @@ def test_algorithms_that_cannot_be_private_are_refused_in_one_line() -> None:
         with pytest.raises(fx.UsageError, match=r"^algorithm must not compress"):
             silent(coded)
     lr, alpha = fx.fafed_schedule(0.1, 1.0, 1.0, 5.0)
-    with pytest.raises(fx.UsageError, match=r"^algorithm must upload .* int32 at \.steps"):
+    with pytest.raises(fx.UsageError, match=r"^algorithm must only upload .* int32 at \.steps"):
         federate(silent(fx.fafed(lr, alpha, rho=0.1)), scalars(1.0), DATA, 1)
 
 

@@ -1,4 +1,4 @@
-"""What federated learning is measured against: training without it."""
+"""Baselines: training without federated learning."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from fedoptax.schedules import Number, check_lr
 
 
 def local(client_lr: Number) -> FedAlgorithm:
-    """Baseline: every client trains a model of its own by SGD on its own examples, and sends nothing.
+    """Baseline: every client trains its own model by SGD on its own examples, and sends nothing.
 
     Its models are the clients' states; the server keeps the initial parameters.
 

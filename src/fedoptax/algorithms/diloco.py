@@ -1,4 +1,4 @@
-"""DiLoCo: many steps of AdamW, whose state stays with the client, and Nesterov momentum at the server.
+"""DiLoCo: many steps of AdamW with its state kept by the client, and Nesterov momentum at the server.
 
 Douillard, Feng, Rusu, Chhaparia, Donchev, Kuncoro, Ranzato, Szlam, Shen 2023, *DiLoCo: Distributed Low-Communication
 Training of Language Models*, Algorithm 1: FedOpt as users of language models know it.
@@ -24,7 +24,7 @@ def diloco(
     """DiLoCo (Douillard et al. 2023, Algorithm 1): `fedopt` of AdamW, kept by the client, and Nesterov momentum.
 
     Client: K steps y ← y − η_l (m̂/(√v̂ + ε) + λ y). Server, with d = −Δ: b ← μ b + d; x ← x − η (d + μ b). Means are
-    uniform; every client takes part in every round, or meets its optimizer's state again rounds later.
+    uniform; every client should take part in every round, as its optimizer's state is otherwise several rounds old.
 
     Args:
       client_lr: η_l > 0 of the inner optimizer, a number or a schedule over rounds.

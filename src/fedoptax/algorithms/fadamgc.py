@@ -1,4 +1,4 @@
-"""FAdamGC: local AMSGrad, whose gradients are corrected by control variates before they enter the moments.
+"""FAdamGC: local AMSGrad on gradients that control variates correct before they enter the moments.
 
 Chen, Wang, Zhang, Han, Liu, Brinton 2025, *Gradient Correction in Federated Learning with Adaptive Optimization*
 (arXiv 2502.02727; FAdamGT in its earlier versions).
@@ -39,7 +39,7 @@ def fadamgc(
     yᵢ ← (1/K) Σ g. Server: x ← x + η mean Δx; y ← y + (|S|/N) mean Δyᵢ. All y start at 0, and means are uniform. A
     client without steps keeps its yᵢ.
 
-    The text that was at hand does not say what m, v and v̂ are at a round's first step; `moments` decides.
+    Our source does not define m, v and v̂ at a round's first step; `moments` sets them.
 
     Args:
       client_lr, server_lr: η_l and η, as in `fedavg`.

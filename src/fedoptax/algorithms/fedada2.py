@@ -65,7 +65,7 @@ def scale_by_adagrad(eps: Number) -> optax.GradientTransformation:
 
 
 def scale_by_sm3(eps: Number) -> optax.GradientTransformation:
-    """SM3-II: AdaGrad whose v is bounded by one number for each row, column, … of a tensor; see `fedada2`."""
+    """SM3-II: AdaGrad with v bounded by one number for each row, column, … of a tensor; see `fedada2`."""
 
     def cover(v: jax.Array) -> tuple[jax.Array, ...]:
         axes = range(v.ndim)

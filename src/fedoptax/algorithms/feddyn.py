@@ -1,4 +1,4 @@
-"""FedDyn: a regulariser that changes with what each client has learned aligns the clients' optima with the global one.
+"""FedDyn: a dynamic regulariser aligns the clients' optima with the global one.
 
 Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama 2021, *Federated Learning Based on Dynamic Regularization*,
 Algorithm 1.

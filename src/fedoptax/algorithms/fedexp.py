@@ -1,4 +1,4 @@
-"""FedExP: FedAvg whose server step is extrapolated as far as the clients' changes agree.
+"""FedExP: FedAvg with an extrapolated server step.
 
 Jhunjhunwala, Wang, Joshi 2023, *FedExP: Speeding Up Federated Averaging via Extrapolation*, Algorithm 1.
 """

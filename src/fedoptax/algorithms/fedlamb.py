@@ -50,7 +50,7 @@ class Moments(NamedTuple):
 
 @dataclass(frozen=True)
 class AMSOptions:
-    """What Local AMSGrad and Fed-LAMB have in common, see `fedlamb`; checked when it is made."""
+    """The common options of Local AMSGrad and Fed-LAMB, see `fedlamb`; checked when they are set."""
 
     b1: Number
     b2: Number
@@ -106,7 +106,7 @@ def fedlamb(
     second_moment: str = "server",
     gradient: str = "current",
 ) -> FedAlgorithm[FedOptState, FedOptMessage, Tree, AMSUpload]:
-    """Fed-LAMB (Karimi, Li, Li, Algorithm 1): Local AMSGrad whose step is normalised layer by layer.
+    """Fed-LAMB (Karimi, Li, Li, Algorithm 1): Local AMSGrad with steps normalised layer by layer.
 
     Line 12, per layer ℓ with u = p^ℓ + λ θ^ℓ: θ^ℓ ← θ^ℓ − α φ(‖θ^ℓ‖) u/‖u‖; a layer with ‖u‖ = 0 does not move.
 

@@ -54,7 +54,7 @@ def _fedopt(
     client_optimizer: Callable[[Any], GradientTransformation] = _sgd,
     client_state: str = "reset",
 ) -> FedAlgorithm:
-    """Algorithm 1 (FedOpt), whose line numbers stand at the code; a client optimizer may use the learning rate."""
+    """Algorithm 1 (FedOpt), with its line numbers at the code; a client optimizer may use the learning rate."""
     check_lr(client_lr=client_lr)
     check_choice("client_state", client_state, ("reset", "average", "persist", "server"))
     average, persists, is_fixed = (client_state == name for name in ("average", "persist", "server"))
@@ -63,7 +63,7 @@ def _fedopt(
         own, opt_state = client_optimizer(1.0).init(params), server_optimizer.init(params)
         forms: Any = [jax.tree.structure(state) for state in (own, opt_state)]
         if is_fixed and forms[0] != forms[1]:
-            raise UsageError('client_state "server" needs a client_optimizer with the state of the server_optimizer')
+            raise UsageError('client_state "server" needs equal states of client_optimizer and server_optimizer')
         return FedOptState(params, opt_state, jnp.zeros((), jnp.int32), own if average else ())
 
     def init_client(params: Tree) -> Tree:

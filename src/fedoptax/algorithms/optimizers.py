@@ -35,7 +35,7 @@ class MomentState(NamedTuple):
 
 @dataclass(frozen=True)
 class MomentOptions:
-    """What FedAdagrad, FedYogi and FedAdam have in common, see `fedadam`.
+    """The common options of FedAdagrad, FedYogi and FedAdam, see `fedadam`.
 
     Raises:
       UsageError: a value is outside its range.

@@ -42,7 +42,7 @@ def scaffold(
     option: str = "II",
     server_optimizer: optax.GradientTransformation | None = None,
 ) -> FedAlgorithm:
-    """SCAFFOLD (Karimireddy et al. 2020, Algorithm 1); what clients share besides x is the control variate c.
+    """SCAFFOLD (Karimireddy et al. 2020, Algorithm 1); clients share x and the control variate c.
 
     Client: y ← x (line 7); K steps y ← y − η_l (g(y) − cᵢ + c) (lines 8–10); cᵢ⁺ by the option (line 12); upload
     Δy, Δc (line 13); cᵢ ← cᵢ⁺ (line 14). Server: x ← x + η Σ wᵢ Δyᵢ and c ← c + (|S|/N) Σ wᵢ Δcᵢ (lines 16–17). Both

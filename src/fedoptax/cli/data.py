@@ -1,4 +1,4 @@
-"""`fedoptax data`: the data sets on disk, and who holds what of them."""
+"""`fedoptax data`: the data sets on disk, and their partitions."""
 
 import json
 import sys
@@ -22,7 +22,7 @@ from fedoptax.report.figures import partition_png
 from fedoptax.report.partition import make_partition
 from fedoptax.storage.config import count_labels, partition_record
 
-MIN_COUNT = 5  # of a schema that is written: what tells of fewer rows is not told
+MIN_COUNT = 5  # the min_count of a new schema
 SHOWN = 10  # clients in the printed table; all are in the file
 
 
@@ -32,7 +32,7 @@ def fetch(options: Fetch) -> None:
 
 
 def check(options: Check) -> None:
-    """Print what is on disk of each data set; one that was asked for must be there."""
+    """Print the state of each data set on disk; named data sets must be complete."""
     reports = {}
     for name in options.names or list(DATA_SETS):
         with status(f"checking {name}"):
@@ -47,9 +47,9 @@ def check(options: Check) -> None:
 
 
 def describe(options: Describe) -> None:
-    """Write the schema of a table, and print what a person should look at."""
+    """Write the schema of a table, and print notes and warnings."""
     if options.out is not None and options.out.exists() and not options.overwrite:
-        raise UsageError(f"out must be a new file, or --overwrite be given: '{options.out}' exists")
+        raise UsageError(f"out must be a new file, or use --overwrite: '{options.out}' exists")
     if options.file.suffix.lower() not in TABLES or not options.file.is_file():
         raise UsageError(f"file must be a table, {', '.join(TABLES)}, got '{options.file}'")
     names, label = list(read_frame(options.file, [], 0).columns), options.label_column
@@ -92,5 +92,5 @@ def partition(options: Partition) -> None:
     shown = table.iloc[:SHOWN, :5].astype(str)
     print_table([list(shown.columns), *shown.to_numpy().tolist()])
     if len(table) > SHOWN:
-        print(f"... and {len(table) - SHOWN} more clients, with the counts of every class, in partition.csv")
-    print(f"table and picture: {table_file}, {picture_file}")
+        print(f"... and {len(table) - SHOWN} more clients, with counts per class, in partition.csv")
+    print(f"table and plot: {table_file}, {picture_file}")

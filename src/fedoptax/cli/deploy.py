@@ -70,11 +70,11 @@ def add_node(options: AddNode) -> None:
 
 
 def local(options: Local) -> None:
-    """Run an app, which is there or made now, to its end."""
+    """Run an existing or a new app to its end."""
     if options.resume_round is not None and options.resume is None:
         raise UsageError("resume_round needs --resume, the folder of a run")
     if options.resume is not None and options.out not in (None, options.resume):
-        raise UsageError(f"out must be the folder that is resumed, got '{options.out}'")
+        raise UsageError(f"out must be the folder in --resume, got '{options.out}'")
     out = options.resume or options.out or Path("runs") / "deployment"
     default_work = out.with_name(out.name + "-network")
     work, is_new = options.app or default_work, options.app is None and options.resume is None
@@ -144,13 +144,13 @@ def _read_app(options: Local, work: Path) -> tuple[Deployment, int]:
     typed = {of.name: getattr(options, of.name) for of in fields(DeploymentOptions)} | options.run
     for name, value in typed.items():
         if name not in ("run", "rounds", "data_dir", "data_file") and value != defaults[name]:
-            raise UsageError(f"{name.rstrip('_')} cannot be used with --app or --resume: it is in the app's config")
+            raise UsageError(f"{name.rstrip('_')} cannot be used with --app or --resume: the app's config sets it")
     keys = work / "keys"
     nodes = len(list(keys.glob("node-*.pub")))
     if options.nodes not in (None, nodes):
         raise UsageError(f"nodes must be {nodes}, the number of keys in '{keys}', got {options.nodes}")
     if not all((keys / f"node-{partition}").is_file() for partition in range(nodes)):
-        raise UsageError(f"'{keys}' must hold the private key of every node")
+        raise UsageError(f"'{keys}' must have the private key of every node")
     return read_app(work / "app"), nodes
 
 
@@ -186,7 +186,7 @@ def make_deployment(options: DeploymentOptions, nodes: int) -> Deployment:
 
 
 def _print_simulation(deployment: Deployment) -> None:
-    """Tell the simulation that a deployment equals."""
+    """Print the command of the equal simulation."""
     if command := simulation_command(deployment):
         print(f"the same in simulation: {command}", file=sys.stderr)
 

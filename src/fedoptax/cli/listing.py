@@ -1,11 +1,11 @@
 """`fedoptax list`, which imports no JAX."""
 
 import json
+import textwrap
 from dataclasses import asdict
 from typing import Any
 
 from fedoptax.cli.options import List
-from fedoptax.cli.printing import print_table
 from fedoptax.experiments.presets import PAPERS
 from fedoptax.names import summarize_algorithms
 from fedoptax.tasks import TASKS
@@ -33,4 +33,5 @@ def list_names(options: List) -> None:
     if options.json:
         print(json.dumps(rows, indent=1))
     else:
-        print_table([[row["name"], row["summary"]] for row in rows], left=True)
+        for row in rows:
+            print(textwrap.fill(f"{row['name']:<17}  {row['summary']}", 80, subsequent_indent=" " * 19))

@@ -105,7 +105,7 @@ def _inspected(name: str, parameter: Parameter, flags: Mapping[str, str]) -> ins
 
 
 def _with_dashes(message: str, flags: Mapping[str, str]) -> str:
-    """Write names of options in a text as flags: the first word, what has an underscore or is in backquotes."""
+    """Write names of options in a text as flags: the first word, and words with an underscore or in backquotes."""
 
     def write(match: re.Match[str]) -> str:
         word = match[0].strip("`")
@@ -116,7 +116,7 @@ def _with_dashes(message: str, flags: Mapping[str, str]) -> str:
 
 
 def show_help(context: typer.Context) -> None:
-    """Show the help of a group of commands that is given alone."""
+    """Show the help of a group of commands without a command."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 
@@ -124,7 +124,7 @@ def show_help(context: typer.Context) -> None:
 def show_version_or_help(
     context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
 ) -> None:
-    """Show what `fedoptax` alone shows."""
+    """Show the help of `fedoptax` without a command."""
     if version:
         print(f"fedoptax {__version__}")
     else:
@@ -167,7 +167,7 @@ add_command(deploy, "status", options.DeploymentStatus, "deploy:show_status")
 def main(arguments: list[str] | None = None) -> None:
     """Run the console command: status 0, 1 (failed), 2 (wrong arguments), 130 (Ctrl-C), 143 (SIGTERM), 129 (SIGHUP)."""
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
-        sys.stdout.reconfigure(errors="backslashreplace")  # what the terminal's encoding lacks is escaped
+        sys.stdout.reconfigure(errors="backslashreplace")  # characters missing from the terminal's encoding are escaped
     with terminable() as signal:
         try:
             status = app(args=arguments, prog_name="fedoptax", standalone_mode=False) or 0

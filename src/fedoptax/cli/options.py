@@ -20,14 +20,14 @@ KINDS = {"int": int | None, "float": float | None, "str": str | None, "bool": bo
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Form:
-    """The parameters of a command, each a field; every subclass is a dataclass."""
+    """The parameters of a command as fields; every subclass is a dataclass."""
 
     def __init_subclass__(cls) -> None:
         dataclass(frozen=True, kw_only=True)(cls)
 
 
 class Parameter(NamedTuple):
-    """A parameter of a command: its type and default, and what is known of an option, or an argument's help."""
+    """A parameter of a command: type, default, and the description of an option or the help of an argument."""
 
     kind: Any
     default: Any
@@ -35,7 +35,7 @@ class Parameter(NamedTuple):
 
 
 def option(help: str, default: Any = None, group: str = "Output", **about: Any) -> Any:
-    """Declare an option with the name of its field; one that is a list or a dictionary may be given several times."""
+    """Declare an option with the name of its field; lists and dictionaries may be repeated."""
     return field(default_factory=partial(copy, default), metadata={"about": Option(help, group, **about)})
 
 
@@ -45,12 +45,12 @@ of_data, of_algorithm, of_search, of_hardware, of_network = (
 
 
 def argument(help: str, default: Any = ...) -> Any:
-    """Declare an argument, which has a place instead of a name; it is needed unless it has a default."""
+    """Declare a positional argument, which is required unless it has a default."""
     return field(default_factory=partial(copy, default), metadata={"about": help})
 
 
 def options_from(kind: Any, choose: Callable[[str, Option], bool] = lambda *_: True, default_text: str = "") -> Any:
-    """Declare a field that holds, by name, what was chosen of the options of `kind`, or of some of them."""
+    """Declare a field with the values, by name, of the options of `kind`, or of some of them."""
     parameters = {}
     for name, about in options_of(kind).items():
         declared, text = kind.__dataclass_fields__[name], default_text or about.default_text
@@ -61,7 +61,7 @@ def options_from(kind: Any, choose: Callable[[str, Option], bool] = lambda *_: T
 
 
 def parameters_of(form: type) -> dict[str, Parameter]:
-    """Return the parameters of a command by name: the fields of its form, and the options that one of them holds."""
+    """Return the parameters of a command by name: the fields of its form, and the options within fields."""
     hints, parameters = get_type_hints(form), dict[str, Parameter]()
     for of in fields(form):
         parameters |= of.metadata.get("parameters", {})
@@ -72,7 +72,7 @@ def parameters_of(form: type) -> dict[str, Parameter]:
 
 
 def read_form(form: type, values: Mapping[str, Any]) -> Any:
-    """Return the form of a command's parameters; what can be checked is, before anything slow is imported."""
+    """Return the form of a command's parameters, checked as far as possible before anything slow is imported."""
     read = {name: _read(name, parameter, values[name]) for name, parameter in parameters_of(form).items()}
     chosen = dict[str, Any]()
     for of in fields(form):
@@ -82,7 +82,7 @@ def read_form(form: type, values: Mapping[str, Any]) -> Any:
 
 
 def _read(name: str, parameter: Parameter, value: Any) -> Any:
-    """Return the value of a parameter, checked; NAME=VALUE texts become a dictionary."""
+    """Return the checked value of a parameter; NAME=VALUE texts become a dictionary."""
     kind, default, about = parameter
     if get_origin(kind) is dict:
         value = [f"paper={text}" if text.partition(":")[0] == "paper" else text for text in value]  # a paper's grid
@@ -105,7 +105,7 @@ class AlgorithmOptions(Form):
 
 
 class TaskOptions(Form):
-    """What is learned, and how its examples are divided among clients."""
+    """The task, and how its examples are divided among clients."""
 
     task: str = of_data("Task, see `fedoptax list tasks`; file:PATH for your own data, or MODULE:FUNCTION.", "digits",
         check=check_task)  # fmt: skip
@@ -114,8 +114,8 @@ class TaskOptions(Form):
     num_clients: int | None = of_data("Clients in the federation. [default: the task's]")
     client_column: str | None = of_data("Column or array of client ids, for --task file:PATH.")
     label_column: str | None = of_data("Column or array of labels, for --task file:PATH.")
-    schema: str | None = of_data("What a table's columns mean, by `fedoptax data describe`.", metavar="FILE")
-    validation_fraction: float | None = of_data("Share of each client's training examples held out for val_ metrics.")
+    schema: str | None = of_data("Schema of a table, written by `fedoptax data describe`.", metavar="FILE")
+    validation_fraction: float | None = of_data("Fraction of each client's training examples to hold out.")
     task_set: dict[str, Any] = of_data("Other options of the task, see `fedoptax list tasks`.", {}, metavar=PAIRS)
     partition_seed: int = of_data("Seed of the partition.", 0)
     data_dir: Path | None = of_data(DATA_DIR)
@@ -123,16 +123,16 @@ class TaskOptions(Form):
 
 
 class LearningOptions(TaskOptions):
-    """What simulations and deployments share."""
+    """The options that simulations and deployments share."""
 
     run: dict[str, Any] = field(default_factory=dict)  # options of rounds, which `options_from` declares
     set_: dict[str, Any] = of_algorithm(SETTINGS, {}, metavar=PAIRS)
-    preset: str = of_algorithm("Where hyper-parameters start from: tuned, none, paper or paper:NAME.", "tuned")
-    personal: str | None = of_algorithm("Parameters that stay at their client, never sent: patterns such as "
-        "norm*,head.", metavar="PATTERNS")  # fmt: skip
-    privacy: str | None = of_algorithm("Client-level privacy, as clip=1.0,noise_multiplier=0.5,delta=1e-5.")
-    compress: str | None = of_algorithm("Codec of uploads: qsgd:bits=4, topk:fraction=0.01 or sign.", metavar="CODEC")
-    trackers: list[str] = option("Also write for tensorboard, mlflow or wandb (offline).", [], group="Output",
+    preset: str = of_algorithm("Preset of hyper-parameters: tuned, none, paper or paper:NAME.", "tuned")
+    personal: str | None = of_algorithm("Parameters that stay at their client and are never sent: "
+        "patterns such as norm*,head.", metavar="PATTERNS")  # fmt: skip
+    privacy: str | None = of_algorithm("Client-level privacy, such as clip=1.0,noise_multiplier=2,delta=1e-5.")
+    compress: str | None = of_algorithm("Compress uploads: qsgd:bits=4, topk:fraction=0.01 or sign.", metavar="CODEC")
+    trackers: list[str] = option("Also log to tensorboard, mlflow or wandb (offline).", [], group="Output",
         metavar="NAME", flags=("--track",))  # fmt: skip
 
 
@@ -143,7 +143,7 @@ class JsonOption(Form):
 
 
 class ExperimentOptions(JsonOption, LearningOptions):
-    """What simulations share: how their rounds are computed, and where results go."""
+    """The options that simulations share: rounds, hardware, and the folder of the results."""
 
     run: dict[str, Any] = options_from(RunOptions)
     checkpoint_every: float = option("Seconds between checkpoints.", 60.0)
@@ -152,21 +152,21 @@ class ExperimentOptions(JsonOption, LearningOptions):
 
 
 class SearchOptions(Form):
-    """What a search for hyper-parameters takes; None stands for the default."""
+    """The options of a search for hyper-parameters; None is the default."""
 
     grid: dict[str, str] = of_search("Values separated by commas, or LOW..HIGH in half decades (also :decade, "
-        ":quarter); ALGORITHM.NAME=VALUES for one algorithm; weighting=examples,uniform; paper or paper:NAME for all "
-        "that a paper searches. [default: all learning rates]", {}, metavar="NAME=VALUES")  # fmt: skip
-    select: str | None = of_search("What ranks points, a metric such as test_accuracy. [default: train_loss]")
-    last: int | None = of_search("Rounds at the end over which it is averaged. [default: 100, at most a tenth of all]")
-    workers: str | None = of_hardware("Do runs side by side: N (processes), dask:ADDRESS or submitit:PARTITION. "
-        "[default: one after another]")  # fmt: skip
+        ":quarter); ALGORITHM.NAME=VALUES for one algorithm; weighting=examples,uniform; paper or paper:NAME for the "
+        "grid of a paper. [default: all learning rates]", {}, metavar="NAME=VALUES")  # fmt: skip
+    select: str | None = of_search("Metric that ranks points, such as test_accuracy. [default: train_loss]")
+    last: int | None = of_search("Last rounds to average it over. [default: 100, at most a tenth of all]")
+    workers: str | None = of_hardware("Compute runs in parallel: N (processes), dask:ADDRESS or "
+        "submitit:PARTITION. [default: one after another]")  # fmt: skip
 
 
 class ProcessOptions(Form):
     """A run by several processes."""
 
-    distributed: bool = of_hardware("Run as one of several processes that train together.", False)
+    distributed: bool = of_hardware("Train in several processes, of which this is one.", False)
     coordinator: str | None = of_hardware("Address of process 0. [default: from Slurm, MPI ...]", metavar="HOST:PORT")
     processes: int | None = of_hardware("Number of processes. [default: from Slurm, MPI ...]")
     process: int | None = of_hardware("Index of this process, from 0. [default: from Slurm, MPI ...]")
@@ -187,11 +187,11 @@ class Compare(SearchOptions, ExperimentOptions):
 
     run: dict[str, Any] = options_from(RunOptions, lambda name, about: name != "seed")
     algorithms: str = of_algorithm("Names separated by commas, or all.", "fedavg,fedadam", check=check_algorithms)
-    seeds: int = option("Number of seeds, from 0, each run by every algorithm.", 3, group="Rounds")
-    tune: bool = of_search("First search every algorithm's rates, with the same number of points.", False)
+    seeds: int = option("Number of seeds (0, 1, ...) for each algorithm.", 3, group="Rounds")
+    tune: bool = of_search("First search every algorithm's learning rates, with equal budgets.", False)
     budget: int | None = of_search("Points per algorithm, with --tune. [default: 16]")
-    from_: list[Path] = of_search("Take the best point of the search in this folder by `fedoptax tune`; for several "
-        "algorithms several times.", [], metavar="FOLDER", flags=("--from",))  # fmt: skip
+    from_: list[Path] = of_search("Use the best point of the search in this folder of `fedoptax tune`; may be "
+        "repeated.", [], metavar="FOLDER", flags=("--from",))  # fmt: skip
 
 
 class Tune(SearchOptions, ExperimentOptions, AlgorithmOptions):
@@ -202,22 +202,22 @@ class Tune(SearchOptions, ExperimentOptions, AlgorithmOptions):
     Example: fedoptax tune --algorithm fedadam --grid client_lr=1e-3..1 --grid server_lr=1e-3..1 --out runs/c
     """
 
-    search: Literal["grid", "zoom", "optuna"] | None = of_search("Which points: all of a grid, a coarse grid "
-        "and then finer around the best (zoom), or by Optuna (extra `optuna`). [default: grid with --grid, else "
+    search: Literal["grid", "zoom", "optuna"] | None = of_search("All points of a grid, a coarse grid and "
+        "then finer grids around the best point (zoom), or Optuna (extra `optuna`). [default: grid with --grid, else "
         "zoom]")  # fmt: skip
-    trials: int | None = of_search("Points of a search that is no grid. [default: 16]")
+    trials: int | None = of_search("Points of a zoom or Optuna search. [default: 16]")
 
 
 class Resume(ProcessOptions):
-    """Continue a run, a comparison or a search that was interrupted.
+    """Continue an interrupted run, comparison or search.
 
     Example: fedoptax resume runs/a
     """
 
     folder: Path = argument("The folder of a run, a comparison or a search.")
-    resume_round: int | None = option("Go back to the checkpoint of this round, for a run. [default: the last]",
+    resume_round: int | None = option("For a run: start from the checkpoint of this round. [default: the last]",
         group="Rounds", flags=("--round",))  # fmt: skip
-    run: dict[str, Any] = options_from(RunOptions, lambda name, about: about.may_change, "as the run began")
+    run: dict[str, Any] = options_from(RunOptions, lambda name, about: about.may_change, "unchanged")
     data_dir: Path | None = of_data(DATA_DIR)
     checkpoint_every: float | None = option("Seconds between checkpoints. [default: 60]")
 
@@ -230,13 +230,13 @@ class Predict(Form):
 
     folder: Path = argument("The folder of a run.")
     input: Path | None = of_data("A .csv, .tsv, .parquet or .npz file, or a folder of images.")
-    prompt: str | None = of_data("A prompt to a language model (of a task text:PATH), instead of input.")
-    tokens: int = option("The most tokens of an answer to a prompt.", 64)
+    prompt: str | None = of_data("Prompt for a language model (task text:PATH), instead of --input.")
+    tokens: int = option("Maximum number of tokens in the answer to a prompt.", 64)
     out: Path | None = option("A .csv, .parquet or .npz file. [default: CSV on the standard output]")
-    top: int = option("How many of the most probable classes are named.", 1)
-    threshold: float | None = option("Probability from which the positive of two classes is predicted. [default: 0.5]")
-    evaluate: str | None = option("Column of labels in --input: print metrics instead of predictions.", metavar="LABEL")
-    params: str | None = option("best or last parameters. [default: best if they were kept, else last]", group="Model")
+    top: int = option("Number of most probable classes in the output.", 1)
+    threshold: float | None = option("Probability from which the positive class is predicted. [default: 0.5]")
+    evaluate: str | None = option("Label column in --input: print metrics instead of predictions.", metavar="LABEL")
+    params: str | None = option("best or last parameters. [default: best if saved, else last]", group="Model")
 
 
 class Export(Form):
@@ -248,7 +248,7 @@ class Export(Form):
     folder: Path = argument("The folder of a run.")
     out: Path = option("A .npz or .safetensors file for the parameters, .stablehlo for the model; or a folder for the "
         "adapters of a task text:PATH, as PEFT loads them.", ...)  # fmt: skip
-    params: str | None = option("best or last parameters. [default: best if they were kept, else last]", group="Model")
+    params: str | None = option("best or last parameters. [default: best if saved, else last]", group="Model")
 
 
 class Report(Form):
@@ -259,12 +259,12 @@ class Report(Form):
 
     folder: Path = argument("A folder with one or more runs in it.")
     out: Path | None = option("Folder for the report. [default: the folder of the runs]")
-    target: float | None = option("Value of the metric for rounds to target. [default: 95 % of the best end]")
-    early: int | None = option("First rounds whose mean is early progress. [default: a fifth of all]")
+    target: float | None = option("Target value for rounds to target. [default: 95 % of the best final value]")
+    early: int | None = option("Number of first rounds for early progress. [default: a fifth of all]")
 
 
 class List(JsonOption):
-    """List the tasks, the algorithms, or the papers' settings of the tasks.
+    """List the tasks, the algorithms, or the presets of papers.
 
     Example: fedoptax list algorithms --json
     """
@@ -273,7 +273,7 @@ class List(JsonOption):
 
 
 class Bytes(JsonOption, TaskOptions):
-    """Show how many bytes each algorithm sends and receives, per client, per round and in a whole run.
+    """Show the bytes that each algorithm sends and receives per client, per round and per run.
 
     Example: fedoptax bytes --task digits --algorithm fedadam
     """
@@ -295,7 +295,7 @@ class Fetch(Form):
 
 
 class Check(JsonOption):
-    """Verify the files of data sets: their hashes, and the counts of what the readers find.
+    """Check the files of data sets: their hashes, and the number of examples and clients.
 
     Example: fedoptax data check mnist cifar10
     """
@@ -305,7 +305,7 @@ class Check(JsonOption):
 
 
 class Describe(Form):
-    """Look at a table and write what its columns mean, to be edited; warn of what looks wrong.
+    """Write a schema of a table's columns, for you to edit, and warn of suspicious columns.
 
     Example: fedoptax data describe patients.csv --client-column site --label-column outcome --out schema.toml
     """
@@ -313,13 +313,13 @@ class Describe(Form):
     file: Path = argument("A .csv, .tsv or .parquet file.")
     label_column: str = of_data("Column to predict.", "label")
     client_column: str | None = of_data("Column of client ids. [default: client, if there is one]")
-    target: Literal["class", "number"] | None = of_data("What the labels are. [default: by their number and form]")
+    target: Literal["class", "number"] | None = of_data("Kind of the labels. [default: inferred from them]")
     out: Path | None = option("A .toml file. [default: the standard output]")
     overwrite: bool = option("Replace an earlier file.", False)
 
 
 class Partition(JsonOption, TaskOptions):
-    """Show which client holds what: measures of heterogeneity, a table of the clients, and a picture.
+    """Show a partition: measures of heterogeneity, a table of the clients, and a plot.
 
     Example: fedoptax data partition --task digits --partition dirichlet --alpha 0.1
     """
@@ -329,7 +329,7 @@ class Partition(JsonOption, TaskOptions):
 
 
 class DeploymentOptions(LearningOptions, AlgorithmOptions):
-    """What is trained over a network, and how; the app's config has the same names."""
+    """The options of a deployment; the app's config has the same names."""
 
     run: dict[str, Any] = options_from(NetworkOptions)
 
@@ -341,11 +341,11 @@ class Init(DeploymentOptions):
     """
 
     folder: Path = argument("A new folder for the app and the keys.")
-    nodes: int | None = of_network("Number of SuperNodes, one per client; a key is made for each unless --key gives "
-        "theirs. [default: 4]")  # fmt: skip
-    key: list[Path] = of_network("Public key of a node that has one; the first is for partition 0, and so on.", [],
+    nodes: int | None = of_network("Number of SuperNodes, one per client; without --key, a key is made for each. "
+        "[default: 4]")  # fmt: skip
+    key: list[Path] = of_network("Public key of a node; the first key is for partition 0, and so on.", [],
         metavar="FILE")  # fmt: skip
-    host: list[str] = of_network("Name or address of the server in its certificate, besides localhost.", [])
+    host: list[str] = of_network("Host name or address for the server's certificate, besides localhost.", [])
 
 
 class AddNode(Form):
@@ -354,18 +354,18 @@ class AddNode(Form):
     Example: fedoptax deploy add-node federation clinic-c.pub --partition 2
     """
 
-    folder: Path = argument("A folder by `fedoptax deploy init`.")
+    folder: Path = argument("A folder made by `fedoptax deploy init`.")
     key: Path = argument("The node's public key.")
-    partition: int | None = of_network("The node's partition; its former key loses it. [default: a new one]")
+    partition: int | None = of_network("The node's partition, taken from its previous key. [default: a new one]")
 
 
 class DeploymentStatus(JsonOption):
-    """Show how far a deployment is, its nodes' last signs of life, where the seconds go, and who was left out.
+    """Show the progress of a deployment, its connected nodes, the time per round, and nodes left out.
 
     Example: fedoptax deploy status runs/network --watch
     """
 
-    run_folder: Path = argument("The run's folder, at the server.")
+    run_folder: Path = argument("The run's folder, on the server.")
     watch: bool = option("Repeat it every two seconds until the run ends.", False)
 
 
@@ -376,13 +376,13 @@ class Local(JsonOption, DeploymentOptions):
     """
 
     nodes: int | None = of_network("Number of SuperNodes, one per client. [default: 4, or the number of keys in --app]")
-    app: Path | None = of_network("A folder by `fedoptax deploy init`. [default: a new one]")
-    data_file: list[Path] = of_network("The table of a node, once for each, with --schema.", [], metavar="FILE")
-    port: int = of_network("Port of the SuperLink; 0: a free one.", 0)
-    node_port: int = of_network("Port of the first SuperNode; 0: free ones.", 0)
+    app: Path | None = of_network("A folder made by `fedoptax deploy init`. [default: a new one]")
+    data_file: list[Path] = of_network("With --schema: the table of a node, once for each.", [], metavar="FILE")
+    port: int = of_network("Port of the SuperLink; 0: any free port.", 0)
+    node_port: int = of_network("Port of the first SuperNode; 0: any free ports.", 0)
     start_timeout: float = of_network("Seconds a process may take to start.", 120.0)
     time_limit: float = of_network("Seconds until all processes are stopped.", 86400.0)
     out: Path | None = option("Folder for the results. [default: runs/deployment]", group="Output")
     resume: Path | None = option("Continue the run in this folder.", group="Output")
-    resume_round: int | None = option("Go back to the checkpoint of this round, with --resume. [default: the last]",
+    resume_round: int | None = option("With --resume: start from the checkpoint of this round. [default: the last]",
         group="Rounds", flags=("--round",))  # fmt: skip

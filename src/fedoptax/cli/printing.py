@@ -1,4 +1,4 @@
-"""What commands print. It imports no JAX before it must, as `fedoptax list` prints, too."""
+"""Output of commands. It imports JAX only when needed, because `fedoptax list` uses it, too."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def print_summary(folder: Path, as_json: bool) -> None:
     if worst := summary.get("worst_client"):
         print("worst client: {client}, {metric} {value:.4g}".format(**worst))
     if absent := [name for name, value in summary["final"].items() if value is None]:
-        print(f"never a finite number: {', '.join(absent)}")
+        print(f"metrics without a finite value: {', '.join(absent)}")
     if initial := summary.get("initial"):
         print("before the first round:", ", ".join(f"{n} {v:.4g}" for n, v in initial.items() if v is not None))
     if best := summary.get("best") if (folder / "best.npz").is_file() else None:
-        print("kept as best.npz: round {round}, {metric} {value:.4g}".format(**best))
+        print("saved as best.npz: round {round}, {metric} {value:.4g}".format(**best))
     if result := summary.get("personalized"):
         changes = []
         for name in ("mean", "spread", "worst_decile"):

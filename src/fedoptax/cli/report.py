@@ -24,7 +24,7 @@ SHOWN = 10  # points in the table on the terminal
 
 
 def report(options: Report) -> None:
-    """Write the report of what is in a folder."""
+    """Write the report on a folder."""
     if not options.folder.is_dir():
         raise UsageError(f"'{options.folder}' is not a folder with runs")
     with status("writing the report"):
@@ -70,11 +70,11 @@ def report_search(result: SearchResult, as_json: bool = False) -> None:
         print(f"{len(result.trials)} points" + (f", {lost} diverged" if lost else ""))
         _print_best(result)
         print(f"report: {page}")
-    _ = result.best  # of which there may be none
+    _ = result.best  # there may be no trial
 
 
 def _print_best(result: SearchResult, scope: str = "") -> None:
-    """Print the best values as options, and a line for each that lies at an end of what was searched."""
+    """Print the best values as options, and a line for each at an end of its searched range."""
     if (best := result.best_or_none) is None:
         return
     parts = split_weighting(best.values)

@@ -68,7 +68,7 @@ def errors_name(folder: Path) -> Iterator[None]:
 
 
 def _grid(options: Compare | Tune, names: Sequence[str]) -> dict[str, str]:
-    """Return the values to search: those typed, over the paper's if they are asked for."""
+    """Return the values to search: those of --grid, which replace entries of the paper's grid if requested."""
     typed = dict(options.grid)
     paper = typed.pop("paper", None)
     return typed if paper is None else find_grid(options.task, options.preset, paper, names) | typed
@@ -90,7 +90,7 @@ def compare(options: Compare) -> None:
     rates = settings.rates | dict.fromkeys([*tuned, *grids], "tuned")
     if len(set(rates.values())) > 1:
         origins = "; ".join(f"{name}: {origin}" for name, origin in rates.items())
-        warning = f"learning rates come from different places ({origins}); --tune searches those of all alike"
+        warning = f"learning rates have different sources ({origins}); --tune searches all of them with equal budgets"
         print(f"warning: {warning}", file=sys.stderr)
     note_rates(options.task, rates)
     _note_weighting(names, settings, tuning.common_weighting(run))
@@ -113,7 +113,7 @@ def tune(options: Tune) -> None:
     trials = options.trials or tuning.BUDGET
     grid = choose_grids(_grid(options, [name]), options.set_, [name], trials)[name]
     if not grid:
-        raise UsageError(f"grid is needed for {name}, whose rates are all set")
+        raise UsageError(f"grid is needed for {name}, because --set has all its rates")
     task, settings, run = set_up(options, [name], f"tune-{name}")
     run["fixed"] = {key: value for key, value in settings.hyperparameters[name].items() if key not in grid}
     run |= {"search": options.search, "trials": trials}
@@ -130,19 +130,21 @@ def _best_of_searches(folders: list[Path], names: list[str], task: Task, setting
         result = tuning.SearchResult.read(folder)
         name, of = result.search.algorithm, result.search.task
         if name not in names or of["name"] != task.name:
-            raise UsageError(f"from: '{folder}' is a search for {name} on task '{of['name']}', which is not compared")
+            raise UsageError(
+                f"from: '{folder}' is a search for {name} on task '{of['name']}', which is not compared here"
+            )
         settings.hyperparameters[name] = result.hyperparameters
         tuned.append(name)
     return tuned
 
 
 def _note_weighting(names: list[str], settings: Settings, weighting: str) -> None:
-    """Say which weighting holds for all methods, if papers of some have another."""
+    """Print the weighting of all methods, if some papers have another."""
     values = {name: tuning.split_weighting(settings.hyperparameters[name])["hyperparameters"] for name in names}
     with suppress(UsageError):  # of a wrong value, which is refused later
         others = [name for name in names if build(name, values[name]).weighting != weighting]
         if others and weighting != "paper":
-            note = f"{', '.join(others)}: otherwise in the paper; --weighting paper takes each paper's own"
+            note = f"not in the paper of {', '.join(others)}; --weighting paper follows each paper"
             print(f"weighting: {weighting} for all methods ({note})", file=sys.stderr)
 
 
@@ -189,11 +191,11 @@ def _resume_deployment(options: Resume, changes: Mapping[str, Any]) -> None:
     folder = options.folder
     if not folder.with_name(f"{folder.name}-network").is_dir():
         raise UsageError(
-            f"'{folder}' is of a deployment on other machines: continue with flwr run and resume=true, or here with "
+            f"'{folder}' is a deployment on other machines: continue with flwr run and resume=true, or here with "
             f"fedoptax deploy local --resume {folder} --app FOLDER"
         )
     for name in changes.keys() - {"resume_round", "rounds"}:
-        raise UsageError(f"{name} cannot be given for a deployment")
+        raise UsageError(f"{name} does not apply to a deployment")
     rounds = {name: value for name, value in changes.items() if name == "rounds"}
     local(Local(resume=folder, resume_round=options.resume_round, run=rounds, data_dir=options.data_dir))
 
@@ -202,7 +204,7 @@ def _resume_run(folder: Path, data_dir: Path | None, changes: Mapping[str, Any])
     """Continue a run; of several processes only the first needs the folder, and sends its config to the others."""
     config: Any = broadcast(run_on_all_or_fail(lambda: _read_config(folder, changes) if is_leader() else None))
     if not changes and not is_distributed() and read_summary(folder).get("status") in ENDED:
-        print(f"'{folder}' is finished: nothing was run; --rounds N continues it", file=sys.stderr)
+        print(f"'{folder}' is finished, nothing to do; --rounds N continues it", file=sys.stderr)
         return print_summary(folder, False)
     stored = {name: value for name, value in config.items() if name in RESUMED}
     task = run_on_all_or_fail(lambda: reload_task(config["task"], data_dir))

@@ -76,7 +76,7 @@ def choose(options: LearningOptions, names: list[str]) -> tuple[Settings, dict[s
 
 
 def task_arguments(options: TaskOptions) -> dict[str, Any]:
-    """Return the options of `load_task` that were chosen, but for its `seed` and `data_dir`."""
+    """Return the chosen options of `load_task`, except its `seed` and `data_dir`."""
     chosen = {name: value for name in TASK_OPTIONS if (value := getattr(options, name, None)) is not None}
     if twice := sorted(chosen.keys() & options.task_set):
         raise UsageError(f"task_set: {twice[0]} is given twice")
@@ -115,7 +115,7 @@ def call_task(name: str) -> Task:
 
 
 def reload_task(spec: Mapping[str, Any], data_dir: Path | None) -> Task:
-    """Load the task that a folder of results names, by its `spec` there."""
+    """Load the task of a folder of results by its `spec`."""
     name = str(spec["name"])
     if "function" in spec:
         return call_task(spec["function"])
@@ -124,7 +124,7 @@ def reload_task(spec: Mapping[str, Any], data_dir: Path | None) -> Task:
     arguments = {key: spec[key] for key in recipe_of(name).option_types() if key in spec}
     task = load_task(name, seed=spec.get("partition_seed", 0), data_dir=data_dir, **arguments)
     if spec.get("contents") not in (None, task.spec.get("contents")):
-        raise RunError(f"'{name}' has changed since the run was begun")
+        raise RunError(f"'{name}' has changed since the run started")
     return task
 
 

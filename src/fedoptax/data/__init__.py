@@ -1,1 +1,1 @@
-"""Federated data: where it comes from, who holds what."""
+"""Federated data: sources and partitions."""

@@ -29,9 +29,9 @@ def cache_dir() -> Path:
 
 
 def cached(name: str, files: Sequence[Path], version: int, build: Callable[[ArrayWriter], None]) -> Arrays:
-    """Return the arrays that `build` makes of `files`, decoded once and kept, mapped from files and read-only.
+    """Return the arrays that `build` makes of `files`, decoded once and cached, memory-mapped and read-only.
 
-    What is kept may be deleted at any time; it is built anew when it is damaged or a file was changed.
+    The cache may be deleted at any time; it is built again if it is damaged or a file has changed.
 
     `build(writer)` reads the files and writes the arrays. The key is the `name` of the data set, with the reader's
     options that change them; path, size and time of change of the files; and the reader's `version`. A file that cannot
@@ -125,5 +125,5 @@ def open_arrays(folder: Path) -> Arrays:
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"'{folder}' is damaged: {error}") from None
     if not arrays:
-        raise DataError(f"'{folder}' holds no arrays")
+        raise DataError(f"'{folder}' has no arrays")
     return arrays

@@ -1,4 +1,4 @@
-"""Checking the data sets on disk: each file against its published hash, and the counts of what the readers find."""
+"""Checking the data sets on disk: each file against its published hash, and counts of examples and clients."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ from fedoptax.data.files import find_data_dir, find_file, read_file, require_fil
 from fedoptax.data.registry import DATA_SETS, File
 from fedoptax.errors import DataError, check_choice
 
-READ = "(read)"  # stands for the file in the row about reading the whole data set
+READ = "(read)"  # in place of the file in the row about reading the whole data set
 
 
 class Row(NamedTuple):
@@ -36,11 +36,11 @@ def file_row(folder: Path, file: File) -> Row:
     path = folder / file.path
     stored = find_file(path)
     if stored is None and path.suffix == ".gz" and path.with_suffix("").is_file():
-        return Row(file.path, "unverified", "unpacked; the published hash is that of the packed file")
+        return Row(file.path, "unverified", "unpacked; the published hash is for the compressed file")
     if stored is None:
         return Row(file.path, "missing", "")
     if file.hash is None:
-        return Row(file.path, "unverified", "no hash of it is published")
+        return Row(file.path, "unverified", "no published hash")
     kind, _, expected = file.hash.partition(":")
     try:
         digest = hashlib.new(kind, path.read_bytes() if stored == path else read_file(stored)).hexdigest()
@@ -53,7 +53,7 @@ def file_row(folder: Path, file: File) -> Row:
 
 
 def has_files(folder: Path, files: Iterable[File]) -> bool:
-    """Whether files need not be downloaded: they are there, with the published hash if there is one."""
+    """Whether files exist, with the published hash if there is one."""
     return all(file_row(folder, file).status == ("ok" if file.hash else "unverified") for file in files)
 
 
@@ -74,10 +74,10 @@ def is_complete(rows: list[Row]) -> bool:
 
 
 def cache_row() -> Row:
-    """Return how much space the decoded copies of data sets take, and where."""
+    """Return the size and the folder of the decoded copies of data sets."""
     folder = cache_dir()
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    detail = f"{size / 1e6:,.1f} MB of decoded copies; may be deleted at any time; {ENVIRONMENT} names another folder"
+    detail = f"{size / 1e6:,.1f} MB of decoded copies; you may delete them; {ENVIRONMENT} sets another folder"
     return Row(str(folder), "ok" if size else "missing", detail)
 
 

@@ -37,7 +37,7 @@ def load_file(
     test_fraction: float | None = None, image_size: readers.Size | None = None, separator: str | None = None,
     decimal: str | None = None, schema: Schema | None = None, target: str | None = None, seed: int = 0,
 ) -> Source:  # fmt: skip
-    """Read a file or folder of your own, whose name tells its format.
+    """Read your own file or folder, with the format of its ending.
 
     Args:
       path: `.npz` with arrays of n rows, and perhaps a test part in arrays of the same names with `_test` at the end;
@@ -45,19 +45,19 @@ def load_file(
         `client/class/image`, or below `train/` and `test/` in it, of which hidden files are passed over and links are
         followed. Images have 8 bits per channel and one page.
       client: the array or column of the client ids; None takes `client` if it is there, else there are no clients.
-      label: the array or column of the labels; None takes `y` of an archive, `label` of a table.
+      label: the array or column of the labels; None: `y` of an archive, `label` of a table.
       features: the array of the examples, None for `x`; or the columns of a table, None for all others but `drop`.
       drop: columns of a table that are not used.
       split: a column of a table that says `train` or `test` in every row; None if all rows are training examples.
       test_fraction: of every client's examples, to hold out if there is no test part; 0 for none, None for 0.2.
       image_size: the height and width to resize images to, one number for a square; None if all are of one size.
-      separator: what separates the cells of a `.csv` or `.tsv` file, one character; None guesses among , ; tab and |.
+      separator: between the cells of a `.csv` or `.tsv` file, one character; None guesses among , ; tab and |.
       decimal: the decimal point of the numbers in it, `"."` (also for None) or `","`.
       schema: what the columns of a table mean; None looks at the table, see `fedoptax.data.describe`. Empty cells that
         are to be filled are NaN in the result. With a schema each client draws its test rows for itself, so that a
         client with a file of its own draws the same.
       target: `"number"` or `"class"`, what the labels of a table are where it may be either.
-      seed: of the choice of what is held out.
+      seed: of the choice of held-out examples.
 
     Raises:
       UsageError: there is no such file, it is of another format, or an option does not apply to it.
@@ -83,7 +83,7 @@ def load_file(
 
 
 def check_path(path: Path) -> None:
-    """Check that `load_file` can read a path, by its ending; a `UsageError` if not, or if there is none."""
+    """Check that a path exists and has an ending that `load_file` can read; a `UsageError` if not."""
     if not path.exists():
         raise UsageError(f"{path} does not exist; allowed is {_FORMATS}")
     if not path.is_dir() and path.suffix.lower() not in _READERS:
@@ -165,7 +165,7 @@ def _load_table(
     names = {name: np.array(_as_names(f"{path}: column {name!r}", frame[name].tolist()), object) for name in texts}
     splits = names[split] if split else np.full(len(frame), "train", object)
     if wrong := set(splits) - {"train", "test"}:
-        raise DataError(f"{path}: column {split!r} must say 'train' or 'test', got {min(wrong)!r}")
+        raise DataError(f"{path}: column {split!r} must be 'train' or 'test' in every row, got {min(wrong)!r}")
     parts = []
     for rows in (splits == "train", splits == "test"):
         y = [name.strip() for name in names[label][rows]] if numbers is None else numbers[rows]
@@ -179,9 +179,9 @@ def _load_images(root: Path, image_size: readers.Size | None = None) -> Source:
     folders = [root / name for name in ("train", "test")] if "train" in top <= {"train", "test"} else [root]
     files = [readers.find_images(folder) for folder in folders]
     if wrong := [p for folder, part in zip(folders, files) for p in part if len(p.relative_to(folder).parts) != 3]:
-        raise DataError(f"{wrong[0]}: an image must lie at client/class/image")
+        raise DataError(f"{wrong[0]}: images must be at client/class/image")
     if not files[0]:
-        raise DataError(f"{root} holds no images to train on ({', '.join(sorted(readers.IMAGES))}) at client/class/")
+        raise DataError(f"{root} has no training images ({', '.join(sorted(readers.IMAGES))}) at client/class/")
     images = readers.stack_images([(str(path), path) for part in files for path in part], image_size)
     train, *test = [
         _Part(x, [path.parent.name for path in part], [path.parent.parent.name for path in part])
@@ -206,19 +206,19 @@ def _as_names(where: str, values: Any) -> list[str]:
 def _build(where: str, train: _Part, test: _Part | None = None, *, class_names: Sequence[str] | None = None) -> Source:
     """Number the classes and the clients of both parts."""
     if len(train.x) == 0:
-        raise DataError(f"{where} holds no training examples")
+        raise DataError(f"{where} has no training examples")
     test = test or _Part(train.x[:0], train.y[:0], None if train.client is None else [])
     forms = [f"{part.x.dtype}{list(part.x.shape[1:])}" for part in (train, test)]
     if forms[0] != forms[1] or (train.client is None) != (test.client is None):
-        raise DataError(f"{where}: test examples must be {forms[0]}, and have clients only if these do, got {forms[1]}")
+        raise DataError(f"{where}: test examples must be {forms[0]}, with clients if these have, got {forms[1]}")
     for part in (train, test):
         lengths = [len(column) for column in part if column is not None]
         if len(set(lengths)) > 1:
-            raise DataError(f"{where}: examples, labels and clients must be as many, got {lengths}")
+            raise DataError(f"{where}: examples, labels and clients must have equal numbers, got {lengths}")
     labels = set() if isinstance(train.y, np.ndarray) else {*train.y, *test.y}
     classes = sort_names(labels) if class_names is None else list(class_names)
     if other := labels.difference(classes):
-        raise DataError(f"{where}: class {min(other)!r} is not one of the {len(classes)} that the training part states")
+        raise DataError(f"{where}: class {min(other)!r} is not one of the {len(classes)} of the training split")
     code = {name: i for i, name in enumerate(classes)}
     y = [np.array([code[v] for v in p.y], np.int32) if isinstance(p.y, list) else p.y for p in (train, test)]
     groups: list[Any] = [None, None]

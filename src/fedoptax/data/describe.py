@@ -1,4 +1,4 @@
-"""A first look at a table: what its columns are, and what a person would warn of."""
+"""A first look at a table: the kinds of its columns, and warnings."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def infer_file(
             and all(map(DECIMAL_COMMA.fullmatch, values))]  # fmt: skip
         if commas and cells.get("decimal") is None and find_separator(path, **cells) != ",":
             schema = infer_file(path, label, client, target, columns, **cells | {"decimal": ","})
-            return replace(schema, notes=(f"column {min(commas)!r} has decimal commas: read as numbers", *schema.notes))
+            return replace(schema, notes=(f"column {min(commas)!r} has decimal commas, which are read", *schema.notes))
         frame = read_frame(path, [*names, *as_written], **cells) if as_written else frame
     schema = infer_schema(frame, label, client, target, columns)
     return replace(schema, separator=cells.get("separator"), decimal=cells.get("decimal"))
@@ -62,7 +62,7 @@ def infer_schema(
     frame: pandas.DataFrame, label: str, client: str | None = None, target: str | None = None,
     columns: Sequence[str] | None = None,
 ) -> Schema:  # fmt: skip
-    """Look at a table and say what its columns are; `notes` of the result tell what a person should know of them.
+    """Infer the kinds of a table's columns; the `notes` of the result explain the choices.
 
     `target` is `"class"` or `"number"`, where the labels may be either; `"guess"` takes the likelier. `columns` are
     those of features, the others are left out; None: all but the label and the client. Labels that may be either are a
@@ -80,11 +80,11 @@ def infer_schema(
 
 
 def describe_target(frame: pandas.DataFrame, schema: Schema) -> str:
-    """Say in a few words what is predicted."""
+    """Describe the target."""
     texts = [text for text in as_texts(frame[schema.target.column]) if text is not None]
     if schema.target.kind == "number":
         numbers = np.array(texts, float)
-        return f"{schema.target.column!r} is a number to predict, {numbers.min():g} to {numbers.max():g}"
+        return f"{schema.target.column!r} is a number, {numbers.min():g} to {numbers.max():g}"
     counts = Counter(texts)
     shares = [f"{name} {counts[name] / len(texts):.1%}" for name in schema.target.classes[:MIN_ROWS]]
     positive = f"; positive is {schema.target.positive!r}" if schema.target.positive else ""
@@ -92,7 +92,7 @@ def describe_target(frame: pandas.DataFrame, schema: Schema) -> str:
 
 
 def find_faults(frame: pandas.DataFrame, schema: Schema) -> list[str]:
-    """Return what a person would warn of in a table, one line each, besides the `notes` of the schema."""
+    """Return warnings about a table, one line each, besides the `notes` of the schema."""
     lines = []
     y = np.array([text or "" for text in as_texts(frame[schema.target.column])], object)
     for name, column in schema.used.items():
@@ -105,12 +105,12 @@ def find_faults(frame: pandas.DataFrame, schema: Schema) -> list[str]:
         elif sum(counts.values()) < len(texts) / 10:
             lines.append(f"column {name!r} is empty in {1 - sum(counts.values()) / len(texts):.0%} of the rows")
         elif column.kind == "category" and once:
-            lines.append(f"column {name!r} has categories that are seen once: {shorten(', '.join(once), 80)}")
-        with suppress(DataError):  # a cell that is not of its kind, of which the notes tell
+            lines.append(f"column {name!r} has categories with a single row: {shorten(', '.join(once), 80)}")
+        with suppress(DataError):  # a cell of another kind, which the notes report
             x = column.encode("table", name, frame[name])
             if len(counts) > 1 and _tells_label(x[y != ""], y[y != ""], schema):
-                advice = f"if it is known only afterwards, {IGNORE.format(name)}"
-                lines.append(f"column {name!r} alone tells the label: {advice}")
+                advice = f"if it is only known afterwards, {IGNORE.format(name)}"
+                lines.append(f"column {name!r} determines the label: {advice}")
     if schema.target.kind == "class":
         rare = [name for name, count in Counter(y.tolist()).items() if name and count < MIN_ROWS]
         lines += [f"classes of fewer than {MIN_ROWS} rows: {', '.join(rare)}"] if rare else []
@@ -137,7 +137,7 @@ def _tells_label(x: np.ndarray, y: np.ndarray, schema: Schema) -> bool:
 
 
 def _infer_column(column: pandas.Series[Any]) -> tuple[ColumnSchema, str]:
-    """Say what a column is, with a note where that is not obvious."""
+    """Return the kind of a column, with a note if it is not obvious."""
     from pandas.api import types
 
     if types.is_numeric_dtype(column.dtype) and not types.is_bool_dtype(column.dtype) and column.notna().any():
@@ -156,7 +156,7 @@ def _infer_column(column: pandas.Series[Any]) -> tuple[ColumnSchema, str]:
     if formats := [form for form in DATES if values and _are_dates(values, form)]:
         if len(formats) > 1:
             options = " or ".join(f'format = "{form}"' for form in formats)
-            return ColumnSchema("ignore"), f'may be dates in two ways: ignored; choose kind = "date" and {options}'
+            return ColumnSchema("ignore"), f'has ambiguous dates and is ignored; choose kind = "date" and {options}'
         some = ColumnSchema("date", start="1970-01-01", format=formats[0])
         start = np.datetime64("1970-01-01") + int(np.floor(to_days("date", values, some).min()))
         return replace(some, start=str(start), **of_numbers), f"is a date: days since {start}"
@@ -168,7 +168,7 @@ def _infer_column(column: pandas.Series[Any]) -> tuple[ColumnSchema, str]:
     if share >= 0.5 and not are_names:
         wrong = next(i for i, text in enumerate(texts) if text and not NUMBER.fullmatch(text) and text in different)
         text = shorten(repr(texts[wrong]), 40)
-        note = f'holds numbers, but {text} in row {wrong + 1}: mend it, or choose kind = "category"'
+        note = f'has numbers, but {text} in row {wrong + 1}: correct it, or choose kind = "category"'
         return ColumnSchema("number", **of_numbers), note
     categories = tuple(sort_names(set(present)))
     if len(categories) > MOST_CATEGORIES or (len(present) >= 20 and len(categories) >= 0.99 * len(present)):
@@ -202,7 +202,7 @@ def _infer_target(label: str, column: pandas.Series[Any], kind: str | None) -> T
     if kind is None and is_unclear:
         what = "decimals" if has_decimals else "values"
         raise UsageError(
-            f"label column {label!r} holds {len(different)} different {what}: say whether it is a number to predict or "
+            f"label column {label!r} has {len(different)} different {what}: say whether it is a number to predict or "
             "classes by --task-set target=number or target=class (target=), or in a schema"
         )
     if kind == "number":

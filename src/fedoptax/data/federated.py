@@ -59,7 +59,7 @@ class FederatedData:
         """
         ids = np.asarray(groups)
         if ids.ndim != 1 or len(ids) == 0 or not np.all(ids[1:] >= ids[:-1]):
-            raise DataError("groups must be one per row, never decreasing, and at least one")
+            raise DataError("groups must be one number per row, never decreasing, for at least one row")
         starts = np.flatnonzero(ids[1:] != ids[:-1]) + 1
         return cls(examples, np.concatenate([[0], starts, [len(ids)]]))
 
@@ -83,14 +83,14 @@ class FederatedData:
 
     @classmethod
     def open(cls, folder: str | Path) -> FederatedData:
-        """Open the federation that `write` wrote, mapped from its files: only what is used is read.
+        """Open a federation of `write`, memory-mapped: only the used rows are read.
 
         It is a `DataError` if it is missing, incomplete or damaged, or holds NaN or infinity.
         """
         arrays = open_arrays(Path(folder))
         examples = {name.removeprefix(_FIELD): array for name, array in arrays.items() if name.startswith(_FIELD)}
         if _OFFSETS not in arrays:
-            raise DataError(f"'{folder}' is no federation: it has no offsets")
+            raise DataError(f"'{folder}' is not a federation: it has no offsets")
         return cls(examples, np.array(arrays[_OFFSETS]))
 
     def __post_init__(self) -> None:
@@ -99,7 +99,7 @@ class FederatedData:
         if not len(sizes):
             raise DataError(_NO_CLIENTS)
         if np.any(sizes < 1):
-            raise DataError(f"client {np.argmax(sizes < 1)} holds no examples; every client needs at least one")
+            raise DataError(f"client {np.argmax(sizes < 1)} has no examples; every client needs at least one")
         examples = as_fields("examples", self.examples)
         if (total := _length(examples)) != offsets[-1] or offsets[0] != 0:
             raise DataError(f"examples: fields must hold the {offsets[-1]} rows of {len(sizes)} clients, got {total}")
@@ -180,7 +180,7 @@ def as_fields(where: str, examples: Any) -> dict[str, np.ndarray]:
     for name, value in examples.items():
         field = f"{where}: field '{name}'"
         if name == "mask":
-            raise DataError(f"{field} must have another name: batches tell examples from padding by it")
+            raise DataError(f"{field} must have another name: batches use this one for padding")
         try:
             array = fields[name] = np.asanyarray(value)
         except (TypeError, ValueError, RuntimeError) as error:  # rows of unequal length, a tensor with a gradient
@@ -193,7 +193,7 @@ def as_fields(where: str, examples: Any) -> dict[str, np.ndarray]:
             raise DataError(f"{field}, row {row + 1}: holds NaN or infinity")
     lengths = {name: len(array) if array.ndim else 0 for name, array in fields.items()}
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
-        raise DataError(f"{where}: fields must be of one length, and hold at least one example, got {lengths}")
+        raise DataError(f"{where}: fields must have equal lengths and at least one example, got {lengths}")
     return fields
 
 

@@ -14,7 +14,7 @@ TIMEOUT = 30.0  # seconds to wait for a connection and for each next byte
 
 
 def fetch(name: str, data_dir: str | Path | None = None, progress: bool | None = None) -> Path:
-    """Download what is missing of a data set and unpack it; return its folder.
+    """Download and unpack the missing files of a data set; return its folder.
 
     Files that are there with their published hash are left alone. An archive that was put into the folder by hand is
     unpacked without a network.
@@ -60,19 +60,19 @@ def _retrieve(item: Download, folder: Path, progress: bool) -> None:
         except (OSError, EOFError, ValueError) as error:  # of the network or the disk; another hash than the published
             reasons.append(f"{url} ({shorten(error, 160)})")
     raise DataError(
-        f"{item.name} not downloaded: {'; '.join(reasons)}; without a network, get it elsewhere, put it into {folder} "
+        f"{item.name} not downloaded: {'; '.join(reasons)}; without a network, put the file into {folder} "
         "and run this again"
     )
 
 
 def _keep_members(item: Download, folder: Path) -> None:
-    """Move an archive's members to their places once all are there; the archive goes."""
+    """Move an archive's members to the folder once all are unpacked, and delete the archive."""
     if not item.members:
         return
     unpacked = _unpacked(item, folder)
     if not has_files(unpacked, item.members):
         names = ", ".join(file.path for file in item.members)
-        raise DataError(f"{folder / item.name} lacks one of {names}, or holds another one than was published")
+        raise DataError(f"{folder / item.name} lacks one of {names}, or has an unpublished version of it")
     for file in item.members:
         (folder / file.path).parent.mkdir(parents=True, exist_ok=True)
         os.replace(unpacked / file.path, folder / file.path)

@@ -1,4 +1,4 @@
-"""Where the data sets' files are, what they hold, and whether they are the published ones."""
+"""The files of data sets: folders, formats and published hashes."""
 
 import gzip
 import lzma
@@ -30,7 +30,7 @@ def find_data_dir(data_dir: str | Path | None = None) -> Path:
 
 
 def find_file(path: Path) -> Path | None:
-    """Find a file as it is or compressed, with `.gz` or `.xz` added to its name; `None` if there is neither."""
+    """Find a file, plain or compressed with `.gz` or `.xz` added to its name; `None` if there is neither."""
     candidates = (path.with_name(path.name + suffix) for suffix in ("", ".gz", ".xz"))
     return next(filter(Path.is_file, candidates), None)
 

@@ -83,7 +83,7 @@ def measures(counts: ArrayLike | None, sizes: ArrayLike) -> dict[str, float]:
 def client_table(
     counts: np.ndarray | None, sizes: np.ndarray, test_owners: np.ndarray | None, names: Sequence[str] | None = None
 ) -> dict[str, ArrayLike]:
-    """Return who holds what, one row per client: column -> values (N,); what is not known is `""` or left out.
+    """Return a table of a partition, one row per client: column -> values (N,); unknown values are `""` or left out.
 
     `sizes` is (N,); `test_owners` is the client of each test example, (m,), or None; `names` are the clients', or None.
     """

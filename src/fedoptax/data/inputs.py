@@ -35,10 +35,10 @@ def read_inputs(
 ) -> tuple[dict[str, np.ndarray], "pandas.DataFrame"]:
     """Read the examples in a file (.csv, .tsv, .parquet, .npz) or in a folder of images, in the order of their paths.
 
-    With the examples comes a table that tells them apart: the other columns of a table, or the images' paths.
+    Also returns a table that identifies the examples: the other columns of a table, or the images' paths.
 
     Raises:
-      UsageError: there is no such file, or the model takes none of its kind.
+      UsageError: the file does not exist, or the model does not support its kind.
       DataError: the file is broken, or lacks something; the message names it.
     """
     import pandas as pd
@@ -49,7 +49,7 @@ def read_inputs(
     if path.is_dir() and inputs.get("white"):
         files = readers.find_images(path)
         if not files:
-            raise DataError(f"{path} holds no images ({', '.join(sorted(readers.IMAGES))})")
+            raise DataError(f"{path} has no images ({', '.join(sorted(readers.IMAGES))})")
         names = [file.relative_to(path).as_posix() for file in files]
         return _decode(files, inputs["white"], fields["x"]), pd.DataFrame({"file": names})
     if suffix in readers.TABLES and inputs.keys() & {"schema", TEXT}:
@@ -125,7 +125,7 @@ def _convert(name: str, values: Any, form: Any, inputs: Mapping[str, Any]) -> np
 
 
 def _decode(files: Sequence[Path], white: float, form: Any) -> dict[str, np.ndarray]:
-    """Read images at the model's size, in grey or in colour as the model takes them."""
+    """Read images in the model's size and channels."""
     height, width, channels = form.shape
     images = readers.stack_images([(str(file), file) for file in files], (height, width)).astype(np.float32)
     if channels == 1 and images.shape[-1] == 3:

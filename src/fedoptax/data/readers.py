@@ -59,14 +59,14 @@ def read_frame(path: Path, texts: Sequence[str], rows: int | None = None, /, **c
 
 
 def find_separator(path: Path, separator: str | None = None, decimal: str | None = None) -> str | None:
-    """Return what separates the cells of a .csv or .tsv file; None for a .parquet file, which has no such thing.
+    """Return the separator of a .csv or .tsv file; None for a .parquet file.
 
     The guess is the first of its usual one and , ; tab | by which the first lines have the same number of cells > 1.
     """
     usual, separator = TABLES[path.suffix.lower()], "\t" if separator == "\\t" else separator
     check_choice("decimal", decimal or ".", (".", ","))
     if separator is not None and (len(separator) != 1 or separator in '"\r\n' or separator == (decimal or ".")):
-        raise UsageError(f"separator must be one character, not that of decimals, got {separator!r}")
+        raise UsageError(f"separator must be one character other than decimal, got {separator!r}")
     if usual is None and (separator or decimal):
         raise UsageError(f"separator and decimal do not apply to '{path}', got {separator or decimal!r}")
     if usual is None or separator is not None:
@@ -123,7 +123,7 @@ def as_numbers(where: str, values: Any) -> np.ndarray:
     """Return features (n, …) as they are trained on: float64 as float32, whole numbers within int32, (n,) as (n, 1)."""
     array = np.asarray(values)
     if array.dtype.kind not in "biuf" or array.ndim == 0 or 0 in array.shape[1:]:
-        raise DataError(f"{where} must hold numbers, as many for every example, got {array.dtype}{list(array.shape)}")
+        raise DataError(f"{where} must have as many numbers for each example, got {array.dtype}{list(array.shape)}")
     if array.dtype.kind == "b":
         array = array.astype(np.uint8)
     elif array.dtype.kind == "f":
@@ -178,7 +178,7 @@ def find_images(root: Path) -> list[Path]:
 
     def images_in(folder: Path) -> Iterator[Path]:
         if folder.resolve() in {parent.resolve() for parent in folder.parents if parent.is_relative_to(root)}:
-            raise ValueError(f"{folder} is a link back to a folder above it")
+            raise ValueError(f"{folder} is a link to a folder above it")
         for path in folder.iterdir():
             mode = 0 if path.name.startswith(".") else path.stat().st_mode
             if S_ISDIR(mode):

@@ -1,4 +1,4 @@
-"""The data sets as they are published: files, addresses, sizes, hashes and counts, each with its source."""
+"""The published data sets: files, addresses, sizes, hashes and counts, each with its source."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -15,9 +15,9 @@ class File(NamedTuple):
 
 
 class Download(NamedTuple):
-    """A file as it is offered for download: `urls` are tried in order, `hash` is as in `File`.
+    """A downloadable file: `urls` are tried in order, `hash` is as in `File`.
 
-    `members` are what is kept of an archive; empty if the readers take the file as it is.
+    `members` are the files to keep of an archive; empty if the readers use the file directly.
     """
 
     name: str

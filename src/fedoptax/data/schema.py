@@ -1,7 +1,7 @@
-"""What the columns of a table mean, as a short TOML file that a person can edit, and tables as arrays by it.
+"""The schema of a table, a short TOML file that a person can edit, and the conversion of tables to arrays.
 
     client = "site"                       # the column of the client ids; a node's own file does without
-    min_count = 5                         # what a client tells of fewer rows than these, no statistic counts
+    min_count = 5                         # statistics of fewer rows of a client are left out
     target = {column = "outcome", kind = "class", classes = ["0_no", "1_yes"], positive = "1_yes"}  # kind or "number"
 
     [columns]
@@ -52,7 +52,7 @@ DATES = ("ISO8601", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y")
 
 @dataclass(frozen=True)
 class ColumnSchema:
-    """What a column of features is; see this module."""
+    """The kind of a column of features; see this module."""
 
     kind: str
     categories: tuple[str, ...] = ()
@@ -143,7 +143,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Schema:
-    """What the columns of a table mean; see this module."""
+    """The schema of a table; see this module."""
 
     target: Target
     columns: Mapping[str, ColumnSchema]
@@ -210,7 +210,7 @@ class Schema:
 
     @property
     def texts(self) -> list[str]:
-        """The columns of a file that are read as they are written."""
+        """The columns of a file to read as text."""
         names = [name for name, column in self.columns.items() if column.kind in ("category", "boolean", "date")]
         return [*names, self.target.column] if self.target.kind == "class" else names
 

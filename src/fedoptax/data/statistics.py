@@ -1,4 +1,4 @@
-"""What clients tell of their tables, as counts and sums that add up, and the preprocessing that follows from these.
+"""Statistics of clients' tables, as counts and sums that add up, and the preprocessing that follows from them.
 
 In the first phase a client tells, of each feature, how many cells have a value and their sum (of a category's feature
 that is its count), and the sum of squares; in the second, with the means known, the sum of squares about them, and of
@@ -98,9 +98,9 @@ def add_up_clients(schema: Schema, x: np.ndarray, y: np.ndarray, clients: np.nda
 
 
 def prepare(schema: Schema, first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -> Preparation:
-    """Return the preparation that follows from the sums of all clients; a `DataError` if none told anything."""
+    """Return the preprocessing that follows from the sums of all clients; a `DataError` if there are none."""
     if not first["count"].any():
-        raise DataError(f"no client has the {schema.min_count} training examples that min_count of the schema needs")
+        raise DataError(f"no client has the {schema.min_count} training examples of the schema's min_count")
     mean, roles = _moments(first)[0], schema.roles
     deviation = np.sqrt(second["squares"] / np.maximum(second["count"], 1))
     deviation = np.where(deviation > 0, deviation, 1.0)  # so that a constant feature becomes 0

@@ -66,7 +66,7 @@ class TextTokenizer:
     def render(self, messages: Sequence[Mapping[str, Any]], is_prompt: bool = False) -> str:
         """Return a conversation as text, by the chat template; a prompt ends where the assistant's answer begins."""
         if not self.chat_template:
-            raise DataError("messages need a tokenizer with a chat template, which this one has not")
+            raise DataError("messages need a tokenizer with a chat template")
         try:
             values = {"messages": list(messages), "add_generation_prompt": is_prompt, **self.special_tokens}
             return self._template.render(**values)
@@ -95,7 +95,7 @@ class TextTokenizer:
                 continue
             before, after = self.render(messages[:i], is_prompt=True), self.render(messages[: i + 1])
             if not after.startswith(before) or not whole.startswith(after):
-                raise DataError("the chat template must not change earlier turns when others follow")
+                raise DataError("the chat template must not change earlier turns when later ones are added")
             spans.append((len(before), len(after)))
         encoding = self.tokenizer.encode(whole, add_special_tokens=False)
         starts = [start for start, _ in encoding.offsets]
@@ -148,7 +148,7 @@ def read_texts(path: Path, client: str = "client") -> dict[str, list[dict[str, A
                 raise UsageError(f"client_column '{client}' must be in all of {path}; row {number} has {columns}")
             clients.setdefault(str(row[client]), []).append(row)
     if not clients:
-        raise DataError(f"{path} holds no texts")
+        raise DataError(f"{path} has no texts")
     return clients
 
 

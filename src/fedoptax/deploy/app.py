@@ -1,4 +1,4 @@
-"""The folder of a ready Flower app: `pyproject.toml` and two thin modules, what `flwr run` sends to every node."""
+"""The folder of a ready Flower app that `flwr run` sends to every node: `pyproject.toml` and two thin modules."""
 
 import sys
 import tomllib

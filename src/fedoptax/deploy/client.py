@@ -41,7 +41,7 @@ INITIAL = -1
 
 
 class Order(NamedTuple):
-    """What the server asks of a client, apart from the message itself.
+    """The server's order to a client, apart from the message itself.
 
     Attributes:
       experiment: the run's id, 32 hexadecimal digits.
@@ -89,7 +89,7 @@ class StateFolder:
         self._private, self.folder = root / experiment, root / experiment / str(partition)
 
     def read(self, round: int, like: Tree) -> Tree | None:
-        """Return the state after a round; None if there is none, or it is damaged or of another form."""
+        """Return the state after a round; None if it is missing, damaged or has another structure."""
         structs, structure = jax.tree.flatten(like)
         try:
             arrays = read_arrays(io.BytesIO((self.folder / f"{round}.npz").read_bytes()))  # a zip has checksums
@@ -108,7 +108,7 @@ class StateFolder:
         self._write(f"{round}.npz", pack_arrays({f"{i:05d}": leaf for i, leaf in enumerate(leaves)}))
 
     def accept(self, order: Order) -> None:
-        """Take note of an order, and remove the states that the server will not come back to.
+        """Record an order, and remove the states that the server cannot return to.
 
         Raises:
           WireError: it is not newer than the last.
@@ -121,7 +121,7 @@ class StateFolder:
         except (OSError, ValueError, TypeError):
             is_old = False  # none yet, or damaged: the signature still binds it to this run of Flower's
         if is_old:
-            raise WireError(f"order: number {this} when {last} was there already")
+            raise WireError(f"order: number {this} is not above {last}, the last one")
         for path in self.folder.glob("[0-9]*.npz"):  # before anything is written: a disk may be full
             round = int(path.stem)
             if round < order.round and round not in (order.base, *order.checkpoints):
@@ -176,7 +176,7 @@ class Client:
         When this returns, the new state is in `root`, the node's folder for states.
 
         Raises:
-          WireError: the message is not what the algorithm sends.
+          WireError: the message does not fit the algorithm.
           RunError: the state cannot be written.
         """
         client_form, message_form = forms(self.task, self.algorithm)
@@ -197,7 +197,7 @@ class Client:
         """Do the local work of a round; a subclass may do it in another way.
 
         Args:
-          message: what the algorithm broadcast.
+          message: the algorithm's broadcast.
           state: the client's, of the round `base`.
           round: the round's number.
 
@@ -214,7 +214,7 @@ class Client:
 
 
 def default_client(task: Task, deployment: Deployment, partition: int) -> Client:
-    """Make the client whose rounds are compiled."""
+    """Make the client with compiled rounds."""
     return Client(task, deployment.build_algorithm(), deployment.work, partition, deployment.seed)
 
 

@@ -1,4 +1,4 @@
-"""What a deployment is: one flat table of plain values, the `[tool.flwr.app.config]` of the Flower app.
+"""The settings of a deployment: a flat table of plain values, the `[tool.flwr.app.config]` of the Flower app.
 
 Server and clients read the same table, so they build the same task and the same algorithm.
 """
@@ -41,7 +41,7 @@ class Deployment(NetworkOptions):
     hyperparameters: Mapping[str, Plain] = field(default_factory=dict)
     nodes: Mapping[str, Plain] = field(default_factory=dict)
     algorithm: str = of_algorithm(MISSING, "A name in ALGORITHMS, or MODULE:FUNCTION.", TEXT)
-    personal: str = of_algorithm("", "Patterns of parameters that stay at the nodes, as a text; empty for none.", TEXT)
+    personal: str = of_algorithm("", "Patterns of parameters that stay at the nodes; empty for none.", TEXT)
     privacy: str = of_algorithm("", "Differential privacy, as a text (see `fedoptax.experiments.build`); empty for "
         "none. The noise's seed is the server's own (seed=none): a number would go to every node.", TEXT)  # fmt: skip
     compress: str = of_algorithm("", "Codec of uploads, as a text; empty for none.", TEXT)
@@ -66,20 +66,20 @@ class Deployment(NetworkOptions):
             for name, value in {"rounds": 1, "eval_fraction": self.eval_fraction or 1.0}.items():
                 object.__setattr__(self, name, value)
         elif self.asynchronous is not None and self.eval_fraction:
-            raise UsageError("eval_fraction cannot be used with asynchronous: nodes are at work when a round ends")
+            raise UsageError("eval_fraction cannot be used with asynchronous: nodes are training when a round ends")
         if self.secure_aggregation is not None and self.task["name"] == TABLE:
-            raise UsageError("secure_aggregation cannot be used with tables at nodes, whose statistics the server sees")
+            raise UsageError("secure_aggregation cannot be used with tables at nodes: the server sees their statistics")
         if self.secure_aggregation is not None and self.compress:
             raise UsageError(CODED)
         fingerprints = {str(entry).split(" ")[0] for entry in self.nodes.values()}
         if len(fingerprints) < len(self.nodes) or not all(partition.isdecimal() for partition in self.nodes):
-            raise UsageError(f"nodes must give each partition a key of its own, got {dict(self.nodes)}")
+            raise UsageError(f"nodes must have a different key for each partition, got {dict(self.nodes)}")
         if self.privacy:
             object.__setattr__(self, "privacy", with_secret_seed(self.privacy))
 
     @property
     def run_options(self) -> RunOptions:
-        """The options of the rounds as the engine takes them: a node is one device, and has its own state."""
+        """The options of the rounds for the engine: a node is one device, and has its own state."""
         shared = {name: getattr(self, name) for name in options_of(RoundOptions)}
         return RunOptions(**shared, mesh=1, client_states="device", examples="device")
 
@@ -136,7 +136,7 @@ def build_task(deployment: Deployment, partition: int | None = None, data_dir: s
 
 
 def to_table(deployment: Deployment) -> dict[str, Any]:
-    """Return the table that stands in `pyproject.toml`: kebab-case names, with two tables inside."""
+    """Return the table for `pyproject.toml`: kebab-case names, with two tables inside."""
     table: dict[str, Any] = {name: dict(getattr(deployment, name)) for name in TABLES}
     for name, content in table.items():
         for key, item in content.items():
@@ -151,7 +151,7 @@ def to_table(deployment: Deployment) -> dict[str, Any]:
 
 
 def from_table(table: Mapping[str, Any]) -> Deployment:
-    """Return the deployment of a table as Flower gives it: flat, the keys of the tables inside with a dot.
+    """Return the deployment of a table in Flower's flat form, with the keys of inner tables after a dot.
 
     Hyper-parameters are in a table of their algorithm's name. Those of other algorithms are left out; where there are
     none of this one, the task's preset is taken.
@@ -187,7 +187,7 @@ def from_table(table: Mapping[str, Any]) -> Deployment:
 
 
 def simulation_command(deployment: Deployment) -> str | None:
-    """Return the command whose simulation a deployment equals; None if there is none.
+    """Return the command of the simulation that a deployment equals; None if there is none.
 
     There is none for a task that is a function of the app, nor for asynchronous rounds: who is late is not known.
     """

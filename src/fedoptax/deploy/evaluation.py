@@ -1,4 +1,4 @@
-"""Evaluation where the data are: nodes measure the model on test examples of their own and send sums.
+"""Evaluation where the data are: nodes evaluate the model on their test examples and send sums.
 
 The server adds them up, so a metric is what it would be over all these examples together. No score of an example
 travels: a metric of collected scores is replaced by its binned one.
@@ -31,14 +31,14 @@ KIND = "evaluate"  # of the messages
 
 @lru_cache(maxsize=4)
 def of_sums(task: Task) -> Task:
-    """Return a task whose metrics are all of sums.
+    """Return a task with all metrics computed from sums.
 
     Raises:
       UsageError: a metric collects scores and has no binned one.
     """
     for name, metric in describe_metrics(task).items():
         if metric.is_collected and metric.binned is None:
-            raise UsageError(f"metric '{name}' needs `binned` in a deployment, where scores of examples may not travel")
+            raise UsageError(f"metric '{name}' needs `binned` in a deployment, where scores of examples are not sent")
 
     def metrics(params: Tree, batch: Any) -> dict[str, Any]:
         values = task.metrics(params, batch)
@@ -49,7 +49,7 @@ def of_sums(task: Task) -> Task:
 
 @lru_cache(maxsize=4)
 def restrict_test(task: Task, partition: int) -> Task:
-    """Return a task with the test examples of one client alone.
+    """Return a task with the test examples of one client.
 
     These are all where the task holds that client alone, else those that it owns; where none has an owner, every N-th.
 
@@ -85,7 +85,7 @@ def evaluate_client(task: Task, partition: int, arrays: bytes) -> RawReply:
 
 
 class NodeEvaluation:
-    """The server's side: which nodes evaluate in a round, and the history's columns of what they send.
+    """The server's side: the nodes that evaluate in a round, and the history's columns from their replies.
 
     `task` is the server's; `deployment` has `eval_fraction` > 0.
     """

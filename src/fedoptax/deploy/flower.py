@@ -127,7 +127,7 @@ def client_app(make_client: MakeClient = default_client) -> ClientApp:
         plan = SecureMean(float(deployment.secure_aggregation)), threshold(deployment.cohort_size, limits)
         memory = dict(context.state.config_records.get(SECURE, {}))
         sent = answer(client, plan, arrays, order, memory, root)
-        context.state.config_records[SECURE] = ConfigRecord(memory)  # in the node's memory, and for this run alone
+        context.state.config_records[SECURE] = ConfigRecord(memory)  # in the node's memory, for this run only
         return reply(message, sent)
 
     @app.evaluate()
@@ -159,7 +159,7 @@ class FlowerNetwork:
         self._places = {key: partition for partition, (key, _, _) in entries.items()}  # partitions by fingerprint
         self._names = {partition: name or key for partition, (key, _, name) in entries.items()}
         self._keys: dict[int, bytes] = {}  # public keys of the nodes that are connected
-        self._greeted: set[int] = set()  # nodes that were asked for their partition
+        self._greeted: set[int] = set()  # nodes already asked for their partition
         self._partitions: dict[int, int] = {}  # by node
         self._hellos: dict[str, int] = {}  # nodes by message
         self._pending: dict[str, tuple[int, int]] = {}  # partition and node by message that is not forgotten
@@ -193,7 +193,7 @@ class FlowerNetwork:
     def absent(self, partition: int) -> tuple[str, str]:
         """See `Network`."""
         is_silent = partition in self._silent.values()
-        reason = "not asked, as it gave no sign of life since an earlier round" if is_silent else "not connected"
+        reason = "not asked: it did not answer since an earlier round" if is_silent else "not connected"
         return self._names.get(partition, "?"), reason
 
     def send(self, partitions: Sequence[int]) -> Mapping[int, int]:
@@ -233,12 +233,12 @@ class FlowerNetwork:
     def _meet(self, node: int, message: Message | None) -> None:
         key = fingerprint(self._keys[node]) if self._keys.get(node) else "none"
         place = self._places.get(key)
-        holder = f"a key without a place ({key})" if place is None else f"the key of {self._names[place]}"
+        holder = f"a key without a partition ({key})" if place is None else f"the key of {self._names[place]}"
         record = None if message is None or message.has_error() else message.content.get(HELLO)
         partition = record.get("partition-id") if isinstance(record, MetricRecord) else None
         if message is None or message.has_error():
             reason = "it cannot be read" if message is None else shown(message.error.reason, REASON)
-            fault = f"did not tell its partition: {reason}"
+            fault = f"sent no partition: {reason}"
         elif not isinstance(partition, int) or not 0 <= partition < self._num_clients:
             fault = f"left out: partition {shown(partition)} instead of 0 to {self._num_clients - 1}"
         elif place != partition:
@@ -260,7 +260,7 @@ class FlowerNetwork:
                 return self._fetch(pending, list(pending))
             except Exception:  # whatever Flower's parser raises
                 self._grid.get_node_ids()  # raises too if it is the SuperLink that does not answer
-                flower_log.info("a reply cannot be read: from now on each is fetched by itself")
+                flower_log.info("a reply cannot be read: from now on replies are fetched one by one")
                 self._is_cautious = True
                 again = list(pending.values())
                 pending.clear()
@@ -300,7 +300,7 @@ def read_records(content: RecordDict, name: str, kind: type[Any]) -> tuple[bytes
 
 
 def read_reply(message: Message | None, node: int) -> tuple[int, RawReply]:
-    """Return a reply's bytes and its content, unchecked; what cannot be a reply becomes one with an error."""
+    """Return a reply's bytes and its content, unchecked; anything else becomes a reply with an error."""
     if message is None:
         return 0, RawReply(b"", {}, "a message that cannot be read")
     if message.has_error():

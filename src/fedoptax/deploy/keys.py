@@ -1,6 +1,6 @@
 """Certificates and keys: a CA, a server certificate that it signs, one key pair per node, and one to sign orders.
 
-For a deployment between institutions take the certificates of your own authority instead.
+For a deployment between institutions use the certificates of your own authority instead.
 """
 
 import base64
@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from fedoptax.deploy.wire import shown
 from fedoptax.errors import RunError, UsageError
 
-LOOPBACK = ("localhost", "127.0.0.1", "::1")  # by which Flower's own parts, and the proxy, reach the SuperLink
+LOOPBACK = ("localhost", "127.0.0.1", "::1")  # addresses of the SuperLink for the proxy and Flower
 
 
 def make_keys(nodes: int, hosts: Sequence[str] = ()) -> dict[str, bytes]:
@@ -62,12 +62,12 @@ def fingerprint(public: bytes) -> str:
     load = serialization.load_pem_public_key if public.startswith(b"-----") else serialization.load_ssh_public_key
     key = load(public)
     if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise ValueError("it is not on an elliptic curve")
+        raise ValueError("not an elliptic-curve key")
     return "SHA256:" + base64.b64encode(serialization.ssh_key_fingerprint(key, SHA256())).decode().rstrip("=")
 
 
 def describe_node(public: bytes) -> str:
-    """Return what the app's table of nodes holds for a public key: its fingerprint, and its comment as a name.
+    """Return the entry of a public key in the app's table of nodes: its fingerprint, and its comment as a name.
 
     Raises:
       UsageError: it is not the public half of a key that Flower takes.
@@ -80,7 +80,7 @@ def describe_node(public: bytes) -> str:
 
 
 def describe_keys(files: Mapping[str, bytes]) -> dict[str, Any]:
-    """Return what an app tells of the files of `make_keys`: `server_key`, and `nodes`, see `describe_node`."""
+    """Return an app's settings for the files of `make_keys`: `server_key`, and `nodes`, see `describe_node`."""
     count = sum(name.startswith("node-") and name.endswith(".pub") for name in files)
     nodes = {str(partition): describe_node(files[f"node-{partition}.pub"]) for partition in range(count)}
     return {"server_key": " ".join(files["signing.pub"].decode().split()[:2]), "nodes": nodes}

@@ -110,7 +110,7 @@ class LocalFederation:
             if self._superlink.poll() is not None:
                 raise RunError(f"the SuperLink ended: {last_words(self.work / 'superlink' / 'log.txt')}")
             if time.monotonic() > self._end:
-                raise RunError(f"stopped after {self.time_limit:.0f} s, the time_limit")
+                raise RunError(f"stopped after the time_limit of {self.time_limit:.0f} s")
             watch()
             time.sleep(0.5)
         watch()
@@ -186,7 +186,7 @@ class LocalFederation:
 
 
 def stop(started: list[Process]) -> None:
-    """End processes and what they started: politely, and after `GRACE` seconds by force."""
+    """End processes and their children: by SIGTERM, and after `GRACE` seconds by force."""
     running = [psutil.Process(process.pid) for process in started if process.poll() is None]
     left = [*running, *(child for process in running for child in process.children(recursive=True))]
     for end, seconds in ((psutil.Process.terminate, GRACE), (psutil.Process.kill, None)):
@@ -199,14 +199,14 @@ def stop(started: list[Process]) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of the loopback interface that nobody listens on now."""
+    """Return free ports of the loopback interface."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server((ADDRESS, 0))) for _ in range(count)]
         return [each.getsockname()[1] for each in sockets]
 
 
 def last_words(log: Path) -> str:
-    """Return the last line of a log that tells something, for an error's message."""
+    """Return the last informative line of a log, for an error's message."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
     telling = [line for line in lines if "rror" in line] or [line for line in lines if line.strip()]
     return f"{shown(telling[-1], REASON) if telling else 'nothing'} (log: {log})"

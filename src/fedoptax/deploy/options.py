@@ -1,4 +1,4 @@
-"""The options that a deployment has besides those of its rounds; like those of a run they need no JAX to be checked."""
+"""The options of a deployment besides those of its rounds; as for a run, checking them needs no JAX."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ UPLOAD_BOUND = 10.0
 @with_attributes
 @dataclass(frozen=True, kw_only=True)
 class NetworkOptions(RoundOptions):
-    """What server and clients of a deployment agree on besides task and algorithm."""
+    """What server and clients of a deployment agree on, besides task and algorithm."""
 
     quorum: float = of_network(0.5, "Fraction of the cohort, in (0, 1], whose replies are enough for a round; the "
         "round still waits for all until round_timeout.",
         partial(check_number, low=0, high=1, open_low=True, open_high=False))  # fmt: skip
     round_timeout: float = of_network(600.0, "Seconds that a round waits for replies once it has a quorum; in "
-        "asynchronous rounds, that a node may work.", POSITIVE)  # fmt: skip
+        "asynchronous rounds, that a node may train.", POSITIVE)  # fmt: skip
     wait_limit: float = of_network(600.0, "Seconds that a round waits for a quorum, and the first round for all nodes; "
         "then the run stops. In asynchronous rounds: for cohort_size replies; then a quorum of them is enough, or the "
         "run stops.", POSITIVE)  # fmt: skip
-    max_examples: int = of_network(0, "Most examples that a client may claim; 0 means as many as in the server's own "
-        "task.", partial(check_int, low=0))  # fmt: skip
+    max_examples: int = of_network(0, "Maximum number of examples that a client may claim; 0: as many as the largest "
+        "client of the server's task.", partial(check_int, low=0))  # fmt: skip
     eval_fraction: float = of_evaluation(0.0, "Fraction of all nodes, in [0, 1], that evaluate the model on their own "
         "test examples.", partial(check_number, low=0, high=1, open_high=False))  # fmt: skip
-    eval_min_nodes: int = of_evaluation(1, "Fewest nodes that are asked to evaluate, and that must answer for there to "
-        "be a metric.", check_int)  # fmt: skip
-    upload_bound: float = of_network(UPLOAD_BOUND, "How many times larger than the run has shown an upload may be; 0 "
-        "means any.", FROM_0)  # fmt: skip
+    eval_min_nodes: int = of_evaluation(1, "Minimum number of nodes that are asked to evaluate, and that must "
+        "answer.", check_int)  # fmt: skip
+    upload_bound: float = of_network(UPLOAD_BOUND, "How many times larger than usual in the run the norm of an "
+        "upload may be; 0: no bound.", FROM_0)  # fmt: skip
     loss_bound: float = of_network(100.0, "How many times the untrained model's loss (or 1) the test loss may be; "
-        "beyond that the round is not used. 0 means any.", FROM_0)  # fmt: skip
-    checkpoint_every: float = option(0.0, "Seconds between checkpoints; 0 means one after every round.", FROM_0)
+        "a round beyond it is not used. 0: no bound.", FROM_0)  # fmt: skip
+    checkpoint_every: float = option(0.0, "Seconds between checkpoints; 0: after every round.", FROM_0)

@@ -1,4 +1,4 @@
-"""Orders that only the server can give: signed by it (Ed25519), for one node, and obeyed once.
+"""Orders that only the server can give: signed (Ed25519), for one node, and executed once.
 
 Flower delivers to a node whatever another registered node sends in the server's name. So the server signs every order,
 with the arrays, Flower's run, the node, the kind of message and a number that grows; a node refuses an older number.
@@ -21,7 +21,7 @@ from fedoptax.errors import UsageError
 
 
 class Signer:
-    """Signs the orders of one of Flower's runs with the private key in a file, whose public half stands in the app.
+    """Signs the orders of one of Flower's runs with the private key in a file; the app has its public half.
 
     Raises:
       UsageError: the file cannot be read, or holds another key.

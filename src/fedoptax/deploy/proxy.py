@@ -19,7 +19,7 @@ def make_proxy(port: int = PORT, superlink_port: int = SUPERLINK_PORT) -> str:
     spelling can reach another method. Bodies pass through without a file on the way.
     """
     return f"""\
-# The door for nodes, by fedoptax deploy init. In this folder: nginx -e stderr -p . -c nginx.conf
+# The proxy for nodes, made by fedoptax deploy init. In this folder: nginx -e stderr -p . -c nginx.conf
 daemon off;
 pid nginx.pid;
 error_log stderr;

@@ -1,6 +1,6 @@
-"""One round over an unreliable network: ask, wait, check, go on with a quorum; nothing here knows Flower.
+"""One round over an unreliable network: ask, wait, check, continue with a quorum; independent of Flower.
 
-A member of the cohort that is away, late or wrong is left out of the round, counted, and named in the round's report.
+A member of the cohort that is absent, late or wrong is left out of the round, counted, and named in its report.
 Each is asked once per round. The round waits until its time is up for everyone who was asked; without a quorum it goes
 on waiting, also for nodes that come, until the limit. An asynchronous round waits for enough replies, whoever they are
 from and whichever round's model they began with.
@@ -36,7 +36,7 @@ class Arrived(NamedTuple):
 
 
 class Network(Protocol):
-    """What carries the messages of a deployment."""
+    """The transport of a deployment's messages."""
 
     def begin(self, arrays: bytes, order: MakeOrder, kind: str = "train", at_work: Container[int] = ()) -> None:
         """Start a round ("train" or "evaluate") with its message; `order(partition)` goes with each that is sent.
@@ -45,10 +45,10 @@ class Network(Protocol):
         """
 
     def connected(self) -> Mapping[int, str]:
-        """Return the nodes that can be asked now, by partition: connected, and not silent since an earlier round."""
+        """Return the nodes that can be asked now, by partition: connected, with no reply missing."""
 
     def absent(self, partition: int) -> tuple[str, str]:
-        """Return the node that a partition had last, "?" if none, and why it cannot be asked."""
+        """Return the last node of a partition, "?" if none, and why it cannot be asked."""
 
     def send(self, partitions: Sequence[int]) -> Mapping[int, int]:
         """Send the round's message to partitions; return its bytes on the wire for each that it could be sent to."""
@@ -58,7 +58,7 @@ class Network(Protocol):
 
 
 class NoQuorum(RunError):
-    """Too few replies to go on."""
+    """Too few replies to continue."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Limits:
     poll: float = 0.2
 
     def needed(self, cohort_size: int) -> int:
-        """Return the number of replies that is enough, at least 1."""
+        """Return the number of replies needed, at least 1."""
         return max(1, math.ceil(self.quorum * cohort_size - 1e-9))
 
 
@@ -88,10 +88,10 @@ class RoundReport:
     """What happened in a round, by partition.
 
     Attributes:
-      replies: the sound replies, in the cohort's order.
+      replies: the valid replies, in the cohort's order.
       senders: the nodes that replied.
       faults: why somebody was left out, in order of time, as (partition, node, reason).
-      bytes_down, bytes_up: bytes of the messages sent, and of all replies received, sound or not.
+      bytes_down, bytes_up: bytes of the messages sent, and of all replies received, valid or not.
       sent: requests sent.
       lost: who had lost its state.
       seconds: of each phase: waiting, training (that of the last node that answered), sending, evaluating.
@@ -109,7 +109,7 @@ class RoundReport:
     mean: tuple[Tree, float] | None = None
 
     def leave_out(self, partition: int, reason: str, log: Log, node: str | None = None) -> None:
-        """Do without a member of the cohort, and without its reply if there is one; `node` is else the sender."""
+        """Leave out a member of the cohort, and its reply if any; `node` is by default the sender."""
         self.replies.pop(partition, None)
         self.faults.append((partition, node or self.senders[partition], reason))
         log("partition {} (node {}): {}".format(*self.faults[-1]))
@@ -117,7 +117,7 @@ class RoundReport:
 
 @dataclass
 class Workers:
-    """The clients of a run and what they do from round to round.
+    """The clients of a run and their work in each round.
 
     Attributes:
       concurrency: how many work at any time, at most.
@@ -145,10 +145,10 @@ def gather(
     workers: Workers | None = None,
     find_outliers: Callable[[Mapping[int, Reply]], Mapping[int, str]] = lambda replies: {},
 ) -> RoundReport:
-    """Collect the sound replies of a cohort: of all who answer in time, at least a quorum.
+    """Collect the valid replies of a cohort: of all nodes that answer in time, at least a quorum.
 
-    `network` is ready to send the round's message, `check` raises `WireError` for a reply that is not sound,
-    `log` takes one line per fault, and `find_outliers` tells why sound replies are out of proportion.
+    `network` is ready to send the round's message, `check` raises `WireError` for an invalid reply,
+    `log` takes one line per fault, and `find_outliers` returns why valid replies are too large.
 
     With `workers` the round is asynchronous, and `cohort` are all clients: the first `workers.buffer` replies end it,
     the others stay at work. Whoever answers, is too slow or goes away is replaced by one drawn from those that neither
@@ -186,7 +186,7 @@ def gather(
                 report.seconds = {"training": training, "sending": taken - training}
                 if raw.numbers.get("state-lost") == 1:
                     report.lost.append(partition)
-                    log(f"partition {partition} (node {node}): its state was lost, it went on from the initial one")
+                    log(f"partition {partition} (node {node}): its state was lost, it continues from the initial one")
             except WireError as error:
                 report.leave_out(partition, f"reply left out: {error}", log)
         if not (is_full := len(report.replies) == workers.buffer):
@@ -215,8 +215,8 @@ def gather(
         if i in unanswered:
             leave_out_silent(i, late)
     if missing > 0:
-        when = "and too few others can still answer" if is_hopeless else f"within {limits.wait_limit:.0f} s"
-        text = f"no quorum: {len(report.replies)} sound replies of {workers.buffer}, {needed} are needed, {when}"
+        when = "and too few other nodes can answer" if is_hopeless else f"within {limits.wait_limit:.0f} s"
+        text = f"no quorum: {len(report.replies)} valid replies of {workers.buffer}, {needed} are needed, {when}"
         raise NoQuorum(_with_reasons(text, report))
     report.seconds["waiting"] = clock() - begun - sum(report.seconds.values())
     report.replies = {i: report.replies[i] for i in cohort if i in report.replies}

@@ -63,7 +63,7 @@ def run_deployment(deployment: Deployment, task: Task | None, network: Network, 
       UsageError: the deployment cannot be carried out on the task, its folder holds a run that is not to be resumed,
         or more rounds are done there than it is to have.
       RunError: a file cannot be written, the run in the folder is another, too few clients answered for too long, or
-        loss or state became NaN or infinite; the state after the last completed round is kept.
+        loss or state became NaN or infinite; the state after the last completed round is saved.
     """
     folder = Path(deployment.out).expanduser().absolute()
     if deployment.resume:
@@ -112,7 +112,7 @@ def wait_until_free(folder: Path, seconds: float, log: Log) -> None:
 
 
 class Update(NamedTuple):
-    """What a round's replies make: the server's state, their mean loss, its test metrics, and why it is not used."""
+    """The result of a round's replies: the server's state, mean loss, test metrics, and why it is not used."""
 
     server: Tree
     loss: float
@@ -157,7 +157,7 @@ class NetworkRounds(Rounds):
         self._put(never)
         self._is_ready = False
         self._workers = Workers(self.plan.concurrency, self.plan.cohort_size) if self.plan.concurrency else None
-        self._sent = np.zeros_like(never)  # the round whose model each client got last
+        self._sent = np.zeros_like(never)  # the last round of which each client received the model
         self._evaluation = NodeEvaluation(deployment, task) if deployment.eval_fraction else None
         self._report = NodeReport(folder, network, task.clients.num_clients)
 
@@ -206,7 +206,7 @@ class NetworkRounds(Rounds):
         return Step([row], Status.INTERRUPTED) if signal and done + 1 < total else Step([row])
 
     def saved(self) -> None:
-        """Take note of what the clients must keep for the checkpoint that was written."""
+        """Record the states that the clients must keep for the new checkpoint."""
         self._checkpoints.append(self._accepted)
         self._put(self._accepted)
 
@@ -227,7 +227,7 @@ class NetworkRounds(Rounds):
         self.clients.put((jnp.asarray(accepted), jnp.asarray(self._checkpoints[-1])))
 
     def _make_ready(self, done: int, sleep: Any) -> None:
-        """Wait for the nodes, and restore what a checkpoint holds."""
+        """Wait for the nodes, and restore a checkpoint."""
         if done:
             self._checkpoints.extend([np.asarray(self.clients.tree[1]), self._accepted])
         if self._file.exists():  # a killed process may have left more lines, and half of one
@@ -273,14 +273,14 @@ class NetworkRounds(Rounds):
         assert report.mean is not None
         mean, decode = Reply(*report.mean, 1), self._algorithm.decode or (lambda upload: upload)
         size, most = norm(mean.upload), norm(decode(mean.upload))
-        if size > 1.001 * most:  # privacy's clip, but for rounding
+        if size > 1.001 * most:  # privacy's clip, up to rounding
             raise NoQuorum(f"{FALSE_SUM} (norm {size:.3g} instead of at most {most:.3g})")
         if self._bound.norm and (reason := self._bound.refuse(mean, size)):
             raise NoQuorum(f"{FALSE_SUM} ({reason})")
         return cohort, report
 
     def _order(self, done: int, is_last: bool) -> Callable[[int], dict[str, Any]]:
-        """Return what goes to a partition with a message of the round after `done`, its last or not; see `Order`."""
+        """Return the order for a partition in the round after `done`, its last or not; see `Order`."""
         accepted, ends = self._accepted, is_last and done + 1 == self._deployment.rounds
 
         def order(partition: int) -> dict[str, Any]:
@@ -300,7 +300,7 @@ class NetworkRounds(Rounds):
         return row, report, stop()
 
     def _update_soundly(self, report: RoundReport) -> Update:
-        """Return what the replies make; if it is not sound, do without the one reply that spoils it, if it is one."""
+        """Return the result of the replies; if it is invalid because of one reply, leave that reply out."""
         if report.mean is not None:
             cohort = Cohort(len(report.replies), self.task.clients.num_clients)
             return self._judge(*advance(self._algorithm, self.server, *report.mean, cohort))

@@ -58,7 +58,7 @@ STAGES: dict[str, tuple[str, ...]] = {
     "unmask": ("members",),
 }
 """The requests of a round in their order, and what comes with each."""
-FALSE_SUM = "secure aggregation: a sum that no honest nodes make, so a node has lied"
+FALSE_SUM = "secure aggregation: honest nodes cannot produce this sum, so a node sent false numbers"
 Numbers = dict[str, Any]
 Ask = Callable[[Sequence[int], Tree, Callable[[int], Numbers], Callable[[RawReply], Reply]], RoundReport]
 """`(members, message, more, check) -> report`: one request, with `more(i)` for partition i beside its order."""
@@ -82,7 +82,7 @@ def answer(
       plan: the coding, and the `threshold`.
       arrays: the algorithm's message, in `upload`.
       fields: the order, with `stage` and what belongs to it.
-      memory: what the node remembers of the round, plain values; changed here.
+      memory: the node's memory of the round, plain values; changed here.
       root: the node's folder for states.
 
     Raises:
@@ -106,7 +106,7 @@ def answer(
     before = list(STAGES)[list(STAGES).index(stage) - 1]
     is_due = memory.get("round") == order.round and (before == "keys" or f"answered-{before}" in memory)
     if not is_due or memory.get(f"answered-{stage}", digest) != digest:
-        raise WireError(f"stage: {stage} of round {order.round}, which is not due or was answered already")
+        raise WireError(f"stage: {stage} of round {order.round}, which is not due or was already answered")
     coding, minimum = plan
     members = fields["members"]
     if partition not in members or len(members) < minimum or not set(members) <= set(memory.get("members") or members):
@@ -149,7 +149,7 @@ def gather_sum(
 
     Args:
       ask: makes a request.
-      cohort: who is asked.
+      cohort: the partitions to ask.
       message: the algorithm's, as NumPy arrays.
       form: of what a client sends, decoded, as structs.
       plan: of the round.
@@ -210,7 +210,7 @@ def gather_sum(
             for j in uploads:
                 total += _pair_mask(i, j, private, public["mask-keys"][places[j]], total.size)
     except (ValueError, IndexError) as error:
-        raise NoQuorum("secure aggregation, unmask: shares do not fit together, so a node has lied") from error
+        raise NoQuorum("secure aggregation, unmask: shares are inconsistent, so a node sent false ones") from error
     weight = jnp.sum(weights[np.asarray([places[i] for i in uploads])])
     largest = np.max(np.abs(total.view(np.int32).astype(np.int64)), initial=0)
     if largest > float(weight) * LEVELS + 256 * len(uploads):  # as much as float32 rounds of each
@@ -244,14 +244,14 @@ def _way(sender: int, receiver: int) -> bytes:
 
 
 def _split(secret: bytes, minimum: int, count: int) -> list[bytes]:
-    """Return shares of a secret, which any `minimum` tell; each is an index and as many bytes as the padded secret."""
+    """Return shares of a secret; any `minimum` reveal it. Each is an index and as many bytes as the padded secret."""
     padded = pad(secret, 16)  # a sum of the shares that is not the secret shows by it
     parts = [Shamir.split(minimum, count, padded[i : i + 16], ssss=False) for i in range(0, len(padded), 16)]
     return [shares[0][0].to_bytes(4) + b"".join(share for _, share in shares) for shares in zip(*parts)]
 
 
 def _combine(shares: Iterable[np.ndarray]) -> bytes:
-    """Return the secret, or raise ValueError (the shares do not fit together) or IndexError (there are none)."""
+    """Return the secret, or raise ValueError (inconsistent shares) or IndexError (no shares)."""
     rows = [share.tobytes() for share in shares if share.any()]
     places = range(4, len(rows[0]), 16)
     parts = (Shamir.combine([(int.from_bytes(row[:4]), row[i : i + 16]) for row in rows], ssss=False) for i in places)
@@ -275,7 +275,7 @@ def _mask(key: bytes, size: int) -> np.ndarray:
 
 
 def _pair_mask(partition: int, other: int, private: bytes, public: bytes, size: int) -> np.ndarray:
-    """Return what `partition` adds for `other`, who adds its negative."""
+    """Return the mask that `partition` adds and `other` subtracts."""
     mask = _mask(_agree(private, public), size)
     return mask if partition > other else np.negative(mask)
 

@@ -20,7 +20,7 @@ from fedoptax.tasks.task import Task
 
 
 class RawReply(NamedTuple):
-    """What a node sent back, unchecked: packed arrays and named numbers; or `error`, why there are none."""
+    """An unchecked reply of a node: packed arrays and named numbers; or `error`, why there are none."""
 
     arrays: bytes
     numbers: Mapping[str, Any]
@@ -28,7 +28,7 @@ class RawReply(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """A client's sound reply, its upload decoded; its model was so many steps of the server old."""
+    """A client's valid reply, its upload decoded; its model was so many steps of the server old."""
 
     upload: Tree
     loss: float
@@ -59,7 +59,7 @@ def upload_form(task: Task, algorithm: FedAlgorithm, work: LocalWork) -> Tree:
 
 
 def check_reply(raw: RawReply, upload: Tree, max_examples: int, decode: Callable[[Tree], Tree] | None = None) -> Reply:
-    """Return a reply after every part of it was compared with what it must be.
+    """Return a reply after checking every part of it.
 
     Args:
       raw: the reply.
@@ -68,7 +68,7 @@ def check_reply(raw: RawReply, upload: Tree, max_examples: int, decode: Callable
       decode: the algorithm's, of coded uploads.
 
     Raises:
-      WireError: the upload is not what is expected, or a number is missing, not finite or out of range.
+      WireError: the upload has another structure, or a number is missing, not finite or out of range.
     """
     examples, loss = check_count(raw.numbers, max_examples), raw.numbers.get("train-loss")
     if not isinstance(loss, float) or not is_float32(loss):
@@ -130,7 +130,7 @@ class UploadBound:
         )
 
     def refuse(self, reply: Reply, size: float) -> str | None:
-        """Return why a reply whose upload has norm `size` is out of all proportion, or None."""
+        """Return why an upload of norm `size` is too large, or None."""
         steps = self._steps(reply)
         for what, value, factor, learned in (
             ("upload: norm", size, self.factor, max(self.norm, self.rate * steps)),

@@ -1,4 +1,4 @@
-"""What an operator sees of a deployment while it runs, from files in its folder.
+"""The status of a running deployment, from files in its folder.
 
 `network.jsonl` has a line for each round that is done: who took part, who was left out and why, the seconds of each
 phase. `nodes.json` says, every few seconds, which round goes on and when each node was last connected.
@@ -52,7 +52,7 @@ class NodeReport:
 
 
 def read_status(folder: Path) -> dict[str, Any]:
-    """Return the state of the deployment in a folder, with all that `describe_status` tells.
+    """Return the state of the deployment in a folder, for `describe_status`.
 
     Raises:
       UsageError: the folder is not a deployment's.
@@ -60,7 +60,7 @@ def read_status(folder: Path) -> dict[str, Any]:
     """
     config, now = (read_json(folder / name) if (folder / name).is_file() else {} for name in ("config.json", NODES))
     if "deployment" not in config:
-        raise UsageError(f"run_folder must be the folder of a deployment that has begun, got '{folder}'")
+        raise UsageError(f"run_folder must be the folder of a deployment that has started, got '{folder}'")
     rounds = [json.loads(line) for line in read_lines(folder, FILE)]
     recent = [line["seconds"] for line in rounds[-RECENT:] if "seconds" in line]
     means = {phase: fmean(line[phase] for line in recent) for phase in (recent or [{}])[0]}
@@ -69,7 +69,7 @@ def read_status(folder: Path) -> dict[str, Any]:
 
 
 def describe_status(state: Mapping[str, Any]) -> list[str]:
-    """Return what `read_status` returns as lines."""
+    """Return the result of `read_status` as lines."""
 
     def ago(moment: float | None) -> str:
         return "never" if moment is None else f"{max(0.0, time.time() - moment):.0f} s ago"

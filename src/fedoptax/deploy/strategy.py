@@ -106,9 +106,9 @@ class FedoptaxStrategy(FedAvg):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Update the server with all sound replies; without any, or if it is not finite, nothing changes.
+        """Update the server with all valid replies; without any, or if it is not finite, nothing changes.
 
-        The metrics are the means of those that all sound replies have, and `replies`, their number.
+        The metrics are the means of those that all valid replies have, and `replies`, their number.
         """
         sound = dict(_sound(replies, self._read))
         if not sound:
@@ -142,7 +142,7 @@ class FedoptaxStrategy(FedAvg):
         return super().configure_evaluate(*self._drawing("evaluate", server_round, arrays, config, grid))
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Return the means of the metrics that all sound replies have, weighted by their examples."""
+        """Return the means of the metrics that all valid replies have, weighted by their examples."""
         rows = [row for _, row in _sound(replies, self._read_metrics)]
         return MetricRecord(_mean(rows)) if rows else None
 
@@ -153,7 +153,7 @@ class FedoptaxStrategy(FedAvg):
         if not isinstance(message, FedOptMessage) or jax.tree.leaves((message.lr, message.shared)):
             raise UsageError(
                 "algorithm must be FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi, FedAMS with a constant rate; the "
-                "clients of others do more than train the model (see fedoptax deploy init)"
+                "clients of the others do more than train (see fedoptax deploy init)"
             )
 
     def _drawing(
@@ -210,7 +210,7 @@ class FedoptaxStrategy(FedAvg):
 
 
 def _sound(replies: Iterable[Message], read: Callable[[RecordDict], Any]) -> Iterator[tuple[int, Any]]:
-    """Yield each node with what `read` makes of its reply, in the nodes' order; one that is refused is logged."""
+    """Yield each node with the result of `read` for its reply, in the nodes' order; refused replies are logged."""
     for message in sorted(replies, key=lambda message: message.metadata.src_node_id):
         node = message.metadata.src_node_id
         try:

@@ -1,4 +1,4 @@
-"""`fedoptax-supernode`: Flower's SuperNode with its own arguments, for rounds that take less than a second.
+"""`fedoptax-supernode`: Flower's SuperNode with the same arguments, for rounds of less than a second.
 
 Flower's looks for messages every 3 seconds, and its SuperExec every second. This one begins with a tenth of a second
 after each message and comes back to Flower's pauses in some minutes without one. And Flower starts a Python program for
@@ -29,7 +29,7 @@ PROGRAMS = ("flower-superexec", "flwr-clientapp")  # that Flower starts at a nod
 
 
 def with_short_pauses(sleep: Callable[[float], None]) -> Callable[[float], None]:
-    """Return a `time.sleep` that shortens Flower's two pauses and leaves others as they are."""
+    """Return a `time.sleep` that shortens Flower's two pauses and no others."""
     idle = SHORT
 
     def sleep_less(seconds: float) -> None:

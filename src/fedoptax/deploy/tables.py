@@ -1,4 +1,4 @@
-"""A deployment with nothing but a table at each node: what its statistics are, and the task that follows from them.
+"""A deployment with a table at each node: the statistics of the tables, and the task that follows from them.
 
 The app has the schema. In two requests before the first round each node sends the counts and sums of its own training
 rows (`fedoptax.data.statistics`); the preparation of features that follows from their sum goes with every order. A file

@@ -24,7 +24,7 @@ UNEXPECTED = 4096  # bytes by which a line may be longer than the expected one, 
 
 
 class WireError(RunError):
-    """A message is not what was expected; one line says where and why."""
+    """A message has another form than expected; one line says where and why."""
 
 
 def expected_of(tree: Tree) -> dict[str, jax.ShapeDtypeStruct]:

@@ -33,7 +33,7 @@ _is_last_message = threading.Event()
 
 
 def worker_app(app: str) -> ClientApp:
-    """Return a ClientApp whose messages another one, `app` (MODULE:NAME), handles in the node's worker."""
+    """Return a ClientApp that passes its messages to another one, `app` (MODULE:NAME), in the node's worker."""
 
     def forward(message: Message, context: Context) -> Message:
         address = _address(context.node_id)
@@ -45,7 +45,7 @@ def worker_app(app: str) -> ClientApp:
                 is_sound, reply, context.state = worker.recv()
                 break
         else:
-            raise RuntimeError(f"{ATTEMPTS} workers ended without an answer, as when memory runs out")
+            raise RuntimeError(f"{ATTEMPTS} workers ended without an answer, perhaps for lack of memory")
         if not is_sound:
             raise reply
         return reply
@@ -62,7 +62,7 @@ def end_after_reply() -> None:
 
 
 def run_worker(address: str, node: int) -> None:
-    """Handle messages on a socket, one after another, until the process `node` ends or there is no more to do."""
+    """Handle messages on a socket, one after another, until the process `node` ends or the run is over."""
     Path(address).unlink(missing_ok=True)
     process, run = psutil.Process(node), None
     state: dict[str, Any] = {"since": time.monotonic(), "client": None}
@@ -86,7 +86,7 @@ def run_worker(address: str, node: int) -> None:
 
 
 def _watch(address: str, node: psutil.Process, state: dict[str, Any]) -> None:
-    """End the process when the node has ended, nobody waits for its answer any more, or it was idle for too long."""
+    """End the process when the node has ended, no longer waits for an answer, or was idle for too long."""
     while node.is_running():
         client = state["client"]
         if client is None:
@@ -132,7 +132,7 @@ def _connect(address: str) -> Connection:
                 nothing = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
                 pid = os.posix_spawn(sys.executable, command, environment, file_actions=nothing, setsid=True)
             time.sleep(0.05)
-    raise RuntimeError("the node's worker did not start; why stands above in the node's log")
+    raise RuntimeError("the node's worker did not start; the reason is above in the node's log")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How a round's uploads are combined: the weighted mean, also of fixed-point numbers, or rules that tolerate some lies.
+"""How a round's uploads are combined: the weighted mean, also of fixed-point numbers, or robust rules.
 
 An aggregator combines the decoded uploads of a cohort, stacked leaf by leaf (S, …), of which only those that are
 `present` count. Sums are in float32 or wider, and integer leaves (counters) are rounded at the end, as in the weighted
@@ -21,14 +21,14 @@ LOSS_RANGE, COUNT_RANGE = 2.0**10, 2.0**20  # of training losses and of integers
 
 
 class Sent(NamedTuple):
-    """What a member of a cohort sends: its upload, decoded, and its mean training loss."""
+    """The decoded upload and the mean training loss of a member of the cohort."""
 
     upload: Tree
     loss: Any
 
 
 class Aggregator:
-    """A rule and its name; its numbers are the fields of a dataclass, `least` is the fewest uploads it works with."""
+    """A rule and its name; its numbers are the fields of a dataclass, `least` is the minimum number of uploads."""
 
     name: ClassVar[str]
     least: ClassVar[int] = 1
@@ -48,11 +48,11 @@ class Mean(Aggregator):
     name = "mean"
 
     def prepare(self, upload: Tree) -> Tree:
-        """Return what is averaged of an upload: the upload itself."""
+        """Return the part of an upload that is averaged: the upload itself."""
         return upload
 
     def zero(self, like: Tree) -> Tree:
-        """An empty sum for what is sent, `like` that."""
+        """An empty sum for uploads such as `like`."""
         return accumulate_zero(like)
 
     def add(self, total: Tree, weight: jax.Array, sent: Tree) -> Tree:
@@ -60,7 +60,7 @@ class Mean(Aggregator):
         return accumulate(total, weight, sent)
 
     def sum(self, weights: jax.Array, sent: Tree) -> Tree:
-        """Σ wᵢ sentᵢ of what is stacked, leaf by leaf; what has weight 0 is never read."""
+        """Σ wᵢ sentᵢ of stacked uploads, leaf by leaf; uploads of weight 0 are never read."""
         parts = jax.vmap(self.add)(self.zero(sent), weights, sent)
         return jax.tree.map(lambda a: jnp.sum(a, axis=0, dtype=a.dtype), parts)
 
@@ -80,7 +80,7 @@ MEAN = Mean()
 
 @dataclass(frozen=True)
 class SecureMean(Mean):
-    """The weighted mean of fixed-point numbers: what a server under secure aggregation can know.
+    """The weighted mean of fixed-point numbers, as the server of secure aggregation computes it.
 
     Weights are shares that sum to at most 1. A client sends round(wᵢ min(max(uᵢ, −C), C) 2³⁰/C), and these integers are
     added: no sum leaves int32, so modulo 2³² masks can be put upon them. Where no number exceeds C the result differs
@@ -219,7 +219,7 @@ class Krum(Aggregator):
     the least (of equal ones the earlier in the cohort). Weights are not used.
 
     Args:
-      faulty: f ≥ 0, how many uploads of a cohort may lie. n ≥ 2f + 3 are needed, and n ≥ keep + f + 2.
+      faulty: f ≥ 0, how many uploads of a cohort may be false. n ≥ 2f + 3 are needed, and n ≥ keep + f + 2.
       keep: uploads that are averaged, ≥ 1.
     """
 
@@ -266,7 +266,7 @@ FORMS = "mean, median, trimmed_mean:FRACTION, norm_clipping:NORM, krum:F or krum
 
 
 def as_aggregator(aggregate: str | Aggregator) -> Aggregator:
-    """Return an aggregator as it is, or the one that a text names in one of `FORMS`."""
+    """Return an aggregator, or make it of a text in one of `FORMS`."""
     if isinstance(aggregate, Aggregator):
         return aggregate
     name, colon, text = str(aggregate).partition(":")

@@ -15,7 +15,7 @@ from fedoptax.wrappers import clipped
 
 @dataclass(frozen=True)
 class LocalWork:
-    """What a client does in a round: `epochs` passes over its examples, or, if given, exactly `steps` minibatches."""
+    """A client's work in a round: `epochs` passes over its examples, or exactly `steps` minibatches if not None."""
 
     batch_size: int = 20
     epochs: int = 1
@@ -103,13 +103,13 @@ def client_batches(
 
 
 def smallest_batch(sizes: np.ndarray, work: LocalWork) -> int:
-    """Count the examples of the smallest minibatch among those of clients with so many examples."""
+    """Count the examples of the smallest minibatch of clients with these numbers of examples."""
     last = sizes if work.steps is not None else (sizes - 1) % work.batch_size + 1
     return min(work.batch_size, int(last.min()))
 
 
 def count_local_steps(sizes: Any, work: LocalWork) -> jax.Array:
-    """Count the local steps per round of clients with so many examples, int32 in the shape of `sizes`."""
+    """Count the local steps per round of clients with `sizes` examples, int32 in the shape of `sizes`."""
     if work.steps is not None:
         return jnp.full(sizes.shape, work.steps, jnp.int32)
     return (work.epochs * _count_batches(sizes, work)).astype(jnp.int32)

@@ -32,7 +32,7 @@ class OnDevice:
         return self.tree
 
     def put(self, tree: Tree) -> None:
-        """Take back what `take` gave, changed."""
+        """Store the changed states of `take`."""
         self.tree = tree
 
 
@@ -59,7 +59,7 @@ class OnHost:
         return jax.tree.map(jnp.asarray, self.of(self._ids))
 
     def put(self, tree: Tree) -> None:
-        """Take back the cohort's states, changed."""
+        """Store the cohort's changed states."""
         is_owned = self._ids % self._processes == self._process
         places = self._ids[is_owned] // self._processes
         for rows, new in zip(self._rows, jax.tree.leaves(tree)):
@@ -96,7 +96,7 @@ class OnHost:
         self._seen[:] = False
         for part in folder.iterdir():
             if json.loads((part / "form.json").read_text()) != self._form():
-                raise ValueError("its client states are not those of this experiment")
+                raise ValueError("its client states belong to another experiment")
             ids = np.load(part / "ids.npy", allow_pickle=False)
             wanted = np.flatnonzero(ids % self._processes == self._process)
             for i, rows in enumerate(self._rows):
@@ -115,7 +115,7 @@ ClientStates = OnDevice | OnHost
 
 
 def choose_place(choice: str, elsewhere: str, nbytes: int, devices: int = 1) -> str:
-    """Return `choice`, or for `"auto"` the device if so many bytes fit, else `elsewhere`.
+    """Return `choice`; for `"auto"`, the device if the bytes fit, else `elsewhere`.
 
     Each device of a mesh has all of them.
     """

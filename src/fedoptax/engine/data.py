@@ -37,7 +37,7 @@ class DeviceData(NamedTuple):
 
 @lru_cache(maxsize=4)
 def device_data(task: Task, devices: int = 1) -> DeviceData:
-    """Put the task's arrays on the device, or whole on each of so many devices, once."""
+    """Put the task's arrays once on the device, or in full on each of several devices."""
     total = int(task.clients.offsets[-1])
     if total >= 2**31:
         raise UsageError(f"task '{task.name}' must have fewer than 2^31 examples, got {total}")
@@ -55,7 +55,7 @@ def device_data(task: Task, devices: int = 1) -> DeviceData:
 
 
 def local_data(data: DeviceData) -> DeviceData:
-    """Return streamed data as a device sees it: its own row."""
+    """Return streamed data for one device: its row."""
     return data._replace(examples={name: array[0] for name, array in data.examples.items()})
 
 

@@ -60,7 +60,7 @@ def run_round(
     check_type("batches", batches, Sequence)
     size = len(clients)
     if size == 0:
-        raise UsageError("clients must hold at least one client's state, got none")
+        raise UsageError("clients must have at least one client's state, got none")
     if len(batches) != size:
         raise UsageError(f"batches must hold {size} lists, one per client, got {len(batches)}")
     total = size if num_clients is None else check_int("num_clients", num_clients)

@@ -172,7 +172,7 @@ def sum_metrics(task: Task, params: Tree, data: EvaluationData) -> Sums:
 
 
 def column_names(task: Task, params: Tree, data: Mapping[str, EvaluationData]) -> list[str]:
-    """List the columns that `evaluate` gives, in the history's order, without computing anything."""
+    """List the columns of `evaluate`, in the history's order, without computing anything."""
     return sorted(jax.eval_shape(partial(evaluate, task), params, data))
 
 
@@ -201,7 +201,7 @@ def primary_metric(task: Task, names: Collection[str] | None = None) -> str:
 
 
 def _measure(task: Task, params: Tree, batch: Mapping[str, jax.Array]) -> dict[str, Metric]:
-    """Return what each metric takes from a batch."""
+    """Return each metric's values of a batch."""
     try:
         values = task.metrics(params, batch)
     except KeyError as error:

@@ -24,7 +24,7 @@ Rates = dict[str, Any]  # numbers of `Faults`, float32 scalars, and `speeds`, fl
 class Faults:
     """How often clients fail.
 
-    A client that drops out fails before it answers. Time is virtual: each local step of client i takes
+    A client that drops out never answers. Time is virtual: each local step of client i takes
     `step_seconds` · exp(`speed_spread` · zᵢ) seconds, with zᵢ standard normal, and a client whose steps take longer
     than `deadline` is late: its upload does not count.
 
@@ -51,7 +51,7 @@ class Faults:
             check_number("faults.deadline", self.deadline, 0, open_low=True)
 
     def rates(self, speeds: np.ndarray) -> Rates:
-        """The numbers as the compiled program takes them, with the speeds; without a deadline it is infinite."""
+        """The numbers for the compiled program, with the speeds; no deadline is an infinite one."""
         numbers = {"dropout": self.dropout, "deadline": self.deadline, "step_seconds": self.step_seconds}
         return {name: np.float32(math.inf if n is None else n) for name, n in numbers.items()} | {"speeds": speeds}
 

@@ -62,7 +62,7 @@ def over_mesh(program: Callable[..., Tree], devices: int, in_specs: Any = EVERYW
 
 
 def replicate(x: Tree, devices: int) -> Tree:
-    """Put the arrays of `x`, the same in every process, on each of the devices; what is there already stays.
+    """Put the arrays of `x`, the same in every process, on each of the devices, unless they are already there.
 
     Of an array's shape, a `ShapeDtypeStruct`, it makes the shape with its place.
     """
@@ -83,7 +83,7 @@ def replicate(x: Tree, devices: int) -> Tree:
 
 
 def put_by_device(make: Callable[[int], np.ndarray], devices: int) -> jax.Array:
-    """Make an array (devices, …) whose row i is `make(i)`, on device i; other processes make the rows of theirs."""
+    """Make an array (devices, …) with row i from `make(i)` on device i; each process makes the rows of its devices."""
     mesh = make_mesh(devices)
     local = [(i, device) for i, device in enumerate(mesh.devices) if device.process_index == jax.process_index()]
     rows = [jax.device_put(make(i)[None], device) for i, device in local]

@@ -30,20 +30,20 @@ Check = Callable[[str, Any], Any]
 
 @dataclass(frozen=True)
 class Option:
-    """What is known of an option besides its name, type and default.
+    """The description of an option, besides its name, type and default.
 
     Attributes:
       help: for `--help` and for the docstring.
-      group: the heading of `--help` that it stands under.
-      check: of a value; None is checked only where the default is another.
-      default_text: what applies if the option is not used, where the field's default does not say it.
-      metavar: how `--help` writes the value.
-      flags: of the command line, if not the field's name.
-      in_config: whether config.json names it `"always"`, `"if set"` (to another value than the default) or `"never"`.
-      needs: the option without which this one has no effect; config.json names it only together with that.
+      group: its heading in `--help`.
+      check: checks a value; None is only checked if the default is not None.
+      default_text: describes the default if the field's default does not.
+      metavar: the value's name in `--help`.
+      flags: for the command line, if not the field's name.
+      in_config: whether config.json has it `"always"`, `"if set"` (not to the default) or `"never"`.
+      needs: the option without which this one has no effect; config.json has it only together with that.
       may_change: whether a resumed run may have another value.
-      changes_result: whether runs that differ in it are reported apart.
-      none: stands for None in the settings of a deployment, which have no null.
+      changes_result: whether reports separate runs that differ in it.
+      none: replaces None in the settings of a deployment, which have no null.
     """
 
     help: str
@@ -89,32 +89,32 @@ def with_attributes(kind: Class) -> Class:
 
 
 def parse_keep(text: str) -> str | None:
-    """Return the metric in `best:METRIC`, None for `best` alone."""
+    """Return the metric of `best:METRIC`, or None for `best`."""
     word, _, metric = str(text).partition(":")
     check_choice("keep", word, ("best",))
     return metric or None
 
 
 def parse_stop_after(text: str | int) -> tuple[int, str | None]:
-    """Return the number and the metric in `N:METRIC`, None for `N` alone."""
+    """Return the number and the metric of `N:METRIC`; the metric is None for `N`."""
     count, metric = _split_count("stop_after", text)
     return count, metric or None
 
 
 def parse_eval_last(text: str | int) -> tuple[int, int]:
-    """Return K and STEP in `K:STEP`; STEP is 1 for `K` alone."""
+    """Return K and STEP of `K:STEP`; STEP is 1 for `K`."""
     count, step = _split_count("eval_last", text)
     return count, check_int("eval_last", int(step) if step.isdecimal() else step) if step else 1
 
 
 def is_evaluated(round: Any, last: Any, evaluations: Any) -> Any:
-    """Return whether a round, counted from 1, is evaluated, by numbers or arrays; see `RoundOptions.evaluations`."""
+    """Return whether rounds (numbers or arrays, from 1) are evaluated; see `RoundOptions.evaluations`."""
     every, tail, step = evaluations
     return (round % every == 0) | (round == last) | ((round > last - tail) & (round % step == 0))
 
 
 def parse_personalize(text: str | int) -> tuple[int, float | None]:
-    """Return the steps and the learning rate in `STEPS:LR`, None for `STEPS` alone."""
+    """Return the steps and the learning rate of `STEPS:LR`; the rate is None for `STEPS`."""
     steps, lr = _split_count("personalize", text)
     if not lr:
         return steps, None
@@ -127,7 +127,7 @@ def parse_personalize(text: str | int) -> tuple[int, float | None]:
 
 
 def _split_count(name: str, text: str | int) -> tuple[int, str]:
-    """Return the whole number in `N:REST`, and the rest."""
+    """Return the whole number N of `N:REST`, and the rest."""
     number, _, rest = str(text).partition(":")
     return check_int(name, int(number) if number.isdecimal() else number), rest
 
@@ -137,7 +137,7 @@ def _one_of(*allowed: str) -> Check:
 
 
 def _accepted_by(parse: Callable[[Any], Any]) -> Check:
-    """Check that `parse` accepts a value, and leave it as it is."""
+    """Check that `parse` accepts a value, which is not changed."""
     return lambda name, value: (parse(value), None)[1]
 
 
@@ -148,7 +148,7 @@ def _converted_by(module: str, function: str) -> Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """A dataclass of options; one that is outside its range raises `UsageError`."""
+    """A dataclass of options; a value outside its range raises `UsageError`."""
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -161,17 +161,17 @@ class Options:
 @with_attributes
 @dataclass(frozen=True, kw_only=True)
 class RoundOptions(Options):
-    """What the rounds do, in a simulation as on a network."""
+    """The options of rounds, in a simulation or on a network."""
 
     rounds: int = of_rounds(100, "Communication rounds in total.", check_int, **OF_TASK, may_change=True)
     cohort_size: int = of_rounds(10, "Clients per round, sampled uniformly without replacement.", check_int, **OF_TASK)
     batch_size: int = of_rounds(20, "Examples per local step.", check_int, **OF_TASK)
-    local_epochs: int = of_rounds(1, "Passes of a client over its examples per round.", check_int, **OF_TASK)
-    local_steps: int | None = of_rounds(None, "Local steps of a client per round, in place of whole epochs.", check_int,
+    local_epochs: int = of_rounds(1, "Epochs of a client per round.", check_int, **OF_TASK)
+    local_steps: int | None = of_rounds(None, "Local steps of a client per round, instead of epochs.", check_int,
         in_config="always", none=0)  # fmt: skip
-    weighting: str | None = of_rounds(None, "Weights of the uploads in their mean: examples, uniform, or paper "
-        "(as in the algorithm's paper).", _one_of("examples", "uniform", "paper"), default_text="paper; in compare and "
-        "tune examples for all methods, uniform with privacy", in_config="always",
+    weighting: str | None = of_rounds(None, "Weights of uploads in the mean: examples, uniform, or paper (as in "
+        "the algorithm's paper).", _one_of("examples", "uniform", "paper"), default_text="paper; in compare and "
+        "tune examples, with privacy uniform", in_config="always",
         none="")  # fmt: skip
     seed: int = of_rounds(0, "Seed of initialisation, cohorts, order of examples and dropout. Equal seeds give equal "
         "runs, and the same initialisation and cohorts for every algorithm.", partial(check_int, low=0, high=2**32 - 1),
@@ -181,15 +181,15 @@ class RoundOptions(Options):
     eval_last: str | int | None = of_evaluation(None, "Also evaluate each of the last K rounds, or every STEP-th of "
         "them.", _accepted_by(parse_eval_last), metavar="K[:STEP]", may_change=True,
         none="")  # fmt: skip
-    asynchronous: int | None = of_rounds(None, "Asynchronous rounds (FedBuff): this many clients work at any time; "
-        "after every cohort_size uploads the server makes a step, which counts as a round. Only for algorithms without "
-        "client states.", check_int, metavar="CLIENTS", none=0)  # fmt: skip
+    asynchronous: int | None = of_rounds(None, "Asynchronous rounds (FedBuff): number of clients that train at any "
+        "time; after every cohort_size uploads the server makes a step, which counts as a round. Only for algorithms "
+        "without client states.", check_int, metavar="CLIENTS", none=0)  # fmt: skip
     staleness_exponent: float = of_rounds(0.5, "In asynchronous rounds, an upload with staleness s has the weight (1 + "
         "s)^-EXPONENT.", FROM_0, metavar="EXPONENT", needs="asynchronous")  # fmt: skip
     aggregate: str | Aggregator = of_rounds("mean", "How uploads are combined: mean, median, trimmed_mean:FRACTION, "
         "norm_clipping:NORM, krum:F or krum:F,keep=M.", _converted_by("aggregation", "as_aggregator"))  # fmt: skip
     secure_aggregation: float | None = of_rounds(None, "Sum uploads as fixed-point numbers, clipped to -RANGE ... "
-        "RANGE; the server of a deployment learns the sum alone.", POSITIVE, metavar="RANGE", none=0.0)  # fmt: skip
+        "RANGE; in a deployment the server sees only the sum.", POSITIVE, metavar="RANGE", none=0.0)  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -198,9 +198,7 @@ class RoundOptions(Options):
         from fedoptax.engine.aggregation import MEAN, SecureMean
 
         if self.aggregate != MEAN:
-            raise UsageError(
-                f"aggregate must be mean with secure_aggregation, which shows no upload, got {self.aggregate}"
-            )
+            raise UsageError(f"aggregate must be mean with secure_aggregation, got {self.aggregate}")
         if self.cohort_size < SecureMean.least:
             raise UsageError(f"secure_aggregation needs cohort_size >= {SecureMean.least}, got {self.cohort_size}")
 
@@ -220,43 +218,43 @@ class RoundOptions(Options):
 @with_attributes
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(RoundOptions):
-    """What a simulation does, apart from its task, its algorithm and its folder."""
+    """The options of a simulation, besides task, algorithm and folder."""
 
-    faults: Faults | Mapping[str, Any] | None = of_rounds(None, "Clients that fail, see Faults: dropout (a "
-        "probability), deadline and step_seconds (virtual seconds), speed_spread.",
+    faults: Faults | Mapping[str, Any] | None = of_rounds(None, "Simulated failures: dropout (a probability), "
+        "deadline and step_seconds (virtual seconds), speed_spread.",
         _converted_by("faults", "as_faults"), metavar="NAME=VALUE", flags=("--fault",))  # fmt: skip
     speeds: str | None = of_rounds(None, "Virtual seconds of each client's local step: lognormal:SIGMA, or a table "
         "with columns client and seconds.",
         _accepted_by(partial(_converted_by("schedule", "parse_speeds"), "speeds")))  # fmt: skip
-    keep: str | None = of_evaluation(None, "Also keep the best evaluated parameters, by the task's metric on "
-        "validation examples (else on test examples), or by another such as best:val_loss.", _accepted_by(parse_keep),
-        metavar="best[:METRIC]", changes_result=False)  # fmt: skip
-    stop_after: str | int | None = of_evaluation(None, "Stop early after N evaluations (not rounds) without a better "
-        "value of the metric, by default that of `keep`.", _accepted_by(parse_stop_after),
+    keep: str | None = of_evaluation(None, "Also save the parameters of the best evaluated round, by the task's "
+        "metric on validation examples (else on test examples), or by another such as best:val_loss.",
+        _accepted_by(parse_keep), metavar="best[:METRIC]", changes_result=False)  # fmt: skip
+    stop_after: str | int | None = of_evaluation(None, "Stop early after N evaluations (not rounds) without "
+        "improvement of the metric (default: that of `keep`).", _accepted_by(parse_stop_after),
         metavar="N[:METRIC]")  # fmt: skip
     personalize: str | int | None = of_evaluation(None, "After the run, evaluate each client before and after STEPS "
         "local SGD steps from the global model, with rate LR or else the run's client_lr.",
         _accepted_by(parse_personalize), metavar="STEPS[:LR]", changes_result=False)  # fmt: skip
-    evaluate_start: bool = of_evaluation(False, "Also evaluate the parameters before the first round, such as a "
-        "pretrained model's, and say so at the end.", check_flag, changes_result=False)  # fmt: skip
+    evaluate_start: bool = of_evaluation(False, "Also evaluate the initial parameters, such as a pretrained "
+        "model's, and print the result at the end.", check_flag, changes_result=False)  # fmt: skip
     client_metrics: bool = of_evaluation(False, "Write each client's metrics at every evaluated round to "
         "clients.parquet.", check_flag, changes_result=False)  # fmt: skip
     client_loop: str = of_hardware("auto", "How a device runs its clients: loop (one after another), vmap (all at "
-        "once), or auto, the faster.", _one_of("auto", "loop", "vmap"), may_change=True,
+        "once), or auto (the faster one).", _one_of("auto", "loop", "vmap"), may_change=True,
         changes_result=False)  # fmt: skip
-    mesh: int | None = of_hardware(None, "Devices (or cores of a CPU) that share each round's cohort; results agree to "
+    mesh: int | None = of_hardware(None, "Devices (or CPU cores) that share each round's cohort; results agree up to "
         "rounding.", check_int, default_text="all", metavar="DEVICES", in_config="always", may_change=True,
         changes_result=False)  # fmt: skip
-    client_states: str = of_hardware("auto", "Where clients' states are kept between rounds: device, host, or auto, "
-        "the device if they fit.", _one_of("auto", "device", "host"), in_config="always", may_change=True,
+    client_states: str = of_hardware("auto", "Where client states are stored: device, host, or auto (the device if "
+        "they fit).", _one_of("auto", "device", "host"), in_config="always", may_change=True,
         changes_result=False)  # fmt: skip
-    examples: str = of_hardware("auto", "Where training examples are kept: device, stream (each cohort's are read from "
-        "disk), or auto, the device if they fit.", _one_of("auto", "device", "stream"), in_config="never",
+    examples: str = of_hardware("auto", "Where training examples are stored: device, stream (read from disk for each "
+        "cohort), or auto (the device if they fit).", _one_of("auto", "device", "stream"), in_config="never",
         may_change=True)  # fmt: skip
-    engine: str = of_hardware("compiled", "compiled, or eager: plain Python with the same result, to debug.",
+    engine: str = of_hardware("compiled", "compiled, or eager (plain Python with the same result, for debugging).",
         _one_of("compiled", "eager"), in_config="never", may_change=True)  # fmt: skip
 
     @property
     def looks_at_evaluations(self) -> bool:
-        """Whether something is done at each evaluation, so that no call into the program goes on beyond it."""
+        """Whether each evaluation is used at once, so that calls into the program must end with it."""
         return self.keep is not None or self.stop_after is not None or self.client_metrics

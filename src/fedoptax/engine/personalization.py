@@ -43,7 +43,7 @@ def clients_with_held_out(task: Task) -> tuple[str, np.ndarray]:
 
 
 def with_rate(options: RunOptions, task: Task, hyperparameters: Mapping[str, Any]) -> RunOptions:
-    """Return options whose `personalize` has a learning rate: its own, else the `client_lr` of the last round.
+    """Return options with a learning rate in `personalize`: that of the option, else the last round's `client_lr`.
 
     Raises:
       UsageError: there is no `client_lr`, or no client that trains has held-out examples.
@@ -54,14 +54,14 @@ def with_rate(options: RunOptions, task: Task, hyperparameters: Mapping[str, Any
     steps, lr = parse_personalize(options.personalize)
     if lr is None:
         if "client_lr" not in hyperparameters:
-            raise UsageError("personalize needs a learning rate where the algorithm has no client_lr: give STEPS:LR")
+            raise UsageError("personalize needs a learning rate, as the algorithm has no client_lr: use STEPS:LR")
         rate = hyperparameters["client_lr"]
         lr = float(value_at(parse_schedule(rate) if is_schedule(rate) else rate, options.rounds - 1))
     return replace(options, personalize=f"{steps}:{lr!r}")
 
 
 def personalize(task: Task, params: Tree, plan: Plan, text: str, key: jax.Array) -> dict[str, Any]:
-    """Evaluate every client's held-out examples with a model, and with its own after local SGD steps from there.
+    """Evaluate every client's held-out examples with a model, before and after local SGD steps on the client.
 
     `text` is `STEPS:LR`. The steps are on the client's training examples, in minibatches of the plan's size; `key` is
     the run's.

@@ -16,7 +16,7 @@ from fedoptax.errors import UsageError
 from fedoptax.tasks.task import Task
 from fedoptax.wrappers.compression import CompressionState
 
-CODED = "compress cannot be used with secure_aggregation: codes cannot be added, and every number takes 4 bytes anyway"
+CODED = "compress cannot be used with secure_aggregation, whose numbers take 4 bytes each"
 SMALL_MODEL, SMALL_COHORT = 10_000, 128  # parameters and clients: below, one CPU device is faster by vmap
 
 
@@ -70,7 +70,7 @@ def make_plan(options: RunOptions, task: Task, algorithm: FedAlgorithm, name: st
     if options.asynchronous is not None:
         _check_asynchronous(options, task, algorithm, aggregator, name if jax.tree.leaves(client) else None)
     if options.speeds is not None and task.devices is not None:
-        raise UsageError(f"speeds need clients that hold examples of their own, which task '{task.name}' has not")
+        raise UsageError(f"speeds need clients with their own examples, which task '{task.name}' does not have")
     place = choose_place(options.client_states, "host", nbytes(client) * task.num_clients, mesh)
     examples = choose_place(options.examples, "stream", nbytes(task.clients.examples), mesh)
     if options.personalize is not None and examples != "device":
@@ -119,10 +119,7 @@ def _check_cohort(cohort_size: int, task: Task, aggregator: Aggregator) -> None:
         raise UsageError(f"cohort_size must be <= {task.num_clients}, the number of clients, got {cohort_size}")
     shares = task.clients.num_clients
     if task.devices is not None and cohort_size != shares:
-        raise UsageError(
-            f"cohort_size must be {shares}, the number of shares that the active of the {task.num_clients} devices "
-            f"take each round, got {cohort_size}"
-        )
+        raise UsageError(f"cohort_size must be {shares}, the number of active devices in each round, got {cohort_size}")
     if cohort_size < aggregator.least:
         raise UsageError(f"aggregate {aggregator} needs cohort_size >= {aggregator.least}, got {cohort_size}")
 
@@ -130,15 +127,15 @@ def _check_cohort(cohort_size: int, task: Task, aggregator: Aggregator) -> None:
 def _check_asynchronous(
     options: RunOptions, task: Task, algorithm: FedAlgorithm, aggregator: Aggregator, stateful: str | None
 ) -> None:
-    """Refuse what an asynchronous round cannot do; `stateful` names an algorithm whose clients keep something."""
+    """Refuse what asynchronous rounds do not support; `stateful` names an algorithm with client states."""
     refusals = {
-        f"needs an algorithm whose clients keep nothing between rounds, got {stateful}": stateful is not None,
-        "cannot be accounted for a private algorithm: clients are not sampled by round": algorithm.epsilon is not None,
+        f"needs an algorithm without client states, got {stateful}": stateful is not None,
+        "cannot be used with a private algorithm: clients are not sampled by round": algorithm.epsilon is not None,
         "cannot be combined with faults: a slow client's upload is used, not missed": options.faults is not None,
-        f"needs the plain mean, which weighs by staleness, got aggregate {aggregator}": aggregator != MEAN,
-        "needs an algorithm of one exchange a step, as its cohort does not come back": algorithm.exchanges > 1,
-        "needs client_states device, where the messages in use are kept, got 'host'": options.client_states == "host",
-        f"needs clients that hold examples of their own, which task '{task.name}' has not": task.devices is not None,
+        f"needs the plain mean, weighted by staleness, got aggregate {aggregator}": aggregator != MEAN,
+        "needs an algorithm with one exchange per step": algorithm.exchanges > 1,
+        "needs client_states device, got 'host'": options.client_states == "host",
+        f"needs clients with their own examples, which task '{task.name}' does not have": task.devices is not None,
         f"must be <= {task.num_clients}, the number of clients, got {options.asynchronous}":
             (options.asynchronous or 0) > task.num_clients,
     }  # fmt: skip

@@ -88,7 +88,7 @@ class Point:
     """An algorithm as a point of a grid, `make(**values)`.
 
     The values are arguments of the program, so all points of the same `make` and the same names share a compilation.
-    It can stand where `fedoptax.run` takes an algorithm.
+    `fedoptax.run` takes it in place of an algorithm.
 
     Attributes:
       make: the constructor, or a `functools.partial` of it.
@@ -105,7 +105,7 @@ class Point:
 
     @property
     def arguments(self) -> dict[str, jax.Array]:
-        """The values as the program takes them."""
+        """The values as the program's arguments."""
         return jax.device_put({name: np.asarray(value, jnp.result_type(float)) for name, value in self.values.items()})
 
 

@@ -54,7 +54,7 @@ class Member(NamedTuple):
 
 
 class RoundInput(NamedTuple):
-    """What a round takes besides the states: the data, the run's key, its number from 0, the rates of `Faults.rates`.
+    """The inputs of a round besides the states: the data, the run's key, its number from 0, and `Faults.rates`.
 
     In an asynchronous round `arrivals` is the round's row of the `Schedule`.
     """
@@ -166,7 +166,7 @@ def asynchronous_round(task: Task, algorithm: FedAlgorithm, plan: Plan, is_eager
 def finish(
     server: Tree, new_server: Tree, loss: jax.Array, clients: Tree, rows: Any, states: Tree, is_enough: Any = True
 ) -> RoundResult:
-    """Take over the new states of the server and of the members if all is finite, and there are enough uploads."""
+    """Use the new states of the server and of the members if all are finite and there are enough uploads."""
     is_finite = jnp.isfinite(loss) & all_finite(new_server)
     has_effect = is_finite & is_enough
     clients = put_rows(clients, jnp.where(has_effect, rows, OUT_OF_RANGE), states)

@@ -1,4 +1,4 @@
-"""Who takes part, and in which order a client reads its examples: pure functions of a key, inside XLA."""
+"""Sampling of cohorts, and the order of a client's examples: pure functions of a key, inside XLA."""
 
 from functools import partial
 from typing import Any

@@ -51,7 +51,7 @@ def make_schedule(
     Args:
       seconds: how long each of the N clients works for an upload, (N,).
       buffer: S, uploads per step.
-      concurrency: clients at work, at most N. So many messages are kept at once.
+      concurrency: number of clients that train at a time, at most N; as many messages are in memory.
       rounds: R, steps.
       seed: of the sampling.
       exponent: of the weights.
@@ -103,7 +103,7 @@ def client_speeds(speeds: str, key: jax.Array, num_clients: int) -> np.ndarray:
     clients, seconds = (read_features(parsed, frame, [name])[:, 0] for name in ("client", "seconds"))
     order = np.argsort(clients)
     if not np.array_equal(clients[order], np.arange(num_clients)):
-        raise DataError(f"{parsed}: column 'client' must hold each number from 0 to {num_clients - 1} once")
+        raise DataError(f"{parsed}: column 'client' must have each number from 0 to {num_clients - 1} once")
     if not np.all((seconds > 0) & np.isfinite(seconds)):
         raise DataError(f"{parsed}: column 'seconds' must hold numbers > 0")
     return seconds[order]

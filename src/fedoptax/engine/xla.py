@@ -1,4 +1,4 @@
-"""How XLA is set up: a device per core, and compilation that is kept, or quick.
+"""Settings of XLA: a device per core, and cached or quick compilation.
 
 Each trick is justified by a measurement (docs/performance.md, "The engine's tricks"), which
 `benchmarks/bench/tricks.py` repeats.
@@ -61,7 +61,7 @@ def use_cache(least_seconds: float = 0.3) -> None:
         folder = pooch.os_cache("fedoptax") / "xla"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError:  # a user without a home: every program is compiled anew
+        except OSError:  # a user without a home: every program is compiled again
             return
         jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", least_seconds)

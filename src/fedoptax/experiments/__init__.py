@@ -1,1 +1,1 @@
-"""Runs, comparisons, sweeps and searches, and what they are built from."""
+"""Runs, comparisons, sweeps and searches, and their parts."""

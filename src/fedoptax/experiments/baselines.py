@@ -24,7 +24,7 @@ Simulate = Callable[[Task, FedAlgorithm | Point, RunOptions, Record], RunResult]
 
 
 def find_simulation(name: str) -> Simulate:
-    """Return what runs an algorithm of this name: `simulate`, or for a baseline its own."""
+    """Return the function that runs an algorithm of this name: `simulate`, or that of a baseline."""
     return {"local": run_local, "centralized": run_centralized}.get(name, simulate)
 
 
@@ -42,10 +42,10 @@ def run_centralized(task: Task, algorithm: FedAlgorithm | Point, options: RunOpt
 
 
 class Baseline(OwnModels):
-    """Rounds of clients that keep models of their own, which are the run's parameters."""
+    """Rounds of clients with separate models, which are the run's parameters."""
 
     def evaluate_end(self, params: Tree) -> dict[str, Any]:
-        """Return nothing: there is no global model, or no client of its own to personalize it."""
+        """Return nothing: there is no global model, or there are no clients to personalize it."""
         return {}
 
     def params(self) -> Tree:

@@ -49,7 +49,7 @@ def name_algorithms(algorithms: Algorithms) -> list[str]:
         named[name] = one
     for name, one in named.items():
         if name in (*ALGORITHMS, *BASELINES) and one not in (name, (ALGORITHMS | BASELINES)[name]):
-            raise UsageError(f"algorithms: {name} is the name of another algorithm")
+            raise UsageError(f"algorithms: {name} is already the name of another algorithm")
         if one != name:
             make = partial(lambda algorithm: algorithm, one) if isinstance(one, FedAlgorithm) else one
             _NAMED[name] = find_constructor(one) if isinstance(one, str) else make
@@ -58,7 +58,7 @@ def name_algorithms(algorithms: Algorithms) -> list[str]:
 
 
 def import_function(argument: str, text: str) -> Any:
-    """Return what MODULE:FUNCTION names, also of the current folder; else the error names `argument`."""
+    """Import MODULE:FUNCTION, also from the current folder; an error names `argument`."""
     module, _, attribute = text.rpartition(":")
     if "/" in module or module.endswith(".py"):
         likely = module.removeprefix("./").removesuffix(".py").replace("/", ".")
@@ -74,7 +74,7 @@ def import_function(argument: str, text: str) -> Any:
 
 
 def parameters_of(algorithm: str) -> Mapping[str, inspect.Parameter]:
-    """Return the hyper-parameters that the constructor of a name takes."""
+    """Return the hyper-parameters of a named constructor."""
     constructor = find_constructor(algorithm)
     try:
         return inspect.signature(constructor).parameters
@@ -152,7 +152,7 @@ def with_secret_seed(text: str) -> str:
 
 
 def parse_codec(text: str) -> Codec:
-    """Return the codec of its name, alone or with arguments: `sign`, `qsgd:bits=4,bucket=512`."""
+    """Return the codec of a name, with or without arguments: `sign`, `qsgd:bits=4,bucket=512`."""
     name, colon, rest = text.partition(":")
     check_choice("compress", name, CODECS)
     make: Callable[..., Codec] = CODECS[name]

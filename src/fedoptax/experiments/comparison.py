@@ -36,10 +36,10 @@ FILE = "compare.json"
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is compared, as compare.json keeps it: the arguments of `compare`."""
+    """The arguments of `compare`, as in compare.json."""
 
     algorithms: list[str]
-    hyperparameters: dict[str, dict[str, Any]]  # by algorithm; those of a search as soon as it is done
+    hyperparameters: dict[str, dict[str, Any]]  # by algorithm; those of a search once it is finished
     seeds: list[int]
     task: dict[str, Any]  # name and options
     options: dict[str, Any]  # of `fedoptax.run`, with `rounds`
@@ -63,9 +63,9 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Compared:
-    """The outcome of a comparison: what was compared, where, and a line for each run or search that `diverged`."""
+    """The outcome of a comparison: its arguments, its folder, and a line for each run or search that `diverged`."""
 
-    comparison: Comparison  # with what searches found, and without the algorithms whose points all diverged
+    comparison: Comparison  # with the results of searches, and without algorithms if all their points diverged
     folder: Path
     diverged: list[str]
 
@@ -116,7 +116,7 @@ def compare(
 ) -> Compared:
     """Run several algorithms on one task over seeds; runs that are done in `out` are not run again.
 
-    All algorithms of one seed start from the same parameters and see the same cohorts. One that diverges is kept up to
+    All algorithms of one seed start from the same parameters and see the same cohorts. One that diverges is saved up to
     its last finite state, and the others go on.
 
     Args:
@@ -140,7 +140,7 @@ def compare(
     Raises:
       UsageError: a name or value is refused; before anything runs.
       RunError: `out` holds another comparison, or cannot be used.
-      Interrupted: Ctrl-C or a signal; a further call goes on.
+      Interrupted: Ctrl-C or a signal; calling it again continues.
     """
     check_task(task)
     chosen = list(range(check_int("seeds", seeds))) if isinstance(seeds, int) else list(seeds)
@@ -164,7 +164,7 @@ def compare(
     comparison = Comparison(names, values, chosen, spec, stored, command, tunings, origins)
     if (folder / FILE).is_file() and not overwrite:
         earlier = Comparison.read(folder)
-        values = earlier.hyperparameters if tunings else values  # those that a search found, once it did
+        values = earlier.hyperparameters if tunings else values  # those of a search, once it is finished
         wanted = replace(comparison, hyperparameters=values, command=earlier.command, rates=earlier.rates)
         tuning.check_same(folder / FILE, earlier, wanted, "comparison")
         comparison = earlier
@@ -180,7 +180,7 @@ def run_comparison(
     overwrite: bool = False,
     executor: Any = None,
 ) -> Compared:
-    """Run what is not yet done in `out`: every algorithm's search, if there is one, then all over every seed.
+    """Run what is unfinished in `out`: every algorithm's search, if any, then all algorithms over every seed.
 
     Without `trackers` those that the comparison names follow every run; see `compare`.
     """
@@ -240,7 +240,7 @@ def _run_one(
 def _run_searches(
     task: Task, comparison: Comparison, out: Path, progress: Any, trackers: Any, executor: Any
 ) -> dict[str, dict[str, Any] | str]:
-    """Search for every algorithm that needs it; return the hyper-parameters, or why there are none."""
+    """Search for every algorithm that needs it; return the hyper-parameters, or the reason for a failure."""
     jobs = []
     for name, search in comparison.tunings.items():
         arguments = search, out / "tuning" / name.replace(":", "."), trackers
@@ -252,7 +252,7 @@ def _run_searches(
 def _search_one(
     task: Task, shared: Any, search: tuning.Search, place: Path, trackers: Any, progress: Any
 ) -> dict[str, Any] | str:
-    """Search for the hyper-parameters of an algorithm; return them, or why there are none."""
+    """Search for the hyper-parameters of an algorithm; return them, or the reason for a failure."""
     try:
         return tuning.run_search(task, search, place, progress, trackers).hyperparameters
     except tuning.AllDiverged as error:

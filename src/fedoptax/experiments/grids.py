@@ -29,11 +29,11 @@ class Zoom(dict[str, tuple[Any, ...]]):
 def choose_grids(
     values: Mapping[str, str], hyperparameters: Mapping[str, Any], algorithms: Collection[str], budget: int
 ) -> dict[str, Grid]:
-    """Return what to search by algorithm: the numbers of `values`, else `budget` points of rates that are not set."""
+    """Return the grid of each algorithm: the numbers of `values`, else `budget` points of rates that are not set."""
     grids, fixed = dict[str, Grid](), by_algorithm("set", hyperparameters, algorithms)
     for name, grid in parse_grids(values, algorithms).items():
         if twice := [key for key in grid if key in fixed[name]]:
-            raise UsageError(f"grid: {twice[0]} has a value by `set` already")
+            raise UsageError(f"grid: {twice[0]} already has a value in `set`")
         grids[name] = complete_grid(find_constructor(name), grid, fixed[name], budget)
     return grids
 
@@ -87,7 +87,7 @@ def coarse_rates(constructor: Constructor, fixed: Collection[str], budget: int) 
 
 
 def _rounded(values: Iterable[float]) -> tuple[float, ...]:
-    """Round to four digits: what is printed is what was run."""
+    """Round to four digits, so that printed and used values agree."""
     return tuple(float(f"{value:.4g}") for value in values)
 
 
@@ -112,7 +112,7 @@ def points(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 
 def edges(grid: Mapping[str, Sequence[Any]], point: Mapping[str, Any]) -> dict[str, str]:
-    """Return the numbers of a point that lie at an end of the grid: name -> `"lowest"` or `"highest"`.
+    """Return the numbers of a point that are at an end of the grid: name -> `"lowest"` or `"highest"`.
 
     One with a single value was not searched, and has no ends.
     """
@@ -133,7 +133,7 @@ def _parse_values(text: str) -> tuple[Any, ...]:
         if float(low) > float(high):
             raise UsageError(f"grid: the ends of '{text}' are swapped, write {high}..{low}")
         if not values:
-            raise UsageError(f"grid must have a range that holds a step of the grid, got '{text}'")
+            raise UsageError(f"grid must have a range with at least one step, got '{text}'")
         return values
     parts = [parse_value(part.strip()) for part in re.split(r",(?![^(]*\))", text)]
     parts = [float(part) if is_number(part) else part for part in parts]

@@ -1,4 +1,4 @@
-"""What follows a run beside its rounds: the run folder, trackers, the progress bar."""
+"""The observers of a run: the run folder, trackers, the progress bar."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ ByClient = Mapping[str, np.ndarray] | None
 
 
 class RunEnd(NamedTuple):
-    """How a run ended: its status, one line about it, the final parameters, and what summary.json says besides."""
+    """How a run ended: its status, one line about it, the final parameters, and further entries of summary.json."""
 
     status: Status
     message: str | None
@@ -36,13 +36,13 @@ class Observer:
     """Follows a run; the default does nothing."""
 
     def after_rounds(self, rows: list[Row], by_client: ByClient) -> None:
-        """Take note of rounds that are done."""
+        """Observe finished rounds."""
 
     def save_if_due(self) -> None:
         """Write a checkpoint if it is time."""
 
     def at_end(self, end: RunEnd) -> None:
-        """Take note that the run ended."""
+        """Observe the end of the run."""
 
 
 @dataclass(frozen=True)
@@ -126,5 +126,5 @@ class ProgressBar(Observer):
 
 
 def saved_state(rounds: Rounds, watch: Watch) -> Tree:
-    """Return what checkpoints hold beside the clients' states: the server's, and the best parameters if kept."""
+    """Return the part of checkpoints besides client states: the server's state, and the best parameters if saved."""
     return (rounds.server, watch.saved_params) if watch.keeps else rounds.server

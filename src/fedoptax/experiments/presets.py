@@ -13,7 +13,7 @@ from fedoptax.names import BASELINES
 
 @dataclass(frozen=True)
 class PaperSetting:
-    """One experiment of a paper; an algorithm that is not named keeps what the task has tuned for it."""
+    """One experiment of a paper; algorithms without an entry have the tuned values of the task."""
 
     source: str
     convention: str  # that its learning rates belong to
@@ -21,11 +21,11 @@ class PaperSetting:
     run: Mapping[str, Any] = field(default_factory=dict)  # options of `fedoptax.run`
     hyperparameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by algorithm
     name: str = ""
-    grid: Mapping[str, str] = field(default_factory=dict)  # what the paper searches, as a user types it
+    grid: Mapping[str, str] = field(default_factory=dict)  # the paper's grid, as a user would type it
 
 
 class Settings(NamedTuple):
-    """Hyper-parameters by algorithm, where its learning rates come from, and the paper's setting if asked for."""
+    """Hyper-parameters by algorithm, the source of its learning rates, and the paper's setting if any."""
 
     hyperparameters: dict[str, dict[str, Any]]
     rates: dict[str, str]

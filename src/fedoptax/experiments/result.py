@@ -31,11 +31,11 @@ class RunResult:
       status: `"completed"`, `"stopped early"` (by `stop_after`), `"interrupted"` or `"diverged"`, a `Status`.
       message: one line about a status other than completed, else None.
       folder: where it was written, or None.
-      hyperparameters: the algorithm's, as far as they were given.
-      task: what was learned, for `predict`; a copy by pickle has none.
+      hyperparameters: those passed to the algorithm's constructor.
+      task: for `predict`; None after unpickling.
       best: the best evaluated round (`round`, `metric`, `value`), by the metric of `keep`; None if none was evaluated.
       best_params: its parameters, with `keep`; else None.
-      personalized: with `personalize`, what came of it, as in summary.json.
+      personalized: the results of `personalize`, as in summary.json.
       initial: with `evaluate_start`, the metrics before the first round, by column.
       signal: the number of the signal that asked to stop (2: Ctrl-C), else 0; it may come in the last round.
     """
@@ -57,13 +57,13 @@ class RunResult:
 
     @cached_property
     def model(self) -> TrainedModel:
-        """The model with the best parameters if they were kept, else with the final ones.
+        """The model with the best parameters if they were saved, else with the final ones.
 
         Raises:
           UsageError: the task has no `predict`.
         """
         if self.task is None:
-            raise UsageError("result must be the one that the run returned, not a copy of it")
+            raise UsageError("result must be the object that the run returned, not a copy")
         return model_of(self.task, self.params if self.best_params is None else self.best_params)
 
     def predict(self, x: Any) -> np.ndarray:
@@ -115,4 +115,4 @@ def describe_end(
         case Status.STOPPED_EARLY:
             return status, f"stopped early after round {done} of {total}: {reason}"
     why = reason or "loss or state is not finite"
-    return status, f"{label} diverged in round {done + 1} (seed {seed}): {why}; the state after round {done} is kept"
+    return status, f"{label} diverged in round {done + 1} (seed {seed}): {why}; the state after round {done} is saved"

@@ -1,4 +1,4 @@
-"""What advances a run: the rounds of a simulation, by its program; a deployment has rounds of its own."""
+"""The rounds of a simulation, computed by its program; deployments have another class."""
 
 import time
 from dataclasses import replace
@@ -43,7 +43,7 @@ CALL_SECONDS = 0.4  # aim of one call into the program: a lively bar, a quick st
 
 
 class Step(NamedTuple):
-    """What came of one call of `Rounds.advance`."""
+    """The outcome of one call of `Rounds.advance`."""
 
     rows: list[Row]  # of the history, one per round that was completed, in order
     status: Status = Status.RUNNING  # `DIVERGED` or `INTERRUPTED` ends the run
@@ -51,7 +51,7 @@ class Step(NamedTuple):
 
 
 class Rounds(Protocol):
-    """What advances a run: a simulation's program, or a deployment's network."""
+    """The rounds of a run: a simulation's program, or a deployment's network."""
 
     task: Task
     server: Tree  # the server's state after the last completed round, as checkpoints keep it
@@ -62,7 +62,7 @@ class Rounds(Protocol):
         """Do one or more of the rounds that follow the first `done`; states and rows change together."""
 
     def saved(self) -> None:
-        """Take note that the states as they are were written to a checkpoint."""
+        """Observe that the current states were written to a checkpoint."""
         return
 
     def params(self) -> Tree:
@@ -77,11 +77,11 @@ class Rounds(Protocol):
         return None
 
     def evaluate_end(self, params: Tree) -> dict[str, Any]:
-        """Return what summary.json has besides about the parameters in use, once the run ended."""
+        """Return further entries of summary.json about the parameters in use, at the end of the run."""
         return {}
 
     def notes(self, done: int) -> dict[str, Any]:
-        """Return what summary.json has besides about the first `done` rounds."""
+        """Return further entries of summary.json about the first `done` rounds."""
         return {}
 
 
@@ -162,7 +162,7 @@ class Simulation(Rounds):
 
     @host_errors()
     def evaluate_end(self, params: Tree) -> dict[str, Any]:
-        """Return the metrics before the first round, the client served worst, and what personalization makes of it."""
+        """Return the metrics before the first round, the worst client, and the results of personalization."""
         notes: dict[str, Any] = {}
         if self._options.evaluate_start and (data := evaluation_data(self._whole)):
             start = self._algorithm.params(self.program.start(self._values, self._key)[0])
@@ -225,7 +225,7 @@ class Simulation(Rounds):
 
 
 class OwnModels(Simulation):
-    """Rounds of clients that have models of their own, each evaluated on the held-out examples of its owners."""
+    """Rounds of clients with separate models, each evaluated on the held-out examples of its client."""
 
     def __init__(self, task: Task, point: Point, options: RunOptions, plan: Plan) -> None:
         super().__init__(without_held_out(task), point, replace(options, speeds=None), plan)

@@ -50,7 +50,7 @@ from fedoptax.trackers import Tracked, Tracker, as_trackers, notify
 
 @dataclass(frozen=True)
 class Record:
-    """What is written about a run, and where.
+    """What a run writes, and where.
 
     Attributes:
       label: the algorithm's name in files and messages.
@@ -61,7 +61,7 @@ class Record:
       out: a new folder for config, history, checkpoints, summary and final parameters; None writes nothing.
       overwrite: remove earlier results in `out`.
       resume_from: a run folder to continue from its last checkpoint; results go to `out`, by default the same folder.
-      resume_round: the round of the checkpoint to go back to instead; what came after it is done again.
+      resume_round: the round of the checkpoint to start from; later rounds are repeated.
       checkpoint_every: seconds between checkpoints.
       trackers: names in `fedoptax.trackers.TRACKERS`, or objects that are such a `Tracker`; they need a folder.
       progress: show a bar on standard error; None shows it on a terminal; a function `(rounds done, note)` is called
@@ -112,7 +112,7 @@ def run(task: Task, algorithm: FedAlgorithm | Point, **options: Any) -> RunResul
     """Run `algorithm` on `task`.
 
     Args:
-      task: what is learned, and who holds the data.
+      task: the model, the loss and the clients' data.
       algorithm: such as `fedavg(0.1)`; a `Point` shares its compilation with others.
       **options: of the rounds, see `RunOptions` (`rounds`, `cohort_size`, `batch_size`, `seed`, ...), and of the
         folder, see `Record` (`out`, `resume_from`, `trackers`, ...).
@@ -122,7 +122,7 @@ def run(task: Task, algorithm: FedAlgorithm | Point, **options: Any) -> RunResul
 
     Raises:
       UsageError: an argument is wrong.
-      DivergedError: loss or state became NaN or infinite; its `result` holds the run up to there.
+      DivergedError: loss or state became NaN or infinite; its `result` has the run up to that round.
       RunError: files cannot be written, or `resume_from` does not fit.
       Interrupted: Ctrl-C, SIGTERM or SIGHUP; the state after the last whole round is in its `result` (and in `out`).
     """
@@ -161,7 +161,7 @@ def simulate(
     check_task(task)
     check_algorithm(algorithm.algorithm if isinstance(algorithm, Point) else algorithm)
     if (record.trackers or options.client_metrics) and record.folder is None:
-        raise UsageError(f"{'trackers' if record.trackers else 'client_metrics'} need a folder: give out")
+        raise UsageError(f"{'trackers' if record.trackers else 'client_metrics'} need a folder: pass out")
     point = algorithm if isinstance(algorithm, Point) else Point(Fixed(algorithm), {})
     if record.resume_from is not None and not is_distributed():
         options = _with_original_placement(options, Path(record.resume_from))
@@ -189,7 +189,7 @@ def run_in_folder(
     options: Mapping[str, Any],
     simulate: Callable[[Task, FedAlgorithm | Point, RunOptions, Record], RunResult] = simulate,
 ) -> dict[str, Any]:
-    """Do one of several runs: from its last checkpoint if there is one, and not again if it is finished.
+    """Do one of several runs, from its last checkpoint if any, unless it is finished.
 
     Return its summary.json; raise `Interrupted` if a signal came, perhaps in the last round: no other should begin.
     """
@@ -275,7 +275,7 @@ def _begin(
 
 
 def _send_to_all(history: History, rounds: Rounds, watch: Watch, folder: str | Path | None) -> None:
-    """Give all processes what the leader restored from a folder."""
+    """Send all processes what the leader restored from a folder."""
     if is_distributed():
         history.rows, rounds.server, watch.saved_params = broadcast((history.rows, rounds.server, watch.saved_params))
         rounds.server = jax.device_put(rounds.server)

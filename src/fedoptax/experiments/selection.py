@@ -1,4 +1,4 @@
-"""What is best of a run's rounds and of a search's points, and when a run that no longer improves stops."""
+"""The best round of a run and the best point of a search, and early stopping."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ LAST = 100  # rounds that the rule of Reddi et al. 2021 (Section 5) averages ove
 
 
 class BestRound(NamedTuple):
-    """The best evaluated round by a column of the history, `metric`, and its value there."""
+    """The best evaluated round by `metric`, a column of the history, and its value."""
 
     round: int
     metric: str
@@ -40,7 +40,7 @@ class Selection:
     waited: int = 0
 
     def add(self, row: Row) -> None:
-        """Take note of an evaluated round; what is no number is never the best."""
+        """Observe an evaluated round; a value that is not finite is never the best."""
         value, sign = row.get(self.metric), 1 if self.higher_is_better else -1
         if value is not None and (self.best is None or sign * value > sign * self.best.value):
             self.best, self.waited = BestRound(row["round"], self.metric, value), 0
@@ -50,11 +50,11 @@ class Selection:
 
 @dataclass
 class Watch:
-    """What a run looks at while it goes on, made by `make_watch`; the default looks at nothing."""
+    """What a run checks at each evaluation, made by `make_watch`; the default checks nothing."""
 
     is_evaluated: Callable[[int], bool] = bool  # of a round
     choosing: Selection | None = None  # by the metric of `keep`, else the default; None where nothing is evaluated
-    keeps: bool = False  # whether the parameters of that round are kept
+    keeps: bool = False  # whether the parameters of that round are saved
     saved_params: Tree = None  # these, as NumPy arrays; before the first evaluation the initial ones, for the form
     stopping: Selection | None = None  # by the metric of `stop_after`; None if the run never stops early
     patience: int = 0  # evaluations without a better one after which it does
@@ -66,11 +66,11 @@ class Watch:
 
     @property
     def best_params(self) -> Tree | None:
-        """The parameters of the best round so far, if they are kept."""
+        """The parameters of the best round so far, if they are saved."""
         return self.saved_params if self.keeps and self.best is not None else None
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Take note of rounds that are done, in order."""
+        """Observe finished rounds, in order."""
         for selection in filter(None, (self.choosing, self.stopping)):
             for row in rows:
                 if self.is_evaluated(row["round"]):
@@ -91,16 +91,16 @@ class Watch:
             return None
         best, times = self.stopping.best, "1 evaluation" if self.patience == 1 else f"{self.patience} evaluations"
         if best is None:
-            raise UsageError(f"stop_after needs a number, and {self.stopping.metric} was none in {times}")
+            raise UsageError(f"stop_after needs finite values, and {self.stopping.metric} had none in {times}")
         return f"{best.metric} has not improved in {times} since round {best.round}, when it was {best.value:.4g}"
 
     def notes(self) -> dict[str, Any]:
-        """Return what summary.json says of it."""
+        """Return the entries of summary.json."""
         return {} if self.best is None else {"best": self.best._asdict()}
 
 
 def make_watch(task: Task, options: RunOptions) -> Watch:
-    """Return what `keep` and `stop_after` ask for; all that is done at evaluations is checked.
+    """Make the watch for `keep` and `stop_after`; all options for evaluations are checked.
 
     Raises:
       UsageError: the task has no such metric, or evaluates nothing.
@@ -131,7 +131,7 @@ def _select(task: Task, option: str, metric: str | None) -> Selection:
     named = [metric, *(str(Column(split, metric)) for split in ("val", "test"))]
     column = next((name for name in named if name in columns), metric)
     if metric.startswith("val_") and task.validation is None:
-        raise UsageError(f"{option} by {metric} needs validation examples: `validation_fraction` holds some out")
+        raise UsageError(f"{option} by {metric} needs validation examples: use `validation_fraction`")
     check_choice(f"{option} metric", column, columns)
     return Selection(column, is_higher_better(task, column))
 

@@ -32,7 +32,7 @@ def sweep(
 ) -> Swept:
     """Run `make_algorithm(**point)` for every point of the grid, compiling once.
 
-    A point that diverges is stopped there and kept with status `"diverged"`.
+    A point that diverges is stopped and has the status `"diverged"`.
 
     Args:
       make_algorithm: a constructor, such as `fedadam`, or a `functools.partial` of it; the grid names its arguments.
@@ -51,7 +51,7 @@ def sweep(
     check_grid(grid)
     rounds, record = split_options(options)
     if record.folder is not None or record.hyperparameters:
-        raise UsageError("out, resume_from and hyperparameters are of a single run; fedoptax.tune has folders")
+        raise UsageError("out, resume_from and hyperparameters are for a single run; for folders use fedoptax.tune")
     results = Swept()
     for point in [_make_point(make_algorithm, values) for values in points(grid)]:  # all are made before one is run
         label = options.get("label") or ", ".join(f"{name}={value:.3g}" for name, value in point.values.items())

@@ -31,12 +31,12 @@ from fedoptax.trackers import Tracker
 FILE = "tune.json"
 SINGLE = {"label", "description", "hyperparameters", "rates", "out", "overwrite", "resume_from", "seed", "progress"}
 """Options of a single run."""
-BUDGET = 16  # the number of points of a search, if nobody says how many
+BUDGET = 16  # the default number of points of a search
 
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched, as tune.json keeps it: the arguments of `tune`."""
+    """The arguments of `tune`, as in tune.json."""
 
     algorithm: str
     grid: Mapping[str, Sequence[Any]]
@@ -143,7 +143,7 @@ class SearchResult:
 
     @property
     def edges(self) -> dict[str, str]:
-        """The hyper-parameters whose best value is the lowest or highest that was searched: name -> which."""
+        """The hyper-parameters with the lowest or highest searched value as the best: name -> which."""
         return {} if self.best_or_none is None else edges(self.explored, self.best.values)
 
     @property
@@ -205,7 +205,7 @@ def tune(
       UsageError: a name or value is refused; before anything runs.
       AllDiverged: every point did.
       RunError: `out` holds another search, or cannot be used.
-      Interrupted: Ctrl-C or a signal; a further call goes on.
+      Interrupted: Ctrl-C or a signal; calling it again continues.
     """
     check_task(task)
     folder, shared = Path(out), shared_options(options)
@@ -291,7 +291,7 @@ def shared_options(options: Mapping[str, Any]) -> dict[str, Any]:
 def common_weighting(options: Mapping[str, Any]) -> str:
     """Return the one weighting of all methods: by default examples, or uniform with privacy, as the noise needs.
 
-    `"paper"` in `options` is each paper's own.
+    `"paper"` in `options` uses that of each paper.
     """
     is_private = "privacy" in (options.get("wrappers") or {})
     return options.get(WEIGHTING) or ("uniform" if is_private else "examples")
@@ -300,7 +300,7 @@ def common_weighting(options: Mapping[str, Any]) -> str:
 def check_same(path: Path, stored: Any, wanted: Any, kind: str) -> None:
     """Check that the record in a file, of a search or a comparison, is the one that is wanted."""
     if to_plain(asdict(stored)) != to_plain(asdict(wanted)):
-        raise RunError(f"'{path}' is of another {kind}; give another folder")
+        raise RunError(f"'{path}' belongs to another {kind}; choose another folder")
 
 
 def check_search(task: Task, search: Search) -> None:
@@ -317,7 +317,7 @@ def check_search(task: Task, search: Search) -> None:
 
 
 class PointMaker:
-    """Makes the points of a search; those that differ in numbers alone share a constructor, and so a compilation."""
+    """Makes the points of a search; points that only differ in numbers share a constructor, and so a compilation."""
 
     def __init__(self, search: Search) -> None:
         self.search = search

@@ -61,7 +61,7 @@ def run_jobs(
     Args:
       task: the task of all.
       shared: a further argument of all, that pickle can send.
-      jobs: what is to be done.
+      jobs: the runs.
       folder: of the results, where workers look whether they should stop.
       update: is told of all rounds together.
       executor: any `concurrent.futures.Executor`, or another object whose `submit` returns what has `done`, `result`
@@ -202,7 +202,7 @@ def open_executor(workers: str | None, folder: Path) -> Iterator[Any]:
 
     Raises:
       UsageError: it is none of these, or a package is missing.
-      RunError: nobody answers at the address.
+      RunError: no answer from the address.
     """
     kind, _, place = (workers or "").partition(":")
     if workers is None:
@@ -215,7 +215,7 @@ def open_executor(workers: str | None, folder: Path) -> Iterator[Any]:
         try:
             client = distributed.Client(place, timeout=10, set_as_default=False)
         except (OSError, ValueError) as error:
-            raise RunError(f"workers: nobody answers at {place} ({shorten(error)})") from None
+            raise RunError(f"workers: no answer from {place} ({shorten(error)})") from None
         with client:
             yield client.get_executor(pure=False)
     elif kind == "submitit" and place:

@@ -103,7 +103,7 @@ def read_adapters(folder: str | Path, config: LlamaConfig) -> tuple[Params, Lora
         for part, struct in parts.items():
             keys = [_key(layer, name, part) for layer in range(config.depth)]
             if missing := [key for key in keys if key not in tensors or tensors[key].shape != struct.shape[1:]]:
-                raise DataError(f"'{folder}' must hold '{missing[0]}' of shape {struct.shape[1:]}")
+                raise DataError(f"'{folder}' must have '{missing[0]}' of shape {struct.shape[1:]}")
             adapters[name][part] = np.stack([tensors.pop(key) for key in keys]).astype(np.float32)
     if tensors:
         raise UsageError(f"adapters in '{folder}' must be of the linear maps {', '.join(LINEAR)}, got '{min(tensors)}'")

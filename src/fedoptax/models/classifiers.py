@@ -78,7 +78,7 @@ def cifar_cnn(input_shape: Sequence[int], num_classes: int) -> Model:
 
 
 def fafed_fmnist_cnn(input_shape: Sequence[int], num_classes: int) -> Model:
-    """The likely CNN of FAFED on MNIST and Fashion-MNIST, which the paper does not give.
+    """A likely CNN for FAFED on MNIST and Fashion-MNIST; the paper does not describe it.
 
     Conv 3×3×5, tanh, pool, conv 3×3×10, tanh, pool, dense 250 → 100, tanh, dense; 26,620 parameters for 28×28×1 and
     10 classes. Images have at least 10 × 10 pixels.
@@ -87,7 +87,7 @@ def fafed_fmnist_cnn(input_shape: Sequence[int], num_classes: int) -> Model:
 
 
 def fafed_cifar_cnn(input_shape: Sequence[int], num_classes: int) -> Model:
-    """The likely CNN of FAFED on CIFAR-10, which the paper does not give.
+    """A likely CNN for FAFED on CIFAR-10; the paper does not describe it.
 
     Three times conv 3×3 with padding, relu, pool, with 16, 32 and 64 channels; dense 1024 → 512, relu, dense 64,
     relu, dense; 581,866 parameters for 32×32×3 and 10 classes. Images have at least 8 × 8 pixels.

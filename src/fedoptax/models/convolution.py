@@ -89,9 +89,7 @@ def conv(
     if min(geometry.output) < 1:
         raise UsageError(f"kernel must not be larger than x, got {kernel.shape} for {x.shape}")
     if lowering == "winograd" and (window, strides) != ((3, 3), (1, 1)):
-        raise UsageError(
-            f"lowering must not be 'winograd' but for 3 x 3 kernels with strides (1, 1), got {kernel.shape} {strides}"
-        )
+        raise UsageError(f"lowering 'winograd' needs 3 x 3 kernels with strides (1, 1), got {kernel.shape} {strides}")
     if lowering != "winograd":
         kernel, geometry = _without_unused_weights(kernel, geometry)
 
@@ -113,7 +111,7 @@ def conv(
 
 
 def _without_unused_weights(kernel: jax.Array, geometry: _Geometry) -> tuple[jax.Array, _Geometry]:
-    """Leave out the rows and columns of a kernel that meet padding alone: of 3 × 3 on one pixel one weight is left.
+    """Leave out the rows and columns of a kernel that only meet padding: of 3 × 3 on one pixel one weight is left.
 
     The last stage of ResNet-18 on 24 × 24 images is such: its rounds need 0.55 of the FLOPs.
     """

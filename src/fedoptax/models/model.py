@@ -32,7 +32,7 @@ class Model(NamedTuple):
 
 
 def functional(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
-    """Make a `Model` of an NNX module whose only state is parameters and dropout.
+    """Make a `Model` of an NNX module with no state except parameters and dropout.
 
     Args:
       build: makes the module; passes `rngs` to its layers in NNX's own way, `nnx.Dropout(0.5, rngs=rngs)`.
@@ -57,7 +57,7 @@ def functional(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
         graphdef, *states = nnx.split(module, nnx.Param, nnx.RngState, ...)
         params, streams, other = (dict(nnx.to_flat_state(state)) for state in states)
         if kinds := sorted({type(variable).__name__ for variable in other.values()}):
-            raise UsageError(f"build must keep no state but parameters and dropout, got {', '.join(kinds)}")
+            raise UsageError(f"build must have no state except parameters and dropout, got {', '.join(kinds)}")
         return graphdef, {_names(path): path for path in params}, streams
 
     @partial(jax.jit, inline=True)  # traced once, also where only the parameters' shapes are asked for

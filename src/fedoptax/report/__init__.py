@@ -34,8 +34,8 @@ def write_report(
     Args:
       path: a run, a comparison, a search, or a folder with any of these below it.
       out: where to write; None means `path` itself.
-      target: the value that "rounds to target" asks for; None takes 95 % of the best algorithm's final value.
-      early: the number of first rounds that early progress is the mean of; None takes a fifth of all.
+      target: the value for "rounds to target"; None: 95 % of the best algorithm's final value.
+      early: the number of first rounds for early progress; None: a fifth of all.
 
     Returns:
       The path of report.html.
@@ -57,7 +57,7 @@ def write_report(
     if report.searches:
         texts["points.csv"] = to_csv(tabulate_points([result for result, _ in report.searches]))
     files |= {name: text.encode("utf-8", "replace") for name, text in texts.items()}
-    has_report = (folder / "report.html").is_file()  # else files of such names are the user's own
+    has_report = (folder / "report.html").is_file()  # other files with such names are the user's
     for name, data in files.items():
         write_atomically(folder / name, data)
     for file in [*(folder / "figures").glob("*"), folder / "points.csv"] if has_report else []:

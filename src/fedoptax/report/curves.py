@@ -18,7 +18,7 @@ QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)  # of the metric over clients, in the ba
 
 @dataclass(frozen=True)
 class Axis:
-    """What curves are drawn against."""
+    """The horizontal axis of curves."""
 
     name: str
     label: str  # in the choice of axes
@@ -44,7 +44,7 @@ class Curve:
     seeds: np.ndarray  # (S, P) the values, NaN where a seed has none
 
     def along(self, axis: str) -> np.ndarray:
-        """(P,) the places on an axis, NaN where the history does not tell."""
+        """(P,) the positions on an axis, NaN if the history has none."""
         return self.places[axis].to_numpy()
 
     @property

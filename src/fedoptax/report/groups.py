@@ -25,8 +25,8 @@ class Group:
     """The runs of one algorithm with one set of settings, one run per seed."""
 
     label: str  # in tables and figures; no two groups share one
-    index: int  # the place in the report, which gives colour and marker
-    runs: tuple[Run, ...]  # in the order they were found
+    index: int  # the position in the report, which decides colour and marker
+    runs: tuple[Run, ...]  # in the order of the folders
     problem: str  # equal for groups that solve the same task and so can be ranked
     config: Mapping[str, Any]  # of the first run
     metric: str  # the history column that the group is judged by

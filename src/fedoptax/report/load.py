@@ -95,7 +95,7 @@ def load_runs(path: str | Path) -> list[Run]:
     """
     runs = [load_run(folder, command) for folder, mark, command in find_folders(Path(path)) if mark == "config.json"]
     if not runs:
-        raise RunError(f"'{Path(path)}' holds no run: there is no config.json in it or below it")
+        raise RunError(f"'{Path(path)}' has no run: there is no config.json in it or its subfolders")
     return runs
 
 
@@ -128,7 +128,7 @@ def check_related(root: Path, tasks: Iterable[tuple[Path, str]]) -> None:
     if max(depths, default=0) > 1 and len(depths | set(tasks_by_place.values())) > 2:
         names = [f"'{place.relative_to(root)}' ({task})" for place, task in tasks_by_place.items()]
         text = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
-        raise UsageError(f"'{root}' holds results that do not belong together: {text}; report one folder")
+        raise UsageError(f"'{root}' has results of different tasks: {text}; report one folder")
 
 
 def _sort_key(name: str, first: list[str]) -> tuple[int, list[tuple[int, str]]]:

@@ -30,13 +30,13 @@ from fedoptax.report.words import describe_faults, format_count, format_setting,
 
 POINTS = 2000  # points a curve has at most on the page
 _FACT_NAMES = {"aggregate": "Aggregation", "num_params": "Parameters"}
-SCRIPTS = ("curves.js", "page.js")  # the page's own script, in the order of use: one function scope holds it
+SCRIPTS = ("curves.js", "page.js")  # the page's script, in the order of use, in one function scope
 
 
 def render(report: Report, figures: Mapping[str, bytes], folder: Path) -> str:
     """Write a report with the `figures` of `draw_figures` as one self-contained page; links lead from `folder`.
 
-    Every text from the runs is escaped; the page's policy forbids any script but its own, and all network.
+    Every text from the runs is escaped; the page's policy forbids other scripts and all network access.
     """
     environment = Environment(
         loader=PackageLoader("fedoptax.report", "templates"), autoescape=True, undefined=StrictUndefined,
@@ -66,7 +66,7 @@ def render(report: Report, figures: Mapping[str, bytes], folder: Path) -> str:
 
 
 def make_policy(scripts: Sequence[str]) -> str:
-    """A content security policy that allows these scripts alone, nothing from elsewhere, and all styles, for Plotly."""
+    """A content security policy that allows only these scripts, nothing from elsewhere, and all styles, for Plotly."""
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     allowed = " ".join(f"'sha256-{text}'" for text in hashes)
     return (
@@ -76,7 +76,7 @@ def make_policy(scripts: Sequence[str]) -> str:
 
 
 def relative_link(target: Path, folder: Path) -> str:
-    """A link to a file at or below a folder; nothing for what lies elsewhere or is missing."""
+    """A link to a file in or below a folder; nothing for files elsewhere or missing ones."""
     path = os.path.relpath(target.resolve(), folder.resolve())
     if path.startswith("..") or not target.is_file():
         return ""
@@ -142,7 +142,7 @@ def _rounded(values: np.ndarray) -> list[float | None]:
 
 
 def introduce(report: Report) -> str:
-    """Say in two sentences what was trained on what."""
+    """Describe in two sentences the algorithms, models and tasks."""
     groups = report.groups
     tasks = list(dict.fromkeys(task_title(group.config) for group in groups))
     models = [group.config["task"]["model"] for group in groups if group.config["task"].get("model")]

@@ -33,7 +33,7 @@ class Partition:
         if self.heterogeneity is not None:
             text += (
                 f" Heterogeneity {self.heterogeneity:.2f}: the mean total-variation distance between a client's labels"
-                " and all labels, 0 if all clients are alike, near 1 with one class per client."
+                " and all labels, 0 if all clients are equal, near 1 with one class per client."
             )
         return text
 

@@ -21,7 +21,7 @@ BEST_POINTS = 6  # the number of points whose curves the report on a search show
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """What is reported on some runs."""
+    """A report on runs."""
 
     runs: Sequence[Run]
     groups: Sequence[Group]
@@ -39,8 +39,8 @@ def load_report(path: str | Path, target: float | None = None, early: int | None
     """Evaluate all runs and searches at or below a folder, or else the best points of the searches; see `final_table`.
 
     Raises:
-      UsageError: the target is not finite, `early` below 1, or what lies deep below the folder is unrelated.
-      RunError: there is nothing, or something is damaged.
+      UsageError: the target is not finite, `early` is below 1, or runs deep below the folder are unrelated.
+      RunError: there is no run, or one is damaged.
     """
     if target is not None:
         check_number("target", target)

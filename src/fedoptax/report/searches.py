@@ -14,7 +14,7 @@ from fedoptax.experiments.tuning import FILE, SearchResult, Trial
 from fedoptax.report.load import find_folders, load_run
 from fedoptax.report.words import format_number, format_setting, join_words, metric_title, metric_words
 
-#: Hyper-parameters that are tried first for the axes of a heat map, vertical and horizontal.
+#: Preferred hyper-parameters for the axes of a heat map, vertical and horizontal.
 AXES = (("client_lr", "server_lr"), ("lr", "alpha"))
 
 
@@ -38,7 +38,7 @@ def tabulate_points(results: Sequence[SearchResult]) -> pd.DataFrame:
 
 
 def describe_search(result: SearchResult) -> str:
-    """Say what was searched, by which rule, and what was found."""
+    """Describe the search, its rule and its result."""
     search, best = result.search, result.best_or_none
     lost = sum(trial.status == "diverged" for trial in result.trials)
     text = f"{len(result.trials)} of {search.size} points" + (f", of which {lost} diverged" if lost else "")
@@ -53,7 +53,7 @@ def describe_search(result: SearchResult) -> str:
 
 
 def _describe_values(name: str, values: Sequence[Any]) -> str:
-    """Say how many values there are, from where to where, and how close the closest are."""
+    """Describe the number, the range and the smallest spacing of values."""
     if not all(map(is_number, values)) or min(values) <= 0:
         return f"{name} {join_words(list(map(format_setting, values)), 'or')}"
     factor = min(high / low for low, high in pairwise(values))
@@ -66,7 +66,7 @@ def _last_rounds(last: int) -> str:
 
 
 def edge_warnings(result: SearchResult) -> list[str]:
-    """Warn of every best value at an end of what was searched."""
+    """Warn of every best value at an end of its searched range."""
     lines = []
     for name, end in result.edges.items():
         values = result.explored[name]
@@ -89,7 +89,7 @@ class HeatMap:
 
     @property
     def caption(self) -> str:
-        """What the map shows."""
+        """The caption of the map."""
         rule = self.result.search.rule
         text = f"{self.result.search.algorithm}: {metric_words(rule.metric)} {_last_rounds(rule.last)}"
         text += f", the best over {join_words(self.others)}" if self.others else ""
@@ -128,7 +128,7 @@ class Profile:
 
     @property
     def caption(self) -> str:
-        """What the profile shows."""
+        """The caption of the profile."""
         return f"{self.metric_title} against {self.name}; {'higher' if self.higher_is_better else 'lower'} is better"
 
 

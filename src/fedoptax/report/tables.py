@@ -23,18 +23,18 @@ Row = dict[str, Any]
 
 
 def final_table(runs: Sequence[Run], target: float | None = None, early: int | None = None) -> pd.DataFrame:
-    """Tabulate what every algorithm reached and what it cost, one row per group of seeds.
+    """Tabulate results and costs of every algorithm, one row per group of seeds.
 
     `shown_columns` explains the columns. Final values are means over the completed seeds, `counted` of them, or over
     the seeds that did not diverge if none completed. `problem` is equal where rows can be ranked, `finals`, `earlies`
     and `arrivals` (rounds to the target) are values by seed, and `compare_groups` adds the comparison with the best
-    mean. Costs to a target that is never reached are inf; what the runs do not have is NaN.
+    mean. Costs to a target that is never reached are inf; missing values are NaN.
 
     Args:
       runs: from `load_runs`.
       target: the metric's value to be reached; None takes 95 % of the best group's final value (105 % where lower is
         better) for each task.
-      early: the number of first rounds that `early` is the mean of; None takes a fifth of all.
+      early: the number of first rounds for the column `early`; None: a fifth of all.
     """
     groups = group_runs(runs)
     rows = [_final_row(group, early) for group in groups]
@@ -107,7 +107,7 @@ def _final_row(group: Group, early: int | None) -> Row:
 
 
 def _best_rounds(group: Group) -> Row:
-    """What the best evaluated rounds say, as the runs' summaries name them, or else by the metric."""
+    """The values of the best evaluated rounds, from the runs' summaries or else by the metric."""
     rounds = []
     for run in group.counted_runs:
         values = _measured(run)
@@ -126,7 +126,7 @@ def _best_rounds(group: Group) -> Row:
 
 
 def _personalized(group: Group) -> Row:
-    """What the metric was over clients before and after local steps from the global model, mean over seeds."""
+    """The metric over clients before and after local steps from the global model, mean over seeds."""
     parts = [run.summary["personalized"] for run in group.counted_runs if run.summary.get("personalized")]
     row: Row = {"local_steps": parts[0]["steps"] if parts else NAN}
     for when in ("before", "after"):
@@ -174,7 +174,7 @@ def _last(run: Run, column: str) -> float:
 
 
 def _mean(values: Sequence[float]) -> float:
-    return float(pd.Series(values, dtype=float).mean())  # of what is not NaN
+    return float(pd.Series(values, dtype=float).mean())  # of values that are not NaN
 
 
 class TableColumn(NamedTuple):
@@ -182,7 +182,7 @@ class TableColumn(NamedTuple):
 
     name: str  # of the table's column by which it is sorted
     header: str
-    hint: str  # what exactly it holds
+    hint: str  # its exact meaning
 
     @property
     def is_text(self) -> bool:

@@ -13,7 +13,7 @@ from fedoptax.report.words import format_count, format_number, format_spread, jo
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the values of one task's groups say."""
+    """The verdict on the groups of one task."""
 
     leader: str  # the label of the group with the best mean of final values
     is_clear: bool  # whether its distance from each other group is significant
@@ -43,8 +43,8 @@ def _judge(rows: Sequence[Row]) -> Verdict:
     text += f" Equivalent within a percentage point: {join_words(close)}." if close else ""
     early = [row for row in rows if row["early_standing"]]
     if early and any(math.isfinite(row["early_p"]) for row in rows):
-        text += f" Early, as the mean of the first {early[0]['early_window']} rounds, {early[0]['algorithm']} has the "
-        text += f"{early[0]['early_standing']}, {format_number(early[0]['early'])}; "
+        text += f" Early, as the mean of the first {format_count(early[0]['early_window'], 'round')}, "
+        text += f"{early[0]['algorithm']} has the {early[0]['early_standing']}, {format_number(early[0]['early'])}; "
         text += f"{_describe_tests(rows, 'early_', leader['higher_is_better'])}."
     return Verdict(name, leader["standing"] == "best", f"{text} Tests are paired over seeds, with Holm's correction.")
 

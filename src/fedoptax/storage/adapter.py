@@ -70,7 +70,7 @@ def is_adapted(folder: str | Path) -> bool:
 
 
 def load_adapted(folder: str | Path, params: str | None = None) -> AdaptedModel:
-    """Load what a run on a `text:PATH` task trained, its best parameters or the last; the base is where it was."""
+    """Load the best or last parameters of a run on a `text:PATH` task; its base model must be in the same place."""
     folder = Path(folder)
     if not is_adapted(folder):
         raise UsageError(f"'{folder}' must be the folder of a run on a task text:PATH")

@@ -110,7 +110,7 @@ def restore_checkpoint(
             return round, _read(folder, round, server, clients)
         except (ValueError, KeyError, TypeError, OSError, RunError) as error:
             reasons.append(f"round {round}: {_reason(error)}")
-    raise RunError(f"no checkpoint in '{folder / FOLDER}' can be used ({'; '.join(reasons) or 'there is none'})")
+    raise RunError(f"no checkpoint in '{folder / FOLDER}' can be used ({'; '.join(reasons) or 'none exists'})")
 
 
 def rounds_of(folder: Path) -> list[int]:
@@ -123,7 +123,7 @@ def least_total(folder: Path, resume_round: int | None = None) -> int:
     """Return the least total of rounds of a run that continues from its last checkpoint, or that of `resume_round`."""
     rounds = rounds_of(folder)
     if resume_round is not None and resume_round not in rounds:
-        raise UsageError(f"round must be of a kept checkpoint, one of {rounds}, got {resume_round}")
+        raise UsageError(f"round must be that of a checkpoint, one of {rounds}, got {resume_round}")
     return max([1, *rounds]) if resume_round is None else max(1, resume_round)
 
 
@@ -131,18 +131,18 @@ def _read(folder: Path, round: int, server: Tree, clients: ClientStates) -> Tree
     place = folder / FOLDER / str(round)
     manifest = read_json(place / MANIFEST)
     if manifest["format"] != FORMAT:
-        raise ValueError("it is of another version of fedoptax")
+        raise ValueError("it belongs to another version of fedoptax")
     if manifest["round"] != round or _digest(place) != manifest["digest"]:
         raise ValueError("it is damaged")
     if manifest["history"] is not None and not begins_with(folder, manifest["history"]):
-        raise ValueError("history.jsonl is not as it was written")
+        raise ValueError("history.jsonl has changed")
     if isinstance(clients, OnHost) != (place / "clients").is_dir():
         place_of_states = "device" if isinstance(clients, OnHost) else "host"
         raise ValueError(f"its client states were on the {place_of_states}: use client_states={place_of_states!r}")
     like = _states(server, clients)
     form = _form(jax.tree.leaves(like))
     if manifest["arrays"] != form:
-        raise ValueError("its arrays are not those of this experiment")
+        raise ValueError("its arrays belong to another experiment")
     with np.load(place / "states.npz", allow_pickle=False) as stored:
         leaves = [stored[f"{i:05d}"].view(dtype).reshape(shape) for i, (shape, dtype) in enumerate(form)]
     server, states = jax.tree.unflatten(jax.tree.structure(like), jax.device_put(leaves))

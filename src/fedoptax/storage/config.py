@@ -1,4 +1,4 @@
-"""What a run's config.json says: enough to repeat the run, and to report on it without the data."""
+"""The config.json of a run: enough to repeat the run, and to report on it without the data."""
 
 import inspect
 import platform
@@ -112,15 +112,15 @@ def write_record(path: Path, record: Any) -> None:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Read what config.json, compare.json or tune.json says, if it is of the format that this version reads."""
+    """Read config.json, compare.json or tune.json, if this version supports its format."""
     content = read_json(path)
     if (version := content.pop("format", None)) != FORMAT:
-        raise RunError(f"'{path}' is of format {version!r}; this version of fedoptax reads {FORMAT}")
+        raise RunError(f"'{path}' has format {version!r}; this version of fedoptax reads {FORMAT}")
     return content
 
 
 def check_same_experiment(folder: Path, stored: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    """Check that a run to be continued is the one in a folder, by its config there and the one that was made anew."""
+    """Check that a run to continue is the one in a folder, by comparing its config there with a new one."""
     config = to_plain(config)
     for name, new in (config.get("random") or {}).items():
         if (old := (stored.get("random") or {}).get(name)) != new:

@@ -50,7 +50,7 @@ LOCK = ".lock"
 def prepare(out: str | Path, overwrite: bool = False, remove: bool = True) -> Path:
     """Check that results may be written to `out`, and remove earlier results there if `overwrite`.
 
-    Without `remove` they stay, so that all that is asked for can be checked before anything is lost.
+    Without `remove` they stay, so that all options can be checked before anything is lost.
     """
     check_type("out", out, str | Path)
     folder = Path(out)
@@ -58,9 +58,9 @@ def prepare(out: str | Path, overwrite: bool = False, remove: bool = True) -> Pa
         raise UsageError(f"out must be a folder, but '{folder}' is a file")
     if folder.is_dir() and not all(map(_is_leftover, folder.iterdir())):
         if not any((folder / name).is_file() for name in MARKS):
-            raise UsageError(f"out must be a new or empty folder, but '{folder}' holds other files")
+            raise UsageError(f"out must be a new or empty folder, but '{folder}' has other files")
         if not overwrite:
-            raise UsageError(f"out: '{folder}' holds results already; choose another folder, overwrite it or resume it")
+            raise UsageError(f"out: '{folder}' already has results; choose another folder, overwrite it or resume it")
         if remove:
             with locked(folder):
                 _clear(folder)
@@ -69,7 +69,7 @@ def prepare(out: str | Path, overwrite: bool = False, remove: bool = True) -> Pa
 
 @contextmanager
 def locked(folder: Path, seconds: float = 0.0) -> Iterator[None]:
-    """Hold a folder of results for this process, and make it if it is not there; wait so long for another process."""
+    """Lock a folder of results for this process, creating it if needed; wait this long for another process."""
     lock = FileLock(folder / LOCK, timeout=seconds)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -112,7 +112,7 @@ def check_names(params: Tree) -> None:
         with suppress(ValueError, struct.error):  # not in UTF-8, or too long
             if list(read_arrays(io.BytesIO(pack_arrays({name: np.zeros(())})))) == [name] and names.count(name) == 1:
                 continue
-        raise UsageError(f"parameters must have names that a file can hold, each once, got {shorten(repr(name))}")
+        raise UsageError(f"parameters must have unique names that are valid in a file, got {shorten(repr(name))}")
 
 
 def read_params(name: str, path: str | Path, like: Tree) -> Tree:
@@ -123,7 +123,7 @@ def read_params(name: str, path: str | Path, like: Tree) -> Tree:
     arrays, (leaves, structure) = read_params_file(name, path), jax.tree.flatten(like)
     wanted = dict(zip([name or "params" for name in leaf_names(like)], leaves))
     if {name: array.shape for name, array in arrays.items()} != {name: leaf.shape for name, leaf in wanted.items()}:
-        raise UsageError(f"{name} must hold the parameters of the task's model, got '{path}'")
+        raise UsageError(f"{name} must have the parameters of the task's model, got '{path}'")
     return jax.tree.unflatten(structure, [arrays[name].astype(leaf.dtype) for name, leaf in wanted.items()])
 
 
@@ -163,7 +163,7 @@ class RunFolder:
     def save(
         self, state: Tree, clients: ClientStates, best: Tree | None = None, notes: Mapping[str, Any] | None = None
     ) -> None:
-        """Save the states after the rounds that are done, and tell their number if the process should be killed.
+        """Save the states after the finished rounds, and their number in case the process is killed.
 
         `best` are the best parameters so far, if they are kept; `state` holds them too, for a run that is continued.
         """

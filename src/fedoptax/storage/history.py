@@ -1,4 +1,4 @@
-"""What happened and what it cost: a row per round in history.jsonl, and per round and client in clients.parquet."""
+"""The history of a run: a row per round in history.jsonl, and per round and client in clients.parquet."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def read_rows(folder: Path, rounds: int) -> list[Row]:
         if len(rows) < number:
             raise RunError(f"'{path}' is damaged at line {number}: not the row of round {number}")
     if len(rows) < rounds:
-        raise RunError(f"'{path}' holds {len(rows)} of {rounds} rounds")
+        raise RunError(f"'{path}' has {len(rows)} of {rounds} rounds")
     return rows
 
 

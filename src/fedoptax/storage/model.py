@@ -3,7 +3,7 @@
 model.stablehlo  the task's `predict`, (parameters, examples) -> outputs, by `jax.export`
 model.json       how examples are read, the names of the classes
 schema.toml      of a table, what its columns mean
-params.npz       the last parameters; best.npz the best, where they were kept
+params.npz       the last parameters; best.npz the best ones, if saved
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class TrainedModel:
         table = self.predict_file(path, threshold=threshold)
         check_columns(path, table.columns, [label])
         if not len(table):
-            raise DataError(f"{path} holds no rows")
+            raise DataError(f"{path} has no rows")
         if self.classes is None:
             actual, predicted = read_features(path, table, [label])[:, 0], table["prediction"].to_numpy(np.float32)
             errors = {"mae": mean(jnp.abs(predicted - actual)), "rmse": root_mean(jnp.square(predicted - actual))}
@@ -215,10 +215,10 @@ def load_model(folder: str | Path, params: str | None = None) -> TrainedModel:
 
     Args:
       folder: of a run, or of one run of a comparison or a search.
-      params: `"best"` or `"last"`; None takes the best where they were kept, else the last.
+      params: `"best"` or `"last"`; None uses the best if they were saved, else the last.
 
     Raises:
-      UsageError: it is no run's folder, or its task has no `predict`, or the best parameters were not kept.
+      UsageError: it is not a run's folder, or its task has no `predict`, or the best parameters were not saved.
       RunError: a file is missing or damaged.
     """
     check_type("folder", folder, str | Path)
@@ -232,7 +232,7 @@ def load_model(folder: str | Path, params: str | None = None) -> TrainedModel:
         raise UsageError(f"params must be best or last, got {params!r}")
     path, described = folder / names[params], read_json(folder / DESCRIPTION)
     if not path.is_file():
-        reason = "the run kept no best parameters" if params == "best" else "the run has not ended"
+        reason = "the run saved no best parameters" if params == "best" else "the run has not ended"
         raise RunError(f"'{path}' is missing: {reason}")
     try:
         program = export.deserialize(bytearray((folder / PROGRAM).read_bytes()))
@@ -265,7 +265,7 @@ def write_model(folder: Path, task: Task) -> None:
 def export_predict(task: Task) -> export.Exported:
     """Export a task's `predict` as `(list of parameters, examples) -> outputs`.
 
-    It takes any number of examples, or `BATCH` of them where the computation depends on their number.
+    It takes any number of examples, or `BATCH` if the computation depends on their number.
     """
     predict = task.predict
     if predict is None:

@@ -1,4 +1,4 @@
-"""Tasks: the papers' by name, on your own file, or made in Python."""
+"""Tasks: the papers' tasks by name, tasks on your own file, or made in Python."""
 
 from fedoptax.tasks.recipe import Recipe, TaskOptions, defer_import
 from fedoptax.tasks.registry import TASKS, load_task, recipe_of

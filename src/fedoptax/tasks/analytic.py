@@ -41,7 +41,7 @@ def counterexample() -> Task:
         test={"optimum": np.zeros(1)},
         primary_metric="distance",
         higher_is_better=False,
-        description="Theorem 1 of the FAFED paper: adaptive steps with each client's own v walk away from the optimum",
+        description="Theorem 1 of the FAFED paper: adaptive steps diverge if each client has its own v",
         spec={"partition_seed": 0},
         label=None,
     )
@@ -162,7 +162,7 @@ def synthetic(alpha: float = 1.0, beta: float = 1.0, num_clients: int = 30, *, s
         primary_metric="accuracy",
         predict=lambda params, batch: jnp.exp(log_probabilities(params, batch)),
         classes=(),
-        description=f"synthetic({alpha:g}, {beta:g}): logistic regression on devices with models and data of their own",
+        description=f"synthetic({alpha:g}, {beta:g}): logistic regression on devices with different models and data",
         spec={"alpha": alpha, "beta": beta, "num_clients": num_clients, "partition_seed": seed},
     )
 

@@ -48,7 +48,7 @@ def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
             "--partition (partition=) dirichlet or iid to make clients of the examples"
         )
     if source.schema is None and options.loss is not None:
-        raise UsageError(f"loss applies to a number to predict in a table, got {options.loss!r}")
+        raise UsageError(f"loss applies to a table with a number as its target, got {options.loss!r}")
     how, weights = "", None
     if source.schema is None:
         weights = class_weights(options.class_weight, source.class_names or (), np.bincount(source.train["y"]))
@@ -89,7 +89,7 @@ def custom_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
 
 
 def describe_data(task: Task, source: Source, how: str) -> list[str]:
-    """Say in lines what was understood of a file: clients, features and `how` they are read, labels, split, schema."""
+    """Describe a file in lines: clients, features and `how` they are read, labels, split, schema."""
     sizes, partition, shape = task.clients.sizes, task.spec["partition"], source.input_shape
     where = f"made by partition {partition}"
     if partition == "clients":
@@ -114,12 +114,12 @@ def describe_data(task: Task, source: Source, how: str) -> list[str]:
     lines = [
         f"clients: {len(sizes)}, {where}; {sizes.min():,} to {sizes.max():,} training examples each",
         f"examples: {what}{how}; {learned}",
-        f"split: {sizes.sum():,} examples to train on, {tested:,} to test on",
+        f"split: {sizes.sum():,} training examples, {tested:,} test examples",
     ]
     schema, kinds = source.schema, Counter(c.kind for c in source.schema.columns.values()) if source.schema else {}
     if "schema" not in task.spec and kinds.keys() - {"number"}:
         counted = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-        lines.append(f"schema: made at first look ({counted}); `fedoptax data describe` writes it, to be edited")
+        lines.append(f"schema: inferred ({counted}); `fedoptax data describe` writes it to a file to edit")
     notes = [] if schema is None else [*schema.notes]
     if untested and counts.any():
         small = shorten(", ".join(untested), 200)

@@ -39,7 +39,7 @@ def labelled_images(load: Load, scale: float, name: str, recipe: Recipe, options
 
 
 def mnist_images(name: str, recipe: Recipe, options: TaskOptions) -> Task:
-    """Classification of MNIST; who wrote a digit is read, from files of its own, only where writers are the clients."""
+    """Classification of MNIST; the writers, in separate files, are only read if they are the clients."""
     load = partial(mnist.load, writers=options.partition == "writers")
     return labelled_images(load, 255, name, recipe, options)
 
@@ -60,7 +60,7 @@ def cross_entropy(
     model: Model, scale: float | np.ndarray, augment: Augmentation | None = None, shift: np.ndarray | None = None,
     weights: np.ndarray | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return what is learned in `image_classification`, as attributes of `Task`; x is first taken minus `shift`.
+    """Return the attributes of `Task` for `image_classification`; `shift` is first subtracted from x.
 
     `weights` (classes,) weigh the examples of each class in the training loss, not in the metrics.
     """
@@ -105,7 +105,7 @@ def emnist_autoencoder(name: str, recipe: Recipe, options: TaskOptions) -> Task:
 
 
 def reconstruction(model: Model) -> dict[str, Any]:
-    """Return what is learned in reconstructing images, inverted (ink 1, background 0) and flattened.
+    """Return the attributes of `Task` for reconstructing images, inverted (ink 1, background 0) and flattened.
 
     The loss is the *sum* over the batch of each example's mean squared error, as in the paper's released code, so the
     paper's client learning rates apply as they are (Reddi et al. 2021, Appendix C and Table 8).
@@ -127,7 +127,7 @@ def reconstruction(model: Model) -> dict[str, Any]:
         return {"mse_x1000": 1000 * errors(params, batch)}
 
     def predict(params: Tree, batch: Any) -> jax.Array:
-        """The images that the model makes, as it was given them."""
+        """The reconstructed images, in the form of the inputs."""
         return 255 * (1 - model.apply(params, inverted(params, batch)).reshape(batch["x"].shape))
 
     return {"init": model.init, "loss": loss, "metrics": metrics, "predict": predict}
@@ -153,7 +153,7 @@ def crop(x: jax.Array, key: jax.Array | None) -> jax.Array:
 
 
 def center(x: jax.Array, key: jax.Array | None = None) -> jax.Array:
-    """Crop the centre and standardise, in training too: what AFO's released trainer came to do."""
+    """Crop the centre and standardise, also in training, as AFO's released trainer does now."""
     return crop(x, None)
 
 

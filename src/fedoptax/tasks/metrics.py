@@ -1,4 +1,4 @@
-"""Metrics: what is summed or collected over held-out examples, the number that comes of it, and its columns."""
+"""Metrics: sums or collected rows over held-out examples, the resulting number, and its columns."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def higher_is_better(name: str, stated: Mapping[str, bool]) -> bool:
 )
 @dataclass(frozen=True)
 class Metric:
-    """What a metric takes from a batch of examples, and the number that follows from all examples.
+    """The rows of a metric for a batch of examples, and the number that follows from all examples.
 
     Attributes:
       values: a tree of arrays (batch, …), one row per example; they are summed over batches, devices and nodes, in
@@ -258,7 +258,7 @@ def ranked(
 
 
 def total_of(metric: Metric) -> float:
-    """Return the number of a metric whose values are those of all examples."""
+    """Return the number of a metric from the values of all examples."""
     if metric.is_collected:
         return float(metric.result(metric.values, jnp.ones(len(jax.tree.leaves(metric.values)[0]), bool)))
     return float(metric.result(jax.tree.map(partial(jnp.sum, axis=0), metric.values)))
@@ -272,7 +272,7 @@ METRICS: dict[str, Callable[[jax.Array, jax.Array, int], Metric]] = {
 
 
 def as_metric(name: str, value: Any, size: int) -> Metric:
-    """Return what a task says of `size` examples as a metric: of values or a pair (values, weights) the mean.
+    """Return a task's metric of `size` examples as a `Metric`: the mean for values or a pair (values, weights).
 
     Without one row per example, or if values and weights differ in shape, it is a `UsageError`.
     """

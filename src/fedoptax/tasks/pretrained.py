@@ -1,4 +1,4 @@
-"""A pretrained language model on texts of your own: `text:PATH`, trained whole or by adapters beside a frozen base."""
+"""A pretrained language model on your own texts: `text:PATH`, trained in full or by adapters on a frozen base."""
 
 import os
 from pathlib import Path
@@ -52,7 +52,7 @@ def text_data(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     megabytes = nbytes(base) / 1e6
     notes = (
         f"clients: {len(sizes)}, {sizes.min():,} to {sizes.max():,} sequences of at most {context} tokens each; "
-        f"{tokens:,} learned tokens",
+        f"{tokens:,} tokens in the loss",
         f"model: {size:,} parameters ({megabytes:,.0f} MB{', once for all clients' if lora else ''}), {count:,} "
         f"trained and sent ({count * 4 / 1e6:,.1f} MB)",
     )
@@ -75,7 +75,7 @@ def model_folder(options: TaskOptions) -> Path:
 
 
 def read_settings(options: TaskOptions) -> tuple[llama.LlamaConfig, Lora | None, Tree | None]:
-    """Return the model's shape, the adapters' settings, and the adapters to start from; None for what there is not."""
+    """Return the model's shape, the adapters' settings, and the adapters to start from; None if there are none."""
     config = llama.read_config(model_folder(options))
     if options.base_adapter is not None:
         start, lora = read_adapters(os.path.expanduser(options.base_adapter), config)
@@ -89,13 +89,13 @@ def read_settings(options: TaskOptions) -> tuple[llama.LlamaConfig, Lora | None,
 
 def read_model(options: TaskOptions, lora: Lora | None) -> tuple[Model, Tree]:
     """Return the model, which applies adapters with the settings `lora`, and its parameters."""
-    if lora is None:  # what is trained is in float32
+    if lora is None:  # trained parameters are float32
         return llama.from_pretrained(model_folder(options))
     return llama.from_pretrained(model_folder(options), options.compute_dtype or "float32", lora.scale, lora.dropout)
 
 
 def frozen_a(config: llama.LlamaConfig, lora: Lora, start: Tree | None, options: TaskOptions) -> Tree:
-    """Return what is not trained of the adapters: with `freeze_a` all A, those of `start` or else of the seed."""
+    """Return the frozen part of the adapters: with `freeze_a` all A, those of `start` or else of the seed."""
     if not options.freeze_a:
         return {}
     adapters = init_adapters(config, lora, jax.random.key(options.seed)) if start is None else start
@@ -103,14 +103,14 @@ def frozen_a(config: llama.LlamaConfig, lora: Lora, start: Tree | None, options:
 
 
 def join_adapters(params: Tree, still: Tree) -> Tree:
-    """Return the adapters of what is trained and what is not."""
+    """Return the adapters from their trained and frozen parts."""
     return {name: pair | still.get(name, {}) for name, pair in params.items()}
 
 
 def with_adapters(
     net: Model, base: Tree, config: llama.LlamaConfig, lora: Lora, start: Tree | None, options: TaskOptions
 ) -> tuple[Model, Frozen]:
-    """Return a model of adapters alone, and what stands still: the base, and with `freeze_a` all A."""
+    """Return a model of the adapters, and the frozen arrays: the base, and with `freeze_a` all A."""
     frozen = Frozen(jax.tree.map(jnp.asarray, {"base": base, "a": frozen_a(config, lora, start, options)}))
 
     def init(key: jax.Array) -> Tree:
@@ -132,7 +132,7 @@ def read_clients(
     names = list(texts)[: options.num_clients]
     sequences = [as_sequences(texts[name], tokenizer, context) for name in names]
     if not (sequences := [arrays for arrays in sequences if len(arrays["x"])]):
-        raise DataError(f"{path} has no learned token within {context} tokens (context)")
+        raise DataError(f"{path} has no token in the loss within {context} tokens (context)")
     clients, share = FederatedData.from_clients(sequences), options.test_fraction
     left, held_out, owners = clients.split(0.1 if share is None else share, options.seed)
     return (left, owners, held_out) if len(owners) else (clients, owners, None)

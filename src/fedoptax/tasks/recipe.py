@@ -1,4 +1,4 @@
-"""What a named task is made of, the options it takes, and how its examples are divided among clients."""
+"""The recipe of a named task: its parts, its options, and how its examples are divided among clients."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ MODELS: dict[str, Callable[..., Model]] = {
 
 @dataclass(frozen=True)
 class TaskOptions:
-    """The options of `load_task`; None stands for the task's default, and no task takes all of them.
+    """The options of `load_task`; None is the task's default, and no task has all of them.
 
     Attributes:
       partition: how the training examples are divided: `"iid"`, `"dirichlet"` (equal sizes, each client its own class
@@ -100,7 +100,7 @@ class TaskOptions:
       drop: columns of a table at `file:PATH` that are no features, separated by commas.
       client_column, label_column, test_fraction, image_size, separator, decimal, target: of `file:PATH`, see
         `fedoptax.data.custom.load_file`.
-      schema: what the columns of a table mean, a TOML file or its text, see `fedoptax.data.schema`.
+      schema: of a table, a TOML file or its text, see `fedoptax.data.schema`.
       class_weight: of classes, weights of the training loss: `"balanced"`, or `"yes=5,no=1"`.
       loss: of a number to predict: `"squared"` (the default), `"huber"` or `"poisson"`.
       validation_fraction: share of each client's training examples that is held out to choose by, in (0, 1), see
@@ -113,7 +113,7 @@ class TaskOptions:
       compute_dtype: `"bfloat16"` computes the training loss and its gradients in it, see `with_compute_dtype`; default
         `"float32"`.
       seed: of the partition, or of the data where a task draws them.
-      data_dir: folder with one subfolder per data set; None takes `$FEDOPTAX_DATA`, else the user's cache folder.
+      data_dir: folder with one subfolder per data set; None: `$FEDOPTAX_DATA`, else the user's cache folder.
     """
 
     partition: str | None = None
@@ -163,7 +163,7 @@ class TaskOptions:
         check_int("seed", self.seed, 0, 2**63 - 1)
 
     def chosen(self) -> dict[str, Any]:
-        """The options that are not None, but for `seed` and `data_dir`, which every task takes."""
+        """The options that are not None, except `seed` and `data_dir`, which every task has."""
         return {name: getattr(self, name) for name in TASK_OPTIONS if getattr(self, name) is not None}
 
 
@@ -192,7 +192,7 @@ class Recipe:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def option_types(self) -> dict[str, type]:
-        """The options that the task takes, with their types; every task takes `seed` and `data_dir` besides."""
+        """The options of the task, with their types, besides `seed` and `data_dir`."""
         names = {*self.options, "validation_fraction", "compute_dtype", "metrics"}
         names |= {"model", "lora", "base"} if self.models else set()
         if self.partitions:
@@ -200,7 +200,7 @@ class Recipe:
         return {name: kind for name, kind in TASK_OPTIONS.items() if name in names}
 
     def check(self, name: str, options: TaskOptions) -> None:
-        """Check that the task, which is called `name`, takes the options."""
+        """Check that the task `name` has the options."""
         allowed = self.option_types()
         for option, value in options.chosen().items():
             if option not in allowed:

@@ -32,47 +32,47 @@ def _from_formula(make: Callable[..., Task], name: str, recipe: Recipe, options:
 TASKS: dict[str, Recipe] = {
     "digits": _images(
         defer_import("tasks.images:labelled_images", digits.load, 16),
-        "UCI handwritten digits, 8x8 pixels, 10 classes; comes with scikit-learn, needs no download",
+        "handwritten digits of scikit-learn, 8x8 pixels, 10 classes",
         model="mlp",
         num_clients=50,
         defaults={"rounds": 100, "cohort_size": 10, "batch_size": 10, "eval_every": 1, "local_epochs": 1},
     ),
     "mnist": _images(
         defer_import("tasks.images:mnist_images"),
-        "MNIST handwritten digits, 28x28 pixels, 10 classes; by label, or by writer through QMNIST",
+        "handwritten digits, 28x28 pixels; by label or by writer",
         model="mlp",
         defaults={"rounds": 100, "cohort_size": 10, "batch_size": 20, "eval_every": 2, "local_epochs": 1},
         partitions=(*CENTRAL, "writers"),
     ),
     "fashion-mnist": _images(
         defer_import("tasks.images:labelled_images", mnist.load_fashion, 255),
-        "Fashion-MNIST clothes, 28x28 pixels, 10 classes",
+        "clothes, 28x28 pixels, 10 classes",
         model="cnn",
         defaults={"rounds": 100, "cohort_size": 10, "batch_size": 20, "eval_every": 2, "local_epochs": 1},
     ),
     "cifar10": _cifar(
         defer_import("tasks.images:labelled_images", cifar.load10, 255),
-        "CIFAR-10 photographs, 32x32 pixels in colour, 10 classes",
+        "colour photographs, 32x32 pixels, 10 classes",
     ),
     "cifar100": _cifar(
         defer_import("tasks.images:labelled_images", cifar.load100, 255),
-        "CIFAR-100 photographs, 32x32 pixels in colour, 100 classes; Pachinko allocation over both levels of labels",
+        "colour photographs, 32x32 pixels, 100 classes",
         partitions=("pachinko", *CENTRAL),
     ),
     "cifar100-coarse": _cifar(
         defer_import("tasks.images:labelled_images", partial(cifar.load100, labels="coarse"), 255),
-        "CIFAR-100 photographs, 32x32 pixels in colour, its 20 superclasses",
+        "CIFAR-100 with its 20 superclasses",
     ),
     "emnist-cr": _images(
         defer_import("tasks.images:labelled_images", emnist.load, 255),
-        "EMNIST characters by writer, 28x28 pixels, 62 classes (TensorFlow Federated's files, or LEAF's FEMNIST)",
+        "handwritten characters by writer, 28x28 pixels, 62 classes",
         model="emnist_cnn",
         defaults={"rounds": 500, "cohort_size": 10, "batch_size": 20, "eval_every": 25, "local_epochs": 1},
         partitions=("writers", *CENTRAL),
     ),
     "emnist-ae": Recipe(
         defer_import("tasks.images:emnist_autoencoder"),
-        "EMNIST characters by writer, reconstructed by an autoencoder; mean squared error x 1000",
+        "EMNIST characters reconstructed by an autoencoder (MSE x 1000)",
         model="autoencoder",
         num_clients=100,
         partitions=("writers", *CENTRAL),
@@ -80,7 +80,7 @@ TASKS: dict[str, Recipe] = {
     ),
     "shakespeare": Recipe(
         defer_import("tasks.text:shakespeare_characters"),
-        "Shakespeare's plays by role, the next of 90 characters",
+        "Shakespeare's plays by role: the next of 90 characters",
         model="rnn",
         models={
             "rnn": defer_import("models:shakespeare_rnn"),
@@ -92,7 +92,7 @@ TASKS: dict[str, Recipe] = {
     ),
     "stackoverflow-nwp": Recipe(
         defer_import("tasks.text:stackoverflow_words"),
-        "Stack Overflow by user, the next of 10,000 words (TensorFlow Federated's files)",
+        "Stack Overflow by user: the next of 10,000 words",
         model="rnn",
         models={"rnn": defer_import("models:so_rnn"), "rnn_small": defer_import("models:so_rnn", units=64)},
         partitions=("users",),
@@ -100,14 +100,14 @@ TASKS: dict[str, Recipe] = {
     ),
     "stackoverflow-lr": Recipe(
         defer_import("tasks.text:stackoverflow_tags"),
-        "Stack Overflow by user, the 500 commonest tags from a bag of 10,000 words (TensorFlow Federated's files)",
+        "Stack Overflow by user: 500 tags from a bag of 10,000 words",
         model="logistic",
         partitions=("users",),
         defaults={"rounds": 500, "cohort_size": 10, "batch_size": 100, "eval_every": 50, "local_epochs": 1},
     ),
     "wikitext-2": Recipe(
         defer_import("tasks.text:wikitext_words"),
-        "WikiText-2, the next of 33,278 words; 16 contiguous parts, or one client per article; perplexity",
+        "Wikipedia articles: the next of 33,278 words",
         model="lstm",
         num_clients=16,
         models={
@@ -120,7 +120,7 @@ TASKS: dict[str, Recipe] = {
     ),
     "synthetic": Recipe(
         partial(_from_formula, defer_import("tasks.analytic:synthetic")),
-        "synthetic(alpha, beta) of the FedProx paper: logistic regression, 60 features, 10 classes, uneven sizes",
+        "logistic regression on data of the FedProx paper",
         model="logistic",
         num_clients=30,
         options=("alpha", "beta", "num_clients"),
@@ -128,7 +128,7 @@ TASKS: dict[str, Recipe] = {
     ),
     "quadratic": Recipe(
         partial(_from_formula, defer_import("tasks.analytic:quadratic")),
-        "quadratics of different curvature and centre in 10 dimensions; the distance to the known optimum",
+        "quadratics in 10 dimensions: the distance to the optimum",
         model="vector",
         num_clients=20,
         options=("num_clients",),
@@ -136,7 +136,7 @@ TASKS: dict[str, Recipe] = {
     ),
     "counterexample": Recipe(
         lambda name, recipe, options: defer_import("tasks.analytic:counterexample")(),
-        "the FAFED paper's 1-D problem on which adaptive steps with each client's own v diverge; the distance to 0",
+        "the FAFED paper's problem on which naive_adaptive diverges",
         model="scalar",
         num_clients=3,
         defaults={"rounds": 100, "cohort_size": 3, "batch_size": 1, "eval_every": 1, "local_epochs": 1},
@@ -206,7 +206,7 @@ def load_task(name: str, **options: Any) -> Task:
     recipe.check(name, chosen)
     task = recipe.build(name, recipe, chosen)
     if recipe.models and (chosen.lora is None) != (chosen.base is None):
-        raise UsageError("lora and base must be given together")
+        raise UsageError("lora and base must be set together")
     if chosen.lora is not None and chosen.base is not None:
         task = with_lora(task, chosen.base, chosen.lora)
     if chosen.metrics is not None:

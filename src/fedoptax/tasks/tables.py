@@ -1,4 +1,4 @@
-"""What is learned of a table: classes, perhaps weighted, or a number."""
+"""Tasks on tables: classification, perhaps weighted, or regression."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,7 +23,7 @@ LOSSES = ("squared", "huber", "poisson")
 def learn_table(
     schema: Schema, prepared: Preparation, model: Model, loss: str | None = None, class_weight: str | None = None
 ) -> dict[str, Any]:
-    """Return what is learned of tables by a schema and the preparation of their features, as attributes of `Task`.
+    """Return the attributes of `Task` for tables with a schema and the preprocessing of their features.
 
     The model has an output for each class, or one for a number. `loss`, of a number, is one of `LOSSES`, None for
     squared; `class_weight`, of classes, is that of `class_weights`.
@@ -33,30 +33,30 @@ def learn_table(
     inputs: dict[str, Any] = {"schema": schema.to_toml(), "fill": [float(value) for value in prepared.fill]}
     if schema.target.kind == "class":
         if loss is not None:
-            raise UsageError(f"loss applies to a number to predict, got loss={loss!r} for classes")
+            raise UsageError(f"loss applies to a number as the target, got loss={loss!r} for classes")
         if len(schema.target.classes) < 2:
-            raise DataError(f"label column {schema.target.column!r} must hold two classes or more")
+            raise DataError(f"label column {schema.target.column!r} must have two classes or more")
         inputs["positive"] = schema.target.positive
         weights = class_weights(class_weight, schema.target.classes, prepared.classes)
         return cross_entropy(model, prepared.scale, shift=prepared.shift, weights=weights) | {"inputs": inputs}
     if class_weight is not None:
-        raise UsageError(f"class_weight applies to classes, got {class_weight!r} for a number to predict")
+        raise UsageError(f"class_weight applies to classes, got {class_weight!r} for a number as the target")
     return regression(model, prepared, loss or "squared") | {"inputs": inputs}
 
 
 def default_metrics(schema: Schema) -> str | None:
-    """Return the metrics of a table with a schema besides accuracy and loss, as `fedoptax.with_metrics` takes them."""
+    """Return the metrics of a table with a schema besides accuracy and loss, for `fedoptax.with_metrics`."""
     count = len(schema.target.classes)
     few = "auroc,auprc,f1,balanced_accuracy,brier,calibration_error" + ",confusion" * (count <= 3)
     return few if 2 <= count <= 10 else None
 
 
 def regression(model: Model, prepared: Preparation, loss: str = "squared") -> dict[str, Any]:
-    """Return what is learned in predicting a number, as attributes of `Task`.
+    """Return the attributes of `Task` for regression.
 
     The model's output is in standard deviations about the mean of the federation's training examples; with the Poisson
     loss, for counts, it is the logarithm of the rate by this mean. The Huber loss is squared up to one deviation, then
-    linear. Metrics: `mae`, `rmse`, `r2`, in the target's own units, and `loss`.
+    linear. Metrics: `mae`, `rmse`, `r2`, in the target's units, and `loss`.
 
     A `UsageError` if `loss` is none of these; a `DataError` if the mean is not positive with the Poisson loss.
     """

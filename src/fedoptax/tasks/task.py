@@ -22,7 +22,7 @@ LossFn = Callable[[Tree, Any, jax.Array], jax.Array]
 
 
 class Frozen:
-    """Arrays that a task's functions read and nobody trains, such as a pretrained base.
+    """Arrays that a task's functions read but that are not trained, such as a pretrained base.
 
     Compiled programs take them as arguments: captured as they are, they would be constants, compiled in once more.
     """
@@ -35,7 +35,7 @@ class Frozen:
 
     @property
     def arrays(self) -> Tree:
-        """The arrays; within `bound`, what stands for them."""
+        """The arrays; within `bound`, their tracers."""
         return self._arrays.get()
 
     @contextmanager
@@ -79,10 +79,10 @@ class Task:
       classes: the names of the classes that `predict` gives probabilities (batch, C) of; () names them by number. None:
         its outputs are values.
       inputs: how new examples are read, as plain data; see `fedoptax.data.inputs`.
-      client_names: what each client is called, those who only test after those who train; None: its number.
+      client_names: the names of the training clients, then of those that only test; None: their numbers.
       devices: if given, the number of clients, which hold no data of their own: each round the examples of `clients`,
         as many shares as the cohort has clients, are allocated to the active ones (Fed-LAMB, Section 4).
-      frozen: the arrays that its functions read and nobody trains.
+      frozen: the arrays that its functions read but that are not trained.
 
     Raises:
       UsageError, DataError: an attribute is of another type, a function takes other arguments, a number is out of
@@ -145,8 +145,8 @@ class Task:
 
     def __reduce__(self) -> tuple[Any, ...]:
         if "loader" not in vars(self):
-            remedy = "only what load_task returns can, by its name and options; make it anew in the other process"
-            raise UsageError(f"task '{self.name}' cannot be pickled, as its functions cannot: {remedy}")
+            remedy = "only tasks of load_task can be; create it again in the other process"
+            raise UsageError(f"task '{self.name}' cannot be pickled, because of its functions: {remedy}")
         return vars(self)["loader"], ()
 
     def __deepcopy__(self, memo: Any) -> "Task":
@@ -194,7 +194,7 @@ def masked_mean(values: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
 
 
 def at_least_float32(x: jax.Array) -> jax.Array:
-    """x in float32 if its type is narrower: what a loss is computed of."""
+    """x in float32 if its type is narrower, for losses."""
     return x.astype(np.promote_types(x.dtype, np.float32))
 
 

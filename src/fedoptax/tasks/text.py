@@ -54,7 +54,7 @@ def next_token(
     net: Model, tokens: Sequence[str], *, pad: int | None = None, unscored: Sequence[int] = (),
     primary: str = "accuracy",
 ) -> dict[str, Any]:  # fmt: skip
-    """Return what is learned in predicting each token from those before it, as attributes of `Task`.
+    """Return the attributes of `Task` for predicting each token from those before it.
 
     `net` maps x (batch, T) to logits (batch, T, vocabulary); y (batch, T) are the tokens that follow, `pad` among them
     where a sequence is shorter. The loss is the cross-entropy averaged over the real tokens of a batch. Metrics:

@@ -35,7 +35,7 @@ def module_app(module: nn.Module, loss: ModuleLoss) -> ClientApp:
 
 
 def loop_app(module: nn.Module, train: Train) -> ClientApp:
-    """The app of clients that train a module by a loop of their own, with any algorithm of the FedOpt family.
+    """The app of clients with their own training loop, for any algorithm of the FedOpt family.
 
     Args:
       module: the module, with the names and shapes of the task's parameters.
@@ -52,7 +52,7 @@ def loop_app(module: nn.Module, train: Train) -> ClientApp:
 
 @dataclass(frozen=True)
 class LoopClient(Client):
-    """A client of a deployment whose rounds are a training loop; see `loop_app` for the additional attributes."""
+    """A client of a deployment with a training loop; see `loop_app` for the additional attributes."""
 
     deployment: Deployment
     module: nn.Module

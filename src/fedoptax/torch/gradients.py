@@ -35,7 +35,7 @@ ONE_AT_A_TIME = threading.Lock()
 
 
 class ModuleState(NamedTuple):
-    """A client: what the algorithm keeps, and the module's buffers, which never leave the client."""
+    """A client: the algorithm's state, and the module's buffers, which never leave the client."""
 
     algorithm: Tree
     buffers: dict[str, Any]
@@ -80,7 +80,7 @@ def with_module(algorithm: FedAlgorithm, module: nn.Module, loss: ModuleLoss) ->
 def torch_grad_fn(module: nn.Module, loss: ModuleLoss) -> GradFn:
     """`(params, batch) -> (loss, grads)` of a module, for any algorithm, in rounds like those of `with_module`.
 
-    The module is put in training mode; its parameters stay as they are.
+    The module is put in training mode; its parameters do not change.
 
     Args:
       module: any module.
@@ -181,7 +181,7 @@ class ModuleGradient:
 
 
 def check_loss(value: Any) -> Tensor:
-    """Return what a loss returned, if it is one number that depends on the parameters."""
+    """Return the value of a loss, if it is one number that depends on the parameters."""
     if isinstance(value, Tensor):
         if value.shape == () and value.is_floating_point() and value.requires_grad:
             return value

@@ -34,7 +34,7 @@ def causal_lm_task(
     name: str = "text",
     **attributes: Any,
 ) -> Task:
-    """A task of a language model of transformers; with peft, clients train and send its adapters alone.
+    """A task of a language model of transformers; with peft, clients train and send only its adapters.
 
     Sequences are made as those of `text:PATH` (`fedoptax.data.text.as_sequences`); a batch is only as long as its
     longest one. The loss is the mean over learned tokens; metrics are `loss`, `perplexity` and `accuracy` by token.
@@ -98,6 +98,6 @@ def causal_lm_task(
 
 
 def save_adapter(result: RunResult | str | Path, model: nn.Module, folder: str | Path) -> None:
-    """Put what a run trained, its result or its folder, into the model, and write its adapters as peft does."""
+    """Copy the parameters of a run, its result or its folder, into the model, and write its adapters as peft does."""
     load_params(model, result.params if isinstance(result, RunResult) else read_params_file("result", result))
     model.save_pretrained(folder)

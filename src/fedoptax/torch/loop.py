@@ -24,7 +24,7 @@ Train = Callable[[nn.Module, Any, Mapping[str, Any]], Any]
 def with_loop(
     algorithm: FedAlgorithm, module: nn.Module, train: Train, config: Mapping[str, Any] | None = None
 ) -> FedAlgorithm:
-    """`algorithm` with clients that train a module by a loop of their own and send Δ, the change of its parameters.
+    """`algorithm` with clients that train a module by your loop and send Δ, the change of its parameters.
 
     Optimizer and steps are the loop's business: of the algorithm only the server's part counts. Privacy and compression
     are wrapped around the result. The loop runs in `fedoptax.run`, called from the compiled round with PyTorch's random
@@ -32,12 +32,12 @@ def with_loop(
     leave the client: in a run they are part of its state. The module ends a round as the loop leaves it.
 
     Args:
-      algorithm: one whose clients send nothing but Δ: the FedOpt family (`fedavg`, `fedadam`, ...).
+      algorithm: one of the FedOpt family, where clients only send Δ (`fedavg`, `fedadam`, ...).
       module: the module; the loop finds the server's parameters in it.
       train: `(module, examples, config) -> number of examples`, or `-> (number of examples, mean loss)`; without a loss
         the round's training loss is 0. `examples` are those of the client: in a run all its arrays by field, whole
         numbers as int64, once; in an eager round what its `batches`, a list of one, hold.
-      config: what `train` gets, besides `"lr"`, the learning rate at the clients if the algorithm schedules it.
+      config: for `train`, besides `"lr"`, the clients' learning rate if the algorithm schedules it.
 
     Raises:
       UsageError: when a client runs: the algorithm's clients send more than Δ, or `train` returns something else.
@@ -70,7 +70,7 @@ def with_loop(
             data = batches.examples()
             data = data._replace(key=jax.random.key_data(data.key))
         elif isinstance(batches, Batches) or len(batches) != 1 or isinstance(batches[0], Minibatch):
-            raise UsageError("batches must be [examples], what the training loop takes, and a run's engine compiled")
+            raise UsageError("batches must be [examples], and in a run the engine compiled")
         has_buffers = isinstance(client, ModuleState)
         start = message.params, np.float32(0), client.buffers if has_buffers else ()
         form = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), start)

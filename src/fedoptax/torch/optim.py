@@ -43,13 +43,13 @@ class _FederatedOptimizer(Optimizer):
         self.state |= {p: self._start(group, p.detach()) for p in group["params"]}
 
     def upload(self) -> Upload:
-        """What this client sends at the end of a round, as copies."""
+        """The client's upload at the end of a round, as copies."""
         sent = [self._sent(group, p) for group in self.param_groups for p in group["params"]]
         return [{name: tensor.detach().clone() for name, tensor in tensors.items()} for tensors in sent]
 
     @torch.no_grad()
     def synchronize(self, uploads: Sequence[Upload] | None = None) -> None:
-        """End a round: replace what was sent by the mean of all clients' uploads, and do the server's part."""
+        """End a round: replace the client's upload by the mean of all clients' uploads, and do the server's part."""
         all_uploads = [self.upload()] if uploads is None else uploads
         members = [(group, p) for group in self.param_groups for p in group["params"]]
         for (group, p), sent in zip(members, zip(*all_uploads, strict=True), strict=True):
@@ -108,7 +108,7 @@ class LocalAMSGrad(_FederatedOptimizer):
         return direction / (1 - group["b1"] ** state["steps"]) if group["bias_correction"] else direction
 
     def _changes(self, group: dict[str, Any], moving: Sequence[Tensor]) -> list[Tensor]:
-        """What line 12 subtracts from each parameter."""
+        """The step of line 12 for each parameter."""
         return [group["lr"] * self._direction(group, p) for p in moving]
 
     def _sent(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
@@ -194,7 +194,7 @@ class STEM(_FederatedOptimizer):
         and returns the loss. After the first round it is called twice, at x and at x_prev, with the same randomness.
         """
         if closure is None:
-            raise UsageError("closure must be a function, as a step takes the gradient at two points, got None")
+            raise UsageError("closure must be a function, as a step computes two gradients, got None")
         members = [p for group in self.param_groups for p in group["params"]]
         is_first_round = self.param_groups[0]["is_first_round"]
         cuda = sorted({p.get_device() for p in members if p.is_cuda})

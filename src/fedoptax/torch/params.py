@@ -23,7 +23,7 @@ def trained(module: nn.Module) -> dict[str, nn.Parameter]:
     """Return the module's trained parameters by name, `/` between the parts; raise a `UsageError` if it has none."""
     named = {name.replace(".", "/"): p for name, p in module.named_parameters() if p.requires_grad}
     if not named:
-        raise UsageError(f"module must have trained parameters, got {type(module).__name__} without")
+        raise UsageError(f"module must have trainable parameters, got a {type(module).__name__} without")
     return named
 
 

@@ -30,7 +30,7 @@ def module_task(
     test: Mapping[str, np.ndarray] | None = None,
     **attributes: Any,
 ) -> Task:
-    """A task whose model is a PyTorch module.
+    """A task with a PyTorch module as its model.
 
     Every client starts from the module's present parameters, whatever the seed. A run does not change them;
     `load_params(module, result.params)` gives the module those of a run.
@@ -79,10 +79,10 @@ def module_task(
 
 
 def check_statistics(module: nn.Module) -> None:
-    """Check that a module keeps no running statistics: there is no client here to whom they could belong."""
+    """Check that a module keeps no running statistics, since there is no client state for them here."""
     for path, part in module.named_modules():
         if getattr(part, "track_running_stats", False):
-            hint = "GroupNorm, track_running_stats=False, or with_module, whose clients keep them, and no test examples"
+            hint = "GroupNorm, track_running_stats=False, or with_module and no test examples"
             raise UsageError(f"module must not keep running statistics, got '{path}' (use {hint})")
 
 

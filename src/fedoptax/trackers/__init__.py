@@ -1,4 +1,4 @@
-"""Where a run's rows go besides its folder: TensorBoard, MLflow, Weights & Biases, or an object of your own."""
+"""Trackers of a run besides its folder: TensorBoard, MLflow, Weights & Biases, or your own object."""
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ class Tracked:
     """The run that a tracker follows.
 
     Attributes:
-      folder: of the run; a tracker keeps its files in a folder of its own there.
+      folder: of the run; a tracker writes its files to a subfolder.
       config: as in config.json.
       done: rounds that were done, and reported, before: 0 for a new run.
     """
@@ -27,16 +27,16 @@ class Tracked:
 
 
 class Tracker(Protocol):
-    """What follows a run. An error that it raises is printed once; the run goes on without it."""
+    """An observer of a run. If it raises an error, one line says so, and the run goes on without it."""
 
     def start(self, run: Tracked) -> None:
-        """Take note that the run begins or goes on."""
+        """Observe that the run starts or is resumed."""
 
     def rows(self, rows: Sequence[Row]) -> None:
-        """Take note of rounds that are done: rows of the history, in order."""
+        """Observe finished rounds: rows of the history, in order."""
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        """Take note that the run ends; `summary` is as in summary.json."""
+        """Observe the end of the run; `summary` is as in summary.json."""
 
 
 def notify(trackers: list[Tracker], call: Callable[[Tracker], None]) -> None:
@@ -47,7 +47,7 @@ def notify(trackers: list[Tracker], call: Callable[[Tracker], None]) -> None:
         except Exception as error:
             trackers.remove(tracker)
             why = shorten(" ".join(f"{type(error).__name__}: {error}".split()))
-            print(f"fedoptax: {type(tracker).__name__} no longer follows the run: {why}", file=sys.stderr)
+            print(f"fedoptax: {type(tracker).__name__} is left out from now on: {why}", file=sys.stderr)
 
 
 TRACKERS = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "WandB"}
@@ -55,7 +55,7 @@ TRACKERS = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "WandB"}
 
 
 def as_trackers(trackers: Iterable[str | Tracker]) -> list[Tracker]:
-    """Return trackers, made from their names where these are given.
+    """Return trackers, created from their names if needed.
 
     Raises:
       UsageError: a name is unknown or occurs twice, or its package is not installed.
@@ -89,5 +89,5 @@ def flatten_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, str
 
 
 def title_of(config: Mapping[str, Any]) -> str:
-    """Return what a tracker calls a run."""
+    """Return a run's name for trackers."""
     return f"{config['algorithm']['name']} on {config['task']['name']}, seed {config['seed']}"

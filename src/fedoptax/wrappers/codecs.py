@@ -1,4 +1,4 @@
-"""Codecs of arrays for `with_compression`: bits packed into bytes, so that arrays are as small as they are counted.
+"""Codecs of arrays for `with_compression`: bits are packed into bytes, so that counted and real sizes agree.
 
 QSGD: Alistarh et al. 2017, *QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding*. Top-k and scaled
 sign, with error feedback: Wang, Lin, Chen 2022, *Communication-Efficient Adaptive Federated Learning* (FedCAMS).

@@ -1,4 +1,4 @@
-"""Coded uploads on any algorithm: fewer bytes up, counted as they are sent. See docs/compression.md."""
+"""Compressed uploads for any algorithm: fewer bytes up, counted as sent. See docs/compression.md."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ class CompressionState(NamedTuple):
 
 
 class CompressionClient(NamedTuple):
-    """The client: the algorithm's state, and what it has not sent yet of each coded array."""
+    """The client: the algorithm's state, and the error of each encoded array."""
 
     inner: Tree
     unsent: tuple[jax.Array, ...]
@@ -44,7 +44,7 @@ def with_compression(
 
     Args:
       algorithm: any algorithm; with privacy, the private one.
-      codec: `codecs.qsgd(...)`, `codecs.topk(...)`, `codecs.sign()` or one of your own.
+      codec: `codecs.qsgd(...)`, `codecs.topk(...)`, `codecs.sign()` or your own.
       fields: the names of the upload's fields to code; None is `FIELDS`. An upload without fields is coded whole.
       seed: of the rounding, which also draws from each client's key: it is independent from client to client.
 
@@ -124,7 +124,7 @@ def _is_coded(node: Any) -> bool:
 
 def _check_upload(upload: Tree, chosen: Sequence[str], must_have_all: bool) -> None:
     if any(map(_is_coded, jax.tree.leaves(upload, is_leaf=_is_coded))):
-        raise UsageError("algorithm must not compress its uploads already: one codec is enough")
+        raise UsageError("algorithm must not compress its uploads already")
     present = getattr(upload, "_fields", chosen)
     strange = set(chosen) - set(present)
     if strange and (must_have_all or strange == set(chosen)):

@@ -25,7 +25,7 @@ class PersonalServer(NamedTuple):
 
 
 class PersonalClient(NamedTuple):
-    """A client: what the algorithm keeps, its personal parameters, and the state of a server of these alone, or ()."""
+    """A client: the algorithm's state, its personal parameters, and the server state of these parameters, or ()."""
 
     inner: Tree
     params: Tree
@@ -45,7 +45,7 @@ def with_personal(algorithm: FedAlgorithm, keep: str | Sequence[str] | Callable[
     trains, as `fedexp`, `delta_sgd` and FAFED with one v for all take it, is taken of personal parameters, too.
 
     Args:
-      algorithm: any algorithm that sends parameters and changes as they are.
+      algorithm: any algorithm that is neither private nor compressed.
       keep: a pattern or several (`"norm*"`, `"*/bias"`), matched against a parameter's whole path, such as
         `block1/norm1/scale`, and each of its parts; or a function of the path.
 
@@ -74,7 +74,7 @@ def with_personal(algorithm: FedAlgorithm, keep: str | Sequence[str] | Callable[
         leaves, structure = jax.tree.flatten(params)
         chosen = [is_personal(name) for name in leaf_names(params)]
         if all(chosen) or not any(chosen):
-            raise UsageError(f"keep must keep some parameters and leave some, it keeps {sum(chosen)} of {len(chosen)}")
+            raise UsageError(f"keep must match some but not all parameters, it matches {sum(chosen)} of {len(chosen)}")
         halves = ([a if c == want else None for a, c in zip(leaves, chosen)] for want in (False, True))
         shared, personal = (jax.tree.unflatten(structure, half) for half in halves)
         return shared, personal

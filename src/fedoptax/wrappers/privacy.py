@@ -62,7 +62,7 @@ def with_privacy(
     algorithm's server learns, and so the model; not the training loss, and not the uploads before the mean.
 
     Args:
-      algorithm: any algorithm whose uploads hold no whole numbers, not yet compressed (compression goes outside).
+      algorithm: any algorithm without whole numbers in its uploads, not yet compressed (compress the result).
       clip: C > 0, in units of the upload; with `target_quantile` its first value.
       noise_multiplier: z ≥ 0; 0 clips without noise (ε = ∞).
       delta: δ in (0, 1), well below 1/N.
@@ -70,7 +70,7 @@ def with_privacy(
         that were not clipped (Andrew et al. 2021, Algorithm 1). None keeps C.
       clip_lr: η > 0 of that rule.
       bit_noise: σ_b > z/2, the noise of the sum behind b̃. None is |S|/20, the paper's, or z where that is more. The
-        update's noise is raised to z/√(1 − (z/2σ_b)²), so that both together spend what z alone would.
+        update's noise is raised to z/√(1 − (z/2σ_b)²), so that both together spend as much as z alone.
       nonnegative: names of the upload's fields that hold second moments; the server sets negative ones to 0 after the
         noise. None knows those of this package, and refuses fields that it does not know.
       seed: of the noise. It must be secret where privacy matters: None draws it from the operating system.
@@ -89,12 +89,12 @@ def with_privacy(
     if is_adaptive:
         check_number("target_quantile", target_quantile, 0, 1)
     if bit_noise is not None:
-        is_known = not is_traced(noise_multiplier)  # with σ_b <= z/2 the count alone spends more than z allows
+        is_known = not is_traced(noise_multiplier)  # with σ_b <= z/2 the count alone exceeds the budget of z
         check_number("bit_noise", bit_noise, float(noise_multiplier) / 2 if is_known else 0, open_low=True)
     if algorithm.decode is not None:
         raise UsageError("algorithm must not compress its uploads yet: with_compression(with_privacy(...), codec)")
     if algorithm.exchanges > 1:
-        raise UsageError("algorithm must have one exchange a step, as the accounting assumes a new cohort every round")
+        raise UsageError("algorithm must have one exchange per step: each round is accounted as a new cohort")
     words = uploads.key_words(seed)
     names = uploads.SECOND_MOMENTS if nonnegative is None else tuple(nonnegative)
 
@@ -144,7 +144,7 @@ def with_privacy(
 def scale_into_ball(change: Tree, radius: Number) -> Tree:
     """change / max(‖change‖, radius), a tree of 2-norm at most 1; 0 if `change` is not finite.
 
-    What is shortened ends two units in the last place inside the ball, so that rounding does not carry it out again.
+    Clipped vectors end two units in the last place inside the ball, so that rounding does not move them out again.
     """
     norm = tree.norm(change)
     limit = jnp.asarray(radius, norm.dtype)
@@ -171,7 +171,7 @@ def add_noise(mean: Tree, key: jax.Array, length: Number, spread: Number) -> Tre
 
 
 def split_noise(noise_multiplier: Number, bit_noise: Number | None, size: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(z_Δ, σ_b): the noise multipliers of the update and of the count, which together spend what z alone would.
+    """(z_Δ, σ_b): the noise multipliers of the update and of the count, which together spend as much as z alone.
 
     z⁻² = z_Δ⁻² + (2σ_b)⁻² (Andrew et al. 2021, Theorem 1). σ_b ≥ z by default keeps z_Δ below 1.16 z.
     """
@@ -185,7 +185,7 @@ def split_noise(noise_multiplier: Number, bit_noise: Number | None, size: jax.Ar
 def _check_upload(upload: Tree, nonnegative: Sequence[str], must_know_all: bool) -> None:
     for path, leaf in tree_leaves_with_path(upload):
         if not uploads.is_floating(leaf):
-            raise UsageError(f"algorithm must upload floating-point numbers alone, got {leaf.dtype} at {keystr(path)}")
+            raise UsageError(f"algorithm must only upload floating-point numbers, got {leaf.dtype} at {keystr(path)}")
     for path, _ in tree_leaves_with_path(upload):
         field = uploads.field_of(path)
         is_known = field is None or field in uploads.VECTORS or uploads.is_nonnegative(path, nonnegative)

@@ -1,4 +1,4 @@
-"""What privacy and compression share: changes of uploads, their second moments, and keys in states.
+"""Common code of privacy and compression: changes of uploads, second moments, and keys in states.
 
 Some algorithms send a change (FedOpt's Δ), others a new value of what they were sent (FAFED's x, m, v). Clipping, noise
 and coding want the change in either case, so the wrappers send the difference from the message, and the server adds the
@@ -29,7 +29,7 @@ _RECEIVED_AS = {"v": "shared", "client_opt_state": "shared"}
 
 
 class Message(NamedTuple):
-    """An algorithm's message, and what a wrapper adds (`()` for nothing)."""
+    """An algorithm's message, and the wrapper's part (`()` if none)."""
 
     inner: Tree
     added: Tree
@@ -80,7 +80,7 @@ def _form(tree: Tree) -> Any:
 
 
 def upload_form(algorithm: FedAlgorithm, params: Tree) -> Tree:
-    """The structure of an upload, as shape and dtype structs, from a round whose one batch is empty."""
+    """The structure of an upload, as shape and dtype structs, from a round with one empty batch."""
 
     def run_round(params: Tree) -> Tree:
         message, client = algorithm.broadcast(algorithm.init(params)), algorithm.init_client(params)

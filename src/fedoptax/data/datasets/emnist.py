@@ -57,7 +57,7 @@ def load_leaf(data_dir: str | Path | None = None) -> Source:
         if names["train"] & names["test"] and names["train"] != names["test"]:  # neither by example nor by writer
             name = min(names["train"] ^ names["test"])
             part = "test" if name in names["train"] else "train"
-            raise DataError(f"femnist/{part} lacks writer {name!r}; others are there")
+            raise DataError(f"femnist/{part} lacks writer {name!r} but has others")
 
     return _source(cached("femnist", [*files["train"], *files["test"]], _VERSION, build))
 
@@ -87,7 +87,7 @@ def _leaf_writers(files: list[Path], seen: set[str]) -> Iterator[Client]:
             document = json.loads(read_file(path))
             for writer, count in zip(document["users"], document["num_samples"], strict=True):
                 if writer in seen:
-                    raise DataError(f"{path}: writer {writer!r} is also in another place")
+                    raise DataError(f"{path}: writer {writer!r} occurs twice")
                 seen.add(writer)
                 user = document["user_data"][writer]
                 fields = _examples(path, writer, np.array(user["x"]).reshape(-1, 28, 28), np.array(user["y"], np.int64))

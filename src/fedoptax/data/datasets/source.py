@@ -66,7 +66,7 @@ def holdout(source: Source, fraction: float, seed: int, by_client: bool = False)
     if by_client and not moved.any():
         return source
     if not moved.any():
-        raise UsageError(f"fraction must be larger for clients of at most {sizes.max()} examples, got {fraction}")
+        raise UsageError(f"fraction must be larger, as no client has more than {sizes.max()} examples, got {fraction}")
     shuffled = np.random.default_rng(seed).permutation(n)
     if by_client:
         rows = np.split(np.argsort(owner, kind="stable"), np.cumsum(sizes)[:-1])
@@ -104,4 +104,4 @@ def write_clients(writer: ArrayWriter, parts: Mapping[str, tuple[Path, Iterable[
                     writer.append(f"{part}_{field}", rows)
                 total += size
         if total == 0:
-            raise DataError(f"{path} holds no examples")
+            raise DataError(f"{path} has no examples")

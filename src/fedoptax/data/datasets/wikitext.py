@@ -74,7 +74,7 @@ def _articles(path: Path, ids: dict[str, int], grow: bool) -> list[np.ndarray]:
     around = [[], *lines, []]
     starts = [i for i, line in enumerate(lines) if _is_title(line) and not around[i] and not around[i + 2]]
     if not starts:
-        raise DataError(f"{path} holds no article: no line ' = Title = ' between empty lines")
+        raise DataError(f"{path} has no article: no line ' = Title = ' between empty lines")
     edges = [0, *starts[1:], len(lines)]
     return [_numbered(path, lines[first:last], ids, grow) for first, last in pairwise(edges)]
 

@@ -122,7 +122,7 @@ def pachinko(
 def _parents(fine: np.ndarray, coarse: np.ndarray) -> np.ndarray:
     """Return the coarse class of each fine class, (F,)."""
     if len(fine) != len(coarse):
-        raise UsageError(f"coarse must hold as many labels as fine, {len(fine)}, got {len(coarse)}")
+        raise UsageError(f"coarse must have as many labels as fine, {len(fine)}, got {len(coarse)}")
     parent = np.empty(fine.max() + 1, np.int64)
     parent[fine] = coarse
     if np.any(astray := parent[fine] != coarse):
