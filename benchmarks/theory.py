@@ -196,10 +196,11 @@ def fedlamb() -> str:
     ]
     return (
         f"## Fed-LAMB\n\nLemma 1 (003:149–153), T = 1: the bound α² M² φ_M² (1 − β₂) p/v₀ = {bound:.3g} (α = {alpha}, "
-        f"M = {m:.3g}, φ_M = 10, β₂ = 0.999, p = {DIMENSION}, v₀ = {V0}) {verdict}: the largest distance of all rounds, "
-        f"clients and seeds is {gaps[0].max():.3g}. It has no ‖u‖ in it, by which Fed-LAMB divides: a step is α φ(‖θ‖) "
-        f"whatever the gradient. Corollary 1 with α = 1/√(hR), T = 5: the more layers share the {DIMENSION} coordinates, "
-        "the shorter a step, α(Σ φ(‖θ^ℓ‖)²)^½ = α‖θ‖ in all, so that this quantity grows with h.\n\n" + table(rows)
+        f"M = {m:.3g}, φ_M = 10, β₂ = 0.999, p = {DIMENSION}, v₀ = {V0}) {verdict}: the largest distance of all "
+        f"rounds, clients and seeds is {gaps[0].max():.3g}. It has no ‖u‖ in it, by which Fed-LAMB divides: a step is "
+        "α φ(‖θ‖) whatever the gradient. Corollary 1 with α = 1/√(hR), T = 5. A step's length is α (Σ φ(‖θ^ℓ‖)²)^½ = "
+        "α‖θ‖, however many layers there are: α shrinks with h, the descent slows, and the quantity grows.\n\n"
+        + table(rows)
     )
 
 
