@@ -127,17 +127,13 @@ ADAM: list[dict[str, Any]] = [
 ]
 
 
-def run_scaffold_adam(problem: Problem, client_lr: Any, server_lr: Any, **adam: Any) -> Iterable[Tree]:
-    return scaffold.run(problem, client_lr, server_lr, adam=scaffold.Adam(**adam))
-
-
-add_all("scaffold_adam", fx.scaffold_adam, run_scaffold_adam, ADAM)
+add_all("scaffold_adam", fx.scaffold_adam, partial(scaffold.run, rule="fedadam"), ADAM)
 add(
     "scaffold",
     lambda: fx.scaffold(
         0.2, 0.05, "I", optax.chain(optax.scale_by_rms(0.7, eps=0.01, eps_in_sqrt=False), optax.scale(-1.0))
     ),
-    lambda p: scaffold.run(p, 0.2, 0.05, option=1, adam=scaffold.Adam(0.0, 0.7, 0.01, v0=0.0)),
+    lambda p: scaffold.run(p, 0.2, 0.05, option=1, rule="fedadam", b1=0.0, b2=0.7, tau=0.01, v0=0.0),
 )
 add("scaffold", lambda: fx.with_prox(fx.scaffold(0.2), 0.5), lambda p: scaffold.run(p, 0.2, mu=0.5))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from oracles.fedopt import Rate, at
+from oracles.fedopt import Rate, Server, at
 from oracles.problem import Array, Problem, Tree, grad, mean, means, zeros
 
 
@@ -91,8 +91,7 @@ def run_fedada2(
     eps: float = 1e-3,
 ) -> Iterator[Tree]:
     """x after every round."""
-    x, m = problem.params, zeros(problem.params)
-    v_server = {n: np.full_like(x[n], tau**2) for n in x}
+    x, outer = problem.params, Server(f"fed{server}", server_lr, b1=b1, b2=b2, tau=tau)
     for t, cohort in enumerate(problem.cohorts):
         deltas = []
         for i in cohort:
@@ -103,13 +102,7 @@ def run_fedada2(
                 v = {n: v[n] + g[n] ** 2 if client == "adagrad" else sm3(g[n], covers[n]) for n in x}
                 y = {n: y[n] - at(client_lr, t) * g[n] / (np.sqrt(v[n]) + eps) for n in x}
             deltas.append({n: y[n] - x[n] for n in x})
-        delta = mean(deltas)
-        m = {n: b1 * m[n] + (1 - b1) * delta[n] for n in x}
-        if server == "adagrad":
-            v_server = {n: v_server[n] + delta[n] ** 2 for n in x}
-        else:
-            v_server = {n: b2 * v_server[n] + (1 - b2) * delta[n] ** 2 for n in x}
-        x = {n: x[n] + at(server_lr, t) * m[n] / (np.sqrt(v_server[n]) + tau) for n in x}
+        x = outer.step(x, mean(deltas), t)
         yield x
 
 
