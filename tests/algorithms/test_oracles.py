@@ -15,7 +15,7 @@ import pytest
 
 import fedoptax as fx
 from oracles import adaptive_clients, drift, fafed, fedlamb, fedopt, mime, scaffold, shared_state
-from oracles.compare import assert_differ, assert_matches
+from oracles.compare import assert_differ, assert_matches, assert_moves
 from oracles.problem import Problem, Tree, full, make
 
 PROBLEMS = {"partial": make(), "full": full(make()), "equal": full(make(steps=(3,) * 7))}
@@ -325,17 +325,17 @@ add_all("fadamgc", fx.fadamgc, adaptive_clients.run_fadamgc, GC[:1], problem="fu
 add_all("muloco", fx.muloco, adaptive_clients.run_diloco, MULOCO)
 
 
-SINGLE = ("fedadam", "fafed")
-"""Of the others float32 runs with the long tests."""
+FIRST = {name.split()[0]: name for name in reversed(CASES)}.values()
+READ = ("fedlamb", "fafed")
+"""Algorithms whose texts have many readings, each of which is compared with the quick tests."""
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.long] if "float32" in name and name.split()[0] not in SINGLE else [])
-        for name in CASES
-    ],
-)
+def marks(name: str) -> list[Any]:
+    is_quick = name in FIRST or (name.split()[0] in READ and CASES[name].dtype == "float64")
+    return [] if is_quick else [pytest.mark.long]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in CASES])
 def test_the_library_equals_the_paper(name: str) -> None:
     case = CASES[name]
     problem = PROBLEMS[case.problem]
@@ -359,6 +359,14 @@ def test_the_problem_tells_variants_and_weights_apart() -> None:
         (mime.run(partial, 0.1), mime.run(partial, 0.1, control="previous")),
     ):
         assert_differ(one, other)
+
+
+def test_a_run_that_stands_still_is_refused() -> None:
+    problem = PROBLEMS["partial"]
+    with pytest.raises(AssertionError, match="moved by 0"):
+        assert_moves(problem, [problem.params] * 6)
+    with pytest.raises(AssertionError, match="not finite"):
+        assert_moves(problem, [{n: a + np.nan for n, a in problem.params.items()}] * 6)
 
 
 def test_alpha_of_equation_5_is_cut_at_one() -> None:

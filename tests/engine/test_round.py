@@ -201,25 +201,3 @@ def test_work_is_exact_for_clients_of_unequal_size() -> None:
         fx.run(task, algorithm, rounds=1, cohort_size=2, batch_size=4, seed=seed, client_loop="loop")
         jax.effects_barrier()
         assert len(counted) == sum(-(-int(task.clients.sizes[i]) // 4) for i in cohort)
-
-
-@pytest.mark.filterwarnings("error:Casting complex values")
-@LONG
-@pytest.mark.parametrize("options", [LOOP, EAGER, VMAP], ids=["loop", "eager", "vmap"])
-def test_complex_uploads_keep_both_parts(options: dict[str, Any]) -> None:
-    """Each client sends its loss times some complex numbers: their mean is the mean loss times these."""
-    base, factors = fx.fedavg(0.3), np.asarray([1 + 2j, 3j], np.complex64)
-
-    def client_update(*given: Any) -> Any:
-        upload, client, loss = base.client_update(*given)
-        return (upload, loss * factors), client, loss
-
-    algorithm = base._replace(
-        init=lambda params: (base.init(params), jnp.zeros(2, jnp.complex64)),
-        broadcast=lambda server: base.broadcast(server[0]),
-        client_update=client_update,
-        server_update=lambda server, mean, cohort: (base.server_update(server[0], mean[0], cohort), mean[1]),
-        params=lambda server: base.params(server[0]),
-    )
-    result = fx.run(small_task(), algorithm, rounds=2, cohort_size=3, batch_size=4, **options)
-    np.testing.assert_allclose(result.state[1], result.history[-1]["train_loss"] * factors, rtol=1e-5)
