@@ -12,7 +12,7 @@ from jax import lax
 
 from fedoptax.errors import UsageError
 from fedoptax.models import functional, winograd
-from fedoptax.models.layers import FEW, NARROW, Conv, GroupNorm, Linear, conv, conv_and_pool, max_pool, product
+from fedoptax.models.layers import FEW, Conv, GroupNorm, Linear, conv, conv_and_pool, max_pool, product
 from small_models import KEY, assert_close_by_size, normal, outputs_and_gradients
 
 
@@ -120,14 +120,6 @@ def test_pooled_convolution_gives_the_numbers_of_both_in_turn(x_shape, k_shape, 
         expected = outputs_and_gradients(lambda x, k: max_pool(conv(x, k, padding=padding), 2), x, kernel)
         ours = outputs_and_gradients(lambda x, k: conv_and_pool(x, k, padding), x, kernel)
     assert_all_close(ours, expected, rtol=1e-11, atol=1e-12)
-
-
-@pytest.mark.parametrize("size", [(20, 784, 10), (5, 7, 1), (3, 4, NARROW), (3, 4, NARROW + 1)])
-def test_product_gives_the_numbers_of_a_plain_product(size):
-    with jax.enable_x64(True):
-        x, kernel = normal(0, size[:2], jnp.float64), normal(1, size[1:], jnp.float64)
-        ours, expected = (outputs_and_gradients(by, x, kernel) for by in (product, jnp.matmul))
-        assert_all_close(ours, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,9 @@ def test_missing_parameters_are_named():
         (lambda: models.shakespeare_rnn(90, units=()), "units"), (lambda: models.so_rnn(90, units=0), "units"),
         (lambda: models.wikitext_lstm(90, units=0), "units"), (lambda: models.wikitext_lstm(90, layers=0), "layers"),
         (lambda: models.wikitext_lstm(90, dropout=1.0), "dropout"), (lambda: models.so_logistic(0), "vocabulary"),
-        (lambda: models.so_logistic(10, tags=0), "tags"),
+        (lambda: models.so_logistic(10, tags=0), "tags"), (lambda: MODELS["vit"]((28, 28, 1), 10, patch=5), "patch"),
+        (lambda: MODELS["vit"]((28, 28, 1), 10, width=10, heads=4), "width"), (lambda: models.gpt(1), "vocabulary"),
+        (lambda: models.gpt(10, depth=0), "depth"),
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_refused_by_name(call, argument):
