@@ -15,7 +15,7 @@ from fedoptax.wrappers import clipped
 
 @dataclass(frozen=True)
 class LocalWork:
-    """What a client does in a round: `epochs` passes over its examples, or, if given, exactly `steps` minibatches."""
+    """What a client does in a round: `epochs` passes over its examples, or exactly `steps` minibatches."""
 
     batch_size: int = 20
     epochs: int = 1

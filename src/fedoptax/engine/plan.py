@@ -123,8 +123,8 @@ def _check_cohort(cohort_size: int, task: Task, aggregator: Aggregator) -> None:
             f"cohort_size must be {shares}, the number of shares that the active of the {task.num_clients} devices "
             f"take each round, got {cohort_size}"
         )
-    if cohort_size < aggregator.least:
-        raise UsageError(f"aggregate {aggregator} needs cohort_size >= {aggregator.least}, got {cohort_size}")
+    if cohort_size < aggregator.min_uploads:
+        raise UsageError(f"aggregate {aggregator} needs cohort_size >= {aggregator.min_uploads}, got {cohort_size}")
 
 
 def _check_asynchronous(

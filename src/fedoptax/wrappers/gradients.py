@@ -13,7 +13,7 @@ from fedoptax.schedules import Number
 
 
 def with_gradient(algorithm: FedAlgorithm, change: Callable[[GradFn, Tree], GradFn]) -> FedAlgorithm:
-    """`algorithm` whose clients are given `change(grad_fn, message)` in place of their `grad_fn`."""
+    """`algorithm` with `change(grad_fn, message)` in place of its clients' `grad_fn`."""
 
     check_algorithm(algorithm)
 
