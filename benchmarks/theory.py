@@ -212,7 +212,7 @@ def afo_rates() -> str:
         partial(fx.fedadagrad, tau=bound), problem, rounds[-1], lambda s, u, x, w, **_: square(problem.gradient(x, w))
     )
 
-    def smallest_norm(m: int, k: int, t: int) -> np.ndarray:
+    def smallest(m: int, k: int, t: int) -> np.ndarray:
         return run(k, m, client_lr=1 / (k * math.sqrt(t)), server_lr=math.sqrt(k * m))[:, :t].min(axis=1)
 
     rows = [
@@ -221,11 +221,11 @@ def afo_rates() -> str:
             "Corollary 1, 004:133",
             "m",
             clients,
-            np.stack([smallest_norm(m, 4, 200) for m in clients]),
+            np.stack([smallest(m, 4, 200) for m in clients]),
             -0.5,
         ),
-        Row("the same", "Corollary 1, 004:133", "K", steps, np.stack([smallest_norm(8, k, 200) for k in steps]), -0.5),
-        Row("the same", "Corollary 1, 004:133", "T", rounds, np.stack([smallest_norm(8, 4, t) for t in rounds]), -0.5),
+        Row("the same", "Corollary 1, 004:133", "K", steps, np.stack([smallest(8, k, 200) for k in steps]), -0.5),
+        Row("the same", "Corollary 1, 004:133", "T", rounds, np.stack([smallest(8, 4, t) for t in rounds]), -0.5),
     ]
     text = "FedAdagrad, η_l = 1/(K L √T), η = √(Km), τ = G/L with G ="
     return f"## Adaptive Federated Optimization, Corollary 1 (004:131–133)\n\n{text} {bound:g}.\n\n" + table(rows)

@@ -28,7 +28,7 @@ class Sent(NamedTuple):
 
 
 class Aggregator:
-    """A rule and its name; its numbers are the fields of a dataclass, `min_uploads` is the fewest uploads it works with."""
+    """A rule and its name; its numbers are the fields of a dataclass, and it needs `min_uploads`."""
 
     name: ClassVar[str]
     min_uploads: ClassVar[int] = 1
@@ -37,7 +37,7 @@ class Aggregator:
         return ":".join([self.name, *map(repr, vars(self).values())])
 
     def combine(self, uploads: Tree, weights: jax.Array, present: jax.Array) -> Tree:
-        """The aggregate of stacked uploads (S, …); weights (S,) ≥ 0; present bool (S,), at least `min_uploads` of them."""
+        """The aggregate of stacked uploads (S, …); weights (S,) ≥ 0; present bool (S,), `min_uploads` or more."""
         raise NotImplementedError
 
 

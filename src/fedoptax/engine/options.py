@@ -201,10 +201,8 @@ class RoundOptions(Options):
             raise UsageError(
                 f"aggregate must be mean with secure_aggregation, which shows no upload, got {self.aggregate}"
             )
-        if self.cohort_size < SecureMean.min_uploads:
-            raise UsageError(
-                f"secure_aggregation needs cohort_size >= {SecureMean.min_uploads}, got {self.cohort_size}"
-            )
+        if self.cohort_size < (least := SecureMean.min_uploads):
+            raise UsageError(f"secure_aggregation needs cohort_size >= {least}, got {self.cohort_size}")
 
     @property
     def evaluations(self) -> tuple[int, int, int]:
