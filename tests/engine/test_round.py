@@ -6,13 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import fedoptax as fx
 from fedoptax.engine.batches import LocalWork
 from fedoptax.engine.plan import Plan
-from fedoptax.engine.program import Fixed, program
 from fedoptax.engine.sampling import sample_cohort
 from laws_table import noisy_fedavg
 from oracles import fedopt as oracle
@@ -58,16 +56,6 @@ def test_the_comparison_with_algorithm_2_notices_a_wrong_order_of_examples() -> 
     task = small_task()
     want = oracle.run(EngineProblem(task, Plan(3, LocalWork(4)), SEED + 1, ROUNDS), "fedavg", **RULES["fedavg"])
     assert max(errors(rounds_of(task, fx.fedavg(**RULES["fedavg"])), want).values()) > BITES
-
-
-def test_schedules_are_evaluated_on_the_server_and_travel() -> None:
-    task, plan = small_task(), Plan(3, LocalWork(4))
-    scheduled = fx.fedavg(optax.exponential_decay(0.3, 1, 0.5), server_lr=lambda r: 1.0 + r)
-    problem = EngineProblem(task, plan, SEED, ROUNDS)
-    want = oracle.run(problem, "fedavg", lambda r: 0.3 * 0.5**r, lambda r: 1.0 + r)
-    assert max(errors(rounds_of(task, scheduled), want).values()) < TOLERANCE["float32"]
-    constant, travels = (program(task, Fixed(made), plan) for made in (fx.fedavg(0.3), scheduled))
-    assert (travels.bytes_down - constant.bytes_down, travels.bytes_up - constant.bytes_up) == (4, 0)
 
 
 DROPOUT = {"faults": {"dropout": 0.3, "deadline": 2.6}}
