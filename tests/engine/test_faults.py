@@ -40,8 +40,8 @@ def outcomes(round: int, faults: fx.Faults = EVERYTHING) -> tuple[np.ndarray, Ou
 def sends_nan(made: fx.FedAlgorithm, limit: float) -> fx.FedAlgorithm:
     """The algorithm, whose uploads are NaN where the training loss is above a limit."""
 
-    def client_update(*given: Any) -> Any:
-        upload, client, loss = made.client_update(*given)
+    def client_update(*arguments: Any) -> Any:
+        upload, client, loss = made.client_update(*arguments)
         return jax.tree.map(lambda a: jnp.where(loss > limit, jnp.nan, a), upload), client, loss
 
     return made._replace(client_update=client_update)

@@ -28,8 +28,8 @@ LONG = pytest.mark.long
 
 def rounds_of(task: fx.Task, algorithm: fx.FedAlgorithm, **options: Any) -> list[np.ndarray]:
     """The parameters after 1, 2, … rounds, from as many runs."""
-    given = {"cohort_size": 3, "batch_size": 4, "seed": SEED} | options
-    runs = (fx.run(task, algorithm, rounds=r, **given).params for r in range(1, ROUNDS + 1))
+    options = {"cohort_size": 3, "batch_size": 4, "seed": SEED} | options
+    runs = (fx.run(task, algorithm, rounds=r, **options).params for r in range(1, ROUNDS + 1))
     return [flatten(jax.tree.map(np.asarray, params)) for params in runs]
 
 
@@ -108,8 +108,8 @@ task_with, made = cache(small_task), cache(lambda name: MAKE[name]())  # pairs s
 def test_engines_agree(name: str, loss: Any, both: Any, one: Any, other: Any) -> None:
     """Parameters, all states and the whole history, however the same rounds are run."""
     task, algorithm = task_with(loss), made(name)
-    given = {"rounds": 4, "cohort_size": 5, "batch_size": 4, "seed": 3, **both}
-    a, b = (fx.run(task, algorithm, **given, **options) for options in (one, other))
+    shared = {"rounds": 4, "cohort_size": 5, "batch_size": 4, "seed": 3, **both}
+    a, b = (fx.run(task, algorithm, **shared, **options) for options in (one, other))
     states = [r.clients.of(range(7)) if hasattr(r.clients, "of") else r.clients.tree for r in (a, b)]
     left, right = (jax.tree.leaves((r.params, r.state, s)) for r, s in zip((a, b), states))
     for x, y in zip(left, right, strict=True):

@@ -9,12 +9,8 @@ import numpy as np
 import pytest
 
 import fedoptax as fx
-import laws
 from fedoptax import tree
 from fedoptax.algorithm import BatchList, decoded
-from fedoptax.deploy.server import RawReply, check_reply, upload_form
-from fedoptax.deploy.wire import WireError, pack, unpack
-from fedoptax.engine.batches import LocalWork
 from fedoptax.wrappers import uploads
 from fedoptax.wrappers.codecs import Coded
 from sending import a_round, echo, leaf, sender
@@ -148,28 +144,7 @@ def test_clients_and_rounds_are_rounded_independently() -> None:
     np.testing.assert_array_equal(*same)
 
 
-# ---------------------------------------------------------------- the wire, privacy
-
-
-@pytest.mark.parametrize(
-    "codec", [codecs.topk(0.25), pytest.param(codecs.qsgd(2, 3), marks=pytest.mark.long)], ids=lambda c: c.name
-)
-def test_coded_uploads_cross_the_wire(codec: Any) -> None:
-    algorithm = fx.with_compression(fx.with_privacy(fx.fedavg(0.1), 1.0, 0.1, 1e-3), codec)
-    form = upload_form(laws.TASK, algorithm, LocalWork(2))
-    server, client = algorithm.init(laws.start()), algorithm.init_client(laws.start())
-    upload = algorithm.client_update(laws.grad_fn, algorithm.broadcast(server), client, laws.batches()[0])[0]
-    sent = pack(jax.device_get(upload))
-    reply = check_reply(RawReply(sent, {"num-examples": 2, "train-loss": 0.1}), form, 10)
-    close(decoded(algorithm, jax.tree.map(jnp.asarray, reply.upload)), decoded(algorithm, upload), rtol=0, atol=0)
-    assert jax.tree.structure(unpack(pack(form_of_ones(form)), form)) == jax.tree.structure(form)
-    broken = jax.tree.map(lambda a: np.full(a.shape, np.nan, a.dtype) if a.dtype == np.float32 else a, upload)
-    with pytest.raises(WireError, match="NaN or infinity"):
-        unpack(pack(jax.device_get(broken)), form)
-
-
-def form_of_ones(form: Any) -> Any:
-    return jax.tree.map(lambda a: np.ones(a.shape, a.dtype), form)
+# ---------------------------------------------------------------- what a node may send
 
 
 def test_places_outside_an_array_are_ignored() -> None:

@@ -91,5 +91,5 @@ def test_patterns_and_refusals() -> None:
     with pytest.raises(fx.UsageError, match="private or compressed"):
         fx.with_personal(fx.with_compression(fx.fedavg(0.1), fx.codecs.sign()), keep="x")
     for keep in ("norm*", ["norm*"], lambda name: "norm" in name):
-        kept = fx.with_personal(fx.fedavg(0.1), keep=keep).init(params).initial
-        assert leaves_of(kept) == {path for path in leaves_of(params) if "norm" in path} != set()
+        personal = fx.with_personal(fx.fedavg(0.1), keep=keep).init(params).initial
+        assert leaves_of(personal) == {path for path in leaves_of(params) if "norm" in path} != set()
