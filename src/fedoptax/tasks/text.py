@@ -39,7 +39,7 @@ def stackoverflow_words(name: str, recipe: Recipe, options: TaskOptions) -> Task
     return make_task(name, recipe, options, source, **learned, inputs=inputs, eval_batch=50)
 
 
-def stackoverflow_sizes(options: TaskOptions) -> dict[str, int | None]:
+def stackoverflow_sizes(options: TaskOptions) -> dict[str, Any]:
     """How much of the data is read: the first users, and 10,000 test sentences (section 4) or all (appendix E.2)."""
     choice = options.test_examples or "sample"
     check_choice("test_examples", choice, ("sample", "all"))
