@@ -4,8 +4,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 
@@ -66,11 +64,6 @@ def test_the_problem_tells_the_rules_apart() -> None:
     for i, one in enumerate(paths):
         for other in paths[:i]:
             assert_differ(one, other)
-
-
-def test_fedadagrad_starts_where_it_is_told() -> None:
-    state = fx.fedadagrad(CLIENT_LR, 0.1, initial_accumulator=0.25).init({"w": jnp.zeros(2)})
-    np.testing.assert_array_equal(state.opt_state[0].v["w"], [0.25, 0.25])
 
 
 @pytest.mark.long

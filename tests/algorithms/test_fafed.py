@@ -1,4 +1,4 @@
-"""FAFED, STEM and the naive method: what does not move, and the number of gradients."""
+"""FAFED and STEM: a client without minibatches, and the number of gradients."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,13 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 from fedoptax.algorithm import Batches
-from fedoptax.algorithms import fafed, naive_adaptive, stem
+from fedoptax.algorithms import fafed, stem
 from small_rounds import close, federate, quadratic, scalars
-
-
-def test_naive_adaptive_does_not_move_where_v_is_zero() -> None:
-    _, _, path = federate(naive_adaptive(0.1), scalars(1.0), [[(0.0, 0.0)]], 2)
-    assert float(path[-1]["x"]) == 1.0
 
 
 @pytest.mark.parametrize("make", [lambda: stem(0.5), lambda: fafed(0.5), lambda: fafed(0.5, variant="released")])

@@ -33,18 +33,18 @@ def flat(upload: dict[str, np.ndarray], i: int) -> np.ndarray:
     return np.concatenate([upload["a"][i].ravel(), upload["b"][i]]).astype(np.float64)
 
 
-def oracle(name: str, uploads: dict[str, np.ndarray], weights: np.ndarray, here: Sequence[int]) -> np.ndarray:
+def oracle(name: str, uploads: dict[str, np.ndarray], weights: np.ndarray, present: Sequence[int]) -> np.ndarray:
     """The aggregate in float64, as one vector with the counter behind."""
-    x = np.stack([np.append(flat(uploads, i), uploads["steps"][i]) for i in here])
-    w = np.asarray([weights[i] for i in here], np.float64)
+    x = np.stack([np.append(flat(uploads, i), uploads["steps"][i]) for i in present])
+    w = np.asarray([weights[i] for i in present], np.float64)
     kind, _, argument = name.partition(":")
     if kind == "mean":
         out = w @ x / w.sum()
     elif kind == "median":
         out = np.median(x, axis=0)
     elif kind == "trimmed_mean":
-        cut = int(float(argument) * len(here))
-        out = np.sort(x, axis=0)[cut : len(here) - cut].mean(axis=0)
+        cut = int(float(argument) * len(present))
+        out = np.sort(x, axis=0)[cut : len(present) - cut].mean(axis=0)
     elif kind == "norm_clipping":
         factors = np.minimum(1, float(argument) / np.linalg.norm(x[:, :-1], axis=1))
         x[:, :-1] *= factors[:, None]
@@ -52,7 +52,7 @@ def oracle(name: str, uploads: dict[str, np.ndarray], weights: np.ndarray, here:
     else:
         faulty, _, keep = argument.partition(",keep=")
         squares = ((x[:, None, :-1] - x[None, :, :-1]) ** 2).sum(axis=2)
-        near = len(here) - int(faulty) - 2
+        near = len(present) - int(faulty) - 2
         scores = [np.sort(np.delete(row, i))[:near].sum() for i, row in enumerate(squares)]
         out = x[np.argsort(scores)[: int(keep or 1)]].mean(axis=0)
     out[-1] = np.round(out[-1])
@@ -64,23 +64,23 @@ def compiled(name: str) -> Callable[..., Any]:
     return jax.jit(as_aggregator(name).combine)
 
 
-def combined(name: str, uploads: Any, weights: np.ndarray, here: Sequence[int]) -> np.ndarray:
-    present = np.isin(np.arange(SIZE), here)
-    out = compiled(name)(uploads, jnp.asarray(weights, jnp.float32), present)
+def combined(name: str, uploads: Any, weights: np.ndarray, present: Sequence[int]) -> np.ndarray:
+    is_present = np.isin(np.arange(SIZE), present)
+    out = compiled(name)(uploads, jnp.asarray(weights, jnp.float32), is_present)
     assert out["a"].dtype == jnp.float32 and out["steps"].dtype == jnp.int32
     return np.concatenate([np.ravel(out["a"]), np.ravel(out["b"]), [out["steps"]]]).astype(np.float64)
 
 
 @pytest.mark.parametrize("name", GOOD)
 def test_an_aggregator_equals_its_papers_rule_over_present_uploads(name: str) -> None:
-    for seed, here in enumerate([range(SIZE), [0, 1, 2, 3, 4, 6, 8], [1, 2, 3, 4, 5, 6, 7, 8]]):
+    for seed, present in enumerate([range(SIZE), [0, 1, 2, 3, 4, 6, 8], [1, 2, 3, 4, 5, 6, 7, 8]]):
         uploads, weights = uploads_of(seed), np.random.default_rng(seed).uniform(1, 9, SIZE)
-        absent = [i for i in range(SIZE) if i not in here]
-        want = oracle(name, uploads, weights, here)
+        absent = [i for i in range(SIZE) if i not in present]
+        want = oracle(name, uploads, weights, present)
         for garbage in (np.nan, np.inf, -1e30):
             for leaf in (uploads["a"], uploads["b"]):
                 leaf[absent] = garbage
-            np.testing.assert_allclose(combined(name, uploads, weights, here), want, rtol=2e-6, atol=2e-6)
+            np.testing.assert_allclose(combined(name, uploads, weights, present), want, rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("name", ["median", "norm_clipping:3.5", "krum:1,keep=3"])
@@ -88,9 +88,9 @@ def test_complex_numbers_are_aggregated_as_their_two_parts(name: str) -> None:
     uploads, weights = uploads_of(3), np.random.default_rng(3).uniform(1, 9, SIZE)
     real, imaginary = np.array(uploads["a"]), np.array(uploads["a"])[::-1] * 2
     present = jnp.asarray(np.arange(SIZE) != 4)
-    given = jnp.asarray(weights, jnp.float32)
-    wanted = compiled(name)({"re": real, "im": imaginary}, given, present)
-    out = compiled(name)({"z": (real + 1j * imaginary).astype(np.complex64)}, given, present)["z"]
+    weights_of_all = jnp.asarray(weights, jnp.float32)
+    wanted = compiled(name)({"re": real, "im": imaginary}, weights_of_all, present)
+    out = compiled(name)({"z": (real + 1j * imaginary).astype(np.complex64)}, weights_of_all, present)["z"]
     assert out.dtype == jnp.complex64
     np.testing.assert_allclose(out, wanted["re"] + 1j * wanted["im"], rtol=2e-6, atol=2e-6)
 
@@ -99,8 +99,8 @@ def test_complex_numbers_are_aggregated_as_their_two_parts(name: str) -> None:
 def test_few_uploads_or_none_give_finite_numbers(name: str) -> None:
     uploads, weights = uploads_of(0), np.ones(SIZE)
     uploads["a"][5:] = np.nan
-    for here in ([], [3], [0, 4]):
-        assert np.isfinite(combined(name, uploads, weights, here)).all()
+    for present in ([], [3], [0, 4]):
+        assert np.isfinite(combined(name, uploads, weights, present)).all()
     np.testing.assert_allclose(combined("median", uploads, weights, [3])[:-1], flat(uploads, 3), rtol=1e-6)
 
 
@@ -146,38 +146,38 @@ WRONG = ("avg", "krum", "krum:x", "krum:1,take=2", "median:2", "krum:-1", "krum:
          "trimmed_mean:nan", "norm_clipping:0", "norm_clipping:inf", 3)  # fmt: skip
 
 
-@pytest.mark.parametrize("given", WRONG, ids=str)
-def test_wrong_aggregators_are_refused(given: Any) -> None:
+@pytest.mark.parametrize("aggregate", WRONG, ids=str)
+def test_wrong_aggregators_are_refused(aggregate: Any) -> None:
     with pytest.raises(fx.UsageError, match="aggregate"):
-        as_aggregator(given)
+        as_aggregator(aggregate)
 
 
 # --- fixed-point numbers ---
 
 
-@pytest.mark.parametrize(("limit", "here"), [(8.0, range(SIZE)), (100.0, [0, 2, 7])])
-def test_the_mean_of_fixed_point_numbers_is_the_mean_within_its_bound(limit: float, here: Sequence[int]) -> None:
+@pytest.mark.parametrize(("limit", "present"), [(8.0, range(SIZE)), (100.0, [0, 2, 7])])
+def test_the_mean_of_fixed_point_numbers_is_the_mean_within_its_bound(limit: float, present: Sequence[int]) -> None:
     rng = np.random.default_rng(5)
     a = rng.uniform(-limit, limit, (SIZE, 2, 300))
     a[0], a[1:3, 0, 0] = limit, (-limit, 1e-12)
     losses, steps = rng.uniform(0, LOSS_RANGE, SIZE), rng.integers(0, 10_000, SIZE)
     shares = rng.uniform(1, 9, SIZE)
     shares /= shares.sum()
-    counted = np.where(np.isin(np.arange(SIZE), here), shares, 0)
+    counted = np.where(np.isin(np.arange(SIZE), present), shares, 0)
     a[counted == 0] = np.nan
-    mean, total, w = SecureMean(limit), counted.sum(), counted[here]
+    mean, total, w = SecureMean(limit), counted.sum(), counted[present]
     with jax.enable_x64(True):
         sent = Sent({"a": jnp.asarray(a), "steps": jnp.asarray(steps)}, jnp.asarray(losses))
         summed = mean.sum(jnp.asarray(counted), sent)
-        rows = [jax.tree.map(lambda leaf, i=i: leaf[i], sent) for i in here]
+        rows = [jax.tree.map(lambda leaf, i=i: leaf[i], sent) for i in present]
         found = jax.device_get(mean.divide(summed, jnp.asarray(total), rows[0]))
         coded = [np.asarray(mean.encode(share, row).upload["a"]) for share, row in zip(w, rows)]
-    bound = len(here) / 2 * 2.0**-30 / total * 1.001
-    error = np.abs(found.upload["a"] - np.tensordot(w, a[here], 1) / total)
+    bound = len(present) / 2 * 2.0**-30 / total * 1.001
+    error = np.abs(found.upload["a"] - np.tensordot(w, a[present], 1) / total)
     assert found.upload["a"].dtype == np.float64 and 0 < error.max() <= limit * bound
-    assert abs(found.loss - w @ losses[here] / total) <= LOSS_RANGE * bound
-    assert np.round(found.upload["steps"]) == np.round(w @ steps[here] / total)
-    masks = rng.integers(0, 2**32, (len(here), *coded[0].shape), np.uint32)
+    assert abs(found.loss - w @ losses[present] / total) <= LOSS_RANGE * bound
+    assert np.round(found.upload["steps"]) == np.round(w @ steps[present] / total)
+    masks = rng.integers(0, 2**32, (len(present), *coded[0].shape), np.uint32)
     masked = sum(c.view(np.uint32) + mask for c, mask in zip(coded, masks))
     assert np.array_equal((masked - masks.sum(axis=0, dtype=np.uint32)).view(np.int32), np.asarray(summed.upload["a"]))
 

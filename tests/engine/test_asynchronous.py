@@ -23,7 +23,7 @@ from small import batch_maker, line, real_examples, small_task
 
 SEED, ROUNDS = 11, 8
 SPEEDS = np.array([1.0, 3.3, 0.71, 9.7, 1.9, 4.1, 0.37])
-GIVEN: dict[str, Any] = {"rounds": ROUNDS, "cohort_size": 2, "batch_size": 4, "seed": SEED, "speeds": "lognormal:1"}
+OPTIONS: dict[str, Any] = {"rounds": ROUNDS, "cohort_size": 2, "batch_size": 4, "seed": SEED, "speeds": "lognormal:1"}
 FEDADAM = fx.fedadam(0.1, 0.05)
 
 
@@ -37,7 +37,7 @@ def table(tmp_path: Path) -> str:
 
 
 def run(algorithm: fx.FedAlgorithm = FEDADAM, **changes: Any) -> fx.RunResult:
-    return fx.run(line(), algorithm, **(GIVEN | {"asynchronous": 5} | changes))
+    return fx.run(line(), algorithm, **(OPTIONS | {"asynchronous": 5} | changes))
 
 
 # --- against the paper ---
@@ -81,7 +81,7 @@ def fedbuff(
 def trajectory(algorithm: fx.FedAlgorithm, **changes: Any) -> tuple[list[Tree], History]:
     task = small_task(dtype="float64")
     results = [
-        fx.run(task, algorithm, **(GIVEN | {"asynchronous": 7, "rounds": r + 1} | changes)) for r in range(ROUNDS)
+        fx.run(task, algorithm, **(OPTIONS | {"asynchronous": 7, "rounds": r + 1} | changes)) for r in range(ROUNDS)
     ]
     return [flatten(jax.tree.map(np.asarray, result.params)) for result in results], results[-1].history
 
@@ -119,18 +119,18 @@ def test_uploads_of_parameters_are_mixed_as_in_fedasync(table: str) -> None:
 
 
 def test_the_schedule_is_that_of_clients_at_work() -> None:
-    """Told again from its rows alone: who was sent which model, when, and that it was still kept."""
+    """Followed by its rows alone: who was sent which model, when, and that its slot still held it."""
     n, buffer, concurrency, rounds = 12, 3, 7, 200
     seconds = np.random.default_rng(0).lognormal(0, 1, n)
     made = make_schedule(seconds, buffer, concurrency, rounds, 4)
     ends = np.cumsum(made.seconds)
     begun: dict[int, int] = dict.fromkeys(range(n), 0)  # the earliest step whose model a client can have been sent
-    kept: dict[int, int] = {}
+    model_in: dict[int, int] = {}
     for step in range(rounds):
         clients, starts = made.clients[step], step - made.staleness[step]
         assert len(set(clients.tolist())) == buffer and np.all(np.diff(clients) > 0)
-        kept[int(made.slot[step])] = step
-        assert [kept[int(slot)] for slot in made.slots[step]] == starts.tolist()
+        model_in[int(made.slot[step])] = step
+        assert [model_in[int(slot)] for slot in made.slots[step]] == starts.tolist()
         for client, start in zip(clients.tolist(), starts.tolist()):
             assert begun[client] <= start <= step
             earliest = 0.0 if start == 0 else ends[start - 1]
@@ -213,8 +213,8 @@ STATELESS = ["fedavg", "lookahead", "local_adaalter", "mime", "fedexp", "fedadam
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) for n in STATELESS])
 def test_algorithms_learn_from_uploads_that_are_late(name: str) -> None:
-    given = GIVEN | {"asynchronous": 5, "rounds": 60}
-    losses = fx.run(small_task(), build(name, find_preset("digits", name)[0]), **given).history.column("train_loss")
+    options = OPTIONS | {"asynchronous": 5, "rounds": 60}
+    losses = fx.run(small_task(), build(name, find_preset("digits", name)[0]), **options).history.column("train_loss")
     assert np.mean(losses[-10:]) < 0.8 * np.mean(losses[:10])
 
 
@@ -229,7 +229,7 @@ PRIVATE = fx.with_privacy(fx.fedavg(0.1), clip=1.0, noise_multiplier=1.0, delta=
      ({"speeds": "fast"}, "speeds"), ({"speeds": "lognormal:wide"}, "speeds"), ({"speeds": "lognormal:-1"}, "speeds"),
      ({"algorithm": fx.scaffold(0.1), "label": "scaffold"}, "asynchronous.*scaffold"),
      ({"algorithm": PRIVATE}, "asynchronous.*private")],
-    ids=lambda given: ",".join(given) if isinstance(given, dict) else given,
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else value,
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused_by_name(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(fx.UsageError, match=reason):

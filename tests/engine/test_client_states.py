@@ -25,25 +25,18 @@ def bump(tree: Any) -> Any:
     return jax.tree.map(lambda a: a + jnp.arange(1, len(a) + 1, dtype=a.dtype).reshape(-1, *[1] * (a.ndim - 1)), tree)
 
 
-def test_rows_are_initial_until_their_client_comes_back() -> None:
-    kept = OnHost(INITIAL, 9)
-    kept.put(bump(kept.take(cohort(7, 2))))
-    kept.put(bump(kept.take(cohort(2, 5))))
-    found = kept.of(np.arange(9))
-    np.testing.assert_array_equal(found["a"][:, 0], [1, 1, 4, 1, 1, 3, 1, 2, 1])  # 2: +2 then +1; 5: +2; 7: +1
-    np.testing.assert_array_equal(found["b"][0].astype("f4"), np.array([3, 3, 6, 3, 3, 5, 3, 4, 3], "f4"))
-    assert found["b"][0].dtype == jnp.bfloat16
-    assert found["b"][1].dtype == np.int32
-
-
-def test_saved_rows_come_back(tmp_path: Path) -> None:
-    first = OnHost(INITIAL, 9)
+def test_rows_are_initial_until_their_client_comes_back_and_are_saved(tmp_path: Path) -> None:
+    first, second = OnHost(INITIAL, 9), OnHost(INITIAL, 9)
     first.put(bump(first.take(cohort(7, 2))))
+    first.put(bump(first.take(cohort(2, 5))))
     first.save(tmp_path)
-    second = OnHost(INITIAL, 9)
     second.put(bump(second.take(cohort(0, 1))))  # forgotten when the saved rows are loaded
     second.load(tmp_path)
-    jax.tree.map(np.testing.assert_array_equal, second.of(np.arange(9)), first.of(np.arange(9)))
+    for saved in (first, second):
+        rows = saved.of(np.arange(9))
+        np.testing.assert_array_equal(rows["a"][:, 0], [1, 1, 4, 1, 1, 3, 1, 2, 1])  # 2: +2 then +1; 5: +2; 7: +1
+        np.testing.assert_array_equal(rows["b"][0].astype("f4"), np.array([3, 3, 6, 3, 3, 5, 3, 4, 3], "f4"))
+        assert (rows["b"][0].dtype, rows["b"][1].dtype) == (jnp.bfloat16, np.int32)
     with pytest.raises(ValueError, match="belong to another experiment"):
         OnHost(INITIAL, 8).load(tmp_path)
 

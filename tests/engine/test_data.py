@@ -4,28 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
 import fedoptax as fx
-from fedoptax.engine.data import open_examples
-from fedoptax.engine.plan import RunOptions, make_plan
-from fedoptax.engine.sampling import sample_cohort
-from small import small_task
-
-
-def test_a_round_reads_its_cohort_alone() -> None:
-    task, key = small_task(), jax.random.key(0)
-    plan = make_plan(RunOptions(cohort_size=3, examples="stream"), task, fx.fedavg(0.1))
-    read = open_examples(task, plan, lambda round: np.asarray(sample_cohort(key, round, 7, 3)))
-    for round in range(2):
-        data, cohort = read(round), np.asarray(sample_cohort(key, round, 7, 3))
-        for place, client in enumerate(cohort):
-            start, size = int(data.offsets[place]), int(data.sizes[place])
-            np.testing.assert_array_equal(data.examples["x"][0, start : start + size], task.clients.client(client)["x"])
-        assert data.examples["x"].shape[:2] == (1, 11 + 9 + 7)  # room for the largest cohort there can be
-
 
 BEYOND_MEMORY = """
 import resource, sys

@@ -60,28 +60,19 @@ def test_validation_has_columns_of_its_own_and_stands_for_clients_without_test_e
     np.testing.assert_allclose(by_client[np.isfinite(by_client)], of, rtol=1e-5)
 
 
-@pytest.mark.parametrize("batch", [500, 4, 1])
-def test_averages_are_weighted_and_padding_counts_for_nothing(batch: int) -> None:
-    task = values_task(eval_batch=batch)
-    x = rows(task)
-    weights = np.abs(x[:, 2:])
-    assert columns(task) == pytest.approx(
-        {"test_first": x[:, 0].mean(), "test_tokens": (weights * x[:, :2]).sum() / weights.sum()}, rel=1e-5
-    )
-
-
-@pytest.mark.parametrize(("batch", "higher"), [(500, True), (4, False)])
-def test_every_client_counts_once(batch: int, higher: bool) -> None:
+@pytest.mark.parametrize(("batch", "higher"), [(500, True), (4, False), (1, True)])
+def test_averages_are_weighted_padding_counts_for_nothing_and_every_client_once(batch: int, higher: bool) -> None:
     task = values_task(higher, test_owners=OWNED_BY, eval_batch=batch)
-    x = rows(task)[:, 0]
+    x, weights, found = rows(task)[:, 0], np.abs(rows(task)[:, 2:]), columns(task)
     of = np.array([x[i == OWNED_BY].mean() for i in (0, 2, 4)])
-    found = columns(task)
-    assert found["test_first"] == pytest.approx(x.mean(), rel=1e-5)
-    assert found["client_first_mean"] == pytest.approx(of.mean(), rel=1e-5)
-    assert found["client_first_spread"] == pytest.approx(of.std(), rel=1e-5)
-    assert found["client_first_worst_decile"] == pytest.approx(of.min() if higher else of.max(), rel=1e-5)
+    worst = of.min() if higher else of.max()
+    assert found == pytest.approx({
+        "test_first": x.mean(), "test_tokens": (weights * rows(task)[:, :2]).sum() / weights.sum(),
+        "client_first_mean": of.mean(), "client_first_spread": of.std(), "client_first_worst_decile": worst,
+    }, rel=1e-5)  # fmt: skip
     by_client = fx.evaluate_clients(task, task.init(jax.random.key(0)))
     np.testing.assert_allclose(by_client["first"], [of[0], np.nan, of[1], np.nan, of[2]], rtol=1e-5)
+    assert set(columns(values_task(eval_batch=batch))) == {"test_first", "test_tokens"}
 
 
 @pytest.mark.parametrize("higher", [True, False])
@@ -116,12 +107,9 @@ def test_owners_that_do_not_fit_are_refused(owners: np.ndarray) -> None:
         evaluation_data(small_task(test_owners=owners))
 
 
-def test_metrics_per_client_need_owners() -> None:
+def test_owners_or_fields_that_test_examples_lack_are_named() -> None:
     with pytest.raises(fx.UsageError, match="test_owners"):
         fx.evaluate_clients(small_task(), None)
-
-
-def test_a_field_that_test_examples_lack_is_named() -> None:
     task = values_task(test={"y": np.zeros(3, np.int32)})
     with pytest.raises(fx.UsageError, match="test of task 'small' must have the field 'x', which its metrics read"):
         column_names(task, None, evaluation_data(task))

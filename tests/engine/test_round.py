@@ -6,13 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import fedoptax as fx
 from fedoptax.engine.batches import LocalWork
 from fedoptax.engine.plan import Plan
-from fedoptax.engine.program import Fixed, program
 from fedoptax.engine.sampling import sample_cohort
 from laws_table import noisy_fedavg
 from oracles import fedopt as oracle
@@ -30,8 +28,8 @@ LONG = pytest.mark.long
 
 def rounds_of(task: fx.Task, algorithm: fx.FedAlgorithm, **options: Any) -> list[np.ndarray]:
     """The parameters after 1, 2, … rounds, from as many runs."""
-    given = {"cohort_size": 3, "batch_size": 4, "seed": SEED} | options
-    runs = (fx.run(task, algorithm, rounds=r, **given).params for r in range(1, ROUNDS + 1))
+    options = {"cohort_size": 3, "batch_size": 4, "seed": SEED} | options
+    runs = (fx.run(task, algorithm, rounds=r, **options).params for r in range(1, ROUNDS + 1))
     return [flatten(jax.tree.map(np.asarray, params)) for params in runs]
 
 
@@ -58,16 +56,6 @@ def test_the_comparison_with_algorithm_2_notices_a_wrong_order_of_examples() -> 
     task = small_task()
     want = oracle.run(EngineProblem(task, Plan(3, LocalWork(4)), SEED + 1, ROUNDS), "fedavg", **RULES["fedavg"])
     assert max(errors(rounds_of(task, fx.fedavg(**RULES["fedavg"])), want).values()) > BITES
-
-
-def test_schedules_are_evaluated_on_the_server_and_travel() -> None:
-    task, plan = small_task(), Plan(3, LocalWork(4))
-    scheduled = fx.fedavg(optax.exponential_decay(0.3, 1, 0.5), server_lr=lambda r: 1.0 + r)
-    problem = EngineProblem(task, plan, SEED, ROUNDS)
-    want = oracle.run(problem, "fedavg", lambda r: 0.3 * 0.5**r, lambda r: 1.0 + r)
-    assert max(errors(rounds_of(task, scheduled), want).values()) < TOLERANCE["float32"]
-    constant, travels = (program(task, Fixed(made), plan) for made in (fx.fedavg(0.3), scheduled))
-    assert (travels.bytes_down - constant.bytes_down, travels.bytes_up - constant.bytes_up) == (4, 0)
 
 
 DROPOUT = {"faults": {"dropout": 0.3, "deadline": 2.6}}
@@ -120,8 +108,8 @@ task_with, made = cache(small_task), cache(lambda name: MAKE[name]())  # pairs s
 def test_engines_agree(name: str, loss: Any, both: Any, one: Any, other: Any) -> None:
     """Parameters, all states and the whole history, however the same rounds are run."""
     task, algorithm = task_with(loss), made(name)
-    given = {"rounds": 4, "cohort_size": 5, "batch_size": 4, "seed": 3, **both}
-    a, b = (fx.run(task, algorithm, **given, **options) for options in (one, other))
+    shared = {"rounds": 4, "cohort_size": 5, "batch_size": 4, "seed": 3, **both}
+    a, b = (fx.run(task, algorithm, **shared, **options) for options in (one, other))
     states = [r.clients.of(range(7)) if hasattr(r.clients, "of") else r.clients.tree for r in (a, b)]
     left, right = (jax.tree.leaves((r.params, r.state, s)) for r, s in zip((a, b), states))
     for x, y in zip(left, right, strict=True):
@@ -201,25 +189,3 @@ def test_work_is_exact_for_clients_of_unequal_size() -> None:
         fx.run(task, algorithm, rounds=1, cohort_size=2, batch_size=4, seed=seed, client_loop="loop")
         jax.effects_barrier()
         assert len(counted) == sum(-(-int(task.clients.sizes[i]) // 4) for i in cohort)
-
-
-@pytest.mark.filterwarnings("error:Casting complex values")
-@LONG
-@pytest.mark.parametrize("options", [LOOP, EAGER, VMAP], ids=["loop", "eager", "vmap"])
-def test_complex_uploads_keep_both_parts(options: dict[str, Any]) -> None:
-    """Each client sends its loss times some complex numbers: their mean is the mean loss times these."""
-    base, factors = fx.fedavg(0.3), np.asarray([1 + 2j, 3j], np.complex64)
-
-    def client_update(*given: Any) -> Any:
-        upload, client, loss = base.client_update(*given)
-        return (upload, loss * factors), client, loss
-
-    algorithm = base._replace(
-        init=lambda params: (base.init(params), jnp.zeros(2, jnp.complex64)),
-        broadcast=lambda server: base.broadcast(server[0]),
-        client_update=client_update,
-        server_update=lambda server, mean, cohort: (base.server_update(server[0], mean[0], cohort), mean[1]),
-        params=lambda server: base.params(server[0]),
-    )
-    result = fx.run(small_task(), algorithm, rounds=2, cohort_size=3, batch_size=4, **options)
-    np.testing.assert_allclose(result.state[1], result.history[-1]["train_loss"] * factors, rtol=1e-5)

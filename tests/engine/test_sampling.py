@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import fedoptax as fx
 from fedoptax.engine.sampling import FLOYD_LIMIT, permutation, sample_cohort
 
 order = jax.jit(permutation, static_argnums=(2, 3, 4))
@@ -62,12 +61,3 @@ def test_permutations_are_uniform() -> None:
     _, counts = np.unique(np.asarray(orders), axis=0, return_counts=True)
     assert len(counts) == 24
     assert float(((counts - 400) ** 2 / 400).sum()) < 49.8  # 0.1 % point, 23 degrees of freedom
-
-
-def test_flat_arrays_hold_client_after_client() -> None:
-    data = fx.FederatedData.from_clients([{"x": np.array([1, 2])}, {"x": np.array([3])}, {"x": np.array([4, 5, 6])}])
-    assert data.num_clients == 3 and data.sizes.tolist() == [2, 1, 3]
-    assert data.examples["x"].tolist() == [1, 2, 3, 4, 5, 6]
-    assert data.client(2)["x"].tolist() == [4, 5, 6]
-    parts = fx.FederatedData.from_parts({"x": np.arange(6) * 10}, [np.array([5, 0]), np.array([1, 2, 3, 4])])
-    assert parts.client(0)["x"].tolist() == [50, 0]

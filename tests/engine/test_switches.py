@@ -31,12 +31,13 @@ TASK = small_task(test_owners=np.arange(11) % 3)
 CASES = [(switch, run, engine) for switch in SWITCHES for run in RUNS for engine in ("compiled", "eager")]
 CASES.remove(("disable_jit", "evaluated", "eager"))
 CASES.remove(("disable_jit", "with faults", "eager"))
-QUICK = {("evaluated", "eager"), ("with faults", "compiled")}
+QUICK = {("debug_nans", "with faults", "compiled"), ("disable_jit", "with faults", "compiled"),
+         ("strict promotion", "evaluated", "compiled"), ("x64", "evaluated", "eager")}  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("switch", "run", "engine"),
-    [pytest.param(*case, marks=[] if case[1:] in QUICK else pytest.mark.long) for case in CASES],
+    [pytest.param(*case, marks=[] if case in QUICK else pytest.mark.long) for case in CASES],
 )
 def test_a_healthy_run_stays_healthy(switch: str, run: str, engine: str) -> None:
     options = OPTIONS | ({"rounds": 1} if switch == "disable_jit" else {})  # which is slow

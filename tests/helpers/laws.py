@@ -95,8 +95,8 @@ def algorithm_of(make: Factory) -> FedAlgorithm:
 
 
 def run(algorithm: FedAlgorithm, rounds: int = ROUNDS, client_loop: str = "loop", **options: Any) -> fx.RunResult:
-    given = {"cohort_size": COHORT, "batch_size": BATCH, "seed": SEED, "progress": False} | options
-    return fx.run(TASK, algorithm, rounds=rounds, client_loop=client_loop, **given)
+    options = {"cohort_size": COHORT, "batch_size": BATCH, "seed": SEED, "progress": False} | options
+    return fx.run(TASK, algorithm, rounds=rounds, client_loop=client_loop, **options)
 
 
 @lru_cache(maxsize=8)
@@ -276,11 +276,11 @@ def traced_round(make: Factory) -> tuple[Callable[..., Any], list[int]]:
 
 def _traced(make: Factory, hypers: dict[str, float], rounds: int) -> tuple[Any, int]:
     round_, traces = traced_round(make)
-    before, given = len(traces), {name: jnp.float32(value) for name, value in hypers.items()}
+    before, values = len(traces), {name: jnp.float32(value) for name, value in hypers.items()}
     algorithm, params = make(**hypers), start()
     states = jax.tree.map(jnp.asarray, (algorithm.init(params), [algorithm.init_client(params) for _ in STEPS]))
     for _ in range(rounds):
-        states = round_(given, *states)
+        states = round_(values, *states)
     return states, len(traces) - before
 
 

@@ -80,12 +80,6 @@ def promotes(lr: float = 0.1) -> FedAlgorithm:
     return _with_upload(fx.fedavg(lr), change)
 
 
-def mixes_dtypes(lr: float = 0.1) -> FedAlgorithm:
-    """Multiplies by an int32 array: harmless today, refused under strict promotion."""
-    one = jnp.ones((), jnp.int32)
-    return _with_mean(fx.fedavg(lr), lambda mean: mean._replace(delta=jax.tree.map(lambda a: a * one, mean.delta)))
-
-
 def recompiles(lr: float = 0.1) -> FedAlgorithm:
     """The server's round comes back weakly typed, another signature than it went in with."""
     base = fx.fedavg(lr)
@@ -95,11 +89,6 @@ def recompiles(lr: float = 0.1) -> FedAlgorithm:
         return server._replace(round=jnp.where(server.round > 1, 2, 1))
 
     return base._replace(server_update=server_update)
-
-
-def compares_in_python(lr: float = 0.1) -> FedAlgorithm:
-    """Asks in Python how large the learning rate is."""
-    return fx.fedavg(lr if lr < 0.5 else 0.5)
 
 
 def keeps_a_constant(lr: float = 0.1) -> FedAlgorithm:

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+import pytest
 
 import fedoptax as fx
 from fedoptax.algorithm import FedAlgorithm
@@ -115,5 +116,7 @@ WRAPPED: dict[str, Factory] = {
 ROWS = TABLE | VARIANTS
 OWN_CODE = ("fedavg", "scaffold", "fedlamb", "stem", "fafed", "naive_adaptive", "mime", "local_adaalter", "delta_sgd")
 """Algorithms that are not another row's code with other constants."""
+own_code_quickly = [pytest.param(name, marks=[] if name in OWN_CODE else pytest.mark.long) for name in ROWS]
+"""All rows; with the quick tests those of `OWN_CODE`."""
 CORE = ("fafed",)
 """The row that keeps every law in `make test`, for its clients have states and two gradients a step."""

@@ -43,8 +43,8 @@ ROUNDS = 4
 def result(name: str, loop: str, cohort: int, devices: int) -> Any:
     """Everything that a run leaves, as float64 arrays: parameters, states, and the columns of the history."""
     algorithm, options = ALGORITHMS[name]
-    given = {"cohort_size": cohort, "batch_size": 4, "seed": 3, "client_loop": loop, "mesh": devices}
-    done = fx.run(TASK, algorithm, rounds=ROUNDS, **given, **options)
+    shared = {"cohort_size": cohort, "batch_size": 4, "seed": 3, "client_loop": loop, "mesh": devices}
+    done = fx.run(TASK, algorithm, rounds=ROUNDS, **shared, **options)
     columns = {name: done.history.column(name) for name in done.history[-1] if name != "seconds"}
     if done.personalized is not None:
         columns |= {f"client_{name}_after": [value] for name, value in done.personalized["after"].items()}

@@ -1,6 +1,7 @@
 """Small problems with gradients by hand, and rounds over them, for the tests of the algorithms."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -8,28 +9,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import fedoptax as fx
 from fedoptax import tree
 from fedoptax.algorithm import FedAlgorithm
-from fedoptax.algorithms import fafed, fedprox, naive_adaptive, stem
-from fedoptax.algorithms.fedlamb import fedlamb, local_amsgrad
-from fedoptax.algorithms.mime import mime, mimelite
-from fedoptax.algorithms.scaffold import scaffold
-from fedoptax.algorithms.shared_state import local_adaalter, lookahead
 from fedoptax.engine.eager import run_round
-from fedoptax.wrappers import with_clipping
 
-ALL: dict[str, Callable[..., FedAlgorithm]] = {
-    "scaffold": lambda lr: scaffold(lr), "scaffold_I": lambda lr: scaffold(lr, 0.9, option="I"),
-    "local_amsgrad": lambda lr: local_amsgrad(lr),
-    "local_amsgrad_bias": lambda lr: local_amsgrad(lr, bias_correction="momentum"),
-    "fedlamb": lambda lr: fedlamb(lr, weight_decay=0.01),
-    "fedlamb_reset": lambda lr: fedlamb(lr, phi="identity", layers="module", momentum="reset", bias_correction="both"),
-    "naive_adaptive": lambda lr: naive_adaptive(lr), "fafed": lambda lr: fafed(lr),
-    "fafed_released": lambda lr: fafed(lr, variant="released"), "stem": lambda lr: stem(lr),
-    "mime": lambda lr: mime(lr), "mime_adam": lambda lr: mime(lr, base="adam"), "mimelite": lambda lr: mimelite(lr),
-    "mimelite_adam": lambda lr: mimelite(lr, base="adam"), "local_adaalter": lambda lr: local_adaalter(lr),
-    "lookahead": lambda lr: lookahead(lr), "fedprox": lambda lr: fedprox(lr, 0.1),
-    "clipped": lambda lr: with_clipping(fafed(lr), 1.0),
+PLAIN = ("scaffold", "local_amsgrad", "naive_adaptive", "fafed", "stem", "mime", "mimelite", "local_adaalter",
+         "lookahead")  # fmt: skip
+ALL: dict[str, Callable[..., FedAlgorithm]] = {name: fx.ALGORITHMS[name] for name in PLAIN} | {
+    "scaffold_I": partial(fx.scaffold, server_lr=0.9, option="I"),
+    "local_amsgrad_bias": partial(fx.local_amsgrad, bias_correction="momentum"),
+    "fedlamb": partial(fx.fedlamb, weight_decay=0.01),
+    "fedlamb_reset": partial(fx.fedlamb, phi="identity", layers="module", momentum="reset", bias_correction="both"),
+    "fafed_released": partial(fx.fafed, variant="released"), "fedprox": partial(fx.fedprox, mu=0.1),
+    "mime_adam": partial(fx.mime, base="adam"), "mimelite_adam": partial(fx.mimelite, base="adam"),
+    "clipped": lambda lr: fx.with_clipping(fx.fafed(lr), 1.0),
 }  # fmt: skip
 OFTEN = ("fafed",)
 every = pytest.mark.parametrize(

@@ -70,13 +70,6 @@ def test_key_decides_the_parameters():
     assert not np.array_equal(first["dense1"]["kernel"], other["dense1"]["kernel"])
 
 
-def test_keys_may_be_raw_arrays():
-    model = mlp((3,), 2, hidden=(), dropout=0.5)
-    params = jax.tree.map(np.asarray, model.init(jax.random.PRNGKey(0)))
-    jax.tree.map(np.testing.assert_array_equal, params, model.init(jax.random.key(0)))
-    assert model.apply(params, np.ones((1, 3)), jax.random.PRNGKey(0)).shape == (1, 2)
-
-
 def test_dropout_needs_a_key():
     model = mlp((5,), 3, hidden=(8,), dropout=0.5)
     params, apply, x = some_params(model), jax.jit(model.apply), normal(0, (4, 5))
@@ -124,16 +117,6 @@ def test_logits_have_the_dtype_of_the_parameters(name, dtype):
 
 
 @pytest.mark.long
-def test_first_use_under_jit_leaks_nothing():
-    model = mlp((4,), 2, hidden=(3,), dropout=0.5)
-    with jax.checking_leaks():
-        params = jax.eval_shape(model.init, KEY)
-        jax.eval_shape(jax.jit(model.apply), params, jnp.ones((2, 4)))
-    params = some_params(model)
-    assert np.isfinite(model.apply(params, jnp.ones((2, 4)))).all()
-
-
-@pytest.mark.long
 def test_kernels_start_at_the_usual_scale():
     """Kernels have variance 1 / fan-in (Glorot uniform: 2 / (fan-in + fan-out)), biases are zero."""
     params = init(cnn((28, 28, 1), 10))
@@ -176,7 +159,9 @@ def test_missing_parameters_are_named():
         (lambda: models.shakespeare_rnn(90, units=()), "units"), (lambda: models.so_rnn(90, units=0), "units"),
         (lambda: models.wikitext_lstm(90, units=0), "units"), (lambda: models.wikitext_lstm(90, layers=0), "layers"),
         (lambda: models.wikitext_lstm(90, dropout=1.0), "dropout"), (lambda: models.so_logistic(0), "vocabulary"),
-        (lambda: models.so_logistic(10, tags=0), "tags"),
+        (lambda: models.so_logistic(10, tags=0), "tags"), (lambda: MODELS["vit"]((28, 28, 1), 10, patch=5), "patch"),
+        (lambda: MODELS["vit"]((28, 28, 1), 10, width=10, heads=4), "width"), (lambda: models.gpt(1), "vocabulary"),
+        (lambda: models.gpt(10, depth=0), "depth"),
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_refused_by_name(call, argument):

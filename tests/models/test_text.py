@@ -65,12 +65,6 @@ def test_logits_and_gradients_have_the_dtype_of_the_parameters(name, dtype):
     assert_dtype_of_params(SMALL[name], some_ids(), (3, 6, 11), dtype)
 
 
-def test_ids_may_be_bytes():
-    model = SMALL["so_rnn"]
-    params, apply = some_params(model), jax.jit(model.apply)
-    np.testing.assert_array_equal(apply(params, some_ids()), apply(params, some_ids().astype(jnp.uint8)))
-
-
 def test_ids_beyond_the_vocabulary_give_nan():
     model = SMALL["so_rnn"]
     logits = jax.jit(model.apply)(some_params(model), jnp.array([[1, 11], [1, 10]]))

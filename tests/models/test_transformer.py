@@ -62,20 +62,6 @@ def test_vit_is_computed_layer_by_layer():
     np.testing.assert_allclose(jax.jit(model.apply)(params, image[None])[0], expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "make"),
-    [
-        ("patch", lambda: MODELS["vit"]((28, 28, 1), 10, patch=5)),
-        ("width", lambda: MODELS["vit"]((28, 28, 1), 10, width=10, heads=4)),
-        ("vocabulary", lambda: gpt(1)),
-        ("depth", lambda: gpt(10, depth=0)),
-    ],
-)
-def test_wrong_sizes_are_refused_by_name(name, make):
-    with pytest.raises(UsageError, match=f"^{name} must"):
-        make()
-
-
 def test_a_sequence_longer_than_the_context_is_refused():
     model = gpt(11, context=4, width=4, depth=1, heads=1)
     with pytest.raises(UsageError, match=r"time <= 4"):

@@ -137,6 +137,22 @@ def tiny_stackoverflow(root: Path) -> None:
     (folder / "stackoverflow.tag_count").write_text(json.dumps({tag: 900 - i for i, tag in enumerate(tags)}))
 
 
+@pytest.mark.parametrize("name", ["stackoverflow-nwp", "stackoverflow-lr"])
+def test_stack_overflow_is_tested_on_a_sample_or_on_all(tmp_path: Path, name: str) -> None:
+    tiny_stackoverflow(tmp_path)
+    fields = {"tokens": b"how to sort", "title": b"list", "tags": b"java"}
+    users = {"1": {key: [value] * 10_003 for key, value in fields.items()}}
+    write_tff(tmp_path / "stackoverflow" / "stackoverflow_test.h5", users)
+    sizes = {}
+    for choice in (None, "sample", "all"):
+        task = fx.load_task(name, data_dir=tmp_path, test_examples=choice)
+        assert task.test is not None and task.spec.get("test_examples") == choice
+        sizes[choice] = len(task.test["y"])
+    assert sizes == {None: 10_000, "sample": 10_000, "all": 10_003}
+    with pytest.raises(fx.UsageError, match=r"^test_examples must be one of sample, all"):
+        fx.load_task(name, data_dir=tmp_path, test_examples="most")
+
+
 @pytest.mark.long
 def test_stack_overflow_next_word_trains_and_scores_real_words_alone(tmp_path: Path) -> None:
     tiny_stackoverflow(tmp_path)

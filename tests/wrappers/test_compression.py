@@ -9,16 +9,12 @@ import numpy as np
 import pytest
 
 import fedoptax as fx
-import laws
 from fedoptax import tree
 from fedoptax.algorithm import BatchList, decoded
-from fedoptax.deploy.server import RawReply, check_reply, upload_form
-from fedoptax.deploy.wire import WireError, pack, unpack
-from fedoptax.engine.batches import LocalWork
 from fedoptax.wrappers import uploads
 from fedoptax.wrappers.codecs import Coded
 from sending import a_round, echo, leaf, sender
-from small_rounds import ALL, close, every, federate, model, quadratic
+from small_rounds import ALL, close, every, federate, model
 
 codecs = fx.codecs
 DATA = [[(1.0, -1.0), (2.0, 0.5)], [(3.0, 2.0)]]
@@ -114,16 +110,6 @@ def test_decoded_uploads_and_the_residual_sum_to_the_changes(codec: Any) -> None
     assert float(arrived["b"][0]) == 12
 
 
-def test_the_residual_is_sent_once_it_is_the_largest() -> None:
-    algorithm = fx.with_compression(sender(), codecs.topk(0.2))
-    server, client = algorithm.init(jnp.zeros(5)), algorithm.init_client(jnp.zeros(5))
-    sent = []
-    for _ in range(4):
-        upload, client = update(algorithm, server, client, leaf([3.0, 2.0, 0.0, 0.0, 0.0]))
-        sent.append(list(map(float, decoded(algorithm, upload).delta)))
-    assert sent == [[3, 0, 0, 0, 0], [0, 4, 0, 0, 0], [6, 0, 0, 0, 0], [0, 4, 0, 0, 0]]
-
-
 def test_an_upload_that_is_not_finite_leaves_the_residual_untouched() -> None:
     algorithm = fx.with_compression(sender(), codecs.topk(0.2))
     server, client = algorithm.init(jnp.zeros(5)), algorithm.init_client(jnp.zeros(5))
@@ -158,39 +144,7 @@ def test_clients_and_rounds_are_rounded_independently() -> None:
     np.testing.assert_array_equal(*same)
 
 
-# ---------------------------------------------------------------- bytes, the wire, privacy
-
-
-def test_a_round_reports_the_coded_bytes() -> None:
-    plain, coded = fx.fedavg(0.1), fx.with_compression(fx.fedavg(0.1), codecs.topk(0.01))
-    big = {"w": jnp.ones((50, 40)), "b": jnp.zeros(())}
-    told = []
-    for algorithm in (plain, coded):
-        clients = [algorithm.init_client(big) for _ in DATA]
-        info = fx.eager.run_round(algorithm, quadratic, algorithm.init(big), clients, DATA)[2]
-        told.append((info.bytes_down, info.bytes_up))
-    assert told == [(2 * 8004, 2 * 8004), (2 * 8004, 2 * (20 * 8 + 4))]
-
-
-@pytest.mark.parametrize(
-    "codec", [codecs.topk(0.25), pytest.param(codecs.qsgd(2, 3), marks=pytest.mark.long)], ids=lambda c: c.name
-)
-def test_coded_uploads_cross_the_wire(codec: Any) -> None:
-    algorithm = fx.with_compression(fx.with_privacy(fx.fedavg(0.1), 1.0, 0.1, 1e-3), codec)
-    form = upload_form(laws.TASK, algorithm, LocalWork(2))
-    server, client = algorithm.init(laws.start()), algorithm.init_client(laws.start())
-    upload = algorithm.client_update(laws.grad_fn, algorithm.broadcast(server), client, laws.batches()[0])[0]
-    sent = pack(jax.device_get(upload))
-    reply = check_reply(RawReply(sent, {"num-examples": 2, "train-loss": 0.1}), form, 10)
-    close(decoded(algorithm, jax.tree.map(jnp.asarray, reply.upload)), decoded(algorithm, upload), rtol=0, atol=0)
-    assert jax.tree.structure(unpack(pack(form_of_ones(form)), form)) == jax.tree.structure(form)
-    broken = jax.tree.map(lambda a: np.full(a.shape, np.nan, a.dtype) if a.dtype == np.float32 else a, upload)
-    with pytest.raises(WireError, match="NaN or infinity"):
-        unpack(pack(jax.device_get(broken)), form)
-
-
-def form_of_ones(form: Any) -> Any:
-    return jax.tree.map(lambda a: np.ones(a.shape, a.dtype), form)
+# ---------------------------------------------------------------- what a node may send
 
 
 def test_places_outside_an_array_are_ignored() -> None:

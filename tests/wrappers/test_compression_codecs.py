@@ -152,9 +152,9 @@ def test_qsgd_sends_what_it_can_represent_exactly() -> None:
 def test_topk_keeps_the_largest_and_nothing_else() -> None:
     v = np.random.default_rng(2).normal(size=(20, 15)).astype("f4")
     back = np.asarray(there_and_back(codecs.topk(0.1), v))
-    kept = np.argsort(-np.abs(v).ravel())[:30]
+    largest = np.argsort(-np.abs(v).ravel())[:30]
     expected = np.zeros(300, "f4")
-    expected[kept] = v.ravel()[kept]
+    expected[largest] = v.ravel()[largest]
     np.testing.assert_array_equal(back.ravel(), expected)
 
 

@@ -8,18 +8,12 @@ import optax
 import pytest
 
 from fedoptax import tree
-from fedoptax.algorithms import fedprox, with_prox
+from fedoptax.algorithms import with_prox
 from fedoptax.algorithms.fafed import fafed
 from fedoptax.algorithms.fedopt import fedavg
 from fedoptax.errors import UsageError
 from fedoptax.wrappers import with_clipping
 from small_rounds import ALL, close, every, federate, model, quadratic, scalars
-
-
-def test_fedprox_by_hand() -> None:
-    # a = 1, b = 0, η_l = 0.1, μ = 2 from x = 1: y = 0.9; then g = 0.9 + 2(0.9 − 1) = 0.7 and y = 0.83.
-    _, _, path = federate(fedprox(0.1, 2.0), scalars(1.0), [[(1.0, 0.0)] * 2], 1)
-    assert float(path[1]["x"]) == pytest.approx(0.83)
 
 
 @every

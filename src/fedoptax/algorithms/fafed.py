@@ -24,22 +24,9 @@ from fedoptax.algorithm import (
     mean_gradient,
     num_steps,
 )
+from fedoptax.algorithms.fedopt import FedOptMessage, FedOptState, fedavg
 from fedoptax.errors import check_choice, check_decay, check_int, check_positive
-from fedoptax.schedules import LearningRate, Number, check_lr, cube_root, resolve_lr, value_at, value_to_send
-
-
-class NaiveState(NamedTuple):
-    """The server: parameters x and the round."""
-
-    params: Tree
-    round: jax.Array
-
-
-class NaiveMessage(NamedTuple):
-    """Down: x, and the learning rate if it is scheduled."""
-
-    params: Tree
-    lr: Tree
+from fedoptax.schedules import LearningRate, Number, check_lr, cube_root, resolve_lr, value_at
 
 
 class NaiveUpload(NamedTuple):
@@ -70,7 +57,7 @@ class FAFEDUpload(NamedTuple):
     steps: Tree
 
 
-def naive_adaptive(lr: LearningRate, b2: Number = 0.5) -> FedAlgorithm[NaiveState, NaiveMessage, Tree, NaiveUpload]:
+def naive_adaptive(lr: LearningRate, b2: Number = 0.5) -> FedAlgorithm[FedOptState, FedOptMessage, Tree, NaiveUpload]:
     """Naive adaptive FedAvg (Wu et al. 2023, Algorithm 1): each client has its own v; Theorem 1 shows it diverging.
 
     Step: v ← β v + (1−β) g² (line 6); y ← y − η g/√v (line 10; no step where v = 0). The server averages y (line 8, in
@@ -82,11 +69,15 @@ def naive_adaptive(lr: LearningRate, b2: Number = 0.5) -> FedAlgorithm[NaiveStat
     """
     check_lr(lr=lr)
     check_decay(b2=b2)
+    fedopt = fedavg(lr)
+
+    def init(params: Tree) -> FedOptState:
+        return FedOptState(params, (), jnp.zeros((), jnp.int32), ())
 
     def ratio(g: jax.Array, v: jax.Array) -> jax.Array:
         return jnp.where(v > 0, g / jnp.sqrt(v), jnp.zeros_like(g))
 
-    def client_update(grad_fn: GradFn, message: NaiveMessage, v: Tree, batches: Minibatches) -> ClientResult:
+    def client_update(grad_fn: GradFn, message: FedOptMessage, v: Tree, batches: Minibatches) -> ClientResult:
         eta = resolve_lr(lr, message.lr)
 
         def step(carry: tuple[Tree, Tree], batch: Any) -> tuple[tuple[Tree, Tree], jax.Array]:
@@ -99,15 +90,11 @@ def naive_adaptive(lr: LearningRate, b2: Number = 0.5) -> FedAlgorithm[NaiveStat
         (y, v), loss = local_steps(step, (message.params, v), batches)
         return NaiveUpload(y), v, loss
 
-    return FedAlgorithm(
-        lambda params: NaiveState(params, jnp.zeros((), jnp.int32)),
-        tree.zeros_like,
-        lambda server: NaiveMessage(server.params, value_to_send(lr, server.round)),
-        client_update,
-        lambda server, mean, cohort: NaiveState(mean.params, server.round + 1),  # line 8
-        lambda server: server.params,
-        "uniform",
-    )
+    def server_update(server: FedOptState, mean: NaiveUpload, cohort: Cohort) -> FedOptState:
+        return server._replace(params=mean.params, round=server.round + 1)  # line 8
+
+    algorithm = fedopt._replace(init=init, client_update=client_update, server_update=server_update)
+    return algorithm._replace(init_client=tree.zeros_like, weighting="uniform")
 
 
 def fafed(

@@ -11,28 +11,20 @@ import jax.numpy as jnp
 
 from fedoptax import tree
 from fedoptax.algorithm import ClientResult, Cohort, FedAlgorithm, GradFn, Minibatches, Tree, local_steps, steps_or_one
+from fedoptax.algorithms.fedopt import FedOptMessage, FedOptState, fedavg
 from fedoptax.errors import check_choice, check_decay, check_number, check_positive
-from fedoptax.schedules import LearningRate, Number, check_lr, resolve_lr, value_at, value_to_send
+from fedoptax.schedules import LearningRate, Number, resolve_lr, value_at
 
 
-class FedAdamWState(NamedTuple):
-    """The server: x, −Δ/η of the last round (K times the paper's Δ_G), v̄, and t, the local steps made so far."""
+class FedAdamWShared(NamedTuple):
+    """Down besides x: −Δ/η of the last round (K times the paper's Δ_G), v̄ (a number for each tensor), and t.
 
-    params: Tree
+    t counts the local steps made so far.
+    """
+
     direction: Tree
     v: Tree
     t: jax.Array
-    round: jax.Array
-
-
-class FedAdamWMessage(NamedTuple):
-    """Down: x, the direction, v̄ (a number for each tensor), t, and the learning rate if it is scheduled."""
-
-    params: Tree
-    direction: Tree
-    v: Tree
-    t: jax.Array
-    lr: Tree
 
 
 class FedAdamWUpload(NamedTuple):
@@ -51,7 +43,7 @@ def fedadamw(
     b2: Number = 0.999,
     eps: Number = 1e-8,
     second_moment: str = "mean",
-) -> FedAlgorithm[FedAdamWState, FedAdamWMessage, Tree, FedAdamWUpload]:
+) -> FedAlgorithm[FedOptState, FedOptMessage, Tree, FedAdamWUpload]:
     """FedAdamW (Liu et al. 2025): K steps of AdamW from m = 0 and the shared v̄, each with α Δ_G added.
 
     Step k: m ← β₁ m + (1−β₁) g; v ← β₂ v + (1−β₂) g²; y ← y − η (m̂/(√v̂ + ε) + α Δ_G + λ y) with m̂ = m/(1−β₁ᵏ) and
@@ -67,7 +59,7 @@ def fedadamw(
       eps: ε > 0.
       second_moment: `"mean"` is the paper; `"whole"`: v travels whole both ways, as in the authors' code.
     """
-    check_lr(client_lr=client_lr)
+    fedopt = fedavg(client_lr)
     check_number("alpha", alpha, 0)
     check_number("weight_decay", weight_decay, 0)
     check_decay(b1=b1, b2=b2)
@@ -77,22 +69,18 @@ def fedadamw(
     def to_send(v: Tree) -> Tree:
         return jax.tree.map(jnp.mean, v) if second_moment == "mean" else v
 
-    def init(params: Tree) -> FedAdamWState:
+    def init(params: Tree) -> FedOptState:
         zeros, zero = tree.zeros_like(params), jnp.zeros((), jnp.int32)
-        return FedAdamWState(params, zeros, to_send(zeros), zero, zero)
+        return FedOptState(params, (), zero, FedAdamWShared(zeros, to_send(zeros), zero))
 
-    def broadcast(server: FedAdamWState) -> FedAdamWMessage:
-        lr = value_to_send(client_lr, server.round)
-        return FedAdamWMessage(server.params, server.direction, server.v, server.t, lr)
-
-    def client_update(grad_fn: GradFn, message: FedAdamWMessage, client: Tree, batches: Minibatches) -> ClientResult:
-        x, lr = message.params, resolve_lr(client_lr, message.lr)
-        delta_g = tree.scale(1 / steps_or_one(batches), message.direction)
+    def client_update(grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches) -> ClientResult:
+        x, lr, shared = message.params, resolve_lr(client_lr, message.lr), message.shared
+        delta_g = tree.scale(1 / steps_or_one(batches), shared.direction)
 
         def step(carry: tuple, batch: Any) -> tuple[tuple, jax.Array]:
             y, m, v, k = carry
             loss, g = grad_fn(y, batch)
-            k, t = k + 1, message.t + k + 1
+            k, t = k + 1, shared.t + k + 1
             m = tree.ema(b1, m, g)
             v = tree.ema(b2, v, tree.square(g))
             m_hat = tree.scale(1 / (1 - b1 ** k.astype(float)), m)
@@ -100,13 +88,13 @@ def fedadamw(
             u = tree.add_scaled(tree.divide(m_hat, tree.root_plus(v_hat, eps)), alpha, delta_g)
             return (tree.add_scaled(y, -lr, tree.add_scaled(u, weight_decay, y)), m, v, k), loss
 
-        v = jax.tree.map(lambda mean, a: jnp.broadcast_to(mean, a.shape), message.v, x)
+        v = jax.tree.map(lambda mean, a: jnp.broadcast_to(mean, a.shape), shared.v, x)
         (y, _, v, k), loss = local_steps(step, (x, tree.zeros_like(x), v, jnp.zeros((), jnp.int32)), batches)
         return FedAdamWUpload(tree.sub(y, x), to_send(v), k), client, loss
 
-    def server_update(server: FedAdamWState, mean: FedAdamWUpload, cohort: Cohort) -> FedAdamWState:
+    def server_update(server: FedOptState, mean: FedAdamWUpload, cohort: Cohort) -> FedOptState:
         direction = tree.scale(-1 / value_at(client_lr, server.round), mean.delta)
-        x = tree.add(server.params, mean.delta)
-        return FedAdamWState(x, direction, mean.v, server.t + mean.steps, server.round + 1)
+        x, shared = tree.add(server.params, mean.delta), server.shared
+        return FedOptState(x, (), server.round + 1, FedAdamWShared(direction, mean.v, shared.t + mean.steps))
 
-    return FedAlgorithm(init, lambda params: (), broadcast, client_update, server_update, lambda s: s.params, "uniform")
+    return fedopt._replace(init=init, client_update=client_update, server_update=server_update, weighting="uniform")

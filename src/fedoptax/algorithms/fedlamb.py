@@ -186,8 +186,8 @@ def _local_adaptive(lr: LearningRate, direction: Callable[[Tree, Tree], Tree], o
             return (theta, m, v, s), loss
 
         (theta, m, v, s), loss = local_steps(step, (theta_0, m, v, s), batches)  # line 7
-        kept = Moments(m, s, v if has_v else ()) if persists else ()
-        return AMSUpload(theta, v), kept, loss  # line 14
+        client = Moments(m, s, v if has_v else ()) if persists else ()
+        return AMSUpload(theta, v), client, loss  # line 14
 
     def server_update(server: FedOptState, mean: AMSUpload, cohort: Cohort) -> FedOptState:
         v_max = jax.tree.map(jnp.maximum, server.shared, mean.v)

@@ -60,11 +60,11 @@ def _fedopt(
     average, persists, is_fixed = (client_state == name for name in ("average", "persist", "server"))
 
     def init(params: Tree) -> FedOptState:
-        own, opt_state = client_optimizer(1.0).init(params), server_optimizer.init(params)
-        forms: Any = [jax.tree.structure(state) for state in (own, opt_state)]
+        inner, opt_state = client_optimizer(1.0).init(params), server_optimizer.init(params)
+        forms: Any = [jax.tree.structure(state) for state in (inner, opt_state)]
         if is_fixed and forms[0] != forms[1]:
             raise UsageError('client_state "server" needs equal states of client_optimizer and server_optimizer')
-        return FedOptState(params, opt_state, jnp.zeros((), jnp.int32), own if average else ())
+        return FedOptState(params, opt_state, jnp.zeros((), jnp.int32), inner if average else ())
 
     def init_client(params: Tree) -> Tree:
         return client_optimizer(1.0).init(params) if persists else ()

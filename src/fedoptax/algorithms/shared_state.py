@@ -4,26 +4,18 @@ Reddi et al. 2021, *Adaptive Federated Optimization*, Section 1, "Related work",
 Algorithm 1, which they are with `fedopt(…, client_state="average")`.
 """
 
-from typing import NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from fedoptax import tree
-from fedoptax.algorithm import ClientResult, FedAlgorithm, GradFn, Minibatches, Tree
+from fedoptax.algorithm import ClientResult, FedAlgorithm, GradFn, Minibatches, Tree, local_steps
 from fedoptax.algorithms import optimizers
-from fedoptax.algorithms.fedopt import FedOptMessage, FedOptState, _fedopt, _sgd
+from fedoptax.algorithms.fedopt import FedOptMessage, FedOptState, FedOptUpload, _fedopt, _sgd
 from fedoptax.errors import check_number, check_positive
-from fedoptax.schedules import LearningRate, Number, check_lr
-
-
-class AdaAlterState(NamedTuple):
-    """A client's optimizer: the shared B², its own running A², and t′, the steps taken this round."""
-
-    b_squared: Tree
-    a_squared: Tree
-    steps: jax.Array
+from fedoptax.schedules import LearningRate, Number, check_lr, resolve_lr
 
 
 def local_adaalter(lr: LearningRate, b0: Number = 1.0, eps: Number = 1.0) -> FedAlgorithm:
@@ -32,7 +24,7 @@ def local_adaalter(lr: LearningRate, b0: Number = 1.0, eps: Number = 1.0) -> Fed
     Client, from the shared x and A² = B²: at local step t′ = 1, 2, … y ← y − η g/√(B² + t′ ε²) and A² ← A² + g², so all
     clients divide by the same numbers and the gradients of a round count from the next round on. Server: x ← mean y,
     B² ← mean A²; B² starts at b₀². As `fedopt(…, client_state="average")` with a server step of 1 and uniform weights;
-    at a synchronisation A² = B² and t′ = 0, so only one of the three travels: two vectors each way.
+    t′ is 0 at a synchronisation and does not travel: two vectors each way.
 
     Args:
       lr: η > 0, a number or a schedule over rounds.
@@ -42,19 +34,26 @@ def local_adaalter(lr: LearningRate, b0: Number = 1.0, eps: Number = 1.0) -> Fed
     check_lr(lr=lr)
     check_number("b0", b0, 0)
     check_positive(eps=eps)
-    algorithm = _fedopt(lr, optimizers.descend(1.0), lambda lr: _adaalter(lr, b0, eps), "average")
+    fedopt = _fedopt(lr, optimizers.descend(1.0), client_state="average")
 
     def init(params: Tree) -> FedOptState:
-        server = algorithm.init(params)
-        return server._replace(shared=server.shared.b_squared)
+        return fedopt.init(params)._replace(shared=tree.full_like(params, b0**2))
 
     def client_update(grad_fn: GradFn, message: FedOptMessage, client: Tree, batches: Minibatches) -> ClientResult:
-        shared = AdaAlterState(message.shared, message.shared, jnp.zeros((), jnp.int32))
-        message = message._replace(shared=shared)
-        upload, client, loss = algorithm.client_update(grad_fn, message, client, batches)
-        return upload._replace(client_opt_state=upload.client_opt_state.a_squared), client, loss
+        x, b_squared, eta = message.params, message.shared, resolve_lr(lr, message.lr)
 
-    return algorithm._replace(init=init, client_update=client_update, weighting="uniform")
+        def step(carry: tuple, batch: Any) -> tuple[tuple, jax.Array]:
+            y, a_squared, t = carry
+            loss, g = grad_fn(y, batch)
+            t = t + 1
+            root = jax.tree.map(lambda b: jnp.sqrt(b + t.astype(b.dtype) * jnp.asarray(eps**2, b.dtype)), b_squared)
+            y = tree.add(y, tree.divide(tree.scale(-eta, g), root))
+            return (y, tree.add(a_squared, tree.square(g)), t), loss
+
+        (y, a_squared, _), loss = local_steps(step, (x, b_squared, jnp.zeros((), jnp.int32)), batches)
+        return FedOptUpload(tree.sub(y, x), a_squared), client, loss
+
+    return fedopt._replace(init=init, client_update=client_update, weighting="uniform")
 
 
 def lookahead(
@@ -76,21 +75,3 @@ def lookahead(
     check_positive(alpha=alpha, eps=eps)
     adam = optimizers.scale_by_fedadam(b1, b2, optimizers.MomentOptions(tau=eps, debias=True))
     return _fedopt(client_lr, optimizers.descend(alpha), lambda lr: optax.chain(adam, _sgd(lr)), "average")
-
-
-def _adaalter(lr: Number, b0: Number, eps: Number) -> optax.GradientTransformation:
-    def init(params: Tree) -> AdaAlterState:
-        start = tree.full_like(params, b0**2)
-        return AdaAlterState(start, start, jnp.zeros((), jnp.int32))
-
-    def update(grads: Tree, state: AdaAlterState, params: Tree = None) -> tuple[Tree, AdaAlterState]:
-        steps = state.steps + 1
-
-        def root(b_squared: jax.Array) -> jax.Array:
-            placeholder = steps.astype(b_squared.dtype) * jnp.asarray(eps**2, b_squared.dtype)
-            return jnp.sqrt(b_squared + placeholder)
-
-        updates = tree.divide(tree.scale(-lr, grads), jax.tree.map(root, state.b_squared))
-        return updates, AdaAlterState(state.b_squared, tree.add(state.a_squared, tree.square(grads)), steps)
-
-    return optax.GradientTransformation(init, update)

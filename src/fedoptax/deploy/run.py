@@ -138,7 +138,7 @@ class NetworkRounds(Rounds):
         self.plan = make_plan(deployment.run_options, task, self._algorithm, deployment.algorithm)
         self._limits = Limits(deployment.quorum, deployment.round_timeout, deployment.wait_limit)
         self._bound = UploadBound(deployment.upload_bound, self.plan.work)
-        needed, minimum = self._limits.needed(self.plan.cohort_size), self.plan.aggregate.least
+        needed, minimum = self._limits.needed(self.plan.cohort_size), self.plan.aggregate.min_uploads
         self._is_secure = isinstance(self.plan.aggregate, SecureMean)
         if needed < minimum and not self._is_secure:
             raise UsageError(f"quorum must leave {self.plan.aggregate} at least {minimum} uploads, got {needed}")

@@ -66,7 +66,7 @@ Ask = Callable[[Sequence[int], Tree, Callable[[int], Numbers], Callable[[RawRepl
 
 def threshold(cohort_size: int, limits: Limits) -> int:
     """Return how many nodes must stay to the end: the quorum, more than half, and never fewer than three."""
-    return max(limits.needed(cohort_size), cohort_size // 2 + 1, SecureMean.least)
+    return max(limits.needed(cohort_size), cohort_size // 2 + 1, SecureMean.min_uploads)
 
 
 def answer(

@@ -28,16 +28,16 @@ class Sent(NamedTuple):
 
 
 class Aggregator:
-    """A rule and its name; its numbers are the fields of a dataclass, `least` is the minimum number of uploads."""
+    """A rule and its name; its numbers are the fields of a dataclass, `min_uploads` is the minimum number of uploads."""
 
     name: ClassVar[str]
-    least: ClassVar[int] = 1
+    min_uploads: ClassVar[int] = 1
 
     def __str__(self) -> str:
         return ":".join([self.name, *map(repr, vars(self).values())])
 
     def combine(self, uploads: Tree, weights: jax.Array, present: jax.Array) -> Tree:
-        """The aggregate of stacked uploads (S, …); weights (S,) ≥ 0; present bool (S,), at least `least` of them."""
+        """The aggregate of stacked uploads (S, …); weights (S,) ≥ 0; present bool (S,), `min_uploads` or more."""
         raise NotImplementedError
 
 
@@ -94,7 +94,7 @@ class SecureMean(Mean):
     limit: float
 
     name = "secure"
-    least = 3  # of two uploads each client could find the other's in the mean
+    min_uploads = 3  # of two uploads each client could find the other's in the mean
 
     def zero(self, like: Sent) -> Sent:
         """See `Mean.zero`."""
@@ -234,7 +234,7 @@ class Krum(Aggregator):
         return f"krum:{self.faulty}" + (f",keep={self.keep}" if self.keep > 1 else "")
 
     @property
-    def least(self) -> int:  # type: ignore[override]
+    def min_uploads(self) -> int:  # type: ignore[override]
         """The fewest uploads it works with."""
         return max(2 * self.faulty + 3, self.keep + self.faulty + 2)
 

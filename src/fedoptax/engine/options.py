@@ -199,8 +199,8 @@ class RoundOptions(Options):
 
         if self.aggregate != MEAN:
             raise UsageError(f"aggregate must be mean with secure_aggregation, got {self.aggregate}")
-        if self.cohort_size < SecureMean.least:
-            raise UsageError(f"secure_aggregation needs cohort_size >= {SecureMean.least}, got {self.cohort_size}")
+        if self.cohort_size < (least := SecureMean.min_uploads):
+            raise UsageError(f"secure_aggregation needs cohort_size >= {least}, got {self.cohort_size}")
 
     @property
     def evaluations(self) -> tuple[int, int, int]:

@@ -120,8 +120,8 @@ def _check_cohort(cohort_size: int, task: Task, aggregator: Aggregator) -> None:
     shares = task.clients.num_clients
     if task.devices is not None and cohort_size != shares:
         raise UsageError(f"cohort_size must be {shares}, the number of active devices in each round, got {cohort_size}")
-    if cohort_size < aggregator.least:
-        raise UsageError(f"aggregate {aggregator} needs cohort_size >= {aggregator.least}, got {cohort_size}")
+    if cohort_size < aggregator.min_uploads:
+        raise UsageError(f"aggregate {aggregator} needs cohort_size >= {aggregator.min_uploads}, got {cohort_size}")
 
 
 def _check_asynchronous(

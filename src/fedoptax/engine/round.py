@@ -129,7 +129,7 @@ def checked_round(task: Task, algorithm: FedAlgorithm, plan: Plan, is_eager: boo
         total, weight = _combine(plan.aggregate, members, sent, accepted, form)
         upload, loss = accumulate_result(total, form)
         count = jnp.sum(accepted)
-        is_enough = (count >= plan.aggregate.least) & (weight > 0)
+        is_enough = (count >= plan.aggregate.min_uploads) & (weight > 0)
         new_server = algorithm.server_update(server, upload, Cohort(count, task.num_clients))
         result = finish(server, new_server, loss, clients, members.row, states, is_enough)
         counts = [jnp.sum(a) for a in (accepted, outcome.dropped, outcome.late, outcome.answers & ~accepted)]

@@ -57,12 +57,12 @@ def make_schedule(
       exponent: of the weights.
     """
     rng, durations = np.random.default_rng([seed, _STREAM]), seconds.tolist()
-    free, working, held = list(range(len(durations))), list[tuple[float, int, int]](), dict[int, int]()
+    free, working, slot_of = list(range(len(durations))), list[tuple[float, int, int]](), dict[int, int]()
     now, elapsed, rows = 0.0, list[float](), []
     for step in range(rounds):
         in_use = {start for _, _, start in working}  # fewer than `concurrency`: whoever came last is not yet replaced
-        held = {start: slot for start, slot in held.items() if start in in_use}
-        held[step] = min(set(range(concurrency)) - set(held.values()))
+        slot_of = {start: slot for start, slot in slot_of.items() if start in in_use}
+        slot_of[step] = min(set(range(concurrency)) - set(slot_of.values()))
         start_of_step, arrived = now, list[tuple[int, int]]()
         while len(arrived) < buffer:
             while free and len(working) < concurrency:
@@ -75,7 +75,7 @@ def make_schedule(
         free += [client for client, _ in arrived]
         arrived.sort()
         rows.append(
-            ([c for c, _ in arrived], [step - s for _, s in arrived], [held[s] for _, s in arrived], held[step])
+            ([c for c, _ in arrived], [step - s for _, s in arrived], [slot_of[s] for _, s in arrived], slot_of[step])
         )
         elapsed.append(now - start_of_step)
     clients, staleness, slots, slot = (np.asarray(column, np.int32) for column in zip(*rows))

@@ -68,10 +68,10 @@ def functional(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
 
     def apply(params: Params, x: jax.Array, key: jax.Array | None = None) -> jax.Array:
         graphdef, paths, streams = skeleton()
-        given = flatten_dict(params) if isinstance(params, dict) else {}
-        if missing := [names for names in paths if names not in given]:
+        leaves = flatten_dict(params) if isinstance(params, dict) else {}
+        if missing := [names for names in paths if names not in leaves]:
             raise UsageError(f"params must be this model's, '{'/'.join(missing[0])}' is missing")
-        values = {path: jnp.asarray(given[names]) for names, path in paths.items()}
+        values = {path: jnp.asarray(leaves[names]) for names, path in paths.items()}
         for index, (path, variable) in enumerate(streams.items()):
             if key is None:
                 values[path] = variable.get_value()  # a shape only: in evaluation no stream is read

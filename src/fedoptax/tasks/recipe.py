@@ -103,6 +103,7 @@ class TaskOptions:
       schema: of a table, a TOML file or its text, see `fedoptax.data.schema`.
       class_weight: of classes, weights of the training loss: `"balanced"`, or `"yes=5,no=1"`.
       loss: of a number to predict: `"squared"` (the default), `"huber"` or `"poisson"`.
+      test_examples: of Stack Overflow: `"sample"`, 10,000 sentences drawn from all (the default), or `"all"`.
       validation_fraction: share of each client's training examples that is held out to choose by, in (0, 1), see
         `with_validation`; default none.
       metrics: of classes, further metrics by name, such as `"auroc,f1"`, see `with_metrics`.
@@ -140,6 +141,7 @@ class TaskOptions:
     target: str | None = None
     class_weight: str | None = None
     loss: str | None = None
+    test_examples: str | None = None
     validation_fraction: float | None = None
     metrics: str | None = None
     lora: int | None = None

@@ -10,6 +10,7 @@ import optax
 from fedoptax.algorithm import Tree
 from fedoptax.data.datasets import shakespeare, stackoverflow, wikitext
 from fedoptax.data.datasets.tokens import BOS, OOV, special_tokens, token_names
+from fedoptax.errors import check_choice
 from fedoptax.models import Model, so_logistic
 from fedoptax.tasks.metrics import perplexity
 from fedoptax.tasks.recipe import Recipe, TaskOptions, make_task
@@ -29,13 +30,20 @@ def shakespeare_characters(name: str, recipe: Recipe, options: TaskOptions) -> T
 
 def stackoverflow_words(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     """The next word of a user; accuracy leaves padding, OOV and end of sentence out (Reddi et al. 2021)."""
-    source = stackoverflow.load_nwp(options.data_dir, max_clients=options.num_clients)
+    source = stackoverflow.load_nwp(options.data_dir, **stackoverflow_sizes(options))
     net, special = recipe.models[options.model or recipe.model](source.num_classes), special_tokens(SO_WORDS)
     assert source.vocabulary is not None
     words = token_names(source.vocabulary.tolist())
     learned = next_token(net, words, pad=special.pad, unscored=(special.oov, special.eos))
     inputs = {"text": "words", "start": BOS, "unknown": OOV, "pad": special.pad}
     return make_task(name, recipe, options, source, **learned, inputs=inputs, eval_batch=50)
+
+
+def stackoverflow_sizes(options: TaskOptions) -> dict[str, Any]:
+    """How much of the data is read: the first users, and 10,000 test sentences (section 4) or all (appendix E.2)."""
+    choice = options.test_examples or "sample"
+    check_choice("test_examples", choice, ("sample", "all"))
+    return {"max_clients": options.num_clients, "test_examples": None if choice == "all" else 10_000}
 
 
 def wikitext_words(name: str, recipe: Recipe, options: TaskOptions) -> Task:
@@ -102,7 +110,7 @@ def stackoverflow_tags(name: str, recipe: Recipe, options: TaskOptions) -> Task:
     The loss is the *sum* over the batch of each post's mean binary cross-entropy, as in the paper's released code, so
     the paper's client learning rates apply as they are.
     """
-    source = stackoverflow.load_tags(options.data_dir, SO_WORDS, SO_TAGS, max_clients=options.num_clients)
+    source = stackoverflow.load_tags(options.data_dir, SO_WORDS, SO_TAGS, **stackoverflow_sizes(options))
     model = so_logistic(SO_WORDS, SO_TAGS)
 
     def logits_of(params: Tree, batch: Any) -> jax.Array:

@@ -97,12 +97,12 @@ def with_personal(algorithm: FedAlgorithm, keep: str | Sequence[str] | Callable[
 
     def client_update(grad_fn: GradFn, message: Tree, client: PersonalClient, batches: Minibatches) -> ClientResult:
         has_server = bool(jax.tree.leaves(client.server))
-        own = (algorithm.broadcast(client.server) if has_server else message)._replace(params=client.params)
-        upload, inner, loss = algorithm.client_update(grad_fn, join(message, own), client.inner, batches)
-        sent, kept = (part_of(upload, upload_form(algorithm, part)) for part in (message.params, client.params))
-        server = algorithm.server_update(client.server, kept, Cohort(1, 1)) if has_server else ()
-        params = add(client.params, kept.delta) if hasattr(kept, "delta") else algorithm.params(server)
-        return sent, PersonalClient(inner, params, server), loss
+        personal = (algorithm.broadcast(client.server) if has_server else message)._replace(params=client.params)
+        upload, inner, loss = algorithm.client_update(grad_fn, join(message, personal), client.inner, batches)
+        shared, rest = (part_of(upload, upload_form(algorithm, part)) for part in (message.params, client.params))
+        server = algorithm.server_update(client.server, rest, Cohort(1, 1)) if has_server else ()
+        params = add(client.params, rest.delta) if hasattr(rest, "delta") else algorithm.params(server)
+        return shared, PersonalClient(inner, params, server), loss
 
     def server_update(server: PersonalServer, mean: Tree, cohort: Cohort) -> PersonalServer:
         return server._replace(inner=algorithm.server_update(server.inner, mean, cohort))

@@ -24,8 +24,8 @@ VECTORS = ("delta", "params", "control_delta", "gradient", "m")
 """Fields of this package's uploads that are shaped like the model and may have any sign."""
 SECOND_MOMENTS = ("v", "nu")
 """Fields, of uploads and of the optimizers' states in them, that hold second moments: never negative."""
-_RECEIVED_AS = {"v": "shared", "client_opt_state": "shared"}
-"""What clients receive for a field of uploads: of Local AMSGrad and Fed-LAMB v̂, from which the v they send starts."""
+_SHARED = ("v", "client_opt_state")
+"""Fields of uploads that start from what clients share: of Local AMSGrad and Fed-LAMB v from v̂."""
 
 
 class Message(NamedTuple):
@@ -66,12 +66,12 @@ def known_part(message: Tree, upload: Tree, fields: Sequence[str] | None = None)
     A field (of `fields`; None is all) is known if the message has one of its name and form.
     """
     nothing = tree.zeros_like(upload)
-    names = getattr(upload, "_fields", ())
-    known = {}
+    names, shared, known = getattr(upload, "_fields", ()), getattr(message, "shared", None), {}
     for name in names if fields is None else set(names).intersection(fields):
-        received = getattr(message, name, getattr(message, _RECEIVED_AS.get(name, ""), None))
-        if _form(received) == _form(getattr(upload, name)):
-            known[name] = jax.tree.map(lambda a: a if is_floating(a) else jnp.zeros_like(a), received)
+        places = getattr(message, name, None), shared if name in _SHARED else None, getattr(shared, name, None)
+        received = [place for place in places if _form(place) == _form(getattr(upload, name))]
+        if received:
+            known[name] = jax.tree.map(lambda a: a if is_floating(a) else jnp.zeros_like(a), received[0])
     return nothing._replace(**known) if known else nothing
 
 

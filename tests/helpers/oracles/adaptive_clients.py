@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from oracles.fedopt import Rate, at
+from oracles.fedopt import Rate, Server, at
 from oracles.problem import Array, Problem, Tree, grad, mean, means, zeros
 
 
@@ -42,7 +42,7 @@ def run_fedadamw(
     eps: float = 1e-8,
     second_moment: str = "mean",
 ) -> Iterator[Tree]:
-    """x after every round; K Δ_G is kept, and divided by the steps of the client that uses it."""
+    """x after every round; K Δ_G is remembered, and divided by the steps of the client that uses it."""
     x, total, v_bar, steps = problem.params, zeros(problem.params), zeros(problem.params), 0
     for r, cohort in enumerate(problem.cohorts):
         eta, deltas, vs, counts = at(client_lr, r), [], [], []
@@ -91,8 +91,7 @@ def run_fedada2(
     eps: float = 1e-3,
 ) -> Iterator[Tree]:
     """x after every round."""
-    x, m = problem.params, zeros(problem.params)
-    v_server = {n: np.full_like(x[n], tau**2) for n in x}
+    x, outer = problem.params, Server(f"fed{server}", server_lr, b1=b1, b2=b2, tau=tau)
     for t, cohort in enumerate(problem.cohorts):
         deltas = []
         for i in cohort:
@@ -103,13 +102,7 @@ def run_fedada2(
                 v = {n: v[n] + g[n] ** 2 if client == "adagrad" else sm3(g[n], covers[n]) for n in x}
                 y = {n: y[n] - at(client_lr, t) * g[n] / (np.sqrt(v[n]) + eps) for n in x}
             deltas.append({n: y[n] - x[n] for n in x})
-        delta = mean(deltas)
-        m = {n: b1 * m[n] + (1 - b1) * delta[n] for n in x}
-        if server == "adagrad":
-            v_server = {n: v_server[n] + delta[n] ** 2 for n in x}
-        else:
-            v_server = {n: b2 * v_server[n] + (1 - b2) * delta[n] ** 2 for n in x}
-        x = {n: x[n] + at(server_lr, t) * m[n] / (np.sqrt(v_server[n]) + tau) for n in x}
+        x = outer.step(x, mean(deltas), t)
         yield x
 
 
@@ -125,11 +118,11 @@ def run_fadamgc(
     """x after every round."""
     x, y = problem.params, zeros(problem.params)
     ys = [zeros(x) for _ in range(problem.num_clients)]
-    kept = [(zeros(x), zeros(x), zeros(x)) for _ in range(problem.num_clients)]
+    states = [(zeros(x), zeros(x), zeros(x)) for _ in range(problem.num_clients)]
     for t, cohort in enumerate(problem.cohorts):
         x_sum, y_sum = zeros(x), zeros(x)
         for i in cohort:
-            x_i, (m, v, v_hat), gradients = x, kept[i], []
+            x_i, (m, v, v_hat), gradients = x, states[i], []
             for batch in problem.batches(t, i):
                 g = grad(x_i, batch)
                 gradients.append(g)
@@ -138,7 +131,7 @@ def run_fadamgc(
                 v = {n: b2 * v[n] + (1 - b2) * g_hat[n] ** 2 for n in x}
                 v_hat = {n: np.maximum(v_hat[n], v[n]) for n in x}
                 x_i = {n: x_i[n] - at(client_lr, t) * m[n] / (np.sqrt(v_hat[n]) + eps) for n in x}
-            kept[i] = (m, v, v_hat) if moments == "persist" else kept[i]
+            states[i] = (m, v, v_hat) if moments == "persist" else states[i]
             new = mean(gradients)
             x_sum = {n: x_sum[n] + x_i[n] - x[n] for n in x}
             y_sum = {n: y_sum[n] + new[n] - ys[i][n] for n in x}
@@ -172,11 +165,11 @@ def run_diloco(
 ) -> Iterator[Tree]:
     """θ after every round; with β that of Muon, for kernels not named by `adamw`, it is MuLoCo."""
     theta, buffer = problem.params, zeros(problem.params)
-    kept: list[Any] = [(zeros(theta), zeros(theta), zeros(theta), 0) for _ in range(problem.num_clients)]
+    states: list[Any] = [(zeros(theta), zeros(theta), zeros(theta), 0) for _ in range(problem.num_clients)]
     for r, cohort in enumerate(problem.cohorts):
         eta, outer = at(client_lr, r), []
         for i in cohort:
-            y, (m, v, muon, t) = theta, kept[i]
+            y, (m, v, muon, t) = theta, states[i]
             for batch in problem.batches(r, i):
                 g, t = grad(y, batch), t + 1
                 m = {n: b1 * m[n] + (1 - b1) * g[n] for n in y}
@@ -187,7 +180,7 @@ def run_diloco(
                     muon = {n: beta * muon[n] + g[n] for n in y}
                     u |= {n: newton_schulz(g[n] + beta * muon[n]) for n in kernels}
                 y = {n: (1 - eta * weight_decay) * y[n] - eta * u[n] for n in y}
-            kept[i] = (m, v, muon, t)
+            states[i] = (m, v, muon, t)
             outer.append({n: theta[n] - y[n] for n in y})
         d = mean(outer)
         buffer = {n: momentum * buffer[n] + d[n] for n in d}

@@ -1,25 +1,13 @@
 """SCAFFOLD [Karimireddy et al. 2020b, Algorithm 1], line by line; `mu` adds FedProx's term.
 
-`adam` is FedAdam's server in place of the step of line 17 [Reddi et al. 2021, Algorithm 2, lines 11, 14 and 15].
+The step of line 17 on x is that of a server by `rule` [Reddi et al. 2021, Algorithm 2], by default SGD's.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any
 
-import numpy as np
-
-from oracles.fedopt import Rate, at
+from oracles.fedopt import Rate, Server, at
 from oracles.problem import Problem, Tree, grad, mean, zeros
-
-
-class Adam(NamedTuple):
-    """FedAdam's constants; `v0` is what v starts at, τ² where None."""
-
-    b1: float = 0.9
-    b2: float = 0.99
-    tau: float = 1e-3
-    debias: bool = False
-    v0: float | None = None
 
 
 def run(
@@ -29,13 +17,11 @@ def run(
     option: int = 2,
     weighting: str = "uniform",
     mu: float = 0.0,
-    adam: Adam | None = None,
+    rule: str = "fedavg",
+    **options: Any,
 ) -> Iterator[Tree]:
     """x after every round."""
-    x, c = problem.params, zeros(problem.params)  # 1
-    m, v = zeros(x), zeros(x)
-    if adam and not adam.debias:
-        v = {n: np.full_like(x[n], adam.tau**2 if adam.v0 is None else adam.v0) for n in x}
+    x, c, server = problem.params, zeros(problem.params), Server(rule, server_lr, **options)  # 1
     controls = [zeros(x) for _ in range(problem.num_clients)]  # 2
     for r, cohort in enumerate(problem.cohorts):  # 3, 4
         eta_l = at(client_lr, r)
@@ -58,14 +44,6 @@ def run(
             controls[i] = c_plus  # 14
         weights = problem.weights(r, weighting)
         dx, dc = mean(delta_y, weights), mean(delta_c, weights)  # 16
-        if adam is None:
-            x = {n: x[n] + at(server_lr, r) * dx[n] for n in x}  # 17
-        else:
-            m = {n: adam.b1 * m[n] + (1 - adam.b1) * dx[n] for n in x}
-            v = {n: adam.b2 * v[n] + (1 - adam.b2) * dx[n] ** 2 for n in x}
-            eta = at(server_lr, r)
-            if adam.debias:
-                eta *= np.sqrt(1 - adam.b2 ** (r + 1)) / (1 - adam.b1 ** (r + 1))
-            x = {n: x[n] + eta * m[n] / (np.sqrt(v[n]) + adam.tau) for n in x}
+        x = server.step(x, dx, r)  # 17
         c = {n: c[n] + len(cohort) / problem.num_clients * dc[n] for n in x}  # 17
         yield x
