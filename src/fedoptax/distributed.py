@@ -16,7 +16,7 @@ from fedoptax._files import to_plain
 from fedoptax.errors import RunError, UsageError, check_int
 
 T = TypeVar("T")
-PER_PROCESS = ("environment", "trackers")  # fields of a config that may differ
+PER_PROCESS = ("command", "environment", "trackers")  # fields of a config that may differ
 _PIECE = 2**26  # bytes that are sent at a time
 
 

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -74,12 +73,6 @@ def test_every_setting_fits_its_task_and_builds_its_algorithms(task: str, name: 
 
 
 def test_the_texts_settings_are_there() -> None:
-    names = {f"fedlamb{model}{data}{epochs}{reading}" for model in ("", "-cnn") for data in ("", "-iid")
-             for epochs in ("", "-3-epochs", "-5-epochs") for reading in ("", "-active")}  # fmt: skip
-    assert names <= set(PAPERS["mnist"])
-    resnets = {f"fedlamb-resnet9{size}{data}{epochs}{reading}" for size in ("", "-10") for data in ("", "-iid")
-               for epochs in ("", "-1-epoch") for reading in ("", "-active")}  # fmt: skip
-    assert resnets <= set(PAPERS["cifar10"])
     active = find_setting("cifar10", "paper:fedlamb-resnet9-10-1-epoch-active")
     assert (active.task["devices"], active.task["num_clients"], active.run["cohort_size"]) == (10, 5, 5)
     assert active.run["local_epochs"] == 1 and active.hyperparameters["fedlamb"]["phi"] == "identity"
@@ -145,27 +138,6 @@ def test_presets_build(task: str) -> None:
         for model in (None, *models):
             build(name, find_preset(task, name, model)[0])
     assert task not in ("digits", "mnist") or set(named) == set(ALGORITHMS)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("task", "name"),
-    [(t, n) for t, n in ALL if t in ("mnist", "fashion-mnist", "cifar10") and "resnet" not in n != "afo"],
-)
-def test_every_setting_of_a_small_network_runs_for_two_rounds(task: str, name: str) -> None:
-    if not (DATA / task).is_dir():
-        pytest.skip(f"no folder {task}/ under $FEDOPTAX_DATA or shared/data")
-    setting = find_setting(task, f"paper:{name}")
-    loaded = load_task(task, tuple(sorted(setting.task.items())))
-    short = {"rounds": 2, "eval_every": 2, "local_epochs": 1, "local_steps": 2, "progress": False}
-    for algorithm in setting.hyperparameters if name in ("fafed-low", "fedlamb") else list(setting.hyperparameters)[:1]:
-        result = fx.run(loaded, build(algorithm, setting.hyperparameters[algorithm]), **setting.run | short)
-        assert math.isfinite(result.history.last("train_loss"))
-
-
-@cache
-def load_task(task: str, options: tuple[tuple[str, Any], ...]) -> fx.Task:
-    return fx.load_task(task, data_dir=DATA, **dict(options))
 
 
 @pytest.mark.long

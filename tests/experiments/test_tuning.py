@@ -3,7 +3,6 @@
 import math
 import pickle
 import shutil
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ import fedoptax as fx
 from fedoptax.experiments.tuning import AllDiverged, Rule, Search, SearchResult, Trial, rule_for, run_search
 from fedoptax.storage import folder as storage
 from fedoptax.storage.history import read_lines
-from full_disks import largest_file
 from refusals import refused
 
 TASK = fx.load_task("quadratic", num_clients=8)
@@ -74,30 +72,6 @@ def test_finished_points_are_not_run_again(tmp_path: Path) -> None:
     assert fx.tune(TASK, "fedadam", same, tmp_path / "broken", **SMALL).best.values == whole.best.values
     with pytest.raises(fx.RunError, match="of another search"):
         fx.tune(TASK, "fedadam", GRID | {"client_lr": [0.3]}, tmp_path / "broken", **SMALL)
-
-
-def test_a_full_disk_is_one_line_and_the_search_goes_on_later(tmp_path: Path) -> None:
-    whole = fx.tune(TASK, "fedadam", GRID, tmp_path / "whole", **SMALL)
-    for size in (100, 1500):  # no file to speak of; all but the checkpoints' arrays
-        with largest_file(size), pytest.raises(fx.RunError, match=r"cannot be written.*File too large") as stopped:
-            fx.tune(TASK, "fedadam", GRID, tmp_path / "full", **SMALL)
-        assert "\n" not in str(stopped.value)
-    again = fx.tune(TASK, "fedadam", GRID, tmp_path / "full", **SMALL)
-    assert [one.score for one in again.trials] == [one.score for one in whole.trials]
-
-
-def test_a_search_of_another_process_is_left_alone(tmp_path: Path) -> None:
-    with storage.locked(tmp_path / "held"), pytest.raises(fx.RunError, match=r"in use by another process$"):
-        fx.tune(TASK, "fedadam", GRID, tmp_path / "held", **SMALL)
-    assert [path.name for path in (tmp_path / "held").iterdir()] == [".lock"]
-
-
-@pytest.mark.long
-def test_a_grid_may_hold_schedules(tmp_path: Path) -> None:
-    tuned = fx.tune(TASK, "fedavg", {"client_lr": [0.1, "cosine(0.1, 4)"]}, tmp_path, **SMALL)
-    assert not tuned.edges  # a word has no neighbours
-    second = fx.run(TASK, fx.fedavg(fx.schedules.cosine(0.1, 4)), **SMALL)
-    assert tuned.trials[1].score == pytest.approx(second.history[-1]["train_loss"], rel=1e-4) != tuned.trials[0].score
 
 
 def test_scores_by_hand(tmp_path: Path) -> None:
@@ -194,9 +168,3 @@ def test_optuna_finds_the_better_end_and_goes_on_where_it_stopped(tmp_path: Path
     storage.write_json(tmp_path / "part" / "tune.json", spec | {"trials": 12})
     again = fx.tune(TASK, "fedavg", grid, tmp_path / "part", trials=12, **options)
     assert [one.values for one in again.trials] == [one.values for one in whole.trials]
-
-
-def test_without_optuna_it_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(fx.UsageError, match=r"pip install 'fedoptax\[optuna\]'"):
-        fx.tune(TASK, "fedavg", {"client_lr": [0.1, 0.3]}, tmp_path / "x", search="optuna", **SMALL)

@@ -16,15 +16,18 @@ import numpy as np
 import pytest
 
 import fedoptax as fx
+from command_line import fedoptax
 from fedoptax._files import read_json
 from fedoptax.experiments import workers
 from fedoptax.experiments.workers import Job, Processes, open_executor, run_jobs
+from fedoptax.storage.folder import is_finished
 from small import small_task
 
 TASK = fx.load_task("quadratic", num_clients=8)
 SMALL: dict[str, Any] = {"rounds": 3, "cohort_size": 3, "batch_size": 5}
 GRIDS = {"fedavg": {"client_lr": [1e-3, 0.03]}}
-DIGITS = ["--task", "digits", "--model", "logistic", "--num-clients", "8", "--cohort-size", "3"]
+COMPARE = ["compare", "--task", "digits", "--model", "logistic", "--num-clients", "8", "--cohort-size", "3",
+    "--algorithms", "fedavg", "--seeds", "4", "--rounds", "1200"]  # fmt: skip
 
 
 def params(folder: Path) -> dict[str, np.ndarray]:
@@ -150,20 +153,13 @@ def test_an_address_that_nobody_answers_is_one_line(tmp_path: Path) -> None:
         pass
 
 
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "fedoptax.cli.main", "compare", *DIGITS, "--algorithms", "fedavg,scaffold", "--out", "a",
-         "--seeds", "2", "--checkpoint-every", "0.2", *arguments],
-        cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
-
-
-def wait_for(found: Callable[[], list[Any]]) -> list[Any]:
-    for _ in range(1200):
+def wait_for(process: subprocess.Popen[str], found: Callable[[], list[Any]]) -> list[Any]:
+    for _ in range(15000):
         if things := found():
             return things
-        time.sleep(0.1)
-    raise AssertionError("not there after two minutes")
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    raise AssertionError("not there after five minutes")
 
 
 def workers_of(pid: int) -> list[int]:
@@ -172,20 +168,20 @@ def workers_of(pid: int) -> list[int]:
 
 
 @pytest.mark.long
-def test_ctrl_c_stops_all_and_a_killed_worker_costs_nothing(tmp_path: Path) -> None:
-    rounds = ("--rounds", "4000")
-    stopped = start(tmp_path, *rounds, "--workers", "2")
-    wait_for(lambda: list(tmp_path.glob("a/*/seed-*/checkpoints/*/checkpoint.json")))
-    os.killpg(stopped.pid, signal.SIGINT)  # as a terminal does
-    _, err = stopped.communicate(timeout=120)
-    assert stopped.returncode == 130 and "of 4 runs; continue with: fedoptax resume a" in err
-    again = start(tmp_path, *rounds, "--workers", "2")
-    worker, *_ = wait_for(lambda: workers_of(again.pid))
-    time.sleep(3)
-    os.kill(worker, signal.SIGKILL)
-    _, err = again.communicate(timeout=500)
-    assert again.returncode == 0, err
-    (tmp_path / "one").mkdir()
-    one = start(tmp_path / "one", *rounds)
-    assert one.wait(500) == 0
-    assert_same(params(tmp_path / "a"), params(tmp_path / "one" / "a"))
+@pytest.mark.usefixtures("clean_home")
+def test_a_killed_worker_costs_nothing_and_ctrl_c_stops_all(tmp_path: Path) -> None:
+    command = subprocess.Popen(
+        [sys.executable, "-m", "fedoptax.cli.main", *COMPARE, "--out", "a", "--workers", "2",
+         "--checkpoint-every", "0.1"],
+        cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    wait_for(command, lambda: list(tmp_path.glob("a/*/seed-*/checkpoints/*/checkpoint.json")))
+    killed, *_ = workers_of(command.pid)
+    os.kill(killed, signal.SIGKILL)
+    wait_for(command, lambda: [*filter(is_finished, (tmp_path / "a" / "fedavg").iterdir())])  # by the next workers
+    os.killpg(command.pid, signal.SIGINT)  # as a terminal does
+    _, err = command.communicate(timeout=300)
+    assert command.returncode == 130 and "of 4 runs; continue with: fedoptax resume a" in err
+    assert fedoptax("resume", tmp_path / "a") == 0
+    assert fedoptax(*COMPARE, "--out", tmp_path / "b") == 0
+    assert_same(params(tmp_path / "a"), params(tmp_path / "b"))

@@ -163,10 +163,6 @@ def test_parsing_refuses_unknown_commands(line: str) -> None:
         parse(line)
 
 
-def test_there_are_commands_to_check() -> None:
-    assert len(FEDOPTAX) > 100
-
-
 def excerpts(page: Path) -> list[str]:
     """The code in the third column of a page's tables of four columns."""
     rows = [row.split("|") for row in page.read_text(encoding="utf-8").splitlines() if row.startswith("| ")]

@@ -73,18 +73,6 @@ def test_a_third_hyper_parameter_is_taken_at_its_best(tmp_path: Path) -> None:
     ]
 
 
-def test_several_searches_share_a_profile(tmp_path: Path) -> None:
-    for name, shift in (("fedadam", 0.0), ("fedyogi", 0.1)):
-        ends = {(tau,): 0.3 + shift + 0.1 * i for i, tau in enumerate((1e-3, 1e-2, 1e-1))}
-        write_search(tmp_path / name, ends, {"tau": [1e-3, 1e-2, 1e-1]}, algorithm=name)
-    searches = load_searches(tmp_path)
-    (profile,) = make_profiles(searches)
-    assert list(profile.lines) == ["fedadam", "fedyogi"]
-    table = tabulate_points(searches)
-    assert table["rank"].tolist() == [1, 2, 3, 1, 2, 3]
-    assert table.groupby("algorithm")["tau"].first().to_dict() == {"fedadam": 0.1, "fedyogi": 0.1}
-
-
 def test_points_of_searches_are_not_compared_with_runs(tmp_path: Path) -> None:
     write_comparison(tmp_path, ["fedavg", "fedadam"], rounds=5)
     write_search(tmp_path / "tuning" / "fedadam", ENDS, GRID)

@@ -7,15 +7,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedoptax.report import final_table, group_runs, history_table, load_runs, to_markdown
+from fedoptax.report import final_table, group_runs, load_runs, to_markdown
 from fedoptax.report.curves import QUANTILES, find_client_bands, make_curve
-from fedoptax.report.figures import draw_figures
+from fedoptax.report.figures import draw_client_bands, draw_clients
 from fedoptax.report.page import list_incomplete, render
 from fedoptax.report.paired import compare_seeds
 from fedoptax.report.report import load_report
 from fedoptax.report.tables import short_table, to_latex
 from fedoptax.report.verdicts import find_verdicts
-from run_folders import ramp, write_comparison, write_run
+from run_folders import ramp, write_run
 
 
 def test_final_values_by_hand(tmp_path: Path) -> None:
@@ -173,21 +173,6 @@ def test_markdown_has_equal_rows_and_escapes(tmp_path: Path) -> None:
     assert r"a\|b &lt;b&gt;x&lt;/b&gt;" in lines[2]
 
 
-def test_participants_are_a_column_if_any_run_counts_them(tmp_path: Path) -> None:
-    write_run(tmp_path, ramp(0.9, 2))
-    assert "Participants" not in to_markdown(final_table(load_runs(tmp_path)))
-    path = tmp_path / "history.jsonl"
-    path.write_text(path.read_text().replace('"seconds"', '"participants": 7, "seconds"'))
-    assert "Participants" in to_markdown(final_table(load_runs(tmp_path)))
-
-
-def test_history_table_is_long(tmp_path: Path) -> None:
-    write_comparison(tmp_path, ["fedavg", "fedadam"], seeds=2, rounds=5)
-    table = history_table(load_runs(tmp_path))
-    assert len(table) == 20
-    assert table.columns[:3].tolist() == ["algorithm", "seed", "round"]
-
-
 def test_virtual_time_to_a_target_by_hand(tmp_path: Path) -> None:
     for seed, seconds in enumerate([[3.0, 1.0, 4.0, 2.0], [1.0, 1.0, 1.0, 1.0]]):
         folder = write_run(tmp_path / f"{seed}", [0.5, 0.7, 0.9, 0.9], seed=seed)
@@ -210,11 +195,15 @@ def test_quantiles_are_over_clients_and_their_mean_over_seeds(tmp_path: Path) ->
         run = write_run(tmp_path / f"{seed}", ramp(0.9, 6), seed=seed)
         rounds, clients = np.repeat([2, 4, 6], 20), np.tile(np.arange(20), 3)
         table = pd.DataFrame({"round": rounds, "client": clients, "accuracy": by_round.reshape(-1)})
+        table.insert(2, "name", [f"site {client}" for client in clients])
         table.to_parquet(run / "clients.parquet")
     write_run(tmp_path / "other", ramp(0.8, 6), name="fedavg")
     report = load_report(tmp_path)
     (bands,) = find_client_bands(report.groups)
     assert bands.rounds.tolist() == [2, 4, 6] and bands.group.algorithm == "fedadam"
     np.testing.assert_allclose(bands.values, np.quantile(values, QUANTILES, axis=2).mean(1).T)
-    figures = draw_figures(report)
-    assert "clients.png" in figures and "Clients over rounds" in render(report, figures, tmp_path)
+    ends = [bands.end[f"site {client}"] for client in range(20)]
+    np.testing.assert_allclose(ends, values[:, -1].mean(0))
+    names = [text.get_text() for text in draw_clients([bands]).axes[0].get_xticklabels()]
+    assert names == [f"site {client}" for client in np.argsort(ends)]
+    assert len(draw_client_bands([bands]).axes) == 1 and "Clients over rounds" in render(report, {}, tmp_path)

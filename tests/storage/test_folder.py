@@ -118,6 +118,7 @@ def test_a_file_on_a_full_disk_keeps_its_content(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("summary", "is_finished"), [
     ({"status": "completed", "rounds_done": 3}, True), ({"status": "diverged", "rounds_done": 0}, True),
+    ({"status": "stopped early", "rounds_done": 2}, True),
     ({"status": "running", "rounds_done": 3}, False), ({"status": "completed"}, False), (None, False), ("{", False),
 ])  # fmt: skip
 def test_a_run_is_finished_when_its_summary_says_so(tmp_path: Path, summary: Any, is_finished: bool) -> None:

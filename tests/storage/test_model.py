@@ -215,7 +215,12 @@ def named_task(tree: Any) -> fx.Task:
     )
 
 
-@pytest.mark.parametrize("which", NAMES)
+QUICK = ("a slash", "npy", "lists and None")
+
+
+@pytest.mark.parametrize(
+    "which", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.long) for name in NAMES]
+)
 def test_parameters_of_any_names_come_back(which: str, tmp_path: Path) -> None:
     task = named_task(NAMES[which])
     result = fx.run(task, fx.fedavg(0.1), rounds=1, cohort_size=2, out=tmp_path / "run", engine="eager")

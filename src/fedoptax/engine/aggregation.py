@@ -28,7 +28,7 @@ class Sent(NamedTuple):
 
 
 class Aggregator:
-    """A rule and its name; its numbers are the fields of a dataclass, `min_uploads` is the minimum number of uploads."""
+    """A rule and its name; its numbers are the fields of a dataclass, `min_uploads` the smallest number of uploads."""
 
     name: ClassVar[str]
     min_uploads: ClassVar[int] = 1

@@ -4,9 +4,11 @@
 round and back after it, so the results are the same and a call advances one round.
 """
 
+import ctypes
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from fedoptax.algorithm import Tree
 from fedoptax.distributed import gather_from_all, place_among_all
 
 PLACES = ("auto", "device", "host")
+M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
 DEVICE_SHARE = 0.25  # of its memory, at most, for client states, and as much for training examples
 
 
@@ -47,9 +50,11 @@ class OnHost:
         leaves, self._structure = jax.tree.flatten(initial)
         self._initial = [np.asarray(leaf) for leaf in leaves]
         self._num_clients, (self._process, self._processes) = num_clients, place_among_all()
+        if self._processes > 1:
+            _return_freed_buffers()
         owned = -(-num_clients // self._processes)
         self._seen = np.zeros(owned, bool)
-        # pages that are never written take no memory
+        # pages of which no row is written take no memory; Linux's large ones are of 2 MB
         self._rows = [np.zeros((owned, *leaf.shape), leaf.dtype) for leaf in self._initial]
         self._ids = np.zeros(0, np.int64)
 
@@ -109,6 +114,12 @@ class OnHost:
 
     def _form(self) -> list[list[Any]]:
         return [[self._num_clients], *[[*leaf.shape, str(leaf.dtype)] for leaf in self._initial]]
+
+
+def _return_freed_buffers() -> None:
+    """Make glibc return large buffers when they are freed: a cohort's, kept for reuse, were 100 MB of each process."""
+    with suppress(AttributeError, OSError, TypeError):  # another C library
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**20)
 
 
 ClientStates = OnDevice | OnHost

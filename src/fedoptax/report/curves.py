@@ -133,7 +133,7 @@ class ClientBands:
     metric: str
     rounds: np.ndarray  # (n,)
     values: np.ndarray  # (n, quantiles)
-    end: np.ndarray  # (clients,) at the last of these rounds, increasing
+    end: pd.Series  # of each client, by its name or else its number, at the last of these rounds
 
 
 def find_client_bands(groups: Sequence[Group]) -> list[ClientBands]:
@@ -149,6 +149,6 @@ def find_client_bands(groups: Sequence[Group]) -> list[ClientBands]:
             parts = [table.groupby("round")[column].quantile(np.array(QUANTILES)).unstack() for table in tables]
             mean = pd.concat(parts).groupby(level=0).mean()
             ends = pd.concat([table[table["round"] == table["round"].max()] for table in tables])
-            end = np.sort(ends.groupby("client")[column].mean().dropna().to_numpy(float))
+            end = ends.groupby("name" if "name" in ends else "client")[column].mean().dropna()
             bands.append(ClientBands(group, metric, mean.index.to_numpy(int), mean.to_numpy(float), end))
     return bands

@@ -22,10 +22,11 @@ from fedoptax.report.load import Run
 from fedoptax.report.partition import SHOWN, Partition
 from fedoptax.report.report import Report
 from fedoptax.report.searches import HeatMap, Profile
-from fedoptax.report.style import look
+from fedoptax.report.style import style_of
 from fedoptax.report.words import format_count, format_number, metric_title, metric_words
 from fedoptax.storage.history import read_lines
 
+NAMED = 40  # clients at most whose names are written
 GREY, INK, BARS = "#6a7079", "#24292f", "#8d98a7"
 _STYLE: dict[Any, Any] = {
     "font.size": 9.0, "font.family": "sans-serif", "text.color": INK, "text.parse_math": False, "text.usetex": False,
@@ -94,7 +95,7 @@ def draw_curves(metric: Metric, x: str = "round") -> Figure:
 
 
 def _draw_curve(axes: Axes, curve: Curve, x: np.ndarray) -> Line2D:
-    style, index = look(curve.group.index), curve.group.index
+    style, index = style_of(curve.group.index), curve.group.index
     color = style.light
     shown = np.isfinite(curve.mean) & np.isfinite(x)
     size = max(1, int(shown.sum()))
@@ -134,7 +135,7 @@ def draw_client_bands(bands: Sequence[ClientBands]) -> Figure:
     figure = Figure(figsize=(7.6 if columns > 1 else 5.4, 0.4 + 2.4 * rows), layout="constrained")
     plots = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     for axes, band in zip(plots.flat, bands):
-        color, values = look(band.group.index).light, band.values.T
+        color, values = style_of(band.group.index).light, band.values.T
         for low, high, alpha in ((0, 4, 0.15), (1, 3, 0.3)):
             axes.fill_between(band.rounds, values[low], values[high], color=color, alpha=alpha, lw=0)
         axes.plot(band.rounds, values[2], color=color)
@@ -156,20 +157,25 @@ def draw_phases(run: Run) -> Figure | None:
     axes = figure.add_subplot(xlabel="Round", ylabel="Seconds")
     for place, phase in enumerate(table):
         bottom = table.iloc[:, :place].sum(axis=1)
-        axes.bar(table.index, table[phase], 1.0, bottom, color=look(place).light, label=phase)
+        axes.bar(table.index, table[phase], 1.0, bottom, color=style_of(place).light, label=phase)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.legend(loc="outside right upper")
     return figure
 
 
 def draw_clients(bands: Sequence[ClientBands]) -> Figure:
-    """Draw each client's metric at the end, from the worst to the best, one line per group."""
+    """Draw each client's metric at the end, one line per group, by increasing mean over groups, with clients' names."""
+    table = pd.DataFrame({place: band.end for place, band in enumerate(bands)})
+    table = table.loc[table.mean(axis=1).sort_values().index]
     figure = Figure(figsize=(7.6, 3.4), layout="constrained")
-    axes = figure.add_subplot()
-    for band in bands:
-        style = look(band.group.index)
-        axes.plot(band.end, color=style.light, marker=style.matplotlib_marker, label=visible(band.group.label, 34))
-    axes.set(xlabel="Clients, in increasing order", ylabel=visible(metric_title(bands[0].metric)), xticks=[])
+    axes = figure.add_subplot(ylabel=visible(metric_title(bands[0].metric)))
+    for place, band in enumerate(bands):
+        style, values = style_of(band.group.index), table[place].to_numpy()
+        axes.plot(values, color=style.light, marker=style.matplotlib_marker, label=visible(band.group.label, 34))
+    is_named = table.index.name != "client" and len(table) <= NAMED
+    names = [visible(str(name), 20) for name in table.index] if is_named else []
+    axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
+    axes.set_xlabel("" if names else "Clients, in increasing order")
     axes.legend()
     return figure
 
@@ -260,7 +266,7 @@ def draw_profile(profile: Profile, places: Mapping[str, int]) -> Figure:
     axes = figure.add_subplot()
     for place, (name, line) in enumerate(profile.lines.items()):
         x, y = zip(*line, strict=True)
-        style = look(places.get(name, place))
+        style = style_of(places.get(name, place))
         (drawn,) = axes.plot(x, y, color=style.light, marker=style.matplotlib_marker, label=visible(name))
         drawn.set_linestyle("-" if profile.is_grid else "none")
     if min(x for line in profile.lines.values() for x, _ in line) > 0:

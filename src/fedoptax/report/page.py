@@ -24,7 +24,7 @@ from fedoptax.report.load import Run
 from fedoptax.report.partition import task_title
 from fedoptax.report.report import Report
 from fedoptax.report.searches import describe_search, edge_warnings, tabulate_points
-from fedoptax.report.style import look, palette_css
+from fedoptax.report.style import palette_css, style_of
 from fedoptax.report.tables import FIRST, shown_columns, table_rows
 from fedoptax.report.words import describe_faults, format_count, format_setting, join_values, join_words, metric_title
 
@@ -44,8 +44,9 @@ def render(report: Report, figures: Mapping[str, bytes], folder: Path) -> str:
     )  # fmt: skip
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     filters = (
-        look, format_setting, metric_title, describe_search, edge_warnings, tabulate_points, table_rows, shown_columns,
-        find_axes, introduce, list_facts, list_incomplete, list_environment, caution_about_times, sort_key, title_of,
+        style_of, format_setting, metric_title, describe_search, edge_warnings, tabulate_points, table_rows,
+        shown_columns, find_axes, introduce, list_facts, list_incomplete, list_environment, caution_about_times,
+        sort_key, title_of,
     )  # fmt: skip
     environment.filters |= {function.__name__: function for function in filters}
     environment.filters["link"] = lambda path: relative_link(path, folder)
@@ -105,7 +106,7 @@ def chart_data(report: Report) -> dict[str, Any]:
         "groups": [
             {
                 "label": group.label,
-                "color": (style := look(group.index)).color,
+                "color": (style := style_of(group.index)).color,
                 "marker": style.plotly_marker,
                 "dash": ",".join(f"{length}px" for length in style.dash_pixels.split()) or "solid",
                 "diverged": group.is_diverged,

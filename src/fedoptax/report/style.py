@@ -40,7 +40,7 @@ class Look:
         return " ".join(f"{2 * length:g}" for length in self.dash)
 
 
-def look(index: int) -> Look:
+def style_of(index: int) -> Look:
     """Choose the look of the algorithm at a place in the report."""
     size = len(LIGHT)
     return Look(index % size, *MARKERS[(index + index // size) % size], DASHES[index % len(DASHES)])
