@@ -137,7 +137,7 @@ def test_a_function_is_a_task_whose_tuned_rates_are_compared(
     names = ["--algorithms", "fedavg,scaffold", "--seeds", "1", "--from", "tuned", "--out", "b"]
     assert fedoptax("compare", *small, *names) == 0
     printed = capsys.readouterr()
-    assert "weighting: examples for all methods (scaffold:" in printed.err
+    assert "weighting: examples for all methods (not in the paper of scaffold;" in printed.err
     assert "learning rates: preset of digits, a starting point; `fedoptax tune --task my_task:make`" in printed.err
     assert max(map(len, printed.out.splitlines())) <= 100 and "highest final test accuracy" in printed.out
     rates = json.loads((tmp_path / "b" / "compare.json").read_text())["rates"]

@@ -179,7 +179,7 @@ def image(place, mode="L"):
 
 
 BROKEN = {
-    "no label": (npz(y_test=[0]), {}, "a.npz"), "lengths": (npz(y=[0]), {}, "as many"),
+    "no label": (npz(y_test=[0]), {}, "a.npz"), "lengths": (npz(y=[0]), {}, "equally many"),
     "another shape to test": (npz(x_test=np.ones((1, 2)), y_test=[0]), {}, "test examples"),
     "clients of one part": (npz(client=[0, 1], x_test=np.ones((1, 3)), y_test=[0]), {}, "a.npz"),
     "a fraction as label": (npz(y=[0.5, 1]), {}, "'y', row 1"),
@@ -197,7 +197,7 @@ BROKEN = {
     "no parquet": (table("PAR1", "a.parquet"), {}, "a.parquet"),
     "an image too high up": (image("cat/1.png"), {}, "1.png"),
     "16 bits": (image("me/cat/1.png", "I;16"), {}, "1.png"),
-    "no images": (lambda path: (path / "a").mkdir(), {}, "no images"),
+    "no images": (lambda path: (path / "a").mkdir(), {}, "no training images"),
 }  # fmt: skip
 
 

@@ -70,7 +70,7 @@ def test_finished_points_are_not_run_again(tmp_path: Path) -> None:
     assert [one.score for one in again.trials] == [one.score for one in whole.trials]
     same = {name: np.asarray(values, np.float64) for name, values in GRID.items()}
     assert fx.tune(TASK, "fedadam", same, tmp_path / "broken", **SMALL).best.values == whole.best.values
-    with pytest.raises(fx.RunError, match="of another search"):
+    with pytest.raises(fx.RunError, match="belongs to another search"):
         fx.tune(TASK, "fedadam", GRID | {"client_lr": [0.3]}, tmp_path / "broken", **SMALL)
 
 
@@ -135,7 +135,7 @@ def test_aggregator_and_faults_are_part_of_a_search(tmp_path: Path) -> None:
     described = SMALL | {"weighting": "examples", "aggregate": "median", "faults": asdict(faults)}
     assert storage.read_json(tmp_path / "tune.json")["options"] == described
     assert storage.read_json(tmp_path / "point-001" / "config.json")["aggregate"] == "median"
-    with pytest.raises(fx.RunError, match="of another search"):
+    with pytest.raises(fx.RunError, match="belongs to another search"):
         fx.tune(TASK, "fedavg", grid, tmp_path, aggregate=fx.TrimmedMean(0.4), faults=faults, **SMALL)
     again = fx.tune(TASK, "fedavg", grid, tmp_path, aggregate="median", faults=faults, **SMALL)
     assert again.best.score == median.best.score

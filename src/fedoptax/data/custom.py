@@ -214,7 +214,7 @@ def _build(where: str, train: _Part, test: _Part | None = None, *, class_names: 
     for part in (train, test):
         lengths = [len(column) for column in part if column is not None]
         if len(set(lengths)) > 1:
-            raise DataError(f"{where}: examples, labels and clients must have equal numbers, got {lengths}")
+            raise DataError(f"{where}: examples, labels and clients must be equally many, got {lengths}")
     labels = set() if isinstance(train.y, np.ndarray) else {*train.y, *test.y}
     classes = sort_names(labels) if class_names is None else list(class_names)
     if other := labels.difference(classes):

@@ -89,7 +89,9 @@ def conv(
     if min(geometry.output) < 1:
         raise UsageError(f"kernel must not be larger than x, got {kernel.shape} for {x.shape}")
     if lowering == "winograd" and (window, strides) != ((3, 3), (1, 1)):
-        raise UsageError(f"lowering 'winograd' needs 3 x 3 kernels with strides (1, 1), got {kernel.shape} {strides}")
+        raise UsageError(
+            f"lowering must be 'winograd' only for 3 x 3 kernels with strides (1, 1), got {kernel.shape} and {strides}"
+        )
     if lowering != "winograd":
         kernel, geometry = _without_unused_weights(kernel, geometry)
 
