@@ -123,7 +123,7 @@ def as_numbers(where: str, values: Any) -> np.ndarray:
     """Return features (n, …) as they are trained on: float64 as float32, whole numbers within int32, (n,) as (n, 1)."""
     array = np.asarray(values)
     if array.dtype.kind not in "biuf" or array.ndim == 0 or 0 in array.shape[1:]:
-        raise DataError(f"{where} must hold numbers, equally many for each example, got {array.dtype}{list(array.shape)}")
+        raise DataError(f"{where} must hold numbers, equally many per example, got {array.dtype}{list(array.shape)}")
     if array.dtype.kind == "b":
         array = array.astype(np.uint8)
     elif array.dtype.kind == "f":
