@@ -131,7 +131,7 @@ def run(rule: Rule, setting: dict[str, float], rounds: int = 100) -> tuple[list[
 def tables() -> str:
     """The distances ‖x − x of Algorithm 2‖ / ‖x of Algorithm 2 − x₀‖, and the defaults, as Markdown."""
     lines = [
-        "| rule, with the same η, β and τ | apart after 2 rounds | after 100 | loss after 100 |",
+        "| rule, with the same η, β and τ | difference after 2 rounds | after 100 | loss after 100 |",
         "|---|---|---|---|",
     ]
     reference: list[Array] = []

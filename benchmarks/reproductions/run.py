@@ -35,6 +35,7 @@ def main() -> int:
     parser.add_argument("--full", action="store_true", help="the paper's settings instead of reduced ones")
     parser.add_argument("--so-far", action="store_true", help="run nothing, pack what has ended, write the pages")
     parser.add_argument("--again", action="store_true", help="also run steps whose histories are there")
+    parser.add_argument("--workers", help="compute the runs of a step in parallel, as `fedoptax compare` does")
     parser.add_argument("--list", action="store_true")
     options = parser.parse_args()
     if unknown := [name for name in options.recipe if name not in pages.names()]:
@@ -44,11 +45,11 @@ def main() -> int:
     for name in options.recipe:
         recipe = pages.read(name)
         kind = "full" if options.full else pages.measured(recipe)
-        reproduce(pages.Recipe(name, kind, recipe), options.so_far, options.again)
+        reproduce(pages.Recipe(name, kind, recipe), options.so_far, options.again, options.workers)
     return 0
 
 
-def reproduce(recipe: pages.Recipe, so_far: bool, again: bool) -> None:
+def reproduce(recipe: pages.Recipe, so_far: bool, again: bool, workers: str | None = None) -> None:
     """Run the steps of a recipe that are not done, and pack and draw each that ends."""
     folder = Path("runs") / "reproductions" / recipe.stem
     for step in recipe.text["steps"]:
@@ -57,7 +58,7 @@ def reproduce(recipe: pages.Recipe, so_far: bool, again: bool) -> None:
         if is_done and shlex.split(packed.about["command"])[1:] == shlex.split(step[recipe.kind]) and not again:
             continue
         if not so_far:
-            run(step[recipe.kind], place)
+            run(step[recipe.kind], place, workers)
         if (so_far and place.is_dir()) or histories.has_ended(place):
             histories.pack(place, recipe.stem, commit())
             draw(step, place, f"{recipe.stem}-{step['name']}")
@@ -65,11 +66,13 @@ def reproduce(recipe: pages.Recipe, so_far: bool, again: bool) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-def run(command: str, place: Path) -> None:
+def run(command: str, place: Path, workers: str | None) -> None:
     """Run or continue a step."""
     arguments = [*shlex.split(command), "--out", str(place)]
     if any((place / mark).is_file() for mark in ("compare.json", "tune.json", "config.json")):
         arguments = ["resume", str(place)]
+    if workers and arguments[0] != "run":
+        arguments += ["--workers", workers]
     data = os.environ.get("FEDOPTAX_DATA") or str(pages.ROOT.parent / "shared" / "data")
     print("fedoptax", shlex.join(arguments), flush=True)
     program = [sys.executable, "-m", "fedoptax.cli.main", *arguments]

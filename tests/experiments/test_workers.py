@@ -182,6 +182,6 @@ def test_a_killed_worker_costs_nothing_and_ctrl_c_stops_all(tmp_path: Path) -> N
     os.killpg(command.pid, signal.SIGINT)  # as a terminal does
     _, err = command.communicate(timeout=300)
     assert command.returncode == 130 and "of 4 runs; continue with: fedoptax resume a" in err
-    assert fedoptax("resume", tmp_path / "a") == 0
+    assert fedoptax("resume", tmp_path / "a", "--workers", "2") == 0
     assert fedoptax(*COMPARE, "--out", tmp_path / "b") == 0
     assert_same(params(tmp_path / "a"), params(tmp_path / "b"))

@@ -151,6 +151,9 @@ class ExperimentOptions(JsonOption, LearningOptions):
     overwrite: bool = option("Replace earlier results in --out.", False)
 
 
+WORKERS = "Compute runs in parallel: N (processes), dask:ADDRESS or submitit:PARTITION. [default: one after another]"
+
+
 class SearchOptions(Form):
     """The options of a search for hyper-parameters; None is the default."""
 
@@ -159,8 +162,7 @@ class SearchOptions(Form):
         "grid of a paper. [default: all learning rates]", {}, metavar="NAME=VALUES")  # fmt: skip
     select: str | None = of_search("Metric that ranks points, such as test_accuracy. [default: train_loss]")
     last: int | None = of_search("Last rounds to average it over. [default: 100, at most a tenth of all]")
-    workers: str | None = of_hardware("Compute runs in parallel: N (processes), dask:ADDRESS or "
-        "submitit:PARTITION. [default: one after another]")  # fmt: skip
+    workers: str | None = of_hardware(WORKERS)
 
 
 class ProcessOptions(Form):
@@ -220,6 +222,7 @@ class Resume(ProcessOptions):
     run: dict[str, Any] = options_from(RunOptions, lambda name, about: about.may_change, "unchanged")
     data_dir: Path | None = of_data(DATA_DIR)
     checkpoint_every: float | None = option("Seconds between checkpoints. [default: 60]")
+    workers: str | None = of_hardware(WORKERS)
 
 
 class Predict(Form):

@@ -169,15 +169,19 @@ def resume(options: Resume) -> None:
     is_comparison, is_search = (folder / comparison.FILE).is_file(), (folder / tuning.FILE).is_file()
     if changes.keys() & {"resume_round", "rounds"} and (is_comparison or is_search):
         raise UsageError("resume_round and `rounds` are for a single run only")
-    with errors_name(folder):
+    if options.workers and not (is_comparison or is_search):
+        raise UsageError("workers is for a comparison or a search only")
+    with errors_name(folder), open_executor(options.workers, folder) as executor:
         if is_comparison:
             compared = comparison.Comparison.read(folder)
             compared = replace(compared, options=compared.options | changes)
-            report_comparison(comparison.run_comparison(reload_task(compared.task, data_dir), compared, folder))
+            task = reload_task(compared.task, data_dir)
+            report_comparison(comparison.run_comparison(task, compared, folder, executor=executor))
         elif is_search:
             search = tuning.Search.read(folder)
             search = replace(search, options=search.options | changes)
-            report_search(tuning.run_search(reload_task(search.task, data_dir), search, folder))
+            task = reload_task(search.task, data_dir)
+            report_search(tuning.run_search(task, search, folder, executor=executor))
         elif not is_distributed() and "deployment" in _read_config(folder, changes):
             _resume_deployment(options, changes)
         else:
