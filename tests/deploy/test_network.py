@@ -200,19 +200,19 @@ def test_faulty_and_dying_nodes_are_left_out_and_the_rest_is_exact(tmp_path: Pat
 def test_asynchronous_rounds_use_the_late_answers_of_a_slow_node(tmp_path: Path) -> None:
     out = tmp_path / "run"
     rates = {"client_lr": 0.5, "server_lr": 0.1}
-    given = deployment("fedadam", hyperparameters=rates, rounds=8, asynchronous=3, out=str(out))
+    given = deployment("fedadam", hyperparameters=rates, rounds=12, asynchronous=3, out=str(out))
     write_keys(tmp_path / "keys", make_keys(3))
     write_app(tmp_path / "app", replace(given, **keys_of(tmp_path / "keys")), "slow")
     client = "import time\n\nfrom fedoptax.deploy import client, flower\n\ntrain = client.Client.train\n"
     client += (
-        "client.Client.train = lambda self, *given: (time.sleep(15 * (self.partition == 2)), train(self, *given))[1]\n"
+        "client.Client.train = lambda self, *given: (time.sleep(3 * (self.partition == 2)), train(self, *given))[1]\n"
     )
     (tmp_path / "app" / "fedoptax_app" / "client.py").write_text(client + "app = flower.client_app()\n")
     (tmp_path / "run.toml").write_text("resume = false\n")
     with LocalFederation(tmp_path, 3, time_limit=600) as federation:
         federation.run(tmp_path / "app", tmp_path / "run.toml", tmp_path / "log.txt", lambda: None)
     wait_until(lambda: processes_of(tmp_path) == {}, 10, "the end of the worker that was still training")
-    lines, rows = network_lines(out), read_rows(out, 8)
+    lines, rows = network_lines(out), read_rows(out, 12)
     assert all(len(line["accepted"]) == 2 and line["faults"] == [] for line in lines)
     late = [s for line in lines for i, s in zip(line["accepted"], line["staleness"]) if i == 2]
     assert late and max(late) >= 1
