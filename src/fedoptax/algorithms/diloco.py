@@ -1,4 +1,4 @@
-"""DiLoCo: many steps of AdamW with its state kept by the client, and Nesterov momentum at the server.
+"""DiLoCo: many steps of AdamW with its state at the client, and Nesterov momentum at the server.
 
 Douillard, Feng, Rusu, Chhaparia, Donchev, Kuncoro, Ranzato, Szlam, Shen 2023, *DiLoCo: Distributed Low-Communication
 Training of Language Models*, Algorithm 1: FedOpt as users of language models know it.

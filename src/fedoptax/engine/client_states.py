@@ -117,7 +117,7 @@ class OnHost:
 
 
 def _return_freed_buffers() -> None:
-    """Make glibc return large buffers when they are freed: a cohort's, kept for reuse, were 100 MB of each process."""
+    """Make glibc return large buffers when they are freed: those of a cohort took 100 MB of each process."""
     with suppress(AttributeError, OSError, TypeError):  # another C library
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**20)
 
