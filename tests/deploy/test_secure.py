@@ -26,13 +26,13 @@ from federations import (
 from fedoptax._files import read_json
 from fedoptax.algorithm import Cohort
 from fedoptax.deploy.app import write_app
-from fedoptax.deploy.client import Client
+from fedoptax.deploy.client import Client, Order
 from fedoptax.deploy.config import Deployment, build_task
 from fedoptax.deploy.keys import make_keys, write_keys
 from fedoptax.deploy.local import LocalFederation
 from fedoptax.deploy.rounds import Arrived, Limits
 from fedoptax.deploy.run import run_deployment
-from fedoptax.deploy.secure import answer, threshold
+from fedoptax.deploy.secure import answer, code_upload, decode_numbers, encode_numbers, threshold
 from fedoptax.deploy.server import RawReply
 from fedoptax.deploy.wire import WireError
 from fedoptax.engine.aggregation import SecureMean
@@ -102,8 +102,10 @@ class Nodes(InMemory):
         def record(*coded: Any) -> None:
             self.codes[asked["round"], i] = coded
 
-        plan = Recording(RANGE, record), self.least
-        return answer(self.clients[i], plan, self._arrays, asked, self.kept[i], self.states / str(i))
+        coding, client, order = Recording(RANGE, record), self.clients[i], Order.read(asked)
+        contribute = code_upload(client, coding, self._arrays, order, self.states / str(i))
+        size = len(client.examples()["y"])
+        return answer(i, self.least, self._arrays, asked, self.kept[i], size, contribute)
 
     def change(self, i: int, stage: str, sent: RawReply) -> RawReply:
         return sent
@@ -269,6 +271,41 @@ def test_a_node_opens_one_set_of_shares_per_round_and_sends_one_upload(tmp_path:
             nodes.answer(0, again | {"members": members})
 
 
+def test_a_round_begins_with_the_keys_of_the_last_or_with_new_ones_where_a_node_lost_them(tmp_path: Path) -> None:
+    given = secured(tmp_path / "run", "fedavg", clients=4, rounds=3)
+
+    class Forgetful(Nodes):
+        def send(self, partitions: Sequence[int]) -> dict[int, int]:
+            if self._order(0)["round"] == 2 and len(self.asked) == 4 * (4 + 3):
+                self.kept[1].clear()  # as of a SuperNode that was started again
+            return super().send(partitions)
+
+        def answer(self, i: int, asked: dict[str, Any]) -> RawReply:
+            try:
+                return super().answer(i, asked)
+            except WireError as error:
+                return RawReply(b"", {}, str(error))
+
+    nodes, lines = Forgetful(given, tmp_path / "nodes"), list[str]()
+    go(given, nodes, lines)
+    stages = [[asked["stage"] for i, asked in nodes.asked if i == 1 and asked["round"] == r] for r in range(3)]
+    usual = ["keys", "shares", "upload", "unmask"]
+    assert stages == [usual, usual[1:], ["shares", *usual]]
+    assert all(line["accepted"] == [0, 1, 2, 3] and line["faults"] == [] for line in network_lines(tmp_path / "run"))
+    assert_bits(tmp_path / "run", replayed(given, nodes.codes, [range(4)] * 3))
+
+
+def test_numbers_of_any_size_and_sign_add_up_exactly() -> None:
+    numbers = np.array([[1e30, -3.5, 0.0, 1e-20, 7.0], [-1e30, 1.25, 2.0, 1e-20, 2.0**60]])
+    total = np.sum([encode_numbers(row) for row in numbers], axis=0, dtype=np.uint32)
+    np.testing.assert_array_equal(decode_numbers(total, 2)[[0, 1, 2, 4]], [0, -2.25, 2, 2**60])
+    assert decode_numbers(total, 2)[3] == pytest.approx(2e-20, rel=1e-9)
+    with pytest.raises(RunError, match="honest nodes cannot"):
+        decode_numbers(total + np.uint32(2**31), 2)
+    with pytest.raises(RunError, match="sums below"):
+        encode_numbers(np.array([np.inf]))
+
+
 @pytest.mark.parametrize(
     ("changes", "argument"),
     [({"aggregate": "krum:1"}, "aggregate"), ({"compress": "qsgd:bits=4"}, "compress"),
@@ -308,11 +345,11 @@ def record(self, weight, sent):
     return coded
 
 
-def die_or_answer(client, plan, arrays, asked, kept, root):
-    now.update(round=asked["round"], partition=client.partition)
-    if (asked["round"], asked["stage"], client.partition) in [(1, "upload", 3), (2, "unmask", 4)]:
+def die_or_answer(partition, minimum, arrays, asked, *rest):
+    now.update(round=asked["round"], partition=partition)
+    if (asked["round"], asked["stage"], partition) in [(1, "upload", 3), (2, "unmask", 4)]:
         os.killpg(0, signal.SIGKILL)
-    return answer(client, plan, arrays, asked, kept, root)
+    return answer(partition, minimum, arrays, asked, *rest)
 
 
 SecureMean.encode, flower.answer = record, die_or_answer

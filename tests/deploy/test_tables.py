@@ -1,5 +1,6 @@
 """Nodes with nothing but a table each give what the simulation of the concatenated tables gives."""
 
+import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,14 @@ from fedoptax.cli.options import Init  # noqa: E402
 from fedoptax.deploy.config import Deployment  # noqa: E402
 from fedoptax.deploy.rounds import Arrived  # noqa: E402
 from fedoptax.deploy.server import RawReply  # noqa: E402
-from fedoptax.deploy.tables import answer_statistics, build_table_task, gather_statistics, read_own  # noqa: E402
+from fedoptax.deploy.secure import answer  # noqa: E402
+from fedoptax.deploy.tables import (  # noqa: E402
+    answer_statistics,
+    build_table_task,
+    code_statistics,
+    gather_statistics,
+    read_own,
+)
 from fedoptax.errors import RunError  # noqa: E402
 
 IDENTITY = {"experiment": "0" * 32, "session": 1}
@@ -37,6 +45,7 @@ class Nodes:
 
     def __init__(self, deployment, files):
         self._deployment, self._files, self._due = deployment, files, []
+        self._memory = [{} for _ in files]
 
     def begin(self, arrays, order, kind="train", at_work=()):
         self._order = order
@@ -49,8 +58,14 @@ class Nodes:
 
     def send(self, partitions):
         for i in partitions:
+            asked = self._order(i)
             try:
-                reply = answer_statistics(self._deployment, self._files[i], self._order(i)["statistics"])
+                source, first = read_own(self._deployment, self._files[i]), asked["statistics"]
+                if self._deployment.secure_aggregation is None:
+                    reply = answer_statistics(self._deployment, source, first)
+                else:
+                    contribute = code_statistics(self._deployment, source, first)
+                    reply = answer(i, 3, b"", asked, self._memory[i], len(source.train["y"]), contribute)
             except RunError as error:
                 reply = RawReply(b"", {}, str(error))
             self._due.append(Arrived(i, f"node-{i}", reply, 1))
@@ -76,9 +91,10 @@ def tables(tmp_path):
     return whole, schema, files
 
 
-def deployment_of(schema, count):
+def deployment_of(schema, count, **options):
     task = {"name": "table", "schema": schema.read_text(), "model": "linear"}
-    return Deployment(task=task, algorithm="fedavg", nodes={str(i): f"key{i} node-{i}" for i in range(count)})
+    nodes = {str(i): f"key{i} node-{i}" for i in range(count)}
+    return Deployment(task=task, algorithm="fedavg", nodes=nodes, cohort_size=count, **options)
 
 
 def test_nodes_hold_what_the_clients_of_the_simulation_hold(tables):
@@ -100,9 +116,22 @@ def test_nodes_hold_what_the_clients_of_the_simulation_hold(tables):
         np.testing.assert_allclose(node.loss(params, batch, key), task.loss(params, batch, key), rtol=1e-5)
 
 
-def test_a_file_that_does_not_fit_is_refused_at_its_node_and_the_others_go_on(tables, capsys):
+def test_under_secure_aggregation_the_sums_are_the_same(tables):
     _, schema, files = tables
-    made, lines = deployment_of(schema, len(files)), []
+    prepared = [
+        gather_statistics(made, Nodes(made, files), IDENTITY, lambda line: None, lambda seconds: None)
+        for made in (deployment_of(schema, 4), deployment_of(schema, 4, secure_aggregation=8.0))
+    ]
+    plain, masked = map(json.loads, prepared)
+    assert plain.keys() == masked.keys()
+    for name, values in plain.items():
+        np.testing.assert_allclose(masked[name], values, rtol=1e-12)
+
+
+@pytest.mark.parametrize("secure", [None, 8.0])
+def test_a_file_that_does_not_fit_is_refused_at_its_node_and_the_others_go_on(tables, capsys, secure):
+    _, schema, files = tables
+    made, lines = deployment_of(schema, len(files), secure_aggregation=secure), []
     pd.read_csv(files[1]).drop(columns="dose").to_csv(files[1], index=False)
     gather_statistics(made, Nodes(made, files), IDENTITY, lines.append, lambda seconds: None)
     told = "\n".join(lines)
@@ -111,26 +140,28 @@ def test_a_file_that_does_not_fit_is_refused_at_its_node_and_the_others_go_on(ta
     assert "lacks 'dose'" in capsys.readouterr().err
 
 
-def test_what_tables_at_nodes_cannot_have_is_refused(tables):
+def test_an_app_with_a_schema_is_written_and_what_it_cannot_have_is_refused(tables):
     def make(more):
         given = parse(f"fedoptax deploy init app --schema {tables[1]} {TRAINING} {more}").params
         return make_deployment(read_form(Init, given), 4)
 
     assert make("").task["schema"].startswith("client") and make("").eval_fraction == 1
-    refused(lambda: make("--secure-aggregation 1"), "secure_aggregation")
+    app = tables[1].with_name("federation")
+    assert fedoptax(*shlex.split(f"deploy init {app} --schema {tables[1]} {TRAINING}")) == 0
     refused(lambda: make("--validation-fraction 0.2"), "validation_fraction")
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_four_nodes_give_the_parameters_and_metrics_of_the_simulation(tables, tmp_path, monkeypatch):
+@pytest.mark.parametrize("more", ["", "--secure-aggregation 8"])
+def test_four_nodes_give_the_parameters_and_metrics_of_the_simulation(tables, tmp_path, monkeypatch, more):
     whole, schema, files = tables
     monkeypatch.chdir(tmp_path)
     given = " ".join(f"--data-file {file}" for file in files)
-    command = f"deploy local --schema {schema} {given} {TRAINING} --out runs/network"
+    command = f"deploy local --schema {schema} {given} {TRAINING} {more} --out runs/network"
     assert fedoptax(*shlex.split(command)) == 0
     task = f"--task file:{whole} --schema {schema} --cohort-size 4"
-    assert fedoptax(*shlex.split(f"run {task} {TRAINING} --out runs/simulated")) == 0
+    assert fedoptax(*shlex.split(f"run {task} {TRAINING} {more} --out runs/simulated")) == 0
     there, here = (np.load(Path("runs", name, "params.npz")) for name in ("network", "simulated"))
     for name in here:
         np.testing.assert_allclose(there[name], here[name], atol=1e-5)

@@ -11,7 +11,7 @@ from flax.traverse_util import flatten_dict
 
 from fedoptax import __version__
 from fedoptax._files import write_atomically
-from fedoptax.deploy.config import Deployment, build_task, from_table, is_own_function, to_table
+from fedoptax.deploy.config import TABLE, Deployment, build_task, from_table, is_own_function, to_table
 from fedoptax.errors import UsageError, check_int
 
 NAME, PACKAGE = "federation", "fedoptax_app"
@@ -81,7 +81,7 @@ def check_task(folder: Path, nodes: int) -> None:
       UsageError: it fails, or its task has another number of clients.
     """
     deployment = read_app(folder)
-    if is_own_function(name := str(deployment.task["name"])):
+    if is_own_function(name := str(deployment.task["name"])) and name != TABLE:
         sys.path.insert(0, str(folder.absolute()))
         for module in [module for module in sys.modules if module.startswith(PACKAGE)]:
             del sys.modules[module]  # of another app

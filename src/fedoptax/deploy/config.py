@@ -67,8 +67,6 @@ class Deployment(NetworkOptions):
                 object.__setattr__(self, name, value)
         elif self.asynchronous is not None and self.eval_fraction:
             raise UsageError("eval_fraction cannot be used with asynchronous: nodes are training when a round ends")
-        if self.secure_aggregation is not None and self.task["name"] == TABLE:
-            raise UsageError("secure_aggregation cannot be used with tables at nodes: the server sees their statistics")
         if self.secure_aggregation is not None and self.compress:
             raise UsageError(CODED)
         fingerprints = {str(entry).split(" ")[0] for entry in self.nodes.values()}

@@ -15,6 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from fedoptax.data.datasets.source import Source
 from fedoptax.deploy.client import Client, Order, StateFolder, default_client
 from fedoptax.deploy.config import TABLE, Deployment, build_task, from_table, simulation_command
 from fedoptax.deploy.evaluation import evaluate_client
@@ -22,9 +23,9 @@ from fedoptax.deploy.keys import fingerprint
 from fedoptax.deploy.orders import Signer, check_order, digest_of
 from fedoptax.deploy.rounds import Arrived, Limits, MakeOrder
 from fedoptax.deploy.run import run_deployment
-from fedoptax.deploy.secure import answer, threshold
+from fedoptax.deploy.secure import Contribute, answer, code_upload, threshold
 from fedoptax.deploy.server import RawReply
-from fedoptax.deploy.tables import answer_statistics, build_table_task, read_own
+from fedoptax.deploy.tables import answer_statistics, build_table_task, code_statistics, read_own
 from fedoptax.deploy.wire import REASON, WireError, shown
 from fedoptax.deploy.worker import end_after_reply
 from fedoptax.engine.aggregation import SecureMean
@@ -76,13 +77,18 @@ def client_app(make_client: MakeClient = default_client) -> ClientApp:
     app = ClientApp()
 
     @lru_cache(maxsize=1)  # data and compiled functions stay where the process does, see `worker`
+    def load_table(settings: frozenset[tuple[str, Any]], file: Any) -> tuple[Deployment, Source]:
+        deployment = from_table(dict(settings))
+        return deployment, read_own(deployment, file)
+
+    @lru_cache(maxsize=1)
     def load_once(
         settings: frozenset[tuple[str, Any]], partition: int, data_dir: Any, file: Any, prepared: str
     ) -> tuple[Deployment, Client]:
         use_cache(0.0)
         deployment = from_table(dict(settings))
         if deployment.task["name"] == TABLE:
-            task = build_table_task(deployment, prepared, read_own(deployment, file))
+            task = build_table_task(deployment, prepared, load_table(settings, file)[1])
         else:
             task = build_task(deployment, partition, None if data_dir is None else str(data_dir))
         return deployment, make_client(task, deployment, partition)
@@ -98,13 +104,24 @@ def client_app(make_client: MakeClient = default_client) -> ClientApp:
         check_order(str(context.run_config.get("server-key", "")), order, arrays, *addressee)
         return arrays, order
 
-    def accept(message: Message, context: Context) -> tuple[Deployment, Client, bytes, dict[str, Any]]:
+    def accept(message: Message, context: Context) -> tuple[bytes, dict[str, Any]]:
         arrays, order = read(message, context)
         request = Order.read(order)
         if order.get("ends") is True:
             end_after_reply()
         StateFolder(_state_dir(context), request.experiment, _partition(context)).accept(request)
-        return *load(context, order), arrays, order
+        return arrays, order
+
+    def take_part(
+        context: Context, deployment: Deployment, request: tuple[bytes, dict[str, Any]], examples: int,
+        contribute: Contribute,
+    ) -> RawReply:  # fmt: skip
+        cohort_size = len(deployment.nodes) if "statistics" in request[1] else deployment.cohort_size
+        minimum = threshold(cohort_size, Limits(deployment.quorum))
+        memory = dict(context.state.config_records.get(SECURE, {}))
+        sent = answer(_partition(context), minimum, *request, memory, examples, contribute)
+        context.state.config_records[SECURE] = ConfigRecord(memory)  # in the node's memory, for this run only
+        return sent
 
     @app.query()
     def hello(message: Message, context: Context) -> Message:
@@ -119,24 +136,27 @@ def client_app(make_client: MakeClient = default_client) -> ClientApp:
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        deployment, client, arrays, order = accept(message, context)
-        root = _state_dir(context)
+        arrays, order = accept(message, context)
+        (deployment, client), root = load(context, order), _state_dir(context)
         if deployment.secure_aggregation is None:
             return reply(message, client.answer(arrays, Order.read(order), root))
-        limits = Limits(deployment.quorum)
-        plan = SecureMean(float(deployment.secure_aggregation)), threshold(deployment.cohort_size, limits)
-        memory = dict(context.state.config_records.get(SECURE, {}))
-        sent = answer(client, plan, arrays, order, memory, root)
-        context.state.config_records[SECURE] = ConfigRecord(memory)  # in the node's memory, for this run only
-        return reply(message, sent)
+        coding = SecureMean(float(deployment.secure_aggregation))
+        contribute = code_upload(client, coding, arrays, Order.read(order), root)
+        examples = len(next(iter(client.examples().values())))
+        return reply(message, take_part(context, deployment, (arrays, order), examples, contribute))
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        if context.run_config.get("task.name") == TABLE and "statistics" in (asked := read(message, context)[1]):
-            deployment, file = from_table(context.run_config), context.node_config.get("data-file")
-            return reply(message, answer_statistics(deployment, file, str(asked["statistics"])))
-        _, client, arrays, _ = accept(message, context)
-        return reply(message, evaluate_client(client.task, client.partition, arrays))
+        arrays, order = accept(message, context)
+        if (first := order.get("statistics")) is None:
+            _, client = load(context, order)
+            return reply(message, evaluate_client(client.task, client.partition, arrays))
+        settings, file = frozenset(context.run_config.items()), context.node_config.get("data-file")
+        deployment, source = load_table(settings, file)
+        if deployment.secure_aggregation is None:
+            return reply(message, answer_statistics(deployment, source, str(first)))
+        contribute = code_statistics(deployment, source, str(first))
+        return reply(message, take_part(context, deployment, (arrays, order), len(source.train["y"]), contribute))
 
     return app
 

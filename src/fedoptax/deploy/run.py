@@ -9,7 +9,7 @@ import random
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from fedoptax.deploy.client import INITIAL
 from fedoptax.deploy.config import Deployment
 from fedoptax.deploy.evaluation import NodeEvaluation
 from fedoptax.deploy.rounds import Limits, Log, Network, NoQuorum, RoundReport, Workers, gather, wait_for_nodes
-from fedoptax.deploy.secure import FALSE_SUM, gather_sum, threshold
+from fedoptax.deploy.secure import FALSE_SUM, decode_mean, gather_sum, make_ask, threshold
 from fedoptax.deploy.server import Reply, UploadBound, advance, check_reply, next_state, norm, upload_form
 from fedoptax.deploy.status import FILE, NodeReport, list_left_out
 from fedoptax.deploy.tables import build_table_task, gather_statistics
@@ -156,6 +156,7 @@ class NetworkRounds(Rounds):
         self._checkpoints = deque([never] * KEEP, maxlen=KEEP)
         self._put(never)
         self._is_ready = False
+        self._offered: dict[int, Reply] = {}  # keys of nodes for the next round's secure aggregation
         self._workers = Workers(self.plan.concurrency, self.plan.cohort_size) if self.plan.concurrency else None
         self._sent = np.zeros_like(never)  # the last round of which each client received the model
         self._evaluation = NodeEvaluation(deployment, task) if deployment.eval_fraction else None
@@ -259,17 +260,15 @@ class NetworkRounds(Rounds):
         if not self._is_secure:
             self._network.begin(pack(message), order)
             return cohort, collect(cohort, check, self._limits, find_outliers=outliers)
-        minimum = threshold(len(cohort), self._limits)
-
-        def ask(members: Sequence[int], message: Tree, more: Any, check: Any) -> RoundReport:
-            self._network.begin(pack(message), lambda i: {**order(i), **more(i)})
-            is_first = members is cohort  # who comes later has no keys of this round, and is not waited for
-            wait = self._limits.wait_limit if is_first else self._limits.round_timeout
-            return collect(members, check, replace(self._limits, quorum=minimum / len(members), wait_limit=wait))
-
+        minimum, coding = threshold(len(cohort), self._limits), self.plan.aggregate
+        assert isinstance(coding, SecureMean)
+        ask = make_ask(self._network, order, self._limits, minimum, self._log, sleep)
         upload = jax.eval_shape(partial(decoded, self._algorithm), self._upload)
         form = Sent(upload, jax.ShapeDtypeStruct((), jnp.result_type(float)))
-        report = gather_sum(ask, cohort, message, form, self.plan, minimum, self._most)
+        size = sum(leaf.size for leaf in jax.tree.leaves(form))
+        summed = gather_sum(ask, cohort, message, size, self.plan.weighting, minimum, self._most, self._offered)
+        decode_mean(coding, form, *summed)
+        report = summed[0]
         assert report.mean is not None
         mean, decode = Reply(*report.mean, 1), self._algorithm.decode or (lambda upload: upload)
         size, most = norm(mean.upload), norm(decode(mean.upload))

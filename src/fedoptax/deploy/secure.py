@@ -1,17 +1,19 @@
-"""Secure aggregation: the server of a deployment learns the sum of a round's uploads, but no upload.
+"""Secure aggregation: the server of a deployment learns the sum of the nodes' numbers, but no node's.
 
 Bonawitz et al. 2017, *Practical Secure Aggregation for Privacy-Preserving Machine Learning*, Figure 4, against a server
-that is honest but curious; it is SecAgg+ (Bell et al. 2020) in which all members of a cohort are neighbours. A round is
-four requests to each node, one after another; whoever fails in one is not asked again in the round:
+that is honest but curious; it is SecAgg+ (Bell et al. 2020) in which all members of a cohort are neighbours. A sum is
+four requests to each node, one after another; whoever fails in one is not asked again for this sum:
 
 - `keys`: the node makes two key pairs, one for masks and one for encryption, and sends the public halves.
 - `shares`: it draws a seed and splits it, and its private key for masks, by Shamir's scheme; to each member, itself
   too, it sends a share of both, encrypted.
-- `upload`: it trains and sends its fixed-point numbers (`SecureMean`) plus the mask of its seed, plus or minus a mask
-  for each other member, modulo 2³². The latter cancel in the sum.
-- `unmask`: it sends its shares of the seeds of those whose upload arrived, and of the keys of those whose did not.
+- `upload`: it sends its numbers, integers modulo 2³², plus the mask of its seed, plus or minus a mask for each other
+  member. The latter cancel in the sum.
+- `unmask`: it sends its shares of the seeds of those whose upload arrived, and of the keys of those whose did not; and
+  the keys for the next sum, which then needs no `keys` request.
 
-A request that comes again is answered as before, but with no other contents than the first time.
+A request that comes again is answered as before, but with no other contents than the first time. The numbers are those
+of `SecureMean` in training, and of `encode_numbers` for the statistics of tables.
 Key agreement (ECDH on P-384, HKDF), encryption (Fernet) and Shamir's shares are those of cryptography and pycryptodome.
 Masks are key streams: Flower's generator has 32 bits of seed (see LOG.md).
 """
@@ -20,6 +22,8 @@ import hashlib
 import os
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +44,12 @@ from jax.flatten_util import ravel_pytree
 from fedoptax.algorithm import Tree, accumulate_result, decoded
 from fedoptax.deploy.client import Client, Order
 from fedoptax.deploy.orders import digest_of
-from fedoptax.deploy.rounds import Limits, NoQuorum, RoundReport
+from fedoptax.deploy.rounds import Limits, Log, MakeOrder, Network, NoQuorum, RoundReport, Sleep, gather
 from fedoptax.deploy.server import RawReply, Reply, check_count
 from fedoptax.deploy.wire import WireError, pack, shown, unpack
 from fedoptax.engine.aggregation import LEVELS, SecureMean, Sent
-from fedoptax.engine.plan import Plan
 from fedoptax.engine.round import all_finite
+from fedoptax.errors import RunError
 
 CURVE = ec.SECP384R1()
 PUBLIC_KEY, PRIVATE_KEY, SEED_SHARE, KEY_SHARE = 49, 48, 52, 68  # bytes; a share has an index of 4, and 16 of padding
@@ -57,11 +61,14 @@ STAGES: dict[str, tuple[str, ...]] = {
     "upload": ("members", "ciphertexts", "weight"),
     "unmask": ("members",),
 }
-"""The requests of a round in their order, and what comes with each."""
+"""The requests for a sum in their order, and what comes with each."""
 FALSE_SUM = "secure aggregation: honest nodes cannot produce this sum, so a node sent false numbers"
+LIMBS, LIMB, FRACTION = 10, 24, 100  # of `encode_numbers`: how many limbs, bits of a limb, bits after the point
 Numbers = dict[str, Any]
-Ask = Callable[[Sequence[int], Tree, Callable[[int], Numbers], Callable[[RawReply], Reply]], RoundReport]
-"""`(members, message, more, check) -> report`: one request, with `more(i)` for partition i beside its order."""
+Contribute = Callable[[float], tuple[np.ndarray, Numbers]]
+"""`weight -> numbers, metrics`: what a node adds to the sum, uint32 (size,), and what it tells besides."""
+Ask = Callable[[str, Sequence[int], Tree, Callable[[int], Numbers], Callable[[RawReply], Reply]], RoundReport]
+"""`(stage, members, message, more, check) -> report`: one request, with `more(i)` for partition i beside its order."""
 
 
 def threshold(cohort_size: int, limits: Limits) -> int:
@@ -70,67 +77,66 @@ def threshold(cohort_size: int, limits: Limits) -> int:
 
 
 def answer(
-    client: Client, plan: tuple[SecureMean, int], arrays: bytes, fields: Numbers, memory: Numbers, root: Path
-) -> RawReply:
+    partition: int, minimum: int, arrays: bytes, fields: Numbers, memory: Numbers, examples: int, contribute: Contribute
+) -> RawReply:  # fmt: skip
     """Answer a request of the server.
 
-    Each but the first is answered once in a round, or again with the same contents: a server that had both shares of a
-    node, or two uploads under one mask, would see the upload.
+    Each but `keys` is answered once for a sum, or again with the same contents: a server that had both shares of a
+    node, or two uploads under one mask, would see the upload. Until its upload a node can begin anew, with new keys.
 
     Args:
-      client: who answers.
-      plan: the coding, and the `threshold`.
+      partition: of the node.
+      minimum: the `threshold`.
       arrays: the algorithm's message, in `upload`.
       fields: the order, with `stage` and what belongs to it.
-      memory: the node's memory of the round, plain values; changed here.
-      root: the node's folder for states.
+      memory: the node's memory of the sum, plain values; changed here.
+      examples: how many the node has.
+      contribute: gives the node's numbers, in `upload`.
 
     Raises:
       WireError: the request is not what the round has come to, or the upload is not finite.
     """
-    order, stage, partition = Order.read(fields), fields.get("stage"), client.partition
+    order, stage = Order.read(fields), fields.get("stage")
     if stage not in STAGES:
         raise WireError(f"stage: {shown(stage)} instead of {', '.join(STAGES)}")
     if missing := [name for name in STAGES[stage] if name not in fields]:
         raise WireError(f"stage: {stage} without {', '.join(missing)}")
     if stage == "keys":
-        if memory.get("round") != order.round:
-            memory.clear()
-            made = {name: ec.generate_private_key(CURVE).private_numbers().private_value for name in PAIRS}
-            memory |= {name: number.to_bytes(PRIVATE_KEY) for name, number in made.items()} | {"round": order.round}
-        form = Encoding.X962, PublicFormat.CompressedPoint
-        public = {name: _array(_private_key(memory[name]).public_key().public_bytes(*form)) for name in PAIRS}
-        return RawReply(pack(public), {"num-examples": len(next(iter(client.examples().values())))})
+        return RawReply(pack(_offer_keys(memory)), {"num-examples": examples})
     content = {name: value for name, value in fields.items() if name not in ("number", "signature")}
     digest = hashlib.sha256(f"{sorted(content.items())} {digest_of(arrays)}".encode()).digest()
-    before = list(STAGES)[list(STAGES).index(stage) - 1]
-    is_due = memory.get("round") == order.round and (before == "keys" or f"answered-{before}" in memory)
-    if not is_due or memory.get(f"answered-{stage}", digest) != digest:
-        raise WireError(f"stage: {stage} of round {order.round}, which is not due or was already answered")
-    coding, minimum = plan
-    members = fields["members"]
-    if partition not in members or len(members) < minimum or not set(members) <= set(memory.get("members") or members):
-        raise WireError(f"members: {shown(members)} instead of {minimum} or more, partition {partition} among them")
-    memory[f"answered-{stage}"] = digest
+    is_current, answered = memory.get("round") == order.round, memory.get(f"answered-{stage}")
+    is_again = is_current and answered == digest
     if stage == "shares":
-        memory |= {"seed": os.urandom(32)} | {name: fields[name] for name in STAGES[stage]}
+        is_due = "next-mask" in memory and not (is_current and "answered-upload" in memory)
+    else:
+        before = list(STAGES)[list(STAGES).index(stage) - 1]
+        is_due = is_current and answered is None and f"answered-{before}" in memory
+    if not (is_due or is_again):
+        raise WireError(f"stage: {stage} of round {order.round}, which is not due or was already answered")
+    members = fields["members"]
+    is_subset = stage == "shares" or set(members) <= set(memory["members"])
+    if partition not in members or len(members) < minimum or not is_subset:
+        raise WireError(f"members: {shown(members)} instead of {minimum} or more, partition {partition} among them")
+    if stage == "shares":
+        if not is_again:
+            pairs = {name: memory[f"next-{name}"] for name in PAIRS}
+            memory.clear()
+            memory |= pairs | {name: fields[name] for name in STAGES[stage]}
+            memory |= {"seed": os.urandom(32), "round": order.round, "answered-shares": digest}
         of_seed, of_key = (_split(memory[name], minimum, len(members)) for name in ("seed", "mask"))
         texts = [_way(partition, i) + seed + key for i, seed, key in zip(members, of_seed, of_key)]
-        pairs = zip(memory["encryption-keys"], texts, strict=True)
-        ciphertexts = [_array(_box(memory["encryption"], key).encrypt(text)) for key, text in pairs]
+        boxes = [_box(memory["encryption"], key) for key in memory["encryption-keys"]]
+        ciphertexts = [_array(box.encrypt(text)) for box, text in zip(boxes, texts, strict=True)]
         return RawReply(pack({"ciphertexts": np.stack(ciphertexts)}), {})
+    memory[f"answered-{stage}"] = digest
     if stage == "upload":
-        upload, numbers = client.compute(arrays, order, root)
-        upload = decoded(client.algorithm, jax.tree.map(jnp.asarray, upload))
-        sent = Sent(upload, jnp.asarray(numbers["train-loss"], float))
-        if not all_finite(sent):
-            raise WireError("upload: NaN or infinity")
-        coded = np.asarray(ravel_pytree(coding.encode(jnp.asarray(fields["weight"], float), sent))[0])
+        numbers, metrics = contribute(fields["weight"])
         keys = dict(zip(memory["members"], memory["mask-keys"]))
-        masks = (_pair_mask(partition, i, memory["mask"], keys[i], coded.size) for i in members if i != partition)
-        masked = sum(masks, coded.view(np.uint32) + _mask(memory["seed"], coded.size))
+        masks = (_pair_mask(partition, i, memory["mask"], keys[i], numbers.size) for i in members if i != partition)
+        masked = sum(masks, numbers + _mask(memory["seed"], numbers.size))
         memory |= {"uploading": members, "ciphertexts": fields["ciphertexts"]}
-        return RawReply(pack({"masked": masked}), {name: numbers[name] for name in ("state-lost", "train-seconds")})
+        return RawReply(pack({"masked": masked}), metrics)
     keys = dict(zip(memory["members"], memory["encryption-keys"]))
     shares = {
         i: _decrypt_shares(_box(memory["encryption"], keys[i]), ciphertext, i, partition)
@@ -139,43 +145,105 @@ def answer(
     seeds = b"".join(seed for i, (seed, _) in shares.items() if i in members)
     private = b"".join(key for i, (_, key) in shares.items() if i not in members)
     rows = {"seeds": _array(seeds).reshape(-1, SEED_SHARE), "keys": _array(private).reshape(-1, KEY_SHARE)}
-    return RawReply(pack(rows), {})
+    return RawReply(pack(rows | _offer_keys(memory)), {"num-examples": examples})
+
+
+def code_upload(client: Client, coding: SecureMean, arrays: bytes, order: Order, root: Path) -> Contribute:
+    """Return what a client contributes in training; the arguments are those of `Client.compute`."""
+
+    def contribute(weight: float) -> tuple[np.ndarray, Numbers]:
+        upload, numbers = client.compute(arrays, order, root)
+        upload = decoded(client.algorithm, jax.tree.map(jnp.asarray, upload))
+        sent = Sent(upload, jnp.asarray(numbers["train-loss"], float))
+        if not all_finite(sent):
+            raise WireError("upload: NaN or infinity")
+        coded = np.asarray(ravel_pytree(coding.encode(jnp.asarray(weight, float), sent))[0])
+        return coded.view(np.uint32), {name: numbers[name] for name in ("state-lost", "train-seconds")}
+
+    return contribute
+
+
+def encode_numbers(numbers: np.ndarray) -> np.ndarray:
+    """Return float64 (n,) as integers, uint32 (n, LIMBS): x·2¹⁰⁰ modulo 2²⁴⁰ in limbs of 24 bits, the lowest first.
+
+    The limbs of up to 256 nodes can be added modulo 2³²; their sum is exact to 2⁻¹⁰⁰.
+
+    Raises:
+      RunError: a number is not finite, or 2¹³⁰ or more.
+    """
+    if not (np.abs(numbers) < 2.0**130).all():
+        raise RunError(f"secure_aggregation needs sums below 2^130, got {np.abs(numbers).max():.3g}")
+    mask = 2**LIMB - 1
+    integers = [int(np.ldexp(x, FRACTION)) for x in numbers]
+    return np.array([[n >> LIMB * i & mask for i in range(LIMBS)] for n in integers], np.uint32).reshape(-1, LIMBS)
+
+
+def decode_numbers(total: np.ndarray, count: int) -> np.ndarray:
+    """Return the sum, float64 (n,), of what `count` nodes encoded; `total` is uint32 (n, LIMBS).
+
+    Raises:
+      NoQuorum: so many nodes cannot have encoded it.
+    """
+    if total.max(initial=0) > count * (2**LIMB - 1):
+        raise NoQuorum(FALSE_SUM)
+    modulus = 2 ** (LIMB * LIMBS)
+    integers = (sum(int(limb) << LIMB * i for i, limb in enumerate(row)) % modulus for row in total)
+    return np.array([np.ldexp(float(n - modulus if 2 * n >= modulus else n), -FRACTION) for n in integers])
+
+
+def make_ask(
+    network: Network, order: MakeOrder, limits: Limits, minimum: int, log: Log, sleep: Sleep, kind: str = "train"
+) -> Ask:
+    """Return how a network is asked: `order` goes with each request, and `minimum` nodes must answer it."""
+
+    def ask(stage: str, members: Sequence[int], message: Tree, more: Any, check: Any) -> RoundReport:
+        network.begin(pack(message), lambda i: {**order(i), **more(i)}, kind)
+        # who comes after `keys` has none that the others know, and is not waited for
+        wait = limits.wait_limit if stage == "keys" else limits.round_timeout
+        some = replace(limits, quorum=minimum / len(members), wait_limit=wait)
+        return gather(network, members, check, some, log, sleep=sleep)
+
+    return ask
 
 
 def gather_sum(
-    ask: Ask, cohort: Sequence[int], message: Tree, form: Sent, plan: Plan, minimum: int, max_examples: int
-) -> RoundReport:
-    """Collect the mean of a cohort's uploads; the report has it as `mean`, and replies without uploads.
+    ask: Ask, cohort: Sequence[int], message: Tree, size: int, weighting: str, minimum: int, max_examples: int,
+    offered: dict[int, Reply],
+) -> tuple[RoundReport, np.ndarray, float]:  # fmt: skip
+    """Collect the sum of a cohort's numbers.
 
     Args:
       ask: makes a request.
       cohort: the partitions to ask.
       message: the algorithm's, as NumPy arrays.
-      form: of what a client sends, decoded, as structs.
-      plan: of the round.
+      size: how many numbers each sends.
+      weighting: "examples" or "uniform".
       minimum: the `threshold`.
       max_examples: the most that a node may claim.
+      offered: the keys that nodes sent with the last sum, by partition; changed to those for the next.
+
+    Returns:
+      The report, with replies without uploads; the sum, uint32 (size,); and the sum of the weights in it.
 
     Raises:
       NoQuorum: fewer than `minimum` nodes answered a request, or what they sent opens no sum.
     """
-    report, coding = RoundReport(), plan.aggregate
-    assert isinstance(coding, SecureMean)
+    report = RoundReport()
 
     def request(stage: str, members: Sequence[int], wanted: Tree, more: Any = lambda i: {}, message: Tree = ()) -> Any:
         def check(raw: RawReply) -> Reply:
             reply = unpack(raw.arrays, wanted)
-            if stage != "keys":
-                return Reply(reply, 0.0, 0)
-            for name, key in reply.items():
+            for name in PAIRS if stage in ("keys", "unmask") else ():
                 try:
-                    _public_key(key.tobytes())
+                    _public_key(reply[name].tobytes())
                 except ValueError as error:
                     raise WireError(f"array '{name}': no public key on the curve") from error
-            return Reply(reply, 0.0, check_count(raw.numbers, max_examples))
+            has_count = stage in ("keys", "unmask")
+            return Reply(reply, 0.0, check_count(raw.numbers, max_examples) if has_count else 0)
 
         try:
-            answers = ask(members, message, lambda i: {"stage": stage, "members": list(members)} | more(i), check)
+            asked = {"stage": stage, "members": list(members)}
+            answers = ask(stage, members, message, lambda i: asked | more(i), check)
         except NoQuorum as error:
             raise NoQuorum(f"secure aggregation, {stage}: {error}") from error
         report.lost += answers.lost
@@ -185,23 +253,33 @@ def gather_sum(
         report.senders, report.sent = answers.senders, answers.sent if stage == "upload" else report.sent
         return answers.replies
 
-    keys = request("keys", cohort, {name: _bytes(PUBLIC_KEY) for name in PAIRS})
-    public = {f"{name}-keys": [reply.upload[name].tobytes() for reply in keys.values()] for name in PAIRS}
-    encrypted = request("shares", list(keys), {"ciphertexts": _bytes(len(keys), CIPHERTEXT)}, lambda i: public)
-    sizes = jnp.asarray([reply.examples if plan.weighting == "examples" else 1 for reply in keys.values()], float)
+    def exchange_shares(keys: dict[int, Reply]) -> tuple[Numbers, dict[int, Reply]]:
+        public = {f"{name}-keys": [reply.upload[name].tobytes() for reply in keys.values()] for name in PAIRS}
+        return public, request("shares", list(keys), {"ciphertexts": _bytes(len(keys), CIPHERTEXT)}, lambda i: public)
+
+    keys, encrypted = {i: offered[i] for i in cohort if i in offered}, dict[int, Reply]()
+    offered.clear()
+    if len(keys) == len(cohort):
+        with suppress(NoQuorum):
+            public, encrypted = exchange_shares(keys)
+    if len(encrypted) < len(cohort):  # nodes that come, or that have started anew, have other keys
+        report.faults.clear()
+        keys = request("keys", cohort, PUBLIC)
+        public, encrypted = exchange_shares(keys)
+    sizes = jnp.asarray([reply.examples if weighting == "examples" else 1 for reply in keys.values()], float)
     weights, places = sizes / jnp.sum(sizes), {i: place for place, i in enumerate(keys)}
 
     def deliver(i: int) -> Numbers:
         ciphertexts = [reply.upload["ciphertexts"][places[i]].tobytes() for reply in encrypted.values()]
         return {"ciphertexts": ciphertexts, "weight": float(weights[places[i]])}
 
-    empty, unravel = ravel_pytree(coding.zero(form))
-    masked = {"masked": jax.ShapeDtypeStruct(empty.shape, np.uint32)}
+    masked = {"masked": jax.ShapeDtypeStruct((size,), np.uint32)}
     uploads = request("upload", list(encrypted), masked, deliver, message)
     lost = [i for i in encrypted if i not in uploads]
     wanted = {"seeds": _bytes(len(uploads), SEED_SHARE), "keys": _bytes(len(lost), KEY_SHARE)}
-    shares = [reply.upload for reply in request("unmask", list(uploads), wanted).values()]
-    total = np.sum([reply.upload["masked"] for reply in uploads.values()], axis=0, dtype=np.uint32)
+    opened = request("unmask", list(uploads), wanted | PUBLIC)
+    shares = [reply.upload for reply in opened.values()]
+    total = np.asarray(sum(reply.upload["masked"] for reply in uploads.values()))
     try:
         for place in range(len(uploads)):
             total -= _mask(_combine(of["seeds"][place] for of in shares), total.size)
@@ -211,15 +289,34 @@ def gather_sum(
                 total += _pair_mask(i, j, private, public["mask-keys"][places[j]], total.size)
     except (ValueError, IndexError) as error:
         raise NoQuorum("secure aggregation, unmask: shares are inconsistent, so a node sent false ones") from error
-    weight = jnp.sum(weights[np.asarray([places[i] for i in uploads])])
-    largest = np.max(np.abs(total.view(np.int32).astype(np.int64)), initial=0)
-    if largest > float(weight) * LEVELS + 256 * len(uploads):  # as much as float32 rounds of each
-        share = f"{largest / LEVELS:.3g} of the range instead of at most {float(weight):.3g}"
-        raise NoQuorum(f"{FALSE_SUM} ({share})")
-    mean = accumulate_result(coding.divide(unravel(jnp.asarray(total.view(np.int32))), weight, form), form)
-    report.mean = mean.upload, float(mean.loss)
+    offered |= opened
     report.replies = {i: Reply((), 0.0, keys[i].examples) for i in uploads}
-    return report
+    return report, total, float(jnp.sum(weights[np.asarray([places[i] for i in uploads])]))
+
+
+def decode_mean(coding: SecureMean, form: Sent, report: RoundReport, total: np.ndarray, weight: float) -> None:
+    """Put the mean of a cohort's uploads, of this form, into a report; the rest is the result of `gather_sum`.
+
+    Raises:
+      NoQuorum: honest nodes cannot have this sum.
+    """
+    largest, count = np.max(np.abs(total.view(np.int32).astype(np.int64)), initial=0), len(report.replies)
+    if largest > weight * LEVELS + 256 * count:  # as much as float32 rounds of each
+        share = f"{largest / LEVELS:.3g} of the range instead of at most {weight:.3g}"
+        raise NoQuorum(f"{FALSE_SUM} ({share})")
+    integers = ravel_pytree(coding.zero(form))[1](jnp.asarray(total.view(np.int32)))
+    mean = accumulate_result(coding.divide(integers, jnp.asarray(weight, float), form), form)
+    report.mean = mean.upload, float(mean.loss)
+
+
+def _offer_keys(memory: Numbers) -> Tree:
+    """Return the public halves of the key pairs for the next sum, made if there are none."""
+    for name in PAIRS:
+        if f"next-{name}" not in memory:
+            number = ec.generate_private_key(CURVE).private_numbers().private_value
+            memory[f"next-{name}"] = number.to_bytes(PRIVATE_KEY)
+    form = Encoding.X962, PublicFormat.CompressedPoint
+    return {name: _array(_private_key(memory[f"next-{name}"]).public_key().public_bytes(*form)) for name in PAIRS}
 
 
 def _private_key(private: bytes) -> ec.EllipticCurvePrivateKey:
@@ -286,3 +383,7 @@ def _array(content: bytes) -> np.ndarray:
 
 def _bytes(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, np.uint8)
+
+
+PUBLIC = {name: _bytes(PUBLIC_KEY) for name in PAIRS}
+"""The form of the keys that a node offers."""

@@ -1,14 +1,16 @@
 """A deployment with a table at each node: the statistics of the tables, and the task that follows from them.
 
-The app has the schema. In two requests before the first round each node sends the counts and sums of its own training
-rows (`fedoptax.data.statistics`); the preparation of features that follows from their sum goes with every order. A file
-that does not fit the schema is refused at its node, whose log says why; the server hears that it does not fit.
+The app has the schema. In two phases before the first round each node sends the counts and sums of its own training
+rows (`fedoptax.data.statistics`), under secure aggregation masked; the preparation of features that follows from their
+sum goes with every order. A file that does not fit the schema is refused at its node, whose log says why; the server
+hears that it does not fit.
 """
 
 import json
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,15 @@ from fedoptax.deploy.client import INITIAL
 from fedoptax.deploy.config import TABLE, Deployment
 from fedoptax.deploy.evaluation import KIND
 from fedoptax.deploy.rounds import Limits, Log, Network, Sleep, gather, wait_for_nodes
+from fedoptax.deploy.secure import (
+    LIMBS,
+    Contribute,
+    decode_numbers,
+    encode_numbers,
+    gather_sum,
+    make_ask,
+    threshold,
+)  # fmt: skip
 from fedoptax.deploy.server import RawReply, Reply, check_count
 from fedoptax.deploy.wire import WireError, pack, unpack
 from fedoptax.errors import DataError, RunError, UsageError, check_choice
@@ -50,12 +61,25 @@ def read_own(deployment: Deployment, path: Any) -> Source:
         raise RunError("its data-file does not fit the schema; the node's log says why") from None
 
 
-def answer_statistics(deployment: Deployment, path: Any, first: str) -> RawReply:
+def add_up_own(deployment: Deployment, source: Source, first: str) -> Sums:
     """Return a node's sums; `first` are those of all nodes in the first phase as JSON, which are none in this phase."""
-    schema, source = Schema.read(str(deployment.task["schema"])), read_own(deployment, path)
     before = {name: np.array(values) for name, values in json.loads(first).items()} or None
-    sums = add_up(schema, source.train["x"], source.train["y"], before)
-    return RawReply(pack(sums), {"num-examples": len(source.train["y"])})
+    return add_up(Schema.read(str(deployment.task["schema"])), source.train["x"], source.train["y"], before)
+
+
+def answer_statistics(deployment: Deployment, source: Source, first: str) -> RawReply:
+    """Return a node's sums as a reply, see `add_up_own`."""
+    return RawReply(pack(add_up_own(deployment, source, first)), {"num-examples": len(source.train["y"])})
+
+
+def code_statistics(deployment: Deployment, source: Source, first: str) -> Contribute:
+    """Return what a node contributes under secure aggregation: its sums, see `add_up_own`."""
+
+    def contribute(weight: float) -> tuple[np.ndarray, dict[str, Any]]:
+        sums = add_up_own(deployment, source, first).values()
+        return encode_numbers(np.concatenate([values.ravel() for values in sums])).ravel(), {}
+
+    return contribute
 
 
 def gather_statistics(
@@ -67,28 +91,43 @@ def gather_statistics(
       NoQuorum: too few nodes answered soundly.
       DataError: no node has enough rows.
     """
-    schema, sums = Schema.read(str(deployment.task["schema"])), dict[str, Sums]()
+    schema, phases, offered = Schema.read(str(deployment.task["schema"])), list[Sums](), dict[int, Reply]()
     limits = Limits(deployment.quorum, deployment.round_timeout, deployment.wait_limit)
-    form = {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in zero_sums(schema).items()}
-    members = list(range(len(deployment.nodes)))
+    zero, members = zero_sums(schema), list(range(len(deployment.nodes)))
+    form = {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in zero.items()}
+    minimum, ends = threshold(len(members), limits), np.cumsum([a.size for a in zero.values()])
     wait_for_nodes(network, len(members), limits, log, sleep=sleep)
 
-    def check(raw: RawReply) -> Reply:
-        reply = unpack(raw.arrays, form)
-        if any(values.min(initial=0) < 0 for name, values in reply.items() if name != "total"):
+    def check_sums(sums: Sums) -> Sums:
+        if any(values.min(initial=0) < 0 for name, values in sums.items() if name != "total"):
             raise WireError("statistics: counts or squares below 0")
-        return Reply(reply, 0.0, check_count(raw.numbers, 2**31))
+        return sums
 
-    for phase in ("first", "second"):
-        first = {name: values.tolist() for name, values in sums["first"].items()} if sums else {}
+    def make_order(order: dict[str, Any], partition: int) -> dict[str, Any]:
+        return order
+
+    def check(raw: RawReply) -> Reply:
+        return Reply(check_sums(unpack(raw.arrays, form)), 0.0, check_count(raw.numbers, 2**31))
+
+    for phase in range(2):
+        first = {name: values.tolist() for name, values in phases[0].items()} if phases else {}
         order = {name: identity[name] for name in ("experiment", "session")}
-        order |= {"round": 0, "base": INITIAL, "checkpoints": [INITIAL], "statistics": json.dumps(first)}
-        network.begin(b"", lambda i, order=order: order, KIND)  # type: ignore[misc]
-        replies = gather(network, members, check, limits, log, sleep=sleep).replies
+        order |= {"round": phase, "base": INITIAL, "checkpoints": [INITIAL], "statistics": json.dumps(first)}
+        if deployment.secure_aggregation is None:
+            network.begin(b"", partial(make_order, order), KIND)
+            replies = gather(network, members, check, limits, log, sleep=sleep).replies
+            sums = {name: np.sum([reply.upload[name] for reply in replies.values()], axis=0) for name in form}
+        else:
+            ask = make_ask(network, partial(make_order, order), limits, minimum, log, sleep, KIND)
+            size = LIMBS * int(ends[-1])
+            report, total, _ = gather_sum(ask, members, (), size, "uniform", minimum, 2**31, offered)
+            replies, numbers = report.replies, decode_numbers(total.reshape(-1, LIMBS), len(report.replies))
+            parts = zip(zero.items(), np.split(numbers, ends[:-1]))
+            sums = check_sums({name: values.reshape(a.shape) for (name, a), values in parts})
         members = list(replies)
-        sums[phase] = {name: np.sum([reply.upload[name] for reply in replies.values()], axis=0) for name in form}
-    log(f"statistics: of {len(members)} nodes with {int(sums['first']['count'][-1])} training rows")
-    prepared = prepare(schema, sums["first"], sums["second"])
+        phases.append(sums)
+    log(f"statistics: of {len(members)} nodes with {int(phases[0]['count'][-1])} training rows")
+    prepared = prepare(schema, *phases)
     return json.dumps({name: np.asarray(values).tolist() for name, values in prepared._asdict().items()})
 
 
