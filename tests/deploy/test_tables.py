@@ -25,8 +25,8 @@ from fedoptax.cli.main import read_form  # noqa: E402
 from fedoptax.cli.options import Init  # noqa: E402
 from fedoptax.deploy.config import Deployment  # noqa: E402
 from fedoptax.deploy.rounds import Arrived  # noqa: E402
-from fedoptax.deploy.server import RawReply  # noqa: E402
 from fedoptax.deploy.secure import answer  # noqa: E402
+from fedoptax.deploy.server import RawReply  # noqa: E402
 from fedoptax.deploy.tables import (  # noqa: E402
     answer_statistics,
     build_table_task,
