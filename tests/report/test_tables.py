@@ -2,13 +2,16 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from fedoptax._files import write_json
 from fedoptax.report import final_table, group_runs, load_runs, to_markdown
-from fedoptax.report.curves import QUANTILES, find_client_bands, make_curve
+from fedoptax.report.clients import QUANTILES, find_client_bands, tabulate_clients
+from fedoptax.report.curves import make_curve
 from fedoptax.report.figures import draw_client_bands, draw_clients
 from fedoptax.report.page import list_incomplete, render
 from fedoptax.report.paired import compare_seeds
@@ -207,3 +210,38 @@ def test_quantiles_are_over_clients_and_their_mean_over_seeds(tmp_path: Path) ->
     names = [text.get_text() for text in draw_clients([bands]).axes[0].get_xticklabels()]
     assert names == [f"site {client}" for client in np.argsort(ends)]
     assert len(draw_client_bands([bands]).axes) == 1 and "Clients over rounds" in render(report, {}, tmp_path)
+
+
+def test_a_comparison_is_judged_by_the_metric_that_its_searches_ranked_by(tmp_path: Path) -> None:
+    write_run(tmp_path / "fedadam" / "seed-0", ramp(0.9, 2), primary_metric=None, higher_is_better=False)
+    (judged,) = load_runs(tmp_path)
+    assert judged.metric == "train_loss" and not judged.higher_is_better
+    for metric, column in {"val_accuracy": "test_accuracy", "val_loss": "train_loss"}.items():
+        search = {"rule": {"metric": metric, "higher_is_better": column != "train_loss"}}
+        write_json(tmp_path / "compare.json", {"format": 1, "algorithms": [], "tunings": {"fedadam": search}})
+        (judged,) = load_runs(tmp_path)
+        assert judged.metric == column and judged.higher_is_better == search["rule"]["higher_is_better"]
+
+
+def test_each_client_is_shown_with_its_data_and_its_gain_over_training_alone(tmp_path: Path) -> None:
+    names, means = ["north", "<b>south</b>", "of one class"], {"fedavg": (0.8, 0.6), "local": (0.7, 0.65)}
+    config: dict[str, Any] = {"client_names": names, "positive": [1, "yes"]}
+    config["partition"] = {"sizes": [40, 1000, 9], "label_counts": [[30, 10], [900, 100], [9, 0]]}
+    for algorithm, values in means.items():
+        for seed, shift in enumerate((-0.01, 0.0, 0.01)):
+            run = write_run(tmp_path / f"{algorithm}-{seed}", ramp(0.9, 2), name=algorithm, seed=seed, **config)
+            rows = {
+                "round": [2, 2],
+                "client": [0, 1],
+                "name": names[:2],
+                "accuracy": [value + shift for value in values],
+            }
+            pd.DataFrame(rows).to_parquet(run / "clients.parquet")
+    report = load_report(tmp_path)
+    table = tabulate_clients(report.client_bands).T
+    assert table["north"].tolist() == [
+        "40", "0.250", "0.8000 [0.775, 0.825]", "+0.1000 [0.100, 0.100]", "0.7000 [0.675, 0.725]",
+    ]  # fmt: skip
+    assert table[names[2]].tolist() == ["9", "0.00", "–", "–", "–"]
+    assert table.index[:2].tolist() == ["Training examples", "Share of yes"] and table.columns[0] == names[1]
+    assert "<td>1,000</td><td>0.100</td>" in (page := render(report, {}, tmp_path)) and names[1] not in page

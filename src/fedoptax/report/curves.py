@@ -1,4 +1,4 @@
-"""A metric of a group, and its spread over the clients, over the rounds, as figures and the page draw it."""
+"""A metric of a group over the rounds, as figures and the page draw it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,6 @@ import pandas as pd
 
 from fedoptax.report.groups import Group
 from fedoptax.report.load import CIRCUMSTANCES, COST_COLUMNS
-from fedoptax.storage.history import CLIENTS, column_of, read_clients
-from fedoptax.tasks.metrics import Column
-
-QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)  # of the metric over clients, in the bands of a group
 
 
 @dataclass(frozen=True)
@@ -123,32 +119,3 @@ def axis_limits(curves: Sequence[Curve], log: bool = False) -> tuple[float, floa
         return low / (high / low) ** 0.04, high * (high / low) ** 0.04 if high > low else high * 1.1
     margin = 0.04 * (high - low) or abs(high) * 0.1 or 1.0
     return low - margin, high + margin
-
-
-@dataclass(frozen=True, eq=False)
-class ClientBands:
-    """Quantiles of a metric over the clients of a group, mean over seeds."""
-
-    group: Group
-    metric: str
-    rounds: np.ndarray  # (n,)
-    values: np.ndarray  # (n, quantiles)
-    end: pd.Series  # of each client, by its name or else its number, at the last of these rounds
-
-
-def find_client_bands(groups: Sequence[Group]) -> list[ClientBands]:
-    """Find the bands of each group whose runs recorded the clients' metrics, by the metric that it is judged by."""
-    bands = []
-    for group in groups:
-        judged = Column.parse(group.metric)
-        metric = judged.metric if judged else ""
-        column = column_of(metric)
-        tables = [read_clients(run.path) for run in group.runs if (run.path / CLIENTS).is_file()]
-        tables = [table for table in tables if column in table and len(table)]
-        if tables:
-            parts = [table.groupby("round")[column].quantile(np.array(QUANTILES)).unstack() for table in tables]
-            mean = pd.concat(parts).groupby(level=0).mean()
-            ends = pd.concat([table[table["round"] == table["round"].max()] for table in tables])
-            end = ends.groupby("name" if "name" in ends else "client")[column].mean().dropna()
-            bands.append(ClientBands(group, metric, mean.index.to_numpy(int), mean.to_numpy(float), end))
-    return bands

@@ -17,7 +17,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-from fedoptax.report.curves import AXES, ClientBands, Curve, Metric, axis_limits
+from fedoptax.report.clients import ClientBands
+from fedoptax.report.curves import AXES, Curve, Metric, axis_limits
 from fedoptax.report.load import Run
 from fedoptax.report.partition import SHOWN, Partition
 from fedoptax.report.report import Report

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -93,14 +94,17 @@ def load_runs(path: str | Path) -> list[Run]:
     Raises:
       RunError: there is no run, or one is damaged or of another format.
     """
-    runs = [load_run(folder, command) for folder, mark, command in find_folders(Path(path)) if mark == "config.json"]
+    folders = find_folders(Path(path))
+    runs = [load_run(folder, comparison) for folder, mark, comparison in folders if mark == "config.json"]
     if not runs:
         raise RunError(f"'{Path(path)}' has no run: there is no config.json in it or its subfolders")
     return runs
 
 
-def find_folders(root: Path, command: str | None = None) -> Iterator[tuple[Path, str, str | None]]:
-    """Find run and search folders: each, the file that marks it, and the command line of its comparison.
+def find_folders(
+    root: Path, comparison: Mapping[str, Any] = MappingProxyType({})
+) -> Iterator[tuple[Path, str, Mapping[str, Any]]]:
+    """Find run and search folders: each, the file that marks it, and the record of its comparison, empty without one.
 
     Raises:
       RunError: `root` is no folder, or a comparison in it is damaged.
@@ -109,13 +113,15 @@ def find_folders(root: Path, command: str | None = None) -> Iterator[tuple[Path,
         raise RunError(f"'{root}' is not a folder with runs")
     for mark in ("config.json", "tune.json"):
         if (root / mark).is_file():
-            yield root, mark, command
+            yield root, mark, comparison
             return
-    comparison = read_record(root / "compare.json") if (root / "compare.json").is_file() else {"command": command}
-    command, first = comparison.get("command") or None, list(comparison.get("algorithms") or [])
+    first: list[str] = []
+    if (root / "compare.json").is_file():
+        comparison = read_record(root / "compare.json")
+        first = list(comparison.get("algorithms") or [])
     children = [child for child in root.iterdir() if child.is_dir() and not child.name.startswith(".")]
     for child in sorted(children, key=lambda child: _sort_key(child.name, first)):
-        yield from find_folders(child, command)
+        yield from find_folders(child, comparison)
 
 
 def check_related(root: Path, tasks: Iterable[tuple[Path, str]]) -> None:
@@ -137,8 +143,12 @@ def _sort_key(name: str, first: list[str]) -> tuple[int, list[tuple[int, str]]]:
     return place, [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
-def load_run(folder: Path, command: str | None = None) -> Run:
-    """Load the run in a folder, with a RunError if it is damaged or of another format."""
+def load_run(folder: Path, comparison: Mapping[str, Any] = MappingProxyType({})) -> Run:
+    """Load the run in a folder, with a RunError if it is damaged or of another format.
+
+    Where the searches of its comparison ranked by a metric on validation examples, it is judged by the same on test
+    examples, unless that is the loss.
+    """
     config = read_config(folder)
     rows = read_rows(folder, rounds=len(read_lines(folder)))
     summary: dict[str, Any] = {"status": "running", "rounds_done": len(rows)}
@@ -147,4 +157,8 @@ def load_run(folder: Path, command: str | None = None) -> Run:
     numbers = pd.DataFrame(rows or {"round": []}).drop(columns="worst_client", errors="ignore")
     frame = numbers.apply(pd.to_numeric, errors="coerce").astype(float)
     frame = frame.where(frame.abs() < _LARGEST).astype({"round": int})
-    return Run(folder, config, frame, summary, command or config.get("command") or None)
+    for rule in (search["rule"] for search in (comparison.get("tunings") or {}).values()):
+        metric = (Column.parse(rule["metric"]) or Column("", "loss")).metric
+        if metric != "loss" and (name := str(Column("test", metric))) in frame:
+            config |= {"primary_metric": name, "higher_is_better": rule["higher_is_better"]}
+    return Run(folder, config, frame, summary, comparison.get("command") or config.get("command") or None)

@@ -18,6 +18,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from fedoptax.engine.options import RunOptions, options_of
+from fedoptax.report.clients import tabulate_clients
 from fedoptax.report.curves import axis_limits, find_axes
 from fedoptax.report.groups import Group, title_of
 from fedoptax.report.load import Run
@@ -46,7 +47,7 @@ def render(report: Report, figures: Mapping[str, bytes], folder: Path) -> str:
     filters = (
         style_of, format_setting, metric_title, describe_search, edge_warnings, tabulate_points, table_rows,
         shown_columns, find_axes, introduce, list_facts, list_incomplete, list_environment, caution_about_times,
-        sort_key, title_of,
+        sort_key, title_of, tabulate_clients,
     )  # fmt: skip
     environment.filters |= {function.__name__: function for function in filters}
     environment.filters["link"] = lambda path: relative_link(path, folder)

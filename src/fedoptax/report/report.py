@@ -8,7 +8,8 @@ import pandas as pd
 
 from fedoptax.errors import check_int, check_number
 from fedoptax.experiments.tuning import SearchResult
-from fedoptax.report.curves import ClientBands, Metric, find_client_bands, find_metrics
+from fedoptax.report.clients import ClientBands, find_client_bands
+from fedoptax.report.curves import Metric, find_metrics
 from fedoptax.report.groups import Group, group_runs
 from fedoptax.report.load import Run, check_related, find_folders, load_run, load_runs
 from fedoptax.report.partition import Partition, find_partitions
@@ -47,7 +48,7 @@ def load_report(path: str | Path, target: float | None = None, early: int | None
     if early is not None:
         check_int("early", early)
     searches = load_searches(Path(path))
-    best = [load_run(one.folder, of.search.command or None) for of in searches for one in of.ranked[:BEST_POINTS]]
+    best = [load_run(one.folder, {"command": of.search.command}) for of in searches for one in of.ranked[:BEST_POINTS]]
     is_of_search = bool(best) and all(mark == "tune.json" for _, mark, _ in find_folders(Path(path)))
     runs = best if is_of_search else load_runs(path)
     of_searches = [(result.folder, result.search.task["name"]) for result in searches]

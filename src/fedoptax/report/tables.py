@@ -73,6 +73,7 @@ def _final_row(group: Group, early: int | None) -> Row:
         "algorithm": group.label,
         "problem": group.problem,
         "metric": group.metric,
+        "commonest": (group.config.get("majority") or {}).get(group.metric.removesuffix("_accuracy"), NAN),
         "higher_is_better": group.higher_is_better,
         "seeds": len(group.runs),
         "counted": len(finals),
@@ -328,5 +329,14 @@ def to_markdown(table: pd.DataFrame) -> str:
 
 def to_csv(table: pd.DataFrame) -> str:
     """Write a table as CSV with full precision; `inf` rounds to a target mean that it was not reached."""
-    internal = ["problem", "finals", "earlies", "arrivals", "is_share", "early_p_within_point", "rounds_p_within_point"]
+    internal = [
+        "problem",
+        "commonest",
+        "finals",
+        "earlies",
+        "arrivals",
+        "is_share",
+        "early_p_within_point",
+        "rounds_p_within_point",
+    ]
     return table.drop(columns=internal, errors="ignore").to_csv(index=False, lineterminator="\n")

@@ -32,6 +32,8 @@ def _judge(rows: Sequence[Row]) -> Verdict:
     (leader,) = [row for row in rows if row["standing"]]
     name, metric = leader["algorithm"], metric_words(leader["metric"])
     text = f"{name} has the {leader['standing']} final {metric}, {format_spread(leader['final'], leader['final_std'])}"
+    if math.isfinite(leader["commonest"]):
+        text += f", where the commonest class is {format_number(leader['commonest'])}"
     if any(math.isnan(row["final_std"]) for row in rows):
         why = "Each ran with one seed" if all(row["seeds"] == 1 for row in rows) else "Some ran with one seed"
         return Verdict(name, False, f"{text}. {why}, so how far chance moves these values is unknown.")

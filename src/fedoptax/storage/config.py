@@ -22,13 +22,13 @@ from fedoptax.engine.program import Program
 from fedoptax.engine.sampling import random_settings
 from fedoptax.errors import RunError
 from fedoptax.tasks.metrics import Column
-from fedoptax.tasks.task import Task
+from fedoptax.tasks.task import Task, positive_class
 
 FORMAT = 1
 MAY_CHANGE = {
     "environment", "fedoptax", "trackers", "gradients_per_step", "rates", "metrics", "random", "deployment",
     "paper_weighting", "command",
-    "client_names", "majority",
+    "client_names", "majority", "positive",
 }  # fmt: skip
 """What may change when a run is resumed, besides the options that say so."""
 
@@ -53,6 +53,7 @@ def run_config(
     paper = doc and doc.partition("\n")[0].partition(":")[0]  # the first line of the docstring begins with it
     device = jax.devices()[0]
     split = "val" if task.test is None and task.validation is not None else "test"
+    classes, positive = list(map(str, task.classes or ())), positive_class(task)
     return {
         "format": FORMAT,
         "kind": "run",
@@ -70,6 +71,7 @@ def run_config(
         "metrics": metrics_record(task) if task.test or task.validation else {},
         "higher_is_better": task.higher_is_better,
         "majority": task.majority_rates(),
+        "positive": [positive, classes[positive]] if len(classes) == 2 else None,
         **({"client_names": list(task.client_names)} if task.client_names is not None else {}),
         "partition": partition_record(task),
         "environment": {

@@ -306,9 +306,7 @@ def with_metrics(task: Task, names: str) -> Task:
     labels = task.clients.examples.get(label, np.zeros(0))
     if predict is None or task.classes is None or labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise UsageError(f"metrics '{names}' need a task that predicts classes, and '{task.name}' does not")
-    positive = int(2 * np.count_nonzero(labels) <= len(labels))
-    if (stated := task.inputs.get("positive")) is not None:
-        positive = list(task.classes).index(stated)
+    positive = positive_class(task)
 
     def more(params: Tree, batch: Any) -> dict[str, Any]:
         outputs, values = predict(params, batch), metrics(params, batch)
@@ -317,6 +315,14 @@ def with_metrics(task: Task, names: str) -> Task:
         return values | (confusion(outputs, batch[label], names) if "confusion" in chosen else {})
 
     return replace(task, metrics=more, spec={**task.spec, "metrics": names})
+
+
+def positive_class(task: Task) -> int:
+    """Return which class of two is the positive one: as a table's schema says, else the rarer in training."""
+    if (stated := task.inputs.get("positive")) is not None:
+        return list(task.classes or ()).index(stated)
+    labels = task.clients.examples.get(task.label or "", ())
+    return int(2 * np.count_nonzero(labels) <= len(labels))
 
 
 def check_task(task: Any) -> None:
