@@ -4,15 +4,18 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.supercore.inflatable import inflatable_utils
 
 from federations import wait_until
 from fedoptax.deploy import worker
+from fedoptax.deploy.supernode import shorten_backoff
 
 APP = """
 import os
@@ -158,3 +161,20 @@ def test_flowers_programs_are_forked_from_one_process_until_it_ends(tmp_path: Pa
     done = subprocess.run([sys.executable, "-c", FORKS], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("None b'exec\\n'\nno fork\n", "")
     assert (tmp_path / "outer").exists() and (tmp_path / "inner").read_text() == "True"
+
+
+def test_an_object_that_is_not_there_yet_is_pulled_again_after_a_tenth_of_a_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    of_flower = inflatable_utils.pull_objects
+    monkeypatch.setattr(of_flower, "__kwdefaults__", dict(of_flower.__kwdefaults__))
+    answers = iter([None, b"content"])
+
+    def pull(name: str) -> bytes:
+        if (content := next(answers)) is None:
+            raise inflatable_utils.ObjectUnavailableError(name)
+        return content
+
+    shorten_backoff()
+    begun = time.monotonic()
+    assert of_flower(["name"], pull) == {"name": b"content"} and time.monotonic() - begun < 0.7

@@ -25,6 +25,7 @@ from fedoptax.deploy.rounds import Arrived, Limits, MakeOrder
 from fedoptax.deploy.run import run_deployment
 from fedoptax.deploy.secure import Contribute, answer, code_upload, threshold
 from fedoptax.deploy.server import RawReply
+from fedoptax.deploy.supernode import shorten_backoff
 from fedoptax.deploy.tables import answer_statistics, build_table_task, code_statistics, read_own
 from fedoptax.deploy.wire import REASON, WireError, shown
 from fedoptax.deploy.worker import end_after_reply
@@ -46,6 +47,7 @@ def server_app() -> ServerApp:
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         use_cache(0.0)
+        shorten_backoff()
         flower_log.propagate = False  # JAX's libraries give the root logger a handler: every line came twice
         deployment = from_table(context.run_config)
         if not deployment.nodes:

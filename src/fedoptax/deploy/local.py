@@ -180,7 +180,6 @@ class LocalFederation:
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{ours.get('PATH', '')}",
             "FLWR_HOME": str(home),
             "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
             "PYTHONUNBUFFERED": "1",
         }
 

@@ -49,8 +49,8 @@ from fedoptax.storage.history import Row, read_lines
 from fedoptax.tasks.metrics import Column
 from fedoptax.tasks.task import Task, jit
 
-# Times a message, measured with 60 MB and 3 nodes: at the server for each node of a cohort, and at a node.
-MEMORY, NODE_MEMORY = 8, 13
+# Times a message, measured (results/network.md): at the server, there for each node of a cohort, and at a node.
+MEMORY, MEMORY_OF_REPLY, NODE_MEMORY = 5, 8, 13
 MOST_EXAMPLES = 10**9  # that a client may claim where nothing tells how many it can have
 
 
@@ -236,7 +236,8 @@ class NetworkRounds(Rounds):
             write_atomically(self._file, b"".join(lines))
             self._bound = replace(self._bound, **(json.loads(lines[-1]).get("learned", {}) if lines else {}))
         size = 1e-6 * max(self.program.bytes_down, self.program.bytes_up)
-        server, node = (1 + times * size / 1000 for times in (MEMORY * self.plan.cohort_size, NODE_MEMORY))
+        at_server = MEMORY + MEMORY_OF_REPLY * self.plan.cohort_size
+        server, node = (1 + times * size / 1000 for times in (at_server, NODE_MEMORY))
         need = f"the server needs about {server:.0f} GB of memory, a node {node:.0f} GB"
         self._log(f"one message holds {size:,.2f} MB; {need}")
         wait_for_nodes(self._network, self.task.clients.num_clients, self._limits, self._log, sleep=sleep)
