@@ -11,6 +11,7 @@ from fedoptax.storage.history import read_rows
 
 READINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "v of the device": ("fedlamb", {"lr": 0.01, "second_moment": "device", "gradient": "start"}),
+    "one corrected gradient": ("fedlamb", {"lr": 0.01, "b2": 0.5, "gradient": "once", "bias_correction": "both"}),
     "corrected momentum": ("local_amsgrad", {"lr": 0.001, "momentum": "reset", "bias_correction": "momentum"}),
     "AdaGrad-Norm from one batch": ("fafed", {"lr": 0.02, "adaptive": "adagrad_norm", "initial_batches": 1}),
     "global adaptive rate": ("fafed", {"lr": 0.02, "adaptive": "global"}),
