@@ -300,8 +300,8 @@ def _divide_rows(rows: Tree, data: EvaluationData, counts: np.ndarray | None) ->
     if data.owners is None or counts is None:
         return jax.tree.map(lambda a: a[None], Rows(rows, mask))
     order = jnp.argsort(jnp.where(mask, data.owners.reshape(-1), len(counts)))
-    place, size = jnp.arange(counts.max()), jnp.asarray(counts)[:, None]
-    chosen = order.at[jnp.cumsum(size)[:, None] - size + place].get(mode="clip")
+    place, size = np.arange(counts.max()), np.asarray(counts)[:, None]
+    chosen = order.at[np.cumsum(size)[:, None] - size + place].get(mode="clip")
     return Rows(jax.tree.map(lambda a: a[chosen], rows), place < size)
 
 
@@ -309,8 +309,11 @@ def _total(sums: Sums) -> Sums:
     """Return the sums, or all rows and their mask, of all owners together."""
 
     def merge(tree: Tree) -> Tree:
-        is_rows = isinstance(tree, Rows)
-        return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]) if is_rows else jnp.sum(a, axis=0), tree)
+        if not isinstance(tree, Rows):
+            return jax.tree.map(partial(jnp.sum, axis=0), tree)
+        is_known = isinstance(tree.mask, np.ndarray)  # then without the padding, of which unequal owners have much
+        places = np.flatnonzero(tree.mask) if is_known else slice(None)
+        return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[places], tree)
 
     return {name: merge(tree) for name, tree in sums.items()}
 
