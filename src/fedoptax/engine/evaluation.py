@@ -28,7 +28,7 @@ class Rows(NamedTuple):
     """The rows (owners, n, …) of a collected metric, and which of them count, (owners, n)."""
 
     values: Tree
-    mask: jax.Array
+    mask: jax.Array | np.ndarray
 
 
 class EvaluationData(NamedTuple):
