@@ -21,7 +21,7 @@ def quick_runs() -> Iterator[None]:
     build, made = Deployment.build_algorithm, dict[str, FedAlgorithm]()
 
     def build_once(deployment: Deployment, change: Any = None) -> FedAlgorithm:
-        key = repr((deployment.algorithm, deployment.hyperparameters, deployment.compress))
+        key = repr((deployment.algorithm, deployment.hyperparameters, deployment.wrappers))
         if change is not None or deployment.privacy:  # whose noise is drawn anew
             return build(deployment, change)
         return made.get(key) or made.setdefault(key, build(deployment))

@@ -29,6 +29,7 @@ from federations import (
     task_of,
 )  # fmt: skip
 from fedoptax._files import read_json
+from fedoptax.deploy.client import Order
 from fedoptax.deploy.evaluation import NodeEvaluation, evaluate_client
 from fedoptax.deploy.rounds import Arrived
 from fedoptax.deploy.run import run_deployment
@@ -175,6 +176,16 @@ def test_nodes_that_evaluate_their_own_examples_find_what_the_server_does(tmp_pa
     assert read_json(tmp_path / "some" / "config.json")["primary_metric"] == "nodes_accuracy"
 
 
+def test_nodes_evaluate_with_their_personal_parameters(tmp_path: Path) -> None:
+    given = small_deployment(tmp_path / "run", "fedavg", eval_fraction=1.0, personal="*kernel")
+    run_in_memory(given)
+    options: dict[str, Any] = {"rounds": 3, "cohort_size": 2, "batch_size": 50, "seed": 3, "mesh": 1}
+    simulated = fx.run(task_of(), given.build_algorithm(), **options).history
+    rows = read_rows(tmp_path / "run", 3)
+    assert [row["nodes_accuracy"] for row in rows] == pytest.approx(simulated.column("test_accuracy"), abs=1e-6)
+    assert rows[-1]["nodes_accuracy"] != rows[-1]["test_accuracy"]
+
+
 def test_nodes_send_bins_and_the_pooled_area_is_within_its_bound(tmp_path: Path) -> None:
     given = small_deployment(tmp_path / "run", rounds=1, eval_fraction=1.0)
     task, sent = fx.with_metrics(task_of(), "auroc,f1"), []
@@ -183,7 +194,8 @@ def test_nodes_send_bins_and_the_pooled_area_is_within_its_bound(tmp_path: Path)
         def send(self, partitions: Sequence[int]) -> Mapping[int, int]:
             if self._kind != "evaluate":
                 return super().send(partitions)
-            sent.extend(evaluate_client(task, i, self._arrays) for i in partitions)
+            with_area = [replace(self.clients[i], task=task) for i in partitions]
+            sent.extend(evaluate_client(one, self._arrays, Order.read(self._order(0)), tmp_path) for one in with_area)
             self._due = [Arrived(i, f"node-{i}", reply, 1) for i, reply in zip(partitions, sent)]
             return dict.fromkeys(partitions, 1)
 

@@ -1,6 +1,7 @@
 """`text:PATH`: what is learned of conversations, prompts and texts; adapters beside a frozen base."""
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,18 @@ def test_only_responses_are_learned(folder: Path) -> None:
     assert packed["x"].shape == (2, 4) and (packed["y"] != IGNORED).sum() == 8, (
         "9 tokens with two ends, one after the other"
     )
+
+
+def test_texts_are_tokenised_once_until_they_change(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = load(folder).clients.examples["x"]
+    with monkeypatch.context() as patch:
+        patch.setattr(TextTokenizer, "encode", None)
+        np.testing.assert_array_equal(load(folder).clients.examples["x"], first)
+        with pytest.raises(TypeError):
+            load(folder, context=39)
+        os.utime(folder / "talk.jsonl", (0, 0))
+        with pytest.raises(TypeError):
+            load(folder)
 
 
 def test_clients_of_every_kind_of_file(folder: Path, tmp_path: Path) -> None:

@@ -181,17 +181,28 @@ class Client:
         """
         client_form, message_form = forms(self.task, self.algorithm)
         message, has_state = unpack(arrays, message_form), bool(jax.tree.leaves(client_form))
-        states, is_first = StateFolder(root, order.experiment, self.partition), order.base == INITIAL
-        state = None if is_first or not has_state else states.read(order.base, client_form)
-        is_lost = state is None and has_state and not is_first
-        if state is None:
-            state = initial_state(self.task, self.algorithm)(np.uint32(self.seed))
+        state, is_lost = self._read_state(order, root)
         begun = time.perf_counter()
         upload, new_state, loss, size = self.train(message, state, order.round)
         numbers = {"num-examples": size, "train-loss": loss, "train-seconds": time.perf_counter() - begun}
         if has_state:
-            states.write(order.round, new_state)
+            StateFolder(root, order.experiment, self.partition).write(order.round, new_state)
         return upload, {**numbers, "state-lost": int(is_lost)}
+
+    def own_params(self, params: Tree, order: Order, root: Path) -> Tree:
+        """Return the server's parameters with the client's personal ones in their places, if it has such."""
+        if self.algorithm.client_params is None:
+            return params
+        return self.algorithm.client_params(self.algorithm.init(params), self._read_state(order, root)[0])
+
+    def _read_state(self, order: Order, root: Path) -> tuple[Tree, bool]:
+        """Return the state after the round `order.base`, and whether it was lost; the initial one takes its place."""
+        form = forms(self.task, self.algorithm)[0]
+        is_kept = bool(jax.tree.leaves(form)) and order.base != INITIAL
+        state = StateFolder(root, order.experiment, self.partition).read(order.base, form) if is_kept else None
+        if state is None:
+            return initial_state(self.task, self.algorithm)(np.uint32(self.seed)), is_kept
+        return state, False
 
     def train(self, message: Tree, state: Tree, round: int) -> tuple[Tree, Tree, float, int]:
         """Do the local work of a round; a subclass may do it in another way.

@@ -8,6 +8,7 @@ import math
 import random
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ import numpy as np
 
 from fedoptax._files import finite_or_none
 from fedoptax.algorithm import Tree
+from fedoptax.deploy.client import Client, Order
 from fedoptax.deploy.config import Deployment
 from fedoptax.deploy.rounds import Limits, Log, MakeOrder, Network, NoQuorum, RoundReport, Sleep, gather
 from fedoptax.deploy.server import RawReply, Reply, check_count
@@ -71,15 +73,16 @@ def _sums(task: Task) -> Any:
     return jit(task, lambda params, data: sum_metrics(task, params, data))
 
 
-def evaluate_client(task: Task, partition: int, arrays: bytes) -> RawReply:
-    """Return a node's sums and counts for the parameters in a message.
+def evaluate_client(client: Client, arrays: bytes, order: Order, root: Path) -> RawReply:
+    """Return a node's sums and counts for the parameters in a message, with its personal ones in their places.
 
     Raises:
       WireError: the message does not hold parameters of the task.
       RunError: the node has no test examples.
     """
-    node_task = restrict_test(of_sums(task), partition)
-    params = unpack(arrays, jax.eval_shape(task.init, jax.random.key(0)))
+    node_task = restrict_test(of_sums(client.task), client.partition)
+    params = unpack(arrays, jax.eval_shape(client.task.init, jax.random.key(0)))
+    params = client.own_params(params, order, root)
     sums = _sums(node_task)(params, evaluation_data(node_task)["test"])
     return RawReply(pack(jax.device_get(sums)), {"num-examples": len(next(iter((node_task.test or {}).values())))})
 

@@ -152,7 +152,7 @@ def client_app(make_client: MakeClient = default_client) -> ClientApp:
         arrays, order = accept(message, context)
         if (first := order.get("statistics")) is None:
             _, client = load(context, order)
-            return reply(message, evaluate_client(client.task, client.partition, arrays))
+            return reply(message, evaluate_client(client, arrays, Order.read(order), _state_dir(context)))
         settings, file = frozenset(context.run_config.items()), context.node_config.get("data-file")
         deployment, source = load_table(settings, file)
         if deployment.secure_aggregation is None:

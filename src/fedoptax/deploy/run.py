@@ -192,6 +192,9 @@ class NetworkRounds(Rounds):
         if (epsilon := self._algorithm.epsilon) is not None:
             spent = epsilon(done + 1, self.plan.cohort_size, self.task.clients.num_clients)
             row["epsilon"] = finite_or_none(float(spent))
+        self.server, accepted = update.server, np.array(self._accepted)
+        accepted[list(report.replies)] = done
+        self._put(accepted)
         evaluation, signal = RoundReport(), stop()
         if self._evaluation is not None:
             columns, evaluation, later = self._evaluate_nodes(self._evaluation, done, update.server)
@@ -199,9 +202,6 @@ class NetworkRounds(Rounds):
         self._bound = self._bound.learn(report.replies if report.mean is None else {0: Reply(*report.mean, 1)})
         report.seconds["evaluating"] = time.perf_counter() - begun - sum(report.seconds.values())
         self._write(done + 1, cohort, report, evaluation)
-        self.server, accepted = update.server, np.array(self._accepted)
-        accepted[list(report.replies)] = done
-        self._put(accepted)
         left_out = f", {len(cohort) - count} left out" if count < len(cohort) else ""
         self._log(f"round {done + 1} of {total}: train_loss {update.loss:.4g}{left_out}")
         return Step([row], Status.INTERRUPTED) if signal and done + 1 < total else Step([row])

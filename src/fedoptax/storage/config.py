@@ -2,8 +2,10 @@
 
 import inspect
 import platform
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,7 @@ def run_config(
         "environment": {
             "python": platform.python_version(),
             "jax": jax.__version__,
+            **{name: version(name) for name in ("torch", "transformers", "peft") if name in sys.modules},
             "device": f"{device.platform}: {device.device_kind} x {jax.device_count()}",
             "system": f"{platform.system()} {platform.machine()}",
         },

@@ -1,5 +1,6 @@
 """A pretrained language model on your own texts: `text:PATH`, trained in full or by adapters on a frozen base."""
 
+import hashlib
 import os
 from pathlib import Path
 from zlib import crc32
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedoptax.algorithm import Tree, nbytes
+from fedoptax.data.cache import ArrayWriter, cached
 from fedoptax.data.federated import FederatedData
 from fedoptax.data.text import IGNORED, TextTokenizer, as_sequences, read_texts
 from fedoptax.errors import DataError, UsageError, check_int
@@ -127,12 +129,29 @@ def with_adapters(
 def read_clients(
     path: Path, folder: Path, context: int, options: TaskOptions
 ) -> tuple[FederatedData, np.ndarray, dict[str, np.ndarray] | None]:
-    """Return the clients' sequences, and the test sequences with their owners: `test_fraction` of each client's."""
-    tokenizer, texts = TextTokenizer.read(folder), read_texts(path, options.client_column or "client")
-    names = list(texts)[: options.num_clients]
-    sequences = [as_sequences(texts[name], tokenizer, context) for name in names]
-    if not (sequences := [arrays for arrays in sequences if len(arrays["x"])]):
-        raise DataError(f"{path} has no token in the loss within {context} tokens (context)")
-    clients, share = FederatedData.from_clients(sequences), options.test_fraction
+    """Return the clients' sequences, and the test sequences with their owners: `test_fraction` of each client's.
+
+    The tokens are cached, see `fedoptax.data.cache`.
+    """
+    column = options.client_column or "client"
+    files = sorted(path.rglob("*.txt")) if path.is_dir() else [path]
+    files += [folder / name for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")]
+
+    def build(writer: ArrayWriter) -> None:
+        tokenizer, is_empty = TextTokenizer.read(folder), True
+        for client, examples in enumerate(read_texts(path, column).values()):
+            sequences = as_sequences(examples, tokenizer, context)
+            is_empty &= not len(sequences["x"])
+            for name, rows in {**sequences, "client": np.full(len(sequences["x"]), client, np.int32)}.items():
+                writer.append(name, rows)
+        if is_empty:
+            raise DataError(f"{path} has no token in the loss within {context} tokens (context)")
+
+    key = hashlib.sha256(f"{column} {context}".encode()).hexdigest()[:8]
+    arrays = cached(f"tokens-{key}", [file for file in files if file.exists()], 1, build)
+    end = len(arrays["client"]) if options.num_clients is None else arrays["client"].searchsorted(options.num_clients)
+    sizes, share = np.unique(arrays["client"][:end], return_counts=True)[1], options.test_fraction
+    examples = {name: np.asarray(arrays[name][:end]) for name in ("x", "y")}
+    clients = FederatedData(examples, np.concatenate([[0], np.cumsum(sizes)]))
     left, held_out, owners = clients.split(0.1 if share is None else share, options.seed)
     return (left, owners, held_out) if len(owners) else (clients, owners, None)
