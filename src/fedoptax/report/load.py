@@ -100,7 +100,7 @@ def load_runs(path: str | Path) -> list[Run]:
 def find_folders(
     root: Path, comparison: Mapping[str, Any] = MappingProxyType({})
 ) -> Iterator[tuple[Path, str, Mapping[str, Any]]]:
-    """Find run and search folders: each, the file that marks it, and the record of its comparison, empty without one."""
+    """Find run and search folders: each, the file that marks it, and the record of its comparison, else nothing."""
     if not root.is_dir():
         raise RunError(f"'{root}' is not a folder with runs")
     for mark in ("config.json", "tune.json"):
