@@ -99,10 +99,11 @@ def evaluate(
         values = metric_values(task, _total(sums))
         columns |= {str(Column(part, name)): value for name, value in values.items()}
         if part == part_by_client(task) and values:
-            name, *by_client = client_values(task, sums)
-            columns |= {str(Column("client", name, what)): value for what, value in summarize(*by_client).items()}
+            name, by_client, higher = client_values(task, sums)
+            summary = summarize(by_client, higher)
+            columns |= {str(Column("client", name, what)): value for what, value in summary.items()}
             if task.client_names is not None:
-                columns[WORST] = worst_client(*by_client)
+                columns[WORST] = worst_client(by_client, higher)
     if is_stacked and not columns:
         raise UsageError(f"task '{task.name}' must have test or validation examples of clients that train")
     return columns

@@ -70,9 +70,10 @@ def personalize(task: Task, params: Tree, plan: Plan, text: str, key: jax.Array)
     for when, sums in zip(
         ("before", "after"), jax.tree.map(lambda a: jnp.asarray(np.asarray(a)[: len(clients)]), both)
     ):
-        metric, *by_client = client_values(task, sums)
+        metric, by_client, higher = client_values(task, sums)
         result["metric"] = str(Column(part, metric))
-        result[when] = {name: finite_or_none(float(value)) for name, value in summarize(*by_client).items()}
+        summary = summarize(by_client, higher)
+        result[when] = {name: finite_or_none(float(value)) for name, value in summary.items()}
     return result
 
 

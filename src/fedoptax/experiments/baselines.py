@@ -77,8 +77,8 @@ def pool(task: Task, options: RunOptions) -> tuple[Task, RunOptions]:
     """Return the task of one client that holds all examples, with the local steps of a whole cohort in each round."""
     steps = np.ceil(task.clients.sizes / options.batch_size).mean() * options.local_epochs
     steps = options.cohort_size * (steps if options.local_steps is None else options.local_steps)
-    changes = {"cohort_size": 1, "local_steps": max(1, round(steps)), "mesh": 1, "secure_aggregation": None}
-    return _pool_examples(task), replace(options, **changes)
+    steps = max(1, round(steps))
+    return _pool_examples(task), replace(options, cohort_size=1, local_steps=steps, mesh=1, secure_aggregation=None)
 
 
 @lru_cache(maxsize=4)

@@ -197,8 +197,8 @@ def run_comparison(
         makers = {name: tuning.PointMaker(name, values[name], options) for name in names}
         for seed, name in product(comparison.seeds, names):  # so that one that is stopped has all algorithms early
             about = {**options, "seed": seed, "rates": comparison.rates.get(name, "")}
-            arguments = name, {}, _run_folder(out, name, seed), about
-            jobs.append(Job(tuning.run_point, arguments, rounds, f"{name}, seed {seed}"))
+            folder = _run_folder(out, name, seed)
+            jobs.append(Job(tuning.run_point, (name, {}, folder, about), rounds, f"{name}, seed {seed}"))
         with bar("comparison", len(jobs) * rounds, enabled=progress, each=rounds) as update:
             summaries = run_jobs(task, makers, jobs, out, update, executor)
         diverged += [summary["message"] for summary in summaries if summary["status"] == "diverged"]
