@@ -22,14 +22,10 @@ READ = "(read)"  # in place of the file in the row about reading the whole data 
 
 
 class Row(NamedTuple):
-    """The state of one file below the data set's folder, or of the whole data set (`READ`).
-
-    `status` is `"ok"`, `"unverified"` (it is there, but no hash of it is known), `"differs"` (from what was published),
-    `"missing"`, or `"broken"` (it cannot be read).
-    """
+    """The state of one file below the data set's folder, or of the whole data set (`READ`)."""
 
     file: str
-    status: str
+    status: str  # ok; unverified, without a known hash; differs from what was published; missing; broken, not readable
     detail: str
 
 
